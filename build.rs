@@ -22,15 +22,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
 
     let mut compiler = protox::Compiler::new(["proto"])?;
-    compiler
-        .include_imports(true)
-        .include_source_info(true)
-        .open_files(FILES)?;
+    compiler.include_imports(true).include_source_info(true).open_files(FILES)?;
     // Encoded by protox and not by prost, whose descriptor types drop custom options.
-    fs::write(
-        out_dir.join("jig.v1.bin"),
-        compiler.encode_file_descriptor_set(),
-    )?;
+    fs::write(out_dir.join("jig.v1.bin"), compiler.encode_file_descriptor_set())?;
     tonic_prost_build::configure()
         .bytes(".")
         // Of one order, so that what is asked twice is encoded alike.

@@ -35,10 +35,7 @@ impl FromStr for Address {
     type Err = InvalidAddress;
 
     fn from_str(address: &str) -> Result<Self, InvalidAddress> {
-        let invalid = |problem| InvalidAddress {
-            address: address.to_owned(),
-            problem,
-        };
+        let invalid = |problem| InvalidAddress { address: address.to_owned(), problem };
         if let Some(rest) = address.strip_prefix("unix:") {
             // `unix://host/path` names another machine's socket, which there is no way to reach.
             let path = match rest.strip_prefix("//") {
@@ -64,9 +61,7 @@ impl FromStr for Address {
             }
             Some(_) => return Err(invalid(FORMS)),
         };
-        let uri: Uri = format!("http://{authority}")
-            .parse()
-            .map_err(|_| invalid(FORMS))?;
+        let uri: Uri = format!("http://{authority}").parse().map_err(|_| invalid(FORMS))?;
         if uri.authority().is_none_or(|found| found != authority) {
             return Err(invalid(FORMS));
         }

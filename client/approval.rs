@@ -30,13 +30,8 @@ impl Client {
     ) -> Result<ApprovalEvents, CallError> {
         let deadline = self.deadline();
         let mut approvals = self.approvals();
-        let events = deadline
-            .keep(approvals.watch_approvals(self.with_context(request)))
-            .await?;
-        Ok(ApprovalEvents {
-            events: events.into_inner(),
-            deadline,
-        })
+        let events = deadline.keep(approvals.watch_approvals(self.with_context(request))).await?;
+        Ok(ApprovalEvents { events: events.into_inner(), deadline })
     }
 }
 

@@ -76,19 +76,7 @@ pub(crate) enum Command {
 
 /// The commands as `jig --help` lists them.
 const GROUPS: [(&str, &[&str]); 4] = [
-    (
-        "Run",
-        &[
-            "run",
-            "exec",
-            "attach",
-            "ps",
-            "kill",
-            "last",
-            "artifacts",
-            "artifact",
-        ],
-    ),
+    ("Run", &["run", "exec", "attach", "ps", "kill", "last", "artifacts", "artifact"]),
     (
         "Files",
         &[
@@ -124,9 +112,7 @@ pub(crate) fn command() -> clap::Command {
         about.map(ToString::to_string).unwrap_or_default()
     };
     let groups = GROUPS.iter().map(|(title, names)| {
-        let lines = names
-            .iter()
-            .map(|name| format!("  {name:<12} {}\n", about(name)));
+        let lines = names.iter().map(|name| format!("  {name:<12} {}\n", about(name)));
         format!("{title}:\n{}\n", lines.collect::<String>())
     });
     let groups: String = groups.collect();
@@ -239,10 +225,7 @@ impl Arguments {
 impl Unparsed {
     /// What was meant, although the rest could not be understood.
     fn new(error: clap::Error, words: &[OsString]) -> Self {
-        let matches = command()
-            .ignore_errors(true)
-            .try_get_matches_from(words)
-            .ok();
+        let matches = command().ignore_errors(true).try_get_matches_from(words).ok();
         let subcommand = matches.as_ref().and_then(ArgMatches::subcommand_name);
         // It has no value, not even its default, where an environment variable is invalid.
         let is_set =
@@ -310,11 +293,7 @@ mod tests {
     fn help_lists_each_command_once() {
         let all = Arguments::command();
         let mut known: Vec<_> = all.get_subcommands().map(clap::Command::get_name).collect();
-        let mut listed: Vec<_> = GROUPS
-            .iter()
-            .flat_map(|(_, names)| *names)
-            .copied()
-            .collect();
+        let mut listed: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
         known.sort_unstable();
         listed.sort_unstable();
         assert_eq!(listed, known);

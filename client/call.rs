@@ -58,10 +58,7 @@ impl Client {
     /// The same connection, for calls that are not the one that its request id is for.
     #[must_use]
     pub fn without_request_id(&self) -> Self {
-        Self {
-            channel: self.channel.clone(),
-            context: self.context.without_request_id(),
-        }
+        Self { channel: self.channel.clone(), context: self.context.without_request_id() }
     }
 
     /// Reads an artifact, part by part.
@@ -76,10 +73,8 @@ impl Client {
         let mut artifacts = self.artifacts();
         let deadline = Deadline::after(self.context.deadline);
         let next_offset = request.offset;
-        let parts = deadline
-            .keep(artifacts.read_artifact(self.with_context(request)))
-            .await?
-            .into_inner();
+        let parts =
+            deadline.keep(artifacts.read_artifact(self.with_context(request))).await?.into_inner();
         Ok(ArtifactParts::new(parts, deadline, next_offset))
     }
 
@@ -112,10 +107,7 @@ impl Client {
     pub async fn get_info(&self) -> Result<GetInfoResponse, CallError> {
         let mut daemon = DaemonServiceClient::new(self.channel.clone())
             .max_decoding_message_size(LARGEST_ANSWER);
-        self.unary(GetInfoRequest {}, |request| async move {
-            daemon.get_info(request).await
-        })
-        .await
+        self.unary(GetInfoRequest {}, |request| async move { daemon.get_info(request).await }).await
     }
 
     /// Asks whether the daemon (`""`), or one of its services (`jig.v1.ToolService`), answers
@@ -128,12 +120,9 @@ impl Client {
         &self,
         service: impl Into<String>,
     ) -> Result<ServingStatus, CallError> {
-        let request = HealthCheckRequest {
-            service: service.into(),
-        };
+        let request = HealthCheckRequest { service: service.into() };
         let channel = self.channel.clone();
-        self.unary(request, |request| health::check(channel, request))
-            .await
+        self.unary(request, |request| health::check(channel, request)).await
     }
 
     pub(super) async fn unary<Message, Answer, Sent>(

@@ -121,21 +121,15 @@ impl TryFrom<Options> for Context {
             let Some(text) = text else {
                 return Ok::<(), ConnectError>(());
             };
-            let mut value =
-                AsciiMetadataValue::try_from(text).map_err(|_| ConnectError::Option {
-                    option,
-                    problem: "it must be printable ASCII",
-                })?;
+            let mut value = AsciiMetadataValue::try_from(text).map_err(|_| {
+                ConnectError::Option { option, problem: "it must be printable ASCII" }
+            })?;
             // Keeps the key out of HPACK's tables and of what `Debug` prints.
             value.set_sensitive(name == "authorization");
             metadata.push((AsciiMetadataKey::from_static(name), value));
             Ok(())
         };
-        add(
-            "authorization",
-            "key",
-            options.key.map(|key| format!("Bearer {key}")),
-        )?;
+        add("authorization", "key", options.key.map(|key| format!("Bearer {key}")))?;
         add("jig-workspace", "workspace's name", options.workspace)?;
         add("jig-session", "session's name", options.session)?;
         add("traceparent", "traceparent", options.traceparent)?;
@@ -158,10 +152,7 @@ impl Context {
     pub(super) fn without_request_id(&self) -> Self {
         let metadata = self.metadata.iter();
         let others = metadata.filter(|(key, _)| key.as_str() != REQUEST_ID);
-        Self {
-            metadata: others.cloned().collect(),
-            deadline: self.deadline,
-        }
+        Self { metadata: others.cloned().collect(), deadline: self.deadline }
     }
 }
 
@@ -191,9 +182,7 @@ pub(super) async fn connect(
     // Not the endpoint's own time-out, which covers the socket alone and not the handshake.
     match tokio::time::timeout(timeout, connecting).await {
         Ok(connected) => connected,
-        Err(_) => Err(ConnectError::TimedOut {
-            address: address.clone(),
-        }),
+        Err(_) => Err(ConnectError::TimedOut { address: address.clone() }),
     }
 }
 
@@ -230,15 +219,12 @@ fn explain(address: &Address, error: &(dyn StdError + 'static)) -> ConnectError 
     let Some(cause) = causes().find_map(|cause| cause.downcast_ref::<io::Error>()) else {
         return ConnectError::Failed {
             address,
-            problem: causes()
-                .last()
-                .map_or_else(String::new, ToString::to_string),
+            problem: causes().last().map_or_else(String::new, ToString::to_string),
         };
     };
     // `io::Error` cannot be cloned; its code says the same.
-    let source = cause
-        .raw_os_error()
-        .map_or_else(|| cause.kind().into(), io::Error::from_raw_os_error);
+    let source =
+        cause.raw_os_error().map_or_else(|| cause.kind().into(), io::Error::from_raw_os_error);
     #[expect(clippy::wildcard_enum_match_arm, reason = "ErrorKind is open")]
     match cause.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -246,10 +232,7 @@ fn explain(address: &Address, error: &(dyn StdError + 'static)) -> ConnectError 
         }
         io::ErrorKind::PermissionDenied => ConnectError::PermissionDenied { address, source },
         io::ErrorKind::TimedOut => ConnectError::TimedOut { address },
-        _ => ConnectError::Failed {
-            address,
-            problem: cause.to_string(),
-        },
+        _ => ConnectError::Failed { address, problem: cause.to_string() },
     }
 }
 
@@ -273,19 +256,13 @@ mod tests {
             .iter()
             .map(|(key, value)| (key.as_str(), value.to_str().unwrap()))
             .collect();
-        assert_eq!(
-            metadata,
-            [("authorization", "Bearer k"), ("jig-session", "s")]
-        );
+        assert_eq!(metadata, [("authorization", "Bearer k"), ("jig-session", "s")]);
         assert_eq!(context.deadline, Some(LONGEST_DEADLINE));
     }
 
     #[test]
     fn the_key_is_not_shown() {
-        let options = Options {
-            key: Some("geheim".into()),
-            ..Options::default()
-        };
+        let options = Options { key: Some("geheim".into()), ..Options::default() };
         assert!(!format!("{options:?}").contains("geheim"));
         assert!(!format!("{:?}", Context::try_from(options).unwrap()).contains("geheim"));
     }
@@ -293,18 +270,9 @@ mod tests {
     #[test]
     fn what_cannot_be_sent_is_refused() {
         for options in [
-            Options {
-                key: Some("a\nb".into()),
-                ..Options::default()
-            },
-            Options {
-                workspace: Some("\u{7f}".into()),
-                ..Options::default()
-            },
-            Options {
-                deadline: Some(Duration::ZERO),
-                ..Options::default()
-            },
+            Options { key: Some("a\nb".into()), ..Options::default() },
+            Options { workspace: Some("\u{7f}".into()), ..Options::default() },
+            Options { deadline: Some(Duration::ZERO), ..Options::default() },
         ] {
             assert!(Context::try_from(options).is_err());
         }
@@ -327,10 +295,7 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut preface = [0; 24];
             stream.read_exact(&mut preface).await.unwrap();
-            stream
-                .write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
-                .await
-                .unwrap();
+            stream.write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]).await.unwrap();
             let (mut of_stream, mut of_connection) = (DEFAULT_WINDOW, DEFAULT_WINDOW);
             while of_connection == DEFAULT_WINDOW {
                 let mut head = [0; 9];
@@ -353,10 +318,7 @@ mod tests {
             (of_stream, of_connection)
         };
         let (_connected, (of_stream, of_connection)) = tokio::join!(connecting, reading);
-        assert!(
-            of_connection / of_stream >= 16,
-            "{of_connection} for streams of {of_stream}"
-        );
+        assert!(of_connection / of_stream >= 16, "{of_connection} for streams of {of_stream}");
     }
 
     #[tokio::test]
@@ -372,13 +334,8 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_listens() {
-        let error = connect(&"unix:/nowhere/jig.sock".parse().unwrap(), None)
-            .await
-            .unwrap_err();
-        assert!(
-            matches!(error, ConnectError::NothingListens { .. }),
-            "{error:?}"
-        );
+        let error = connect(&"unix:/nowhere/jig.sock".parse().unwrap(), None).await.unwrap_err();
+        assert!(matches!(error, ConnectError::NothingListens { .. }), "{error:?}");
         assert!(error.to_string().contains("jig serve"), "{error}");
     }
 }

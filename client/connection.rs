@@ -227,10 +227,7 @@ where
     let (result, signals) = embedded_with(global, |address, global| async move {
         until_signal(connected(&address, &global, call)).await
     })?;
-    Ok((
-        result.map_err(|failure| with_hint(global, failure)),
-        signals,
-    ))
+    Ok((result.map_err(|failure| with_hint(global, failure)), signals))
 }
 
 #[cfg(feature = "daemon")]

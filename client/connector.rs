@@ -39,10 +39,7 @@ impl Connector {
     /// To this address. The receiver becomes true once the other end has spoken or closed a connection.
     pub(super) fn new(address: Address) -> (Self, watch::Receiver<bool>) {
         let (has_spoken, spoken) = watch::channel(false);
-        let connector = Self {
-            address,
-            has_spoken,
-        };
+        let connector = Self { address, has_spoken };
         (connector, spoken)
     }
 }
@@ -82,8 +79,7 @@ impl AsyncRead for Observed {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
             Stream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
         });
-        self.has_spoken
-            .send_if_modified(|has_spoken| !std::mem::replace(has_spoken, true));
+        self.has_spoken.send_if_modified(|has_spoken| !std::mem::replace(has_spoken, true));
         Poll::Ready(result)
     }
 }

@@ -74,11 +74,7 @@ impl Client {
     fn pages(&self, path: String, first: u64) -> BytePages {
         BytePages {
             client: self.clone(),
-            next: Some(DownloadRequest {
-                path,
-                limit: Some(first),
-                ..DownloadRequest::default()
-            }),
+            next: Some(DownloadRequest { path, limit: Some(first), ..DownloadRequest::default() }),
         }
     }
 }
@@ -98,9 +94,7 @@ impl BytePages {
         let limit = request.limit.unwrap_or(PAGE);
         let (mut page, mut size) = (Vec::new(), 0);
         while let Some(part) = parts.next().await? {
-            let version = request
-                .expected_version
-                .get_or_insert_with(|| part.version.clone());
+            let version = request.expected_version.get_or_insert_with(|| part.version.clone());
             if *version != part.version {
                 return Err(CallError::stale(&request.path));
             }
@@ -187,12 +181,9 @@ impl Lines {
         );
         Some(CallError {
             reason: Some("LINE_RANGE_INVALID".to_owned()),
-            metadata: [
-                ("path", path.to_owned()),
-                ("total_lines", total.to_string()),
-            ]
-            .map(|(name, value)| (name.to_owned(), value))
-            .into(),
+            metadata: [("path", path.to_owned()), ("total_lines", total.to_string())]
+                .map(|(name, value)| (name.to_owned(), value))
+                .into(),
             ..CallError::local(Code::FailedPrecondition, text)
         })
     }
@@ -215,12 +206,7 @@ mod tests {
             (1, u64::MAX, FILE),
         ] {
             for size in 1..=FILE.len() {
-                let mut lines = Lines {
-                    first,
-                    last,
-                    endings: 0,
-                    is_open: false,
-                };
+                let mut lines = Lines { first, last, endings: 0, is_open: false };
                 let mut taken = Vec::new();
                 for page in FILE.chunks(size) {
                     taken.extend(lines.take(page.to_vec()));
@@ -243,17 +229,10 @@ mod tests {
             ("a\nb\n", 3, Some("2")),
             ("a\nb", 3, Some("2")),
         ] {
-            let mut lines = Lines {
-                first,
-                last: u64::MAX,
-                endings: 0,
-                is_open: false,
-            };
+            let mut lines = Lines { first, last: u64::MAX, endings: 0, is_open: false };
             let _before = lines.take(file.into());
             let error = lines.missing("f");
-            let told = error
-                .as_ref()
-                .map(|error| error.metadata["total_lines"].as_str());
+            let told = error.as_ref().map(|error| error.metadata["total_lines"].as_str());
             assert_eq!(told, total, "{file:?} {first}");
         }
     }

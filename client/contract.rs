@@ -8,10 +8,7 @@ use serde_json::Value;
 pub(crate) fn has_all_fields(message: &str, value: &Value) {
     let pool = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
     let descriptor = pool.get_message_by_name(message).unwrap();
-    let mut fields: Vec<_> = descriptor
-        .fields()
-        .map(|field| field.name().to_owned())
-        .collect();
+    let mut fields: Vec<_> = descriptor.fields().map(|field| field.name().to_owned()).collect();
     fields.sort();
     let mut found: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
     found.sort();

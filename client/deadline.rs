@@ -20,9 +20,7 @@ pub(super) struct Deadline {
 impl Deadline {
     /// A deadline so long after now.
     pub(super) fn after(time: Option<Duration>) -> Self {
-        Self {
-            limit: time.and_then(|time| Some((Instant::now().checked_add(time)?, time))),
-        }
+        Self { limit: time.and_then(|time| Some((Instant::now().checked_add(time)?, time))) }
     }
 
     /// Waits for a part of the call, but not beyond the deadline.
@@ -79,14 +77,8 @@ mod tests {
     async fn tonics_own_timer_is_deadline_exceeded_too() {
         let deadline = Deadline::after(Some(Duration::from_secs(60)));
         let expired = ready(Err::<(), _>(Status::cancelled(EXPIRED)));
-        assert_eq!(
-            deadline.keep(expired).await.unwrap_err().code,
-            Code::DeadlineExceeded
-        );
+        assert_eq!(deadline.keep(expired).await.unwrap_err().code, Code::DeadlineExceeded);
         let cancelled = ready(Err::<(), _>(Status::cancelled("by the daemon")));
-        assert_eq!(
-            deadline.keep(cancelled).await.unwrap_err().code,
-            Code::Cancelled
-        );
+        assert_eq!(deadline.keep(cancelled).await.unwrap_err().code, Code::Cancelled);
     }
 }

@@ -86,19 +86,14 @@ fn directory_id(device: u64, inode: u64) -> String {
 fn serving(info: &GetInfoResponse, here: Option<&str>, global: &Global) -> Option<String> {
     let isolation = info.isolation.as_ref();
     let level = isolation.map_or("", |isolation| isolation.level.as_str());
-    if global
-        .minimum_level()
-        .is_some_and(|minimum| level < minimum)
-    {
+    if global.minimum_level().is_some_and(|minimum| level < minimum) {
         return None;
     }
     let wanted = global.options().workspace;
     let mut workspaces = info.workspaces.iter();
     let found = workspaces.find(|workspace| {
         Some(workspace.directory_id.as_str()) == here
-            && wanted
-                .as_ref()
-                .is_none_or(|wanted| *wanted == workspace.name)
+            && wanted.as_ref().is_none_or(|wanted| *wanted == workspace.name)
     });
     found.map(|workspace| workspace.name.clone())
 }

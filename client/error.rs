@@ -138,10 +138,7 @@ impl From<Status> for CallError {
                     description: violation.description.clone(),
                 })
                 .collect(),
-            metadata: info
-                .into_iter()
-                .flat_map(|info| info.metadata.clone())
-                .collect(),
+            metadata: info.into_iter().flat_map(|info| info.metadata.clone()).collect(),
             retry_after: details.retry_info().and_then(|info| info.retry_delay),
             call_id: call_id_of(status.metadata()),
         }

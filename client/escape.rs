@@ -111,10 +111,7 @@ mod tests {
     fn names_are_quoted_as_git_quotes_them() {
         for (plain, shown) in [
             ("a b'c", "a b'c"),
-            (
-                "\u{e9}\u{65e5}\u{1f600}e\u{301}",
-                "\u{e9}\u{65e5}\u{1f600}e\u{301}",
-            ),
+            ("\u{e9}\u{65e5}\u{1f600}e\u{301}", "\u{e9}\u{65e5}\u{1f600}e\u{301}"),
             ("e\x1b[31mRED", r#""e\033[31mRED""#),
             ("a\nb\tc\r", r#""a\nb\tc\r""#),
             ("\x07\x08\x0b\x0c\x7f", r#""\a\b\v\f\177""#),
@@ -144,9 +141,6 @@ mod tests {
         let plain = value.to_string();
         let escaped = json(&plain);
         assert!(!escaped.contains(is_unseen), "{escaped}");
-        assert_eq!(
-            serde_json::from_str::<serde_json::Value>(&escaped).unwrap(),
-            value
-        );
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&escaped).unwrap(), value);
     }
 }

@@ -34,14 +34,8 @@ impl Client {
         let deadline = self.deadline();
         let after_sequence = request.after_sequence;
         let mut events = self.events();
-        let items = deadline
-            .keep(events.watch_events(self.with_context(request)))
-            .await?;
-        Ok(SessionEvents {
-            items: items.into_inner(),
-            deadline,
-            after_sequence,
-        })
+        let items = deadline.keep(events.watch_events(self.with_context(request))).await?;
+        Ok(SessionEvents { items: items.into_inner(), deadline, after_sequence })
     }
 
     fn events(&self) -> EventServiceClient<Channel> {

@@ -44,12 +44,12 @@ pub(crate) fn of_process(exited: &ProcessExited) -> u8 {
 
 fn of_outcome(outcome: i32, exit_code: Option<i32>, signal: &str) -> u8 {
     match Outcome::try_from(outcome) {
-        Ok(Outcome::Exited) => exit_code
-            .and_then(|code| u8::try_from(code).ok())
-            .unwrap_or(RUN_FAILED),
-        Ok(Outcome::Signaled | Outcome::OomKilled | Outcome::OutputLimit) => signal_number(signal)
-            .and_then(|number| number.checked_add(128))
-            .unwrap_or(RUN_FAILED),
+        Ok(Outcome::Exited) => {
+            exit_code.and_then(|code| u8::try_from(code).ok()).unwrap_or(RUN_FAILED)
+        }
+        Ok(Outcome::Signaled | Outcome::OomKilled | Outcome::OutputLimit) => {
+            signal_number(signal).and_then(|number| number.checked_add(128)).unwrap_or(RUN_FAILED)
+        }
         Ok(Outcome::TimedOut) => TIMED_OUT,
         Ok(Outcome::Cancelled) => CANCELLED,
         Ok(Outcome::Unspecified | Outcome::DaemonLost) | Err(_) => RUN_FAILED,

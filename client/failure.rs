@@ -74,11 +74,7 @@ impl Failure {
     pub(crate) fn is_of_one_file(&self) -> bool {
         match self {
             Self::Call(error) => {
-                let is_general = [
-                    Code::Unavailable,
-                    Code::Unauthenticated,
-                    Code::Unimplemented,
-                ];
+                let is_general = [Code::Unavailable, Code::Unauthenticated, Code::Unimplemented];
                 let of_all = ["NO_SPACE", "UNKNOWN_WORKSPACE"];
                 !is_general.contains(&error.code) && !of_all.contains(&error.name())
             }

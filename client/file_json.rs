@@ -145,10 +145,7 @@ pub(crate) fn edit_notebook(response: &EditNotebookResponse) -> Value {
 }
 
 fn file_type(number: i32) -> Value {
-    name(
-        FileType::try_from(number).map(|kind| kind.as_str_name()),
-        number,
-    )
+    name(FileType::try_from(number).map(|kind| kind.as_str_name()), number)
 }
 
 #[cfg(test)]
@@ -199,10 +196,7 @@ mod tests {
         });
         check("SearchResponse", &found);
         check("SearchMatch", &found["matches"][0]);
-        check(
-            "CreateDirectoryResponse",
-            &create_directory(&Default::default()),
-        );
+        check("CreateDirectoryResponse", &create_directory(&Default::default()));
         check("MovePathResponse", &move_path(&Default::default()));
         check("DeletePathResponse", &delete_path(&Default::default()));
         let cells = read_notebook(&ReadNotebookResponse {

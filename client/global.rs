@@ -14,40 +14,16 @@ use crate::failure::Failure;
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Global {
     /// Daemon address: `host:port`, `http://host:port` or `unix:/path`.
-    #[arg(
-        long,
-        global = true,
-        hide_short_help = true,
-        env = "JIG_ADDRESS",
-        value_name = "ADDR"
-    )]
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_ADDRESS", value_name = "ADDR")]
     address: Option<String>,
     /// API key. Prefer JIG_KEY: command-line arguments are visible to other users.
-    #[arg(
-        long,
-        global = true,
-        hide_short_help = true,
-        env = "JIG_KEY",
-        hide_env_values = true
-    )]
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_KEY", hide_env_values = true)]
     key: Option<String>,
     /// Which of the daemon's workspaces; its first one by default.
-    #[arg(
-        long,
-        global = true,
-        hide_short_help = true,
-        env = "JIG_WORKSPACE",
-        value_name = "NAME"
-    )]
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_WORKSPACE", value_name = "NAME")]
     workspace: Option<String>,
     /// Conversation that the call belongs to: its steps and artifacts are kept together.
-    #[arg(
-        long,
-        global = true,
-        hide_short_help = true,
-        env = "JIG_SESSION",
-        value_name = "NAME"
-    )]
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_SESSION", value_name = "NAME")]
     session: Option<String>,
     /// Seconds that the call may take; fractions are allowed.
     #[arg(long, global = true, hide_short_help = true, env = "JIG_DEADLINE", value_name = "SEC", value_parser = seconds)]
@@ -142,9 +118,7 @@ impl Global {
             session: owned(self.session.as_ref()),
             deadline: self.deadline,
             // One that is malformed starts a new trace, as W3C Trace Context asks for.
-            traceparent: std::env::var("TRACEPARENT")
-                .ok()
-                .filter(|text| is_traceparent(text)),
+            traceparent: std::env::var("TRACEPARENT").ok().filter(|text| is_traceparent(text)),
             request_id: self.request_id.clone(),
         }
     }
@@ -172,9 +146,8 @@ fn given(option: Option<&String>) -> Option<&str> {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| "a number of seconds is needed, as `30` or `0.5`".to_owned())?;
+    let seconds: f64 =
+        text.parse().map_err(|_| "a number of seconds is needed, as `30` or `0.5`".to_owned())?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(time) if !time.is_zero() => Ok(time),
         _ => Err("it must be more than 0 seconds".to_owned()),
@@ -205,9 +178,7 @@ mod tests {
 
     #[test]
     fn traceparents() {
-        assert!(is_traceparent(
-            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-        ));
+        assert!(is_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"));
         for text in ["", "00-0af7-b7ad-01", "x"] {
             assert!(!is_traceparent(text), "{text}");
         }

@@ -54,9 +54,7 @@ pub(super) async fn check(
     request: Request<HealthCheckRequest>,
 ) -> Result<Response<ServingStatus>, Status> {
     let mut grpc = Grpc::new(channel);
-    grpc.ready()
-        .await
-        .map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
+    grpc.ready().await.map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
     let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
     let response: Response<HealthCheckResponse> =
         grpc.unary(request, path, ProstCodec::default()).await?;

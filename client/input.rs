@@ -64,10 +64,7 @@ fn read(
     fails: impl FnOnce(io::Error) -> Local,
 ) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    source
-        .take(MOST_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(fails)?;
+    source.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(fails)?;
     if bytes.len() as u64 > MOST_BYTES {
         return Err(Failure::Usage(format!(
             "{name} is over 10 MiB: copy whole files with `jig cp`"

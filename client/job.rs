@@ -38,13 +38,8 @@ impl Client {
     pub async fn watch_job(&self, request: WatchJobRequest) -> Result<JobEvents, CallError> {
         let deadline = self.deadline();
         let mut jobs = self.jobs();
-        let messages = deadline
-            .keep(jobs.watch_job(self.with_context(request)))
-            .await?;
-        Ok(JobEvents {
-            messages: messages.into_inner(),
-            deadline,
-        })
+        let messages = deadline.keep(jobs.watch_job(self.with_context(request))).await?;
+        Ok(JobEvents { messages: messages.into_inner(), deadline })
     }
 }
 

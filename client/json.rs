@@ -203,10 +203,8 @@ mod tests {
 
     #[test]
     fn zero_values_are_printed_and_absent_ones_are_null() {
-        let value = run(&RunResponse {
-            outcome: Outcome::TimedOut.into(),
-            ..RunResponse::default()
-        });
+        let value =
+            run(&RunResponse { outcome: Outcome::TimedOut.into(), ..RunResponse::default() });
         assert_eq!(value["outcome"], "OUTCOME_TIMED_OUT");
         assert_eq!(value["exit_code"], Value::Null);
         assert_eq!(value["stdout"], "");
@@ -216,11 +214,7 @@ mod tests {
 
     #[test]
     fn values_of_enums_that_are_not_known_are_numbers() {
-        let value = run(&RunResponse {
-            outcome: 99,
-            exit_code: Some(0),
-            ..RunResponse::default()
-        });
+        let value = run(&RunResponse { outcome: 99, exit_code: Some(0), ..RunResponse::default() });
         assert_eq!(value["outcome"], 99);
         assert_eq!(value["exit_code"], 0);
     }
@@ -237,14 +231,8 @@ mod tests {
         let run = run(&RunResponse::default());
         has_all_fields("jig.v1.RunResponse", &run);
         has_all_fields("jig.v1.ResourceUsage", &run["usage"]);
-        has_all_fields(
-            "jig.v1.ReadFileResponse",
-            &read_file(&ReadFileResponse::default()),
-        );
-        has_all_fields(
-            "jig.v1.ListFilesResponse",
-            &list_files(&ListFilesResponse::default()),
-        );
+        has_all_fields("jig.v1.ReadFileResponse", &read_file(&ReadFileResponse::default()));
+        has_all_fields("jig.v1.ListFilesResponse", &list_files(&ListFilesResponse::default()));
         let info = info(&GetInfoResponse {
             isolation: Some(Isolation {
                 layers: vec![v1::IsolationLayer::default()],

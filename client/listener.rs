@@ -52,9 +52,7 @@ fn owner_of_socket(path: &Path) -> Option<u32> {
 /// The users who listen at a port of this machine, at whatever address.
 fn owners_of_port(port: u16) -> Vec<u32> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
-    let tables = tables
-        .iter()
-        .filter_map(|table| fs::read_to_string(table).ok());
+    let tables = tables.iter().filter_map(|table| fs::read_to_string(table).ok());
     tables.flat_map(|table| owners_in(&table, port)).collect()
 }
 
@@ -66,12 +64,7 @@ fn owners_in(table: &str, port: u16) -> Vec<u32> {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let is_ours = fields.get(1)?.ends_with(&format!(":{port}")) && *fields.get(3)? == LISTENS;
         // One that cannot be read is nobody's.
-        is_ours.then(|| {
-            fields
-                .get(7)
-                .and_then(|user| user.parse().ok())
-                .unwrap_or(u32::MAX)
-        })
+        is_ours.then(|| fields.get(7).and_then(|user| user.parse().ok()).unwrap_or(u32::MAX))
     };
     table.lines().skip(1).filter_map(of_line).collect()
 }

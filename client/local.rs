@@ -9,35 +9,15 @@ use std::{
 /// Kinds of errors, with code and reason.
 const TERMS: [(ErrorKind, &str, &str); 10] = [
     (ErrorKind::NotFound, "NOT_FOUND", "FILE_NOT_FOUND"),
-    (
-        ErrorKind::PermissionDenied,
-        "PERMISSION_DENIED",
-        "PERMISSION_DENIED",
-    ),
-    (
-        ErrorKind::ReadOnlyFilesystem,
-        "PERMISSION_DENIED",
-        "PERMISSION_DENIED",
-    ),
+    (ErrorKind::PermissionDenied, "PERMISSION_DENIED", "PERMISSION_DENIED"),
+    (ErrorKind::ReadOnlyFilesystem, "PERMISSION_DENIED", "PERMISSION_DENIED"),
     (ErrorKind::AlreadyExists, "ALREADY_EXISTS", "FILE_EXISTS"),
-    (
-        ErrorKind::NotADirectory,
-        "FAILED_PRECONDITION",
-        "NOT_A_DIRECTORY",
-    ),
+    (ErrorKind::NotADirectory, "FAILED_PRECONDITION", "NOT_A_DIRECTORY"),
     (ErrorKind::IsADirectory, "FAILED_PRECONDITION", "NOT_A_FILE"),
-    (
-        ErrorKind::FileTooLarge,
-        "FAILED_PRECONDITION",
-        "FILE_TOO_LARGE",
-    ),
+    (ErrorKind::FileTooLarge, "FAILED_PRECONDITION", "FILE_TOO_LARGE"),
     (ErrorKind::StorageFull, "RESOURCE_EXHAUSTED", "NO_SPACE"),
     (ErrorKind::QuotaExceeded, "RESOURCE_EXHAUSTED", "NO_SPACE"),
-    (
-        ErrorKind::InvalidFilename,
-        "INVALID_ARGUMENT",
-        "INVALID_PARAMS",
-    ),
+    (ErrorKind::InvalidFilename, "INVALID_ARGUMENT", "INVALID_PARAMS"),
 ];
 
 /// Why something on this side cannot be used.
@@ -66,19 +46,13 @@ impl Local {
     pub(crate) fn file_exists(path: &Path) -> Self {
         let message =
             format!("the local file {path:?} is there already, and --no-clobber was given");
-        Self {
-            message,
-            ..Self::file(path, &ErrorKind::AlreadyExists.into())
-        }
+        Self { message, ..Self::file(path, &ErrorKind::AlreadyExists.into()) }
     }
 
     /// Something that is neither a regular file nor a directory.
     pub(crate) fn no_file(path: &Path) -> Self {
         let message = format!("the local file {path:?} is not a regular file");
-        Self {
-            message,
-            ..Self::file(path, &ErrorKind::IsADirectory.into())
-        }
+        Self { message, ..Self::file(path, &ErrorKind::IsADirectory.into()) }
     }
 
     /// Something that a copy cannot be written to, for it would take its place: a device, a pipe.
@@ -93,10 +67,7 @@ impl Local {
         let message = format!(
             "the local file {path:?} is a symbolic link that leads to no file: remove it, or name the file that it should lead to"
         );
-        Self {
-            message,
-            ..Self::file(path, &ErrorKind::NotFound.into())
-        }
+        Self { message, ..Self::file(path, &ErrorKind::NotFound.into()) }
     }
 
     /// A symbolic link that whoever named the copy may not know of.
@@ -154,10 +125,7 @@ mod tests {
         ] {
             let local = Local::file(Path::new("a"), &io::Error::from_raw_os_error(errno));
             assert_eq!((local.code, local.reason), (code, reason), "{local:?}");
-            assert!(
-                local.message.starts_with("the local file \"a\" "),
-                "{local:?}"
-            );
+            assert!(local.message.starts_with("the local file \"a\" "), "{local:?}");
         }
     }
 }

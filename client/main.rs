@@ -46,10 +46,7 @@ fn main() -> ExitCode {
         return command::serve::serve(arguments.split_off(2));
     }
     match Arguments::from_words(&arguments) {
-        Ok(Arguments {
-            mut global,
-            command,
-        }) => {
+        Ok(Arguments { mut global, command }) => {
             global.runs_command = command.runs_command();
             let as_json = global.json;
             match default_daemon::choose(global, command.need()) {

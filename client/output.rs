@@ -10,10 +10,7 @@ use crate::{escape, failure::Failure};
 /// Writes to standard output.
 pub(crate) fn stdout(bytes: &[u8]) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
-    stdout
-        .write_all(bytes)
-        .and_then(|()| stdout.flush())
-        .map_err(Failure::Output)
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(Failure::Output)
 }
 
 /// Writes what a command wrote to its standard error. There is nowhere to say that it cannot be

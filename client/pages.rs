@@ -15,10 +15,7 @@ impl Client {
     /// Lists all files below a directory, page by page. The deadline is that of each page.
     #[must_use]
     pub fn list_files_by_page(&self, request: ListFilesRequest) -> FilePages {
-        FilePages {
-            client: self.clone(),
-            next: Some(request),
-        }
+        FilePages { client: self.clone(), next: Some(request) }
     }
 }
 

@@ -60,17 +60,12 @@ impl Client {
         let deadline = self.deadline();
         let keep_alive_sec = request.keep_alive_sec;
         let mut processes = self.processes();
-        let events = deadline
-            .keep(processes.start(self.with_context(request)))
-            .await?;
+        let events = deadline.keep(processes.start(self.with_context(request))).await?;
         Ok(ProcessEvents {
             call_id: call_id_of(events.metadata()),
             source: Source::Start(events.into_inner()),
             deadline,
-            position: AttachRequest {
-                keep_alive_sec,
-                ..AttachRequest::default()
-            },
+            position: AttachRequest { keep_alive_sec, ..AttachRequest::default() },
             ended: false,
         })
     }
@@ -84,9 +79,7 @@ impl Client {
     pub async fn attach(&self, position: AttachRequest) -> Result<ProcessEvents, CallError> {
         let deadline = self.deadline();
         let mut processes = self.processes();
-        let events = deadline
-            .keep(processes.attach(self.with_context(position.clone())))
-            .await?;
+        let events = deadline.keep(processes.attach(self.with_context(position.clone()))).await?;
         Ok(ProcessEvents {
             call_id: call_id_of(events.metadata()),
             source: Source::Attach(events.into_inner()),
@@ -106,10 +99,7 @@ impl Client {
         request: WriteStdinRequest,
     ) -> Result<WriteStdinResponse, CallError> {
         let mut processes = self.processes();
-        self.unary(request, |request| async move {
-            processes.write_stdin(request).await
-        })
-        .await
+        self.unary(request, |request| async move { processes.write_stdin(request).await }).await
     }
 
     /// Sends a signal to a process and its process group.
@@ -122,10 +112,7 @@ impl Client {
         request: SendSignalRequest,
     ) -> Result<SendSignalResponse, CallError> {
         let mut processes = self.processes();
-        self.unary(request, |request| async move {
-            processes.send_signal(request).await
-        })
-        .await
+        self.unary(request, |request| async move { processes.send_signal(request).await }).await
     }
 
     /// Tells the terminal of a process how large it is.
@@ -138,10 +125,7 @@ impl Client {
         request: ResizeTerminalRequest,
     ) -> Result<ResizeTerminalResponse, CallError> {
         let mut processes = self.processes();
-        self.unary(request, |request| async move {
-            processes.resize_terminal(request).await
-        })
-        .await
+        self.unary(request, |request| async move { processes.resize_terminal(request).await }).await
     }
 
     /// Lists the processes of the workspace.

@@ -34,10 +34,7 @@ async fn a_process_that_waits_for_a_sandbox_is_alive_before_it_is_started() {
         assert_eq!(first, Some(ProcessEvent::KeepAlive));
         assert_eq!(events.position().process_id, "");
         let second = events.next().await.unwrap();
-        assert!(
-            matches!(second, Some(ProcessEvent::Started(_))),
-            "{second:?}"
-        );
+        assert!(matches!(second, Some(ProcessEvent::Started(_))), "{second:?}");
         assert_eq!(events.position().process_id, "01ID");
         // The status at the end names no call; what the stream began with does.
         let error = events.next().await.unwrap_err();

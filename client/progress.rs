@@ -33,21 +33,14 @@ impl Progress {
         let style = ProgressStyle::with_template(TEMPLATE)
             .expect("the template is valid")
             .progress_chars("= ")
-            .with_key(
-                "name",
-                move |_: &ProgressState, line: &mut dyn std::fmt::Write| {
-                    // Each time: the terminal may have been resized.
-                    let columns = tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col);
-                    let columns = if columns == 0 {
-                        DEFAULT_COLUMNS
-                    } else {
-                        columns
-                    };
-                    let columns = usize::from(columns).saturating_sub(COLUMNS_BESIDE_NAME);
-                    // Drawing to a terminal that is gone is no failure of the transfer.
-                    line.write_str(&end_of(&name, columns)).ok();
-                },
-            );
+            .with_key("name", move |_: &ProgressState, line: &mut dyn std::fmt::Write| {
+                // Each time: the terminal may have been resized.
+                let columns = tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col);
+                let columns = if columns == 0 { DEFAULT_COLUMNS } else { columns };
+                let columns = usize::from(columns).saturating_sub(COLUMNS_BESIDE_NAME);
+                // Drawing to a terminal that is gone is no failure of the transfer.
+                line.write_str(&end_of(&name, columns)).ok();
+            });
         Self(ProgressBar::with_draw_target(Some(0), target).with_style(style))
     }
 

@@ -33,11 +33,7 @@ impl ArtifactParts {
         deadline: Deadline,
         next_offset: u64,
     ) -> Self {
-        Self {
-            parts,
-            deadline,
-            next_offset,
-        }
+        Self { parts, deadline, next_offset }
     }
 
     /// The next part; none after the last.

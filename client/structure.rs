@@ -9,11 +9,7 @@ const EXACT: f64 = 9_007_199_254_740_992.0;
 /// As a JSON object, with whole numbers written as such.
 pub(crate) fn json_of(structure: &Struct) -> Value {
     let fields = structure.fields.iter();
-    Value::Object(
-        fields
-            .map(|(name, value)| (name.clone(), plain(value)))
-            .collect(),
-    )
+    Value::Object(fields.map(|(name, value)| (name.clone(), plain(value))).collect())
 }
 
 fn plain(value: &WireValue) -> Value {
@@ -40,9 +36,7 @@ mod tests {
     use super::*;
 
     fn number(number: f64) -> WireValue {
-        WireValue {
-            kind: Some(Kind::NumberValue(number)),
-        }
+        WireValue { kind: Some(Kind::NumberValue(number)) }
     }
 
     #[test]
@@ -56,9 +50,6 @@ mod tests {
             ]
             .into(),
         };
-        assert_eq!(
-            json_of(&record).to_string(),
-            r#"{"a":200000,"b":0.25,"c":null,"d":1e+300}"#
-        );
+        assert_eq!(json_of(&record).to_string(), r#"{"a":200000,"b":0.25,"c":null,"d":1e+300}"#);
     }
 }

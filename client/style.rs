@@ -24,37 +24,23 @@ impl Style {
     pub(crate) fn of_stdout() -> Self {
         let stdout = io::stdout();
         let coloured = AutoStream::choice(&stdout) != ColorChoice::Never;
-        Self {
-            escaped: coloured || stdout.is_terminal(),
-            coloured,
-        }
+        Self { escaped: coloured || stdout.is_terminal(), coloured }
     }
 
     /// That of a pipe or file.
     #[cfg(test)]
     pub(crate) fn plain() -> Self {
-        Self {
-            escaped: false,
-            coloured: false,
-        }
+        Self { escaped: false, coloured: false }
     }
 
     /// A name that others chose.
     pub(crate) fn name(self, name: &str) -> Cow<'_, str> {
-        if self.escaped {
-            escape::name(name)
-        } else {
-            Cow::Borrowed(name)
-        }
+        if self.escaped { escape::name(name) } else { Cow::Borrowed(name) }
     }
 
     /// Lines that others wrote.
     pub(crate) fn text(self, text: &str) -> Cow<'_, str> {
-        if self.escaped {
-            escape::text(text)
-        } else {
-            Cow::Borrowed(text)
-        }
+        if self.escaped { escape::text(text) } else { Cow::Borrowed(text) }
     }
 
     /// The text, which is ours or was made harmless, in this colour.
@@ -99,10 +85,7 @@ mod tests {
     fn colours_and_escapes_are_for_terminals() {
         let diff = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\x1b[5m\n c";
         assert_eq!(Style::plain().diff(diff), diff);
-        let terminal = Style {
-            escaped: true,
-            coloured: true,
-        };
+        let terminal = Style { escaped: true, coloured: true };
         let painted = terminal.diff(diff);
         assert!(painted.contains("\x1b[31m-a\x1b[0m\n\x1b[32m+b\\033[5m\x1b[0m\n c"));
         assert_eq!(terminal.name("a\n"), "\"a\\n\"");

@@ -102,9 +102,7 @@ impl From<&Local> for Told {
         let path = local.path.iter();
         Self {
             reason: local.reason.map(str::to_owned),
-            metadata: path
-                .map(|path| ("local_path".to_owned(), path.clone()))
-                .collect(),
+            metadata: path.map(|path| ("local_path".to_owned(), path.clone())).collect(),
             ..Self::new(local.code, &local.message)
         }
     }
@@ -205,11 +203,7 @@ mod tests {
         };
         assert_eq!(
             told.lines(),
-            [
-                "INVALID_PARAMS: a field",
-                "  cwd: must not be empty",
-                "  try again in 1.5 s"
-            ]
+            ["INVALID_PARAMS: a field", "  cwd: must not be empty", "  try again in 1.5 s"]
         );
         assert_eq!(Told::new("UNAVAILABLE", "m").lines(), ["UNAVAILABLE: m"]);
     }
@@ -238,10 +232,6 @@ mod tests {
     fn a_reader_who_left_is_no_news() {
         let gone = Failure::Output(io::ErrorKind::BrokenPipe.into());
         assert_eq!(gone.told(), None);
-        assert!(
-            Failure::Output(io::ErrorKind::StorageFull.into())
-                .told()
-                .is_some()
-        );
+        assert!(Failure::Output(io::ErrorKind::StorageFull.into()).told().is_some());
     }
 }

@@ -97,18 +97,12 @@ impl Client {
             let offset = at;
             at += data.len() as u64;
             progress(at);
-            Some(Part::Chunk(UploadChunk {
-                offset,
-                data: data.into(),
-            }))
+            Some(Part::Chunk(UploadChunk { offset, data: data.into() }))
         });
         let parts = std::iter::once(Part::Start(start)).chain(chunks);
         let messages = tokio_stream::iter(parts.map(|part| UploadRequest { part: Some(part) }));
         let mut transfers = self.transfers();
-        let answer = self
-            .deadline()
-            .keep(transfers.upload(self.with_context(messages)))
-            .await;
+        let answer = self.deadline().keep(transfers.upload(self.with_context(messages))).await;
         if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(TransferError::Local(error));
         }
@@ -125,10 +119,7 @@ impl Client {
         request: GetUploadRequest,
     ) -> Result<GetUploadResponse, CallError> {
         let mut transfers = self.transfers();
-        self.unary(request, |request| async move {
-            transfers.get_upload(request).await
-        })
-        .await
+        self.unary(request, |request| async move { transfers.get_upload(request).await }).await
     }
 
     /// Sends a file. Where `start` has an `upload_id`, it goes on where an earlier attempt was
@@ -150,8 +141,7 @@ impl Client {
                 Ok(offset) => {
                     patience.came_to(offset);
                     let file = file.try_clone().map_err(TransferError::Local)?;
-                    self.upload(start.clone(), file, offset, progress.clone())
-                        .await
+                    self.upload(start.clone(), file, offset, progress.clone()).await
                 }
                 Err(error) => Err(error.into()),
             };
@@ -168,9 +158,7 @@ impl Client {
         let Some(id) = &start.upload_id else {
             return Ok(0);
         };
-        let request = GetUploadRequest {
-            upload_id: id.clone(),
-        };
+        let request = GetUploadRequest { upload_id: id.clone() };
         match self.get_upload(request).await {
             // Of a complete one nothing is sent; the daemon repeats its answer.
             Ok(known) => Ok(known.offset.min(start.size_bytes)),
@@ -188,17 +176,9 @@ impl Client {
         let deadline = self.deadline();
         let next_offset = request.offset;
         let mut transfers = self.transfers();
-        let parts = deadline
-            .keep(transfers.download(self.with_context(request)))
-            .await?
-            .into_inner();
-        Ok(DownloadParts {
-            parts,
-            deadline,
-            next_offset,
-            sum: Sha256::new(),
-            complete: false,
-        })
+        let parts =
+            deadline.keep(transfers.download(self.with_context(request))).await?.into_inner();
+        Ok(DownloadParts { parts, deadline, next_offset, sum: Sha256::new(), complete: false })
     }
 
     /// Receives the file at `path` of the workspace into `file`, which is empty and open for reading
@@ -218,10 +198,7 @@ impl Client {
     ) -> Result<Downloaded, TransferError> {
         let mut patience = Patience::default();
         let mut version = 1;
-        let mut request = DownloadRequest {
-            path: path.to_owned(),
-            ..DownloadRequest::default()
-        };
+        let mut request = DownloadRequest { path: path.to_owned(), ..DownloadRequest::default() };
         loop {
             let began_at = request.offset;
             let result = self.receive_rest(&mut request, file, &mut progress).await;
@@ -262,18 +239,11 @@ impl Client {
         progress: &mut impl FnMut(u64, u64),
     ) -> Result<Downloaded, TransferError> {
         let mut parts = self.download(request.clone()).await?;
-        file.seek(SeekFrom::Start(request.offset))
-            .map_err(TransferError::Local)?;
-        let mut whole = Downloaded {
-            size_bytes: 0,
-            sha256: String::new(),
-            mode: 0,
-        };
+        file.seek(SeekFrom::Start(request.offset)).map_err(TransferError::Local)?;
+        let mut whole = Downloaded { size_bytes: 0, sha256: String::new(), mode: 0 };
         let mut size = request.offset;
         while let Some(part) = parts.next().await? {
-            let expected = request
-                .expected_version
-                .get_or_insert_with(|| part.version.clone());
+            let expected = request.expected_version.get_or_insert_with(|| part.version.clone());
             if *expected != part.version {
                 return Err(CallError::stale(&request.path).into());
             }
@@ -310,10 +280,8 @@ impl DownloadParts {
             return Err(CallError::local(Code::Unavailable, text));
         };
         if part.offset != self.next_offset {
-            let text = format!(
-                "bytes {} to {} of the file did not come",
-                self.next_offset, part.offset
-            );
+            let text =
+                format!("bytes {} to {} of the file did not come", self.next_offset, part.offset);
             return Err(CallError::local(Code::DataLoss, text));
         }
         self.next_offset += part.data.len() as u64;
@@ -407,8 +375,7 @@ fn write(file: &mut File, data: &[u8]) -> io::Result<()> {
 
 fn is_zero(data: &[u8]) -> bool {
     const ZEROS: [u8; 4096] = [0; 4096];
-    data.chunks(ZEROS.len())
-        .all(|chunk| ZEROS.starts_with(chunk))
+    data.chunks(ZEROS.len()).all(|chunk| ZEROS.starts_with(chunk))
 }
 
 fn hexadecimal(sum: Sha256) -> String {
@@ -432,10 +399,7 @@ mod tests {
             (Code::DeadlineExceeded, None, false),
             (Code::NotFound, wait, false),
         ] {
-            let error = CallError {
-                retry_after,
-                ..CallError::local(code, "x")
-            };
+            let error = CallError { retry_after, ..CallError::local(code, "x") };
             assert_eq!(is_lost(&error), again, "{code:?} {retry_after:?}");
         }
         let state_lost = CallError {

@@ -64,28 +64,19 @@ async fn deadlines_end_calls_and_streams() {
     let fake = serve().await;
     let client = client(&fake, Some(Duration::from_millis(50))).await;
     let error = client.run(command("hang")).await.unwrap_err();
-    assert_eq!(
-        (error.code, error.name()),
-        (Code::DeadlineExceeded, "TIMEOUT")
-    );
+    assert_eq!((error.code, error.name()), (Code::DeadlineExceeded, "TIMEOUT"));
 
     let mut written = Vec::new();
     let error = copy(&client, "hang", &mut written).await.unwrap_err();
     assert_eq!(error.code, Code::DeadlineExceeded);
-    assert_eq!(
-        written, b"0123456789",
-        "what came before the deadline stays"
-    );
+    assert_eq!(written, b"0123456789", "what came before the deadline stays");
 }
 
 #[tokio::test]
 async fn details_of_errors_survive_the_wire() {
     let fake = serve().await;
     let client = client(&fake, None).await;
-    let request = ReadFileRequest {
-        path: "nope".into(),
-        ..ReadFileRequest::default()
-    };
+    let request = ReadFileRequest { path: "nope".into(), ..ReadFileRequest::default() };
     let error = client.read_file(request).await.unwrap_err();
     assert_eq!(error.to_string(), "FILE_NOT_FOUND: nothing is there");
     assert_eq!(error.metadata["path"], "nope");
@@ -130,10 +121,7 @@ async fn downloads_are_whole_and_what_was_sent() {
         ("wrong", Err(Code::DataLoss)),
         ("short", Err(Code::Unavailable)),
     ] {
-        let request = DownloadRequest {
-            path: path.to_owned(),
-            ..DownloadRequest::default()
-        };
+        let request = DownloadRequest { path: path.to_owned(), ..DownloadRequest::default() };
         let mut parts = client.download(request).await.unwrap();
         let came = async {
             let mut bytes = 0;
@@ -151,30 +139,18 @@ async fn downloads_are_whole_and_what_was_sent() {
         .create_new(true)
         .open(directory.path().join("file"))
         .unwrap();
-    let whole = client
-        .receive_file("replaced", &mut file, |_, _| {})
-        .await
-        .unwrap();
+    let whole = client.receive_file("replaced", &mut file, |_, _| {}).await.unwrap();
     assert_eq!(whole.size_bytes, 20);
     let content = std::fs::read(directory.path().join("file")).unwrap();
-    assert_eq!(
-        content, b"01234567890123456789",
-        "it was read from the start again"
-    );
+    assert_eq!(content, b"01234567890123456789", "it was read from the start again");
 }
 
 #[tokio::test]
 async fn health_is_that_of_the_standard() {
     let fake = serve().await;
     let client = client(&fake, None).await;
-    assert_eq!(
-        client.check_health("").await.unwrap(),
-        ServingStatus::Serving
-    );
-    assert_eq!(
-        client.check_health("sick").await.unwrap(),
-        ServingStatus::NotServing
-    );
+    assert_eq!(client.check_health("").await.unwrap(), ServingStatus::Serving);
+    assert_eq!(client.check_health("sick").await.unwrap(), ServingStatus::NotServing);
     let error = client.check_health("nosuch").await.unwrap_err();
     assert_eq!(error.code, Code::NotFound);
 }
@@ -196,11 +172,7 @@ async fn a_daemon_that_dies_is_unavailable() {
 }
 
 async fn copy(client: &Client, path: &str, written: &mut Vec<u8>) -> Result<u64, CallError> {
-    let request = ReadArtifactRequest {
-        path: path.to_owned(),
-        offset: 5,
-        limit: None,
-    };
+    let request = ReadArtifactRequest { path: path.to_owned(), offset: 5, limit: None };
     match client.copy_artifact(request, written).await {
         Ok(bytes) => Ok(bytes),
         Err(CopyError::Call(error)) => Err(error),
@@ -209,35 +181,23 @@ async fn copy(client: &Client, path: &str, written: &mut Vec<u8>) -> Result<u64,
 }
 
 async fn client(fake: &Serving, deadline: Option<Duration>) -> Client {
-    let options = Options {
-        deadline,
-        ..Options::default()
-    };
+    let options = Options { deadline, ..Options::default() };
     Client::connect(&fake.address, options).await.unwrap()
 }
 
 fn command(command: &str) -> RunRequest {
-    RunRequest {
-        command: Some(command.to_owned()),
-        ..RunRequest::default()
-    }
+    RunRequest { command: Some(command.to_owned()), ..RunRequest::default() }
 }
 
 async fn serve() -> Serving {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("sock");
     let address = format!("unix:{}", socket.display());
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (bound, is_bound) = oneshot::channel();
     let server = async move {
         let (reporter, health) = tonic_health::server::health_reporter();
-        reporter
-            .set_service_status("sick", tonic_health::ServingStatus::NotServing)
-            .await;
+        reporter.set_service_status("sick", tonic_health::ServingStatus::NotServing).await;
         let listener = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
         bound.send(()).unwrap();
         Server::builder()
@@ -251,11 +211,7 @@ async fn serve() -> Serving {
     };
     runtime.spawn(server);
     is_bound.await.unwrap();
-    Serving {
-        address,
-        runtime: Some(runtime),
-        _directory: directory,
-    }
+    Serving { address, runtime: Some(runtime), _directory: directory }
 }
 
 impl Serving {

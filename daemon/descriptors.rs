@@ -65,11 +65,7 @@ pub(crate) struct Attempts {
 impl Attempts {
     /// Some, as long as somebody waits for what comes of them.
     pub(crate) fn until(until: Option<Instant>) -> Self {
-        Self {
-            left: RETRIES,
-            pause: FIRST_PAUSE,
-            until,
-        }
+        Self { left: RETRIES, pause: FIRST_PAUSE, until }
     }
 
     /// Whether what failed so is to be tried again; then it is time to. To be asked of what has done
@@ -115,9 +111,7 @@ impl Attempts {
         self.left = self.left.checked_sub(1)?;
         self.pause = (pause * 2).min(LONGEST_PAUSE);
         let begins = Instant::now() + pause;
-        self.until
-            .is_none_or(|until| begins < until)
-            .then_some(pause)
+        self.until.is_none_or(|until| begins < until).then_some(pause)
     }
 }
 
@@ -157,9 +151,7 @@ pub(crate) fn remedy(error: &io::Error) -> Option<&'static str> {
 pub(crate) fn ran_out(error: &Error) -> bool {
     let cause = error.cause.as_deref();
     error.reason == Reason::ResourceExhausted
-        && cause
-            .and_then(|cause| cause.downcast_ref())
-            .is_some_and(are_missing)
+        && cause.and_then(|cause| cause.downcast_ref()).is_some_and(are_missing)
 }
 
 /// The error for who needed a descriptor for `what`, and did not get one.
@@ -174,9 +166,7 @@ pub(crate) fn exhausted(error: io::Error, what: &str) -> Error {
     let text = format!(
         "{whose} has no file descriptors left for {what}; nothing was done: try again, with fewer calls at a time; its operator can raise {remedy}"
     );
-    Error::new(Reason::ResourceExhausted, text)
-        .retry_after(RETRY_AFTER)
-        .caused_by(error)
+    Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER).caused_by(error)
 }
 
 #[cfg(test)]

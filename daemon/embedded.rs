@@ -41,10 +41,7 @@ impl Durable {
             let folder = StateDir::folder_in(&state, name).ok()?;
             Some(folder).filter(|folder| !folder.starts_with(&workspace))
         };
-        Some(Self {
-            changes: folder("changes")?,
-            uploads: folder("embedded-uploads")?,
-        })
+        Some(Self { changes: folder("changes")?, uploads: folder("embedded-uploads")? })
     }
 }
 

@@ -158,10 +158,7 @@ pub(crate) struct Error {
 impl Violation {
     /// Says what is wrong with a field.
     pub(crate) fn new(field: impl Into<String>, description: impl Into<String>) -> Self {
-        Self {
-            field: field.into(),
-            description: description.into(),
-        }
+        Self { field: field.into(), description: description.into() }
     }
 }
 
@@ -322,18 +319,12 @@ impl Error {
             let text = format!("more than {MOST_VIOLATIONS} fields break their rules");
             list.insert(0, text);
         }
-        Self {
-            violations,
-            ..Self::new(Reason::InvalidParams, list.join("; "))
-        }
+        Self { violations, ..Self::new(Reason::InvalidParams, list.join("; ")) }
     }
 
     /// One field that breaks its rules.
     pub(crate) fn invalid_field(field: impl Into<String>, description: impl Into<String>) -> Self {
-        Self::invalid(vec![Violation {
-            field: field.into(),
-            description: description.into(),
-        }])
+        Self::invalid(vec![Violation { field: field.into(), description: description.into() }])
     }
 
     /// A defect of the daemon: the caller learns that there is one, the log learns which.

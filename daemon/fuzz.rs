@@ -55,10 +55,7 @@ pub fn path(data: &[u8]) {
         let absolute = path.absolute(mount_path);
         assert!(absolute.starts_with(mount_path));
         for same in [path.as_str(), absolute.to_str().expect("both are UTF-8")] {
-            assert_eq!(
-                RelativePath::parse(same, mount_path).ok(),
-                Some(path.clone())
-            );
+            assert_eq!(RelativePath::parse(same, mount_path).ok(), Some(path.clone()));
         }
         if let Some((directory, name)) = path.split() {
             assert!(path.is_at_or_below(&directory) && !directory.is_at_or_below(&path));
@@ -119,10 +116,7 @@ pub fn glob(data: &[u8]) {
         }
         Err(error) => check_error(&error, data),
     }
-    for glob in wanted
-        .iter()
-        .filter(|glob| !glob.is_empty() && !glob.starts_with('!'))
-    {
+    for glob in wanted.iter().filter(|glob| !glob.is_empty() && !glob.starts_with('!')) {
         let Ok(plain) = globs([*glob]) else {
             continue;
         };
@@ -214,12 +208,7 @@ pub fn patch(data: &[u8]) {
     let [options, text, files @ ..] = &*sections else {
         return;
     };
-    let option = |index| {
-        options
-            .as_bytes()
-            .get(index)
-            .map_or(0, |digit| usize::from(*digit % 8))
-    };
+    let option = |index| options.as_bytes().get(index).map_or(0, |digit| usize::from(*digit % 8));
     let (strip, fuzz) = (option(0), option(1));
     let files: HashMap<String, File<'_>> = files
         .chunks_exact(2)
@@ -286,13 +275,7 @@ fn check_diff(old: &str, new: &str) {
         return;
     }
     let content = old.as_bytes();
-    let files = HashMap::from([(
-        "f".to_owned(),
-        File {
-            content,
-            mode: 0o644,
-        },
-    )]);
+    let files = HashMap::from([("f".to_owned(), File { content, mode: 0o644 })]);
     let patches = patch::parse(&text, 1).unwrap_or_else(|error| panic!("{text:?}: {error}"));
     let plan = patch::plan(&patches, &files, 0, &|| Ok(()), &|_| Ok(()));
     let plan = plan.unwrap_or_else(|error| panic!("{text:?}: {error}"));
@@ -302,11 +285,7 @@ fn check_diff(old: &str, new: &str) {
         }
         fates => panic!("{text:?}: {fates:?}"),
     }
-    assert!(
-        plan.changed
-            .iter()
-            .all(|file| file.offset == 0 && file.fuzz == 0)
-    );
+    assert!(plan.changed.iter().all(|file| file.offset == 0 && file.fuzz == 0));
 }
 
 /// Edits of notebooks. The input is what to do (a letter; the cell, a digit; the kind, a letter), a
@@ -402,10 +381,7 @@ fn check_bytes(before: &str, after: &str, index: usize, edit: &notebook::Edit) {
     assert_eq!(kept_old, kept_new);
     let (head, tail) = (&before[..changed.start], &before[changed.end..]);
     assert!(after.len() >= head.len() + tail.len());
-    assert!(
-        after.starts_with(head) && after.ends_with(tail),
-        "{after:?}"
-    );
+    assert!(after.starts_with(head) && after.ends_with(tail), "{after:?}");
 }
 
 /// The array of cells, and the cells.
@@ -422,17 +398,9 @@ fn check_fields(was: &str, is: &str) {
         return;
     };
     let others = |fields: &BTreeMap<String, &RawValue>| -> BTreeMap<String, String> {
-        let touched = [
-            "attachments",
-            "cell_type",
-            "execution_count",
-            "outputs",
-            "source",
-        ];
+        let touched = ["attachments", "cell_type", "execution_count", "outputs", "source"];
         let fields = fields.iter().filter(|(key, _)| !touched.contains(&&***key));
-        fields
-            .map(|(key, value)| (key.clone(), value.get().to_owned()))
-            .collect()
+        fields.map(|(key, value)| (key.clone(), value.get().to_owned())).collect()
     };
     assert_eq!(others(&was), others(&is));
 }

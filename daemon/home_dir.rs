@@ -36,12 +36,9 @@ mod tests {
     #[test]
     fn the_user_database_has_home_directories() {
         let users = "root:x:0:0:root:/home/of-root:/bin/sh\nshort:x:7\nme:x:1000:1000::/home/me:\n";
-        for (user, home) in [
-            (0, Some("/home/of-root")),
-            (1000, Some("/home/me")),
-            (7, Some("")),
-            (1, None),
-        ] {
+        for (user, home) in
+            [(0, Some("/home/of-root")), (1000, Some("/home/me")), (7, Some("")), (1, None)]
+        {
             assert_eq!(of_user(users, user).as_deref(), home.map(Path::new));
         }
     }

@@ -80,10 +80,9 @@ pub fn add(path: &Path, grant: &Grant, config: Option<&Path>) -> Result<String, 
         workspaces: names(&grant.workspaces),
         tools: names(&grant.tools),
         allowance: Allowance {
-            rate: grant.calls_per_second.map(|per_second| Rate {
-                per_second,
-                burst: grant.burst.unwrap_or(per_second),
-            }),
+            rate: grant
+                .calls_per_second
+                .map(|per_second| Rate { per_second, burst: grant.burst.unwrap_or(per_second) }),
             concurrent_calls: grant.concurrent_calls,
         },
         expires: grant.expires,

@@ -57,10 +57,7 @@ const CONFIGURATION: u8 = 78;
 /// Must be the first thing that a binary with the daemon in it does: the keeper has no thread but
 /// this one, no environment and no arguments.
 pub fn become_keeper_if_asked() {
-    if std::env::args_os()
-        .next()
-        .is_some_and(|name| name == sandbox::keeper::ARG0)
-    {
+    if std::env::args_os().next().is_some_and(|name| name == sandbox::keeper::ARG0) {
         sandbox::keeper::run();
     }
 }
@@ -79,23 +76,13 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
             // Help and version are asked for: they go to standard output and are no error. A closed
             // stream has nobody to tell.
             let _closed = error.print();
-            return if error.use_stderr() {
-                ExitCode::from(USAGE)
-            } else {
-                ExitCode::SUCCESS
-            };
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
     let check = args.check;
-    let outcome = Config::load(args.clone())
-        .map_err(StartError::from)
-        .and_then(|config| {
-            if check {
-                start::check(config)
-            } else {
-                start::run(args, config).map(|()| String::new())
-            }
-        });
+    let outcome = Config::load(args.clone()).map_err(StartError::from).and_then(|config| {
+        if check { start::check(config) } else { start::run(args, config).map(|()| String::new()) }
+    });
     match outcome {
         Ok(report) => {
             let _closed = io::stdout().write_all(report.as_bytes());

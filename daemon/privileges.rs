@@ -63,13 +63,7 @@ pub(super) fn answer_promptly() {
 /// more than a command is. Sandboxes have limits of their own.
 pub(super) fn raise_descriptor_limit() -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
-    setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: limit.maximum,
-            maximum: limit.maximum,
-        },
-    )?;
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
     Ok(())
 }
 
@@ -89,16 +83,9 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
     let keys = config.keys.iter().map(|keys| keys.file.as_path());
     let replaced = keys.chain(config.file.as_deref());
     let replaced: Vec<_> = replaced.flat_map(places).collect();
-    let read = replaced
-        .iter()
-        .filter_map(|file| Some((folder(file)?, Access::Read)));
+    let read = replaced.iter().filter_map(|file| Some((folder(file)?, Access::Read)));
     let cgroups = cgroups.map(|cgroups| (cgroups, Access::Write));
-    let own: Vec<_> = workspaces
-        .chain(sockets)
-        .chain([state])
-        .chain(cgroups)
-        .chain(read)
-        .collect();
+    let own: Vec<_> = workspaces.chain(sockets).chain([state]).chain(cgroups).chain(read).collect();
     if !confine_to(&own)? {
         tracing::warn!(
             remedy = "use Linux 5.19 or newer with landlock in the boot parameter lsm=",
@@ -151,14 +138,9 @@ mod tests {
             [&own, &sockets, &other].map(|folder| folder.path().to_owned());
         // Rules are a thread's own.
         let confined = thread::spawn(move || {
-            let rules = [
-                (own_path.as_path(), Access::Write),
-                (sockets_path.as_path(), Access::Sockets),
-            ];
-            assert!(
-                confine_to(&rules).unwrap(),
-                "this kernel should have Landlock"
-            );
+            let rules =
+                [(own_path.as_path(), Access::Write), (sockets_path.as_path(), Access::Sockets)];
+            assert!(confine_to(&rules).unwrap(), "this kernel should have Landlock");
             fs::create_dir(own_path.join("d")).unwrap();
             fs::write(own_path.join("f"), "").unwrap();
             fs::rename(own_path.join("f"), own_path.join("d/f")).unwrap();

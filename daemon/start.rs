@@ -91,11 +91,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
     // Neither the addresses nor the state directory are touched: a daemon may be running on them.
     let (workspaces, keeper, runtime) = prepare_sandboxes(&config, Purpose::Check)?;
     let probed = runtime
-        .block_on(isolation::prove(
-            keeper.process,
-            &keeper.found.accounting,
-            &config,
-        ))
+        .block_on(isolation::prove(keeper.process, &keeper.found.accounting, &config))
         .map_err(io_error("talking to the launcher"))?;
     serving::callers(&config, &serving::catalog(&config)?)?;
     let mut warnings = shared_limits::warnings(&config);
@@ -108,12 +104,8 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
         + &tools::report(&config.tools);
     for (workspace, found) in workspaces.iter().zip(&probed.results) {
         let isolation = isolation::isolation(&config, &keeper.found, workspace.name(), found);
-        let sockets = HostSockets::find(
-            &config,
-            workspace.name(),
-            isolation.level,
-            isolation.landlock_abi,
-        );
+        let sockets =
+            HostSockets::find(&config, workspace.name(), isolation.level, isolation.landlock_abi);
         report += &isolation::report(workspace, &isolation, found.identity, &sockets);
         let protection = protection::warning(&config, workspace.name(), isolation.level);
         report.extend(protection.as_ref().map(Warning::report));
@@ -170,10 +162,9 @@ where
         drop(end);
         match daemon.await {
             Ok(served) => served.map(|()| result),
-            Err(panic) => Err(StartError::Io {
-                what: "embedded daemon",
-                source: io::Error::other(panic),
-            }),
+            Err(panic) => {
+                Err(StartError::Io { what: "embedded daemon", source: io::Error::other(panic) })
+            }
         }
     });
     runtime.shutdown_background();
@@ -194,13 +185,7 @@ fn prepare(
     let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, purpose)?;
     let changes = keep(&mut store, &workspaces);
     mend(&mut workspaces, &changes)?;
-    let prepared = Prepared {
-        config,
-        started,
-        workspaces,
-        store,
-        keeper,
-    };
+    let prepared = Prepared { config, started, workspaces, store, keeper };
     Ok((prepared, runtime))
 }
 
@@ -228,10 +213,8 @@ fn prepare_sandboxes(
     let surroundings = Surroundings::find();
     let mut workspaces = Vec::new();
     for workspace in &config.workspaces {
-        let failed = |source| StartError::Workspace {
-            path: workspace.path.display().to_string(),
-            source,
-        };
+        let failed =
+            |source| StartError::Workspace { path: workspace.path.display().to_string(), source };
         let mut opened = Workspace::open(
             workspace.name.clone(),
             workspace.path.clone(),
@@ -253,10 +236,7 @@ fn prepare_sandboxes(
         }
         workspaces.push(opened);
     }
-    let directories: Vec<_> = workspaces
-        .iter()
-        .map(|workspace| workspace.as_fd())
-        .collect();
+    let directories: Vec<_> = workspaces.iter().map(|workspace| workspace.as_fd()).collect();
     privileges::raise_descriptor_limit().map_err(io_error("raising the limit of descriptors"))?;
     let homes = match purpose {
         Purpose::Serving | Purpose::OneCall => homes::kept(config, &workspaces)?,
@@ -280,13 +260,7 @@ fn prepare_sandboxes(
         privileges::confine(config, cgroups)
             .map_err(io_error("confining the daemon to its files"))?;
     }
-    let keeper = Keeper {
-        process,
-        found: Found {
-            accounting,
-            surroundings,
-        },
-    };
+    let keeper = Keeper { process, found: Found { accounting, surroundings } };
     // Half the machine: the commands that calls run are what needs it, and a call that is handed
     // from one thread to another waits for a wake-up each time.
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -316,9 +290,7 @@ fn accounting(config: &Config, purpose: Purpose) -> Accounting {
         Ok(cgroups) => Accounting::Cgroups(Arc::new(cgroups)),
         Err(why) => Accounting::Watchdog(why),
     };
-    let holds_cpu = accounting
-        .cgroups()
-        .is_some_and(|cgroups| cgroups.has_cpu());
+    let holds_cpu = accounting.cgroups().is_some_and(|cgroups| cgroups.has_cpu());
     if config.limits.cpu_millis.is_some() && !holds_cpu {
         tracing::warn!(
             remedy = "run the daemon where it may make cgroups of version 2 with the controller cpu, or leave limits.cpus out",
@@ -336,22 +308,20 @@ fn plan(config: &Config, workspaces: &[Workspace], homes: Vec<Option<Bind>>) -> 
         .zip(homes)
         .zip(&config.sandbox_ids)
         .enumerate()
-        .map(
-            |(index, (((config, workspace), kept_home), sandbox_id))| WorkspacePlan {
-                index,
-                sandbox_id: *sandbox_id,
-                name: config.name.clone(),
-                path: config.path.clone(),
-                identity: workspace.identity(),
-                mount_path: config.mount_path.clone(),
-                binds: config.binds.clone(),
-                given_to: None,
-                protected: config.protection.paths.clone(),
-                requires_protection: config.protection.required,
-                keeps_home: config.keeps_home,
-                kept_home,
-            },
-        );
+        .map(|(index, (((config, workspace), kept_home), sandbox_id))| WorkspacePlan {
+            index,
+            sandbox_id: *sandbox_id,
+            name: config.name.clone(),
+            path: config.path.clone(),
+            identity: workspace.identity(),
+            mount_path: config.mount_path.clone(),
+            binds: config.binds.clone(),
+            given_to: None,
+            protected: config.protection.paths.clone(),
+            requires_protection: config.protection.required,
+            keeps_home: config.keeps_home,
+            kept_home,
+        });
     Plan {
         workspaces: workspaces.collect(),
         limits: config.limits,

@@ -76,12 +76,7 @@ async fn a_sockets_path_as_authority_is_taken() {
     let answered = BTreeMap::from([(1, HEADERS), (3, HEADERS)]);
     for authority in [
         // As gRPC's C core writes it.
-        [
-            &[0x40][..],
-            &string(":authority"),
-            &string("tmp%2Fa%2Fjig.sock"),
-        ]
-        .concat(),
+        [&[0x40][..], &string(":authority"), &string("tmp%2Fa%2Fjig.sock")].concat(),
         // As grpc-java does.
         [&[0x41][..], &string("/tmp/a b/jig.sock")].concat(),
         // `%2Ftmp%2Fa b.sock` in Huffman code.
@@ -92,11 +87,7 @@ async fn a_sockets_path_as_authority_is_taken() {
         let (begin, end) = first.split_at(first.len() / 2);
         for whole in [
             [frame(HEADERS, END_HEADERS, 1, &first)].concat(),
-            [
-                frame(HEADERS, 0, 1, begin),
-                frame(CONTINUATION, END_HEADERS, 1, end),
-            ]
-            .concat(),
+            [frame(HEADERS, 0, 1, begin), frame(CONTINUATION, END_HEADERS, 1, end)].concat(),
         ] {
             let second = frame(HEADERS, END_HEADERS, 3, &second);
             let calls = [whole, message(1), second, message(3)].concat();

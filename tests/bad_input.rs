@@ -21,10 +21,7 @@ fn words() -> RunRequest {
 }
 
 fn with_env(name: &str, value: &str) -> RunRequest {
-    RunRequest {
-        env: [(name.to_owned(), value.to_owned())].into(),
-        ..line()
-    }
+    RunRequest { env: [(name.to_owned(), value.to_owned())].into(), ..line() }
 }
 
 /// Each of these requests must be refused as breaking rules, naming one field that contains the
@@ -33,15 +30,9 @@ async fn refused_for(daemon: &Daemon, requests: Vec<(RunRequest, &str)>) {
     for (request, field) in requests {
         let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
         let fields = refusal.fields();
+        assert!(fields.iter().any(|found| found.contains(field)), "{field}: {refusal:?}");
         assert!(
-            fields.iter().any(|found| found.contains(field)),
-            "{field}: {refusal:?}"
-        );
-        assert!(
-            refusal
-                .violations
-                .iter()
-                .all(|violation| !violation.description.is_empty()),
+            refusal.violations.iter().all(|violation| !violation.description.is_empty()),
             "{refusal:?}"
         );
     }
@@ -51,10 +42,7 @@ async fn refused_for(daemon: &Daemon, requests: Vec<(RunRequest, &str)>) {
 #[tokio::test]
 async fn exactly_one_of_command_and_argv_must_be_given() {
     let daemon = Daemon::start().await;
-    let both = RunRequest {
-        argv: words().argv,
-        ..line()
-    };
+    let both = RunRequest { argv: words().argv, ..line() };
     let neither = RunRequest::default();
     for request in [both, neither] {
         let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
@@ -73,13 +61,7 @@ async fn nul_characters_are_refused_wherever_they_are() {
     let requests = vec![
         (shell(&format!("{TRACE}; : \0")), "command"),
         (argv(&["sh", "-c", TRACE, "\0"]), "argv[3]"),
-        (
-            RunRequest {
-                cwd: Some("\0".to_owned()),
-                ..line()
-            },
-            "cwd",
-        ),
+        (RunRequest { cwd: Some("\0".to_owned()), ..line() }, "cwd"),
         (with_env("A\0B", "value"), "env"),
         (with_env("A", "val\0ue"), "env"),
     ];
@@ -100,14 +82,8 @@ async fn names_of_variables_must_be_ones() {
 #[tokio::test]
 async fn numbers_out_of_range_are_refused() {
     let daemon = Daemon::start().await;
-    let timeout = |seconds| RunRequest {
-        timeout_sec: Some(seconds),
-        ..line()
-    };
-    let output = |bytes| RunRequest {
-        max_output_bytes: Some(bytes),
-        ..line()
-    };
+    let timeout = |seconds| RunRequest { timeout_sec: Some(seconds), ..line() };
+    let output = |bytes| RunRequest { max_output_bytes: Some(bytes), ..line() };
     let requests = vec![
         (timeout(0), "timeout_sec"),
         (timeout(86_401), "timeout_sec"),
@@ -130,20 +106,8 @@ async fn what_is_too_long_is_refused_and_never_cut() {
         (argv(&["touch", "/workspace/ran", &long]), "argv[2]"),
         (argv(&["touch", "/workspace/ran", &huge]), "argv[2]"),
         (with_env("LONG", &long), "env"),
-        (
-            RunRequest {
-                cwd: Some("x".repeat(4097)),
-                ..line()
-            },
-            "cwd",
-        ),
-        (
-            RunRequest {
-                stdin: vec![b'x'; (8 << 20) + 1].into(),
-                ..line()
-            },
-            "stdin",
-        ),
+        (RunRequest { cwd: Some("x".repeat(4097)), ..line() }, "cwd"),
+        (RunRequest { stdin: vec![b'x'; (8 << 20) + 1].into(), ..line() }, "stdin"),
     ];
     refused_for(&daemon, requests).await;
     // Each word is short enough, and all of them are more than the kernel takes (2 MiB).
@@ -151,10 +115,8 @@ async fn what_is_too_long_is_refused_and_never_cut() {
     let word = "x".repeat(100_000);
     many.extend(std::iter::repeat_n(word.as_str(), 22));
     daemon.refuses(argv(&many), "INVALID_PARAMS").await;
-    let too_many: Vec<&str> = ["touch", "/workspace/ran"]
-        .into_iter()
-        .chain(std::iter::repeat_n("x", 65_535))
-        .collect();
+    let too_many: Vec<&str> =
+        ["touch", "/workspace/ran"].into_iter().chain(std::iter::repeat_n("x", 65_535)).collect();
     daemon.refuses(argv(&too_many), "INVALID_PARAMS").await;
     assert!(!daemon.file("ran").exists());
 }
@@ -178,10 +140,7 @@ async fn all_fields_that_break_rules_are_told_at_once() {
         let count = fields.iter().filter(|found| **found == field).count();
         assert_eq!(count, 1, "{field}: {refusal:?}");
     }
-    let variables = fields
-        .iter()
-        .filter(|found| found.starts_with("env"))
-        .count();
+    let variables = fields.iter().filter(|found| found.starts_with("env")).count();
     assert_eq!(variables, 3, "{refusal:?}");
     for violation in &refusal.violations {
         assert!(refusal.message.contains(&violation.field), "{refusal:?}");
@@ -207,10 +166,7 @@ async fn a_directory_outside_the_workspace_is_an_escape() {
         "/proc/self/cwd",
         daemon.workspace().to_str().unwrap(),
     ] {
-        let request = RunRequest {
-            cwd: Some(cwd.to_owned()),
-            ..words()
-        };
+        let request = RunRequest { cwd: Some(cwd.to_owned()), ..words() };
         daemon.refuses(request, "PATH_ESCAPE").await;
     }
     assert!(!daemon.file("ran").exists());
@@ -222,28 +178,16 @@ async fn what_is_too_long_for_the_kernel_is_told_by_its_field() {
     // By execve(2): of all arguments together a quarter of the stack, 2 MiB; of a name 255 bytes, of a path 4,096.
     let much = "x".repeat((128 << 10) - 1);
     for (request, field) in [
-        (
-            argv(&[&["printf"] as &[&str], &[&*much; 20]].concat()),
-            "argv",
-        ),
+        (argv(&[&["printf"] as &[&str], &[&*much; 20]].concat()), "argv"),
         (argv(&[&"x".repeat(300)]), "argv[0]"),
         (argv(&[&"./x".repeat(2000)]), "argv[0]"),
-        (
-            RunRequest {
-                cwd: Some("x".repeat(300)),
-                ..words()
-            },
-            "cwd",
-        ),
+        (RunRequest { cwd: Some("x".repeat(300)), ..words() }, "cwd"),
     ] {
         let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
         assert_eq!(refusal.fields(), [field], "{refusal:?}");
     }
     std::os::unix::fs::symlink("loop", daemon.file("loop")).unwrap();
-    let request = RunRequest {
-        cwd: Some("loop".to_owned()),
-        ..words()
-    };
+    let request = RunRequest { cwd: Some("loop".to_owned()), ..words() };
     daemon.refuses(request, "SYMLINK_BLOCKED").await;
     assert!(!daemon.file("ran").exists());
 }
@@ -258,10 +202,7 @@ async fn a_directory_that_is_not_one_says_so() {
         ("file", "NOT_A_DIRECTORY"),
     ] {
         for request in [line(), words()] {
-            let request = RunRequest {
-                cwd: Some(cwd.to_owned()),
-                ..request
-            };
+            let request = RunRequest { cwd: Some(cwd.to_owned()), ..request };
             let refusal = daemon.refuses(request, reason).await;
             assert!(refusal.message.contains(cwd), "{refusal:?}");
         }
@@ -272,9 +213,7 @@ async fn a_directory_that_is_not_one_says_so() {
 #[tokio::test]
 async fn an_unknown_program_is_named() {
     let daemon = Daemon::start().await;
-    let refusal = daemon
-        .refuses(argv(&["no-such-program", "argument"]), "COMMAND_NOT_FOUND")
-        .await;
+    let refusal = daemon.refuses(argv(&["no-such-program", "argument"]), "COMMAND_NOT_FOUND").await;
     assert!(refusal.message.contains("no-such-program"), "{refusal:?}");
     let response = daemon.run(shell("no-such-program argument")).await;
     assert_eq!(response.exit_code, Some(127), "{response:?}");
@@ -284,9 +223,7 @@ async fn an_unknown_program_is_named() {
 async fn an_unknown_workspace_is_refused() {
     let daemon = Daemon::start().await;
     let mut request = Request::new(line());
-    request
-        .metadata_mut()
-        .insert("jig-workspace", "nowhere".parse().unwrap());
+    request.metadata_mut().insert("jig-workspace", "nowhere".parse().unwrap());
     let status = daemon.tools().run(request).await.unwrap_err();
     assert_eq!(Refusal::of(&status).reason, "UNKNOWN_WORKSPACE");
     assert!(!daemon.file("ran").exists());
@@ -296,16 +233,9 @@ async fn an_unknown_workspace_is_refused() {
 async fn a_refused_request_costs_no_sandbox() {
     let daemon = Daemon::start().await;
     for _ in 0..20 {
-        daemon
-            .refuses(RunRequest::default(), "INVALID_PARAMS")
-            .await;
-        daemon
-            .refuses(argv(&["no-such-program"]), "COMMAND_NOT_FOUND")
-            .await;
-        let outside = RunRequest {
-            cwd: Some("..".to_owned()),
-            ..line()
-        };
+        daemon.refuses(RunRequest::default(), "INVALID_PARAMS").await;
+        daemon.refuses(argv(&["no-such-program"]), "COMMAND_NOT_FOUND").await;
+        let outside = RunRequest { cwd: Some("..".to_owned()), ..line() };
         daemon.refuses(outside, "PATH_ESCAPE").await;
     }
     let counts = daemon.info().await.counts.unwrap();
@@ -326,26 +256,10 @@ async fn values_that_an_enum_does_not_have_are_refused_and_the_others_named() {
         assert!(refusal.message.contains(value), "{refusal:?}");
     };
     let mut tools = daemon.tools();
-    let request = ReadFileRequest {
-        path: path(),
-        encoding: Some(9),
-        ..Default::default()
-    };
-    refused(
-        tools.read_file(request).await.map(drop),
-        "encoding",
-        "ENCODING_BASE64",
-    );
-    let request = WriteFileRequest {
-        path: path(),
-        mode: Some(-1),
-        ..Default::default()
-    };
-    refused(
-        tools.write_file(request).await.map(drop),
-        "mode",
-        "WRITE_MODE_APPEND",
-    );
+    let request = ReadFileRequest { path: path(), encoding: Some(9), ..Default::default() };
+    refused(tools.read_file(request).await.map(drop), "encoding", "ENCODING_BASE64");
+    let request = WriteFileRequest { path: path(), mode: Some(-1), ..Default::default() };
+    refused(tools.write_file(request).await.map(drop), "mode", "WRITE_MODE_APPEND");
     let edit = |occurrence| Edit {
         old_string: "old".to_owned(),
         new_string: "new".to_owned(),
@@ -364,23 +278,9 @@ async fn values_that_an_enum_does_not_have_are_refused_and_the_others_named() {
         source: Some(String::new()),
         ..Default::default()
     };
-    let request = EditNotebookRequest {
-        mode: Some(77),
-        ..notebook()
-    };
-    refused(
-        tools.edit_notebook(request).await.map(drop),
-        "mode",
-        "CELL_EDIT_INSERT",
-    );
-    let request = EditNotebookRequest {
-        cell_type: Some(77),
-        ..notebook()
-    };
-    refused(
-        tools.edit_notebook(request).await.map(drop),
-        "cell_type",
-        "CELL_TYPE_RAW",
-    );
+    let request = EditNotebookRequest { mode: Some(77), ..notebook() };
+    refused(tools.edit_notebook(request).await.map(drop), "mode", "CELL_EDIT_INSERT");
+    let request = EditNotebookRequest { cell_type: Some(77), ..notebook() };
+    refused(tools.edit_notebook(request).await.map(drop), "cell_type", "CELL_TYPE_RAW");
     assert_eq!(fs::read_to_string(daemon.file("f")).unwrap(), "old");
 }

@@ -74,32 +74,18 @@ async fn tools_are_listed_for_people_and_for_every_vendor() {
     let (text, _) = exits(&daemon, &["tools", "--format", "mcp", "--json"], 0);
     let all = json(&text);
     let tools = json(all["tools_json"].as_str().unwrap());
-    let names: Vec<_> = tools
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|tool| &tool["name"])
-        .collect();
+    let names: Vec<_> = tools.as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
     let told: Vec<_> = all["names"].as_array().unwrap().iter().collect();
     assert_eq!(names, told);
     let (_, told) = exits(&daemon, &["tools", "--dialect", "zulu"], 1);
-    assert!(
-        told.contains("INVALID_PARAMS") && told.contains("agentbench"),
-        "{told}"
-    );
+    assert!(told.contains("INVALID_PARAMS") && told.contains("agentbench"), "{told}");
 }
 
 #[tokio::test]
 async fn a_tool_is_called_with_parameters_by_name() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("lines"), "one\ntwo\nthree\n").unwrap();
-    let named = [
-        "call",
-        "read_file",
-        "path=lines",
-        "start_line=2",
-        "end_line:=2",
-    ];
+    let named = ["call", "read_file", "path=lines", "start_line=2", "end_line:=2"];
     let (text, _) = exits(&daemon, &named, 0);
     assert_eq!(json(&text)["content"], "two\n", "{text}");
     let listed = ["call", "run", r#"argv:=["echo", "a  b"]"#];
@@ -143,10 +129,7 @@ async fn what_fails_says_why_and_what_to_do() {
     assert!(errors.contains("unknown_tool"), "{errors}");
     // What is about the call, and not about the tool.
     let (_, errors) = exits(&daemon, &["call", "--dialect", "zulu", "read_file"], 125);
-    assert!(
-        errors.starts_with("jig: INVALID_PARAMS: dialect: "),
-        "{errors}"
-    );
+    assert!(errors.starts_with("jig: INVALID_PARAMS: dialect: "), "{errors}");
 }
 
 #[tokio::test]
@@ -155,11 +138,7 @@ async fn it_exits_as_the_command_did() {
     for (line, code, told) in [
         (&["command=exit 3"][..], 3, ""),
         (&["command=kill -9 $$"], 137, ""),
-        (
-            &["command=sleep 1000", "timeout_sec=1"],
-            124,
-            "jig: ended: its time was up\n",
-        ),
+        (&["command=sleep 1000", "timeout_sec=1"], 124, "jig: ended: its time was up\n"),
     ] {
         let words = [&["call", "run"], line].concat();
         assert_eq!(exits(&daemon, &words, code).1, told, "{line:?}");
@@ -175,12 +154,7 @@ async fn it_exits_as_the_command_did() {
     }
     // However its vocabulary puts it, also as a failure.
     for (words, parameters, code, told) in [
-        (
-            &["agentbench", "run"][..],
-            &["command=kill -9 $$"][..],
-            137,
-            "",
-        ),
+        (&["agentbench", "run"][..], &["command=kill -9 $$"][..], 137, ""),
         (&["anthropic", "bash"], &["command=kill -9 $$"], 137, ""),
         (&["claude", "Bash"], &["command=kill -9 $$"], 137, ""),
         (
@@ -189,30 +163,15 @@ async fn it_exits_as_the_command_did() {
             124,
             "jig: ended: its time was up\n",
         ),
-        (
-            &["cli_agent", "run_in_terminal"],
-            &["command=kill -TERM $$"],
-            143,
-            "",
-        ),
-        (
-            &["dracode", "run_command"],
-            &["command=sh", r#"arguments=-c "kill -9 $$""#],
-            137,
-            "",
-        ),
+        (&["cli_agent", "run_in_terminal"], &["command=kill -TERM $$"], 143, ""),
+        (&["dracode", "run_command"], &["command=sh", r#"arguments=-c "kill -9 $$""#], 137, ""),
         (
             &["openai", "shell"],
             &[r#"commands:=["sleep 1000"]"#, "timeout_ms=300"],
             124,
             "jig: ended: its time was up\n",
         ),
-        (
-            &["rauskuclaw", "tool_exec"],
-            &["command=kill -9 $$"],
-            137,
-            "",
-        ),
+        (&["rauskuclaw", "tool_exec"], &["command=kill -9 $$"], 137, ""),
     ] {
         let call = [&["call", "--dialect"], words, parameters].concat();
         let (_, errors) = exits(&daemon, &call, code);
@@ -229,14 +188,7 @@ async fn it_exits_as_the_command_did() {
 async fn cli_agent_is_shown_as_in_its_document() {
     let daemon = Daemon::start().await;
     let content = format!("content={}", "x".repeat(125));
-    let create = [
-        "call",
-        "--dialect",
-        "cli_agent",
-        "create_file",
-        "path=hello.py",
-        &content,
-    ];
+    let create = ["call", "--dialect", "cli_agent", "create_file", "path=hello.py", &content];
     let (output, errors) = exits(&daemon, &create, 0);
     let lines: Vec<_> = output.lines().collect();
     let [created, location, time] = lines[..] else {
@@ -244,16 +196,9 @@ async fn cli_agent_is_shown_as_in_its_document() {
     };
     assert_eq!(
         (created, location, errors.as_str()),
-        (
-            "✓ Created file: hello.py (125 bytes)",
-            "  Location: /workspace/hello.py",
-            ""
-        )
+        ("✓ Created file: hello.py (125 bytes)", "  Location: /workspace/hello.py", "")
     );
-    assert!(
-        time.starts_with("  Time: ") && time.ends_with("ms"),
-        "{time}"
-    );
+    assert!(time.starts_with("  Time: ") && time.ends_with("ms"), "{time}");
     let (output, errors) = exits(&daemon, &create, 125);
     assert_eq!(output, "");
     assert!(
@@ -265,14 +210,7 @@ async fn cli_agent_is_shown_as_in_its_document() {
     assert_eq!(failed["success"], false, "{failed}");
     assert_eq!(failed["error"]["code"], "file_exists", "{failed}");
     // As the document has it.
-    let words = [
-        "call",
-        "--json",
-        "--dialect",
-        "cli_agent",
-        "create_directory",
-        "path=src/models",
-    ];
+    let words = ["call", "--json", "--dialect", "cli_agent", "create_directory", "path=src/models"];
     let (output, _) = exits(&daemon, &words, 0);
     let flat = json(&output);
     let time = flat["execution_time_ms"].as_u64();
@@ -285,14 +223,7 @@ async fn cli_agent_is_shown_as_in_its_document() {
         "metadata": { "created_parents": ["src"] },
     });
     assert_eq!(flat, expected);
-    let of_agentbench = [
-        "call",
-        "--json",
-        "--dialect",
-        "agentbench",
-        "list_files",
-        "root=src",
-    ];
+    let of_agentbench = ["call", "--json", "--dialect", "agentbench", "list_files", "root=src"];
     let (output, _) = exits(&daemon, &of_agentbench, 0);
     let result = json(&output);
     assert_eq!(result["status"], "success", "{result}");
@@ -303,13 +234,7 @@ async fn cli_agent_is_shown_as_in_its_document() {
 #[tokio::test]
 async fn a_call_with_a_request_id_is_made_once() {
     let daemon = Daemon::start().await;
-    let words = [
-        "call",
-        "--request-id",
-        "once",
-        "run",
-        "command=echo x >>file; wc -l <file",
-    ];
+    let words = ["call", "--request-id", "once", "run", "command=echo x >>file; wc -l <file"];
     for _ in 0..2 {
         let (output, _) = exits(&daemon, &words, 0);
         assert_eq!(json(&output)["stdout"], "1\n");
@@ -320,15 +245,7 @@ async fn a_call_with_a_request_id_is_made_once() {
 async fn a_tool_of_another_vocabulary_is_called_as_a_job() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("README.md"), "# My Project\n").unwrap();
-    let words = [
-        "job",
-        "submit",
-        "--wait",
-        "--dialect",
-        "claude",
-        "Read",
-        "path=README.md",
-    ];
+    let words = ["job", "submit", "--wait", "--dialect", "claude", "Read", "path=README.md"];
     let (output, _) = exits(&daemon, &words, 0);
     assert!(output.contains("# My Project"), "{output}");
 }
@@ -394,10 +311,7 @@ async fn a_batch_that_cannot_be_read_is_not_sent() {
     let daemon = Daemon::start().await;
     for (text, told) in [
         ("", "no JSON"),
-        (
-            r#"{"calls": 1, "mod": "sync"}"#,
-            "calls must be an array; mod is not known",
-        ),
+        (r#"{"calls": 1, "mod": "sync"}"#, "calls must be an array; mod is not known"),
         // And what only the daemon knows.
         (r#"{"calls": []}"#, "INVALID_PARAMS"),
     ] {
@@ -421,9 +335,7 @@ async fn who_interrupts_a_batch_learns_that_its_calls_go_on() {
     assert!(errors.contains("jig job ls lists them"), "{errors}");
     let (listed, _) = exits(&daemon, &["--json", "job", "ls"], 0);
     let listed = json(&listed);
-    let jobs = listed["jobs"]
-        .as_array()
-        .unwrap_or_else(|| panic!("{listed}"));
+    let jobs = listed["jobs"].as_array().unwrap_or_else(|| panic!("{listed}"));
     let id = jobs[0]["job_id"].as_str().unwrap();
     exits(&daemon, &["job", "cancel", id], 0);
 }
@@ -433,28 +345,15 @@ async fn parameters_that_are_none_are_told_before_they_are_sent() {
     let daemon = Daemon::start().await;
     for (words, told) in [
         (&["call", "run", "=x"][..], "has no name"),
-        (
-            &["call", "run", "--params", "file.json"],
-            "--params - reads one from standard input",
-        ),
-        (
-            &["call", "run", "--params", "[]"],
-            "--params is no JSON object",
-        ),
-        (
-            &["call", "run", "--params", "-"],
-            "standard input is no JSON object",
-        ),
+        (&["call", "run", "--params", "file.json"], "--params - reads one from standard input"),
+        (&["call", "run", "--params", "[]"], "--params is no JSON object"),
+        (&["call", "run", "--params", "-"], "standard input is no JSON object"),
     ] {
         let (_, errors) = exits(&daemon, words, 125);
         assert!(errors.contains(told), "{errors}");
     }
     let (_, errors) = exits(&daemon, &["call", "raed_file", "path=x"], 125);
     assert!(errors.contains("read_file was probably meant"), "{errors}");
-    let (_, errors) = exits(
-        &daemon,
-        &["call", "run", "command=true", "timeout_sec=0"],
-        125,
-    );
+    let (_, errors) = exits(&daemon, &["call", "run", "command=true", "timeout_sec=0"], 125);
     assert_eq!(errors.matches("it must be from 1").count(), 1, "{errors}");
 }

@@ -50,9 +50,7 @@ fn jig_on_a_terminal(directory: &Path, arguments: &[&str]) -> String {
     let _ended = File::from(terminal).read_to_end(&mut shown);
     child.wait().unwrap();
     let mut shown = String::from_utf8(shown).unwrap();
-    for ours in [
-        "\r", "\x1b[2K", "\x1b[31m", "\x1b[32m", "\x1b[35m", "\x1b[36m", "\x1b[0m",
-    ] {
+    for ours in ["\r", "\x1b[2K", "\x1b[31m", "\x1b[32m", "\x1b[35m", "\x1b[36m", "\x1b[0m"] {
         shown = shown.replace(ours, "");
     }
     shown
@@ -65,11 +63,7 @@ fn text(bytes: &[u8]) -> &str {
 /// Runs `jig`, which must exit with `code`; answers what it wrote to standard output.
 fn jig_exits(directory: &Path, arguments: &[&str], code: i32) -> String {
     let output = jig(directory, arguments);
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "{arguments:?}: {output:?}"
-    );
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
     text(&output.stdout).to_owned()
 }
 
@@ -79,10 +73,7 @@ fn without_an_address_the_daemon_lives_as_long_as_the_call() {
     let here = folder.path();
     let uname = jig_exits(here, &["run", "uname -a; echo made > file"], 0);
     assert!(uname.starts_with("Linux jig "), "{uname}");
-    assert_eq!(
-        std::fs::read_to_string(here.join("file")).unwrap(),
-        "made\n"
-    );
+    assert_eq!(std::fs::read_to_string(here.join("file")).unwrap(), "made\n");
     assert_eq!(jig_exits(here, &["read", "file"], 0), "made\n");
     assert_eq!(jig_exits(here, &["ls"], 0), "file\n");
     assert!(jig_exits(here, &["info"], 0).contains("L3"));
@@ -94,19 +85,13 @@ fn the_exit_code_is_the_commands() {
     let here = folder.path();
     // One argument is a command line, what follows `--` is a program and its arguments.
     assert_eq!(jig_exits(here, &["run", "echo $((1 + 1))"], 0), "2\n");
-    assert_eq!(
-        jig_exits(here, &["run", "--", "echo", "$((1 + 1))"], 0),
-        "$((1 + 1))\n"
-    );
+    assert_eq!(jig_exits(here, &["run", "--", "echo", "$((1 + 1))"], 0), "$((1 + 1))\n");
     jig_exits(here, &["run", "exit 7"], 7);
     jig_exits(here, &["run", "kill -SEGV $$"], 128 + 11);
     jig_exits(here, &["run", "--timeout", "1", "sleep 100"], 124);
     let output = jig(here, &["run", "--", "no-such-program"]);
     assert_eq!(output.status.code(), Some(125));
-    assert!(
-        text(&output.stderr).contains("COMMAND_NOT_FOUND"),
-        "{output:?}"
-    );
+    assert!(text(&output.stderr).contains("COMMAND_NOT_FOUND"), "{output:?}");
     let output = jig(here, &["run", "echo out; echo err >&2"]);
     assert_eq!(
         (text(&output.stdout), text(&output.stderr)),
@@ -148,10 +133,9 @@ async fn a_signal_ends_it_while_nobody_reads_the_answer() {
     let elsewhere = ["--address", &address];
     for (connection, workspace) in [(&elsewhere[..], Path::new("/")), (&[], &daemon.workspace())] {
         for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
-            for arguments in [
-                &["--json", "read", "big"][..],
-                &["run", "--max-output", "2000000", "cat big >&2"],
-            ] {
+            for arguments in
+                [&["--json", "read", "big"][..], &["run", "--max-output", "2000000", "cat big >&2"]]
+            {
                 let mut child = minds_signals(env!("CARGO_BIN_EXE_jig"))
                     .args([connection, arguments].concat())
                     .current_dir(workspace)
@@ -191,35 +175,20 @@ async fn a_signal_ends_it_while_nobody_reads_the_answer() {
 fn what_cannot_be_done_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, code, says) in [
-        (
-            &["--address", "unix:/nowhere/jig.sock", "run", "true"][..],
-            125,
-            "jig serve",
-        ),
+        (&["--address", "unix:/nowhere/jig.sock", "run", "true"][..], 125, "jig serve"),
         (&["--address", "nonsense", "health"], 1, "nonsense"),
         (&["--address", "nonsense", "ls"], 64, "nonsense"),
         (&["--address", "nonsense", "search", "x"], 2, "nonsense"),
         (&["--address", "nonsense", "run", "true"], 125, "nonsense"),
-        (
-            &["--session", "a\nb", "--address", "[::1]:1", "ls"],
-            64,
-            "ASCII",
-        ),
+        (&["--session", "a\nb", "--address", "[::1]:1", "ls"], 64, "ASCII"),
         (&["run"], 125, "run"),
         (&["no-such-command"], 64, "no-such-command"),
         (&["serve", "--listen", "0.0.0.0:1"], 78, "loopback"),
         (&["serve", "--no-such-flag"], 64, "--no-such-flag"),
     ] {
         let output = jig(folder.path(), arguments);
-        assert_eq!(
-            output.status.code(),
-            Some(code),
-            "{arguments:?}: {output:?}"
-        );
-        assert!(
-            text(&output.stderr).contains(says),
-            "{arguments:?}: {output:?}"
-        );
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
+        assert!(text(&output.stderr).contains(says), "{arguments:?}: {output:?}");
     }
 }
 
@@ -263,24 +232,12 @@ fn on_a_terminal_names_and_lines_are_only_text() {
         (&["ls", "-l"], format!(" {SHOWN}\n")),
         (&["stat", NAME], format!("{SHOWN}\ntype    file\n")),
         (&["search", "needle"], format!("{SHOWN}:1:1:{line}\n")),
-        (
-            &["edit", NAME, "--old", "needle", "--new", "n", "--dry-run"],
-            format!("-{line}\n"),
-        ),
-        (
-            &["write", NAME, "--text", "needle"],
-            format!("wrote {SHOWN} (6 bytes)\n"),
-        ),
-        (
-            &["cp", "-n", &format!(":{NAME}"), "../out"],
-            format!(":{}", &SHOWN[1..]),
-        ),
+        (&["edit", NAME, "--old", "needle", "--new", "n", "--dry-run"], format!("-{line}\n")),
+        (&["write", NAME, "--text", "needle"], format!("wrote {SHOWN} (6 bytes)\n")),
+        (&["cp", "-n", &format!(":{NAME}"), "../out"], format!(":{}", &SHOWN[1..])),
         (&["mv", "none", &format!("{NAME}/x")], "\\u{1b}".to_owned()),
         (&["ls", "d", "\x1b[5m\u{9b}5m"], "'\\302\\2335m'".to_owned()),
-        (
-            &["mkdir", "d/\x1b[5m"],
-            "created \"d/\\033[5m\"\n".to_owned(),
-        ),
+        (&["mkdir", "d/\x1b[5m"], "created \"d/\\033[5m\"\n".to_owned()),
     ] {
         let output = jig_on_a_terminal(&here, arguments);
         assert!(output.contains(&shown), "{arguments:?}: {output}");
@@ -296,10 +253,7 @@ fn on_a_terminal_names_and_lines_are_only_text() {
     fs::remove_file(here.join("long")).unwrap();
     // Programs get names as they are.
     assert_eq!(jig_exits(&here, &["ls"], 0), format!("{NAME}\n"));
-    assert_eq!(
-        jig_exits(&here, &["search", "needle"], 0),
-        format!("{NAME}:1:1:needle\n")
-    );
+    assert_eq!(jig_exits(&here, &["search", "needle"], 0), format!("{NAME}:1:1:needle\n"));
 }
 
 #[test]

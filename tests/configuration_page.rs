@@ -72,10 +72,5 @@ fn known_keys(header: &str) -> BTreeSet<String> {
     let expected = format!("`{UNKNOWN_KEY}`, expected ");
     let (_, known) = error.split_once(&expected).expect(&error);
     let known = known.lines().next().unwrap();
-    known
-        .split('`')
-        .skip(1)
-        .step_by(2)
-        .map(str::to_owned)
-        .collect()
+    known.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }

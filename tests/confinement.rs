@@ -33,18 +33,11 @@ async fn moved_while_deleted(
         for entry in 0..entries {
             make(tree.join(entry.to_string()));
         }
-        let modified = || {
-            fs::metadata(&tree)
-                .ok()
-                .and_then(|tree| tree.modified().ok())
-        };
+        let modified = || fs::metadata(&tree).ok().and_then(|tree| tree.modified().ok());
         let before = modified();
         let mut tools = daemon.tools();
         let call = tokio::spawn(async move {
-            let request = DeletePathRequest {
-                path: "tree".to_owned(),
-                recursive: Some(true),
-            };
+            let request = DeletePathRequest { path: "tree".to_owned(), recursive: Some(true) };
             let answer = tools.delete_path(request).await?;
             Ok(answer.into_inner().deleted_count)
         });
@@ -104,10 +97,7 @@ async fn without_landlock_the_daemon_says_that_it_is_not_confined() {
     let [warning] = warnings.as_slice() else {
         panic!("{log}");
     };
-    assert!(
-        warning.contains("Landlock") && warning.contains("lsm="),
-        "{warning}"
-    );
+    assert!(warning.contains("Landlock") && warning.contains("lsm="), "{warning}");
     // That the tests above look at Landlock and at nothing else.
     let elsewhere = tempfile::tempdir().unwrap();
     let (answer, left) = moved_while_deleted(&daemon, elsewhere.path(), file).await;

@@ -20,9 +20,7 @@ async fn check(channel: Channel, service: &str) -> Result<ServingStatus, Code> {
     let service = service.to_owned();
     let request = HealthCheckRequest { service };
     let answer = HealthClient::new(channel).check(request).await;
-    answer
-        .map(|answer| answer.into_inner().status())
-        .map_err(|status| status.code())
+    answer.map(|answer| answer.into_inner().status()).map_err(|status| status.code())
 }
 
 /// The names whose health is one of these.
@@ -37,17 +35,9 @@ async fn all_are(daemon: &Daemon, names: &[&str], expected: ServingStatus) -> bo
 
 /// Waits until all is well, or nothing but that the process lives.
 async fn becomes(daemon: &Daemon, expected: ServingStatus) {
-    let names = [
-        "",
-        "readiness",
-        "jig.v1.ToolService",
-        "jig.v1.CatalogService",
-        "jig.v1.DaemonService",
-    ];
-    eventually("the health is another", async || {
-        all_are(daemon, &names, expected).await
-    })
-    .await;
+    let names =
+        ["", "readiness", "jig.v1.ToolService", "jig.v1.CatalogService", "jig.v1.DaemonService"];
+    eventually("the health is another", async || all_are(daemon, &names, expected).await).await;
     let liveness = check(daemon.channel(), "liveness").await;
     assert_eq!(liveness, Ok(ServingStatus::Serving));
 }
@@ -58,10 +48,7 @@ fn lines<'a>(log: &'a str, text: &str) -> Vec<&'a str> {
 
 /// Gives a daemon a limit of descriptors; returns what it was.
 fn limit(daemon: &Daemon, limit: u64) -> u64 {
-    let new = Rlimit {
-        current: Some(limit),
-        maximum: getrlimit(Resource::Nofile).maximum,
-    };
+    let new = Rlimit { current: Some(limit), maximum: getrlimit(Resource::Nofile).maximum };
     let old = prlimit(Pid::from_raw(daemon.pid()), Resource::Nofile, new).unwrap();
     old.current.unwrap_or(1 << 20)
 }
@@ -90,18 +77,8 @@ async fn a_daemon_that_runs_no_commands_lives_and_is_not_ready() {
     let wrapper = HostProgram::compile("no_namespaces");
     let daemon = Setup::new().under([&wrapper.path]).start().await;
     let [serving, not_serving] = [
-        [
-            "liveness",
-            "jig.v1.TransferService",
-            "jig.v1.CatalogService",
-        ]
-        .as_slice(),
-        &[
-            "",
-            "readiness",
-            "jig.v1.ToolService",
-            "jig.v1.InvokeService",
-        ],
+        ["liveness", "jig.v1.TransferService", "jig.v1.CatalogService"].as_slice(),
+        &["", "readiness", "jig.v1.ToolService", "jig.v1.InvokeService"],
     ];
     assert!(all_are(&daemon, serving, ServingStatus::Serving).await);
     assert!(all_are(&daemon, not_serving, ServingStatus::NotServing).await);
@@ -160,11 +137,7 @@ async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twi
         let path = path.to_owned();
         with("jig-request-id", id, CreateDirectoryRequest { path })
     };
-    daemon
-        .tools()
-        .create_directory(under("before", "a"))
-        .await
-        .unwrap();
+    daemon.tools().create_directory(under("before", "a")).await.unwrap();
     let (state, aside) = (daemon.state(), daemon.beside("aside"));
     for replaced in [false, true] {
         fs::rename(&state, &aside).unwrap();
@@ -177,10 +150,7 @@ async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twi
             let refused = daemon.tools().create_directory(under("after", path)).await;
             let refusal = Refusal::of(&refused.unwrap_err());
             assert_eq!(refusal.reason, "STATE_LOST");
-            assert!(
-                refusal.message.contains("removed or replaced"),
-                "{refusal:?}"
-            );
+            assert!(refusal.message.contains("removed or replaced"), "{refusal:?}");
         }
         becomes(&daemon, ServingStatus::NotServing).await;
         assert!(!daemon.file("b").exists());
@@ -192,17 +162,9 @@ async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twi
         fs::rename(&aside, &state).unwrap();
         becomes(&daemon, ServingStatus::Serving).await;
     }
-    daemon
-        .tools()
-        .create_directory(under("after", "b"))
-        .await
-        .unwrap();
+    daemon.tools().create_directory(under("after", "b")).await.unwrap();
     let log = daemon.log();
-    assert_eq!(
-        lines(&log, "calls that need it are refused").len(),
-        2,
-        "{log}"
-    );
+    assert_eq!(lines(&log, "calls that need it are refused").len(), 2, "{log}");
     assert_eq!(lines(&log, "is in place again").len(), 2, "{log}");
     assert_eq!(lines(&log, "failed by a defect"), [""; 0]);
     // Noticed without a call, too, also where only the lock is gone, which another daemon would take.
@@ -220,11 +182,7 @@ fn jig_fails(daemon: &Daemon, arguments: &[&str], code: i32) -> String {
         .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
         .output()
         .unwrap();
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "{arguments:?}: {output:?}"
-    );
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
     String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
 }
 
@@ -270,20 +228,12 @@ async fn calls_without_a_request_id_fail_for_a_lost_state_directory_and_not_by_a
 
 #[tokio::test]
 async fn a_daemon_that_drains_lives_and_is_not_ready() {
-    let daemon = Setup::new()
-        .arguments(&["--drain-timeout", "60s"])
-        .start()
-        .await;
+    let daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
     let mark = daemon.file("goes-on");
-    let running = daemon.begin(shell(
-        "touch goes-on; while [ ! -e end ]; do sleep 0.1; done",
-    ));
+    let running = daemon.begin(shell("touch goes-on; while [ ! -e end ]; do sleep 0.1; done"));
     eventually("the command runs", async || mark.exists()).await;
     daemon.signal(Signal::TERM);
     becomes(&daemon, ServingStatus::NotServing).await;
     fs::write(daemon.file("end"), "").unwrap();
-    promptly("the command ends", running)
-        .await
-        .unwrap()
-        .unwrap();
+    promptly("the command ends", running).await.unwrap().unwrap();
 }

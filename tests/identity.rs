@@ -26,45 +26,21 @@ async fn shares_files(daemon: &Daemon, owner: u32) -> (u32, String) {
         ))
         .await;
     assert_eq!(output, "agent\n", "inside, the file is the command's own");
-    for name in [
-        "made",
-        "folder",
-        "folder/inner",
-        "folder/inner/file",
-        "link",
-        "fifo",
-        "moved",
-    ] {
+    for name in ["made", "folder", "folder/inner", "folder/inner/file", "link", "fifo", "moved"] {
         let metadata = daemon.file(name).symlink_metadata().unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (owner, owner), "{name}");
     }
-    assert_eq!(
-        daemon.file("folder").metadata().unwrap().mode() & 0o7777,
-        0o750
-    );
-    assert_eq!(
-        daemon.file("made").metadata().unwrap().mode() & 0o7777,
-        0o644
-    );
+    assert_eq!(daemon.file("folder").metadata().unwrap().mode() & 0o7777, 0o750);
+    assert_eq!(daemon.file("made").metadata().unwrap().mode() & 0o7777, 0o644);
     assert_eq!(daemon.read_file("made").await.unwrap(), "made\n");
-    assert_eq!(
-        daemon.read_file("/workspace/moved").await.unwrap(),
-        "made\nmore\n"
-    );
-    assert_eq!(
-        daemon.list_files().await,
-        ["folder/inner/file", "made", "moved"]
-    );
+    assert_eq!(daemon.read_file("/workspace/moved").await.unwrap(), "made\nmore\n");
+    assert_eq!(daemon.list_files().await, ["folder/inner/file", "made", "moved"]);
     // The other way round.
     let theirs = daemon.file("theirs");
     fs::write(&theirs, "of the host\n").unwrap();
     fs::set_permissions(&theirs, fs::Permissions::from_mode(0o600)).unwrap();
     chown(&theirs, Some(owner), Some(owner)).unwrap();
-    let output = daemon
-        .output(shell(
-            "cat theirs; echo changed > theirs; stat -c %U theirs",
-        ))
-        .await;
+    let output = daemon.output(shell("cat theirs; echo changed > theirs; stat -c %U theirs")).await;
     assert_eq!(output, "of the host\nagent\n");
     assert_eq!(fs::read_to_string(&theirs).unwrap(), "changed\n");
     assert_eq!(theirs.metadata().unwrap().uid(), owner);
@@ -98,10 +74,7 @@ async fn an_ordinary_user_on_its_own_workspace() {
 
 #[tokio::test]
 async fn what_belongs_to_somebody_else_stays_theirs() {
-    for (setup, owner) in [
-        (Setup::new(), 0),
-        (Setup::new().workspace_owner(SOMEBODY), SOMEBODY),
-    ] {
+    for (setup, owner) in [(Setup::new(), 0), (Setup::new().workspace_owner(SOMEBODY), SOMEBODY)] {
         let daemon = setup.start().await;
         let stranger = if owner == 0 { SOMEBODY } else { 0 };
         for (name, mode) in [("public", 0o644), ("private", 0o600)] {
@@ -110,11 +83,8 @@ async fn what_belongs_to_somebody_else_stays_theirs() {
             chown(&path, Some(stranger), Some(stranger)).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         }
-        let response = daemon
-            .run(shell(
-                "cat public; cat private; echo x > public; chmod 777 private",
-            ))
-            .await;
+        let response =
+            daemon.run(shell("cat public; cat private; echo x > public; chmod 777 private")).await;
         assert_ne!(response.exit_code, Some(0));
         assert_eq!(response.stdout, "text\n", "{response:?}");
         assert_eq!(fs::read_to_string(daemon.file("public")).unwrap(), "text\n");
@@ -222,20 +192,14 @@ async fn unchanged(daemon: &Daemon, path: &Path, owner: u32) {
 async fn no_command_makes_a_set_user_id_file_of_roots() {
     let daemon = Daemon::start().await;
     let response = daemon
-        .run(shell(
-            "cp /bin/true tool && chmod u+s tool; chmod 4755 tool; chmod g+s tool; exit 1",
-        ))
+        .run(shell("cp /bin/true tool && chmod u+s tool; chmod 4755 tool; chmod g+s tool; exit 1"))
         .await;
     assert!(response.stderr.contains("not permitted"), "{response:?}");
     let metadata = daemon.file("tool").metadata().unwrap();
     assert_eq!(metadata.uid(), 0);
     assert_eq!(metadata.mode() & 0o6000, 0);
     // The sticky bit and all others are free.
-    daemon
-        .output(shell(
-            "mkdir shared; chmod 1777 shared; chmod 0 tool; chmod 755 tool",
-        ))
-        .await;
+    daemon.output(shell("mkdir shared; chmod 1777 shared; chmod 0 tool; chmod 755 tool")).await;
 }
 
 #[tokio::test]
@@ -244,37 +208,22 @@ async fn the_daemons_user_may_be_anybody_and_its_state_is_its_own() {
     daemon.output(shell("true")).await;
     let mode = |path: &std::path::Path| path.metadata().unwrap().mode() & 0o777;
     assert_eq!(daemon.state().metadata().unwrap().uid(), ORDINARY);
-    assert_eq!(
-        mode(&daemon.state()) & 0o077,
-        0,
-        "nobody else reads what commands wrote"
-    );
+    assert_eq!(mode(&daemon.state()) & 0o077, 0, "nobody else reads what commands wrote");
     assert_eq!(mode(&daemon.socket()), 0o600);
 }
 
 #[tokio::test]
 async fn each_workspace_of_a_root_daemon_has_a_user_of_its_own() {
     let other = TempDir::with_prefix("jig-test-other-").unwrap();
-    let table = format!(
-        "home = \"keep\"\n[[workspaces]]\nname = \"other\"\npath = {:?}",
-        other.path()
-    );
+    let table =
+        format!("home = \"keep\"\n[[workspaces]]\nname = \"other\"\npath = {:?}", other.path());
     let daemon = Setup::new().workspace_table(&table).start().await;
     let made = "echo kept > ~/f; echo made > made; stat -c %U made; id -u";
     let first = daemon.output(shell(made)).await;
-    let second = daemon
-        .output(with("jig-workspace", "other", shell(made)))
-        .await;
+    let second = daemon.output(with("jig-workspace", "other", shell(made))).await;
     let ids: Vec<u32> = [first, second]
         .iter()
-        .map(|output| {
-            output
-                .strip_prefix("agent\n")
-                .unwrap()
-                .trim()
-                .parse()
-                .unwrap()
-        })
+        .map(|output| output.strip_prefix("agent\n").unwrap().trim().parse().unwrap())
         .collect();
     assert_eq!(ids, [61_000, 61_001]);
     let workspaces = daemon.info().await.workspaces;

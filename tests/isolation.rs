@@ -41,11 +41,7 @@ async fn a_command_has_no_privilege_left() {
     assert_eq!(status.get("Seccomp"), Some(&"2"));
     assert_eq!(status.get("TracerPid"), Some(&"0"));
     assert_eq!(status.get("Groups").map_or("", |groups| groups), "");
-    assert_eq!(
-        status.get("NSpid"),
-        status.get("Pid"),
-        "no outer namespace is seen"
-    );
+    assert_eq!(status.get("NSpid"), status.get("Pid"), "no outer namespace is seen");
     for signals in ["SigBlk", "SigIgn"] {
         assert_eq!(status.get(signals), Some(&"0000000000000000"), "{signals}");
     }
@@ -55,23 +51,13 @@ async fn a_command_has_no_privilege_left() {
 async fn a_command_is_not_root_inside_nor_outside() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
-        let uid = daemon
-            .info()
-            .await
-            .workspaces
-            .first()
-            .unwrap()
-            .uid
-            .to_string();
+        let uid = daemon.info().await.workspaces.first().unwrap().uid.to_string();
         assert_ne!(uid, "0");
         assert_eq!(
             daemon.output(shell("id -u; id -g; id -un; id -gn")).await,
             format!("{uid}\n{uid}\nagent\nagent\n")
         );
-        assert_eq!(
-            daemon.output(shell("umask")).await.trim_start_matches('0'),
-            "22\n"
-        );
+        assert_eq!(daemon.output(shell("umask")).await.trim_start_matches('0'), "22\n");
         let mark = Mark::new();
         let running = daemon.begin(mark.on(argv(&["sleep", "1000"])));
         let pid = *mark.appears(1).await.first().unwrap();
@@ -85,11 +71,7 @@ async fn a_command_is_not_root_inside_nor_outside() {
             let of =
                 |process: &str| fs::read_link(format!("/proc/{process}/ns/{namespace}")).unwrap();
             assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
-            assert_ne!(
-                of(&pid.to_string()),
-                of(&daemon.pid().to_string()),
-                "{namespace}"
-            );
+            assert_ne!(of(&pid.to_string()), of(&daemon.pid().to_string()), "{namespace}");
         }
         running.abort();
         mark.vanishes().await;
@@ -102,9 +84,7 @@ async fn a_command_sees_its_own_processes_only() {
     let mark = Mark::new();
     let other = daemon.begin(mark.on(argv(&["sleep", "1000"])));
     mark.appears(1).await;
-    let output = daemon
-        .output(shell("echo $$; sleep 1000 & cd /proc; echo [0-9]*"))
-        .await;
+    let output = daemon.output(shell("echo $$; sleep 1000 & cd /proc; echo [0-9]*")).await;
     assert_eq!(output, "2\n1 2 3\n", "its init, itself and its child");
     other.abort();
     mark.vanishes().await;
@@ -113,9 +93,7 @@ async fn a_command_sees_its_own_processes_only() {
 #[tokio::test]
 async fn a_command_has_a_loopback_interface_and_nothing_else() {
     let daemon = Daemon::start().await;
-    let interfaces = daemon
-        .output(shell("sed 1,2d /proc/net/dev | cut -d: -f1 | tr -d ' '"))
-        .await;
+    let interfaces = daemon.output(shell("sed 1,2d /proc/net/dev | cut -d: -f1 | tr -d ' '")).await;
     assert_eq!(interfaces, "lo\n");
     assert_eq!(daemon.output(shell("sed 1d /proc/net/route")).await, "");
     let addresses = daemon.output(shell("grep -c . /proc/net/if_inet6")).await;
@@ -125,24 +103,15 @@ async fn a_command_has_a_loopback_interface_and_nothing_else() {
     let line = format!(
         "{listen} & until [ -e listening ]; do sleep 0.01; done; {reach} tcp 127.0.0.1 8080"
     );
-    assert_eq!(
-        daemon.output(shell(&line)).await,
-        "tcp 127.0.0.1 8080: ok\n"
-    );
+    assert_eq!(daemon.output(shell(&line)).await, "tcp 127.0.0.1 8080: ok\n");
 }
 
 #[tokio::test]
 async fn nothing_of_the_daemons_environment_is_there() {
     let daemon = Daemon::start().await;
-    let output = daemon
-        .output(shell(
-            "env; cat /proc/*/environ 2> /dev/null | tr '\\0' '\\n'; set",
-        ))
-        .await;
-    assert!(
-        !output.contains(SECRET.0) && !output.contains(SECRET.1),
-        "{output}"
-    );
+    let output =
+        daemon.output(shell("env; cat /proc/*/environ 2> /dev/null | tr '\\0' '\\n'; set")).await;
+    assert!(!output.contains(SECRET.0) && !output.contains(SECRET.1), "{output}");
     assert!(!output.contains("RUST_BACKTRACE"), "{output}");
 }
 
@@ -153,38 +122,16 @@ async fn the_root_holds_what_programs_need_and_is_read_only() {
     let found: Vec<&str> = output.lines().collect();
     let unexpected: Vec<_> = found.iter().filter(|name| !ROOT.contains(name)).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}");
-    for needed in [
-        "bin",
-        "dev",
-        "etc",
-        "home",
-        "proc",
-        "tmp",
-        "usr",
-        "workspace",
-    ] {
+    for needed in ["bin", "dev", "etc", "home", "proc", "tmp", "usr", "workspace"] {
         assert!(found.contains(&needed), "{needed}: {found:?}");
     }
-    for path in [
-        "/file",
-        "/usr/file",
-        "/etc/file",
-        "/bin/file",
-        "/dev/file",
-        "/home/file",
-        "/proc/file",
-    ] {
+    for path in
+        ["/file", "/usr/file", "/etc/file", "/bin/file", "/dev/file", "/home/file", "/proc/file"]
+    {
         let response = daemon.run(argv(&["touch", path])).await;
         assert_eq!(response.exit_code, Some(1), "{path}: {response:?}");
     }
-    for path in [
-        "/workspace",
-        "/tmp",
-        "/home/agent",
-        "/dev/shm",
-        "/run/lock",
-        "/var/tmp/cache",
-    ] {
+    for path in ["/workspace", "/tmp", "/home/agent", "/dev/shm", "/run/lock", "/var/tmp/cache"] {
         let line = format!(
             "mkdir -p {path} && echo text > {path}/file && mkdir {path}/folder && cat {path}/file"
         );
@@ -198,14 +145,7 @@ async fn what_is_the_hosts_or_the_daemons_is_not_there() {
     let daemon = Setup::new().tcp().start().await;
     assert_eq!(daemon.output(shell("ls /home")).await, "agent\n");
     assert_eq!(daemon.output(shell("ls -A /var")).await, "run\ntmp\n");
-    assert_eq!(
-        daemon
-            .output(shell("ls -A /run/ /var/run/ /var/tmp/"))
-            .await
-            .lines()
-            .count(),
-        5
-    );
+    assert_eq!(daemon.output(shell("ls -A /run/ /var/run/ /var/tmp/")).await.lines().count(), 5);
     let (state, socket, workspace) = (daemon.state(), daemon.socket(), daemon.workspace());
     let own = [&state, &socket, &workspace].map(|path| path.to_str().unwrap());
     for path in own.into_iter().chain([
@@ -237,14 +177,9 @@ async fn what_is_the_hosts_or_the_daemons_is_not_there() {
     ]) {
         let response = daemon.run(argv(&["ls", "-d", path])).await;
         assert_eq!(response.exit_code, Some(2), "{path}: {response:?}");
-        assert!(
-            response.stderr.contains("No such file"),
-            "{path}: {response:?}"
-        );
+        assert!(response.stderr.contains("No such file"), "{path}: {response:?}");
     }
-    let null = daemon
-        .output(argv(&["stat", "-c", "%t:%T", "/dev/null"]))
-        .await;
+    let null = daemon.output(argv(&["stat", "-c", "%t:%T", "/dev/null"])).await;
     assert_eq!(null, "1:3\n");
 }
 
@@ -253,10 +188,7 @@ async fn the_users_of_a_command_are_known_by_name() {
     let daemon = Daemon::start().await;
     let uid = daemon.info().await.workspaces.first().unwrap().uid;
     let entry = daemon.output(argv(&["getent", "passwd", "agent"])).await;
-    assert_eq!(
-        entry,
-        format!("agent:x:{uid}:{uid}:agent:/home/agent:/bin/sh\n")
-    );
+    assert_eq!(entry, format!("agent:x:{uid}:{uid}:agent:/home/agent:/bin/sh\n"));
     let output = daemon
         .output(shell("grep -v -e ^agent: -e ^nobody: -e ^root:x:0:0:root:/root:/usr/sbin/nologin$ /etc/passwd; true"))
         .await;
@@ -268,17 +200,10 @@ async fn the_daemon_tells_how_commands_are_isolated() {
     let daemon = Daemon::start().await;
     let isolation = daemon.info().await.isolation.unwrap();
     assert!(isolation.ready);
-    assert_eq!(
-        (isolation.level.as_str(), isolation.minimum_level.as_str()),
-        ("L3", "L3")
-    );
+    assert_eq!((isolation.level.as_str(), isolation.minimum_level.as_str()), ("L3", "L3"));
     assert_eq!(isolation.network, "none");
     assert_eq!(isolation.failure, None);
-    let names: Vec<&str> = isolation
-        .layers
-        .iter()
-        .map(|layer| layer.name.as_str())
-        .collect();
+    let names: Vec<&str> = isolation.layers.iter().map(|layer| layer.name.as_str()).collect();
     for layer in [
         "user_namespace",
         "pid_namespace",
@@ -289,11 +214,7 @@ async fn the_daemon_tells_how_commands_are_isolated() {
     ] {
         assert!(names.contains(&layer), "{layer}: {names:?}");
     }
-    let missing: Vec<_> = isolation
-        .layers
-        .iter()
-        .filter(|layer| !layer.applied)
-        .collect();
+    let missing: Vec<_> = isolation.layers.iter().filter(|layer| !layer.applied).collect();
     assert!(missing.is_empty(), "{missing:?}");
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
 }
@@ -308,24 +229,17 @@ async fn a_command_that_is_an_ordinary_users_is_isolated_as_well() {
     assert_eq!(response.exit_code, Some(1), "{response:?}");
     // Its user is the daemon's own: only the namespaces stand between.
     let pid = daemon.pid();
-    let response = daemon
-        .run(shell(&format!("kill -9 {pid}; cat /proc/{pid}/environ")))
-        .await;
+    let response = daemon.run(shell(&format!("kill -9 {pid}; cat /proc/{pid}/environ"))).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
     assert_eq!(response.isolation, "L3");
-    assert_eq!(
-        daemon.output(shell("echo still there")).await,
-        "still there\n"
-    );
+    assert_eq!(daemon.output(shell("echo still there")).await, "still there\n");
 }
 
 #[tokio::test]
 async fn the_kernel_ends_commands_before_anything_else_when_memory_runs_out() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
-        let score = daemon
-            .output(argv(&["cat", "/proc/self/oom_score_adj"]))
-            .await;
+        let score = daemon.output(argv(&["cat", "/proc/self/oom_score_adj"])).await;
         assert_eq!(score, "1000\n");
     }
 }

@@ -93,15 +93,10 @@ async fn a_deadline_kills_at_once() {
     mark.appears(3).await;
     let status = promptly("the call ends", call).await.unwrap().unwrap_err();
     // The client gives up by itself at the same moment, and tells that as `CANCELLED`.
-    assert!(
-        matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled),
-        "{status:?}"
-    );
+    assert!(matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled), "{status:?}");
     mark.vanishes().await;
-    eventually("its end is known", async || {
-        daemon.info().await.counts.unwrap().runs_active == 0
-    })
-    .await;
+    eventually("its end is known", async || daemon.info().await.counts.unwrap().runs_active == 0)
+        .await;
     let counts = daemon.info().await.counts.unwrap();
     assert_eq!(counts.sandboxes_quarantined, 0);
 }
@@ -127,14 +122,7 @@ async fn a_deadline_that_the_client_does_not_keep_is_answered_by_the_daemon() {
         "--max-time",
         "60",
     ])
-    .args([
-        "-H",
-        "content-type: application/grpc",
-        "-H",
-        "te: trailers",
-        "-H",
-        "grpc-timeout: 1S",
-    ])
+    .args(["-H", "content-type: application/grpc", "-H", "te: trailers", "-H", "grpc-timeout: 1S"])
     .arg("--data-binary")
     .arg(format!("@{}", body.display()))
     .args(["--output", "-", &url]);
@@ -142,11 +130,7 @@ async fn a_deadline_that_the_client_does_not_keep_is_answered_by_the_daemon() {
     let output = promptly("the answer", output).await.unwrap();
     mark.vanishes().await;
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        text.contains("grpc-status: 4"),
-        "{text}\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(text.contains("grpc-status: 4"), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
     let details = text
         .lines()
         .find_map(|line| line.strip_prefix("grpc-status-details-bin: "))
@@ -163,9 +147,7 @@ async fn a_deadline_that_the_client_does_not_keep_is_answered_by_the_daemon() {
 async fn a_deadline_that_has_passed_already_starts_nothing() {
     let daemon = Daemon::start().await;
     let mut request = Request::new(shell("touch ran"));
-    request
-        .metadata_mut()
-        .insert("grpc-timeout", "0n".parse().unwrap());
+    request.metadata_mut().insert("grpc-timeout", "0n".parse().unwrap());
     daemon.tools().run(request).await.unwrap_err();
     assert_eq!(daemon.output(shell("ls")).await, "");
 }
@@ -173,33 +155,23 @@ async fn a_deadline_that_has_passed_already_starts_nothing() {
 #[tokio::test]
 async fn sigterm_lets_a_command_end_and_then_the_daemon_does() {
     for signal in [Signal::TERM, Signal::INT] {
-        let mut daemon = Setup::new()
-            .arguments(&["--drain-timeout", "60s"])
-            .start()
-            .await;
+        let mut daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
         let mut health = daemon.watch_health().await;
         let first = health.message().await.unwrap().unwrap();
         assert_eq!(first.status(), ServingStatus::Serving);
         let mark = Mark::new();
         // It ends when it finds the file.
-        let call = daemon.begin(mark.on(shell(
-            "until [ -e end ]; do sleep 0.05; done; echo done; exit 4",
-        )));
+        let call = daemon
+            .begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done; echo done; exit 4")));
         mark.appears(1).await;
         let everything = descendants(daemon.pid());
         daemon.signal(signal);
-        let next = promptly("health changes", health.message())
-            .await
-            .unwrap()
-            .unwrap();
+        let next = promptly("health changes", health.message()).await.unwrap().unwrap();
         assert_eq!(next.status(), ServingStatus::NotServing);
         // A connection made at the very moment may get a less clear answer.
         eventually("new calls are refused", async || {
             let mut tools = daemon.tools_on_a_new_connection();
-            tools
-                .run(shell("true"))
-                .await
-                .is_err_and(|status| status.code() == Code::Unavailable)
+            tools.run(shell("true")).await.is_err_and(|status| status.code() == Code::Unavailable)
         })
         .await;
         let mut tools = daemon.tools_on_a_new_connection();
@@ -208,17 +180,11 @@ async fn sigterm_lets_a_command_end_and_then_the_daemon_does() {
         assert!(!mark.processes().is_empty(), "the command goes on");
         fs::write(daemon.file("end"), "").unwrap();
         let response = promptly("the command ends", call).await.unwrap().unwrap();
-        assert_eq!(
-            (response.exit_code, response.stdout.as_str()),
-            (Some(4), "done\n")
-        );
+        assert_eq!((response.exit_code, response.stdout.as_str()), (Some(4), "done\n"));
         drop(health);
         assert!(daemon.exit().await.success());
         mark.assert_gone();
-        eventually("all its processes are gone", async || {
-            !everything.iter().any(is_alive)
-        })
-        .await;
+        eventually("all its processes are gone", async || !everything.iter().any(is_alive)).await;
         assert!(!daemon.file("ran").exists());
         assert!(!daemon.socket().exists(), "its socket is removed");
     }
@@ -226,77 +192,50 @@ async fn sigterm_lets_a_command_end_and_then_the_daemon_does() {
 
 #[tokio::test]
 async fn a_command_that_outlasts_the_drain_is_killed_and_its_caller_told() {
-    let mut daemon = Setup::new()
-        .arguments(&["--drain-timeout", "1s"])
-        .start()
-        .await;
+    let mut daemon = Setup::new().arguments(&["--drain-timeout", "1s"]).start().await;
     let mark = Mark::new();
-    let call = daemon.begin(mark.on(shell(
-        "echo begun; trap '' TERM; setsid sleep 1000 & sleep 1000; sleep 1000",
-    )));
+    let call = daemon.begin(
+        mark.on(shell("echo begun; trap '' TERM; setsid sleep 1000 & sleep 1000; sleep 1000")),
+    );
     mark.appears(3).await;
     let everything = descendants(daemon.pid());
     daemon.signal(Signal::TERM);
-    let response = promptly("the call is answered", call)
-        .await
-        .unwrap()
-        .unwrap();
+    let response = promptly("the call is answered", call).await.unwrap().unwrap();
     mark.assert_gone();
     assert_eq!(response.outcome(), Outcome::Cancelled);
     assert_eq!(response.exit_code, None);
     assert_eq!(response.stdout, "begun\n");
     assert!(daemon.exit().await.success());
-    eventually("all its processes are gone", async || {
-        !everything.iter().any(is_alive)
-    })
-    .await;
+    eventually("all its processes are gone", async || !everything.iter().any(is_alive)).await;
 }
 
 #[tokio::test]
 async fn a_second_signal_ends_the_daemon_at_once() {
-    let mut daemon = Setup::new()
-        .arguments(&["--drain-timeout", "3600s"])
-        .start()
-        .await;
+    let mut daemon = Setup::new().arguments(&["--drain-timeout", "3600s"]).start().await;
     let mark = Mark::new();
     let _call = daemon.begin(mark.on(deaf()));
     mark.appears(3).await;
     let mut health = daemon.watch_health().await;
-    assert_eq!(
-        health.message().await.unwrap().unwrap().status(),
-        ServingStatus::Serving
-    );
+    assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
     let everything = descendants(daemon.pid());
     daemon.signal(Signal::TERM);
-    let next = promptly("health changes", health.message())
-        .await
-        .unwrap()
-        .unwrap();
+    let next = promptly("health changes", health.message()).await.unwrap().unwrap();
     assert_eq!(next.status(), ServingStatus::NotServing);
     daemon.signal(Signal::TERM);
     daemon.exit().await;
     mark.vanishes().await;
-    eventually("all its processes are gone", async || {
-        !everything.iter().any(is_alive)
-    })
-    .await;
+    eventually("all its processes are gone", async || !everything.iter().any(is_alive)).await;
 }
 
 #[tokio::test]
 async fn an_idle_daemon_ends_at_once_and_with_all_its_processes() {
-    let mut daemon = Setup::new()
-        .arguments(&["--drain-timeout", "3600s"])
-        .start()
-        .await;
+    let mut daemon = Setup::new().arguments(&["--drain-timeout", "3600s"]).start().await;
     daemon.output(shell("true")).await;
     let everything = descendants(daemon.pid());
     assert!(!everything.is_empty());
     daemon.signal(Signal::TERM);
     assert!(daemon.exit().await.success());
-    eventually("all its processes are gone", async || {
-        !everything.iter().any(is_alive)
-    })
-    .await;
+    eventually("all its processes are gone", async || !everything.iter().any(is_alive)).await;
 }
 
 /// Runs what blocks.
@@ -324,10 +263,7 @@ async fn a_connection_that_does_not_say_what_http_2_begins_with_loses_its_place(
 
 #[tokio::test]
 async fn shutting_down_waits_for_no_half_begun_connection() {
-    let mut daemon = Setup::new()
-        .arguments(&["--drain-timeout", "60s"])
-        .start()
-        .await;
+    let mut daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
     let mark = Mark::new();
     let call = daemon.begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done")));
     mark.appears(1).await;
@@ -380,20 +316,11 @@ async fn one_daemon_at_a_time_holds_a_state_directory_and_a_socket() {
     let (state, workspace, socket) = (daemon.state(), daemon.workspace(), daemon.socket());
     let (state, workspace) = (state.to_str().unwrap(), workspace.to_str().unwrap());
     let other_socket = format!("unix:{}", daemon.beside("other.sock").display());
-    let refused = jigd(&[
-        "--listen",
-        &other_socket,
-        "--workspace",
-        workspace,
-        "--state-dir",
-        state,
-    ]);
+    let refused =
+        jigd(&["--listen", &other_socket, "--workspace", workspace, "--state-dir", state]);
     assert!(!refused.status.success());
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(
-        why.contains(&daemon.pid().to_string()),
-        "it names the other's pid: {why}"
-    );
+    assert!(why.contains(&daemon.pid().to_string()), "it names the other's pid: {why}");
     let other_state = daemon.beside("other-state");
     let socket = format!("unix:{}", socket.display());
     let refused = jigd(&[

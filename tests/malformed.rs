@@ -100,14 +100,8 @@ async fn a_method_that_there_is_not_is_named() {
         // Clients know what is not there by this code, which no reason of the contract has.
         assert_eq!(status.code(), Code::Unimplemented, "{path}");
         let info = status.get_details_error_info().expect(path);
-        assert_eq!(
-            (info.reason.as_str(), info.domain.as_str()),
-            ("UNKNOWN_TOOL", "jig.v1")
-        );
-        assert!(
-            status.message().contains(path.trim_start_matches('/')),
-            "{status:?}"
-        );
+        assert_eq!((info.reason.as_str(), info.domain.as_str()), ("UNKNOWN_TOOL", "jig.v1"));
+        assert!(status.message().contains(path.trim_start_matches('/')), "{status:?}");
     }
 }
 
@@ -126,10 +120,7 @@ async fn a_message_that_cannot_be_read_breaks_the_rules() {
             let status = refusal(&daemon, path, &[], body.clone()).await;
             let refusal = Refusal::of(&status);
             assert_eq!(refusal.reason, "INVALID_PARAMS", "{what}: {refusal:?}");
-            assert!(
-                refusal.message.contains(path.trim_start_matches('/')),
-                "{what}: {refusal:?}"
-            );
+            assert!(refusal.message.contains(path.trim_start_matches('/')), "{what}: {refusal:?}");
         }
     }
 }
@@ -143,10 +134,7 @@ async fn a_message_that_is_too_large_is_told_the_limit() {
     assert_eq!(refused.reason, "RESOURCE_EXHAUSTED");
     assert!(refused.message.contains(&limit.to_string()), "{refused:?}");
     // The same for a client that sends it whole.
-    let request = RunRequest {
-        stdin: vec![0; limit].into(),
-        ..shell("true")
-    };
+    let request = RunRequest { stdin: vec![0; limit].into(), ..shell("true") };
     daemon.refuses(request, "RESOURCE_EXHAUSTED").await;
 }
 
@@ -159,21 +147,14 @@ async fn an_unknown_compression_is_refused_with_what_would_be_understood() {
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("br"), "{status:?}");
     let info = status.get_details_error_info().unwrap();
-    assert_eq!(
-        (info.reason.as_str(), info.domain.as_str()),
-        ("INVALID_PARAMS", "jig.v1")
-    );
+    assert_eq!((info.reason.as_str(), info.domain.as_str()), ("INVALID_PARAMS", "jig.v1"));
     assert!(!daemon.file("ran").exists());
 }
 
 #[tokio::test]
 async fn another_protocol_is_not_taken_for_grpc() {
     let daemon = Daemon::start().await;
-    for content_type in [
-        "text/plain",
-        "application/json",
-        "application/grpc-web+proto",
-    ] {
+    for content_type in ["text/plain", "application/json", "application/grpc-web+proto"] {
         let response = send(&daemon, RUN, &[("content-type", content_type)], good()).await;
         assert_eq!(response.status(), 415, "{content_type}");
         let refusal = Refusal::of(&status(response.headers()));
@@ -181,27 +162,16 @@ async fn another_protocol_is_not_taken_for_grpc() {
         assert_eq!(refusal.fields(), ["content-type"]);
     }
     assert!(!daemon.file("ran").exists());
-    let response = send(
-        &daemon,
-        RUN,
-        &[("content-type", "application/grpc+proto")],
-        good(),
-    )
-    .await;
+    let response = send(&daemon, RUN, &[("content-type", "application/grpc+proto")], good()).await;
     assert_eq!(response.status(), 200);
-    assert!(
-        !response.headers().contains_key("grpc-status"),
-        "{response:?}"
-    );
+    assert!(!response.headers().contains_key("grpc-status"), "{response:?}");
     assert!(daemon.file("ran").exists());
 }
 
 #[tokio::test]
 async fn the_standard_services_keep_their_codes_and_streams_their_errors() {
     let daemon = Daemon::start().await;
-    let request = HealthCheckRequest {
-        service: "jig.v1.NoService".to_owned(),
-    };
+    let request = HealthCheckRequest { service: "jig.v1.NoService".to_owned() };
     let unknown = HealthClient::new(daemon.channel()).check(request).await;
     assert_eq!(unknown.unwrap_err().code(), Code::NotFound);
     let mut artifacts = ArtifactServiceClient::new(daemon.channel());

@@ -10,33 +10,21 @@ use crate::support::{Daemon, Mark, PROMPT, Setup, argv, shell};
 #[tokio::test]
 async fn a_command_line_goes_to_the_shell_and_arguments_to_the_program() {
     let daemon = Daemon::start().await;
-    let response = daemon
-        .run(shell("echo out; echo $((6 * 7)) >&2; exit 3"))
-        .await;
+    let response = daemon.run(shell("echo out; echo $((6 * 7)) >&2; exit 3")).await;
     assert_eq!(response.outcome(), Outcome::Exited);
     assert_eq!(response.exit_code, Some(3));
-    assert_eq!(
-        (response.stdout.as_str(), response.stdout_bytes),
-        ("out\n", 4)
-    );
-    assert_eq!(
-        (response.stderr.as_str(), response.stderr_bytes),
-        ("42\n", 3)
-    );
+    assert_eq!((response.stdout.as_str(), response.stdout_bytes), ("out\n", 4));
+    assert_eq!((response.stderr.as_str(), response.stderr_bytes), ("42\n", 3));
     assert!(!response.stdout_truncated && !response.stderr_truncated);
     assert_eq!(response.signal, "");
     assert_eq!(response.limit, "");
     assert!(!response.kill_pending);
     assert_eq!(response.isolation, "L3");
     assert!(response.usage.is_some());
-    let output = daemon
-        .output(argv(&["printf", "%s|", "a b", "$HOME", "*", "", "'\n"]))
-        .await;
+    let output = daemon.output(argv(&["printf", "%s|", "a b", "$HOME", "*", "", "'\n"])).await;
     assert_eq!(output, "a b|$HOME|*||'\n|");
     assert_eq!(
-        daemon
-            .output(argv(&["/bin/sh", "-c", "echo $0 $1", "zero", "one"]))
-            .await,
+        daemon.output(argv(&["/bin/sh", "-c", "echo $0 $1", "zero", "one"])).await,
         "zero one\n"
     );
 }
@@ -46,54 +34,28 @@ async fn the_environment_is_the_promised_one_and_what_the_request_adds() {
     let daemon = Daemon::start().await;
     let variables = |output: &str| -> BTreeMap<String, String> {
         let pairs = output.lines().filter_map(|line| line.split_once('='));
-        pairs
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect()
+        pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     };
     let plain = variables(&daemon.output(argv(&["env"])).await);
     let names: Vec<&str> = plain.keys().map(String::as_str).collect();
     assert_eq!(
         names,
-        [
-            "HOME",
-            "LANG",
-            "LOGNAME",
-            "PATH",
-            "SHELL",
-            "TMPDIR",
-            "TRACEPARENT",
-            "USER"
-        ]
+        ["HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TRACEPARENT", "USER"]
     );
     let value = |name: &str| plain.get(name).unwrap().as_str();
     assert_eq!(value("HOME"), "/home/agent");
     assert_eq!((value("USER"), value("LOGNAME")), ("agent", "agent"));
     assert_eq!(value("SHELL"), "/bin/sh");
     assert_eq!(value("TMPDIR"), "/tmp");
-    assert!(
-        value("PATH").split(':').any(|path| path == "/usr/bin"),
-        "{}",
-        value("PATH")
-    );
-    assert!(
-        value("LANG")
-            .to_lowercase()
-            .replace('-', "")
-            .ends_with("utf8"),
-        "{}",
-        value("LANG")
-    );
+    assert!(value("PATH").split(':').any(|path| path == "/usr/bin"), "{}", value("PATH"));
+    assert!(value("LANG").to_lowercase().replace('-', "").ends_with("utf8"), "{}", value("LANG"));
     let parts: Vec<&str> = value("TRACEPARENT").split('-').collect();
     let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
     assert_eq!(lengths, [2, 32, 16, 2], "{}", value("TRACEPARENT"));
     let request = RunRequest {
-        env: [
-            ("GREETING", "hello = there"),
-            ("HOME", "/tmp"),
-            ("EMPTY", ""),
-        ]
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .into(),
+        env: [("GREETING", "hello = there"), ("HOME", "/tmp"), ("EMPTY", "")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
         ..argv(&["env"])
     };
     let added = variables(&daemon.output(request).await);
@@ -108,17 +70,11 @@ async fn a_program_is_looked_up_in_the_path_of_the_request() {
     let daemon = Daemon::start().await;
     fs::create_dir(daemon.file("tools")).unwrap();
     daemon
-        .output(shell(
-            "printf '#!/bin/sh\\necho mine\\n' > tools/hello; chmod 755 tools/hello",
-        ))
+        .output(shell("printf '#!/bin/sh\\necho mine\\n' > tools/hello; chmod 755 tools/hello"))
         .await;
     daemon.refuses(argv(&["hello"]), "COMMAND_NOT_FOUND").await;
     let request = RunRequest {
-        env: [(
-            "PATH".to_owned(),
-            "/nowhere:/workspace/tools:/usr/bin:/bin".to_owned(),
-        )]
-        .into(),
+        env: [("PATH".to_owned(), "/nowhere:/workspace/tools:/usr/bin:/bin".to_owned())].into(),
         ..argv(&["hello"])
     };
     assert_eq!(daemon.output(request).await, "mine\n");
@@ -128,10 +84,7 @@ async fn a_program_is_looked_up_in_the_path_of_the_request() {
 async fn a_command_starts_in_the_directory_that_it_is_given() {
     let daemon = Daemon::start().await;
     fs::create_dir_all(daemon.file("a/b c")).unwrap();
-    let pwd = |cwd: &str| RunRequest {
-        cwd: Some(cwd.to_owned()),
-        ..argv(&["/bin/pwd"])
-    };
+    let pwd = |cwd: &str| RunRequest { cwd: Some(cwd.to_owned()), ..argv(&["/bin/pwd"]) };
     assert_eq!(daemon.output(argv(&["/bin/pwd"])).await, "/workspace\n");
     for (cwd, found) in [
         (".", "/workspace\n"),
@@ -151,10 +104,7 @@ async fn a_command_starts_in_the_directory_that_it_is_given() {
 async fn input_reaches_the_command_byte_for_byte() {
     let daemon = Daemon::start().await;
     let input: Vec<u8> = (0..=255).cycle().take(1_000_000).collect();
-    let request = RunRequest {
-        stdin: input.clone().into(),
-        ..shell("cat > copy; echo $?")
-    };
+    let request = RunRequest { stdin: input.clone().into(), ..shell("cat > copy; echo $?") };
     assert_eq!(daemon.output(request).await, "0\n");
     assert_eq!(fs::read(daemon.file("copy")).unwrap(), input);
 }
@@ -163,24 +113,12 @@ async fn input_reaches_the_command_byte_for_byte() {
 async fn output_over_the_limit_keeps_its_head_and_its_tail() {
     let daemon = Daemon::start().await;
     let numbers: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
-    let request = |limit| RunRequest {
-        max_output_bytes: Some(limit),
-        ..shell("seq 100000; seq 100000 >&2")
-    };
+    let request =
+        |limit| RunRequest { max_output_bytes: Some(limit), ..shell("seq 100000; seq 100000 >&2") };
     let response = daemon.run(request(1000)).await;
     for (text, total, truncated, path) in [
-        (
-            &response.stdout,
-            response.stdout_bytes,
-            response.stdout_truncated,
-            &response.stdout_path,
-        ),
-        (
-            &response.stderr,
-            response.stderr_bytes,
-            response.stderr_truncated,
-            &response.stderr_path,
-        ),
+        (&response.stdout, response.stdout_bytes, response.stdout_truncated, &response.stdout_path),
+        (&response.stderr, response.stderr_bytes, response.stderr_truncated, &response.stderr_path),
     ] {
         assert_eq!(total, numbers.len() as u64);
         assert!(truncated);
@@ -204,18 +142,9 @@ async fn each_run_has_artifacts_of_its_own() {
     let mut paths = Vec::new();
     for step in 0..3 {
         let response = daemon.run(shell(&format!("echo out {step}"))).await;
-        assert!(
-            response.stdout_path.starts_with("logs/tool_step_"),
-            "{response:?}"
-        );
-        assert!(
-            response.stdout_path.ends_with("_stdout.txt"),
-            "{response:?}"
-        );
-        assert!(
-            response.stderr_path.ends_with("_stderr.txt"),
-            "{response:?}"
-        );
+        assert!(response.stdout_path.starts_with("logs/tool_step_"), "{response:?}");
+        assert!(response.stdout_path.ends_with("_stdout.txt"), "{response:?}");
+        assert!(response.stderr_path.ends_with("_stderr.txt"), "{response:?}");
         paths.push((response.stdout_path, format!("out {step}\n")));
         paths.push((response.stderr_path, String::new()));
     }
@@ -234,11 +163,7 @@ async fn each_run_has_artifacts_of_its_own() {
 async fn many_runs_at_once_each_get_their_own_answer() {
     let daemon = Setup::new().alone().start().await;
     let runs: Vec<_> = (0..40)
-        .map(|number| {
-            daemon.begin(shell(&format!(
-                "cat > {number}; echo {number}; exit {number}"
-            )))
-        })
+        .map(|number| daemon.begin(shell(&format!("cat > {number}; echo {number}; exit {number}"))))
         .collect();
     for (number, run) in runs.into_iter().enumerate() {
         let response = run.await.unwrap().unwrap();
@@ -251,11 +176,8 @@ async fn many_runs_at_once_each_get_their_own_answer() {
 async fn usage_and_duration_are_told() {
     let daemon = Daemon::start().await;
     let began = Instant::now();
-    let response = daemon
-        .run(shell(
-            "sleep 0.3; i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done",
-        ))
-        .await;
+    let response =
+        daemon.run(shell("sleep 0.3; i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done")).await;
     let took = began.elapsed().as_millis();
     let usage = response.usage.unwrap();
     assert!(usage.user_ms + usage.system_ms > 0, "{usage:?}");
@@ -271,51 +193,23 @@ async fn every_answer_names_its_call() {
     let daemon = Daemon::start().await;
     let mut ids = Vec::new();
     for _ in 0..2 {
-        let response = daemon
-            .tools()
-            .run(Request::new(shell("true")))
-            .await
-            .unwrap();
-        ids.push(
-            response
-                .metadata()
-                .get("jig-call-id")
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .to_owned(),
-        );
+        let response = daemon.tools().run(Request::new(shell("true"))).await.unwrap();
+        ids.push(response.metadata().get("jig-call-id").unwrap().to_str().unwrap().to_owned());
     }
     assert!(ids.iter().all(|id| id.len() == 26), "a ULID each: {ids:?}");
     assert_ne!(ids.first(), ids.last());
-    let refused = daemon
-        .tools()
-        .run(Request::new(RunRequest::default()))
-        .await
-        .unwrap_err();
-    assert!(
-        refused.metadata().get("jig-call-id").is_some(),
-        "{refused:?}"
-    );
+    let refused = daemon.tools().run(Request::new(RunRequest::default())).await.unwrap_err();
+    assert!(refused.metadata().get("jig-call-id").is_some(), "{refused:?}");
 }
 
 #[tokio::test]
 async fn real_work_can_be_done() {
     let daemon = Daemon::start().await;
     let began = Instant::now();
-    fs::write(
-        daemon.file("main.c"),
-        "#include <stdio.h>\nint main(void) { puts(\"built\"); }\n",
-    )
-    .unwrap();
-    fs::write(
-        daemon.file("Makefile"),
-        "a b: main.c\n\tgcc -o $@ main.c\nall: a b\n",
-    )
-    .unwrap();
-    let output = daemon
-        .output(shell("make -s -j2 all && ./a && ./b && rm a"))
-        .await;
+    fs::write(daemon.file("main.c"), "#include <stdio.h>\nint main(void) { puts(\"built\"); }\n")
+        .unwrap();
+    fs::write(daemon.file("Makefile"), "a b: main.c\n\tgcc -o $@ main.c\nall: a b\n").unwrap();
+    let output = daemon.output(shell("make -s -j2 all && ./a && ./b && rm a")).await;
     assert_eq!(output, "built\nbuilt\n");
     // Pipes, here-documents, job control, loopback, temporary files, locks, links and time stamps.
     let output = daemon
@@ -328,10 +222,7 @@ async fn real_work_can_be_done() {
              hostname; echo $HOME > ~/file; cat ~/file; (exec 3<> /dev/tcp/127.0.0.1/9) 2> /dev/null || echo refused",
         ]))
         .await;
-    assert_eq!(
-        output,
-        "TexT\nlocked\n2001\nagent\njig\n/home/agent\nrefused\n"
-    );
+    assert_eq!(output, "TexT\nlocked\n2001\nagent\njig\n/home/agent\nrefused\n");
     assert!(began.elapsed() < PROMPT * 4, "{:?}", began.elapsed());
 }
 
@@ -339,13 +230,7 @@ async fn real_work_can_be_done() {
 async fn a_long_command_line_and_a_large_environment_arrive_whole() {
     let daemon = Daemon::start().await;
     let long = "x".repeat(120_000);
-    assert_eq!(
-        daemon
-            .run(argv(&["printf", "%s", &long]))
-            .await
-            .stdout_bytes,
-        120_000
-    );
+    assert_eq!(daemon.run(argv(&["printf", "%s", &long])).await.stdout_bytes, 120_000);
     let line = shell(&format!(": {long}; echo end"));
     assert_eq!(daemon.output(line).await, "end\n");
     let words: Vec<String> = (0..10_000).map(|number| number.to_string()).collect();
@@ -355,9 +240,7 @@ async fn a_long_command_line_and_a_large_environment_arrive_whole() {
         .collect();
     assert_eq!(daemon.output(argv(&words)).await, "10000 0 9999\n");
     let large = RunRequest {
-        env: (0..10)
-            .map(|number| (format!("V{number}"), long.clone()))
-            .collect(),
+        env: (0..10).map(|number| (format!("V{number}"), long.clone())).collect(),
         ..shell("echo ${#V0} ${#V9}")
     };
     assert_eq!(daemon.output(large).await, "120000 120000\n");
@@ -369,10 +252,7 @@ async fn a_run_that_ends_by_itself_at_its_timeout_leaves_nothing() {
     let mark = Mark::new();
     for _ in 0..3 {
         let response = daemon
-            .run(mark.on(RunRequest {
-                timeout_sec: Some(1),
-                ..shell("sleep 1000 & sleep 1")
-            }))
+            .run(mark.on(RunRequest { timeout_sec: Some(1), ..shell("sleep 1000 & sleep 1") }))
             .await;
         mark.assert_gone();
         match response.outcome() {

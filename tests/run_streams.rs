@@ -64,11 +64,7 @@ async fn every_byte_arrives_in_a_pipe_and_in_a_file() {
     for (daemon, here) in [(Some(&daemon), Path::new("/")), (None, own.path())] {
         let line = format!("seq {LINES} & seq {LINES} >&2; wait; exit 7");
         let output = exits(command(daemon, here, &[&line]), 7);
-        assert!(
-            output.stdout == sequence.as_bytes(),
-            "{}",
-            output.stdout.len()
-        );
+        assert!(output.stdout == sequence.as_bytes(), "{}", output.stdout.len());
         let told = String::from_utf8(output.stderr).unwrap();
         assert!(told.contains(&sequence), "{}", told.len());
 
@@ -87,10 +83,7 @@ async fn every_byte_arrives_in_a_pipe_and_in_a_file() {
         let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(json["stdout"], "a\n");
         // And what is to be cut is cut, which is told.
-        let output = exits(
-            command(daemon, here, &["--max-output", "100", "seq 1000"]),
-            0,
-        );
+        let output = exits(command(daemon, here, &["--max-output", "100", "seq 1000"]), 0);
         assert!(output.stdout.len() < 300 && !output.stderr.is_empty());
     }
 }
@@ -99,9 +92,7 @@ async fn every_byte_arrives_in_a_pipe_and_in_a_file() {
 async fn output_comes_while_the_command_runs_and_waits_for_its_reader() {
     let daemon = Daemon::start().await;
     let line = "echo first; while [ ! -e go ]; do sleep 0.05; done; seq 300000";
-    let mut child = command(Some(&daemon), Path::new("/"), &[line])
-        .spawn()
-        .unwrap();
+    let mut child = command(Some(&daemon), Path::new("/"), &[line]).spawn().unwrap();
     let mut reader = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
     reader.read_line(&mut first).unwrap();
@@ -165,11 +156,7 @@ async fn a_repeated_run_is_done_once_and_answers_all_of_it_again() {
     for turn in 0..3 {
         let arguments = ["--request-id", "once", &line];
         let output = exits(command(Some(&daemon), Path::new("/"), &arguments), 0);
-        assert!(
-            output.stdout == sequence.as_bytes(),
-            "{}",
-            output.stdout.len()
-        );
+        assert!(output.stdout == sequence.as_bytes(), "{}", output.stdout.len());
         assert_eq!(output.stderr, b"\xff");
         if turn == 1 {
             daemon = daemon.restart().await;

@@ -19,10 +19,7 @@ fn in_session(session: &str, request: RunRequest) -> Request<RunRequest> {
 async fn use_many_others(daemon: &Daemon, prefix: &str) {
     fs::write(daemon.file("text"), "text\n").unwrap();
     for number in 0..MANY {
-        let request = ReadFileRequest {
-            path: "text".to_owned(),
-            ..ReadFileRequest::default()
-        };
+        let request = ReadFileRequest { path: "text".to_owned(), ..ReadFileRequest::default() };
         let session = format!("{prefix}-{number}");
         let request = with("jig-session", &session, request);
         daemon.tools().read_file(request).await.unwrap();
@@ -33,18 +30,13 @@ async fn use_many_others(daemon: &Daemon, prefix: &str) {
 fn records(daemon: &Daemon, session: &str) -> Vec<(String, u64)> {
     let path = format!("sessions/{session}/events.jsonl");
     let text = fs::read_to_string(daemon.state().join(path)).unwrap();
-    let records: Vec<Value> = text
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let records: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let sequence = records.iter().map(|record| record["sequence"].as_u64());
     assert!(sequence.eq((1..=records.len() as u64).map(Some)), "{text}");
     let event = |record: &Value| record["event"].as_str().unwrap().to_owned();
     let step = |record: &Value| record["step"].as_u64().unwrap();
-    records
-        .iter()
-        .map(|record| (event(record), step(record)))
-        .collect()
+    records.iter().map(|record| (event(record), step(record))).collect()
 }
 
 /// What `records` answers for these.
@@ -78,22 +70,10 @@ async fn a_session_goes_on_where_it_was_after_many_others() {
     }
     assert_eq!(
         records(&daemon, "old"),
-        expected(&[
-            ("started", 1),
-            ("finished", 1),
-            ("started", 2),
-            ("finished", 2)
-        ])
+        expected(&[("started", 1), ("finished", 1), ("started", 2), ("finished", 2)])
     );
-    let (bytes, size) = daemon
-        .artifact_of("old", "logs/tool_step_0001_stderr.txt")
-        .await
-        .unwrap();
-    assert_eq!(
-        (bytes.len(), size),
-        (0, 0),
-        "that nothing was written is known still"
-    );
+    let (bytes, size) = daemon.artifact_of("old", "logs/tool_step_0001_stderr.txt").await.unwrap();
+    assert_eq!((bytes.len(), size), (0, 0), "that nothing was written is known still");
 }
 
 #[tokio::test]
@@ -163,11 +143,8 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
         ..WriteFileRequest::default()
     };
     daemon.tools().write_file(request).await.unwrap();
-    let edit = Edit {
-        old_string: "x".repeat(1 << 20),
-        new_string: "y".to_owned(),
-        ..Edit::default()
-    };
+    let edit =
+        Edit { old_string: "x".repeat(1 << 20), new_string: "y".to_owned(), ..Edit::default() };
     let request = EditFileRequest {
         path: "large".to_owned(),
         edits: vec![edit],
@@ -206,8 +183,5 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
     assert_eq!(params(3)["content"], "<8 bytes>");
     // Nor is what is in files told by errors.
     assert!(!events.contains("n0t"), "{events}");
-    assert_eq!(
-        [params(0)["path"].clone(), params(1)["path"].clone()],
-        ["large"; 2]
-    );
+    assert_eq!([params(0)["path"].clone(), params(1)["path"].clone()], ["large"; 2]);
 }

@@ -31,14 +31,7 @@ fn wrong_flags_end_with_64_and_wrong_configurations_with_78_and_all_that_is_wron
     fs::write(path("bad.toml"), "[sandbox]\nminimum_levle = \"L3\"\n").unwrap();
     fs::write(path("file"), "").unwrap();
     refuses(&["--no-such-flag"], 64, &["--no-such-flag"]);
-    let all = [
-        "--listen",
-        "0.0.0.0:1",
-        "--workspace",
-        "/nowhere",
-        "--network",
-        "bridge",
-    ];
+    let all = ["--listen", "0.0.0.0:1", "--workspace", "/nowhere", "--network", "bridge"];
     refuses(&all, 78, &["0.0.0.0:1", "/nowhere", "--network bridge"]);
     refuses(&["--config", &path("bad.toml")], 78, &["minimum_levle"]);
     for (flag, value, says) in [
@@ -93,15 +86,8 @@ async fn a_check_is_possible_beside_a_running_daemon() {
     let listen = format!("unix:{}", daemon.socket().display());
     let workspace = daemon.file(".").display().to_string();
     let state = daemon.state().display().to_string();
-    let arguments = [
-        "--check",
-        "--listen",
-        &listen,
-        "--workspace",
-        &workspace,
-        "--state-dir",
-        &state,
-    ];
+    let arguments =
+        ["--check", "--listen", &listen, "--workspace", &workspace, "--state-dir", &state];
     let output = jigd(&arguments);
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{said}");
@@ -111,14 +97,9 @@ async fn a_check_is_possible_beside_a_running_daemon() {
 
 #[tokio::test]
 async fn a_signal_to_the_whole_group_drains_as_one_to_the_daemon_does() {
-    let daemon = Setup::new()
-        .arguments(&["--drain-timeout", "60s"])
-        .start()
-        .await;
+    let daemon = Setup::new().arguments(&["--drain-timeout", "60s"]).start().await;
     let mark = Mark::new();
-    let call = daemon.begin(mark.on(shell(
-        "until [ -e end ]; do sleep 0.05; done; echo finished",
-    )));
+    let call = daemon.begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done; echo finished")));
     mark.appears(1).await;
     let everybody = crate::support::descendants(daemon.pid());
     // As a control group is signalled: each process by itself.
@@ -168,16 +149,9 @@ async fn two_workspaces_are_two_worlds() {
     let other = tempfile::tempdir().unwrap();
     fs::write(other.path().join("who"), "other").unwrap();
     let named = format!("other={}", other.path().display());
-    let daemon = Setup::new()
-        .arguments(&["--workspace", &named])
-        .start()
-        .await;
+    let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
     fs::write(daemon.file("who"), "first").unwrap();
-    for (name, who) in [
-        (None, "first"),
-        (Some("other"), "other"),
-        (Some("workspace"), "first"),
-    ] {
+    for (name, who) in [(None, "first"), (Some("other"), "other"), (Some("workspace"), "first")] {
         let request = match name {
             Some(name) => with("jig-workspace", name, shell("cat who")),
             None => Request::new(shell("cat who")),
@@ -189,11 +163,7 @@ async fn two_workspaces_are_two_worlds() {
 #[tokio::test]
 async fn metadata_that_cannot_be_read_is_refused() {
     let daemon = Daemon::start().await;
-    for (key, value) in [
-        ("jig-session", "../etc"),
-        ("jig-session", ""),
-        ("jig-request-id", ""),
-    ] {
+    for (key, value) in [("jig-session", "../etc"), ("jig-session", ""), ("jig-request-id", "")] {
         let mut request = Request::new(shell("true"));
         request.metadata_mut().insert(key, value.parse().unwrap());
         let status = daemon.tools().run(request).await.unwrap_err();
@@ -208,25 +178,16 @@ async fn a_refused_request_leaves_no_record() {
     let mut bad = shell("true");
     bad.timeout_sec = Some(0);
     daemon.refuses(bad, "INVALID_PARAMS").await;
-    let words = vec!["true".to_owned(); 1]
-        .into_iter()
-        .chain((0..200).map(|_| "x".repeat(11_000)));
+    let words = vec!["true".to_owned(); 1].into_iter().chain((0..200).map(|_| "x".repeat(11_000)));
     let mut large = shell("");
     large.command = None;
     large.argv = words.collect();
     daemon.refuses(large, "INVALID_PARAMS").await;
-    assert!(
-        !daemon
-            .state()
-            .join("sessions/default/events.jsonl")
-            .exists()
-    );
+    assert!(!daemon.state().join("sessions/default/events.jsonl").exists());
     daemon.output(shell("true")).await;
     let events = fs::read_to_string(daemon.state().join("sessions/default/events.jsonl")).unwrap();
-    let events: Vec<serde_json::Value> = events
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let events: Vec<serde_json::Value> =
+        events.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(events.len(), 2, "{events:?}");
     assert_eq!(events[0]["event"], "tool_call_started");
     assert_eq!(events[0]["params"]["command"], "true");
@@ -251,11 +212,7 @@ fn where_commands_may_connect_to_is_checked() {
             "none",
             &["[proxy]", "their network is none", "--network proxy"][..],
         ),
-        (
-            "[proxy]",
-            "host",
-            &["[proxy]", "their network is host", "--network proxy"],
-        ),
+        ("[proxy]", "host", &["[proxy]", "their network is host", "--network proxy"]),
         (
             "[proxy]\nallow_hosts = [\"http://a.example\", \"*\"]\nallow_addresses = [\"10.0.0.1/8\"]",
             "proxy",
@@ -266,11 +223,7 @@ fn where_commands_may_connect_to_is_checked() {
                 "give ",
             ],
         ),
-        (
-            "[proxy]\nallowed = []",
-            "proxy",
-            &["allowed", "allow_hosts"],
-        ),
+        ("[proxy]\nallowed = []", "proxy", &["allowed", "allow_hosts"]),
         ("", "bridge", &["--network bridge", "none, host or proxy"]),
     ] {
         fs::write(&file, content).unwrap();
@@ -281,14 +234,7 @@ fn where_commands_may_connect_to_is_checked() {
     let check = ["--config", file.to_str().unwrap(), "--check"];
     for (mode, parts) in [
         ("proxy", &["network: proxy", "*.example", "127.0.0.1:3128"]),
-        (
-            "host",
-            &[
-                "network: host",
-                "if they come by a key",
-                "network_namespace  no",
-            ],
-        ),
+        ("host", &["network: host", "if they come by a key", "network_namespace  no"]),
     ] {
         if mode == "host" {
             fs::write(&file, "").unwrap();

@@ -27,9 +27,7 @@ fn trace(collector: &Collector, id: &str) -> HashMap<String, Span> {
 }
 
 fn status(span: &Span) -> StatusCode {
-    span.status
-        .as_ref()
-        .map_or(StatusCode::Unset, |status| status.code())
+    span.status.as_ref().map_or(StatusCode::Unset, |status| status.code())
 }
 
 /// Calls `Run` as part of the trace `id`.
@@ -40,9 +38,7 @@ async fn run_in_trace(
 ) -> Result<jig::api::v1::RunResponse, Status> {
     let mut request = Request::new(request);
     let parent = format!("00-{id}-{CALLER}-01");
-    request
-        .metadata_mut()
-        .insert("traceparent", parent.parse().unwrap());
+    request.metadata_mut().insert("traceparent", parent.parse().unwrap());
     let answer = daemon.tools().run(request).await;
     answer.map(Response::into_inner)
 }
@@ -52,32 +48,17 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     let (collector, endpoint) = Collector::start();
     let setup = Setup::new()
         .environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
-        .environment(
-            "OTEL_RESOURCE_ATTRIBUTES",
-            "deployment.environment.name=test",
-        );
+        .environment("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test");
     let mut daemon = setup.start().await;
     let id = |digit: &str| digit.repeat(32);
     let success = shell("echo $TRACEPARENT");
     let response = run_in_trace(&daemon, &id("1"), success).await.unwrap();
     let traceparent = response.stdout.trim().to_owned();
     let exit_3 = argv(&["sh", "-c", "exit 3"]);
-    assert_eq!(
-        run_in_trace(&daemon, &id("2"), exit_3)
-            .await
-            .unwrap()
-            .exit_code,
-        Some(3)
-    );
-    let timeout = RunRequest {
-        timeout_sec: Some(1),
-        ..shell("sleep 100")
-    };
+    assert_eq!(run_in_trace(&daemon, &id("2"), exit_3).await.unwrap().exit_code, Some(3));
+    let timeout = RunRequest { timeout_sec: Some(1), ..shell("sleep 100") };
     run_in_trace(&daemon, &id("3"), timeout).await.unwrap();
-    let invalid = RunRequest {
-        timeout_sec: Some(0),
-        ..shell("true")
-    };
+    let invalid = RunRequest { timeout_sec: Some(0), ..shell("true") };
     run_in_trace(&daemon, &id("4"), invalid).await.unwrap_err();
     let missing = argv(&["no-such-program"]);
     run_in_trace(&daemon, &id("5"), missing).await.unwrap_err();
@@ -88,11 +69,8 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     // Success: three spans, one inside the other, none of them failed.
     let spans = trace(&collector, &id("1"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
-    let (rpc, tool, process) = (
-        &spans["jig.v1.ToolService/Run"],
-        &spans["execute_tool run"],
-        &spans["sh"],
-    );
+    let (rpc, tool, process) =
+        (&spans["jig.v1.ToolService/Run"], &spans["execute_tool run"], &spans["sh"]);
     assert_eq!(rpc.kind(), SpanKind::Server);
     assert_eq!(tool.kind(), SpanKind::Internal);
     assert_eq!(process.kind(), SpanKind::Client);
@@ -105,10 +83,7 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
         assert!(span.end_time_unix_nano >= span.start_time_unix_nano);
     }
     // The child continues the process's span.
-    assert_eq!(
-        traceparent,
-        format!("00-{}-{}-01", id("1"), hex(&process.span_id))
-    );
+    assert_eq!(traceparent, format!("00-{}-{}-01", id("1"), hex(&process.span_id)));
     for (span, name, value) in [
         (rpc, "rpc.system.name", "grpc"),
         (rpc, "rpc.method", "jig.v1.ToolService/Run"),
@@ -122,11 +97,7 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
         (process, "process.working_directory", "/workspace"),
         (process, "jig.sandbox.level", "L3"),
     ] {
-        assert_eq!(
-            attribute(&span.attributes, name).as_deref(),
-            Some(value),
-            "{name}"
-        );
+        assert_eq!(attribute(&span.attributes, name).as_deref(), Some(value), "{name}");
     }
     assert!(attribute(&process.attributes, "process.pid").is_some());
     assert!(attribute(&tool.attributes, "gen_ai.tool.call.id").is_some());
@@ -136,14 +107,8 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["sh"];
     assert_eq!(status(process), StatusCode::Error);
-    assert_eq!(
-        attribute(&process.attributes, "error.type").as_deref(),
-        Some("exit_nonzero")
-    );
-    assert_eq!(
-        attribute(&process.attributes, "process.exit.code").as_deref(),
-        Some("3")
-    );
+    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("exit_nonzero"));
+    assert_eq!(attribute(&process.attributes, "process.exit.code").as_deref(), Some("3"));
     assert_eq!(status(&spans["execute_tool run"]), StatusCode::Unset);
     assert_eq!(status(&spans["jig.v1.ToolService/Run"]), StatusCode::Unset);
 
@@ -151,62 +116,33 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     let spans = trace(&collector, &id("3"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["sh"];
-    assert_eq!(
-        attribute(&process.attributes, "error.type").as_deref(),
-        Some("timeout")
-    );
+    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("timeout"));
     assert_eq!(attribute(&process.attributes, "process.exit.code"), None);
-    assert_eq!(
-        attribute(&process.attributes, "jig.process.signal").as_deref(),
-        Some("SIGTERM")
-    );
+    assert_eq!(attribute(&process.attributes, "jig.process.signal").as_deref(), Some("SIGTERM"));
     let tool = &spans["execute_tool run"];
     assert_eq!(status(tool), StatusCode::Error);
-    assert_eq!(
-        attribute(&tool.attributes, "error.type").as_deref(),
-        Some("timeout")
-    );
+    assert_eq!(attribute(&tool.attributes, "error.type").as_deref(), Some("timeout"));
     let rpc = &spans["jig.v1.ToolService/Run"];
     assert_eq!(status(rpc), StatusCode::Unset);
-    assert_eq!(
-        attribute(&rpc.attributes, "rpc.status_code").as_deref(),
-        Some("OK")
-    );
+    assert_eq!(attribute(&rpc.attributes, "rpc.status_code").as_deref(), Some("OK"));
 
     // An invalid request is refused before there is a tool's span.
     let spans = trace(&collector, &id("4"));
     assert_eq!(spans.len(), 1, "{spans:#?}");
     let rpc = &spans["jig.v1.ToolService/Run"];
-    assert_eq!(
-        status(rpc),
-        StatusCode::Unset,
-        "a caller's mistake is no error of a server"
-    );
-    assert_eq!(
-        attribute(&rpc.attributes, "rpc.status_code").as_deref(),
-        Some("INVALID_ARGUMENT")
-    );
+    assert_eq!(status(rpc), StatusCode::Unset, "a caller's mistake is no error of a server");
+    assert_eq!(attribute(&rpc.attributes, "rpc.status_code").as_deref(), Some("INVALID_ARGUMENT"));
 
     // A program that is not there: the tool failed, and so did starting the process.
     let spans = trace(&collector, &id("5"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["no-such-program"];
-    assert_eq!(
-        attribute(&process.attributes, "error.type").as_deref(),
-        Some("spawn_failed")
-    );
+    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("spawn_failed"));
     assert_eq!(status(&spans["execute_tool run"]), StatusCode::Error);
 
     let resource = collector.resource();
-    for (name, value) in [
-        ("service.name", "jigd"),
-        ("deployment.environment.name", "test"),
-    ] {
-        assert_eq!(
-            attribute(&resource.attributes, name).as_deref(),
-            Some(value),
-            "{name}"
-        );
+    for (name, value) in [("service.name", "jigd"), ("deployment.environment.name", "test")] {
+        assert_eq!(attribute(&resource.attributes, name).as_deref(), Some(value), "{name}");
     }
 }
 
@@ -218,11 +154,7 @@ async fn without_an_endpoint_nothing_is_exported_and_children_still_have_a_trace
     assert_eq!(parts.len(), 4, "{output}");
     assert_eq!((parts[0], parts[1].len(), parts[2].len()), ("00", 32, 16));
     assert_ne!(parts[1], "0".repeat(32));
-    assert!(
-        !daemon.log().to_lowercase().contains("otlp"),
-        "{}",
-        daemon.log()
-    );
+    assert!(!daemon.log().to_lowercase().contains("otlp"), "{}", daemon.log());
 }
 
 #[tokio::test]
@@ -255,10 +187,8 @@ async fn the_operator_says_what_of_the_callers_context_a_command_gets() {
         assert_eq!(parts[1] == "vendor=1", trace, "{list:?}: {response:?}");
         assert_eq!(parts[2], baggage, "{list:?}: {response:?}");
         let log = daemon.log();
-        let warnings: Vec<_> = log
-            .lines()
-            .filter(|line| line.contains("OTEL_PROPAGATORS"))
-            .collect();
+        let warnings: Vec<_> =
+            log.lines().filter(|line| line.contains("OTEL_PROPAGATORS")).collect();
         assert_eq!(warnings.len(), usize::from(warned), "{list:?}: {log}");
         if let Some(warning) = warnings.first() {
             assert!(warning.contains("\"b3\"") && warning.contains("tracecontext,baggage,none"));
@@ -277,10 +207,7 @@ async fn a_collector_that_is_not_there_is_no_trouble() {
 
 #[tokio::test]
 async fn logs_are_json_with_the_trace_id_of_their_call() {
-    let daemon = Setup::new()
-        .arguments(&["--log-level", "debug"])
-        .start()
-        .await;
+    let daemon = Setup::new().arguments(&["--log-level", "debug"]).start().await;
     let id = "a".repeat(32);
     run_in_trace(&daemon, &id, shell("true")).await.unwrap();
     let lines = daemon.log();

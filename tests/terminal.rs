@@ -79,12 +79,7 @@ fn open_terminal() -> (OwnedFd, OwnedFd) {
     let name = ptsname(&screen, Vec::new()).unwrap();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let behind = openat(CWD, name, flags, Mode::empty()).unwrap();
-    let size = Winsize {
-        ws_row: 24,
-        ws_col: COLUMNS,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
+    let size = Winsize { ws_row: 24, ws_col: COLUMNS, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(&behind, size).unwrap();
     (screen, behind)
 }
@@ -110,11 +105,7 @@ async fn colours_are_for_a_terminal_unless_no_color_refuses_them() {
         (Terminal::Output, &[("CLICOLOR", "0")], false),
         (Terminal::Output, &[("TERM", "dumb")], false),
         (Terminal::None, &[("CLICOLOR_FORCE", "1")], true),
-        (
-            Terminal::None,
-            &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")],
-            false,
-        ),
+        (Terminal::None, &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")], false),
         (Terminal::Errors, &[], false),
         (Terminal::None, &[], false),
     ] {
@@ -149,10 +140,7 @@ async fn progress_is_for_a_terminal() {
         let mut mebibytes = 32;
         let seen = loop {
             for path in [here.path().join(large), daemon.file(large)] {
-                File::create(path)
-                    .unwrap()
-                    .set_len(mebibytes << 20)
-                    .unwrap();
+                File::create(path).unwrap().set_len(mebibytes << 20).unwrap();
             }
             let seen = jig(&arguments, Terminal::Errors, &[]);
             if seen.contains('%') || mebibytes >= 2048 {
@@ -160,18 +148,12 @@ async fn progress_is_for_a_terminal() {
             }
             mebibytes *= 2;
         };
-        assert!(
-            seen.contains("-large [") && seen.contains("MiB/s)"),
-            "{seen:?}"
-        );
+        assert!(seen.contains("-large [") && seen.contains("MiB/s)"), "{seen:?}");
         for line in seen.split(['\r', '\n']).filter(|line| line.contains('%')) {
             let width = line.trim_end_matches("\x1b[2K").trim_end().chars().count();
             assert!(width < usize::from(COLUMNS), "it would wrap: {line:?}");
         }
-        assert!(
-            seen.trim_end().ends_with("\r\x1b[2K"),
-            "it is removed: {seen:?}"
-        );
+        assert!(seen.trim_end().ends_with("\r\x1b[2K"), "it is removed: {seen:?}");
     }
     let to_daemon = ["cp", large, there];
     let dumb: &[(&str, &str)] = &[("TERM", "dumb")];

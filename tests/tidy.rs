@@ -31,22 +31,12 @@ const ORDER: &[&[&str]] = &[
     &["client", "daemon/main"],
     &["daemon"],
     &["daemon/fuzz", "daemon/start"],
-    &[
-        "daemon/embedded",
-        "daemon/keys",
-        "daemon/privileges",
-        "daemon/server",
-    ],
+    &["daemon/embedded", "daemon/keys", "daemon/privileges", "daemon/server"],
     &["daemon/door"],
     &["daemon/call"],
     &["daemon/dialect"],
     &["daemon/tool"],
-    &[
-        "daemon/egress",
-        "daemon/fetch",
-        "daemon/process",
-        "daemon/workspace",
-    ],
+    &["daemon/egress", "daemon/fetch", "daemon/process", "daemon/workspace"],
     &["daemon/outside", "daemon/text"],
     &["daemon/catalog", "daemon/store"],
     &["daemon/sandbox"],
@@ -93,23 +83,16 @@ const WIRE_TYPES: &[(&str, &str)] = &[
         "daemon/server/mod.rs",
         "registers the generated services, and the descriptors for reflection",
     ),
-    (
-        "daemon/tool/",
-        "takes typed requests, gives typed responses",
-    ),
+    ("daemon/tool/", "takes typed requests, gives typed responses"),
 ];
 
 /// Names that say nothing about what is in a file.
-const EMPTY_NAMES: &[&str] = &[
-    "common", "helper", "helpers", "misc", "shared", "stuff", "types", "util", "utils",
-];
+const EMPTY_NAMES: &[&str] =
+    &["common", "helper", "helpers", "misc", "shared", "stuff", "types", "util", "utils"];
 
 // Written so that this file does not break its own rules.
-const MACHINE_PATHS: &[&str] = &[
-    concat!("/wo", "rk/main"),
-    concat!("/wo", "rk/shared"),
-    concat!("/tmp/", "wt/"),
-];
+const MACHINE_PATHS: &[&str] =
+    &[concat!("/wo", "rk/main"), concat!("/wo", "rk/shared"), concat!("/tmp/", "wt/")];
 /// The home of whoever wrote it. Tests try to reach it from within a sandbox.
 const HOME_PATH: &str = concat!("/ro", "ot/");
 const REGISTRIES: &[&str] = &[
@@ -132,16 +115,10 @@ fn every_rust_file_opens_by_saying_what_it_is() {
 
 #[test]
 fn no_source_file_is_too_long() {
-    none(
-        "source files with more than 500 lines",
-        too_long(&rust_files()),
-    );
+    none("source files with more than 500 lines", too_long(&rust_files()));
     let lines = |count| ("tests/x.rs".to_owned(), "//! x\n".repeat(count));
     assert_eq!(too_long(&Sources::from([lines(500)])), [""; 0]);
-    assert_eq!(
-        too_long(&Sources::from([lines(501)])),
-        ["tests/x.rs: 501 lines"]
-    );
+    assert_eq!(too_long(&Sources::from([lines(501)])), ["tests/x.rs: 501 lines"]);
 }
 
 #[test]
@@ -187,9 +164,8 @@ fn every_source_file_is_part_of_a_crate() {
     let sources = package_files();
     let modules = Modules::find(&sources, &CRATES, tokens_of);
     let known = modules.files();
-    let forgotten = sources
-        .keys()
-        .filter(|file| *file != "build.rs" && !known.contains(file.as_str()));
+    let forgotten =
+        sources.keys().filter(|file| *file != "build.rs" && !known.contains(file.as_str()));
     none("source files that no crate has as a module", forgotten);
 }
 
@@ -243,10 +219,7 @@ fn arrows_up_and_to_the_side_are_told_from_those_down() {
 
 #[test]
 fn no_two_files_use_each_other() {
-    let uses = arrows()
-        .into_iter()
-        .map(|arrow| (arrow.from, arrow.to))
-        .collect();
+    let uses = arrows().into_iter().map(|arrow| (arrow.from, arrow.to)).collect();
     let told = circles(&uses).into_iter().map(|circle| circle.join(" → "));
     none("circles between files", told);
 }
@@ -263,9 +236,7 @@ fn no_two_parts_of_a_folder_use_each_other() {
             .insert((from[shared].to_owned(), to[shared].to_owned()));
     }
     let told = uses.iter().flat_map(|(folder, uses)| {
-        circles(uses)
-            .into_iter()
-            .map(move |circle| format!("{folder}: {}", circle.join(" → ")))
+        circles(uses).into_iter().map(move |circle| format!("{folder}: {}", circle.join(" → ")))
     });
     none("circles within a folder", told);
 }
@@ -275,14 +246,9 @@ fn wire_types_stop_at_the_doors() {
     let arrows = arrows();
     let found = arrows.iter().filter(|arrow| {
         is_generated(arrow)
-            && !WIRE_TYPES
-                .iter()
-                .any(|(allowed, _)| arrow.from.starts_with(allowed))
+            && !WIRE_TYPES.iter().any(|(allowed, _)| arrow.from.starts_with(allowed))
     });
-    none(
-        "uses of generated types below the doors",
-        found.map(describe),
-    );
+    none("uses of generated types below the doors", found.map(describe));
 }
 
 #[test]
@@ -298,11 +264,7 @@ fn every_reason_of_an_error_is_in_the_contract_and_the_other_way_round() {
     let variants = variants
         .lines()
         .filter(|line| line.starts_with("    ") && line.ends_with(',') && !line.contains("//"));
-    assert_eq!(
-        variants.count(),
-        names.len(),
-        "each reason has a name: {names:?}"
-    );
+    assert_eq!(variants.count(), names.len(), "each reason has a name: {names:?}");
 
     let protos: Vec<String> = committed_files()
         .into_iter()
@@ -316,15 +278,9 @@ fn every_reason_of_an_error_is_in_the_contract_and_the_other_way_round() {
         .map(|(reason, _)| reason)
         .collect();
     let unlisted = names.iter().filter(|name| !listed.contains(*name));
-    none(
-        "reasons that no list of errors in the protos names",
-        unlisted,
-    );
+    none("reasons that no list of errors in the protos names", unlisted);
     let unknown = listed.iter().filter(|name| !names.contains(*name));
-    none(
-        "reasons in the protos that the daemon does not have",
-        unknown,
-    );
+    none("reasons in the protos that the daemon does not have", unknown);
 }
 
 #[test]
@@ -357,11 +313,9 @@ fn nothing_is_left_open() {
                 [(_, Token::Word(word)), (_, Token::Symbol('!')), _] => {
                     ["todo", "unimplemented", "dbg"].contains(&word.as_str())
                 }
-                [
-                    (_, Token::Symbol('#')),
-                    (_, Token::Symbol('[')),
-                    (_, Token::Word(word)),
-                ] => word == "ignore",
+                [(_, Token::Symbol('#')), (_, Token::Symbol('[')), (_, Token::Word(word))] => {
+                    word == "ignore"
+                }
                 _ => false,
             })
             .map(|window| format!("{file}:{}", window[0].0))
@@ -413,16 +367,12 @@ fn shell_scripts_stop_at_the_first_failure() {
 
 fn is_shebang_of_a_shell(line: &str) -> bool {
     line.strip_prefix("#!").is_some_and(|interpreter| {
-        interpreter
-            .split(['/', ' '])
-            .any(|word| ["sh", "bash", "dash", "zsh"].contains(&word))
+        interpreter.split(['/', ' ']).any(|word| ["sh", "bash", "dash", "zsh"].contains(&word))
     })
 }
 
 fn too_long(sources: &Sources) -> Vec<String> {
-    let lines = sources
-        .iter()
-        .map(|(file, text)| (file, text.lines().count()));
+    let lines = sources.iter().map(|(file, text)| (file, text.lines().count()));
     lines
         .filter(|(_, lines)| *lines > MOST_LINES)
         .map(|(file, lines)| format!("{file}: {lines} lines"))
@@ -463,9 +413,7 @@ fn line_of(part: &str) -> usize {
 }
 
 fn excuse(arrow: &Arrow) -> Option<&'static (&'static str, &'static str, &'static str)> {
-    EXCEPTIONS
-        .iter()
-        .find(|(from, to, _)| arrow.from.starts_with(from) && arrow.to.starts_with(to))
+    EXCEPTIONS.iter().find(|(from, to, _)| arrow.from.starts_with(from) && arrow.to.starts_with(to))
 }
 
 /// Whether what is used is generated from the contract.

@@ -30,10 +30,7 @@ async fn runs_nothing(daemon: &Daemon, errnos: &[&str], remedy: &str) {
             "what is wrong is named: {refusal:?}"
         );
     }
-    assert!(
-        !daemon.file("ran").exists(),
-        "a command was run without a sandbox"
-    );
+    assert!(!daemon.file("ran").exists(), "a command was run without a sandbox");
     let info = daemon.info().await;
     let isolation = info.isolation.unwrap();
     assert!(!isolation.ready);
@@ -42,17 +39,10 @@ async fn runs_nothing(daemon: &Daemon, errnos: &[&str], remedy: &str) {
     assert!(errnos.contains(&failure.errno.as_str()), "{failure:?}");
     assert!(!failure.stage.is_empty(), "{failure:?}");
     assert!(failure.remedy.contains(remedy), "{failure:?}");
-    let missing: Vec<_> = isolation
-        .layers
-        .iter()
-        .filter(|layer| !layer.applied)
-        .collect();
+    let missing: Vec<_> = isolation.layers.iter().filter(|layer| !layer.applied).collect();
     assert!(!missing.is_empty());
     for layer in missing {
-        assert!(
-            !layer.detail.is_empty() && !layer.remedy.is_empty(),
-            "{layer:?}"
-        );
+        assert!(!layer.detail.is_empty() && !layer.remedy.is_empty(), "{layer:?}");
     }
     assert_eq!(info.counts.unwrap().sandboxes_warm, 0);
 }
@@ -67,11 +57,7 @@ async fn without_user_namespaces_nothing_is_run() {
 #[tokio::test]
 async fn without_user_namespaces_an_ordinary_user_runs_nothing_either() {
     let wrapper = no_namespaces();
-    let daemon = Setup::new()
-        .user(12345)
-        .under([&wrapper.path])
-        .start()
-        .await;
+    let daemon = Setup::new().user(12345).under([&wrapper.path]).start().await;
     runs_nothing(&daemon, &["ENOSPC"], "user.max_user_namespaces").await;
 }
 
@@ -98,9 +84,7 @@ async fn a_lower_minimum_is_no_way_to_run_without_a_sandbox() {
     for level in ["L1", "L2"] {
         let setup = Setup::new().under([&wrapper.path]);
         let daemon = setup.arguments(&["--minimum-level", level]).start().await;
-        daemon
-            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-            .await;
+        daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists(), "{level}");
         assert_eq!(daemon.health().await, ServingStatus::NotServing, "{level}");
     }
@@ -134,21 +118,12 @@ async fn a_check_tells_whether_commands_could_be_run() {
     let good = jigd(&arguments);
     assert_eq!(good.status.code(), Some(0), "{good:?}");
     let wrapper = no_namespaces();
-    let bad = std::process::Command::new(&wrapper.path)
-        .arg(binary())
-        .args(arguments)
-        .output()
-        .unwrap();
+    let bad =
+        std::process::Command::new(&wrapper.path).arg(binary()).args(arguments).output().unwrap();
     assert_eq!(bad.status.code(), Some(78), "{bad:?}");
-    let told = format!(
-        "{}{}",
-        String::from_utf8_lossy(&bad.stdout),
-        String::from_utf8_lossy(&bad.stderr)
-    );
-    assert!(
-        told.contains("ENOSPC") && told.contains("user namespaces"),
-        "{told}"
-    );
+    let told =
+        format!("{}{}", String::from_utf8_lossy(&bad.stdout), String::from_utf8_lossy(&bad.stderr));
+    assert!(told.contains("ENOSPC") && told.contains("user namespaces"), "{told}");
     assert_eq!(jigd(&["--no-such-flag"]).status.code(), Some(64));
     let missing = folder.path().join("missing");
     let absent = jigd(&["--check", "--workspace", missing.to_str().unwrap()]);

@@ -92,16 +92,9 @@ async fn a_running_daemon_is_used_only_in_the_directory_that_it_serves() {
     let elsewhere = tempfile::tempdir().unwrap();
     let own = "jig: no running daemon serves this directory: using one of this call's own\n";
 
-    let output = jig(
-        &daemon.workspace(),
-        runtime.path(),
-        &["run", "echo here > a; id -u"],
-    );
+    let output = jig(&daemon.workspace(), runtime.path(), &["run", "echo here > a; id -u"]);
     let says = told(&output, 0);
-    assert!(
-        says.contains("it serves this directory as workspace workspace"),
-        "{says}"
-    );
+    assert!(says.contains("it serves this directory as workspace workspace"), "{says}");
     assert!(daemon.file("a").exists());
     assert_eq!(daemon.info().await.counts.unwrap().calls_finished, 1);
 
@@ -141,12 +134,9 @@ async fn nothing_is_sent_to_what_another_user_has_put_there() {
 async fn what_listens_and_says_nothing_is_given_up() {
     let folder = tempfile::tempdir().unwrap();
     let _mute = UnixListener::bind(folder.path().join("jig.sock")).unwrap();
-    for (arguments, code) in [
-        (&["ps"][..], 64),
-        (&["health"], 64),
-        (&["approvals", "list"], 64),
-        (&["run", "true"], 0),
-    ] {
+    for (arguments, code) in
+        [(&["ps"][..], 64), (&["health"], 64), (&["approvals", "list"], 64), (&["run", "true"], 0)]
+    {
         let output = jig(folder.path(), folder.path(), arguments);
         let says = told(&output, code);
         for part in ["jig.sock is not used", "does not answer", "--address"] {
@@ -171,14 +161,7 @@ async fn the_port_by_default_is_looked_at() {
         setpriv --reuid 12345 --regid 12345 --clear-groups "$1" ps
     "#;
     let output = Command::new("unshare")
-        .args([
-            "--net",
-            "bash",
-            "-c",
-            script,
-            "bash",
-            env!("CARGO_BIN_EXE_jig"),
-        ])
+        .args(["--net", "bash", "-c", script, "bash", env!("CARGO_BIN_EXE_jig")])
         .current_dir(folder.path())
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -190,10 +173,7 @@ async fn the_port_by_default_is_looked_at() {
         says.contains("using the daemon at 127.0.0.1:50051: it serves this directory"),
         "{says}"
     );
-    assert!(
-        says.contains("jig: using the daemon at 127.0.0.1:50051\n"),
-        "{says}"
-    );
+    assert!(says.contains("jig: using the daemon at 127.0.0.1:50051\n"), "{says}");
     assert!(folder.path().join("served/file").exists(), "{says}");
 }
 
@@ -210,14 +190,7 @@ fn jig_without_namespaces(home: &str, variables: &[(&str, &str)], arguments: &[&
     copy_program(Path::new(env!("CARGO_BIN_EXE_jig")), &program);
     let user = USER.to_string();
     Command::new(&wrapper.path)
-        .args([
-            "/usr/bin/setpriv",
-            "--reuid",
-            &user,
-            "--regid",
-            &user,
-            "--clear-groups",
-        ])
+        .args(["/usr/bin/setpriv", "--reuid", &user, "--regid", &user, "--clear-groups"])
         .arg(&program)
         .args(arguments)
         .current_dir(&here)
@@ -240,10 +213,7 @@ async fn a_host_without_namespaces_is_told_the_line_that_works() {
     ] {
         let output = jig_without_namespaces("/nowhere", &[], arguments);
         let says = told(&output, 125) + &String::from_utf8(output.stdout).unwrap();
-        assert!(
-            says.contains("SANDBOX_UNAVAILABLE") && says.contains(line),
-            "{says}"
-        );
+        assert!(says.contains("SANDBOX_UNAVAILABLE") && says.contains(line), "{says}");
         if arguments[0] != "--json" {
             assert!(says.trim_end().ends_with(line), "{says}");
         }
@@ -292,15 +262,11 @@ async fn the_root_and_the_home_directory_are_no_workspaces_by_accident() {
             .unwrap()
     };
     let says = told(&run(Path::new("/"), &["run", "touch ran"]), 125);
-    assert!(
-        says.contains("the root directory cannot be a workspace"),
-        "{says}"
-    );
+    assert!(says.contains("the root directory cannot be a workspace"), "{says}");
     for here in [home.as_path(), folder.path()] {
-        for (arguments, code) in [
-            (&["run", "touch ran"][..], 125),
-            (&["write", "ran", "--text", "x"], 64),
-        ] {
+        for (arguments, code) in
+            [(&["run", "touch ran"][..], 125), (&["write", "ran", "--text", "x"], 64)]
+        {
             let says = told(&run(here, arguments), code);
             assert!(says.contains("--allow-home"), "{says}");
             assert!(!here.join("ran").exists());
@@ -341,9 +307,7 @@ async fn the_root_and_the_home_directory_are_no_workspaces_by_accident() {
 async fn the_home_directory_of_the_user_database_counts_where_no_variable_names_one() {
     let _turn = Daemon::start().await;
     let users = fs::read_to_string("/etc/passwd").unwrap();
-    let own = users
-        .lines()
-        .find(|line| line.split(':').nth(2) == Some("0"));
+    let own = users.lines().find(|line| line.split(':').nth(2) == Some("0"));
     let home = own.unwrap().split(':').nth(5).unwrap();
     for variables in [&[][..], &[("HOME", "")]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));

@@ -22,10 +22,7 @@ const GIVES_UP_WITHIN_SEC: u32 = 40;
 /// A command in one of the two workspaces.
 fn in_workspace(name: &str, timeout_sec: u32, command: &str) -> Request<RunRequest> {
     let timeout_sec = Some(timeout_sec);
-    let request = RunRequest {
-        timeout_sec,
-        ..shell(command)
-    };
+    let request = RunRequest { timeout_sec, ..shell(command) };
     with("jig-workspace", name, request)
 }
 
@@ -46,24 +43,16 @@ async fn an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another_works
     let other = TempDir::with_prefix("jig-test-other-").unwrap();
     fs::write(other.path().join("who"), "other").unwrap();
     let named = format!("other={}", other.path().display());
-    let daemon = Setup::new()
-        .arguments(&["--workspace", &named])
-        .start()
-        .await;
+    let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
     fs::write(daemon.file("who"), "first").unwrap();
     // Without their templates both workspaces need the keeper, which does not answer.
     let keeper = process(&daemon, "jig-keeper");
     let below = descendants(keeper);
     send(keeper, Signal::STOP);
     send(process(&daemon, "jig-launcher"), Signal::KILL);
-    eventually("launcher, templates and slots are gone", async || {
-        !below.iter().any(is_alive)
-    })
-    .await;
-    let status = daemon
-        .try_run(in_workspace("workspace", 1, "cat who"))
-        .await
-        .unwrap_err();
+    eventually("launcher, templates and slots are gone", async || !below.iter().any(is_alive))
+        .await;
+    let status = daemon.try_run(in_workspace("workspace", 1, "cat who")).await.unwrap_err();
     assert_eq!(Refusal::of(&status).reason, "RESOURCE_EXHAUSTED");
     // This one waits until the daemon itself has given up.
     let status = daemon
@@ -120,10 +109,7 @@ async fn what_runs_at_the_same_time_shares_its_workspace_and_nothing_else() {
         let first = daemon.begin(mark.on(shell(
             "cat /proc/self/mountinfo > mounts; ./carry_over leave; touch ready; sleep 1000",
         )));
-        eventually("it has left everything", async || {
-            daemon.file("ready").exists()
-        })
-        .await;
+        eventually("it has left everything", async || daemon.file("ready").exists()).await;
         let mounts = writable(&fs::read_to_string(daemon.file("mounts")).unwrap());
         assert!(mounts.len() >= 4, "{mounts:?}");
         for (workspace, shared) in [("workspace", 1), ("other", 0)] {

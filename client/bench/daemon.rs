@@ -99,10 +99,8 @@ mod started {
         fn start_with(
             make_keys: impl FnOnce(&Path) -> Result<Vec<String>, Failure>,
         ) -> Result<(Self, Vec<String>), Failure> {
-            let directory = tempfile::Builder::new()
-                .prefix("jig-bench-")
-                .tempdir()
-                .map_err(system)?;
+            let directory =
+                tempfile::Builder::new().prefix("jig-bench-").tempdir().map_err(system)?;
             let path = directory.path();
             fs::create_dir(path.join("ws")).map_err(system)?;
             let file = path.join("keys.toml");
@@ -113,11 +111,7 @@ mod started {
                 command.arg("--keys").arg(file);
             }
             let child = command.spawn().map_err(system)?;
-            let mut daemon = Self {
-                child,
-                address: String::new(),
-                directory,
-            };
+            let mut daemon = Self { child, address: String::new(), directory };
             match daemon.listening() {
                 Some(address) => daemon.address = address,
                 None => {

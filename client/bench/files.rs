@@ -94,12 +94,7 @@ impl Kind {
 const PROMISES: [(&str, Kind, Kind, f64); 4] = [
     ("apply_patch / git apply", Kind::Patch, Kind::GitApply, 1.0),
     ("search / rg --json", Kind::Search, Kind::RipgrepSearch, 1.0),
-    (
-        "list_files / rg --files",
-        Kind::List,
-        Kind::RipgrepList,
-        1.0,
-    ),
+    ("list_files / rg --files", Kind::List, Kind::RipgrepList, 1.0),
     ("read_file / health check", Kind::Read, Kind::Check, 1.5),
 ];
 
@@ -123,14 +118,8 @@ pub(super) fn bench_files(global: &Global, args: &FilesArgs) -> Result<(), Failu
     let client = runtime.block_on(Client::connect(address, global.options()))?;
     let by_daemon = Patched::plant(&tree, "patched").map_err(Failure::system)?;
     let by_git = Patched::plant(&tree, "patched-by-git").map_err(Failure::system)?;
-    let bench = Bench {
-        runtime: &runtime,
-        client,
-        tree: &tree,
-        query: &args.query,
-        by_daemon,
-        by_git,
-    };
+    let bench =
+        Bench { runtime: &runtime, client, tree: &tree, query: &args.query, by_daemon, by_git };
     let mut kinds = vec![
         Kind::Search,
         Kind::RipgrepSearch,
@@ -188,9 +177,7 @@ impl Bench<'_> {
             }
         }
         let samples = all.into_iter();
-        Ok(samples
-            .map(|(kind, times)| (kind, Samples::new(times)))
-            .collect())
+        Ok(samples.map(|(kind, times)| (kind, Samples::new(times))).collect())
     }
 
     /// Answers how many files there are, where that is what is asked.
@@ -206,10 +193,8 @@ impl Bench<'_> {
             ]),
             Kind::RipgrepList => self.ripgrep(&["--files", "--hidden", "--no-ignore"]),
             Kind::Search => self.runtime.block_on(async {
-                let request = SearchRequest {
-                    query: self.query.to_owned(),
-                    ..SearchRequest::default()
-                };
+                let request =
+                    SearchRequest { query: self.query.to_owned(), ..SearchRequest::default() };
                 self.client.search(request).await?;
                 Ok(0)
             }),
@@ -224,16 +209,13 @@ impl Bench<'_> {
                 }
                 Ok(files)
             }),
-            Kind::Patch => self
-                .runtime
-                .block_on(self.by_daemon.by_daemon(&self.client))
-                .map(|()| 0),
+            Kind::Patch => {
+                self.runtime.block_on(self.by_daemon.by_daemon(&self.client)).map(|()| 0)
+            }
             Kind::GitApply => self.by_git.by_git().map(|()| 0),
             Kind::Read => self.runtime.block_on(async {
-                let request = ReadFileRequest {
-                    path: READ.to_owned(),
-                    ..ReadFileRequest::default()
-                };
+                let request =
+                    ReadFileRequest { path: READ.to_owned(), ..ReadFileRequest::default() };
                 self.client.read_file(request).await?;
                 Ok(0)
             }),
@@ -260,9 +242,7 @@ impl Bench<'_> {
         let output = command.output().map_err(Failure::system)?;
         // 1: it has found nothing.
         if !matches!(output.status.code(), Some(0 | 1)) {
-            return Err(Failure::System(
-                String::from_utf8_lossy(&output.stderr).into_owned(),
-            ));
+            return Err(Failure::System(String::from_utf8_lossy(&output.stderr).into_owned()));
         }
         Ok(0)
     }
@@ -270,9 +250,8 @@ impl Bench<'_> {
 
 /// Makes the tree: text of words that come again, as in programs.
 fn plant(root: &Path) -> std::io::Result<()> {
-    const WORDS: [&str; 8] = [
-        "return", "value", "request", "the", "need", "Option", "self", "length",
-    ];
+    const WORDS: [&str; 8] =
+        ["return", "value", "request", "the", "need", "Option", "self", "length"];
     let mut state = 1_u64;
     for directory in 0..DIRECTORIES {
         let path = root.join(format!("module-{}/part-{directory}", directory % 50));
@@ -384,10 +363,7 @@ mod tests {
         assert_eq!(value["targets"][0]["met"], true);
         assert_eq!(value["targets"][1]["met"], false);
         let text = to_text(7, &measured);
-        assert!(
-            text.contains("search / rg --json") && text.contains("0.90 x"),
-            "{text}"
-        );
+        assert!(text.contains("search / rg --json") && text.contains("0.90 x"), "{text}");
         measured.retain(|(kind, _)| !kind.is_ripgrep());
         assert_eq!(targets(&measured).len(), 1);
     }

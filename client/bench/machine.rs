@@ -28,10 +28,7 @@ fn cpu_model(cpuinfo: &str) -> String {
         .lines()
         .filter_map(|line| line.split_once(':'))
         .find(|(name, _)| name.trim() == "model name")
-        .map_or_else(
-            || "unknown CPU".to_owned(),
-            |(_, model)| model.trim().to_owned(),
-        )
+        .map_or_else(|| "unknown CPU".to_owned(), |(_, model)| model.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -57,11 +57,7 @@ impl Patched {
                 }
             }
         }
-        Ok(Self {
-            folder: root.to_owned(),
-            patches,
-            applied: Cell::new(false),
-        })
+        Ok(Self { folder: root.to_owned(), patches, applied: Cell::new(false) })
     }
 
     /// The patch that can be applied next.
@@ -96,9 +92,7 @@ impl Patched {
             .stdin(Stdio::piped());
         let mut child = command.spawn().map_err(Failure::system)?;
         if let Some(mut stdin) = child.stdin.take() {
-            stdin
-                .write_all(self.next().as_bytes())
-                .map_err(Failure::system)?;
+            stdin.write_all(self.next().as_bytes()).map_err(Failure::system)?;
         }
         match child.wait().map_err(Failure::system)?.success() {
             true => Ok(()),

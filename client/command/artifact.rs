@@ -25,11 +25,7 @@ pub(crate) struct ArtifactArgs {
 }
 
 pub(crate) fn artifact(global: &Global, args: ArtifactArgs) -> ExitCode {
-    let request = ReadArtifactRequest {
-        path: args.path,
-        offset: args.offset,
-        limit: args.limit,
-    };
+    let request = ReadArtifactRequest { path: args.path, offset: args.offset, limit: args.limit };
     let result = global.daemon().and_then(|address| {
         connection::call_at(address, global, async |client: Client| {
             client.copy_artifact(request, io::stdout().lock()).await?;

@@ -131,12 +131,7 @@ fn said(response: &InvokeResponse) -> &str {
 
 /// As the document of `cli_agent` shows what went well.
 fn shown(response: &InvokeResponse, place: &Path) -> String {
-    let Some(data) = response
-        .data
-        .as_ref()
-        .map(json_of)
-        .filter(|_| is_success(response))
-    else {
+    let Some(data) = response.data.as_ref().map(json_of).filter(|_| is_success(response)) else {
         return String::new();
     };
     let output = data["output"].as_str().unwrap_or(&response.text);
@@ -169,11 +164,7 @@ fn ended_line(mut text: String) -> String {
 fn notes(response: &InvokeResponse) -> Vec<String> {
     let mut notes = Vec::new();
     if let (Some(error), false) = (&response.error, is_success(response)) {
-        notes.push(format!(
-            "{}: {}",
-            error.error_type,
-            error.message.trim_end()
-        ));
+        notes.push(format!("{}: {}", error.error_type, error.message.trim_end()));
         if !error.suggestion.is_empty() && !error.message.contains(&error.suggestion) {
             notes.push(format!("  {}", error.suggestion));
         }
@@ -195,10 +186,7 @@ fn code(response: &InvokeResponse) -> u8 {
     let ran = envelope::ran(response).map(|ran| exit::of_run(&ran));
     // What is done with what a command wrote can fail behind it.
     let told = ran.filter(|code| *code != exit::SUCCESS || is_success(response));
-    let error = response
-        .error
-        .as_ref()
-        .map(|error| error.error_type.as_str());
+    let error = response.error.as_ref().map(|error| error.error_type.as_str());
     match (told, error) {
         (Some(code), _) => code,
         (None, _) if is_success(response) => exit::SUCCESS,
@@ -219,9 +207,8 @@ mod tests {
     }
 
     fn created() -> InvokeResponse {
-        let files = prost_types::ListValue {
-            values: vec![wire(Kind::StringValue("hello.py".into()))],
-        };
+        let files =
+            prost_types::ListValue { values: vec![wire(Kind::StringValue("hello.py".into()))] };
         let output = "Created file: hello.py (125 bytes)".to_owned();
         InvokeResponse {
             status: InvokeStatus::Success.into(),
@@ -264,16 +251,9 @@ mod tests {
         let failed = failed("file_not_found");
         assert_eq!(notes(&failed), ["file_not_found: no file", "  Look."]);
         assert_eq!(said(&failed), "");
-        let with_output = InvokeResponse {
-            text: "[exit 1]\n".into(),
-            ..failed
-        };
+        let with_output = InvokeResponse { text: "[exit 1]\n".into(), ..failed };
         assert_eq!(said(&with_output), "[exit 1]\n");
-        let going_on = InvokeResponse {
-            pending: true,
-            job_id: "01A".into(),
-            ..created()
-        };
+        let going_on = InvokeResponse { pending: true, job_id: "01A".into(), ..created() };
         assert_eq!(notes(&going_on), ["it goes on: jig job watch 01A"]);
         let killed = InvokeResponse {
             outcome: Outcome::OomKilled.into(),

@@ -47,18 +47,12 @@ pub(crate) fn mkdir(global: &Global, args: MkdirArgs) -> ExitCode {
         let request = CreateDirectoryRequest { path };
         Ok(client.create_directory(request).await?)
     };
-    paths::each(
-        global,
-        args.paths,
-        call,
-        file_json::create_directory,
-        |_, response| {
-            let style = Style::of_stdout();
-            let created = response.created.iter().map(|path| style.name(path));
-            let text: String = created.map(|path| format!("created {path}\n")).collect();
-            output::stdout(text.as_bytes())
-        },
-    )
+    paths::each(global, args.paths, call, file_json::create_directory, |_, response| {
+        let style = Style::of_stdout();
+        let created = response.created.iter().map(|path| style.name(path));
+        let text: String = created.map(|path| format!("created {path}\n")).collect();
+        output::stdout(text.as_bytes())
+    })
 }
 
 pub(crate) fn mv(global: &Global, args: MvArgs) -> ExitCode {
@@ -67,9 +61,8 @@ pub(crate) fn mv(global: &Global, args: MvArgs) -> ExitCode {
         destination: args.destination,
         overwrite: args.force.then_some(true),
     };
-    let result = connection::call(global, async move |client: Client| {
-        Ok(client.move_path(request).await?)
-    });
+    let result =
+        connection::call(global, async move |client: Client| Ok(client.move_path(request).await?));
     let result = result.and_then(|response| {
         if global.json {
             return output::json(&file_json::move_path(&response));
@@ -85,7 +78,5 @@ pub(crate) fn rm(global: &Global, args: RmArgs) -> ExitCode {
         let request = DeletePathRequest { path, recursive };
         Ok(client.delete_path(request).await?)
     };
-    paths::each(global, args.paths, call, file_json::delete_path, |_, _| {
-        Ok(())
-    })
+    paths::each(global, args.paths, call, file_json::delete_path, |_, _| Ok(()))
 }

@@ -38,9 +38,6 @@ mod tests {
         assert_eq!(columns(&rows), "A    LONG  C\naaa  b     c\na\n");
         let rows = [["NAME", "SIZE"], ["日本語", "1"], ["e\u{301}", "2"]];
         let rows = rows.map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(
-            columns(&rows),
-            "NAME    SIZE\n日本語  1\ne\u{301}       2\n"
-        );
+        assert_eq!(columns(&rows), "NAME    SIZE\n日本語  1\ne\u{301}       2\n");
     }
 }

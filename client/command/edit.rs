@@ -26,21 +26,11 @@ pub(crate) struct EditArgs {
     /// File to edit, relative to the workspace.
     path: String,
     /// String to replace, which must be there once.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        requires = "new"
-    )]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, requires = "new")]
     #[arg(required_unless_present = "edits")]
     old: Option<String>,
     /// What comes in its place; may be empty.
-    #[arg(
-        long,
-        value_name = "TEXT",
-        allow_hyphen_values = true,
-        requires = "old"
-    )]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, requires = "old")]
     new: Option<String>,
     /// Replace it wherever it is.
     #[arg(long, requires = "old", conflicts_with = "first")]
@@ -112,10 +102,7 @@ fn one_edit(edit: &Value) -> Result<Edit, String> {
     const NAMES: [&str; 3] = ["old_string", "new_string", "occurrence"];
     let fields = edit.as_object().ok_or("an object is needed")?;
     if let Some(name) = fields.keys().find(|name| !NAMES.contains(&name.as_str())) {
-        return Err(format!(
-            "{name:?} is not known; there are {}",
-            NAMES.join(", ")
-        ));
+        return Err(format!("{name:?} is not known; there are {}", NAMES.join(", ")));
     }
     let text = |name: &str| match fields.get(name) {
         None => Ok(None),
@@ -164,17 +151,7 @@ mod tests {
 
     #[test]
     fn flags_reach_the_request() {
-        let line = [
-            "jig",
-            "edit",
-            "f",
-            "--old",
-            "-a",
-            "--new",
-            "",
-            "--all",
-            "--dry-run",
-        ];
+        let line = ["jig", "edit", "f", "--old", "-a", "--new", "", "--all", "--dry-run"];
         assert_eq!(
             parse(&line).unwrap(),
             EditFileRequest {
@@ -191,12 +168,8 @@ mod tests {
         for line in [
             &["jig", "edit", "f"][..],
             &["jig", "edit", "f", "--old", "a"],
-            &[
-                "jig", "edit", "f", "--old", "a", "--new", "b", "--edits", "x",
-            ],
-            &[
-                "jig", "edit", "f", "--old", "a", "--new", "b", "--all", "--first",
-            ],
+            &["jig", "edit", "f", "--old", "a", "--new", "b", "--edits", "x"],
+            &["jig", "edit", "f", "--old", "a", "--new", "b", "--all", "--first"],
         ] {
             assert_eq!(parse(line), None, "{line:?}");
         }
@@ -216,15 +189,9 @@ mod tests {
             ("{}", "list"),
             ("[1]", "[0]: an object"),
             (r#"[{"old_string": "a"}]"#, "new_string is missing"),
-            (
-                r#"[{"old_string": 1, "new_string": ""}]"#,
-                "must be a string",
-            ),
+            (r#"[{"old_string": 1, "new_string": ""}]"#, "must be a string"),
             (r#"[{"old": "a"}]"#, "\"old\" is not known"),
-            (
-                r#"[{"old_string": "", "new_string": "", "occurrence": "x"}]"#,
-                "none of UNIQUE",
-            ),
+            (r#"[{"old_string": "", "new_string": "", "occurrence": "x"}]"#, "none of UNIQUE"),
         ] {
             let error = edits(json).unwrap_err();
             assert!(error.contains(says), "{json}: {error}");

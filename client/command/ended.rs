@@ -5,11 +5,7 @@ use jig::api::v1::Outcome;
 /// In words; none where there is nothing to say.
 pub(super) fn how(outcome: i32, signal: &str, limit: &str) -> Option<String> {
     let is_limited = !limit.is_empty();
-    let limit = if is_limited {
-        format!(" (limit: {limit})")
-    } else {
-        String::new()
-    };
+    let limit = if is_limited { format!(" (limit: {limit})") } else { String::new() };
     match Outcome::try_from(outcome) {
         Ok(Outcome::Exited) => None,
         Ok(Outcome::Signaled) => is_limited.then(|| format!("ended by {signal}{limit}")),
@@ -34,18 +30,10 @@ mod tests {
         for (outcome, limit, expected) in [
             (Outcome::Exited, "", None),
             (Outcome::Signaled, "", None),
-            (
-                Outcome::Signaled,
-                "cpu",
-                Some("ended by SIGKILL (limit: cpu)"),
-            ),
+            (Outcome::Signaled, "cpu", Some("ended by SIGKILL (limit: cpu)")),
             (Outcome::TimedOut, "", Some("ended: its time was up")),
             (Outcome::Cancelled, "", Some("ended: cancelled")),
-            (
-                Outcome::OutputLimit,
-                "output",
-                Some("ended: it wrote too much (limit: output)"),
-            ),
+            (Outcome::OutputLimit, "output", Some("ended: it wrote too much (limit: output)")),
         ] {
             assert_eq!(how(outcome.into(), "SIGKILL", limit).as_deref(), expected);
         }

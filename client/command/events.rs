@@ -119,19 +119,13 @@ fn print_item(item: Item, as_json: bool) -> Result<(), Failure> {
         }
         Item::Event(event) => output::stdout(line(event).as_bytes()),
         Item::Gap(gap) => {
-            output::note(&format!(
-                "records before {} are not kept any more",
-                gap.first_sequence
-            ));
+            output::note(&format!("records before {} are not kept any more", gap.first_sequence));
             Ok(())
         }
         Item::CallResult(result) if as_json => output::json(&result_json(&result)),
         Item::CallResult(result) => output::stdout(result_line(&result).as_bytes()),
         Item::CallResultGap(gap) => {
-            output::note(&format!(
-                "{} results came too fast and are left out",
-                gap.results
-            ));
+            output::note(&format!("{} results came too fast and are left out", gap.results));
             Ok(())
         }
         Item::KeepAlive(_) => Ok(()),
@@ -164,12 +158,8 @@ fn result_line(result: &CallResult) -> String {
             format!("({})", word.to_lowercase())
         }
     };
-    let line = format!(
-        "{:<24}  {:>5}  {:<16}  {status:<8}  {content}",
-        "",
-        "result",
-        plain(&result.tool)
-    );
+    let line =
+        format!("{:<24}  {:>5}  {:<16}  {status:<8}  {content}", "", "result", plain(&result.tool));
     format!("{}\n", line.trim_end())
 }
 
@@ -253,10 +243,7 @@ fn line(event: Event) -> String {
                 false => format!(", with rule {rule}"),
             };
             let colon = if comment.is_empty() { "" } else { ": " };
-            (
-                "decided",
-                format!("{id} {state} by {by}{rule}{colon}{comment}"),
-            )
+            ("decided", format!("{id} {state} by {by}{rule}{colon}{comment}"))
         }
         "PATCH_APPLIED" => ("patch_applied", String::new()),
         other => (other, String::new()),
@@ -281,9 +268,7 @@ fn detail(params: Option<&Value>) -> String {
     });
     let texts = ["command", "path", "source", "query", "root", "url"];
     let text = texts.iter().find_map(|name| param(name)?.as_str());
-    words
-        .or_else(|| text.map(str::to_owned))
-        .unwrap_or_default()
+    words.or_else(|| text.map(str::to_owned)).unwrap_or_default()
 }
 
 fn shortened(text: &str) -> String {
@@ -315,9 +300,7 @@ mod tests {
     use super::*;
 
     fn text(text: &str) -> WireValue {
-        WireValue {
-            kind: Some(Kind::StringValue(text.to_owned())),
-        }
+        WireValue { kind: Some(Kind::StringValue(text.to_owned())) }
     }
 
     fn event(kind: &str, fields: impl IntoIterator<Item = (&'static str, WireValue)>) -> Event {
@@ -328,36 +311,25 @@ mod tests {
             r#type: kind.to_owned(),
             time: "2026-11-22T07:37:11.123456Z".parse().ok(),
             record: Some(Struct {
-                fields: fields
-                    .map(|(name, value)| (name.to_owned(), value))
-                    .collect(),
+                fields: fields.map(|(name, value)| (name.to_owned(), value)).collect(),
             }),
             ..Event::default()
         }
     }
 
     fn number(number: f64) -> WireValue {
-        WireValue {
-            kind: Some(Kind::NumberValue(number)),
-        }
+        WireValue { kind: Some(Kind::NumberValue(number)) }
     }
 
     fn params(command: &str) -> WireValue {
-        let params = Struct {
-            fields: [("command".to_owned(), text(command))].into(),
-        };
-        WireValue {
-            kind: Some(Kind::StructValue(params)),
-        }
+        let params = Struct { fields: [("command".to_owned(), text(command))].into() };
+        WireValue { kind: Some(Kind::StructValue(params)) }
     }
 
     fn decided(state: &str, by: &str, more: [(&'static str, &str); 1]) -> Event {
         let fields = [("approval_id", "01A"), ("state", state), ("decided_by", by)];
         let fields = fields.into_iter().chain(more);
-        event(
-            "approval_decided",
-            fields.map(|(name, value)| (name, text(value))),
-        )
+        event("approval_decided", fields.map(|(name, value)| (name, text(value))))
     }
 
     #[test]
@@ -383,10 +355,7 @@ mod tests {
             (
                 event(
                     "tool_call_denied",
-                    [
-                        ("principal", text("key:a")),
-                        ("denied_by", text("rule file:secrets")),
-                    ],
+                    [("principal", text("key:a")), ("denied_by", text("rule file:secrets"))],
                 ),
                 "2026-11-22T07:37:11.123Z     12  run               denied    to key:a by rule file:secrets\n",
             ),

@@ -130,10 +130,7 @@ pub(crate) fn attach(global: &Global, args: AttachArgs) -> ExitCode {
         let listed = connection::call_at(address, global, async |client: Client| {
             Ok(client.list_processes().await?)
         })?;
-        let process = listed
-            .processes
-            .into_iter()
-            .find(|known| known.process_id == id);
+        let process = listed.processes.into_iter().find(|known| known.process_id == id);
         let has_terminal = process.as_ref().is_some_and(|process| process.has_terminal);
         let keeps = process.is_some_and(|process| process.on_disconnect() == OnDisconnect::Keep);
         let session = Session {
@@ -173,11 +170,8 @@ fn request(args: &ExecArgs) -> Result<StartRequest, Failure> {
     {
         env.entry("TERM".to_owned()).or_insert(term);
     }
-    let on_disconnect = if args.keep || args.detach {
-        OnDisconnect::Keep
-    } else {
-        OnDisconnect::Kill
-    };
+    let on_disconnect =
+        if args.keep || args.detach { OnDisconnect::Keep } else { OnDisconnect::Kill };
     Ok(StartRequest {
         command,
         argv,

@@ -8,17 +8,16 @@ use super::finish;
 use crate::{connection, global::Global, json, output, style::Style};
 
 pub(crate) fn info(global: &Global) -> ExitCode {
-    let result = connection::call(global, async |client: jig::client::Client| {
-        Ok(client.get_info().await?)
-    })
-    .and_then(|response| {
-        if global.json {
-            output::json(&json::info(&response))
-        } else {
-            let text = text(&response);
-            output::stdout(Style::of_stdout().text(&text).as_bytes())
-        }
-    });
+    let result =
+        connection::call(global, async |client: jig::client::Client| Ok(client.get_info().await?))
+            .and_then(|response| {
+                if global.json {
+                    output::json(&json::info(&response))
+                } else {
+                    let text = text(&response);
+                    output::stdout(Style::of_stdout().text(&text).as_bytes())
+                }
+            });
     finish(result, global.json)
 }
 
@@ -29,8 +28,7 @@ fn text(info: &GetInfoResponse) -> String {
         ("process".to_owned(), info.pid.to_string()),
         (
             "started".to_owned(),
-            info.start_time
-                .map_or_else(|| "?".to_owned(), |time| time.to_string()),
+            info.start_time.map_or_else(|| "?".to_owned(), |time| time.to_string()),
         ),
         ("uptime".to_owned(), format!("{} s", info.uptime_ms / 1000)),
     ];
@@ -104,18 +102,11 @@ impl Remedies {
 }
 
 fn isolation(isolation: &Isolation, remedies: &mut Remedies) -> Vec<(String, String)> {
-    let ready = if isolation.ready {
-        "ready"
-    } else {
-        "NOT READY: no command is run"
-    };
+    let ready = if isolation.ready { "ready" } else { "NOT READY: no command is run" };
     let mut rows = vec![
         (
             "isolation".to_owned(),
-            format!(
-                "{} (at least {}), {ready}",
-                isolation.level, isolation.minimum_level
-            ),
+            format!("{} (at least {}), {ready}", isolation.level, isolation.minimum_level),
         ),
         ("network".to_owned(), isolation.network.clone()),
     ];
@@ -141,11 +132,8 @@ fn isolation(isolation: &Isolation, remedies: &mut Remedies) -> Vec<(String, Str
 
 fn failed_step(failure: &SandboxFailure) -> String {
     let parts = [&failure.stage, &failure.errno, &failure.message];
-    let told: Vec<&str> = parts
-        .into_iter()
-        .map(String::as_str)
-        .filter(|part| !part.is_empty())
-        .collect();
+    let told: Vec<&str> =
+        parts.into_iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
     told.join(": ")
 }
 
@@ -163,10 +151,7 @@ fn egress(egress: &Egress) -> [(String, String); 2] {
                 egress.connections_active
             ),
         ),
-        (
-            "  allowed addresses".to_owned(),
-            listed(&egress.allow_addresses),
-        ),
+        ("  allowed addresses".to_owned(), listed(&egress.allow_addresses)),
     ]
 }
 
@@ -183,29 +168,14 @@ fn limits(limits: &RunLimits) -> (String, String) {
         format!("{} s", limits.default_timeout_sec),
         format!("memory of {}", size(limits.memory_bytes)),
         format!("{} processes", limits.processes),
-        format!(
-            "{} open files ({} together)",
-            limits.open_files, limits.open_files_total
-        ),
+        format!("{} open files ({} together)", limits.open_files, limits.open_files_total),
         format!("files of {}", size(limits.file_size_bytes)),
         format!("temporary files of {}", size(limits.tmp_bytes)),
     ];
-    parts.extend(
-        limits
-            .cpu_sec
-            .map(|seconds| format!("{seconds} s of CPU time")),
-    );
+    parts.extend(limits.cpu_sec.map(|seconds| format!("{seconds} s of CPU time")));
     parts.extend(limits.cpus.map(|cpus| format!("{cpus} CPUs")));
-    parts.extend(
-        limits
-            .output_bytes
-            .map(|bytes| format!("output of {bytes} bytes")),
-    );
-    parts.extend(
-        limits
-            .wall_clock_sec
-            .map(|seconds| format!("{seconds} s at most")),
-    );
+    parts.extend(limits.output_bytes.map(|bytes| format!("output of {bytes} bytes")));
+    parts.extend(limits.wall_clock_sec.map(|seconds| format!("{seconds} s at most")));
     parts.push(format!("{} runs at a time", limits.concurrent_runs));
     ("limits".to_owned(), parts.join(", "))
 }
@@ -258,10 +228,7 @@ mod tests {
         let text = text(&info);
         assert!(text.contains("NOT READY"), "{text}");
         assert!(text.contains("user_namespace: EPERM\n"), "{text}");
-        assert!(
-            text.contains("  landlock  no; no user namespace\n"),
-            "{text}"
-        );
+        assert!(text.contains("  landlock  no; no user namespace\n"), "{text}");
         let below = format!(
             "\n\nremedy for failure, mounts, network:\n  {remedy}\n\nremedy for landlock:\n  boot with lsm=landlock\n"
         );

@@ -108,12 +108,9 @@ mod keys {
 
     fn failed(error: KeyFileError) -> Failure {
         Failure::Local(match error {
-            KeyFileError::Refused(message) => Local {
-                code: "FAILED_PRECONDITION",
-                reason: None,
-                message,
-                path: None,
-            },
+            KeyFileError::Refused(message) => {
+                Local { code: "FAILED_PRECONDITION", reason: None, message, path: None }
+            }
             KeyFileError::Unusable { path, source } => Local::file(Path::new(&path), &source),
         })
     }

@@ -42,10 +42,8 @@ pub(crate) fn last(global: &Global, LastArgs {}: LastArgs) -> ExitCode {
 pub(crate) fn artifacts(global: &Global, args: ArtifactsArgs) -> ExitCode {
     let result = global.daemon().and_then(|address| {
         connection::call_at(address, global, async |client: Client| {
-            let mut request = ListArtifactsRequest {
-                step: args.step,
-                ..ListArtifactsRequest::default()
-            };
+            let mut request =
+                ListArtifactsRequest { step: args.step, ..ListArtifactsRequest::default() };
             loop {
                 let page = client.list_artifacts(request.clone()).await?;
                 for artifact in &page.artifacts {
@@ -70,11 +68,7 @@ fn print(artifact: &ArtifactInfo, as_json: bool) -> Result<(), Failure> {
             "step": artifact.step,
         }));
     }
-    let line = format!(
-        "{:>12}  {}\n",
-        artifact.size_bytes,
-        escape::name(&artifact.path)
-    );
+    let line = format!("{:>12}  {}\n", artifact.size_bytes, escape::name(&artifact.path));
     output::stdout(line.as_bytes())
 }
 
@@ -82,18 +76,8 @@ fn text(last: &LastCommandResponse) -> String {
     let mut text = format!("$ {}\n", escape::text(&last.command).trim_end());
     text += &format!("{}, step {}\n", escape::text(&how(last)), last.step);
     for (stream, head, is_truncated, path) in [
-        (
-            "stdout",
-            &last.stdout,
-            last.stdout_truncated,
-            &last.stdout_path,
-        ),
-        (
-            "stderr",
-            &last.stderr,
-            last.stderr_truncated,
-            &last.stderr_path,
-        ),
+        ("stdout", &last.stdout, last.stdout_truncated, &last.stdout_path),
+        ("stderr", &last.stderr, last.stderr_truncated, &last.stderr_path),
     ] {
         if head.is_empty() {
             continue;

@@ -57,11 +57,7 @@ pub(crate) fn ls(global: &Global, args: LsArgs) -> ExitCode {
     // Printed when it is complete and not while it comes: a terminal that is stopped must not hold
     // up the signal that cancels the call.
     let result = connection::call(global, async move |client: Client| {
-        if lists_all {
-            all(client, request).await
-        } else {
-            Ok(client.list_files(request).await?)
-        }
+        if lists_all { all(client, request).await } else { Ok(client.list_files(request).await?) }
     })
     .and_then(|response| print(&response, global.json));
     finish(result, global.json)
@@ -137,9 +133,7 @@ fn print_long(response: &ListDirectoryResponse, as_json: bool) -> Result<(), Fai
 /// `-rw-r--r-- 120 2026-11-21 09:04 name`, with a slash behind a directory.
 fn line(entry: &DirectoryEntry, width: usize, style: Style) -> String {
     let kind = entry.r#type();
-    let time = entry
-        .modify_time
-        .map_or_else(String::new, |time| time.to_string());
+    let time = entry.modify_time.map_or_else(String::new, |time| time.to_string());
     let time = time.get(..16).unwrap_or("-").replace('T', " ");
     let slash = if kind == FileType::Directory { "/" } else { "" };
     format!(

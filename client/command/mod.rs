@@ -56,11 +56,7 @@ fn failed(failure: &Failure, as_json: bool) -> u8 {
 /// Tells why there is no command whose exit code could be ours; answers with the one that says so.
 fn run_failed(failure: &Failure, as_json: bool) -> u8 {
     failure.report(as_json);
-    if let Failure::Interrupted(code) = failure {
-        *code
-    } else {
-        exit::RUN_FAILED
-    }
+    if let Failure::Interrupted(code) = failure { *code } else { exit::RUN_FAILED }
 }
 
 fn exit_code(failure: &Failure) -> u8 {

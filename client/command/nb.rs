@@ -82,11 +82,7 @@ enum Kind {
 pub(crate) fn nb(global: &Global, args: NbArgs) -> ExitCode {
     let result = match args.what {
         What::Read { path, cell } => {
-            let request = ReadNotebookRequest {
-                path,
-                cell_id: cell.cell,
-                cell_index: cell.index,
-            };
+            let request = ReadNotebookRequest { path, cell_id: cell.cell, cell_index: cell.index };
             connection::call(global, async move |client: Client| {
                 Ok(client.read_notebook(request).await?)
             })
@@ -110,9 +106,7 @@ fn request(args: EditArgs) -> Result<EditNotebookRequest, Failure> {
         _ => CellEdit::Replace,
     };
     if mode != CellEdit::Insert && args.cell.cell.is_none() && args.cell.index.is_none() {
-        return Err(Failure::Usage(
-            "which cell? name it with --cell or --index".to_owned(),
-        ));
+        return Err(Failure::Usage("which cell? name it with --cell or --index".to_owned()));
     }
     let source = match mode {
         CellEdit::Delete => None,
@@ -138,11 +132,8 @@ fn print(response: &ReadNotebookResponse, as_json: bool) -> Result<(), Failure> 
         return output::json(&file_json::read_notebook(response));
     }
     let style = Style::of_stdout();
-    let text: String = response
-        .cells
-        .iter()
-        .map(|cell| shown(cell, &response.language, style))
-        .collect();
+    let text: String =
+        response.cells.iter().map(|cell| shown(cell, &response.language, style)).collect();
     output::stdout(text.as_bytes())
 }
 
@@ -213,9 +204,8 @@ mod tests {
 
     fn parse(line: &str) -> Option<EditNotebookRequest> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let Command::Nb(NbArgs {
-            what: What::Edit(args),
-        }) = Arguments::from_words(&words).ok()?.command
+        let Command::Nb(NbArgs { what: What::Edit(args) }) =
+            Arguments::from_words(&words).ok()?.command
         else {
             return None;
         };
@@ -229,10 +219,7 @@ mod tests {
         assert_eq!(request.cell_type(), CellType::Code);
         assert_eq!(request.source.as_deref(), Some("x"));
         let request = parse("jig nb edit n --delete --index 3").unwrap();
-        assert_eq!(
-            (request.mode(), request.cell_index),
-            (CellEdit::Delete, Some(3))
-        );
+        assert_eq!((request.mode(), request.cell_index), (CellEdit::Delete, Some(3)));
         assert_eq!(request.source, None);
         for line in [
             "jig nb edit n --text x",

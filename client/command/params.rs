@@ -77,13 +77,8 @@ mod tests {
 
     #[test]
     fn parameters_have_names() {
-        let words = words(&[
-            "command=a=b",
-            "timeout_sec=3",
-            r#"argv:=["a=b", 1]"#,
-            "text=:=",
-            "at:=null",
-        ]);
+        let words =
+            words(&["command=a=b", "timeout_sec=3", r#"argv:=["a=b", 1]"#, "text=:=", "at:=null"]);
         let expected = json!({
             "command": "a=b",
             "timeout_sec": "3",

@@ -150,10 +150,7 @@ fn lasted(process: &ProcessInfo, now: SystemTime) -> String {
         return "-".to_owned();
     };
     let end = time(process.end_time).unwrap_or(now);
-    let seconds = end
-        .duration_since(start)
-        .unwrap_or(Duration::ZERO)
-        .as_secs();
+    let seconds = end.duration_since(start).unwrap_or(Duration::ZERO).as_secs();
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     match (hours, minutes) {
         (0, 0) => format!("{seconds}s"),
@@ -205,13 +202,7 @@ mod tests {
             ..ProcessInfo::default()
         };
         assert_eq!(state(&running), "running");
-        assert_eq!(
-            state(&ProcessInfo {
-                attached: 0,
-                ..running
-            }),
-            "running, detached"
-        );
+        assert_eq!(state(&ProcessInfo { attached: 0, ..running }), "running, detached");
         for (process, expected) in [
             (ended(Outcome::Exited, Some(3), ""), "exit 3"),
             (ended(Outcome::Signaled, None, "SIGKILL"), "SIGKILL"),
@@ -248,15 +239,9 @@ mod tests {
     #[test]
     fn times_are_short() {
         let start = SystemTime::UNIX_EPOCH;
-        let process = ProcessInfo {
-            start_time: Some(start.into()),
-            ..ProcessInfo::default()
-        };
+        let process = ProcessInfo { start_time: Some(start.into()), ..ProcessInfo::default() };
         for (seconds, expected) in [(0, "0s"), (59, "59s"), (185, "3m05s"), (7620, "2h07m")] {
-            assert_eq!(
-                lasted(&process, start + Duration::from_secs(seconds)),
-                expected
-            );
+            assert_eq!(lasted(&process, start + Duration::from_secs(seconds)), expected);
         }
         assert_eq!(lasted(&ProcessInfo::default(), start), "-");
     }

@@ -66,9 +66,7 @@ pub(crate) fn read(global: &Global, args: ReadArgs) -> ExitCode {
     }
     let call =
         move |client: Client, path| async move { Ok(client.read_file(request(path)).await?) };
-    paths::each(global, args.paths, call, json::read_file, |_, response| {
-        print(response, is_base64)
-    })
+    paths::each(global, args.paths, call, json::read_file, |_, response| print(response, is_base64))
 }
 
 /// Writes all that is asked for of each file while it comes. Returns the exit code.
@@ -179,28 +177,16 @@ fn note(response: &ReadFileResponse) -> Option<String> {
 fn lines(text: &str) -> Result<Lines, String> {
     let number = |text: &str| match text.parse::<u32>() {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err(format!(
-            "`{text}` is not the number of a line, which count from 1"
-        )),
+        _ => Err(format!("`{text}` is not the number of a line, which count from 1")),
     };
     let Some((start, end)) = text.split_once(':') else {
         let line = Some(number(text)?);
-        return Ok(Lines {
-            start: line,
-            end: line,
-        });
+        return Ok(Lines { start: line, end: line });
     };
     let side = |text: &str| {
-        if text.is_empty() {
-            Ok(None)
-        } else {
-            number(text).map(Some)
-        }
+        if text.is_empty() { Ok(None) } else { number(text).map(Some) }
     };
-    let range = Lines {
-        start: side(start)?,
-        end: side(end)?,
-    };
+    let range = Lines { start: side(start)?, end: side(end)? };
     match (range.start, range.end) {
         (None, None) => Err("at least one end is needed".to_owned()),
         (Some(start), Some(end)) if start > end => Err(format!("{start} comes after {end}")),
@@ -223,18 +209,7 @@ mod tests {
         ] {
             assert_eq!(lines(text), Ok(Lines { start, end }), "{text}");
         }
-        for text in [
-            "",
-            ":",
-            "0",
-            "0:1",
-            "1:0",
-            "2:1",
-            "a:b",
-            "1:2:3",
-            "-1:2",
-            "4294967296",
-        ] {
+        for text in ["", ":", "0", "0:1", "1:0", "2:1", "a:b", "1:2:3", "-1:2", "4294967296"] {
             assert!(lines(text).is_err(), "{text}");
         }
     }
@@ -262,10 +237,7 @@ mod tests {
             ..whole.clone()
         };
         assert!(note(&omitted).unwrap().starts_with("2000 of 12000 lines"));
-        let cut = ReadFileResponse {
-            truncated: true,
-            ..whole
-        };
+        let cut = ReadFileResponse { truncated: true, ..whole };
         assert!(note(&cut).unwrap().contains("--max"));
     }
 }

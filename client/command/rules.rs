@@ -93,10 +93,7 @@ fn list(address: &str, global: &Global) -> Result<(), Failure> {
         let mut rules = Vec::new();
         let mut page_token = String::new();
         loop {
-            let request = ListRulesRequest {
-                page_token,
-                ..ListRulesRequest::default()
-            };
+            let request = ListRulesRequest { page_token, ..ListRulesRequest::default() };
             let page = client.list_rules(request).await?;
             rules.extend(page.rules);
             page_token = page.next_page_token;
@@ -154,11 +151,8 @@ fn remove(address: &str, global: &Global, rules: Vec<String>) -> Result<(), Fail
 }
 
 fn switch(address: &str, global: &Global, rule_id: String, enabled: bool) -> Result<(), Failure> {
-    let request = UpdateRuleRequest {
-        rule_id,
-        enabled: Some(enabled),
-        ..UpdateRuleRequest::default()
-    };
+    let request =
+        UpdateRuleRequest { rule_id, enabled: Some(enabled), ..UpdateRuleRequest::default() };
     let changed = connection::call_at(address, global, async |client: Client| {
         Ok(client.update_rule(request).await?)
     })?;
@@ -177,16 +171,7 @@ fn print(rule: &Rule, as_json: bool) -> Result<(), Failure> {
 
 /// A line for each, below one that names the columns.
 fn table(rules: &[Rule], now: SystemTime) -> String {
-    let header = [
-        "RULE",
-        "STATE",
-        "ACTION",
-        "TOOL",
-        "WORKSPACES",
-        "ENDS",
-        "NAME",
-        "PATTERN",
-    ];
+    let header = ["RULE", "STATE", "ACTION", "TOOL", "WORKSPACES", "ENDS", "NAME", "PATTERN"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     rows.extend(rules.iter().map(|rule| {
         let ends = rule.expire_time.map(|time| time.to_string());
@@ -204,17 +189,14 @@ fn table(rules: &[Rule], now: SystemTime) -> String {
             rule.name.clone(),
             rule.pattern.clone(),
         ];
-        row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " "))
-            .to_vec()
+        row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " ")).to_vec()
     }));
     columns(&rows)
 }
 
 /// Whether a rule counts, in a word.
 fn state(rule: &Rule, now: SystemTime) -> &'static str {
-    let ends = rule
-        .expire_time
-        .and_then(|time| SystemTime::try_from(time).ok());
+    let ends = rule.expire_time.and_then(|time| SystemTime::try_from(time).ok());
     match (rule.enabled, ends) {
         (_, Some(end)) if end <= now => "expired",
         (true, _) => "on",

@@ -54,9 +54,8 @@ pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
         if !is_cut && !global.has_request_id() {
             return Ok(exec::run(global, start(request)));
         }
-        let response = connection::call(global, async move |client: Client| {
-            Ok(client.run(request).await?)
-        })?;
+        let response =
+            connection::call(global, async move |client: Client| Ok(client.run(request).await?))?;
         if is_cut {
             print(&response, global)?;
             return Ok(exit::of_run(&response));
@@ -70,11 +69,7 @@ pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
 }
 
 fn request(args: RunArgs) -> Result<RunRequest, Failure> {
-    let stdin = if args.stdin {
-        read_stdin(io::stdin().lock())?
-    } else {
-        Vec::new()
-    };
+    let stdin = if args.stdin { read_stdin(io::stdin().lock())? } else { Vec::new() };
     let (command, argv) = args.words.command();
     Ok(RunRequest {
         command,
@@ -171,18 +166,13 @@ fn print_whole(response: &RunResponse, global: &Global) -> Result<u8, Failure> {
         match printed {
             Ok(printed) if printed < bytes => {
                 is_whole = false;
-                output::note(&format!(
-                    "only {printed} of {bytes} bytes of {name} were kept"
-                ));
+                output::note(&format!("only {printed} of {bytes} bytes of {name} were kept"));
             }
             Ok(_) => {}
             Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
             Err(failure @ Failure::Call(_)) => {
                 is_whole = false;
-                output::note(&format!(
-                    "{bytes} bytes of {name} are lost: {}",
-                    failure.summary()
-                ));
+                output::note(&format!("{bytes} bytes of {name} are lost: {}", failure.summary()));
             }
             Err(failure) => return Err(failure),
         }
@@ -199,10 +189,7 @@ fn print_whole(response: &RunResponse, global: &Global) -> Result<u8, Failure> {
 
 /// Prints an artifact. Answers how many bytes it has.
 fn copy_artifact(global: &Global, path: &str, to_stdout: bool) -> Result<u64, Failure> {
-    let request = ReadArtifactRequest {
-        path: path.to_owned(),
-        ..ReadArtifactRequest::default()
-    };
+    let request = ReadArtifactRequest { path: path.to_owned(), ..ReadArtifactRequest::default() };
     connection::call(global, async move |client: Client| {
         let client = client.without_request_id();
         Ok(if to_stdout {
@@ -223,12 +210,7 @@ fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<St
             response.stdout_bytes,
             &response.stdout_path,
         ),
-        (
-            "standard error",
-            response.stderr_truncated,
-            response.stderr_bytes,
-            &response.stderr_path,
-        ),
+        ("standard error", response.stderr_truncated, response.stderr_bytes, &response.stderr_path),
     ] {
         if !is_truncated {
             continue;
@@ -241,10 +223,7 @@ fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<St
         });
     }
     if !response.artifact_error.is_empty() {
-        notes.push(format!(
-            "the whole output was not kept: {}",
-            response.artifact_error
-        ));
+        notes.push(format!("the whole output was not kept: {}", response.artifact_error));
     }
     notes.extend(ends(response));
     notes
@@ -253,11 +232,7 @@ fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<St
 /// How it ended, where the exit code does not tell.
 fn ends(response: &RunResponse) -> Vec<String> {
     let mut notes = Vec::new();
-    notes.extend(ended::how(
-        response.outcome,
-        &response.signal,
-        &response.limit,
-    ));
+    notes.extend(ended::how(response.outcome, &response.signal, &response.limit));
     if response.kill_pending {
         notes.push("a process of it could not be killed yet".to_owned());
     }
@@ -274,11 +249,7 @@ mod tests {
     use crate::arguments::{Arguments, Command};
 
     fn parse(line: &[&str]) -> RunRequest {
-        let words: Vec<OsString> = ["jig", "run"]
-            .iter()
-            .chain(line)
-            .map(OsString::from)
-            .collect();
+        let words: Vec<OsString> = ["jig", "run"].iter().chain(line).map(OsString::from).collect();
         let Command::Run(args) = Arguments::from_words(&words).unwrap().command else {
             panic!("not run");
         };
@@ -355,10 +326,7 @@ mod tests {
             ]
         );
         assert!(notes(&response, false, None)[0].contains("--max-output"));
-        let quiet = RunResponse {
-            outcome: Outcome::Exited.into(),
-            ..RunResponse::default()
-        };
+        let quiet = RunResponse { outcome: Outcome::Exited.into(), ..RunResponse::default() };
         assert!(notes(&quiet, true, None).is_empty());
     }
 }

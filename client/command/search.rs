@@ -36,12 +36,7 @@ pub(crate) struct SearchArgs {
     #[arg(short = 'E', long)]
     regex: bool,
     /// Regular expression to look for in place of the query. Can be repeated: any of them.
-    #[arg(
-        short = 'e',
-        long = "regexp",
-        value_name = "PATTERN",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'e', long = "regexp", value_name = "PATTERN", allow_hyphen_values = true)]
     patterns: Vec<String>,
     /// Tell upper from lower case.
     #[arg(short = 's', long, overrides_with = "ignore_case")]
@@ -124,11 +119,7 @@ impl View {
             Some(_) => 0,
             None => given.unwrap_or(args.context),
         };
-        Self {
-            before: lines(args.before_context),
-            after: lines(args.after_context),
-            summary,
-        }
+        Self { before: lines(args.before_context), after: lines(args.after_context), summary }
     }
 
     /// The daemon answers as many lines before a match as after it.
@@ -145,24 +136,20 @@ impl View {
 pub(crate) fn search(global: &Global, args: SearchArgs) -> ExitCode {
     let view = View::of(&args);
     let result = request(args, view).and_then(|request| found(global, request, view));
-    ExitCode::from(
-        result.unwrap_or_else(|failure| match failed(&failure, global.json) {
-            exit::FAILURE | exit::USAGE => exit::SEARCH_FAILED,
-            code => code,
-        }),
-    )
+    ExitCode::from(result.unwrap_or_else(|failure| match failed(&failure, global.json) {
+        exit::FAILURE | exit::USAGE => exit::SEARCH_FAILED,
+        code => code,
+    }))
 }
 
 /// Searches, and prints what is found. Answers the exit code.
 fn found(global: &Global, request: SearchRequest, view: View) -> Result<u8, Failure> {
-    connection::call(global, async move |client: Client| {
-        Ok(client.search(request).await?)
-    })
-    .and_then(|mut response| {
-        view.cut_context(&mut response);
-        print(&response, view, global.json)?;
-        Ok(exit_code(&response))
-    })
+    connection::call(global, async move |client: Client| Ok(client.search(request).await?))
+        .and_then(|mut response| {
+            view.cut_context(&mut response);
+            print(&response, view, global.json)?;
+            Ok(exit_code(&response))
+        })
 }
 
 fn exit_code(response: &SearchResponse) -> u8 {
@@ -238,10 +225,7 @@ fn print(response: &SearchResponse, view: View, as_json: bool) -> Result<(), Fai
 /// A line for each file, in the order of their paths.
 fn summarize(response: &SearchResponse, summary: Summary, style: Style) -> String {
     let mut text = String::new();
-    for of_file in response
-        .matches
-        .chunk_by(|first, second| first.file == second.file)
-    {
+    for of_file in response.matches.chunk_by(|first, second| first.file == second.file) {
         let Some(first) = of_file.first() else {
             continue;
         };
@@ -274,9 +258,7 @@ fn text(response: &SearchResponse, style: Style) -> String {
     while let Some(found) = matches.next() {
         let before = u32::try_from(found.context_before.len()).unwrap_or(u32::MAX);
         let first = found.line.saturating_sub(before);
-        let printed = last
-            .filter(|(file, _)| *file == found.file)
-            .map(|(_, line)| line);
+        let printed = last.filter(|(file, _)| *file == found.file).map(|(_, line)| line);
         let touches = printed.is_some_and(|line| first <= line.saturating_add(1));
         if has_context && last.is_some() && !touches {
             text.push_str(&style.paint(Colour::Cyan, "--"));
@@ -348,10 +330,7 @@ mod tests {
     }
 
     fn shown(matches: Vec<SearchMatch>) -> String {
-        let response = SearchResponse {
-            matches,
-            ..SearchResponse::default()
-        };
+        let response = SearchResponse { matches, ..SearchResponse::default() };
         text(&response, Style::plain())
     }
 
@@ -392,10 +371,8 @@ mod tests {
             assert_eq!((view.before, view.after), (before, after), "{words}");
             let asked = request.context_lines.unwrap();
             assert_eq!(asked, before.max(after), "{words}");
-            let mut response = SearchResponse {
-                matches: lines.to_vec(),
-                ..SearchResponse::default()
-            };
+            let mut response =
+                SearchResponse { matches: lines.to_vec(), ..SearchResponse::default() };
             view.cut_context(&mut response);
             let shown = response.matches.first().unwrap();
             let end: Vec<_> = shown.context_before.iter().collect();

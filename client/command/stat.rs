@@ -22,16 +22,10 @@ pub(crate) struct StatArgs {
 pub(crate) fn stat(global: &Global, args: StatArgs) -> ExitCode {
     let call =
         |client: Client, path| async move { Ok(client.stat_path(StatPathRequest { path }).await?) };
-    paths::each(
-        global,
-        args.paths,
-        call,
-        file_json::stat_path,
-        |path, response| {
-            let path = Style::of_stdout().name(path);
-            output::stdout(text(&path, response).as_bytes())
-        },
-    )
+    paths::each(global, args.paths, call, file_json::stat_path, |path, response| {
+        let path = Style::of_stdout().name(path);
+        output::stdout(text(&path, response).as_bytes())
+    })
 }
 
 fn text(path: &str, response: &StatPathResponse) -> String {

@@ -76,10 +76,7 @@ fn list(listed: &ListToolsResponse) -> Result<String, Failure> {
         .map(|tool| {
             let text = |name: &str| tool.get(name).and_then(Value::as_str).unwrap_or_default();
             let first = first_sentence(text("description"));
-            vec![
-                escape::name(text("name")).into_owned(),
-                escape::text(first).into_owned(),
-            ]
+            vec![escape::name(text("name")).into_owned(), escape::text(first).into_owned()]
         })
         .collect();
     Ok(columns(&rows))
@@ -121,10 +118,7 @@ mod tests {
             { "name": "read_file", "description": "One line\nand another" },
             { "name": "\u{1b}[2J", "description": "" },
         ]);
-        let listed = ListToolsResponse {
-            tools_json: tools.to_string(),
-            names: Vec::new(),
-        };
+        let listed = ListToolsResponse { tools_json: tools.to_string(), names: Vec::new() };
         assert_eq!(
             list(&listed).unwrap(),
             "run        Runs `a.b`.\nread_file  One line\n\"\\033[2J\"\n"
@@ -134,9 +128,7 @@ mod tests {
     #[test]
     fn every_field_of_the_contract_is_printed() {
         let pool = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
-        let descriptor = pool
-            .get_message_by_name("jig.v1.ListToolsResponse")
-            .unwrap();
+        let descriptor = pool.get_message_by_name("jig.v1.ListToolsResponse").unwrap();
         let printed = to_json(&ListToolsResponse::default());
         for field in descriptor.fields() {
             assert!(printed.get(field.name()).is_some(), "{}", field.name());
@@ -145,13 +137,10 @@ mod tests {
 
     #[test]
     fn every_format_of_the_contract_has_a_name() {
-        let named: Vec<_> = Format::value_variants()
-            .iter()
-            .map(|format| i32::from(format.on_the_wire()))
-            .collect();
-        let known: Vec<_> = (1..)
-            .take_while(|number| ToolFormat::try_from(*number).is_ok())
-            .collect();
+        let named: Vec<_> =
+            Format::value_variants().iter().map(|format| i32::from(format.on_the_wire())).collect();
+        let known: Vec<_> =
+            (1..).take_while(|number| ToolFormat::try_from(*number).is_ok()).collect();
         assert_eq!(named, known);
     }
 }

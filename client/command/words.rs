@@ -31,10 +31,8 @@ impl Words {
     /// Notes whether `--` stands before the words, which clap does not tell: the words are the end
     /// of the line.
     pub(crate) fn note_escape(&mut self, line: &[OsString]) {
-        self.is_argv = line
-            .len()
-            .checked_sub(self.words.len() + 1)
-            .is_some_and(|before| line[before] == "--");
+        self.is_argv =
+            line.len().checked_sub(self.words.len() + 1).is_some_and(|before| line[before] == "--");
     }
 
     /// Whether there is nothing to run.
@@ -97,10 +95,7 @@ fn limit(text: &str) -> Result<(LimitName, u64), String> {
         let names = LimitName::value_variants().iter();
         let names = names.filter_map(clap::ValueEnum::to_possible_value);
         let names: Vec<_> = names.map(|name| name.get_name().to_owned()).collect();
-        return Err(format!(
-            "there is no limit {name:?}; there are {}",
-            names.join(", ")
-        ));
+        return Err(format!("there is no limit {name:?}; there are {}", names.join(", ")));
     };
     let (digits, shift) = match value.strip_suffix(['K', 'M', 'G']) {
         Some(digits) if value.ends_with('K') => (digits, 10),
@@ -136,14 +131,7 @@ mod tests {
         ] {
             assert_eq!(limit(text), Ok(expected));
         }
-        for text in [
-            "memory",
-            "memory=",
-            "memory=x",
-            "memory=1T",
-            "memory=-1",
-            "nothing=1",
-        ] {
+        for text in ["memory", "memory=", "memory=x", "memory=1T", "memory=-1", "nothing=1"] {
             assert!(limit(text).is_err(), "{text}");
         }
         assert!(limit("mem=1").unwrap_err().contains("memory, processes"));

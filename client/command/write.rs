@@ -57,10 +57,7 @@ fn request(args: WriteArgs) -> Result<WriteFileRequest, Failure> {
     };
     let (content, encoding) = match String::from_utf8(args.source.bytes()?) {
         Ok(text) => (text, None),
-        Err(error) => (
-            BASE64_STANDARD.encode(error.as_bytes()),
-            Some(Encoding::Base64.into()),
-        ),
+        Err(error) => (BASE64_STANDARD.encode(error.as_bytes()), Some(Encoding::Base64.into())),
     };
     Ok(WriteFileRequest {
         path: args.path,

@@ -27,11 +27,7 @@ impl ToolService for Fake {
         Ok(Response::new(ListFilesResponse {
             files: vec![page.to_string()],
             truncated: page < 2,
-            next_page_token: if page < 2 {
-                (page + 1).to_string()
-            } else {
-                String::new()
-            },
+            next_page_token: if page < 2 { (page + 1).to_string() } else { String::new() },
             skipped_names: 0,
             ignore_files_cut: 0,
         }))
@@ -164,10 +160,7 @@ impl ToolService for Fake {
             .iter()
             .map(|(name, value)| format!("{name}={};", value.to_str().unwrap()))
             .collect();
-        Ok(Response::new(RunResponse {
-            stdout,
-            ..RunResponse::default()
-        }))
+        Ok(Response::new(RunResponse { stdout, ..RunResponse::default() }))
     }
 }
 
@@ -196,9 +189,7 @@ impl ArtifactService for Fake {
         };
         let parts = tokio_stream::iter(parts);
         if request.path == "hang" {
-            return Ok(Response::new(Box::pin(
-                parts.chain(tokio_stream::pending()),
-            )));
+            return Ok(Response::new(Box::pin(parts.chain(tokio_stream::pending()))));
         }
         Ok(Response::new(Box::pin(parts)))
     }

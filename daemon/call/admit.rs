@@ -87,20 +87,14 @@ impl Pipeline {
             true => self.admission.enter(applicant, &self.drain).await,
             false => self.admission.enter_process(applicant, &self.drain).await,
         };
-        Ok(InPlace {
-            admitted: admitted?,
-            waited_for,
-        })
+        Ok(InPlace { admitted: admitted?, waited_for })
     }
 
     /// Waits for a place for the call of a job.
     pub(super) async fn admit_job(&self, applicant: Applicant<'_>) -> Result<InPlace, Error> {
         let waited_for = task::hold();
         let admitted = self.admission.enter(applicant, &self.drain).await?;
-        Ok(InPlace {
-            admitted,
-            waited_for,
-        })
+        Ok(InPlace { admitted, waited_for })
     }
 }
 

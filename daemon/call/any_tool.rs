@@ -303,11 +303,7 @@ where
         let response = until_its_time_is_up::<T>(task, until, guard).await?;
         answered::<T>(&pipeline, &response)
     };
-    Going {
-        step,
-        abandon,
-        answer: Box::pin(answer),
-    }
+    Going { step, abandon, answer: Box::pin(answer) }
 }
 
 /// What the tool `T` has answered.

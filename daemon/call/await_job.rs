@@ -23,10 +23,7 @@ struct JobsOf {
 impl Pipeline {
     /// The jobs that the caller of a call may look at.
     pub(super) fn jobs_of(self: &Arc<Self>, incoming: &Incoming) -> Box<dyn Jobs> {
-        Box::new(JobsOf {
-            pipeline: Arc::clone(self),
-            incoming: incoming.clone(),
-        })
+        Box::new(JobsOf { pipeline: Arc::clone(self), incoming: incoming.clone() })
     }
 }
 
@@ -80,11 +77,7 @@ impl JobsOf {
 fn ended(response: InvokeResponse) -> AwaitJobResponse {
     let ok = response.status() == InvokeStatus::Success;
     // The text is JSON where the answer is an object, in the contract without what models do not need.
-    let output = match response
-        .data
-        .is_some()
-        .then(|| serde_json::from_str(&response.text))
-    {
+    let output = match response.data.is_some().then(|| serde_json::from_str(&response.text)) {
         Some(Ok(Value::Object(output))) => Some(structure(output)),
         Some(Ok(_) | Err(_)) | None => None,
     };

@@ -135,10 +135,7 @@ impl Pipeline {
             Some(message) => self.catalog.look_at(message, request, keeps)?,
         };
         let given = checked.given.take();
-        let as_given = Said {
-            message: T::MESSAGE,
-            encoded: std::mem::take(&mut checked.encoded),
-        };
+        let as_given = Said { message: T::MESSAGE, encoded: std::mem::take(&mut checked.encoded) };
         let (params, shown) = validate::<T>(checked, &scene)?;
         let of_run = scene.settings.timeout.filter(|_| tool == Run::NAME);
         let subject = Subject::new(tool, risk, workspace, snapshot).said_as(said);
@@ -153,24 +150,17 @@ impl Pipeline {
                 let told = told(&given, &scene, T::reading(&params, &scene));
                 subject.with(told, files, given.size())
             }
-            (None, None) => Subject {
-                said: (bytes <= KEPT).then(|| Arc::new(as_given)),
-                ..subject
-            },
+            (None, None) => {
+                Subject { said: (bytes <= KEPT).then(|| Arc::new(as_given)), ..subject }
+            }
         };
-        let subject = Subject {
-            cwd: T::cwd(&params).cloned(),
-            ..subject
-        };
+        let subject = Subject { cwd: T::cwd(&params).cloned(), ..subject };
         Ok(Checked {
             scene,
             params,
             shown,
             subject,
-            default_timeout: incoming
-                .limit
-                .or(of_run)
-                .unwrap_or_else(|| spec.default_timeout()),
+            default_timeout: incoming.limit.or(of_run).unwrap_or_else(|| spec.default_timeout()),
             bytes,
         })
     }
@@ -182,13 +172,7 @@ fn validate<T: Tool>(
     checked: catalog::Checked<T::Request>,
     scene: &Scene,
 ) -> Result<(T::Params, serde_json::Value), Error> {
-    let catalog::Checked {
-        request,
-        params: shown,
-        mut violations,
-        given: _,
-        encoded: _,
-    } = checked;
+    let catalog::Checked { request, params: shown, mut violations, given: _, encoded: _ } = checked;
     let params = T::check(request, scene, &mut violations);
     if !violations.is_empty() {
         return Err(Error::invalid(each_field_once(violations)));
@@ -200,8 +184,5 @@ fn validate<T: Tool>(
 
 fn each_field_once(violations: Vec<Violation>) -> Vec<Violation> {
     let mut seen = HashSet::new();
-    violations
-        .into_iter()
-        .filter(|violation| seen.insert(violation.field.clone()))
-        .collect()
+    violations.into_iter().filter(|violation| seen.insert(violation.field.clone())).collect()
 }

@@ -86,10 +86,8 @@ impl Incoming {
     ) -> Result<Self, Vec<Violation>> {
         let mut violations = Vec::new();
         let mut report = |field: &str, description: &str| {
-            violations.push(Violation {
-                field: field.to_owned(),
-                description: description.to_owned(),
-            })
+            violations
+                .push(Violation { field: field.to_owned(), description: description.to_owned() })
         };
         let session = match get("jig-session") {
             None => Some(SessionId::default()),

@@ -53,13 +53,7 @@ pub(super) fn of(
         Err(error) => {
             let response = failed(begun(call), &error);
             let of_contract = response.error.clone();
-            told(
-                response,
-                dialect.refuse(said, &error),
-                of_contract,
-                ran,
-                &rest,
-            )
+            told(response, dialect.refuse(said, &error), of_contract, ran, &rest)
         }
     }
 }
@@ -74,14 +68,7 @@ fn told(
     rest: &str,
 ) -> InvokeResponse {
     let is_success = answer.is_success();
-    let Answer {
-        data,
-        text,
-        failure,
-        job_id,
-        shown: _,
-        is_cut,
-    } = answer;
+    let Answer { data, text, failure, job_id, shown: _, is_cut } = answer;
     response.status = match is_success {
         true => InvokeStatus::Success,
         false => InvokeStatus::Error,
@@ -105,12 +92,7 @@ fn told(
     response.truncated = !is_whole || !is_all || is_cut;
     response.data = data.map(structure);
     response.error = match failure {
-        Some(Failure {
-            code,
-            message,
-            suggestion,
-            ..
-        }) => {
+        Some(Failure { code, message, suggestion, .. }) => {
             let of_contract = of_contract.or_else(|| ran.abnormal_exit.clone());
             let of_contract = of_contract.unwrap_or_default();
             Some(ToolError {
@@ -202,21 +184,13 @@ mod tests {
                 Some(0),
                 None,
             ),
-            (
-                json!({"outcome": "OUTCOME_EXITED", "exit_code": 3}),
-                Some(3),
-                Some("exited with 3"),
-            ),
+            (json!({"outcome": "OUTCOME_EXITED", "exit_code": 3}), Some(3), Some("exited with 3")),
             (
                 json!({"outcome": "OUTCOME_SIGNALED", "signal": "SIGSEGV"}),
                 None,
                 Some("SIGSEGV (signaled)"),
             ),
-            (
-                json!({"outcome": "OUTCOME_TIMED_OUT", "signal": ""}),
-                None,
-                Some("(timed_out)"),
-            ),
+            (json!({"outcome": "OUTCOME_TIMED_OUT", "signal": ""}), None, Some("(timed_out)")),
             (
                 json!({"outcome": "OUTCOME_OOM_KILLED", "signal": "SIGKILL", "limit": "memory"}),
                 None,
@@ -240,12 +214,7 @@ mod tests {
             assert_eq!(response.duration_sec, 1.5);
             let message = response.error.map(|error| error.message);
             assert_eq!(message.is_some(), told.is_some(), "{data}");
-            assert!(
-                message
-                    .unwrap_or_default()
-                    .contains(told.unwrap_or_default()),
-                "{data}"
-            );
+            assert!(message.unwrap_or_default().contains(told.unwrap_or_default()), "{data}");
         }
     }
 

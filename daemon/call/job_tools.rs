@@ -53,14 +53,7 @@ pub(super) struct JobTools<'a> {
 impl<'a> JobTools<'a> {
     /// For this job.
     pub(super) fn new(pipeline: &'a Arc<Pipeline>, live: &'a Live, job: &'a Job) -> Self {
-        Self {
-            pipeline,
-            live,
-            job,
-            by_name: None,
-            has_begun: false,
-            ran: Ran::default(),
-        }
+        Self { pipeline, live, job, by_name: None, has_begun: false, ran: Ran::default() }
     }
 
     /// Does all that the job is to do. Answers also what it was called as.
@@ -87,11 +80,7 @@ impl<'a> JobTools<'a> {
         };
         *said = Said::new(&self.job.tool, &params, &mount_path);
         let by_name = |said| {
-            Some(Arc::new(ByName {
-                id: self.job.given_id.clone(),
-                said,
-                dialect: Some(dialect),
-            }))
+            Some(Arc::new(ByName { id: self.job.given_id.clone(), said, dialect: Some(dialect) }))
         };
         if let Some(custom) = self.pipeline.catalog.custom(&self.job.tool) {
             self.by_name = by_name(None);

@@ -106,14 +106,7 @@ impl Pipeline {
             }
         }
         self.drain.refuse_new()?;
-        let Order {
-            dialect,
-            tool,
-            params,
-            queue,
-            priority,
-            is_open,
-        } = order;
+        let Order { dialect, tool, params, queue, priority, is_open } = order;
         is_open?;
         let id = self.jobs.new_id();
         let job = Job {
@@ -123,11 +116,7 @@ impl Pipeline {
             principal: incoming.principal.name().to_owned(),
             request,
             dialect: dialect.map_or("", |dialect| dialect.name).to_owned(),
-            given_id: incoming
-                .by_name
-                .as_ref()
-                .map(|call| call.id.clone())
-                .unwrap_or_default(),
+            given_id: incoming.by_name.as_ref().map(|call| call.id.clone()).unwrap_or_default(),
             tool,
             queue,
             priority,
@@ -239,10 +228,7 @@ impl Pipeline {
             ..self.incoming_of(live, job, approval)?
         };
         let incoming = match given.and_then(|call| call.by_name.clone()) {
-            Some(by_name) => Incoming {
-                by_name: Some(by_name),
-                ..incoming
-            },
+            Some(by_name) => Incoming { by_name: Some(by_name), ..incoming },
             None => incoming,
         };
         let principal = Arc::clone(&incoming.principal);
@@ -250,11 +236,8 @@ impl Pipeline {
         // Much may have changed since it was submitted.
         let said = incoming.said();
         tool.is_open(self, &principal, said.as_deref().map(|said| said.tool))?;
-        let is_asked_about = incoming
-            .job
-            .as_ref()
-            .map(|job| job.is_asked_about.clone())
-            .unwrap_or_default();
+        let is_asked_about =
+            incoming.job.as_ref().map(|job| job.is_asked_about.clone()).unwrap_or_default();
         let checked = {
             let (pipeline, id) = (Arc::clone(self), job.id.clone());
             let bytes = params.len();
@@ -408,10 +391,8 @@ impl Pipeline {
         approval: &Option<Approval>,
     ) -> Result<Incoming, Error> {
         let principal = self.access.named(&job.principal).ok_or_else(|| {
-            let text = format!(
-                "{} has submitted this job, and may not call any more",
-                job.principal
-            );
+            let text =
+                format!("{} has submitted this job, and may not call any more", job.principal);
             Error::new(Reason::Forbidden, text)
         })?;
         let session = SessionId::parse(&job.session)
@@ -431,13 +412,8 @@ impl Pipeline {
                 is_asked_about: CancellationToken::new(),
                 approved: approval.map(|approval| approval.approved.clone()),
             }),
-            by_name: (!job.given_id.is_empty()).then(|| {
-                Arc::new(ByName {
-                    id: job.given_id.clone(),
-                    said: None,
-                    dialect: None,
-                })
-            }),
+            by_name: (!job.given_id.is_empty())
+                .then(|| Arc::new(ByName { id: job.given_id.clone(), said: None, dialect: None })),
             alias: None,
             limit: None,
             artifact_bytes: None,

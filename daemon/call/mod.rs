@@ -198,9 +198,7 @@ impl<T: Tool> Begun<T> {
 impl Pipeline {
     /// The workspaces that are there for `principal`, its default one first.
     pub(crate) fn scenes_of(&self, principal: &Principal) -> impl Iterator<Item = &Scene> {
-        self.scenes
-            .iter()
-            .filter(|scene| principal.sees(scene.workspace.name()))
+        self.scenes.iter().filter(|scene| principal.sees(scene.workspace.name()))
     }
 
     /// The workspace that a call chose.
@@ -213,10 +211,8 @@ impl Pipeline {
         found.ok_or_else(|| {
             let name = incoming.workspace.clone().unwrap_or_default();
             // Of the others not even their names.
-            let known: Vec<_> = self
-                .scenes_of(&incoming.principal)
-                .map(|scene| scene.workspace.name())
-                .collect();
+            let known: Vec<_> =
+                self.scenes_of(&incoming.principal).map(|scene| scene.workspace.name()).collect();
             let text = format!(
                 "there is no workspace {name:?}; jig-workspace can be one of: {}",
                 known.join(", ")
@@ -320,8 +316,7 @@ impl Pipeline {
             false => T::reading(&let_in.params, &let_in.scene),
         };
         let is_approved = let_in.permitted.approved().is_some();
-        self.may_still(&let_in.incoming, &let_in.judged, is_approved, now, reading)
-            .await?;
+        self.may_still(&let_in.incoming, &let_in.judged, is_approved, now, reading).await?;
         let LetIn {
             incoming,
             scene,
@@ -331,17 +326,12 @@ impl Pipeline {
             default_timeout,
             ..
         } = let_in;
-        let InPlace {
-            admitted: Admitted { place, seat, turn },
-            waited_for,
-        } = place;
+        let InPlace { admitted: Admitted { place, seat, turn }, waited_for } = place;
         let session = self.session_while(&incoming, Some(&turn)).await?;
         let tool = incoming.tool(T::NAME);
         let about = record::about(tool, &incoming, scene.workspace.name());
         let begun = record::started(&about, &incoming, shown, by.clone());
-        let step = session
-            .begin_step(begun)
-            .map_err(|error| state_failure(&error))?;
+        let step = session.begin_step(begun).map_err(|error| state_failure(&error))?;
 
         let span = self.start_span(tool, &incoming, &scene);
         if let Some(by) = by {

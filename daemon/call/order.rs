@@ -54,13 +54,7 @@ impl Pipeline {
         incoming: &Incoming,
         submission: Submission,
     ) -> Result<Order, Error> {
-        let Submission {
-            dialect,
-            tool: name,
-            mut params,
-            queue,
-            priority,
-        } = submission;
+        let Submission { dialect, tool: name, mut params, queue, priority } = submission;
         let principal = &incoming.principal;
         let own = self.vocabulary(dialect, &name);
         let dialect = self.answering(dialect, &name);
@@ -101,11 +95,7 @@ impl Pipeline {
         tool: &DialectTool,
         params: Params,
     ) -> Result<(), Error> {
-        let mut first = FirstCall {
-            pipeline: self,
-            incoming,
-            found: None,
-        };
+        let mut first = FirstCall { pipeline: self, incoming, found: None };
         let told = {
             let mut calls = tool.call(params, &mut first);
             // Nothing is waited for: the first call is answered at once.
@@ -131,10 +121,7 @@ impl Pipeline {
             queue: DEFAULT_QUEUE.to_owned(),
             priority: 0,
         };
-        let incoming = Incoming {
-            request_id: None,
-            ..incoming.clone()
-        };
+        let incoming = Incoming { request_id: None, ..incoming.clone() };
         let order = self.order(&incoming, submission);
         let order = order.map_err(|error| call.told(error))?;
         let job = self.submit_job(&incoming, order, false).await?;

@@ -23,10 +23,7 @@ const VALUE_BYTES: usize = 128;
 pub(crate) fn overhead(structure: &Struct) -> usize {
     let mut left = MOST_VALUES;
     // As far as they are counted.
-    let _fits = structure
-        .fields
-        .values()
-        .all(|value| count(value, &mut left));
+    let _fits = structure.fields.values().all(|value| count(value, &mut left));
     (MOST_VALUES - left) * VALUE_BYTES
 }
 
@@ -40,10 +37,7 @@ pub(crate) struct Fields {
 }
 
 /// Of all requests but those of batches.
-pub(crate) const PARAMS: Fields = Fields {
-    structure: "params",
-    text: "params_json",
-};
+pub(crate) const PARAMS: Fields = Fields { structure: "params", text: "params_json" };
 
 /// Parameters as they came.
 #[derive(Debug)]
@@ -56,11 +50,7 @@ pub(crate) struct Raw {
 impl Raw {
     /// Those of a request; what it does not have is empty.
     pub(crate) fn new(structure: Option<Struct>, text: String, fields: Fields) -> Self {
-        Self {
-            structure,
-            text,
-            fields,
-        }
+        Self { structure, text, fields }
     }
 
     /// That they are given twice.
@@ -92,9 +82,7 @@ fn of_structure(structure: Struct, field: &str) -> Result<Map<String, Value>, Ve
     }
     unwrapped(structure, field).map_err(|places| {
         let places = places.into_iter().take(MOST_VIOLATIONS + 1);
-        places
-            .map(|place| Violation::new(place, "must be a finite number"))
-            .collect()
+        places.map(|place| Violation::new(place, "must be a finite number")).collect()
     })
 }
 
@@ -107,10 +95,7 @@ fn of_text(text: &str, fields: Fields) -> Result<Map<String, Value>, Vec<Violati
     };
     let refused = |text: String| Err(vec![Violation::new(fields.text, text)]);
     let mut reader = serde_json::Deserializer::from_str(text);
-    let root = Reader {
-        found: &found,
-        path: None,
-    };
+    let root = Reader { found: &found, path: None };
     let read = root.deserialize(&mut reader);
     match read.and_then(|read| reader.end().map(|()| read)) {
         Ok(Value::Object(params)) => match found.twice.into_inner() {
@@ -120,11 +105,9 @@ fn of_text(text: &str, fields: Fields) -> Result<Map<String, Value>, Vec<Violati
         Ok(_) => refused("must be a JSON object".to_owned()),
         Err(_) if found.left.get() == 0 => refused(too_many()),
         // Not the text: it may hold secrets.
-        Err(error) => refused(format!(
-            "is no JSON: line {}, column {}",
-            error.line(),
-            error.column()
-        )),
+        Err(error) => {
+            refused(format!("is no JSON: line {}, column {}", error.line(), error.column()))
+        }
     }
 }
 
@@ -238,14 +221,8 @@ impl<'de> Visitor<'de> for Reader<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
         let mut read = Map::new();
         while let Some(name) = fields.next_key::<String>()? {
-            let path = Path {
-                within: self.path.as_ref(),
-                name: &name,
-            };
-            let value = fields.next_value_seed(Reader {
-                found: self.found,
-                path: Some(path),
-            })?;
+            let path = Path { within: self.path.as_ref(), name: &name };
+            let value = fields.next_value_seed(Reader { found: self.found, path: Some(path) })?;
             let mut twice = self.found.twice.borrow_mut();
             if read.contains_key(&name) && twice.len() <= MOST_VIOLATIONS {
                 let path = format!("{}.{path}", self.found.field);
@@ -295,10 +272,7 @@ mod tests {
     fn a_name_that_is_given_twice_is_told() {
         let told = refused(r#"{"a": 1, "b": {"c": [{"d": 1, "d": 2}], "c": 0}, "a": 2, "a": 3}"#);
         let fields: Vec<_> = told.iter().map(|(field, _)| field.as_str()).collect();
-        assert_eq!(
-            fields,
-            ["params.b.c.d", "params.b.c", "params.a", "params.a"]
-        );
+        assert_eq!(fields, ["params.b.c.d", "params.b.c", "params.a", "params.a"]);
     }
 
     #[test]
@@ -315,9 +289,6 @@ mod tests {
             structure(json.as_object().unwrap().clone())
         };
         assert!(of_structure(message(MOST_VALUES - 1), "params").is_ok());
-        assert_eq!(
-            of_structure(message(MOST_VALUES), "params").unwrap_err()[0].field,
-            "params"
-        );
+        assert_eq!(of_structure(message(MOST_VALUES), "params").unwrap_err()[0].field, "params");
     }
 }

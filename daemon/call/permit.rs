@@ -101,10 +101,9 @@ impl Pipeline {
         let (snapshot, call) = (Arc::clone(&subject.snapshot), Arc::clone(&subject.call));
         let verdict = self.policy.decide(snapshot, call).await?;
         match (verdict.action, &verdict.by) {
-            (Action::Allow, By::Rule(_)) => Ok(Permitted {
-                by: Some(verdict.by.text()),
-                ..Permitted::default()
-            }),
+            (Action::Allow, By::Rule(_)) => {
+                Ok(Permitted { by: Some(verdict.by.text()), ..Permitted::default() })
+            }
             (Action::Allow, By::Lists | By::Risk(_)) => Ok(Permitted::default()),
             (Action::Deny, by) => Err(self.deny(incoming, &subject.call, by).await),
             (Action::Ask, by) => {
@@ -161,9 +160,8 @@ impl Pipeline {
             principal: incoming.principal.name().to_owned(),
             call_id: incoming.call_id.clone(),
             tool: call.tool.to_owned(),
-            said_as: said.map_or_else(String::new, |said| {
-                format!("{}/{}", said.dialect.name, said.tool)
-            }),
+            said_as: said
+                .map_or_else(String::new, |said| format!("{}/{}", said.dialect.name, said.tool)),
             parameters: kept.parameters,
             files: kept.files,
             more_files: kept.more_files,
@@ -173,10 +171,7 @@ impl Pipeline {
             end: None,
         };
         let question = Question {
-            approval: Approval {
-                record,
-                suggested_pattern: subject.pattern,
-            },
+            approval: Approval { record, suggested_pattern: subject.pattern },
             call: Arc::clone(&call),
             shown,
             size: subject.size,
@@ -195,11 +190,7 @@ impl Pipeline {
         let end = end.ok_or_else(|| Error::internal("a wait ended without an end"))?;
         match end.state {
             EndState::Allowed => {
-                let judged = Judgement {
-                    call,
-                    snapshot: subject.snapshot,
-                    said: None,
-                };
+                let judged = Judgement { call, snapshot: subject.snapshot, said: None };
                 let cwd = identities.cwd();
                 if let Some(path) = changed(workspace, identities).await? {
                     let error = replaced_while_asked(path.as_str());
@@ -371,10 +362,7 @@ impl Pipeline {
             Err(error) => Err(error.to_string()),
         };
         if let Err(error) = noted {
-            tracing::error!(
-                error,
-                "the record of a call that was denied could not be kept"
-            );
+            tracing::error!(error, "the record of a call that was denied could not be kept");
         }
     }
 }
@@ -385,9 +373,7 @@ async fn path_identities(
     subject: &Subject,
 ) -> Result<PathIdentities, Error> {
     let files = subject.files.iter();
-    let files: Vec<_> = files
-        .filter_map(|file| workspace.resolve(file).ok())
-        .collect();
+    let files: Vec<_> = files.filter_map(|file| workspace.resolve(file).ok()).collect();
     let (workspace, cwd) = (Arc::clone(workspace), subject.cwd.clone());
     let looked = task::blocking(move || PathIdentities::of(&workspace, cwd.as_ref(), &files));
     looked.await.map_err(Error::internal)?
@@ -440,10 +426,7 @@ fn not_allowed(record: &ApprovalRecord, end: &ApprovalEnd) -> Error {
     let tool = &record.tool;
     let text = match end.state {
         EndState::Denied if end.comment.is_empty() => {
-            format!(
-                "{} has denied this call of {tool}: do something else, or ask why",
-                end.by
-            )
+            format!("{} has denied this call of {tool}: do something else, or ask why", end.by)
         }
         EndState::Denied => format!(
             "{} has denied this call of {tool}, and says {:?}: do something else",

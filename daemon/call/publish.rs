@@ -47,9 +47,7 @@ impl Pipeline {
             None => incoming.call_id.clone(),
         };
         let result = CallResult {
-            request_id: given
-                .filter(|id| !id.is_empty())
-                .unwrap_or_else(|| call_id.clone()),
+            request_id: given.filter(|id| !id.is_empty()).unwrap_or_else(|| call_id.clone()),
             call_id,
             job_id: job_id.unwrap_or_default(),
             tool: response.tool.clone(),
@@ -73,9 +71,7 @@ impl Pipeline {
         published: &Published,
     ) -> Option<CallResult> {
         let result = &published.result;
-        let own = published
-            .dialect
-            .and_then(|dialect| dialect.own(&result.tool));
+        let own = published.dialect.and_then(|dialect| dialect.own(&result.tool));
         let tool = result.tool.as_str();
         let itself = [tool];
         let mut uses = own.map_or(&itself[..], |own| own.uses).iter();
@@ -145,16 +141,10 @@ mod tests {
         let (short, truncated) = content(&object);
         assert!(truncated && short.len() <= MAX_CONTENT_BYTES);
         let short: Value = serde_json::from_str(&short).unwrap();
-        assert_eq!(
-            (&short["size"], &short["truncated"]),
-            (&1.into(), &true.into())
-        );
+        assert_eq!((&short["size"], &short["truncated"]), (&1.into(), &true.into()));
         let short = short["content"].as_str().unwrap();
         assert!(short.starts_with('a') && short.ends_with('z'));
-        let few = InvokeResponse {
-            text: "few".to_owned(),
-            ..InvokeResponse::default()
-        };
+        let few = InvokeResponse { text: "few".to_owned(), ..InvokeResponse::default() };
         assert_eq!(content(&few), ("few".to_owned(), false));
     }
 }

@@ -16,9 +16,7 @@ pub(super) fn about(tool: &str, incoming: &Incoming, workspace: &str) -> Map<Str
     let by_name = incoming.by_name.as_deref();
     let given = by_name.map(|call| &call.id).filter(|id| !id.is_empty());
     // A caller that gives no id of its own finds the call by the id it was answered with.
-    let request_id = given
-        .or(incoming.request_id.as_ref())
-        .unwrap_or(&incoming.call_id);
+    let request_id = given.or(incoming.request_id.as_ref()).unwrap_or(&incoming.call_id);
     let said = by_name.and_then(|call| call.said.as_deref());
     let said = said.map(|said| [("dialect", said.dialect.name), ("said_as", said.tool)]);
     let job = incoming.job.as_ref().map(|job| ("job_id", job.id.as_str()));
@@ -80,11 +78,7 @@ pub(super) fn finished<R>(
     match result {
         Ok(done) => {
             let failure = said.and_then(|said| said.dialect.failure(&done.facts));
-            let status = if failure.is_some() {
-                "error"
-            } else {
-                "success"
-            };
+            let status = if failure.is_some() { "error" } else { "success" };
             fields.insert("status".to_owned(), status.into());
             if let Some(code) = failure {
                 fields.insert("error_type".to_owned(), code.into());
@@ -125,10 +119,7 @@ pub(super) fn outcome<R>(result: &Result<Done<R>, Error>) -> String {
     match result {
         Ok(done) => {
             let outcome = done.facts.get("outcome").and_then(Value::as_str);
-            outcome
-                .or(done.error_type)
-                .unwrap_or("success")
-                .to_lowercase()
+            outcome.or(done.error_type).unwrap_or("success").to_lowercase()
         }
         Err(error) => error.reason.name().to_lowercase(),
     }

@@ -48,9 +48,7 @@ impl Pipeline {
         let session = self.session(&incoming).await?;
         let about = record::about(name, &incoming, scene.workspace.name());
         let begun = record::started(&about, &incoming, shown, permitted.by);
-        let step = session
-            .begin_step(begun)
-            .map_err(|error| state_failure(&error))?;
+        let step = session.begin_step(begun).map_err(|error| state_failure(&error))?;
         Ok(Recorded {
             about,
             span: Arc::new(self.start_span(name, &incoming, &scene)),
@@ -74,10 +72,8 @@ impl Recorded {
         result: Result<T, Error>,
         facts: impl FnOnce(&T) -> Map<String, Value>,
     ) -> Result<T, Error> {
-        let result = result.map(|response| Done {
-            facts: facts(&response),
-            ..Done::plain(response)
-        });
+        let result =
+            result.map(|response| Done { facts: facts(&response), ..Done::plain(response) });
         let fields = record::finished(&self.about, None, self.begun.elapsed(), &result);
         if let Err(error) = self.session.record(self.step, fields) {
             tracing::error!(%error, "the end of a call could not be recorded");

@@ -21,20 +21,12 @@ pub(super) struct Refusal<'a> {
 impl Pipeline {
     /// Leaves the two records that each call of a dialect has. They are of step 0, as no tool began.
     pub(super) async fn note_refusal(self: &Arc<Self>, incoming: &Incoming, refusal: Refusal<'_>) {
-        let Refusal {
-            dialect,
-            tool,
-            given,
-            duration,
-            error,
-        } = refusal;
+        let Refusal { dialect, tool, given, duration, error } = refusal;
         let Ok(scene) = self.scene(incoming) else {
             return;
         };
         let own = dialect.own(tool);
-        let name = own
-            .and_then(|own| own.uses.first().copied())
-            .unwrap_or(tool);
+        let name = own.and_then(|own| own.uses.first().copied()).unwrap_or(tool);
         let mut about = record::about(name, incoming, scene.workspace.name());
         about.insert("dialect".to_owned(), dialect.name.into());
         about.insert("said_as".to_owned(), tool.into());

@@ -72,9 +72,7 @@ impl Pipeline {
 
     /// Claims the id of a call.
     pub(super) async fn claim(&self, call: Repeatable) -> Result<Claimed, Error> {
-        self.requests
-            .claim(call.key, call.asked, Lost::IsTold)
-            .await
+        self.requests.claim(call.key, call.asked, Lost::IsTold).await
     }
 
     /// As [`Self::claim`], of a call that says something: see [`Claim`].
@@ -94,11 +92,7 @@ impl Pipeline {
         call: &Repeatable,
         lost: Lost,
     ) -> Result<Result<Claimed, Caller>, Error> {
-        let Repeatable {
-            key,
-            asked,
-            deadline,
-        } = call;
+        let Repeatable { key, asked, deadline } = call;
         self.requests.claim_now(key, asked, lost, *deadline).await
     }
 
@@ -120,10 +114,7 @@ impl Pipeline {
         };
         // Each caller's deadline ends its own wait, and not the work; that of the last one, the wait for a
         // place.
-        let incoming = Incoming {
-            deadline: None,
-            ..incoming
-        };
+        let incoming = Incoming { deadline: None, ..incoming };
         let caller = ticket.caller();
         let pipeline = Arc::clone(self);
         task::spawn_tracked("request", async move {

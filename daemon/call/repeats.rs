@@ -78,11 +78,7 @@ mod tests {
     async fn who_waits_for_another_keeps_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(&folder.path().join("jig.db"), false).unwrap();
-        let bounds = Bounds {
-            age: Duration::from_secs(3600),
-            number: 100,
-            bytes: 1 << 20,
-        };
+        let bounds = Bounds { age: Duration::from_secs(3600), number: 100, bytes: 1 << 20 };
         let log = RequestLog::open(database, bounds).await.unwrap();
         let ids = Idempotency::new(log, Duration::from_secs(60), &Drain::default());
         let key = Key {
@@ -91,11 +87,7 @@ mod tests {
             id: "id".to_owned(),
             holder: Holder::default(),
         };
-        let asked = Asked {
-            method: "m".to_owned(),
-            session: "s".to_owned(),
-            fingerprint: [1; 32],
-        };
+        let asked = Asked { method: "m".to_owned(), session: "s".to_owned(), fingerprint: [1; 32] };
         let claim = |says: Arc<str>| {
             let (ids, key, asked) = (Arc::clone(&ids), key.clone(), asked.clone());
             async move {
@@ -115,9 +107,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), let_go)
-            .await
-            .unwrap();
+        tokio::time::timeout(Duration::from_secs(60), let_go).await.unwrap();
         // It is not done after all: nobody is left who knows what to do.
         drop(ticket);
         for repeat in repeats {

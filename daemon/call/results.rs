@@ -80,12 +80,7 @@ impl Results {
         let receiver = sender.subscribe();
         drop(sessions);
         self.watchers.fetch_add(1, Ordering::Relaxed);
-        Subscription {
-            results: Arc::clone(self),
-            key,
-            receiver,
-            next: None,
-        }
+        Subscription { results: Arc::clone(self), key, receiver, next: None }
     }
 
     /// Whether anybody watches.
@@ -115,19 +110,11 @@ impl Results {
             (held <= MAX_HELD_BYTES).then_some(held)
         };
         let held = &self.held_bytes;
-        if held
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
-            .is_err()
-        {
+        if held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_err() {
             result.content = String::new();
             result.absence = ResultAbsence::Memory.into();
         }
-        Published {
-            last_sequence,
-            dialect,
-            result,
-            results: Arc::clone(self),
-        }
+        Published { last_sequence, dialect, result, results: Arc::clone(self) }
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<Key, Sender<Arc<Published>>>> {
@@ -178,10 +165,7 @@ impl Drop for Subscription {
         self.results.watchers.fetch_sub(1, Ordering::Relaxed);
         let mut sessions = self.results.sessions();
         // This one is still counted.
-        if sessions
-            .get(&self.key)
-            .is_some_and(|sender| sender.receiver_count() <= 1)
-        {
+        if sessions.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
             sessions.remove(&self.key);
         }
     }
@@ -193,10 +177,7 @@ mod tests {
 
     fn send(results: &Arc<Results>, last_sequence: u64, content: &str) {
         let sender = results.sender("w", &SessionId::default()).unwrap();
-        let result = CallResult {
-            content: content.to_owned(),
-            ..CallResult::default()
-        };
+        let result = CallResult { content: content.to_owned(), ..CallResult::default() };
         let published = results.hold(last_sequence, None, result);
         sender.send(Arc::new(published)).unwrap();
     }
@@ -253,10 +234,7 @@ mod tests {
             assert_eq!(result.content.len(), content.len());
         }
         let result = taken(watcher.due(0)).unwrap().unwrap();
-        assert_eq!(
-            (result.content.as_str(), result.absence()),
-            ("", ResultAbsence::Memory)
-        );
+        assert_eq!((result.content.as_str(), result.absence()), ("", ResultAbsence::Memory));
         for _ in 0..MAX_SESSION_RESULTS + 5 {
             send(&results, 0, "y");
         }

@@ -81,9 +81,8 @@ impl Pipeline {
         let principal = &incoming.principal;
         let mut tools: Vec<_> = principal.tools()?.collect();
         let of_configuration = self.catalog.customs().map(CustomTool::name);
-        let custom: Vec<_> = of_configuration
-            .filter(|tool| principal.may_call(tool).is_ok())
-            .collect();
+        let custom: Vec<_> =
+            of_configuration.filter(|tool| principal.may_call(tool).is_ok()).collect();
         for dialect in dialect::all() {
             let seen = dialect.tools().iter().filter(|tool| {
                 let mut uses = tool.uses.iter();

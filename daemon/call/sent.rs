@@ -65,12 +65,7 @@ impl Pipeline {
         // Dropped with the caller: nobody sends any more then.
         let _abandoned = stop.clone().drop_guard();
         let Some(call) = call else {
-            let sent = Sent {
-                stop,
-                permitted: permit.await?,
-                mark: None,
-                may_be_done: false,
-            };
+            let sent = Sent { stop, permitted: permit.await?, mark: None, may_be_done: false };
             return work(sent).await;
         };
         let ticket = loop {

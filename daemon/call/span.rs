@@ -34,12 +34,6 @@ impl Pipeline {
         }
         let name = format!("execute_tool {tool}");
         let tracer = self.telemetry.tracer();
-        Span::start(
-            tracer,
-            name,
-            SpanKind::Internal,
-            attributes,
-            &incoming.parent,
-        )
+        Span::start(tracer, name, SpanKind::Internal, attributes, &incoming.parent)
     }
 }

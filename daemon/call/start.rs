@@ -51,10 +51,7 @@ impl Pipeline {
                 let started = task::spawn_tracked("start", starting);
                 started.await.map_err(Error::internal)?
             }
-            Claim::Answered {
-                answer: started,
-                is_recent,
-            } => {
+            Claim::Answered { answer: started, is_recent } => {
                 let started: v1::ProcessStarted = decode(&started)?;
                 if !is_recent {
                     return Err(lost("Start"));
@@ -77,10 +74,7 @@ impl Pipeline {
     ) -> Result<Reader, Error> {
         // Each caller's deadline ends its own wait, and not that for the approval; that of the last one, the
         // wait for a turn.
-        let patient = Incoming {
-            deadline: None,
-            ..incoming.clone()
-        };
+        let patient = Incoming { deadline: None, ..incoming.clone() };
         let begun = tokio::select! {
             begun = self.begin::<Start>(patient, checked, Some(&ticket)) => begun,
             () = ticket.left_alone() => Err(left_alone(Start::NAME)),
@@ -120,10 +114,7 @@ impl Pipeline {
         }
         let processes = Arc::clone(&self.processes);
         task::spawn_tracked("end of a process", async move {
-            let result = task
-                .await
-                .map_err(Error::internal)
-                .and_then(|result| result);
+            let result = task.await.map_err(Error::internal).and_then(|result| result);
             process.end(result);
             if process.transcript.has_started() {
                 processes.ended(&process);

@@ -13,10 +13,9 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// What is wrong with its database.
 pub(in crate::daemon::call) fn of_database(error: &DatabaseError) -> Error {
     let error = match error {
-        DatabaseError::Full => Error::new(
-            Reason::NoSpace,
-            format!("{error}, and try again; nothing was started"),
-        ),
+        DatabaseError::Full => {
+            Error::new(Reason::NoSpace, format!("{error}, and try again; nothing was started"))
+        }
         DatabaseError::Busy => Error::new(
             Reason::ResourceExhausted,
             format!("{error}; nothing was started: retry after the time given"),

@@ -6,9 +6,7 @@ use serde_json::{Map, Value as Json};
 /// JSON as a message. Numbers become doubles: those beyond 2^53 are rounded.
 pub(crate) fn structure(fields: Map<String, Json>) -> Struct {
     let fields = fields.into_iter();
-    Struct {
-        fields: fields.map(|(name, json)| (name, wrapped(json))).collect(),
-    }
+    Struct { fields: fields.map(|(name, json)| (name, wrapped(json))).collect() }
 }
 
 fn wrapped(json: Json) -> Value {
@@ -17,9 +15,9 @@ fn wrapped(json: Json) -> Value {
         Json::Bool(flag) => Kind::BoolValue(flag),
         Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
         Json::String(text) => Kind::StringValue(text),
-        Json::Array(items) => Kind::ListValue(ListValue {
-            values: items.into_iter().map(wrapped).collect(),
-        }),
+        Json::Array(items) => {
+            Kind::ListValue(ListValue { values: items.into_iter().map(wrapped).collect() })
+        }
         Json::Object(fields) => Kind::StructValue(structure(fields)),
     };
     Value { kind: Some(kind) }
@@ -71,9 +69,7 @@ fn plain(value: Value, place: &str, strange: &mut Vec<String>) -> Json {
 fn whole(number: f64) -> Option<i64> {
     const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1
     let is_whole = number.fract() == 0.0 && number.abs() <= EXACT;
-    is_whole
-        .then(|| format!("{number:.0}").parse().ok())
-        .flatten()
+    is_whole.then(|| format!("{number:.0}").parse().ok()).flatten()
 }
 
 #[cfg(test)]
@@ -92,12 +88,8 @@ mod tests {
 
     #[test]
     fn numbers_that_json_does_not_have_are_named() {
-        let number = |number| Value {
-            kind: Some(Kind::NumberValue(number)),
-        };
-        let list = Kind::ListValue(ListValue {
-            values: vec![number(1.0), number(f64::INFINITY)],
-        });
+        let number = |number| Value { kind: Some(Kind::NumberValue(number)) };
+        let list = Kind::ListValue(ListValue { values: vec![number(1.0), number(f64::INFINITY)] });
         let message = Struct {
             fields: [
                 ("a".to_owned(), number(f64::NAN)),

@@ -106,13 +106,7 @@ impl Subject {
         snapshot: Arc<Snapshot>,
     ) -> Self {
         Self {
-            call: Arc::new(Judged {
-                tool,
-                risk,
-                workspace,
-                texts: Vec::new(),
-                said: None,
-            }),
+            call: Arc::new(Judged { tool, risk, workspace, texts: Vec::new(), said: None }),
             snapshot,
             shown: Vec::new(),
             pattern: None,
@@ -129,10 +123,7 @@ impl Subject {
         let bytes: usize = bytes.map(|text| text.text.len()).sum();
         Self {
             size: self.size + bytes,
-            call: Arc::new(Judged {
-                said,
-                ..self.call.with_parameters(Vec::new())
-            }),
+            call: Arc::new(Judged { said, ..self.call.with_parameters(Vec::new()) }),
             ..self
         }
     }

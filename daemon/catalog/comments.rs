@@ -76,11 +76,9 @@ mod tests {
             flowing(" One\n two.\n\n\n Errors:\n * a\n   b\n * c\n"),
             "One two.\n\nErrors:\n* a b\n* c"
         );
-        for (comment, first) in [
-            ("One `a.b`. Two.", "One `a.b`."),
-            ("One\n\nTwo. Three.", "One"),
-            ("One.", "One."),
-        ] {
+        for (comment, first) in
+            [("One `a.b`. Two.", "One `a.b`."), ("One\n\nTwo. Three.", "One"), ("One.", "One.")]
+        {
             assert_eq!(first_sentence(comment), first);
         }
     }

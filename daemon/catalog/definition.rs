@@ -49,12 +49,8 @@ pub(crate) fn risk_name(risk: Risk) -> &'static str {
 
 impl Hints {
     /// What is assumed of a tool of which nothing is known.
-    pub(crate) const WORST: Self = Self {
-        read_only: false,
-        destructive: true,
-        idempotent: false,
-        open_world: true,
-    };
+    pub(crate) const WORST: Self =
+        Self { read_only: false, destructive: true, idempotent: false, open_world: true };
 
     /// Those of a tool.
     pub(crate) fn of(options: &ToolOptions) -> Self {

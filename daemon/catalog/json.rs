@@ -35,20 +35,14 @@ pub(super) fn read(
     rules: &Rules,
     parameters: &Map<String, Json>,
 ) -> Result<DynamicMessage, Vec<Violation>> {
-    let mut reader = Reader {
-        violations: Vec::new(),
-    };
+    let mut reader = Reader { violations: Vec::new() };
     let message = reader.message(rules.message(), Some(rules), parameters, "");
     let mut violations = reader.violations;
     if violations.is_empty() {
         return Ok(message);
     }
     let mut others = rules.violations(&message);
-    others.retain(|other| {
-        !violations
-            .iter()
-            .any(|told| is_in(&told.field, &other.field))
-    });
+    others.retain(|other| !violations.iter().any(|told| is_in(&told.field, &other.field)));
     violations.append(&mut others);
     Err(violations)
 }
@@ -238,9 +232,8 @@ impl Reader {
                 let found = enum_value(values, value);
                 if found.is_none() {
                     let known = values.values().skip(1);
-                    let known: Vec<_> = known
-                        .map(|value| short_name(values, value.name()).to_owned())
-                        .collect();
+                    let known: Vec<_> =
+                        known.map(|value| short_name(values, value.name()).to_owned()).collect();
                     let text = format!("is {value}; it must be one of {}", known.join(", "));
                     self.report(path, text);
                     return None;
@@ -355,9 +348,7 @@ pub(crate) fn number_of(text: &str) -> Option<Number> {
 fn whole(number: f64) -> Option<i128> {
     const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
     let is_whole = number.fract() == 0.0 && number.abs() <= EXACT;
-    is_whole
-        .then(|| format!("{number:.0}").parse().ok())
-        .flatten()
+    is_whole.then(|| format!("{number:.0}").parse().ok()).flatten()
 }
 
 fn base64(text: &str) -> Option<Vec<u8>> {
@@ -397,9 +388,7 @@ fn short_name<'a>(values: &EnumDescriptor, full: &'a str) -> &'a str {
         }
         prefix.push(letter.to_ascii_uppercase());
     }
-    full.strip_prefix(&prefix)
-        .and_then(|rest| rest.strip_prefix('_'))
-        .unwrap_or(full)
+    full.strip_prefix(&prefix).and_then(|rest| rest.strip_prefix('_')).unwrap_or(full)
 }
 
 #[cfg(test)]

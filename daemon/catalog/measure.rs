@@ -73,16 +73,11 @@ impl Measure {
                 }
                 _ => return None,
             };
-            Some(List {
-                name: field.name().to_owned(),
-                number: field.number().into(),
-                bound,
-            })
+            Some(List { name: field.name().to_owned(), number: field.number().into(), bound })
         });
         Self {
-            most_bytes: bytes.map_or(LARGEST_REQUEST, |bytes| {
-                bytes.saturating_add(SLACK).min(LARGEST_REQUEST)
-            }),
+            most_bytes: bytes
+                .map_or(LARGEST_REQUEST, |bytes| bytes.saturating_add(SLACK).min(LARGEST_REQUEST)),
             counts,
             streams: method.is_client_streaming(),
             lists: lists.collect(),
@@ -252,10 +247,8 @@ mod tests {
         let of_chunk = measure("jig.v1.TransferService/Upload");
         assert!(of_chunk.streams && of_chunk.most_bytes < 2 << 20);
         let catalog = Catalog::load().unwrap();
-        let large: Vec<_> = catalog
-            .methods()
-            .filter(|path| measure(path).most_bytes == LARGEST_REQUEST)
-            .collect();
+        let large: Vec<_> =
+            catalog.methods().filter(|path| measure(path).most_bytes == LARGEST_REQUEST).collect();
         assert_eq!(
             large,
             [
@@ -291,15 +284,9 @@ mod tests {
         };
         let told = |encoded: &[u8]| {
             let found = run.too_long(encoded);
-            found
-                .into_iter()
-                .map(|violation| violation.field)
-                .collect::<Vec<_>>()
+            found.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
         };
-        let (fine, long) = (
-            request(65_536).encode_to_vec(),
-            request(65_537).encode_to_vec(),
-        );
+        let (fine, long) = (request(65_536).encode_to_vec(), request(65_537).encode_to_vec());
         assert!(told(&fine).is_empty());
         assert_eq!(told(&long), ["argv"]);
         // Behind what is skipped, and before what cannot be read.
@@ -312,22 +299,11 @@ mod tests {
     fn values_are_counted_however_deep() {
         let submit = measure("jig.v1.JobService/SubmitJob");
         let request = |count| {
-            let nothing = Value {
-                kind: Some(Kind::BoolValue(true)),
-            };
-            let list = ListValue {
-                values: vec![nothing; count],
-            };
-            let list = Value {
-                kind: Some(Kind::ListValue(list)),
-            };
-            let params = Struct {
-                fields: [("list".to_owned(), list)].into(),
-            };
-            SubmitJobRequest {
-                params: Some(params),
-                ..SubmitJobRequest::default()
-            }
+            let nothing = Value { kind: Some(Kind::BoolValue(true)) };
+            let list = ListValue { values: vec![nothing; count] };
+            let list = Value { kind: Some(Kind::ListValue(list)) };
+            let params = Struct { fields: [("list".to_owned(), list)].into() };
+            SubmitJobRequest { params: Some(params), ..SubmitJobRequest::default() }
         };
         let told = |count| submit.too_long(&request(count).encode_to_vec());
         assert!(told(MOST_VALUES).is_empty());

@@ -121,10 +121,8 @@ impl Catalog {
         for service in pool.services() {
             for method in service.methods() {
                 let path = format!("{}/{}", service.full_name(), method.name());
-                let access = Access {
-                    role: role(&pool, &method),
-                    streams: method.is_server_streaming(),
-                };
+                let access =
+                    Access { role: role(&pool, &method), streams: method.is_server_streaming() };
                 let input = method.input();
                 let rules = Rules::of(&pool, &input);
                 let measure = Arc::new(Measure::of(&method, &rules, counts(&pool, &method)));
@@ -212,13 +210,7 @@ impl Catalog {
             let output = self.definition(RUN).and_then(|run| run.output);
             return Some(tool.definition(output));
         }
-        let ToolSpec {
-            options,
-            rules,
-            method,
-            response,
-            ..
-        } = self.tool(name)?;
+        let ToolSpec { options, rules, method, response, .. } = self.tool(name)?;
         let answer = Rules::of(&self.pool, response);
         Some(Definition {
             name: options.name.clone(),
@@ -293,10 +285,7 @@ impl Catalog {
         let descriptor =
             descriptor.ok_or_else(|| Error::internal(format!("there is no {message}")))?;
         let rules = Rules::of(&self.pool, &descriptor);
-        Ok(Given {
-            message: rules.reflect(said)?,
-            rules: Arc::new(rules),
-        })
+        Ok(Given { message: rules.reflect(said)?, rules: Arc::new(rules) })
     }
 
     /// What a request says that was checked before, of a tool or by the full name of its `message`.
@@ -311,10 +300,7 @@ impl Catalog {
             None => self.tool(tool).map(|spec| &spec.rules),
         };
         let rules = rules.ok_or_else(|| Error::internal(format!("no requests of {tool}")))?;
-        Ok(Given {
-            message: rules.decode(encoded)?,
-            rules: Arc::clone(rules),
-        })
+        Ok(Given { message: rules.decode(encoded)?, rules: Arc::clone(rules) })
     }
 
     /// As [`Catalog::look_at`], where nothing else is to be found wrong with it.
@@ -391,18 +377,9 @@ fn check<T: Message + Default>(
     request: T,
     keeps: bool,
 ) -> Result<Checked<T>, Error> {
-    let Looked {
-        request,
-        params,
-        violations,
-        given,
-        encoded,
-    } = rules.check(request, keeps)?;
+    let Looked { request, params, violations, given, encoded } = rules.check(request, keeps)?;
     Ok(Checked {
-        given: given.map(|message| Given {
-            rules: Arc::clone(rules),
-            message,
-        }),
+        given: given.map(|message| Given { rules: Arc::clone(rules), message }),
         request,
         params,
         violations,
@@ -413,9 +390,7 @@ fn check<T: Message + Default>(
 fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::ToolOptions> {
     let extension = pool.get_extension_by_name("jig.v1.tool")?;
     let options = method.options();
-    let value = options
-        .has_extension(&extension)
-        .then(|| options.get_extension(&extension))?;
+    let value = options.has_extension(&extension).then(|| options.get_extension(&extension))?;
     value.as_message()?.transcode_to().ok()
 }
 

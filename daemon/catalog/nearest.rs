@@ -33,10 +33,7 @@ pub(crate) fn no_tool(name: &str, known: &[&str]) -> String {
 /// The known name that is most like this one, if any is like it.
 pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     // What is longer than any name is no slip.
-    let name = name
-        .get(..name.len().min(64))
-        .unwrap_or_default()
-        .to_lowercase();
+    let name = name.get(..name.len().min(64)).unwrap_or_default().to_lowercase();
     let likeness = known.iter().map(|known| {
         let likeness = strsim::jaro_winkler(&name, &known.to_lowercase());
         // One within the other is an abbreviation: `path` for `file_path`.

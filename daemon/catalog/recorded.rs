@@ -20,10 +20,7 @@ impl Rules {
     /// JSON of a message with the size in place of what are lines of files.
     fn recorded(&self, message: &DynamicMessage, mut json: Json) -> Json {
         for field in &self.fields {
-            let (name, value) = (
-                field.descriptor.name(),
-                message.get_field(&field.descriptor),
-            );
+            let (name, value) = (field.descriptor.name(), message.get_field(&field.descriptor));
             let Some(shown) = json.get_mut(name) else {
                 continue;
             };
@@ -75,9 +72,7 @@ fn cut_texts(value: &mut Json, longest: usize) {
             items.iter_mut().for_each(|item| cut_texts(item, longest));
         }
         Json::Object(fields) => {
-            fields
-                .values_mut()
-                .for_each(|item| cut_texts(item, longest));
+            fields.values_mut().for_each(|item| cut_texts(item, longest));
         }
         _ => {}
     }
@@ -90,10 +85,7 @@ fn beginning(text: &str, longest: usize) -> String {
         end -= 1;
     }
     let rest = text.len() - end;
-    format!(
-        "{} … ({rest} bytes more)",
-        text.get(..end).unwrap_or_default()
-    )
+    format!("{} … ({rest} bytes more)", text.get(..end).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -57,9 +57,8 @@ impl Rules {
         let rules = |field: &FieldDescriptor| {
             let extension = extension.as_ref()?;
             let options = field.options();
-            let value = options
-                .has_extension(extension)
-                .then(|| options.get_extension(extension))?;
+            let value =
+                options.has_extension(extension).then(|| options.get_extension(extension))?;
             value.as_message()?.transcode_to().ok()
         };
         let fields = message.fields().filter_map(|field| {
@@ -72,16 +71,9 @@ impl Rules {
             let rules = rules(&field);
             let looked_at =
                 rules.is_some() || inner.is_some() || matches!(field.kind(), Kind::Enum(_));
-            looked_at.then(|| Field {
-                descriptor: field,
-                rules: rules.unwrap_or_default(),
-                inner,
-            })
+            looked_at.then(|| Field { descriptor: field, rules: rules.unwrap_or_default(), inner })
         });
-        Self {
-            message: message.clone(),
-            fields: fields.collect(),
-        }
+        Self { message: message.clone(), fields: fields.collect() }
     }
 
     /// The message that they are of.
@@ -175,13 +167,7 @@ impl Rules {
         } else {
             request
         };
-        Ok(Looked {
-            request,
-            params,
-            violations,
-            given,
-            encoded,
-        })
+        Ok(Looked { request, params, violations, given, encoded })
     }
 
     /// What breaks the rules in a message.
@@ -254,10 +240,7 @@ impl Rules {
         let mut hidden = Vec::new();
         for (field, value) in message.fields() {
             let bytes = bytes_of(value);
-            if self
-                .field(&field)
-                .is_some_and(|known| known.rules.sensitive)
-            {
+            if self.field(&field).is_some_and(|known| known.rules.sensitive) {
                 hidden.push((field.name().to_owned(), size_text(value)));
             } else if bytes > LARGEST_PARAMS {
                 // Not even copied: this thread serves others, too.
@@ -267,9 +250,8 @@ impl Rules {
                 shown.set_field(&field, value.clone());
             }
         }
-        let options = SerializeOptions::new()
-            .use_proto_field_name(true)
-            .stringify_64_bit_integers(false);
+        let options =
+            SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(false);
         let mut json = shown
             .serialize_with_options(serde_json::value::Serializer, &options)
             .map_err(Error::internal)?;
@@ -324,11 +306,8 @@ fn check_field(
             if let Kind::Enum(kind) = field.kind()
                 && kind.get_value(*number).is_none()
             {
-                let values: Vec<_> = kind
-                    .values()
-                    .skip(1)
-                    .map(|value| value.name().to_owned())
-                    .collect();
+                let values: Vec<_> =
+                    kind.values().skip(1).map(|value| value.name().to_owned()).collect();
                 let text = format!("is {number}; it must be one of {}", values.join(", "));
                 violations.push(Violation::new(name, text));
             }
@@ -386,10 +365,7 @@ fn check_value(
     };
     if let Some(bytes) = bytes {
         if let Some(most) = rules.max_bytes.filter(|most| bytes.len() > *most as usize) {
-            report(format!(
-                "has {} bytes; at most {most} are allowed",
-                bytes.len()
-            ));
+            report(format!("has {} bytes; at most {most} are allowed", bytes.len()));
         }
         if rules.no_nul && bytes.contains(&0) {
             report("must not hold a NUL character".to_owned());
@@ -441,9 +417,7 @@ pub(super) fn size_text(value: &Value) -> serde_json::Value {
         Value::List(items) => items.iter().map(size_text).collect::<Vec<_>>().into(),
         Value::Map(entries) => {
             let entry = |(key, value): (&MapKey, &Value)| {
-                let key = key
-                    .as_str()
-                    .map_or_else(|| format!("{key:?}"), str::to_owned);
+                let key = key.as_str().map_or_else(|| format!("{key:?}"), str::to_owned);
                 (key, size_text(value))
             };
             serde_json::Value::Object(entries.iter().map(entry).collect())

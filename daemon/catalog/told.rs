@@ -69,10 +69,7 @@ impl Text {
         }];
         for text in [read(&|name| given.contains_key(name)), read(&|_| true)] {
             if texts.iter().all(|known| known.text != text) {
-                texts.push(Self {
-                    text,
-                    may_allow: false,
-                });
+                texts.push(Self { text, may_allow: false });
             }
         }
         texts
@@ -151,17 +148,11 @@ impl Told {
         if !may_allow {
             writer.pattern = None;
         }
-        let mut texts = vec![Text {
-            text: writer.text,
-            may_allow,
-        }];
+        let mut texts = vec![Text { text: writer.text, may_allow }];
         let mut add = |instead: &Instead, may_allow| {
             let mut writer = Writer::new(None);
             writer.message(Some(rules), message, instead);
-            texts.push(Text {
-                text: writer.text,
-                may_allow,
-            });
+            texts.push(Text { text: writer.text, may_allow });
         };
         if !paths.is_empty() {
             add(&defaults, may_allow && !leads_back);
@@ -178,20 +169,13 @@ impl Told {
             let read = (field, Value::String(text));
             add(&all.into_iter().chain([read]).collect(), false);
         }
-        Self {
-            texts,
-            pattern: writer.pattern,
-            shown: for_people(rules, message, &defaults),
-        }
+        Self { texts, pattern: writer.pattern, shown: for_people(rules, message, &defaults) }
     }
 }
 
 impl Writer {
     fn new(pattern: Option<String>) -> Self {
-        Self {
-            text: String::new(),
-            pattern,
-        }
+        Self { text: String::new(), pattern }
     }
 
     /// Writes what the pattern has as it is.
@@ -271,13 +255,9 @@ impl Writer {
                 self.literal("]");
             }
             Value::Map(entries) => {
-                let of_values = kind
-                    .as_message()
-                    .map(|entry| entry.map_entry_value_field().kind());
-                let mut entries: Vec<_> = entries
-                    .iter()
-                    .map(|(key, value)| (key_text(key), value))
-                    .collect();
+                let of_values = kind.as_message().map(|entry| entry.map_entry_value_field().kind());
+                let mut entries: Vec<_> =
+                    entries.iter().map(|(key, value)| (key_text(key), value)).collect();
                 entries.sort_by(|(one, _), (other, _)| one.cmp(other));
                 self.literal("{");
                 for (index, (key, value)) in entries.into_iter().enumerate() {
@@ -367,13 +347,10 @@ pub(super) fn as_text(value: Json) -> String {
 fn as_json(field: &FieldDescriptor, value: &Value) -> Json {
     let mut alone = DynamicMessage::new(field.parent_message().clone());
     alone.set_field(field, value.clone());
-    let options = SerializeOptions::new()
-        .use_proto_field_name(true)
-        .stringify_64_bit_integers(false);
+    let options =
+        SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(false);
     let json = alone.serialize_with_options(serde_json::value::Serializer, &options);
-    let field = json
-        .ok()
-        .and_then(|mut json| Some(json.get_mut(field.name())?.take()));
+    let field = json.ok().and_then(|mut json| Some(json.get_mut(field.name())?.take()));
     field.unwrap_or_else(|| size_text(value))
 }
 

@@ -55,9 +55,7 @@ impl Field {
         let rules = known.map(|known| &known.rules);
         let default = rules.map(|rules| rules.model_default.clone());
         let kind = field.kind();
-        let undeclared = kind
-            .as_enum()
-            .map(|values| values.default_value().name().to_owned());
+        let undeclared = kind.as_enum().map(|values| values.default_value().name().to_owned());
         let silent = default.into_iter().chain(undeclared);
         Self {
             view: rules.map(|rules| rules.model_view()).unwrap_or_default(),

@@ -38,15 +38,9 @@ impl Config {
         let args = args.without_empty();
         let path = args.config.clone();
         let read = path.as_deref().map(file::read).transpose();
-        let (file, fixed) = read
-            .map_err(|problem| ConfigError(vec![problem]))?
-            .unwrap_or_default();
+        let (file, fixed) = read.map_err(|problem| ConfigError(vec![problem]))?.unwrap_or_default();
         let config = combine(args, file)?;
-        Ok(Self {
-            file: path,
-            fixed,
-            ..config
-        })
+        Ok(Self { file: path, fixed, ..config })
     }
 }
 
@@ -56,26 +50,16 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     let key_file = args.keys.or(file.keys);
     let has_keys = key_file.is_some();
     let trust_loopback = args.trust_loopback || file.trust_loopback.unwrap_or(false);
-    let keys = key_file.as_deref().and_then(|path| {
-        Keys::read(path)
-            .map_err(|found| problems.extend(found))
-            .ok()
-    });
+    let keys = key_file
+        .as_deref()
+        .and_then(|path| Keys::read(path).map_err(|found| problems.extend(found)).ok());
     let listen = listen(&args.listen, &file.listen, has_keys, &mut problems);
-    let state_dir = args
-        .state_dir
-        .or(file.state_dir)
-        .unwrap_or_else(default_state_dir);
+    let state_dir = args.state_dir.or(file.state_dir).unwrap_or_else(default_state_dir);
     let common = [
         binds(&args.bind, "--bind", true, &mut problems),
         binds(&args.bind_ro, "--bind-ro", false, &mut problems),
         binds(&file.sandbox.bind, "sandbox.bind", true, &mut problems),
-        binds(
-            &file.sandbox.bind_ro,
-            "sandbox.bind_ro",
-            false,
-            &mut problems,
-        ),
+        binds(&file.sandbox.bind_ro, "sandbox.bind_ro", false, &mut problems),
     ]
     .concat();
     let run_timeout = file.limits.run_timeout.as_deref();
@@ -89,25 +73,18 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         run_timeout,
         &mut problems,
     );
-    let files = [
-        (key_file.as_deref(), "--keys"),
-        (args.config.as_deref(), "--config"),
-    ];
+    let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
     keep_apart(&workspaces, &state_dir, &listen, files, &mut problems);
 
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
-    let minimum_level = parse(
-        minimum_level.as_deref(),
-        Level::L3,
-        &mut problems,
-        |text| match text.parse() {
+    let minimum_level =
+        parse(minimum_level.as_deref(), Level::L3, &mut problems, |text| match text.parse() {
             Ok(Level::L0) => Err(format!(
                 "--minimum-level {text} would run commands without isolation, which jigd never does"
             )),
             Ok(level) => Ok(level),
             Err(()) => Err(format!("--minimum-level {text}: give L3, L2 or L1")),
-        },
-    );
+        });
     let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
     if chown_workspace {
         check_chown(&workspaces, &mut problems);
@@ -119,16 +96,14 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     if trust_loopback {
         check_trust(has_keys, network, &egress, &mut problems);
     }
-    let log = parse(
-        args.log.or(file.log).as_deref(),
-        Format::for_stderr(),
-        &mut problems,
-        |text| match text {
-            "text" => Ok(Format::Text),
-            "json" => Ok(Format::Json),
-            _ => Err(format!("--log {text}: give text or json")),
-        },
-    );
+    let log =
+        parse(args.log.or(file.log).as_deref(), Format::for_stderr(), &mut problems, |text| {
+            match text {
+                "text" => Ok(Format::Text),
+                "json" => Ok(Format::Json),
+                _ => Err(format!("--log {text}: give text or json")),
+            }
+        });
     let log_level = parse(
         args.log_level.or(file.log_level).as_deref(),
         tracing::Level::INFO,
@@ -144,20 +119,13 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         "--drain-timeout",
         &mut problems,
     );
-    let grace = time_or(
-        DEFAULT_GRACE,
-        file.sandbox.grace.as_deref(),
-        "sandbox.grace",
-        &mut problems,
-    );
+    let grace =
+        time_or(DEFAULT_GRACE, file.sandbox.grace.as_deref(), "sandbox.grace", &mut problems);
     let path: Vec<String> = args.path.into_iter().chain(file.sandbox.path).collect();
-    for directory in path
-        .iter()
-        .filter(|directory| !directory.starts_with('/') || directory.contains(':'))
+    for directory in
+        path.iter().filter(|directory| !directory.starts_with('/') || directory.contains(':'))
     {
-        problems.push(format!(
-            "--path {directory}: give absolute paths without colons"
-        ));
+        problems.push(format!("--path {directory}: give absolute paths without colons"));
     }
     let policy = policy(file.policy, &file.approvals, &mut problems);
     let limits = limits(&file.limits, &mut problems);
@@ -202,12 +170,8 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         "concurrent_file_operations",
         &mut problems,
     );
-    let queued_calls = count(
-        file.limits.queued_calls,
-        DEFAULT_QUEUED_CALLS,
-        "queued_calls",
-        &mut problems,
-    );
+    let queued_calls =
+        count(file.limits.queued_calls, DEFAULT_QUEUED_CALLS, "queued_calls", &mut problems);
     let queue_wait = time_or(
         DEFAULT_QUEUE_WAIT,
         file.limits.queue_wait.as_deref(),
@@ -329,12 +293,8 @@ mod tests {
 
     #[test]
     fn every_problem_is_reported() {
-        let strings = |texts: &[&str]| {
-            texts
-                .iter()
-                .map(|text| (*text).to_owned())
-                .collect::<Vec<_>>()
-        };
+        let strings =
+            |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
         let args = Args {
             listen: strings(&["0.0.0.0:1", "nonsense"]),
             workspace: strings(&["/", "/nowhere"]),
@@ -375,23 +335,13 @@ mod tests {
             state_dir: Some(inside("state")),
             ..Args::default()
         };
-        assert!(
-            combine(args, File::default())
-                .unwrap_err()
-                .to_string()
-                .contains("--state-dir")
-        );
+        assert!(combine(args, File::default()).unwrap_err().to_string().contains("--state-dir"));
         let args = Args {
             workspace,
             state_dir: Some("/nowhere/state".into()),
             listen: vec![format!("unix:{}", inside("sock").display())],
             ..Args::default()
         };
-        assert!(
-            combine(args, File::default())
-                .unwrap_err()
-                .to_string()
-                .contains("--listen")
-        );
+        assert!(combine(args, File::default()).unwrap_err().to_string().contains("--listen"));
     }
 }

@@ -97,9 +97,7 @@ pub(super) fn check_chown(workspaces: &[WorkspaceConfig], problems: &mut Vec<Str
 
 /// Whether `path`, without symbolic links, would show commands the host.
 pub(super) fn shows_the_host(path: &Path) -> bool {
-    REVEALING
-        .iter()
-        .any(|revealing| path == Path::new(revealing))
+    REVEALING.iter().any(|revealing| path == Path::new(revealing))
         || REVEALING_TREES.iter().any(|tree| path.starts_with(tree))
 }
 
@@ -129,21 +127,13 @@ fn bind(text: &str, writable: bool) -> Result<Bind, String> {
     let destination = PathBuf::from(destination);
     check_destination(&destination)?;
     if shows_the_host(&path) {
-        return Err(format!(
-            "{} would show the host to commands",
-            path.display()
-        ));
+        return Err(format!("{} would show the host to commands", path.display()));
     }
     let metadata = fs::metadata(&path).map_err(|error| error.to_string())?;
     if !metadata.is_dir() && !metadata.is_file() {
         return Err("a socket, FIFO or device cannot be given to commands".to_owned());
     }
-    Ok(Bind {
-        source: path,
-        destination,
-        writable,
-        identity: (metadata.dev(), metadata.ino()),
-    })
+    Ok(Bind { source: path, destination, writable, identity: (metadata.dev(), metadata.ino()) })
 }
 
 /// Checks a path at which commands are to see something.
@@ -153,9 +143,7 @@ pub(super) fn check_destination(path: &Path) -> Result<(), String> {
         .all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
     let shown = path.display();
     if !path.is_absolute() || !plain || path == Path::new("/") {
-        return Err(format!(
-            "{shown} must be an absolute path without `.` and `..`"
-        ));
+        return Err(format!("{shown} must be an absolute path without `.` and `..`"));
     }
     let hidden = |reserved: &&&str| {
         let within = path.starts_with(reserved);
@@ -163,25 +151,22 @@ pub(super) fn check_destination(path: &Path) -> Result<(), String> {
         within && !is_addition || Path::new(reserved).starts_with(path)
     };
     match RESERVED.iter().chain(MADE_FILES).find(hidden) {
-        Some(reserved) => Err(format!(
-            "{shown} would hide {reserved}, which every sandbox has for itself"
-        )),
+        Some(reserved) => {
+            Err(format!("{shown} would hide {reserved}, which every sandbox has for itself"))
+        }
         None => Ok(()),
     }
 }
 
 /// Binds to be made below a writable one, where commands could have planted links.
 pub(super) fn binds_into_writable_ones(binds: &[Bind]) -> impl Iterator<Item = (&Path, &Path)> {
-    binds
-        .iter()
-        .filter(|outer| outer.writable)
-        .flat_map(|outer| {
-            let below = binds.iter().filter(|inner| {
-                inner.destination != outer.destination
-                    && inner.destination.starts_with(&outer.destination)
-            });
-            below.map(|inner| (outer.destination.as_path(), inner.destination.as_path()))
-        })
+    binds.iter().filter(|outer| outer.writable).flat_map(|outer| {
+        let below = binds.iter().filter(|inner| {
+            inner.destination != outer.destination
+                && inner.destination.starts_with(&outer.destination)
+        });
+        below.map(|inner| (outer.destination.as_path(), inner.destination.as_path()))
+    })
 }
 
 /// Links that are followed, as in the kernel (path_resolution(7)).
@@ -206,10 +191,7 @@ pub(super) fn keep_apart(
     });
     let own = [(state_dir.clone(), "--state-dir")];
     keep_hidden(&visible, sockets.chain(own), problems);
-    for visible in visible
-        .iter()
-        .filter(|visible| visible.starts_with(&state_dir))
-    {
+    for visible in visible.iter().filter(|visible| visible.starts_with(&state_dir)) {
         problems.push(format!(
             "{} lies in the daemon's state directory {}: choose another with --state-dir",
             visible.display(),
@@ -239,9 +221,7 @@ pub(super) fn keep_files_apart(
     files: [(Option<&Path>, &'static str); 2],
     problems: &mut Vec<String>,
 ) {
-    let files = files
-        .into_iter()
-        .filter_map(|(file, flag)| Some((file?, flag)));
+    let files = files.into_iter().filter_map(|(file, flag)| Some((file?, flag)));
     let places =
         files.flat_map(|(file, flag)| places(file).into_iter().map(move |place| (place, flag)));
     keep_hidden(&visible(workspaces), places, problems);
@@ -310,9 +290,7 @@ fn keep_workspaces_apart(workspaces: &[WorkspaceConfig], problems: &mut Vec<Stri
                 tree.display()
             ));
         }
-        let others = workspaces
-            .iter()
-            .filter(|other| other.name != workspace.name);
+        let others = workspaces.iter().filter(|other| other.name != workspace.name);
         for bind in others.flat_map(|other| &other.binds) {
             if workspace.path.starts_with(&bind.source) {
                 problems.push(format!(
@@ -363,11 +341,7 @@ fn existing_part(path: &Path) -> PathBuf {
                     whole.push(name);
                 }
             }
-            return if returns {
-                existing_part(&whole)
-            } else {
-                whole
-            };
+            return if returns { existing_part(&whole) } else { whole };
         }
     }
     path
@@ -393,11 +367,7 @@ mod tests {
             ("link/../there", "there"),
             ("link/none/../../there/x", "there/x"),
         ] {
-            assert_eq!(
-                existing_part(&real.join(path)),
-                real.join(expected),
-                "{path}"
-            );
+            assert_eq!(existing_part(&real.join(path)), real.join(expected), "{path}");
         }
     }
 
@@ -420,11 +390,7 @@ mod tests {
             ("/tmp/x", false),
             ("relative", false),
         ] {
-            assert_eq!(
-                check_destination(Path::new(path)).is_ok(),
-                allowed,
-                "{path}"
-            );
+            assert_eq!(check_destination(Path::new(path)).is_ok(), allowed, "{path}");
         }
     }
 }

@@ -9,19 +9,12 @@ use crate::daemon::outside::policy::{
 pub(crate) const FETCH_URL: &str = "fetch_url";
 
 /// How its policy is spoken of.
-const WORDS: Words = Words {
-    who: "calls of fetch_url",
-    hosts: "fetch.hosts",
-    addresses: "fetch.allow_addresses",
-};
+const WORDS: Words =
+    Words { who: "calls of fetch_url", hosts: "fetch.hosts", addresses: "fetch.allow_addresses" };
 
 /// Reads the `[fetch]` table.
 pub(super) fn fetch(table: file::Fetch, problems: &mut Vec<String>) -> Policy {
-    let file::Fetch {
-        hosts,
-        ports,
-        allow_addresses,
-    } = table;
+    let file::Fetch { hosts, ports, allow_addresses } = table;
     let ports = ports.unwrap_or_else(|| DEFAULT_PORTS.to_vec());
     if ports.contains(&0) {
         problems.push("fetch.ports 0: give ports from 1 to 65535".to_owned());
@@ -45,12 +38,7 @@ impl Config {
 
     /// Lines that say where `fetch_url` may fetch from.
     pub(crate) fn fetch_report(&self) -> String {
-        let Policy {
-            words: _,
-            hosts,
-            ports,
-            addresses,
-        } = &self.fetch;
+        let Policy { words: _, hosts, ports, addresses } = &self.fetch;
         if hosts.is_empty() {
             return String::new();
         }

@@ -65,11 +65,7 @@ pub(super) fn jobs(file: file::Jobs, problems: &mut Vec<String>) -> Jobs {
         queued: count(file.queued, QUEUED, "queued"),
         queued_bytes: file.queued_bytes.unwrap_or(QUEUED_BYTES),
         concurrent: count(file.concurrent, CONCURRENT, "concurrent"),
-        queue_concurrency: count(
-            file.queue_concurrency,
-            QUEUE_CONCURRENCY,
-            "queue_concurrency",
-        ),
+        queue_concurrency: count(file.queue_concurrency, QUEUE_CONCURRENCY, "queue_concurrency"),
         queues: file.queues,
     };
     for (name, concurrency) in &jobs.queues {
@@ -82,10 +78,7 @@ pub(super) fn jobs(file: file::Jobs, problems: &mut Vec<String>) -> Jobs {
             problems.push(format!("jobs.queues.{name} must be from 1 to {MOST}"));
         }
     }
-    for (bytes, key) in [
-        (jobs.kept_bytes, "kept_bytes"),
-        (jobs.queued_bytes, "queued_bytes"),
-    ] {
+    for (bytes, key) in [(jobs.kept_bytes, "kept_bytes"), (jobs.queued_bytes, "queued_bytes")] {
         if bytes == 0 {
             problems.push(format!("jobs.{key} must be at least 1"));
         }
@@ -104,10 +97,7 @@ mod tests {
         jobs(toml::from_str(text).unwrap(), &mut problems);
         assert_eq!(problems.len(), 8, "{problems:#?}");
         problems.clear();
-        let fine = jobs(
-            toml::from_str("[queues]\nbuild = 1\n").unwrap(),
-            &mut problems,
-        );
+        let fine = jobs(toml::from_str("[queues]\nbuild = 1\n").unwrap(), &mut problems);
         assert_eq!(problems, [""; 0]);
         assert_eq!(fine.queues.get("build"), Some(&1));
     }

@@ -31,26 +31,15 @@ pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits 
         tmp_bytes: file.tmp_bytes.unwrap_or(default.tmp_bytes),
         tmp_inodes: file.tmp_inodes.unwrap_or(default.tmp_inodes),
         output_bytes: file.output_bytes,
-        wall: seconds(
-            file.wall_clock.as_deref(),
-            "limits.wall_clock",
-            "no limit",
-            problems,
-        ),
+        wall: seconds(file.wall_clock.as_deref(), "limits.wall_clock", "no limit", problems),
     };
     let mut must = |holds: bool, problem: &str| {
         if !holds {
             problems.push(problem.to_owned());
         }
     };
-    must(
-        limits.cpu_sec != Some(0),
-        "limits.cpu_sec must be at least 1; leave it out for no limit",
-    );
-    must(
-        limits.memory_bytes >= LEAST_MEMORY,
-        "limits.memory_bytes must be at least 4194304",
-    );
+    must(limits.cpu_sec != Some(0), "limits.cpu_sec must be at least 1; leave it out for no limit");
+    must(limits.memory_bytes >= LEAST_MEMORY, "limits.memory_bytes must be at least 4194304");
     must(limits.processes > 0, "limits.processes must be at least 1");
     must(
         limits.open_files >= 16 && limits.open_files <= limits.open_files_hard,
@@ -60,10 +49,7 @@ pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits 
         limits.open_files_total >= limits.open_files,
         "limits.open_files_total must be at least limits.open_files",
     );
-    must(
-        limits.epoll_watches >= 1,
-        "limits.epoll_watches must be at least 1",
-    );
+    must(limits.epoll_watches >= 1, "limits.epoll_watches must be at least 1");
     // A page, and an inode besides that of the root: the least with which there can be a file.
     must(
         limits.tmp_bytes >= 4096 && limits.tmp_inodes >= 2,

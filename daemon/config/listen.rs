@@ -29,10 +29,9 @@ impl Address {
             };
         }
         let address = match text.strip_prefix("localhost:") {
-            Some(port) => port
-                .parse()
-                .ok()
-                .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+            Some(port) => {
+                port.parse().ok().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+            }
             None => text.parse().ok(),
         };
         match address {
@@ -82,15 +81,7 @@ mod tests {
         for text in ["0.0.0.0:50051", "[::]:1", "10.0.0.1:1", "192.168.1.1:1"] {
             assert!(!Address::parse(text).unwrap().is_near(), "{text}");
         }
-        for text in [
-            "",
-            "50051",
-            ":50051",
-            "unix:a",
-            "unix:",
-            "127.0.0.1",
-            "host:1",
-        ] {
+        for text in ["", "50051", ":50051", "unix:a", "unix:", "127.0.0.1", "host:1"] {
             assert!(Address::parse(text).is_err(), "{text}");
         }
     }

@@ -170,9 +170,7 @@ impl Config {
     /// Time that a command of this workspace has where its call does not say, and the contract's is not meant.
     pub(crate) fn run_timeout(&self, workspace: &str) -> Option<Duration> {
         let mut workspaces = self.workspaces.iter();
-        workspaces
-            .find(|known| known.name == workspace)?
-            .run_timeout
+        workspaces.find(|known| known.name == workspace)?.run_timeout
     }
 
     /// What is protected in this workspace.
@@ -185,9 +183,7 @@ impl Config {
     /// Names of the workspaces.
     pub(crate) fn workspace_names(&self) -> Vec<&str> {
         let workspaces = self.workspaces.iter();
-        workspaces
-            .map(|workspace| workspace.name.as_str())
-            .collect()
+        workspaces.map(|workspace| workspace.name.as_str()).collect()
     }
 }
 
@@ -198,11 +194,7 @@ pub(crate) struct ConfigError(pub(crate) Vec<String>);
 
 /// The state directory of who names none: that of the XDG specification, `/var/lib/jig` for root.
 pub(crate) fn default_state_dir() -> PathBuf {
-    let set = |name: &str| {
-        env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(base) = set("XDG_STATE_HOME") {
         return base.join("jig");
     }

@@ -15,11 +15,8 @@ const SHARED: &str = "commands have the daemon's network: what listens on 127.0.
 const CALLABLE: &str = "commands can connect to the daemon itself on its TCP port, and call it if they come by a key: listen on a Unix socket instead (--listen unix:/path)";
 
 /// How the policy of the proxy is spoken of.
-const WORDS: Words = Words {
-    who: "commands",
-    hosts: "proxy.allow_hosts",
-    addresses: "proxy.allow_addresses",
-};
+const WORDS: Words =
+    Words { who: "commands", hosts: "proxy.allow_hosts", addresses: "proxy.allow_addresses" };
 
 /// Reads the mode and the `[proxy]` table.
 pub(super) fn network(
@@ -43,18 +40,10 @@ pub(super) fn network(
             "[proxy] says where commands may connect to, but their network is {name}: give --network proxy (sandbox.network = \"proxy\"), or leave [proxy] out"
         ));
     }
-    let file::Proxy {
-        allow_hosts,
-        allow_addresses,
-    } = proxy.unwrap_or_default();
+    let file::Proxy { allow_hosts, allow_addresses } = proxy.unwrap_or_default();
     let hosts = each(WORDS.hosts, &allow_hosts, HostRule::parse, problems);
     let addresses = each(WORDS.addresses, &allow_addresses, Range::parse, problems);
-    let policy = Policy {
-        words: &WORDS,
-        hosts,
-        ports: DEFAULT_PORTS.to_vec(),
-        addresses,
-    };
+    let policy = Policy { words: &WORDS, hosts, ports: DEFAULT_PORTS.to_vec(), addresses };
     (network, policy)
 }
 

@@ -148,10 +148,8 @@ pub(super) fn policy(
 
 fn rules(written: Vec<file::PolicyRule>, problems: &mut Vec<String>) -> Vec<PolicyRule> {
     if written.len() > MOST_RULES {
-        problems.push(format!(
-            "policy.rules has {} rules; {MOST_RULES} are the most",
-            written.len()
-        ));
+        problems
+            .push(format!("policy.rules has {} rules; {MOST_RULES} are the most", written.len()));
     }
     let mut names = HashSet::new();
     let mut rules = Vec::new();
@@ -204,17 +202,10 @@ fn waits(file: &file::Approvals, default: Approvals, problems: &mut Vec<String>)
     let approvals = Approvals {
         wait: age_or(default.wait, wait, "approvals.wait", problems),
         pending: file.pending.unwrap_or(default.pending),
-        retention: age_or(
-            default.retention,
-            retention,
-            "approvals.retention",
-            problems,
-        ),
+        retention: age_or(default.retention, retention, "approvals.retention", problems),
     };
     if !(1..=MOST_PENDING).contains(&approvals.pending) {
-        problems.push(format!(
-            "approvals.pending must be from 1 to {MOST_PENDING}"
-        ));
+        problems.push(format!("approvals.pending must be from 1 to {MOST_PENDING}"));
     }
     approvals
 }
@@ -248,11 +239,8 @@ mod tests {
         );
         assert_eq!(problems, [""; 0]);
         let policy = policy.unwrap();
-        let levels = Levels {
-            read_only: Action::Allow,
-            safe_write: Action::Ask,
-            dangerous: Action::Deny,
-        };
+        let levels =
+            Levels { read_only: Action::Allow, safe_write: Action::Ask, dangerous: Action::Deny };
         assert_eq!(policy.levels, levels);
         let rule = &policy.rules[0];
         assert!(!rule.enabled && rule.expires.is_some() && rule.action == Action::Allow);

@@ -86,10 +86,7 @@ impl Protection {
                 NOTHING => return Err(format!("{text:?} cannot be combined with other values")),
                 GIT => git(root)?,
                 AGENT_CONFIGS => agent_configs(root)?,
-                _ => vec![Protected {
-                    path: relative(text)?,
-                    missing: Placeholder::Directory,
-                }],
+                _ => vec![Protected { path: relative(text)?, missing: Placeholder::Directory }],
             };
             for new in more {
                 if paths.iter().all(|known| known.path != new.path) {
@@ -97,11 +94,7 @@ impl Protection {
                 }
             }
         }
-        Ok(Self {
-            required: !paths.is_empty(),
-            paths,
-            problem: None,
-        })
+        Ok(Self { required: !paths.is_empty(), paths, problem: None })
     }
 
     fn default_of(root: &Path) -> Self {
@@ -109,23 +102,14 @@ impl Protection {
             return Self::default();
         }
         match git(root) {
-            Ok(paths) => Self {
-                paths,
-                ..Self::default()
-            },
-            Err(problem) => Self {
-                problem: Some(problem),
-                ..Self::default()
-            },
+            Ok(paths) => Self { paths, ..Self::default() },
+            Err(problem) => Self { problem: Some(problem), ..Self::default() },
         }
     }
 
     /// The paths alone.
     pub(crate) fn names(&self) -> Vec<String> {
-        self.paths
-            .iter()
-            .map(|protected| protected.path.clone())
-            .collect()
+        self.paths.iter().map(|protected| protected.path.clone()).collect()
     }
 }
 
@@ -134,10 +118,7 @@ impl Protection {
 fn git(root: &Path) -> Result<Vec<Protected>, String> {
     let mut paths = Vec::new();
     if is_directory(root, ".git")? != Some(true) {
-        paths.push(Protected {
-            path: ".git".to_owned(),
-            missing: Placeholder::Directory,
-        });
+        paths.push(Protected { path: ".git".to_owned(), missing: Placeholder::Directory });
     }
     for directory in git_directory::find(root)? {
         if directory.is_worktree {
@@ -171,16 +152,11 @@ fn worktrees(root: &Path, repository: &str) -> Vec<String> {
 }
 
 fn agent_configs(root: &Path) -> Result<Vec<Protected>, String> {
-    let python = fs::symlink_metadata(root.join(OF_PYTHON))
-        .is_ok()
-        .then_some(OF_PYTHON);
+    let python = fs::symlink_metadata(root.join(OF_PYTHON)).is_ok().then_some(OF_PYTHON);
     let mut paths = Vec::new();
     for path in OF_AGENTS.iter().copied().chain(python) {
         refuse_links(root, path)?;
-        paths.push(Protected {
-            path: path.to_owned(),
-            missing: Placeholder::Directory,
-        });
+        paths.push(Protected { path: path.to_owned(), missing: Placeholder::Directory });
     }
     Ok(paths)
 }
@@ -188,20 +164,13 @@ fn agent_configs(root: &Path) -> Result<Vec<Protected>, String> {
 fn below(folder: &str, files: &[(&str, Placeholder)]) -> Vec<Protected> {
     let mut paths = Vec::new();
     for (name, missing) in files {
-        paths.push(Protected {
-            path: join(folder, name),
-            missing: missing.clone(),
-        });
+        paths.push(Protected { path: join(folder, name), missing: missing.clone() });
     }
     paths
 }
 
 fn join(folder: &str, name: &str) -> String {
-    if folder.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{folder}/{name}")
-    }
+    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }
 
 /// Whether it is a directory; `None` if it is missing. A symbolic link could be exchanged for
@@ -220,10 +189,7 @@ fn is_directory(root: &Path, path: &str) -> Result<Option<bool>, String> {
 
 /// Refuses a symbolic link at any step of the path.
 fn refuse_links(root: &Path, path: &str) -> Result<(), String> {
-    let ends = path
-        .match_indices('/')
-        .map(|(at, _)| at)
-        .chain([path.len()]);
+    let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
     for end in ends {
         is_directory(root, &path[..end])?;
     }
@@ -250,11 +216,7 @@ fn relative(text: &str) -> Result<String, String> {
             }
         }
     }
-    if names.is_empty() {
-        Err(problem())
-    } else {
-        Ok(names.join("/"))
-    }
+    if names.is_empty() { Err(problem()) } else { Ok(names.join("/")) }
 }
 
 #[cfg(test)]
@@ -296,22 +258,14 @@ mod tests {
         let git = of(&["@git", ".git/hooks", "x"], root).unwrap();
         assert!(git.required);
         let names = git.names();
-        for path in [
-            ".git/config",
-            ".git/commondir",
-            ".git/worktrees/w/commondir",
-            "x",
-        ] {
+        for path in [".git/config", ".git/commondir", ".git/worktrees/w/commondir", "x"] {
             assert!(names.iter().any(|name| name == path), "{path} of {names:?}");
         }
         assert_eq!(names.iter().filter(|name| *name == ".git/hooks").count(), 1);
 
         let default = Protection::of(None, root).unwrap();
         assert!(!default.required && default.paths.len() + 1 == git.paths.len());
-        assert_eq!(
-            of(&["@agent-configs"], root).unwrap().paths.len(),
-            OF_AGENTS.len()
-        );
+        assert_eq!(of(&["@agent-configs"], root).unwrap().paths.len(), OF_AGENTS.len());
         assert_eq!(of(&["none"], root), Ok(Protection::default()));
         assert_eq!(of(&[], root), Ok(Protection::default()));
         assert!(of(&["none", "@git"], root).is_err());
@@ -325,10 +279,7 @@ mod tests {
         symlink("elsewhere", root.join(".git")).unwrap();
         assert!(of(&["@git"], root).unwrap_err().contains("symbolic link"));
         let default = Protection::of(None, root).unwrap();
-        assert!(
-            default.paths.is_empty() && default.problem.is_some(),
-            "{default:?}"
-        );
+        assert!(default.paths.is_empty() && default.problem.is_some(), "{default:?}");
 
         fs::remove_file(root.join(".git")).unwrap();
         fs::create_dir(root.join(".git")).unwrap();

@@ -26,30 +26,19 @@ impl Renewal {
     pub(crate) fn read(args: Args, workspaces: &[WorkspaceConfig]) -> Result<Self, ConfigError> {
         let args = args.without_empty();
         let read = args.config.as_deref().map(file::read::<file::Renewed>);
-        let (file, fixed) = read
-            .transpose()
-            .map_err(|problem| ConfigError(vec![problem]))?
-            .unwrap_or_default();
+        let (file, fixed) =
+            read.transpose().map_err(|problem| ConfigError(vec![problem]))?.unwrap_or_default();
         let mut problems = Vec::new();
         let key_file = args.keys.or(file.keys);
-        let files = [
-            (key_file.as_deref(), "--keys"),
-            (args.config.as_deref(), "--config"),
-        ];
+        let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
         keep_files_apart(workspaces, files, &mut problems);
-        let keys = key_file.as_deref().and_then(|path| {
-            Keys::read(path)
-                .map_err(|found| problems.extend(found))
-                .ok()
-        });
+        let keys = key_file
+            .as_deref()
+            .and_then(|path| Keys::read(path).map_err(|found| problems.extend(found)).ok());
         let policy = policy(file.policy, &file.approvals, &mut problems);
         if !problems.is_empty() {
             return Err(ConfigError(problems));
         }
-        Ok(Self {
-            policy,
-            keys,
-            fixed,
-        })
+        Ok(Self { policy, keys, fixed })
     }
 }

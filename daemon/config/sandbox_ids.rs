@@ -40,17 +40,12 @@ pub(crate) fn is_taken(id: u32) -> bool {
 /// Ids by which the machine knows a user or group.
 fn taken() -> BTreeSet<u32> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
-    ["/etc/passwd", "/etc/group"]
-        .map(read)
-        .iter()
-        .flat_map(|text| ids(text))
-        .collect()
+    ["/etc/passwd", "/etc/group"].map(read).iter().flat_map(|text| ids(text)).collect()
 }
 
 /// The ids in a file like passwd(5) and group(5).
 fn ids(text: &str) -> impl Iterator<Item = u32> {
-    text.lines()
-        .filter_map(|line| line.split(':').nth(2)?.parse().ok())
+    text.lines().filter_map(|line| line.split(':').nth(2)?.parse().ok())
 }
 
 #[cfg(test)]

@@ -41,9 +41,7 @@ pub(super) fn sessions(file: &file::Sessions, problems: &mut Vec<String>) -> Ses
         problems.push("sessions.kept and sessions.kept_bytes must be at least 1".to_owned());
     }
     if sessions.record_bytes < LEAST_RECORD_BYTES {
-        problems.push(format!(
-            "sessions.record_bytes must be at least {LEAST_RECORD_BYTES}"
-        ));
+        problems.push(format!("sessions.record_bytes must be at least {LEAST_RECORD_BYTES}"));
     }
     sessions
 }

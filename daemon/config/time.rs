@@ -35,9 +35,7 @@ pub(super) fn time_or(
 ) -> Duration {
     let parsed = written.map(|text| time(text).ok_or(text));
     parsed.unwrap_or(Ok(default)).unwrap_or_else(|text| {
-        problems.push(format!(
-            "{key} {text:?}: give a time of at most a day, such as 30s or 12h"
-        ));
+        problems.push(format!("{key} {text:?}: give a time of at most a day, such as 30s or 12h"));
         default
     })
 }
@@ -52,17 +50,14 @@ pub(super) fn age_or(
     let is_one = |age: &Duration| !age.is_zero();
     let parsed = written.map(|text| age(text).filter(is_one).ok_or(text));
     parsed.unwrap_or(Ok(default)).unwrap_or_else(|text| {
-        problems.push(format!(
-            "{key} {text:?}: give a time of at most 3650d, such as 5m, 12h or 7d"
-        ));
+        problems
+            .push(format!("{key} {text:?}: give a time of at most 3650d, such as 5m, 12h or 7d"));
         default
     })
 }
 
 fn parse(text: &str) -> Option<Duration> {
-    let digits = text
-        .find(|char: char| !char.is_ascii_digit())
-        .unwrap_or(text.len());
+    let digits = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().ok()?;
     let time = match unit {
@@ -109,25 +104,12 @@ mod tests {
 
     #[test]
     fn ages_have_days_too() {
-        for (text, seconds) in [
-            ("7d", 7 * 86_400),
-            ("3650d", 3650 * 86_400),
-            ("36h", 36 * 3600),
-            ("2s", 2),
-        ] {
+        for (text, seconds) in
+            [("7d", 7 * 86_400), ("3650d", 3650 * 86_400), ("36h", 36 * 3600), ("2s", 2)]
+        {
             assert_eq!(age(text), Some(Duration::from_secs(seconds)), "{text}");
         }
-        for bad in [
-            "",
-            "d",
-            "7",
-            "+7d",
-            "-1d",
-            "1.5d",
-            "3651d",
-            "99999999999999999d",
-            "1w",
-        ] {
+        for bad in ["", "d", "7", "+7d", "-1d", "1.5d", "3651d", "99999999999999999d", "1w"] {
             assert_eq!(age(bad), None, "{bad}");
         }
     }

@@ -98,12 +98,7 @@ impl Tool {
 pub(crate) fn report(tools: &[Tool]) -> String {
     let lines = tools.iter().map(|tool| {
         let program = tool.argv.first().and_then(Template::plain);
-        format!(
-            "tool {:<20} {} ({})\n",
-            tool.name,
-            program.unwrap_or_default(),
-            tool.risk.name()
-        )
+        format!("tool {:<20} {} ({})\n", tool.name, program.unwrap_or_default(), tool.risk.name())
     });
     lines.collect()
 }
@@ -122,10 +117,7 @@ pub(crate) fn tools_of(path: &Path) -> Result<Vec<Tool>, Vec<String>> {
 /// Checks the tables.
 pub(super) fn tools(written: Vec<file::Tool>, problems: &mut Vec<String>) -> Vec<Tool> {
     if written.len() > MOST_TOOLS {
-        problems.push(format!(
-            "tools: there are {}; {MOST_TOOLS} are the most",
-            written.len()
-        ));
+        problems.push(format!("tools: there are {}; {MOST_TOOLS} are the most", written.len()));
     }
     let mut names = HashSet::new();
     let tools = written.into_iter().map(|tool| {
@@ -156,18 +148,14 @@ fn read(tool: file::Tool, report: &mut impl FnMut(String)) -> Tool {
         Some("safe_write") => Risk::SafeWrite,
         None | Some("dangerous") => Risk::Dangerous,
         Some(text) => {
-            report(format!(
-                "risk {text:?}: give read_only, safe_write or dangerous"
-            ));
+            report(format!("risk {text:?}: give read_only, safe_write or dangerous"));
             Risk::Dangerous
         }
     };
     let timeout = tool.timeout.as_deref().and_then(|text| {
         let timeout = time(text).filter(|time| !time.is_zero());
         if timeout.is_none() {
-            report(format!(
-                "timeout {text:?}: give a time of at most a day, such as 30s or 10m"
-            ));
+            report(format!("timeout {text:?}: give a time of at most a day, such as 30s or 10m"));
         }
         timeout
     });
@@ -203,9 +191,7 @@ pub(crate) fn is_tool_name(name: &str) -> bool {
     let is_first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
     (1..=LONGEST_NAME).contains(&name.len())
         && name.bytes().next().is_some_and(is_first)
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
 }
 
 /// Looks whether it is a command, and one in which no shell reads a parameter.
@@ -263,9 +249,7 @@ fn check_parameters(tool: &Tool, report: &mut impl FnMut(String)) {
     let named: HashSet<_> = tool.argv.iter().flat_map(Template::names).collect();
     for name in &named {
         if !properties.contains_key(*name) {
-            report(format!(
-                "argv names the parameter {name}, which schema.properties has not"
-            ));
+            report(format!("argv names the parameter {name}, which schema.properties has not"));
         }
     }
     for name in properties.keys() {
@@ -306,10 +290,7 @@ mod tests {
         );
         assert_eq!(tool.timeout, Some(Duration::from_secs(300)));
         assert_eq!(
-            (
-                &tool.schema.fields["type"],
-                &tool.schema.fields["additionalProperties"],
-            ),
+            (&tool.schema.fields["type"], &tool.schema.fields["additionalProperties"],),
             (&"object".into(), &false.into())
         );
         assert_eq!(tool.argv.len(), 5);
@@ -369,10 +350,7 @@ mod tests {
         for (rest, part) in [
             ("argv = []", "names a program"),
             ("argv = ['']", "names a program"),
-            (
-                "argv = ['{p}']\nschema.properties.p = {}",
-                "names a program",
-            ),
+            ("argv = ['{p}']\nschema.properties.p = {}", "names a program"),
             ("argv = ['a']\nschema.properties.p = {}", "no use for"),
             (
                 "argv = ['env', '/bin/bash', '-ec', 'make {p}']\nschema.properties.p = {}",
@@ -382,20 +360,11 @@ mod tests {
                 "argv = ['bash', '-o', 'pipefail', '-c', 'echo {p}']\nschema.properties.p = {}",
                 "bash would read",
             ),
-            (
-                "argv = ['python3', '-Ic', '{p}']\nschema.properties.p = {}",
-                "python3 would read",
-            ),
-            (
-                "argv = ['env', '-S', 'make {p}']\nschema.properties.p = {}",
-                "env would read",
-            ),
+            ("argv = ['python3', '-Ic', '{p}']\nschema.properties.p = {}", "python3 would read"),
+            ("argv = ['env', '-S', 'make {p}']\nschema.properties.p = {}", "env would read"),
             ("argv = ['-a']", "names a program"),
             ("argv = [\"a\", \"\\u0000\"]", "NUL"),
-            (
-                "argv = ['a']\nschema.required = ['q']",
-                "\"q\" is not in schema.properties",
-            ),
+            ("argv = ['a']\nschema.required = ['q']", "\"q\" is not in schema.properties"),
             (
                 "argv = ['a', '{p}']\nschema.properties.p = { type = 'string', maxLenght = 3 }",
                 "schema.properties.p.maxLenght: is not known",
@@ -404,22 +373,10 @@ mod tests {
                 "argv = ['a', '{p}']\nschema.properties.p = { type = 'number', maximum = inf }",
                 "schema.properties: inf is no number",
             ),
-            (
-                "argv = ['a', '{p}']\nschema.properties.p.default = 2020-01-01",
-                "JSON has no times",
-            ),
-            (
-                "argv = ['a', '{p-q}']\nschema.properties.p-q = {}",
-                "names of parameters have",
-            ),
-            (
-                "argv = ['a']\nschema.anyOf = []",
-                "schema.anyOf: say it of a parameter",
-            ),
-            (
-                "argv = ['a']\nschema.additionalProperties = true",
-                "schema.additionalProperties",
-            ),
+            ("argv = ['a', '{p}']\nschema.properties.p.default = 2020-01-01", "JSON has no times"),
+            ("argv = ['a', '{p-q}']\nschema.properties.p-q = {}", "names of parameters have"),
+            ("argv = ['a']\nschema.anyOf = []", "schema.anyOf: say it of a parameter"),
+            ("argv = ['a']\nschema.additionalProperties = true", "schema.additionalProperties"),
             ("argv = ['a']\nschema.'$schema' = 'x'", "schema.$schema"),
             (
                 "argv = ['a', '{p}']\nschema.properties.p = { '$ref' = '#/$defs/no' }",

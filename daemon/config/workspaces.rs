@@ -83,9 +83,7 @@ pub(super) fn workspaces(
             }
         };
         let name = workspace.name.unwrap_or_else(|| {
-            path.file_name()
-                .map(|name| name.to_string_lossy().into_owned())
-                .unwrap_or_default()
+            path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
         });
         let visible = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
         if name.is_empty() || !name.bytes().all(visible) || name.len() > 120 {
@@ -94,9 +92,7 @@ pub(super) fn workspaces(
         if !names.insert(name.clone()) {
             problems.push(format!("--workspace {shown}: two workspaces are named {name}; give them names with NAME=PATH"));
         }
-        let mount_path = workspace
-            .mount_path
-            .unwrap_or_else(|| PathBuf::from(DEFAULT_MOUNT_PATH));
+        let mount_path = workspace.mount_path.unwrap_or_else(|| PathBuf::from(DEFAULT_MOUNT_PATH));
         if let Err(problem) = check_destination(&mount_path) {
             problems.push(format!("workspace {name}: mount_path {problem}"));
         }
@@ -203,11 +199,7 @@ mod tests {
             (Some(""), false, true),
         ] {
             let mut problems = Vec::new();
-            assert_eq!(
-                keeps_home(written, "home", &mut problems),
-                keeps,
-                "{written:?}"
-            );
+            assert_eq!(keeps_home(written, "home", &mut problems), keeps, "{written:?}");
             assert_eq!(!problems.is_empty(), wrong, "{written:?}");
         }
     }

@@ -18,12 +18,8 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "list_files",
             description: "List files in a directory within the workspace. Returns at most 1000 paths, relative to root and sorted; .git and symbolic links are left out.",
             parameters: &[
-                Parameter::new(
-                    "root",
-                    Kind::Text,
-                    "Directory to list (relative to workspace)",
-                )
-                .or(Default::Text(".")),
+                Parameter::new("root", Kind::Text, "Directory to list (relative to workspace)")
+                    .or(Default::Text(".")),
                 Parameter::new("glob", Kind::Text, "Glob pattern to filter files"),
             ],
             uses: &["list_files"],
@@ -60,12 +56,8 @@ pub(super) const DIALECT: Dialect = Dialect {
                     "Maximum matches to return",
                 )
                 .or(Default::Number(50)),
-                Parameter::new(
-                    "context_lines",
-                    Kind::Integer(0, 10),
-                    "Lines of context (0-10)",
-                )
-                .or(Default::Number(2)),
+                Parameter::new("context_lines", Kind::Integer(0, 10), "Lines of context (0-10)")
+                    .or(Default::Number(2)),
                 Parameter::new("is_regex", Kind::Flag, "Treat query as regex")
                     .or(Default::Flag(false)),
             ],
@@ -90,11 +82,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             description: "Execute a command in the sandbox, without a network. Its output is kept in the files that are returned.",
             parameters: &[
                 Parameter::new("command", Kind::Text, "Shell command to execute").required(),
-                Parameter::new(
-                    "timeout_sec",
-                    Kind::Integer(1, 86_400),
-                    "Override default timeout",
-                ),
+                Parameter::new("timeout_sec", Kind::Integer(1, 86_400), "Override default timeout"),
                 Parameter::new("env", Kind::TextMap, "Additional environment variables").hidden(),
             ],
             uses: &["run"],
@@ -143,13 +131,7 @@ fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             }),
         );
         let read = tools.call(call).await?;
-        let mut names = vec![
-            "content",
-            "truncated",
-            "total_lines",
-            "start_line",
-            "end_line",
-        ];
+        let mut names = vec!["content", "truncated", "total_lines", "start_line", "end_line"];
         if read.flag("truncated") {
             names.extend(["omitted_lines", "size_bytes"]);
         }
@@ -204,13 +186,9 @@ fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "line {line} is no hunk header: it must read @@ -LINE,COUNT +LINE,COUNT @@"
             )));
         }
-        let applied = tools
-            .call(Call::new("apply_patch", json!({ "unified_diff": diff })))
-            .await?;
-        let changed: Vec<Json> = applied
-            .objects("changed_files")
-            .map(|mut file| file.take("path"))
-            .collect();
+        let applied = tools.call(Call::new("apply_patch", json!({ "unified_diff": diff }))).await?;
+        let changed: Vec<Json> =
+            applied.objects("changed_files").map(|mut file| file.take("path")).collect();
         Ok(Answer::data(json!({
             "changed_files": changed,
             "patch_size_bytes": applied.count("patch_size_bytes"),
@@ -339,21 +317,15 @@ mod tests {
         ] {
             assert_eq!(is_header(line), is_one, "{line}");
         }
-        assert_eq!(
-            malformed_header("@@ note\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n@@ x @@\n"),
-            Some(5)
-        );
+        assert_eq!(malformed_header("@@ note\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n@@ x @@\n"), Some(5));
     }
 
     #[test]
     fn timeouts_are_those_of_the_document() {
         let catalog = Catalog::load().unwrap();
-        for (name, seconds) in [
-            ("list_files", 30),
-            ("read_file", 10),
-            ("search", 60),
-            ("apply_patch", 10),
-        ] {
+        for (name, seconds) in
+            [("list_files", 30), ("read_file", 10), ("search", 60), ("apply_patch", 10)]
+        {
             let mut tools = DIALECT.tools.iter();
             let tool = tools.find(|tool| tool.name == name).unwrap();
             assert_eq!(tool.uses, [name]);

@@ -54,25 +54,17 @@ pub(crate) struct Data(Map<String, Json>);
 impl Answer {
     /// Whether the call did what it was to.
     pub(crate) fn is_success(&self) -> bool {
-        self.failure
-            .as_ref()
-            .is_none_or(|failure| failure.is_success)
+        self.failure.as_ref().is_none_or(|failure| failure.is_success)
     }
 
     /// A structured result.
     pub(crate) fn data(data: Json) -> Self {
-        Self {
-            data: data.as_object().cloned(),
-            ..Self::default()
-        }
+        Self { data: data.as_object().cloned(), ..Self::default() }
     }
 
     /// A text.
     pub(crate) fn text(text: impl Into<String>) -> Self {
-        Self {
-            text: Some(text.into()),
-            ..Self::default()
-        }
+        Self { text: Some(text.into()), ..Self::default() }
     }
 
     /// The same, which lacks something that was found. The result says nothing of it: the envelope does.

@@ -63,19 +63,11 @@ pub(super) const DIALECT: Dialect = Dialect {
                     Kind::Integers,
                     "First and last line to view, counted from 1; -1 for the end",
                 ),
-                Parameter::new(
-                    "file_text",
-                    Kind::Text,
-                    "What the file is to hold, for create",
-                )
-                .hidden(),
+                Parameter::new("file_text", Kind::Text, "What the file is to hold, for create")
+                    .hidden(),
                 Parameter::new("old_str", Kind::Text, "Text to replace, for str_replace").hidden(),
-                Parameter::new(
-                    "new_str",
-                    Kind::Text,
-                    "Text to replace it with, for str_replace",
-                )
-                .hidden(),
+                Parameter::new("new_str", Kind::Text, "Text to replace it with, for str_replace")
+                    .hidden(),
                 Parameter::new(
                     "insert_line",
                     Kind::Integer(0, LAST_LINE),
@@ -101,9 +93,7 @@ fn bash(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 false => Err(Error::invalid_field("command", "must be given")),
             };
         };
-        let ran = tools
-            .call(Call::new("run", json!({ "command": command })))
-            .await?;
+        let ran = tools.call(Call::new("run", json!({ "command": command }))).await?;
         let text = on_lines(ran.text("stdout"), ran.text("stderr"));
         let outcome = ran.word("outcome", "OUTCOME_");
         Ok(match (outcome.as_str(), ran.number("exit_code")) {
@@ -143,9 +133,7 @@ fn edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 let call = Call::new("write_file", json!({ "path": path, "content": content }))
                     .naming(&[("content", "file_text")]);
                 tools.call(call).await?;
-                Ok(Answer::text(format!(
-                    "File created successfully at: {path}"
-                )))
+                Ok(Answer::text(format!("File created successfully at: {path}")))
             }
             "str_replace" => {
                 let old = required(&mut params, "old_str")?;
@@ -161,10 +149,7 @@ fn edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                     ]);
                 let edited = tools.call(call).await?;
                 let line = edited.objects("edits").next().unwrap_or_default();
-                let line = line
-                    .list("lines_changed")
-                    .first()
-                    .and_then(|line| line.as_i64());
+                let line = line.list("lines_changed").first().and_then(|line| line.as_i64());
                 changed(&path, line.unwrap_or(1), tools).await
             }
             _ => {
@@ -308,11 +293,9 @@ async fn insert(path: &str, line: i64, text: &str, tools: &mut dyn Tools) -> Res
         new.push('\n');
     }
     new.push_str(&after.concat());
-    let call = Call::new(
-        "write_file",
-        json!({ "path": path, "content": new, "expected_sha256": sha256 }),
-    )
-    .naming(&[("content", "insert_text")]);
+    let call =
+        Call::new("write_file", json!({ "path": path, "content": new, "expected_sha256": sha256 }))
+            .naming(&[("content", "insert_text")]);
     tools.call(call).await?;
     changed(path, line + 1, tools).await
 }

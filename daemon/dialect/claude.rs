@@ -30,16 +30,10 @@ const ENCODING: Parameter = Parameter::new(
 )
 .or(Default::Text("utf-8"));
 const EDIT: [Parameter; 2] = [
-    Parameter::new(
-        "old_string",
-        Kind::Text,
-        "Text to replace: it must be there once",
-    )
-    .required()
-    .hidden(),
-    Parameter::new("new_string", Kind::Text, "Text to replace it with")
+    Parameter::new("old_string", Kind::Text, "Text to replace: it must be there once")
         .required()
         .hidden(),
+    Parameter::new("new_string", Kind::Text, "Text to replace it with").required().hidden(),
 ];
 const COMMAND: Parameter = Parameter::new("command", Kind::Text, "Shell command").required();
 const CWD: Parameter =
@@ -163,12 +157,8 @@ pub(super) const DIALECT: Dialect = Dialect {
                 PATH,
                 CELL[0],
                 CELL[1],
-                Parameter::new(
-                    "mode",
-                    Kind::OneOf(&["replace", "insert", "delete"]),
-                    "What to do",
-                )
-                .or(Default::Text("replace")),
+                Parameter::new("mode", Kind::OneOf(&["replace", "insert", "delete"]), "What to do")
+                    .or(Default::Text("replace")),
                 Parameter::new(
                     "cell_type",
                     Kind::OneOf(&["code", "markdown", "raw"]),
@@ -236,9 +226,7 @@ fn write(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         );
         let written = tools.call(call.within(FILES)).await?;
         let bytes = written.count("bytes_written");
-        Ok(Answer::data(
-            json!({ "success": true, "bytesWritten": bytes }),
-        ))
+        Ok(Answer::data(json!({ "success": true, "bytesWritten": bytes })))
     })
 }
 
@@ -273,13 +261,8 @@ async fn edited(
     inside(path)?;
     let call = Call::new("edit_file", json!({ "path": path, "edits": edits }));
     let edited = tools.call(call.naming(names)).await?;
-    let replacements: u64 = edited
-        .objects("edits")
-        .map(|edit| edit.count("replacements"))
-        .sum();
-    Ok(Answer::data(
-        json!({ "success": true, "replacements": replacements }),
-    ))
+    let replacements: u64 = edited.objects("edits").map(|edit| edit.count("replacements")).sum();
+    Ok(Answer::data(json!({ "success": true, "replacements": replacements })))
 }
 
 fn glob(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
@@ -381,14 +364,12 @@ fn bash(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             "exitCode": ran.exit_code(),
         });
         let (code, message) = match ran.text("outcome") {
-            "OUTCOME_TIMED_OUT" => (
-                "timeout",
-                format!("Command timed out after {} ms", limit.as_millis()),
-            ),
-            "OUTCOME_DAEMON_LOST" => (
-                "daemon_lost",
-                "The daemon died while the command ran".to_owned(),
-            ),
+            "OUTCOME_TIMED_OUT" => {
+                ("timeout", format!("Command timed out after {} ms", limit.as_millis()))
+            }
+            "OUTCOME_DAEMON_LOST" => {
+                ("daemon_lost", "The daemon died while the command ran".to_owned())
+            }
             _ => return Ok(Answer::data(data)),
         };
         data["stderr"] = on_lines(ran.text("stderr"), &message).into();
@@ -408,18 +389,12 @@ fn task(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
 }
 
 fn command(params: &Params) -> Call {
-    Call::new(
-        "run",
-        json!({ "command": params.text("command"), "cwd": params.text("cwd") }),
-    )
+    Call::new("run", json!({ "command": params.text("command"), "cwd": params.text("cwd") }))
 }
 
 fn cell(mut params: Params) -> Map<String, Json> {
     let names = ["path", "cell_id", "cell_index"];
-    names
-        .map(|name| (name.to_owned(), params.take(name)))
-        .into_iter()
-        .collect()
+    names.map(|name| (name.to_owned(), params.take(name))).into_iter().collect()
 }
 
 fn notebook_read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
@@ -435,9 +410,7 @@ fn notebook_read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 cell.into()
             })
             .collect();
-        Ok(Answer::data(
-            json!({ "cells": cells, "language": read.take("language") }),
-        ))
+        Ok(Answer::data(json!({ "cells": cells, "language": read.take("language") })))
     })
 }
 
@@ -453,9 +426,7 @@ fn notebook_edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             ("mode".to_owned(), mode.into()),
             ("cell_type".to_owned(), kind.into()),
         ]);
-        let mut edited = tools
-            .call(Call::new("edit_notebook", fields.into()))
-            .await?;
+        let mut edited = tools.call(Call::new("edit_notebook", fields.into())).await?;
         Ok(Answer::data(json!({
             "success": true,
             "cell_id": edited.take("cell_id"),

@@ -119,12 +119,8 @@ pub(super) const DIALECT: Dialect = Dialect {
             parameters: &[
                 Parameter::new("pattern", Kind::Text, "Text or regex pattern to search for")
                     .required(),
-                Parameter::new(
-                    "is_regex",
-                    Kind::Flag,
-                    "Whether pattern is regex (default: false)",
-                )
-                .or(Default::Flag(false)),
+                Parameter::new("is_regex", Kind::Flag, "Whether pattern is regex (default: false)")
+                    .or(Default::Flag(false)),
                 Parameter::new(
                     "file_pattern",
                     Kind::Text,
@@ -241,11 +237,7 @@ fn refuse(said: &Said, error: &Error) -> Answer {
             "Run a command with run_in_terminal first",
         )
     } else if is_permission {
-        (
-            code.as_str(),
-            format!("Cannot access '{path}' - permission denied"),
-            "Use another path",
-        )
+        (code.as_str(), format!("Cannot access '{path}' - permission denied"), "Use another path")
     } else {
         (code.as_str(), error.to_string(), "")
     };

@@ -87,12 +87,8 @@ pub(super) const DIALECT: Dialect = Dialect {
                     Kind::Text,
                     "Optional subdirectory relative to workspace root to search in",
                 ),
-                Parameter::new(
-                    "pattern",
-                    Kind::Text,
-                    "Optional file glob pattern (e.g., *.cs)",
-                )
-                .or(Default::Text("*")),
+                Parameter::new("pattern", Kind::Text, "Optional file glob pattern (e.g., *.cs)")
+                    .or(Default::Text("*")),
                 Parameter::new("recursive", Kind::Flag, "Search recursively")
                     .or(Default::Flag(true)),
                 Parameter::new("regex", Kind::Flag, "Treat query as regular expression")
@@ -129,11 +125,8 @@ pub(super) const DIALECT: Dialect = Dialect {
     ..PLAIN
 };
 
-const FILE: Parameter = Parameter::new(
-    "file_path",
-    Kind::Text,
-    "Path to the file relative to workspace root",
-);
+const FILE: Parameter =
+    Parameter::new("file_path", Kind::Text, "Path to the file relative to workspace root");
 /// What the contract calls it.
 const OF_FILE: Names = &[("path", "file_path")];
 
@@ -370,10 +363,7 @@ fn refuse(said: &Said, error: &Error) -> Answer {
 }
 
 fn is_not_started(error: &Error) -> bool {
-    matches!(
-        error.reason,
-        Reason::SandboxError | Reason::SandboxUnavailable
-    )
+    matches!(error.reason, Reason::SandboxError | Reason::SandboxUnavailable)
 }
 
 /// A failure whose text goes to the model as it is.

@@ -32,19 +32,16 @@ pub(super) fn recorded(parameters: &[Parameter], given: &Map<String, Json>) -> J
 }
 
 fn size_of(value: &Json) -> Json {
-    let bytes = value
-        .as_str()
-        .map_or_else(|| value.to_string().len(), str::len);
+    let bytes = value.as_str().map_or_else(|| value.to_string().len(), str::len);
     format!("<{bytes} bytes>").into()
 }
 
 /// A value for a record: of objects, without what is hidden.
 fn recorded_value(kind: Kind, value: &Json) -> Json {
     match (kind, value) {
-        (Kind::Objects(of), Json::Array(items)) => items
-            .iter()
-            .map(|item| recorded_value(Kind::Object(of), item))
-            .collect(),
+        (Kind::Objects(of), Json::Array(items)) => {
+            items.iter().map(|item| recorded_value(Kind::Object(of), item)).collect()
+        }
         (Kind::Object(of), Json::Object(fields)) => recorded(of, fields),
         (Kind::Objects(_) | Kind::Object(_), _) => size_of(value),
         _ => value.clone(),

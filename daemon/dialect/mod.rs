@@ -61,8 +61,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Dialect> {
 
 /// Whether there is a tool of this name in any of them.
 pub(crate) fn is_tool(name: &str) -> bool {
-    ALL.iter()
-        .any(|dialect| dialect.tools.iter().any(|tool| tool.name == name))
+    ALL.iter().any(|dialect| dialect.tools.iter().any(|tool| tool.name == name))
 }
 
 #[cfg(test)]

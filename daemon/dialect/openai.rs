@@ -28,10 +28,7 @@ const LARGEST_DIFF: usize = 4 * MOST_BYTES;
 const MOST_COMMANDS: usize = 20;
 
 /// What a call has from an operation, and from a whole patch.
-const OF_OPERATION: Names = &[
-    ("path", "operation.path"),
-    ("unified_diff", "operation.diff"),
-];
+const OF_OPERATION: Names = &[("path", "operation.path"), ("unified_diff", "operation.diff")];
 const OF_PATCH: Names = &[("path", "patch"), ("unified_diff", "patch")];
 
 /// The vocabulary.
@@ -102,14 +99,8 @@ fn shell(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let most = params.integer("max_output_length");
         let mut output = Vec::new();
         for command in commands {
-            let call = Call::new(
-                "run",
-                json!({ "command": command, "max_output_bytes": most }),
-            )
-            .naming(&[
-                ("command", "commands"),
-                ("max_output_bytes", "max_output_length"),
-            ]);
+            let call = Call::new("run", json!({ "command": command, "max_output_bytes": most }))
+                .naming(&[("command", "commands"), ("max_output_bytes", "max_output_length")]);
             let ran = tools.call(call.within(limit)).await?;
             let outcome = match ran.text("outcome") {
                 "OUTCOME_TIMED_OUT" => json!({ "type": "timeout" }),
@@ -136,10 +127,7 @@ fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         for operation in &operations {
             diff.push_str(&as_unified(operation, names, tools).await?);
         }
-        let call = Call::new(
-            "apply_patch",
-            json!({ "unified_diff": diff, "max_fuzz": 0 }),
-        );
+        let call = Call::new("apply_patch", json!({ "unified_diff": diff, "max_fuzz": 0 }));
         let applied = tools.call(call.naming(names)).await?;
         let changed: Vec<String> = applied
             .objects("changed_files")
@@ -148,9 +136,7 @@ fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 format!("{change} {}", file.text("path"))
             })
             .collect();
-        Ok(Answer::data(
-            json!({ "status": "completed", "output": changed.join("\n") }),
-        ))
+        Ok(Answer::data(json!({ "status": "completed", "output": changed.join("\n") })))
     })
 }
 
@@ -174,18 +160,11 @@ fn operations(params: &mut Params) -> Result<(Vec<Operation>, Names), Error> {
                     path,
                 },
                 "delete_file" => Operation::Delete { path },
-                _ => Operation::Update {
-                    path,
-                    destination: None,
-                    diff,
-                },
+                _ => Operation::Update { path, destination: None, diff },
             };
             Ok((vec![operation], OF_OPERATION))
         }
-        _ => Err(Error::invalid_field(
-            "operation",
-            "give either operation or patch",
-        )),
+        _ => Err(Error::invalid_field("operation", "give either operation or patch")),
     }
 }
 
@@ -210,11 +189,7 @@ async fn as_unified(
                 }
             }
         }
-        Operation::Update {
-            path,
-            destination,
-            diff: change,
-        } => {
+        Operation::Update { path, destination, diff: change } => {
             named(path)?;
             let old = read(path, names, tools).await?;
             let new = v4a::apply(&old, change).map_err(|error| misfit(path, &error))?;
@@ -236,10 +211,7 @@ async fn as_unified(
         Operation::Delete { path } => {
             named(path)?;
             let old = read(path, names, tools).await?;
-            let _written = write!(
-                diff,
-                "diff --git a/{path} b/{path}\ndeleted file mode 100644\n"
-            );
+            let _written = write!(diff, "diff --git a/{path} b/{path}\ndeleted file mode 100644\n");
             let lines = old.lines().count();
             if lines > 0 {
                 let _written = write!(diff, "--- a/{path}\n+++ /dev/null\n@@ -1,{lines} +0,0 @@\n");

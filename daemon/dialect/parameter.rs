@@ -83,38 +83,22 @@ pub(crate) struct Params(Map<String, Json>);
 impl Parameter {
     /// A parameter that need not be given.
     pub(crate) const fn new(name: &'static str, kind: Kind, description: &'static str) -> Self {
-        Self {
-            name,
-            description,
-            kind,
-            is_required: false,
-            default: None,
-            is_hidden: false,
-        }
+        Self { name, description, kind, is_required: false, default: None, is_hidden: false }
     }
 
     /// The same, which must be given.
     pub(crate) const fn required(self) -> Self {
-        Self {
-            is_required: true,
-            ..self
-        }
+        Self { is_required: true, ..self }
     }
 
     /// The same, of which only the size is told.
     pub(crate) const fn hidden(self) -> Self {
-        Self {
-            is_hidden: true,
-            ..self
-        }
+        Self { is_hidden: true, ..self }
     }
 
     /// The same, with a default.
     pub(crate) const fn or(self, default: Default) -> Self {
-        Self {
-            default: Some(default),
-            ..self
-        }
+        Self { default: Some(default), ..self }
     }
 
     fn schema(&self, is_closed: bool) -> Json {
@@ -266,11 +250,7 @@ impl Kind {
         if read.is_none() {
             reader.report(
                 place,
-                format!(
-                    "must be {}; this is {}",
-                    self.wanted(value),
-                    self.found(value)
-                ),
+                format!("must be {}; this is {}", self.wanted(value), self.found(value)),
             );
         }
         read
@@ -323,10 +303,7 @@ impl Params {
         unknown: Unknown,
         given: Map<String, Json>,
     ) -> Result<Self, Error> {
-        let mut reader = Reader {
-            unknown,
-            violations: Vec::new(),
-        };
+        let mut reader = Reader { unknown, violations: Vec::new() };
         let read = reader.fields(parameters, &given, "");
         match reader.violations.is_empty() {
             true => Ok(Self(read)),
@@ -373,11 +350,7 @@ impl Params {
     /// Whole numbers.
     pub(crate) fn integers(&self, name: &str) -> Vec<i64> {
         let numbers = self.0.get(name).and_then(Json::as_array);
-        numbers
-            .into_iter()
-            .flatten()
-            .filter_map(Json::as_i64)
-            .collect()
+        numbers.into_iter().flatten().filter_map(Json::as_i64).collect()
     }
 }
 
@@ -438,9 +411,8 @@ fn whole(value: &Json) -> Option<i64> {
     const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
     match value {
         Json::Number(number) => number.as_i64().or_else(|| {
-            let number = number
-                .as_f64()
-                .filter(|number| number.fract() == 0.0 && number.abs() <= EXACT)?;
+            let number =
+                number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= EXACT)?;
             format!("{number:.0}").parse().ok()
         }),
         // `1.0` stands for 1 also where it is a text.

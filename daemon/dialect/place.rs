@@ -15,10 +15,7 @@ pub(super) fn is_link_within(error: &Error) -> bool {
 
 /// Whether an error says that nothing is at a path.
 pub(super) fn is_missing(error: &Error) -> bool {
-    matches!(
-        error.reason,
-        Reason::FileNotFound | Reason::DirectoryNotFound
-    )
+    matches!(error.reason, Reason::FileNotFound | Reason::DirectoryNotFound)
 }
 
 /// Whether a path is one of Windows with a drive: outside of every workspace, although its name could be that

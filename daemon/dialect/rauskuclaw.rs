@@ -49,11 +49,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             description: "Run a shell command in workspace.",
             parameters: &[
                 Parameter::new("command", Kind::Text, "Shell command.").required(),
-                Parameter::new(
-                    "cwd",
-                    Kind::Text,
-                    "Workspace-relative directory to run it in.",
-                ),
+                Parameter::new("cwd", Kind::Text, "Workspace-relative directory to run it in."),
                 Parameter::new(
                     "timeout_ms",
                     Kind::Number(1.0, 86_400_000.0),

@@ -45,8 +45,6 @@ impl Said {
     /// A number that was given, or what it is otherwise.
     pub(crate) fn number(&self, name: &str, otherwise: f64) -> f64 {
         let number = self.params.get(name);
-        number
-            .and_then(|text| text.trim().parse().ok())
-            .unwrap_or(otherwise)
+        number.and_then(|text| text.trim().parse().ok()).unwrap_or(otherwise)
     }
 }

@@ -54,16 +54,10 @@ fn answer(
     let dialect = find(dialect).unwrap();
     let known = dialect.tool(tool, |_| true).unwrap();
     let params = dialect.read(known, params.as_object().unwrap().clone());
-    let mut heard = Heard {
-        answers: answers.iter().cloned().collect(),
-        ..Heard::default()
-    };
+    let mut heard = Heard { answers: answers.iter().cloned().collect(), ..Heard::default() };
     let mut called = known.call(params.unwrap(), &mut heard);
     // All that it calls is answered at once.
-    let Poll::Ready(answer) = called
-        .as_mut()
-        .poll(&mut Context::from_waker(Waker::noop()))
-    else {
+    let Poll::Ready(answer) = called.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("{tool} waits")
     };
     drop(called);
@@ -88,11 +82,7 @@ fn c13_tools_have_the_time_that_their_document_gives_them() {
         ("Read", json!({"path": "a"}), Some(30)),
         ("Write", file, Some(30)),
         ("Bash", json!({"command": "true"}), Some(120)),
-        (
-            "Bash",
-            json!({"command": "true", "timeout": 300_000}),
-            Some(300),
-        ),
+        ("Bash", json!({"command": "true", "timeout": 300_000}), Some(300)),
     ] {
         let (_, heard) = answer("claude", tool, params, &[]);
         let limit = heard.calls.first().unwrap().limit;
@@ -130,12 +120,7 @@ fn every_dialect_is_over_tools_that_there_are() {
 fn a_search_that_took_too_long_is_told_of() {
     let found = json!({"matches": [{"file": "a", "line": 1, "content": "x"}], "total_matches": 1, "timed_out": true});
     for (dialect, tool, params, told_so) in [
-        (
-            "claude",
-            "Grep",
-            json!({"pattern": "x"}),
-            "\"truncated\":true",
-        ),
+        ("claude", "Grep", json!({"pattern": "x"}), "\"truncated\":true"),
         (
             "cli_agent",
             "grep_search",
@@ -150,9 +135,7 @@ fn a_search_that_took_too_long_is_told_of() {
     }
     // The text of this one's document has no place for that; the envelope says so.
     let params = json!({"query": "x"});
-    let answer = answer("dracode", "search_code", params, from_ref(&found))
-        .0
-        .unwrap();
+    let answer = answer("dracode", "search_code", params, from_ref(&found)).0.unwrap();
     assert_eq!(answer.text.as_deref(), Some("a:1: x"));
     assert!(answer.is_cut && answer.failure.unwrap().message.contains("timed out"));
     let (_, code) = told("agentbench", "search", json!({"query": "x"}), &[found]);
@@ -163,18 +146,9 @@ fn a_search_that_took_too_long_is_told_of() {
 fn a_listing_without_end_is_cut() {
     let page = json!({"files": ["a"], "entries": [{"name": "a"}], "next_page_token": "more"});
     let pages = vec![page; 10_000];
-    let answer = answer("dracode", "list_files", json!({}), &pages)
-        .0
-        .unwrap();
+    let answer = answer("dracode", "list_files", json!({}), &pages).0.unwrap();
     assert_eq!(answer.text.unwrap().lines().count(), 10);
-    assert!(
-        answer.is_cut
-            && answer
-                .failure
-                .unwrap()
-                .message
-                .contains("the first 10 files")
-    );
+    assert!(answer.is_cut && answer.failure.unwrap().message.contains("the first 10 files"));
     let (answer, _) = told("cli_agent", "file_search", json!({"pattern": "*"}), &pages);
     assert_eq!(answer["metadata"]["matches"], 100);
     let (answer, _) = told("claude", "LS", json!({"path": "."}), &pages);
@@ -201,10 +175,7 @@ fn a_command_whose_daemon_has_died_has_failed() {
 fn what_a_command_wrote_until_its_time_was_up_stands_on_lines_of_its_own() {
     let late = json!({"outcome": "OUTCOME_TIMED_OUT", "stdout": "a", "signal": "SIGKILL"});
     let (answer, code) = told("anthropic", "bash", json!({"command": "x"}), &[late]);
-    assert_eq!(
-        answer,
-        "a\ntimed out: the command was ended after 120 seconds"
-    );
+    assert_eq!(answer, "a\ntimed out: the command was ended after 120 seconds");
     assert_eq!(code.as_deref(), Some("timeout"));
 }
 
@@ -289,9 +260,7 @@ fn descriptions_are_for_models() {
     let found = names_for_programs(text, &schema);
     assert_eq!(found, ["RunResponse", "ReadArtifact", "STALE_FILE"]);
     let catalog = Catalog::load().unwrap();
-    let of_contract = catalog
-        .tools()
-        .map(|name| catalog.definition(name).unwrap());
+    let of_contract = catalog.tools().map(|name| catalog.definition(name).unwrap());
     let of_dialects = ALL.into_iter().flat_map(|dialect| {
         let tools = dialect.tools().iter();
         tools.map(|tool| dialect.definition(tool, &catalog))

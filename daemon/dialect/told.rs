@@ -75,17 +75,11 @@ pub(super) fn suggestion(parameters: &[Parameter], reason: Reason) -> Option<&'s
 }
 
 fn violation(names: Names, violation: Violation) -> Violation {
-    let description = match (
-        violation.description.strip_prefix(UNLIKE_OLD),
-        known(names, OLD),
-    ) {
+    let description = match (violation.description.strip_prefix(UNLIKE_OLD), known(names, OLD)) {
         (Some(rest), Some(old)) => format!("must differ from {old}{rest}"),
         _ => violation.description,
     };
-    Violation {
-        field: known(names, &violation.field).unwrap_or(violation.field),
-        description,
-    }
+    Violation { field: known(names, &violation.field).unwrap_or(violation.field), description }
 }
 
 /// What a field of a call is called, where that is something else.
@@ -100,10 +94,7 @@ mod tests {
     use crate::daemon::text::edit::{Edit, Which, apply};
 
     const ONE: Names = &[("edits[0].", "")];
-    const SHORT: Names = &[
-        ("edits[0].old_string", "old_str"),
-        ("edits[0].new_string", "new_str"),
-    ];
+    const SHORT: Names = &[("edits[0].old_string", "old_str"), ("edits[0].new_string", "new_str")];
 
     fn refused(index: usize, text: &str, old: &str) -> Error {
         let edits: Vec<_> = (0..=index)
@@ -118,42 +109,12 @@ mod tests {
     #[test]
     fn edits_are_told_by_the_names_of_their_parameters() {
         for (names, index, text, old, begin) in [
-            (
-                ONE,
-                0,
-                "a a",
-                "a",
-                "old_string is there 2 times, at lines 1, 1; give more",
-            ),
-            (
-                SHORT,
-                0,
-                "a\na",
-                "a",
-                "old_str is there 2 times, at lines 1, 2; give more",
-            ),
-            (
-                &[],
-                1,
-                "-a a",
-                "a",
-                "edits[1].old_string is there 2 times, at lines 1, 1; give",
-            ),
-            (
-                ONE,
-                0,
-                "b",
-                "a",
-                "old_string is not in the file; nothing was changed; ",
-            ),
+            (ONE, 0, "a a", "a", "old_string is there 2 times, at lines 1, 1; give more"),
+            (SHORT, 0, "a\na", "a", "old_str is there 2 times, at lines 1, 2; give more"),
+            (&[], 1, "-a a", "a", "edits[1].old_string is there 2 times, at lines 1, 1; give"),
+            (ONE, 0, "b", "a", "old_string is not in the file; nothing was changed; "),
             (SHORT, 0, "b", "a", "old_str is not in the file; "),
-            (
-                &[],
-                1,
-                "-",
-                "a",
-                "edits[1].old_string is not in the file as the edits before",
-            ),
+            (&[], 1, "-", "a", "edits[1].old_string is not in the file as the edits before"),
         ] {
             let error = told(names, refused(index, text, old));
             assert!(error.message.starts_with(begin), "{error}");
@@ -162,17 +123,11 @@ mod tests {
             assert_eq!(is_numbered, names.is_empty());
         }
         let many = told(ONE, refused(0, &"a ".repeat(11), "a"));
-        assert!(
-            many.message
-                .contains(" 11 times, at lines 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, …; ")
-        );
+        assert!(many.message.contains(" 11 times, at lines 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, …; "));
         let same = Edit::new(0, "a".to_owned(), "a".to_owned(), Which::Unique).unwrap_err();
         let same = told(SHORT, Error::invalid(vec![same]));
         assert_eq!(same.violations[0].field, "new_str");
-        assert!(
-            same.message.contains("must differ from old_str: "),
-            "{same}"
-        );
+        assert!(same.message.contains("must differ from old_str: "), "{same}");
     }
 
     #[test]

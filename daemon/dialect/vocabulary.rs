@@ -214,10 +214,9 @@ impl Dialect {
         let mut answer = (self.refuse)(said, error);
         let tool = self.own(&said.tool);
         let parameters = tool.map_or(&[][..], |tool| tool.parameters);
-        if let (Some(failure), Some(suggestion)) = (
-            &mut answer.failure,
-            told::suggestion(parameters, error.reason),
-        ) {
+        if let (Some(failure), Some(suggestion)) =
+            (&mut answer.failure, told::suggestion(parameters, error.reason))
+        {
             failure.suggestion = Some(suggestion.to_owned());
         }
         answer
@@ -231,9 +230,7 @@ impl Dialect {
     /// What the dialect calls an event of the contract.
     pub(crate) fn event(&self, name: &'static str) -> &'static str {
         let mut events = self.events.iter();
-        events
-            .find(|(of_contract, _)| *of_contract == name)
-            .map_or(name, |(_, own)| own)
+        events.find(|(of_contract, _)| *of_contract == name).map_or(name, |(_, own)| own)
     }
 
     /// Parameters as they were given, for a record.
@@ -292,9 +289,7 @@ impl DialectTool {
 
 impl fmt::Debug for DialectTool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DialectTool")
-            .field("name", &self.name)
-            .finish_non_exhaustive()
+        f.debug_struct("DialectTool").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -331,25 +326,16 @@ impl Call {
 
     /// The same, whose artifacts exist even if empty, and keep so many bytes of a stream.
     pub(super) fn keeping(self, artifact_bytes: u64) -> Self {
-        Self {
-            artifact_bytes: Some(artifact_bytes),
-            ..self
-        }
+        Self { artifact_bytes: Some(artifact_bytes), ..self }
     }
 
     /// The same, whose command is for the shell that users log in with.
     pub(super) fn in_default_shell(self) -> Self {
-        Self {
-            in_default_shell: true,
-            ..self
-        }
+        Self { in_default_shell: true, ..self }
     }
 
     /// The same, within this time.
     pub(crate) fn within(self, limit: Duration) -> Self {
-        Self {
-            limit: Some(limit),
-            ..self
-        }
+        Self { limit: Some(limit), ..self }
     }
 }

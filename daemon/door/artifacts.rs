@@ -96,10 +96,7 @@ impl Artifacts {
     /// The service.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
         let what = "artifacts are read, and no more are at a time: retry after the time given";
-        Self {
-            pipeline,
-            places: Places::new(READERS, what),
-        }
+        Self { pipeline, places: Places::new(READERS, what) }
     }
 
     async fn read(
@@ -108,9 +105,7 @@ impl Artifacts {
         request: ReadArtifactRequest,
     ) -> Result<Answers<ReadArtifactResponse>, Error> {
         let pipeline = &self.pipeline;
-        let request = pipeline
-            .catalog
-            .check("jig.v1.ReadArtifactRequest", request)?;
+        let request = pipeline.catalog.check("jig.v1.ReadArtifactRequest", request)?;
         self.may_leave(&incoming.principal, &request.path)?;
         let place = self.places.enter(&incoming.principal, &pipeline.drain)?;
         let place = Arc::new(place);
@@ -152,9 +147,7 @@ impl Artifacts {
         request: ListArtifactsRequest,
     ) -> Result<ListArtifactsResponse, Error> {
         let pipeline = &self.pipeline;
-        let request = pipeline
-            .catalog
-            .check("jig.v1.ListArtifactsRequest", request)?;
+        let request = pipeline.catalog.check("jig.v1.ListArtifactsRequest", request)?;
         let workspace = pipeline.scene(&incoming)?.workspace.name();
         let step = request.step.map(|step| step.to_string());
         let filters = [
@@ -165,9 +158,7 @@ impl Artifacts {
         ];
         let filters = Filters::new(&filters, &[]);
         let after = request.page_token.filter(|token| !token.is_empty());
-        let after = after
-            .map(|token| read_token(&token, &filters))
-            .transpose()?;
+        let after = after.map(|token| read_token(&token, &filters)).transpose()?;
         let page_size = request.page_size.unwrap_or_default() as usize;
         let admitted = Arc::new(pipeline.enter(&incoming).await?);
         let step = request.step;
@@ -262,10 +253,7 @@ impl Sending {
     async fn next(&mut self) -> io::Result<ReadArtifactResponse> {
         let offset = self.offset;
         let Some(file) = self.file.clone() else {
-            return Ok(ReadArtifactResponse {
-                offset,
-                ..ReadArtifactResponse::default()
-            });
+            return Ok(ReadArtifactResponse { offset, ..ReadArtifactResponse::default() });
         };
         let length = usize::try_from(self.left.min(CHUNK_BYTES)).unwrap_or(0);
         let place = Arc::clone(&self.place);
@@ -284,19 +272,13 @@ impl Sending {
         let (data, size_bytes) = read.await.map_err(io::Error::other)??;
         self.left -= data.len() as u64;
         self.offset += data.len() as u64;
-        Ok(ReadArtifactResponse {
-            data: data.into(),
-            offset,
-            size_bytes,
-        })
+        Ok(ReadArtifactResponse { data: data.into(), offset, size_bytes })
     }
 }
 
 fn silent(silence: Duration) -> Error {
-    let text = format!(
-        "nothing was read for {} seconds: read the rest when you can",
-        silence.as_secs()
-    );
+    let text =
+        format!("nothing was read for {} seconds: read the rest when you can", silence.as_secs());
     Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
 }
 

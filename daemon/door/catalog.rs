@@ -23,10 +23,7 @@ impl CatalogService for Tools {
         request: Request<ListToolsRequest>,
     ) -> Result<Response<ListToolsResponse>, Status> {
         answered(request, async |incoming, request| {
-            let checked = self
-                .0
-                .catalog
-                .look_at("jig.v1.ListToolsRequest", request, false)?;
+            let checked = self.0.catalog.look_at("jig.v1.ListToolsRequest", request, false)?;
             let (request, mut violations) = (checked.request, checked.violations);
             let dialect = dialect_of(&request.dialect, &mut violations);
             if !violations.is_empty() {

@@ -54,10 +54,7 @@ pub(crate) struct Events {
 impl Events {
     /// The service.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
-        Self {
-            pipeline,
-            watchers: Arc::default(),
-        }
+        Self { pipeline, watchers: Arc::default() }
     }
 
     async fn watch(
@@ -66,9 +63,7 @@ impl Events {
         request: WatchEventsRequest,
     ) -> Result<Answers<WatchEventsResponse>, Error> {
         let pipeline = &self.pipeline;
-        let request = pipeline
-            .catalog
-            .check("jig.v1.WatchEventsRequest", request)?;
+        let request = pipeline.catalog.check("jig.v1.WatchEventsRequest", request)?;
         let mut wrong = unknown_types(&request.types);
         if request.tail.is_some() && request.after_sequence > 0 {
             wrong.push(Violation {
@@ -141,15 +136,11 @@ impl Events {
         request: ListSessionsRequest,
     ) -> Result<ListSessionsResponse, Error> {
         let pipeline = &self.pipeline;
-        let request = pipeline
-            .catalog
-            .check("jig.v1.ListSessionsRequest", request)?;
+        let request = pipeline.catalog.check("jig.v1.ListSessionsRequest", request)?;
         let workspace = pipeline.scene(&incoming)?.workspace.name().to_owned();
         let filters = Filters::new(&["sessions", &workspace], &[]);
         let after = request.page_token.filter(|token| !token.is_empty());
-        let after = after
-            .map(|token| read_token(&token, &filters))
-            .transpose()?;
+        let after = after.map(|token| read_token(&token, &filters)).transpose()?;
         let after = after.and_then(|id| SessionId::parse(&id));
         let page_size = request.page_size.unwrap_or_default() as usize;
         let admitted = Arc::new(pipeline.enter(&incoming).await?);

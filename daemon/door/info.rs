@@ -80,15 +80,12 @@ impl DaemonService for Info {
 impl Info {
     fn isolation(&self, principal: &Principal) -> v1::Isolation {
         let isolation = &self.isolation;
-        let layers = isolation
-            .layers()
-            .into_iter()
-            .map(|layer| v1::IsolationLayer {
-                name: layer.name.to_owned(),
-                applied: layer.applied,
-                detail: layer.detail,
-                remedy: layer.remedy.to_owned(),
-            });
+        let layers = isolation.layers().into_iter().map(|layer| v1::IsolationLayer {
+            name: layer.name.to_owned(),
+            applied: layer.applied,
+            detail: layer.detail,
+            remedy: layer.remedy.to_owned(),
+        });
         let told = |level: &str, failure: &Failure| v1::SandboxFailure {
             stage: failure.stage.name().to_owned(),
             errno: failure.errno_name(),
@@ -128,9 +125,7 @@ impl Info {
 
     fn egress(&self, principal: &Principal) -> Option<v1::Egress> {
         let proxy = self.proxy.as_ref()?;
-        let Policy {
-            hosts, addresses, ..
-        } = proxy.policy();
+        let Policy { hosts, addresses, .. } = proxy.policy();
         Some(v1::Egress {
             allow_hosts: hosts.iter().map(ToString::to_string).collect(),
             allow_addresses: addresses.iter().map(ToString::to_string).collect(),
@@ -149,16 +144,10 @@ impl Info {
     }
 
     fn limits(&self) -> v1::RunLimits {
-        let default_timeout_sec = self
-            .pipeline
-            .catalog
-            .tool("run")
-            .map_or(0, |tool| tool.options.default_timeout_sec);
-        let artifact_bytes = self
-            .pipeline
-            .scenes
-            .first()
-            .map_or(0, |scene| scene.settings.artifact_bytes);
+        let default_timeout_sec =
+            self.pipeline.catalog.tool("run").map_or(0, |tool| tool.options.default_timeout_sec);
+        let artifact_bytes =
+            self.pipeline.scenes.first().map_or(0, |scene| scene.settings.artifact_bytes);
         // At L1 temporary files are on a file system of the daemon's.
         let sized = self.isolation.level != Level::L1;
         v1::RunLimits {
@@ -240,10 +229,7 @@ fn caller(principal: &Principal) -> v1::Caller {
         Role::Invoke => v1::Role::Invoke,
         Role::Admin => v1::Role::Admin,
     };
-    v1::Caller {
-        name: principal.name().to_owned(),
-        role: role.into(),
-    }
+    v1::Caller { name: principal.name().to_owned(), role: role.into() }
 }
 
 fn saturate(number: usize) -> u32 {

@@ -30,19 +30,11 @@ pub(crate) struct Deadline(pub(crate) Instant);
 /// Reads the call's context from a request.
 pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
     let arrival = request.extensions().get::<Arrival>().cloned();
-    let Some(Arrival {
-        call_id,
-        context,
-        facts,
-    }) = arrival
-    else {
+    let Some(Arrival { call_id, context, facts }) = arrival else {
         return Err(around_the_layers());
     };
     let principal = principal(request)?;
-    let deadline = request
-        .extensions()
-        .get::<Deadline>()
-        .map(|deadline| deadline.0);
+    let deadline = request.extensions().get::<Deadline>().map(|deadline| deadline.0);
     let metadata = request.metadata();
     // What is there but cannot be read must not count as not there, nor one of two for the other: the
     // call would go elsewhere.
@@ -56,10 +48,7 @@ pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
                 (Err(_), None) => "must be of visible ASCII characters",
                 (Ok(_), None) => return None,
             };
-            Some(Violation {
-                field: key.to_owned(),
-                description: problem.to_owned(),
-            })
+            Some(Violation { field: key.to_owned(), description: problem.to_owned() })
         })
         .collect();
     if !unclear.is_empty() {

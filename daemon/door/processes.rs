@@ -94,14 +94,10 @@ impl ProcessService for Processes {
         &self,
         request: Request<WriteStdinRequest>,
     ) -> Result<Response<WriteStdinResponse>, Status> {
-        self.once(
-            "WriteStdin",
-            request,
-            |door, incoming, request| async move {
-                let accepted_bytes = door.write(&incoming, request).await?;
-                Ok(WriteStdinResponse { accepted_bytes })
-            },
-        )
+        self.once("WriteStdin", request, |door, incoming, request| async move {
+            let accepted_bytes = door.write(&incoming, request).await?;
+            Ok(WriteStdinResponse { accepted_bytes })
+        })
         .await
     }
 
@@ -109,14 +105,10 @@ impl ProcessService for Processes {
         &self,
         request: Request<SendSignalRequest>,
     ) -> Result<Response<SendSignalResponse>, Status> {
-        self.once(
-            "SendSignal",
-            request,
-            |door, incoming, request| async move {
-                door.signal(&incoming, request).await?;
-                Ok(SendSignalResponse {})
-            },
-        )
+        self.once("SendSignal", request, |door, incoming, request| async move {
+            door.signal(&incoming, request).await?;
+            Ok(SendSignalResponse {})
+        })
         .await
     }
 
@@ -124,14 +116,10 @@ impl ProcessService for Processes {
         &self,
         request: Request<ResizeTerminalRequest>,
     ) -> Result<Response<ResizeTerminalResponse>, Status> {
-        self.once(
-            "ResizeTerminal",
-            request,
-            |door, incoming, request| async move {
-                door.resize(&incoming, request).await?;
-                Ok(ResizeTerminalResponse {})
-            },
-        )
+        self.once("ResizeTerminal", request, |door, incoming, request| async move {
+            door.resize(&incoming, request).await?;
+            Ok(ResizeTerminalResponse {})
+        })
         .await
     }
 
@@ -143,9 +131,7 @@ impl ProcessService for Processes {
             let workspace = self.0.scene(&incoming)?.workspace.name();
             self.0.may_see_commands(&incoming)?;
             let entries = self.0.processes.list(workspace);
-            Ok(ListProcessesResponse {
-                processes: entries.iter().map(info).collect(),
-            })
+            Ok(ListProcessesResponse { processes: entries.iter().map(info).collect() })
         })
         .await
     }
@@ -211,10 +197,7 @@ impl Processes {
     }
 
     async fn write(&self, incoming: &Incoming, request: WriteStdinRequest) -> Result<u64, Error> {
-        let mut checked = self
-            .0
-            .catalog
-            .look_at("jig.v1.WriteStdinRequest", request, false)?;
+        let mut checked = self.0.catalog.look_at("jig.v1.WriteStdinRequest", request, false)?;
         let request = checked.request;
         if request.data.is_empty() && !request.eof {
             let text = "must be given, unless eof is";
@@ -225,11 +208,7 @@ impl Processes {
         }
         let process = self.find(incoming, &request.process_id)?;
         self.0.may_feed_commands(incoming)?;
-        let write = Write {
-            id: request.write_id.clone(),
-            data: request.data,
-            ends: request.eof,
-        };
+        let write = Write { id: request.write_id.clone(), data: request.data, ends: request.eof };
         process
             .input
             .write(write)
@@ -256,10 +235,7 @@ impl Processes {
     }
 
     async fn signal(&self, incoming: &Incoming, request: SendSignalRequest) -> Result<(), Error> {
-        let mut checked = self
-            .0
-            .catalog
-            .look_at("jig.v1.SendSignalRequest", request, false)?;
+        let mut checked = self.0.catalog.look_at("jig.v1.SendSignalRequest", request, false)?;
         let request = checked.request;
         let signal = signal_number(&request.signal);
         if signal.is_none() && !request.signal.is_empty() {
@@ -279,10 +255,7 @@ impl Processes {
         incoming: &Incoming,
         request: ResizeTerminalRequest,
     ) -> Result<(), Error> {
-        let request = self
-            .0
-            .catalog
-            .check("jig.v1.ResizeTerminalRequest", request)?;
+        let request = self.0.catalog.check("jig.v1.ResizeTerminalRequest", request)?;
         let process = self.find(incoming, &request.process_id)?;
         if !process.about.has_terminal {
             let text =
@@ -319,17 +292,11 @@ fn ended(process: &Process) -> Error {
 /// A position that lies behind what was written.
 fn beyond(asked: Position, written: Position) -> Error {
     let fields = [
-        (
-            "after_sequence",
-            asked.after_sequence,
-            written.after_sequence,
-        ),
+        ("after_sequence", asked.after_sequence, written.after_sequence),
         ("stdout_offset", asked.stdout_offset, written.stdout_offset),
         ("stderr_offset", asked.stderr_offset, written.stderr_offset),
     ];
-    let beyond = fields
-        .into_iter()
-        .filter(|(_, asked, written)| asked > written);
+    let beyond = fields.into_iter().filter(|(_, asked, written)| asked > written);
     let violations = beyond.map(|(field, asked, written)| {
         let text =
             format!("is {asked}, but this process has only got to {written}: is it another?");
@@ -351,11 +318,7 @@ fn info(entry: &Entry) -> ProcessInfo {
     } else {
         ProcessState::Starting
     };
-    let on_disconnect = if about.ends_alone {
-        OnDisconnect::Kill
-    } else {
-        OnDisconnect::Keep
-    };
+    let on_disconnect = if about.ends_alone { OnDisconnect::Kill } else { OnDisconnect::Keep };
     ProcessInfo {
         process_id: about.id.clone(),
         state: state.into(),
@@ -366,14 +329,9 @@ fn info(entry: &Entry) -> ProcessInfo {
         session: entry.session.clone(),
         start_time: process.start_time().map(Into::into),
         end_time: process.end_time().map(Into::into),
-        outcome: outcome
-            .map_or(v1::Outcome::Unspecified, wire_outcome)
-            .into(),
+        outcome: outcome.map_or(v1::Outcome::Unspecified, wire_outcome).into(),
         exit_code: outcome.and_then(|outcome| outcome.exit_code()),
-        signal: outcome
-            .and_then(|outcome| outcome.signal())
-            .map(signal_name)
-            .unwrap_or_default(),
+        signal: outcome.and_then(|outcome| outcome.signal()).map(signal_name).unwrap_or_default(),
         last_sequence: process.transcript.last_sequence(),
         attached: u32::try_from(process.transcript.readers()).unwrap_or(u32::MAX),
     }

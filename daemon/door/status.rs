@@ -120,9 +120,5 @@ fn shorten(text: &str) -> String {
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    format!(
-        "{} … ({} bytes)",
-        text.get(..end).unwrap_or_default(),
-        text.len()
-    )
+    format!("{} … ({} bytes)", text.get(..end).unwrap_or_default(), text.len())
 }

@@ -33,10 +33,7 @@ impl Tools {
     where
         T::Response: Message + Default,
     {
-        answered(request, |incoming, request| {
-            self.0.call::<T>(incoming, request)
-        })
-        .await
+        answered(request, |incoming, request| self.0.call::<T>(incoming, request)).await
     }
 }
 

@@ -25,10 +25,9 @@ pub(super) fn text(status: StatusCode, line: &str) -> Response<Body> {
     let body = Full::new(Bytes::from(format!("{line}\n")));
     let mut response = Response::new(body.map_err(|never| match never {}).boxed());
     *response.status_mut() = status;
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("text/plain; charset=utf-8"),
-    );
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response
 }
 

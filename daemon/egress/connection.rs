@@ -114,11 +114,8 @@ impl Guest {
         if request.method() != Method::CONNECT {
             return self.pass_on(request, &target, server, attempt).await;
         }
-        *tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(Tunnel {
-            command: hyper::upgrade::on(request),
-            server,
-            attempt,
-        });
+        *tunnel.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Tunnel { command: hyper::upgrade::on(request), server, attempt });
         answer::connected()
     }
 
@@ -168,10 +165,7 @@ impl Guest {
                 let (mut parts, body) = response.into_parts();
                 request::strip(&mut parts.headers);
                 parts.extensions.clear();
-                let body = PassedOn {
-                    body,
-                    _attempt: attempt,
-                };
+                let body = PassedOn { body, _attempt: attempt };
                 Response::from_parts(parts, body.boxed())
             }
             Err(error) => {
@@ -184,11 +178,7 @@ impl Guest {
 
 impl Tunnel {
     async fn run(self) {
-        let Self {
-            command,
-            mut server,
-            attempt,
-        } = self;
+        let Self { command, mut server, attempt } = self;
         // A command that is gone before it heard that it is connected.
         let Ok(command) = command.await else {
             return;

@@ -73,12 +73,7 @@ enum Outcome {
 impl Journal {
     /// A journal whose records `write` keeps, and whose spans are below `parent`.
     pub(crate) fn new(write: Write, tracer: SdkTracer, parent: Context) -> Self {
-        Self {
-            write,
-            tracer,
-            parent,
-            totals: Mutex::default(),
-        }
+        Self { write, tracer, parent, totals: Mutex::default() }
     }
 
     /// Begins the record of a connection.
@@ -133,9 +128,7 @@ impl Journal {
 
 impl fmt::Debug for Journal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal")
-            .field("totals", &self.totals)
-            .finish_non_exhaustive()
+        f.debug_struct("Journal").field("totals", &self.totals).finish_non_exhaustive()
     }
 }
 
@@ -155,13 +148,10 @@ fn method_name(method: &Method) -> &'static str {
 }
 
 fn fields(event: &str) -> Map<String, Value> {
-    [
-        ("event", event.to_owned()),
-        ("time", humantime(SystemTime::now())),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value.into()))
-    .collect()
+    [("event", event.to_owned()), ("time", humantime(SystemTime::now()))]
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.into()))
+        .collect()
 }
 
 // === impl Attempt ===
@@ -189,9 +179,7 @@ impl Attempt {
     }
 
     fn bytes(&self) -> (u64, u64) {
-        self.meter
-            .as_ref()
-            .map_or((0, 0), |meter| (meter.sent(), meter.received()))
+        self.meter.as_ref().map_or((0, 0), |meter| (meter.sent(), meter.received()))
     }
 
     fn record(&self) -> Map<String, Value> {
@@ -287,10 +275,7 @@ mod tests {
             SdkTracerProvider::builder().build().tracer("test"),
             Context::new(),
         ));
-        let target = Target {
-            host: Host::parse("a.example").unwrap(),
-            port: 443,
-        };
+        let target = Target { host: Host::parse("a.example").unwrap(), port: 443 };
         for number in 0..RECORDED + 20 {
             let mut attempt = journal.begin(&Method::CONNECT, &target);
             match number % 3 {
@@ -300,10 +285,7 @@ mod tests {
             }
         }
         let totals = journal.end();
-        assert_eq!(
-            (totals.attempts, totals.denied, totals.failed),
-            (120, 40, 40)
-        );
+        assert_eq!((totals.attempts, totals.denied, totals.failed), (120, 40, 40));
         let kept = kept.lock().unwrap();
         assert_eq!(kept.len(), 101);
         assert_eq!(kept[0]["event"], "egress");

@@ -83,10 +83,7 @@ impl Meter {
 impl<S> Metered<S> {
     /// Counts what goes through `inner` from here on.
     pub(super) fn new(inner: S) -> Self {
-        Self {
-            inner,
-            meter: Arc::new(Meter::new()),
-        }
+        Self { inner, meter: Arc::new(Meter::new()) }
     }
 
     /// Its meter.

@@ -163,18 +163,8 @@ mod tests {
         let host = |host| [("host", host)];
         for (method, uri, fields, expected) in [
             ("CONNECT", "a.example:443", &[][..], Some("a.example 443")),
-            (
-                "CONNECT",
-                "A.Example.:443",
-                &host("a.example:443"),
-                Some("a.example 443"),
-            ),
-            (
-                "CONNECT",
-                "a.example:443",
-                &host("a.example"),
-                Some("a.example 443"),
-            ),
+            ("CONNECT", "A.Example.:443", &host("a.example:443"), Some("a.example 443")),
+            ("CONNECT", "a.example:443", &host("a.example"), Some("a.example 443")),
             ("CONNECT", "[::1]:443", &[], Some("[::1] 443")),
             ("CONNECT", "a.example", &[], None),
             ("CONNECT", "a.example:0", &[], None),
@@ -182,34 +172,14 @@ mod tests {
             ("CONNECT", "a.example:443", &host("b.example:443"), None),
             ("CONNECT", "a.example:443", &host("a.example:80"), None),
             ("CONNECT", "http://a.example:443/", &[], None),
-            (
-                "GET",
-                "http://a.example/x",
-                &host("a.example"),
-                Some("a.example 80"),
-            ),
-            (
-                "GET",
-                "http://a.example:80/x",
-                &host("A.EXAMPLE"),
-                Some("a.example 80"),
-            ),
-            (
-                "GET",
-                "http://a.example:8080",
-                &host("a.example:8080"),
-                Some("a.example 8080"),
-            ),
+            ("GET", "http://a.example/x", &host("a.example"), Some("a.example 80")),
+            ("GET", "http://a.example:80/x", &host("A.EXAMPLE"), Some("a.example 80")),
+            ("GET", "http://a.example:8080", &host("a.example:8080"), Some("a.example 8080")),
             ("GET", "http://a.example:8080", &host("a.example"), None),
             ("GET", "http://a.example/", &host("b.example"), None),
             ("GET", "http://a.example/", &host(""), None),
             ("GET", "http://a.example/", &[], None),
-            (
-                "GET",
-                "http://a.example/",
-                &[("host", "a.example"), ("host", "a.example")],
-                None,
-            ),
+            ("GET", "http://a.example/", &[("host", "a.example"), ("host", "a.example")], None),
             ("GET", "http://u:p@a.example/", &host("a.example"), None),
             ("GET", "https://a.example/", &host("a.example"), None),
             ("GET", "ftp://a.example/", &host("a.example"), None),
@@ -219,11 +189,7 @@ mod tests {
         ] {
             let target = Target::of(&request(method, uri, fields));
             let shown = target.map(|target| format!("{} {}", target.host, target.port));
-            assert_eq!(
-                shown.as_deref().ok(),
-                expected,
-                "{method} {uri} {fields:?}: {shown:?}"
-            );
+            assert_eq!(shown.as_deref().ok(), expected, "{method} {uri} {fields:?}: {shown:?}");
         }
     }
 
@@ -260,10 +226,8 @@ mod tests {
                 "x-kept: 2",
             ]
         );
-        let bare = for_server(
-            request("GET", "http://a.example?x", &[("host", "a.example")]),
-            &target,
-        );
+        let bare =
+            for_server(request("GET", "http://a.example?x", &[("host", "a.example")]), &target);
         assert_eq!(bare.unwrap().uri().to_string(), "/?x");
     }
 }

@@ -34,9 +34,6 @@ mod tests {
             missing.into_iter().map(|(name, _)| name).collect()
         };
         assert_eq!(names(&[]).len(), 6);
-        assert_eq!(
-            names(&["HTTP_PROXY", "no_proxy"]),
-            ["https_proxy", "HTTPS_PROXY"]
-        );
+        assert_eq!(names(&["HTTP_PROXY", "no_proxy"]), ["https_proxy", "HTTPS_PROXY"]);
     }
 }

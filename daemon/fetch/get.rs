@@ -102,9 +102,7 @@ impl Get {
 fn without_certificates() -> Result<ClientConfig, rustls::Error> {
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()?;
-    Ok(builder
-        .with_root_certificates(RootCertStore::empty())
-        .with_no_client_auth())
+    Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
 }
 
 /// Reads up to `most` bytes of a body, decompressed. Answers them, and whether there is more.
@@ -114,11 +112,7 @@ pub(super) async fn body(
     most: usize,
 ) -> Result<(Vec<u8>, bool), Error> {
     let mut body = Vec::new();
-    while let Some(piece) = response
-        .chunk()
-        .await
-        .map_err(|error| broken(url, &error))?
-    {
+    while let Some(piece) = response.chunk().await.map_err(|error| broken(url, &error))? {
         let room = most - body.len();
         match piece.get(..room) {
             Some(fitting) if fitting.len() < piece.len() => {

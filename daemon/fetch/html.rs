@@ -97,10 +97,7 @@ fn plain(page: &str, base: &Url) -> String {
 /// What comes behind an element whose content is not to be seen; nothing where it has no end.
 fn behind<'a>(rest: &'a str, name: &str) -> &'a str {
     let mut from = 0;
-    while let Some(at) = rest
-        .get(from..)
-        .and_then(|rest| memmem::find(rest.as_bytes(), b"</"))
-    {
+    while let Some(at) = rest.get(from..).and_then(|rest| memmem::find(rest.as_bytes(), b"</")) {
         let end = from + at;
         let after = end + 2;
         let found = rest.get(after..after + name.len());
@@ -177,12 +174,7 @@ impl Writer<'_> {
             cells = tag::find(b"td").filter(|_| table.has_rows);
             table.has_rows = true;
         }
-        self.open.push(Open {
-            known,
-            more: 0,
-            has_rows: false,
-            cells,
-        });
+        self.open.push(Open { known, more: 0, has_rows: false, cells });
     }
 
     /// What a cell is written as: in Markdown the first row is the head of its table or none is, and no row has cells
@@ -318,16 +310,10 @@ impl Writer<'_> {
             "td" | "th" => (&["td", "th"], &["tr", "table"]),
             _ => return,
         };
-        let from = self
-            .open
-            .iter()
-            .rposition(|open| within.contains(&open.written));
+        let from = self.open.iter().rposition(|open| within.contains(&open.written));
         let from = from.map_or(0, |within| within + 1);
         let open = self.open.get(from..).unwrap_or_default();
-        if let Some(at) = open
-            .iter()
-            .position(|open| siblings.contains(&open.written))
-        {
+        if let Some(at) = open.iter().position(|open| siblings.contains(&open.written)) {
             self.close_down_to(from + at);
         }
     }
@@ -352,9 +338,7 @@ impl Writer<'_> {
         self.page.push_str("<img");
         self.attribute("alt", tag.attribute("alt").unwrap_or_default());
         // One that lies in the page itself is no link.
-        let source = tag
-            .attribute("src")
-            .filter(|source| !source.starts_with("data:"));
+        let source = tag.attribute("src").filter(|source| !source.starts_with("data:"));
         self.link("src", source);
         self.page.push('>');
     }
@@ -378,9 +362,7 @@ impl Writer<'_> {
     }
 
     fn attribute(&mut self, name: &str, value: &str) {
-        let value = value
-            .get(..value.floor_char_boundary(LONGEST_LINK * 4))
-            .unwrap_or_default();
+        let value = value.get(..value.floor_char_boundary(LONGEST_LINK * 4)).unwrap_or_default();
         write(&mut self.page, format_args!(" {name}=\""));
         for letter in value.chars() {
             match letter {

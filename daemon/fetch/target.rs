@@ -57,9 +57,7 @@ pub(crate) fn parse(text: &str) -> Result<Url, String> {
     // Parsers pass over some of these, and not all over the same.
     let is_unclear = |letter: char| letter.is_whitespace() || letter.is_control() || letter == '\\';
     if text.contains(is_unclear) {
-        return Err(format!(
-            "is no URL (it holds a space, a backslash or the like): {FORM}"
-        ));
+        return Err(format!("is no URL (it holds a space, a backslash or the like): {FORM}"));
     }
     let url = Url::parse(text).map_err(|error| format!("is no URL ({error}): {FORM}"))?;
     let url = without_final_dot(url);
@@ -104,11 +102,7 @@ mod tests {
             ("http://[64:ff9b::7f00:1]/", "[64:ff9b::7f00:1]", 80),
         ] {
             let target = Target::of(&parse(text).unwrap()).unwrap();
-            assert_eq!(
-                (target.host.to_string().as_str(), target.port),
-                (host, port),
-                "{text}"
-            );
+            assert_eq!((target.host.to_string().as_str(), target.port), (host, port), "{text}");
         }
     }
 
@@ -117,10 +111,7 @@ mod tests {
         for (text, shown) in [
             ("http://Example.COM./a./b", "http://example.com/a./b"),
             ("https://example.com.:8443/", "https://example.com:8443/"),
-            (
-                "http://b\u{fc}cher.example\u{3002}/",
-                "http://xn--bcher-kva.example/",
-            ),
+            ("http://b\u{fc}cher.example\u{3002}/", "http://xn--bcher-kva.example/"),
             ("http://127.0.0.1./", "http://127.0.0.1/"),
         ] {
             assert_eq!(parse(text).unwrap().as_str(), shown, "{text}");

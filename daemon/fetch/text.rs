@@ -39,10 +39,7 @@ pub(super) fn of(body: Vec<u8>, content_type: &str, is_cut: bool) -> Result<Stri
 
 /// Whether content is HTML.
 pub(super) fn is_html(content_type: &str) -> bool {
-    matches!(
-        essence(content_type).as_str(),
-        "text/html" | "application/xhtml+xml"
-    )
+    matches!(essence(content_type).as_str(), "text/html" | "application/xhtml+xml")
 }
 
 /// The beginning of a text, in so many bytes; and whether there is more.
@@ -92,18 +89,10 @@ mod tests {
             (b"gr\xfcn", "text/plain; charset=ISO-8859-1", Ok("grün")),
             (b"gr\xfcn", "text/plain;charset=\"latin1\"", Ok("grün")),
             (b"gr\xfcn", "text/plain", Ok("gr\u{fffd}n")),
-            (
-                b"gr\xfcn",
-                "text/plain; charset=nonsense",
-                Ok("gr\u{fffd}n"),
-            ),
+            (b"gr\xfcn", "text/plain; charset=nonsense", Ok("gr\u{fffd}n")),
             (b"\xff\xfeg\0r\0", "text/plain", Ok("gr")),
             (b"\xef\xbb\xbfgr", "text/plain; charset=latin1", Ok("gr")),
-            (
-                b"<meta charset='latin1'>\xfc",
-                "text/html",
-                Ok("<meta charset='latin1'>ü"),
-            ),
+            (b"<meta charset='latin1'>\xfc", "text/html", Ok("<meta charset='latin1'>ü")),
             (b"plain", "application/octet-stream", Ok("plain")),
             (b"\x89PNG\r\n", "image/png", Err(())),
             (b"\xff", "", Err(())),

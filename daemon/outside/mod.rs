@@ -50,11 +50,7 @@ impl Outside {
     /// All that `policy` allows, but for the daemon itself, which listens on `own_ports`: it would take whoever
     /// comes from here for the user that it is.
     pub(crate) fn new(policy: Policy, own_ports: Vec<u16>) -> Self {
-        Self {
-            policy,
-            own_ports,
-            lookups: Arc::new(Semaphore::new(LOOKUPS)),
-        }
+        Self { policy, own_ports, lookups: Arc::new(Semaphore::new(LOOKUPS)) }
     }
 
     /// What is allowed.
@@ -80,9 +76,7 @@ impl Outside {
         port: u16,
         hold: impl Future<Output = io::Result<H>>,
     ) -> Result<Vec<SocketAddr>, NoWay> {
-        self.policy
-            .check_host(host, port)
-            .map_err(|denial| NoWay::Denied(denial, None))?;
+        self.policy.check_host(host, port).map_err(|denial| NoWay::Denied(denial, None))?;
         let addresses = match host {
             Host::Address(address) => vec![*address],
             Host::Name(name) => self.look_up(name.clone(), hold).await?,
@@ -113,9 +107,7 @@ impl Outside {
         if self.own_ports.contains(&address.port()) && is_of_this_host(ip) {
             return Err(Denial::Daemon);
         }
-        self.policy
-            .check_address(ip)
-            .map_err(|kind| Denial::Address(ip, kind))
+        self.policy.check_address(ip).map_err(|kind| Denial::Address(ip, kind))
     }
 
     /// Looks a name up, as the daemon's host does. What it holds comes first: what waits for that does not stand
@@ -161,11 +153,7 @@ mod tests {
     use super::*;
     use crate::daemon::outside::policy::{Words, address::Range};
 
-    const WORDS: Words = Words {
-        who: "tests",
-        hosts: "tests.hosts",
-        addresses: "tests.addresses",
-    };
+    const WORDS: Words = Words { who: "tests", hosts: "tests.hosts", addresses: "tests.addresses" };
 
     #[test]
     fn the_daemon_itself_is_never_connected_to() {

@@ -38,9 +38,7 @@ impl Capture {
         self.is_line_open = data.last().map_or(self.is_line_open, |last| *last != b'\n');
         let (head, rest) = data.split_at(data.len().min(self.head_at_most - self.head.len()));
         self.head.extend_from_slice(head);
-        let rest = rest
-            .get(rest.len().saturating_sub(self.tail_at_most)..)
-            .unwrap_or_default();
+        let rest = rest.get(rest.len().saturating_sub(self.tail_at_most)..).unwrap_or_default();
         let excess = (self.tail.len() + rest.len()).saturating_sub(self.tail_at_most);
         self.tail.drain(..excess);
         self.tail.extend(rest);
@@ -60,18 +58,11 @@ impl Capture {
             let whole = [self.head.as_slice(), first, second].concat();
             return (lossy(whole), false);
         }
-        let head = self
-            .head
-            .get(..whole_characters(&self.head))
-            .unwrap_or_default();
+        let head = self.head.get(..whole_characters(&self.head)).unwrap_or_default();
         let tail = [first, second].concat();
         let tail = tail.get(continuation_bytes(&tail)..).unwrap_or_default();
         let omitted = self.bytes - (head.len() + tail.len()) as u64;
-        let newline = if head.is_empty() || head.ends_with(b"\n") {
-            ""
-        } else {
-            "\n"
-        };
+        let newline = if head.is_empty() || head.ends_with(b"\n") { "" } else { "\n" };
         let head = String::from_utf8_lossy(head);
         let tail = String::from_utf8_lossy(tail);
         (
@@ -106,11 +97,7 @@ fn whole_characters(bytes: &[u8]) -> usize {
 
 /// How many bytes at the start of `bytes` belong to a character that began before.
 fn continuation_bytes(bytes: &[u8]) -> usize {
-    bytes
-        .iter()
-        .take(3)
-        .take_while(|byte| matches!(byte, 0x80..=0xbf))
-        .count()
+    bytes.iter().take(3).take_while(|byte| matches!(byte, 0x80..=0xbf)).count()
 }
 
 #[cfg(test)]
@@ -157,9 +144,7 @@ mod tests {
         ] {
             for inline in [0, 4, 100] {
                 let mut capture = Capture::new(inline);
-                chunks
-                    .iter()
-                    .for_each(|chunk| capture.push(chunk.as_bytes()));
+                chunks.iter().for_each(|chunk| capture.push(chunk.as_bytes()));
                 assert_eq!(capture.lines(), lines, "{chunks:?}");
             }
         }
@@ -171,11 +156,7 @@ mod tests {
         let (text, truncated, bytes) = captured(8, &["€€€€".as_bytes()]);
         assert_eq!(
             (text, truncated, bytes),
-            (
-                "€\n[jig: 6 bytes left out; the whole output is in p]\n€".to_owned(),
-                true,
-                12
-            )
+            ("€\n[jig: 6 bytes left out; the whole output is in p]\n€".to_owned(), true, 12)
         );
     }
 

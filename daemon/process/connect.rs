@@ -62,12 +62,7 @@ pub(super) fn connect(
     stderr: Sink,
     process: Option<&Arc<Process>>,
 ) -> io::Result<(Connections, Ends)> {
-    let tap = |stream| {
-        process.map(|process| Tap {
-            process: Arc::clone(process),
-            stream,
-        })
-    };
+    let tap = |stream| process.map(|process| Tap { process: Arc::clone(process), stream });
     let mut connections = Connections {
         stdout: Stream::new(spec.inline_bytes, stdout, tap(StreamName::Stdout)),
         stderr: Stream::new(spec.inline_bytes, stderr, tap(StreamName::Stderr)),
@@ -76,11 +71,7 @@ pub(super) fn connect(
         terminal: None,
         size: None,
     };
-    let mut ends = Ends {
-        stdin: None,
-        outputs: None,
-        start: None,
-    };
+    let mut ends = Ends { stdin: None, outputs: None, start: None };
     if process.is_some() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         ioctl_fionbio(&reader, true)?;
@@ -167,12 +158,7 @@ impl Connections {
             self.size = Some(size);
             return;
         };
-        let size = Winsize {
-            ws_row: size.rows,
-            ws_col: size.columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
+        let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
         // A terminal that nobody has open any more has no size.
         let _gone = tcsetwinsize(terminal, size);
     }

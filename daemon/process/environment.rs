@@ -18,12 +18,7 @@ pub(crate) struct Environment(BTreeMap<String, String>);
 impl Environment {
     /// What every command gets; `path` is looked up before the usual directories.
     pub(crate) fn base(path: &[String]) -> Self {
-        let path = path
-            .iter()
-            .map(String::as_str)
-            .chain([PATH])
-            .collect::<Vec<_>>()
-            .join(":");
+        let path = path.iter().map(String::as_str).chain([PATH]).collect::<Vec<_>>().join(":");
         let variables = [
             ("PATH", path.as_str()),
             ("HOME", HOME),

@@ -139,19 +139,13 @@ impl Input {
             };
         }
         let bytes = u32::try_from(write.data.len()).unwrap_or(u32::MAX);
-        let room = self
-            .room
-            .acquire_many(bytes.min(QUEUE_BYTES))
-            .await
-            .map_err(|_| WriteError::Closed)?;
+        let room =
+            self.room.acquire_many(bytes.min(QUEUE_BYTES)).await.map_err(|_| WriteError::Closed)?;
         let accepted = {
             let mut queue = self.queue();
             queue.accepted += u64::from(bytes);
             if !write.data.is_empty() {
-                queue.waiting.push_back(Waiting {
-                    holds: write.data.len(),
-                    data: write.data,
-                });
+                queue.waiting.push_back(Waiting { holds: write.data.len(), data: write.data });
             }
             queue.ended |= write.ends;
             queue.accepted
@@ -166,11 +160,7 @@ impl Input {
                 past.pop_front();
             }
             let id = write.id;
-            past.push_back(Past {
-                id,
-                content,
-                accepted,
-            });
+            past.push_back(Past { id, content, accepted });
         }
         Ok(accepted)
     }

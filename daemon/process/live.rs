@@ -168,23 +168,17 @@ impl Process {
         let of_readers = of_readers.map_err(Refused::TooMany)?;
         let place = self.transcript.enter(position);
         let place = place.map_err(|Beyond(written)| Refused::Beyond(written))?;
-        Ok(Reader {
-            process: Arc::clone(self),
-            place,
-            _of_readers: of_readers,
-        })
+        Ok(Reader { process: Arc::clone(self), place, _of_readers: of_readers })
     }
 
     /// Tells the task that owns it something, and waits until that is done: where it was not executed
     /// yet, until it was. Fails where that cannot be done any more.
     pub(crate) async fn order(&self, order: Order) -> Result<(), OrderError> {
         let (done, is_done) = oneshot::channel();
-        self.orders
-            .try_send((order, done))
-            .map_err(|error| match error {
-                TrySendError::Full(_) => OrderError::TooMany,
-                TrySendError::Closed(_) => OrderError::Ended,
-            })?;
+        self.orders.try_send((order, done)).map_err(|error| match error {
+            TrySendError::Full(_) => OrderError::TooMany,
+            TrySendError::Closed(_) => OrderError::Ended,
+        })?;
         is_done.await.map_err(|_| OrderError::Ended)
     }
 
@@ -254,9 +248,8 @@ impl Process {
     pub(super) fn kept_bytes(&self) -> u64 {
         let ending = self.transcript.ending();
         let texts = ending.as_deref().and_then(|ending| ending.as_ref().ok());
-        let texts = texts.map_or(0, |exit| {
-            exit.finished.stdout.text.len() + exit.finished.stderr.text.len()
-        });
+        let texts = texts
+            .map_or(0, |exit| exit.finished.stdout.text.len() + exit.finished.stderr.text.len());
         self.transcript.kept_bytes() + texts as u64
     }
 
@@ -295,10 +288,7 @@ impl Process {
 impl Exit {
     /// Why an artifact is incomplete although it is under its cap; empty when none is.
     pub(crate) fn artifact_error(&self) -> String {
-        let streams = [
-            ("stdout", &self.finished.stdout),
-            ("stderr", &self.finished.stderr),
-        ];
+        let streams = [("stdout", &self.finished.stdout), ("stderr", &self.finished.stderr)];
         let errors: Vec<_> = streams
             .into_iter()
             .filter(|(_, stream)| !stream.artifact_error.is_empty())

@@ -201,17 +201,10 @@ mod tests {
             assert_eq!(signal_number(&signal.to_string()), Some(signal));
             assert_eq!(signal_number(&signal_name(signal)), Some(signal));
         }
-        for (text, signal) in [
-            ("TERM", 15),
-            ("sigint", 2),
-            ("SIGRTMIN", 34),
-            ("RTMIN+1", 35),
-        ] {
+        for (text, signal) in [("TERM", 15), ("sigint", 2), ("SIGRTMIN", 34), ("RTMIN+1", 35)] {
             assert_eq!(signal_number(text), Some(signal), "{text}");
         }
-        for text in [
-            "", "0", "65", "-1", "SIG", "NOPE", "RTMIN+31", "RTMIN-1", "RTMIN+-1",
-        ] {
+        for text in ["", "0", "65", "-1", "SIG", "NOPE", "RTMIN+31", "RTMIN-1", "RTMIN+-1"] {
             assert_eq!(signal_number(text), None, "{text}");
         }
     }
@@ -228,11 +221,7 @@ mod tests {
             (15, Some(Cause::TimeUp), Outcome::TimedOut(Some(15))),
             (15, Some(Cause::Cancelled), Outcome::Cancelled(Some(15))),
         ] {
-            assert_eq!(
-                Outcome::from_status(status, cause),
-                outcome,
-                "{status:#x} {cause:?}"
-            );
+            assert_eq!(Outcome::from_status(status, cause), outcome, "{status:#x} {cause:?}");
         }
     }
 }

@@ -275,10 +275,9 @@ impl Stream {
         };
         let in_time = timeout_at(deadline.into(), all_written).await.is_ok();
         match &mut self.artifact {
-            Artifact::Idle(sink) => sink
-                .take_error()
-                .map(|error| error.to_string())
-                .unwrap_or_default(),
+            Artifact::Idle(sink) => {
+                sink.take_error().map(|error| error.to_string()).unwrap_or_default()
+            }
             Artifact::Writing(_) if !in_time => {
                 let patience = DISK_PATIENCE.as_secs();
                 format!("the disk did not take the rest within {patience} s")

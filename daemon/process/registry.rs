@@ -59,10 +59,7 @@ pub(crate) struct Entry {
 impl Registry {
     /// An empty one.
     pub(crate) fn new(retention: Duration) -> Self {
-        Self {
-            retention,
-            entries: Mutex::default(),
-        }
+        Self { retention, entries: Mutex::default() }
     }
 
     /// Adds a command.
@@ -74,8 +71,7 @@ impl Registry {
     pub(crate) fn find(&self, workspace: &str, id: &str) -> Option<Entry> {
         let entries = self.entries();
         let mut all = entries.all();
-        all.find(|entry| entry.process.about.id == id && entry.workspace == workspace)
-            .cloned()
+        all.find(|entry| entry.process.about.id == id && entry.workspace == workspace).cloned()
     }
 
     /// The commands of `workspace`, oldest first.
@@ -83,9 +79,7 @@ impl Registry {
         let mut listed: Vec<Entry> = {
             let entries = self.entries();
             let all = entries.all();
-            all.filter(|entry| entry.workspace == workspace)
-                .cloned()
-                .collect()
+            all.filter(|entry| entry.workspace == workspace).cloned().collect()
         };
         // The ids are ULIDs: they sort by the time at which they were made.
         listed.sort_unstable_by(|a, b| a.process.about.id.cmp(&b.process.about.id));
@@ -100,10 +94,7 @@ impl Registry {
             return;
         };
         let entry = entries.running.remove(place);
-        entries.ended.push(Ended {
-            entry,
-            since: Instant::now(),
-        });
+        entries.ended.push(Ended { entry, since: Instant::now() });
         entries.make_room();
         if !std::mem::replace(&mut entries.has_task, true) {
             task::spawn("retention of processes", Arc::clone(self).retain());
@@ -153,9 +144,8 @@ impl Entries {
         let workspace = last.entry.workspace.clone();
         let ended = self.ended.iter().enumerate();
         let of_this = ended.filter(|(_, ended)| ended.entry.workspace == workspace);
-        let of_this: Vec<_> = of_this
-            .map(|(place, ended)| (place, &ended.entry.caller, 1))
-            .collect();
+        let of_this: Vec<_> =
+            of_this.map(|(place, ended)| (place, &ended.entry.caller, 1)).collect();
         if of_this.len() > ENDED_AT_MOST
             && let Some(place) = oldest_of_most(&of_this)
         {
@@ -233,9 +223,7 @@ mod tests {
     /// Adds one that ends at once, with so much that it wrote.
     fn end(registry: &Arc<Registry>, entry: Entry, wrote: usize) {
         let process = Arc::clone(&entry.process);
-        process
-            .transcript
-            .push(StreamName::Stdout, &vec![b'x'; wrote]);
+        process.transcript.push(StreamName::Stdout, &vec![b'x'; wrote]);
         registry.add(entry);
         registry.ended(&process);
     }

@@ -84,9 +84,8 @@ impl Program {
     /// What is wrong with a program that no kernel would execute in `environment`, whatever it is.
     pub(crate) fn violation(&self, environment: &Environment) -> Option<Violation> {
         let strings = self.argv().into_iter().chain(environment.strings());
-        let bytes: usize = strings
-            .map(|string| string.as_bytes_with_nul().len() + size_of::<usize>())
-            .sum();
+        let bytes: usize =
+            strings.map(|string| string.as_bytes_with_nul().len() + size_of::<usize>()).sum();
         let field = match self {
             Self::Shell(_) | Self::DefaultShell(_) => "command",
             Self::Argv(_) => "argv",
@@ -147,10 +146,7 @@ impl Spec {
     /// The command as the sandbox receives it.
     pub(crate) fn command(&self) -> Command {
         let argv = self.program.argv();
-        let programs = argv
-            .first()
-            .map(|program| self.candidates(program))
-            .unwrap_or_default();
+        let programs = argv.first().map(|program| self.candidates(program)).unwrap_or_default();
         Command {
             cwd: self.cwd.clone(),
             cwd_identity: self.cwd_identity,

@@ -77,36 +77,22 @@ impl Ladder {
             {
                 (self, Action::Wait)
             }
-            (Self::Running { .. }, Event::Timer(now)) => (
-                Self::Ending {
-                    cause: Cause::TimeUp,
-                    until: now + grace,
-                },
-                Action::Terminate,
-            ),
-            (Self::Running { .. }, Event::Drain(now)) => (
-                Self::Ending {
-                    cause: Cause::Cancelled,
-                    until: now + grace,
-                },
-                Action::Terminate,
-            ),
+            (Self::Running { .. }, Event::Timer(now)) => {
+                (Self::Ending { cause: Cause::TimeUp, until: now + grace }, Action::Terminate)
+            }
+            (Self::Running { .. }, Event::Drain(now)) => {
+                (Self::Ending { cause: Cause::Cancelled, until: now + grace }, Action::Terminate)
+            }
             (Self::Ending { until, .. }, Event::Timer(now)) if now < until => (self, Action::Wait),
             (Self::Ending { cause, .. }, Event::Timer(_)) => {
                 (Self::Killing { cause }, Action::Kill)
             }
-            (Self::Running { .. }, Event::Abandoned) => (
-                Self::Killing {
-                    cause: Cause::Cancelled,
-                },
-                Action::Kill,
-            ),
-            (Self::Running { .. }, Event::Over(limit)) => (
-                Self::Killing {
-                    cause: Cause::Limit(limit),
-                },
-                Action::Kill,
-            ),
+            (Self::Running { .. }, Event::Abandoned) => {
+                (Self::Killing { cause: Cause::Cancelled }, Action::Kill)
+            }
+            (Self::Running { .. }, Event::Over(limit)) => {
+                (Self::Killing { cause: Cause::Limit(limit) }, Action::Kill)
+            }
             (Self::Ending { cause, .. }, Event::Abandoned | Event::Over(_)) => {
                 (Self::Killing { cause }, Action::Kill)
             }
@@ -127,93 +113,33 @@ mod tests {
     fn the_ladder_goes_down_only() {
         let now = Instant::now();
         let (second, grace) = (Duration::from_secs(1), Duration::from_secs(2));
-        let running = Ladder::Running {
-            until: Some(now + second),
-        };
+        let running = Ladder::Running { until: Some(now + second) };
         let endless = Ladder::Running { until: None };
-        let ending = |cause| Ladder::Ending {
-            cause,
-            until: now + second + grace,
-        };
+        let ending = |cause| Ladder::Ending { cause, until: now + second + grace };
         let killing = |cause| Ladder::Killing { cause };
         let (time, cancelled) = (Cause::TimeUp, Cause::Cancelled);
         for (from, event, to, action) in [
             (running, Event::Timer(now), running, Action::Wait),
-            (
-                running,
-                Event::Timer(now + second),
-                ending(time),
-                Action::Terminate,
-            ),
-            (
-                running,
-                Event::Drain(now + second),
-                ending(cancelled),
-                Action::Terminate,
-            ),
+            (running, Event::Timer(now + second), ending(time), Action::Terminate),
+            (running, Event::Drain(now + second), ending(cancelled), Action::Terminate),
             (running, Event::Abandoned, killing(cancelled), Action::Kill),
-            (
-                endless,
-                Event::Timer(now + 9 * second),
-                endless,
-                Action::Wait,
-            ),
-            (
-                endless,
-                Event::Drain(now + second),
-                ending(cancelled),
-                Action::Terminate,
-            ),
-            (
-                ending(time),
-                Event::Timer(now + second),
-                ending(time),
-                Action::Wait,
-            ),
-            (
-                ending(time),
-                Event::Drain(now + second),
-                ending(time),
-                Action::Wait,
-            ),
-            (
-                ending(time),
-                Event::Timer(now + 4 * second),
-                killing(time),
-                Action::Kill,
-            ),
+            (endless, Event::Timer(now + 9 * second), endless, Action::Wait),
+            (endless, Event::Drain(now + second), ending(cancelled), Action::Terminate),
+            (ending(time), Event::Timer(now + second), ending(time), Action::Wait),
+            (ending(time), Event::Drain(now + second), ending(time), Action::Wait),
+            (ending(time), Event::Timer(now + 4 * second), killing(time), Action::Kill),
             (ending(time), Event::Abandoned, killing(time), Action::Kill),
-            (
-                ending(cancelled),
-                Event::Abandoned,
-                killing(cancelled),
-                Action::Kill,
-            ),
+            (ending(cancelled), Event::Abandoned, killing(cancelled), Action::Kill),
             (
                 running,
                 Event::Over(Limit::Memory),
                 killing(Cause::Limit(Limit::Memory)),
                 Action::Kill,
             ),
-            (
-                ending(time),
-                Event::Over(Limit::Output),
-                killing(time),
-                Action::Kill,
-            ),
+            (ending(time), Event::Over(Limit::Output), killing(time), Action::Kill),
             (killing(time), Event::Abandoned, killing(time), Action::Wait),
-            (
-                killing(time),
-                Event::Drain(now),
-                killing(time),
-                Action::Wait,
-            ),
-            (
-                killing(time),
-                Event::Timer(now + 9 * second),
-                killing(time),
-                Action::Wait,
-            ),
+            (killing(time), Event::Drain(now), killing(time), Action::Wait),
+            (killing(time), Event::Timer(now + 9 * second), killing(time), Action::Wait),
         ] {
             assert_eq!(from.on(event, grace), (to, action), "{from:?} {event:?}");
         }

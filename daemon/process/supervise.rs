@@ -146,12 +146,8 @@ pub(crate) async fn run(
         };
         let dispatched = Instant::now();
         ends.give_to(pool);
-        match warm.dispatch(
-            &command,
-            &streams,
-            ends.start.as_ref().map(AsFd::as_fd),
-            &spec.limits,
-        ) {
+        match warm.dispatch(&command, &streams, ends.start.as_ref().map(AsFd::as_fd), &spec.limits)
+        {
             Ok(running) => break (running, dispatched),
             // It died while it was warm, as all do when their launcher dies: it has not seen the
             // command, so another can be asked.
@@ -219,12 +215,7 @@ pub(crate) async fn run(
         ended.outcome = Outcome::OutputLimit(ended.outcome.signal());
         ended.limit = Some(Limit::Output);
     }
-    Ok(Finished {
-        ended,
-        stdout,
-        stderr,
-        duration: duration.max(dispatched.elapsed()),
-    })
+    Ok(Finished { ended, stdout, stderr, duration: duration.max(dispatched.elapsed()) })
 }
 
 /// Ends what has not begun, if nobody waits for it any more.
@@ -282,10 +273,7 @@ impl Share {
     const LAST: Duration = Duration::from_secs(5);
 
     fn new(now: Instant) -> Self {
-        Self {
-            next: Some(now + Self::FIRST),
-            pause: Self::FIRST,
-        }
+        Self { next: Some(now + Self::FIRST), pause: Self::FIRST }
     }
 
     fn tried(&mut self, now: Instant) {
@@ -360,9 +348,7 @@ impl Watched<'_> {
     /// Whether it took the CPU time that it may take.
     fn came_to_cpu(&self, usage: &Usage) -> bool {
         let taken = Duration::from_micros(usage.user_us.saturating_add(usage.system_us));
-        let limit = self
-            .cpu_sec
-            .map(|seconds| Duration::from_secs(u64::from(seconds)));
+        let limit = self.cpu_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));
         // The kernel compares what it counts in ticks, which can be far from what it tells at the end.
         limit.is_some_and(|limit| taken >= limit / 2)
     }
@@ -403,13 +389,8 @@ async fn told_to_end(
     orders: &mut Option<Orders>,
     held_back: &mut VecDeque<(Order, oneshot::Sender<()>)>,
 ) {
-    const ENDING: [i32; 5] = [
-        libc::SIGHUP,
-        libc::SIGINT,
-        libc::SIGQUIT,
-        libc::SIGKILL,
-        libc::SIGTERM,
-    ];
+    const ENDING: [i32; 5] =
+        [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGKILL, libc::SIGTERM];
     loop {
         let told = next_order(orders, &mut VecDeque::new()).await;
         if let (Order::Signal(signal), _) = &told

@@ -255,9 +255,7 @@ impl<E: Clone> Transcript<E> {
     pub(crate) async fn room(&self) {
         loop {
             let taken = self.taken.notified();
-            let room = self
-                .state()
-                .room(self.window(), self.patience, Instant::now());
+            let room = self.state().room(self.window(), self.patience, Instant::now());
             match room {
                 Room::Free => return,
                 Room::Until(None) => taken.await,
@@ -271,9 +269,7 @@ impl<E: Clone> Transcript<E> {
 
     /// Whether [`Transcript::room`] would not wait.
     pub(crate) fn has_room(&self) -> bool {
-        self.state()
-            .room(self.window(), self.patience, Instant::now())
-            == Room::Free
+        self.state().room(self.window(), self.patience, Instant::now()) == Room::Free
     }
 
     /// How far readers that are waited for may be behind: not so far that one could miss something before
@@ -322,10 +318,7 @@ impl<E: Clone> Transcript<E> {
         Ok(Place {
             id,
             next,
-            has: PerStream {
-                stdout: position.stdout_offset,
-                stderr: position.stderr_offset,
-            },
+            has: PerStream { stdout: position.stdout_offset, stderr: position.stderr_offset },
             told_start: false,
             told_end: false,
         })
@@ -369,9 +362,7 @@ impl<E: Clone> Transcript<E> {
 
 impl<E: Clone> State<E> {
     fn first_kept(&self) -> u64 {
-        self.kept
-            .front()
-            .map_or(self.next, |kept| kept.chunk.sequence)
+        self.kept.front().map_or(self.next, |kept| kept.chunk.sequence)
     }
 
     fn kept_bytes(&self) -> u64 {
@@ -386,8 +377,7 @@ impl<E: Clone> State<E> {
     /// Bytes of both streams that were written up to the end of a chunk, or that are not kept any
     /// more.
     fn end_of(&self, sequence: u64) -> u64 {
-        self.kept(sequence)
-            .map_or(self.dropped.sum(), |kept| kept.end)
+        self.kept(sequence).map_or(self.dropped.sum(), |kept| kept.end)
     }
 
     fn next(&mut self, place: &mut Place) -> Option<Event<E>> {

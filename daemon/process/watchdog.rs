@@ -52,10 +52,7 @@ impl Watchdog {
 
     /// Which limit a run is over that occupies this.
     pub(super) fn judge(&self, measure: &Measure) -> Option<Limit> {
-        if self
-            .memory_bytes
-            .is_some_and(|most| measure.memory_bytes > most)
-        {
+        if self.memory_bytes.is_some_and(|most| measure.memory_bytes > most) {
             Some(Limit::Memory)
         } else if self.cpu_us.is_some_and(|most| measure.cpu_us > most) {
             Some(Limit::Cpu)
@@ -73,20 +70,11 @@ impl Watchdog {
         let until = |most: Option<u64>, has: u64, a_second: u64| {
             let left = u128::from(most?.saturating_sub(has));
             let micros = left * 1_000_000 / u128::from(a_second);
-            Some(Duration::from_micros(
-                u64::try_from(micros).unwrap_or(u64::MAX),
-            ))
+            Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
         };
-        let memory = until(
-            self.memory_bytes,
-            measure.memory_bytes,
-            GROWTH * self.cpus.min(FILLING_AT_MOST),
-        );
-        let cpu = until(
-            self.cpu_us,
-            measure.cpu_us,
-            self.cpus.saturating_mul(1_000_000),
-        );
+        let memory =
+            until(self.memory_bytes, measure.memory_bytes, GROWTH * self.cpus.min(FILLING_AT_MOST));
+        let cpu = until(self.cpu_us, measure.cpu_us, self.cpus.saturating_mul(1_000_000));
         let soonest = memory.into_iter().chain(cpu).min().unwrap_or(BETWEEN.1);
         now + soonest.clamp(BETWEEN.0, BETWEEN.1)
     }
@@ -99,19 +87,12 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn measure(memory_bytes: u64, cpu_us: u64) -> Measure {
-        Measure {
-            memory_bytes,
-            cpu_us,
-            ..Measure::default()
-        }
+        Measure { memory_bytes, cpu_us, ..Measure::default() }
     }
 
     #[test]
     fn it_looks_more_often_the_closer_a_run_is_to_a_limit() {
-        let limits = Limits {
-            cpu_sec: Some(10),
-            ..Limits::default()
-        };
+        let limits = Limits { cpu_sec: Some(10), ..Limits::default() };
         let watchdog = Watchdog::new(&limits, false, 2);
         let now = Instant::now();
         for (memory, cpu, milliseconds) in [
@@ -125,10 +106,7 @@ mod tests {
             let next = watchdog.next(&measure(memory, cpu), now) - now;
             assert_eq!(next, Duration::from_millis(milliseconds), "{memory} {cpu}");
         }
-        let generous = Limits {
-            memory_bytes: 1 << 50,
-            ..Limits::default()
-        };
+        let generous = Limits { memory_bytes: 1 << 50, ..Limits::default() };
         let watchdog = Watchdog::new(&generous, false, 2);
         assert_eq!(watchdog.next(&measure(0, 0), now) - now, BETWEEN.1);
         // And the more CPUs there are.
@@ -139,11 +117,7 @@ mod tests {
 
     #[test]
     fn it_says_which_limit_was_passed() {
-        let limits = Limits {
-            cpu_sec: Some(2),
-            memory_bytes: 100,
-            ..Limits::default()
-        };
+        let limits = Limits { cpu_sec: Some(2), memory_bytes: 100, ..Limits::default() };
         let watchdog = Watchdog::new(&limits, false, 2);
         for (memory, cpu, limit) in [
             (100, 2_000_000, None),
@@ -159,11 +133,7 @@ mod tests {
             (65_537, 0, Some(Limit::OpenFiles)),
             (0, 65_537, Some(Limit::Epoll)),
         ] {
-            let measure = Measure {
-                open_files,
-                epoll_watches,
-                ..measure(0, 0)
-            };
+            let measure = Measure { open_files, epoll_watches, ..measure(0, 0) };
             assert_eq!(counted.judge(&measure), limit);
         }
     }

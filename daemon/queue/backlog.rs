@@ -50,11 +50,7 @@ impl Backlog {
         }
         held.of_all = all;
         held.of_each.insert(Arc::clone(name), with);
-        Ok(Waits {
-            backlog: Arc::clone(self),
-            name: Arc::clone(name),
-            bytes,
-        })
+        Ok(Waits { backlog: Arc::clone(self), name: Arc::clone(name), bytes })
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {

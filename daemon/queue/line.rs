@@ -127,10 +127,7 @@ impl<W> Line<W> {
         let Some(lane) = self.lanes.get_mut(name) else {
             return;
         };
-        let Ok(position) = lane
-            .waiting
-            .binary_search_by_key(&number, |(number, _)| *number)
-        else {
+        let Ok(position) = lane.waiting.binary_search_by_key(&number, |(number, _)| *number) else {
             return;
         };
         lane.waiting.remove(position);

@@ -147,20 +147,11 @@ impl Queue {
             true => state.pace.put_off(name, each, now),
             false => told(each.saturating_mul(number(waiting + 1))),
         };
-        Full {
-            held,
-            waiting,
-            elsewhere: state.line.held() - held,
-            retry_after,
-        }
+        Full { held, waiting, elsewhere: state.line.held() - held, retry_after }
     }
 
     fn place(self: &Arc<Self>, name: &Name, since: Instant) -> Place {
-        Place {
-            queue: Arc::clone(self),
-            name: Arc::clone(name),
-            since,
-        }
+        Place { queue: Arc::clone(self), name: Arc::clone(name), since }
     }
 
     /// Gives free places to whose turn it is. The lock is not held while they are told: one who has left
@@ -197,9 +188,7 @@ impl Waiting {
     /// As [`Self::place`], on a thread that may block; none if it cannot come any more.
     pub(crate) fn blocking_place(mut self) -> Option<Place> {
         let (_, never) = oneshot::channel();
-        std::mem::replace(&mut self.place, never)
-            .blocking_recv()
-            .ok()
+        std::mem::replace(&mut self.place, never).blocking_recv().ok()
     }
 }
 

@@ -43,9 +43,6 @@ mod tests {
         assert!(reserve.allows(1200, 400) && !reserve.allows(1201, 399));
         assert!(reserve.allows(25, 0) && !reserve.allows(26, 0));
         assert!(Reserve::NONE.allows(u64::MAX, 0));
-        assert_eq!(
-            [1, 2, 3, 8].map(Reserve::of_places),
-            [0, 1, 1, 2].map(Reserve)
-        );
+        assert_eq!([1, 2, 3, 8].map(Reserve::of_places), [0, 1, 1, 2].map(Reserve));
     }
 }

@@ -51,10 +51,7 @@ const PROXY: &str = "the proxy can be connected to";
 
 /// Checks that hold at every level.
 const ALWAYS: &[Check] = &[
-    Check {
-        name: "the command is not root",
-        holds: || !getuid().is_root() && !getgid().is_root(),
-    },
+    Check { name: "the command is not root", holds: || !getuid().is_root() && !getgid().is_root() },
     Check {
         name: "a seccomp filter is on",
         holds: || secure_computing_mode() == Ok(SecureComputingMode::Filter),
@@ -67,46 +64,22 @@ const ALWAYS: &[Check] = &[
         name: "mount answers EPERM",
         holds: || mount(c"tmpfs", c"/tmp", c"tmpfs", MountFlags::empty(), None) == Err(Errno::PERM),
     },
-    Check {
-        name: "clone3 answers ENOSYS",
-        holds: || refused::clone3() == Errno::NOSYS,
-    },
-    Check {
-        name: "keyctl answers EPERM",
-        holds: || refused::keyctl() == Errno::PERM,
-    },
+    Check { name: "clone3 answers ENOSYS", holds: || refused::clone3() == Errno::NOSYS },
+    Check { name: "keyctl answers EPERM", holds: || refused::keyctl() == Errno::PERM },
     Check {
         name: "io_uring_setup answers ENOSYS",
         holds: || refused::io_uring_setup() == Errno::NOSYS,
     },
-    Check {
-        name: "bpf answers EPERM",
-        holds: || refused::bpf() == Errno::PERM,
-    },
-    Check {
-        name: "ioctl(TIOCSTI) answers EPERM",
-        holds: || refused::tiocsti() == Errno::PERM,
-    },
-    Check {
-        name: "AF_VSOCK sockets cannot be made",
-        holds: || cannot_make(libc::AF_VSOCK),
-    },
-    Check {
-        name: "AF_ALG sockets cannot be made",
-        holds: || cannot_make(libc::AF_ALG),
-    },
-    Check {
-        name: "AF_PACKET sockets cannot be made",
-        holds: || cannot_make(libc::AF_PACKET),
-    },
+    Check { name: "bpf answers EPERM", holds: || refused::bpf() == Errno::PERM },
+    Check { name: "ioctl(TIOCSTI) answers EPERM", holds: || refused::tiocsti() == Errno::PERM },
+    Check { name: "AF_VSOCK sockets cannot be made", holds: || cannot_make(libc::AF_VSOCK) },
+    Check { name: "AF_ALG sockets cannot be made", holds: || cannot_make(libc::AF_ALG) },
+    Check { name: "AF_PACKET sockets cannot be made", holds: || cannot_make(libc::AF_PACKET) },
     Check {
         name: "no descriptor is open but the standard streams and the control socket",
         holds: only_known_descriptors,
     },
-    Check {
-        name: "chroot answers EPERM",
-        holds: || chroot(c"/") == Err(Errno::PERM),
-    },
+    Check { name: "chroot answers EPERM", holds: || chroot(c"/") == Err(Errno::PERM) },
 ];
 
 /// Checks of a sandbox with namespaces of its own.
@@ -119,14 +92,8 @@ const IN_NAMESPACES: &[Check] = &[
         name: "all capability sets are empty and no_new_privs is on",
         holds: || capabilities::check_none().is_ok(),
     },
-    Check {
-        name: NO_ROUTE,
-        holds: no_route,
-    },
-    Check {
-        name: PROXY,
-        holds: proxy_listens,
-    },
+    Check { name: NO_ROUTE, holds: no_route },
+    Check { name: PROXY, holds: proxy_listens },
     Check {
         name: HOST_NAME,
         holds: || uname().nodename().to_bytes() == plan::HOST_NAME.as_bytes(),
@@ -135,14 +102,8 @@ const IN_NAMESPACES: &[Check] = &[
         name: "the root directory is read-only",
         holds: || cannot_create(c"/.canary", Errno::ROFS),
     },
-    Check {
-        name: "/usr is read-only",
-        holds: || cannot_create(c"/usr/.canary", Errno::ROFS),
-    },
-    Check {
-        name: "/sys is not there",
-        holds: || is_absent(c"/sys"),
-    },
+    Check { name: "/usr is read-only", holds: || cannot_create(c"/usr/.canary", Errno::ROFS) },
+    Check { name: "/sys is not there", holds: || is_absent(c"/sys") },
 ];
 
 /// Checks of a `/proc` of the run's own.
@@ -157,10 +118,7 @@ const FRESH_PROC: &[Check] = &[
             })
         },
     },
-    Check {
-        name: "no third process is there",
-        holds: || is_absent(c"/proc/3"),
-    },
+    Check { name: "no third process is there", holds: || is_absent(c"/proc/3") },
 ];
 
 /// Checks of a `/proc` that is the daemon's too.
@@ -184,43 +142,26 @@ const IN_PLACE: &[Check] = &[
     Check {
         name: "no socket can be made",
         holds: || {
-            [
-                libc::AF_UNIX,
-                libc::AF_INET,
-                libc::AF_INET6,
-                libc::AF_NETLINK,
-            ]
-            .into_iter()
-            .all(cannot_make)
+            [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK]
+                .into_iter()
+                .all(cannot_make)
         },
     },
     Check {
         name: "no pair of datagram sockets can be made",
         holds: || {
-            let pair = socketpair(
-                AddressFamily::UNIX,
-                SocketType::DGRAM,
-                SocketFlags::CLOEXEC,
-                None,
-            );
+            let pair =
+                socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
             matches!(pair, Err(Errno::AFNOSUPPORT))
         },
     },
-    Check {
-        name: "the root directory cannot be listed",
-        holds: || cannot_open(c"/"),
-    },
+    Check { name: "the root directory cannot be listed", holds: || cannot_open(c"/") },
     Check {
         name: "nothing can be made in the system's directories",
         holds: || {
-            [
-                c"/.canary",
-                c"/usr/.canary",
-                c"/etc/.canary",
-                c"/tmp/.canary",
-            ]
-            .iter()
-            .all(|path| cannot_create(path, Errno::ROFS))
+            [c"/.canary", c"/usr/.canary", c"/etc/.canary", c"/tmp/.canary"]
+                .iter()
+                .all(|path| cannot_create(path, Errno::ROFS))
         },
     },
     Check {
@@ -251,9 +192,8 @@ pub(super) struct Guarded {
 }
 
 /// Files of a process that show what it knows, or change what it does.
-const OF_PROCESSES: &[&str] = &[
-    "mem", "environ", "maps", "auxv", "fd/0", "fd/2", "root", "cwd", "exe", "io", "ns/net",
-];
+const OF_PROCESSES: &[&str] =
+    &["mem", "environ", "maps", "auxv", "fd/0", "fd/2", "root", "cwd", "exe", "io", "ns/net"];
 
 impl Guarded {
     /// What of the daemon's own can be named where `/proc` is the daemon's too, and at L1 the numbers
@@ -261,9 +201,7 @@ impl Guarded {
     pub(super) fn of(plan: &Plan, level: Level) -> Result<Self, Failure> {
         let of = |process: &u32| {
             let folder = format!("/proc/{process}");
-            OF_PROCESSES
-                .iter()
-                .map(move |file| format!("{folder}/{file}"))
+            OF_PROCESSES.iter().map(move |file| format!("{folder}/{file}"))
         };
         let files = plan.processes.iter().flat_map(of).map(String::into_bytes);
         let state = plan.state_dir.clone().into_os_string().into_encoded_bytes();
@@ -273,18 +211,13 @@ impl Guarded {
         let processes = plan.processes.iter().filter(|_| !level.has_namespaces());
         let processes =
             processes.filter_map(|process| Pid::from_raw(i32::try_from(*process).ok()?));
-        Ok(Self {
-            files,
-            processes: processes.collect(),
-        })
+        Ok(Self { files, processes: processes.collect() })
     }
 }
 
 /// The checks of what is guarded; their bits follow those of the lists.
-const GUARDED: [&str; 2] = [
-    "what is the daemon's own cannot be opened",
-    "the daemon cannot be signalled",
-];
+const GUARDED: [&str; 2] =
+    ["what is the daemon's own cannot be opened", "the daemon cannot be signalled"];
 
 /// The lists of checks that hold at a level.
 fn lists(level: Level) -> [&'static [Check]; 3] {
@@ -359,12 +292,9 @@ fn cannot_make(family: i32) -> bool {
 }
 
 fn no_route() -> bool {
-    let Ok(socket) = socket_with(
-        AddressFamily::INET,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    ) else {
+    let Ok(socket) =
+        socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+    else {
         return false;
     };
     let metadata = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)), 80);

@@ -41,14 +41,7 @@ pub(super) fn forbid_gaining() -> Result<(), Errno> {
 /// Gives up what [`forbid_gaining`] has left. Allocates nothing.
 pub(super) fn give_up_all() -> Result<(), Errno> {
     let none = CapabilitySet::empty();
-    set_capabilities(
-        None,
-        CapabilitySets {
-            effective: none,
-            permitted: none,
-            inheritable: none,
-        },
-    )
+    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
 /// Checks that nothing is left and no_new_privs is on. Without a permitted capability there is no

@@ -103,18 +103,13 @@ impl Cgroups {
                 own.display()
             )));
         }
-        let enabled: Vec<&str> = NEEDED
-            .into_iter()
-            .chain(WANTED)
-            .filter(|name| has(name))
-            .collect();
+        let enabled: Vec<&str> =
+            NEEDED.into_iter().chain(WANTED).filter(|name| has(name)).collect();
         let has_cpu = enabled.contains(&"cpu");
         sweep(&own);
         let id = std::process::id();
-        let (daemon, runs) = (
-            own.join(format!("jig-daemon-{id}")),
-            own.join(format!("jig-runs-{id}")),
-        );
+        let (daemon, runs) =
+            (own.join(format!("jig-daemon-{id}")), own.join(format!("jig-runs-{id}")));
         let claim = || {
             make(&daemon)?;
             write(&daemon.join("cgroup.procs"), &id.to_string())?;
@@ -171,11 +166,7 @@ impl Cgroups {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.runs.join(number.to_string());
         make(&path)?;
-        let mut run = RunCgroup {
-            path,
-            all: Arc::clone(self),
-            limits: None,
-        };
+        let mut run = RunCgroup { path, all: Arc::clone(self), limits: None };
         run.set(limits)?;
         // All of it is killed at once, and nothing of it is put off to a disk.
         run.write("memory.oom.group", "1")?;
@@ -216,10 +207,7 @@ impl TurnedOn {
         let is_new = |name: &&&str| !on_before.split_whitespace().any(|known| known == **name);
         let written = (&control).write_all(all('+', &mut controllers.iter()).as_bytes());
         written.map_err(|error| failed("writing", &path, &error))?;
-        Ok(Self {
-            control,
-            undo: all('-', &mut controllers.iter().filter(is_new)),
-        })
+        Ok(Self { control, undo: all('-', &mut controllers.iter().filter(is_new)) })
     }
 }
 
@@ -282,9 +270,7 @@ impl Drop for RunCgroup {
         let _best_effort = self.write("cgroup.kill", "1");
         if !is_removed(&self.path) {
             let ending = self.all.ending.lock();
-            ending
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(self.path.clone());
+            ending.unwrap_or_else(PoisonError::into_inner).push(self.path.clone());
         }
     }
 }
@@ -315,9 +301,7 @@ fn is_removed(path: &Path) -> bool {
 fn own_directory() -> Result<PathBuf, NoCgroups> {
     let groups = read(Path::new("/proc/self/cgroup"))?;
     let Some(own) = groups.lines().find_map(|line| line.strip_prefix("0::")) else {
-        return Err(NoCgroups(
-            "this host has no cgroups of version 2".to_owned(),
-        ));
+        return Err(NoCgroups("this host has no cgroups of version 2".to_owned()));
     };
     let mounts = read(Path::new("/proc/self/mountinfo"))?;
     for line in mounts.lines() {
@@ -346,9 +330,7 @@ fn sweep(own: &Path) {
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        let id = name
-            .strip_prefix("jig-daemon-")
-            .or_else(|| name.strip_prefix("jig-runs-"));
+        let id = name.strip_prefix("jig-daemon-").or_else(|| name.strip_prefix("jig-runs-"));
         let Some(id) = id else { continue };
         // It may be one that starts; one with the number of this process is not there any more.
         if id != own_id && Path::new("/proc").join(id).exists() {

@@ -98,15 +98,13 @@ impl Channel {
             return Err(Failure::kernel(stage, Errno::CONNRESET, "its process died"));
         }
         match parse::<Answer>(text, stage)? {
-            Answer::Done {
-                workspace: answered,
-                identity,
-            } if answered == workspace => Ok((identity, fds)),
+            Answer::Done { workspace: answered, identity } if answered == workspace => {
+                Ok((identity, fds))
+            }
             // Never used: its sandboxes would hold somebody else's files.
-            Answer::Done { .. } => Err(Failure::other(
-                stage,
-                "an answer is about another workspace",
-            )),
+            Answer::Done { .. } => {
+                Err(Failure::other(stage, "an answer is about another workspace"))
+            }
             Answer::Failed(failure) => Err(failure),
         }
     }

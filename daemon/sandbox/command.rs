@@ -140,11 +140,7 @@ fn connect_and_execute(
     at(Stage::StandardStreams);
     match stdin {
         Some(stdin) => dup2_stdin(stdin)?,
-        None => dup2_stdin(open(
-            c"/dev/null",
-            OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?)?,
+        None => dup2_stdin(open(c"/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)?,
     }
     dup2_stdout(&stdout)?;
     dup2_stderr(stderr.as_ref().unwrap_or(&stdout))?;
@@ -183,10 +179,7 @@ fn set_resources(
         if resource == Resource::Cpu && current == 0 {
             continue; // no limit
         }
-        let limit = Rlimit {
-            current: Some(current),
-            maximum: Some(maximum),
-        };
+        let limit = Rlimit { current: Some(current), maximum: Some(maximum) };
         setrlimit(resource, limit)?;
     }
     Ok(())
@@ -202,12 +195,7 @@ fn make_terminal(size: TerminalSize) -> Result<OwnedFd, Errno> {
     let terminal = ioctl_tiocgptpeer(&daemons_end, flags)?;
     tcsetwinsize(
         &terminal,
-        Winsize {
-            ws_row: size.rows,
-            ws_col: size.columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        },
+        Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 },
     )?;
     let mut modes = tcgetattr(&terminal)?;
     // So that erasing a character erases all bytes of it.

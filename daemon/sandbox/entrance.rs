@@ -71,10 +71,7 @@ pub(super) fn listen() -> Result<OwnedFd, Failure> {
 impl Entrance {
     /// Takes over a listener that [`listen`] has made.
     pub(super) fn new(listener: OwnedFd) -> io::Result<Self> {
-        Ok(Self {
-            listener: watch(listener)?,
-            open: Mutex::new(None),
-        })
+        Ok(Self { listener: watch(listener)?, open: Mutex::new(None) })
     }
 
     /// Opens it for the run whose command is sent next. Nothing of that run can be waiting yet:
@@ -87,10 +84,7 @@ impl Entrance {
         self.drop_waiting();
         let end = CancellationToken::new();
         *open = Some(end.clone());
-        Visit {
-            entrance: Arc::clone(self),
-            end,
-        }
+        Visit { entrance: Arc::clone(self), end }
     }
 
     /// Drops what waits to be accepted: as many as can wait at one time, however fast more come.

@@ -119,9 +119,8 @@ impl EtcFiles {
             Some((name.trim_start_matches('/'), target))
         };
         let links = SYSTEM.iter().filter_map(link).chain(zone());
-        let links: Vec<_> = links
-            .chain([("etc/mtab", PathBuf::from("../proc/self/mounts"))])
-            .collect();
+        let links: Vec<_> =
+            links.chain([("etc/mtab", PathBuf::from("../proc/self/mounts"))]).collect();
         let is_linked = |name: &str| {
             let linked = |(link, _): &(&str, PathBuf)| link.strip_prefix("etc/") == Some(name);
             links.iter().any(linked)
@@ -152,9 +151,8 @@ impl EtcFiles {
             ("hostname", "jig\n".to_owned()),
             ("shells", "/bin/sh\n/bin/bash\n".to_owned()),
         ];
-        let made = made
-            .into_iter()
-            .map(|(name, text)| (Path::new("/etc").join(name), text.into_bytes()));
+        let made =
+            made.into_iter().map(|(name, text)| (Path::new("/etc").join(name), text.into_bytes()));
         for (path, content) in self.files.into_iter().chain(made) {
             let path = path.strip_prefix("/").unwrap_or(&path);
             path.parent().map_or(Ok(()), fs::create_dir_all)?;

@@ -38,10 +38,7 @@ impl Owner {
     /// The owner of `directory`.
     pub(super) fn of(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
         let stat = fstat(directory)?;
-        Ok(Self {
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-        })
+        Ok(Self { uid: stat.st_uid, gid: stat.st_gid })
     }
 }
 
@@ -79,12 +76,8 @@ pub(super) fn user_namespace(
         .and_then(|()| write_map("gid_map", owner.gid))
         .and_then(|()| {
             let path = format!("/proc/{process}/ns/user");
-            open(
-                path.as_str(),
-                OFlags::RDONLY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )
-            .map_err(at(Stage::MapOwner, &path))
+            open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(at(Stage::MapOwner, &path))
         });
     let _ended = signal::send(pidfd.as_fd(), libc::SIGKILL);
     let _reaped = waitpid(Some(child), WaitOptions::empty());
@@ -111,19 +104,14 @@ pub(super) fn lines(ids: &[(u32, u32)]) -> String {
             _ => ranges.push((*inside, *outside, 1)),
         }
     }
-    ranges
-        .iter()
-        .map(|(inside, outside, count)| format!("{inside} {outside} {count}\n"))
-        .collect()
+    ranges.iter().map(|(inside, outside, count)| format!("{inside} {outside} {count}\n")).collect()
 }
 
 /// Whether `id` exists in this process's user namespace, whose map is in `file`.
 fn is_mapped(file: &str, id: u32) -> bool {
     fs::read_to_string(file).is_ok_and(|map| {
         map.lines().any(|line| {
-            let mut fields = line
-                .split_whitespace()
-                .filter_map(|field| field.parse::<u64>().ok());
+            let mut fields = line.split_whitespace().filter_map(|field| field.parse::<u64>().ok());
             let (Some(first), Some(_), Some(count)) = (fields.next(), fields.next(), fields.next())
             else {
                 return false;

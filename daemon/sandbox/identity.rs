@@ -74,10 +74,9 @@ pub(super) fn choose(
     let as_owner = (owner.uid != 0).then(|| Identity::same(owner.uid, owner.gid));
     if rights.map_owners {
         return match (try_mapping(), as_owner) {
-            (Ok(()), _) => Ok(Identity {
-                id_mapped: true,
-                ..Identity::same(sandbox_id, sandbox_id)
-            }),
+            (Ok(()), _) => {
+                Ok(Identity { id_mapped: true, ..Identity::same(sandbox_id, sandbox_id) })
+            }
             (Err(_), Some(owner)) => Ok(owner),
             (Err(failure), None) => Err(failure),
         };
@@ -142,36 +141,16 @@ mod tests {
         map_owners: false,
         end_others: false,
     };
-    const CONTAINERS_ROOT: Rights = Rights {
-        uid: 0,
-        gid: 0,
-        ..ORDINARY
-    };
-    const BARE_ROOT: Rights = Rights {
-        is_the_machines_root: true,
-        ..CONTAINERS_ROOT
-    };
-    const DEFAULT_ROOT: Rights = Rights {
-        become_others: true,
-        end_others: true,
-        ..BARE_ROOT
-    };
-    const FULL_ROOT: Rights = Rights {
-        map_owners: true,
-        ..DEFAULT_ROOT
-    };
+    const CONTAINERS_ROOT: Rights = Rights { uid: 0, gid: 0, ..ORDINARY };
+    const BARE_ROOT: Rights = Rights { is_the_machines_root: true, ..CONTAINERS_ROOT };
+    const DEFAULT_ROOT: Rights = Rights { become_others: true, end_others: true, ..BARE_ROOT };
+    const FULL_ROOT: Rights = Rights { map_owners: true, ..DEFAULT_ROOT };
 
     #[test]
     fn commands_are_never_root() {
         let own = Identity::same(61_000, 61_000);
-        let mapped = Identity {
-            id_mapped: true,
-            ..own
-        };
-        let posing = Identity {
-            outside: (0, 0),
-            ..own
-        };
+        let mapped = Identity { id_mapped: true, ..own };
+        let posing = Identity { outside: (0, 0), ..own };
         let (root, somebody) = (Owner { uid: 0, gid: 0 }, Owner { uid: 5, gid: 6 });
         let (themselves, same) = (Identity::same(1000, 1001), Identity::same(5, 6));
         for (rights, owner, can_map, expected, in_place) in [
@@ -185,11 +164,8 @@ mod tests {
             (CONTAINERS_ROOT, root, true, Some(posing), None),
             (CONTAINERS_ROOT, somebody, true, Some(posing), None),
         ] {
-            let mapping = || {
-                can_map
-                    .then_some(())
-                    .ok_or_else(|| Failure::other(Stage::MapOwner, ""))
-            };
+            let mapping =
+                || can_map.then_some(()).ok_or_else(|| Failure::other(Stage::MapOwner, ""));
             let chosen = choose(rights, 61_000, owner, mapping).ok();
             assert_eq!(chosen, expected, "{rights:?} {owner:?} {can_map}");
             let chosen = choose_in_place(rights, 61_000, owner).ok();

@@ -122,9 +122,7 @@ impl Command {
             for (index, string) in strings.iter().enumerate() {
                 let offset = u64::try_from(append(&mut image, string)).ok()?;
                 let entry = list + 8 * index;
-                image
-                    .get_mut(entry..entry + 8)?
-                    .copy_from_slice(&offset.to_ne_bytes());
+                image.get_mut(entry..entry + 8)?.copy_from_slice(&offset.to_ne_bytes());
             }
         }
         let word = |value: usize| u32::try_from(value).ok();
@@ -170,10 +168,7 @@ impl Header {
     /// Reads the header of `image`. Allocates nothing.
     pub(super) fn parse(image: &[u8]) -> Option<Self> {
         let mut words = [0usize; WORDS];
-        for (word, bytes) in words
-            .iter_mut()
-            .zip(image.get(..HEADER_BYTES)?.chunks_exact(4))
-        {
+        for (word, bytes) in words.iter_mut().zip(image.get(..HEADER_BYTES)?.chunks_exact(4)) {
             *word = u32::from_ne_bytes(bytes.try_into().ok()?) as usize;
         }
         let [
@@ -209,10 +204,7 @@ impl Header {
             Wiring::Descriptors { stdin: is(STDIN) }
         };
         let number = |high: usize, low: usize| (high as u64) << 32 | low as u64;
-        let identity = (
-            number(device_high, device_low),
-            number(inode_high, inode_low),
-        );
+        let identity = (number(device_high, device_low), number(inode_high, inode_low));
         (magic == MAGIC as usize).then_some(Self {
             probe: is(PROBE),
             has_start: is(START),

@@ -132,13 +132,7 @@ pub(super) struct Broken(pub(super) Stage, pub(super) Errno);
 impl State {
     /// The state of a sandbox that is about to be built.
     pub(super) fn new(blueprint: &'static Blueprint, scratch: Scratch, control: i32) -> Self {
-        Self {
-            blueprint,
-            scratch,
-            control,
-            stage: AtomicU32::new(0),
-            errno: AtomicI32::new(0),
-        }
+        Self { blueprint, scratch, control, stage: AtomicU32::new(0), errno: AtomicI32::new(0) }
     }
 }
 
@@ -153,10 +147,7 @@ pub(super) fn run_init(cabin: &'static Cabin<State>) -> ! {
     let command = match cabin.start_second() {
         Ok(command) => command,
         Err(errno) => {
-            tell(Report::Failed {
-                stage: Stage::CommandProcess,
-                errno,
-            });
+            tell(Report::Failed { stage: Stage::CommandProcess, errno });
             exit_now(1);
         }
     };
@@ -177,14 +168,8 @@ pub(super) fn see_through(cabin: &'static Cabin<State>, command: Pid) {
     while wait_any().is_ok() {}
     cabin.unmap_image();
     tell(match state.errno.load(Ordering::Acquire) {
-        0 => Report::Ended {
-            status,
-            usage: usage_of_children(),
-        },
-        errno => Report::NotStarted {
-            stage,
-            errno: Errno::from_raw_os_error(errno),
-        },
+        0 => Report::Ended { status, usage: usage_of_children() },
+        errno => Report::NotStarted { stage, errno: Errno::from_raw_os_error(errno) },
     });
 }
 
@@ -251,10 +236,7 @@ fn build(state: &State) -> Result<(), Broken> {
     .map_err(|errno| Broken(Stage::MountTerminals, errno))?;
 
     capabilities::give_up_all().map_err(|errno| Broken(Stage::Capabilities, errno))?;
-    blueprint
-        .rules
-        .apply()
-        .map_err(|errno| Broken(Stage::Landlock, errno))?;
+    blueprint.rules.apply().map_err(|errno| Broken(Stage::Landlock, errno))?;
     install_relay().map_err(|errno| Broken(Stage::Seccomp, errno))?;
     load_filter(&blueprint.filter).map_err(|errno| Broken(Stage::Seccomp, errno))?;
     check().map_err(|errno| Broken(Stage::SelfCheck, errno))

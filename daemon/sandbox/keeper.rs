@@ -98,10 +98,7 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
     // A link to it that lies in a workspace could lead elsewhere by the next run.
     plan.temporary = fs::canonicalize(&plan.temporary).unwrap_or(plan.temporary);
     if workspaces.len() != plan.workspaces.len() {
-        return Err(Failure::other(
-            stage,
-            "each workspace must come with its directory",
-        ));
+        return Err(Failure::other(stage, "each workspace must come with its directory"));
     }
     let first = plan.workspaces.first().map_or(0, |first| first.sandbox_id);
     let rights = Rights::find(first).map_err(at(stage, "capabilities"))?;
@@ -115,14 +112,7 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
         // Supplementary groups would stay with every sandbox; an ordinary user cannot drop its own.
         set_thread_groups(&[]).map_err(at(Stage::SetUser, "groups"))?;
     }
-    Ok(Keeper {
-        plan,
-        workspaces,
-        rights,
-        proof,
-        launcher: None,
-        in_place: Vec::new(),
-    })
+    Ok(Keeper { plan, workspaces, rights, proof, launcher: None, in_place: Vec::new() })
 }
 
 // === impl Keeper ===
@@ -143,10 +133,7 @@ impl Keeper {
             };
             let sent = match self.start_template(order) {
                 Ok((identity, socket)) => {
-                    let answer = Answer::Done {
-                        workspace: order.workspace,
-                        identity,
-                    };
+                    let answer = Answer::Done { workspace: order.workspace, identity };
                     send_answer(daemon, &answer, &[socket.as_fd()], Stage::Launcher)
                 }
                 Err(failure) => send(daemon, &Answer::Failed(failure), &[]),
@@ -164,35 +151,19 @@ impl Keeper {
         if !level.has_namespaces() {
             return self.start_in_place(workspace);
         }
-        if self
-            .launcher
-            .as_ref()
-            .is_none_or(|launcher| !launcher.is_alive())
-        {
+        if self.launcher.as_ref().is_none_or(|launcher| !launcher.is_alive()) {
             self.launcher = None;
             self.launcher = Some(self.start_launcher()?);
         }
         let malformed = || Failure::other(Stage::Launcher, "no such workspace");
         let launcher = self.launcher.as_ref().ok_or_else(malformed)?;
-        let identity = launcher
-            .identities
-            .get(workspace)
-            .ok_or_else(malformed)?
-            .clone()?;
-        let trees = if self.rights.map_owners {
-            self.open_trees(workspace, identity)?
-        } else {
-            Vec::new()
-        };
+        let identity = launcher.identities.get(workspace).ok_or_else(malformed)?.clone()?;
+        let trees =
+            if self.rights.map_owners { self.open_trees(workspace, identity)? } else { Vec::new() };
         let (daemon, template) = pair().map_err(at(Stage::Launcher, "socket"))?;
-        let order = StartTemplate {
-            order,
-            identity,
-            with_trees: self.rights.map_owners,
-        };
-        let fds: Vec<BorrowedFd<'_>> = std::iter::once(template.as_fd())
-            .chain(trees.iter().map(AsFd::as_fd))
-            .collect();
+        let order = StartTemplate { order, identity, with_trees: self.rights.map_owners };
+        let fds: Vec<BorrowedFd<'_>> =
+            std::iter::once(template.as_fd()).chain(trees.iter().map(AsFd::as_fd)).collect();
         send(&launcher.socket, &order, &fds).map_err(at(Stage::Launcher, "ordering a template"))?;
         match receive(&launcher.socket).map_err(at(Stage::Launcher, "answer"))? {
             Some((Answer::Done { identity, .. }, _)) => Ok((identity, daemon)),
@@ -225,25 +196,17 @@ impl Keeper {
     }
 
     fn start_launcher(&self) -> Result<Launcher, Failure> {
-        let identities: Vec<_> = (0..self.plan.workspaces.len())
-            .map(|workspace| self.identify(workspace))
-            .collect();
+        let identities: Vec<_> =
+            (0..self.plan.workspaces.len()).map(|workspace| self.identify(workspace)).collect();
         let Some(first) = identities.iter().flatten().next().copied() else {
             let none = || Failure::other(Stage::Identity, "no workspace");
-            return Err(identities
-                .into_iter()
-                .find_map(Result::err)
-                .unwrap_or_else(none));
+            return Err(identities.into_iter().find_map(Result::err).unwrap_or_else(none));
         };
         let (keeper, socket) = pair().map_err(at(Stage::Launcher, "socket"))?;
         // A masked /proc can be mounted afresh by who has CAP_SYS_ADMIN, but not from a user
         // namespace below.
         let antechamber = self.rights.map_owners && masked_proc::is_masked()?;
-        let namespaces = if antechamber {
-            launcher::ANTECHAMBER
-        } else {
-            LAUNCHER_NAMESPACES
-        };
+        let namespaces = if antechamber { launcher::ANTECHAMBER } else { LAUNCHER_NAMESPACES };
         // While a process is not dumpable, its files in /proc belong to root, and only root could
         // write the launcher's maps. The launcher inherits this from here.
         let dumpable =
@@ -284,12 +247,7 @@ impl Keeper {
             }
         };
         drop(socket);
-        let launcher = Launcher {
-            socket: keeper,
-            pidfd,
-            process,
-            identities,
-        };
+        let launcher = Launcher { socket: keeper, pidfd, process, identities };
         if antechamber {
             launcher.answer()?;
         }
@@ -362,11 +320,7 @@ impl Keeper {
                 );
                 return Err(Failure::other(Stage::KeptHome, text));
             }
-            let map = if bind.writable {
-                self.map(owner, map_to)?
-            } else {
-                None
-            };
+            let map = if bind.writable { self.map(owner, map_to)? } else { None };
             set_attributes(
                 tree.as_fd(),
                 root::bind_attributes(bind),
@@ -425,10 +379,7 @@ impl Launcher {
         match receive(&self.socket).map_err(at(Stage::Launcher, "answer"))? {
             Some((Answer::Done { .. }, _)) => Ok(()),
             Some((Answer::Failed(failure), _)) => Err(failure),
-            None => Err(Failure::other(
-                Stage::Launcher,
-                "it died before it was ready",
-            )),
+            None => Err(Failure::other(Stage::Launcher, "it died before it was ready")),
         }
     }
 

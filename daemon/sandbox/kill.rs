@@ -51,11 +51,8 @@ pub(super) async fn kill_and_wait(
         return false;
     };
     let gone = timeout(KILL_PATIENCE, pidfd.readable()).await.is_ok();
-    let _dropped = fate.send(if gone {
-        SlotFate::Free
-    } else {
-        SlotFate::Quarantined(Some(pidfd))
-    });
+    let _dropped =
+        fate.send(if gone { SlotFate::Free } else { SlotFate::Quarantined(Some(pidfd)) });
     gone
 }
 

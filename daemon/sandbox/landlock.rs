@@ -141,11 +141,7 @@ impl Rules {
         }
         let ruleset = landlock::create_ruleset(&self.attributes, self.abi)?;
         for (path, rights) in &self.paths {
-            let parent = open(
-                path.as_c_str(),
-                OFlags::PATH | OFlags::CLOEXEC,
-                Mode::empty(),
-            )?;
+            let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
             let stat = fstat(&parent)?;
             let mut expected = self.expected.iter();
             let is_other = |(at, identity): &(CString, (u64, u64))| {
@@ -155,11 +151,7 @@ impl Rules {
                 return Err(Errno::STALE);
             }
             let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
-            let rights = if is_directory {
-                *rights
-            } else {
-                *rights & ON_FILES
-            };
+            let rights = if is_directory { *rights } else { *rights & ON_FILES };
             landlock::allow_beneath(ruleset.as_fd(), parent.as_fd(), rights)?;
         }
         landlock::restrict_self(ruleset.as_fd())
@@ -175,13 +167,8 @@ mod tests {
     #[test]
     fn unix_sockets_of_others_are_refused_where_the_kernel_can() {
         let rules = |abi, reach| {
-            let every = [
-                Access::Read,
-                Access::Devices,
-                Access::Sockets,
-                Access::Write,
-                Access::Moves,
-            ];
+            let every =
+                [Access::Read, Access::Devices, Access::Sockets, Access::Write, Access::Moves];
             Rules::new(abi, reach, every.map(|access| (c"/".to_owned(), access)))
         };
         let handled = |rules: &Rules| rules.attributes.handled_access_fs & RESOLVE_UNIX != 0;

@@ -46,10 +46,6 @@ impl KeeperProcess {
         let pid = pid.ok_or_else(|| io::Error::other("a child has no process id"))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         wire::send(&daemon, &ToKeeper::Plan(plan), directories)?;
-        Ok(Self {
-            socket: daemon,
-            child,
-            pidfd,
-        })
+        Ok(Self { socket: daemon, child, pidfd })
     }
 }

@@ -40,10 +40,8 @@ pub(super) const ANTECHAMBER: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
 pub(super) fn pass_antechamber() -> Result<(), Failure> {
     root::make_private()?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount(c"proc", c"/proc", c"proc", flags, None).map_err(at(
-        Stage::MountTemplateProc,
-        "mounting it over one with masks",
-    ))?;
+    mount(c"proc", c"/proc", c"proc", flags, None)
+        .map_err(at(Stage::MountTemplateProc, "mounting it over one with masks"))?;
     unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS).map_err(at(Stage::UserNamespace, "unshare"))
 }
 
@@ -64,10 +62,7 @@ pub(super) fn run(
         .and_then(|()| root::make_private());
     let sent = match ready {
         Ok(()) => {
-            let answer = Answer::Done {
-                workspace: 0,
-                identity,
-            };
+            let answer = Answer::Done { workspace: 0, identity };
             send(socket, &answer, &[])
         }
         Err(failure) => send(socket, &Answer::Failed(failure), &[]),
@@ -82,10 +77,7 @@ pub(super) fn run(
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         let workspace = order.order.workspace;
         let answer = match start_template(order, fds, plan, proof) {
-            Ok(identity) => Answer::Done {
-                workspace,
-                identity,
-            },
+            Ok(identity) => Answer::Done { workspace, identity },
             Err(failure) => Answer::Failed(failure),
         };
         if send(socket, &answer, &[]).is_err() {
@@ -116,14 +108,8 @@ fn start_template(
     let namespaces = TEMPLATE_NAMESPACES | network;
     match fork(proof, namespaces).map_err(at(Stage::TemplateNamespaces, "clone"))? {
         Fork::Parent { .. } => Ok(order.identity),
-        Fork::Child => template::run(
-            socket,
-            plan,
-            workspace,
-            level,
-            order.identity,
-            trees,
-            proof.in_copy(),
-        ),
+        Fork::Child => {
+            template::run(socket, plan, workspace, level, order.identity, trees, proof.in_copy())
+        }
     }
 }

@@ -97,11 +97,7 @@ const ROWS: &[Row] = &[
         "of the run alone",
         Off("System V and POSIX message passing is refused"),
     ),
-    with_namespaces(
-        UTS_NAMESPACE,
-        "host name jig",
-        Off("commands see the daemon's host name"),
-    ),
+    with_namespaces(UTS_NAMESPACE, "host name jig", Off("commands see the daemon's host name")),
     with_namespaces(
         "cgroup_namespace",
         "of the workspace",
@@ -237,9 +233,7 @@ impl Isolation {
 
     /// Says of the layer that limits processes what is true where the kernel counts them.
     fn tell_pids(&self, layers: &mut [Layer]) {
-        let layer = layers
-            .iter_mut()
-            .find(|layer| layer.name == PROCESS_LIMIT && layer.applied);
+        let layer = layers.iter_mut().find(|layer| layer.name == PROCESS_LIMIT && layer.applied);
         if let (Some(layer), Accounting::Cgroups(_)) = (layer, &self.accounting) {
             layer.detail = "pids.max of cgroup v2, which reports that a run came to it, and RLIMIT_NPROC behind it".to_owned();
         }
@@ -270,12 +264,7 @@ impl Isolation {
 
     /// A layer that is in force, or would be at a higher level.
     fn told(&self, name: &'static str, applied: bool, detail: String) -> Layer {
-        Layer {
-            name,
-            applied,
-            detail,
-            remedy: if applied { "" } else { self.remedy() },
-        }
+        Layer { name, applied, detail, remedy: if applied { "" } else { self.remedy() } }
     }
 
     /// What to change so that the level becomes higher.
@@ -306,9 +295,8 @@ impl Isolation {
 
     /// Says of the layer that is the network's what is true of a network other than none.
     fn tell_network(&self, layers: &mut [Layer]) {
-        let layer = layers
-            .iter_mut()
-            .find(|layer| layer.name == NETWORK_NAMESPACE && layer.applied);
+        let layer =
+            layers.iter_mut().find(|layer| layer.name == NETWORK_NAMESPACE && layer.applied);
         let Some(layer) = layer else {
             return;
         };

@@ -101,9 +101,7 @@ impl Isolation {
         let mut stages = self.refused.iter().map(|refused| refused.failure.stage);
         // What keeps commands from being run at all comes before what keeps a level from them.
         let owner = stages.clone().find(|stage| *stage == Stage::WorkspaceOwner);
-        let stage = owner
-            .filter(|_| self.possible.is_none())
-            .or(stages.next())?;
+        let stage = owner.filter(|_| self.possible.is_none()).or(stages.next())?;
         let step = self.surroundings.remedy(stage);
         let is_protected = |refused: &Refused| refused.failure.stage == Stage::ProtectedPaths;
         Some(if self.refused.iter().any(is_protected) {
@@ -138,10 +136,9 @@ impl Isolation {
         let (more, found) = (self.next_step()?, &self.surroundings);
         let highest = Level::L3;
         Some(match (self.is_ready(), self.possible) {
-            (true, _) => format!(
-                "found: {found}; commands get {}; for {highest}: {more}",
-                self.level
-            ),
+            (true, _) => {
+                format!("found: {found}; commands get {}; for {highest}: {more}", self.level)
+            }
             (false, Some(possible)) => format!(
                 "found: {found}; no command is run, {possible} could be given and {} is the minimum; to run them: --minimum-level {possible}; for {highest}: {more}",
                 self.minimum

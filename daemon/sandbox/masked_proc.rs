@@ -35,10 +35,8 @@ const PROC_MAGIC: rustix::fs::FsWord = 0x9fa0;
 /// What is mounted below `/proc` without hiding anything: interfaces to the kernel of their own.
 const HARMLESS: &[&str] = &["autofs", "binfmt_misc"];
 /// Flags that are never taken off again.
-const ALWAYS: MountFlags = MountFlags::BIND
-    .union(MountFlags::NOSUID)
-    .union(MountFlags::NODEV)
-    .union(MountFlags::NOEXEC);
+const ALWAYS: MountFlags =
+    MountFlags::BIND.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// Whether something covers parts of `/proc`.
 pub(super) fn is_masked() -> Result<bool, Failure> {
@@ -52,10 +50,7 @@ pub(super) fn is_masked() -> Result<bool, Failure> {
 /// Whether a line of proc_pid_mountinfo(5) is a mount below `/proc` that may hide something.
 fn covers_proc(line: &str) -> bool {
     let point = line.split(' ').nth(4).unwrap_or_default();
-    let kind = line
-        .split(" - ")
-        .nth(1)
-        .and_then(|rest| rest.split(' ').next());
+    let kind = line.split(" - ").nth(1).and_then(|rest| rest.split(' ').next());
     point.starts_with("/proc/") && !HARMLESS.contains(&kind.unwrap_or_default())
 }
 
@@ -94,9 +89,7 @@ pub(super) fn hide(empty: &CStr) -> Result<(), Failure> {
 pub(super) fn seal() -> Result<(), Failure> {
     let failed = at(Stage::BindProc, "making it read-only");
     let flags = times(PROC).map(|times| ALWAYS | MountFlags::RDONLY | times);
-    flags
-        .and_then(|flags| mount_remount(PROC, flags, c""))
-        .map_err(failed)
+    flags.and_then(|flags| mount_remount(PROC, flags, c"")).map_err(failed)
 }
 
 /// The flags about times of access, which a mount from a user namespace above must keep.
@@ -119,10 +112,7 @@ mod tests {
     fn masks_are_told_from_what_belongs_to_proc() {
         for (line, covers) in [
             ("22 28 0:21 / /proc rw,nosuid - proc proc rw", false),
-            (
-                "33 22 0:27 / /proc/sys/fs/binfmt_misc rw - autofs systemd-1 rw",
-                false,
-            ),
+            ("33 22 0:27 / /proc/sys/fs/binfmt_misc rw - autofs systemd-1 rw", false),
             ("34 22 0:5 /null /proc/kcore rw - devtmpfs tmpfs rw", true),
             ("35 22 0:21 /sys /proc/sys ro - proc proc rw", true),
             ("36 28 0:40 / /process rw - tmpfs tmpfs rw", false),

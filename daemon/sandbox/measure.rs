@@ -49,10 +49,7 @@ pub(super) struct Meter {
 impl Meter {
     /// For the run below `init`.
     pub(super) fn new(init: Pid) -> Self {
-        Self {
-            init,
-            counter: Counter::new(),
-        }
+        Self { init, counter: Counter::new() }
     }
 
     /// Measures it. Memory is estimated, not below what it is, while that is within the bounds.
@@ -154,20 +151,11 @@ impl Used {
         match read(format!("/proc/{}/smaps_rollup", self.process.pid)) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => self,
             // It has ended meanwhile, and gives back what it had.
-            Err(_) => Self {
-                own_bytes: 0,
-                table_bytes: 0,
-                shared_bytes: 0,
-                ..self
-            },
+            Err(_) => Self { own_bytes: 0, table_bytes: 0, shared_bytes: 0, ..self },
             Ok(rollup) => {
                 let bytes = |name: &str| kibibytes(&rollup, name).unwrap_or(0);
                 let shared = bytes("Pss_Shmem:");
-                let counted = if shared > 0 {
-                    files.mapped(self.process.pid)
-                } else {
-                    0
-                };
+                let counted = if shared > 0 { files.mapped(self.process.pid) } else { 0 };
                 Self {
                     own_bytes: bytes("Pss_Anon:") + bytes("SwapPss:"),
                     shared_bytes: shared.saturating_sub(counted),
@@ -259,11 +247,7 @@ fn descendants(pid: i32) -> Vec<i32> {
         };
         for thread in threads.flatten() {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            found.extend(
-                children
-                    .split(' ')
-                    .filter_map(|text| text.parse::<i32>().ok()),
-            );
+            found.extend(children.split(' ').filter_map(|text| text.parse::<i32>().ok()));
         }
         if found.len() >= PROCESSES_AT_MOST {
             break;
@@ -288,10 +272,8 @@ impl Files {
         let mut files = Self::default();
         files.find_nameless(processes);
         for Process { pid, .. } in processes {
-            let found: Option<Vec<_>> = own_file_systems
-                .iter()
-                .map(|path| file_system(*pid, path))
-                .collect();
+            let found: Option<Vec<_>> =
+                own_file_systems.iter().map(|path| file_system(*pid, path)).collect();
             if let Some(found) = found {
                 files.bytes += found.iter().map(|(_, bytes)| bytes).sum::<u64>();
                 files.file_systems = found.into_iter().map(|(device, _)| device).collect();
@@ -315,11 +297,7 @@ impl Files {
                 }
                 let path = descriptor.path();
                 let leads_to = fs::read_link(&path).unwrap_or_default();
-                if !leads_to
-                    .as_os_str()
-                    .as_encoded_bytes()
-                    .starts_with(b"/memfd:")
-                {
+                if !leads_to.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
                     continue;
                 }
                 if let Ok(file) = fs::metadata(&path)
@@ -355,10 +333,8 @@ fn mapped_file(line: &str) -> Option<(u64, u64)> {
     let mut words = line.split_ascii_whitespace();
     words.next().filter(|range| range.contains('-'))?;
     let (major, minor) = words.nth(2)?.split_once(':')?;
-    let device = makedev(
-        u32::from_str_radix(major, 16).ok()?,
-        u32::from_str_radix(minor, 16).ok()?,
-    );
+    let device =
+        makedev(u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
     Some((device, words.next()?.parse().ok()?))
 }
 
@@ -366,12 +342,7 @@ fn mapped_file(line: &str) -> Option<(u64, u64)> {
 fn file_system(pid: i32, path: &str) -> Option<(u64, u64)> {
     let below = Path::new(path).strip_prefix("/").unwrap_or(Path::new(path));
     let path = PathBuf::from(format!("/proc/{pid}/root")).join(below);
-    let StatVfs {
-        f_blocks,
-        f_bfree,
-        f_frsize,
-        ..
-    } = statvfs(&path).ok()?;
+    let StatVfs { f_blocks, f_bfree, f_frsize, .. } = statvfs(&path).ok()?;
     let bytes = f_blocks.saturating_sub(f_bfree).saturating_mul(f_frsize);
     Some((fs::metadata(&path).ok()?.dev(), bytes))
 }
@@ -387,10 +358,7 @@ mod tests {
                 "7f00-7f01 rw-s 00000000 00:01 1024    /memfd:a b (deleted)",
                 Some((makedev(0, 1), 1024)),
             ),
-            (
-                "7f00-7f01 r--p 00000000 fe:1f 7 /x",
-                Some((makedev(0xfe, 0x1f), 7)),
-            ),
+            ("7f00-7f01 r--p 00000000 fe:1f 7 /x", Some((makedev(0xfe, 0x1f), 7))),
             ("7f00-7f01 rw-p 00000000 00:00 0 ", Some((0, 0))),
             ("Pss:                  12 kB", None),
             ("VmFlags: rd wr", None),

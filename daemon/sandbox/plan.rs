@@ -130,9 +130,8 @@ impl Network {
 
 /// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link
 /// (`/bin` of a merged `/usr`), so it is for them.
-pub(crate) const SYSTEM: &[&str] = &[
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt",
-];
+pub(crate) const SYSTEM: &[&str] =
+    &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"];
 
 /// Where commands see the workspace, unless its configuration names another path.
 pub(crate) const DEFAULT_MOUNT_PATH: &str = "/workspace";

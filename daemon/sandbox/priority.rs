@@ -32,10 +32,7 @@ pub(super) fn lower_session(command: Pid) {
     let path = format!("/proc/{}/autogroup", command.as_raw_nonzero());
     // As in "/autogroup-17 nice 0".
     let text = fs::read_to_string(&path).unwrap_or_default();
-    let nice = text
-        .rsplit(' ')
-        .next()
-        .and_then(|nice| nice.trim().parse::<i32>().ok());
+    let nice = text.rsplit(' ').next().and_then(|nice| nice.trim().parse::<i32>().ok());
     if nice.is_some_and(|nice| nice < NICER) && getsid(Some(command)) == Ok(command) {
         let _best_effort = fs::write(path, NICER.to_string());
     }

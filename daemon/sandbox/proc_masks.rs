@@ -14,28 +14,17 @@ struct Mask {
     /// Why it is hidden.
     #[cfg_attr(
         not(test),
-        expect(
-            dead_code,
-            reason = "it is there to be read; a test sees that it is never empty"
-        )
+        expect(dead_code, reason = "it is there to be read; a test sees that it is never empty")
     )]
     reason: &'static str,
 }
 
 const fn file(path: &'static std::ffi::CStr, reason: &'static str) -> Mask {
-    Mask {
-        path,
-        directory: false,
-        reason,
-    }
+    Mask { path, directory: false, reason }
 }
 
 const fn directory(path: &'static std::ffi::CStr, reason: &'static str) -> Mask {
-    Mask {
-        path,
-        directory: true,
-        reason,
-    }
+    Mask { path, directory: true, reason }
 }
 
 /// The entries. Those that a kernel does not have, or that only root may open, are passed over.
@@ -43,20 +32,11 @@ const MASKS: &[Mask] = &[
     file(c"/proc/kcore", "the kernel's memory"),
     file(c"/proc/keys", "other users' keyrings"),
     file(c"/proc/key-users", "other users' keyrings"),
-    file(
-        c"/proc/interrupts",
-        "timing of the whole machine: a side channel to keystrokes and keys",
-    ),
+    file(c"/proc/interrupts", "timing of the whole machine: a side channel to keystrokes and keys"),
     file(c"/proc/softirqs", "timing of the whole machine"),
-    file(
-        c"/proc/timer_list",
-        "kernel addresses and other processes' timers",
-    ),
+    file(c"/proc/timer_list", "kernel addresses and other processes' timers"),
     file(c"/proc/latency_stats", "what other processes wait for"),
-    file(
-        c"/proc/sched_debug",
-        "other processes' names and scheduling",
-    ),
+    file(c"/proc/sched_debug", "other processes' names and scheduling"),
     file(c"/proc/kallsyms", "kernel addresses"),
     file(c"/proc/config.gz", "how the kernel was built"),
     file(c"/proc/kpagecount", "physical memory"),
@@ -95,11 +75,7 @@ mod tests {
     fn every_mask_has_a_reason_and_lies_in_proc() {
         for mask in MASKS {
             assert!(!mask.reason.is_empty(), "{:?}", mask.path);
-            assert!(
-                mask.path.to_bytes().starts_with(b"/proc/"),
-                "{:?}",
-                mask.path
-            );
+            assert!(mask.path.to_bytes().starts_with(b"/proc/"), "{:?}", mask.path);
         }
     }
 }

@@ -56,13 +56,7 @@ impl Pool {
         let highest = refused.first().map_or(Level::L3, |refused| refused.level);
         self.begin_at(highest).await;
         self.set_failing(true);
-        Proven {
-            level: Level::L0,
-            refused,
-            identity: None,
-            left_out: Vec::new(),
-            possible,
-        }
+        Proven { level: Level::L0, refused, identity: None, left_out: Vec::new(), possible }
     }
 
     async fn try_once(self: &Arc<Self>) -> Result<(Identity, Vec<&'static str>), Failure> {

@@ -32,23 +32,16 @@ pub(super) fn protect(workspace: &Path, paths: &[Protected]) -> Result<(), Failu
     let mut mounted = HashSet::new();
     for Protected { path, missing } in paths {
         let failed = |errno| at(Stage::BuildRoot, path)(errno);
-        let mut here = open(
-            workspace,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(failed)?;
+        let mut here =
+            open(workspace, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(failed)?;
         let mut so_far = PathBuf::new();
         let mut names = path.split('/').peekable();
         while let Some(name) = names.next() {
             so_far.push(name);
             let last = names.peek().is_none();
             if mounted.insert(so_far.clone()) || last {
-                let missing = if last {
-                    missing
-                } else {
-                    &Placeholder::Directory
-                };
+                let missing = if last { missing } else { &Placeholder::Directory };
                 let found = find(&here, name, missing).map_err(failed)?;
                 mount_onto_itself(&found, last).map_err(failed)?;
             }
@@ -94,11 +87,7 @@ fn make(directory: &OwnedFd, name: &str, placeholder: &Placeholder) -> Result<()
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let file = openat(directory, name, flags, Mode::from_raw_mode(0o644))?;
             let written = write(&file, content.as_bytes())?;
-            if written == content.len() {
-                Ok(())
-            } else {
-                Err(Errno::NOSPC)
-            }
+            if written == content.len() { Ok(()) } else { Err(Errno::NOSPC) }
         }
     }
 }

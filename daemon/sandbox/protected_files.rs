@@ -34,10 +34,7 @@ struct State {
 impl ProtectedFiles {
     /// Those at these absolute paths.
     pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
-        Self {
-            paths,
-            state: Mutex::default(),
-        }
+        Self { paths, state: Mutex::default() }
     }
 
     /// How often files were found replaced.

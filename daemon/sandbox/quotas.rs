@@ -123,12 +123,7 @@ mod tests {
             let name = quota.unwrap().file_name().into_string().unwrap();
             assert!(table.contains(&name), "{name}: what bounds it?");
         }
-        for counted in [
-            "RLIMIT_NPROC",
-            "RLIMIT_SIGPENDING",
-            "RLIMIT_MEMLOCK",
-            "RLIMIT_MSGQUEUE",
-        ] {
+        for counted in ["RLIMIT_NPROC", "RLIMIT_SIGPENDING", "RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE"] {
             assert!(table.contains(counted), "{counted}");
         }
     }

@@ -66,8 +66,7 @@ pub(super) async fn refill(
 /// Has the slot's keeper tell what the sandbox that it made last occupies.
 pub(super) async fn measure(slot: &Channel, bounds: MeasureBounds) -> Result<Measure, Failure> {
     let failed = |errno| Failure::kernel(Stage::RunNamespaces, errno, "the slot's keeper died");
-    slot.send(&SlotOrder::Measure(bounds).encode(), &[])
-        .map_err(failed)?;
+    slot.send(&SlotOrder::Measure(bounds).encode(), &[]).map_err(failed)?;
     let mut bytes = [0; REPORT_BYTES];
     let (received, _) = slot.receive(&mut bytes).await.map_err(failed)?;
     match Report::decode(bytes.get(..received.length).unwrap_or_default()) {
@@ -84,15 +83,12 @@ async fn build(
 ) -> Result<Warm, Failure> {
     let stage = Stage::RunNamespaces;
     let failed = |errno| Failure::kernel(stage, errno, "the slot's keeper died");
-    let order = SlotOrder::Make {
-        tmp_bytes: limits.tmp_bytes,
-        tmp_inodes: limits.tmp_inodes.into(),
-    };
+    let order =
+        SlotOrder::Make { tmp_bytes: limits.tmp_bytes, tmp_inodes: limits.tmp_inodes.into() };
     let (control, sandbox) = pair().map_err(failed)?;
     // Messages on this end then say by which process, as the daemon numbers it, they were sent.
     set_socket_passcred(&control, true).map_err(failed)?;
-    slot.send(&order.encode(), &[sandbox.as_fd()])
-        .map_err(failed)?;
+    slot.send(&order.encode(), &[sandbox.as_fd()]).map_err(failed)?;
     drop(sandbox);
     let mut bytes = [0; TOKEN_BYTES];
     let (received, fds) = slot.receive(&mut bytes).await.map_err(failed)?;
@@ -125,16 +121,10 @@ async fn build(
             keeper: Arc::clone(&lending.keeper),
             scratch,
         }),
-        Some(Report::Failed { stage, errno }) => Err(Failure::kernel(
-            stage,
-            errno,
-            detail(stage, errno, "building a sandbox"),
-        )),
-        _ => Err(Failure::kernel(
-            stage,
-            Errno::CONNRESET,
-            "a sandbox died while it was built",
-        )),
+        Some(Report::Failed { stage, errno }) => {
+            Err(Failure::kernel(stage, errno, detail(stage, errno, "building a sandbox")))
+        }
+        _ => Err(Failure::kernel(stage, Errno::CONNRESET, "a sandbox died while it was built")),
     }
 }
 
@@ -165,17 +155,10 @@ fn cgroup(
 
 /// That something took too long.
 pub(super) fn too_slow(stage: Stage) -> Failure {
-    Failure::other(
-        stage,
-        format!("it took longer than {} s", BUILD_PATIENCE.as_secs()),
-    )
+    Failure::other(stage, format!("it took longer than {} s", BUILD_PATIENCE.as_secs()))
 }
 
 /// That the runtime cannot watch a socket.
 pub(super) fn io_failure(error: &io::Error) -> Failure {
-    Failure::kernel(
-        Stage::Launcher,
-        Errno::from_io_error(error).unwrap_or(Errno::IO),
-        "socket",
-    )
+    Failure::kernel(Stage::Launcher, Errno::from_io_error(error).unwrap_or(Errno::IO), "socket")
 }

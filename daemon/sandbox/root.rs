@@ -85,11 +85,7 @@ impl Piece {
         let name = destination.display().to_string();
         let stat = fstat(&tree).map_err(at(Stage::OpenSource, &name))?;
         let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
-        Ok(Self {
-            tree,
-            destination,
-            is_directory,
-        })
+        Ok(Self { tree, destination, is_directory })
     }
 }
 
@@ -104,11 +100,7 @@ pub(super) fn build(
 ) -> Result<(), Failure> {
     make_private()?;
     let mut pieces = system_pieces()?;
-    let trees = if trees.is_empty() {
-        open_trees(workspace)?
-    } else {
-        trees
-    };
+    let trees = if trees.is_empty() { open_trees(workspace)? } else { trees };
     let destinations = workspace.all_binds().map(|bind| &bind.destination);
     let destinations = std::iter::once(&workspace.mount_path).chain(destinations);
     for (tree, destination) in trees.into_iter().zip(destinations) {
@@ -117,20 +109,13 @@ pub(super) fn build(
     let etc = EtcFiles::read(network);
 
     let build = |what: &'static str| at(Stage::BuildRoot, what);
-    mount(
-        c"tmpfs",
-        SCAFFOLD,
-        c"tmpfs",
-        MountFlags::NOSUID | MountFlags::NODEV,
-        ROOT_OPTIONS,
-    )
-    .map_err(build("mounting the root"))?;
+    mount(c"tmpfs", SCAFFOLD, c"tmpfs", MountFlags::NOSUID | MountFlags::NODEV, ROOT_OPTIONS)
+        .map_err(build("mounting the root"))?;
     chdir(SCAFFOLD).map_err(build("entering the root"))?;
     for directory in [".empty", "proc", "tmp", "dev", "etc", "home", &HOME[1..]] {
         mkdirat(CWD, directory, Mode::from_raw_mode(0o755)).map_err(build("making directories"))?;
     }
-    etc.write(identity)
-        .map_err(|error| io_failure(&error, "etc"))?;
+    etc.write(identity).map_err(|error| io_failure(&error, "etc"))?;
     link_writable(&pieces)?;
     let device_flags = MountFlags::NOSUID | MountFlags::NOEXEC;
     mount(c"tmpfs", c"dev", c"tmpfs", device_flags, DEVICE_OPTIONS)
@@ -153,10 +138,7 @@ pub(super) fn build(
         put(piece)?;
     }
     let mounted = workspace.mount_path.strip_prefix("/");
-    protect(
-        mounted.unwrap_or(&workspace.mount_path),
-        &workspace.protected,
-    )?;
+    protect(mounted.unwrap_or(&workspace.mount_path), &workspace.protected)?;
     if level == Level::L3 {
         let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount(c"proc", c"proc", c"proc", proc_flags, None)
@@ -179,11 +161,7 @@ pub(super) fn build(
 /// own. Not where something is bound to.
 fn link_writable(pieces: &[Piece]) -> Result<(), Failure> {
     let failed = |error: io::Error| io_failure(&error, "making links");
-    for (link, target) in [
-        ("run", "dev/shm"),
-        ("var/run", "../run"),
-        ("var/tmp", "../tmp"),
-    ] {
+    for (link, target) in [("run", "dev/shm"), ("var/run", "../run"), ("var/tmp", "../tmp")] {
         let place = Path::new("/").join(link);
         let is_bound = |piece: &Piece| {
             piece.destination.starts_with(&place) || place.starts_with(&piece.destination)
@@ -223,11 +201,8 @@ fn become_root() -> Result<(), Failure> {
 /// Makes every mount of this mount namespace private: nothing done here is seen outside, nor the
 /// other way round.
 pub(super) fn make_private() -> Result<(), Failure> {
-    mount_change(
-        "/",
-        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
-    )
-    .map_err(at(Stage::Propagation, "/"))
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .map_err(at(Stage::Propagation, "/"))
 }
 
 /// Attributes that a bind is mounted with.
@@ -317,11 +292,7 @@ fn system_pieces() -> Result<Vec<Piece>, Failure> {
             ));
         }
         let tree = open_source(&path, attribute::NOSUID | attribute::NOEXEC)?;
-        pieces.push(Piece {
-            tree,
-            destination: path,
-            is_directory: false,
-        });
+        pieces.push(Piece { tree, destination: path, is_directory: false });
     }
     Ok(pieces)
 }
@@ -329,36 +300,18 @@ fn system_pieces() -> Result<Vec<Piece>, Failure> {
 /// Attaches a piece below the scaffold, which is the working directory.
 fn put(piece: Piece) -> Result<(), Failure> {
     let name = piece.destination.display().to_string();
-    let relative = piece
-        .destination
-        .strip_prefix("/")
-        .unwrap_or(&piece.destination);
+    let relative = piece.destination.strip_prefix("/").unwrap_or(&piece.destination);
     let made = if piece.is_directory {
         fs::create_dir_all(relative)
     } else {
-        relative
-            .parent()
-            .map_or(Ok(()), fs::create_dir_all)
-            .and_then(|()| {
-                let mut options = fs::OpenOptions::new();
-                options
-                    .write(true)
-                    .create(true)
-                    .truncate(false)
-                    .mode(0o644)
-                    .open(relative)
-                    .map(drop)
-            })
+        relative.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| {
+            let mut options = fs::OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o644).open(relative).map(drop)
+        })
     };
     made.map_err(|error| io_failure(&error, &name))?;
-    move_mount(
-        piece.tree.as_fd(),
-        "",
-        CWD,
-        relative,
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
-    )
-    .map_err(at(Stage::BuildRoot, &name))
+    move_mount(piece.tree.as_fd(), "", CWD, relative, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .map_err(at(Stage::BuildRoot, &name))
 }
 
 /// Refuses a directory that has a mount below it which would show the host's processes, devices or
@@ -371,19 +324,14 @@ pub(super) fn refuse_revealing_mounts(source: &Path) -> Result<(), Failure> {
         // proc_pid_mountinfo(5): the mount point is field 5, the type the first after " - ".
         let (Some(point), Some(kind)) = (
             line.split(' ').nth(4),
-            line.split(" - ")
-                .nth(1)
-                .and_then(|rest| rest.split(' ').next()),
+            line.split(" - ").nth(1).and_then(|rest| rest.split(' ').next()),
         ) else {
             continue;
         };
         let point = PathBuf::from(unescape(point));
         if REVEALING.contains(&kind) && point != source && point.starts_with(&source) {
-            let text = format!(
-                "{} holds a mount of type {kind} at {}",
-                source.display(),
-                point.display()
-            );
+            let text =
+                format!("{} holds a mount of type {kind} at {}", source.display(), point.display());
             return Err(Failure::other(Stage::OpenSource, text));
         }
     }
@@ -392,18 +340,11 @@ pub(super) fn refuse_revealing_mounts(source: &Path) -> Result<(), Failure> {
 
 /// Undoes the octal escapes of mountinfo.
 fn unescape(text: &str) -> String {
-    text.replace("\\040", " ")
-        .replace("\\011", "\t")
-        .replace("\\012", "\n")
-        .replace("\\134", "\\")
+    text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
 
 fn io_failure(error: &io::Error, what: &str) -> Failure {
-    Failure::kernel(
-        Stage::BuildRoot,
-        Errno::from_io_error(error).unwrap_or(Errno::IO),
-        what,
-    )
+    Failure::kernel(Stage::BuildRoot, Errno::from_io_error(error).unwrap_or(Errno::IO), what)
 }
 
 fn source_failure(error: &io::Error, source: &Path) -> Failure {

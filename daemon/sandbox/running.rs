@@ -114,10 +114,7 @@ impl Measurer {
         let asked = match self.cpu_us() {
             Some(cpu_us) if !bounds.recount && cpu_us < self.asked_at_us + RECOUNT_CPU_US => {
                 // It holds nothing new.
-                let measure = Measure {
-                    cpu_us,
-                    ..Measure::default()
-                };
+                let measure = Measure { cpu_us, ..Measure::default() };
                 reply.send(measure).is_ok()
             }
             cpu_us => {
@@ -198,22 +195,14 @@ impl Warm {
         let mut fds: Vec<BorrowedFd<'_>> = start.into_iter().collect();
         let wiring = match *streams {
             Streams::Terminal(size) => Wiring::Terminal(size),
-            Streams::Descriptors {
-                stdin,
-                stdout,
-                stderr,
-            } => {
+            Streams::Descriptors { stdin, stdout, stderr } => {
                 fds.extend(stdin.into_iter().chain([stdout, stderr]));
-                Wiring::Descriptors {
-                    stdin: stdin.is_some(),
-                }
+                Wiring::Descriptors { stdin: stdin.is_some() }
             }
         };
         let mut behind = *limits;
         if let Some(cgroup) = &mut self.cgroup {
-            cgroup
-                .set(limits)
-                .map_err(|error| Failure::other(Stage::Cgroup, error.to_string()))?;
+            cgroup.set(limits).map_err(|error| Failure::other(Stage::Cgroup, error.to_string()))?;
             // It counts what it refuses, if it is asked first.
             behind.processes = behind.processes.saturating_add(PIDS_BEHIND);
         }
@@ -347,10 +336,7 @@ impl Running {
 
     /// What the kernel has held of the run, where it counts.
     pub(crate) fn held(&self) -> Held {
-        self.cgroup
-            .as_ref()
-            .map(RunCgroup::held)
-            .unwrap_or_default()
+        self.cgroup.as_ref().map(RunCgroup::held).unwrap_or_default()
     }
 
     /// Whether the kernel counts the run's memory.

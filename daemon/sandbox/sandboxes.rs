@@ -60,12 +60,7 @@ impl Sandboxes {
             Arc::new(pool)
         });
         let pools: Vec<_> = pools.collect();
-        Ok(Self {
-            pools,
-            keeper: readiness::watch(keeper.pidfd)?,
-            context,
-            _child: keeper.child,
-        })
+        Ok(Self { pools, keeper: readiness::watch(keeper.pidfd)?, context, _child: keeper.child })
     }
 
     /// The pool of the workspace with this index.

@@ -67,11 +67,8 @@ pub(super) fn run(
     let mut berths: Vec<Berth<State>> = Vec::new();
     let mut latest = None;
     let keeps_home = workspace.kept_home.is_some();
-    let own_file_systems: &[&str] = if keeps_home {
-        &["/tmp", "/dev/shm"]
-    } else {
-        &["/tmp", "/dev/shm", HOME]
-    };
+    let own_file_systems: &[&str] =
+        if keeps_home { &["/tmp", "/dev/shm"] } else { &["/tmp", "/dev/shm", HOME] };
     let prepared = prepare(plan, workspace, level, identity, filter)
         .and_then(|blueprint| Ok((blueprint, listener(plan.network)?)))
         .and_then(|made| Ok((made, Vacancy::of(plan.network, level)?)));
@@ -82,10 +79,7 @@ pub(super) fn run(
             exit_now(1);
         }
     };
-    let ready = Answer::Done {
-        workspace: workspace.index,
-        identity,
-    };
+    let ready = Answer::Done { workspace: workspace.index, identity };
     let fds: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
     if send_answer(socket, &ready, &fds, Stage::NetworkNamespace).is_err() {
         exit_now(0);
@@ -103,13 +97,7 @@ pub(super) fn run(
             (Some(SlotOrder::Make { .. }), Some(_)) if !vacancy.awaits() => {
                 send_bytes(socket, &Report::Occupied.encode(), &[])
             }
-            (
-                Some(SlotOrder::Make {
-                    tmp_bytes,
-                    tmp_inodes,
-                }),
-                Some(control),
-            ) => {
+            (Some(SlotOrder::Make { tmp_bytes, tmp_inodes }), Some(control)) => {
                 let made = scratch(tmp_bytes, tmp_inodes, identity, keeps_home)
                     .and_then(|scratch| make_sandbox(&mut berths, blueprint, scratch, control));
                 let made = made.map(|(pidfd, init)| {
@@ -215,45 +203,28 @@ fn prepare(
     capabilities::forbid_gaining().map_err(in_stage(Stage::Capabilities))?;
     let limits = plan.limits;
     set_limits(limits).map_err(in_stage(Stage::ResourceLimits))?;
-    let writable = workspace
-        .binds
-        .iter()
-        .filter(|bind| bind.writable)
-        .map(|bind| bind.destination.clone());
-    let paths = [
-        ("/", Access::Read),
-        ("/proc", Access::Devices),
-        ("/dev", Access::Devices),
-    ]
-    .into_iter()
-    .chain([
-        ("/dev/shm", Access::Write),
-        ("/tmp", Access::Write),
-        (HOME, Access::Write),
-    ])
-    .map(|(path, access)| (path.into(), access))
-    .chain([(workspace.mount_path.clone(), Access::Write)])
-    .chain(writable.map(|path| (path, Access::Write)))
-    .map(|(path, access)| {
-        let path = CString::new(path.into_os_string().into_encoded_bytes());
-        path.map(|path| (path, access))
-            .map_err(|_| Failure::other(Stage::Landlock, "a path holds a NUL"))
-    })
-    .collect::<Result<Vec<_>, _>>()?;
-    let masks = (level == Level::L3).then(proc_masks::readable);
-    let (masked_directories, masked_files) = masks
+    let writable =
+        workspace.binds.iter().filter(|bind| bind.writable).map(|bind| bind.destination.clone());
+    let paths = [("/", Access::Read), ("/proc", Access::Devices), ("/dev", Access::Devices)]
         .into_iter()
-        .flatten()
-        .partition::<Vec<_>, _>(|(_, directory)| *directory);
+        .chain([("/dev/shm", Access::Write), ("/tmp", Access::Write), (HOME, Access::Write)])
+        .map(|(path, access)| (path.into(), access))
+        .chain([(workspace.mount_path.clone(), Access::Write)])
+        .chain(writable.map(|path| (path, Access::Write)))
+        .map(|(path, access)| {
+            let path = CString::new(path.into_os_string().into_encoded_bytes());
+            path.map(|path| (path, access))
+                .map_err(|_| Failure::other(Stage::Landlock, "a path holds a NUL"))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let masks = (level == Level::L3).then(proc_masks::readable);
+    let (masked_directories, masked_files) =
+        masks.into_iter().flatten().partition::<Vec<_>, _>(|(_, directory)| *directory);
     let names =
         |masks: Vec<(&'static CStr, bool)>| masks.into_iter().map(|(path, _)| path).collect();
     Ok(Blueprint {
         level,
-        guarded: if level == Level::L3 {
-            Guarded::default()
-        } else {
-            Guarded::of(plan, level)?
-        },
+        guarded: if level == Level::L3 { Guarded::default() } else { Guarded::of(plan, level)? },
         masked_files: names(masked_files),
         masked_directories: names(masked_directories),
         other_processes: PROCESSES_OF_OURS,
@@ -276,10 +247,7 @@ pub(super) fn set_limits(limits: Limits) -> Result<(), Errno> {
     if processes.is_some_and(|most| most < u64::from(limits.processes)) {
         return Err(Errno::PERM);
     }
-    let same = |value: u64| Rlimit {
-        current: Some(value),
-        maximum: Some(value),
-    };
+    let same = |value: u64| Rlimit { current: Some(value), maximum: Some(value) };
     // A core pattern that pipes to a program is run whatever the limit, but for 1 (fs/coredump.c).
     setrlimit(Resource::Core, same(1))?;
     setrlimit(Resource::Fsize, same(limits.file_size_bytes))?;
@@ -313,9 +281,8 @@ fn make_sandbox(
         let (ended, _) = wait_any().map_err(in_stage)?;
         berths.iter_mut().for_each(|berth| berth.child_ended(ended));
     };
-    let berth = berths
-        .get_mut(free)
-        .ok_or_else(|| Failure::other(Stage::RunNamespaces, "no berth"))?;
+    let berth =
+        berths.get_mut(free).ok_or_else(|| Failure::other(Stage::RunNamespaces, "no berth"))?;
     let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
     berth
         .start(

@@ -293,11 +293,7 @@ const ALL: [Stage; LAST as usize] = [
 impl Failure {
     /// A failure that the kernel gave `errno` for.
     pub(crate) fn kernel(stage: Stage, errno: Errno, detail: impl Into<String>) -> Self {
-        Self {
-            stage,
-            errno: errno.raw_os_error(),
-            detail: detail.into(),
-        }
+        Self { stage, errno: errno.raw_os_error(), detail: detail.into() }
     }
 
     /// The kernel's error, if it was one.
@@ -307,11 +303,7 @@ impl Failure {
 
     /// A failure that is not the kernel's.
     pub(crate) fn other(stage: Stage, detail: impl Into<String>) -> Self {
-        Self {
-            stage,
-            errno: 0,
-            detail: detail.into(),
-        }
+        Self { stage, errno: 0, detail: detail.into() }
     }
 
     /// What a sandbox's maker can tell of it in a few bytes: the kernel's error, or that of input and

@@ -144,40 +144,18 @@ mod tests {
             masked: true,
             ..Surroundings::default()
         };
-        let podman = Surroundings {
-            engine: Engine::Podman,
-            ..docker.clone()
-        };
-        let open = Surroundings {
-            filtered: false,
-            masked: false,
-            ..podman.clone()
-        };
-        let pod = Surroundings {
-            engine: Engine::Kubernetes,
-            user: 1000,
-            ..docker.clone()
-        };
-        let host = Surroundings {
-            engine: Engine::None,
-            ..open.clone()
-        };
+        let podman = Surroundings { engine: Engine::Podman, ..docker.clone() };
+        let open = Surroundings { filtered: false, masked: false, ..podman.clone() };
+        let pod = Surroundings { engine: Engine::Kubernetes, user: 1000, ..docker.clone() };
+        let host = Surroundings { engine: Engine::None, ..open.clone() };
         for (found, stage, expected) in [
             (
                 &docker,
                 Stage::UserNamespace,
                 "seccomp=unconfined --security-opt systempaths=unconfined",
             ),
-            (
-                &podman,
-                Stage::MountTemplateProc,
-                "options --security-opt unmask=ALL",
-            ),
-            (
-                &podman,
-                Stage::WorkspaceOwner,
-                "--chown-workspace --minimum-level L1",
-            ),
+            (&podman, Stage::MountTemplateProc, "options --security-opt unmask=ALL"),
+            (&podman, Stage::WorkspaceOwner, "--chown-workspace --minimum-level L1"),
             (&open, Stage::WorkspaceOwner, "--chown-workspace (gives"),
             (&open, Stage::MapOwner, "--chown-workspace"),
             (&docker, Stage::Identity, "--user 1000:1000"),
@@ -191,9 +169,6 @@ mod tests {
             docker.to_string(),
             "Docker container, root without CAP_SYS_ADMIN, seccomp profile, masked /proc"
         );
-        assert_eq!(
-            pod.to_string(),
-            "pod, user 1000, seccomp profile, masked /proc"
-        );
+        assert_eq!(pod.to_string(), "pod, user 1000, seccomp profile, masked /proc");
     }
 }

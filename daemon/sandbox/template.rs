@@ -97,10 +97,7 @@ pub(super) fn run(
         let failure = Failure::kernel(Stage::TemplateNamespaces, errno, "children");
         give_up(socket, failure);
     }
-    let done = Answer::Done {
-        workspace: workspace.index,
-        identity,
-    };
+    let done = Answer::Done { workspace: workspace.index, identity };
     if send(socket, &done, &[]).is_err() {
         exit_now(0);
     }
@@ -168,24 +165,14 @@ fn confine<'a>(
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(at(Stage::TemplateNamespaces, "dumpable"))?;
     let own_network = open_network_namespace()?;
-    Ok(Template {
-        plan,
-        workspace,
-        level,
-        identity,
-        filters,
-        own_network,
-        proof,
-    })
+    Ok(Template { plan, workspace, level, identity, filters, own_network, proof })
 }
 
 /// Takes on the user id of the sandboxes. Ids are mapped one to one, so they are the same inside
 /// and outside.
 pub(super) fn become_user(identity: Identity) -> Result<(), Failure> {
-    let (uid, gid) = (
-        rustix::fs::Uid::from_raw(identity.uid),
-        rustix::fs::Gid::from_raw(identity.gid),
-    );
+    let (uid, gid) =
+        (rustix::fs::Uid::from_raw(identity.uid), rustix::fs::Gid::from_raw(identity.gid));
     set_thread_res_gid(gid, gid, gid).map_err(at(Stage::SetUser, "group"))?;
     set_thread_res_uid(uid, uid, uid).map_err(at(Stage::SetUser, "user"))
 }
@@ -201,12 +188,8 @@ pub(super) fn replace_standard_streams() -> Result<(), Failure> {
 }
 
 fn open_network_namespace() -> Result<OwnedFd, Failure> {
-    open(
-        "/proc/self/ns/net",
-        OFlags::RDONLY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(at(Stage::NetworkNamespace, "/proc/self/ns/net"))
+    open("/proc/self/ns/net", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(at(Stage::NetworkNamespace, "/proc/self/ns/net"))
 }
 
 impl Template<'_> {

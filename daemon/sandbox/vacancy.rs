@@ -46,9 +46,7 @@ impl Vacancy {
             });
             counts.map(|counts| (counts, own))
         });
-        Ok(Self {
-            counted: counted.transpose()?,
-        })
+        Ok(Self { counted: counted.transpose()? })
     }
 
     /// Waits a moment for all that a run has left to be gone. Answers whether it is.
@@ -72,9 +70,7 @@ impl Vacancy {
 
 /// How many sockets there are.
 fn sockets(counts: &str) -> Option<u64> {
-    let line = counts
-        .lines()
-        .find_map(|line| line.strip_prefix("sockets: used "))?;
+    let line = counts.lines().find_map(|line| line.strip_prefix("sockets: used "))?;
     line.trim().parse().ok()
 }
 

@@ -213,12 +213,7 @@ pub(super) fn send_answer(
 
 /// Makes a pair of connected sockets that keep messages apart.
 pub(super) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
-    socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
 /// Sends a message with descriptors; waits while the socket is full.
@@ -258,12 +253,7 @@ pub(super) fn send_bytes(
         return Err(Errno::TOOBIG);
     }
     loop {
-        match sendmsg(
-            &socket,
-            &[IoSlice::new(bytes)],
-            &mut ancillary,
-            SendFlags::NOSIGNAL,
-        ) {
+        match sendmsg(&socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
@@ -315,10 +305,7 @@ pub(super) fn receive_bytes(
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(Errno::MFILE);
     }
-    Ok(Received {
-        length: received.bytes,
-        sender,
-    })
+    Ok(Received { length: received.bytes, sender })
 }
 
 // === impl Identity ===
@@ -326,12 +313,7 @@ pub(super) fn receive_bytes(
 impl Identity {
     /// A user who is the same inside and outside.
     pub(super) fn same(uid: u32, gid: u32) -> Self {
-        Self {
-            uid,
-            gid,
-            outside: (uid, gid),
-            id_mapped: false,
-        }
+        Self { uid, gid, outside: (uid, gid), id_mapped: false }
     }
 }
 
@@ -340,10 +322,7 @@ impl Identity {
 impl SlotOrder {
     pub(super) fn encode(self) -> [u8; ORDER_BYTES] {
         let values = match self {
-            Self::Make {
-                tmp_bytes,
-                tmp_inodes,
-            } => [1, tmp_bytes, tmp_inodes, 0, 0],
+            Self::Make { tmp_bytes, tmp_inodes } => [1, tmp_bytes, tmp_inodes, 0, 0],
             Self::Measure(bounds) => [
                 2,
                 bounds.memory_bytes,
@@ -369,10 +348,7 @@ impl SlotOrder {
             *value = u64::from_le_bytes(chunk.try_into().ok()?);
         }
         match values {
-            [1, tmp_bytes, tmp_inodes, _, _] => Some(Self::Make {
-                tmp_bytes,
-                tmp_inodes,
-            }),
+            [1, tmp_bytes, tmp_inodes, _, _] => Some(Self::Make { tmp_bytes, tmp_inodes }),
             [2, memory_bytes, open_files, epoll_watches, recount] => {
                 Some(Self::Measure(MeasureBounds {
                     memory_bytes,
@@ -393,24 +369,12 @@ impl Report {
         let mut bytes = [0; REPORT_BYTES];
         let (kind, words): (u32, [u64; 4]) = match *self {
             Self::Ready => (1, [0; 4]),
-            Self::Failed { stage, errno } => (
-                2,
-                [
-                    u64::from(stage as u32),
-                    u64::from(errno.raw_os_error().unsigned_abs()),
-                    0,
-                    0,
-                ],
-            ),
-            Self::NotStarted { stage, errno } => (
-                3,
-                [
-                    u64::from(stage as u32),
-                    u64::from(errno.raw_os_error().unsigned_abs()),
-                    0,
-                    0,
-                ],
-            ),
+            Self::Failed { stage, errno } => {
+                (2, [u64::from(stage as u32), u64::from(errno.raw_os_error().unsigned_abs()), 0, 0])
+            }
+            Self::NotStarted { stage, errno } => {
+                (3, [u64::from(stage as u32), u64::from(errno.raw_os_error().unsigned_abs()), 0, 0])
+            }
             Self::Ended { status, usage } => (
                 4,
                 [
@@ -424,12 +388,7 @@ impl Report {
             Self::Terminal => (6, [0; 4]),
             Self::Measured(measure) => (
                 7,
-                [
-                    measure.memory_bytes,
-                    measure.cpu_us,
-                    measure.open_files,
-                    measure.epoll_watches,
-                ],
+                [measure.memory_bytes, measure.cpu_us, measure.open_files, measure.epoll_watches],
             ),
             Self::Occupied => (8, [0; 4]),
         };
@@ -455,21 +414,11 @@ impl Report {
         let errno = || Some(Errno::from_raw_os_error(i32::try_from(second).ok()?));
         Some(match kind {
             1 => Self::Ready,
-            2 => Self::Failed {
-                stage: stage()?,
-                errno: errno()?,
-            },
-            3 => Self::NotStarted {
-                stage: stage()?,
-                errno: errno()?,
-            },
+            2 => Self::Failed { stage: stage()?, errno: errno()? },
+            3 => Self::NotStarted { stage: stage()?, errno: errno()? },
             4 => Self::Ended {
                 status: u32::try_from(first).ok()?.cast_signed(),
-                usage: Usage {
-                    user_us: second,
-                    system_us: third,
-                    max_rss_kib: fourth,
-                },
+                usage: Usage { user_us: second, system_us: third, max_rss_kib: fourth },
             },
             5 => Self::Probed { failed: first },
             6 => Self::Terminal,

@@ -63,10 +63,7 @@ impl<S> Layer<S> for AuthLayer {
     type Service = Guarded<S>;
 
     fn layer(&self, inner: S) -> Guarded<S> {
-        Guarded {
-            inner,
-            pipeline: Arc::clone(&self.0),
-        }
+        Guarded { inner, pipeline: Arc::clone(&self.0) }
     }
 }
 
@@ -166,10 +163,7 @@ fn take_key(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Error> {
         }
     }
     shown.extend(
-        headers
-            .get_all(API_KEY)
-            .iter()
-            .map(|value| value.as_bytes().trim_ascii().to_vec()),
+        headers.get_all(API_KEY).iter().map(|value| value.as_bytes().trim_ascii().to_vec()),
     );
     while headers.remove(AUTHORIZATION).is_some() || headers.remove(API_KEY).is_some() {}
     // What a client sends that has a place for a key and none in it.
@@ -188,9 +182,7 @@ fn take_key(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Error> {
 /// 11.1).
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, key) = value.split_at_checked(b"bearer ".len())?;
-    scheme
-        .eq_ignore_ascii_case(b"bearer ")
-        .then(|| key.trim_ascii())
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
 }
 
 #[cfg(test)]
@@ -208,29 +200,14 @@ mod tests {
             (&[("x-api-key", "k")], Ok(Some("k"))),
             (&[("x-api-key", " k ")], Ok(Some("k"))),
             (&[("x-api-key", "")], Ok(None)),
-            (
-                &[("authorization", "Bearer "), ("x-api-key", "k")],
-                Ok(Some("k")),
-            ),
-            (
-                &[("authorization", "Bearer k"), ("x-api-key", "")],
-                Ok(Some("k")),
-            ),
-            (
-                &[("authorization", "Bearer k"), ("x-api-key", "k")],
-                Ok(Some("k")),
-            ),
-            (
-                &[("authorization", "Basic eA=="), ("x-api-key", "k")],
-                Ok(Some("k")),
-            ),
+            (&[("authorization", "Bearer "), ("x-api-key", "k")], Ok(Some("k"))),
+            (&[("authorization", "Bearer k"), ("x-api-key", "")], Ok(Some("k"))),
+            (&[("authorization", "Bearer k"), ("x-api-key", "k")], Ok(Some("k"))),
+            (&[("authorization", "Basic eA=="), ("x-api-key", "k")], Ok(Some("k"))),
             (&[("authorization", "Basic eA==")], Err(())),
             (&[("authorization", "Bearer")], Err(())),
             (&[("x-api-key", "k"), ("x-api-key", "l")], Err(())),
-            (
-                &[("authorization", "Bearer k"), ("x-api-key", "l")],
-                Err(()),
-            ),
+            (&[("authorization", "Bearer k"), ("x-api-key", "l")], Err(())),
         ] {
             let mut headers = HeaderMap::new();
             for (name, value) in given {

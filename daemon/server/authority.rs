@@ -119,10 +119,7 @@ struct Code {
 impl AuthorityRewriter {
     /// At the begin of a connection.
     pub(super) fn new() -> Self {
-        Self {
-            frame: Frame::Preface { matched: 0 },
-            field: Field::Start,
-        }
+        Self { frame: Frame::Preface { matched: 0 }, field: Field::Start }
     }
 
     /// Rewrites the next bytes of the connection.
@@ -135,9 +132,7 @@ impl AuthorityRewriter {
                     Frame::Malformed
                 }
                 Frame::Preface { matched } if matched + 1 == PREFACE.len() => Frame::START,
-                Frame::Preface { matched } => Frame::Preface {
-                    matched: matched + 1,
-                },
+                Frame::Preface { matched } => Frame::Preface { matched: matched + 1 },
                 Frame::Header { mut bytes, filled } => {
                     bytes[filled] = first;
                     match filled + 1 {
@@ -152,11 +147,7 @@ impl AuthorityRewriter {
                         None => Frame::Malformed,
                     }
                 }
-                Frame::Payload {
-                    skip,
-                    block,
-                    padding,
-                } => {
+                Frame::Payload { skip, block, padding } => {
                     let part = [skip, block].into_iter().find(|&part| part > 0);
                     let available = u32::try_from(data.len()).unwrap_or(u32::MAX);
                     let count = part.unwrap_or(padding).min(available);
@@ -200,20 +191,13 @@ impl AuthorityRewriter {
 }
 
 impl Frame {
-    const START: Self = Self::Header {
-        bytes: [0; FRAME_HEADER_BYTES],
-        filled: 0,
-    };
+    const START: Self = Self::Header { bytes: [0; FRAME_HEADER_BYTES], filled: 0 };
 
     fn payload(skip: u32, block: u32, padding: u32) -> Self {
         if (skip, block, padding) == (0, 0, 0) {
             return Self::START;
         }
-        Self::Payload {
-            skip,
-            block,
-            padding,
-        }
+        Self::Payload { skip, block, padding }
     }
 }
 
@@ -227,11 +211,7 @@ impl Field {
                 byte if byte & 0x20 != 0 => Self::integer(byte, 5, Integer::Other),
                 byte => Self::integer(byte, 4, Integer::NameIndex),
             },
-            Self::Integer {
-                value,
-                shift,
-                meaning,
-            } => {
+            Self::Integer { value, shift, meaning } => {
                 let value = value + (u32::from(*byte & 0x7f) << shift);
                 if *byte & 0x80 == 0 {
                     return Self::after_integer(value, meaning);
@@ -239,11 +219,7 @@ impl Field {
                 if shift == MAX_INTEGER_SHIFT {
                     return Self::Malformed;
                 }
-                Self::Integer {
-                    value,
-                    shift: shift + 7,
-                    meaning,
-                }
+                Self::Integer { value, shift: shift + 7, meaning }
             }
             Self::Length(text) => {
                 let meaning = match *byte & 0x80 {
@@ -257,10 +233,7 @@ impl Field {
                 if left == 1 {
                     return Self::Length(Text::value(rest.is_some_and(<[u8]>::is_empty)));
                 }
-                Self::Name {
-                    left: left - 1,
-                    rest,
-                }
+                Self::Name { left: left - 1, rest }
             }
             Self::Value { left, mut coding } => {
                 match &mut coding {
@@ -274,10 +247,7 @@ impl Field {
                 if left == 1 {
                     return Self::Start;
                 }
-                Self::Value {
-                    left: left - 1,
-                    coding,
-                }
+                Self::Value { left: left - 1, coding }
             }
         }
     }
@@ -289,11 +259,7 @@ impl Field {
         if value < largest {
             return Self::after_integer(value, meaning);
         }
-        Self::Integer {
-            value,
-            shift: 0,
-            meaning,
-        }
+        Self::Integer { value, shift: 0, meaning }
     }
 
     fn after_integer(value: u32, meaning: Integer) -> Self {
@@ -314,27 +280,17 @@ impl Field {
 
 impl Text {
     fn value(is_authority: bool) -> Self {
-        if is_authority {
-            Self::Authority
-        } else {
-            Self::OtherValue
-        }
+        if is_authority { Self::Authority } else { Self::OtherValue }
     }
 
     /// Begins a string; `name` is how `:authority` would be written in its coding.
     fn begin(self, length: u32, name: &'static [u8], coding: Coding) -> Field {
         match (self, length) {
             (Self::Name, 0) => Field::Length(Self::OtherValue),
-            (Self::Name, left) => Field::Name {
-                left,
-                rest: Some(name),
-            },
+            (Self::Name, left) => Field::Name { left, rest: Some(name) },
             (Self::Authority | Self::OtherValue, 0) => Field::Start,
             (Self::Authority, left) => Field::Value { left, coding },
-            (Self::OtherValue, left) => Field::Value {
-                left,
-                coding: Coding::Skipped,
-            },
+            (Self::OtherValue, left) => Field::Value { left, coding: Coding::Skipped },
         }
     }
 }
@@ -346,10 +302,7 @@ impl Code {
         for bit in (0..8).rev() {
             self.bits = self.bits << 1 | u32::from(*byte >> bit & 1);
             self.count += 1;
-            if matches!(
-                (self.count, self.bits),
-                (5, 0b0_1010) | (6, 0b01_1000) | (7, 0b101_1100)
-            ) {
+            if matches!((self.count, self.bits), (5, 0b0_1010) | (6, 0b01_1000) | (7, 0b101_1100)) {
                 *byte |= 1 << bit;
                 self.bits |= 1;
             }

@@ -193,11 +193,7 @@ impl Connected for Connection {
                 End::Unix(address.and_then(|address| address.as_pathname().map(Path::to_owned)))
             }
         };
-        Peer {
-            end,
-            origin: self.origin,
-            standing: Arc::clone(self.place.standing()),
-        }
+        Peer { end, origin: self.origin, standing: Arc::clone(self.place.standing()) }
     }
 }
 

@@ -120,17 +120,7 @@ mod tests {
         assert_eq!(read("5u"), Some(Duration::from_micros(5)));
         assert_eq!(read("6n"), Some(Duration::from_nanos(6)));
         assert_eq!(read("99999999H"), Some(LONGEST));
-        for bad in [
-            "",
-            "S",
-            "5",
-            "-5S",
-            "+5S",
-            "5s",
-            "5 S",
-            "123456789S",
-            "1.5S",
-        ] {
+        for bad in ["", "S", "5", "-5S", "+5S", "5s", "5 S", "123456789S", "1.5S"] {
             assert_eq!(read(bad), None, "{bad}");
         }
     }

@@ -149,27 +149,15 @@ mod tests {
         let ours = "/jig.v1.ToolService/Run";
         let foreign = "/grpc.health.v1.Health/Check";
         let bare = |code| Status::new(code, "why");
-        assert_eq!(
-            answer(&bare(Code::Internal), ours),
-            Some(Code::InvalidArgument)
-        );
-        assert_eq!(
-            answer(&bare(Code::OutOfRange), ours),
-            Some(Code::ResourceExhausted)
-        );
-        assert_eq!(
-            answer(&bare(Code::Unimplemented), foreign),
-            Some(Code::Unimplemented)
-        );
+        assert_eq!(answer(&bare(Code::Internal), ours), Some(Code::InvalidArgument));
+        assert_eq!(answer(&bare(Code::OutOfRange), ours), Some(Code::ResourceExhausted));
+        assert_eq!(answer(&bare(Code::Unimplemented), foreign), Some(Code::Unimplemented));
         assert_eq!(answer(&bare(Code::Internal), foreign), None);
         assert_eq!(answer(&bare(Code::NotFound), foreign), None);
         assert_eq!(answer(&bare(Code::Cancelled), ours), None);
         let own = Status::with_details(Code::Internal, "why", "details".into());
         assert_eq!(answer(&own, ours), None);
-        assert!(
-            explained(ours, &HeaderMap::new()).is_none(),
-            "no answer yet"
-        );
+        assert!(explained(ours, &HeaderMap::new()).is_none(), "no answer yet");
     }
 
     #[test]
@@ -187,13 +175,9 @@ mod tests {
         ] {
             assert!(speaks(good), "{good}");
         }
-        for bad in [
-            "",
-            "text/plain",
-            "application/json",
-            "application/grpc-web",
-            "application/grpc+json",
-        ] {
+        for bad in
+            ["", "text/plain", "application/json", "application/grpc-web", "application/grpc+json"]
+        {
             assert!(!speaks(bad), "{bad}");
         }
         assert!(!speaks_grpc(&HeaderMap::new()));

@@ -16,12 +16,8 @@ const LIVENESS: &str = "liveness";
 /// For a probe that sends calls elsewhere.
 const READINESS: &str = "readiness";
 /// Services whose work is to run commands.
-const RUN_COMMANDS: [&str; 4] = [
-    "jig.v1.InvokeService",
-    "jig.v1.JobService",
-    "jig.v1.ProcessService",
-    "jig.v1.ToolService",
-];
+const RUN_COMMANDS: [&str; 4] =
+    ["jig.v1.InvokeService", "jig.v1.JobService", "jig.v1.ProcessService", "jig.v1.ToolService"];
 
 /// What is reported, and from what.
 #[derive(Clone)]
@@ -50,14 +46,8 @@ impl Health {
         services: Vec<String>,
         conditions: Conditions,
     ) -> Self {
-        reporter
-            .set_service_status(LIVENESS, ServingStatus::Serving)
-            .await;
-        let report = Report {
-            reporter,
-            services,
-            conditions,
-        };
+        reporter.set_service_status(LIVENESS, ServingStatus::Serving).await;
+        let report = Report { reporter, services, conditions };
         report.publish().await;
         Self(Arc::new(Mutex::new(report)))
     }
@@ -73,12 +63,8 @@ impl Health {
 
 impl Report {
     async fn publish(&self) {
-        let Conditions {
-            is_draining,
-            runs_commands,
-            failing_listeners,
-            has_lost_state,
-        } = self.conditions;
+        let Conditions { is_draining, runs_commands, failing_listeners, has_lost_state } =
+            self.conditions;
         let serves = !is_draining && failing_listeners == 0 && !has_lost_state;
         let wholes = ["", READINESS].map(|name| (name, true));
         let services = self.services.iter().map(|service| {

@@ -104,10 +104,7 @@ impl<S> Layer<S> for IntakeLayer {
     type Service = TakenIn<S>;
 
     fn layer(&self, inner: S) -> TakenIn<S> {
-        TakenIn {
-            inner,
-            intake: Arc::clone(&self.0),
-        }
+        TakenIn { inner, intake: Arc::clone(&self.0) }
     }
 }
 
@@ -224,9 +221,7 @@ impl Intake {
             coming.length = Some(length);
             if length > LARGE || length > coming.taken.len() {
                 self.hold(coming, length)?;
-                coming
-                    .taken
-                    .reserve(length.saturating_sub(coming.taken.len()));
+                coming.taken.reserve(length.saturating_sub(coming.taken.len()));
             }
         }
         match coming.length {

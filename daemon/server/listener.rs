@@ -61,10 +61,7 @@ pub(crate) struct BindError {
 impl Listeners {
     /// Binds all addresses.
     pub(crate) fn bind(addresses: &[Address]) -> Result<Self, BindError> {
-        let mut listeners = Self {
-            tcp: Vec::new(),
-            unix: Vec::new(),
-        };
+        let mut listeners = Self { tcp: Vec::new(), unix: Vec::new() };
         for address in addresses {
             let failed = |error: io::Error| BindError {
                 address: address.to_string(),
@@ -85,10 +82,7 @@ impl Listeners {
             .iter()
             .filter_map(|listener| listener.local_addr().ok())
             .map(|address| address.to_string());
-        let unix = self
-            .unix
-            .iter()
-            .map(|bound| format!("unix:{}", bound.path.0.display()));
+        let unix = self.unix.iter().map(|bound| format!("unix:{}", bound.path.0.display()));
         tcp.chain(unix).collect()
     }
 
@@ -105,10 +99,8 @@ impl Listeners {
         stop: CancellationToken,
     ) -> mpsc::Receiver<io::Result<Connection>> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
-        let tcp = self
-            .tcp
-            .into_iter()
-            .map(|listener| TcpListener::from_std(listener).map(Acceptor::Tcp));
+        let tcp =
+            self.tcp.into_iter().map(|listener| TcpListener::from_std(listener).map(Acceptor::Tcp));
         let unix = self.unix.into_iter().map(|bound| {
             UnixListener::from_std(bound.listener)
                 .map(|listener| Acceptor::Unix(listener, bound.path))
@@ -142,10 +134,7 @@ impl Drop for SocketPath {
 enum Acceptor {
     Tcp(TcpListener),
     /// With the path that is removed at the end.
-    Unix(
-        UnixListener,
-        #[expect(dead_code, reason = "kept to be dropped")] SocketPath,
-    ),
+    Unix(UnixListener, #[expect(dead_code, reason = "kept to be dropped")] SocketPath),
 }
 
 impl Acceptor {
@@ -283,10 +272,7 @@ fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
     rustix::process::umask(mask);
     let listener = bound?;
     listener.set_nonblocking(true)?;
-    Ok(BoundUnix {
-        listener,
-        path: SocketPath(path.to_owned()),
-    })
+    Ok(BoundUnix { listener, path: SocketPath(path.to_owned()) })
 }
 
 fn explain(error: &io::Error) -> String {

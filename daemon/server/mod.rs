@@ -130,13 +130,7 @@ pub(crate) async fn serve(
     drain_timeout: Duration,
     announce: bool,
 ) -> io::Result<()> {
-    let Services {
-        pipeline,
-        info,
-        sandboxes,
-        runs_commands,
-        state_lost,
-    } = services;
+    let Services { pipeline, info, sandboxes, runs_commands, state_lost } = services;
     let drain = pipeline.drain.clone();
     let (reporter, health_service) = tonic_health::server::health_reporter();
     let methods: HashSet<_> = pipeline.catalog.methods().map(str::to_owned).collect();
@@ -146,10 +140,7 @@ pub(crate) async fn serve(
         .chain(STANDARD_METHODS)
         .filter_map(|method| method.split_once('/'));
     let services: BTreeSet<_> = services.map(|(service, _)| service.to_owned()).collect();
-    let conditions = Conditions {
-        runs_commands,
-        ..Conditions::default()
-    };
+    let conditions = Conditions { runs_commands, ..Conditions::default() };
     let health = Health::report(reporter, services.into_iter().collect(), conditions).await;
 
     let upload = pipeline.catalog.measure("jig.v1.TransferService/Upload");
@@ -176,9 +167,7 @@ pub(crate) async fn serve(
             ToolServiceServer::new(Tools(Arc::clone(&pipeline)))
                 .max_decoding_message_size(LARGEST_REQUEST),
         )
-        .add_service(ArtifactServiceServer::new(Artifacts::new(Arc::clone(
-            &pipeline,
-        ))))
+        .add_service(ArtifactServiceServer::new(Artifacts::new(Arc::clone(&pipeline))))
         .add_service(CatalogServiceServer::new(Catalog(Arc::clone(&pipeline))))
         .add_service(
             InvokeServiceServer::new(Invoke(Arc::clone(&pipeline)))
@@ -246,9 +235,7 @@ pub(crate) async fn serve(
                 } else {
                     tracing::error!("no sandbox can be made: no command is run until one can");
                 }
-                health
-                    .change(|known| known.runs_commands = runs_commands)
-                    .await;
+                health.change(|known| known.runs_commands = runs_commands).await;
             }
             tracing::error!(
                 "the keeper of sandboxes has died: no commands can be run until the daemon is restarted"

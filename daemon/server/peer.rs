@@ -48,9 +48,7 @@ pub(super) fn of_unix(socket: &UnixStream) -> Origin {
         // may have the number of others (see `own_user`).
         Ok(credentials) if credentials.pid() == Some(own_process()) => Origin::Itself,
         Ok(credentials) if is_privileged(credentials.uid(), socket) => Origin::Socket { uid: 0 },
-        Ok(credentials) => Origin::Socket {
-            uid: credentials.uid(),
-        },
+        Ok(credentials) => Origin::Socket { uid: credentials.uid() },
         Err(_) => Origin::Elsewhere,
     }
 }
@@ -109,9 +107,7 @@ fn numbering(map: Option<&str>, overflow: Option<&str>) -> Numbering {
 
 /// Where a TCP connection comes from.
 pub(super) fn of_tcp(socket: &TcpStream) -> Origin {
-    let ends = socket
-        .peer_addr()
-        .and_then(|peer| Ok((peer, socket.local_addr()?)));
+    let ends = socket.peer_addr().and_then(|peer| Ok((peer, socket.local_addr()?)));
     match ends {
         Ok((peer, local)) if is_loopback(peer.ip()) && is_loopback(local.ip()) => {
             let uid = owner(socket, peer, local);
@@ -297,11 +293,7 @@ mod tests {
             (Some(whole), Some("65534\n"), Numbering::Whole),
             (Some(whole), None, Numbering::Whole),
             (Some("0 1000 1\n"), Some("7\n"), Numbering::Partial(7)),
-            (
-                Some("0 1000 1\n"),
-                None,
-                Numbering::Unclear(DEFAULT_OVERFLOWUID),
-            ),
+            (Some("0 1000 1\n"), None, Numbering::Unclear(DEFAULT_OVERFLOWUID)),
             (Some(""), Some("7\n"), Numbering::Unclear(7)),
             (None, Some("7\n"), Numbering::Unclear(7)),
         ] {

@@ -128,10 +128,7 @@ pub(super) enum Term {
 
 impl Places {
     pub(super) fn new() -> Self {
-        Self {
-            free: Arc::new(Semaphore::new(CONNECTIONS)),
-            held: Arc::default(),
-        }
+        Self { free: Arc::new(Semaphore::new(CONNECTIONS)), held: Arc::default() }
     }
 
     /// A place for a connection from `origin`, unless who is there has enough. Where none is free, a stranger
@@ -161,12 +158,8 @@ impl Places {
         let of_party = held.of_each.entry(party).or_default();
         of_party.connections += 1;
         of_party.strangers += 1;
-        held.strangers
-            .insert(standing.number, Arc::clone(&standing));
-        Some(Place {
-            standing,
-            _of_listener: free,
-        })
+        held.strangers.insert(standing.number, Arc::clone(&standing));
+        Some(Place { standing, _of_listener: free })
     }
 
     fn has_enough(&self, party: Party) -> bool {
@@ -294,9 +287,7 @@ impl Check {
         let is_known = standing.term() == Term::Open;
         let one_more = |checks| (is_known || checks < CHECKS).then_some(checks + 1);
         let checks = &standing.checks;
-        checks
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
-            .ok()?;
+        checks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
         Some(Self(Arc::clone(standing)))
     }
 

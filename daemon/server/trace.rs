@@ -84,10 +84,7 @@ impl TraceLayer {
     /// Knows `methods`; calls of others are all `_OTHER`, so that nobody can fill a collector with
     /// names.
     pub(super) fn new(telemetry: Telemetry, methods: HashSet<String>) -> Self {
-        Self {
-            telemetry,
-            methods: Arc::new(methods),
-        }
+        Self { telemetry, methods: Arc::new(methods) }
     }
 
     /// Starts the span of a call below `parent`; none for a standard service.
@@ -119,11 +116,7 @@ impl TraceLayer {
         if name == "grpc" {
             span.set_text(semconv::RPC_METHOD_ORIGINAL, asked);
         }
-        if let Some(id) = request
-            .headers()
-            .get("jig-request-id")
-            .and_then(|id| id.to_str().ok())
-        {
+        if let Some(id) = request.headers().get("jig-request-id").and_then(|id| id.to_str().ok()) {
             span.set_text(semconv::REQUEST_ID, id);
         }
         Some(span)
@@ -164,10 +157,7 @@ impl<S> Layer<S> for TraceLayer {
     type Service = TraceService<S>;
 
     fn layer(&self, inner: S) -> TraceService<S> {
-        TraceService {
-            inner,
-            layer: self.clone(),
-        }
+        TraceService { inner, layer: self.clone() }
     }
 }
 
@@ -186,11 +176,7 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let call_id = Ulid::generate().to_string();
-        let parent = self
-            .layer
-            .telemetry
-            .propagators()
-            .extract(request.headers());
+        let parent = self.layer.telemetry.propagators().extract(request.headers());
         let span = self.layer.start(&request, &call_id, &parent);
         let context = span.as_ref().map_or(parent, |span| span.context().clone());
         let facts = CallFacts::default();
@@ -203,11 +189,7 @@ where
             trace_id: context.span().span_context().trace_id().to_string(),
             begun: Instant::now(),
         });
-        let arrival = Arrival {
-            call_id: call_id.clone(),
-            context,
-            facts,
-        };
+        let arrival = Arrival { call_id: call_id.clone(), context, facts };
         request.extensions_mut().insert(arrival);
         let mut open = Open { span, line };
         let answer = self.inner.call(request);
@@ -312,9 +294,7 @@ impl HttpBody for Traced {
 }
 
 fn code(headers: &HeaderMap) -> Option<Code> {
-    headers
-        .get("grpc-status")
-        .map(|value| Code::from_bytes(value.as_bytes()))
+    headers.get("grpc-status").map(|value| Code::from_bytes(value.as_bytes()))
 }
 
 /// Name of a code, as the conventions write it.

@@ -46,10 +46,7 @@ pub(super) fn kept(
             return Ok(None);
         }
         let made = make(&config.state_dir, of, workspace);
-        made.map(Some).map_err(|source| HomeError {
-            workspace: of.name.clone(),
-            source,
-        })
+        made.map(Some).map_err(|source| HomeError { workspace: of.name.clone(), source })
     };
     config.workspaces.iter().zip(workspaces).map(home).collect()
 }

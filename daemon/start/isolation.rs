@@ -64,10 +64,7 @@ pub(super) async fn prove(
         };
         results.push(pool.prove(config.minimum_level).await);
     }
-    Ok(Probed {
-        sandboxes: Arc::new(sandboxes),
-        results,
-    })
+    Ok(Probed { sandboxes: Arc::new(sandboxes), results })
 }
 
 /// What is true of a workspace's commands.
@@ -77,10 +74,7 @@ pub(super) fn isolation(
     workspace: &str,
     found: &Proven,
 ) -> Isolation {
-    let of_workspace = config
-        .workspaces
-        .iter()
-        .find(|config| config.name == workspace);
+    let of_workspace = config.workspaces.iter().find(|config| config.name == workspace);
     Isolation {
         level: found.level,
         minimum: config.minimum_level,
@@ -94,9 +88,7 @@ pub(super) fn isolation(
         network: config.network,
         accounting: keeper.accounting.clone(),
         keeps_home: of_workspace.is_some_and(|config| config.keeps_home),
-        protected: of_workspace
-            .map(|config| config.protection.names())
-            .unwrap_or_default(),
+        protected: of_workspace.map(|config| config.protection.names()).unwrap_or_default(),
     }
 }
 

@@ -10,11 +10,7 @@ use crate::daemon::{
 /// namespaces cannot change modes and times of another workspace's files.
 pub(super) fn user_of(config: &Config, workspace: usize) -> u32 {
     // There is one for each workspace; the last number is no user.
-    config
-        .sandbox_ids
-        .get(workspace)
-        .copied()
-        .unwrap_or(u32::MAX)
+    config.sandbox_ids.get(workspace).copied().unwrap_or(u32::MAX)
 }
 
 /// Gives root's files in a workspace to `user`, and logs it. Only root can, and only for root is there a
@@ -25,15 +21,8 @@ pub(super) fn give(workspace: &mut Workspace, user: u32) -> Result<Option<String
     }
     let path = workspace.path().display().to_string();
     let given = workspace.give_to(user);
-    let Given {
-        changed,
-        left,
-        example,
-    } = given.map_err(|source| StartError::Chown {
-        path: path.clone(),
-        user,
-        source,
-    })?;
+    let Given { changed, left, example } =
+        given.map_err(|source| StartError::Chown { path: path.clone(), user, source })?;
     if changed == 0 && left == 0 {
         return Ok(None);
     }

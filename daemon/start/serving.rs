@@ -69,13 +69,8 @@ pub(super) async fn serve(
     reload: Option<Reload>,
 ) -> Result<(), StartError> {
     let announce = reload.is_some();
-    let Prepared {
-        config,
-        started,
-        workspaces,
-        store,
-        keeper: Keeper { process, found },
-    } = prepared;
+    let Prepared { config, started, workspaces, store, keeper: Keeper { process, found } } =
+        prepared;
     let telemetry = Telemetry::start(config.log_calls);
     let catalog = catalog(&config)?;
     let Probed { sandboxes, results } = isolation::prove(process, &found.accounting, &config)
@@ -143,9 +138,7 @@ pub(super) async fn serve(
     let database = database(&store, announce)?;
     let mut state_lost = None;
     if announce {
-        let files = store
-            .files()
-            .map_err(io_error("looking at the state directory"))?;
+        let files = store.files().map_err(io_error("looking at the state directory"))?;
         let files = Arc::new(files);
         database.depend_on(Arc::clone(&files));
         state_lost = Some(files.are_lost());
@@ -199,10 +192,7 @@ pub(super) async fn serve(
         // As long as a job or an answer is kept that may name something of a session.
         let past = config.jobs.retention.max(config.requests.retention);
         let past = past.max(config.sessions.retention);
-        task::spawn(
-            "retention of sessions",
-            retain_in_time(sessions, config.sessions, past, end),
-        );
+        task::spawn("retention of sessions", retain_in_time(sessions, config.sessions, past, end));
     }
     let runs_commands = isolation.is_ready();
     let info = Info {
@@ -215,13 +205,8 @@ pub(super) async fn serve(
         concurrent_runs: config.concurrent_runs,
         started,
     };
-    let services = Services {
-        pipeline,
-        info,
-        sandboxes: Arc::clone(&sandboxes),
-        runs_commands,
-        state_lost,
-    };
+    let services =
+        Services { pipeline, info, sandboxes: Arc::clone(&sandboxes), runs_commands, state_lost };
     let served = server::serve(listeners, services, until, config.drain_timeout, announce).await;
     sandboxes.close();
     telemetry.flush().await;
@@ -245,11 +230,7 @@ async fn requests(
     config: Requests,
     drain: &Drain,
 ) -> Result<Arc<Idempotency>, StartError> {
-    let bounds = Bounds {
-        age: config.retention,
-        number: config.kept,
-        bytes: config.kept_bytes,
-    };
+    let bounds = Bounds { age: config.retention, number: config.kept, bytes: config.kept_bytes };
     let log = RequestLog::open(database, bounds).await;
     let log = log.map_err(unreadable)?;
     Ok(Idempotency::new(log, config.linger, drain))
@@ -272,10 +253,7 @@ async fn jobs(
 }
 
 fn unreadable(error: DatabaseError) -> StartError {
-    StartError::Io {
-        what: "reading the database",
-        source: io::Error::other(error),
-    }
+    StartError::Io { what: "reading the database", source: io::Error::other(error) }
 }
 
 /// The tools: those of the contract, and those of the configuration. No dialect has a tool of the name of one

@@ -97,13 +97,8 @@ pub(crate) enum EndState {
 
 impl EndState {
     /// All of them.
-    const ALL: [Self; 5] = [
-        Self::Allowed,
-        Self::Denied,
-        Self::Expired,
-        Self::Withdrawn,
-        Self::Lost,
-    ];
+    const ALL: [Self; 5] =
+        [Self::Allowed, Self::Denied, Self::Expired, Self::Withdrawn, Self::Lost];
 
     /// Its name.
     pub(crate) fn name(self) -> &'static str {
@@ -223,10 +218,8 @@ impl ApprovalLog {
 
     async fn retain_most(&self, since_ms: i64, most: u32) -> Result<(), DatabaseError> {
         loop {
-            let removed = self
-                .0
-                .apply(move |connection| remove(connection, since_ms, most))
-                .await?;
+            let removed =
+                self.0.apply(move |connection| remove(connection, since_ms, most)).await?;
             if removed < REMOVED_TOGETHER as usize {
                 return Ok(());
             }
@@ -368,10 +361,7 @@ mod tests {
     async fn who_floods_does_not_push_out_what_was_decided() {
         let log = ApprovalLog::new(Database::in_memory().unwrap());
         let ask = async |id: &str, principal: &str, state: Option<EndState>| {
-            let record = ApprovalRecord {
-                principal: principal.to_owned(),
-                ..record(id, "a")
-            };
+            let record = ApprovalRecord { principal: principal.to_owned(), ..record(id, "a") };
             log.ask(record).await.unwrap();
             if let Some(state) = state {
                 log.end(id.into(), end(state, 10), None).await.unwrap();
@@ -383,11 +373,9 @@ mod tests {
         for id in ["4", "5", "6", "7"] {
             ask(id, "key:flood", Some(EndState::Withdrawn)).await;
         }
-        for (most, left) in [
-            (5, &["1", "2", "3", "6", "7"][..]),
-            (4, &["1", "2", "3", "7"]),
-            (1, &["3"]),
-        ] {
+        for (most, left) in
+            [(5, &["1", "2", "3", "6", "7"][..]), (4, &["1", "2", "3", "7"]), (1, &["3"])]
+        {
             log.retain_most(0, most).await.unwrap();
             let listed = log.list(vec!["a".to_owned()], None, 9).await.unwrap();
             let mut ids: Vec<_> = listed.into_iter().map(|record| record.id).collect();

@@ -44,10 +44,7 @@ impl Sink {
 
     /// The same, whose bytes are counted with those of all sessions.
     pub(super) fn counted(self, fullness: Arc<Fullness>) -> Self {
-        Self {
-            fullness: Some(fullness),
-            ..self
-        }
+        Self { fullness: Some(fullness), ..self }
     }
 
     /// The same, which tells whenever something was written.
@@ -57,10 +54,7 @@ impl Sink {
 
     /// The same, whose file exists even if nothing is written to it.
     pub(crate) fn even_if_empty(self) -> Self {
-        Self {
-            is_always_made: true,
-            ..self
-        }
+        Self { is_always_made: true, ..self }
     }
 
     /// Whether its file is yet to be made, even if there is nothing to write.
@@ -90,9 +84,7 @@ impl Sink {
     /// Writes what fits. An error, a full disk for example, is kept for [`Sink::take_error`];
     /// nothing more is written after it. Blocks.
     pub(crate) fn write(&mut self, data: &[u8]) {
-        let fits = usize::try_from(self.room)
-            .unwrap_or(usize::MAX)
-            .min(data.len());
+        let fits = usize::try_from(self.room).unwrap_or(usize::MAX).min(data.len());
         let data = data.get(..fits).unwrap_or_default();
         if (data.is_empty() && !self.needs_file()) || self.error.is_some() {
             return;

@@ -51,12 +51,7 @@ impl Follower {
         if after_sequence > written {
             return Err(Beyond(written));
         }
-        Ok(Self {
-            last,
-            session,
-            next: after_sequence + 1,
-            place: None,
-        })
+        Ok(Self { last, session, next: after_sequence + 1, place: None })
     }
 
     /// Number of the last record that was read, or that is not kept any more.

@@ -38,8 +38,7 @@ impl Default for Fullness {
 impl Fullness {
     /// Has somebody be told of sessions with more records, and of workspaces with more sessions.
     pub(super) fn set(&self, most_record_bytes: u64, most_sessions: u64) {
-        self.most_record_bytes
-            .store(most_record_bytes, Ordering::Relaxed);
+        self.most_record_bytes.store(most_record_bytes, Ordering::Relaxed);
         self.most_sessions.store(most_sessions, Ordering::Relaxed);
     }
 
@@ -52,11 +51,7 @@ impl Fullness {
     /// was `counted`, and found `bytes`: what was written meanwhile may be among them, or not. Where there
     /// is more already, which could not be removed, it is told when some more has come.
     pub(super) fn measured(&self, counted: u64, bytes: u64, most: u64) {
-        let alarm = if bytes > most {
-            bytes + most / 16
-        } else {
-            most
-        };
+        let alarm = if bytes > most { bytes + most / 16 } else { most };
         self.alarm_bytes.store(alarm, Ordering::Relaxed);
         let all = bytes + self.counted().saturating_sub(counted);
         self.bytes.store(all, Ordering::Relaxed);
@@ -79,11 +74,7 @@ impl Fullness {
     pub(super) fn records(&self, bytes: u64, stayed: u64) {
         let most = self.most_record_bytes.load(Ordering::Relaxed);
         // Of what could not be removed then, as it goes on, nobody is told again with each record.
-        let alarm = if stayed > most {
-            stayed.saturating_add(most / 16)
-        } else {
-            most
-        };
+        let alarm = if stayed > most { stayed.saturating_add(most / 16) } else { most };
         if bytes > alarm {
             self.is_long.notify_one();
         }

@@ -88,11 +88,7 @@ impl JobParams {
 }
 
 fn create(path: &Path) -> io::Result<File> {
-    File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
+    File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
 #[cfg(test)]

@@ -16,10 +16,7 @@ use super::{
 };
 
 /// Where what is kept is found.
-const TABLE: Table = Table {
-    name: "job",
-    bytes: "result_bytes",
-};
+const TABLE: Table = Table { name: "job", bytes: "result_bytes" };
 /// In memory: the jobs that ran when the daemon before this one died, until it is written down that they are
 /// lost, which needs room.
 const LOST: &str = "CREATE TEMP TABLE IF NOT EXISTS lost (id TEXT PRIMARY KEY, ended_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID";
@@ -142,11 +139,7 @@ impl JobLog {
                 rows.collect::<rusqlite::Result<Vec<_>>>()
             })
             .await?;
-        let log = Self {
-            database,
-            bounds,
-            growth: Arc::new(Growth::new(bounds)),
-        };
+        let log = Self { database, bounds, growth: Arc::new(Growth::new(bounds)) };
         Ok((log, queued))
     }
 
@@ -176,11 +169,7 @@ impl JobLog {
         self.change(move |connection| {
             connection
                 .prepare_cached("UPDATE job SET state = ?2, started_ms = ?3 WHERE id = ?1")?
-                .execute(params![
-                    id,
-                    JobState::Running.name(),
-                    milliseconds::of(time)
-                ])
+                .execute(params![id, JobState::Running.name(), milliseconds::of(time)])
         })
         .await
     }
@@ -285,10 +274,7 @@ impl JobLog {
                 number: u32::try_from(number - found.len()).unwrap_or(u32::MAX),
                 ..selection.clone()
             };
-            let looked = self
-                .database
-                .read(move |connection| look(connection, &selection))
-                .await?;
+            let looked = self.database.read(move |connection| look(connection, &selection)).await?;
             found.extend(looked.found);
             match looked.rest {
                 Some(rest) if found.len() < number => before = Some(rest),
@@ -308,9 +294,7 @@ impl JobLog {
         self.change(note_lost).await?;
         let bounds = self.bounds;
         loop {
-            let is_all = self
-                .database
-                .apply(move |connection| remove(connection, bounds));
+            let is_all = self.database.apply(move |connection| remove(connection, bounds));
             if is_all.await? {
                 return self.database.shrink().await;
             }
@@ -359,19 +343,10 @@ fn look(connection: &Connection, selection: &Selection) -> rusqlite::Result<Look
             Ok((row.get(0)?, row.get(1)?))
         })?;
     let Some(first) = first else {
-        return Ok(Looked {
-            found: Vec::new(),
-            rest: None,
-        });
+        return Ok(Looked { found: Vec::new(), rest: None });
     };
-    let mut sql = format!(
-        "SELECT {} FROM job WHERE workspace = ? AND id >= ?",
-        *COLUMNS
-    );
-    let mut values = vec![
-        Value::from(selection.workspace.clone()),
-        first.clone().into(),
-    ];
+    let mut sql = format!("SELECT {} FROM job WHERE workspace = ? AND id >= ?", *COLUMNS);
+    let mut values = vec![Value::from(selection.workspace.clone()), first.clone().into()];
     if !selection.states.is_empty() {
         let marks = vec!["?"; selection.states.len()].join(", ");
         sql += &format!(" AND {STATE} IN ({marks})");
@@ -427,14 +402,8 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
 }
 
 impl JobState {
-    const ALL: [Self; 6] = [
-        Self::Queued,
-        Self::Running,
-        Self::Succeeded,
-        Self::Failed,
-        Self::Cancelled,
-        Self::Lost,
-    ];
+    const ALL: [Self; 6] =
+        [Self::Queued, Self::Running, Self::Succeeded, Self::Failed, Self::Cancelled, Self::Lost];
 
     pub(crate) fn name(self) -> &'static str {
         match self {

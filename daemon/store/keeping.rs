@@ -108,23 +108,14 @@ impl Surplus {
         bounds: Bounds,
     ) -> rusqlite::Result<Self> {
         let holdings = holdings(connection, table)?;
-        let most = share(
-            holdings.iter().map(|holding| holding.number),
-            bounds.number.into(),
-        );
+        let most = share(holdings.iter().map(|holding| holding.number), bounds.number.into());
         let most_bytes = share(holdings.iter().map(|holding| holding.bytes), bounds.bytes);
         let age = i64::try_from(bounds.age.as_millis()).unwrap_or(i64::MAX);
         let oldest = milliseconds::now().saturating_sub(age);
         let mut surplus = Self::default();
         for holding in holdings {
             if !surplus.is_full() {
-                surplus.add(
-                    connection,
-                    table,
-                    &holding,
-                    (most.max(1), most_bytes),
-                    oldest,
-                )?;
+                surplus.add(connection, table, &holding, (most.max(1), most_bytes), oldest)?;
             }
         }
         Ok(surplus)

@@ -54,10 +54,7 @@ impl PastSessions {
                         continue;
                     };
                     if let Some(id) = SessionId::parse(&line.session) {
-                        let past = Past {
-                            numbers: line.numbers,
-                            removed: line.removed,
-                        };
+                        let past = Past { numbers: line.numbers, removed: line.removed };
                         known.insert((line.workspace, id), past); // the last one of an id is right
                     }
                 }
@@ -88,11 +85,7 @@ impl PastSessions {
         let Some(past) = self.known.get(&key) else {
             return Ok(());
         };
-        let mut file = File::options()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&self.path)?;
+        let mut file = File::options().append(true).create(true).mode(0o600).open(&self.path)?;
         // One that was cut off before is no part of this one.
         let mut line = b"\n".to_vec();
         line.append(&mut written(&key, past)?);
@@ -114,12 +107,8 @@ impl PastSessions {
         let mut kept = self.known.clone();
         kept.retain(|_, past| past.removed >= since);
         let new = self.path.with_extension("new");
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)?;
+        let file =
+            File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
         let mut writer = BufWriter::new(&file);
         for (key, past) in &kept {
             writer.write_all(&written(key, past)?)?;
@@ -149,11 +138,7 @@ mod tests {
     use super::*;
 
     fn numbers(step: u64) -> Numbers {
-        Numbers {
-            step,
-            sequence: step * 2,
-            time: String::new(),
-        }
+        Numbers { step, sequence: step * 2, time: String::new() }
     }
 
     #[test]
@@ -182,9 +167,7 @@ mod tests {
         }
         past.forget(Duration::from_secs(1000)).unwrap();
         assert_eq!(step(&read(), "a"), Some(5));
-        past.known
-            .values_mut()
-            .for_each(|past| past.removed -= 2000);
+        past.known.values_mut().for_each(|past| past.removed -= 2000);
         past.forget(Duration::from_secs(1000)).unwrap();
         for past in [&past, &read()] {
             assert_eq!(step(past, "a"), None);

@@ -15,10 +15,7 @@ use super::{
 };
 
 /// Where what is kept is found.
-const TABLE: Table = Table {
-    name: "request",
-    bytes: "answer_bytes",
-};
+const TABLE: Table = Table { name: "request", bytes: "answer_bytes" };
 
 /// The log.
 #[derive(Debug, Clone)]
@@ -94,9 +91,7 @@ impl RequestLog {
     /// The log in `database`, which keeps so much of calls that have ended.
     pub(crate) async fn open(database: Database, bounds: Bounds) -> Result<Self, DatabaseError> {
         let salt = |connection: &Connection| {
-            connection.query_row("SELECT value FROM fact WHERE name = 'salt'", [], |row| {
-                row.get(0)
-            })
+            connection.query_row("SELECT value FROM fact WHERE name = 'salt'", [], |row| row.get(0))
         };
         Ok(Self {
             salt: database.read(salt).await?,
@@ -238,9 +233,7 @@ impl RequestLog {
         self.database.apply(end).await?;
         let bounds = self.bounds;
         loop {
-            let is_all = self
-                .database
-                .apply(move |connection| remove(connection, bounds));
+            let is_all = self.database.apply(move |connection| remove(connection, bounds));
             if is_all.await? {
                 return self.database.shrink().await;
             }
@@ -252,9 +245,7 @@ impl RequestLog {
         key: Key,
         change: impl Fn(&Connection, &Key) -> rusqlite::Result<usize> + Send + 'static,
     ) -> Result<(), DatabaseError> {
-        self.database
-            .apply(move |connection| change(connection, &key).map(drop))
-            .await
+        self.database.apply(move |connection| change(connection, &key).map(drop)).await
     }
 }
 
@@ -263,31 +254,18 @@ fn find(connection: &Connection, key: &Key, life: &str) -> rusqlite::Result<Opti
         "SELECT method, session, fingerprint, life, step, answer FROM request WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
     )?;
     let found = |row: &Row<'_>| {
-        let asked = Asked {
-            method: row.get(0)?,
-            session: row.get(1)?,
-            fingerprint: row.get(2)?,
-        };
+        let asked = Asked { method: row.get(0)?, session: row.get(1)?, fingerprint: row.get(2)? };
         let is_recent = row.get_ref(3)?.as_str()? == life;
         let step: Option<i64> = row.get(4)?;
         let step = step.and_then(|step| u64::try_from(step).ok());
         let answer: Option<Vec<u8>> = row.get(5)?;
         Ok(match answer {
             Some(answer) if answer.is_empty() => Found::Forgotten { asked, step },
-            Some(answer) => Found::Answered {
-                asked,
-                answer: answer.into(),
-                is_recent,
-            },
+            Some(answer) => Found::Answered { asked, answer: answer.into(), is_recent },
             None => Found::Unanswered { asked, step },
         })
     };
-    select
-        .query_row(
-            params![key.principal, key.workspace, key.id, key.holder.0],
-            found,
-        )
-        .optional()
+    select.query_row(params![key.principal, key.workspace, key.id, key.holder.0], found).optional()
 }
 
 /// Notes of claims whose work has ended without an answer that they have ended.

@@ -83,12 +83,7 @@ struct Left {
 
 impl Pass {
     fn new(sessions: &Arc<Sessions>, limits: Limits, end: &CancellationToken) -> Self {
-        Self {
-            sessions: Arc::clone(sessions),
-            limits,
-            now: SystemTime::now(),
-            end: end.clone(),
-        }
+        Self { sessions: Arc::clone(sessions), limits, now: SystemTime::now(), end: end.clone() }
     }
 
     /// Removes what is not to be kept.
@@ -297,8 +292,7 @@ impl Pass {
 }
 
 fn is_old(time: SystemTime, now: SystemTime, limits: &Limits) -> bool {
-    now.duration_since(time)
-        .is_ok_and(|age| age > limits.retention)
+    now.duration_since(time).is_ok_and(|age| age > limits.retention)
 }
 
 /// Which of these steps of a session, which have ended, are not to be kept. All its records have so many
@@ -328,11 +322,7 @@ struct Oldest {
 
 impl Oldest {
     fn new(surplus: u64) -> Self {
-        Self {
-            surplus,
-            bytes: 0,
-            steps: BTreeMap::new(),
-        }
+        Self { surplus, bytes: 0, steps: BTreeMap::new() }
     }
 
     fn consider(&mut self, session: usize, step: &StepKept) {
@@ -391,9 +381,7 @@ mod tests {
     fn what_is_old_goes_and_of_too_much_the_oldest() {
         let steps = |sizes: &[(u64, u64)]| -> Vec<_> {
             let steps = (1..).zip(sizes);
-            steps
-                .map(|(number, (age, bytes))| step(number, *age, *bytes))
-                .collect()
+            steps.map(|(number, (age, bytes))| step(number, *age, *bytes)).collect()
         };
         // Beside bytes of those that go on, which stay and count.
         for (sizes, go_on, expected) in [

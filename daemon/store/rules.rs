@@ -55,9 +55,7 @@ impl RuleLog {
 
     /// Adds one.
     pub(crate) async fn add(&self, rule: StoredRule) -> Result<(), DatabaseError> {
-        self.0
-            .apply(move |connection| insert(connection, &rule))
-            .await
+        self.0.apply(move |connection| insert(connection, &rule)).await
     }
 
     /// Changes whether one counts, and when it ends.

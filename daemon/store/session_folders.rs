@@ -46,10 +46,7 @@ pub(super) struct Found {
 impl SessionFolders {
     /// Those below `path`.
     pub(super) fn new(path: PathBuf) -> Self {
-        Self {
-            path,
-            count: AtomicU64::new(0),
-        }
+        Self { path, count: AtomicU64::new(0) }
     }
 
     /// The file that tells of sessions that were removed.
@@ -143,11 +140,7 @@ impl SessionFolders {
         };
         let of_several = name.strip_suffix(&format!("@{workspace}"));
         let id = SessionId::parse(of_several.unwrap_or(name));
-        Ok(id.map(|id| Found {
-            workspace,
-            id,
-            folder: folder.to_owned(),
-        }))
+        Ok(id.map(|id| Found { workspace, id, folder: folder.to_owned() }))
     }
 
     /// Takes a session away, so that there is none from then on; what it had is yet to be deleted. Answers
@@ -213,10 +206,7 @@ impl SessionFolders {
     /// Where a session may lie. No id has an `@`, and no name of a workspace a slash.
     fn candidates(&self, workspace: &str, id: &SessionId) -> [PathBuf; 2] {
         let id = id.as_str();
-        [
-            self.path.join(id),
-            self.path.join(format!("{id}@{workspace}")),
-        ]
+        [self.path.join(id), self.path.join(format!("{id}@{workspace}"))]
     }
 }
 
@@ -252,10 +242,7 @@ fn owner(folder: &Path) -> io::Result<Option<String>> {
 /// Whether something has the name already that is no empty folder.
 fn is_taken(error: &io::Error) -> bool {
     use ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
-    matches!(
-        error.kind(),
-        AlreadyExists | DirectoryNotEmpty | NotADirectory
-    )
+    matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory)
 }
 
 #[cfg(test)]
@@ -292,10 +279,7 @@ mod tests {
         fs::write(plain.join("events.jsonl"), "").unwrap();
         let other = folder.path().join("default@a");
         assert_eq!(make("a"), other);
-        let both = [
-            ("a".to_owned(), other.clone()),
-            ("b".to_owned(), own.clone()),
-        ];
+        let both = [("a".to_owned(), other.clone()), ("b".to_owned(), own.clone())];
         assert_eq!(listed(&folders), both.into());
         let removed = folders.take_away(&own).unwrap();
         assert_eq!(listed(&folders), [("a".to_owned(), other)].into());

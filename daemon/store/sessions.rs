@@ -181,8 +181,7 @@ impl Sessions {
         let known = index.known.get(workspace).into_iter();
         let next = known.flat_map(|known| known.range::<SessionId, _>((from, Bound::Unbounded)));
         let next = next.take(at_most);
-        next.map(|(id, known)| (id.clone(), known.folder.clone()))
-            .collect()
+        next.map(|(id, known)| (id.clone(), known.folder.clone())).collect()
     }
 
     // === What is to be kept ===
@@ -222,15 +221,9 @@ impl Sessions {
         unused: impl FnOnce(SystemTime) -> bool,
         end: &CancellationToken,
     ) -> io::Result<bool> {
-        let Found {
-            workspace,
-            id,
-            folder,
-        } = session;
+        let Found { workspace, id, folder } = session;
         let removed = self.with_slot(workspace, id, |open| {
-            let is_used = open
-                .as_ref()
-                .is_some_and(|session| Arc::strong_count(session) > 1);
+            let is_used = open.as_ref().is_some_and(|session| Arc::strong_count(session) > 1);
             if is_used || !unused(Session::last_used(folder)?) {
                 return Ok(None);
             }
@@ -295,10 +288,7 @@ impl Sessions {
         let mut index = lock(&self.index);
         for found in found {
             let known = index.known.entry(found.workspace).or_default();
-            known.entry(found.id).or_insert(Known {
-                folder: found.folder,
-                was_opened: false,
-            });
+            known.entry(found.id).or_insert(Known { folder: found.folder, was_opened: false });
         }
         index.is_whole = true;
         Ok(())
@@ -395,8 +385,7 @@ impl Sessions {
 /// Whether somebody holds the session of a slot.
 fn is_used(slot: &Slot) -> bool {
     let open = lock(slot);
-    open.as_ref()
-        .is_some_and(|session| Arc::strong_count(session) > 1)
+    open.as_ref().is_some_and(|session| Arc::strong_count(session) > 1)
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -107,10 +107,7 @@ impl StateDir {
     /// links.
     pub(crate) fn folder_in(path: &Path, name: &str) -> io::Result<PathBuf> {
         let folder = path.join(name);
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         std::fs::canonicalize(folder)
     }
 
@@ -118,24 +115,13 @@ impl StateDir {
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
         let named = path.display().to_string();
         let unusable = |source: io::Error| match source.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => OpenError::Full {
-                path: named.clone(),
-            },
-            _ => OpenError::Unusable {
-                path: named.clone(),
-                source,
-            },
+            Some(libc::ENOSPC | libc::EDQUOT) => OpenError::Full { path: named.clone() },
+            _ => OpenError::Unusable { path: named.clone(), source },
         };
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(unusable)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
         let path = fs::canonicalize(path).map_err(unusable)?;
-        planted::check(&path).map_err(|source| OpenError::Untrusted {
-            path: named.clone(),
-            source,
-        })?;
+        planted::check(&path)
+            .map_err(|source| OpenError::Untrusted { path: named.clone(), source })?;
         let options = OpenOptions::new()
             .read(true)
             .write(true)

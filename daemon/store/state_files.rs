@@ -40,10 +40,7 @@ impl StateFiles {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Self {
-            files,
-            are_lost: watch::Sender::new(false),
-        })
+        Ok(Self { files, are_lost: watch::Sender::new(false) })
     }
 
     /// Whether any of them was removed or replaced. The first look that finds so is logged, and the
@@ -90,10 +87,7 @@ impl StateFiles {
 
 fn identity(path: &Path) -> io::Result<Identity> {
     let metadata = fs::symlink_metadata(path)?;
-    Ok(Identity {
-        device: metadata.dev(),
-        inode: metadata.ino(),
-    })
+    Ok(Identity { device: metadata.dev(), inode: metadata.ino() })
 }
 
 #[cfg(test)]

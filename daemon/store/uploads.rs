@@ -264,10 +264,7 @@ mod tests {
         assert_eq!(one.load(), []);
         one.save(&record("01ABC"), false).unwrap();
         assert_eq!(other.load(), []);
-        let changed = UploadRecord {
-            touched: 6,
-            ..record("01ABC")
-        };
+        let changed = UploadRecord { touched: 6, ..record("01ABC") };
         one.save(&changed, false).unwrap();
         assert_eq!(other.load(), []);
         assert_eq!(one.load(), [], "it has it already");
@@ -298,10 +295,7 @@ mod tests {
         records.save(&record, true).unwrap();
         let at = |name: &str| folder.path().join("uploads").join(name);
         fs::write(at("01ABD.json"), "{\"name\"").unwrap();
-        File::create(at("large.json"))
-            .unwrap()
-            .set_len(LARGEST + 1)
-            .unwrap();
+        File::create(at("large.json")).unwrap().set_len(LARGEST + 1).unwrap();
         fs::copy(at("01ABC.json"), at("other.json")).unwrap();
         // What cannot be read may be a record all the same, and be read another time.
         symlink(".", at("01ABE.json")).unwrap();

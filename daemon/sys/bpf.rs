@@ -26,23 +26,13 @@ struct Program {
 /// CAP_SYS_ADMIN in its user namespace.
 pub(crate) fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
     let length = u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?;
-    let program = Program {
-        length,
-        instructions: filter.as_ptr(),
-    };
+    let program = Program { length, instructions: filter.as_ptr() };
     // SAFETY: the kernel reads one sock_fprog and `length` instructions, both alive here, and
     // checks the program itself.
     unsafe {
         syscall(
             libc::SYS_seccomp,
-            [
-                libc::SECCOMP_SET_MODE_FILTER as usize,
-                0,
-                (&raw const program) as usize,
-                0,
-                0,
-                0,
-            ],
+            [libc::SECCOMP_SET_MODE_FILTER as usize, 0, (&raw const program) as usize, 0, 0, 0],
         )
     }
     .map(|_| ())

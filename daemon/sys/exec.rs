@@ -44,14 +44,7 @@ impl<'a> ExecImage<'a> {
         let result = unsafe {
             syscall(
                 libc::SYS_execve,
-                [
-                    program.as_ptr() as usize,
-                    base + self.argv,
-                    base + self.envp,
-                    0,
-                    0,
-                    0,
-                ],
+                [program.as_ptr() as usize, base + self.argv, base + self.envp, 0, 0, 0],
             )
         };
         match result {
@@ -77,9 +70,7 @@ fn relocate_list(memory: &mut [u8], list: usize, count: usize) -> Option<()> {
         if offset >= memory.len() {
             return None;
         }
-        memory
-            .get_mut(entry..entry + 8)?
-            .copy_from_slice(&(base + offset).to_ne_bytes());
+        memory.get_mut(entry..entry + 8)?.copy_from_slice(&(base + offset).to_ne_bytes());
     }
     memory.get_mut(end - 8..end)?.fill(0);
     Some(())

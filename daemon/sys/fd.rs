@@ -18,24 +18,12 @@ pub(crate) fn keep_only(keep: i32) -> Result<BorrowedFd<'static>, Errno> {
         unsafe {
             syscall(
                 libc::SYS_dup3,
-                [
-                    keep as u32 as usize,
-                    KEPT as usize,
-                    libc::O_CLOEXEC as usize,
-                    0,
-                    0,
-                    0,
-                ],
+                [keep as u32 as usize, KEPT as usize, libc::O_CLOEXEC as usize, 0, 0, 0],
             )
         }?;
     }
     // SAFETY: close_range(2) takes integers.
-    unsafe {
-        syscall(
-            libc::SYS_close_range,
-            [KEPT as usize + 1, u32::MAX as usize, 0, 0, 0, 0],
-        )
-    }?;
+    unsafe { syscall(libc::SYS_close_range, [KEPT as usize + 1, u32::MAX as usize, 0, 0, 0, 0]) }?;
     Ok(kept())
 }
 

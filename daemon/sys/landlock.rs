@@ -30,15 +30,10 @@ struct PathBeneath {
 /// Version of Landlock that the kernel has; 0 when it has none, or it is off.
 pub(crate) fn abi() -> u32 {
     // SAFETY: with a null pointer, size 0 and this flag the call only answers the version.
-    unsafe {
-        syscall(
-            libc::SYS_landlock_create_ruleset,
-            [0, 0, CREATE_RULESET_VERSION, 0, 0, 0],
-        )
-    }
-    .ok()
-    .and_then(|version| u32::try_from(version).ok())
-    .unwrap_or(0)
+    unsafe { syscall(libc::SYS_landlock_create_ruleset, [0, 0, CREATE_RULESET_VERSION, 0, 0, 0]) }
+        .ok()
+        .and_then(|version| u32::try_from(version).ok())
+        .unwrap_or(0)
 }
 
 /// Makes a ruleset that handles `attributes`, given in as many bytes as the kernel's `abi` knows
@@ -66,22 +61,12 @@ pub(crate) fn allow_beneath(
     parent: BorrowedFd<'_>,
     allowed: u64,
 ) -> Result<(), Errno> {
-    let rule = PathBeneath {
-        allowed_access: allowed,
-        parent: parent.as_raw_fd(),
-    };
+    let rule = PathBeneath { allowed_access: allowed, parent: parent.as_raw_fd() };
     // SAFETY: the kernel reads one landlock_path_beneath_attr, which is packed as here.
     unsafe {
         syscall(
             libc::SYS_landlock_add_rule,
-            [
-                ruleset.as_raw_fd() as usize,
-                RULE_PATH_BENEATH,
-                (&raw const rule) as usize,
-                0,
-                0,
-                0,
-            ],
+            [ruleset.as_raw_fd() as usize, RULE_PATH_BENEATH, (&raw const rule) as usize, 0, 0, 0],
         )
     }
     .map(|_| ())
@@ -91,10 +76,7 @@ pub(crate) fn allow_beneath(
 pub(crate) fn restrict_self(ruleset: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the call takes a descriptor and flags.
     unsafe {
-        syscall(
-            libc::SYS_landlock_restrict_self,
-            [ruleset.as_raw_fd() as usize, 0, 0, 0, 0, 0],
-        )
+        syscall(libc::SYS_landlock_restrict_self, [ruleset.as_raw_fd() as usize, 0, 0, 0, 0, 0])
     }
     .map(|_| ())
 }

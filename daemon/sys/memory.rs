@@ -91,11 +91,7 @@ impl<S: Sync + 'static> Berth<S> {
             unsafe { mprotect(page, GUARD_BYTES, MprotectFlags::empty()) }?;
         }
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-        Ok(Self {
-            base,
-            occupant: None,
-            _state: std::marker::PhantomData,
-        })
+        Ok(Self { base, occupant: None, _state: std::marker::PhantomData })
     }
 
     /// Whether a process lives here.
@@ -222,10 +218,7 @@ impl<S: Sync + 'static> Cabin<S> {
 
     /// Maps the first `bytes` of `file`, privately. Kept until [`Cabin::unmap_image`]. Answers
     /// nothing when one is mapped.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "handed out once: the exchange guards it"
-    )]
+    #[expect(clippy::mut_from_ref, reason = "handed out once: the exchange guards it")]
     pub(crate) fn map_image(&self, file: impl AsFd, bytes: usize) -> Result<&mut [u8], Errno> {
         self.mapped_bytes
             .compare_exchange(0, bytes, Ordering::Relaxed, Ordering::Relaxed)

@@ -7,10 +7,7 @@
 //! rustix's Linux backend works that way too and is used wherever it has the call. And each
 //! function here is safe to call: what the kernel needs is expressed in its types, or checked.
 
-#![allow(
-    unsafe_code,
-    reason = "the one place for it; everything else in the package denies it"
-)]
+#![allow(unsafe_code, reason = "the one place for it; everything else in the package denies it")]
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,

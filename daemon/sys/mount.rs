@@ -37,12 +37,7 @@ pub(crate) fn set_attributes(
     id_map: Option<BorrowedFd<'_>>,
 ) -> Result<(), Errno> {
     let attr = MountAttr {
-        set: attributes
-            | if id_map.is_some() {
-                attribute::IDMAP
-            } else {
-                0
-            },
+        set: attributes | if id_map.is_some() { attribute::IDMAP } else { 0 },
         clear: 0,
         propagation: libc::MS_PRIVATE,
         user_namespace: id_map.map_or(0, |fd| fd.as_raw_fd() as u64),

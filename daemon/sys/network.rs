@@ -15,12 +15,7 @@ struct InterfaceRequest {
 
 /// Brings up `lo` in this process's network namespace (netdevice(7)). Needs CAP_NET_ADMIN there.
 pub(crate) fn bring_up_loopback() -> Result<(), Errno> {
-    let socket = socket_with(
-        AddressFamily::INET,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     let mut request = InterfaceRequest {
         name: [0; libc::IFNAMSIZ],
         flags: (libc::IFF_UP | libc::IFF_RUNNING) as i16,

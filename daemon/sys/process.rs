@@ -80,10 +80,7 @@ pub(crate) fn fork(_proof: &SingleThreaded, namespaces: Namespaces) -> Result<Fo
     // copy of this memory. The kernel writes the descriptor to `pidfd`, which outlives the call.
     // The caller has shown that no other thread exists.
     let child = unsafe {
-        syscall(
-            libc::SYS_clone,
-            [flags as u32 as usize, 0, (&raw mut pidfd) as usize, 0, 0, 0],
-        )
+        syscall(libc::SYS_clone, [flags as u32 as usize, 0, (&raw mut pidfd) as usize, 0, 0, 0])
     }?;
     match i32::try_from(child).ok().and_then(Pid::from_raw) {
         None => Ok(Fork::Child),
@@ -176,10 +173,7 @@ pub(super) unsafe fn spawn_sharing_memory(
         );
     }
     let child = check(result)?;
-    i32::try_from(child)
-        .ok()
-        .and_then(Pid::from_raw)
-        .ok_or(Errno::INVAL)
+    i32::try_from(child).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)
 }
 
 /// Waits for any child, of any kind, to end; answers its number and its wait status (wait(2)).
@@ -190,22 +184,12 @@ pub(crate) fn wait_any() -> Result<(Pid, i32), Errno> {
         let result = unsafe {
             syscall(
                 libc::SYS_wait4,
-                [
-                    usize::MAX,
-                    (&raw mut status) as usize,
-                    libc::__WALL as u32 as usize,
-                    0,
-                    0,
-                    0,
-                ],
+                [usize::MAX, (&raw mut status) as usize, libc::__WALL as u32 as usize, 0, 0, 0],
             )
         };
         match result {
             Ok(pid) => {
-                let pid = i32::try_from(pid)
-                    .ok()
-                    .and_then(Pid::from_raw)
-                    .ok_or(Errno::INVAL)?;
+                let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
                 return Ok((pid, status));
             }
             Err(Errno::INTR) => {}
@@ -221,19 +205,13 @@ pub(crate) fn usage_of_children() -> Usage {
     let mut raw: libc::rusage = unsafe { std::mem::zeroed() };
     let who = libc::RUSAGE_CHILDREN as isize as usize;
     // SAFETY: the kernel writes one rusage to `raw`.
-    let result = unsafe {
-        syscall(
-            libc::SYS_getrusage,
-            [who, (&raw mut raw) as usize, 0, 0, 0, 0],
-        )
-    };
+    let result =
+        unsafe { syscall(libc::SYS_getrusage, [who, (&raw mut raw) as usize, 0, 0, 0, 0]) };
     if result.is_err() {
         return Usage::default();
     }
     let micros = |time: libc::timeval| {
-        (time.tv_sec as u64)
-            .saturating_mul(1_000_000)
-            .saturating_add(time.tv_usec as u64)
+        (time.tv_sec as u64).saturating_mul(1_000_000).saturating_add(time.tv_usec as u64)
     };
     Usage {
         user_us: micros(raw.ru_utime),
@@ -246,30 +224,14 @@ pub(crate) fn usage_of_children() -> Usage {
 /// out (kill(2) with -1).
 pub(crate) fn kill_all(signal: i32) -> Result<(), Errno> {
     // SAFETY: kill(2) takes two integers.
-    unsafe {
-        syscall(
-            libc::SYS_kill,
-            [usize::MAX, signal as u32 as usize, 0, 0, 0, 0],
-        )
-    }
-    .map(|_| ())
+    unsafe { syscall(libc::SYS_kill, [usize::MAX, signal as u32 as usize, 0, 0, 0, 0]) }.map(|_| ())
 }
 
 /// Sends `signal` to the process group `group` (kill(2) with its negated number).
 pub(crate) fn kill_group(group: i32, signal: i32) -> Result<(), Errno> {
     // SAFETY: kill(2) takes two integers.
     unsafe {
-        syscall(
-            libc::SYS_kill,
-            [
-                (-group) as isize as usize,
-                signal as u32 as usize,
-                0,
-                0,
-                0,
-                0,
-            ],
-        )
+        syscall(libc::SYS_kill, [(-group) as isize as usize, signal as u32 as usize, 0, 0, 0, 0])
     }
     .map(|_| ())
 }
@@ -287,11 +249,5 @@ pub(crate) fn exit_now(code: i32) -> ! {
 pub(crate) fn unshare(namespaces: Namespaces) -> Result<(), Errno> {
     // SAFETY: unshare(2) takes one integer. Namespaces change what names mean to the kernel, not
     // memory.
-    unsafe {
-        syscall(
-            libc::SYS_unshare,
-            [namespaces as u32 as usize, 0, 0, 0, 0, 0],
-        )
-    }
-    .map(|_| ())
+    unsafe { syscall(libc::SYS_unshare, [namespaces as u32 as usize, 0, 0, 0, 0, 0]) }.map(|_| ())
 }

@@ -21,10 +21,7 @@ pub(crate) fn clone3() -> Errno {
 pub(crate) fn keyctl() -> Errno {
     const GET_KEYRING_ID: usize = 0;
     const SESSION_KEYRING: usize = -3_isize as usize;
-    answer(
-        libc::SYS_keyctl,
-        [GET_KEYRING_ID, SESSION_KEYRING, 0, 0, 0, 0],
-    )
+    answer(libc::SYS_keyctl, [GET_KEYRING_ID, SESSION_KEYRING, 0, 0, 0, 0])
 }
 
 /// io_uring_setup(2) with no parameters: EFAULT where it is let through.
@@ -60,10 +57,7 @@ pub(crate) fn ptrace() -> Errno {
 
 /// process_vm_readv(2) of nothing: 0 where it is let through.
 pub(crate) fn process_vm_readv() -> Errno {
-    answer(
-        libc::SYS_process_vm_readv,
-        [usize::MAX >> 33, 0, 0, 0, 0, 0],
-    )
+    answer(libc::SYS_process_vm_readv, [usize::MAX >> 33, 0, 0, 0, 0, 0])
 }
 
 /// The calls that tune a process, made so that nothing is changed where one is let through. An error
@@ -73,32 +67,12 @@ pub(crate) fn tuning(process: Pid) -> Result<(), &'static str> {
     let pid = process.as_raw_nonzero().get() as usize;
     let calls = [
         ("prlimit64", libc::SYS_prlimit64, [pid, 0, 0, 0, 0, 0]),
-        (
-            "sched_setaffinity",
-            libc::SYS_sched_setaffinity,
-            [pid, 8, 0, 0, 0, 0],
-        ),
-        (
-            "sched_setscheduler",
-            libc::SYS_sched_setscheduler,
-            [pid, 0, 0, 0, 0, 0],
-        ),
-        (
-            "sched_setparam",
-            libc::SYS_sched_setparam,
-            [pid, 0, 0, 0, 0, 0],
-        ),
-        (
-            "sched_setattr",
-            libc::SYS_sched_setattr,
-            [pid, 0, 0, 0, 0, 0],
-        ),
+        ("sched_setaffinity", libc::SYS_sched_setaffinity, [pid, 8, 0, 0, 0, 0]),
+        ("sched_setscheduler", libc::SYS_sched_setscheduler, [pid, 0, 0, 0, 0, 0]),
+        ("sched_setparam", libc::SYS_sched_setparam, [pid, 0, 0, 0, 0, 0]),
+        ("sched_setattr", libc::SYS_sched_setattr, [pid, 0, 0, 0, 0, 0]),
         ("setpriority", libc::SYS_setpriority, [0, pid, 0, 0, 0, 0]),
-        (
-            "ioprio_set",
-            libc::SYS_ioprio_set,
-            [WHO_PROCESS, pid, 0, 0, 0, 0],
-        ),
+        ("ioprio_set", libc::SYS_ioprio_set, [WHO_PROCESS, pid, 0, 0, 0, 0]),
     ];
     for (name, number, arguments) in calls {
         if answer(number, arguments) != Errno::PERM {

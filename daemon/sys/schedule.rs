@@ -34,11 +34,6 @@ pub(crate) fn shorten_slice(slice: Duration) -> Result<(), Errno> {
         period_ns: 0,
     };
     // SAFETY: the kernel reads as many bytes of the attributes as they say that they have.
-    unsafe {
-        syscall(
-            libc::SYS_sched_setattr,
-            [0, (&raw const attributes) as usize, 0, 0, 0, 0],
-        )
-    }
-    .map(|_| ())
+    unsafe { syscall(libc::SYS_sched_setattr, [0, (&raw const attributes) as usize, 0, 0, 0, 0]) }
+        .map(|_| ())
 }

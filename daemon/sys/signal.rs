@@ -52,12 +52,7 @@ struct Queued {
 /// Gives every signal its default action and unblocks all: what was ignored or blocked would stay
 /// so across execve(2).
 pub(crate) fn reset_all() -> Result<(), Errno> {
-    let default = Action {
-        handler: libc::SIG_DFL,
-        flags: 0,
-        restorer: 0,
-        mask: 0,
-    };
+    let default = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
     for signal in 1..=LAST_SIGNAL {
         if signal != libc::SIGKILL && signal != libc::SIGSTOP {
             set_action(signal, &default)?;
@@ -68,14 +63,7 @@ pub(crate) fn reset_all() -> Result<(), Errno> {
     unsafe {
         syscall(
             libc::SYS_rt_sigprocmask,
-            [
-                libc::SIG_SETMASK as usize,
-                (&raw const empty) as usize,
-                0,
-                SET_BYTES,
-                0,
-                0,
-            ],
+            [libc::SIG_SETMASK as usize, (&raw const empty) as usize, 0, SET_BYTES, 0, 0],
         )
     }
     .map(|_| ())
@@ -110,12 +98,7 @@ pub(crate) fn wait_for_children() -> Result<(), Errno> {
 }
 
 fn set_child_action(flags: u64) -> Result<(), Errno> {
-    let action = Action {
-        handler: libc::SIG_DFL,
-        flags,
-        restorer: 0,
-        mask: 0,
-    };
+    let action = Action { handler: libc::SIG_DFL, flags, restorer: 0, mask: 0 };
     set_action(libc::SIGCHLD, &action)
 }
 
@@ -156,14 +139,7 @@ pub(crate) fn send(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
     unsafe {
         syscall(
             libc::SYS_pidfd_send_signal,
-            [
-                pidfd.as_raw_fd() as usize,
-                signal as u32 as usize,
-                0,
-                0,
-                0,
-                0,
-            ],
+            [pidfd.as_raw_fd() as usize, signal as u32 as usize, 0, 0, 0, 0],
         )
     }
     .map(|_| ())
@@ -186,14 +162,7 @@ pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<()
     unsafe {
         syscall(
             libc::SYS_pidfd_send_signal,
-            [
-                pidfd.as_raw_fd() as usize,
-                RELAY as usize,
-                (&raw const info) as usize,
-                0,
-                0,
-                0,
-            ],
+            [pidfd.as_raw_fd() as usize, RELAY as usize, (&raw const info) as usize, 0, 0, 0],
         )
     }
     .map(|_| ())
@@ -208,14 +177,7 @@ fn set_action(signal: i32, action: &Action) -> Result<(), Errno> {
     unsafe {
         syscall(
             libc::SYS_rt_sigaction,
-            [
-                signal as u32 as usize,
-                std::ptr::from_ref(action) as usize,
-                0,
-                SET_BYTES,
-                0,
-                0,
-            ],
+            [signal as u32 as usize, std::ptr::from_ref(action) as usize, 0, SET_BYTES, 0, 0],
         )
     }
     .map(|_| ())

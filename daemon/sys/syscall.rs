@@ -41,8 +41,6 @@ pub(super) unsafe fn syscall(number: i64, arguments: [usize; 6]) -> Result<usize
 pub(super) fn check(result: isize) -> Result<usize, Errno> {
     match usize::try_from(result) {
         Ok(value) => Ok(value),
-        Err(_) => Err(Errno::from_raw_os_error(
-            i32::try_from(-result).unwrap_or(i32::MAX),
-        )),
+        Err(_) => Err(Errno::from_raw_os_error(i32::try_from(-result).unwrap_or(i32::MAX))),
     }
 }

@@ -59,10 +59,7 @@ impl CallFacts {
 
     /// What is known.
     pub(crate) fn known(&self) -> Facts {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -44,10 +44,7 @@ const PAIRS: &[(&str, bool)] = &[
     ("OTEL_EXPORTER_OTLP_HEADERS", true),
     ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", true),
 ];
-const ENDPOINTS: [&str; 2] = [
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-];
+const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
 /// Looks variables up. An empty one counts as not set.
 pub(super) struct Environment<F>(F);
@@ -90,12 +87,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
 
     /// Logs a warning for each value that is not supported.
     pub(super) fn warn(&self) {
-        for Problem {
-            variable,
-            value,
-            supported,
-        } in self.problems()
-        {
+        for Problem { variable, value, supported } in self.problems() {
             tracing::warn!(
                 variable,
                 value,
@@ -108,11 +100,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
     fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut report = |variable, value, supported: &str| {
-            problems.push(Problem {
-                variable,
-                value,
-                supported: supported.to_owned(),
-            });
+            problems.push(Problem { variable, value, supported: supported.to_owned() });
         };
         for (variable, choices) in CHOICES {
             if let Some(value) = self.get(variable)
@@ -136,11 +124,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                     true => format!("entry {}", number + 1),
                     false => format!("entry {}: {entry:?}", number + 1),
                 };
-                report(
-                    variable,
-                    entry,
-                    "KEY=VALUE,KEY=VALUE; the other entries are used",
-                );
+                report(variable, entry, "KEY=VALUE,KEY=VALUE; the other entries are used");
             }
         }
         for variable in NUMBERS {
@@ -154,17 +138,13 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
             .get("OTEL_TRACES_SAMPLER")
             .is_some_and(|sampler| sampler.ends_with("traceidratio"));
         let ratio = self.get("OTEL_TRACES_SAMPLER_ARG").unwrap_or_default();
-        let is_ratio = ratio
-            .parse::<f64>()
-            .is_ok_and(|ratio| (0.0..=1.0).contains(&ratio));
+        let is_ratio = ratio.parse::<f64>().is_ok_and(|ratio| (0.0..=1.0).contains(&ratio));
         if samples_ratio && !is_ratio {
             report("OTEL_TRACES_SAMPLER_ARG", ratio, "a number from 0 to 1");
         }
         for variable in ENDPOINTS {
             if let Some(value) = self.get(variable)
-                && !["http://", "https://"]
-                    .iter()
-                    .any(|scheme| value.starts_with(scheme))
+                && !["http://", "https://"].iter().any(|scheme| value.starts_with(scheme))
             {
                 report(
                     variable,
@@ -190,9 +170,8 @@ mod tests {
     use super::*;
 
     fn with(variables: &[(&str, &str)]) -> Environment<impl Fn(&str) -> Option<String>> {
-        let variables = variables
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let variables =
+            variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let variables: HashMap<String, String> = variables.collect();
         Environment(move |name: &str| variables.get(name).cloned())
     }
@@ -216,34 +195,22 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
         ] {
             let problems = with(&[(variable, value)]).problems();
-            let found: Vec<_> = problems
-                .iter()
-                .map(|problem| (problem.variable, problem.value.as_str()))
-                .collect();
+            let found: Vec<_> =
+                problems.iter().map(|problem| (problem.variable, problem.value.as_str())).collect();
             assert_eq!(found, [(variable, value)]);
         }
         for (variable, value, entries) in [
             ("OTEL_EXPORTER_OTLP_HEADERS", "xx", &["entry 1"][..]),
-            (
-                "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
-                "a=b,=secret",
-                &["entry 2"],
-            ),
-            (
-                "OTEL_RESOURCE_ATTRIBUTES",
-                "a=b,,c",
-                &["entry 2: \"\"", "entry 3: \"c\""],
-            ),
+            ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "a=b,=secret", &["entry 2"]),
+            ("OTEL_RESOURCE_ATTRIBUTES", "a=b,,c", &["entry 2: \"\"", "entry 3: \"c\""]),
         ] {
             let problems = with(&[(variable, value)]).problems();
             let found: Vec<_> = problems.iter().map(|problem| &problem.value).collect();
             assert_eq!(found, entries, "{variable}");
         }
         for ratio in ["", "2", "half"] {
-            let variables = [
-                ("OTEL_TRACES_SAMPLER", "traceidratio"),
-                ("OTEL_TRACES_SAMPLER_ARG", ratio),
-            ];
+            let variables =
+                [("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", ratio)];
             let problems = with(&variables).problems();
             assert_eq!(problems[0].variable, "OTEL_TRACES_SAMPLER_ARG", "{ratio}");
         }
@@ -269,19 +236,10 @@ mod tests {
     fn spans_are_exported_where_there_is_an_endpoint() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317");
         assert_eq!(with(&[]).endpoint(), None);
-        assert_eq!(
-            with(&[endpoint]).endpoint().as_deref(),
-            Some("http://c:4317")
-        );
+        assert_eq!(with(&[endpoint]).endpoint().as_deref(), Some("http://c:4317"));
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:4317");
-        assert_eq!(
-            with(&[endpoint, traces]).endpoint().as_deref(),
-            Some("http://t:4317")
-        );
-        for off in [
-            ("OTEL_SDK_DISABLED", "True"),
-            ("OTEL_TRACES_EXPORTER", "none"),
-        ] {
+        assert_eq!(with(&[endpoint, traces]).endpoint().as_deref(), Some("http://t:4317"));
+        for off in [("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")] {
             assert_eq!(with(&[endpoint, off]).endpoint(), None);
         }
     }

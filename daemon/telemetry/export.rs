@@ -68,19 +68,13 @@ pub(super) fn exporter<F: Fn(&str) -> Option<String>>(
 impl Delivery {
     /// Counts what `exporter` delivers.
     pub(super) fn of<E>(&self, exporter: E) -> CountingExporter<E> {
-        CountingExporter {
-            inner: exporter,
-            delivery: self.clone(),
-        }
+        CountingExporter { inner: exporter, delivery: self.clone() }
     }
 
     /// Spans that ended and were not delivered.
     pub(super) fn lost(&self) -> u64 {
         let delivered = self.0.delivered.load(Ordering::Relaxed);
-        self.0
-            .ended
-            .load(Ordering::Relaxed)
-            .saturating_sub(delivered)
+        self.0.ended.load(Ordering::Relaxed).saturating_sub(delivered)
     }
 
     /// Spans that the collector did not take.

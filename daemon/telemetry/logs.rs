@@ -31,11 +31,7 @@ pub(crate) enum Format {
 impl Format {
     /// What suits where standard error goes.
     pub(crate) fn for_stderr() -> Self {
-        if io::stderr().is_terminal() {
-            Self::Text
-        } else {
-            Self::Json
-        }
+        if io::stderr().is_terminal() { Self::Text } else { Self::Json }
     }
 }
 
@@ -92,8 +88,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
         // Last, so that no field of these names takes their place.
         let time = humantime(SystemTime::now());
         line.0.insert("timestamp".to_owned(), time.into());
-        line.0
-            .insert("level".to_owned(), event.metadata().level().as_str().into());
+        line.0.insert("level".to_owned(), event.metadata().level().as_str().into());
         // A log that cannot be written has nowhere to be told.
         let _unwritten = serde_json::to_vec(&line.0).map(|mut bytes| {
             bytes.push(b'\n');

@@ -61,10 +61,7 @@ impl Propagators {
     /// Reads a list, and answers what of it is unknown. One that names nothing known is as good as
     /// none; `none` wins over what stands beside it.
     fn parse(list: &str) -> (Self, Vec<&str>) {
-        let mut named = Self {
-            trace_context: false,
-            baggage: false,
-        };
+        let mut named = Self { trace_context: false, baggage: false };
         let (mut none, mut unknown) = (false, Vec::new());
         let names = list.split(',').map(str::trim);
         for name in names.filter(|name| !name.is_empty()) {
@@ -77,16 +74,10 @@ impl Propagators {
         }
         let nothing = !named.trace_context && !named.baggage;
         let propagators = match (none, nothing) {
-            (true, _) => Self {
-                trace_context: false,
-                baggage: false,
-            },
+            (true, _) => Self { trace_context: false, baggage: false },
             // Not baggage, which the specification has here too: it is data of the caller's own
             // callers, and a command is not to see it unasked.
-            (false, true) => Self {
-                trace_context: true,
-                baggage: false,
-            },
+            (false, true) => Self { trace_context: true, baggage: false },
             (false, false) => named,
         };
         (propagators, unknown)
@@ -148,10 +139,7 @@ mod tests {
     fn the_list_is_read_as_the_specification_says() {
         let read = |list: &'static str| {
             let (propagators, unknown) = Propagators::parse(list);
-            let Propagators {
-                trace_context,
-                baggage,
-            } = propagators;
+            let Propagators { trace_context, baggage } = propagators;
             (trace_context, baggage, unknown)
         };
         for unset in ["", " , "] {
@@ -164,10 +152,7 @@ mod tests {
         assert_eq!(read("baggage"), (false, true, vec![]));
         assert_eq!(read("none"), (false, false, vec![]));
         assert_eq!(read("tracecontext,none"), (false, false, vec![]));
-        assert_eq!(
-            read("b3,tracecontext,Jaeger"),
-            (true, false, vec!["b3", "Jaeger"])
-        );
+        assert_eq!(read("b3,tracecontext,Jaeger"), (true, false, vec!["b3", "Jaeger"]));
         assert_eq!(read("b3"), (true, false, vec!["b3"]));
     }
 

@@ -33,15 +33,9 @@ impl Span {
         attributes: Vec<KeyValue>,
         parent: &Context,
     ) -> Self {
-        let builder = tracer
-            .span_builder(name)
-            .with_kind(kind)
-            .with_attributes(attributes);
+        let builder = tracer.span_builder(name).with_kind(kind).with_attributes(attributes);
         let span = builder.start_with_context(tracer, parent);
-        Self {
-            context: parent.with_span(span),
-            ended: false,
-        }
+        Self { context: parent.with_span(span), ended: false }
     }
 
     /// What spans below this one, and the environment of a child, are made from.

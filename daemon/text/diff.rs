@@ -57,11 +57,7 @@ pub(crate) fn unified(path: &str, old: &str, new: &str, most: usize) -> String {
     if old == new {
         return String::new();
     }
-    let mut output = Output {
-        text: String::new(),
-        most,
-        left_out: 0,
-    };
+    let mut output = Output { text: String::new(), most, left_out: 0 };
     output.names(path);
     let (start, old_end, new_end) = differing(old, new);
     let before = lines_in(&old[..start]);
@@ -95,9 +91,7 @@ fn differing(old: &str, new: &str) -> (usize, usize, usize) {
     let common = old_rest.zip(new_rest).take_while(|(a, b)| a == b).count();
     // The first line of what is in common may be the end of a longer one.
     let tail = &old[old.len() - common..];
-    let after = memchr_iter(b'\n', tail)
-        .nth(CONTEXT)
-        .map_or(0, |newline| tail.len() - newline - 1);
+    let after = memchr_iter(b'\n', tail).nth(CONTEXT).map_or(0, |newline| tail.len() - newline - 1);
     (first, old.len() - after, new.len() - after)
 }
 
@@ -114,10 +108,7 @@ fn changes(old: &[&str], new: &[&str]) -> Vec<Change> {
             let next = numbers.len();
             *numbers.entry(line).or_insert(next)
         };
-        lines
-            .iter()
-            .map(|line| number((*line).to_owned()))
-            .collect()
+        lines.iter().map(|line| number((*line).to_owned())).collect()
     };
     let (old, new) = (numbered(old), numbered(new));
     let mut changes = Changes::default();
@@ -143,10 +134,7 @@ impl DiffHook for Changes {
 
     fn equal(&mut self, old: usize, new: usize, len: usize) -> Result<(), Infallible> {
         if self.end != (old, new) {
-            self.found.push(Change {
-                old: self.end.0..old,
-                new: self.end.1..new,
-            });
+            self.found.push(Change { old: self.end.0..old, new: self.end.1..new });
         }
         self.end = (old + len, new + len);
         Ok(())
@@ -159,11 +147,7 @@ impl Output {
     fn names(&mut self, path: &str) {
         let (old, new) = (quoted("a/", path), quoted("b/", path));
         // Where a name holds a space, a tab says where it ends.
-        let end = if path.contains(' ') && !old.starts_with('"') {
-            "\t"
-        } else {
-            ""
-        };
+        let end = if path.contains(' ') && !old.starts_with('"') { "\t" } else { "" };
         self.text = format!("diff --git {old} {new}\n--- {old}{end}\n+++ {new}{end}\n");
     }
 
@@ -276,15 +260,9 @@ mod tests {
         let mut at = 0;
         let lines: Vec<&str> = diff.split_inclusive('\n').collect();
         for (index, line) in lines.iter().enumerate().skip(3) {
-            let unended = lines
-                .get(index + 1)
-                .is_some_and(|next| next.starts_with('\\'));
+            let unended = lines.get(index + 1).is_some_and(|next| next.starts_with('\\'));
             let (sign, text) = line.split_at(1);
-            let text = if unended {
-                &text[..text.len() - 1]
-            } else {
-                text
-            };
+            let text = if unended { &text[..text.len() - 1] } else { text };
             match sign {
                 "@" => {
                     let range = text.split(['-', ' ']).nth(2).unwrap();
@@ -318,26 +296,14 @@ mod tests {
             ("a\n", "b\n", "@@ -1 +1 @@\n-a\n+b\n"),
             ("", "a\n", "@@ -0,0 +1 @@\n+a\n"),
             ("a\nb\n", "", "@@ -1,2 +0,0 @@\n-a\n-b\n"),
-            (
-                "a\nb",
-                "a\nb\n",
-                "@@ -1,2 +1,2 @@\n a\n-b\n\\ No newline at end of file\n+b\n",
-            ),
-            (
-                "a\nb",
-                "c\nb",
-                "@@ -1,2 +1,2 @@\n-a\n+c\n b\n\\ No newline at end of file\n",
-            ),
+            ("a\nb", "a\nb\n", "@@ -1,2 +1,2 @@\n a\n-b\n\\ No newline at end of file\n+b\n"),
+            ("a\nb", "c\nb", "@@ -1,2 +1,2 @@\n-a\n+c\n b\n\\ No newline at end of file\n"),
             (
                 "1\n2\n3\n4\n5\n6\n7\n8\n9\n",
                 "1\n2\n3\n4\nx\n6\n7\n8\n9\n",
                 "@@ -2,7 +2,7 @@\n 2\n 3\n 4\n-5\n+x\n 6\n 7\n 8\n",
             ),
-            (
-                "a\r\nb\r\n",
-                "a\r\nc\r\n",
-                "@@ -1,2 +1,2 @@\n a\r\n-b\r\n+c\r\n",
-            ),
+            ("a\r\nb\r\n", "a\r\nc\r\n", "@@ -1,2 +1,2 @@\n a\r\n-b\r\n+c\r\n"),
         ] {
             let diff = unified("d/f", old, new, 1 << 20);
             let body = match expected {
@@ -393,15 +359,11 @@ mod tests {
     #[test]
     fn hostile_texts_take_bounded_time_and_room() {
         let numbers = |from: usize, step: usize| -> String {
-            (0..150_000)
-                .map(|line| format!("{}\n", from + line * step % 7919))
-                .collect()
+            (0..150_000).map(|line| format!("{}\n", from + line * step % 7919)).collect()
         };
         // Every line is there once, in an order of its own.
         let shuffled = |step: usize| -> String {
-            (0..50_021)
-                .map(|line| format!("{}\n", line * step % 50_021))
-                .collect()
+            (0..50_021).map(|line| format!("{}\n", line * step % 50_021)).collect()
         };
         let begun = Instant::now();
         for (old, new) in [
@@ -418,11 +380,7 @@ mod tests {
                 assert!(apply(&old, &diff) == new, "{diff:.300}");
             }
         }
-        assert!(
-            begun.elapsed() < Duration::from_secs(30),
-            "{:?}",
-            begun.elapsed()
-        );
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -153,11 +153,7 @@ impl Edit {
             after.push_str(&text[end..]);
             text = after;
         }
-        let result = Replaced {
-            replacements,
-            found,
-            lines: lines.found,
-        };
+        let result = Replaced { replacements, found, lines: lines.found };
         Ok((text, result))
     }
 }
@@ -173,12 +169,7 @@ struct Lines {
 
 impl Lines {
     fn new(most: usize) -> Self {
-        Self {
-            found: Vec::new(),
-            most,
-            line: 1,
-            offset: 0,
-        }
+        Self { found: Vec::new(), most, line: 1, offset: 0 }
     }
 
     fn add(&mut self, text: &str, offset: usize) {
@@ -186,9 +177,7 @@ impl Lines {
             return;
         }
         let endings = memchr_iter(b'\n', &text.as_bytes()[self.offset..offset]).count();
-        self.line = self
-            .line
-            .saturating_add(u32::try_from(endings).unwrap_or(u32::MAX));
+        self.line = self.line.saturating_add(u32::try_from(endings).unwrap_or(u32::MAX));
         self.offset = offset;
         self.found.push(self.line);
     }
@@ -264,15 +253,7 @@ mod tests {
             ("aaa", "aa", "b", Unique, "ba", 1, &[1]),
             ("aaa", "a", "aa", All, "aaaaaa", 3, &[1, 1, 1]),
             ("a\r\nb\r\n", "\r\n", "\n", All, "a\nb\n", 2, &[1, 2]),
-            (
-                "\u{e9}\u{20ac}",
-                "\u{20ac}",
-                "e",
-                Unique,
-                "\u{e9}e",
-                1,
-                &[1],
-            ),
+            ("\u{e9}\u{20ac}", "\u{20ac}", "e", Unique, "\u{e9}e", 1, &[1]),
             ("all", "all", "", Unique, "", 1, &[1]),
         ] {
             let edited = make(text, &[(old, new, which)]).unwrap();
@@ -298,10 +279,7 @@ mod tests {
     #[test]
     fn failures_say_where_and_how_often() {
         let text = "x\n".repeat(12) + "y";
-        let error = make(
-            &text,
-            &[("y", "z", Which::Unique), ("x", "", Which::Unique)],
-        );
+        let error = make(&text, &[("y", "z", Which::Unique), ("x", "", Which::Unique)]);
         let error = error.unwrap_err();
         assert_eq!(error.reason, Reason::StringNotUnique);
         let told =
@@ -338,11 +316,7 @@ mod tests {
         let begun = Instant::now();
         let error = make(&text, &[(&old, "", Which::All)]).unwrap_err();
         assert_eq!(error.reason, Reason::StringNotFound);
-        assert!(
-            begun.elapsed() < Duration::from_secs(20),
-            "{:?}",
-            begun.elapsed()
-        );
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 
     #[test]
@@ -407,10 +381,7 @@ mod tests {
                     Edit::new(index, old, new, which).ok()
                 })
                 .collect();
-            match (
-                apply(&file, &edits, &|| Ok(()), &|_| Ok(())),
-                model(&file, &edits),
-            ) {
+            match (apply(&file, &edits, &|| Ok(()), &|_| Ok(())), model(&file, &edits)) {
                 (Ok(edited), Ok((text, counts))) => {
                     assert_eq!(edited.text, text, "{file:?} {edits:?}");
                     let found: Vec<_> = edited.results.iter().map(|result| result.found).collect();

@@ -40,10 +40,7 @@ pub(super) fn hint(text: &str, wanted: &str) -> String {
     if candidates.is_empty() {
         return "nothing in it comes near: read it again".to_owned();
     }
-    let shown: Vec<String> = candidates
-        .iter()
-        .map(|(number, line)| show(*number, line))
-        .collect();
+    let shown: Vec<String> = candidates.iter().map(|(number, line)| show(*number, line)).collect();
     format!("the nearest lines are:\n{}", shown.join("\n"))
 }
 
@@ -138,9 +135,7 @@ fn candidates<'a>(text: &'a str, wanted: &str) -> Vec<(usize, &'a str)> {
         }
     }
     keep_best(&mut best);
-    best.iter()
-        .filter_map(|(_, number, text)| Some((*number, text.lines().next()?)))
-        .collect()
+    best.iter().filter_map(|(_, number, text)| Some((*number, text.lines().next()?))).collect()
 }
 
 /// Keeps those with the greatest likeness, the first ones of equals, best first.
@@ -161,11 +156,7 @@ struct Likeness<'a> {
 impl<'a> Likeness<'a> {
     fn to(line: &'a str) -> Self {
         let words: HashSet<&str> = words(line).take(WORDS).collect();
-        Self {
-            line,
-            weight: words.iter().map(|word| word.len()).sum(),
-            words,
-        }
+        Self { line, weight: words.iter().map(|word| word.len()).sum(), words }
     }
 
     /// 0 for nothing in common, 200 for the same: a half each for words, and for how the lines
@@ -188,9 +179,7 @@ impl<'a> Likeness<'a> {
         let (a, b) = (line.as_bytes(), self.line.as_bytes());
         let start = a.iter().zip(b).take_while(|(a, b)| a == b).count();
         let (a, b) = (&a[start..], &b[start..]);
-        let end = (a.iter().rev().zip(b.iter().rev()))
-            .take_while(|(a, b)| a == b)
-            .count();
+        let end = (a.iter().rev().zip(b.iter().rev())).take_while(|(a, b)| a == b).count();
         let of_words = 200 * common.min(self.weight) / (weight + self.weight).max(1);
         let of_ends = 200 * (start + end) / (line.len() + self.line.len());
         // A line without words has its ends only.
@@ -249,16 +238,8 @@ mod tests {
                 "\tlet answer = compute(1, 2);\n\tprint(answer);",
                 "lines 2 to 3 differ from it in white space only (indentation, spaces, line breaks):\n2:     let answer = compute(1, 2);\n3:     print(answer);",
             ),
-            (
-                FILE,
-                "}\r\n\r\nfn",
-                "its line endings are LF there: give \\n instead of \\r\\n",
-            ),
-            (
-                &crlf,
-                "}\n\nfn",
-                "its line endings are CRLF there: give \\r\\n instead of \\n",
-            ),
+            (FILE, "}\r\n\r\nfn", "its line endings are LF there: give \\n instead of \\r\\n"),
+            (&crlf, "}\n\nfn", "its line endings are CRLF there: give \\r\\n instead of \\n"),
             (
                 FILE,
                 "let answer = compute(3, 2);\n",
@@ -276,10 +257,7 @@ mod tests {
     fn following_lines_decide_between_equals() {
         let text = "if a {\n    b();\n}\n".repeat(50) + "if a {\n    special();\n}\n";
         let hint = hint(&text, "if a {\n    specials();\n");
-        assert!(
-            hint.starts_with("the nearest lines are:\n151: if a {\n"),
-            "{hint}"
-        );
+        assert!(hint.starts_with("the nearest lines are:\n151: if a {\n"), "{hint}");
         assert_eq!(hint.lines().count(), 1 + SHOWN);
     }
 
@@ -302,26 +280,12 @@ mod tests {
                 assert!(hint.len() < 1500, "{}", hint.len());
             }
         }
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "{:?}",
-            begun.elapsed()
-        );
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     }
 
     #[test]
     fn garbage_never_panics() {
-        let pieces = [
-            "\u{1f600}",
-            "a",
-            " ",
-            "\n",
-            "\r\n",
-            "\u{a0}",
-            "\0",
-            "\u{301}",
-            "word ",
-        ];
+        let pieces = ["\u{1f600}", "a", " ", "\n", "\r\n", "\u{a0}", "\0", "\u{301}", "word "];
         let mut seed = 7_u64;
         let mut text = |most: usize| -> String {
             let mut random = |below: usize| {

@@ -101,14 +101,9 @@ pub(crate) fn parse(patch: &str) -> Result<Vec<Operation>, V4aError> {
         };
         if let Some(path) = line.strip_prefix("*** Add File: ") {
             let content = created(&body(&mut lines))?;
-            operations.push(Operation::Add {
-                path: path.to_owned(),
-                content,
-            });
+            operations.push(Operation::Add { path: path.to_owned(), content });
         } else if let Some(path) = line.strip_prefix("*** Delete File: ") {
-            operations.push(Operation::Delete {
-                path: path.to_owned(),
-            });
+            operations.push(Operation::Delete { path: path.to_owned() });
         } else if let Some(path) = line.strip_prefix("*** Update File: ") {
             let destination = lines
                 .peek()
@@ -164,10 +159,8 @@ pub(crate) fn apply(text: &str, diff: &str) -> Result<String, V4aError> {
         let at = place(&lines, &section, cursor)
             .ok_or_else(|| V4aError::NoPlace(section.before.join("\n")))?;
         cursor = at + section.before.len();
-        chunks.extend(section.changes.into_iter().map(|chunk| Chunk {
-            at: at + chunk.at,
-            ..chunk
-        }));
+        chunks
+            .extend(section.changes.into_iter().map(|chunk| Chunk { at: at + chunk.at, ..chunk }));
     }
     let mut changed: Vec<&str> = Vec::with_capacity(lines.len());
     let mut next = 0;
@@ -234,16 +227,9 @@ impl Section {
     /// The change that the next line belongs to.
     fn chunk(&mut self) -> &mut Chunk {
         let at = self.before.len();
-        let goes_on = self
-            .changes
-            .last()
-            .is_some_and(|chunk| chunk.at + chunk.removed == at);
+        let goes_on = self.changes.last().is_some_and(|chunk| chunk.at + chunk.removed == at);
         if !goes_on {
-            self.changes.push(Chunk {
-                at,
-                removed: 0,
-                added: Vec::new(),
-            });
+            self.changes.push(Chunk { at, removed: 0, added: Vec::new() });
         }
         let last = self.changes.len() - 1;
         &mut self.changes[last]
@@ -312,25 +298,13 @@ mod tests {
                 "        return 3",
             ),
             // Blanks may be others.
-            (
-                "@@ class B:\n def f(self):\n-return 1\n+        return 4\n",
-                6,
-                "        return 4",
-            ),
+            ("@@ class B:\n def f(self):\n-return 1\n+        return 4\n", 6, "        return 4"),
             ("@@ -1,2 +1,2 @@\n-class A:\n+class D:\n", 0, "class D:"),
             ("+# first\n class A:\n", 0, "# first"),
-            (
-                "-        return 1\n+        return 5\n*** End of File\n",
-                6,
-                "        return 5",
-            ),
+            ("-        return 1\n+        return 5\n*** End of File\n", 6, "        return 5"),
         ] {
             let changed = apply(TEXT, diff).unwrap_or_else(|error| panic!("{diff}: {error}"));
-            assert_eq!(
-                changed.lines().nth(line),
-                Some(expected),
-                "{diff}\n{changed}"
-            );
+            assert_eq!(changed.lines().nth(line), Some(expected), "{diff}\n{changed}");
             assert!(changed.ends_with('\n'));
         }
         assert_eq!(apply("a\r\nb\r\n", "-a\n+c\n").unwrap(), "c\r\nb\r\n");
@@ -350,11 +324,7 @@ mod tests {
             ("", true),
         ] {
             let error = apply(TEXT, diff).unwrap_err();
-            assert_eq!(
-                matches!(error, V4aError::Malformed(_)),
-                is_malformed,
-                "{diff}: {error}"
-            );
+            assert_eq!(matches!(error, V4aError::Malformed(_)), is_malformed, "{diff}: {error}");
         }
     }
 
@@ -364,18 +334,13 @@ mod tests {
         assert_eq!(
             parse(patch).unwrap(),
             [
-                Operation::Add {
-                    path: "a.txt".to_owned(),
-                    content: "one\ntwo\n".to_owned()
-                },
+                Operation::Add { path: "a.txt".to_owned(), content: "one\ntwo\n".to_owned() },
                 Operation::Update {
                     path: "b.txt".to_owned(),
                     destination: Some("c.txt".to_owned()),
                     diff: "@@\n-x\n+y\n*** End of File\n".to_owned()
                 },
-                Operation::Delete {
-                    path: "d.txt".to_owned()
-                },
+                Operation::Delete { path: "d.txt".to_owned() },
             ]
         );
         for patch in [

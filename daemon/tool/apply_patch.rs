@@ -92,11 +92,7 @@ impl Tool for ApplyPatch {
         if headers.iter().all(is_given) {
             return None;
         }
-        Some(Reading {
-            field: "unified_diff",
-            text: headers.concat() + diff,
-            leads_back,
-        })
+        Some(Reading { field: "unified_diff", text: headers.concat() + diff, leads_back })
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
@@ -143,9 +139,7 @@ fn apply_patch(
         arrangement.stage(&mut change, false)?;
     } else {
         arrangement.stage(&mut change, true)?;
-        let kept = session
-            .keep_patch(step, request.unified_diff.as_bytes())
-            .map_err(not_kept)?;
+        let kept = session.keep_patch(step, request.unified_diff.as_bytes()).map_err(not_kept)?;
         let made = change.commit();
         if made.is_err() {
             session.drop_patch(step);
@@ -189,10 +183,8 @@ fn read_all<'p>(
         };
         let bytes = u64::try_from(original.content.len()).unwrap_or(u64::MAX);
         // Nothing else is published with it.
-        room.try_update(Ordering::Relaxed, Ordering::Relaxed, |room| {
-            room.checked_sub(bytes)
-        })
-        .map_err(|_| too_much())?;
+        room.try_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(bytes))
+            .map_err(|_| too_much())?;
         Ok(Some((path.as_str(), original)))
     });
     read.into_iter().filter_map(Result::transpose).collect()
@@ -214,11 +206,7 @@ fn arrange<'a>(
         let original = originals.get(name.as_str());
         match fate {
             Fate::Deleted => arrangement.deleted.extend(Some(*path).zip(original)),
-            Fate::Written {
-                content,
-                mode,
-                from,
-            } => {
+            Fate::Written { content, mode, from } => {
                 let content = Content {
                     bytes: content,
                     mode: *mode,
@@ -250,9 +238,7 @@ fn resolve(
                 )
                 .with("path", "."));
             }
-            paths
-                .entry(path.clone())
-                .or_insert_with(|| order.push(path));
+            paths.entry(path.clone()).or_insert_with(|| order.push(path));
         }
     }
     Ok(order)
@@ -298,10 +284,7 @@ fn facts(response: &v1::ApplyPatchResponse) -> Map<String, Value> {
 fn too_much() -> Error {
     Error::new(
         Reason::FileTooLarge,
-        format!(
-            "the files of the patch are over {} MiB together: split it",
-            MOST_BYTES >> 20
-        ),
+        format!("the files of the patch are over {} MiB together: split it", MOST_BYTES >> 20),
     )
 }
 

@@ -22,10 +22,7 @@ pub(super) struct Artifacts {
 impl Artifacts {
     /// Those that the caller of this work may read.
     pub(super) fn of(work: &Work) -> Self {
-        Self {
-            session: Arc::clone(&work.session),
-            tools: work.tools_of_caller.clone(),
-        }
+        Self { session: Arc::clone(&work.session), tools: work.tools_of_caller.clone() }
     }
 
     /// Whether this path is the name of an artifact, existing or not.

@@ -62,9 +62,7 @@ fn response<'a>(made: impl Iterator<Item = &'a str>) -> v1::CreateDirectoryRespo
         left = less.unwrap_or(0);
         less.is_some()
     });
-    v1::CreateDirectoryResponse {
-        created: fitting.map(str::to_owned).collect(),
-    }
+    v1::CreateDirectoryResponse { created: fitting.map(str::to_owned).collect() }
 }
 
 #[cfg(test)]

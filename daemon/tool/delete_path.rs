@@ -47,9 +47,7 @@ impl Tool for DeletePath {
     async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
         on_files(work, move |workspace, stop| {
             let deleted = workspace.remove(&params.path, params.recursive, stop)?;
-            Ok(v1::DeletePathResponse {
-                deleted_count: u32::try_from(deleted).unwrap_or(u32::MAX),
-            })
+            Ok(v1::DeletePathResponse { deleted_count: u32::try_from(deleted).unwrap_or(u32::MAX) })
         })
         .await
     }

@@ -54,10 +54,7 @@ impl Tool for EditFile {
     }
 
     async fn execute(params: Self::Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| {
-            edit_file(workspace, &params, stop)
-        })
-        .await
+        on_files(work, move |workspace, stop| edit_file(workspace, &params, stop)).await
     }
 }
 
@@ -105,9 +102,7 @@ fn edit_file(
     let text = str::from_utf8(&original.content).map_err(|problem| {
         let path = path.as_str();
         let message = format!("{path:?} holds bytes that are not UTF-8: only text can be edited");
-        Error::new(Reason::BinaryFile, message)
-            .with("path", path)
-            .caused_by(problem)
+        Error::new(Reason::BinaryFile, message).with("path", path).caused_by(problem)
     })?;
     let room = RefCell::new(Room::default());
     let hold = |bytes: usize| room.borrow_mut().reach(bytes as u64);
@@ -161,29 +156,19 @@ mod tests {
     }
 
     fn replace(old: &str, new: &str) -> v1::Edit {
-        v1::Edit {
-            old_string: old.to_owned(),
-            new_string: new.to_owned(),
-            occurrence: None,
-        }
+        v1::Edit { old_string: old.to_owned(), new_string: new.to_owned(), occurrence: None }
     }
 
     fn request(edits: Vec<v1::Edit>) -> v1::EditFileRequest {
-        v1::EditFileRequest {
-            path: "/workspace/f".to_owned(),
-            edits,
-            ..Default::default()
-        }
+        v1::EditFileRequest { path: "/workspace/f".to_owned(), edits, ..Default::default() }
     }
 
     #[test]
     fn a_file_is_edited_or_only_looked_at() {
         let hash = sha256(b"a\nc\n");
         for dry_run in [false, true] {
-            let request = v1::EditFileRequest {
-                dry_run: Some(dry_run),
-                ..request(vec![replace("b", "c")])
-            };
+            let request =
+                v1::EditFileRequest { dry_run: Some(dry_run), ..request(vec![replace("b", "c")]) };
             let (response, after) = run(b"a\nb\n", request);
             let response = response.unwrap();
             assert_eq!(after, if dry_run { b"a\nb\n" } else { b"a\nc\n" });
@@ -197,10 +182,7 @@ mod tests {
             assert_eq!(result.lines_changed, [2]);
         }
         let (response, after) = run(b"a", request(vec![replace("a", "b"), replace("b", "a")]));
-        assert_eq!(
-            (response.unwrap().diff.as_str(), after.as_slice()),
-            ("", &b"a"[..])
-        );
+        assert_eq!((response.unwrap().diff.as_str(), after.as_slice()), ("", &b"a"[..]));
     }
 
     #[test]
@@ -214,36 +196,16 @@ mod tests {
             ..request(vec![replace("a", "b")])
         };
         for (content, request, reason) in [
-            (
-                &b"x"[..],
-                request(vec![replace("a", "b")]),
-                Reason::StringNotFound,
-            ),
-            (
-                b"aa",
-                request(vec![replace("a", "b")]),
-                Reason::StringNotUnique,
-            ),
-            (
-                b"a\xff",
-                request(vec![replace("a", "b")]),
-                Reason::BinaryFile,
-            ),
-            (
-                b"a",
-                request(vec![replace("a", "a")]),
-                Reason::InvalidParams,
-            ),
+            (&b"x"[..], request(vec![replace("a", "b")]), Reason::StringNotFound),
+            (b"aa", request(vec![replace("a", "b")]), Reason::StringNotUnique),
+            (b"a\xff", request(vec![replace("a", "b")]), Reason::BinaryFile),
+            (b"a", request(vec![replace("a", "a")]), Reason::InvalidParams),
             (b"a", with_hash(&"0".repeat(64)), Reason::StaleFile),
             (b"a", with_hash("0"), Reason::InvalidParams),
             (b"a", at("none"), Reason::FileNotFound),
             (b"a", at("."), Reason::NotAFile),
             (b"a", at("../f"), Reason::PathEscape),
-            (
-                b"ab",
-                request(vec![replace("a", "b"), replace("x", "")]),
-                Reason::StringNotFound,
-            ),
+            (b"ab", request(vec![replace("a", "b"), replace("x", "")]), Reason::StringNotFound),
         ] {
             let (result, after) = run(content, request.clone());
             assert_eq!(result.unwrap_err().reason, reason, "{request:?}");

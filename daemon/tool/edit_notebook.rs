@@ -46,10 +46,7 @@ impl Tool for EditNotebook {
     }
 
     async fn execute(params: Self::Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| {
-            edit_notebook(workspace, &params, stop)
-        })
-        .await
+        on_files(work, move |workspace, stop| edit_notebook(workspace, &params, stop)).await
     }
 }
 
@@ -73,10 +70,7 @@ fn edit(request: v1::EditNotebookRequest, violations: &mut Vec<Violation>) -> Op
     let is_named = request.cell_id.is_some() || request.cell_index.is_some();
     let wanted = wanted(request.cell_id, request.cell_index, violations);
     let mut need = |field: &str, description: &str| {
-        violations.push(Violation {
-            field: field.to_owned(),
-            description: description.to_owned(),
-        });
+        violations.push(Violation { field: field.to_owned(), description: description.to_owned() });
         None
     };
     let without_source = "must be given, empty or not, unless a cell is deleted";
@@ -116,9 +110,7 @@ fn edit_notebook(
 ) -> Result<v1::EditNotebookResponse, Error> {
     let path = &params.path;
     let mut change = workspace.change(std::slice::from_ref(path), stop)?;
-    let original = change
-        .read(path, LARGEST)?
-        .ok_or_else(|| no_file_at(path))?;
+    let original = change.read(path, LARGEST)?.ok_or_else(|| no_file_at(path))?;
     let text = text(&original.content)?;
     stop.check()?;
     let changed = Notebook::parse(text)?
@@ -200,20 +192,8 @@ mod tests {
         for (request, field) in [
             (request(Replace), "source"),
             (request(Delete), "cell_id"),
-            (
-                v1::EditNotebookRequest {
-                    source: source.clone(),
-                    ..request(Replace)
-                },
-                "cell_id",
-            ),
-            (
-                v1::EditNotebookRequest {
-                    source: source.clone(),
-                    ..request(Insert)
-                },
-                "cell_type",
-            ),
+            (v1::EditNotebookRequest { source: source.clone(), ..request(Replace) }, "cell_id"),
+            (v1::EditNotebookRequest { source: source.clone(), ..request(Insert) }, "cell_type"),
             (
                 v1::EditNotebookRequest {
                     cell_id: Some("a".to_owned()),
@@ -226,17 +206,11 @@ mod tests {
             let (result, text) = run(request.clone());
             let error = result.unwrap_err();
             assert_eq!(error.reason, Reason::InvalidParams);
-            let named = error
-                .violations
-                .iter()
-                .any(|violation| violation.field == field);
+            let named = error.violations.iter().any(|violation| violation.field == field);
             assert!(named, "{request:?} {error}");
             assert_eq!(text, NOTEBOOK);
         }
-        let missing = v1::EditNotebookRequest {
-            cell_index: Some(1),
-            ..request(Delete)
-        };
+        let missing = v1::EditNotebookRequest { cell_index: Some(1), ..request(Delete) };
         assert_eq!(run(missing).0.unwrap_err().reason, Reason::CellNotFound);
     }
 }

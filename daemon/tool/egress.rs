@@ -49,11 +49,7 @@ pub(super) fn provide(scene: &Scene, environment: &mut Environment) {
 impl Records {
     /// Those of `step`.
     pub(super) fn new(session: Arc<Session>, step: Step, about: Map<String, Value>) -> Self {
-        Self {
-            session,
-            step,
-            about,
-        }
+        Self { session, step, about }
     }
 
     fn write(&self, fields: Map<String, Value>) {
@@ -78,25 +74,15 @@ impl<O: Observer> Connected<O> {
             let journal = Journal::new(write, telemetry.tracer().clone(), span.clone());
             (proxy, journal)
         });
-        Self {
-            observer,
-            waiting,
-            attendance: None,
-            span: span.clone(),
-        }
+        Self { observer, waiting, attendance: None, span: span.clone() }
     }
 
     /// Waits until nothing of the command that has ended is left at the proxy; gives the observer
     /// back.
     pub(super) async fn end(self) -> O {
         if let Some(attendance) = self.attendance {
-            let Totals {
-                attempts,
-                denied,
-                sent_bytes,
-                received_bytes,
-                ..
-            } = attendance.end().await;
+            let Totals { attempts, denied, sent_bytes, received_bytes, .. } =
+                attendance.end().await;
             for (name, number) in [
                 (semconv::EGRESS_ATTEMPTS, attempts),
                 (semconv::EGRESS_DENIED, denied),

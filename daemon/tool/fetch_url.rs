@@ -60,13 +60,7 @@ impl Tool for FetchUrl {
             return Ok(None);
         }
         match target::parse(&request.url) {
-            Ok(url) => Ok(Some(Params {
-                given: request.url,
-                url,
-                timeout,
-                form,
-                most,
-            })),
+            Ok(url) => Ok(Some(Params { given: request.url, url, timeout, form, most })),
             Err(problem) => {
                 violations.push(Violation::new("url", problem));
                 Ok(None)
@@ -95,9 +89,7 @@ impl Tool for FetchUrl {
         let place = work.wait_for(&fetches.places, Some(until)).await?;
         // As long as a name is looked up, which nothing ends.
         let hold = (Arc::new(place), Arc::clone(&work.place));
-        let fetched = fetches
-            .fetcher
-            .fetch(&params.url, params.form, params.most, hold);
+        let fetched = fetches.fetcher.fetch(&params.url, params.form, params.most, hold);
         tokio::select! {
             fetched = timeout_at(until.into(), fetched) => match fetched {
                 Ok(fetched) => done(fetched?),
@@ -118,14 +110,7 @@ fn late(url: &Url, timeout: Duration) -> Error {
 }
 
 fn done(fetched: Fetched) -> Result<Done<v1::FetchUrlResponse>, Error> {
-    let Fetched {
-        url,
-        status,
-        content_type,
-        bytes,
-        content,
-        is_cut,
-    } = fetched;
+    let Fetched { url, status, content_type, bytes, content, is_cut } = fetched;
     let mut done = Done::plain(v1::FetchUrlResponse {
         final_url: url.into(),
         status_code: status.into(),

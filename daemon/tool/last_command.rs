@@ -153,10 +153,7 @@ fn head(session: &Session, path: &str, total: Option<u64>) -> io::Result<Head> {
     let bytes = first_bytes(&file)?;
     let total = total.unwrap_or(file.metadata()?.len());
     let is_truncated = total > bytes.len() as u64;
-    Ok(Head {
-        text: lossy(&bytes, is_truncated),
-        is_truncated,
-    })
+    Ok(Head { text: lossy(&bytes, is_truncated), is_truncated })
 }
 
 fn first_bytes(file: &File) -> io::Result<Vec<u8>> {

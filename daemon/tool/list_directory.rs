@@ -32,9 +32,7 @@ impl Tool for ListDirectory {
         scene: &Scene,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        let base = scene
-            .workspace
-            .resolve(request.path.as_deref().unwrap_or("."));
+        let base = scene.workspace.resolve(request.path.as_deref().unwrap_or("."));
         if let Ok(base) = &base
             && let Err(error) = after(&request, &filters(&scene.workspace, base))
         {
@@ -48,10 +46,7 @@ impl Tool for ListDirectory {
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| {
-            list_directory(workspace, &request, stop)
-        })
-        .await
+        on_files(work, move |workspace, stop| list_directory(workspace, &request, stop)).await
     }
 }
 
@@ -67,16 +62,13 @@ fn list_directory(
     let most = request.page_size.unwrap_or(DEFAULT_ENTRIES).max(1);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let contents = workspace.contents(&base, after.as_deref(), most, stop)?;
-    let entries = contents
-        .entries
-        .into_iter()
-        .map(|(name, description)| v1::DirectoryEntry {
-            name,
-            r#type: file_type(description.kind).into(),
-            size_bytes: description.size,
-            modify_time: modify_time(&description),
-            mode: description.mode,
-        });
+    let entries = contents.entries.into_iter().map(|(name, description)| v1::DirectoryEntry {
+        name,
+        r#type: file_type(description.kind).into(),
+        size_bytes: description.size,
+        modify_time: modify_time(&description),
+        mode: description.mode,
+    });
     Ok(v1::ListDirectoryResponse {
         entries: entries.collect(),
         file_count: contents.files,
@@ -111,18 +103,8 @@ mod tests {
     fn every_page_size_gives_every_entry_once() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &[u8]| directory.path().join(OsStr::from_bytes(name));
-        let mut expected = vec![
-            "a",
-            "a b",
-            "b",
-            ".git",
-            ".hidden",
-            "\u{e9}",
-            "z",
-            "directory",
-            "B",
-            "link",
-        ];
+        let mut expected =
+            vec!["a", "a b", "b", ".git", ".hidden", "\u{e9}", "z", "directory", "B", "link"];
         for name in &expected {
             match *name {
                 ".git" | "directory" => fs::create_dir(at(name.as_bytes())).unwrap(),
@@ -134,10 +116,8 @@ mod tests {
         expected.sort_unstable();
         let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         for size in 1..=11 {
-            let mut request = v1::ListDirectoryRequest {
-                page_size: Some(size),
-                ..Default::default()
-            };
+            let mut request =
+                v1::ListDirectoryRequest { page_size: Some(size), ..Default::default() };
             let mut names = Vec::new();
             loop {
                 let page = list_directory(&workspace, &request, &Stop::new()).unwrap();
@@ -166,10 +146,7 @@ mod tests {
             fs::write(directory.path().join(format!("{number:04}")), "").unwrap();
         }
         let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
-        let request = v1::ListDirectoryRequest {
-            page_size: Some(3),
-            ..Default::default()
-        };
+        let request = v1::ListDirectoryRequest { page_size: Some(3), ..Default::default() };
         let page = list_directory(&workspace, &request, &Stop::new()).unwrap();
         let names: Vec<_> = page.entries.iter().map(|entry| &entry.name).collect();
         assert_eq!(names, ["0000", "0001", "0002"]);

@@ -41,13 +41,8 @@ impl Tool for ListFiles {
         scene: &Scene,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        let base = scene
-            .workspace
-            .resolve(request.root.as_deref().unwrap_or("."));
-        let token = request
-            .page_token
-            .as_deref()
-            .filter(|token| !token.is_empty());
+        let base = scene.workspace.resolve(request.root.as_deref().unwrap_or("."));
+        let token = request.page_token.as_deref().filter(|token| !token.is_empty());
         if let (Ok(base), Some(token)) = (&base, token)
             && let Err(error) = read_token(token, &filters(&scene.workspace, base, &request))
         {
@@ -91,10 +86,7 @@ struct Page {
 impl Page {
     /// The answer. Unless it is `complete` its time was up: then the next page goes on from here.
     fn finish(self, complete: bool) -> Result<Done<v1::ListFilesResponse>, Error> {
-        let Self {
-            mut response,
-            filters,
-        } = self;
+        let Self { mut response, filters } = self;
         response.truncated |= !complete;
         match (response.files.last(), filters) {
             (Some(last), Some(filters)) if response.truncated => {
@@ -133,9 +125,7 @@ fn list(
         respect_ignore: request.respect_ignore.unwrap_or(false),
         hidden: request.hidden.unwrap_or(true),
         git: false,
-        max_depth: request
-            .max_depth
-            .map(|levels| usize::try_from(levels).unwrap_or(usize::MAX)),
+        max_depth: request.max_depth.map(|levels| usize::try_from(levels).unwrap_or(usize::MAX)),
     };
     let most = request.max_results.unwrap_or(DEFAULT_RESULTS).max(1);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
@@ -170,11 +160,7 @@ fn list(
 /// A hash of everything that decides which files there are to list.
 fn filters(workspace: &Workspace, base: &RelativePath, request: &v1::ListFilesRequest) -> Filters {
     Filters::new(
-        &[
-            workspace.name(),
-            base.as_str(),
-            request.glob.as_deref().unwrap_or(""),
-        ],
+        &[workspace.name(), base.as_str(), request.glob.as_deref().unwrap_or("")],
         &[
             u32::from(request.respect_ignore.unwrap_or(false)),
             u32::from(request.hidden.unwrap_or(true)),

@@ -337,12 +337,7 @@ pub(crate) struct Done<R> {
 impl<R> Done<R> {
     /// Work about which there is nothing more to say.
     pub(crate) fn plain(response: R) -> Self {
-        Self {
-            response,
-            facts: serde_json::Map::new(),
-            event: None,
-            error_type: None,
-        }
+        Self { response, facts: serde_json::Map::new(), event: None, error_type: None }
     }
 
     /// The same, with another answer.

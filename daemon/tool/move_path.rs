@@ -43,9 +43,7 @@ impl Tool for MovePath {
     }
 
     fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
-        [&params.source, &params.destination]
-            .map(|path| path.as_str().to_owned())
-            .into()
+        [&params.source, &params.destination].map(|path| path.as_str().to_owned()).into()
     }
 
     async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {

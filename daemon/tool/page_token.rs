@@ -46,13 +46,9 @@ pub(crate) fn read_token(token: &str, filters: &Filters) -> Result<String, Error
             "is not the next_page_token of a page: leave it out to start with the first page",
         )
     };
-    let bytes = BASE64_URL_SAFE_NO_PAD
-        .decode(token)
-        .map_err(|_error| unknown())?;
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).map_err(|_error| unknown())?;
     let rest = bytes.strip_prefix(&[TOKEN_VERSION]).ok_or_else(unknown)?;
-    let (for_filters, last) = rest
-        .split_first_chunk::<FILTERS_BYTES>()
-        .ok_or_else(unknown)?;
+    let (for_filters, last) = rest.split_first_chunk::<FILTERS_BYTES>().ok_or_else(unknown)?;
     if *for_filters != filters.0 {
         return Err(Error::invalid_field(
             "page_token",

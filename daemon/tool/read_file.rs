@@ -60,20 +60,17 @@ impl Tool for ReadFile {
             return excerpt(&file, &request, &Stop::new()).map(Done::plain);
         }
         let artifacts = Artifacts::of(&work);
-        on_files(work, move |workspace, stop| {
-            match workspace.open_file(&path) {
-                Ok(file) => excerpt(&file, &request, stop),
-                Err(error) => {
-                    let (name, offset) =
-                        Artifacts::part(path.as_str()).unwrap_or((path.as_str(), 0));
-                    let file = artifacts.instead_of(name, error)?;
-                    let has_range = request.start_line() > 1 || request.end_line.is_some();
-                    let most = u64::from(request.max_bytes.unwrap_or(DEFAULT_BYTES));
-                    let is_long = file.size() > most.min(PART_BYTES);
-                    match offset > 0 || is_long && !has_range {
-                        true => part(&file, name, offset, &request),
-                        false => output(&file, &request, stop),
-                    }
+        on_files(work, move |workspace, stop| match workspace.open_file(&path) {
+            Ok(file) => excerpt(&file, &request, stop),
+            Err(error) => {
+                let (name, offset) = Artifacts::part(path.as_str()).unwrap_or((path.as_str(), 0));
+                let file = artifacts.instead_of(name, error)?;
+                let has_range = request.start_line() > 1 || request.end_line.is_some();
+                let most = u64::from(request.max_bytes.unwrap_or(DEFAULT_BYTES));
+                let is_long = file.size() > most.min(PART_BYTES);
+                match offset > 0 || is_long && !has_range {
+                    true => part(&file, name, offset, &request),
+                    false => output(&file, &request, stop),
                 }
             }
         })
@@ -167,15 +164,12 @@ fn excerpt(
 ) -> Result<v1::ReadFileResponse, Error> {
     let as_text = request.encoding() != v1::Encoding::Base64;
     let most = request.max_bytes.unwrap_or(DEFAULT_BYTES).max(1);
-    let wish = Wish {
-        lines: lines(request)?,
-        most: usize::try_from(most).unwrap_or(usize::MAX),
-        as_text,
-    };
+    let wish =
+        Wish { lines: lines(request)?, most: usize::try_from(most).unwrap_or(usize::MAX), as_text };
     let excerpt = Excerpt::read(file, wish, stop)?;
-    let (total_lines, sha256) = excerpt.whole.map_or((0, String::new()), |whole| {
-        (whole.total_lines, hexadecimal(&whole.sha256))
-    });
+    let (total_lines, sha256) = excerpt
+        .whole
+        .map_or((0, String::new()), |whole| (whole.total_lines, hexadecimal(&whole.sha256)));
     Ok(v1::ReadFileResponse {
         content: match as_text {
             true => String::from_utf8(excerpt.content).map_err(Error::internal)?,

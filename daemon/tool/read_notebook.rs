@@ -45,10 +45,7 @@ impl Tool for ReadNotebook {
     }
 
     async fn execute(params: Self::Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| {
-            read_notebook(workspace, &params, stop)
-        })
-        .await
+        on_files(work, move |workspace, stop| read_notebook(workspace, &params, stop)).await
     }
 }
 
@@ -61,10 +58,7 @@ fn params(
     if !violations.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Params {
-        path: workspace.resolve(&request.path)?,
-        wanted,
-    }))
+    Ok(Some(Params { path: workspace.resolve(&request.path)?, wanted }))
 }
 
 /// The cell that a request names, by its id or its position.
@@ -132,10 +126,7 @@ fn read(workspace: &Workspace, path: &RelativePath, stop: &Stop) -> Result<(Vec<
         Some(excerpt) if !excerpt.truncated => Ok((excerpt.content, room)),
         _ => Err(Error::new(
             Reason::FileTooLarge,
-            format!(
-                "{:?} is over 256 MiB: no notebook of that size is read",
-                path.as_str()
-            ),
+            format!("{:?} is over 256 MiB: no notebook of that size is read", path.as_str()),
         )
         .with("path", path.as_str())),
     }
@@ -176,10 +167,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         fs::write(directory.path().join("n.ipynb"), content).unwrap();
-        let mut request = v1::ReadNotebookRequest {
-            path: "n.ipynb".to_owned(),
-            ..Default::default()
-        };
+        let mut request =
+            v1::ReadNotebookRequest { path: "n.ipynb".to_owned(), ..Default::default() };
         change(&mut request);
         let mut violations = Vec::new();
         match params(request, &workspace, &mut violations)? {
@@ -202,10 +191,7 @@ mod tests {
         assert_eq!(by_id, by_index);
         assert_eq!(by_id.cells, all.cells[1..]);
         let cell = &by_id.cells[0];
-        assert_eq!(
-            (cell.source.as_str(), cell.execution_count),
-            ("x\ny", Some(3))
-        );
+        assert_eq!((cell.source.as_str(), cell.execution_count), ("x\ny", Some(3)));
         assert_eq!((cell.r#type(), cell.index), (v1::CellType::Code, 1));
         assert_eq!(cell.outputs[0].text, "out");
     }

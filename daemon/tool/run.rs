@@ -88,10 +88,7 @@ impl Tool for Run {
             limits,
         } = request;
         let mut report = |field: String, description: &str| {
-            violations.push(Violation {
-                field,
-                description: description.to_owned(),
-            })
+            violations.push(Violation { field, description: description.to_owned() })
         };
         let program = match (command, argv.as_slice()) {
             (Some(_), [_, ..]) => {
@@ -118,11 +115,7 @@ impl Tool for Run {
                 if program.is_empty() {
                     report("argv[0]".to_owned(), "must name a program");
                 }
-                argv.into_iter()
-                    .map(CString::new)
-                    .collect::<Result<_, _>>()
-                    .ok()
-                    .map(Program::Argv)
+                argv.into_iter().map(CString::new).collect::<Result<_, _>>().ok().map(Program::Argv)
             }
         };
         let mut environment = Environment::base(&scene.settings.path);
@@ -137,10 +130,7 @@ impl Tool for Run {
             if let Err(description) = environment.set(name, value)
                 && !known
             {
-                violations.push(Violation {
-                    field,
-                    description: description.to_owned(),
-                });
+                violations.push(Violation { field, description: description.to_owned() });
             }
         }
         if let Some(program) = &program {
@@ -178,11 +168,8 @@ impl Tool for Run {
         // Nobody waits for a job: it is as good as a process that was started.
         let default = work.job.is_none().then_some(work.default_timeout);
         let timeout = params.timeout.or(work.limit).or(default);
-        let connection = Connection {
-            stdin: Stdin::Whole(params.stdin.clone()),
-            terminal: None,
-            live: None,
-        };
+        let connection =
+            Connection { stdin: Stdin::Whole(params.stdin.clone()), terminal: None, live: None };
         let isolation = work.scene.isolation.level.to_string();
         let done = perform(params, timeout, connection, work).await?;
         Ok(done.map(|exit| response(exit, isolation)))
@@ -238,13 +225,7 @@ pub(super) async fn perform(
         return Err(refusal::lost());
     }
     let cwd = params.cwd.absolute(scene.workspace.mount_path());
-    let Params {
-        program,
-        mut environment,
-        limits,
-        inline_bytes,
-        ..
-    } = params;
+    let Params { program, mut environment, limits, inline_bytes, .. } = params;
     let program = match program {
         Program::Shell(text) if in_default_shell => Program::DefaultShell(text),
         Program::Shell(_) | Program::DefaultShell(_) | Program::Argv(_) => program,
@@ -256,11 +237,7 @@ pub(super) async fn perform(
         environment.provide(&name, value);
     }
     egress::provide(&scene, &mut environment);
-    let Connection {
-        stdin,
-        terminal,
-        live,
-    } = connection;
+    let Connection { stdin, terminal, live } = connection;
     let spec = Spec {
         program,
         cwd: CString::new(cwd.into_os_string().into_encoded_bytes()).map_err(Error::internal)?,
@@ -285,34 +262,21 @@ pub(super) async fn perform(
     });
     let (stdout_path, stderr_path) = (stdout.1.clone(), stderr.1.clone());
     if let Some(live) = &live {
-        live.process
-            .set_paths(stdout_path.clone(), stderr_path.clone());
+        live.process.set_paths(stdout_path.clone(), stderr_path.clone());
     }
     let [stdout, stderr] = [stdout, stderr].map(|(sink, path)| (sink, rest_in(path, reader)));
     let artifacts = Artifacts { stdout, stderr };
     let context = process.context().clone();
     let records = egress::Records::new(session, step, about);
     let mut observer = Connected::new(process, &scene, &telemetry, &context, records);
-    let finished = supervise::run(
-        &spec,
-        &scene.sandboxes,
-        seat,
-        artifacts,
-        &stop,
-        &mut observer,
-        live,
-    )
-    .await;
+    let finished =
+        supervise::run(&spec, &scene.sandboxes, seat, artifacts, &stop, &mut observer, live).await;
     let observer = observer.end().await;
     match finished {
         Ok(finished) => {
             observer.finished(&finished);
             let timed_out = matches!(finished.ended.outcome, Outcome::TimedOut(_));
-            let exit = Exit {
-                finished,
-                stdout_path,
-                stderr_path,
-            };
+            let exit = Exit { finished, stdout_path, stderr_path };
             Ok(Done {
                 facts: facts(&exit),
                 error_type: timed_out.then_some(process_error::TIMEOUT),

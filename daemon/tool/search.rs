@@ -48,9 +48,7 @@ impl Tool for Search {
         if !violations.is_empty() {
             return Ok(None);
         }
-        scene
-            .workspace
-            .resolve(request.path.as_deref().unwrap_or("."))?;
+        scene.workspace.resolve(request.path.as_deref().unwrap_or("."))?;
         selection(&request)?;
         Ok(Some(request))
     }
@@ -125,11 +123,7 @@ fn search(
 fn response(finds: Finds, complete: bool) -> v1::SearchResponse {
     v1::SearchResponse {
         truncated: finds.total > finds.hits.len() as u64,
-        matches: finds
-            .hits
-            .into_iter()
-            .map(|(file, hit)| found(&file, hit))
-            .collect(),
+        matches: finds.hits.into_iter().map(|(file, hit)| found(&file, hit)).collect(),
         total_matches: clamped(finds.total),
         files_searched: clamped(finds.searched),
         timed_out: !complete,

@@ -117,35 +117,17 @@ impl Tool for Start {
         let about = About {
             id: ulid::Ulid::generate().to_string(),
             command: run.program.display(),
-            cwd: shortened(
-                &run.cwd
-                    .absolute(scene.workspace.mount_path())
-                    .to_string_lossy(),
-            ),
+            cwd: shortened(&run.cwd.absolute(scene.workspace.mount_path()).to_string_lossy()),
             has_terminal: terminal.is_some(),
             ends_alone,
         };
         let live = Process::prepare(about, input, scene.settings.replay_bytes);
-        Ok(Some(Params {
-            run,
-            stdin,
-            terminal,
-            live,
-        }))
+        Ok(Some(Params { run, stdin, terminal, live }))
     }
 
     async fn execute(params: Params, work: Work) -> Result<Done<Exit>, Error> {
-        let Params {
-            run,
-            stdin,
-            terminal,
-            live,
-        } = params;
-        let connection = Connection {
-            stdin,
-            terminal,
-            live: Some(live),
-        };
+        let Params { run, stdin, terminal, live } = params;
+        let connection = Connection { stdin, terminal, live: Some(live) };
         let (timeout, repeats_output) = (run.timeout, run.inline_bytes > 0);
         let mut done = run::perform(run, timeout, connection, work).await?;
         if !repeats_output {

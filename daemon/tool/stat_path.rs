@@ -41,10 +41,7 @@ impl Tool for StatPath {
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| {
-            stat_path(workspace, &request.path, stop)
-        })
-        .await
+        on_files(work, move |workspace, stop| stat_path(workspace, &request.path, stop)).await
     }
 }
 

@@ -47,9 +47,7 @@ impl Tool for WriteFile {
     ) -> Result<Option<Params>, Error> {
         let (encoding, mode) = (request.encoding(), request.mode());
         let content = if encoding == Encoding::Base64 {
-            BASE64_STANDARD
-                .decode(request.content)
-                .map_err(|error| error.to_string())
+            BASE64_STANDARD.decode(request.content).map_err(|error| error.to_string())
         } else {
             Ok(request.content.into_bytes())
         };
@@ -88,10 +86,7 @@ impl Tool for WriteFile {
     }
 
     async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| {
-            write_file(workspace, &params, stop)
-        })
-        .await
+        on_files(work, move |workspace, stop| write_file(workspace, &params, stop)).await
     }
 }
 
@@ -106,11 +101,7 @@ fn write_file(
         change.keep_to_directories();
     }
     let needs_old = params.mode == WriteMode::Append || params.expected_sha256.is_some();
-    let old = if needs_old {
-        change.read(path, MOST_OLD)?
-    } else {
-        change.look(path)?
-    };
+    let old = if needs_old { change.read(path, MOST_OLD)? } else { change.look(path)? };
     match &old {
         Some(_) if params.mode == WriteMode::CreateNew => {
             let text = format!(
@@ -131,22 +122,15 @@ fn write_file(
     }
     let bytes_written = content.len() as u64;
     let whole = match &old {
-        Some(Original {
-            content: before, ..
-        }) if params.mode == WriteMode::Append => Cow::Owned([before.as_slice(), content].concat()),
+        Some(Original { content: before, .. }) if params.mode == WriteMode::Append => {
+            Cow::Owned([before.as_slice(), content].concat())
+        }
         _ => Cow::Borrowed(content),
     };
-    let content = Content {
-        mode: params.file_mode,
-        ..Content::new(&whole)
-    };
+    let content = Content { mode: params.file_mode, ..Content::new(&whole) };
     change.write(path, old.as_ref(), content)?;
     change.commit()?.written_down()?;
-    Ok(v1::WriteFileResponse {
-        bytes_written,
-        created: old.is_none(),
-        sha256: sha256(&whole),
-    })
+    Ok(v1::WriteFileResponse { bytes_written, created: old.is_none(), sha256: sha256(&whole) })
 }
 
 #[cfg(test)]
@@ -265,10 +249,7 @@ mod tests {
             ("safe/in", true, R::PolicyDenied),
             ("safe/in/x", true, R::PolicyDenied),
         ] {
-            let params = Params {
-                create_directories,
-                ..params(&workspace, path, "x")
-            };
+            let params = Params { create_directories, ..params(&workspace, path, "x") };
             let error = write_file(&workspace, &params, &Stop::new()).unwrap_err();
             assert_eq!(error.reason, reason, "{path}: {error}");
         }

@@ -30,10 +30,8 @@ const STEP: usize = 4000;
 /// Where a descriptor only names a place and gives no access to it.
 const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 /// Reading a directory. Nothing but a directory is opened, so no FIFO waits and no device wakes up.
-const READ_DIRECTORY: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const READ_DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// A directory beneath which paths are opened.
 #[derive(Debug)]
@@ -82,11 +80,7 @@ impl Root {
             Err(Errno::NOSYS | Errno::PERM) => Way::Components,
             Err(errno) => return Err(errno.into()),
         };
-        Ok(Self {
-            directory,
-            way,
-            links,
-        })
+        Ok(Self { directory, way, links })
     }
 
     /// Follows symbolic links that stay beneath the directory. Only the kernel can do that without
@@ -170,26 +164,14 @@ impl AsFd for Root {
 /// Opens the directory `name` in `parent` for reading. A name, one component, cannot lead
 /// elsewhere.
 pub(super) fn open_child(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
-    retry_on_intr(|| {
-        openat(
-            parent,
-            OsStr::from_bytes(name),
-            READ_DIRECTORY,
-            Mode::empty(),
-        )
-    })
+    retry_on_intr(|| openat(parent, OsStr::from_bytes(name), READ_DIRECTORY, Mode::empty()))
 }
 
 /// Opens whatever is called `name` in `parent` without access to it; a symbolic link is opened
 /// itself.
 pub(super) fn open_name(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     retry_on_intr(|| {
-        openat(
-            parent,
-            OsStr::from_bytes(name),
-            PLACE | OFlags::NOFOLLOW,
-            Mode::empty(),
-        )
+        openat(parent, OsStr::from_bytes(name), PLACE | OFlags::NOFOLLOW, Mode::empty())
     })
 }
 
@@ -231,10 +213,7 @@ fn beneath(
 
 fn by_components(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
     let mut place = open_name(base, b".")?;
-    for name in path
-        .split(|byte| *byte == b'/')
-        .filter(|name| !name.is_empty())
-    {
+    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
         let next = open_name(place.as_fd(), name)?;
         if FileType::from_raw_mode(fstat(&next)?.st_mode) == FileType::Symlink {
             return Err(Errno::LOOP);

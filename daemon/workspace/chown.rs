@@ -29,10 +29,8 @@ const WITHIN: ResolveFlags = ResolveFlags::BENEATH
 /// A descriptor that names an entry, a symbolic link too, and gives no access to it.
 const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// A directory to list.
-const LIST: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
+const LIST: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// What has changed hands.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -110,10 +108,7 @@ fn give(
         FileType::Directory => {}
         FileType::RegularFile | FileType::Symlink if stat.st_nlink == 1 => {}
         FileType::RegularFile | FileType::Symlink => {
-            given.leave(
-                path,
-                "it has several names, of which some may lie elsewhere",
-            );
+            given.leave(path, "it has several names, of which some may lie elsewhere");
             return Ok(kind);
         }
         FileType::Fifo
@@ -126,13 +121,7 @@ fn give(
         }
     }
     let group = (stat.st_gid == 0).then(|| Gid::from_raw(group));
-    chownat(
-        entry,
-        "",
-        Some(Uid::from_raw(user)),
-        group,
-        AtFlags::EMPTY_PATH,
-    )?;
+    chownat(entry, "", Some(Uid::from_raw(user)), group, AtFlags::EMPTY_PATH)?;
     given.changed += 1;
     Ok(kind)
 }
@@ -151,8 +140,7 @@ fn because(errno: Errno) -> String {
 impl Given {
     fn leave(&mut self, path: &[u8], why: &str) {
         self.left += 1;
-        self.example
-            .get_or_insert_with(|| format!("{:?}: {why}", String::from_utf8_lossy(path)));
+        self.example.get_or_insert_with(|| format!("{:?}: {why}", String::from_utf8_lossy(path)));
     }
 }
 
@@ -175,22 +163,13 @@ mod tests {
 
     #[test]
     fn what_is_roots_changes_hands_and_nothing_else() {
-        assert!(
-            rustix::process::geteuid().is_root(),
-            "this test must run as root"
-        );
+        assert!(rustix::process::geteuid().is_root(), "this test must run as root");
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         for directory in ["work/a/b", "outside"] {
             fs::create_dir_all(path(directory)).unwrap();
         }
-        for file in [
-            "work/a/b/file",
-            "work/set",
-            "work/other",
-            "work/group",
-            "outside/file",
-        ] {
+        for file in ["work/a/b/file", "work/set", "work/other", "work/group", "outside/file"] {
             fs::write(path(file), "").unwrap();
         }
         fs::set_permissions(path("work/set"), fs::Permissions::from_mode(0o4755)).unwrap();
@@ -206,15 +185,9 @@ mod tests {
         let given = give_all(work.as_fd(), (USER, USER)).unwrap();
         // The directory, two in it, three files and two links.
         assert_eq!((given.changed, given.left), (8, 2), "{given:?}");
-        for own in [
-            "work",
-            "work/a",
-            "work/a/b",
-            "work/a/b/file",
-            "work/set",
-            "work/out",
-            "work/way-out",
-        ] {
+        for own in
+            ["work", "work/a", "work/a/b", "work/a/b/file", "work/set", "work/out", "work/way-out"]
+        {
             assert_eq!(owners(&path(own)), (USER, USER), "{own}");
         }
         assert_eq!(owners(&path("work/group")), (USER, 6));

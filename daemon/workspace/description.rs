@@ -64,19 +64,12 @@ impl Description {
             FileType::BlockDevice => Kind::BlockDevice,
             FileType::Unknown => Kind::Unknown,
         };
-        let size = if kind == Kind::File {
-            u64::try_from(stat.st_size).unwrap_or(0)
-        } else {
-            0
-        };
+        let size = if kind == Kind::File { u64::try_from(stat.st_size).unwrap_or(0) } else { 0 };
         Self {
             kind,
             size,
             mode: stat.st_mode & 0o7777,
-            modified: (
-                stat.st_mtime,
-                i32::try_from(stat.st_mtime_nsec).unwrap_or(0),
-            ),
+            modified: (stat.st_mtime, i32::try_from(stat.st_mtime_nsec).unwrap_or(0)),
         }
     }
 }
@@ -111,9 +104,8 @@ fn open(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
     match memchr::memrchr(b'/', path) {
         None if path.is_empty() => root.open_path(path),
         slash => {
-            let (above, name) = slash.map_or((&b""[..], path), |slash| {
-                (&path[..slash], &path[slash + 1..])
-            });
+            let (above, name) =
+                slash.map_or((&b""[..], path), |slash| (&path[..slash], &path[slash + 1..]));
             open_name(root.open_path(above)?.as_fd(), name)
         }
     }

@@ -79,9 +79,7 @@ pub(super) struct Reader {
 impl Reader {
     /// A reader.
     pub(super) fn new() -> Self {
-        Self {
-            buffer: Vec::with_capacity(BUFFER),
-        }
+        Self { buffer: Vec::with_capacity(BUFFER) }
     }
 
     /// Reads a directory. The entries come as the file system keeps them; see [`Listing::arrange`].
@@ -150,27 +148,19 @@ impl Listing {
         });
         trouble?;
         self.entries.sort_unstable_by(|a, b| {
-            order(
-                (name(names, *a), a.is_directory),
-                (name(names, *b), b.is_directory),
-            )
+            order((name(names, *a), a.is_directory), (name(names, *b), b.is_directory))
         });
         Ok(())
     }
 
     /// Whether directories are still to come.
     pub(super) fn has_directories(&self) -> bool {
-        self.entries[self.next..]
-            .iter()
-            .any(|entry| entry.is_directory && !entry.left_out)
+        self.entries[self.next..].iter().any(|entry| entry.is_directory && !entry.left_out)
     }
 
     /// What it takes up.
     pub(super) fn size(&self) -> Room {
-        Room {
-            entries: self.entries.len(),
-            bytes: self.names.len(),
-        }
+        Room { entries: self.entries.len(), bytes: self.names.len() }
     }
 
     fn add(&mut self, name: &[u8], kind: FileType) {
@@ -260,10 +250,7 @@ mod tests {
                         false => name.to_owned(),
                     };
                     assert_eq!(
-                        order(
-                            (a.as_bytes(), a_is_directory),
-                            (b.as_bytes(), b_is_directory)
-                        ),
+                        order((a.as_bytes(), a_is_directory), (b.as_bytes(), b_is_directory)),
                         path(a, a_is_directory).cmp(&path(b, b_is_directory)),
                         "{a} {a_is_directory} {b} {b_is_directory}"
                     );

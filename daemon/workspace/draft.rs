@@ -176,14 +176,7 @@ impl Draft {
         let Some(((sum, length), changed)) = undisturbed(&file, read)? else {
             return Err(tampered(&place.path));
         };
-        Ok(Self {
-            changed: Some(changed),
-            file: file.into(),
-            place,
-            directory,
-            length,
-            sum,
-        })
+        Ok(Self { changed: Some(changed), file: file.into(), place, directory, length, sum })
     }
 
     /// Where it lies.
@@ -332,9 +325,7 @@ fn undisturbed<R>(
 ) -> Result<Option<(R, Moment)>, Error> {
     let before = changed(file);
     let found = read()?;
-    Ok(before
-        .filter(|before| changed(file) == Some(*before))
-        .map(|before| (found, before)))
+    Ok(before.filter(|before| changed(file) == Some(*before)).map(|before| (found, before)))
 }
 
 fn changed(file: &impl AsFd) -> Option<Moment> {
@@ -344,8 +335,7 @@ fn changed(file: &impl AsFd) -> Option<Moment> {
 
 fn is_zero(data: &[u8]) -> bool {
     const ZEROS: [u8; 4096] = [0; 4096];
-    data.chunks(ZEROS.len())
-        .all(|chunk| ZEROS.starts_with(chunk))
+    data.chunks(ZEROS.len()).all(|chunk| ZEROS.starts_with(chunk))
 }
 
 #[cfg(test)]

@@ -30,10 +30,7 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
                 "{path:?} is or passes through a symbolic link: give the path that it leads to"
             ),
         ),
-        (Errno::XDEV, _) => (
-            Reason::PathEscape,
-            format!("{path:?} leads out of the workspace"),
-        ),
+        (Errno::XDEV, _) => (Reason::PathEscape, format!("{path:?} leads out of the workspace")),
         // A name that no file system takes cannot be there either.
         (Errno::NAMETOOLONG, Wanted::File) => (Reason::FileNotFound, too_long(path)),
         (Errno::NAMETOOLONG, Wanted::Directory) => (Reason::DirectoryNotFound, too_long(path)),
@@ -49,10 +46,9 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
             Reason::NotADirectory,
             format!("{path:?} is not a directory, or passes through something that is none"),
         ),
-        (Errno::ISDIR, _) => (
-            Reason::NotAFile,
-            format!("{path:?} is a directory: give the path of a file"),
-        ),
+        (Errno::ISDIR, _) => {
+            (Reason::NotAFile, format!("{path:?} is a directory: give the path of a file"))
+        }
         (Errno::FBIG | Errno::OVERFLOW, _) => (
             Reason::FileTooLarge,
             format!("no file of the size of {path:?} is taken by the file system or the daemon"),
@@ -75,10 +71,9 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
             Reason::PermissionDenied,
             format!("the file system that holds {path:?} is mounted read-only"),
         ),
-        (Errno::ACCESS | Errno::PERM, _) => (
-            Reason::PermissionDenied,
-            format!("the daemon's user has no permission for {path:?}"),
-        ),
+        (Errno::ACCESS | Errno::PERM, _) => {
+            (Reason::PermissionDenied, format!("the daemon's user has no permission for {path:?}"))
+        }
         (Errno::NOSPC | Errno::DQUOT, _) => (
             Reason::NoSpace,
             format!("the disk or the quota that holds {path:?} is full: free some space"),
@@ -114,9 +109,7 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
         ),
         _ => return Error::internal(io::Error::from(errno)).with("path", path),
     };
-    let error = Error::new(reason, message)
-        .with("path", path)
-        .caused_by(io::Error::from(errno));
+    let error = Error::new(reason, message).with("path", path).caused_by(io::Error::from(errno));
     if reason == Reason::ResourceExhausted {
         return error.retry_after(RETRY);
     }
@@ -181,11 +174,7 @@ mod tests {
         ] {
             let error = failure(errno, "a/b", wanted);
             assert_eq!(error.reason, reason, "{errno:?} {wanted:?}");
-            assert_eq!(
-                error.retry_after.is_some(),
-                reason == R::ResourceExhausted,
-                "{errno:?}"
-            );
+            assert_eq!(error.retry_after.is_some(), reason == R::ResourceExhausted, "{errno:?}");
             assert_eq!(error.metadata, [("path".into(), "a/b".to_owned())]);
             assert!(error.cause.is_some());
             let is_defect = error.message.contains("defect");

@@ -87,12 +87,7 @@ impl RegularFile {
             None => memfd_create("empty", MemfdFlags::CLOEXEC)?,
         };
         let size = u64::try_from(fstat(&descriptor)?.st_size).unwrap_or(0);
-        Ok(Self {
-            descriptor,
-            path: path.to_owned(),
-            size,
-            content: None,
-        })
+        Ok(Self { descriptor, path: path.to_owned(), size, content: None })
     }
 
     /// Reads all of it, if it has at most `most` bytes and the kernel has them in memory: then

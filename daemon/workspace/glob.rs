@@ -19,19 +19,12 @@ pub(crate) fn globs<'a>(globs: impl IntoIterator<Item = &'a str>) -> Result<Over
         })?;
     }
     builder.build().map_err(|error| {
-        Error::new(
-            Reason::InvalidGlob,
-            format!("the globs together are too large: {error}"),
-        )
+        Error::new(Reason::InvalidGlob, format!("the globs together are too large: {error}"))
     })
 }
 
 fn invalid_glob(glob: &str, problem: &str) -> Error {
-    Error::new(
-        Reason::InvalidGlob,
-        format!("{glob:?} is not a glob: {problem}"),
-    )
-    .with("glob", glob)
+    Error::new(Reason::InvalidGlob, format!("{glob:?} is not a glob: {problem}")).with("glob", glob)
 }
 
 /// A glob as a line of an ignore file, which is how the matcher reads it. There, `#` would begin a
@@ -79,12 +72,7 @@ mod tests {
     #[test]
     fn the_last_matching_glob_decides() {
         let globs = globs(["*.rs", "!a*", "ab.rs"]).unwrap();
-        for (path, wanted) in [
-            ("b.rs", true),
-            ("a.rs", false),
-            ("ab.rs", true),
-            ("c", false),
-        ] {
+        for (path, wanted) in [("b.rs", true), ("a.rs", false), ("ab.rs", true), ("c", false)] {
             assert_eq!(!globs.matched(path, false).is_ignore(), wanted, "{path}");
         }
     }

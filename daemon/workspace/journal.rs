@@ -85,11 +85,7 @@ impl Journals {
     /// Begins the journal of a change.
     pub(super) fn begin(&self) -> io::Result<Journal> {
         let path = self.folder.join(format!("{}.jsonl", Ulid::generate()));
-        let file = OpenOptions::new()
-            .append(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)?;
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
         // Nobody else has it yet, but for who looks for what was left.
         flock(&file, FlockOperation::LockExclusive)?;
         let stays = false;
@@ -125,11 +121,7 @@ impl Left {
             .split_inclusive(|byte| *byte == b'\n')
             .map_while(|line| serde_json::from_slice(line.strip_suffix(b"\n")?).ok())
             .collect();
-        Ok(Some(Self {
-            entries,
-            path,
-            _lock: file,
-        }))
+        Ok(Some(Self { entries, path, _lock: file }))
     }
 
     /// Where it is.
@@ -180,10 +172,7 @@ mod tests {
         let mut journal = journals.begin().unwrap();
         let entries = [
             Entry::Make("a/b".to_owned()),
-            Entry::Put {
-                path: "a/b/\u{e9}\n".to_owned(),
-                temporary: "t".to_owned(),
-            },
+            Entry::Put { path: "a/b/\u{e9}\n".to_owned(), temporary: "t".to_owned() },
             Entry::Ready(vec![Step {
                 path: "a/b/c".to_owned(),
                 temporary: "t".to_owned(),

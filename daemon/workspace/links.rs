@@ -42,8 +42,7 @@ impl Workspace {
 
     /// Whether the links on a path that is refused for them lead out of the workspace.
     pub(crate) fn leads_out(&self, path: &str) -> bool {
-        self.resolve(path)
-            .is_ok_and(|path| self.root.leads_out(path.as_bytes()))
+        self.resolve(path).is_ok_and(|path| self.root.leads_out(path.as_bytes()))
     }
 
     /// Refuses a path whose last name is a link.

@@ -55,10 +55,7 @@ impl Locks {
         }
         held.extend(paths.iter().cloned());
         drop(held);
-        let held = Held {
-            locks: self,
-            paths: paths.to_vec(),
-        };
+        let held = Held { locks: self, paths: paths.to_vec() };
         if told.is_some() {
             stop.come_back();
         }
@@ -146,9 +143,7 @@ mod tests {
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .for_each(|thread| thread.join().unwrap());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert!(locks.0.held().is_empty());
     }
 
@@ -204,10 +199,7 @@ mod tests {
                 let ended = locks.hold(&paths(&["a/b", "c"]), stop);
                 told.send(ended.map(drop).unwrap_err().reason).unwrap();
             });
-            assert!(
-                waits.recv_timeout(Duration::from_millis(60)).is_err(),
-                "it does not wait"
-            );
+            assert!(waits.recv_timeout(Duration::from_millis(60)).is_err(), "it does not wait");
             stop.stop();
             let ended = waits.recv_timeout(Duration::from_secs(10));
             // Whatever was answered, the thread must end for the test to do so.

@@ -78,9 +78,7 @@ impl Workspace {
             Entry::Ready(steps) => Some(steps),
             Entry::Make(_) | Entry::Put { .. } | Entry::Done => None,
         });
-        steps
-            .flatten()
-            .filter_map(|step| Some((self.resolve(&step.path).ok()?, step)))
+        steps.flatten().filter_map(|step| Some((self.resolve(&step.path).ok()?, step)))
     }
 
     /// Does something in the directory of a path, if that is still there.
@@ -137,10 +135,7 @@ mod tests {
         let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
         fs::create_dir_all(folder.path().join("d/e")).unwrap();
         fs::write(folder.path().join("d/e/temporary"), "half").unwrap();
-        let put = Entry::Put {
-            path: "d/e/f".to_owned(),
-            temporary: "temporary".to_owned(),
-        };
+        let put = Entry::Put { path: "d/e/f".to_owned(), temporary: "temporary".to_owned() };
         let make = |path: &str| Entry::Make(path.to_owned());
         workspace.mend(&[put, make("d"), make("d/e")]).unwrap();
         assert!(!folder.path().join("d").exists());

@@ -442,10 +442,7 @@ mod tests {
             let without = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
             set_capabilities(
                 None,
-                CapabilitySets {
-                    effective: sets.effective.difference(without),
-                    ..sets
-                },
+                CapabilitySets { effective: sets.effective.difference(without), ..sets },
             )
             .unwrap();
             let path = |text: &str| workspace.resolve(text).unwrap();
@@ -457,9 +454,7 @@ mod tests {
                 git: false,
                 max_depth: None,
             };
-            let mut walk = workspace
-                .walk(&path("."), selection(), None, &stop)
-                .unwrap();
+            let mut walk = workspace.walk(&path("."), selection(), None, &stop).unwrap();
             let mut files = Vec::new();
             while let Some(file) = walk.next().unwrap() {
                 files.push(file.to_owned());
@@ -472,9 +467,7 @@ mod tests {
                     .open_directory(b"closed")
                     .map_err(|errno| failure(errno, "closed", Wanted::Directory))
                     .unwrap_err(),
-                workspace
-                    .walk(&path("closed"), selection(), None, &stop)
-                    .unwrap_err(),
+                workspace.walk(&path("closed"), selection(), None, &stop).unwrap_err(),
             ];
             (files, errors.map(|error| error.reason))
         });

@@ -18,12 +18,7 @@ pub(crate) struct Occupied {
 impl Occupied {
     /// A `place` of `queue`, which `name` has.
     pub(crate) fn new(queue: Arc<Queue>, name: Name, place: Place, turn: Option<Turn>) -> Self {
-        Self {
-            queue,
-            name,
-            place: Mutex::new(Some(place)),
-            turn,
-        }
+        Self { queue, name, place: Mutex::new(Some(place)), turn }
     }
 
     /// Gives the place to others, before it is waited for them.
@@ -31,11 +26,7 @@ impl Occupied {
         if let Some(turn) = &self.turn {
             turn.end();
         }
-        let left = self
-            .place
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let left = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(left);
     }
 

@@ -76,11 +76,7 @@ pub(crate) struct Content<'a> {
 impl<'a> Content<'a> {
     /// These bytes, in a file that is otherwise as it was.
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Self {
-            bytes,
-            mode: None,
-            like: None,
-        }
+        Self { bytes, mode: None, like: None }
     }
 }
 
@@ -157,11 +153,7 @@ impl Original {
                 return Err(too_large()); // it grows while it is read
             }
         }
-        Ok(Self {
-            content,
-            _room: Some(room),
-            ..original
-        })
+        Ok(Self { content, _room: Some(room), ..original })
     }
 
     /// SHA-256 of the content, in lower-case hexadecimal.
@@ -192,10 +184,8 @@ impl Original {
             return Ok(());
         }
         let path = path.as_str();
-        let text = format!(
-            "{path:?} is read-only (mode {:04o}): make it writable first",
-            self.mode
-        );
+        let text =
+            format!("{path:?} is read-only (mode {:04o}): make it writable first", self.mode);
         Err(Error::new(Reason::PermissionDenied, text).with("path", path))
     }
 
@@ -209,9 +199,7 @@ impl Original {
         }
         // Its directory may give new files a list of who may do what, which the old one has not.
         let is_listed = |attributes: &[(CString, Vec<u8>)]| {
-            attributes
-                .iter()
-                .any(|(name, _)| name.as_c_str() == ACCESS_LIST)
+            attributes.iter().any(|(name, _)| name.as_c_str() == ACCESS_LIST)
         };
         if !is_listed(&self.attributes) && is_listed(&attributes(file)?) {
             fremovexattr(file, ACCESS_LIST)?;
@@ -309,10 +297,7 @@ impl Stamp {
             device: stat.st_dev,
             inode: stat.st_ino,
             size: stat.st_size,
-            modified: (
-                stat.st_mtime,
-                i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
-            ),
+            modified: (stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or(0)),
         }
     }
 

@@ -26,9 +26,7 @@ pub(crate) fn in_parallel<'t, T: Sync, R: Send>(
         let others: Vec<_> = shares
             .map(|share| {
                 let work = move || share.iter().map(work).collect::<Vec<R>>();
-                let started = Builder::new()
-                    .name("files".to_owned())
-                    .spawn_scoped(scope, work);
+                let started = Builder::new().name("files".to_owned()).spawn_scoped(scope, work);
                 (share, started)
             })
             .collect();

@@ -43,10 +43,7 @@ impl PathIdentities {
             of_cwd = Some(directories);
         }
         let files = files.iter().map(|path| Directories::of(workspace, path).0);
-        Ok(Self {
-            cwd: of_cwd,
-            files: files.collect(),
-        })
+        Ok(Self { cwd: of_cwd, files: files.collect() })
     }
 
     /// A path whose directories are no longer the same.

@@ -30,9 +30,7 @@ impl Workspace {
     ) -> Result<bool, Error> {
         self.allow_removal(source)?;
         self.allow_change(destination)?;
-        let _held = self
-            .locks
-            .hold(&[source.clone(), destination.clone()], stop)?;
+        let _held = self.locks.hold(&[source.clone(), destination.clone()], stop)?;
         if destination != source && destination.is_at_or_below(source) {
             return Err(lies_in_source(source));
         }
@@ -261,11 +259,7 @@ mod tests {
             let replacing = error(source, destination, true);
             assert_eq!(replacing.reason, Reason::FileExists);
             assert!(!replacing.message.contains("replaced"), "{replacing}");
-            assert!(
-                error(source, destination, false)
-                    .message
-                    .contains("replaced")
-            );
+            assert!(error(source, destination, false).message.contains("replaced"));
         }
         let beneath = error("dir", "link/x", false);
         assert_eq!(beneath.reason, Reason::InvalidParams, "{beneath}");

@@ -60,9 +60,7 @@ mod tests {
     fn remove(folder: &Path, path: &str, recursive: bool) -> Result<u64, Reason> {
         let workspace = Workspace::open("w", folder, "/workspace").unwrap();
         let path = workspace.resolve(path).unwrap();
-        workspace
-            .remove(&path, recursive, &Stop::new())
-            .map_err(|error| error.reason)
+        workspace.remove(&path, recursive, &Stop::new()).map_err(|error| error.reason)
     }
 
     #[test]

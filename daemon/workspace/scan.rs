@@ -149,10 +149,7 @@ impl Scan {
             offset: 0,
             endings: 0,
             ends_with_ending: true,
-            starts: wish.lines.is_none().then(|| Starts {
-                recent: vec![0],
-                head: 0,
-            }),
+            starts: wish.lines.is_none().then(|| Starts { recent: vec![0], head: 0 }),
         }
     }
 
@@ -297,10 +294,8 @@ impl Scan {
             }
             _ => (self.first, self.first + lines_in(&kept).max(1) - 1),
         };
-        let whole = self.hash.map(|hash| Whole {
-            total_lines: total,
-            sha256: hash.finalize().into(),
-        });
+        let whole =
+            self.hash.map(|hash| Whole { total_lines: total, sha256: hash.finalize().into() });
         Ok(Excerpt {
             content: kept,
             truncated,

@@ -50,10 +50,7 @@ impl Stop {
 
     /// A call that may go on, and has this place until it ends.
     pub(super) fn occupying(occupied: Occupied) -> Self {
-        Self(Arc::new(Shared {
-            occupied: Some(occupied),
-            ..Shared::default()
-        }))
+        Self(Arc::new(Shared { occupied: Some(occupied), ..Shared::default() }))
     }
 
     /// Runs `function` on a thread that may block, asks for its end once `end` is there, and waits
@@ -158,17 +155,13 @@ impl Stop {
 
 impl Shared {
     fn listeners(&self) -> MutexGuard<'_, BTreeMap<u64, Listener>> {
-        self.listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("is_stopped", &self.is_stopped)
-            .finish_non_exhaustive()
+        f.debug_struct("Shared").field("is_stopped", &self.is_stopped).finish_non_exhaustive()
     }
 }
 

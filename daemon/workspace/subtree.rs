@@ -22,10 +22,7 @@ pub(crate) struct Subtree {
 impl Subtree {
     /// The directory that `top` tells, with these files.
     pub(super) fn new(top: Stamp, files: impl Iterator<Item = (String, Stamp)>) -> Self {
-        Self {
-            identity: top.identity(),
-            files: files.collect(),
-        }
+        Self { identity: top.identity(), files: files.collect() }
     }
 
     /// Whether that is what `name` is.

@@ -5,9 +5,7 @@
 /// also a `~` behind it, where the file system cannot swap two files.
 pub(super) fn is_temporary(name: &[u8]) -> bool {
     let name = name.strip_suffix(b"~").unwrap_or(name);
-    let id = name
-        .strip_prefix(b".jig-")
-        .and_then(|name| name.strip_suffix(b".tmp"));
+    let id = name.strip_prefix(b".jig-").and_then(|name| name.strip_suffix(b".tmp"));
     // Crockford's Base32, in which ULIDs are written: no I, L, O and U.
     let in_alphabet =
         |byte: &u8| matches!(byte, b'0'..=b'9' | b'A'..=b'Z') && !b"ILOU".contains(byte);

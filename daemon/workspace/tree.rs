@@ -69,12 +69,7 @@ pub(super) fn remove_entry(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
 impl<'a> Removal<'a> {
     /// Of what is at a path.
     pub(super) fn of(path: &'a RelativePath, stop: &'a Stop) -> Self {
-        Self {
-            path,
-            stop,
-            removed: 0,
-            surprises: 0,
-        }
+        Self { path, stop, removed: 0, surprises: 0 }
     }
 
     /// Deletes a directory with all that is in it. Answers how many entries that were.
@@ -163,11 +158,7 @@ impl<'a> Removal<'a> {
             let kind = entry.file_type();
             let is_directory = kind == FileType::Directory
                 || kind == FileType::Unknown && is_directory(here, name.to_bytes());
-            let flags = if is_directory {
-                AtFlags::REMOVEDIR
-            } else {
-                AtFlags::empty()
-            };
+            let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
             match retry_on_intr(|| unlinkat(here, name, flags)) {
                 Ok(()) => self.removed += 1,
                 Err(Errno::NOTEMPTY | Errno::EXIST) if is_directory => {
@@ -203,10 +194,7 @@ impl<'a> Removal<'a> {
 
 /// Whether an entry has become something else than it was, or is gone.
 fn has_changed(errno: Errno) -> bool {
-    matches!(
-        errno,
-        Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE
-    )
+    matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE)
 }
 
 /// Deletes what is called `name`. `NOTEMPTY` is the answer for a directory with entries.
@@ -252,10 +240,7 @@ fn allow_listing(parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
     if FileType::from_raw_mode(fstat(&place)?.st_mode) != FileType::Directory {
         return Err(Errno::NOTDIR);
     }
-    chmod(
-        format!("/proc/self/fd/{}", place.as_raw_fd()),
-        Mode::from_raw_mode(0o700),
-    )
+    chmod(format!("/proc/self/fd/{}", place.as_raw_fd()), Mode::from_raw_mode(0o700))
 }
 
 fn is_directory(parent: &OwnedFd, name: &[u8]) -> bool {

@@ -168,11 +168,10 @@ impl Workspace {
     ) -> Result<(), Misfit> {
         match existing {
             Some(original) => original.dress(draft.as_fd(), target.mode)?,
-            None => Fresh {
-                owner: self.owner_in(directory)?,
-                mode: target.mode.unwrap_or(NEW_FILE),
+            None => {
+                Fresh { owner: self.owner_in(directory)?, mode: target.mode.unwrap_or(NEW_FILE) }
+                    .dress(draft.as_fd())?
             }
-            .dress(draft.as_fd())?,
         };
         if self.sync {
             fsync(draft)?;
@@ -270,11 +269,7 @@ fn settle(directory: &OwnedFd, name: &str, place: &DraftPlace) -> Result<Left, E
         let draft = found.filter(|stat| Some((stat.st_dev, stat.st_ino)) == place.identity);
         draft.map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
     };
-    match (
-        size_of_draft(beside),
-        size_of_draft(in_place),
-        place.replaces,
-    ) {
+    match (size_of_draft(beside), size_of_draft(in_place), place.replaces) {
         // Where it cannot rename to a free name alone, both names are there for a moment.
         (Some(_), Some(size), Some(false)) => {
             finish(directory, temporary)?;

@@ -42,10 +42,7 @@ const OPEN: usize = 64;
 /// Directories that are opened again at once.
 const REOPENED: usize = OPEN / 2;
 /// Most entries that wait at once, and most bytes of their names: 90 MiB.
-const ROOM: Room = Room {
-    entries: 2 << 20,
-    bytes: 64 << 20,
-};
+const ROOM: Room = Room { entries: 2 << 20, bytes: 64 << 20 };
 /// Longest path of a directory that is entered, in bytes: a page token must hold the path of a file
 /// in it. No request may name one a third as long.
 const LONGEST: usize = 12_000;
@@ -239,8 +236,7 @@ impl<'a> Walk<'a> {
                 ignore: kind(".ignore") == Some(FileType::RegularFile),
                 rgignore: kind(".rgignore") == Some(FileType::RegularFile),
             };
-            self.ignore_files
-                .enter(directory.as_fd(), path, found, self.stop)?;
+            self.ignore_files.enter(directory.as_fd(), path, found, self.stop)?;
         }
         Ok(())
     }
@@ -269,8 +265,7 @@ impl<'a> Walk<'a> {
         let mut listing = self.reader.read(directory.as_fd(), self.room, self.stop)?;
         let ignore_files = self.ignore_files.len();
         if self.selection.respect_ignore {
-            self.ignore_files
-                .enter(directory.as_fd(), &self.path, listing.found, self.stop)?;
+            self.ignore_files.enter(directory.as_fd(), &self.path, listing.found, self.stop)?;
         }
         self.arrange(&mut listing)?;
         let size = listing.size();
@@ -325,25 +320,12 @@ impl<'a> Walk<'a> {
 
     /// Keeps what is selected, and comes after where the walk starts, in order.
     fn arrange(&mut self, listing: &mut Listing) -> Result<(), Error> {
-        let Self {
-            selection,
-            after,
-            ignore_files,
-            path,
-            base,
-            stop,
-            frames,
-            ..
-        } = self;
+        let Self { selection, after, ignore_files, path, base, stop, frames, .. } = self;
         let length = path.len();
         let matches_paths = !selection.globs.is_empty() || ignore_files.len() > 0;
-        let deeper = selection
-            .max_depth
-            .is_none_or(|levels| frames.len() + 1 < levels);
+        let deeper = selection.max_depth.is_none_or(|levels| frames.len() + 1 < levels);
         // Only where the paths so far are the same does it matter what comes after.
-        let after = after
-            .as_deref()
-            .and_then(|after| after.strip_prefix(&path[*base..]));
+        let after = after.as_deref().and_then(|after| after.strip_prefix(&path[*base..]));
         let arranged = listing.arrange(|entry, name| {
             stop.check()?;
             if entry.is_directory && !deeper

@@ -46,11 +46,7 @@ async fn work(daemon: &Daemon, number: usize) -> Result<(), Status> {
             tools.write_file(request).await.map(drop)
         }
         1 => {
-            let edit = Edit {
-                old_string: text("one"),
-                new_string: text("two"),
-                ..Edit::default()
-            };
+            let edit = Edit { old_string: text("one"), new_string: text("two"), ..Edit::default() };
             let request = EditFileRequest {
                 path: text("d/new"),
                 edits: vec![edit],
@@ -79,16 +75,10 @@ async fn work(daemon: &Daemon, number: usize) -> Result<(), Status> {
             tools.move_path(request).await.map(drop)
         }
         5 => {
-            let request = DeletePathRequest {
-                path: text("e"),
-                recursive: Some(true),
-            };
+            let request = DeletePathRequest { path: text("e"), recursive: Some(true) };
             tools.delete_path(request).await.map(drop)
         }
-        6 => tools
-            .list_files(ListFilesRequest::default())
-            .await
-            .map(drop),
+        6 => tools.list_files(ListFilesRequest::default()).await.map(drop),
         7 => {
             let request = ListDirectoryRequest::default();
             tools.list_directory(request).await.map(drop)
@@ -99,10 +89,7 @@ async fn work(daemon: &Daemon, number: usize) -> Result<(), Status> {
         }
         9 => {
             let query = text("x");
-            let request = SearchRequest {
-                query,
-                ..SearchRequest::default()
-            };
+            let request = SearchRequest { query, ..SearchRequest::default() };
             tools.search(request).await.map(drop)
         }
         10 => daemon.try_run(shell("touch ran")).await.map(drop),
@@ -120,10 +107,7 @@ async fn work(daemon: &Daemon, number: usize) -> Result<(), Status> {
         }
         12 => {
             let path = text("ran");
-            let request = DownloadRequest {
-                path,
-                ..DownloadRequest::default()
-            };
+            let request = DownloadRequest { path, ..DownloadRequest::default() };
             let mut transfers = TransferServiceClient::new(daemon.channel());
             transfers.download(request).await.map(drop)
         }
@@ -148,14 +132,8 @@ async fn without_descriptors_calls_fail_clearly_and_do_nothing() {
         let refused = promptly("it is refused", work(&daemon, number)).await;
         limit(&daemon, usual);
         let refusal = Refusal::of(&refused.expect_err(&format!("{number}")));
-        assert_eq!(
-            refusal.reason, "RESOURCE_EXHAUSTED",
-            "{number}: {refusal:?}"
-        );
-        assert!(
-            refusal.message.contains("ulimit -n"),
-            "{number}: {refusal:?}"
-        );
+        assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{number}: {refusal:?}");
+        assert!(refusal.message.contains("ulimit -n"), "{number}: {refusal:?}");
         assert!(refusal.retry_after.is_some(), "{number}");
         assert_eq!(daemon.list_files().await, before, "{number}");
         assert!(!daemon.file("ran").exists() && !daemon.file("e/f").exists() || number > 3);
@@ -202,16 +180,11 @@ async fn a_job_waits_for_descriptors() {
     assert!(refusal.retry_after.is_some());
     fs::write(daemon.file("go"), "").unwrap();
     eventually("it cannot start", async || {
-        daemon
-            .log()
-            .contains("the parameters of a job cannot be read now")
+        daemon.log().contains("the parameters of a job cannot be read now")
     })
     .await;
     limit(&daemon, usual);
-    let request = WaitJobRequest {
-        job_id,
-        wait_ms: None,
-    };
+    let request = WaitJobRequest { job_id, wait_ms: None };
     let done = promptly("it is done", jobs.wait_job(request)).await;
     let done = done.unwrap().into_inner().job.unwrap();
     assert_eq!(done.state(), JobState::Succeeded, "{done:?}");
@@ -229,18 +202,10 @@ async fn who_watches_a_job_is_told_that_there_are_no_descriptors() {
     };
     let submitted = jobs.submit_job(request).await.unwrap().into_inner();
     let job_id = submitted.job.unwrap().job_id;
-    let request = WaitJobRequest {
-        job_id: job_id.clone(),
-        wait_ms: None,
-    };
-    promptly("it is done", jobs.wait_job(request))
-        .await
-        .unwrap();
+    let request = WaitJobRequest { job_id: job_id.clone(), wait_ms: None };
+    promptly("it is done", jobs.wait_job(request)).await.unwrap();
     let mut watch = async || {
-        let request = WatchJobRequest {
-            job_id: job_id.clone(),
-            ..WatchJobRequest::default()
-        };
+        let request = WatchJobRequest { job_id: job_id.clone(), ..WatchJobRequest::default() };
         let mut watched = jobs.watch_job(request).await?.into_inner();
         while promptly("it goes on", watched.message()).await?.is_some() {}
         Ok::<_, Status>(())
@@ -260,9 +225,8 @@ async fn connections_that_take_all_descriptors_end_nothing() {
     let daemon = Daemon::start().await;
     daemon.run(shell("true")).await;
     let usual = limit(&daemon, descriptors(&daemon) + 8);
-    let connections: Vec<_> = (0..64)
-        .map_while(|_| UnixStream::connect(daemon.socket()).ok())
-        .collect();
+    let connections: Vec<_> =
+        (0..64).map_while(|_| UnixStream::connect(daemon.socket()).ok()).collect();
     eventually("there are no descriptors left", async || {
         matches!(work(&daemon, 7).await, Err(status) if Refusal::of(&status).reason == "RESOURCE_EXHAUSTED")
     })
@@ -275,10 +239,8 @@ async fn connections_that_take_all_descriptors_end_nothing() {
     })
     .await;
     let mut tools = daemon.tools_on_a_new_connection();
-    let listed = promptly(
-        "new connections are taken",
-        tools.list_files(ListFilesRequest::default()),
-    );
+    let listed =
+        promptly("new connections are taken", tools.list_files(ListFilesRequest::default()));
     listed.await.unwrap();
     limit(&daemon, usual);
 }

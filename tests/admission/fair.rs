@@ -74,11 +74,8 @@ impl Call {
             Self::WrongGlobs => {
                 let mut globs = vec!["{a?b,*[!c-f]g,h*i?j}".repeat(10); 20];
                 globs.push("{".to_owned());
-                let request = SearchRequest {
-                    query: "x".to_owned(),
-                    globs,
-                    ..SearchRequest::default()
-                };
+                let request =
+                    SearchRequest { query: "x".to_owned(), globs, ..SearchRequest::default() };
                 let refused = tools.search(with_key(key, request)).await.unwrap_err();
                 assert_eq!(Refusal::of(&refused).reason, "INVALID_GLOB");
             }
@@ -104,10 +101,7 @@ async fn flood(daemon: &Daemon, key: &str, call: Call) -> (JoinSet<()>, Arc<Atom
             }
         });
     }
-    eventually("it floods", async || {
-        ended.load(Ordering::Relaxed) > FLOOD / 4
-    })
-    .await;
+    eventually("it floods", async || ended.load(Ordering::Relaxed) > FLOOD / 4).await;
     (flood, ended)
 }
 

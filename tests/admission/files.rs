@@ -24,11 +24,7 @@ fn large_file(daemon: &Daemon) {
         bits ^= bits << 13;
         bits ^= bits >> 7;
         bits ^= bits << 17;
-        if letter % 2000 == 0 {
-            b'\n'
-        } else {
-            b'a' + u8::from(bits & 1 == 1)
-        }
+        if letter % 2000 == 0 { b'\n' } else { b'a' + u8::from(bits & 1 == 1) }
     });
     fs::write(daemon.file("large"), letters.collect::<Vec<_>>()).unwrap();
 }
@@ -44,10 +40,7 @@ async fn it_waits_for_other_work_and_goes_on_after_it() {
         request.set_timeout(Duration::from_secs(1));
         daemon.tools().list_directory(request).await
     };
-    eventually("the search has the place", async || {
-        list_soon().await.is_err()
-    })
-    .await;
+    eventually("the search has the place", async || list_soon().await.is_err()).await;
     settled(&daemon, None, (1, 0)).await;
     // It waits, and not in the way of what is no work with files.
     let mut tools = daemon.tools();
@@ -87,10 +80,7 @@ async fn many_slow_ones_are_answered_with_what_they_have() {
             Err(_) => {}
         }
     }
-    assert!(
-        cut_short <= 4,
-        "{cut_short} were at work, {refused} refused"
-    );
+    assert!(cut_short <= 4, "{cut_short} were at work, {refused} refused");
     settled(&daemon, None, (0, 0)).await;
     let mut tools = daemon.tools();
     let listed = tools.list_directory(ListDirectoryRequest::default());

@@ -119,18 +119,13 @@ async fn what_has_not_come_yet_is_bounded_for_each_caller() {
     stat(&daemon, &key).await.unwrap();
     let (other_body, _answer) = announce(&daemon, &other, RUN, 15 << 20).await;
     let stdin = vec![0; 8 << 20].into();
-    let large = RunRequest {
-        stdin,
-        ..shell("wc -c")
-    };
+    let large = RunRequest { stdin, ..shell("wc -c") };
     let response = daemon.try_run(with_key(&other, large)).await.unwrap();
     assert_eq!(response.stdout, "8388608\n");
     drop((held, other_body));
     eventually("there is room again", async || {
         let (_body, mut answer) = announce(&daemon, &key, RUN, 15 << 20).await;
-        timeout(Duration::from_millis(500), &mut answer)
-            .await
-            .is_err()
+        timeout(Duration::from_millis(500), &mut answer).await.is_err()
     })
     .await;
 }
@@ -173,30 +168,16 @@ async fn a_request_that_does_not_come_ends() {
 async fn lists_that_are_too_long_are_not_decoded() {
     let daemon = Daemon::start().await;
     let argv = vec![String::new(); 4 << 20];
-    let request = RunRequest {
-        argv,
-        ..RunRequest::default()
-    };
+    let request = RunRequest { argv, ..RunRequest::default() };
     let before = daemon.peak_bytes();
     let status = daemon.tools().run(request).await.unwrap_err();
     let refusal = Refusal::of(&status);
-    assert_eq!(
-        (refusal.reason.as_str(), &refusal.fields()[..]),
-        ("INVALID_PARAMS", &["argv"][..])
-    );
-    let nothing = Value {
-        kind: Some(Kind::BoolValue(true)),
-    };
-    let list = Value {
-        kind: Some(Kind::ListValue(ListValue {
-            values: vec![nothing; 2 << 20],
-        })),
-    };
+    assert_eq!((refusal.reason.as_str(), &refusal.fields()[..]), ("INVALID_PARAMS", &["argv"][..]));
+    let nothing = Value { kind: Some(Kind::BoolValue(true)) };
+    let list = Value { kind: Some(Kind::ListValue(ListValue { values: vec![nothing; 2 << 20] })) };
     let request = SubmitJobRequest {
         tool: "run".to_owned(),
-        params: Some(Struct {
-            fields: [("argv".to_owned(), list)].into(),
-        }),
+        params: Some(Struct { fields: [("argv".to_owned(), list)].into() }),
         ..SubmitJobRequest::default()
     };
     let mut jobs = jig::api::v1::job_service_client::JobServiceClient::new(daemon.channel());

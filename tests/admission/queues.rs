@@ -29,14 +29,7 @@ async fn free_places_go_round_among_keys_and_to_each_ones_calls_in_their_order()
     let blocker = daemon.begin(with_key(&a, until("go")));
     settled(&daemon, Some(&a), (1, 0)).await;
     let mut calls = Vec::new();
-    for (key, name) in [
-        (&a, "a1"),
-        (&a, "a2"),
-        (&a, "a3"),
-        (&b, "b1"),
-        (&b, "b2"),
-        (&c, "c1"),
-    ] {
+    for (key, name) in [(&a, "a1"), (&a, "a2"), (&a, "a3"), (&b, "b1"), (&b, "b2"), (&c, "c1")] {
         calls.push(noting(&daemon, key, name));
         let waiting = u32::try_from(calls.len()).unwrap();
         settled(&daemon, Some(&a), (1, waiting)).await;
@@ -64,15 +57,10 @@ async fn a_key_for_one_call_at_a_time_makes_one_at_a_time_and_holds_up_nobody() 
         calls.push(noting(&daemon, &one, name));
         settled(&daemon, Some(&one), (1, u32::try_from(number).unwrap() + 1)).await;
     }
-    promptly("others pass", noting(&daemon, &many, "other"))
-        .await
-        .unwrap()
-        .unwrap();
+    promptly("others pass", noting(&daemon, &many, "other")).await.unwrap().unwrap();
     // Processes are counted by themselves.
     let mut process = daemon.watch(with_key(&one, started(until("end")))).await;
-    let refused = daemon
-        .try_watch(with_key(&one, started(shell("true"))))
-        .await;
+    let refused = daemon.try_watch(with_key(&one, started(shell("true")))).await;
     let refusal = Refusal::of(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     assert_eq!(refusal.metadata["limit"], "1");
@@ -201,9 +189,7 @@ async fn commands_that_go_on_keep_no_turn() {
     let keys = Arc::new(KeyFile::new());
     let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
     let daemon = limited("", &keys).await;
-    let long: Vec<_> = (0..20)
-        .map(|_| daemon.begin(with_key(&a, until("go"))))
-        .collect();
+    let long: Vec<_> = (0..20).map(|_| daemon.begin(with_key(&a, until("go")))).collect();
     eventually("all of them run", async || {
         let info = counts(&daemon, Some(&a)).await;
         info == (20, 0)
@@ -227,11 +213,7 @@ async fn whose_deadline_comes_before_his_turn_is_told_that_nothing_was_done() {
     let with_an_id = || crate::support::with("jig-request-id", "id", shell("touch ran"));
     for has_id in [false, true] {
         let late = || {
-            let mut late = if has_id {
-                with_an_id()
-            } else {
-                without_an_id()
-            };
+            let mut late = if has_id { with_an_id() } else { without_an_id() };
             late.set_timeout(Duration::from_secs(2));
             late
         };

@@ -84,29 +84,12 @@ async fn until_too_often(call: impl AsyncFn() -> Result<(), Status>) -> usize {
 #[tokio::test]
 async fn each_call_counts_whatever_comes_of_it() {
     let keys = Arc::new(KeyFile::new());
-    let flags = [
-        "--calls-per-second",
-        "1",
-        "--burst",
-        "5",
-        "--for-tool",
-        "run",
-    ];
-    let flags = [
-        &flags[..],
-        &["--for-tool", "stat", "--for-tool", "read_file"],
-    ]
-    .concat();
+    let flags = ["--calls-per-second", "1", "--burst", "5", "--for-tool", "run"];
+    let flags = [&flags[..], &["--for-tool", "stat", "--for-tool", "read_file"]].concat();
     let key = keys.add("slow", "invoke", &flags);
     let daemon = limited("", &keys).await;
     fs::write(daemon.file("file"), "text").unwrap();
-    until_too_often(async || {
-        daemon
-            .try_run(with_key(&key, shell("true")))
-            .await
-            .map(drop)
-    })
-    .await;
+    until_too_often(async || daemon.try_run(with_key(&key, shell("true"))).await.map(drop)).await;
     // What is wrong in itself, or not allowed, or not there.
     until_too_often(async || daemon.try_run(with_key(&key, shell(""))).await.map(drop)).await;
     let list = async || {
@@ -116,34 +99,22 @@ async fn each_call_counts_whatever_comes_of_it() {
     until_too_often(list).await;
     let elsewhere = async || {
         let mut request = with_key(&key, shell("true"));
-        request
-            .metadata_mut()
-            .insert("jig-workspace", "none".parse().unwrap());
+        request.metadata_mut().insert("jig-workspace", "none".parse().unwrap());
         daemon.try_run(request).await.map(drop)
     };
     until_too_often(elsewhere).await;
     // What was done already.
     let repeated = async || {
         let mut request = with_key(&key, shell("echo ran >> ran"));
-        request
-            .metadata_mut()
-            .insert("jig-request-id", "id".parse().unwrap());
+        request.metadata_mut().insert("jig-request-id", "id".parse().unwrap());
         daemon.try_run(request).await.map(drop)
     };
     until_too_often(repeated).await;
-    let start = async || {
-        daemon
-            .try_watch(with_key(&key, started(shell(""))))
-            .await
-            .map(drop)
-    };
+    let start = async || daemon.try_watch(with_key(&key, started(shell("")))).await.map(drop);
     until_too_often(start).await;
     let download = async || {
         let path = "file".to_owned();
-        let request = DownloadRequest {
-            path,
-            ..DownloadRequest::default()
-        };
+        let request = DownloadRequest { path, ..DownloadRequest::default() };
         let mut transfers = TransferServiceClient::new(daemon.channel());
         transfers.download(with_key(&key, request)).await.map(drop)
     };
@@ -156,30 +127,23 @@ async fn each_call_counts_whatever_comes_of_it() {
     until_too_often(upload).await;
     // What only looks at sessions and artifacts, and what is wrong with it.
     let events = EventServiceClient::new(daemon.channel());
-    let watch = WatchEventsRequest {
-        types: vec!["nothing".to_owned()],
-        ..WatchEventsRequest::default()
-    };
+    let watch =
+        WatchEventsRequest { types: vec!["nothing".to_owned()], ..WatchEventsRequest::default() };
     until_too_often(async || {
         let request = with_key(&key, watch.clone());
         events.clone().watch_events(request).await.map(drop)
     })
     .await;
     let page_token = Some("of nothing".to_owned());
-    let sessions = ListSessionsRequest {
-        page_token: page_token.clone(),
-        ..ListSessionsRequest::default()
-    };
+    let sessions =
+        ListSessionsRequest { page_token: page_token.clone(), ..ListSessionsRequest::default() };
     until_too_often(async || {
         let request = with_key(&key, sessions.clone());
         events.clone().list_sessions(request).await.map(drop)
     })
     .await;
     let artifacts = ArtifactServiceClient::new(daemon.channel());
-    let list = ListArtifactsRequest {
-        page_token,
-        ..ListArtifactsRequest::default()
-    };
+    let list = ListArtifactsRequest { page_token, ..ListArtifactsRequest::default() };
     until_too_often(async || {
         let request = with_key(&key, list.clone());
         artifacts.clone().list_artifacts(request).await.map(drop)
@@ -201,11 +165,7 @@ async fn each_call_counts_whatever_comes_of_it() {
 #[tokio::test]
 async fn a_call_that_somebody_has_approved_is_not_refused_for_its_rate() {
     let keys = Arc::new(KeyFile::new());
-    let key = keys.add(
-        "slow",
-        "invoke",
-        &["--calls-per-second", "1", "--burst", "1"],
-    );
+    let key = keys.add("slow", "invoke", &["--calls-per-second", "1", "--burst", "1"]);
     let admin = keys.add("admin", "admin", &[]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new()
@@ -219,11 +179,7 @@ async fn a_call_that_somebody_has_approved_is_not_refused_for_its_rate() {
     let mut approval_id = String::new();
     eventually("it is asked about", async || {
         let request = with_key(&admin, ListApprovalsRequest::default());
-        let listed = approvals
-            .list_approvals(request)
-            .await
-            .unwrap()
-            .into_inner();
+        let listed = approvals.list_approvals(request).await.unwrap().into_inner();
         let first = listed.approvals.into_iter().next();
         approval_id = first.map(|first| first.approval_id).unwrap_or_default();
         !approval_id.is_empty()
@@ -235,9 +191,6 @@ async fn a_call_that_somebody_has_approved_is_not_refused_for_its_rate() {
         decision: Decision::Allow.into(),
         ..DecideApprovalRequest::default()
     };
-    approvals
-        .decide_approval(with_key(&admin, decision))
-        .await
-        .unwrap();
+    approvals.decide_approval(with_key(&admin, decision)).await.unwrap();
     assert_eq!(asked.await.unwrap().unwrap().stdout, "done\n");
 }

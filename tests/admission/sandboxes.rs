@@ -41,10 +41,7 @@ async fn runs_that_wait_for_a_sandbox_hold_a_bounded_number_of_bytes() {
     let blocker = daemon.begin(with_key(&key, until("go")));
     settled(&daemon, Some(&key), (1, 0)).await;
     let large = || {
-        let request = RunRequest {
-            stdin: vec![b'x'; 8 << 20].into(),
-            ..shell("wc -c")
-        };
+        let request = RunRequest { stdin: vec![b'x'; 8 << 20].into(), ..shell("wc -c") };
         with_key(&key, request)
     };
     let mut calls = Vec::new();
@@ -73,22 +70,13 @@ async fn a_daemon_that_ends_sends_away_who_waits_for_a_sandbox() {
     settled(&daemon, None, (1, 1)).await;
     let mut processes = daemon.processes();
     let process = tokio::spawn(async move {
-        let mut stream = processes
-            .start(started(shell("touch ran")))
-            .await?
-            .into_inner();
+        let mut stream = processes.start(started(shell("touch ran"))).await?.into_inner();
         while stream.message().await?.is_some() {}
         Ok::<(), tonic::Status>(())
     });
-    eventually("the process waits, too", async || {
-        !daemon.list_processes().await.is_empty()
-    })
-    .await;
+    eventually("the process waits, too", async || !daemon.list_processes().await.is_empty()).await;
     daemon.signal(rustix::process::Signal::TERM);
-    let run = promptly("the run is sent away", run)
-        .await
-        .unwrap()
-        .unwrap_err();
+    let run = promptly("the run is sent away", run).await.unwrap().unwrap_err();
     let process = promptly("the process is sent away", process).await.unwrap();
     for refused in [run, process.unwrap_err()] {
         assert_eq!(Refusal::of(&refused).reason, "DRAINING");

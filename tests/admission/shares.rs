@@ -30,9 +30,7 @@ async fn runs_of_one_key_do_not_keep_another_from_running() {
     let keys = Arc::new(KeyFile::new());
     let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
     let daemon = limited("concurrent_runs = 4\nqueue_wait = \"10m\"\n", &keys).await;
-    let long: Vec<_> = (0..10)
-        .map(|_| daemon.begin(with_key(&a, sleeping())))
-        .collect();
+    let long: Vec<_> = (0..10).map(|_| daemon.begin(with_key(&a, sleeping()))).collect();
     settled(&daemon, Some(&a), (3, 7)).await;
     eventually("the sandboxes are taken", async || begun(&daemon) >= 3).await;
     for _ in 0..3 {
@@ -42,11 +40,7 @@ async fn runs_of_one_key_do_not_keep_another_from_running() {
     assert_eq!(begun(&daemon), 3);
     // Started ones are runs, too.
     let start = daemon.try_watch(with_key(&b, started(shell("true"))));
-    promptly("it is started", start)
-        .await
-        .unwrap()
-        .finish()
-        .await;
+    promptly("it is started", start).await.unwrap().finish().await;
     fs::write(daemon.file("go"), "").unwrap();
     for run in long {
         promptly("it ends", run).await.unwrap().unwrap();
@@ -110,15 +104,9 @@ async fn keys_that_are_added_while_it_runs_share_from_then_on() {
     );
     fs::write(daemon.beside("jig.toml"), text).unwrap();
     daemon.reload(Daemon::READ_AGAIN).await;
-    let long: Vec<_> = (0..6)
-        .map(|_| daemon.begin(with_key(&a, until("go"))))
-        .collect();
+    let long: Vec<_> = (0..6).map(|_| daemon.begin(with_key(&a, until("go")))).collect();
     settled(&daemon, Some(&a), (3, 3)).await;
-    promptly(
-        "another finds a place",
-        daemon.run(with_key(&b, shell("true"))),
-    )
-    .await;
+    promptly("another finds a place", daemon.run(with_key(&b, shell("true")))).await;
     fs::write(daemon.file("go"), "").unwrap();
     for call in long {
         promptly("it ends", call).await.unwrap().unwrap();
@@ -164,15 +152,9 @@ async fn what_goes_on_can_be_fed_ended_and_decided_about_while_all_is_full() {
     let mut approval_id = String::new();
     eventually("it is asked about", async || {
         let request = with_key(&a, ListApprovalsRequest::default());
-        let listed = approvals
-            .list_approvals(request)
-            .await
-            .unwrap()
-            .into_inner();
-        approval_id = listed
-            .approvals
-            .first()
-            .map_or_else(String::new, |first| first.approval_id.clone());
+        let listed = approvals.list_approvals(request).await.unwrap().into_inner();
+        approval_id =
+            listed.approvals.first().map_or_else(String::new, |first| first.approval_id.clone());
         !approval_id.is_empty()
     })
     .await;
@@ -181,12 +163,7 @@ async fn what_goes_on_can_be_fed_ended_and_decided_about_while_all_is_full() {
         assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     };
     is_full(daemon.try_run(with_key(&a, shell("true"))).await.map(drop));
-    is_full(
-        daemon
-            .try_watch(with_key(&a, started(shell("true"))))
-            .await
-            .map(drop),
-    );
+    is_full(daemon.try_watch(with_key(&a, started(shell("true")))).await.map(drop));
     // More than the rate would let through.
     for write in 0..30 {
         let request = WriteStdinRequest {
@@ -196,37 +173,24 @@ async fn what_goes_on_can_be_fed_ended_and_decided_about_while_all_is_full() {
             eof: write == 29,
         };
         let mut processes = daemon.processes();
-        promptly("it is fed", processes.write_stdin(with_key(&a, request)))
-            .await
-            .unwrap();
+        promptly("it is fed", processes.write_stdin(with_key(&a, request))).await.unwrap();
     }
     cat.finish().await;
     assert_eq!(cat.stdout, [b'x'; 30]);
     let mut events = EventServiceClient::new(daemon.channel());
     let request = with_key(&a, WatchEventsRequest::default());
     let watched = promptly("it is watched", events.watch_events(request)).await;
-    promptly("events come", watched.unwrap().into_inner().message())
-        .await
-        .unwrap()
-        .unwrap();
+    promptly("events come", watched.unwrap().into_inner().message()).await.unwrap().unwrap();
     let request = with_key(&a, CancelJobRequest { job_id });
-    let cancelled = promptly("it is cancelled", jobs.cancel_job(request))
-        .await
-        .unwrap();
-    assert_eq!(
-        cancelled.into_inner().job.unwrap().state(),
-        JobState::Cancelled
-    );
+    let cancelled = promptly("it is cancelled", jobs.cancel_job(request)).await.unwrap();
+    assert_eq!(cancelled.into_inner().job.unwrap().state(), JobState::Cancelled);
     let decision = DecideApprovalRequest {
         approval_id,
         decision: Decision::Allow.into(),
         ..DecideApprovalRequest::default()
     };
     let decided = approvals.decide_approval(with_key(&a, decision));
-    let decided = promptly("it is decided", decided)
-        .await
-        .unwrap()
-        .into_inner();
+    let decided = promptly("it is decided", decided).await.unwrap().into_inner();
     assert_eq!(decided.approval.unwrap().state(), ApprovalState::Allowed);
     fs::write(daemon.file("go"), "").unwrap();
     blocker.await.unwrap().unwrap();

@@ -21,10 +21,7 @@ async fn a_call_waits_until_somebody_else_has_allowed_it() {
     let run = daemon.begin(shell("echo hello"));
     let approval = wait_for_one(&daemon).await;
     assert_eq!(approval.state(), ApprovalState::Pending);
-    assert_eq!(
-        (approval.tool.as_str(), approval.risk()),
-        ("run", Risk::Dangerous)
-    );
+    assert_eq!((approval.tool.as_str(), approval.risk()), ("run", Risk::Dangerous));
     assert_eq!(approval.title, "Run a command");
     assert_eq!(approval.workspace, "workspace");
     assert_eq!(approval.session, "default");
@@ -84,14 +81,9 @@ async fn every_way_in_is_asked_about() {
     daemon.run(shell("true")).await;
     let allow = async |tool: &str, by: &str, files: &[&str]| {
         let approval = wait_for_one(&daemon).await;
-        assert_eq!(
-            (approval.tool.as_str(), approval.asked_by.as_str()),
-            (tool, by)
-        );
+        assert_eq!((approval.tool.as_str(), approval.asked_by.as_str()), (tool, by));
         assert_eq!(approval.files_affected, files);
-        decide(&daemon, decision(&approval, Decision::Allow))
-            .await
-            .unwrap();
+        decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     };
     let run = daemon.begin(shell("echo hello"));
     allow("run", "rule file:commands", &[]).await;
@@ -109,26 +101,18 @@ async fn every_way_in_is_asked_about() {
     let start = UploadStart {
         path: "g".to_owned(),
         size_bytes: 0,
-        sha256: Sha256::digest(b"")
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect(),
+        sha256: Sha256::digest(b"").iter().map(|byte| format!("{byte:02x}")).collect(),
         ..UploadStart::default()
     };
     let mut transfers = TransferServiceClient::new(daemon.channel());
-    let upload = UploadRequest {
-        part: Some(Part::Start(start)),
-    };
+    let upload = UploadRequest { part: Some(Part::Start(start)) };
     let mut sending = transfers.clone();
     let uploading = tokio::spawn(async move { sending.upload(tokio_stream::iter([upload])).await });
     allow("write_file", "risk safe_write", &["g"]).await;
     uploading.await.unwrap().unwrap();
     assert!(daemon.file("g").exists());
 
-    let request = DownloadRequest {
-        path: "f".to_owned(),
-        ..DownloadRequest::default()
-    };
+    let request = DownloadRequest { path: "f".to_owned(), ..DownloadRequest::default() };
     let downloading = tokio::spawn(async move {
         let mut parts = transfers.download(request).await?.into_inner();
         parts.message().await
@@ -137,16 +121,8 @@ async fn every_way_in_is_asked_about() {
     let part = downloading.await.unwrap().unwrap().unwrap();
     assert_eq!(part.data, "text");
     let uploads = events(&daemon, "tool_call_started");
-    let upload = uploads
-        .iter()
-        .find(|record| record["tool"] == "upload")
-        .unwrap();
-    assert!(
-        upload["allowed_by"]
-            .as_str()
-            .unwrap()
-            .starts_with("approval ")
-    );
+    let upload = uploads.iter().find(|record| record["tool"] == "upload").unwrap();
+    assert!(upload["allowed_by"].as_str().unwrap().starts_with("approval "));
 }
 
 #[tokio::test]
@@ -159,11 +135,7 @@ async fn a_call_names_the_files_that_it_is_about_as_they_lie() {
         ("stat", json!({"path": "./a/../f"}), &["f"] as &[&str]),
         ("delete_path", json!({"path": "a//f"}), &["a/f"]),
         ("create_directory", json!({"path": "/workspace/d"}), &["d"]),
-        (
-            "move_path",
-            json!({"source": "./f", "destination": "d/../g"}),
-            &["f", "g"],
-        ),
+        ("move_path", json!({"source": "./f", "destination": "d/../g"}), &["f", "g"]),
         (
             "edit_file",
             json!({"path": "./f", "edits": [{"old_string": "a", "new_string": "b"}]}),
@@ -178,26 +150,14 @@ async fn a_call_names_the_files_that_it_is_about_as_they_lie() {
     ] {
         let channel = daemon.channel();
         let made = tokio::spawn(async move {
-            InvokeServiceClient::new(channel)
-                .invoke(call("", tool, params))
-                .await
+            InvokeServiceClient::new(channel).invoke(call("", tool, params)).await
         });
         let approval = wait_for_one(&daemon).await;
         assert_eq!(approval.tool, tool);
         assert_eq!(approval.files_affected, files, "{tool}");
-        decide(&daemon, decision(&approval, Decision::Deny))
-            .await
-            .unwrap();
-        let response = promptly("it is told", made)
-            .await
-            .unwrap()
-            .unwrap()
-            .into_inner();
-        assert_eq!(
-            response.error.unwrap().error_type,
-            "approval_denied",
-            "{tool}"
-        );
+        decide(&daemon, decision(&approval, Decision::Deny)).await.unwrap();
+        let response = promptly("it is told", made).await.unwrap().unwrap().into_inner();
+        assert_eq!(response.error.unwrap().error_type, "approval_denied", "{tool}");
     }
 }
 
@@ -208,17 +168,13 @@ async fn a_patch_names_the_files_that_it_changes() {
         "--- a/one\n+++ b/one\n@@ -1 +1 @@\n-1\n+2\n--- /dev/null\n+++ b/two\n@@ -0,0 +1 @@\n+x\n";
     std::fs::write(daemon.file("one"), "1\n").unwrap();
     let mut tools = daemon.tools();
-    let request = jig::api::v1::ApplyPatchRequest {
-        unified_diff: patch.to_owned(),
-        ..Default::default()
-    };
+    let request =
+        jig::api::v1::ApplyPatchRequest { unified_diff: patch.to_owned(), ..Default::default() };
     let applying = tokio::spawn(async move { tools.apply_patch(request).await });
     let approval = wait_for_one(&daemon).await;
     assert_eq!(approval.files_affected, ["one", "two"]);
     assert_eq!(approval.parameters[0].value, patch);
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     applying.await.unwrap().unwrap();
     assert_eq!(std::fs::read_to_string(daemon.file("two")).unwrap(), "x\n");
 }
@@ -226,10 +182,7 @@ async fn a_patch_names_the_files_that_it_changes() {
 #[tokio::test]
 async fn the_time_of_thinking_is_not_the_tools() {
     let daemon = with_policy(ASK).await;
-    let request = RunRequest {
-        timeout_sec: Some(1),
-        ..shell("echo hello")
-    };
+    let request = RunRequest { timeout_sec: Some(1), ..shell("echo hello") };
     let run = daemon.begin(request);
     let approval = wait_for_one(&daemon).await;
     let asked = std::time::Instant::now();
@@ -237,9 +190,7 @@ async fn the_time_of_thinking_is_not_the_tools() {
         asked.elapsed().as_millis() > 1200
     })
     .await;
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     assert_eq!(run.await.unwrap().unwrap().stdout, "hello\n");
 }
 
@@ -254,9 +205,7 @@ async fn a_repeated_call_waits_for_the_same_decision() {
     first.abort();
     assert!(first.await.is_err());
     let third = daemon.begin(request());
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     for call in [second, third] {
         let answer = promptly("it is answered", call).await.unwrap().unwrap();
         assert_eq!(answer.stdout, "ran\n");
@@ -268,18 +217,11 @@ async fn a_repeated_call_waits_for_the_same_decision() {
     let denied = daemon.begin(request());
     let again = daemon.begin(request());
     let approval = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&approval, Decision::Deny))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Deny)).await.unwrap();
     let third = daemon.begin(request());
     for call in [denied, again, third] {
         let refused = promptly("it is told", call).await.unwrap().unwrap_err();
-        assert_eq!(
-            Refusal::of(&refused).reason,
-            "APPROVAL_DENIED",
-            "{}",
-            describe(&refused)
-        );
+        assert_eq!(Refusal::of(&refused).reason, "APPROVAL_DENIED", "{}", describe(&refused));
     }
     assert!(!daemon.file("denied").exists());
     wait_for(&daemon, 0).await;
@@ -289,11 +231,7 @@ async fn a_repeated_call_waits_for_the_same_decision() {
 async fn a_repeated_start_waits_for_the_same_decision() {
     let daemon = with_policy(&format!("{ASK}\n[requests]\nlinger = \"10s\"")).await;
     let request = || -> tonic::Request<StartRequest> {
-        with(
-            "jig-request-id",
-            "one",
-            started(shell("echo ran >> runs; cat runs")),
-        )
+        with("jig-request-id", "one", started(shell("echo ran >> runs; cat runs")))
     };
     let mut processes =
         jig::api::v1::process_service_client::ProcessServiceClient::new(daemon.channel());
@@ -310,14 +248,9 @@ async fn a_repeated_start_waits_for_the_same_decision() {
         }
         Ok::<_, tonic::Status>(count)
     });
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     assert!(promptly("it ends", second).await.unwrap().unwrap() >= 3);
-    assert_eq!(
-        std::fs::read_to_string(daemon.file("runs")).unwrap(),
-        "ran\n"
-    );
+    assert_eq!(std::fs::read_to_string(daemon.file("runs")).unwrap(), "ran\n");
     ended_once(&daemon, &approval.approval_id);
 }
 
@@ -330,18 +263,14 @@ async fn a_job_waits_as_well() {
         params_json: r#"{"command":"echo hello > f"}"#.to_owned(),
         ..SubmitJobRequest::default()
     };
-    for (wish, expected) in [
-        (Decision::Deny, JobState::Failed),
-        (Decision::Allow, JobState::Succeeded),
-    ] {
+    for (wish, expected) in
+        [(Decision::Deny, JobState::Failed), (Decision::Allow, JobState::Succeeded)]
+    {
         let job = jobs.submit_job(submit.clone()).await.unwrap().into_inner();
         let approval = wait_for_one(&daemon).await;
         assert_eq!(approval.tool, "run");
         decide(&daemon, decision(&approval, wish)).await.unwrap();
-        let wait = WaitJobRequest {
-            job_id: job.job.unwrap().job_id,
-            ..WaitJobRequest::default()
-        };
+        let wait = WaitJobRequest { job_id: job.job.unwrap().job_id, ..WaitJobRequest::default() };
         let ended = promptly("it ends", jobs.wait_job(wait)).await.unwrap();
         assert_eq!(ended.into_inner().job.unwrap().state(), expected);
         assert_eq!(daemon.file("f").exists(), expected == JobState::Succeeded);
@@ -364,18 +293,11 @@ async fn a_job_that_nobody_has_approved_is_asked_about_again_when_the_daemon_is_
     let mut jobs = JobServiceClient::new(daemon.channel());
     let second = wait_for_one(&daemon).await;
     assert_ne!(first.approval_id, second.approval_id);
-    let job = GetJobRequest {
-        job_id: job_id.clone(),
-    };
+    let job = GetJobRequest { job_id: job_id.clone() };
     let job = jobs.get_job(job).await.unwrap().into_inner().job.unwrap();
     assert_eq!((job.state(), job.start_time), (JobState::Queued, None));
-    decide(&daemon, decision(&second, Decision::Allow))
-        .await
-        .unwrap();
-    let wait = WaitJobRequest {
-        job_id,
-        ..WaitJobRequest::default()
-    };
+    decide(&daemon, decision(&second, Decision::Allow)).await.unwrap();
+    let wait = WaitJobRequest { job_id, ..WaitJobRequest::default() };
     let ended = promptly("it ends", jobs.wait_job(wait)).await.unwrap();
     let job = ended.into_inner().job.unwrap();
     assert_eq!(job.state(), JobState::Succeeded);

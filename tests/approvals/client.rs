@@ -66,12 +66,7 @@ impl Somebody {
         let name = ptsname(&screen, Vec::new()).unwrap();
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let open = || -> OwnedFd { openat(CWD, &name, flags, Mode::empty()).unwrap() };
-        let child = command
-            .stdin(open())
-            .stdout(open())
-            .stderr(open())
-            .spawn()
-            .unwrap();
+        let child = command.stdin(open()).stdout(open()).stderr(open()).spawn().unwrap();
         drop(command);
         let keyboard = File::from(screen);
         let mut reading = keyboard.try_clone().unwrap();
@@ -84,11 +79,7 @@ impl Somebody {
                 seen.lock().unwrap().push_str(&text);
             }
         });
-        Self {
-            child,
-            keyboard,
-            screen,
-        }
+        Self { child, keyboard, screen }
     }
 
     pub(super) fn before(daemon: &Daemon) -> Self {
@@ -143,10 +134,7 @@ async fn somebody_at_a_terminal_answers() {
     let seen = somebody.sees(ASKS, 1).await;
     let expected = "Tool: write_file\nParameters:\n  path: hello.py\n  content: <20 bytes>\nFiles affected: hello.py\nRisk level: safe_write\n\nApprove? (y/n/always): ";
     assert!(seen.ends_with(expected), "{seen}");
-    assert!(
-        seen.contains("uid:0 calls in workspace workspace, session default"),
-        "{seen}"
-    );
+    assert!(seen.contains("uid:0 calls in workspace workspace, session default"), "{seen}");
     somebody.types("maybe\n");
     somebody.sees("answer y (this call), n (not)", 1).await;
     assert!(!first.is_finished());
@@ -182,14 +170,10 @@ async fn somebody_at_a_terminal_answers() {
     somebody.sees(ASKS, 5).await;
     let pid = Pid::from_child(&somebody.child);
     kill_process(pid, Signal::INT).unwrap();
-    somebody
-        .sees("nothing was decided about this call: it waits on", 1)
-        .await;
+    somebody.sees("nothing was decided about this call: it waits on", 1).await;
     assert_eq!(somebody.exits().await, Some(130));
     let waiting = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&waiting, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&waiting, Decision::Allow)).await.unwrap();
     last.await.unwrap().unwrap();
 }
 
@@ -203,13 +187,9 @@ async fn an_answer_is_for_the_call_that_was_asked_about_alone() {
     let second = write(&daemon, file("b", "x"));
     wait_for(&daemon, 2).await;
     // Somebody else is faster.
-    decide(&daemon, decision(&approval, Decision::Deny))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Deny)).await.unwrap();
     first.await.unwrap().unwrap_err();
-    somebody
-        .sees("denied by uid:0. Press Enter to go on", 1)
-        .await;
+    somebody.sees("denied by uid:0. Press Enter to go on", 1).await;
     // This was meant for the first.
     somebody.types("y\n");
     let seen = somebody.sees(ASKS, 2).await;
@@ -278,10 +258,7 @@ async fn no_rule_is_made_that_was_not_seen() {
     // A slip of a finger.
     somebody.types("m\n");
     let seen = somebody.sees(MAKES, 2).await;
-    assert!(
-        seen.ends_with(&format!("workspace workspace, where\n  m\n{MAKES}")),
-        "{seen}"
-    );
+    assert!(seen.ends_with(&format!("workspace workspace, where\n  m\n{MAKES}")), "{seen}");
     assert!(!run.is_finished());
     assert_eq!(rules(&daemon).await, [""; 0]);
     somebody.types("n\n");
@@ -318,10 +295,7 @@ async fn who_starts_a_command_is_told_that_it_waits() {
     let mut somebody = Somebody::at(command(&daemon, &["exec", "--", "echo", "ran"]));
     somebody.sees("or to be approved (jig approvals)", 1).await;
     let approval = wait_for_one(&daemon).await;
-    let decided = jig(
-        &daemon,
-        &["approvals", "decide", &approval.approval_id, "y"],
-    );
+    let decided = jig(&daemon, &["approvals", "decide", &approval.approval_id, "y"]);
     assert!(decided.status.success(), "{decided:?}");
     somebody.sees("ran\n", 1).await;
     assert_eq!(somebody.exits().await, Some(0));
@@ -344,10 +318,7 @@ async fn a_call_cannot_lie_about_itself() {
     assert_eq!(seen.matches("\nRisk level: ").count(), 1, "{seen}");
     assert_eq!(seen.matches("\nFiles affected: ").count(), 1, "{seen}");
     let listed = jig(&daemon, &["approvals", "list"]);
-    assert!(
-        !text(&listed.stdout).contains(['\x1b', '\u{202e}', '\r']),
-        "{listed:?}"
-    );
+    assert!(!text(&listed.stdout).contains(['\x1b', '\u{202e}', '\r']), "{listed:?}");
     assert_eq!(text(&listed.stdout).lines().count(), 2);
     run.abort();
 }
@@ -356,10 +327,7 @@ async fn a_call_cannot_lie_about_itself() {
 async fn lists_and_decisions_need_no_terminal() {
     let daemon = with_policy(ASK).await;
     let none = jig(&daemon, &["approvals"]);
-    assert!(
-        none.status.success() && text(&none.stderr).contains("nothing waits"),
-        "{none:?}"
-    );
+    assert!(none.status.success() && text(&none.stderr).contains("nothing waits"), "{none:?}");
     let run = daemon.begin(shell("echo hello"));
     let approval = wait_for_one(&daemon).await;
     let listed = json(&jig(&daemon, &["approvals", "list", "--json"]));
@@ -368,34 +336,18 @@ async fn lists_and_decisions_need_no_terminal() {
     assert_eq!(listed["risk"], "RISK_DANGEROUS");
     assert_eq!(listed["parameters"][0]["value"], "echo hello");
     let shown = jig(&daemon, &["approvals"]);
-    assert!(
-        text(&shown.stdout).contains("command=echo hello"),
-        "{shown:?}"
-    );
+    assert!(text(&shown.stdout).contains("command=echo hello"), "{shown:?}");
     let id = approval.approval_id.as_str();
     let decided = json(&jig(
         &daemon,
-        &[
-            "approvals",
-            "decide",
-            id,
-            "always",
-            "--comment",
-            "go on",
-            "--days",
-            "3",
-            "--json",
-        ],
+        &["approvals", "decide", id, "always", "--comment", "go on", "--days", "3", "--json"],
     ));
     assert_eq!(decided["approval"]["comment"], "go on");
     assert_eq!(decided["rule"]["action"], "ACTION_ALLOW");
     run.await.unwrap().unwrap();
     let again = jig(&daemon, &["approvals", "decide", id, "deny"]);
     assert_eq!(again.status.code(), Some(1));
-    assert!(
-        text(&again.stderr).contains("APPROVAL_DECIDED"),
-        "{again:?}"
-    );
+    assert!(text(&again.stderr).contains("APPROVAL_DECIDED"), "{again:?}");
     assert_eq!(find(&daemon, id).await.state(), ApprovalState::Allowed);
     let all = jig(&daemon, &["approvals", "list", "--all"]);
     assert!(text(&all.stdout).contains("allowed"), "{all:?}");
@@ -404,19 +356,7 @@ async fn lists_and_decisions_need_no_terminal() {
         (&["rules", "list"][..], "always run"),
         (&["rules", "off", rule], "off"),
         (&["rules", "on", rule], "on"),
-        (
-            &[
-                "rules",
-                "add",
-                "deny",
-                "run",
-                "--pattern",
-                "rm -rf",
-                "--days",
-                "1",
-            ],
-            "deny run",
-        ),
+        (&["rules", "add", "deny", "run", "--pattern", "rm -rf", "--days", "1"], "deny run"),
         (&["rules", "rm", rule], ""),
     ] {
         let output = jig(&daemon, words);
@@ -427,10 +367,7 @@ async fn lists_and_decisions_need_no_terminal() {
     assert_eq!(rules["rules"].as_array().unwrap().len(), 1);
     daemon.refuses(shell("rm -rf x"), "POLICY_DENIED").await;
     let missing = jig(&daemon, &["rules", "off", rule]);
-    assert!(
-        text(&missing.stderr).contains("RULE_NOT_FOUND"),
-        "{missing:?}"
-    );
+    assert!(text(&missing.stderr).contains("RULE_NOT_FOUND"), "{missing:?}");
 }
 
 #[tokio::test]
@@ -438,9 +375,7 @@ async fn who_may_not_approve_is_told_so() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add("caller", "invoke", &[]);
     let path = keys.path().display().to_string();
-    let setup = Setup::new()
-        .workspace_table(ASK)
-        .arguments(&["--keys", &path]);
+    let setup = Setup::new().workspace_table(ASK).arguments(&["--keys", &path]);
     let daemon = setup.keeping(keys).start().await;
     let mut command = command(&daemon, &["approvals"]);
     command.env("JIG_KEY", &key);
@@ -486,10 +421,7 @@ async fn d13_always_is_one_answer_for_a_call_in_cli_agent() {
     let answered = promptly("it is written", call).await.unwrap().unwrap();
     assert_eq!(answered.into_inner().status(), InvokeStatus::Success);
     let seen = somebody.sees("and its like by the rule", 1).await;
-    assert!(
-        seen.contains("Rule for 30 days: allow write_file"),
-        "{seen}"
-    );
+    assert!(seen.contains("Rule for 30 days: allow write_file"), "{seen}");
     assert!(!seen.contains(MAKES), "{seen}");
     assert_eq!(rules(&daemon).await.len(), 1);
 }

@@ -16,10 +16,7 @@ use crate::support::{Daemon, Refusal, eventually, promptly, shell, tree};
 
 /// The command that is approved, in `a/b`.
 fn run() -> RunRequest {
-    RunRequest {
-        cwd: Some("a/b".to_owned()),
-        ..shell("touch ran")
-    }
+    RunRequest { cwd: Some("a/b".to_owned()), ..shell("touch ran") }
 }
 
 /// A daemon that asks about calls. Its workspace has directories that belong to the commands' user, and one
@@ -44,33 +41,17 @@ type Swap = fn(&Daemon);
 const SWAPS: [Swap; 6] = [
     // Another directory in its place.
     |daemon| {
-        replace(&daemon.file("a"), || {
-            fs::rename(daemon.file("evil"), daemon.file("a")).unwrap()
-        })
+        replace(&daemon.file("a"), || fs::rename(daemon.file("evil"), daemon.file("a")).unwrap())
     },
     // A link to one in the workspace, by a relative and by an absolute path.
-    |daemon| {
-        replace(&daemon.file("a"), || {
-            symlink("evil", daemon.file("a")).unwrap()
-        })
-    },
-    |daemon| {
-        replace(&daemon.file("a"), || {
-            symlink("/workspace/evil", daemon.file("a")).unwrap()
-        })
-    },
+    |daemon| replace(&daemon.file("a"), || symlink("evil", daemon.file("a")).unwrap()),
+    |daemon| replace(&daemon.file("a"), || symlink("/workspace/evil", daemon.file("a")).unwrap()),
     // A link that leads out.
     |daemon| {
-        replace(&daemon.file("a"), || {
-            symlink(daemon.beside("outside"), daemon.file("a")).unwrap()
-        })
+        replace(&daemon.file("a"), || symlink(daemon.beside("outside"), daemon.file("a")).unwrap())
     },
     // The same one below.
-    |daemon| {
-        replace(&daemon.file("a/b"), || {
-            symlink("../evil/b", daemon.file("a/b")).unwrap()
-        })
-    },
+    |daemon| replace(&daemon.file("a/b"), || symlink("../evil/b", daemon.file("a/b")).unwrap()),
     |daemon| {
         replace(&daemon.file("a/b"), || {
             fs::rename(daemon.file("evil/b"), daemon.file("a/b")).unwrap()
@@ -91,9 +72,7 @@ async fn is_not_made<T: std::fmt::Debug>(
 ) {
     let approval = wait_for_one(daemon).await;
     swap(daemon);
-    decide(daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(daemon, decision(&approval, Decision::Allow)).await.unwrap();
     let status = promptly("it is told", call).await.unwrap().unwrap_err();
     let refusal = Refusal::of(&status);
     assert_eq!(refusal.reason, "APPROVAL_DENIED", "{refusal:?}");
@@ -122,11 +101,7 @@ async fn case_n9_an_approved_process_is_not_started_elsewhere() {
     for swap in SWAPS {
         let daemon = prepared(ASK).await;
         let RunRequest { command, cwd, .. } = run();
-        let request = StartRequest {
-            command,
-            cwd,
-            ..StartRequest::default()
-        };
+        let request = StartRequest { command, cwd, ..StartRequest::default() };
         let mut processes = daemon.processes();
         let call = tokio::spawn(async move {
             let mut stream = processes.start(request).await?.into_inner();
@@ -146,10 +121,7 @@ async fn case_n9_an_approved_change_is_not_made_elsewhere() {
 
         let daemon = prepared(ASK).await;
         let mut tools = daemon.tools();
-        let request = DeletePathRequest {
-            path: "a/b".to_owned(),
-            recursive: Some(true),
-        };
+        let request = DeletePathRequest { path: "a/b".to_owned(), recursive: Some(true) };
         let call = tokio::spawn(async move { tools.delete_path(request).await.map(drop) });
         is_not_made(&daemon, swap, call).await;
         let left = tree(&daemon.workspace());
@@ -162,15 +134,9 @@ async fn case_n9_an_approved_change_is_not_made_elsewhere() {
 async fn case_n9_a_command_behind_a_link_is_not_asked_about() {
     let daemon = prepared(ASK).await;
     symlink("a", daemon.file("link")).unwrap();
-    let request = RunRequest {
-        cwd: Some("link/b".to_owned()),
-        ..shell("touch ran")
-    };
+    let request = RunRequest { cwd: Some("link/b".to_owned()), ..shell("touch ran") };
     let refusal = daemon.refuses(request, "SYMLINK_BLOCKED").await;
-    assert!(
-        refusal.message.contains("give the path that it leads to"),
-        "{refusal:?}"
-    );
+    assert!(refusal.message.contains("give the path that it leads to"), "{refusal:?}");
 }
 
 #[tokio::test]
@@ -181,9 +147,7 @@ async fn what_is_not_replaced_is_run_where_it_was_approved() {
     // What changes in it is no other directory.
     fs::write(daemon.file("a/b/new"), "").unwrap();
     fs::create_dir(daemon.file("a/other")).unwrap();
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     let response = promptly("it runs", call).await.unwrap().unwrap();
     assert_eq!(response.exit_code, Some(0), "{response:?}");
     assert!(daemon.file("a/b/ran").exists());
@@ -202,22 +166,15 @@ async fn case_n9_a_directory_that_is_replaced_after_the_approval_is_not_entered(
     "#;
     for swap in SWAPS {
         let daemon = prepared(ONE_AT_A_TIME).await;
-        let request = RunRequest {
-            cwd: Some("a/b".to_owned()),
-            ..shell("touch asked-ran")
-        };
+        let request = RunRequest { cwd: Some("a/b".to_owned()), ..shell("touch asked-ran") };
         let asked = daemon.begin(request);
         let approval = wait_for_one(&daemon).await;
         let busy = daemon.begin(shell("touch begun; until [ -e go ]; do sleep 0.01; done"));
         eventually("it runs", async || daemon.file("begun").exists()).await;
-        decide(&daemon, decision(&approval, Decision::Allow))
-            .await
-            .unwrap();
+        decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
         // The directories were compared; the call waits for its place.
-        eventually("it waits", async || {
-            daemon.info().await.counts.unwrap().calls_waiting == 1
-        })
-        .await;
+        eventually("it waits", async || daemon.info().await.counts.unwrap().calls_waiting == 1)
+            .await;
         swap(&daemon);
         fs::write(daemon.file("go"), "").unwrap();
         busy.await.unwrap().unwrap();

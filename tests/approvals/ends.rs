@@ -14,17 +14,11 @@ use crate::support::{KeyFile, Refusal, Setup, promptly, shell, with};
 async fn nobody_decides_in_time() {
     let daemon = with_policy(&format!("{ASK}\n[approvals]\nwait = \"200ms\"")).await;
     let refusal = daemon.refuses(shell("touch ran"), "APPROVAL_DENIED").await;
-    assert!(
-        refusal.message.contains("nobody has decided"),
-        "{refusal:?}"
-    );
+    assert!(refusal.message.contains("nobody has decided"), "{refusal:?}");
     assert_eq!(refusal.metadata["state"], "EXPIRED");
     let id = &refusal.metadata["approval_id"];
     let end = ended_once(&daemon, id);
-    assert_eq!(
-        (&end["state"], &end["decided_by"]),
-        (&"EXPIRED".into(), &"daemon".into())
-    );
+    assert_eq!((&end["state"], &end["decided_by"]), (&"EXPIRED".into(), &"daemon".into()));
     assert!(!daemon.file("ran").exists());
     let late = decide(&daemon, decision(&find(&daemon, id).await, Decision::Allow)).await;
     let refusal = Refusal::of(&late.unwrap_err());
@@ -35,9 +29,7 @@ async fn nobody_decides_in_time() {
 #[tokio::test]
 async fn the_deadline_of_the_call_passes() {
     let daemon = with_policy(ASK).await;
-    let refused = daemon
-        .try_run(with("grpc-timeout", "4S", shell("touch ran")))
-        .await;
+    let refused = daemon.try_run(with("grpc-timeout", "4S", shell("touch ran"))).await;
     let refused = refused.unwrap_err();
     assert_eq!(refused.code(), Code::DeadlineExceeded, "{refused}");
     let refusal = Refusal::of(&refused);
@@ -62,23 +54,15 @@ async fn the_deadline_of_the_call_passes() {
 #[tokio::test]
 async fn a_deadline_that_leaves_no_time_passes() {
     let daemon = with_policy(ASK).await;
-    let refused = daemon
-        .try_run(with("grpc-timeout", "300m", shell("touch ran")))
-        .await;
+    let refused = daemon.try_run(with("grpc-timeout", "300m", shell("touch ran"))).await;
     let refused = refused.unwrap_err();
     // Our own client may be the first to see it.
-    assert!(
-        [Code::DeadlineExceeded, Code::Cancelled].contains(&refused.code()),
-        "{refused}"
-    );
+    assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&refused.code()), "{refused}");
     wait_for(&daemon, 0).await;
     let records = super::events(&daemon, "approval_requested");
     let id = records[0]["approval_id"].as_str().unwrap();
     // Whoever sees it first, the caller or the daemon.
-    assert_eq!(
-        wait_for_end(&daemon, id).await.state(),
-        ApprovalState::Expired
-    );
+    assert_eq!(wait_for_end(&daemon, id).await.state(), ApprovalState::Expired);
     assert!(!daemon.file("ran").exists());
 }
 
@@ -108,9 +92,7 @@ async fn all_who_repeat_it_disappear() {
     // It was not begun: the same id asks anew.
     let run = daemon.begin(with("jig-request-id", "one", shell("touch ran")));
     let approval = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     assert_eq!(run.await.unwrap().unwrap().exit_code, Some(0));
     assert!(daemon.file("ran").exists());
 }
@@ -120,13 +102,7 @@ async fn it_is_decided_twice() {
     let daemon = with_policy(ASK).await;
     let run = daemon.begin(shell("true"));
     let approval = wait_for_one(&daemon).await;
-    let once = || {
-        with(
-            "jig-request-id",
-            "decided",
-            decision(&approval, Decision::Allow),
-        )
-    };
+    let once = || with("jig-request-id", "decided", decision(&approval, Decision::Allow));
     let first = decide(&daemon, once()).await.unwrap();
     assert_eq!(run.await.unwrap().unwrap().exit_code, Some(0));
     // The same decision, repeated, is the same.
@@ -139,17 +115,11 @@ async fn it_is_decided_twice() {
         assert_eq!(refusal.metadata["by"], "uid:0");
     }
     ended_once(&daemon, &approval.approval_id);
-    assert_eq!(
-        find(&daemon, &approval.approval_id).await.state(),
-        ApprovalState::Allowed
-    );
+    assert_eq!(find(&daemon, &approval.approval_id).await.state(), ApprovalState::Allowed);
     let mut unknown = approval.clone();
     unknown.approval_id = "01ARZ3NDEKTSV4RRFFQ69G5FAV".to_owned();
     let refused = decide(&daemon, decision(&unknown, Decision::Allow)).await;
-    assert_eq!(
-        Refusal::of(&refused.unwrap_err()).reason,
-        "APPROVAL_NOT_FOUND"
-    );
+    assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "APPROVAL_NOT_FOUND");
 }
 
 #[tokio::test]
@@ -173,9 +143,7 @@ async fn one_of_many_deciders_decides() {
             Err(refused) => assert_eq!(Refusal::of(&refused).reason, "APPROVAL_DECIDED"),
         }
     }
-    let [winner] = winners.as_slice() else {
-        panic!("{winners:?}")
-    };
+    let [winner] = winners.as_slice() else { panic!("{winners:?}") };
     let ran = run.await.unwrap();
     assert_eq!(ran.is_ok(), *winner == Decision::Allow);
     let end = ended_once(&daemon, &approval.approval_id);
@@ -210,9 +178,7 @@ async fn the_daemon_dies() {
         assert_eq!(ended.state(), ApprovalState::Lost);
         assert_eq!(ended.decided_by, "daemon");
         let records = records_of(&daemon.state().join("sessions/other"));
-        let decided = records
-            .iter()
-            .filter(|record| record["event"] == "approval_decided");
+        let decided = records.iter().filter(|record| record["event"] == "approval_decided");
         let decided: Vec<_> = decided.collect();
         assert_eq!(decided.len(), 1, "{records:#?}");
         assert_eq!(decided[0]["state"], "LOST");
@@ -230,13 +196,9 @@ async fn a_call_that_is_refused_for_another_reason_is_not_asked_about() {
     let key = keys.add("stats", "invoke", &["--for-tool", "stat"]);
     let admin = keys.add("admin", "admin", &[]);
     let path = keys.path().display().to_string();
-    let setup = Setup::new()
-        .workspace_table(ASK)
-        .arguments(&["--keys", &path]);
+    let setup = Setup::new().workspace_table(ASK).arguments(&["--keys", &path]);
     let daemon = setup.keeping(keys).start().await;
-    let refused = daemon
-        .try_run(crate::support::with_key(&key, shell("true")))
-        .await;
+    let refused = daemon.try_run(crate::support::with_key(&key, shell("true"))).await;
     assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "FORBIDDEN");
     let request = crate::support::with_key(&admin, file("", "x"));
     let refused = write(&daemon, request).await.unwrap();
@@ -252,9 +214,7 @@ async fn one_that_was_allowed_and_cannot_begin_leaves_a_record_of_that() {
     let blocker = daemon.begin(shell("until [ -e go ]; do sleep 0.01; done"));
     let call = write(&daemon, file("asked", "text"));
     let asked = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&asked, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&asked, Decision::Allow)).await.unwrap();
     daemon.signal(Signal::TERM);
     let refused = promptly("it is sent away", call).await.unwrap();
     assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "DRAINING");

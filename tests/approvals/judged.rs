@@ -61,9 +61,7 @@ fn upload(
         create_directories,
         ..UploadStart::default()
     };
-    let part = UploadRequest {
-        part: Some(Part::Start(start)),
-    };
+    let part = UploadRequest { part: Some(Part::Start(start)) };
     let mut transfers = TransferServiceClient::new(daemon.channel());
     tokio::spawn(async move { transfers.upload(tokio_stream::iter([part])).await.map(drop) })
 }
@@ -97,9 +95,7 @@ async fn a_rule_made_of_a_run_lets_no_start_in() {
     let daemon = with_policy(ASK).await;
     let run = daemon.begin(shell("cat"));
     let approval = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&approval, Decision::Always))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Always)).await.unwrap();
     run.await.unwrap().unwrap();
     daemon.run(shell("cat")).await;
     let mut processes =
@@ -111,23 +107,11 @@ async fn a_rule_made_of_a_run_lets_no_start_in() {
     };
     let starting = tokio::spawn(async move { processes.start(request).await.map(drop) });
     let approval = wait_for_one(&daemon).await;
-    assert_eq!(
-        value(&approval, "on_disconnect"),
-        Some("ON_DISCONNECT_KILL")
-    );
-    decide(&daemon, decision(&approval, Decision::Deny))
-        .await
-        .unwrap();
-    assert_eq!(
-        reason(&starting.await.unwrap().unwrap_err()),
-        "APPROVAL_DENIED"
-    );
+    assert_eq!(value(&approval, "on_disconnect"), Some("ON_DISCONNECT_KILL"));
+    decide(&daemon, decision(&approval, Decision::Deny)).await.unwrap();
+    assert_eq!(reason(&starting.await.unwrap().unwrap_err()), "APPROVAL_DENIED");
     // One that denies is for both.
-    make(
-        &daemon,
-        rule("run", r#"^{"command":"true"}$"#, Action::Deny),
-    )
-    .await;
+    make(&daemon, rule("run", r#"^{"command":"true"}$"#, Action::Deny)).await;
     daemon.refuses(shell("true"), "POLICY_DENIED").await;
     let mut processes =
         jig::api::v1::process_service_client::ProcessServiceClient::new(daemon.channel());
@@ -138,26 +122,18 @@ async fn a_rule_made_of_a_run_lets_no_start_in() {
 #[tokio::test]
 async fn no_rule_is_made_of_what_nobody_has_seen() {
     let daemon = with_policy(ASK).await;
-    let request = RunRequest {
-        stdin: "rm -rf x".into(),
-        ..shell("sh")
-    };
+    let request = RunRequest { stdin: "rm -rf x".into(), ..shell("sh") };
     let run = daemon.begin(request);
     let approval = wait_for_one(&daemon).await;
     assert_eq!(approval.suggested_pattern, "");
     let refused = decide(&daemon, decision(&approval, Decision::Always)).await;
     let refusal = Refusal::of(&refused.unwrap_err());
-    assert_eq!(
-        (refusal.reason.as_str(), refusal.fields()),
-        ("INVALID_PARAMS", vec!["pattern"])
-    );
+    assert_eq!((refusal.reason.as_str(), refusal.fields()), ("INVALID_PARAMS", vec!["pattern"]));
     let mut request = decision(&approval, Decision::Always);
     request.pattern = Some(String::new());
     let refused = decide(&daemon, request).await;
     assert_eq!(Refusal::of(&refused.unwrap_err()).fields(), ["pattern"]);
-    let refused = approvals(&daemon)
-        .create_rule(rule("run", "", Action::Allow))
-        .await;
+    let refused = approvals(&daemon).create_rule(rule("run", "", Action::Allow)).await;
     assert_eq!(Refusal::of(&refused.unwrap_err()).fields(), ["pattern"]);
     assert_eq!(pending(&daemon).await.len(), 1, "nothing is decided");
     run.abort();
@@ -175,40 +151,28 @@ async fn a_command_is_shown_whole_to_who_asks_for_it() {
     let bytes = shown.value.len() + shown.omitted_bytes as usize + shown.ending.len();
     assert_eq!(bytes, command.len());
     let get = async || {
-        let request = GetApprovalRequest {
-            approval_id: approval.approval_id.clone(),
-        };
+        let request = GetApprovalRequest { approval_id: approval.approval_id.clone() };
         let found = approvals(&daemon).get_approval(request).await.unwrap();
         found.into_inner().approval.unwrap()
     };
     let whole = get().await;
     assert_eq!(value(&whole, "command"), Some(command.as_str()));
     assert_eq!(whole.parameters[0].omitted_bytes, 0);
-    decide(&daemon, decision(&approval, Decision::Deny))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Deny)).await.unwrap();
     run.await.unwrap().unwrap_err();
     // Not all of it is kept.
     assert_eq!(&get().await.parameters[0], shown);
-    let unknown = GetApprovalRequest {
-        approval_id: "none".to_owned(),
-    };
+    let unknown = GetApprovalRequest { approval_id: "none".to_owned() };
     let refused = approvals(&daemon).get_approval(unknown).await.unwrap_err();
     assert_eq!(reason(&refused), "APPROVAL_NOT_FOUND");
     let patch: String = (0..250)
         .map(|number| format!("--- /dev/null\n+++ b/file-{number}\n@@ -0,0 +1 @@\n+x\n"))
         .collect();
-    let request = jig::api::v1::ApplyPatchRequest {
-        unified_diff: patch,
-        ..Default::default()
-    };
+    let request = jig::api::v1::ApplyPatchRequest { unified_diff: patch, ..Default::default() };
     let mut tools = daemon.tools();
     let applying = tokio::spawn(async move { tools.apply_patch(request).await });
     let approval = wait_for_one(&daemon).await;
-    assert_eq!(
-        (approval.files_affected.len(), approval.more_files),
-        (100, 150)
-    );
+    assert_eq!((approval.files_affected.len(), approval.more_files), (100, 150));
     applying.abort();
 }
 
@@ -222,17 +186,12 @@ async fn an_upload_is_told_as_it_was_given_and_its_like_has_another_content() {
     assert_eq!(reason(&refused.unwrap_err()), "POLICY_DENIED");
     let uploading = upload(&daemon, "f", None);
     let approval = wait_for_one(&daemon).await;
-    let names: Vec<_> = approval
-        .parameters
-        .iter()
-        .map(|parameter| parameter.name.as_str())
-        .collect();
+    let names: Vec<_> =
+        approval.parameters.iter().map(|parameter| parameter.name.as_str()).collect();
     assert_eq!(names, ["path", "sha256"]);
     assert_eq!(value(&approval, "sha256").map(str::len), Some(64));
     assert!(!approval.suggested_pattern.contains("e3b0c442"));
-    decide(&daemon, decision(&approval, Decision::Always))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Always)).await.unwrap();
     uploading.await.unwrap().unwrap();
     upload(&daemon, "f", None).await.unwrap().unwrap();
 }
@@ -249,9 +208,7 @@ async fn a_rule_that_comes_and_goes_refuses_no_call_that_none_denies() {
                 while !is_over.load(Ordering::Relaxed) {
                     let path = format!("f{caller}");
                     let id = format!("{caller}-{count}");
-                    tools
-                        .write_file(with("jig-request-id", &id, file(&path, "x")))
-                        .await?;
+                    tools.write_file(with("jig-request-id", &id, file(&path, "x"))).await?;
                     count += 1;
                 }
                 Ok::<_, Status>(count)
@@ -275,13 +232,8 @@ async fn what_was_approved_is_denied_where_it_may_not_be_made_any_more() {
     let key = keys.add("caller", "invoke", &[]);
     let admin = keys.add("admin", "admin", &[]);
     let path = keys.path().display().to_string();
-    let setup = Setup::new()
-        .workspace_table(ASK)
-        .arguments(&["--keys", &path]);
-    let daemon = setup
-        .keeping(Arc::clone(&keys) as Arc<KeyFile>)
-        .start()
-        .await;
+    let setup = Setup::new().workspace_table(ASK).arguments(&["--keys", &path]);
+    let daemon = setup.keeping(Arc::clone(&keys) as Arc<KeyFile>).start().await;
     let waiting = async || {
         let mut found = Vec::new();
         crate::support::eventually("a call waits", async || {
@@ -333,9 +285,7 @@ async fn always_lets_in_those_that_wait_and_are_alike() {
     assert_eq!((&ended.decided_by, &ended.rule_id), (&by, &rule_id));
     ended_once(&daemon, &ended.approval_id);
     let begun = events(&daemon, "tool_call_started");
-    let call = begun
-        .iter()
-        .find(|record| record["call_id"] == ended.call_id.as_str());
+    let call = begun.iter().find(|record| record["call_id"] == ended.call_id.as_str());
     assert_eq!(call.unwrap()["allowed_by"], by.as_str());
     assert!(!other.is_finished());
     other.abort();
@@ -347,9 +297,7 @@ async fn who_is_for_some_tools_decides_about_calls_of_these() {
     let all = keys.add("all", "admin", &[]);
     let some = keys.add("some", "admin", &["--for-tool", "write_file"]);
     let path = keys.path().display().to_string();
-    let setup = Setup::new()
-        .workspace_table(ASK)
-        .arguments(&["--keys", &path]);
+    let setup = Setup::new().workspace_table(ASK).arguments(&["--keys", &path]);
     let daemon = setup.keeping(keys).start().await;
     let list = async |key: &str| {
         let request = with_key(key, ListApprovalsRequest::default());
@@ -392,17 +340,11 @@ async fn rules_are_listed_in_pages() {
     // Together they have more bytes than a client takes in one message.
     let long = "x".repeat(16_000);
     for number in 0..5 {
-        make(
-            &daemon,
-            rule("stat", &format!("{number}{long}"), Action::Deny),
-        )
-        .await;
+        make(&daemon, rule("stat", &format!("{number}{long}"), Action::Deny)).await;
     }
     let list = async |page_size, page_token: &str| {
-        let request = ListRulesRequest {
-            page_size: Some(page_size),
-            page_token: page_token.to_owned(),
-        };
+        let request =
+            ListRulesRequest { page_size: Some(page_size), page_token: page_token.to_owned() };
         let listed = approvals(&daemon).list_rules(request).await;
         listed.map(tonic::Response::into_inner)
     };
@@ -423,10 +365,7 @@ async fn rules_are_listed_in_pages() {
     assert_eq!(Refusal::of(&refused).fields(), ["page_token"]);
     // In the same order after a restart.
     let daemon = daemon.restart().await;
-    let again = approvals(&daemon)
-        .list_rules(ListRulesRequest::default())
-        .await
-        .unwrap();
+    let again = approvals(&daemon).list_rules(ListRulesRequest::default()).await.unwrap();
     let ids =
         |rules: &[Rule]| -> Vec<String> { rules.iter().map(|rule| rule.rule_id.clone()).collect() };
     assert_eq!(ids(&again.into_inner().rules), ids(&all.rules));
@@ -442,9 +381,7 @@ async fn what_was_approved_waits_for_a_place() {
     let approval = wait_for_one(&daemon).await;
     let busy = daemon.begin(shell("touch begun; until [ -e go ]; do sleep 0.01; done"));
     crate::support::eventually("it runs", async || daemon.file("begun").exists()).await;
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     // Others are refused after a while; this one is not.
     daemon.refuses(shell("true"), "RESOURCE_EXHAUSTED").await;
     daemon.refuses(shell("true"), "RESOURCE_EXHAUSTED").await;
@@ -475,10 +412,7 @@ async fn what_waits_is_bounded_in_bytes() {
     }
     let refusal = Refusal::of(&refused.unwrap());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    assert!(
-        refusal.message.contains("bytes while it waits"),
-        "{refusal:?}"
-    );
+    assert!(refusal.message.contains("bytes while it waits"), "{refusal:?}");
     assert!((2..=5).contains(&calls.len()), "{}", calls.len());
     for call in calls {
         call.abort();

@@ -65,10 +65,7 @@ pub(crate) async fn wait_for_one(daemon: &Daemon) -> Approval {
 
 /// One of them, also when it has ended.
 async fn find(daemon: &Daemon, id: &str) -> Approval {
-    let request = ListApprovalsRequest {
-        decided: true,
-        ..ListApprovalsRequest::default()
-    };
+    let request = ListApprovalsRequest { decided: true, ..ListApprovalsRequest::default() };
     let listed = approvals(daemon).list_approvals(request).await.unwrap();
     let mut listed = listed.into_inner().approvals.into_iter();
     listed.find(|found| found.approval_id == id).unwrap()
@@ -126,27 +123,20 @@ pub(crate) fn write(
 /// The records of a session.
 fn records_of(folder: &Path) -> Vec<Value> {
     let text = fs::read_to_string(folder.join("events.jsonl")).unwrap_or_default();
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The records of the default session with this name.
 fn events(daemon: &Daemon, name: &str) -> Vec<Value> {
     let records = records_of(&daemon.state().join("sessions/default"));
-    records
-        .into_iter()
-        .filter(|record| record["event"] == name)
-        .collect()
+    records.into_iter().filter(|record| record["event"] == name).collect()
 }
 
 /// That an approval has exactly one end, in the records as in the database, and which.
 fn ended_once(daemon: &Daemon, id: &str) -> Value {
     let requested = events(daemon, "approval_requested");
     let of = |records: Vec<Value>| {
-        let found = records
-            .into_iter()
-            .filter(|record| record["approval_id"] == id);
+        let found = records.into_iter().filter(|record| record["approval_id"] == id);
         found.collect::<Vec<_>>()
     };
     assert_eq!(of(requested).len(), 1);
@@ -155,9 +145,7 @@ fn ended_once(daemon: &Daemon, id: &str) -> Value {
     let decided = decided.remove(0);
     let database = Connection::open(daemon.state().join("jig.db")).unwrap();
     let state: String = database
-        .query_row("SELECT state FROM approval WHERE id = ?1", [id], |row| {
-            row.get(0)
-        })
+        .query_row("SELECT state FROM approval WHERE id = ?1", [id], |row| row.get(0))
         .unwrap();
     assert_eq!(decided["state"], state.as_str());
     decided

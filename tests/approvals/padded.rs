@@ -25,10 +25,7 @@ async fn padding_hides_nothing_and_a_long_call_is_allowed_only_once_all_was_show
     assert!(seen.contains(&lines.join("\n")), "{seen}");
     let listed = jig(&daemon, &["approvals", "list"]);
     let listed = String::from_utf8(listed.stdout).unwrap();
-    assert!(
-        listed.contains("command=echo EVIL ⟨60 empty lines⟩"),
-        "{listed}"
-    );
+    assert!(listed.contains("command=echo EVIL ⟨60 empty lines⟩"), "{listed}");
     assert!(listed.contains("rm -rf nothing"), "{listed}");
     // All of it fits.
     somebody.types("y\n");
@@ -37,9 +34,7 @@ async fn padding_hides_nothing_and_a_long_call_is_allowed_only_once_all_was_show
     // Lines that are seen are not folded: they push what is above them out of sight.
     let long = format!("echo EVIL\n{}", "# fine\n".repeat(30));
     let run = daemon.begin(shell(&long));
-    somebody
-        .sees("lines and the terminal 24: answer all", 1)
-        .await;
+    somebody.sees("lines and the terminal 24: answer all", 1).await;
     somebody.sees(ASKS, 2).await;
     for (answer, asked) in [("y\n", 3), ("always\n", 4)] {
         somebody.types(answer);
@@ -49,11 +44,7 @@ async fn padding_hides_nothing_and_a_long_call_is_allowed_only_once_all_was_show
     assert!(!seen.contains(MAKES) && !run.is_finished(), "{seen}");
     somebody.types("all\n");
     let seen = somebody.sees(ASKS, 5).await;
-    assert_eq!(
-        seen.matches("command: echo EVIL\n    # fine").count(),
-        2,
-        "{seen}"
-    );
+    assert_eq!(seen.matches("command: echo EVIL\n    # fine").count(), 2, "{seen}");
     somebody.types("y\n");
     promptly("it runs", run).await.unwrap().unwrap();
 }

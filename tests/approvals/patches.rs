@@ -8,10 +8,7 @@ use super::{ASK, decide, decision, wait_for_one, with_policy};
 use crate::support::{Daemon, Refusal, promptly};
 
 fn patch(unified_diff: &str) -> ApplyPatchRequest {
-    ApplyPatchRequest {
-        unified_diff: unified_diff.to_owned(),
-        ..ApplyPatchRequest::default()
-    }
+    ApplyPatchRequest { unified_diff: unified_diff.to_owned(), ..ApplyPatchRequest::default() }
 }
 
 /// Applies a patch; answers why not, and by which rule.
@@ -38,10 +35,7 @@ async fn a_name_is_denied_however_it_is_written() {
         (made(r#""b/.\145nv""#).replace('\n', "\r\n"), "secrets"),
         (made("b/./.env"), "secrets"),
         (made(".env"), "secrets"),
-        (
-            "diff --git \"a/\\056env\" \"b/\\056env\"\nnew file mode 100644\n".to_owned(),
-            "secrets",
-        ),
+        ("diff --git \"a/\\056env\" \"b/\\056env\"\nnew file mode 100644\n".to_owned(), "secrets"),
         (
             "diff --git a/f \"b/\\056env\"\nrename from f\nrename to \"\\056env\"\n".to_owned(),
             "secrets",
@@ -51,14 +45,7 @@ async fn a_name_is_denied_however_it_is_written() {
         (made("b/q/../prod/x"), "prod"),
         (made(r#""b/pr\157d/x""#), "prod"),
         // Behind one that is fine, whose lines are as git writes them.
-        (
-            format!(
-                "diff --git a/g b/g\n{}{}",
-                made("b/g"),
-                made(r#""b/pr\157d/x""#)
-            ),
-            "prod",
-        ),
+        (format!("diff --git a/g b/g\n{}{}", made("b/g"), made(r#""b/pr\157d/x""#)), "prod"),
     ] {
         let (reason, by) = apply(&daemon, &diff).await.unwrap_err();
         assert_eq!(reason, "POLICY_DENIED", "{diff}");
@@ -102,9 +89,7 @@ async fn no_rule_is_made_of_a_patch_that_leads_back() {
         let refused = decide(&daemon, request).await.unwrap_err();
         assert_eq!(Refusal::of(&refused).fields(), ["pattern"]);
     }
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     promptly("it is applied", applying).await.unwrap().unwrap();
     assert!(daemon.file("x").exists());
 }

@@ -22,30 +22,15 @@ async fn a_tool_that_is_switched_off_is_not_there() {
         assert_eq!(refusal.metadata["tool"], "run");
         let refused = write(&daemon, file("g", "x")).await.unwrap();
         assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "TOOL_DISABLED");
-        assert_eq!(
-            daemon.read_file("f").await.unwrap_err().reason,
-            "TOOL_DISABLED"
-        );
-        daemon
-            .tools()
-            .list_files(ListFilesRequest::default())
-            .await
-            .unwrap();
+        assert_eq!(daemon.read_file("f").await.unwrap_err().reason, "TOOL_DISABLED");
+        daemon.tools().list_files(ListFilesRequest::default()).await.unwrap();
         let mut transfers = TransferServiceClient::new(daemon.channel());
-        let start = UploadStart {
-            path: "g".to_owned(),
-            sha256: "0".repeat(64),
-            ..UploadStart::default()
-        };
-        let upload = UploadRequest {
-            part: Some(Part::Start(start)),
-        };
+        let start =
+            UploadStart { path: "g".to_owned(), sha256: "0".repeat(64), ..UploadStart::default() };
+        let upload = UploadRequest { part: Some(Part::Start(start)) };
         let refused = transfers.upload(tokio_stream::iter([upload])).await;
         assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "TOOL_DISABLED");
-        let request = DownloadRequest {
-            path: "f".to_owned(),
-            ..DownloadRequest::default()
-        };
+        let request = DownloadRequest { path: "f".to_owned(), ..DownloadRequest::default() };
         let refused = transfers.download(request).await;
         assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "TOOL_DISABLED");
         let mut processes =
@@ -76,31 +61,14 @@ async fn rules_and_risks_decide() {
     assert_eq!(refusal.metadata["rule_id"], "file:no-secrets");
     assert!(!daemon.file("a").exists());
     assert_eq!(daemon.read_file("README").await.unwrap(), "x");
-    assert_eq!(
-        daemon.read_file("other").await.unwrap_err().reason,
-        "POLICY_DENIED"
-    );
+    assert_eq!(daemon.read_file("other").await.unwrap_err().reason, "POLICY_DENIED");
     daemon.run(crate::support::argv(&["true"])).await;
     daemon.run(shell("true")).await;
     let begun = events(&daemon, "tool_call_started");
-    let by: Vec<_> = begun
-        .iter()
-        .map(|record| record["allowed_by"].as_str())
-        .collect();
-    assert_eq!(
-        by,
-        [
-            None,
-            Some("rule file:readme"),
-            Some("rule file:tests"),
-            None
-        ]
-    );
+    let by: Vec<_> = begun.iter().map(|record| record["allowed_by"].as_str()).collect();
+    assert_eq!(by, [None, Some("rule file:readme"), Some("rule file:tests"), None]);
     let denied = events(&daemon, "tool_call_denied");
-    let by: Vec<_> = denied
-        .iter()
-        .map(|record| record["denied_by"].as_str())
-        .collect();
+    let by: Vec<_> = denied.iter().map(|record| record["denied_by"].as_str()).collect();
     assert_eq!(by, [Some("rule file:no-secrets"), Some("risk read_only")]);
     assert!(denied.iter().all(|record| record["step"] == 0));
     // Under a request id it may be tried again: it was not done.
@@ -123,18 +91,13 @@ async fn a_rule_is_for_the_workspaces_that_it_names() {
         "[[workspaces]]\nname = \"other\"\npath = {:?}\n[[policy.rules]]\nname = \"closed\"\ntool = \"run\"\naction = \"deny\"\nworkspaces = [\"other\"]",
         folder.path()
     );
-    let setup = Setup::new()
-        .workspace_table(&tables)
-        .arguments(&["--keys", &path]);
+    let setup = Setup::new().workspace_table(&tables).arguments(&["--keys", &path]);
     let daemon = setup.keeping(keys).start().await;
     daemon.run(with_key(&one, shell("true"))).await;
     let refused = daemon.try_run(with_key(&other, shell("true"))).await;
     let refusal = Refusal::of(&refused.unwrap_err());
     assert_eq!(refusal.reason, "POLICY_DENIED");
-    let read = ReadFileRequest {
-        path: "none".to_owned(),
-        ..ReadFileRequest::default()
-    };
+    let read = ReadFileRequest { path: "none".to_owned(), ..ReadFileRequest::default() };
     let read = daemon.tools().read_file(with_key(&other, read)).await;
     assert_eq!(Refusal::of(&read.unwrap_err()).reason, "FILE_NOT_FOUND");
 }
@@ -181,24 +144,13 @@ async fn a_key_for_some_tools_is_for_their_transfers_alone() {
     let daemon = setup.start().await;
     fs::write(daemon.file("f"), "x").unwrap();
     let mut transfers = TransferServiceClient::new(daemon.channel());
-    let request = || DownloadRequest {
-        path: "f".to_owned(),
-        ..DownloadRequest::default()
-    };
+    let request = || DownloadRequest { path: "f".to_owned(), ..DownloadRequest::default() };
     let refused = transfers.download(with_key(&key, request())).await;
     assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "FORBIDDEN");
-    transfers
-        .download(with_key(&reader, request()))
-        .await
-        .unwrap();
-    let start = UploadStart {
-        path: "g".to_owned(),
-        sha256: "0".repeat(64),
-        ..UploadStart::default()
-    };
-    let upload = UploadRequest {
-        part: Some(Part::Start(start)),
-    };
+    transfers.download(with_key(&reader, request())).await.unwrap();
+    let start =
+        UploadStart { path: "g".to_owned(), sha256: "0".repeat(64), ..UploadStart::default() };
+    let upload = UploadRequest { part: Some(Part::Start(start)) };
     let upload = with_key(&reader, tokio_stream::iter([upload]));
     let refused = transfers.upload(upload).await;
     assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "FORBIDDEN");

@@ -36,9 +36,8 @@ async fn another_policy_counts_from_then_on_and_what_waits_goes_on_waiting() {
     rewrite(&daemon, "[policy]\ndangerous = \"allow\"");
     daemon.reload(Daemon::READ_AGAIN).await;
     assert_eq!(daemon.run(shell("echo free")).await.stdout, "free\n");
-    let running = daemon.begin(shell(
-        "touch begun; echo begun; until [ -e go ]; do sleep 0.01; done",
-    ));
+    let running =
+        daemon.begin(shell("touch begun; echo begun; until [ -e go ]; do sleep 0.01; done"));
     eventually("it runs", async || daemon.file("begun").exists()).await;
     rewrite(&daemon, "[policy]\ndeny_tools = [\"run\"]");
     daemon.reload(Daemon::READ_AGAIN).await;
@@ -46,18 +45,11 @@ async fn another_policy_counts_from_then_on_and_what_waits_goes_on_waiting() {
     fs::write(daemon.file("go"), "").unwrap();
     assert_eq!(running.await.unwrap().unwrap().stdout, "begun\n");
     assert!(!waiting.is_finished());
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     // Who has allowed it was not asked about a tool that there is not any more.
     let refused = waiting.await.unwrap().unwrap_err();
     assert_eq!(Refusal::of(&refused).reason, "TOOL_DISABLED");
-    assert_eq!(
-        count(&daemon, Daemon::NOT_READ_AGAIN),
-        0,
-        "{}",
-        daemon.log()
-    );
+    assert_eq!(count(&daemon, Daemon::NOT_READ_AGAIN), 0, "{}", daemon.log());
     // The tool's own settings are not these.
     assert_eq!(count(&daemon, "does not count yet"), 0);
     rewrite(&daemon, "[limits]\nprocesses = 7");
@@ -72,35 +64,20 @@ async fn a_bad_file_is_refused_as_a_whole() {
     let setup = Setup::new()
         .workspace_table("[policy]\ndeny_tools = [\"stat\"]")
         .arguments(&["--keys", &path]);
-    let daemon = setup
-        .keeping(Arc::clone(&keys) as Arc<KeyFile>)
-        .start()
-        .await;
+    let daemon = setup.keeping(Arc::clone(&keys) as Arc<KeyFile>).start().await;
     let run = async || daemon.try_run(with_key(&key, shell("true"))).await;
     let good = fs::read_to_string(&path).unwrap();
     for (lines, key_file, parts) in [
-        (
-            "[policy]\ndeny_tools = [\"run\", \"dance\"]",
-            good.as_str(),
-            &["dance"][..],
-        ),
+        ("[policy]\ndeny_tools = [\"run\", \"dance\"]", good.as_str(), &["dance"][..]),
         ("[policy\n", &good, &["TOML parse error"]),
-        (
-            "[policy]\ndeny_tools = [\"run\"]\nallow = 1",
-            &good,
-            &["unknown field"],
-        ),
+        ("[policy]\ndeny_tools = [\"run\"]\nallow = 1", &good, &["unknown field"]),
         (
             "[policy]\ndeny_tools = [\"run\"]\nread_only = \"no\"\n[approvals]\nwait = \"x\"",
             &good,
             &["policy.read_only", "approvals.wait"],
         ),
         // All of the one is well, and it does not count either.
-        (
-            "[policy]\ndeny_tools = [\"run\"]",
-            "[[keys]]\n",
-            &["--keys", "missing field"],
-        ),
+        ("[policy]\ndeny_tools = [\"run\"]", "[[keys]]\n", &["--keys", "missing field"]),
         (
             "[policy]\ndeny_tools = [\"run\"]\n[[policy.rules]]\nname = \"x\"\ntool = \"run\"\naction = \"deny\"\npattern = \"(\"",
             &good,
@@ -109,16 +86,10 @@ async fn a_bad_file_is_refused_as_a_whole() {
     ] {
         rewrite(&daemon, lines);
         fs::write(&path, key_file).unwrap();
-        let told = parts
-            .iter()
-            .map(|part| count(&daemon, part))
-            .collect::<Vec<_>>();
+        let told = parts.iter().map(|part| count(&daemon, part)).collect::<Vec<_>>();
         daemon.reload(Daemon::NOT_READ_AGAIN).await;
         eventually("every problem is told", async || {
-            parts
-                .iter()
-                .zip(&told)
-                .all(|(part, before)| count(&daemon, part) > *before)
+            parts.iter().zip(&told).all(|(part, before)| count(&daemon, part) > *before)
         })
         .await;
         assert_eq!(run().await.unwrap().exit_code, Some(0), "{lines}");
@@ -135,9 +106,8 @@ async fn keys_come_and_go() {
     let keys = Arc::new(KeyFile::new());
     let [old, kept] = ["old", "kept"].map(|name| keys.add(name, "invoke", &[]));
     let path = keys.path().display().to_string();
-    let setup = Setup::new()
-        .arguments(&["--keys", &path])
-        .keeping(Arc::clone(&keys) as Arc<KeyFile>);
+    let setup =
+        Setup::new().arguments(&["--keys", &path]).keeping(Arc::clone(&keys) as Arc<KeyFile>);
     let daemon = setup.start().await;
     let works = async |key: &str| match daemon.try_run(with_key(key, shell("true"))).await {
         Ok(_) => true,
@@ -167,11 +137,8 @@ async fn keys_are_not_taken_away_by_a_file_that_does_not_name_them() {
     let line = format!("keys = {:?}\n", keys.path());
     fs::write(&config, &line).unwrap();
     let words = ["--config", &config.display().to_string()];
-    let daemon = Setup::new()
-        .arguments(&words)
-        .keeping(Arc::clone(&keys) as Arc<KeyFile>)
-        .start()
-        .await;
+    let daemon =
+        Setup::new().arguments(&words).keeping(Arc::clone(&keys) as Arc<KeyFile>).start().await;
     daemon.run(with_key(&key, shell("true"))).await;
     fs::write(&config, "").unwrap();
     daemon.reload(Daemon::NOT_READ_AGAIN).await;

@@ -17,9 +17,7 @@ use crate::support::{
 
 /// The rules.
 pub(super) async fn rules(daemon: &Daemon) -> Vec<Rule> {
-    let listed = approvals(daemon)
-        .list_rules(ListRulesRequest::default())
-        .await;
+    let listed = approvals(daemon).list_rules(ListRulesRequest::default()).await;
     listed.unwrap().into_inner().rules
 }
 
@@ -48,9 +46,7 @@ async fn rules_that_have_ended_make_room() {
     let daemon = with_policy("").await;
     // They end, but not yet.
     fill(&daemon, Some(3600)).await;
-    let full = approvals(&daemon)
-        .create_rule(new_rule("stat", "y", Action::Deny))
-        .await;
+    let full = approvals(&daemon).create_rule(new_rule("stat", "y", Action::Deny)).await;
     let refusal = Refusal::of(&full.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     let before = rules(&daemon).await;
@@ -95,15 +91,10 @@ async fn a_rule_that_is_made_or_switched_on_lets_calls_go_on_that_wait() {
     let other = write(&daemon, file("f", "x"));
     wait_for(&daemon, 2).await;
     // These are for others, or say nothing else than what is so.
-    for rule in [
-        new_rule("run", "two", Action::Allow),
-        new_rule("run", "one", Action::Ask),
-    ] {
+    for rule in [new_rule("run", "two", Action::Allow), new_rule("run", "one", Action::Ask)] {
         approvals(&daemon).create_rule(rule).await.unwrap();
     }
-    let made = approvals(&daemon)
-        .create_rule(new_rule("run", "one", Action::Allow))
-        .await;
+    let made = approvals(&daemon).create_rule(new_rule("run", "one", Action::Allow)).await;
     let rule = made.unwrap().into_inner().rule.unwrap();
     promptly("it runs", first).await.unwrap().unwrap();
     let ended = find(&daemon, &asked.approval_id).await;
@@ -133,18 +124,13 @@ async fn always_makes_a_rule_for_the_call_and_its_like() {
     let daemon = with_policy(ASK).await;
     let writing = write(&daemon, file("hello.py", "print(1)"));
     let approval = wait_for_one(&daemon).await;
-    let decided = decide(&daemon, decision(&approval, Decision::Always))
-        .await
-        .unwrap();
+    let decided = decide(&daemon, decision(&approval, Decision::Always)).await.unwrap();
     writing.await.unwrap().unwrap();
     let rule = decided.rule.unwrap();
     assert_eq!(rule.pattern, approval.suggested_pattern);
     assert_eq!(rule.tool, "write_file");
     assert_eq!(rule.workspaces, ["workspace"]);
-    assert_eq!(
-        (rule.origin(), rule.action()),
-        (RuleOrigin::Service, Action::Allow)
-    );
+    assert_eq!((rule.origin(), rule.action()), (RuleOrigin::Service, Action::Allow));
     assert_eq!(rule.created_by, "uid:0");
     assert_eq!(rule.approval_id, approval.approval_id);
     let (made, ends) = (rule.create_time.unwrap(), rule.expire_time.unwrap());
@@ -153,20 +139,12 @@ async fn always_makes_a_rule_for_the_call_and_its_like() {
     assert_eq!(end["rule_id"], rule.rule_id.as_str());
     // Another content is alike, another path is not; also after a restart.
     let daemon = daemon.restart().await;
-    write(&daemon, file("hello.py", "print(2)"))
-        .await
-        .unwrap()
-        .unwrap();
+    write(&daemon, file("hello.py", "print(2)")).await.unwrap().unwrap();
     let by = format!("rule {}", rule.rule_id);
-    assert_eq!(
-        events(&daemon, "tool_call_started").last().unwrap()["allowed_by"],
-        by.as_str()
-    );
+    assert_eq!(events(&daemon, "tool_call_started").last().unwrap()["allowed_by"], by.as_str());
     let other = write(&daemon, file("other.py", "print(1)"));
     let approval = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&approval, Decision::Deny))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Deny)).await.unwrap();
     other.await.unwrap().unwrap_err();
     // Switched off, it lets nothing in; switched on, it does again.
     let switch = async |enabled| {
@@ -181,15 +159,10 @@ async fn always_makes_a_rule_for_the_call_and_its_like() {
     switch(false).await;
     let again = write(&daemon, file("hello.py", "print(3)"));
     let approval = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     again.await.unwrap().unwrap();
     switch(true).await;
-    write(&daemon, file("hello.py", "print(4)"))
-        .await
-        .unwrap()
-        .unwrap();
+    write(&daemon, file("hello.py", "print(4)")).await.unwrap().unwrap();
     // It ends.
     let soon = UpdateRuleRequest {
         rule_id: rule.rule_id.clone(),
@@ -199,20 +172,12 @@ async fn always_makes_a_rule_for_the_call_and_its_like() {
     let changed = approvals(&daemon).update_rule(soon).await.unwrap();
     let ends = changed.into_inner().rule.unwrap().expire_time.unwrap();
     let ends = std::time::SystemTime::try_from(ends).unwrap();
-    eventually("the rule ends", async || {
-        std::time::SystemTime::now() > ends
-    })
-    .await;
+    eventually("the rule ends", async || std::time::SystemTime::now() > ends).await;
     let late = write(&daemon, file("hello.py", "print(5)"));
     wait_for_one(&daemon).await;
     late.abort();
-    let request = DeleteRuleRequest {
-        rule_id: rule.rule_id.clone(),
-    };
-    approvals(&daemon)
-        .delete_rule(request.clone())
-        .await
-        .unwrap();
+    let request = DeleteRuleRequest { rule_id: rule.rule_id.clone() };
+    approvals(&daemon).delete_rule(request.clone()).await.unwrap();
     let missing = approvals(&daemon).delete_rule(request).await.unwrap_err();
     assert_eq!(Refusal::of(&missing).reason, "RULE_NOT_FOUND");
     assert_eq!(rules(&daemon).await, []);
@@ -232,10 +197,7 @@ async fn always_takes_a_pattern_that_matches_the_call() {
     for (pattern, reason) in [("(", "INVALID_REGEX"), ("^make", "INVALID_PARAMS")] {
         let refused = decide(&daemon, with_pattern(pattern)).await.unwrap_err();
         let refusal = Refusal::of(&refused);
-        assert_eq!(
-            (refusal.reason.as_str(), refusal.fields()),
-            (reason, vec!["pattern"])
-        );
+        assert_eq!((refusal.reason.as_str(), refusal.fields()), (reason, vec!["pattern"]));
     }
     let mut wrong = decision(&approval, Decision::Deny);
     wrong.pattern = Some("x".to_owned());
@@ -246,9 +208,7 @@ async fn always_takes_a_pattern_that_matches_the_call() {
     let refusal = Refusal::of(&decide(&daemon, unknown).await.unwrap_err());
     assert_eq!(refusal.fields(), ["decision"]);
     assert_eq!(pending(&daemon).await.len(), 1, "nothing is decided");
-    decide(&daemon, with_pattern(r#"^{"command":"make [a-z]+"}$"#))
-        .await
-        .unwrap();
+    decide(&daemon, with_pattern(r#"^{"command":"make [a-z]+"}$"#)).await.unwrap();
     run.await.unwrap().unwrap();
     daemon.run(shell("make clean")).await;
     let other = daemon.begin(shell("make clean; rm -rf x"));
@@ -260,35 +220,13 @@ async fn always_takes_a_pattern_that_matches_the_call() {
 async fn rules_are_listed_in_the_order_in_which_they_are_asked() {
     let file_rule = "[[policy.rules]]\nname = \"first\"\ntool = \"run\"\naction = \"ask\"";
     let daemon = with_policy(file_rule).await;
-    let one = approvals(&daemon)
-        .create_rule(new_rule("run", "one", Action::Allow))
-        .await;
+    let one = approvals(&daemon).create_rule(new_rule("run", "one", Action::Allow)).await;
     let one = one.unwrap().into_inner().rule.unwrap();
-    let request = || {
-        with(
-            "jig-request-id",
-            "two",
-            new_rule("run", "two", Action::Deny),
-        )
-    };
-    let two = approvals(&daemon)
-        .create_rule(request())
-        .await
-        .unwrap()
-        .into_inner();
-    assert_eq!(
-        approvals(&daemon)
-            .create_rule(request())
-            .await
-            .unwrap()
-            .into_inner(),
-        two
-    );
+    let request = || with("jig-request-id", "two", new_rule("run", "two", Action::Deny));
+    let two = approvals(&daemon).create_rule(request()).await.unwrap().into_inner();
+    assert_eq!(approvals(&daemon).create_rule(request()).await.unwrap().into_inner(), two);
     let two = two.rule.unwrap();
-    assert_eq!(
-        (two.name.as_str(), two.enabled, two.expire_time),
-        ("deny run", true, None)
-    );
+    assert_eq!((two.name.as_str(), two.enabled, two.expire_time), ("deny run", true, None));
     let listed = rules(&daemon).await;
     let ids: Vec<_> = listed.iter().map(|rule| rule.rule_id.as_str()).collect();
     assert_eq!(ids, [&two.rule_id, &one.rule_id, "file:first"]);
@@ -297,9 +235,7 @@ async fn rules_are_listed_in_the_order_in_which_they_are_asked() {
     daemon.refuses(shell("echo one two"), "POLICY_DENIED").await;
     for refused in [
         approvals(&daemon)
-            .delete_rule(DeleteRuleRequest {
-                rule_id: "file:first".to_owned(),
-            })
+            .delete_rule(DeleteRuleRequest { rule_id: "file:first".to_owned() })
             .await
             .unwrap_err(),
         approvals(&daemon)
@@ -315,21 +251,13 @@ async fn rules_are_listed_in_the_order_in_which_they_are_asked() {
         assert_eq!(refusal.fields(), ["rule_id"]);
         assert!(refusal.message.contains("SIGHUP"), "{refusal:?}");
     }
-    let nothing = UpdateRuleRequest {
-        rule_id: one.rule_id,
-        ..UpdateRuleRequest::default()
-    };
+    let nothing = UpdateRuleRequest { rule_id: one.rule_id, ..UpdateRuleRequest::default() };
     let refused = approvals(&daemon).update_rule(nothing).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).fields(), ["enabled"]);
-    let wrong = CreateRuleRequest {
-        tool: "dance".to_owned(),
-        ..CreateRuleRequest::default()
-    };
+    let wrong = CreateRuleRequest { tool: "dance".to_owned(), ..CreateRuleRequest::default() };
     let refused = approvals(&daemon).create_rule(wrong).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).fields(), ["action", "tool"]);
-    let refused = approvals(&daemon)
-        .create_rule(new_rule("run", "[", Action::Deny))
-        .await;
+    let refused = approvals(&daemon).create_rule(new_rule("run", "[", Action::Deny)).await;
     assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "INVALID_REGEX");
     assert_eq!(rules(&daemon).await.len(), 3);
 }
@@ -347,11 +275,7 @@ async fn who_is_for_one_workspace_sees_and_decides_nothing_of_another() {
         folder.path()
     );
     let setup = Setup::new().workspace_table(&format!("name = \"workspace\"\n{tables}"));
-    let daemon = setup
-        .arguments(&["--keys", &path])
-        .keeping(keys)
-        .start()
-        .await;
+    let daemon = setup.arguments(&["--keys", &path]).keeping(keys).start().await;
     let run = daemon.begin(with_key(&one, shell("true")));
     let list = async |key: &str| {
         let request = with_key(key, ListApprovalsRequest::default());
@@ -367,54 +291,32 @@ async fn who_is_for_one_workspace_sees_and_decides_nothing_of_another() {
     assert_eq!(list(&both).await.len(), 1);
     assert_eq!(list(&other).await, []);
     let request = || decision(&found[0], Decision::Always);
-    let refused = decide(&daemon, with_key(&other, request()))
-        .await
-        .unwrap_err();
+    let refused = decide(&daemon, with_key(&other, request())).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).reason, "APPROVAL_NOT_FOUND");
     // The one that is for both says which it means.
     let mut elsewhere = with_key(&both, request());
-    elsewhere
-        .metadata_mut()
-        .insert("jig-workspace", "other".parse().unwrap());
+    elsewhere.metadata_mut().insert("jig-workspace", "other".parse().unwrap());
     let refused = decide(&daemon, elsewhere).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).reason, "APPROVAL_NOT_FOUND");
-    let rule = decide(&daemon, with_key(&one, request()))
-        .await
-        .unwrap()
-        .rule
-        .unwrap();
+    let rule = decide(&daemon, with_key(&one, request())).await.unwrap().rule.unwrap();
     run.await.unwrap().unwrap();
-    let refused = decide(&daemon, with_key(&other, request()))
-        .await
-        .unwrap_err();
+    let refused = decide(&daemon, with_key(&other, request())).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).reason, "APPROVAL_NOT_FOUND");
     let rules = async |key: &str| {
-        let listed = approvals(&daemon)
-            .list_rules(with_key(key, ListRulesRequest::default()))
-            .await;
+        let listed =
+            approvals(&daemon).list_rules(with_key(key, ListRulesRequest::default())).await;
         let rules = listed.unwrap().into_inner().rules;
-        rules
-            .into_iter()
-            .map(|rule| rule.rule_id)
-            .collect::<Vec<_>>()
+        rules.into_iter().map(|rule| rule.rule_id).collect::<Vec<_>>()
     };
     assert_eq!(rules(&one).await, [rule.rule_id.as_str()]);
     assert_eq!(rules(&other).await, ["file:there"]);
     assert_eq!(rules(&both).await.len(), 2);
-    let delete = || DeleteRuleRequest {
-        rule_id: rule.rule_id.clone(),
-    };
-    let refused = approvals(&daemon)
-        .delete_rule(with_key(&other, delete()))
-        .await
-        .unwrap_err();
+    let delete = || DeleteRuleRequest { rule_id: rule.rule_id.clone() };
+    let refused = approvals(&daemon).delete_rule(with_key(&other, delete())).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).reason, "RULE_NOT_FOUND");
     // What is allowed in one is not in the other.
     let there = daemon.begin(with_key(&other, shell("true")));
     eventually("the other's waits", async || list(&other).await.len() == 1).await;
     there.abort();
-    approvals(&daemon)
-        .delete_rule(with_key(&both, delete()))
-        .await
-        .unwrap();
+    approvals(&daemon).delete_rule(with_key(&both, delete())).await.unwrap();
 }

@@ -20,9 +20,7 @@ const SECRETS: [&str; 4] = [
 const LIKE: &str = r#"^{"command":"true","env":{"TOKEN":"[^"]*"},"stdin":"[^"]*"}$"#;
 
 fn holds(bytes: &[u8], text: &str) -> bool {
-    bytes
-        .windows(text.len())
-        .any(|window| window == text.as_bytes())
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
 fn search(folder: &Path, found: &mut Vec<String>) {
@@ -70,28 +68,18 @@ async fn what_may_be_secret_is_kept_and_shown_nowhere() {
     let mut like = request();
     like.stdin = "another".into();
     daemon.run(like).await;
-    let watching = daemon.watch(started(RunRequest {
-        cwd: Some(".".to_owned()),
-        ..request()
-    }));
+    let watching = daemon.watch(started(RunRequest { cwd: Some(".".to_owned()), ..request() }));
     let deciding = async {
         let approval = wait_for_one(&daemon).await;
         shown += &format!("{approval:?}");
-        decide(&daemon, decision(&approval, Decision::Allow))
-            .await
-            .unwrap();
+        decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     };
     let (mut watching, ()) = tokio::join!(watching, deciding);
     watching.finish().await;
     for wish in [Decision::Deny, Decision::Always] {
         let writing = write(&daemon, file("f", "hunter2-in-a-file"));
         let approval = wait_for_one(&daemon).await;
-        assert!(
-            approval
-                .parameters
-                .iter()
-                .any(|parameter| parameter.value == "<17 bytes>")
-        );
+        assert!(approval.parameters.iter().any(|parameter| parameter.value == "<17 bytes>"));
         let decided = decide(&daemon, decision(&approval, wish)).await.unwrap();
         shown += &format!("{approval:?} {decided:?} {:?}", writing.await.unwrap());
     }

@@ -13,14 +13,8 @@ use super::{ASK, approvals, decide, decision, file, wait_for, with_policy, write
 use crate::support::{Daemon, KeyFile, Refusal, Setup, promptly, shell, with, with_key};
 
 async fn watch(daemon: &Daemon, keep_alive_sec: u32) -> Streaming<WatchApprovalsResponse> {
-    let request = WatchApprovalsRequest {
-        keep_alive_sec: Some(keep_alive_sec),
-    };
-    approvals(daemon)
-        .watch_approvals(request)
-        .await
-        .unwrap()
-        .into_inner()
+    let request = WatchApprovalsRequest { keep_alive_sec: Some(keep_alive_sec) };
+    approvals(daemon).watch_approvals(request).await.unwrap().into_inner()
 }
 
 async fn next(events: &mut Streaming<WatchApprovalsResponse>) -> Event {
@@ -45,25 +39,14 @@ async fn whoever_watches_misses_nothing() {
     assert!(matches!(next(&mut events).await, Event::Listed(listed) if listed.count == 1));
     let second = write(&daemon, file("f", "x"));
     let came = next_approval(&mut events).await;
-    assert_eq!(
-        (came.state(), came.tool.as_str()),
-        (ApprovalState::Pending, "write_file")
-    );
-    decide(&daemon, decision(&came, Decision::Deny))
-        .await
-        .unwrap();
+    assert_eq!((came.state(), came.tool.as_str()), (ApprovalState::Pending, "write_file"));
+    decide(&daemon, decision(&came, Decision::Deny)).await.unwrap();
     let went = next_approval(&mut events).await;
-    assert_eq!(
-        (went.approval_id, went.decided_by.as_str()),
-        (came.approval_id, "uid:0")
-    );
+    assert_eq!((went.approval_id, went.decided_by.as_str()), (came.approval_id, "uid:0"));
     assert_eq!(went.state, i32::from(ApprovalState::Denied));
     second.await.unwrap().unwrap_err();
     first.abort();
-    assert_eq!(
-        next_approval(&mut events).await.state(),
-        ApprovalState::Withdrawn
-    );
+    assert_eq!(next_approval(&mut events).await.state(), ApprovalState::Withdrawn);
     // Many come and go, while many watch.
     let mut watching = Vec::new();
     for _ in 0..5 {
@@ -92,9 +75,7 @@ async fn whoever_watches_misses_nothing() {
         };
         if approval.state() == ApprovalState::Pending {
             decided += 1;
-            decide(&daemon, decision(&approval, Decision::Allow))
-                .await
-                .unwrap();
+            decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
         }
     }
     for call in calls {
@@ -115,11 +96,7 @@ async fn a_stream_says_that_it_lives_and_why_it_ends() {
     assert!(matches!(next(&mut events).await, Event::KeepAlive(alive) if alive.pending == 1));
     run.abort();
     let request = with("grpc-timeout", "200m", WatchApprovalsRequest::default());
-    let mut short = approvals(&daemon)
-        .watch_approvals(request)
-        .await
-        .unwrap()
-        .into_inner();
+    let mut short = approvals(&daemon).watch_approvals(request).await.unwrap().into_inner();
     let late = loop {
         match promptly("it ends", short.message()).await {
             Ok(message) => assert!(message.is_some()),
@@ -150,17 +127,9 @@ async fn a_stream_says_that_it_lives_while_others_are_busy() {
         folder.path()
     );
     let setup = Setup::new().workspace_table(&table);
-    let daemon = setup
-        .arguments(&["--keys", &path])
-        .keeping(keys)
-        .start()
-        .await;
-    let request = WatchApprovalsRequest {
-        keep_alive_sec: Some(1),
-    };
-    let watching = approvals(&daemon)
-        .watch_approvals(with_key(&one, request))
-        .await;
+    let daemon = setup.arguments(&["--keys", &path]).keeping(keys).start().await;
+    let request = WatchApprovalsRequest { keep_alive_sec: Some(1) };
+    let watching = approvals(&daemon).watch_approvals(with_key(&one, request)).await;
     let mut events = watching.unwrap().into_inner();
     assert!(matches!(next(&mut events).await, Event::Listed(_)));
     // Calls of the other workspace come and go all the time.
@@ -187,19 +156,11 @@ async fn streams_are_bounded() {
     for _ in 0..64 {
         streams.push(watch(&daemon, 3600).await);
     }
-    let refused = approvals(&daemon)
-        .watch_approvals(WatchApprovalsRequest::default())
-        .await;
-    assert_eq!(
-        Refusal::of(&refused.unwrap_err()).reason,
-        "RESOURCE_EXHAUSTED"
-    );
+    let refused = approvals(&daemon).watch_approvals(WatchApprovalsRequest::default()).await;
+    assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "RESOURCE_EXHAUSTED");
     streams.pop();
     crate::support::eventually("there is room again", async || {
-        approvals(&daemon)
-            .watch_approvals(WatchApprovalsRequest::default())
-            .await
-            .is_ok()
+        approvals(&daemon).watch_approvals(WatchApprovalsRequest::default()).await.is_ok()
     })
     .await;
 }
@@ -215,22 +176,10 @@ async fn lists_have_pages() {
     let pages = async |decided: bool| {
         let (mut ids, mut page_token, mut sizes) = (Vec::new(), String::new(), Vec::new());
         loop {
-            let request = ListApprovalsRequest {
-                decided,
-                page_size: Some(2),
-                page_token,
-            };
-            let page = approvals(&daemon)
-                .list_approvals(request)
-                .await
-                .unwrap()
-                .into_inner();
+            let request = ListApprovalsRequest { decided, page_size: Some(2), page_token };
+            let page = approvals(&daemon).list_approvals(request).await.unwrap().into_inner();
             sizes.push(page.approvals.len());
-            ids.extend(
-                page.approvals
-                    .into_iter()
-                    .map(|approval| approval.approval_id),
-            );
+            ids.extend(page.approvals.into_iter().map(|approval| approval.approval_id));
             page_token = page.next_page_token;
             if page_token.is_empty() {
                 return (ids, sizes);
@@ -242,13 +191,7 @@ async fn lists_have_pages() {
     let (newest_first, sizes) = pages(true).await;
     assert_eq!(sizes, [2, 2, 1]);
     assert!(oldest_first.is_sorted() && newest_first.iter().rev().eq(&oldest_first));
-    let request = ListApprovalsRequest {
-        page_token: "2".to_owned(),
-        ..Default::default()
-    };
-    let refused = approvals(&daemon)
-        .list_approvals(request)
-        .await
-        .unwrap_err();
+    let request = ListApprovalsRequest { page_token: "2".to_owned(), ..Default::default() };
+    let refused = approvals(&daemon).list_approvals(request).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).fields(), ["page_token"]);
 }

@@ -84,9 +84,7 @@ fn swaps(path: &str) -> Vec<Names> {
 /// Half of them, unless all is tried: every component with a symbolic link.
 fn some_swaps(path: &str) -> Vec<Names> {
     let swaps = swaps(path).into_iter();
-    swaps
-        .filter(|(_, other)| is_full() || other.starts_with("link"))
-        .collect()
+    swaps.filter(|(_, other)| is_full() || other.starts_with("link")).collect()
 }
 
 fn is_full() -> bool {
@@ -130,9 +128,7 @@ impl Tracer {
     }
 
     fn order(&mut self, order: &str) -> String {
-        self.orders
-            .write_all(format!("{order}\n").as_bytes())
-            .unwrap();
+        self.orders.write_all(format!("{order}\n").as_bytes()).unwrap();
         let mut answer = String::new();
         self.answers.read_line(&mut answer).unwrap();
         answer
@@ -140,10 +136,7 @@ impl Tracer {
 
     fn arm(&mut self, gap: u32, is_swapped_back: bool, (one, other): &Names) {
         let back = u8::from(is_swapped_back);
-        assert_eq!(
-            self.order(&format!("{gap} {back} {one} {other}")),
-            "armed\n"
-        );
+        assert_eq!(self.order(&format!("{gap} {back} {one} {other}")), "armed\n");
     }
 
     fn end(&mut self) -> Seen {
@@ -204,12 +197,7 @@ fn reset(daemon: &Daemon, owner: u32, tool: Tool) {
         open_to_all(&workspace.join(name), owner);
     }
     let outside = daemon.beside("outside");
-    for (name, target) in [
-        ("link_d", ""),
-        ("link_e", "e"),
-        ("link_f", "e/f"),
-        ("link_n", "e/n"),
-    ] {
+    for (name, target) in [("link_d", ""), ("link_e", "e"), ("link_f", "e/f"), ("link_n", "e/n")] {
         symlink(outside.join(target), workspace.join(name)).unwrap();
     }
     symlink("../../../outside/e", workspace.join("link_new")).unwrap();
@@ -263,12 +251,7 @@ fn outside_state(outside: &Path) -> Vec<String> {
         .chain([itself])
         .map(|(path, content)| {
             let stat = path.symlink_metadata().unwrap();
-            let changed = (
-                stat.mtime(),
-                stat.mtime_nsec(),
-                stat.ctime(),
-                stat.ctime_nsec(),
-            );
+            let changed = (stat.mtime(), stat.mtime_nsec(), stat.ctime(), stat.ctime_nsec());
             let owner = (stat.uid(), stat.gid(), stat.mode(), stat.nlink());
             format!("{path:?} {} {changed:?} {owner:?} {content:?}", stat.ino())
         })

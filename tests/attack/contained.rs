@@ -157,9 +157,7 @@ fn attack(engine: &str, expected: Expected) {
     let text = String::from_utf8_lossy(&output.stdout);
     let (mut passed, mut failed) = (0, Vec::new());
     for line in text.lines() {
-        let result = line
-            .strip_prefix("test attack::")
-            .and_then(|line| line.split_once(" ... "));
+        let result = line.strip_prefix("test attack::").and_then(|line| line.split_once(" ... "));
         match result {
             Some((_, "ok")) => passed += 1,
             Some((name, "FAILED")) => failed.push(name),

@@ -99,10 +99,7 @@ async fn the_share_of_epoll_watches_is_set_and_told() {
 async fn a_run_that_opens_all_files_of_the_machine_is_ended() {
     let daemon = Setup::new().alone().start().await;
     let program = compile(&daemon, "open_files");
-    assert_eq!(
-        daemon.info().await.run_limits.unwrap().open_files_total,
-        65_536
-    );
+    assert_eq!(daemon.info().await.run_limits.unwrap().open_files_total, 65_536);
     let mark = Mark::new();
     let response = daemon.run(mark.on(argv(&[&program, "100"]))).await;
     let told = (response.outcome(), response.limit.as_str());
@@ -110,10 +107,7 @@ async fn a_run_that_opens_all_files_of_the_machine_is_ended() {
     mark.assert_gone();
     // A request can lower it, and one process of full size is no trouble.
     let request = |most: u32| RunRequest {
-        limits: Some(LowerLimits {
-            open_files_total: Some(most),
-            ..LowerLimits::default()
-        }),
+        limits: Some(LowerLimits { open_files_total: Some(most), ..LowerLimits::default() }),
         timeout_sec: Some(10),
         ..argv(&[&program, "2"])
     };
@@ -129,10 +123,7 @@ async fn mappings_count_as_memory() {
     let daemon = Setup::new().alone().start().await;
     let program = compile(&daemon, "mappings");
     let limited = |request: RunRequest| RunRequest {
-        limits: Some(LowerLimits {
-            memory_bytes: Some(64 << 20),
-            ..LowerLimits::default()
-        }),
+        limits: Some(LowerLimits { memory_bytes: Some(64 << 20), ..LowerLimits::default() }),
         ..request
     };
     let mark = Mark::new();
@@ -166,15 +157,8 @@ async fn pipe_pages_of_one_workspace_are_not_anothers() {
     let size = "python3 -c 'import fcntl, os; print(fcntl.fcntl(os.pipe()[0], 1032))'";
     let mark = Mark::new();
     let attack = daemon.begin(mark.on(argv(&["python3", "-c", take])));
-    eventually("all pages are taken", async || {
-        daemon.file("taken").exists()
-    })
-    .await;
-    assert_ne!(
-        daemon.output(shell(size)).await,
-        "65536\n",
-        "of the same user"
-    );
+    eventually("all pages are taken", async || daemon.file("taken").exists()).await;
+    assert_ne!(daemon.output(shell(size)).await, "65536\n", "of the same user");
     assert_eq!(daemon.output(in_other(shell(size))).await, "65536\n");
     attack.abort();
     mark.vanishes().await;
@@ -192,16 +176,8 @@ async fn processes_of_all_runs_are_half_of_the_machines() {
         .rfind(|process| host_status(process.pid, "Name").as_deref() == Some("jig-template"));
     let limits = format!("/proc/{}/limits", template.unwrap().pid);
     let limits = std::fs::read_to_string(limits).unwrap();
-    let line = limits
-        .lines()
-        .find(|line| line.starts_with("Max processes"));
-    let soft: u64 = line
-        .unwrap()
-        .split_whitespace()
-        .nth(2)
-        .unwrap()
-        .parse()
-        .unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max processes"));
+    let soft: u64 = line.unwrap().split_whitespace().nth(2).unwrap().parse().unwrap();
     assert!(soft <= ids / 2, "{limits}");
 }
 
@@ -209,18 +185,13 @@ async fn processes_of_all_runs_are_half_of_the_machines() {
 async fn a_user_that_may_have_few_processes_is_warned_of() {
     let few = |most: u32| {
         let limit = format!("--nproc={most}");
-        Setup::new()
-            .user(ORDINARY)
-            .under(["prlimit".to_owned(), limit])
+        Setup::new().user(ORDINARY).under(["prlimit".to_owned(), limit])
     };
     let daemon = few(600).start().await;
     assert!(daemon.log().contains("ulimit -u"), "{}", daemon.log());
     let report = daemon.check();
     let text = String::from_utf8_lossy(&report.stdout);
-    assert!(
-        text.contains("warning") && text.contains("600"),
-        "{report:?}"
-    );
+    assert!(text.contains("warning") && text.contains("600"), "{report:?}");
     drop(daemon);
     let daemon = few(4096).start().await;
     assert!(!daemon.log().contains("ulimit -u"), "{}", daemon.log());
@@ -238,11 +209,7 @@ async fn a_daemon_without_epoll_watches_names_the_remedy() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{output:?}");
-    for part in [
-        "starting the runtime",
-        "epoll watches",
-        "fs.epoll.max_user_watches",
-    ] {
+    for part in ["starting the runtime", "epoll watches", "fs.epoll.max_user_watches"] {
         assert!(text.contains(part), "{part}: {output:?}");
     }
 }

@@ -46,10 +46,7 @@ async fn case_12_a_connection_that_is_lost_leaves_nothing() {
     let began = Instant::now();
     mark.vanishes().await;
     assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
-    promptly("the caller notices", call)
-        .await
-        .unwrap()
-        .unwrap_err();
+    promptly("the caller notices", call).await.unwrap().unwrap_err();
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
 
@@ -74,10 +71,7 @@ async fn case_12_a_cancelled_call_leaves_the_others_alone() {
 async fn case_13_a_daemon_that_is_killed_leaves_nothing() {
     let mut daemon = Daemon::start().await;
     let (first, second) = (Mark::new(), Mark::new());
-    let calls = [
-        daemon.begin(first.on(stubborn())),
-        daemon.begin(second.on(stubborn())),
-    ];
+    let calls = [daemon.begin(first.on(stubborn())), daemon.begin(second.on(stubborn()))];
     first.appears(10).await;
     second.appears(10).await;
     let everything = descendants(daemon.pid());
@@ -86,16 +80,12 @@ async fn case_13_a_daemon_that_is_killed_leaves_nothing() {
     daemon.exit().await;
     first.vanishes().await;
     second.vanishes().await;
-    eventually(
-        "keeper, launcher, templates and sandboxes are gone",
-        async || !everything.iter().any(is_alive),
-    )
+    eventually("keeper, launcher, templates and sandboxes are gone", async || {
+        !everything.iter().any(is_alive)
+    })
     .await;
     for call in calls {
-        promptly("the caller notices", call)
-            .await
-            .unwrap()
-            .unwrap_err();
+        promptly("the caller notices", call).await.unwrap().unwrap_err();
     }
     // Its socket and its state are no obstacle to the next one.
     let daemon = daemon.restart().await;
@@ -129,10 +119,7 @@ async fn case_14_a_launcher_that_is_killed_takes_its_runs_along_and_is_replaced(
     mark.appears(10).await;
     let (_, launcher) = keeper_and_launcher(&daemon);
     kill(launcher);
-    let status = promptly("the call is answered", call)
-        .await
-        .unwrap()
-        .unwrap_err();
+    let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
     assert_eq!(Refusal::of(&status).reason, "SANDBOX_ERROR");
     mark.vanishes().await;
     eventually("commands are run again", async || {
@@ -145,10 +132,7 @@ async fn case_14_a_launcher_that_is_killed_takes_its_runs_along_and_is_replaced(
             }
             Err(status) => {
                 let reason = Refusal::of(&status).reason;
-                assert!(
-                    reason == "SANDBOX_ERROR" || reason == "SANDBOX_UNAVAILABLE",
-                    "{reason}"
-                );
+                assert!(reason == "SANDBOX_ERROR" || reason == "SANDBOX_UNAVAILABLE", "{reason}");
                 false
             }
         }
@@ -167,10 +151,7 @@ async fn case_14_without_a_keeper_nothing_is_run() {
     mark.appears(10).await;
     let (keeper, launcher) = keeper_and_launcher(&daemon);
     kill(keeper);
-    let status = promptly("the call is answered", call)
-        .await
-        .unwrap()
-        .unwrap_err();
+    let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
     assert_eq!(Refusal::of(&status).reason, "SANDBOX_ERROR");
     mark.vanishes().await;
     eventually("the launcher is gone", async || {
@@ -181,10 +162,7 @@ async fn case_14_without_a_keeper_nothing_is_run() {
     for _ in 0..3 {
         let answer = promptly("an answer", daemon.try_run(mark.on(shell("touch ran")))).await;
         let reason = Refusal::of(&answer.unwrap_err()).reason;
-        assert!(
-            reason == "SANDBOX_ERROR" || reason == "SANDBOX_UNAVAILABLE",
-            "{reason}"
-        );
+        assert!(reason == "SANDBOX_ERROR" || reason == "SANDBOX_UNAVAILABLE", "{reason}");
     }
     assert!(!daemon.file("ran").exists());
 }
@@ -204,10 +182,7 @@ async fn case_14_an_init_that_is_killed_takes_only_its_own_run_along() {
             .then_some(parent)
     });
     kill(init.expect("the command's parent is process 1 of its namespace"));
-    let status = promptly("the call is answered", call)
-        .await
-        .unwrap()
-        .unwrap_err();
+    let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
     assert_eq!(Refusal::of(&status).reason, "SANDBOX_ERROR");
     victim.vanishes().await;
     assert!(!other.processes().is_empty());
@@ -223,10 +198,7 @@ async fn case_14_a_killed_run_is_told_as_it_was_even_when_the_host_did_it() {
     let call = daemon.begin(mark.on(argv(&["sleep", "1000"])));
     let command = mark.appears(1).await;
     kill(*command.first().unwrap());
-    let response = promptly("the call is answered", call)
-        .await
-        .unwrap()
-        .unwrap();
+    let response = promptly("the call is answered", call).await.unwrap().unwrap();
     assert_eq!(response.outcome(), Outcome::Signaled);
     assert_eq!(response.signal, "SIGKILL");
 }

@@ -15,13 +15,7 @@ use crate::support::{
 /// A public address, a private one, and those of metadata services: all in the daemon's own network.
 const PUBLIC: &str = "8.8.8.8";
 const PRIVATE: &str = "10.1.2.3";
-const THERE: [&str; 5] = [
-    PUBLIC,
-    PRIVATE,
-    "169.254.169.254",
-    "fd00:ec2::254",
-    "100.64.0.1",
-];
+const THERE: [&str; 5] = [PUBLIC, PRIVATE, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"];
 
 fn world() -> World {
     World::with(&THERE.map(|address| ("", address)))
@@ -80,11 +74,7 @@ async fn case_75_beside_the_proxy_there_is_no_way_out_and_that_is_told_at_once()
     let daemon = proxied(&world).await;
     let mut tries = Vec::new();
     for address in THERE {
-        tries.extend([
-            ["tcp", address, "80"],
-            ["tcp", address, "443"],
-            ["udp", address, "53"],
-        ]);
+        tries.extend([["tcp", address, "80"], ["tcp", address, "443"], ["udp", address, "53"]]);
     }
     let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
     let expected: Vec<_> = expected
@@ -92,10 +82,8 @@ async fn case_75_beside_the_proxy_there_is_no_way_out_and_that_is_told_at_once()
         .map(|what| (what.as_str(), "ENETUNREACH|EADDRNOTAVAIL|EACCES|EPERM"))
         .collect();
     let program = compile(&daemon, "reach");
-    let words: Vec<&str> = [program.as_str()]
-        .into_iter()
-        .chain(tries.iter().flatten().copied())
-        .collect();
+    let words: Vec<&str> =
+        [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     let began = Instant::now();
     check_answers(&daemon.run(argv(&words)).await, &expected);
     for command in [
@@ -113,30 +101,19 @@ async fn case_75_beside_the_proxy_there_is_no_way_out_and_that_is_told_at_once()
 #[tokio::test]
 async fn case_75_with_the_daemons_network_a_command_reaches_what_the_daemon_does() {
     let world = world();
-    let daemon = world
-        .setup()
-        .arguments(&["--network", "host"])
-        .start()
-        .await;
+    let daemon = world.setup().arguments(&["--network", "host"]).start().await;
     let listeners = in_network_of(&daemon, || {
         THERE.map(|address| {
-            (
-                TcpListener::bind((address, 80)).unwrap(),
-                UdpSocket::bind((address, 53)).unwrap(),
-            )
+            (TcpListener::bind((address, 80)).unwrap(), UdpSocket::bind((address, 53)).unwrap())
         })
     });
-    let tries: Vec<[&str; 3]> = THERE
-        .iter()
-        .flat_map(|address| [["tcp", address, "80"], ["udp", address, "53"]])
-        .collect();
+    let tries: Vec<[&str; 3]> =
+        THERE.iter().flat_map(|address| [["tcp", address, "80"], ["udp", address, "53"]]).collect();
     let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
     let expected: Vec<_> = expected.iter().map(|what| (what.as_str(), "ok")).collect();
     let program = compile(&daemon, "reach");
-    let words: Vec<&str> = [program.as_str()]
-        .into_iter()
-        .chain(tries.iter().flatten().copied())
-        .collect();
+    let words: Vec<&str> =
+        [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     check_answers(&daemon.run(argv(&words)).await, &expected);
     drop(listeners);
 }
@@ -157,14 +134,8 @@ async fn case_76_the_proxy_is_no_way_to_the_daemon_or_its_neighbours() {
         (["unix", socket, "-"], "ENOENT"),
         (["tcp", "127.0.0.1", "3128"], "ok"),
     ];
-    let expected: Vec<_> = tries
-        .iter()
-        .map(|(three, right)| (three.join(" "), *right))
-        .collect();
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|(what, right)| (what.as_str(), *right))
-        .collect();
+    let expected: Vec<_> = tries.iter().map(|(three, right)| (three.join(" "), *right)).collect();
+    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let words: Vec<&str> = [program.as_str()]
         .into_iter()
         .chain(tries.iter().flat_map(|(three, _)| three.iter().copied()))
@@ -188,11 +159,7 @@ async fn case_76_the_proxy_is_no_way_to_the_daemon_or_its_neighbours() {
 #[tokio::test]
 async fn case_76_with_the_daemons_network_its_sockets_without_a_port_are_still_apart() {
     let world = World::with(&[]);
-    let daemon = world
-        .setup()
-        .arguments(&["--network", "host"])
-        .start()
-        .await;
+    let daemon = world.setup().arguments(&["--network", "host"]).start().await;
     let name = format!("jig-test-host-{}", std::process::id());
     let listening = name.clone();
     let _listener = in_network_of(&daemon, move || {
@@ -205,17 +172,10 @@ async fn case_76_with_the_daemons_network_its_sockets_without_a_port_are_still_a
     let program = compile(&daemon, "reach");
     let socket = daemon.socket();
     let socket = socket.to_str().unwrap();
-    let response = daemon
-        .run(argv(&[
-            &program, "unix", socket, "-", "abstract", &name, "-",
-        ]))
-        .await;
+    let response = daemon.run(argv(&[&program, "unix", socket, "-", "abstract", &name, "-"])).await;
     check_answers(
         &response,
-        &[
-            (&format!("unix {socket} -"), "ENOENT"),
-            (&format!("abstract {name} -"), "EPERM"),
-        ],
+        &[(&format!("unix {socket} -"), "ENOENT"), (&format!("abstract {name} -"), "EPERM")],
     );
 }
 
@@ -241,13 +201,7 @@ async fn case_77_no_network_gives_sockets_of_other_families() {
             "netlink generic",
             "netlink crypto",
         ];
-        let not_permitted = [
-            "raw ICMP",
-            "raw IP",
-            "raw ICMPv6",
-            "IPv6 flow label",
-            "mark",
-        ];
+        let not_permitted = ["raw ICMP", "raw IP", "raw ICMPv6", "IPv6 flow label", "mark"];
         let mut expected = vec![
             ("other families", "none"),
             ("netlink route", "ok"),
@@ -268,10 +222,7 @@ async fn case_78_two_runs_may_listen_on_the_same_port_unless_they_share_the_daem
         let listen = compile(&daemon, "listen");
         let mark = Mark::new();
         let first = daemon.begin(mark.on(argv(&[&listen])));
-        eventually("the first listens", async || {
-            daemon.file("listening").exists()
-        })
-        .await;
+        eventually("the first listens", async || daemon.file("listening").exists()).await;
         let bind = "import errno, socket\nend = socket.socket()\ntry:\n    end.bind(('127.0.0.1', 8080))\n    end.listen()\n    print('bind: ok')\nexcept OSError as error:\n    print('bind: ' + errno.errorcode[error.errno])";
         let response = daemon.run(argv(&["python3", "-c", bind])).await;
         check_answers(&response, &[("bind", expected)]);
@@ -321,9 +272,7 @@ async fn case_79_the_proxy_connects_to_what_is_allowed_and_to_nothing_else() {
         "good.jig.test:22",
     ];
     let requests = hosts.iter().flat_map(|host| {
-        let has_port = host
-            .rsplit_once(':')
-            .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let target = match has_port {
             true => (*host).to_owned(),
             false => format!("{host}:80"),
@@ -354,10 +303,7 @@ async fn case_79_the_proxy_connects_to_what_is_allowed_and_to_nothing_else() {
 async fn case_79_a_name_that_leads_elsewhere_the_second_time_leads_nowhere() {
     let world = world();
     let daemon = proxied(&world).await;
-    let (public, private) = (
-        serve(&daemon, PUBLIC, 80, None),
-        serve(&daemon, PRIVATE, 80, None),
-    );
+    let (public, private) = (serve(&daemon, PUBLIC, 80, None), serve(&daemon, PRIVATE, 80, None));
     let names = name_server(
         &daemon,
         &[
@@ -372,10 +318,7 @@ async fn case_79_a_name_that_leads_elsewhere_the_second_time_leads_nowhere() {
     assert_eq!((names.asked(), public.heads().len()), (1, 1));
     // Then it leads to what must not be reached.
     let text = answer(&daemon, get("rebind.jig.test"), DENIED).await;
-    assert!(
-        text.contains("leads to 10.1.2.3, a private address"),
-        "{text}"
-    );
+    assert!(text.contains("leads to 10.1.2.3, a private address"), "{text}");
     assert_eq!(names.asked(), 2);
     // Of several addresses those that may be reached are.
     answer(&daemon, get("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
@@ -399,19 +342,11 @@ async fn case_79_a_name_that_leads_elsewhere_the_second_time_leads_nowhere() {
 #[tokio::test]
 async fn case_79_without_rules_nothing_is_reached() {
     let world = World::with(&[("good.jig.test", PUBLIC)]);
-    let daemon = world
-        .setup()
-        .arguments(&["--network", "proxy"])
-        .start()
-        .await;
+    let daemon = world.setup().arguments(&["--network", "proxy"]).start().await;
     let requests = serve(&daemon, PUBLIC, 80, None);
     answer(&daemon, get("good.jig.test"), DENIED).await;
     assert_eq!(requests.heads(), [""; 0]);
-    assert!(
-        daemon.log().contains("commands can connect to nothing"),
-        "{}",
-        daemon.log()
-    );
+    assert!(daemon.log().contains("commands can connect to nothing"), "{}", daemon.log());
     let without: Daemon = Setup::new().start().await;
     let response = without.run(shell("echo > /dev/tcp/127.0.0.1/3128")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
@@ -431,10 +366,7 @@ async fn case_75_the_proxy_never_connects_a_command_to_the_daemon() {
         "8.8.8.8:50051",
     ];
     let setup = world.proxy(&targets, &["0.0.0.0/0", "::/0"]);
-    let daemon = setup
-        .arguments(&["--listen", "127.0.0.1:50051"])
-        .start()
-        .await;
+    let daemon = setup.arguments(&["--listen", "127.0.0.1:50051"]).start().await;
     let requests = targets.map(connect);
     for answer in answers(&daemon, &requests, DENIED).await {
         assert!(answer.contains("jigd itself"), "{answer:?}");

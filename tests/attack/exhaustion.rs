@@ -44,22 +44,14 @@ async fn case_31_the_largest_file_that_there_can_be_is_no_burden() {
     assert!(size >= 1 << 40, "{size}");
     let before = daemon.resident_bytes();
     for tool in [Tool::Read, Tool::Edit, Tool::ReadNotebook] {
-        let status = promptly("a tool", tool.call(&daemon, "huge"))
-            .await
-            .unwrap_err();
-        assert_eq!(
-            Refusal::of(&status).reason,
-            "FILE_TOO_LARGE",
-            "{tool:?}: {status:?}"
-        );
+        let status = promptly("a tool", tool.call(&daemon, "huge")).await.unwrap_err();
+        assert_eq!(Refusal::of(&status).reason, "FILE_TOO_LARGE", "{tool:?}: {status:?}");
     }
     for tool in [Tool::Stat, Tool::ListFiles, Tool::ListDirectory] {
         let path = if tool == Tool::Stat { "huge" } else { "." };
         promptly("a tool", tool.call(&daemon, path)).await.unwrap();
     }
-    promptly("a search", Tool::Search.call(&daemon, "."))
-        .await
-        .unwrap();
+    promptly("a search", Tool::Search.call(&daemon, ".")).await.unwrap();
     let after = daemon.resident_bytes();
     assert!(after < before + (32 << 20), "{before} {after}");
 }
@@ -79,20 +71,13 @@ async fn case_32_neither_many_entries_nor_deep_directories_are_a_burden() {
         here = openat(&here, "d", place, 0.into()).unwrap();
     }
     for tool in [Tool::ListFiles, Tool::ListDirectory, Tool::Search] {
-        promptly("a tool", tool.call(&daemon, "wide"))
-            .await
-            .unwrap();
+        promptly("a tool", tool.call(&daemon, "wide")).await.unwrap();
         promptly("a tool", tool.call(&daemon, ".")).await.unwrap();
     }
     for path in ["d", "wide"] {
-        let answer = promptly("deleting", Tool::Delete.call(&daemon, path))
-            .await
-            .unwrap();
+        let answer = promptly("deleting", Tool::Delete.call(&daemon, path)).await.unwrap();
         let count = if path == "d" { 4000 } else { entries + 1 };
-        assert!(
-            answer.contains(&format!("deleted_count: {count} ")),
-            "{answer}"
-        );
+        assert!(answer.contains(&format!("deleted_count: {count} ")), "{answer}");
     }
     assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 0);
 }
@@ -118,10 +103,7 @@ async fn case_35_descriptors_that_a_command_uses_up_are_its_own() {
     let daemon = Daemon::start().await;
     let script = "ulimit -Sn $(ulimit -Hn); ulimit -n; \
         for i in $(seq 12); do (exec bash -c 'while eval \"exec {fd}</dev/null\"; do :; done 2>/dev/null; sleep 100') & done; sleep 100";
-    let greedy = daemon.begin(RunRequest {
-        timeout_sec: Some(5),
-        ..shell(script)
-    });
+    let greedy = daemon.begin(RunRequest { timeout_sec: Some(5), ..shell(script) });
     for _ in 0..20 {
         daemon.output(shell("exec 9</dev/null; true")).await;
         Tool::ListDirectory.call(&daemon, ".").await.unwrap();
@@ -137,23 +119,14 @@ async fn case_36_long_arguments_come_through_whole_or_are_refused() {
     let daemon = Daemon::start().await;
     // One argument may have 128 KiB, all of them together 2 MiB (execve(2)).
     let long = "x".repeat((128 << 10) - 1);
-    let response = daemon
-        .run(argv(&["sh", "-c", "printf %s \"$1\" | wc -c", "sh", &long]))
-        .await;
+    let response = daemon.run(argv(&["sh", "-c", "printf %s \"$1\" | wc -c", "sh", &long])).await;
     assert_eq!(response.stdout.trim(), long.len().to_string());
-    let many: Vec<String> = (0..10_000)
-        .map(|number| format!("argument-{number}"))
-        .collect();
+    let many: Vec<String> = (0..10_000).map(|number| format!("argument-{number}")).collect();
     let words = ["sh", "-c", "echo $#", "sh"].into_iter();
     let words: Vec<&str> = words.chain(many.iter().map(String::as_str)).collect();
     assert_eq!(daemon.run(argv(&words)).await.stdout.trim(), "10000");
     let too_long = "x".repeat(1 << 20);
-    daemon
-        .refuses(argv(&["echo", &too_long]), "INVALID_PARAMS")
-        .await;
-    let environment = RunRequest {
-        env: [("LONG".to_owned(), too_long)].into(),
-        ..argv(&["true"])
-    };
+    daemon.refuses(argv(&["echo", &too_long]), "INVALID_PARAMS").await;
+    let environment = RunRequest { env: [("LONG".to_owned(), too_long)].into(), ..argv(&["true"]) };
     daemon.refuses(environment, "INVALID_PARAMS").await;
 }

@@ -52,10 +52,7 @@ async fn namespaces_are_turned_off(setup: Setup) {
         let refused = daemon.try_run(shell("touch ran")).await.unwrap_err();
         let refusal = Refusal::of(&refused);
         assert_eq!(refusal.metadata["errno"], "ENOSPC", "{refusal:?}");
-        assert!(
-            refusal.message.contains("max_user_namespaces"),
-            "{refusal:?}"
-        );
+        assert!(refusal.message.contains("max_user_namespaces"), "{refusal:?}");
     }
     assert!(!daemon.file("ran").exists());
     // It tries two sandboxes each second, however many calls were refused.
@@ -65,10 +62,7 @@ async fn namespaces_are_turned_off(setup: Setup) {
     assert!(since.elapsed() >= Duration::from_secs(1));
     // It becomes ready without a call: clients send none to a daemon that is not.
     allow_namespaces(&daemon, 1000);
-    eventually("it is ready again", async || {
-        daemon.health().await == ServingStatus::Serving
-    })
-    .await;
+    eventually("it is ready again", async || daemon.health().await == ServingStatus::Serving).await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
     let log = daemon.log();
     assert_eq!(log.matches("no sandbox can be made").count(), 1, "{log}");

@@ -33,10 +33,7 @@ async fn refuses(daemon: &Daemon, tool: Tool, path: &str, reasons: &[&str]) {
         Err(status) => status,
     };
     let reason = Refusal::of(&status).reason;
-    assert!(
-        reasons.contains(&reason.as_str()),
-        "{tool:?} {path:?}: {status:?}"
-    );
+    assert!(reasons.contains(&reason.as_str()), "{tool:?} {path:?}: {status:?}");
 }
 
 #[tokio::test]
@@ -108,11 +105,9 @@ async fn case_43_hard_links_lead_nowhere() {
     let daemon = Daemon::start().await;
     let outside = daemon.beside("outside");
     fs::write(&outside, "outside").unwrap();
-    for command in [
-        "ln /etc/passwd here",
-        "ln /usr/bin/env here",
-        "echo x > /tmp/x; ln /tmp/x here",
-    ] {
+    for command in
+        ["ln /etc/passwd here", "ln /usr/bin/env here", "echo x > /tmp/x; ln /tmp/x here"]
+    {
         let response = daemon.run(shell(command)).await;
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
@@ -128,14 +123,7 @@ async fn case_43_hard_links_lead_nowhere() {
 async fn cases_44_and_45_what_is_no_file_is_not_touched() {
     let daemon = Daemon::start().await;
     let make = |name: &str, kind, device| {
-        mknodat(
-            CWD,
-            daemon.file(name),
-            kind,
-            Mode::from_raw_mode(0o666),
-            device,
-        )
-        .unwrap();
+        mknodat(CWD, daemon.file(name), kind, Mode::from_raw_mode(0o666), device).unwrap();
     };
     make("fifo", FileType::Fifo, 0);
     make("null", FileType::CharacterDevice, rustix::fs::makedev(1, 3));
@@ -153,9 +141,7 @@ async fn cases_44_and_45_what_is_no_file_is_not_touched() {
     }
     // Those that go through the directory pass them by.
     for tool in [Tool::ListFiles, Tool::ListDirectory, Tool::Search] {
-        promptly("a listing", tool.call(&daemon, "."))
-            .await
-            .unwrap();
+        promptly("a listing", tool.call(&daemon, ".")).await.unwrap();
     }
     for name in ["fifo", "null", "loop", "socket"] {
         let response = daemon
@@ -188,13 +174,7 @@ async fn case_47_any_name_is_understood_or_refused() {
         "\u{1}",
         &long,
     ] {
-        for tool in [
-            Tool::Write,
-            Tool::Read,
-            Tool::Edit,
-            Tool::Stat,
-            Tool::Search,
-        ] {
+        for tool in [Tool::Write, Tool::Read, Tool::Edit, Tool::Stat, Tool::Search] {
             tool.call(&daemon, name)
                 .await
                 .unwrap_or_else(|status| panic!("{tool:?} {name:?}: {status:?}"));
@@ -203,42 +183,18 @@ async fn case_47_any_name_is_understood_or_refused() {
         Tool::Delete.call(&daemon, name).await.unwrap();
     }
     let too_long = "n".repeat(256);
-    let reasons = [
-        "INVALID_PARAMS",
-        "FILE_NOT_FOUND",
-        "DIRECTORY_NOT_FOUND",
-        "NOT_A_FILE",
-    ];
+    let reasons = ["INVALID_PARAMS", "FILE_NOT_FOUND", "DIRECTORY_NOT_FOUND", "NOT_A_FILE"];
     for name in ["", "a\0b", &too_long] {
         refuses(&daemon, Tool::Read, name, &reasons).await;
         refuses(&daemon, Tool::Write, name, &reasons).await;
     }
-    fs::write(
-        daemon.file("x").with_file_name(OsStr::from_bytes(b"\xff")),
-        "",
-    )
-    .unwrap();
+    fs::write(daemon.file("x").with_file_name(OsStr::from_bytes(b"\xff")), "").unwrap();
     let request = ListDirectoryRequest::default();
-    let listed = daemon
-        .tools()
-        .list_directory(request)
-        .await
-        .unwrap()
-        .into_inner();
+    let listed = daemon.tools().list_directory(request).await.unwrap().into_inner();
     assert_eq!((listed.entries.len(), listed.skipped_names), (0, 1));
-    let request = DeletePathRequest {
-        path: "dir".to_owned(),
-        recursive: Some(true),
-    };
-    daemon
-        .output(shell("mkdir dir; mv ?* dir/ 2>/dev/null; ls dir | wc -l"))
-        .await;
-    let deleted = daemon
-        .tools()
-        .delete_path(request)
-        .await
-        .unwrap()
-        .into_inner();
+    let request = DeletePathRequest { path: "dir".to_owned(), recursive: Some(true) };
+    daemon.output(shell("mkdir dir; mv ?* dir/ 2>/dev/null; ls dir | wc -l")).await;
+    let deleted = daemon.tools().delete_path(request).await.unwrap().into_inner();
     assert_eq!(deleted.deleted_count, 2);
 }
 
@@ -248,9 +204,8 @@ async fn case_48_the_workspace_is_what_it_was_when_it_was_opened() {
     let before = daemon.workspace();
     let moved = before.with_file_name("moved");
     fs::write(before.join("f"), "inside").unwrap();
-    let waiting = daemon.begin(shell(
-        "touch began; while ! test -e go; do sleep 0.01; done; cat f",
-    ));
+    let waiting =
+        daemon.begin(shell("touch began; while ! test -e go; do sleep 0.01; done; cat f"));
     eventually("the command runs", async || before.join("began").exists()).await;
     fs::rename(&before, &moved).unwrap();
     symlink("/etc", &before).unwrap();
@@ -286,10 +241,7 @@ async fn case_62_attributes_lists_and_modes_neither_get_lost_nor_in_the_way() {
         };
         assert_eq!(get("user.mark"), b"kept");
         assert_eq!(get(acl), list);
-        assert_eq!(
-            fs::metadata(daemon.file("f")).unwrap().mode() & 0o777,
-            0o644
-        );
+        assert_eq!(fs::metadata(daemon.file("f")).unwrap().mode() & 0o777, 0o644);
         Tool::Delete.call(&daemon, "closed").await.unwrap();
         assert!(!daemon.file("closed").exists());
     }
@@ -307,23 +259,8 @@ async fn case_62_attributes_lists_and_modes_neither_get_lost_nor_in_the_way() {
         set(rustix::fs::IFlags::empty()).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "x");
     }
-    assert_eq!(
-        fs::read_dir(daemon.workspace()).unwrap().count(),
-        1,
-        "nothing is left behind"
-    );
+    assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 1, "nothing is left behind");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o000)).unwrap();
-    let request = StatPathRequest {
-        path: "fixed".to_owned(),
-    };
-    assert_eq!(
-        daemon
-            .tools()
-            .stat_path(request)
-            .await
-            .unwrap()
-            .into_inner()
-            .mode,
-        0
-    );
+    let request = StatPathRequest { path: "fixed".to_owned() };
+    assert_eq!(daemon.tools().stat_path(request).await.unwrap().into_inner().mode, 0);
 }

@@ -71,10 +71,7 @@ async fn privileged_files_give_nothing(setup: Setup) {
     let set_uid = copy("set_uid", 0o6755);
     let capable = copy("capable", 0o755);
     let give = HostProgram::compile("give_capabilities");
-    let given = Command::new(&give.path)
-        .arg(daemon.file("capable"))
-        .status()
-        .unwrap();
+    let given = Command::new(&give.path).arg(daemon.file("capable")).status().unwrap();
     assert!(given.success());
     let expected =
         format!("uid {uid} {uid} gid {uid} {uid} permitted 000000000 effective 000000000\n");
@@ -138,11 +135,7 @@ async fn case_50_a_set_id_program_of_the_host_that_is_changed_is_one_no_more() {
     daemon.output(shell("echo something else > tool")).await;
     let metadata = path.metadata().unwrap();
     assert_eq!(metadata.uid(), 0);
-    assert_eq!(
-        metadata.mode() & 0o7777,
-        0o755,
-        "a command has changed what root would execute"
-    );
+    assert_eq!(metadata.mode() & 0o7777, 0o755, "a command has changed what root would execute");
 }
 
 #[tokio::test]
@@ -215,9 +208,7 @@ async fn case_51_the_system_cannot_be_written() {
         assert!(known, "{path}: {}", response.stderr);
     }
     // The kernel lets a process make itself more likely to be ended, never less.
-    let response = daemon
-        .run(shell("echo -1000 > /proc/self/oom_score_adj"))
-        .await;
+    let response = daemon.run(shell("echo -1000 > /proc/self/oom_score_adj")).await;
     assert_ne!(response.exit_code, Some(0));
 }
 
@@ -243,36 +234,21 @@ async fn case_52_what_tells_about_the_machine_or_the_init_cannot_be_read() {
         "/proc/1/syscall",
         "/proc/1/io",
     ] {
-        let output = daemon
-            .run(shell(&format!("head -c 100 {path}")))
-            .await
-            .stdout;
+        let output = daemon.run(shell(&format!("head -c 100 {path}"))).await.stdout;
         assert_eq!(output, "", "{path}");
     }
-    for path in [
-        "/proc/1/fd",
-        "/proc/1/fdinfo",
-        "/proc/1/map_files",
-        "/proc/1/root",
-        "/proc/1/cwd",
-    ] {
+    for path in ["/proc/1/fd", "/proc/1/fdinfo", "/proc/1/map_files", "/proc/1/root", "/proc/1/cwd"]
+    {
         let response = daemon.run(argv(&["ls", "-A", &format!("{path}/")])).await;
         assert_ne!(response.exit_code, Some(0), "{path}: {response:?}");
         assert_eq!(response.stdout, "", "{path}");
     }
     for name in ["exe", "root", "cwd", "ns/user", "ns/mnt"] {
-        let response = daemon
-            .run(argv(&["readlink", &format!("/proc/1/{name}")]))
-            .await;
+        let response = daemon.run(argv(&["readlink", &format!("/proc/1/{name}")])).await;
         assert_ne!(response.exit_code, Some(0), "{name}: {response:?}");
     }
-    let lines = daemon
-        .output(shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))
-        .await;
-    assert!(
-        !lines.contains("--state-dir") && !lines.contains("--workspace"),
-        "{lines}"
-    );
+    let lines = daemon.output(shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).await;
+    assert!(!lines.contains("--state-dir") && !lines.contains("--workspace"), "{lines}");
 }
 
 #[tokio::test]
@@ -303,9 +279,7 @@ async fn case_54_a_leaked_descriptor_is_no_way_out_for_the_working_directory() {
         ..argv(&["sh", "-c", "touch /workspace/ran; /bin/pwd; ls -A ."])
     };
     for number in 3..=64 {
-        daemon
-            .refuses(request(&format!("/proc/self/fd/{number}")), "PATH_ESCAPE")
-            .await;
+        daemon.refuses(request(&format!("/proc/self/fd/{number}")), "PATH_ESCAPE").await;
         let link = daemon.file("link");
         symlink(format!("/proc/self/fd/{number}"), &link).unwrap();
         let refused = daemon.try_run(request("link")).await;
@@ -322,28 +296,15 @@ async fn case_54_a_leaked_descriptor_is_no_way_out_for_the_working_directory() {
     }
     assert!(!daemon.file("ran").exists());
     // Links that lead somewhere lead there in the sandbox, if they are followed at all.
-    for target in [
-        "/proc/self/cwd/../..",
-        "/proc/self/root",
-        "/proc/1/cwd",
-        "/proc/1/root",
-        "/",
-        "../..",
-    ] {
+    for target in
+        ["/proc/self/cwd/../..", "/proc/self/root", "/proc/1/cwd", "/proc/1/root", "/", "../.."]
+    {
         let link = daemon.file("link");
         symlink(target, &link).unwrap();
         if let Ok(response) = daemon.try_run(request("link/etc")).await {
             assert_eq!(response.exit_code, Some(0), "{target}: {response:?}");
-            assert!(
-                response.stdout.starts_with("/etc\n"),
-                "{target}: {}",
-                response.stdout
-            );
-            assert!(
-                !response.stdout.contains("shadow"),
-                "{target}: {}",
-                response.stdout
-            );
+            assert!(response.stdout.starts_with("/etc\n"), "{target}: {}", response.stdout);
+            assert!(!response.stdout.contains("shadow"), "{target}: {}", response.stdout);
         }
         fs::remove_file(&link).unwrap();
     }
@@ -355,32 +316,20 @@ async fn case_55_no_descriptor_is_open_but_the_standard_ones() {
         let daemon = setup.start().await;
         let program = compile(&daemon, "descriptors");
         let plain = daemon.output(argv(&[&program])).await;
-        let with_input = RunRequest {
-            stdin: "input".into(),
-            ..argv(&[&program])
-        };
+        let with_input = RunRequest { stdin: "input".into(), ..argv(&[&program]) };
         // One that is too large for a message comes another way.
         let large = RunRequest {
             env: [("LARGE".to_owned(), "x".repeat(120_000))].into(),
             ..argv(&[&program])
         };
-        for output in [
-            plain,
-            daemon.output(with_input).await,
-            daemon.output(large).await,
-        ] {
-            let numbers: Vec<&str> = output
-                .lines()
-                .filter_map(|line| line.split(' ').next())
-                .collect();
+        for output in [plain, daemon.output(with_input).await, daemon.output(large).await] {
+            let numbers: Vec<&str> =
+                output.lines().filter_map(|line| line.split(' ').next()).collect();
             assert_eq!(numbers, ["0", "1", "2"], "{output}");
             let (Some(out), Some(err)) = (output.lines().nth(1), output.lines().nth(2)) else {
                 panic!("{output}");
             };
-            assert!(
-                out.starts_with("1 pipe:") && err.starts_with("2 pipe:"),
-                "{output}"
-            );
+            assert!(out.starts_with("1 pipe:") && err.starts_with("2 pipe:"), "{output}");
         }
     }
 }

@@ -19,21 +19,9 @@ struct Layout {
 }
 
 const LAYOUTS: [Layout; 3] = [
-    Layout {
-        pointer: None,
-        prefix: "",
-        is_bare: true,
-    },
-    Layout {
-        pointer: Some("gitdir: ./.gd\n"),
-        prefix: ".gd/",
-        is_bare: false,
-    },
-    Layout {
-        pointer: Some("gitdir: deep/git\n"),
-        prefix: "deep/git/",
-        is_bare: false,
-    },
+    Layout { pointer: None, prefix: "", is_bare: true },
+    Layout { pointer: Some("gitdir: ./.gd\n"), prefix: ".gd/", is_bare: false },
+    Layout { pointer: Some("gitdir: deep/git\n"), prefix: "deep/git/", is_bare: false },
 ];
 
 /// Attacks with the program as `$1`, in the git directory. They may fail at any step.
@@ -49,10 +37,7 @@ const ATTACKS: &[&str] = &[
 
 impl Layout {
     fn setup(&self) -> Setup {
-        let config = format!(
-            "[core]\n\trepositoryformatversion = 0\n\tbare = {}\n",
-            self.is_bare
-        );
+        let config = format!("[core]\n\trepositoryformatversion = 0\n\tbare = {}\n", self.is_bare);
         let setup = [
             ("HEAD", "ref: refs/heads/main\n"),
             ("config", &config),

@@ -109,47 +109,20 @@ async fn case_n14_what_is_no_plain_name_is_refused_and_not_looked_up() {
     let end = b"\r\nConnection: close\r\n\r\n";
     for host in hostile() {
         requests.push(request(&[b"CONNECT ", &host, b":80 HTTP/1.1", end]));
-        requests.push(request(&[
-            b"GET http://",
-            &host,
-            b"/ HTTP/1.1\r\nHost: ",
-            &host,
-            end,
-        ]));
-        requests.push(request(&[
-            b"GET http://",
-            &host,
-            b"/ HTTP/1.1\r\nHost: good.jig.test",
-            end,
-        ]));
+        requests.push(request(&[b"GET http://", &host, b"/ HTTP/1.1\r\nHost: ", &host, end]));
+        requests.push(request(&[b"GET http://", &host, b"/ HTTP/1.1\r\nHost: good.jig.test", end]));
         // The same where only the field differs.
-        requests.push(request(&[
-            b"GET http://good.jig.test/ HTTP/1.1\r\nHost: ",
-            &host,
-            end,
-        ]));
-        requests.push(request(&[
-            b"CONNECT good.jig.test:80 HTTP/1.1\r\nHost: ",
-            &host,
-            end,
-        ]));
+        requests.push(request(&[b"GET http://good.jig.test/ HTTP/1.1\r\nHost: ", &host, end]));
+        requests.push(request(&[b"CONNECT good.jig.test:80 HTTP/1.1\r\nHost: ", &host, end]));
     }
     // Addresses that hold others are no names, whatever is allowed.
     for host in ["[::ffff:8.8.8.8]", "[::ffff:808:808]", "[64:ff9b::8.8.8.8]"] {
-        requests.push(request(&[
-            b"CONNECT ",
-            host.as_bytes(),
-            b":80 HTTP/1.1",
-            end,
-        ]));
+        requests.push(request(&[b"CONNECT ", host.as_bytes(), b":80 HTTP/1.1", end]));
     }
     for (request, answer) in requests.iter().zip(ask(&daemon, &requests).await) {
         let shown = String::from_utf8_lossy(request);
         let refused = ["HTTP/1.1 400 ", "HTTP/1.1 403 EGRESS_DENIED\r\n"];
-        assert!(
-            refused.iter().any(|begin| answer.starts_with(begin)),
-            "{shown:?}: {answer:?}"
-        );
+        assert!(refused.iter().any(|begin| answer.starts_with(begin)), "{shown:?}: {answer:?}");
     }
     assert_eq!(names.questions(), [""; 0]);
     assert_eq!(site.heads(), [""; 0]);
@@ -189,9 +162,6 @@ async fn case_n14_what_is_checked_is_looked_up_connected_to_and_passed_on() {
         };
         let field = format!("\r\nhost: {meant}\r\n");
         assert!(from_the_proxy.contains(&field), "{from_the_proxy}");
-        assert!(
-            from_the_tunnel.contains("in-the-tunnel"),
-            "{from_the_tunnel}"
-        );
+        assert!(from_the_tunnel.contains("in-the-tunnel"), "{from_the_tunnel}");
     }
 }

@@ -17,10 +17,7 @@ const WARNING: &str = "commands can connect to Unix sockets of the host";
 /// The version of Landlock that the daemon tells.
 async fn landlock(daemon: &Daemon) -> u32 {
     let layers = daemon.info().await.isolation.unwrap().layers;
-    let layer = layers
-        .iter()
-        .find(|layer| layer.name == "landlock")
-        .unwrap();
+    let layer = layers.iter().find(|layer| layer.name == "landlock").unwrap();
     let version = layer.detail.strip_prefix("version ").unwrap_or("0");
     let version = version.split(|end: char| !end.is_ascii_digit()).next();
     version.unwrap().parse().unwrap()

@@ -15,9 +15,7 @@ async fn fills_up(setup: Setup) {
     let lost_before = lost();
     let program = compile(&daemon, "in_flight");
     let mark = Mark::new();
-    let attacks: Vec<_> = (0..2)
-        .map(|_| daemon.begin(mark.on(argv(&[&program]))))
-        .collect();
+    let attacks: Vec<_> = (0..2).map(|_| daemon.begin(mark.on(argv(&[&program])))).collect();
     let go_on = || assert!(!attacks.iter().any(|attack| attack.is_finished()));
     eventually("no more descriptors can be sent", async || {
         go_on();
@@ -28,9 +26,7 @@ async fn fills_up(setup: Setup) {
         assert_eq!(daemon.output(shell("echo one")).await, "one\n");
     }
     // At a time too: then slots are made.
-    let calls: Vec<_> = (0..BESIDE)
-        .map(|_| daemon.begin(shell("echo many")))
-        .collect();
+    let calls: Vec<_> = (0..BESIDE).map(|_| daemon.begin(shell("echo many"))).collect();
     for call in calls {
         let response = promptly("a run ends", call).await.unwrap().unwrap();
         assert_eq!(response.stdout, "many\n", "{response:?}");

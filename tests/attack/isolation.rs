@@ -75,10 +75,7 @@ fn values(field: &FieldDescriptor) -> Vec<Value> {
         Kind::Message(message) => variants(&DynamicMessage::new(message)),
     };
     if field.is_list() {
-        single
-            .into_iter()
-            .map(|value| Value::List(vec![value]))
-            .collect()
+        single.into_iter().map(|value| Value::List(vec![value])).collect()
     } else {
         single
     }
@@ -88,10 +85,7 @@ fn values(field: &FieldDescriptor) -> Vec<Value> {
 fn variants(base: &DynamicMessage) -> Vec<Value> {
     let mut found = Vec::new();
     let descriptor = base.descriptor();
-    for field in descriptor
-        .fields()
-        .filter(|field| !PROBING.contains(&field.name()))
-    {
+    for field in descriptor.fields().filter(|field| !PROBING.contains(&field.name())) {
         if field.is_map() {
             continue; // only `env` is one, which has a test of its own
         }
@@ -126,11 +120,7 @@ fn probe() -> RunRequest {
 /// What the probe answers in a run as it comes.
 async fn isolation(daemon: &Daemon) -> String {
     let first = daemon.output(probe()).await;
-    assert_eq!(
-        first,
-        daemon.output(probe()).await,
-        "it says the same each time"
-    );
+    assert_eq!(first, daemon.output(probe()).await, "it says the same each time");
     assert!(first.contains("CapEff:\t0000000000000000\n"), "{first}");
     first
 }
@@ -192,22 +182,13 @@ async fn case_n11_no_variable_and_no_metadata_lowers_isolation() {
             let key = format!("jig-{}", name.to_lowercase().replace('_', "-"));
             let mut request = tonic::Request::new(probe());
             let key = MetadataKey::from_bytes(key.as_bytes()).unwrap();
-            request
-                .metadata_mut()
-                .insert(key.clone(), word.parse().unwrap());
+            request.metadata_mut().insert(key.clone(), word.parse().unwrap());
             let answer = daemon.try_run(request).await;
-            assert!(
-                answer.is_ok_and(|response| response.stdout == expected),
-                "{key}: {word}"
-            );
+            assert!(answer.is_ok_and(|response| response.stdout == expected), "{key}: {word}");
         }
         let all =
             INVENTED.map(|name| [name.to_uppercase(), format!("JIG_{}", name.to_uppercase())]);
-        let env = all
-            .into_iter()
-            .flatten()
-            .map(|name| (name, word.to_owned()))
-            .collect();
+        let env = all.into_iter().flatten().map(|name| (name, word.to_owned())).collect();
         let request = RunRequest { env, ..probe() };
         assert_eq!(daemon.output(request).await, expected, "{word}");
     }
@@ -270,10 +251,7 @@ fn collect(message: &MessageDescriptor, found: &mut BTreeSet<String>) {
 #[test]
 fn case_n11_no_field_of_any_request_sounds_as_if_it_did() {
     let mut fields = BTreeSet::new();
-    for service in pool()
-        .services()
-        .filter(|service| service.package_name() == "jig.v1")
-    {
+    for service in pool().services().filter(|service| service.package_name() == "jig.v1") {
         for method in service.methods() {
             collect(&method.input(), &mut fields);
         }
@@ -297,9 +275,7 @@ fn case_n11_no_field_of_any_request_sounds_as_if_it_did() {
         "uid",
         "trust",
     ];
-    let suspicious: Vec<_> = fields
-        .iter()
-        .filter(|field| words.iter().any(|word| field.contains(word)))
-        .collect();
+    let suspicious: Vec<_> =
+        fields.iter().filter(|field| words.iter().any(|word| field.contains(word))).collect();
     assert_eq!(suspicious, Vec::<&String>::new());
 }

@@ -10,10 +10,8 @@ use crate::support::{Daemon, Mark, Setup, argv, check_answers, compile, eventual
 /// Compiles a program and runs it.
 async fn run_program(daemon: &Daemon, name: &str, arguments: &[&str]) -> RunResponse {
     let program = compile(daemon, name);
-    let words: Vec<&str> = [program.as_str()]
-        .into_iter()
-        .chain(arguments.iter().copied())
-        .collect();
+    let words: Vec<&str> =
+        [program.as_str()].into_iter().chain(arguments.iter().copied()).collect();
     daemon.run(argv(&words)).await
 }
 
@@ -65,24 +63,13 @@ async fn nothing_can_be_mounted(setup: Setup) {
     ] {
         expected.push((what.to_owned(), "EPERM"));
     }
-    for place in [
-        "/usr",
-        "/bin",
-        "/etc",
-        "/proc",
-        "/proc/sys",
-        "/dev",
-        "/workspace",
-    ] {
+    for place in ["/usr", "/bin", "/etc", "/proc", "/proc/sys", "/dev", "/workspace"] {
         for how in ["", " with bind"] {
             let what = format!("remount the file system of {place}{how}");
             expected.push((what, "EPERM"));
         }
     }
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|(what, right)| (what.as_str(), *right))
-        .collect();
+    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let daemon = setup.start().await;
     check_answers(&run_program(&daemon, "mounts", &[]).await, &expected);
 }
@@ -99,15 +86,7 @@ async fn case_59_no_namespace_can_be_made() {
         ("clone3 user".to_owned(), "ENOSYS"),
         ("clone3 alone".to_owned(), "ENOSYS"),
     ];
-    for kind in [
-        "user",
-        "mount",
-        "process",
-        "network",
-        "ipc",
-        "cgroup",
-        "host name",
-    ] {
+    for kind in ["user", "mount", "process", "network", "ipc", "cgroup", "host name"] {
         for call in ["unshare", "clone"] {
             expected.push((format!("{call} {kind}"), "EPERM"));
             // unshare(2) refuses bits that it does not know; the filter must not let them hide
@@ -115,22 +94,14 @@ async fn case_59_no_namespace_can_be_made() {
             expected.push((format!("{call} {kind}, more bits"), "EPERM"));
         }
     }
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|(what, right)| (what.as_str(), *right))
-        .collect();
+    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     check_answers(&run_program(&daemon, "namespaces", &[]).await, &expected);
-    for command in [
-        "unshare -Ur true",
-        "unshare -Urm umount /workspace",
-        "unshare -Urmpf --mount-proc true",
-    ] {
+    for command in
+        ["unshare -Ur true", "unshare -Urm umount /workspace", "unshare -Urmpf --mount-proc true"]
+    {
         let response = daemon.run(shell(command)).await;
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
-        assert!(
-            response.stderr.contains("not permitted"),
-            "{command}: {response:?}"
-        );
+        assert!(response.stderr.contains("not permitted"), "{command}: {response:?}");
     }
 }
 
@@ -149,10 +120,7 @@ async fn case_60_no_namespace_can_be_entered() {
         expected.push((format!("open {kind} of process 1"), "EACCES|EPERM"));
         expected.push((format!("enter own {kind}"), "EPERM"));
     }
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|(what, right)| (what.as_str(), *right))
-        .collect();
+    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     check_answers(&run_program(&daemon, "join", &[]).await, &expected);
     let response = daemon.run(shell("nsenter -t 1 -a true")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
@@ -184,10 +152,7 @@ async fn case_65_no_other_process_can_be_looked_into() {
         expected.push((format!("signal {pid}"), "ESRCH"));
         expected.push((format!("pidfd of {pid}"), "ESRCH"));
     }
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|(what, right)| (what.as_str(), *right))
-        .collect();
+    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let response = run_program(&daemon, "inspect", &[&daemon_pid, &sleeping]).await;
     check_answers(&response, &expected);
     running.abort();
@@ -228,12 +193,7 @@ async fn case_67_calls_that_only_an_attacker_needs_are_refused() {
         "migrate_pages",
         "personality",
     ];
-    let unknown = [
-        "io_uring_setup",
-        "io_uring_enter",
-        "io_uring_register",
-        "a call of the future",
-    ];
+    let unknown = ["io_uring_setup", "io_uring_enter", "io_uring_register", "a call of the future"];
     let expected: Vec<_> = not_permitted
         .iter()
         .map(|call| (*call, "EPERM"))
@@ -258,10 +218,7 @@ async fn case_68_nothing_can_be_typed_into_a_terminal() {
             expected.push((format!("{request} on {file}, more bits"), "EPERM"));
         }
     }
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|(what, right)| (what.as_str(), *right))
-        .collect();
+    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     check_answers(&run_program(&daemon, "terminal", &[]).await, &expected);
 }
 
@@ -269,26 +226,16 @@ async fn case_68_nothing_can_be_typed_into_a_terminal() {
 async fn case_69_calls_of_other_architectures_do_not_pass_the_filter() {
     let daemon = Daemon::start().await;
     // A kernel without 32-bit calls answers with SIGSEGV before any filter is asked.
-    let expected: Vec<_> = [
-        "getpid",
-        "mount",
-        "ptrace",
-        "chmod u+s",
-        "unshare",
-        "socketcall",
-    ]
-    .iter()
-    .map(|call| (format!("32-bit {call}"), "SIGSYS|SIGSEGV"))
-    .chain(
-        ["getpid", "mount", "unshare", "socket", "ptrace"]
-            .iter()
-            .map(|call| (format!("x32 {call}"), "ENOSYS|SIGSYS")),
-    )
-    .collect();
-    let expected: Vec<_> = expected
+    let expected: Vec<_> = ["getpid", "mount", "ptrace", "chmod u+s", "unshare", "socketcall"]
         .iter()
-        .map(|(what, right)| (what.as_str(), *right))
+        .map(|call| (format!("32-bit {call}"), "SIGSYS|SIGSEGV"))
+        .chain(
+            ["getpid", "mount", "unshare", "socket", "ptrace"]
+                .iter()
+                .map(|call| (format!("x32 {call}"), "ENOSYS|SIGSYS")),
+        )
         .collect();
+    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let response = run_program(&daemon, "foreign_calls", &[]).await;
     check_answers(&response, &expected);
     assert_eq!(response.outcome(), Outcome::Exited);
@@ -336,10 +283,7 @@ async fn one_run_cannot_take_all_inotify_instances() {
     let modest = daemon.begin(argv(&[&program]));
     eventually("the second has some", async || taken.exists()).await;
     fs::write(daemon.file("go"), "").unwrap();
-    let (greedy, modest) = (
-        greedy.await.unwrap().unwrap(),
-        modest.await.unwrap().unwrap(),
-    );
+    let (greedy, modest) = (greedy.await.unwrap().unwrap(), modest.await.unwrap().unwrap());
     assert!(count(&greedy.stdout) >= 8, "{greedy:?}");
     assert_eq!(count(&greedy.stdout), count(&modest.stdout));
     assert!(!modest.stdout.contains("no watch"), "{modest:?}");

@@ -48,10 +48,7 @@ async fn case_01_a_command_past_its_timeout_is_killed() {
     let mark = Mark::new();
     let began = Instant::now();
     let response = daemon
-        .run(mark.on(RunRequest {
-            timeout_sec: Some(1),
-            ..shell("echo before; sleep 1000")
-        }))
+        .run(mark.on(RunRequest { timeout_sec: Some(1), ..shell("echo before; sleep 1000") }))
         .await;
     mark.assert_gone();
     assert_eq!(response.outcome(), Outcome::TimedOut);
@@ -74,10 +71,7 @@ async fn case_02_a_command_that_ignores_sigterm_is_killed_after_the_grace() {
     mark.assert_gone();
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert_eq!(response.exit_code, None);
-    assert!(
-        response.duration_ms >= 3000,
-        "1 s and a grace of 2 s: {response:?}"
-    );
+    assert!(response.duration_ms >= 3000, "1 s and a grace of 2 s: {response:?}");
 }
 
 #[tokio::test]
@@ -91,10 +85,7 @@ async fn case_02_a_command_may_clean_up_within_the_grace() {
         .await;
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert_eq!(response.stdout, "cleaned up\n");
-    assert!(
-        response.duration_ms < 3000,
-        "it need not wait for the grace: {response:?}"
-    );
+    assert!(response.duration_ms < 3000, "it need not wait for the grace: {response:?}");
 }
 
 #[tokio::test]
@@ -102,9 +93,7 @@ async fn case_03_a_straggler_that_holds_stdout_is_not_waited_for() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
     let began = Instant::now();
-    let response = daemon
-        .run(mark.on(argv(&["sh", "-c", "sleep 100 & exit 5"])))
-        .await;
+    let response = daemon.run(mark.on(argv(&["sh", "-c", "sleep 100 & exit 5"]))).await;
     mark.assert_gone();
     assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
     assert_eq!(response.outcome(), Outcome::Exited);
@@ -147,12 +136,7 @@ async fn case_06_stopped_processes_are_killed_on_timeout() {
 
 #[tokio::test]
 async fn case_07_a_fork_bomb_of_the_shell_reaches_its_limit_and_nothing_else() {
-    bomb(argv(&[
-        "bash",
-        "-c",
-        ":(){ :|:& };: 2> /dev/null; sleep 1000",
-    ]))
-    .await;
+    bomb(argv(&["bash", "-c", ":(){ :|:& };: 2> /dev/null; sleep 1000"])).await;
 }
 
 #[tokio::test]
@@ -166,10 +150,7 @@ async fn bomb(request: RunRequest) {
     let _program = compile(&daemon, "fork_bomb");
     let limit = usize::try_from(daemon.info().await.run_limits.unwrap().processes).unwrap();
     let mark = Mark::new();
-    let mut running = daemon.begin(mark.on(RunRequest {
-        timeout_sec: Some(5),
-        ..request
-    }));
+    let mut running = daemon.begin(mark.on(RunRequest { timeout_sec: Some(5), ..request }));
     mark.appears(limit / 4).await;
     let mut most = 0;
     let others = async {
@@ -180,14 +161,8 @@ async fn bomb(request: RunRequest) {
         }
     };
     while_waiting(others, || most = most.max(marked_count(&mark))).await;
-    assert!(
-        most <= limit,
-        "{most} processes at one time, {limit} allowed"
-    );
-    let response = promptly("the bomb's end", &mut running)
-        .await
-        .unwrap()
-        .unwrap();
+    assert!(most <= limit, "{most} processes at one time, {limit} allowed");
+    let response = promptly("the bomb's end", &mut running).await.unwrap().unwrap();
     if response.kill_pending {
         // A machine that has other work too may need longer than the daemon waits; then it must say
         // so.
@@ -213,10 +188,7 @@ async fn case_08_a_thread_bomb_reaches_its_limit_and_nothing_else() {
     assert_eq!(other, "unharmed\n");
     let threads: u32 = bomb.trim().parse().unwrap();
     assert!(threads < limit, "{threads} threads, {limit} allowed");
-    assert!(
-        threads > limit / 2,
-        "{threads} threads: real work needs more"
-    );
+    assert!(threads > limit / 2, "{threads} threads: real work needs more");
 }
 
 #[tokio::test]
@@ -225,9 +197,8 @@ async fn case_09_killing_everybody_kills_only_the_runs_own() {
     let (killer, other) = (Mark::new(), Mark::new());
     let waiting = daemon.begin(other.on(argv(&["sleep", "1000"])));
     other.appears(1).await;
-    let response = daemon
-        .run(killer.on(shell("sleep 1000 & kill -9 -1; echo alive; exit 4")))
-        .await;
+    let response =
+        daemon.run(killer.on(shell("sleep 1000 & kill -9 -1; echo alive; exit 4"))).await;
     killer.assert_gone();
     assert_eq!(response.exit_code, Some(4), "{response:?}");
     assert_eq!(response.stdout, "alive\n");
@@ -240,9 +211,7 @@ async fn case_09_killing_everybody_kills_only_the_runs_own() {
 async fn case_10_the_init_is_beyond_every_signal() {
     let daemon = Daemon::start().await;
     let response = daemon
-        .run(shell(
-            "kill -9 1; kill -STOP 1; kill -9 $PPID; kill -STOP $PPID; echo alive; exit 7",
-        ))
+        .run(shell("kill -9 1; kill -STOP 1; kill -9 $PPID; kill -STOP $PPID; echo alive; exit 7"))
         .await;
     assert_eq!(response.exit_code, Some(7), "{response:?}");
     assert_eq!(response.stdout, "alive\n");
@@ -255,21 +224,15 @@ async fn case_10_the_init_is_beyond_every_signal() {
 #[tokio::test]
 async fn case_11_a_command_that_closes_its_output_goes_on_to_its_end() {
     let daemon = Daemon::start().await;
-    let response = daemon
-        .run(shell(
-            "echo begun; exec >&- 2>&-; sleep 1; touch done; exit 7",
-        ))
-        .await;
+    let response =
+        daemon.run(shell("echo begun; exec >&- 2>&-; sleep 1; touch done; exit 7")).await;
     assert_eq!(response.exit_code, Some(7), "{response:?}");
     assert_eq!(response.stdout, "begun\n");
     assert!(response.duration_ms >= 1000, "{response:?}");
     assert!(daemon.file("done").exists());
     let mark = Mark::new();
     let response = daemon
-        .run(mark.on(RunRequest {
-            timeout_sec: Some(1),
-            ..shell("exec >&- 2>&-; sleep 1000")
-        }))
+        .run(mark.on(RunRequest { timeout_sec: Some(1), ..shell("exec >&- 2>&-; sleep 1000") }))
         .await;
     mark.assert_gone();
     assert_eq!(response.outcome(), Outcome::TimedOut);
@@ -291,21 +254,14 @@ async fn case_15_every_signal_is_told_by_its_name() {
     let daemon = Daemon::start().await;
     for (number, name) in FATAL {
         let response = daemon.run(shell(&format!("kill -{number} $$"))).await;
-        assert_eq!(
-            response.outcome(),
-            Outcome::Signaled,
-            "{name}: {response:?}"
-        );
+        assert_eq!(response.outcome(), Outcome::Signaled, "{name}: {response:?}");
         assert_eq!(response.exit_code, None, "{name}");
         assert_eq!(response.signal, *name);
     }
     for number in [34, 64] {
         let response = daemon.run(shell(&format!("kill -{number} $$"))).await;
         assert_eq!(response.outcome(), Outcome::Signaled, "signal {number}");
-        assert!(
-            response.signal.starts_with("SIG"),
-            "signal {number}: {response:?}"
-        );
+        assert!(response.signal.starts_with("SIG"), "signal {number}: {response:?}");
     }
 }
 
@@ -318,10 +274,7 @@ async fn case_15_what_cannot_be_executed_says_why() {
              echo '#!/no/such/interpreter' > lost; cp /bin/true busy; chmod 755 text broken lost busy",
         ))
         .await;
-    let busy = File::options()
-        .write(true)
-        .open(daemon.file("busy"))
-        .unwrap();
+    let busy = File::options().write(true).open(daemon.file("busy")).unwrap();
     for (program, reason) in [
         ("no-such-program", "COMMAND_NOT_FOUND"),
         ("./no-such-program", "COMMAND_NOT_FOUND"),
@@ -381,20 +334,13 @@ async fn case_17_a_process_that_cannot_be_killed_does_not_hold_the_answer() {
     // it hangs.
     let mut server = server;
     let mark = Mark::new();
-    let response = daemon
-        .run(mark.on(RunRequest {
-            timeout_sec: Some(1),
-            ..shell("cat hangs/file")
-        }))
-        .await;
+    let response =
+        daemon.run(mark.on(RunRequest { timeout_sec: Some(1), ..shell("cat hangs/file") })).await;
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert!(response.kill_pending, "{response:?}");
     let counts = daemon.info().await.counts.unwrap();
     assert_eq!(counts.sandboxes_quarantined, 1);
-    assert_eq!(
-        daemon.output(shell("echo others go on")).await,
-        "others go on\n"
-    );
+    assert_eq!(daemon.output(shell("echo others go on")).await, "others go on\n");
     // Its standard input ends, and so does it, and what waits for it.
     drop(server.stdin.take());
     server.wait().unwrap();

@@ -83,10 +83,7 @@ async fn is_back(daemon: &Daemon, before: Held) {
         last = Held::by(daemon);
         last.is_within(before)
     });
-    if tokio::time::timeout(crate::support::patience() / 2, back)
-        .await
-        .is_err()
-    {
+    if tokio::time::timeout(crate::support::patience() / 2, back).await.is_err() {
         panic!("{before:#?} became {last:#?}");
     }
 }
@@ -115,10 +112,7 @@ async fn two_hundred_at_once(daemon: &Daemon, may_be_refused: bool) {
             }
         }
         assert!(answered >= 4, "{answered}");
-        eventually("no more zombies than slots", async || {
-            Held::by(daemon).zombies <= KEPT
-        })
-        .await;
+        eventually("no more zombies than slots", async || Held::by(daemon).zombies <= KEPT).await;
         match before {
             None => before = Some(Held::usually(daemon).await),
             Some(before) => is_back(daemon, before).await,

@@ -39,9 +39,7 @@ async fn case_27_files_in_memory_stop_at_their_size_and_are_gone_behind_the_run(
         let response = daemon.run(limited(&fill)).await;
         assert!(response.stderr.contains("No space left"), "{response:?}");
         assert_eq!(response.stdout, format!("{}\n", 64 << 20), "{place}");
-        let left = daemon
-            .output(shell(&format!("ls -A {place} | wc -l")))
-            .await;
+        let left = daemon.output(shell(&format!("ls -A {place} | wc -l"))).await;
         assert_eq!(left, "0\n", "{place}");
     }
 }
@@ -64,11 +62,8 @@ async fn case_28_memory_without_a_process_is_held_and_gone_behind_the_run() {
 async fn case_29_names_in_tmp_stop_at_their_number() {
     let daemon = Daemon::start().await;
     let fill = "i=0; while : > /tmp/$i; do i=$((i + 1)); done; echo $i";
-    let response = daemon
-        .run(limited(&format!(
-            "({fill}) 2> /tmp/../dev/null; ls /tmp | wc -l"
-        )))
-        .await;
+    let response =
+        daemon.run(limited(&format!("({fill}) 2> /tmp/../dev/null; ls /tmp | wc -l"))).await;
     let count: u32 = response.stdout.lines().last().unwrap().parse().unwrap();
     assert!((900..=1000).contains(&count), "{response:?}");
 }

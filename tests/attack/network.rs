@@ -49,11 +49,7 @@ async fn case_75_what_the_daemon_reaches_a_command_does_not_and_is_told_at_once(
     .unwrap();
     let mut tries = Vec::new();
     for address in HOST {
-        tries.extend([
-            ["tcp", address, "80"],
-            ["tcp", address, "443"],
-            ["udp", address, "53"],
-        ]);
+        tries.extend([["tcp", address, "80"], ["tcp", address, "443"], ["udp", address, "53"]]);
     }
     let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
     let expected: Vec<_> = expected
@@ -61,10 +57,8 @@ async fn case_75_what_the_daemon_reaches_a_command_does_not_and_is_told_at_once(
         .map(|what| (what.as_str(), "ENETUNREACH|EADDRNOTAVAIL|EACCES|EPERM"))
         .collect();
     let program = compile(&daemon, "reach");
-    let words: Vec<&str> = [program.as_str()]
-        .into_iter()
-        .chain(tries.iter().flatten().copied())
-        .collect();
+    let words: Vec<&str> =
+        [program.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     let began = Instant::now();
     check_answers(&daemon.run(argv(&words)).await, &expected);
     // Name servers, and tools that would wait for an answer.
@@ -112,14 +106,8 @@ async fn case_76_neither_the_daemon_nor_its_neighbours_can_be_reached() {
         (["unix", "/run/dbus/system_bus_socket", "-"], "ENOENT"),
         (["abstract", &name, "-"], "ECONNREFUSED|EPERM"),
     ];
-    let expected: Vec<_> = tries
-        .iter()
-        .map(|(three, right)| (three.join(" "), *right))
-        .collect();
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|(what, right)| (what.as_str(), *right))
-        .collect();
+    let expected: Vec<_> = tries.iter().map(|(three, right)| (three.join(" "), *right)).collect();
+    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let program = compile(&daemon, "reach");
     let words: Vec<&str> = [program.as_str()]
         .into_iter()
@@ -135,27 +123,13 @@ async fn case_76_two_runs_at_a_time_do_not_reach_each_other() {
     let listen = compile(&daemon, "listen");
     let listening = Mark::new();
     let listener = daemon.begin(listening.on(argv(&[&listen])));
-    eventually("the other run listens", async || {
-        daemon.file("listening").exists()
-    })
-    .await;
+    eventually("the other run listens", async || daemon.file("listening").exists()).await;
     let response = daemon
-        .run(argv(&[
-            &program,
-            "tcp",
-            "127.0.0.1",
-            "8080",
-            "abstract",
-            "neighbour",
-            "-",
-        ]))
+        .run(argv(&[&program, "tcp", "127.0.0.1", "8080", "abstract", "neighbour", "-"]))
         .await;
     check_answers(
         &response,
-        &[
-            ("tcp 127.0.0.1 8080", "ECONNREFUSED"),
-            ("abstract neighbour -", "ECONNREFUSED|EPERM"),
-        ],
+        &[("tcp 127.0.0.1 8080", "ECONNREFUSED"), ("abstract neighbour -", "ECONNREFUSED|EPERM")],
     );
     listener.abort();
     listening.vanishes().await;
@@ -164,24 +138,12 @@ async fn case_76_two_runs_at_a_time_do_not_reach_each_other() {
 #[tokio::test]
 async fn case_76_a_socket_that_another_run_passes_on_reaches_that_run_and_nothing_else() {
     // Runs of one workspace share its files, so that they meet in it is no secret of either.
-    let daemon = Setup::new()
-        .network_with(&["10.96.0.1/32", "8.8.8.8/32"])
-        .tcp()
-        .start()
-        .await;
+    let daemon = Setup::new().network_with(&["10.96.0.1/32", "8.8.8.8/32"]).tcp().start().await;
     let program = compile(&daemon, "pass_network");
     let giver = daemon.begin(argv(&[&program, "give", "meet"]));
     let port = daemon.port().to_string();
-    let response = daemon
-        .run(argv(&[
-            &program,
-            "take",
-            "meet",
-            &port,
-            "10.96.0.1",
-            "8.8.8.8",
-        ]))
-        .await;
+    let response =
+        daemon.run(argv(&[&program, "take", "meet", &port, "10.96.0.1", "8.8.8.8"])).await;
     let unreachable = "ENETUNREACH|EACCES|EPERM";
     check_answers(
         &response,
@@ -208,35 +170,20 @@ async fn case_76_a_socket_that_another_run_passes_on_reaches_that_run_and_nothin
 async fn case_76_runs_of_two_workspaces_meet_nowhere() {
     let other = TempDir::with_prefix("jig-test-other-").unwrap();
     let named = format!("other={}", other.path().display());
-    let daemon = Setup::new()
-        .arguments(&["--workspace", &named])
-        .start()
-        .await;
+    let daemon = Setup::new().arguments(&["--workspace", &named]).start().await;
     let (listen, reach) = (compile(&daemon, "listen"), compile(&daemon, "reach"));
     copy_program(&daemon.file("reach"), &other.path().join("reach"));
-    let places = [
-        "/workspace/meet",
-        "/tmp/meet",
-        "/dev/shm/meet",
-        "/home/agent/meet",
-    ];
+    let places = ["/workspace/meet", "/tmp/meet", "/dev/shm/meet", "/home/agent/meet"];
     let mark = Mark::new();
     let words: Vec<&str> = [listen.as_str()].into_iter().chain(places).collect();
     let listener = daemon.begin(mark.on(argv(&words)));
-    eventually("the other run listens", async || {
-        daemon.file("listening").exists()
-    })
-    .await;
+    eventually("the other run listens", async || daemon.file("listening").exists()).await;
     let mut tries = vec![["tcp", "127.0.0.1", "8080"], ["abstract", "neighbour", "-"]];
     tries.extend(places.map(|place| ["unix", place, "-"]));
-    let words: Vec<&str> = [reach.as_str()]
-        .into_iter()
-        .chain(tries.iter().flatten().copied())
-        .collect();
+    let words: Vec<&str> =
+        [reach.as_str()].into_iter().chain(tries.iter().flatten().copied()).collect();
     for (workspace, there) in [("workspace", "ok"), ("other", "ENOENT")] {
-        let response = daemon
-            .run(with("jig-workspace", workspace, argv(&words)))
-            .await;
+        let response = daemon.run(with("jig-workspace", workspace, argv(&words))).await;
         check_answers(
             &response,
             &[
@@ -273,13 +220,7 @@ async fn case_77_sockets_of_other_families_cannot_be_made() {
         "netlink generic",
         "netlink crypto",
     ];
-    let not_permitted = [
-        "raw ICMP",
-        "raw IP",
-        "raw ICMPv6",
-        "IPv6 flow label",
-        "mark",
-    ];
+    let not_permitted = ["raw ICMP", "raw IP", "raw ICMPv6", "IPv6 flow label", "mark"];
     let mut expected = vec![
         ("other families", "none"),
         ("netlink route", "ok"),

@@ -34,41 +34,19 @@ async fn run_and_weigh(daemon: &Daemon, request: RunRequest) -> (jig::api::v1::R
 async fn case_18_yes_without_end_is_counted_kept_to_the_cap_and_leaves_memory_flat() {
     let daemon = Setup::new().alone().start().await;
     let mark = Mark::new();
-    let (response, grown) = run_and_weigh(
-        &daemon,
-        mark.on(RunRequest {
-            timeout_sec: Some(5),
-            ..shell("yes")
-        }),
-    )
-    .await;
+    let (response, grown) =
+        run_and_weigh(&daemon, mark.on(RunRequest { timeout_sec: Some(5), ..shell("yes") })).await;
     mark.assert_gone();
     assert_eq!(response.outcome(), Outcome::TimedOut);
     assert!(grown < FLAT, "the daemon grew by {grown} bytes");
-    assert!(
-        response.stdout_bytes > ARTIFACT_CAP,
-        "{}",
-        response.stdout_bytes
-    );
+    assert!(response.stdout_bytes > ARTIFACT_CAP, "{}", response.stdout_bytes);
     assert!(response.stdout_truncated && !response.stderr_truncated);
     assert_eq!(response.stderr_bytes, 0);
-    assert!(
-        response.stdout.len() <= INLINE_CAP + NOTICE,
-        "{}",
-        response.stdout.len()
-    );
-    assert!(
-        response.stdout.len() > INLINE_CAP / 2,
-        "{}",
-        response.stdout.len()
-    );
+    assert!(response.stdout.len() <= INLINE_CAP + NOTICE, "{}", response.stdout.len());
+    assert!(response.stdout.len() > INLINE_CAP / 2, "{}", response.stdout.len());
     assert!(response.stdout.starts_with("y\ny\n"), "the head is there");
     assert!(response.stdout.ends_with("y\n") || response.stdout.ends_with("\ny"));
-    let notices: Vec<&str> = response
-        .stdout
-        .lines()
-        .filter(|line| *line != "y")
-        .collect();
+    let notices: Vec<&str> = response.stdout.lines().filter(|line| *line != "y").collect();
     let [notice] = notices.as_slice() else {
         panic!("one line says what was left out: {notices:?}");
     };
@@ -78,11 +56,7 @@ async fn case_18_yes_without_end_is_counted_kept_to_the_cap_and_leaves_memory_fl
     let says_it = numbers
         .filter_map(|number| number.parse::<u64>().ok())
         .any(|left_out| (left_out + kept as u64).abs_diff(response.stdout_bytes) <= 2);
-    assert!(
-        says_it,
-        "{notice}: {kept} of {} are there",
-        response.stdout_bytes
-    );
+    assert!(says_it, "{notice}: {kept} of {} are there", response.stdout_bytes);
     assert_eq!(response.artifact_error, "");
     let (artifact, size) = daemon.artifact(&response.stdout_path).await;
     assert_eq!((artifact.len() as u64, size), (ARTIFACT_CAP, ARTIFACT_CAP));
@@ -94,11 +68,8 @@ async fn case_18_yes_without_end_is_counted_kept_to_the_cap_and_leaves_memory_fl
 #[tokio::test]
 async fn case_19_a_hundred_megabytes_without_a_line_are_counted_to_the_byte() {
     let daemon = Setup::new().alone().start().await;
-    let (response, grown) = run_and_weigh(
-        &daemon,
-        shell("head -c 100000000 /dev/zero | tr '\\0' x; exit 2"),
-    )
-    .await;
+    let (response, grown) =
+        run_and_weigh(&daemon, shell("head -c 100000000 /dev/zero | tr '\\0' x; exit 2")).await;
     assert!(grown < FLAT, "the daemon grew by {grown} bytes");
     assert_eq!(response.exit_code, Some(2), "{response:.300?}");
     assert_eq!(response.stdout_bytes, 100_000_000);
@@ -132,23 +103,12 @@ async fn case_20_a_character_at_the_cap_is_not_broken() {
     let text = "aé€🦀".repeat(40);
     fs::write(daemon.file("text"), &text).unwrap();
     for cap in 0..40 {
-        let response = daemon
-            .run(RunRequest {
-                max_output_bytes: Some(cap),
-                ..argv(&["cat", "text"])
-            })
-            .await;
+        let response =
+            daemon.run(RunRequest { max_output_bytes: Some(cap), ..argv(&["cat", "text"]) }).await;
         assert!(response.stdout_truncated, "cap {cap}");
-        assert!(
-            !response.stdout.contains('\u{fffd}'),
-            "cap {cap}: {}",
-            response.stdout
-        );
+        assert!(!response.stdout.contains('\u{fffd}'), "cap {cap}: {}", response.stdout);
         assert_eq!(response.stdout_bytes, text.len() as u64);
-        assert_eq!(
-            daemon.artifact(&response.stdout_path).await.0,
-            text.as_bytes()
-        );
+        assert_eq!(daemon.artifact(&response.stdout_path).await.0, text.as_bytes());
     }
     for cap in [text.len(), text.len() + 1] {
         let response = daemon
@@ -173,10 +133,7 @@ async fn case_21_terminal_escapes_are_data() {
         // Words of a request must not reach a terminal through the log either.
         let odd = argv(&["\x1b[31mno-such\x1b]0;program\x07"]);
         daemon.refuses(odd, "COMMAND_NOT_FOUND").await;
-        let odd = RunRequest {
-            cwd: Some("\x1b[31mno-such".to_owned()),
-            ..shell("true")
-        };
+        let odd = RunRequest { cwd: Some("\x1b[31mno-such".to_owned()), ..shell("true") };
         daemon.refuses(odd, "DIRECTORY_NOT_FOUND").await;
         let log = daemon.log();
         assert!(!log.contains('\x1b') && !log.contains('\u{9b}'), "{log:?}");
@@ -198,10 +155,9 @@ async fn case_22_two_streams_at_once_do_not_hold_each_other_up() {
     assert_eq!(response.exit_code, Some(0), "{response:.300?}");
     assert_eq!(response.stdout_bytes, 20_000_000);
     assert_eq!(response.stderr_bytes, 25_000_000);
-    for (path, size, end) in [
-        (&response.stdout_path, 20_000_000, b"y\n"),
-        (&response.stderr_path, 25_000_000, b"n\n"),
-    ] {
+    for (path, size, end) in
+        [(&response.stdout_path, 20_000_000, b"y\n"), (&response.stderr_path, 25_000_000, b"n\n")]
+    {
         let (artifact, told) = daemon.artifact(path).await;
         assert_eq!((artifact.len(), told), (size, size as u64));
         assert!(artifact.iter().take(10_000_000).all(|byte| *byte == 0));
@@ -218,9 +174,7 @@ async fn case_23_a_pipe_handed_to_another_run_does_not_hold_the_answer() {
     taker.appears(1).await;
     let began = Instant::now();
     let giver = Mark::new();
-    let response = daemon
-        .run(giver.on(argv(&[&program, "give", "/workspace/socket"])))
-        .await;
+    let response = daemon.run(giver.on(argv(&[&program, "give", "/workspace/socket"]))).await;
     giver.assert_gone();
     assert_eq!(response.exit_code, Some(0), "{response:?}");
     assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
@@ -253,16 +207,12 @@ async fn case_24_scripts_may_name_their_own_output() {
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
         let response = daemon
-            .run(shell(
-                "echo out > /dev/stdout; echo err > /dev/stderr; echo in | cat /dev/stdin",
-            ))
+            .run(shell("echo out > /dev/stdout; echo err > /dev/stderr; echo in | cat /dev/stdin"))
             .await;
         assert_eq!(response.stdout, "out\nin\n", "{response:?}");
         assert_eq!(response.stderr, "err\n", "{response:?}");
-        let with_input = RunRequest {
-            stdin: "input\n".into(),
-            ..shell("cat /dev/stdin; cat <&0 > /dev/fd/1")
-        };
+        let with_input =
+            RunRequest { stdin: "input\n".into(), ..shell("cat /dev/stdin; cat <&0 > /dev/fd/1") };
         assert_eq!(daemon.output(with_input).await, "input\ninput\n");
     }
 }
@@ -273,30 +223,15 @@ async fn case_25_without_input_there_is_an_end_of_file_and_never_the_daemons_own
     let began = Instant::now();
     for command in ["cat", "cat /dev/stdin", "read line; echo \"[$line]\""] {
         let response = daemon.run(shell(command)).await;
-        assert!(
-            !response.stdout.contains(DAEMON_INPUT.trim()),
-            "{response:?}"
-        );
+        assert!(!response.stdout.contains(DAEMON_INPUT.trim()), "{response:?}");
     }
     assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
-    assert_eq!(
-        daemon.output(shell("readlink /proc/self/fd/0")).await,
-        "/dev/null\n"
-    );
-    let empty = RunRequest {
-        stdin: Vec::new().into(),
-        ..shell("wc -c")
-    };
+    assert_eq!(daemon.output(shell("readlink /proc/self/fd/0")).await, "/dev/null\n");
+    let empty = RunRequest { stdin: Vec::new().into(), ..shell("wc -c") };
     assert_eq!(daemon.output(empty).await, "0\n");
-    let whole = RunRequest {
-        stdin: vec![b'x'; 8 << 20].into(),
-        ..shell("wc -c; cat | wc -c")
-    };
+    let whole = RunRequest { stdin: vec![b'x'; 8 << 20].into(), ..shell("wc -c; cat | wc -c") };
     assert_eq!(daemon.output(whole).await, "8388608\n0\n");
     // What is not read is no failure.
-    let unread = RunRequest {
-        stdin: vec![b'x'; 8 << 20].into(),
-        ..shell("echo done")
-    };
+    let unread = RunRequest { stdin: vec![b'x'; 8 << 20].into(), ..shell("echo done") };
     assert_eq!(daemon.output(unread).await, "done\n");
 }

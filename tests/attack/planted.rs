@@ -98,16 +98,8 @@ const PLANTS: &[(&str, Plant, &str)] = &[
         },
         "belongs to another user",
     ),
-    (
-        "a hard link",
-        |path, victim| fs::hard_link(victim, path).unwrap(),
-        "hard link",
-    ),
-    (
-        "a FIFO",
-        |path, _| fifo(path),
-        "neither a file nor a directory",
-    ),
+    ("a hard link", |path, victim| fs::hard_link(victim, path).unwrap(), "hard link"),
+    ("a FIFO", |path, _| fifo(path), "neither a file nor a directory"),
     (
         "a socket",
         |path, _| drop(UnixListener::bind(path).unwrap()),
@@ -144,11 +136,7 @@ fn case_n24_what_is_planted_in_the_state_directory_is_refused_and_leads_nowhere(
             for part in [*said, "cannot be trusted", &planted.display().to_string()] {
                 assert!(text.contains(part), "{what} at {name}: {text}");
             }
-            assert_eq!(
-                fs::read_to_string(&victim).unwrap(),
-                VICTIM,
-                "{what} at {name}"
-            );
+            assert_eq!(fs::read_to_string(&victim).unwrap(), VICTIM, "{what} at {name}");
             let made = folder.path().join("made");
             assert!(!made.exists(), "{what} at {name}");
             let within = fs::read_dir(folder.path().join("victims")).unwrap();
@@ -181,10 +169,7 @@ fn case_n24_what_is_planted_at_the_socket_is_refused_and_leads_nowhere() {
         let output = start(folder.path(), &socket);
         assert!(!output.status.success(), "{what}: {output:?}");
         let text = String::from_utf8(output.stderr).unwrap();
-        assert!(
-            text.contains("something that is no socket"),
-            "{what}: {text}"
-        );
+        assert!(text.contains("something that is no socket"), "{what}: {text}");
         assert_eq!(fs::read_to_string(&victim).unwrap(), VICTIM, "{what}");
         assert!(!folder.path().join("made").exists(), "{what}");
     }
@@ -201,14 +186,8 @@ async fn case_n24_what_the_daemons_own_user_put_there_is_used() {
         let daemon = setup.start().await;
         daemon.output(shell("true")).await;
         daemon.signal(Signal::KILL);
-        let (sessions, moved) = (
-            daemon.state().join("sessions"),
-            daemon.state().join("moved"),
-        );
-        let copied = Command::new("cp")
-            .arg("-a")
-            .args([&sessions, &moved])
-            .status();
+        let (sessions, moved) = (daemon.state().join("sessions"), daemon.state().join("moved"));
+        let copied = Command::new("cp").arg("-a").args([&sessions, &moved]).status();
         assert!(copied.unwrap().success());
         fs::remove_dir_all(&sessions).unwrap();
         symlink(&moved, &sessions).unwrap();

@@ -47,12 +47,7 @@ async fn case_n18_what_begins_as_the_workspace_does_is_not_in_it() {
         let root = daemon.workspace().display().to_string();
         // Where commands see the workspace, and where it is.
         for root in ["/workspace", &root] {
-            for path in [
-                "-evil/f",
-                "-evil",
-                "/../workspace-evil/f",
-                "/./../workspace-evil",
-            ] {
+            for path in ["-evil/f", "-evil", "/../workspace-evil/f", "/./../workspace-evil"] {
                 all_refuse(&daemon, &format!("{root}{path}"), &["PATH_ESCAPE"]).await;
             }
         }
@@ -79,26 +74,15 @@ async fn case_n18_what_begins_as_the_workspace_does_is_not_in_it() {
         ] {
             all_refuse(&daemon, path, &["PATH_ESCAPE"]).await;
         }
-        for cwd in [
-            format!("{root}-evil"),
-            "/workspace-evil".to_owned(),
-            "../workspace-evil".to_owned(),
-        ] {
-            let request = RunRequest {
-                cwd: Some(cwd),
-                ..shell("cat f")
-            };
+        for cwd in
+            [format!("{root}-evil"), "/workspace-evil".to_owned(), "../workspace-evil".to_owned()]
+        {
+            let request = RunRequest { cwd: Some(cwd), ..shell("cat f") };
             daemon.refuses(request, "PATH_ESCAPE").await;
         }
-        let line = format!(
-            "cat {0} link/f relative/f; echo x > {0}",
-            beside.join("f").display()
-        );
+        let line = format!("cat {0} link/f relative/f; echo x > {0}", beside.join("f").display());
         let response = daemon.run(shell(&line)).await;
-        assert!(
-            !response.stdout.contains(SECRET),
-            "{is_in_place}: {response:?}"
-        );
+        assert!(!response.stdout.contains(SECRET), "{is_in_place}: {response:?}");
         assert_eq!(fs::read_to_string(beside.join("f")).unwrap(), SECRET);
         assert_eq!(fs::read_dir(&beside).unwrap().count(), 1);
     }
@@ -112,10 +96,7 @@ async fn case_n18_a_key_for_one_workspace_is_for_none_that_is_named_alike() {
     for name in ["a-evil", "A", "a.", "a_"] {
         fs::create_dir(at(name)).unwrap();
         fs::write(at(name).join("f"), SECRET).unwrap();
-        flags.extend([
-            "--workspace".to_owned(),
-            format!("{name}={}", at(name).display()),
-        ]);
+        flags.extend(["--workspace".to_owned(), format!("{name}={}", at(name).display())]);
     }
     fs::create_dir(at("a")).unwrap();
     fs::write(at("a").join("f"), "own").unwrap();
@@ -127,10 +108,7 @@ async fn case_n18_a_key_for_one_workspace_is_for_none_that_is_named_alike() {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let daemon = with_keys(Setup::new().arguments(&flags), &keys).await;
     let read = |workspace: &str, path: &str| {
-        let request = ReadFileRequest {
-            path: path.to_owned(),
-            ..ReadFileRequest::default()
-        };
+        let request = ReadFileRequest { path: path.to_owned(), ..ReadFileRequest::default() };
         let mut request = with_key(&key, request);
         let value = tonic::metadata::MetadataValue::try_from(workspace.as_bytes()).unwrap();
         request.metadata_mut().insert("jig-workspace", value);
@@ -169,8 +147,7 @@ async fn case_n18_a_key_for_one_workspace_is_for_none_that_is_named_alike() {
         assert_eq!(read("a", path).await.unwrap_err(), "PATH_ESCAPE", "{path}");
     }
     let mut run = with_key(&key, shell("cat f ../a-evil/f; ls .."));
-    run.metadata_mut()
-        .insert("jig-workspace", "a".parse().unwrap());
+    run.metadata_mut().insert("jig-workspace", "a".parse().unwrap());
     let response = daemon.run(run).await;
     assert!(response.stdout.starts_with("own"), "{response:?}");
     assert!(!response.stdout.contains(SECRET), "{response:?}");

@@ -12,11 +12,7 @@ use crate::{
 
 #[tokio::test]
 async fn case_49_protected_paths_are_changed_by_nobody() {
-    for setup in [
-        Setup::new(),
-        Setup::new().workspace_owner(12345),
-        Setup::new().user(12345),
-    ] {
+    for setup in [Setup::new(), Setup::new().workspace_owner(12345), Setup::new().user(12345)] {
         let table = "protected = [\".git/hooks\", \"missing/deep\", \"conf/settings\"]";
         // What is missing is made, as a directory.
         let setup = setup.workspace_file("conf/settings", "original\n");
@@ -116,11 +112,6 @@ async fn what_lies_beside_them_may_be_changed(daemon: &Daemon) {
         let more = format!("echo more >> {path} && cat {path}");
         assert_eq!(daemon.output(shell(&more)).await, "written\nmore\n");
     }
-    daemon
-        .output(shell("touch missing/x && cat conf/settings"))
-        .await;
-    assert_eq!(
-        daemon.read_file("conf/settings").await.unwrap(),
-        "original\n"
-    );
+    daemon.output(shell("touch missing/x && cat conf/settings")).await;
+    assert_eq!(daemon.read_file("conf/settings").await.unwrap(), "original\n");
 }

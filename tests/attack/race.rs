@@ -51,10 +51,7 @@ const CALLS: &[(Tool, &str)] = &[
 /// Has a command swap two names until it is stopped.
 fn swapping(daemon: &Daemon, names: [&str; 2]) -> RunRequest {
     let program = compile(daemon, "swap");
-    RunRequest {
-        timeout_sec: Some(86_400),
-        ..argv(&[&program, names[0], names[1]])
-    }
+    RunRequest { timeout_sec: Some(86_400), ..argv(&[&program, names[0], names[1]]) }
 }
 
 /// Waits for a command that was told to stop, and that must have swapped until then.
@@ -137,14 +134,7 @@ async fn case_46_a_file_that_becomes_a_fifo_holds_up_nobody() {
     mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
     fs::write(daemon.file("f"), "written").unwrap();
     let swapping = daemon.begin(swapping(&daemon, ["f", "fifo"]));
-    let tools = [
-        Tool::Read,
-        Tool::Stat,
-        Tool::Search,
-        Tool::Edit,
-        Tool::Upload,
-        Tool::Download,
-    ];
+    let tools = [Tool::Read, Tool::Stat, Tool::Search, Tool::Edit, Tool::Upload, Tool::Download];
     // Which have found a file there, and which the FIFO.
     let (mut files, mut fifos) = (HashSet::new(), HashSet::new());
     for round in 0..rounds * PATIENCE {
@@ -155,12 +145,7 @@ async fn case_46_a_file_that_becomes_a_fifo_holds_up_nobody() {
             }
             if let Err(status) = answer {
                 let reason = Refusal::of(&status).reason;
-                let expected = [
-                    "NOT_A_FILE",
-                    "STALE_FILE",
-                    "STRING_NOT_FOUND",
-                    "FILE_NOT_FOUND",
-                ];
+                let expected = ["NOT_A_FILE", "STALE_FILE", "STRING_NOT_FOUND", "FILE_NOT_FOUND"];
                 assert!(expected.contains(&reason.as_str()), "{tool:?}: {status:?}");
                 if reason == "NOT_A_FILE" {
                     fifos.insert(tool);
@@ -178,9 +163,6 @@ async fn case_46_a_file_that_becomes_a_fifo_holds_up_nobody() {
         let found = fs::symlink_metadata(daemon.file(name)).unwrap();
         found.file_type().is_fifo()
     };
-    assert!(
-        is_fifo("f") ^ is_fifo("fifo"),
-        "a tool has taken away what it never saw"
-    );
+    assert!(is_fifo("f") ^ is_fifo("fifo"), "a tool has taken away what it never saw");
     assert_eq!((files.len(), fifos.len()), (6, 5), "{files:?} {fifos:?}");
 }

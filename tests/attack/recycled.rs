@@ -197,10 +197,7 @@ if os.fork() == 0:
 
 /// Both ways to have a network namespace of one's own.
 fn modes(world: &World) -> [(&'static str, Setup); 2] {
-    [
-        ("none", world.setup()),
-        ("proxy", world.proxy(&[HOST.0], &[HOST.1])),
-    ]
+    [("none", world.setup()), ("proxy", world.proxy(&[HOST.0], &[HOST.1]))]
 }
 
 async fn network_of_a_run(daemon: &Daemon) -> String {
@@ -309,9 +306,7 @@ async fn runs_that_leave_nothing_have_one_network_after_the_other() {
         let mut seen = HashSet::new();
         for _ in 0..20 {
             daemon
-                .run(shell(
-                    "curl -sS http://packages.jig.test/; getent hosts packages.jig.test",
-                ))
+                .run(shell("curl -sS http://packages.jig.test/; getent hosts packages.jig.test"))
                 .await;
             seen.insert(network_of_a_run(&daemon).await);
         }

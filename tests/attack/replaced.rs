@@ -37,10 +37,7 @@ async fn replaced_files_are_protected_from_the_next_command_on() {
             commands_change_nothing(&daemon, &arguments.join(" ")).await;
         }
         let config = fs::read_to_string(daemon.file(".git/config")).unwrap();
-        assert!(
-            config.contains("name = p") && config.contains("origin"),
-            "{config}"
-        );
+        assert!(config.contains("name = p") && config.contains("origin"), "{config}");
 
         // So are directories, and what was removed.
         fs::rename(daemon.file(".git/hooks"), daemon.file("hooks")).unwrap();
@@ -48,10 +45,7 @@ async fn replaced_files_are_protected_from_the_next_command_on() {
         commands_change_nothing(&daemon, "a move").await;
         fs::remove_file(daemon.file(".git/info/attributes")).unwrap();
         commands_change_nothing(&daemon, "a removal").await;
-        assert!(
-            daemon.file(".git/info/attributes").exists(),
-            "it is made again"
-        );
+        assert!(daemon.file(".git/info/attributes").exists(), "it is made again");
         let output = daemon.output(shell("git config user.name")).await;
         assert_eq!(output, "p\n");
     }
@@ -68,11 +62,7 @@ async fn commands_that_run_meanwhile_are_warned_of() {
     git(&daemon.workspace(), &["config", "user.name", "o"]);
     commands_change_nothing(&daemon, "git config").await;
     let log = daemon.log();
-    assert_eq!(
-        log.matches("was replaced while commands ran").count(),
-        1,
-        "{log}"
-    );
+    assert_eq!(log.matches("was replaced while commands ran").count(), 1, "{log}");
     running.abort();
     mark.vanishes().await;
 }

@@ -15,10 +15,7 @@ use crate::{
 /// directories that are otherwise empty.
 const REPOSITORY: &[(&str, &str)] = &[
     (".git/HEAD", "ref: refs/heads/main\n"),
-    (
-        ".git/config",
-        "[core]\n\trepositoryformatversion = 0\n\tbare = false\n[a]\n\tb = c\n",
-    ),
+    (".git/config", "[core]\n\trepositoryformatversion = 0\n\tbare = false\n[a]\n\tb = c\n"),
     (".git/objects/.directory", ""),
     (".git/refs/.directory", ""),
     (".git/refs/heads/.directory", ""),
@@ -45,21 +42,14 @@ const ATTACKS: &[&str] = &[
 
 #[tokio::test]
 async fn a_repository_makes_git_run_nothing_for_the_operator() {
-    for setup in [
-        repository(),
-        repository().workspace_owner(12345),
-        repository().user(12345),
-    ] {
+    for setup in [repository(), repository().workspace_owner(12345), repository().user(12345)] {
         let daemon = setup.start().await;
         developers_can_work(&daemon).await;
         tools_change_nothing(&daemon).await;
         // Some destroy the repository, which is theirs to change.
         attack(&daemon).await;
         let log = daemon.log();
-        assert!(
-            log.contains("what makes git run programs is protected"),
-            "{log}"
-        );
+        assert!(log.contains("what makes git run programs is protected"), "{log}");
     }
 }
 
@@ -68,10 +58,7 @@ async fn the_attacks_work_where_the_operator_protects_nothing() {
     let daemon = repository().arguments(&["--protect", "none"]).start().await;
     run(&daemon, ATTACKS[0]).await;
     operator_works(&daemon);
-    assert!(
-        daemon.file("PWNED").exists(),
-        "the test finds an attack that succeeds"
-    );
+    assert!(daemon.file("PWNED").exists(), "the test finds an attack that succeeds");
     assert!(!daemon.file(".git/commondir").exists());
 }
 
@@ -80,15 +67,8 @@ async fn a_level_without_mounts_is_given_all_the_same() {
     let daemon = repository().at_l1().start().await;
     let isolation = daemon.info().await.isolation.unwrap();
     assert_eq!(isolation.level, "L1");
-    let layer = isolation
-        .layers
-        .iter()
-        .find(|layer| layer.name == "protected_paths")
-        .unwrap();
-    assert!(
-        !layer.applied && layer.detail.contains("commands can"),
-        "{layer:?}"
-    );
+    let layer = isolation.layers.iter().find(|layer| layer.name == "protected_paths").unwrap();
+    assert!(!layer.applied && layer.detail.contains("commands can"), "{layer:?}");
     tools_change_nothing(&daemon).await;
 
     // The daemon says so, since commands do change them.
@@ -119,16 +99,8 @@ async fn a_level_without_mounts_is_refused_with_what_would_run_commands() {
 async fn a_git_file_is_not_exchanged() {
     let link = "gitdir: ../elsewhere\n";
     let daemon = Setup::new().workspace_file(".git", link).start().await;
-    for command in [
-        "rm -f .git; mkdir .git",
-        "echo gitdir: x > .git",
-        "mv .git x",
-    ] {
-        assert_ne!(
-            daemon.run(shell(command)).await.exit_code,
-            Some(0),
-            "{command}"
-        );
+    for command in ["rm -f .git; mkdir .git", "echo gitdir: x > .git", "mv .git x"] {
+        assert_ne!(daemon.run(shell(command)).await.exit_code, Some(0), "{command}");
     }
     assert_eq!(fs::read_to_string(daemon.file(".git")).unwrap(), link);
 }
@@ -137,49 +109,25 @@ async fn a_git_file_is_not_exchanged() {
 async fn presets_cover_what_agents_and_editors_read() {
     let table = "protected = [\"@git\", \"@agent-configs\"]";
     let setup = repository().workspace_file(".venv/pyvenv.cfg", "home = /usr\n");
-    let daemon = setup
-        .workspace_file(".mcp.json", "{}\n")
-        .workspace_table(table)
-        .start()
-        .await;
-    for path in [
-        ".mcp.json",
-        ".vscode/tasks.json",
-        ".claude/settings.json",
-        ".envrc",
-        ".venv/pyvenv.cfg",
-    ] {
+    let daemon = setup.workspace_file(".mcp.json", "{}\n").workspace_table(table).start().await;
+    for path in
+        [".mcp.json", ".vscode/tasks.json", ".claude/settings.json", ".envrc", ".venv/pyvenv.cfg"]
+    {
         let command = format!("mkdir -p $(dirname {path}); echo x > {path}");
-        assert_ne!(
-            daemon.run(shell(&command)).await.exit_code,
-            Some(0),
-            "{path}"
-        );
+        assert_ne!(daemon.run(shell(&command)).await.exit_code, Some(0), "{path}");
         check_denied(&daemon, path).await;
     }
-    assert_eq!(
-        fs::read_to_string(daemon.file(".mcp.json")).unwrap(),
-        "{}\n"
-    );
+    assert_eq!(fs::read_to_string(daemon.file(".mcp.json")).unwrap(), "{}\n");
     attack(&daemon).await;
 }
 
 #[test]
 fn values_that_stand_for_nothing_are_refused() {
     for value in ["@gti", "/etc", "../x"] {
-        let output = jigd(&[
-            "--workspace",
-            "/usr/share/doc",
-            "--protect",
-            value,
-            "--check",
-        ]);
+        let output = jigd(&["--workspace", "/usr/share/doc", "--protect", value, "--check"]);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(78), "{said}");
-        assert!(
-            said.contains("@git, @agent-configs, or none alone"),
-            "{said}"
-        );
+        assert!(said.contains("@git, @agent-configs, or none alone"), "{said}");
     }
 }
 
@@ -205,41 +153,22 @@ pub(super) async fn run(daemon: &Daemon, script: &str) {
 /// Does what a shell's prompt, an editor and the operator do.
 fn operator_works(daemon: &Daemon) {
     let owner = fs::metadata(daemon.file(".git")).unwrap();
-    for arguments in [
-        &["status"][..],
-        &["add", "-A"],
-        &["commit", "--allow-empty", "-qm", "x"],
-    ] {
+    for arguments in [&["status"][..], &["add", "-A"], &["commit", "--allow-empty", "-qm", "x"]] {
         let git = Command::new("git")
-            .args([
-                "-c",
-                "safe.directory=*",
-                "-c",
-                "user.name=o",
-                "-c",
-                "user.email=o@localhost",
-            ])
+            .args(["-c", "safe.directory=*", "-c", "user.name=o", "-c", "user.email=o@localhost"])
             .args(arguments)
             .current_dir(daemon.workspace())
             .uid(owner.uid())
             .gid(owner.gid())
             .env("HOME", "/nonexistent")
-            .env(
-                "GIT_CEILING_DIRECTORIES",
-                daemon.workspace().parent().unwrap(),
-            )
+            .env("GIT_CEILING_DIRECTORIES", daemon.workspace().parent().unwrap())
             .output();
         drop(git.unwrap());
     }
 }
 
 async fn tools_change_nothing(daemon: &Daemon) {
-    for path in [
-        ".git/config",
-        ".git/commondir",
-        ".git/hooks/pre-commit",
-        ".git/config.worktree",
-    ] {
+    for path in [".git/config", ".git/commondir", ".git/hooks/pre-commit", ".git/config.worktree"] {
         check_denied(daemon, path).await;
     }
 }

@@ -76,13 +76,7 @@ async fn submodules_of_a_command_fool_git_whatever_its_settings() {
     git(&root, &["config", "--unset", "fetch.recurseSubmodules"]);
     assert!(is_fooled(&daemon, &root, &["fetch"]));
     // These reach the submodule, and leave its filters.
-    let settings = [
-        "-c",
-        "core.fsmonitor=false",
-        "-c",
-        "core.hooksPath=/dev/null",
-        "status",
-    ];
+    let settings = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "status"];
     assert!(is_fooled(&daemon, &root, &settings));
 }
 
@@ -117,11 +111,7 @@ async fn a_clone_has_no_submodules_that_fool_git() {
     std::os::unix::fs::chown(folder.path(), Some(12345), Some(12345)).unwrap();
     let clone = folder.path().join("clone");
     let (from, to) = (root.to_str().unwrap(), clone.to_str().unwrap());
-    assert!(!is_fooled(
-        &daemon,
-        folder.path(),
-        &["clone", "-q", "--no-local", from, to]
-    ));
+    assert!(!is_fooled(&daemon, folder.path(), &["clone", "-q", "--no-local", from, to]));
     assert!(clone.join(".gitmodules").exists(), "it was cloned");
     for arguments in LOOKING.iter().chain(&ALWAYS_LOOKING) {
         assert!(!is_fooled(&daemon, &clone, arguments), "{arguments:?}");
@@ -135,10 +125,7 @@ async fn a_protected_dot_git_records_no_submodule() {
     let recorded = daemon.run(shell(RECORD)).await;
     assert_ne!(recorded.stdout.get(..6), Some("160000"), "{recorded:?}");
     for arguments in LOOKING.iter().chain(&ALWAYS_LOOKING) {
-        assert!(
-            !is_fooled(&daemon, &daemon.workspace(), arguments),
-            "{arguments:?}"
-        );
+        assert!(!is_fooled(&daemon, &daemon.workspace(), arguments), "{arguments:?}");
     }
 }
 

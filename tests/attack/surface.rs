@@ -44,16 +44,8 @@ async fn answered(
 /// the answer without them.
 const PROTOCOLS: &[(&str, &str, &str)] = &[
     ("other protocols", "EPROTONOSUPPORT", "EAFNOSUPPORT"),
-    (
-        "other protocols, with flags",
-        "EPROTONOSUPPORT",
-        "EAFNOSUPPORT",
-    ),
-    (
-        "other protocols, more bits",
-        "EPROTONOSUPPORT",
-        "EAFNOSUPPORT",
-    ),
+    ("other protocols, with flags", "EPROTONOSUPPORT", "EAFNOSUPPORT"),
+    ("other protocols, more bits", "EPROTONOSUPPORT", "EAFNOSUPPORT"),
     ("raw", "EPERM", "EAFNOSUPPORT"),
     ("raw IPv6", "EPERM", "EAFNOSUPPORT"),
     ("TCP", "ok", "EAFNOSUPPORT"),
@@ -109,10 +101,7 @@ fn surface() -> Vec<(String, &'static str)> {
     for discipline in [0, 27] {
         for end in ["master", "slave"] {
             expected.push((format!("discipline {discipline} on {end}"), "EPERM"));
-            expected.push((
-                format!("discipline {discipline} on {end}, more bits"),
-                "EPERM",
-            ));
+            expected.push((format!("discipline {discipline} on {end}, more bits"), "EPERM"));
         }
     }
     for call in [
@@ -142,10 +131,7 @@ fn surface() -> Vec<(String, &'static str)> {
 async fn offers_little_of_the_kernel(setup: Setup, sockets: Sockets) {
     let daemon = setup.start().await;
     let always = surface();
-    let always: Vec<_> = always
-        .iter()
-        .map(|(what, right)| (what.as_str(), *right))
-        .collect();
+    let always: Vec<_> = always.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     answered(&daemon, "kernel_surface", &always, sockets, PROTOCOLS).await;
 }
 

@@ -26,10 +26,7 @@ async fn case_56_no_secrets_and_no_sockets_of_the_host_are_there() {
     ] {
         let response = daemon.run(argv(&["cat", path])).await;
         assert_ne!(response.exit_code, Some(0), "{path}");
-        assert!(
-            response.stderr.contains("No such file"),
-            "{path}: {response:?}"
-        );
+        assert!(response.stderr.contains("No such file"), "{path}: {response:?}");
     }
 }
 
@@ -42,9 +39,7 @@ async fn case_57_only_harmless_devices_are_there() {
     let names = ["full", "null", "random", "tty", "urandom", "zero"];
     let expected = names.map(|name| format!("character special file /dev/{name}\n"));
     assert_eq!(found, expected.concat());
-    let real = daemon
-        .output(shell("stat -L -c '%t:%T' /dev/null /dev/zero /dev/full"))
-        .await;
+    let real = daemon.output(shell("stat -L -c '%t:%T' /dev/null /dev/zero /dev/full")).await;
     assert_eq!(real, "1:3\n1:5\n1:7\n");
     let made = daemon.run(shell("mknod /tmp/mem c 1 1")).await;
     assert_ne!(made.exit_code, Some(0));
@@ -56,13 +51,7 @@ async fn cases_61_66_70_71_73_and_74_what_a_process_asks_for_itself_opens_nothin
     let program = compile(&daemon, "self_service");
     let daemons = daemon.pid().to_string();
     let mut expected: Vec<(String, &str)> = Vec::new();
-    for what in [
-        "limits",
-        "CPUs",
-        "priority",
-        "class",
-        "priority of input and output",
-    ] {
+    for what in ["limits", "CPUs", "priority", "class", "priority of input and output"] {
         expected.push((format!("{what} of {daemons}"), "ESRCH"));
     }
     for (what, right) in [
@@ -90,10 +79,7 @@ async fn cases_61_66_70_71_73_and_74_what_a_process_asks_for_itself_opens_nothin
     ] {
         expected.push((what.to_owned(), right));
     }
-    let expected: Vec<_> = expected
-        .iter()
-        .map(|(what, right)| (what.as_str(), *right))
-        .collect();
+    let expected: Vec<_> = expected.iter().map(|(what, right)| (what.as_str(), *right)).collect();
     let response = daemon.run(argv(&[&program, &daemons])).await;
     check_answers(&response, &expected);
 }
@@ -114,28 +100,17 @@ async fn case_82_a_request_can_neither_lower_the_isolation_nor_have_the_daemons_
         ("jig-uid", "0"),
         ("jig-network", "host"),
     ] {
-        let response = daemon
-            .run(with(
-                key,
-                value,
-                shell("id -u; cat /proc/net/route | wc -l"),
-            ))
-            .await;
+        let response =
+            daemon.run(with(key, value, shell("id -u; cat /proc/net/route | wc -l"))).await;
         assert_eq!(response.isolation, level, "{key}");
         assert_eq!(response.stdout, "61000\n1\n", "{key}");
     }
     // Its own environment is the command's alone: what starts the command has none.
-    let own = [
-        ("LD_PRELOAD", "./own.so"),
-        ("BASH_ENV", "./own.sh"),
-        ("GIT_DIR", "own"),
-        ("PATH", "."),
-    ];
+    let own =
+        [("LD_PRELOAD", "./own.so"), ("BASH_ENV", "./own.sh"), ("GIT_DIR", "own"), ("PATH", ".")];
     fs::write(daemon.file("own.sh"), "echo sourced\n").unwrap();
     let request = RunRequest {
-        env: own
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .into(),
+        env: own.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         ..argv(&["/bin/bash", "-c", "echo ran"])
     };
     let response = daemon.run(request).await;
@@ -152,16 +127,9 @@ async fn case_64_locks_on_files_of_the_system_are_seen_by_others_and_that_is_all
         "exec 3< /usr/bin/env; flock 3; echo > held; while [ -e held ]; do sleep 0.05; done",
     ));
     crate::support::eventually("the lock", async || daemon.file("held").exists()).await;
-    let response = daemon
-        .run(shell("flock -n /usr/bin/env true; echo $?"))
-        .await;
+    let response = daemon.run(shell("flock -n /usr/bin/env true; echo $?")).await;
     assert_eq!(response.stdout, "1\n", "{response:?}");
     fs::remove_file(daemon.file("held")).unwrap();
     held.await.unwrap().unwrap();
-    assert_eq!(
-        daemon
-            .output(shell("flock -n /usr/bin/env true; echo $?"))
-            .await,
-        "0\n"
-    );
+    assert_eq!(daemon.output(shell("flock -n /usr/bin/env true; echo $?")).await, "0\n");
 }

@@ -112,10 +112,7 @@ async fn who_has_no_key_leaves_places_for_those_who_have() {
     let flood = tokio::task::spawn_blocking(move || Flood::of(OTHER, port, 1100, FLOOD));
     let flood = flood.await.unwrap();
     assert!((64..512).contains(&flood.held), "{}", flood.held);
-    for channel in [
-        lazy_channel(&format!("http://127.0.0.1:{port}")),
-        daemon.new_connection(),
-    ] {
+    for channel in [lazy_channel(&format!("http://127.0.0.1:{port}")), daemon.new_connection()] {
         let mut info = DaemonServiceClient::new(channel);
         let called = info.get_info(with_key(&key, GetInfoRequest {}));
         promptly("there is a place", called).await.unwrap();
@@ -151,27 +148,19 @@ async fn a_connection_without_a_call_that_is_let_in_ends() {
     // One that is let in once, one that watches over the daemon without a key, and one that does nothing.
     let known = lazy_channel(&address);
     let mut info = DaemonServiceClient::new(known.clone());
-    info.get_info(with_key(&key, GetInfoRequest {}))
-        .await
-        .unwrap();
+    info.get_info(with_key(&key, GetInfoRequest {})).await.unwrap();
     let mut watch = HealthClient::new(lazy_channel(&address));
     let request = HealthCheckRequest::default();
     let mut watched = watch.watch(request).await.unwrap().into_inner();
     watched.message().await.unwrap().unwrap();
     let mut known = HealthClient::new(known);
-    let mut beside = known
-        .watch(HealthCheckRequest::default())
-        .await
-        .unwrap()
-        .into_inner();
+    let mut beside = known.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     beside.message().await.unwrap().unwrap();
     let mut stranger = TcpStream::connect(("127.0.0.1", daemon.port())).unwrap();
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
     let preface = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings].concat();
     stranger.write_all(&preface).unwrap();
-    stranger
-        .set_read_timeout(Some(Duration::from_secs(120)))
-        .unwrap();
+    stranger.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let read = tokio::task::spawn_blocking(move || stranger.read_to_end(&mut Vec::new()));
     read.await.unwrap().expect("the daemon closes it");
     // The others go on.
@@ -204,10 +193,7 @@ async fn who_can_never_be_let_in_is_told_so_and_let_go() {
     let mut info = DaemonServiceClient::new(lazy_channel(&address));
     let refused = info.get_info(GetInfoRequest {}).await.unwrap_err();
     assert_eq!(Refusal::of(&refused).reason, "UNAUTHENTICATED");
-    promptly("the daemon closes the connection", passed)
-        .await
-        .unwrap()
-        .unwrap();
+    promptly("the daemon closes the connection", passed).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -245,8 +231,6 @@ async fn who_has_no_key_has_a_few_health_checks_on_a_connection() {
     })
     .await;
     let mut info = DaemonServiceClient::new(channel.clone());
-    info.get_info(with_key(&key, GetInfoRequest {}))
-        .await
-        .unwrap();
+    info.get_info(with_key(&key, GetInfoRequest {})).await.unwrap();
     watch().await.unwrap();
 }

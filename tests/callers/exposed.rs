@@ -28,16 +28,9 @@ fn folder() -> TempDir {
 
 fn flags(folder: &TempDir, listen: &str) -> Vec<String> {
     let path = |name: &str| folder.path().join(name).display().to_string();
-    [
-        "--workspace",
-        &path("ws"),
-        "--state-dir",
-        &path("state"),
-        "--listen",
-        listen,
-    ]
-    .map(str::to_owned)
-    .into()
+    ["--workspace", &path("ws"), "--state-dir", &path("state"), "--listen", listen]
+        .map(str::to_owned)
+        .into()
 }
 
 /// What `jigd` says that does not start.

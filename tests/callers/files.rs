@@ -62,11 +62,7 @@ fn what_cannot_be_a_key_is_refused_and_changes_nothing() {
         (&["new", "x", "--burst", "1"], 64, "--calls-per-second"),
         (&["new", "x", "--calls-per-second", "0"], 1, "from 1 to"),
         (&["new", "x", "--expires", "soon"], 64, "--expires"),
-        (
-            &["new", "x", "--for-tool", "rnu"],
-            1,
-            "there is no tool \"rnu\"; there are apply_patch,",
-        ),
+        (&["new", "x", "--for-tool", "rnu"], 1, "there is no tool \"rnu\"; there are apply_patch,"),
         (&["revoke", "nobody"], 1, "jig key list"),
         (&["revoke"], 64, "NAME"),
     ] {

@@ -16,10 +16,7 @@ async fn info(
     request: Request<GetInfoRequest>,
 ) -> Result<GetInfoResponse, Status> {
     let mut client = DaemonServiceClient::new(daemon.channel());
-    client
-        .get_info(request)
-        .await
-        .map(tonic::Response::into_inner)
+    client.get_info(request).await.map(tonic::Response::into_inner)
 }
 
 async fn caller(
@@ -58,12 +55,10 @@ async fn a_key_is_shown_in_either_of_two_ways() {
         assert_eq!(&caller(&daemon, request).await, expected, "{name}: {value}");
     }
     let mut both = with_key(&key, GetInfoRequest {});
-    both.metadata_mut()
-        .insert("x-api-key", key.parse().unwrap());
+    both.metadata_mut().insert("x-api-key", key.parse().unwrap());
     assert_eq!(caller(&daemon, both).await, builder);
     let mut two = with_key(&key, GetInfoRequest {});
-    two.metadata_mut()
-        .insert("x-api-key", other.parse().unwrap());
+    two.metadata_mut().insert("x-api-key", other.parse().unwrap());
     assert_eq!(caller(&daemon, two).await, refused);
 }
 
@@ -91,9 +86,7 @@ async fn an_expired_key_is_none() {
     let refusal = Refusal::of(&refusal.unwrap_err());
     assert_eq!(refusal.reason, "UNAUTHENTICATED");
     assert!(refusal.message.contains("expired"), "{refusal:?}");
-    info(&daemon, with_key(&new, GetInfoRequest {}))
-        .await
-        .unwrap();
+    info(&daemon, with_key(&new, GetInfoRequest {})).await.unwrap();
 }
 
 #[tokio::test]
@@ -146,35 +139,18 @@ async fn a_daemon_for_other_machines_needs_keys() {
     let [workspace, state] =
         [workspace, folder.path().join("s")].map(|path| path.display().to_string());
     let refused = |more: &[&str]| {
-        let words = [
-            "--workspace",
-            &workspace,
-            "--state-dir",
-            &state,
-            "--listen",
-            "0.0.0.0:0",
-        ];
+        let words = ["--workspace", &workspace, "--state-dir", &state, "--listen", "0.0.0.0:0"];
         let output = jigd(&[&words[..], more].concat());
         assert_eq!(output.status.code(), Some(78), "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     };
     let text = refused(&[]);
-    assert!(
-        text.contains("--keys") && text.contains("jig key new"),
-        "{text}"
-    );
+    assert!(text.contains("--keys") && text.contains("jig key new"), "{text}");
     let keys = KeyFile::new();
     let path = keys.path().display().to_string();
     let text = refused(&["--keys", &path]);
-    assert!(
-        text.contains("No such file") && text.contains("jig key new"),
-        "{text}"
-    );
-    keys.add(
-        "a",
-        "invoke",
-        &["--for-workspace", "elsewhere", "--for-tool", "run"],
-    );
+    assert!(text.contains("No such file") && text.contains("jig key new"), "{text}");
+    keys.add("a", "invoke", &["--for-workspace", "elsewhere", "--for-tool", "run"]);
     // `jig key` knows the tools.
     let written = fs::read_to_string(keys.path()).unwrap();
     fs::write(keys.path(), written.replace("\"run\"", "\"dance\"")).unwrap();

@@ -30,10 +30,7 @@ impl Jig {
             .unwrap();
         let path = folder.path().join("jig");
         copy_program(Path::new(env!("CARGO_BIN_EXE_jig")), &path);
-        Self {
-            _folder: folder,
-            path,
-        }
+        Self { _folder: folder, path }
     }
 
     fn info(&self, user: u32, address: &str) -> Output {
@@ -70,10 +67,7 @@ impl Jig {
 fn open_addresses(daemon: &Daemon) -> [String; 2] {
     let everybody = fs::Permissions::from_mode(0o666);
     fs::set_permissions(daemon.socket(), everybody).unwrap();
-    [
-        format!("unix:{}", daemon.socket().display()),
-        format!("127.0.0.1:{}", daemon.port()),
-    ]
+    [format!("unix:{}", daemon.socket().display()), format!("127.0.0.1:{}", daemon.port())]
 }
 
 #[tokio::test]

@@ -30,9 +30,5 @@ fn info_client(daemon: &Daemon) -> DaemonServiceClient<Channel> {
 pub(crate) async fn with_keys(setup: Setup, keys: &Arc<KeyFile>) -> Daemon {
     let path = keys.path().display().to_string();
     let kept = Arc::clone(keys);
-    setup
-        .arguments(&["--keys", &path])
-        .keeping(kept)
-        .start()
-        .await
+    setup.arguments(&["--keys", &path]).keeping(kept).start().await
 }

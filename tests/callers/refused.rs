@@ -76,10 +76,7 @@ fn files_that_say_who_may_call_are_out_of_the_reach_of_commands() {
         }
         for file in [&inside, &link, &to_inside, &through] {
             let said = refused(&folder, &["--workspace", &workspace, flag, file]);
-            assert!(
-                said.contains("commands could reach"),
-                "{flag} {file}: {said}"
-            );
+            assert!(said.contains("commands could reach"), "{flag} {file}: {said}");
             assert!(said.contains(flag), "{flag} {file}: {said}");
         }
         // What is bound is as near as the workspace.
@@ -87,10 +84,7 @@ fn files_that_say_who_may_call_are_out_of_the_reach_of_commands() {
             let bound = format!("{other}:/other");
             let flags = ["--workspace", &workspace, flag, &beside, bind, &bound];
             let said = refused(&folder, &flags);
-            assert!(
-                said.contains("commands could reach"),
-                "{flag} {bind}: {said}"
-            );
+            assert!(said.contains("commands could reach"), "{flag} {bind}: {said}");
         }
     }
 }
@@ -109,15 +103,9 @@ async fn a_key_file_that_comes_within_reach_is_not_read_again() {
     fs::remove_file(&link).unwrap();
     symlink(&moved, &link).unwrap();
     daemon.reload(Daemon::NOT_READ_AGAIN).await;
-    assert!(
-        daemon.log().contains("commands could reach"),
-        "{}",
-        daemon.log()
-    );
+    assert!(daemon.log().contains("commands could reach"), "{}", daemon.log());
     let mut info = super::info_client(&daemon);
-    info.get_info(with_key(&key, GetInfoRequest {}))
-        .await
-        .unwrap();
+    info.get_info(with_key(&key, GetInfoRequest {})).await.unwrap();
 }
 
 #[test]
@@ -141,18 +129,12 @@ fn workspaces_that_hold_the_same_files_are_refused() {
     let seen = format!("b={}", system.display());
     let flags = ["--workspace", &named("a", "ws"), "--workspace", &seen];
     let said = refused(&folder, &flags);
-    assert!(
-        said.contains("which the commands of every workspace see"),
-        "{said}"
-    );
+    assert!(said.contains("which the commands of every workspace see"), "{said}");
     // Bound for another's commands.
     let bound = path(&folder, "out");
     let (one, other) = (named("a", "ws"), named("b", "out"));
     let flags = ["--workspace", &one, "--workspace", &other];
-    let said = refused(
-        &folder,
-        &[&flags[..], &["--bind-ro", &format!("{bound}:/out")]].concat(),
-    );
+    let said = refused(&folder, &[&flags[..], &["--bind-ro", &format!("{bound}:/out")]].concat());
     assert!(said.contains("is bound for commands of another"), "{said}");
 }
 
@@ -167,18 +149,14 @@ async fn a_key_that_was_revoked_by_a_link_is_none() {
     let path = link.display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
     let mut info = super::info_client(&daemon);
-    info.get_info(with_key(&key, GetInfoRequest {}))
-        .await
-        .unwrap();
+    info.get_info(with_key(&key, GetInfoRequest {})).await.unwrap();
     let revoked = keys.jig(&["revoke", "--keys", &path, "gone"]);
     assert!(revoked.status.success(), "{revoked:?}");
     assert!(link.is_symlink());
     daemon.reload(Daemon::READ_AGAIN).await;
     let refused = info.get_info(with_key(&key, GetInfoRequest {})).await;
     assert!(refused.is_err());
-    info.get_info(with_key(&stays, GetInfoRequest {}))
-        .await
-        .unwrap();
+    info.get_info(with_key(&stays, GetInfoRequest {})).await.unwrap();
 }
 
 #[tokio::test]

@@ -29,16 +29,10 @@ const NEEDED: &[(&str, &[Row])] = &[
             ],
         )],
     ),
-    (
-        "ArtifactService",
-        &[("read", &["ListArtifacts"]), ("invoke", &["ReadArtifact"])],
-    ),
+    ("ArtifactService", &[("read", &["ListArtifacts"]), ("invoke", &["ReadArtifact"])]),
     ("CatalogService", &[("read", &["ListTools"])]),
     ("DaemonService", &[("read", &["GetInfo"])]),
-    (
-        "EventService",
-        &[("read", &["ListSessions", "WatchEvents"])],
-    ),
+    ("EventService", &[("read", &["ListSessions", "WatchEvents"])]),
     ("InvokeService", &[("invoke", &["Invoke", "InvokeBatch"])]),
     (
         "JobService",
@@ -51,16 +45,7 @@ const NEEDED: &[(&str, &[Row])] = &[
         "ProcessService",
         &[
             ("read", &["ListProcesses"]),
-            (
-                "invoke",
-                &[
-                    "Attach",
-                    "ResizeTerminal",
-                    "SendSignal",
-                    "Start",
-                    "WriteStdin",
-                ],
-            ),
+            ("invoke", &["Attach", "ResizeTerminal", "SendSignal", "Start", "WriteStdin"]),
         ],
     ),
     (
@@ -88,10 +73,7 @@ const NEEDED: &[(&str, &[Row])] = &[
             ],
         )],
     ),
-    (
-        "TransferService",
-        &[("invoke", &["Download", "GetUpload", "Upload"])],
-    ),
+    ("TransferService", &[("invoke", &["Download", "GetUpload", "Upload"])]),
 ];
 /// The roles, each of which may what those before it may.
 const ROLES: [&str; 3] = ["read", "invoke", "admin"];
@@ -125,9 +107,7 @@ fn needed() -> BTreeMap<String, usize> {
 #[test]
 fn every_rpc_has_a_row() {
     let pool = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
-    let methods = pool
-        .services()
-        .flat_map(|service| service.methods().collect::<Vec<_>>());
+    let methods = pool.services().flat_map(|service| service.methods().collect::<Vec<_>>());
     let path = |method: prost_reflect::MethodDescriptor| {
         format!("{}/{}", method.parent_service().full_name(), method.name())
     };

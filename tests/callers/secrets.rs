@@ -10,9 +10,7 @@ use crate::support::{Collector, KeyFile, Setup, promptly, shell, with_key};
 
 /// Whether bytes hold a text.
 fn holds(bytes: &[u8], text: &str) -> bool {
-    bytes
-        .windows(text.len())
-        .any(|part| part == text.as_bytes())
+    bytes.windows(text.len()).any(|part| part == text.as_bytes())
 }
 
 /// The files below a directory that hold a text.
@@ -31,11 +29,8 @@ fn holders(folder: &Path, text: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn no_key_and_no_secret_is_written_anywhere() {
-    let [variable, input, wrong] = [
-        "secret-variable-1",
-        "secret-input-2",
-        "jig_secret-wrong-key-3",
-    ];
+    let [variable, input, wrong] =
+        ["secret-variable-1", "secret-input-2", "jig_secret-wrong-key-3"];
     let keys = Arc::new(KeyFile::new());
     let key = keys.add("builder", "invoke", &[]);
     let (collector, endpoint) = Collector::start();
@@ -62,10 +57,7 @@ async fn no_key_and_no_secret_is_written_anywhere() {
     let mut bad = request.clone();
     bad.env.insert("A=B".to_owned(), variable.to_owned());
     daemon.try_run(with_key(&key, bad)).await.unwrap_err();
-    daemon
-        .try_run(with_key(wrong, request.clone()))
-        .await
-        .unwrap_err();
+    daemon.try_run(with_key(wrong, request.clone())).await.unwrap_err();
     let mut jobs = JobServiceClient::new(daemon.channel());
     let params = json!({"command": "true", "env": {"TOKEN": variable}});
     let submit = SubmitJobRequest {
@@ -74,10 +66,7 @@ async fn no_key_and_no_secret_is_written_anywhere() {
         ..SubmitJobRequest::default()
     };
     let submitted = jobs.submit_job(with_key(&key, submit)).await.unwrap();
-    let wait = WaitJobRequest {
-        job_id: submitted.into_inner().job.unwrap().job_id,
-        wait_ms: None,
-    };
+    let wait = WaitJobRequest { job_id: submitted.into_inner().job.unwrap().job_id, wait_ms: None };
     jobs.wait_job(with_key(&key, wait)).await.unwrap();
     daemon.signal(rustix::process::Signal::TERM);
     promptly("the daemon ends", daemon.exit()).await;

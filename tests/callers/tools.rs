@@ -52,42 +52,17 @@ async fn processes_are_for_those_who_may_run_commands() {
     let daemon = with_keys(Setup::new(), &keys).await;
     let (id, _stream) = start(&daemon, &runner, "read line; touch \"$line\"").await;
     let mut client = ProcessServiceClient::new(daemon.channel());
-    let attach = AttachRequest {
-        process_id: id.clone(),
-        ..AttachRequest::default()
-    };
-    let signal = SendSignalRequest {
-        process_id: id.clone(),
-        signal: "KILL".to_owned(),
-    };
-    let resize = ResizeTerminalRequest {
-        process_id: id.clone(),
-        cols: 80,
-        rows: 24,
-    };
+    let attach = AttachRequest { process_id: id.clone(), ..AttachRequest::default() };
+    let signal = SendSignalRequest { process_id: id.clone(), signal: "KILL".to_owned() };
+    let resize = ResizeTerminalRequest { process_id: id.clone(), cols: 80, rows: 24 };
     let fed = write(&id, "bypassed\n");
     let list = ListProcessesRequest::default();
     for (what, answer) in [
-        (
-            "Attach",
-            reason(client.attach(with_key(&lister, attach)).await),
-        ),
-        (
-            "WriteStdin",
-            reason(client.write_stdin(with_key(&lister, fed)).await),
-        ),
-        (
-            "SendSignal",
-            reason(client.send_signal(with_key(&lister, signal)).await),
-        ),
-        (
-            "ResizeTerminal",
-            reason(client.resize_terminal(with_key(&lister, resize)).await),
-        ),
-        (
-            "ListProcesses",
-            reason(client.list_processes(with_key(&lister, list)).await),
-        ),
+        ("Attach", reason(client.attach(with_key(&lister, attach)).await)),
+        ("WriteStdin", reason(client.write_stdin(with_key(&lister, fed)).await)),
+        ("SendSignal", reason(client.send_signal(with_key(&lister, signal)).await)),
+        ("ResizeTerminal", reason(client.resize_terminal(with_key(&lister, resize)).await)),
+        ("ListProcesses", reason(client.list_processes(with_key(&lister, list)).await)),
     ] {
         assert_eq!(answer, "FORBIDDEN", "{what}");
     }
@@ -105,22 +80,13 @@ async fn a_shell_gets_nothing_more_to_do_once_commands_are_switched_off() {
     let (id, _stream) = start(&daemon, &key, "while read line; do touch \"$line\"; done").await;
     let file = daemon.beside("jig.toml");
     let before = fs::read_to_string(&file).unwrap();
-    fs::write(
-        &file,
-        format!("{before}\n[policy]\ndeny_tools = [\"run\"]\n"),
-    )
-    .unwrap();
+    fs::write(&file, format!("{before}\n[policy]\ndeny_tools = [\"run\"]\n")).unwrap();
     daemon.reload(Daemon::READ_AGAIN).await;
     let mut client = ProcessServiceClient::new(daemon.channel());
-    let answer = client
-        .write_stdin(with_key(&key, write(&id, "late\n")))
-        .await;
+    let answer = client.write_stdin(with_key(&key, write(&id, "late\n"))).await;
     assert_eq!(reason(answer), "TOOL_DISABLED");
     // It can still be ended.
-    let signal = SendSignalRequest {
-        process_id: id,
-        signal: "KILL".to_owned(),
-    };
+    let signal = SendSignalRequest { process_id: id, signal: "KILL".to_owned() };
     client.send_signal(with_key(&key, signal)).await.unwrap();
     assert!(!daemon.file("late").exists());
 }
@@ -140,37 +106,15 @@ async fn jobs_of_other_tools_are_not_there() {
     let run = submit("run", "{\"command\": \"sleep 1000\"}");
     let submitted = jobs.submit_job(with_key(&runner, run)).await.unwrap();
     let job_id = submitted.into_inner().job.unwrap().job_id;
-    let get = GetJobRequest {
-        job_id: job_id.clone(),
-    };
-    let wait = WaitJobRequest {
-        job_id: job_id.clone(),
-        wait_ms: Some(1),
-    };
-    let watch = WatchJobRequest {
-        job_id: job_id.clone(),
-        ..WatchJobRequest::default()
-    };
-    let cancel = CancelJobRequest {
-        job_id: job_id.clone(),
-    };
+    let get = GetJobRequest { job_id: job_id.clone() };
+    let wait = WaitJobRequest { job_id: job_id.clone(), wait_ms: Some(1) };
+    let watch = WatchJobRequest { job_id: job_id.clone(), ..WatchJobRequest::default() };
+    let cancel = CancelJobRequest { job_id: job_id.clone() };
     for (what, answer) in [
-        (
-            "GetJob",
-            reason(jobs.get_job(with_key(&lister, get.clone())).await),
-        ),
-        (
-            "WaitJob",
-            reason(jobs.wait_job(with_key(&lister, wait)).await),
-        ),
-        (
-            "WatchJob",
-            reason(jobs.watch_job(with_key(&lister, watch)).await),
-        ),
-        (
-            "CancelJob",
-            reason(jobs.cancel_job(with_key(&lister, cancel.clone())).await),
-        ),
+        ("GetJob", reason(jobs.get_job(with_key(&lister, get.clone())).await)),
+        ("WaitJob", reason(jobs.wait_job(with_key(&lister, wait)).await)),
+        ("WatchJob", reason(jobs.watch_job(with_key(&lister, watch)).await)),
+        ("CancelJob", reason(jobs.cancel_job(with_key(&lister, cancel.clone())).await)),
     ] {
         assert_eq!(answer, "JOB_NOT_FOUND", "{what}");
     }
@@ -213,9 +157,7 @@ async fn what_other_tools_left_cannot_be_read() {
         assert_eq!(listed.into_inner().artifacts.len(), number);
     }
     let mut transfers = TransferServiceClient::new(daemon.channel());
-    let upload = GetUploadRequest {
-        upload_id: "some".to_owned(),
-    };
+    let upload = GetUploadRequest { upload_id: "some".to_owned() };
     let answer = transfers.get_upload(with_key(&lister, upload)).await;
     assert_eq!(reason(answer), "FORBIDDEN");
 }
@@ -232,10 +174,7 @@ async fn who_waits_for_a_job_learns_nothing_when_his_key_is_gone() {
         ..SubmitJobRequest::default()
     };
     let submitted = jobs.submit_job(with_key(&gone, run)).await.unwrap();
-    let wait = WaitJobRequest {
-        job_id: submitted.into_inner().job.unwrap().job_id,
-        wait_ms: None,
-    };
+    let wait = WaitJobRequest { job_id: submitted.into_inner().job.unwrap().job_id, wait_ms: None };
     let channel = daemon.channel();
     let mut waiting = JobServiceClient::new(channel.clone());
     let mut waiting = Box::pin(waiting.wait_job(with_key(&gone, wait)));

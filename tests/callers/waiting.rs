@@ -26,9 +26,7 @@ fn denials(daemon: &Daemon) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let records = text.lines().map(|line| serde_json::from_str(line).unwrap());
     let denied = records.filter(|record: &Value| record["event"] == "tool_call_denied");
-    denied
-        .map(|record| record["denied_by"].as_str().unwrap().to_owned())
-        .collect()
+    denied.map(|record| record["denied_by"].as_str().unwrap().to_owned()).collect()
 }
 
 /// Gives the key of this name another secret.
@@ -91,10 +89,7 @@ async fn a_call_that_waits_for_its_place_goes_with_its_key() {
     let agent = keys.add("agent", "invoke", &["--concurrent-calls", "1"]);
     let admin = keys.add("admin", "admin", &[]);
     let daemon = with_keys(Setup::new(), &keys).await;
-    let going = daemon.begin(with_key(
-        &agent,
-        shell("until [ -e go ]; do sleep 0.01; done"),
-    ));
+    let going = daemon.begin(with_key(&agent, shell("until [ -e go ]; do sleep 0.01; done")));
     eventually("it runs", async || counts(&daemon, &admin).await == (1, 0)).await;
     let waiting = daemon.begin(with_key(&agent, shell("touch ran")));
     eventually("it waits", async || counts(&daemon, &admin).await == (1, 1)).await;
@@ -140,18 +135,10 @@ async fn a_call_that_waits_for_its_place_is_let_in_by_the_policy_of_then() {
         ),
         // Nobody had to know what the call is with, and now somebody does.
         (String::new(), of_run("other"), None),
-        (
-            String::new(),
-            of_run("touch"),
-            Some(("POLICY_DENIED", "rule file:x")),
-        ),
+        (String::new(), of_run("touch"), Some(("POLICY_DENIED", "rule file:x"))),
         (String::new(), rule("x", "stat", "touch"), None),
         (of_run("other"), of_run("yet another"), None),
-        (
-            of_run("other"),
-            of_run("touch"),
-            Some(("POLICY_DENIED", "rule file:x")),
-        ),
+        (of_run("other"), of_run("touch"), Some(("POLICY_DENIED", "rule file:x"))),
     ]
     .into_iter()
     .enumerate()

@@ -36,13 +36,7 @@ impl Two {
         let other = keys.add("other", "admin", &["--for-workspace", "other"]);
         let named = format!("other={}", folder.path().display());
         let setup = Setup::new().arguments(&["--workspace", &named]);
-        Self {
-            daemon: with_keys(setup, &keys).await,
-            first,
-            other,
-            keys,
-            folder,
-        }
+        Self { daemon: with_keys(setup, &keys).await, first, other, keys, folder }
     }
 
     fn in_other<T>(key: &str, message: T) -> Request<T> {
@@ -69,34 +63,19 @@ async fn a_workspace_that_a_key_is_not_for_is_not_there() {
     assert_eq!(hidden.reason, missing.reason);
     assert_eq!(hidden.message.replace("other", "third"), missing.message);
     // Each has its own by default.
-    let read = ReadFileRequest {
-        path: "secret".to_owned(),
-        ..ReadFileRequest::default()
-    };
+    let read = ReadFileRequest { path: "secret".to_owned(), ..ReadFileRequest::default() };
     let request = with_key(&two.other, read.clone());
     let own = two.daemon.tools().read_file(request).await;
     assert_eq!(own.unwrap().into_inner().content, "of the other");
-    let none = two
-        .daemon
-        .tools()
-        .read_file(with_key(&two.first, read))
-        .await;
+    let none = two.daemon.tools().read_file(with_key(&two.first, read)).await;
     assert_eq!(Refusal::of(&none.unwrap_err()).reason, "FILE_NOT_FOUND");
     let mut info = DaemonServiceClient::new(two.daemon.channel());
-    for (key, own, foreign) in [
-        (&two.first, "workspace", "other"),
-        (&two.other, "other", "workspace"),
-    ] {
-        let info = info
-            .get_info(with_key(key, GetInfoRequest {}))
-            .await
-            .unwrap();
+    for (key, own, foreign) in
+        [(&two.first, "workspace", "other"), (&two.other, "other", "workspace")]
+    {
+        let info = info.get_info(with_key(key, GetInfoRequest {})).await.unwrap();
         let info = info.into_inner();
-        let names: Vec<_> = info
-            .workspaces
-            .iter()
-            .map(|workspace| &*workspace.name)
-            .collect();
+        let names: Vec<_> = info.workspaces.iter().map(|workspace| &*workspace.name).collect();
         assert_eq!(names, [own], "and not {foreign}");
     }
 }
@@ -107,21 +86,13 @@ async fn sessions_of_one_name_are_each_workspaces_own() {
     let artifacts = |key: String, path: String| {
         let mut client = ArtifactServiceClient::new(two.daemon.channel());
         async move {
-            let request = ReadArtifactRequest {
-                path,
-                ..ReadArtifactRequest::default()
-            };
+            let request = ReadArtifactRequest { path, ..ReadArtifactRequest::default() };
             let answer = client.read_artifact(with_key(&key, request)).await;
-            let mut parts = answer
-                .map_err(|status| Refusal::of(&status).reason)?
-                .into_inner();
+            let mut parts = answer.map_err(|status| Refusal::of(&status).reason)?.into_inner();
             Ok::<_, String>(parts.message().await.unwrap().unwrap().data)
         }
     };
-    let run = |key: &str, text: &str| {
-        two.daemon
-            .run(with_key(key, shell(&format!("echo {text}"))))
-    };
+    let run = |key: &str, text: &str| two.daemon.run(with_key(key, shell(&format!("echo {text}"))));
     let first = run(&two.first, "1").await.stdout_path;
     assert_eq!(first, "logs/tool_step_0001_stdout.txt");
     let missing = artifacts(two.other.clone(), first.clone()).await;
@@ -143,10 +114,7 @@ async fn sessions_of_one_name_are_each_workspaces_own() {
 async fn processes_are_each_workspaces_own() {
     let two = Two::start().await;
     let mut processes = ProcessServiceClient::new(two.daemon.channel());
-    let start = StartRequest {
-        command: Some("sleep 100".to_owned()),
-        ..StartRequest::default()
-    };
+    let start = StartRequest { command: Some("sleep 100".to_owned()), ..StartRequest::default() };
     let started = processes.start(with_key(&two.first, start)).await.unwrap();
     let mut started = started.into_inner();
     let Some(start_response::Event::Started(about)) =
@@ -160,20 +128,11 @@ async fn processes_are_each_workspaces_own() {
     };
     assert_eq!(seen(&two.first).await, 1);
     assert_eq!(seen(&two.other).await, 0);
-    let attach = AttachRequest {
-        process_id: about.process_id,
-        ..AttachRequest::default()
-    };
+    let attach = AttachRequest { process_id: about.process_id, ..AttachRequest::default() };
     let attached = processes.attach(with_key(&two.other, attach.clone())).await;
-    assert_eq!(
-        Refusal::of(&attached.unwrap_err()).reason,
-        "PROCESS_NOT_FOUND"
-    );
+    assert_eq!(Refusal::of(&attached.unwrap_err()).reason, "PROCESS_NOT_FOUND");
     let attached = processes.attach(Two::in_other(&two.first, attach)).await;
-    assert_eq!(
-        Refusal::of(&attached.unwrap_err()).reason,
-        "UNKNOWN_WORKSPACE"
-    );
+    assert_eq!(Refusal::of(&attached.unwrap_err()).reason, "UNKNOWN_WORKSPACE");
 }
 
 #[tokio::test]
@@ -187,20 +146,10 @@ async fn jobs_are_each_workspaces_own() {
     };
     let submitted = jobs.submit_job(with_key(&two.other, submit)).await.unwrap();
     let job_id = submitted.into_inner().job.unwrap().job_id;
-    let get = GetJobRequest {
-        job_id: job_id.clone(),
-    };
-    let wait = WaitJobRequest {
-        job_id: job_id.clone(),
-        wait_ms: Some(1),
-    };
-    let watch = WatchJobRequest {
-        job_id: job_id.clone(),
-        ..WatchJobRequest::default()
-    };
-    let cancel = CancelJobRequest {
-        job_id: job_id.clone(),
-    };
+    let get = GetJobRequest { job_id: job_id.clone() };
+    let wait = WaitJobRequest { job_id: job_id.clone(), wait_ms: Some(1) };
+    let watch = WatchJobRequest { job_id: job_id.clone(), ..WatchJobRequest::default() };
+    let cancel = CancelJobRequest { job_id: job_id.clone() };
     for (hidden, how) in [(false, "JOB_NOT_FOUND"), (true, "UNKNOWN_WORKSPACE")] {
         fn request<T>(two: &Two, hidden: bool, message: T) -> Request<T> {
             match hidden {
@@ -210,15 +159,9 @@ async fn jobs_are_each_workspaces_own() {
         }
         let answers = [
             jobs.get_job(request(&two, hidden, get.clone())).await.err(),
-            jobs.wait_job(request(&two, hidden, wait.clone()))
-                .await
-                .err(),
-            jobs.watch_job(request(&two, hidden, watch.clone()))
-                .await
-                .err(),
-            jobs.cancel_job(request(&two, hidden, cancel.clone()))
-                .await
-                .err(),
+            jobs.wait_job(request(&two, hidden, wait.clone())).await.err(),
+            jobs.watch_job(request(&two, hidden, watch.clone())).await.err(),
+            jobs.cancel_job(request(&two, hidden, cancel.clone())).await.err(),
         ];
         for answer in answers {
             assert_eq!(Refusal::of(&answer.unwrap()).reason, how);
@@ -243,23 +186,13 @@ async fn uploads_are_each_workspaces_own() {
         ..UploadStart::default()
     };
     // Cut off, and kept.
-    let parts = tokio_stream::iter([UploadRequest {
-        part: Some(Part::Start(start)),
-    }]);
-    transfers
-        .upload(with_key(&two.other, parts))
-        .await
-        .unwrap_err();
-    let upload = GetUploadRequest {
-        upload_id: "one".to_owned(),
-    };
+    let parts = tokio_stream::iter([UploadRequest { part: Some(Part::Start(start)) }]);
+    transfers.upload(with_key(&two.other, parts)).await.unwrap_err();
+    let upload = GetUploadRequest { upload_id: "one".to_owned() };
     let own = transfers.get_upload(with_key(&two.other, upload.clone()));
     assert_eq!(own.await.unwrap().into_inner().path, "f");
     let foreign = transfers.get_upload(with_key(&two.first, upload)).await;
-    assert_eq!(
-        Refusal::of(&foreign.unwrap_err()).reason,
-        "UPLOAD_NOT_FOUND"
-    );
+    assert_eq!(Refusal::of(&foreign.unwrap_err()).reason, "UPLOAD_NOT_FOUND");
 }
 
 #[tokio::test]
@@ -267,10 +200,9 @@ async fn what_goes_on_in_another_workspace_is_not_counted() {
     let two = Two::start().await;
     let all = two.keys.add("all", "read", &[]);
     two.daemon.reload(Daemon::READ_AGAIN).await;
-    let running = two.daemon.begin(with_key(
-        &two.other,
-        shell("touch begun; until [ -e go ]; do sleep 0.01; done"),
-    ));
+    let running = two
+        .daemon
+        .begin(with_key(&two.other, shell("touch begun; until [ -e go ]; do sleep 0.01; done")));
     let begun = two.folder.path().join("begun");
     eventually("it runs", async || begun.exists()).await;
     let counts = async |key: &str| -> Counts {
@@ -280,11 +212,7 @@ async fn what_goes_on_in_another_workspace_is_not_counted() {
     };
     for (key, number) in [(&two.first, 0), (&two.other, 1), (&all, 1)] {
         let counts = counts(key).await;
-        assert_eq!(
-            (counts.calls_active, counts.runs_active),
-            (number, number),
-            "{counts:?}"
-        );
+        assert_eq!((counts.calls_active, counts.runs_active), (number, number), "{counts:?}");
     }
     fs::write(two.folder.path().join("go"), "").unwrap();
     running.await.unwrap().unwrap();

@@ -45,9 +45,7 @@ const OTHERS: &[(&str, &[&str])] = &[
 fn what_comes_about_seldom_is_named_too() {
     let found = OTHERS.iter().flat_map(|(rpc, reasons)| {
         let named = errors_of(rpc);
-        let missing = reasons
-            .iter()
-            .filter(move |reason| !named.contains(**reason));
+        let missing = reasons.iter().filter(move |reason| !named.contains(**reason));
         missing.map(move |reason| format!("{rpc}: {reason}"))
     });
     none("errors that no comment names", found);
@@ -78,9 +76,7 @@ async fn each_error_is_named_by_the_comment_of_its_rpc() {
         }
     }
     assert!(found.len() > 60, "only {} errors were seen", found.len());
-    let unnamed = found
-        .iter()
-        .filter(|(rpc, reason)| !errors_of(rpc).contains(reason));
+    let unnamed = found.iter().filter(|(rpc, reason)| !errors_of(rpc).contains(reason));
     let unnamed = unnamed.map(|(rpc, reason)| format!("{rpc}: {reason}"));
     none("errors that no comment names", unnamed);
 }

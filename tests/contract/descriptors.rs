@@ -69,12 +69,7 @@ pub(super) fn elements() -> Vec<Element> {
         let file = kind.parent_file();
         found.push(element("enum", kind.full_name(), &file, kind.path()));
         for value in kind.values() {
-            found.push(element(
-                "enum value",
-                value.full_name(),
-                &file,
-                value.path(),
-            ));
+            found.push(element("enum value", value.full_name(), &file, value.path()));
         }
     }
     found
@@ -92,11 +87,7 @@ pub(super) fn element(
         .flat_map(|source| &source.location)
         .find(|location| location.path == path)
         .map(|location| location.leading_comments().to_owned());
-    Element {
-        kind,
-        name: name.to_owned(),
-        comment: comment.unwrap_or_default(),
-    }
+    Element { kind, name: name.to_owned(), comment: comment.unwrap_or_default() }
 }
 
 pub(super) fn pool() -> DescriptorPool {
@@ -105,26 +96,18 @@ pub(super) fn pool() -> DescriptorPool {
 
 /// The files whose shape is ours to choose.
 pub(super) fn files() -> Vec<FileDescriptor> {
-    let files: Vec<_> = pool()
-        .files()
-        .filter(|file| file.package_name().starts_with("jig."))
-        .collect();
+    let files: Vec<_> =
+        pool().files().filter(|file| file.package_name().starts_with("jig.")).collect();
     assert!(!files.is_empty(), "no file of the contract was found");
     files
 }
 
 pub(super) fn services() -> Vec<ServiceDescriptor> {
-    files()
-        .iter()
-        .flat_map(|file| file.services().collect::<Vec<_>>())
-        .collect()
+    files().iter().flat_map(|file| file.services().collect::<Vec<_>>()).collect()
 }
 
 pub(super) fn methods() -> Vec<MethodDescriptor> {
-    services()
-        .iter()
-        .flat_map(|service| service.methods().collect::<Vec<_>>())
-        .collect()
+    services().iter().flat_map(|service| service.methods().collect::<Vec<_>>()).collect()
 }
 
 pub(super) fn messages() -> Vec<MessageDescriptor> {
@@ -135,10 +118,7 @@ pub(super) fn messages() -> Vec<MessageDescriptor> {
 }
 
 pub(super) fn enums() -> Vec<EnumDescriptor> {
-    pool()
-        .all_enums()
-        .filter(|kind| kind.package_name().starts_with("jig."))
-        .collect()
+    pool().all_enums().filter(|kind| kind.package_name().starts_with("jig.")).collect()
 }
 
 pub(super) fn fields_of(message: &str) -> BTreeMap<String, FieldDescriptor> {
@@ -163,13 +143,8 @@ pub(super) fn upper_snake(pascal: &str) -> String {
 
 /// The reasons of errors that the comments of a tool's RPC and of its service name.
 pub(super) fn errors_of(rpc: &str) -> BTreeSet<String> {
-    let names = [
-        "jig.v1.ToolService".to_owned(),
-        format!("jig.v1.ToolService.{rpc}"),
-    ];
-    let comments = elements()
-        .into_iter()
-        .filter(|element| names.contains(&element.name));
+    let names = ["jig.v1.ToolService".to_owned(), format!("jig.v1.ToolService.{rpc}")];
+    let comments = elements().into_iter().filter(|element| names.contains(&element.name));
     let comments: Vec<String> = comments.map(|element| element.comment).collect();
     assert_eq!(comments.len(), 2, "there is no RPC {rpc}");
     let lines = comments.iter().flat_map(|comment| comment.lines());

@@ -32,10 +32,7 @@ fn packages_are_versioned_and_lie_in_the_folder_of_their_name() {
         }
         let (folder, name) = file.name().rsplit_once('/').unwrap();
         if folder != package.replace('.', "/") {
-            found.push(format!(
-                "{}: package {package} belongs elsewhere",
-                file.name()
-            ));
+            found.push(format!("{}: package {package} belongs elsewhere", file.name()));
         }
         if !is_lower_snake(name.trim_end_matches(".proto")) {
             found.push(format!("{}: not lower_snake_case", file.name()));
@@ -60,10 +57,7 @@ fn names_have_the_usual_shape() {
     }
     for service in services() {
         if !service.name().ends_with("Service") {
-            found.push(format!(
-                "service {} does not end in Service",
-                service.name()
-            ));
+            found.push(format!("service {} does not end in Service", service.name()));
         }
     }
     none("names", found);
@@ -79,9 +73,7 @@ fn enums_begin_with_a_value_for_not_given_and_their_values_have_a_prefix() {
         if values[0].number() != 0 || values[0].name() != zero {
             found.push(format!("{} does not begin with {zero} = 0", kind.name()));
         }
-        let strange = values
-            .iter()
-            .filter(|value| !value.name().starts_with(&prefix));
+        let strange = values.iter().filter(|value| !value.name().starts_with(&prefix));
         found.extend(strange.map(|value| format!("{} lacks {prefix}", value.name())));
         let numbers: BTreeSet<i32> = values.iter().map(|value| value.number()).collect();
         if numbers.len() != values.len() {
@@ -152,9 +144,7 @@ fn every_rpc_lists_its_errors() {
 #[test]
 fn a_list_of_errors_is_told_from_prose() {
     assert!(lists_errors(" Does.\n\n Errors:\n * `A_B`: c.\n"));
-    assert!(lists_errors(
-        " Errors (nothing was done):\n * `A` (`B`): c\n   d.\n * `E`: f."
-    ));
+    assert!(lists_errors(" Errors (nothing was done):\n * `A` (`B`): c\n   d.\n * `E`: f."));
     assert!(lists_errors(" Errors: none of its own.\n"));
     assert!(!lists_errors(" Errors happen.\n * `A`: b."));
     assert!(!lists_errors(" Errors:\n Many.\n"));
@@ -178,18 +168,8 @@ fn lists_errors(comment: &str) -> bool {
 }
 
 fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
-    let entries = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    entries
-        .flat_map(|path| {
-            if path.is_dir() {
-                walk(&path)
-            } else {
-                vec![path]
-            }
-        })
-        .collect()
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
 /// `v1`, `v1alpha1`, `v1beta2`.
@@ -197,9 +177,7 @@ fn is_version(name: &str) -> bool {
     let Some(version) = name.strip_prefix('v') else {
         return false;
     };
-    let parts = version
-        .split_once("alpha")
-        .or_else(|| version.split_once("beta"));
+    let parts = version.split_once("alpha").or_else(|| version.split_once("beta"));
     let is_number = |text: &str| text.parse::<u16>().is_ok();
     match parts {
         Some((major, minor)) => is_number(major) && is_number(minor),
@@ -209,9 +187,7 @@ fn is_version(name: &str) -> bool {
 
 fn is_lower_snake(name: &str) -> bool {
     name.split('_').all(|part| !part.is_empty())
-        && name
-            .chars()
-            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
 
 fn is_upper_snake(name: &str) -> bool {

@@ -117,9 +117,9 @@ fn contradictions(field: &FieldDescriptor, rules: &FieldRules) -> Vec<&'static s
     let fits = match (default, field.kind()) {
         (DefaultValue::DefaultNumber(value), _) => numeric && (minimum..=maximum).contains(value),
         (DefaultValue::DefaultBool(_), kind) => kind == Kind::Bool,
-        (DefaultValue::DefaultText(value), Kind::Enum(kind)) => kind
-            .get_value_by_name(value)
-            .is_some_and(|value| value.number() != 0),
+        (DefaultValue::DefaultText(value), Kind::Enum(kind)) => {
+            kind.get_value_by_name(value).is_some_and(|value| value.number() != 0)
+        }
         (DefaultValue::DefaultText(value), kind) => {
             let most = rules.max_bytes.unwrap_or(u32::MAX);
             kind == Kind::String && u32::try_from(value.len()).is_ok_and(|size| size <= most)

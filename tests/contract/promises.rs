@@ -8,31 +8,19 @@ use crate::tidy::none;
 
 /// Default and range of a number.
 const fn number(default: i64, minimum: i64, maximum: i64) -> Promise {
-    Promise {
-        default: Some(Default::Number(default)),
-        range: Some((minimum, maximum)),
-    }
+    Promise { default: Some(Default::Number(default)), range: Some((minimum, maximum)) }
 }
 
 const fn range(minimum: i64, maximum: i64) -> Promise {
-    Promise {
-        default: None,
-        range: Some((minimum, maximum)),
-    }
+    Promise { default: None, range: Some((minimum, maximum)) }
 }
 
 const fn text(default: &'static str) -> Promise {
-    Promise {
-        default: Some(Default::Text(default)),
-        range: None,
-    }
+    Promise { default: Some(Default::Text(default)), range: None }
 }
 
 const fn flag(default: bool) -> Promise {
-    Promise {
-        default: Some(Default::Flag(default)),
-        range: None,
-    }
+    Promise { default: Some(Default::Flag(default)), range: None }
 }
 
 /// What was promised of a request field.
@@ -92,24 +80,10 @@ const RPCS: &[(&str, &str, bool)] = &[
 const FIELDS: &[(&str, &[&str])] = &[
     (
         "ListFilesRequest",
-        &[
-            "root",
-            "glob",
-            "max_results",
-            "respect_ignore",
-            "hidden",
-            "max_depth",
-            "page_token",
-        ],
+        &["root", "glob", "max_results", "respect_ignore", "hidden", "max_depth", "page_token"],
     ),
-    (
-        "ListFilesResponse",
-        &["files", "truncated", "next_page_token", "skipped_names"],
-    ),
-    (
-        "ReadFileRequest",
-        &["path", "start_line", "end_line", "encoding", "max_bytes"],
-    ),
+    ("ListFilesResponse", &["files", "truncated", "next_page_token", "skipped_names"]),
+    ("ReadFileRequest", &["path", "start_line", "end_line", "encoding", "max_bytes"]),
     (
         "ReadFileResponse",
         &[
@@ -124,18 +98,7 @@ const FIELDS: &[(&str, &[&str])] = &[
             "sha256",
         ],
     ),
-    (
-        "RunRequest",
-        &[
-            "command",
-            "argv",
-            "cwd",
-            "env",
-            "stdin",
-            "timeout_sec",
-            "max_output_bytes",
-        ],
-    ),
+    ("RunRequest", &["command", "argv", "cwd", "env", "stdin", "timeout_sec", "max_output_bytes"]),
     (
         "RunResponse",
         &[
@@ -157,20 +120,10 @@ const FIELDS: &[(&str, &[&str])] = &[
             "isolation",
         ],
     ),
-    (
-        "FetchUrlRequest",
-        &["url", "timeout_sec", "format", "max_bytes"],
-    ),
+    ("FetchUrlRequest", &["url", "timeout_sec", "format", "max_bytes"]),
     (
         "FetchUrlResponse",
-        &[
-            "final_url",
-            "status_code",
-            "content_type",
-            "content_length",
-            "content",
-            "truncated",
-        ],
+        &["final_url", "status_code", "content_type", "content_length", "content", "truncated"],
     ),
     ("ResourceUsage", &["user_ms", "system_ms", "max_rss_bytes"]),
     ("ReadArtifactRequest", &["path", "offset", "limit"]),
@@ -189,10 +142,7 @@ const FIELDS: &[(&str, &[&str])] = &[
     ),
     ("UploadChunk", &["offset", "data"]),
     ("DownloadRequest", &["path", "offset", "limit"]),
-    (
-        "DownloadResponse",
-        &["data", "offset", "size_bytes", "sha256"],
-    ),
+    ("DownloadResponse", &["data", "offset", "size_bytes", "sha256"]),
 ];
 
 /// Defaults and limits of request fields.
@@ -208,11 +158,7 @@ const LIMITS: &[(&str, &str, Promise)] = &[
     ("FetchUrlRequest", "format", text("FETCH_FORMAT_RAW")),
     ("RunRequest", "cwd", text(".")),
     ("RunRequest", "timeout_sec", range(1, 86_400)),
-    (
-        "RunRequest",
-        "max_output_bytes",
-        number(102_400, 0, 10 << 20),
-    ),
+    ("RunRequest", "max_output_bytes", number(102_400, 0, 10 << 20)),
 ];
 
 /// Values of enums, without prefix and `UNSPECIFIED`.
@@ -240,12 +186,7 @@ fn the_promised_tools_are_as_promised() {
     let mut found = Vec::new();
     for method in methods() {
         let Some(tool) = tool(&method) else { continue };
-        let is = (
-            method.name(),
-            tool.name.as_str(),
-            tool.risk(),
-            tool.default_timeout_sec,
-        );
+        let is = (method.name(), tool.name.as_str(), tool.risk(), tool.default_timeout_sec);
         if !TOOLS.contains(&is) {
             found.push(format!("{is:?}"));
         }
@@ -280,9 +221,7 @@ fn the_promised_names_are_there() {
             .flat_map(EnumDescriptor::values)
             .filter_map(|value| Some(value.name().strip_prefix(&prefix)?.to_owned()))
             .collect();
-        let lost = values
-            .iter()
-            .filter(|value| !has.iter().any(|name| name == *value));
+        let lost = values.iter().filter(|value| !has.iter().any(|name| name == *value));
         missing.extend(lost.map(|value| format!("value {prefix}{value}")));
     }
     none("names that were promised and are missing", missing);

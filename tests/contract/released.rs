@@ -37,10 +37,7 @@ fn clients_of_released_contracts_are_served() {
         releases += 1;
     }
     assert_ne!(releases, 0, "no released contract was found");
-    none(
-        "parts of released contracts that are gone or differ",
-        broken,
-    );
+    none("parts of released contracts that are gone or differ", broken);
 }
 
 #[test]
@@ -74,10 +71,8 @@ fn listing() -> BTreeSet<String> {
     let values = enums().into_iter().flat_map(|kind| {
         let name = kind.full_name().to_owned();
         let line = |number, value: &str| format!("value {name} {number} {value}");
-        let values: Vec<_> = kind
-            .values()
-            .map(|value| line(value.number(), value.name()))
-            .collect();
+        let values: Vec<_> =
+            kind.values().map(|value| line(value.number(), value.name())).collect();
         values
     });
     rpcs.chain(fields).chain(values).collect()
@@ -102,11 +97,7 @@ fn field_line(field: &FieldDescriptor) -> String {
     let kind = match field.kind() {
         Kind::Message(message) if field.is_map() => {
             let value = message.map_entry_value_field();
-            format!(
-                "map<{:?},{:?}>",
-                message.map_entry_key_field().kind(),
-                value.kind()
-            )
+            format!("map<{:?},{:?}>", message.map_entry_key_field().kind(), value.kind())
         }
         kind => format!("{kind:?}"),
     };
@@ -116,15 +107,7 @@ fn field_line(field: &FieldDescriptor) -> String {
         Cardinality::Optional if field.supports_presence() => "present",
         Cardinality::Optional => "optional",
     };
-    let oneof = field
-        .containing_oneof()
-        .filter(|oneof| !oneof.is_synthetic());
-    let oneof = oneof
-        .map(|oneof| format!(" in {}", oneof.name()))
-        .unwrap_or_default();
-    format!(
-        "field {} {} {name} {kind} {label}{oneof}",
-        message.full_name(),
-        field.number()
-    )
+    let oneof = field.containing_oneof().filter(|oneof| !oneof.is_synthetic());
+    let oneof = oneof.map(|oneof| format!(" in {}", oneof.name())).unwrap_or_default();
+    format!("field {} {} {name} {kind} {label}{oneof}", message.full_name(), field.number())
 }

@@ -15,22 +15,10 @@ use crate::{
 async fn b9_parameters_become_single_arguments() {
     let daemon = daemon().await;
     for (params, lines) in [
-        (
-            json!({"word": "a"}),
-            vec!["first=a", "--", "a", "n7", "{word}"],
-        ),
+        (json!({"word": "a"}), vec!["first=a", "--", "a", "n7", "{word}"]),
         (
             json!({"word": "a b", "rest": ["-x", "", "$(id) `id` ; \"'\\\n*"], "number": "12"}),
-            vec![
-                "first=a b",
-                "--",
-                "a b",
-                "-x",
-                "",
-                "$(id) `id` ; \"'\\\n*",
-                "n12",
-                "{word}",
-            ],
+            vec!["first=a b", "--", "a b", "-x", "", "$(id) `id` ; \"'\\\n*", "n12", "{word}"],
         ),
         // Braces in a parameter name nothing any more.
         (
@@ -39,13 +27,7 @@ async fn b9_parameters_become_single_arguments() {
         ),
         (
             json!({"word": "\u{e9}\u{4e16}\u{1f600}"}),
-            vec![
-                "first=\u{e9}\u{4e16}\u{1f600}",
-                "--",
-                "\u{e9}\u{4e16}\u{1f600}",
-                "n7",
-                "{word}",
-            ],
+            vec!["first=\u{e9}\u{4e16}\u{1f600}", "--", "\u{e9}\u{4e16}\u{1f600}", "n7", "{word}"],
         ),
     ] {
         let expected: String = lines.iter().map(|line| format!("<{line}>\n")).collect();
@@ -59,18 +41,12 @@ async fn b9_numbers_of_a_message_are_written_as_those_of_json_are() {
     let number = |number: f64| prost_types::Value {
         kind: Some(prost_types::value::Kind::NumberValue(number)),
     };
-    let word = prost_types::Value {
-        kind: Some(prost_types::value::Kind::StringValue("w".to_owned())),
-    };
-    let fields = [
-        ("number".to_owned(), number(42.0)),
-        ("word".to_owned(), word),
-    ];
+    let word =
+        prost_types::Value { kind: Some(prost_types::value::Kind::StringValue("w".to_owned())) };
+    let fields = [("number".to_owned(), number(42.0)), ("word".to_owned(), word)];
     let request = InvokeRequest {
         tool: "say_arguments".to_owned(),
-        params: Some(prost_types::Struct {
-            fields: fields.into(),
-        }),
+        params: Some(prost_types::Struct { fields: fields.into() }),
         ..InvokeRequest::default()
     };
     let response = invoke(&daemon, request).await;
@@ -85,10 +61,7 @@ async fn b9_too_many_arguments_are_told_by_their_parameter() {
     let [(field, text)] = fields.as_slice() else {
         panic!("{fields:?}");
     };
-    assert_eq!(
-        (reason.as_str(), field.as_str()),
-        ("invalid_params", "rest")
-    );
+    assert_eq!((reason.as_str(), field.as_str()), ("invalid_params", "rest"));
     assert!(text.contains("give less"), "{text}");
 }
 
@@ -97,11 +70,7 @@ async fn b9_what_is_wrong_with_parameters_is_told_and_nothing_is_run() {
     let daemon = daemon().await;
     for (tool, params, expected) in [
         ("say_arguments", json!({}), vec![("word", "must be given")]),
-        (
-            "say_arguments",
-            json!({"word": null}),
-            vec![("word", "must be given")],
-        ),
+        ("say_arguments", json!({"word": null}), vec![("word", "must be given")]),
         (
             "say_arguments",
             json!({"wrod": "x", "word": 5, "number": -1, "rest": ["a", 2]}),
@@ -120,10 +89,7 @@ async fn b9_what_is_wrong_with_parameters_is_told_and_nothing_is_run() {
         (
             "grep_word",
             json!({"word": "--file=/etc/passwd", "file": "-r"}),
-            vec![
-                ("word", "must not begin with -"),
-                ("file", "must not begin with -"),
-            ],
+            vec![("word", "must not begin with -"), ("file", "must not begin with -")],
         ),
         (
             "grep_word",
@@ -164,10 +130,7 @@ async fn b9_it_runs_in_the_sandbox() {
     assert_eq!(note(&daemon), "-n; rm -rf /");
     let params = json!({"word": "root", "file": "/etc/shadow"});
     let response = invoke(&daemon, call("", "grep_word", params)).await;
-    assert_eq!(
-        (response.exit_code, stdout(&response)),
-        (Some(2), String::new())
-    );
+    assert_eq!((response.exit_code, stdout(&response)), (Some(2), String::new()));
 }
 
 #[tokio::test]

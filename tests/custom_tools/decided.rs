@@ -30,32 +30,17 @@ async fn b9_a_record_names_the_tool_and_no_secret() {
         (&json!("tool_call_started"), &json!("leave_note"))
     );
     assert_eq!(started["params"], json!({"note": "n", "key": "<6 bytes>"}));
-    let ended = records
-        .iter()
-        .find(|record| record["event"] == "tool_call_finished");
+    let ended = records.iter().find(|record| record["event"] == "tool_call_finished");
     assert_eq!(ended.unwrap()["tool"], "leave_note");
 }
 
 #[tokio::test]
 async fn b9_commands_can_be_off_while_it_is_on() {
     let daemon = with_more("[policy]\ndeny_tools = ['run', 'take_long']").await;
-    assert_eq!(
-        output(&daemon, "say_arguments", json!({"word": "a"}))
-            .await
-            .lines()
-            .count(),
-        5
-    );
-    for (tool, params) in [
-        ("run", json!({"command": "true"})),
-        ("take_long", json!({})),
-    ] {
+    assert_eq!(output(&daemon, "say_arguments", json!({"word": "a"})).await.lines().count(), 5);
+    for (tool, params) in [("run", json!({"command": "true"})), ("take_long", json!({}))] {
         let response = invoke(&daemon, call("", tool, params)).await;
-        assert_eq!(
-            response.error.unwrap().error_type,
-            "tool_disabled",
-            "{tool}"
-        );
+        assert_eq!(response.error.unwrap().error_type, "tool_disabled", "{tool}");
     }
 }
 
@@ -68,11 +53,7 @@ async fn b9_rules_go_by_its_parameters() {
     output(&daemon, "leave_note", json!({"note": "good"})).await;
     for note in ["bad", "./bad", "/workspace/x/../bad.txt"] {
         let response = invoke(&daemon, call("", "leave_note", json!({ "note": note }))).await;
-        assert_eq!(
-            response.error.unwrap().error_type,
-            "policy_denied",
-            "{note}"
-        );
+        assert_eq!(response.error.unwrap().error_type, "policy_denied", "{note}");
     }
     assert_eq!(note(&daemon), "good");
 }
@@ -91,10 +72,7 @@ async fn b9_its_risk_says_whether_somebody_is_asked() {
         client.invoke(call("", "leave_note", params)).await
     });
     let approval = wait_for_one(&daemon).await;
-    assert_eq!(
-        (approval.tool.as_str(), approval.risk()),
-        ("leave_note", Risk::SafeWrite)
-    );
+    assert_eq!((approval.tool.as_str(), approval.risk()), ("leave_note", Risk::SafeWrite));
     let shown: Vec<_> = approval
         .parameters
         .iter()
@@ -122,10 +100,7 @@ async fn b9_keys_are_for_it_by_its_name() {
     let config = config.to_str().unwrap();
     let refused = keys.jig(&["new", "x", "--for-tool", "say_arguments"]);
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(
-        !refused.status.success() && told.contains("--config"),
-        "{told}"
-    );
+    assert!(!refused.status.success() && told.contains("--config"), "{told}");
     let flags = ["--for-tool", "say_arguments", "--config", config];
     let key = keys.add("few", "invoke", &flags);
     let reader = keys.add("reader", "read", &[]);
@@ -138,10 +113,7 @@ async fn b9_keys_are_for_it_by_its_name() {
     let response = invoke(&daemon, with_key(&key, word())).await;
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
     for request in [
-        with_key(
-            &key,
-            call("", "grep_word", json!({"word": "a", "file": "b"})),
-        ),
+        with_key(&key, call("", "grep_word", json!({"word": "a", "file": "b"}))),
         with_key(&key, call("", "run", json!({"command": "true"}))),
         // Not even what it takes.
         with_key(&key, call("", "grep_word", json!({"nothing": 1}))),
@@ -163,10 +135,7 @@ async fn b13_a_job_of_it_in_dracode_is_there_with_a_key_for_it() {
         let flags = ["--for-tool", tool, "--config", config];
         keys.add(name, "invoke", &flags)
     };
-    let (key, other) = (
-        key_for("few", "say_arguments"),
-        key_for("other", "grep_word"),
-    );
+    let (key, other) = (key_for("few", "say_arguments"), key_for("other", "grep_word"));
     let daemon = Setup::new()
         .workspace_table(TOOLS)
         .arguments(&["--keys", keys.path().to_str().unwrap()])
@@ -201,10 +170,7 @@ async fn b9_it_can_be_a_job() {
     };
     let id = jobs.submit(submission(json!({"note": "job"}))).await;
     let job = jobs.wait(&id).await;
-    assert_eq!(
-        (job.state(), job.tool.as_str()),
-        (JobState::Succeeded, "leave_note")
-    );
+    assert_eq!((job.state(), job.tool.as_str()), (JobState::Succeeded, "leave_note"));
     assert_eq!(job.result.unwrap().exit_code, Some(0));
     assert_eq!(note(&daemon), "job");
     let refused = jobs.try_submit(submission(json!({"nose": 1}))).await;
@@ -250,10 +216,7 @@ async fn b9_what_it_wrote_is_read_with_keys_for_it() {
     for (key, contents, count) in expected {
         for (step, content) in (1..).zip(contents) {
             let path = format!("logs/tool_step_{step:04}_stdout.txt");
-            let request = ReadArtifactRequest {
-                path,
-                ..ReadArtifactRequest::default()
-            };
+            let request = ReadArtifactRequest { path, ..ReadArtifactRequest::default() };
             let read = artifacts.read_artifact(with_key(key, request)).await;
             let read = match read {
                 Ok(answer) => {

@@ -48,10 +48,7 @@ async fn b9_it_is_in_every_format() {
     let plain = list(ToolFormat::JsonSchema).await;
     let plain = named(&plain, "/name");
     assert_eq!(plain["description"], "Says its arguments, a line each.");
-    assert_eq!(
-        (&plain["read_only"], &plain["destructive"]),
-        (&json!(true), &json!(false))
-    );
+    assert_eq!((&plain["read_only"], &plain["destructive"]), (&json!(true), &json!(false)));
     let properties = json!({
         "word": {"type": "string", "description": "A word.", "maxLength": 100},
         "rest": {"type": "array", "items": {"type": "string"}, "description": "More."},
@@ -66,29 +63,17 @@ async fn b9_it_is_in_every_format() {
     assert_eq!(plain["input_schema"], schema);
     assert!(plain["output_schema"]["properties"]["stdout"].is_object());
     let chat = list(ToolFormat::OpenaiChat).await;
-    assert_eq!(
-        named(&chat, "/function/name")["function"]["parameters"],
-        schema
-    );
+    assert_eq!(named(&chat, "/function/name")["function"]["parameters"], schema);
     let responses = list(ToolFormat::OpenaiResponses).await;
     let responses = named(&responses, "/name");
     assert_eq!(responses["strict"], true);
-    assert_eq!(
-        responses["parameters"]["required"]
-            .as_array()
-            .unwrap()
-            .len(),
-        3
-    );
+    assert_eq!(responses["parameters"]["required"].as_array().unwrap().len(), 3);
     let anthropic = list(ToolFormat::Anthropic).await;
     let word = &named(&anthropic, "/name")["input_schema"]["properties"]["word"];
     assert_eq!(word["description"], "A word.\n\n{maxLength: 100}");
     let gemini = list(ToolFormat::Gemini).await;
     let gemini = named(&gemini[0]["functionDeclarations"], "/name");
-    assert_eq!(
-        gemini["parameters"]["properties"]["word"]["maxLength"],
-        "100"
-    );
+    assert_eq!(gemini["parameters"]["properties"]["word"]["maxLength"], "100");
     let mcp = list(ToolFormat::Mcp).await;
     let mcp = named(&mcp, "/name");
     assert_eq!(mcp["inputSchema"], schema);
@@ -98,22 +83,12 @@ async fn b9_it_is_in_every_format() {
 #[tokio::test]
 async fn b9_it_is_in_every_vocabulary() {
     let daemon = daemon().await;
-    for dialect in [
-        "agentbench",
-        "dracode",
-        "claude",
-        "cli_agent",
-        "rauskuclaw",
-        "openai",
-        "anthropic",
-    ] {
+    for dialect in
+        ["agentbench", "dracode", "claude", "cli_agent", "rauskuclaw", "openai", "anthropic"]
+    {
         let tools = listed(&daemon, dialect, ToolFormat::Mcp).await;
         named(&tools, "/name");
-        let response = invoke(
-            &daemon,
-            call(dialect, "say_arguments", json!({"word": "w"})),
-        )
-        .await;
+        let response = invoke(&daemon, call(dialect, "say_arguments", json!({"word": "w"}))).await;
         let written = match dialect {
             "dracode" => response.text,
             _ => stdout(&response),
@@ -128,10 +103,7 @@ async fn b9_it_is_in_every_vocabulary() {
 #[tokio::test]
 async fn b9_it_can_be_in_a_batch() {
     let daemon = daemon().await;
-    let calls = [
-        ("1", "say_arguments", json!({"word": "a"})),
-        ("2", "say_arguments", json!({})),
-    ];
+    let calls = [("1", "say_arguments", json!({"word": "a"})), ("2", "say_arguments", json!({}))];
     let request = InvokeBatchRequest {
         calls: calls
             .map(|(id, name, params)| BatchCall {
@@ -148,33 +120,17 @@ async fn b9_it_can_be_in_a_batch() {
     let told: Vec<_> = response
         .results
         .iter()
-        .map(|result| {
-            (
-                result.ok,
-                result.error.as_ref().map(|error| error.code.clone()),
-            )
-        })
+        .map(|result| (result.ok, result.error.as_ref().map(|error| error.code.clone())))
         .collect();
-    assert_eq!(
-        told,
-        [(true, None), (false, Some("INVALID_PARAMS".to_owned()))]
-    );
+    assert_eq!(told, [(true, None), (false, Some("INVALID_PARAMS".to_owned()))]);
 }
 
 #[tokio::test]
 async fn b13_in_batches_and_jobs_of_dracode_it_answers_so() {
     let daemon = daemon().await;
     let calls = [
-        (
-            "said",
-            "say_arguments",
-            json!({"word": "w", "number": 1, "extra": 1}),
-        ),
-        (
-            "found",
-            "grep_word",
-            json!({"word": "x", "file": "missing"}),
-        ),
+        ("said", "say_arguments", json!({"word": "w", "number": 1, "extra": 1})),
+        ("found", "grep_word", json!({"word": "x", "file": "missing"})),
         ("late", "take_long", json!({})),
         ("wrong", "say_arguments", json!({"extra": 1})),
     ];
@@ -213,11 +169,7 @@ async fn b13_in_batches_and_jobs_of_dracode_it_answers_so() {
         let state = job.state();
         let ended = job.result.unwrap();
         assert_eq!(ended.text, alone.text, "{id}");
-        assert_eq!(
-            (ended.data, ended.status),
-            (alone.data, alone.status),
-            "{id}"
-        );
+        assert_eq!((ended.data, ended.status), (alone.data, alone.status), "{id}");
         assert_eq!(state == JobState::Succeeded, result.ok, "{id}");
     }
 }
@@ -234,20 +186,12 @@ async fn b13_in_dracode_it_answers_as_its_tools_do() {
     // An exit code is ignored.
     let found = call("grep_word", json!({"word": "x", "file": "missing"})).await;
     assert_eq!(found.status(), InvokeStatus::Success);
-    assert!(
-        found.text.contains("missing: No such file"),
-        "{}",
-        found.text
-    );
+    assert!(found.text.contains("missing: No such file"), "{}", found.text);
     let late = call("take_long", json!({})).await;
     assert_eq!(late.status(), InvokeStatus::Error);
     assert_eq!(late.text, "Error: Process timed out");
     let refused = call("say_arguments", json!({"extra": 1})).await;
     assert_eq!(refused.status(), InvokeStatus::Error);
-    assert!(
-        refused.text.starts_with("Error: word: must be given"),
-        "{}",
-        refused.text
-    );
+    assert!(refused.text.starts_with("Error: word: must be given"), "{}", refused.text);
     assert!(!refused.text.contains("extra"), "{}", refused.text);
 }

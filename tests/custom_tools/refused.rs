@@ -49,17 +49,11 @@ fn every_tool_that_cannot_be_is_told_with_what_to_do() {
             ],
         ),
         (
-            tool(
-                "x",
-                "argv = ['y', '{p}']\nschema.properties.p = { type = 'text' }",
-            ),
+            tool("x", "argv = ['y', '{p}']\nschema.properties.p = { type = 'text' }"),
             vec!["tools: \"x\": schema.properties.p.type: "],
         ),
         (
-            tool(
-                "x",
-                "argv = ['sh', '-c', 'echo {p}']\nschema.properties.p = {}",
-            ),
+            tool("x", "argv = ['sh', '-c', 'echo {p}']\nschema.properties.p = {}"),
             vec!["sh would read a parameter as code", "\"$1\""],
         ),
         (
@@ -78,10 +72,7 @@ fn every_tool_that_cannot_be_is_told_with_what_to_do() {
 fn what_is_right_is_in_the_report() {
     let told = told("[[tools]]\nname = 'make'\ndescription = 'Makes.'\nargv = ['make']\n");
     let line = format!("tool {:<20} make (dangerous)", "make");
-    assert!(
-        told.starts_with("Some(0)") && told.contains(&line),
-        "{told}"
-    );
+    assert!(told.starts_with("Some(0)") && told.contains(&line), "{told}");
 }
 
 #[test]
@@ -90,8 +81,5 @@ fn the_example_of_the_documentation_is_right() {
     let (_, rest) = page.split_once("```toml jigd\n[[tools]]\n").unwrap();
     let (example, _) = rest.split_once("```").unwrap();
     let told = told(&format!("[[tools]]\n{example}"));
-    assert!(
-        told.starts_with("Some(0)") && told.contains("tool run_test"),
-        "{told}"
-    );
+    assert!(told.starts_with("Some(0)") && told.contains("tool run_test"), "{told}");
 }

@@ -5,18 +5,10 @@ use crate::support::{Setup, World, argv, serve, shell};
 #[tokio::test]
 async fn commands_have_the_daemons_network_and_the_daemon_says_so() {
     let world = World::with(&[("", "203.0.113.10")]);
-    let daemon = world
-        .setup()
-        .arguments(&["--network", "host"])
-        .tcp()
-        .start()
-        .await;
+    let daemon = world.setup().arguments(&["--network", "host"]).tcp().start().await;
     let requests = serve(&daemon, "203.0.113.10", 80, None);
-    let output = daemon
-        .output(shell(
-            "curl -sS http://203.0.113.10/x; env | grep -i _proxy; true",
-        ))
-        .await;
+    let output =
+        daemon.output(shell("curl -sS http://203.0.113.10/x; env | grep -i _proxy; true")).await;
     assert_eq!(output, "0 bytes at /x\n");
     assert_eq!(requests.heads().len(), 1);
     // The same namespace, with the same name servers.
@@ -31,11 +23,7 @@ async fn commands_have_the_daemons_network_and_the_daemon_says_so() {
     let isolation = info.isolation.unwrap();
     assert!(isolation.ready);
     assert_eq!(isolation.network, "host");
-    let missing: Vec<_> = isolation
-        .layers
-        .iter()
-        .filter(|layer| !layer.applied)
-        .collect();
+    let missing: Vec<_> = isolation.layers.iter().filter(|layer| !layer.applied).collect();
     let [layer] = missing.as_slice() else {
         panic!("{missing:?}");
     };
@@ -51,11 +39,7 @@ async fn commands_have_the_daemons_network_and_the_daemon_says_so() {
 #[tokio::test]
 async fn nothing_of_the_daemons_network_can_be_changed() {
     let world = World::with(&[("", "203.0.113.10")]);
-    let daemon = world
-        .setup()
-        .arguments(&["--network", "host"])
-        .start()
-        .await;
+    let daemon = world.setup().arguments(&["--network", "host"]).start().await;
     for command in [
         "ip address add 203.0.113.12/32 dev lo",
         "ip link set lo down",
@@ -67,9 +51,7 @@ async fn nothing_of_the_daemons_network_can_be_changed() {
         assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
     }
     // And the daemon has not either: what a slot sets is for namespaces of its own.
-    let setting = daemon
-        .output(shell("cat /proc/sys/net/ipv4/tcp_max_tw_buckets"))
-        .await;
+    let setting = daemon.output(shell("cat /proc/sys/net/ipv4/tcp_max_tw_buckets")).await;
     assert_ne!(setting.trim(), "0");
 }
 
@@ -83,8 +65,6 @@ async fn an_ordinary_users_commands_can_have_a_network_too() {
     let daemon = of_user("host").start().await;
     assert_eq!(daemon.output(shell("echo there")).await, "there\n");
     let daemon = of_user("proxy").start().await;
-    let output = daemon
-        .output(shell("curl -sS http://other.jig.test/"))
-        .await;
+    let output = daemon.output(shell("curl -sS http://other.jig.test/")).await;
     assert!(output.starts_with("EGRESS_DENIED: "), "{output}");
 }

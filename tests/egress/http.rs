@@ -165,10 +165,7 @@ async fn what_is_unclear_is_refused_and_goes_nowhere() {
                     0\r\n\r\nGET http://packages.jig.test/smuggled HTTP/1.1\r\nHost: other.jig.test\r\nConnection: close\r\n\r\n";
     daemon.run(ask(smuggled)).await;
     let heads = requests.heads();
-    assert!(
-        heads.iter().all(|head| !head.contains("smuggled")),
-        "{heads:?}"
-    );
+    assert!(heads.iter().all(|head| !head.contains("smuggled")), "{heads:?}");
     assert_eq!(daemon.health().await, ServingStatus::Serving);
 }
 
@@ -180,11 +177,7 @@ async fn what_goes_through_is_not_kept() {
     serve(&daemon, ALLOWED.1, 80, None);
     serve(&daemon, ALLOWED.1, 8080, None);
     let bytes = full_size(1 << 30, 100 << 20);
-    daemon
-        .output(shell(
-            "curl -sS http://packages.jig.test/zeros/1000000 | wc -c",
-        ))
-        .await;
+    daemon.output(shell("curl -sS http://packages.jig.test/zeros/1000000 | wc -c")).await;
     let before = daemon.resident_bytes();
     // Read and written by HTTP, and passed on as it is.
     for tunnel in ["", "--proxytunnel"] {
@@ -243,14 +236,9 @@ time.sleep(1000)
 async fn who_takes_all_connections_takes_only_its_own() {
     let (_world, daemon) = daemon().await;
     serve(&daemon, ALLOWED.1, 80, None);
-    let slow = daemon.begin(RunRequest {
-        timeout_sec: Some(600),
-        ..argv(&["python3", "-c", SLOW])
-    });
-    eventually("those too many are told", async || {
-        daemon.file("told").exists()
-    })
-    .await;
+    let slow =
+        daemon.begin(RunRequest { timeout_sec: Some(600), ..argv(&["python3", "-c", SLOW]) });
+    eventually("those too many are told", async || daemon.file("told").exists()).await;
     let info = daemon.info().await.egress.unwrap();
     assert_eq!(info.connections_active, 256);
     assert_eq!(daemon.health().await, ServingStatus::Serving);
@@ -289,9 +277,7 @@ async fn who_looks_up_names_that_nobody_answers_keeps_only_itself_waiting() {
     let slow = daemon.begin(argv(&["python3", "-c", MANY_NAMES]));
     eventually("it has asked", async || daemon.file("asked").exists()).await;
     silent.set_read_timeout(Some(patience())).unwrap();
-    silent
-        .recv(&mut [0; 512])
-        .expect("a name is being looked up");
+    silent.recv(&mut [0; 512]).expect("a name is being looked up");
     let output = promptly(
         "another run's name is looked up",
         daemon.output(shell("curl -sS -m 15 http://packages.jig.test/x")),

@@ -16,10 +16,7 @@ use crate::support::{
 };
 
 async fn daemon(world: &World) -> Daemon {
-    world
-        .proxy(&[ALLOWED.0, "*.sub.jig.test:8080"], &[ALLOWED.1])
-        .start()
-        .await
+    world.proxy(&[ALLOWED.0, "*.sub.jig.test:8080"], &[ALLOWED.1]).start().await
 }
 
 /// Opens a tunnel, says so in the workspace, and waits, or ends and leaves it open.
@@ -112,10 +109,7 @@ for number in range(40):
         let records = egress_records(&daemon).len();
         // Enough for every slot to have its turn.
         for _ in 0..4 {
-            assert_eq!(
-                daemon.output(shell("cat /proc/net/tcp | wc -l")).await,
-                "2\n"
-            );
+            assert_eq!(daemon.output(shell("cat /proc/net/tcp | wc -l")).await, "2\n");
         }
         assert_eq!(requests.heads().len(), before, "nothing of it goes on");
         assert_eq!(egress_records(&daemon).len(), records);
@@ -136,10 +130,7 @@ async fn two_runs_have_a_listener_each() {
     let other = daemon.output(shell("cat /proc/net/tcp")).await;
     let lines: Vec<&str> = other.lines().skip(1).collect();
     assert_eq!(lines.len(), 1, "{other}");
-    assert!(
-        lines[0].contains("0100007F:0C38 00000000:0000 0A"),
-        "{other}"
-    );
+    assert!(lines[0].contains("0100007F:0C38 00000000:0000 0A"), "{other}");
     let first = daemon.output(shell("readlink /proc/self/ns/net")).await;
     let of_one = std::fs::read_link(format!("/proc/{}/ns/net", mark.processes()[0])).unwrap();
     assert_ne!(first.trim(), of_one.to_str().unwrap());
@@ -169,46 +160,11 @@ async fn each_connection_is_recorded_up_to_a_number() {
         .await;
     let records = egress_records(&daemon);
     let expected = [
-        (
-            "GET",
-            "packages.jig.test",
-            80,
-            "allowed",
-            None,
-            Some(ALLOWED.1),
-        ),
-        (
-            "GET",
-            "other.jig.test",
-            80,
-            "denied",
-            Some("host_not_allowed"),
-            None,
-        ),
-        (
-            "GET",
-            "packages.jig.test",
-            8081,
-            "denied",
-            Some("port_not_allowed"),
-            None,
-        ),
-        (
-            "GET",
-            "a.sub.jig.test",
-            8080,
-            "denied",
-            Some("address_not_allowed"),
-            Some("10.1.2.3"),
-        ),
-        (
-            "CONNECT",
-            "packages.jig.test",
-            443,
-            "failed",
-            Some("connect_failed"),
-            Some(ALLOWED.1),
-        ),
+        ("GET", "packages.jig.test", 80, "allowed", None, Some(ALLOWED.1)),
+        ("GET", "other.jig.test", 80, "denied", Some("host_not_allowed"), None),
+        ("GET", "packages.jig.test", 8081, "denied", Some("port_not_allowed"), None),
+        ("GET", "a.sub.jig.test", 8080, "denied", Some("address_not_allowed"), Some("10.1.2.3")),
+        ("CONNECT", "packages.jig.test", 443, "failed", Some("connect_failed"), Some(ALLOWED.1)),
     ];
     assert_eq!(records.len(), expected.len(), "{records:#?}");
     let started = records[0]["call_id"].as_str().unwrap();
@@ -272,11 +228,9 @@ async fn each_connection_has_a_span_below_its_process() {
     assert!(daemon.exit().await.success());
     let spans = collector.spans(&id);
     let process = spans.iter().find(|span| span.name == "curl").unwrap();
-    for (name, value) in [
-        ("jig.sandbox.network", "proxy"),
-        ("jig.egress.attempts", "2"),
-        ("jig.egress.denied", "1"),
-    ] {
+    for (name, value) in
+        [("jig.sandbox.network", "proxy"), ("jig.egress.attempts", "2"), ("jig.egress.denied", "1")]
+    {
         let found = attribute(&process.attributes, name);
         assert_eq!(found.as_deref(), Some(value), "{name}");
     }
@@ -306,20 +260,10 @@ async fn each_connection_has_a_span_below_its_process() {
             |span: &&&Span| attribute(&span.attributes, "server.address").as_deref() == Some(host);
         let span = egress.iter().find(of_host).unwrap();
         assert_eq!(span.parent_span_id, process.span_id);
-        assert_eq!(
-            attribute(&span.attributes, "server.port").as_deref(),
-            Some("80")
-        );
-        assert_eq!(
-            attribute(&span.attributes, "http.request.method").as_deref(),
-            Some("GET")
-        );
+        assert_eq!(attribute(&span.attributes, "server.port").as_deref(), Some("80"));
+        assert_eq!(attribute(&span.attributes, "http.request.method").as_deref(), Some("GET"));
         for (name, value) in expected {
-            assert_eq!(
-                attribute(&span.attributes, name).as_deref(),
-                value,
-                "{host}: {name}"
-            );
+            assert_eq!(attribute(&span.attributes, name).as_deref(), value, "{host}: {name}");
         }
     }
 }

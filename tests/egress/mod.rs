@@ -28,24 +28,15 @@ end.sendall(sys.stdin.buffer.read())
 while piece := end.recv(65536):
     sys.stdout.buffer.write(piece)
 ";
-    RunRequest {
-        stdin: text.as_bytes().to_vec().into(),
-        ..argv(&["python3", "-c", program])
-    }
+    RunRequest { stdin: text.as_bytes().to_vec().into(), ..argv(&["python3", "-c", program]) }
 }
 
 /// The records of the default session about connections.
 fn egress_records(daemon: &Daemon) -> Vec<serde_json::Value> {
     let path = daemon.state().join("sessions/default/events.jsonl");
     let text = std::fs::read_to_string(path).unwrap();
-    let records = text
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let records = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     records
-        .filter(|record| {
-            record["event"]
-                .as_str()
-                .is_some_and(|event| event.starts_with("egress"))
-        })
+        .filter(|record| record["event"].as_str().is_some_and(|event| event.starts_with("egress")))
         .collect()
 }

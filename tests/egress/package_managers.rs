@@ -52,11 +52,7 @@ put(versions + 'v1.0.0.zip', content.getvalue())
 async fn daemon() -> (World, TempDir, Daemon, [Requests; 2]) {
     set_up("tests/real_work/install.sh");
     let folder = TempDir::with_prefix("jig-test-indexes-").unwrap();
-    said(
-        Command::new("python3")
-            .args(["-c", INDEXES])
-            .current_dir(folder.path()),
-    );
+    said(Command::new("python3").args(["-c", INDEXES]).current_dir(folder.path()));
     let sysroot = said(Command::new("rustc").args(["--print", "sysroot"]));
     let rust = format!("{}:/rust", Path::new(sysroot.trim()).display());
     let world = World::with(&[ALLOWED, OTHER]);

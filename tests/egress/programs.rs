@@ -24,11 +24,7 @@ impl Drop for Server {
 
 /// Runs a program on the host, to the end.
 fn on_host(program: &str, words: &[&str], folder: &Path) {
-    let output = Command::new(program)
-        .args(words)
-        .current_dir(folder)
-        .output()
-        .unwrap();
+    let output = Command::new(program).args(words).current_dir(folder).output().unwrap();
     assert!(
         output.status.success(),
         "{program} {words:?}: {}",
@@ -76,15 +72,11 @@ async fn pip_installs_a_package_from_an_allowed_host_and_from_no_other() {
     let index = package_index();
     let allowed = serve(&daemon, ALLOWED.1, 80, Some(index.path().to_owned()));
     let other = serve(&daemon, OTHER.1, 80, Some(index.path().to_owned()));
-    let output = daemon
-        .output(pip_install("http://packages.jig.test/simple"))
-        .await;
+    let output = daemon.output(pip_install("http://packages.jig.test/simple")).await;
     assert!(output.ends_with("installed\n"), "{output}");
     assert!(allowed.heads().len() >= 2, "{:?}", allowed.heads());
 
-    let response = daemon
-        .run(pip_install("http://other.jig.test/simple"))
-        .await;
+    let response = daemon.run(pip_install("http://other.jig.test/simple")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
     assert!(response.stdout.contains("EGRESS_DENIED"), "{response:?}");
     let response = daemon.run(pip_install("http://203.0.113.10/simple")).await;
@@ -118,11 +110,7 @@ async fn curl_speaks_tls_with_an_allowed_host() {
         folder.path(),
     );
     fs::write(folder.path().join("hello"), "hello over TLS\n").unwrap();
-    fs::copy(
-        folder.path().join("certificate.pem"),
-        daemon.file("certificate.pem"),
-    )
-    .unwrap();
+    fs::copy(folder.path().join("certificate.pem"), daemon.file("certificate.pem")).unwrap();
     let place = folder.path().to_owned();
     let servers = in_network_of(&daemon, move || {
         [ALLOWED.1, OTHER.1].map(|address| {
@@ -150,10 +138,7 @@ async fn curl_speaks_tls_with_an_allowed_host() {
     assert!(response.stderr.contains("403"), "{response:?}");
     // The tunnel knows names, not what is said in it.
     let records = egress_records(&daemon);
-    let allowed = records
-        .iter()
-        .rfind(|record| record["decision"] == "allowed")
-        .unwrap();
+    let allowed = records.iter().rfind(|record| record["decision"] == "allowed").unwrap();
     assert_eq!(allowed["method"], "CONNECT");
     assert_eq!(allowed["host"], "packages.jig.test");
     assert_eq!(allowed["port"], 443);
@@ -181,11 +166,8 @@ async fn git_clones_from_an_allowed_host() {
         ))
         .await;
     assert_eq!(output, "content\n");
-    let response = daemon
-        .run(shell(
-            "git clone --quiet http://other.jig.test/project.git /tmp/project",
-        ))
-        .await;
+    let response =
+        daemon.run(shell("git clone --quiet http://other.jig.test/project.git /tmp/project")).await;
     assert_eq!(response.exit_code, Some(128), "{response:?}");
     assert!(response.stderr.contains("403"), "{response:?}");
 }
@@ -230,9 +212,7 @@ async fn what_the_caller_sets_wins_and_what_is_there_is_for_the_proxy() {
     );
     let mut request = shell(names);
     let own = [("HTTP_PROXY", "mine"), ("no_proxy", "*")];
-    request.env = own
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .into();
+    request.env = own.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     assert_eq!(
         daemon.output(request).await,
         "HTTPS_PROXY=http://127.0.0.1:3128\nHTTP_PROXY=mine\nhttps_proxy=http://127.0.0.1:3128\nno_proxy=*\n"

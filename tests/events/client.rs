@@ -24,29 +24,18 @@ async fn people_and_programs_are_told_what_has_happened() {
     };
     let json = |text: String| -> Vec<Value> {
         let lines = text.lines();
-        lines
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect()
+        lines.map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     let file = records(&daemon, "s");
     assert_eq!(json(jig(&["events", "--json"]).await), file);
-    assert_eq!(
-        json(jig(&["events", "--json", "--after", "1"]).await),
-        file[1..]
-    );
+    assert_eq!(json(jig(&["events", "--json", "--after", "1"]).await), file[1..]);
     let ended = ["events", "--json", "--type", "tool_call_finished"];
     assert_eq!(json(jig(&ended).await), file[1..]);
     let text = jig(&["events"]).await;
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 2, "{text}");
-    assert!(
-        lines[0].contains("started") && lines[0].contains("exit 3 #"),
-        "{text}"
-    );
-    assert!(
-        lines[1].contains("success") && lines[1].ends_with("exit 3"),
-        "{text}"
-    );
+    assert!(lines[0].contains("started") && lines[0].contains("exit 3 #"), "{text}");
+    assert!(lines[1].contains("success") && lines[1].ends_with("exit 3"), "{text}");
     let sessions = json(jig(&["sessions", "--json"]).await);
     assert_eq!(sessions[0]["session"], "s");
     assert_eq!(sessions[0]["last_sequence"], 2);
@@ -59,10 +48,7 @@ async fn people_and_programs_are_told_what_has_happened() {
     assert_eq!(last[0]["exit_code"], 3);
     assert_eq!(last[0]["command"], hostile);
     let text = jig(&["last"]).await;
-    assert!(
-        text.contains("\nexit 3, step 1\n--- stdout\na\\033[2J\n"),
-        "{text}"
-    );
+    assert!(text.contains("\nexit 3, step 1\n--- stdout\na\\033[2J\n"), "{text}");
     let (code, _, stderr) = output(&daemon, &["--session", "none", "last"], "").await;
     assert_eq!(code, 1);
     assert!(stderr.contains("has run no command"), "{stderr}");
@@ -82,12 +68,7 @@ async fn who_follows_goes_on_when_the_daemon_is_back() {
             sender.send(record["sequence"].clone()).unwrap();
         }
     });
-    assert_eq!(
-        promptly("the last one is told", lines.recv())
-            .await
-            .unwrap(),
-        2
-    );
+    assert_eq!(promptly("the last one is told", lines.recv()).await.unwrap(), 2);
     let daemon = daemon.restart().await;
     super::make(&daemon, "after").await;
     for expected in [3, 4] {

@@ -33,10 +33,7 @@ async fn a_full_disk_leaves_whole_records_and_who_watches_goes_on() {
     assert_eq!(last, whole, "each that has begun has ended");
     assert_eq!(sequences(&told), (1..=last).collect::<Vec<_>>());
     fs::remove_file(&filler).unwrap();
-    eventually("there is room again", async || {
-        daemon.try_run(shell("true")).await.is_ok()
-    })
-    .await;
+    eventually("there is room again", async || daemon.try_run(shell("true")).await.is_ok()).await;
     for expected in 1..=last + 2 {
         assert_eq!(watching.event().await.sequence, expected);
     }
@@ -55,10 +52,7 @@ async fn a_command_that_ends_on_a_full_disk_is_told_to_have_ended() {
     let filled = fs::write(&filler, vec![0; 8 << 20]);
     assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
     // Until not even the record of a call fits.
-    eventually("no call begins", async || {
-        daemon.try_run(shell("true")).await.is_err()
-    })
-    .await;
+    eventually("no call begins", async || daemon.try_run(shell("true")).await.is_err()).await;
     fs::write(daemon.file("end"), "").unwrap();
     let response = call.await.unwrap().unwrap();
     assert_eq!(response.exit_code, Some(3));

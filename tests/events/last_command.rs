@@ -33,10 +33,7 @@ async fn it_is_what_ran_last_also_after_a_restart() {
     assert!(!told.running);
     assert_eq!(told.stdout, "\u{e9}\n".repeat(1365), "no character is cut");
     assert_eq!(told.stderr, "oops\n");
-    assert_eq!(
-        (told.stdout_truncated, told.stderr_truncated),
-        (true, false)
-    );
+    assert_eq!((told.stdout_truncated, told.stderr_truncated), (true, false));
     assert_eq!(told.stdout_path, ran.stdout_path);
     assert_eq!(told.stderr_path, ran.stderr_path);
     assert_eq!(told.step, 2, "calls are steps, this one too");
@@ -60,17 +57,12 @@ async fn it_tells_how_each_ended() {
     assert_eq!(told.argv, ["/bin/sh", "-c", "kill -9 $$"]);
     assert_eq!(told.outcome(), Outcome::Signaled);
     assert_eq!((&*told.signal, told.exit_code), ("SIGKILL", None));
-    let request = RunRequest {
-        timeout_sec: Some(1),
-        ..shell("echo before; sleep 100")
-    };
+    let request = RunRequest { timeout_sec: Some(1), ..shell("echo before; sleep 100") };
     daemon.run(request).await;
     let told = last(&daemon).await;
     assert_eq!(told.outcome(), Outcome::TimedOut);
     assert_eq!(told.stdout, "before\n");
-    daemon
-        .refuses(argv(&["no-such-program"]), "COMMAND_NOT_FOUND")
-        .await;
+    daemon.refuses(argv(&["no-such-program"]), "COMMAND_NOT_FOUND").await;
     let told = last(&daemon).await;
     assert_eq!(told.command, "no-such-program");
     assert_eq!(told.outcome(), Outcome::Unspecified);
@@ -85,14 +77,9 @@ async fn it_tells_how_each_ended() {
 async fn one_that_was_started_is_told_of_while_it_runs_and_when_the_daemon_has_died() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let command = mark
-        .on(shell("head -c 600000 /dev/zero | tr '\\0' x; sleep 1000"))
-        .command;
+    let command = mark.on(shell("head -c 600000 /dev/zero | tr '\\0' x; sleep 1000")).command;
     let mut processes = ProcessServiceClient::new(daemon.channel());
-    let request = StartRequest {
-        command: command.clone(),
-        ..StartRequest::default()
-    };
+    let request = StartRequest { command: command.clone(), ..StartRequest::default() };
     let mut stream = processes.start(request).await.unwrap().into_inner();
     loop {
         let next = promptly("it starts", stream.message()).await.unwrap();
@@ -101,10 +88,7 @@ async fn one_that_was_started_is_told_of_while_it_runs_and_when_the_daemon_has_d
         }
     }
     let head = "x".repeat(4096);
-    eventually("its output is kept", async || {
-        last(&daemon).await.stdout == head
-    })
-    .await;
+    eventually("its output is kept", async || last(&daemon).await.stdout == head).await;
     let told = last(&daemon).await;
     assert!(told.running && told.stdout_truncated);
     assert_eq!(told.outcome(), Outcome::Unspecified);

@@ -28,11 +28,7 @@ async fn list(
 async fn by_pages(daemon: &Daemon, page_size: u32, step: Option<u64>) -> Vec<ArtifactInfo> {
     let (mut found, mut page_token) = (Vec::new(), None);
     loop {
-        let request = ListArtifactsRequest {
-            page_size: Some(page_size),
-            page_token,
-            step,
-        };
+        let request = ListArtifactsRequest { page_size: Some(page_size), page_token, step };
         let page = list(daemon, request).await.unwrap();
         assert!(page.artifacts.len() <= page_size as usize);
         found.extend(page.artifacts);
@@ -67,14 +63,8 @@ async fn artifacts_come_page_by_page() {
     }
     let of_step = by_pages(&daemon, 1, Some(4)).await;
     assert_eq!(of_step, all[3..5].to_vec());
-    let request = ListArtifactsRequest {
-        page_size: Some(1),
-        ..ListArtifactsRequest::default()
-    };
-    let token = list(&daemon, request.clone())
-        .await
-        .unwrap()
-        .next_page_token;
+    let request = ListArtifactsRequest { page_size: Some(1), ..ListArtifactsRequest::default() };
+    let token = list(&daemon, request.clone()).await.unwrap().next_page_token;
     for (step, page_token, page_size) in
         [(Some(4), &*token, 1), (None, "nonsense", 1), (None, "", 0)]
     {
@@ -104,10 +94,7 @@ async fn sessions_come_page_by_page() {
     let mut found: Vec<SessionInfo> = Vec::new();
     let mut page_token = None;
     loop {
-        let request = ListSessionsRequest {
-            page_size: Some(2),
-            page_token,
-        };
+        let request = ListSessionsRequest { page_size: Some(2), page_token };
         let page = client.list_sessions(request).await.unwrap().into_inner();
         found.extend(page.sessions);
         if page.next_page_token.is_empty() {
@@ -119,10 +106,7 @@ async fn sessions_come_page_by_page() {
         assert!(session.last_event_time.is_some());
         (&*session.session, session.last_step, session.last_sequence)
     });
-    assert_eq!(
-        numbers.collect::<Vec<_>>(),
-        [("A", 3, 6), ("a", 2, 4), ("b", 2, 4), ("c.d", 1, 2)]
-    );
+    assert_eq!(numbers.collect::<Vec<_>>(), [("A", 3, 6), ("a", 2, 4), ("b", 2, 4), ("c.d", 1, 2)]);
 }
 
 #[tokio::test]
@@ -140,11 +124,7 @@ async fn who_only_looks_has_a_rate_too() {
         let request = with_key(&key, ListArtifactsRequest::default());
         list(&daemon, request).await.map(drop)
     };
-    let watching = async || {
-        Watching::try_of(&daemon, with_key(&key, so_far(0)))
-            .await
-            .map(drop)
-    };
+    let watching = async || Watching::try_of(&daemon, with_key(&key, so_far(0))).await.map(drop);
     eventually("a list of sessions is too much", async || {
         let refusal = sessions().await.map_err(|status| Refusal::of(&status));
         refusal.is_err_and(|refusal| refusal.retry_after.is_some())
@@ -174,10 +154,7 @@ async fn artifacts_that_nobody_reads_are_bounded() {
     let refusal = loop {
         // So many streams of one connection are not started yet, and wait for it.
         let mut client = ArtifactServiceClient::new(daemon.new_connection());
-        let request = ReadArtifactRequest {
-            path: path.clone(),
-            ..ReadArtifactRequest::default()
-        };
+        let request = ReadArtifactRequest { path: path.clone(), ..ReadArtifactRequest::default() };
         match client.read_artifact(with_key(&key, request)).await {
             Ok(answer) => reading.push(answer.into_inner()),
             Err(status) => break Refusal::of(&status),

@@ -78,18 +78,12 @@ impl Watching {
 }
 
 fn request(after_sequence: u64) -> WatchEventsRequest {
-    WatchEventsRequest {
-        after_sequence,
-        ..WatchEventsRequest::default()
-    }
+    WatchEventsRequest { after_sequence, ..WatchEventsRequest::default() }
 }
 
 /// What is there, without waiting for more.
 fn so_far(after_sequence: u64) -> WatchEventsRequest {
-    WatchEventsRequest {
-        follow: Some(false),
-        ..request(after_sequence)
-    }
+    WatchEventsRequest { follow: Some(false), ..request(after_sequence) }
 }
 
 fn in_session<T>(session: &str, message: T) -> Request<T> {
@@ -98,9 +92,7 @@ fn in_session<T>(session: &str, message: T) -> Request<T> {
 
 /// Makes a directory: a call with two records.
 async fn make(daemon: &Daemon, path: &str) {
-    let request = CreateDirectoryRequest {
-        path: path.to_owned(),
-    };
+    let request = CreateDirectoryRequest { path: path.to_owned() };
     daemon.tools().create_directory(request).await.unwrap();
 }
 
@@ -109,9 +101,7 @@ pub(crate) fn records(daemon: &Daemon, session: &str) -> Vec<Value> {
     let path = format!("sessions/{session}/events.jsonl");
     let text = fs::read_to_string(daemon.state().join(path)).unwrap();
     let lines = text.lines();
-    lines
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    lines.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// The record that an event carries.

@@ -18,17 +18,11 @@ use crate::{
 };
 
 fn with_results(after_sequence: u64) -> WatchEventsRequest {
-    WatchEventsRequest {
-        with_results: true,
-        ..request(after_sequence)
-    }
+    WatchEventsRequest { with_results: true, ..request(after_sequence) }
 }
 
 fn of_claude(id: &str, tool: &str, params: Value) -> InvokeRequest {
-    InvokeRequest {
-        request_id: id.to_owned(),
-        ..call("claude", tool, params)
-    }
+    InvokeRequest { request_id: id.to_owned(), ..call("claude", tool, params) }
 }
 
 impl Watching {
@@ -55,22 +49,14 @@ async fn c15_results_of_calls_are_watched() {
         ("tool_use_2", "Read", json!({"path": "missing"}), true),
         ("tool_use_3", "Read", json!({"path": "../f"}), true),
         ("tool_use_4", "Read", json!({"paht": "f"}), true),
-        (
-            "tool_use_5",
-            "Bash",
-            json!({"command": "cat f; exit 3"}),
-            false,
-        ),
+        ("tool_use_5", "Bash", json!({"command": "cat f; exit 3"}), false),
         ("tool_use_6", "WebFetch", json!({}), true),
     ] {
         let answered = invoke(&daemon, of_claude(id, tool, params)).await;
         let (events, result) = watches.result().await;
         assert_eq!(result.request_id, id);
         assert_eq!((&*result.tool, &*result.dialect), (tool, "claude"));
-        assert_eq!(
-            (&result.content, result.is_error),
-            (&answered.text, is_error)
-        );
+        assert_eq!((&result.content, result.is_error), (&answered.text, is_error));
         assert!(!result.content.is_empty() && !result.truncated);
         let last = events.last().unwrap();
         assert_eq!(last.r#type, "tool_call_finished", "{id}");
@@ -157,20 +143,15 @@ async fn c15_results_of_the_past_are_not_there() {
         .iter()
         .filter(|event| event.r#type == "tool_call_finished")
         .map(|event| (&*event.request_id, event.result_absence()));
-    let expected = [
-        ("before", ResultAbsence::Past),
-        ("now", ResultAbsence::Unspecified),
-    ];
+    let expected = [("before", ResultAbsence::Past), ("now", ResultAbsence::Unspecified)];
     assert!(absences.eq(expected), "{events:?}");
     // Without the wish, there is neither.
     for _ in 0..4 {
         let event = without.event().await;
         assert_eq!(event.result_absence(), ResultAbsence::Unspecified);
     }
-    let of_type = WatchEventsRequest {
-        types: vec!["tool_call_started".to_owned()],
-        ..with_results(0)
-    };
+    let of_type =
+        WatchEventsRequest { types: vec!["tool_call_started".to_owned()], ..with_results(0) };
     let mut started = Watching::of(&daemon, of_type).await;
     invoke(&daemon, read("more")).await;
     for id in ["before", "now", "more"] {
@@ -206,10 +187,7 @@ async fn c15_who_may_not_use_a_tool_gets_no_content() {
     assert!(!result.is_error);
     // Of tools that its key is not for, it sees nothing at all.
     let (events, result) = of_reads.result().await;
-    assert!(
-        events.iter().all(|event| event.tool == "read_file"),
-        "{events:?}"
-    );
+    assert!(events.iter().all(|event| event.tool == "read_file"), "{events:?}");
     assert_eq!(&*result.request_id, "read");
     assert!(result.content.contains("secret lines"), "{result:?}");
 }
@@ -225,8 +203,5 @@ async fn c17_long_contents_have_their_beginning_and_end() {
     assert!(result.truncated && result.content.len() <= 32 << 10);
     let content: Value = serde_json::from_str(&result.content).unwrap();
     let text = content["content"].as_str().unwrap();
-    assert!(
-        text.starts_with("begins") && text.ends_with("ends"),
-        "{text}"
-    );
+    assert!(text.starts_with("begins") && text.ends_with("ends"), "{text}");
 }

@@ -28,10 +28,7 @@ async fn whoever_goes_on_from_a_record_gets_what_the_file_has_behind_it() {
     let refusal = Watching::try_of(&daemon, so_far(19)).await.err().unwrap();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
     assert_eq!(refusal.fields(), ["after_sequence"]);
-    let of_types = WatchEventsRequest {
-        types: vec!["tool_call_finished".to_owned()],
-        ..so_far(3)
-    };
+    let of_types = WatchEventsRequest { types: vec!["tool_call_finished".to_owned()], ..so_far(3) };
     let finished = Watching::of(&daemon, of_types).await.rest().await;
     assert_eq!(sequences(&finished), [4, 6, 8, 10, 12, 14, 16, 18]);
 }
@@ -76,10 +73,8 @@ async fn a_session_that_is_not_there_yet_is_waited_for_and_not_made() {
 async fn silence_is_told_of() {
     let daemon = Daemon::start().await;
     make(&daemon, "d").await;
-    let request = |after_sequence| WatchEventsRequest {
-        keep_alive_sec: Some(1),
-        ..request(after_sequence)
-    };
+    let request =
+        |after_sequence| WatchEventsRequest { keep_alive_sec: Some(1), ..request(after_sequence) };
     let mut watching = Watching::of(&daemon, request(2)).await;
     let mut waiting = Watching::of(&daemon, in_session("none", request(0))).await;
     for (watching, last) in [(&mut watching, 2), (&mut waiting, 0)] {
@@ -109,11 +104,7 @@ async fn a_daemon_that_drains_tells_of_all_that_ends_and_then_that_it_ends() {
         assert_eq!(status.code(), Code::Unavailable);
     }
     assert!(daemon.exit().await.success());
-    assert!(
-        !daemon.log().contains("connections were cut"),
-        "{}",
-        daemon.log()
-    );
+    assert!(!daemon.log().contains("connections were cut"), "{}", daemon.log());
 }
 
 #[tokio::test]

@@ -16,9 +16,7 @@ const FEW: &str = "[sessions]\nrecord_bytes = 65536";
 /// The number of the first record that a session has.
 fn first(daemon: &Daemon) -> u64 {
     let records = records(daemon, "default");
-    records
-        .first()
-        .map_or(0, |record| record["sequence"].as_u64().unwrap())
+    records.first().map_or(0, |record| record["sequence"].as_u64().unwrap())
 }
 
 /// Bytes of the records of the default session.
@@ -70,10 +68,7 @@ async fn the_oldest_steps_go_while_they_are_watched() {
     assert_eq!(read, last);
     eventually("old records are removed", async || first(&daemon) > 2).await;
     read_to(&mut sleeps, 1, last).await;
-    eventually("no more is kept than is said", async || {
-        bytes(&daemon) <= 65536
-    })
-    .await;
+    eventually("no more is kept than is said", async || bytes(&daemon) <= 65536).await;
     let refusal = daemon.artifact_of("default", &output.stdout_path).await;
     let refusal = refusal.unwrap_err();
     assert_eq!(refusal.reason, "ARTIFACT_NOT_FOUND");
@@ -90,10 +85,7 @@ async fn the_oldest_steps_go_while_they_are_watched() {
         }
         let events = watching.rest().await;
         let expected = (after + 1).max(first)..=last;
-        assert!(
-            events.iter().map(|event| event.sequence).eq(expected),
-            "{after}"
-        );
+        assert!(events.iter().map(|event| event.sequence).eq(expected), "{after}");
     }
     let response = daemon.run(shell("true")).await;
     let step = format!("{:04}", calls + 2);
@@ -144,10 +136,7 @@ async fn too_much_goes_also_where_some_of_it_must_stay_and_nothing_comes_behind_
         // Until some is removed, or is to be.
         has_room = bytes(&daemon) <= 65536 && records(&daemon, "default")[1]["sequence"] == 2;
     }
-    eventually("no more is kept than is said", async || {
-        bytes(&daemon) <= 65536
-    })
-    .await;
+    eventually("no more is kept than is said", async || bytes(&daemon) <= 65536).await;
     assert_eq!(first(&daemon), 1);
     fs::write(daemon.file("end"), "").unwrap();
     call.await.unwrap().unwrap();
@@ -155,10 +144,7 @@ async fn too_much_goes_also_where_some_of_it_must_stay_and_nothing_comes_behind_
 
 #[tokio::test]
 async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
-    let daemon = Setup::new()
-        .workspace_table("[sessions]\nretention = \"4s\"")
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_table("[sessions]\nretention = \"4s\"").start().await;
     daemon.run(in_session("unused", shell("echo text"))).await;
     daemon.run(in_session("watched", shell("echo text"))).await;
     let folder = |daemon: &Daemon, name: &str| daemon.state().join("sessions").join(name);
@@ -168,13 +154,7 @@ async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
     fs::write(half.join("events.jsonl"), "").unwrap();
     eventually("it is old", async || {
         let age = fs::metadata(folder(&daemon, "watched/events.jsonl"));
-        age.unwrap()
-            .modified()
-            .unwrap()
-            .elapsed()
-            .unwrap()
-            .as_secs()
-            >= 5
+        age.unwrap().modified().unwrap().elapsed().unwrap().as_secs() >= 5
     })
     .await;
     // Soon after the start what is too old is removed.
@@ -184,10 +164,7 @@ async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
         !folder(&daemon, "unused").exists() && !half.exists()
     })
     .await;
-    eventually("what is too old is removed", async || {
-        records(&daemon, "watched").is_empty()
-    })
-    .await;
+    eventually("what is too old is removed", async || records(&daemon, "watched").is_empty()).await;
     drop(watching);
     let response = daemon.run(in_session("watched", shell("true"))).await;
     assert_eq!(response.stdout_path, "logs/tool_step_0002_stdout.txt");
@@ -225,10 +202,8 @@ async fn of_too_many_bytes_the_oldest_go_whosever_they_are_while_more_are_writte
         kept(&daemon)[1] < 2
     })
     .await;
-    eventually("no more is kept than is said", async || {
-        kept(&daemon).iter().sum::<usize>() <= 4
-    })
-    .await;
+    eventually("no more is kept than is said", async || kept(&daemon).iter().sum::<usize>() <= 4)
+        .await;
 }
 
 #[tokio::test]
@@ -275,10 +250,7 @@ async fn of_too_many_sessions_the_longest_unused_go() {
         !sessions(&daemon).contains("s101")
     })
     .await;
-    eventually("no more are kept than is said", async || {
-        sessions(&daemon).len() <= 20
-    })
-    .await;
+    eventually("no more are kept than is said", async || sessions(&daemon).len() <= 20).await;
     assert!(sessions(&daemon).contains(&format!("s{number}")));
 }
 
@@ -311,14 +283,8 @@ async fn what_is_no_session_stops_nothing() {
 /// Whether what is kept of the default session is of one piece.
 fn check(daemon: &Daemon) {
     let told = records(daemon, "default");
-    let sequences: Vec<u64> = told
-        .iter()
-        .map(|it| it["sequence"].as_u64().unwrap())
-        .collect();
-    assert!(
-        sequences.is_sorted_by(|one, other| one < other),
-        "{sequences:?}"
-    );
+    let sequences: Vec<u64> = told.iter().map(|it| it["sequence"].as_u64().unwrap()).collect();
+    assert!(sequences.is_sorted_by(|one, other| one < other), "{sequences:?}");
     let logs = daemon.state().join("sessions/default/logs");
     for entry in fs::read_dir(logs).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();

@@ -43,19 +43,12 @@ async fn a_key_for_another_workspace_sees_nothing() {
     let event = super::record(&elsewhere.event().await);
     assert_eq!(
         [&event["principal"], &event["workspace"], &event["sequence"]],
-        [
-            &"key:other".into(),
-            &"other".into(),
-            &serde_json::Value::from(1)
-        ]
+        [&"key:other".into(), &"other".into(), &serde_json::Value::from(1)]
     );
     for key in [&first, &looks, &other] {
         let listed = sessions(&daemon, with_key(key, ListSessionsRequest::default())).await;
         assert_eq!(listed, ["default"]);
-        let events = Watching::of(&daemon, with_key(key, so_far(0)))
-            .await
-            .rest()
-            .await;
+        let events = Watching::of(&daemon, with_key(key, so_far(0))).await.rest().await;
         assert_eq!(events.len(), 2);
     }
     let mut hidden = with_key(&looks, request(0));
@@ -78,10 +71,7 @@ async fn a_key_for_some_tools_sees_the_calls_of_these_only() {
     let writes = keys.add("writes", "invoke", &["--for-tool", "write_file"]);
     let daemon = with_keys(Setup::new().workspace_table(ASKED), &keys).await;
     std::fs::write(daemon.file("f"), "text").unwrap();
-    let follow = WatchEventsRequest {
-        keep_alive_sec: Some(1),
-        ..request(0)
-    };
+    let follow = WatchEventsRequest { keep_alive_sec: Some(1), ..request(0) };
     let mut follows = Watching::of(&daemon, with_key(&reads, follow)).await;
     let written = async |count| {
         let are_there = async || records(&daemon, "default").len() == count;
@@ -92,10 +82,7 @@ async fn a_key_for_some_tools_sees_the_calls_of_these_only() {
     asked.set_timeout(std::time::Duration::from_millis(300));
     daemon.try_run(asked).await.unwrap_err();
     written(4).await;
-    let read = ReadFileRequest {
-        path: "f".to_owned(),
-        ..ReadFileRequest::default()
-    };
+    let read = ReadFileRequest { path: "f".to_owned(), ..ReadFileRequest::default() };
     let read = daemon.tools().read_file(with_key(&all, read)).await;
     read.unwrap();
     let start = Part::Start(UploadStart {
@@ -119,10 +106,7 @@ async fn a_key_for_some_tools_sees_the_calls_of_these_only() {
         assert_eq!(told(key, so_far(0)).await, [5, 6]);
         assert_eq!(told(key, so_far(5)).await, [6], "it goes on there");
         let of_types = WatchEventsRequest {
-            types: vec![
-                "tool_call_started".to_owned(),
-                "approval_requested".to_owned(),
-            ],
+            types: vec!["tool_call_started".to_owned(), "approval_requested".to_owned()],
             ..so_far(0)
         };
         assert_eq!(told(key, of_types).await, [5]);
@@ -149,9 +133,7 @@ async fn what_may_be_secret_is_seen_by_nobody() {
     const HIDDEN: &str = "n0t-t0-be-seen";
     let daemon = Daemon::start().await;
     let request = RunRequest {
-        env: HashMap::from([("SECRET".to_owned(), HIDDEN.to_owned())])
-            .into_iter()
-            .collect(),
+        env: HashMap::from([("SECRET".to_owned(), HIDDEN.to_owned())]).into_iter().collect(),
         stdin: HIDDEN.to_owned().into_bytes().into(),
         ..shell("cat > /dev/null")
     };

@@ -116,10 +116,7 @@ async fn events_of_types_that_nobody_makes_leave_the_others_out() {
 #[tokio::test]
 async fn the_last_ones_alone_can_be_watched() {
     let daemon = Daemon::start().await;
-    let tail = |tail| WatchEventsRequest {
-        tail: Some(tail),
-        ..request(0)
-    };
+    let tail = |tail| WatchEventsRequest { tail: Some(tail), ..request(0) };
     let place = async |watching: &mut Watching| match watching.next().await {
         Some(Item::KeepAlive(keep_alive)) => keep_alive.last_sequence,
         other => panic!("{other:?}"),
@@ -131,11 +128,7 @@ async fn the_last_ones_alone_can_be_watched() {
     let mut new = Watching::of(&daemon, tail(0)).await;
     let mut some = Watching::of(&daemon, tail(1)).await;
     let mut all = Watching::of(&daemon, tail(9)).await;
-    let places = [
-        place(&mut new).await,
-        place(&mut some).await,
-        place(&mut all).await,
-    ];
+    let places = [place(&mut new).await, place(&mut some).await, place(&mut all).await];
     assert_eq!(places, [2, 1, 0]);
     make(&daemon, "two").await;
     for (watching, first) in [(&mut new, 3), (&mut some, 2), (&mut all, 1)] {

@@ -70,10 +70,7 @@ async fn an_answer_of_any_status_is_an_answer() {
     });
     for status in [201, 400, 401, 403, 404, 410, 418, 429, 500, 503, 599] {
         let fetched = fetch(&daemon, url(&format!("http://site.jig.test/{status}"))).await;
-        assert_eq!(
-            (fetched.status_code, fetched.content.as_str()),
-            (status, "told")
-        );
+        assert_eq!((fetched.status_code, fetched.content.as_str()), (status, "told"));
     }
     let path = daemon.state().join("sessions/default/events.jsonl");
     let records = std::fs::read_to_string(path).unwrap();
@@ -136,10 +133,7 @@ async fn what_is_compressed_is_read() {
     assert_eq!(fetched.content, "compressed text");
     assert_eq!(fetched.content_length, 15);
     let [head] = site.heads().try_into().unwrap();
-    assert!(
-        head.to_lowercase().contains("accept-encoding: gzip\r\n"),
-        "{head}"
-    );
+    assert!(head.to_lowercase().contains("accept-encoding: gzip\r\n"), "{head}");
     refuses(&daemon, url("http://site.jig.test/broken"), "FETCH_ERROR").await;
 }
 
@@ -157,10 +151,7 @@ async fn what_is_fetched_is_recorded() {
         panic!("{records:?}");
     };
     assert_eq!(begun["params"], json!({ "url": "http://site.jig.test/x" }));
-    assert_eq!(
-        (&ended["status_code"], &ended["content_length"]),
-        (&json!(200), &json!(5))
-    );
+    assert_eq!((&ended["status_code"], &ended["content_length"]), (&json!(200), &json!(5)));
     assert!(!text.contains("hello"), "{text}");
 }
 
@@ -184,11 +175,8 @@ async fn tls_is_spoken_with_those_who_can_be_trusted() {
         printf 'subjectAltName=DNS:site.jig.test\\nbasicConstraints=CA:FALSE\\n' > fields
         openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile fields -out certificate.pem
     ";
-    let made = Command::new("sh")
-        .args(["-e", "-c", script])
-        .current_dir(folder.path())
-        .output()
-        .unwrap();
+    let made =
+        Command::new("sh").args(["-e", "-c", script]).current_dir(folder.path()).output().unwrap();
     assert!(made.status.success(), "{made:?}");
     std::fs::write(folder.path().join("page"), "over TLS").unwrap();
     // The only authority of the daemon's host.
@@ -234,12 +222,7 @@ async fn tls_is_spoken_with_those_who_can_be_trusted() {
 #[tokio::test]
 async fn servers_that_speak_no_http_are_told_of() {
     let world = world();
-    let daemon = fetching(
-        &world,
-        &["site.jig.test:443", "site.jig.test"],
-        &[ALLOWED.1],
-    )
-    .await;
+    let daemon = fetching(&world, &["site.jig.test:443", "site.jig.test"], &[ALLOWED.1]).await;
     let _sites = [80, 443].map(|port| {
         Site::at(&daemon, ALLOWED.1, port, |_, stream| {
             stream.write_all(b"220 mail.jig.test ESMTP\r\n")

@@ -39,22 +39,12 @@ async fn it_is_off_until_hosts_are_listed() {
 
 #[tokio::test]
 async fn only_listed_hosts_and_ports_are_fetched_from() {
-    let world = World::with(&[
-        ALLOWED,
-        OTHER,
-        ("below.wide.test", ALLOWED.1),
-        ("wide.test", ALLOWED.1),
-    ]);
-    let daemon = fetching(
-        &world,
-        &[ALLOWED.0, "*.wide.test", "other.jig.test:8080"],
-        &["203.0.113.0/24"],
-    )
-    .await;
-    let sites = [
-        Site::at(&daemon, ALLOWED.1, 80, hello),
-        Site::at(&daemon, OTHER.1, 8080, hello),
-    ];
+    let world =
+        World::with(&[ALLOWED, OTHER, ("below.wide.test", ALLOWED.1), ("wide.test", ALLOWED.1)]);
+    let daemon =
+        fetching(&world, &[ALLOWED.0, "*.wide.test", "other.jig.test:8080"], &["203.0.113.0/24"])
+            .await;
+    let sites = [Site::at(&daemon, ALLOWED.1, 80, hello), Site::at(&daemon, OTHER.1, 8080, hello)];
     for allowed in [
         "http://site.jig.test/",
         "HTTP://Site.JIG.test.:80/",
@@ -72,10 +62,7 @@ async fn only_listed_hosts_and_ports_are_fetched_from() {
         ("http://evil.test/", "not among the hosts"),
         ("http://203.0.113.10/", "not among the hosts"),
         ("http://3405803786/", "not among the hosts"),
-        (
-            "http://site.jig.test:8080/",
-            "fetch.hosts = [\"site.jig.test:8080\"]",
-        ),
+        ("http://site.jig.test:8080/", "fetch.hosts = [\"site.jig.test:8080\"]"),
         ("http://site.jig.test:22/", "not on port 22"),
         ("https://other.jig.test:444/", "not on port 444"),
     ] {
@@ -174,10 +161,7 @@ async fn addresses_that_are_listed_may_be_fetched_from() {
         ("http://localhost/", "http://localhost/"),
     ] {
         let fetched = fetch(&daemon, url(there)).await;
-        assert_eq!(
-            (fetched.content.as_str(), fetched.final_url.as_str()),
-            ("hello", shown)
-        );
+        assert_eq!((fetched.content.as_str(), fetched.final_url.as_str()), ("hello", shown));
     }
     // What is listed is the address, not what others embed it in.
     refuses(&daemon, url("http://[::ffff:127.0.0.1]/"), "EGRESS_DENIED").await;
@@ -185,11 +169,7 @@ async fn addresses_that_are_listed_may_be_fetched_from() {
 
 #[tokio::test]
 async fn names_lead_to_allowed_addresses_only_whenever_they_are_asked() {
-    let world = World::with(&[
-        ("", ALLOWED.1),
-        ("", PRIVATE),
-        ("metadata.jig.test", METADATA),
-    ]);
+    let world = World::with(&[("", ALLOWED.1), ("", PRIVATE), ("metadata.jig.test", METADATA)]);
     let daemon = fetching(&world, &["*.jig.test"], &[ALLOWED.1]).await;
     let public = Site::at(&daemon, ALLOWED.1, 80, |path, stream| match path {
         "/again" => super::answer(stream, "302 Found", "Location: /\r\n", b""),
@@ -218,12 +198,7 @@ async fn names_lead_to_allowed_addresses_only_whenever_they_are_asked() {
     // Of several addresses those that may be reached are.
     assert_eq!(fetch(&daemon, rebind()).await.content, "hello");
     // Each request on the way is looked at anew.
-    refuses(
-        &daemon,
-        url("http://rebind.jig.test/again"),
-        "EGRESS_DENIED",
-    )
-    .await;
+    refuses(&daemon, url("http://rebind.jig.test/again"), "EGRESS_DENIED").await;
     assert_eq!((names.asked(), public.connections()), (5, 3));
     // Addresses that hold others.
     refuses(&daemon, rebind(), "EGRESS_DENIED").await;
@@ -239,15 +214,9 @@ async fn the_daemon_itself_is_not_fetched_from() {
     let setup = world.setup().workspace_table(
         "[fetch]\nhosts = [\"127.0.0.1\"]\nports = [80, 50999]\nallow_addresses = [\"127.0.0.0/8\"]",
     );
-    let daemon = setup
-        .arguments(&["--listen", "127.0.0.1:50999"])
-        .start()
-        .await;
+    let daemon = setup.arguments(&["--listen", "127.0.0.1:50999"]).start().await;
     let _site = Site::at(&daemon, "127.0.0.1", 80, hello);
-    assert_eq!(
-        fetch(&daemon, url("http://127.0.0.1/")).await.content,
-        "hello"
-    );
+    assert_eq!(fetch(&daemon, url("http://127.0.0.1/")).await.content, "hello");
     let refusal = refuses(&daemon, url("http://127.0.0.1:50999/"), "EGRESS_DENIED").await;
     assert!(refusal.message.contains("is jigd itself"), "{refusal:?}");
 }
@@ -267,10 +236,7 @@ async fn proxies_of_the_environment_are_not_asked() {
     let daemon = setup.start().await;
     let site = Site::at(&daemon, ALLOWED.1, 80, hello);
     let asked = Site::at(&daemon, OTHER.1, 80, hello);
-    assert_eq!(
-        fetch(&daemon, url("http://site.jig.test/x")).await.content,
-        "hello"
-    );
+    assert_eq!(fetch(&daemon, url("http://site.jig.test/x")).await.content, "hello");
     assert_eq!(asked.connections(), 0);
     // And nobody is told more than there is to it.
     let [head] = site.heads().try_into().unwrap();
@@ -337,10 +303,7 @@ async fn rules_go_by_what_is_fetched_however_it_is_written() {
         "http://site.jig.test/se\ncret",
     ] {
         let reason = try_fetch(&daemon, url(address)).await.unwrap_err().reason;
-        assert!(
-            ["POLICY_DENIED", "INVALID_PARAMS"].contains(&&*reason),
-            "{address}: {reason}"
-        );
+        assert!(["POLICY_DENIED", "INVALID_PARAMS"].contains(&&*reason), "{address}: {reason}");
     }
     assert_eq!(site.heads().len(), 1);
 }
@@ -375,10 +338,7 @@ async fn case_n14_what_is_checked_is_looked_up_connected_to_and_answered() {
     ] {
         let refusal = try_fetch(&daemon, url(&format!("http://{host}/"))).await;
         let reason = refusal.unwrap_err().reason;
-        assert!(
-            ["INVALID_PARAMS", "EGRESS_DENIED"].contains(&&*reason),
-            "{host:?}: {reason}"
-        );
+        assert!(["INVALID_PARAMS", "EGRESS_DENIED"].contains(&&*reason), "{host:?}: {reason}");
     }
     assert_eq!(names.questions(), [""; 0]);
     // A URL has one host, in one spelling: that of the answer, of the question, and of the field.

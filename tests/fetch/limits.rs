@@ -23,10 +23,7 @@ fn at_most(bytes: usize) -> FetchUrlRequest {
 }
 
 fn within(seconds: u32, path: &str) -> FetchUrlRequest {
-    FetchUrlRequest {
-        timeout_sec: Some(seconds),
-        ..url(&format!("http://site.jig.test{path}"))
-    }
+    FetchUrlRequest { timeout_sec: Some(seconds), ..url(&format!("http://site.jig.test{path}")) }
 }
 
 #[tokio::test]
@@ -34,12 +31,7 @@ async fn content_is_cut_where_it_is_more_than_was_asked_for() {
     let world = world();
     let daemon = usual(&world).await;
     let _site = Site::at(&daemon, ALLOWED.1, 80, |_, stream| {
-        answer(
-            stream,
-            "200 OK",
-            "Content-Type: text/plain\r\n",
-            "grün".as_bytes(),
-        )
+        answer(stream, "200 OK", "Content-Type: text/plain\r\n", "grün".as_bytes())
     });
     for (most, content, length, truncated) in [
         (1, "g", 1, true),
@@ -51,10 +43,7 @@ async fn content_is_cut_where_it_is_more_than_was_asked_for() {
     ] {
         let fetched = fetch(&daemon, at_most(most)).await;
         assert_eq!(fetched.content, content, "{most}");
-        assert_eq!(
-            (fetched.content_length, fetched.truncated),
-            (length, truncated)
-        );
+        assert_eq!((fetched.content_length, fetched.truncated), (length, truncated));
     }
     for (request, field) in [
         (at_most(0), "max_bytes"),
@@ -76,17 +65,10 @@ async fn bodies_without_end_are_read_as_far_as_they_are_wanted() {
     let site = Site::at(&daemon, ALLOWED.1, 80, move |path, stream| {
         let piece = [b'a'; 1 << 16];
         match path {
-            "/huge" => write!(
-                stream,
-                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
-                1u64 << 40
-            )?,
+            "/huge" => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", 1u64 << 40)?,
             "/close" => write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?,
             "/bomb" => return answer(stream, "200 OK", "Content-Encoding: gzip\r\n", &bomb),
-            _ => write!(
-                stream,
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-            )?,
+            _ => write!(stream, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")?,
         }
         loop {
             match path {
@@ -103,11 +85,7 @@ async fn bodies_without_end_are_read_as_far_as_they_are_wanted() {
     for path in ["/huge", "/close", "/chunked", "/bomb"] {
         let fetched = fetch(&daemon, url(&format!("http://site.jig.test{path}"))).await;
         assert!(fetched.truncated, "{path}");
-        assert_eq!(
-            usize::try_from(fetched.content_length).unwrap(),
-            MIB,
-            "{path}"
-        );
+        assert_eq!(usize::try_from(fetched.content_length).unwrap(), MIB, "{path}");
         assert_eq!(fetched.content.len(), MIB, "{path}");
     }
     let grown = daemon.peak_bytes().saturating_sub(before);
@@ -124,10 +102,7 @@ async fn slow_servers_have_as_long_as_was_said() {
         match path {
             "/silent" => {}
             "/head" => write!(stream, "HTTP/1.1 200 OK\r\nX-More")?,
-            _ => write!(
-                stream,
-                "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\na"
-            )?,
+            _ => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\na")?,
         }
         // Until the daemon goes away.
         std::io::copy(stream, &mut std::io::sink()).map(drop)
@@ -164,10 +139,7 @@ async fn what_fails_on_the_way_is_told() {
     let daemon = fetching(&world, &["*.jig.test", "site.jig.test:81"], &[ALLOWED.1]).await;
     let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| match path {
         "/nothing" => Ok(()),
-        _ => write!(
-            stream,
-            "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"
-        ),
+        _ => write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"),
     });
     for (there, cause) in [
         ("http://site.jig.test:81/", "connection refused"),
@@ -197,19 +169,11 @@ async fn pages_that_are_made_to_hurt_do_not() {
             _ => "<",
         };
         let body = piece.repeat(MIB / 8 / piece.len());
-        answer(
-            stream,
-            "200 OK",
-            "Content-Type: text/html\r\n",
-            body.as_bytes(),
-        )
+        answer(stream, "200 OK", "Content-Type: text/html\r\n", body.as_bytes())
     });
     for path in ["/deep", "/lists", "/tables", "/bold", "/quotes", "/signs"] {
         for format in [FetchFormat::Markdown, FetchFormat::Text] {
-            let request = FetchUrlRequest {
-                timeout_sec: Some(60),
-                ..page(path, format)
-            };
+            let request = FetchUrlRequest { timeout_sec: Some(60), ..page(path, format) };
             let fetched = fetch(&daemon, request).await;
             assert!(fetched.content.len() <= MIB, "{path}");
         }

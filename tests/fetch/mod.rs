@@ -121,9 +121,9 @@ fn world() -> World {
 
 /// A daemon that may fetch from these hosts, at these addresses too.
 async fn fetching(world: &World, hosts: &[&str], addresses: &[&str]) -> Daemon {
-    let setup = world.setup().workspace_table(&format!(
-        "[fetch]\nhosts = {hosts:?}\nallow_addresses = {addresses:?}"
-    ));
+    let setup = world
+        .setup()
+        .workspace_table(&format!("[fetch]\nhosts = {hosts:?}\nallow_addresses = {addresses:?}"));
     setup.start().await
 }
 
@@ -133,25 +133,17 @@ async fn usual(world: &World) -> Daemon {
 }
 
 fn url(url: &str) -> FetchUrlRequest {
-    FetchUrlRequest {
-        url: url.to_owned(),
-        ..FetchUrlRequest::default()
-    }
+    FetchUrlRequest { url: url.to_owned(), ..FetchUrlRequest::default() }
 }
 
 /// A page of the host that is allowed, in this format.
 fn page(path: &str, format: FetchFormat) -> FetchUrlRequest {
-    FetchUrlRequest {
-        format: Some(format.into()),
-        ..url(&format!("http://{}{path}", ALLOWED.0))
-    }
+    FetchUrlRequest { format: Some(format.into()), ..url(&format!("http://{}{path}", ALLOWED.0)) }
 }
 
 async fn try_fetch(daemon: &Daemon, request: FetchUrlRequest) -> Result<FetchUrlResponse, Refusal> {
     let answer = daemon.tools().fetch_url(request).await;
-    answer
-        .map(tonic::Response::into_inner)
-        .map_err(|status| Refusal::of(&status))
+    answer.map(tonic::Response::into_inner).map_err(|status| Refusal::of(&status))
 }
 
 async fn fetch(daemon: &Daemon, request: FetchUrlRequest) -> FetchUrlResponse {

@@ -17,12 +17,7 @@ async fn redirects_are_followed_to_where_they_end() {
     let site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| match path {
         "/301" => answer(stream, "301 Moved", &to("http://site.jig.test/302"), b"x"),
         "/302" => answer(stream, "302 Found", &to("303"), b"x"),
-        "/303" => answer(
-            stream,
-            "303 See Other",
-            &to("//site.jig.test/307#part"),
-            b"x",
-        ),
+        "/303" => answer(stream, "303 See Other", &to("//site.jig.test/307#part"), b"x"),
         "/307" => answer(stream, "307 Temporary", &to("?308"), b"x"),
         "/307?308" => answer(stream, "308 Permanent", &to("/end"), b"x"),
         "/300" => answer(stream, "300 Multiple Choices", &to("/end"), b"choose"),
@@ -34,16 +29,11 @@ async fn redirects_are_followed_to_where_they_end() {
     assert_eq!(fetched.content, "hello");
     assert_eq!(fetched.final_url, "http://site.jig.test/end");
     assert_eq!(site.connections(), 6);
-    for (path, status, content) in [
-        ("300", 300, "choose"),
-        ("304", 304, ""),
-        ("without", 302, "nowhere"),
-    ] {
+    for (path, status, content) in
+        [("300", 300, "choose"), ("304", 304, ""), ("without", 302, "nowhere")]
+    {
         let fetched = fetch(&daemon, url(&format!("http://site.jig.test/{path}"))).await;
-        assert_eq!(
-            (fetched.status_code, fetched.content.as_str()),
-            (status, content)
-        );
+        assert_eq!((fetched.status_code, fetched.content.as_str()), (status, content));
     }
 }
 
@@ -82,10 +72,7 @@ async fn redirects_lead_nowhere_that_is_not_allowed() {
     for (number, location) in locations.iter().enumerate() {
         let there = format!("http://site.jig.test/{number}");
         let refusal = refuses(&daemon, url(&there), "EGRESS_DENIED").await;
-        assert!(
-            !refusal.message.contains("hunter2"),
-            "{location}: {refusal:?}"
-        );
+        assert!(!refusal.message.contains("hunter2"), "{location}: {refusal:?}");
     }
     assert_eq!(site.connections(), locations.len());
     assert_eq!(others.map(|site| site.connections()), [0; 5]);
@@ -116,8 +103,5 @@ async fn redirects_without_end_have_one() {
         let refusal = refuses(&daemon, url(&there), "FETCH_ERROR").await;
         assert_eq!(refusal.metadata["cause"], cause, "{path}");
     }
-    assert_eq!(
-        Arc::clone(&site.connections).load(Ordering::SeqCst),
-        11 + 11 + 11 + 1
-    );
+    assert_eq!(Arc::clone(&site.connections).load(Ordering::SeqCst), 11 + 11 + 11 + 1);
 }

@@ -27,18 +27,11 @@ fn file(path: &str, content: &str) -> WriteFileRequest {
 }
 
 pub(super) async fn write(daemon: &Daemon, path: &str, content: &str) -> Result<(), Status> {
-    daemon
-        .tools()
-        .write_file(file(path, content))
-        .await
-        .map(drop)
+    daemon.tools().write_file(file(path, content)).await.map(drop)
 }
 
 async fn remove(daemon: &Daemon, path: &str) -> Result<u32, Status> {
-    let request = DeletePathRequest {
-        path: path.to_owned(),
-        recursive: Some(true),
-    };
+    let request = DeletePathRequest { path: path.to_owned(), recursive: Some(true) };
     let answer = daemon.tools().delete_path(request).await?;
     Ok(answer.into_inner().deleted_count)
 }
@@ -53,9 +46,7 @@ async fn rename(daemon: &Daemon, source: &str, destination: &str) -> Result<(), 
 }
 
 async fn make(daemon: &Daemon, path: &str) -> Result<Vec<String>, Status> {
-    let request = CreateDirectoryRequest {
-        path: path.to_owned(),
-    };
+    let request = CreateDirectoryRequest { path: path.to_owned() };
     let answer = daemon.tools().create_directory(request).await?;
     Ok(answer.into_inner().created)
 }
@@ -66,11 +57,7 @@ fn reason<T: std::fmt::Debug>(result: Result<T, Status>) -> String {
 
 #[tokio::test]
 async fn commands_and_tools_change_each_others_files() {
-    for setup in [
-        Setup::new(),
-        Setup::new().workspace_owner(12345),
-        Setup::new().user(12345),
-    ] {
+    for setup in [Setup::new(), Setup::new().workspace_owner(12345), Setup::new().user(12345)] {
         let owner = setup.owner();
         let daemon = setup.start().await;
         write(&daemon, "a/b/tool", "by the tool\n").await.unwrap();
@@ -82,9 +69,7 @@ async fn commands_and_tools_change_each_others_files() {
         let output = daemon.output(shell(script)).await;
         assert_eq!(output, "by the tool\nmore\n");
 
-        write(&daemon, "a/c/command", "by the tool\n")
-            .await
-            .unwrap();
+        write(&daemon, "a/c/command", "by the tool\n").await.unwrap();
         let metadata = fs::metadata(daemon.file("a/c/command")).unwrap();
         assert_eq!((metadata.uid(), metadata.mode() & 0o7777), (owner, 0o640));
         rename(&daemon, "a/c/command", "a/b/moved").await.unwrap();
@@ -137,17 +122,13 @@ async fn links_that_stay_in_the_workspace_are_followed_where_the_operator_says_s
         .await;
     write(&daemon, "link/f", "new").await.unwrap();
     // What a link at the end leads to is changed, and the link stays.
-    daemon
-        .output(shell("ln -s d/f file; ln -s nowhere dangling"))
-        .await;
+    daemon.output(shell("ln -s d/f file; ln -s nowhere dangling")).await;
     write(&daemon, "file", "through").await.unwrap();
     assert_eq!(fs::read_to_string(daemon.file("d/f")).unwrap(), "through");
     assert!(daemon.file("file").is_symlink());
     let diff = "--- a/file\n+++ b/file\n@@ -1 +1 @@\n-through\n\\ No newline at end of file\n+new\n\\ No newline at end of file\n";
-    let change = ApplyPatchRequest {
-        unified_diff: diff.to_owned(),
-        ..ApplyPatchRequest::default()
-    };
+    let change =
+        ApplyPatchRequest { unified_diff: diff.to_owned(), ..ApplyPatchRequest::default() };
     daemon.tools().apply_patch(change).await.unwrap();
     let delete = ApplyPatchRequest {
         unified_diff:
@@ -166,10 +147,7 @@ async fn links_that_stay_in_the_workspace_are_followed_where_the_operator_says_s
     assert_eq!(daemon.read_file("link/f").await.unwrap(), "new");
     assert_eq!(reason(write(&daemon, "out/x", "x").await), "PATH_ESCAPE");
     assert_eq!(reason(write(&daemon, "up/x", "x").await), "PATH_ESCAPE");
-    assert_eq!(
-        reason(write(&daemon, "unsafe/x", "x").await),
-        "POLICY_DENIED"
-    );
+    assert_eq!(reason(write(&daemon, "unsafe/x", "x").await), "POLICY_DENIED");
 }
 
 #[tokio::test]
@@ -177,13 +155,8 @@ async fn a_file_that_a_patch_renames_keeps_its_owner_and_attributes() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("a"), "1\n").unwrap();
     std::os::unix::fs::chown(daemon.file("a"), Some(1234), Some(1235)).unwrap();
-    rustix::fs::setxattr(
-        daemon.file("a"),
-        "user.note",
-        b"kept",
-        rustix::fs::XattrFlags::empty(),
-    )
-    .unwrap();
+    rustix::fs::setxattr(daemon.file("a"), "user.note", b"kept", rustix::fs::XattrFlags::empty())
+        .unwrap();
     let request = ApplyPatchRequest {
         unified_diff: "diff --git a/a b/b/c\nrename from a\nrename to b/c\n".to_owned(),
         ..ApplyPatchRequest::default()
@@ -206,17 +179,11 @@ async fn what_commands_may_not_change_is_not_changed() {
             std::os::unix::fs::chown(daemon.file(path), Some(user), Some(user)).unwrap();
             fs::set_permissions(daemon.file(path), fs::Permissions::from_mode(mode)).unwrap();
         }
-        assert_eq!(
-            reason(write(&daemon, "readonly", "2").await),
-            "PERMISSION_DENIED"
-        );
+        assert_eq!(reason(write(&daemon, "readonly", "2").await), "PERMISSION_DENIED");
         // Root may write to what is another's, whose it stays.
         match write(&daemon, "others", "2").await {
             Ok(()) => assert_eq!(owner, 0),
-            refused => assert_eq!(
-                (reason(refused).as_str(), owner),
-                ("PERMISSION_DENIED", 12345)
-            ),
+            refused => assert_eq!((reason(refused).as_str(), owner), ("PERMISSION_DENIED", 12345)),
         }
         let metadata = fs::metadata(daemon.file("others")).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (4321, 4321));
@@ -245,18 +212,12 @@ async fn directories_hand_their_group_down() {
         let metadata = fs::metadata(daemon.file(path)).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (0, 1600), "{path}");
     }
-    assert_eq!(
-        fs::metadata(daemon.file("d/e")).unwrap().mode() & 0o7000,
-        0o2000
-    );
+    assert_eq!(fs::metadata(daemon.file("d/e")).unwrap().mode() & 0o7000, 0o2000);
 }
 
 #[tokio::test]
 async fn changes_are_made_where_they_wait_for_the_disk() {
-    let daemon = Setup::new()
-        .workspace_table("\n[files]\nfsync = true")
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_table("\n[files]\nfsync = true").start().await;
     write(&daemon, "a/b/c", "1\n").await.unwrap();
     make(&daemon, "d/e").await.unwrap();
     rename(&daemon, "a/b/c", "d/e/f").await.unwrap();
@@ -276,9 +237,8 @@ async fn a_tree_that_is_written_is_read_and_listed_as_it_was() {
     // A sequence that is always the same (Knuth's MMIX generator).
     let mut state = 7_u64;
     let mut random = |below: u64| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
     let mut expected = std::collections::BTreeMap::new();
@@ -287,19 +247,13 @@ async fn a_tree_that_is_written_is_read_and_listed_as_it_was() {
         let depth = random(4);
         let above: String = (0..depth).map(|_| format!("d{}/", random(3))).collect();
         let path = format!("{above}f{}", random(40));
-        let content: Vec<u8> = (0..random(3000))
-            .map(|_| u8::try_from(random(256)).unwrap())
-            .collect();
+        let content: Vec<u8> =
+            (0..random(3000)).map(|_| u8::try_from(random(256)).unwrap()).collect();
         let request = WriteFileRequest {
             encoding: Some(Encoding::Base64.into()),
             ..file(&path, &BASE64_STANDARD.encode(&content))
         };
-        let written = daemon
-            .tools()
-            .write_file(request)
-            .await
-            .unwrap()
-            .into_inner();
+        let written = daemon.tools().write_file(request).await.unwrap().into_inner();
         let old = expected.insert(path, content);
         assert_eq!(written.created, old.is_none());
     }
@@ -312,17 +266,8 @@ async fn a_tree_that_is_written_is_read_and_listed_as_it_was() {
             encoding: Some(Encoding::Base64.into()),
             ..ReadFileRequest::default()
         };
-        let read = daemon
-            .tools()
-            .read_file(request)
-            .await
-            .unwrap()
-            .into_inner();
-        assert_eq!(
-            &BASE64_STANDARD.decode(read.content).unwrap(),
-            content,
-            "{path}"
-        );
+        let read = daemon.tools().read_file(request).await.unwrap().into_inner();
+        assert_eq!(&BASE64_STANDARD.decode(read.content).unwrap(), content, "{path}");
         assert_eq!(&fs::read(daemon.file(path)).unwrap(), content);
     }
     while let Some(path) = listed.pop() {
@@ -349,10 +294,7 @@ async fn what_replaces_a_file_is_open_to_those_that_the_file_was_and_no_others()
         let none = XattrFlags::empty();
         setxattr(&directory, "system.posix_acl_default", &list, none).unwrap();
         setxattr(&file_name, "user.mark", b"kept", none).unwrap();
-        let request = WriteFileRequest {
-            file_mode: Some(0o444),
-            ..file("d/f", "new")
-        };
+        let request = WriteFileRequest { file_mode: Some(0o444), ..file("d/f", "new") };
         daemon.tools().write_file(request).await.unwrap();
         let mut value = [0; 64];
         let mut get = |name: &str| {

@@ -33,11 +33,7 @@ fn jig_at(socket: &Path, directory: &Path, arguments: &[&str]) -> Output {
 /// Runs `jig`, which must exit with `code`; answers what it wrote to both streams.
 fn jig(daemon: &Daemon, directory: &Path, arguments: &[&str], code: i32) -> String {
     let output = jig_at(&daemon.socket(), directory, arguments);
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "{arguments:?}: {output:?}"
-    );
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
     text(&output.stdout) + &text(&output.stderr)
 }
@@ -56,10 +52,7 @@ async fn cp_takes_files_in_and_out() {
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o755);
     cp(&["jig:bin/tool", "back"], 0);
     assert_eq!(fs::read(at("back")).unwrap(), b"#!/bin/sh\n");
-    assert_ne!(
-        at("back").metadata().unwrap().permissions().mode() & 0o100,
-        0
-    );
+    assert_ne!(at("back").metadata().unwrap().permissions().mode() & 0o100, 0);
     fs::create_dir(at("into")).unwrap();
     cp(&[":/workspace/bin/tool", "into"], 0);
     assert!(at("into/tool").exists());
@@ -136,23 +129,14 @@ async fn cp_takes_directories_in_and_out() {
         jig(&daemon, here.path(), &arguments, 0)
     };
     let told = cp(&["tree", ":in/tree"]);
-    assert!(
-        told.contains("left out, a name that git takes for .git: tree/.git\n"),
-        "{told}"
-    );
-    let files = [
-        "in/tree/a/.two".to_owned(),
-        "in/tree/a/b/one".to_owned(),
-        format!("in/tree/{long}"),
-    ];
+    assert!(told.contains("left out, a name that git takes for .git: tree/.git\n"), "{told}");
+    let files =
+        ["in/tree/a/.two".to_owned(), "in/tree/a/b/one".to_owned(), format!("in/tree/{long}")];
     assert_eq!(daemon.list_files().await, files);
     assert!(daemon.file("in/tree/empty/er").is_dir());
     fs::create_dir(daemon.file("in/.git")).unwrap();
     let told = cp(&[":in", "out"]);
-    assert!(
-        told.contains("left out, a name that git takes for .git: :in/.git\n"),
-        "{told}"
-    );
+    assert!(told.contains("left out, a name that git takes for .git: :in/.git\n"), "{told}");
     assert_eq!(fs::read(at("out/tree/a/b/one")).unwrap(), b"1");
     assert!(at("out/tree/empty/er").is_dir());
     assert!(!at("out/.git").exists());
@@ -204,10 +188,9 @@ async fn cp_names_what_it_cannot_copy() {
         symlink("/etc", tree.join("only/link")).unwrap();
         mknodat(CWD, tree.join("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
     }
-    for (arguments, begins, name) in [
-        (["tree", ":in"], "tree", "\u{fffd}"),
-        ([":tree", "out"], ":tree", "?"),
-    ] {
+    for (arguments, begins, name) in
+        [(["tree", ":in"], "tree", "\u{fffd}"), ([":tree", "out"], ":tree", "?")]
+    {
         let arguments = [&["cp", "-r"], &arguments[..]].concat();
         let told = jig(&daemon, here.path(), &arguments, 1);
         assert!(told.contains("file -> "), "{told}");
@@ -218,12 +201,7 @@ async fn cp_names_what_it_cannot_copy() {
         ] {
             assert!(told.contains(&line), "{line}: {told}");
         }
-        let json = jig(
-            &daemon,
-            here.path(),
-            &[&["--json"], &arguments[..]].concat(),
-            1,
-        );
+        let json = jig(&daemon, here.path(), &[&["--json"], &arguments[..]].concat(), 1);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["left_out"].as_array().unwrap().len(), 3, "{json}");
         assert_eq!(json["files"].as_array().unwrap().len(), 1, "{json}");
@@ -263,16 +241,9 @@ async fn cp_that_was_broken_off_goes_on_when_it_is_repeated() {
     let proxy = Proxy::to(&daemon);
     // A repeat of one that is complete is made again.
     for round in 0..2 {
-        let output = jig_at(
-            &daemon.beside("proxy.sock"),
-            here.path(),
-            &["cp", "file", ":file"],
-        );
+        let output = jig_at(&daemon.beside("proxy.sock"), here.path(), &["cp", "file", ":file"]);
         assert!(output.status.success(), "{output:?}");
-        assert!(
-            fs::read(daemon.file("file")).unwrap() == bytes,
-            "round {round}"
-        );
+        assert!(fs::read(daemon.file("file")).unwrap() == bytes, "round {round}");
         fs::write(daemon.file("file"), "changed").unwrap();
         proxy.cut();
     }
@@ -300,10 +271,7 @@ async fn cp_that_is_made_again_and_broken_off_goes_on_too() {
     let first = ids().pop_first().unwrap();
     for number in 1..4 {
         let id = format!("{first}-{number}");
-        let parts = vec![
-            Part::Start(named("file", &bytes, &id)),
-            chunk(0, &bytes[..1_000_000]),
-        ];
+        let parts = vec![Part::Start(named("file", &bytes, &id)), chunk(0, &bytes[..1_000_000])];
         let (sender, call) = slowly(&daemon, parts).await;
         comes_to(&daemon, &id, 1_000_000).await;
         call.abort();

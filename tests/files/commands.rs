@@ -21,10 +21,7 @@ struct Shop {
 
 impl Shop {
     async fn open() -> Self {
-        Self {
-            daemon: Daemon::start().await,
-            here: tempfile::tempdir().unwrap(),
-        }
+        Self { daemon: Daemon::start().await, here: tempfile::tempdir().unwrap() }
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
@@ -33,10 +30,7 @@ impl Shop {
             .args(arguments)
             .current_dir(self.here.path())
             .env_clear()
-            .env(
-                "JIG_ADDRESS",
-                format!("unix:{}", self.daemon.socket().display()),
-            )
+            .env("JIG_ADDRESS", format!("unix:{}", self.daemon.socket().display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -49,11 +43,7 @@ impl Shop {
         // A command that does not read its input may have ended already.
         let _unread = child.stdin.take().unwrap().write_all(input.as_bytes());
         let output = child.wait_with_output().unwrap();
-        assert_eq!(
-            output.status.code(),
-            Some(code),
-            "{arguments:?}: {output:?}"
-        );
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         text(output.stdout) + &text(output.stderr)
     }
@@ -74,8 +64,7 @@ async fn files_are_written_edited_and_patched() {
     let written = shop.jig(&["write", "a/f"], "one\ntwo\nthree\n", 0);
     assert_eq!(written, "created a/f (14 bytes)\n");
     assert!(
-        shop.jig(&["write", "a/f", "--create-new", "--text", "x"], "", 1)
-            .contains("FILE_EXISTS")
+        shop.jig(&["write", "a/f", "--create-new", "--text", "x"], "", 1).contains("FILE_EXISTS")
     );
     shop.jig(&["write", "a/f", "--append", "--text", "four\n"], "", 0);
     assert_eq!(shop.content("a/f"), "one\ntwo\nthree\nfour\n");
@@ -100,36 +89,21 @@ async fn files_are_written_edited_and_patched() {
 #[tokio::test]
 async fn names_are_listed_moved_and_deleted() {
     let shop = Shop::open().await;
-    assert_eq!(
-        shop.jig(&["mkdir", "a/b"], "", 0),
-        "created a\ncreated a/b\n"
-    );
+    assert_eq!(shop.jig(&["mkdir", "a/b"], "", 0), "created a\ncreated a/b\n");
     fs::write(shop.daemon.file("a/f"), "12345").unwrap();
     let list = shop.jig(&["ls", "-l", "a"], "", 0);
     let lines: Vec<&str> = list.lines().collect();
-    assert!(
-        lines[0].starts_with("drwx") && lines[0].ends_with(" b/"),
-        "{list}"
-    );
-    assert!(
-        lines[1].starts_with("-rw-") && lines[1].ends_with(" f"),
-        "{list}"
-    );
+    assert!(lines[0].starts_with("drwx") && lines[0].ends_with(" b/"), "{list}");
+    assert!(lines[1].starts_with("-rw-") && lines[1].ends_with(" f"), "{list}");
     let list = shop.json(&["ls", "-l", "a"], 0);
     assert_eq!(list["entries"][1]["size_bytes"], 5, "{list}");
     assert_eq!(shop.json(&["stat", "a/f"], 0)["type"], "FILE_TYPE_FILE");
-    assert!(
-        shop.jig(&["stat", "a/f"], "", 0)
-            .contains("size    5 bytes")
-    );
+    assert!(shop.jig(&["stat", "a/f"], "", 0).contains("size    5 bytes"));
 
     shop.jig(&["mv", "a/f", "g"], "", 0);
     assert_eq!(shop.content("g"), "12345");
     shop.jig(&["rm", "g"], "", 0);
-    assert!(
-        shop.jig(&["rm", "a"], "", 1)
-            .contains("DIRECTORY_NOT_EMPTY")
-    );
+    assert!(shop.jig(&["rm", "a"], "", 1).contains("DIRECTORY_NOT_EMPTY"));
     assert_eq!(shop.json(&["rm", "-r", "a"], 0)["deleted_count"], 2);
     assert_eq!(shop.jig(&["ls"], "", 0), "");
 }
@@ -138,10 +112,7 @@ async fn names_are_listed_moved_and_deleted() {
 async fn commands_take_several_paths_and_go_on_after_one_that_fails() {
     let shop = Shop::open().await;
     let made = shop.jig(&["mkdir", "a", "../b", "c/d"], "", 1);
-    assert!(
-        made.starts_with("created a\ncreated c\ncreated c/d\n"),
-        "{made}"
-    );
+    assert!(made.starts_with("created a\ncreated c\ncreated c/d\n"), "{made}");
     assert!(made.contains("jig: ../b: "), "{made}");
     for name in ["e", "f"] {
         fs::write(shop.daemon.file(name), format!("{name} has 10\n")).unwrap();
@@ -157,14 +128,8 @@ async fn commands_take_several_paths_and_go_on_after_one_that_fails() {
     let told = shop.jig(&["stat", "e", "none", "f"], "", 1);
     assert_eq!(told.matches("size    9 bytes").count(), 2, "{told}");
     let lines = shop.jig(&["stat", "--json", "e", "none", "f"], "", 1);
-    let lines: Vec<Value> = lines
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let paths: Vec<_> = lines
-        .iter()
-        .map(|line| line["path"].as_str().unwrap())
-        .collect();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let paths: Vec<_> = lines.iter().map(|line| line["path"].as_str().unwrap()).collect();
     assert_eq!(paths, ["e", "none", "f"]);
     assert_eq!(lines[1]["error"]["reason"], "FILE_NOT_FOUND", "{lines:?}");
     assert_eq!(lines[2]["size_bytes"], 9, "{lines:?}");
@@ -183,10 +148,7 @@ async fn commands_take_several_paths_and_go_on_after_one_that_fails() {
 async fn text_is_found_and_cells_are_edited() {
     let shop = Shop::open().await;
     fs::write(shop.daemon.file("a.txt"), "x\nNeedle here\ny\n").unwrap();
-    assert_eq!(
-        shop.jig(&["search", "needle"], "", 0),
-        "a.txt:2:1:Needle here\n"
-    );
+    assert_eq!(shop.jig(&["search", "needle"], "", 0), "a.txt:2:1:Needle here\n");
     assert_eq!(
         shop.jig(&["search", "n.*e h", ".", "-E", "-C", "1"], "", 0),
         "a.txt-1-x\na.txt:2:1:Needle here\na.txt-3-y\n"
@@ -225,21 +187,12 @@ async fn text_is_found_and_cells_are_edited() {
 
     let notebook = r#"{"cells": [{"cell_type": "code", "execution_count": null, "id": "c1", "metadata": {}, "outputs": [], "source": ["1"]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}"#;
     fs::write(shop.daemon.file("n.ipynb"), notebook).unwrap();
-    shop.jig(
-        &[
-            "nb", "edit", "n.ipynb", "--insert", "--type", "markdown", "--text", "hi",
-        ],
-        "",
-        0,
-    );
+    shop.jig(&["nb", "edit", "n.ipynb", "--insert", "--type", "markdown", "--text", "hi"], "", 0);
     shop.jig(&["nb", "edit", "n.ipynb", "--cell", "c1"], "2 + 2", 0);
     let cells = shop.json(&["nb", "read", "n.ipynb"], 0);
     assert_eq!(cells["cells"][0]["source"], "2 + 2", "{cells}");
     assert_eq!(cells["cells"][1]["type"], "CELL_TYPE_MARKDOWN", "{cells}");
-    assert!(
-        shop.jig(&["nb", "read", "n.ipynb", "--index", "9"], "", 1)
-            .contains("CELL_NOT_FOUND")
-    );
+    assert!(shop.jig(&["nb", "read", "n.ipynb", "--index", "9"], "", 1).contains("CELL_NOT_FOUND"));
 }
 
 #[tokio::test]
@@ -296,9 +249,7 @@ fn output(shop: &Shop, arguments: &[&str]) -> (Vec<u8>, Option<i32>) {
 #[tokio::test]
 async fn into_a_pipe_a_file_goes_byte_for_byte() {
     let shop = Shop::open().await;
-    let lines: String = (0..1_000_000)
-        .map(|line| format!("line {line}\n"))
-        .collect();
+    let lines: String = (0..1_000_000).map(|line| format!("line {line}\n")).collect();
     assert!(lines.len() > 10 << 20);
     fs::write(shop.daemon.file("lines"), &lines).unwrap();
     let bytes: Vec<u8> = lines.bytes().map(|byte| byte.wrapping_mul(7)).collect();
@@ -316,10 +267,7 @@ async fn into_a_pipe_a_file_goes_byte_for_byte() {
     assert!(read(&["lines", "--lines", "2:"]) == (rest.into(), Some(0)));
     let base64 = BASE64_STANDARD.encode(rest) + "\n";
     assert!(read(&["lines", "--lines", "2:", "--base64"]) == (base64.into_bytes(), Some(0)));
-    assert_eq!(
-        read(&["lines", "--lines", "2"]),
-        (b"line 1\n".to_vec(), Some(0))
-    );
+    assert_eq!(read(&["lines", "--lines", "2"]), (b"line 1\n".to_vec(), Some(0)));
     // What is asked for is no more than that.
     assert_eq!(read(&["lines", "--max", "4"]), (b"line".to_vec(), Some(0)));
     let json = shop.json(&["read", "lines"], 0);
@@ -334,20 +282,11 @@ async fn into_a_pipe_a_file_goes_byte_for_byte() {
     assert_eq!(latin1, (b"caf\xe9\nb\xff\xfe\n".to_vec(), Some(0)));
     let huge = fs::File::create(shop.daemon.file("huge")).unwrap();
     huge.write_all_at(b"\nend\n", 300 << 20).unwrap();
-    assert_eq!(
-        read(&["huge", "--lines", "2:"]),
-        (b"end\n".to_vec(), Some(0))
-    );
+    assert_eq!(read(&["huge", "--lines", "2:"]), (b"end\n".to_vec(), Some(0)));
     let refused = shop.jig(&["read", "latin1", "--lines", "4"], "", 1);
-    assert!(
-        refused.starts_with("jig: LINE_RANGE_INVALID: line 4 "),
-        "{refused}"
-    );
+    assert!(refused.starts_with("jig: LINE_RANGE_INVALID: line 4 "), "{refused}");
     assert!(refused.contains("has 3 lines"), "{refused}");
-    assert!(
-        shop.jig(&["read", "none"], "", 1)
-            .contains("FILE_NOT_FOUND")
-    );
+    assert!(shop.jig(&["read", "none"], "", 1).contains("FILE_NOT_FOUND"));
 }
 
 #[tokio::test]
@@ -357,9 +296,8 @@ async fn a_file_that_changes_while_it_is_read_is_noticed() {
     // Another one in its place, and one of the same size.
     let others = ["changed".to_owned(), lines.replace('0', "1")];
     let ways = [&["read", "f"][..], &["read", "f", "--lines", "1:"]];
-    for (arguments, other) in ways
-        .iter()
-        .flat_map(|way| others.iter().map(move |other| (way, other)))
+    for (arguments, other) in
+        ways.iter().flat_map(|way| others.iter().map(move |other| (way, other)))
     {
         fs::write(shop.daemon.file("f"), &lines).unwrap();
         let mut child = shop.command(arguments).spawn().unwrap();

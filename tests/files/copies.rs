@@ -35,33 +35,16 @@ async fn cp_replaces_regular_files_alone() {
     fs::write(sides.at("file"), "old").unwrap();
     symlink("file", sides.at("link")).unwrap();
     let before = names(sides.here.path());
-    for name in [
-        "fifo",
-        "socket",
-        "device",
-        "to-fifo",
-        "to-socket",
-        "to-device",
-    ] {
+    for name in ["fifo", "socket", "device", "to-fifo", "to-socket", "to-device"] {
         let told = sides.refused(&[":f", name]);
         let says = format!("jig: NOT_A_FILE: the local file \"{name}\" is not a regular file");
-        assert!(
-            told.starts_with(&says) && told.contains("`jig read`"),
-            "{told}"
-        );
+        assert!(told.starts_with(&says) && told.contains("`jig read`"), "{told}");
     }
     for name in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"] {
         let told = sides.refused(&[":f", name]);
-        assert!(
-            told.contains("NOT_A_FILE") && told.contains("`jig read`"),
-            "{told}"
-        );
+        assert!(told.contains("NOT_A_FILE") && told.contains("`jig read`"), "{told}");
     }
-    assert!(
-        sides
-            .refused(&[":f", "dangling"])
-            .contains("leads to no file")
-    );
+    assert!(sides.refused(&[":f", "dangling"]).contains("leads to no file"));
     assert!(sides.refused(&[":f", "dir"]).contains("NOT_A_FILE"));
     assert_eq!(names(sides.here.path()), before);
     let kind = |name: &str| sides.at(name).symlink_metadata().unwrap().file_type();
@@ -70,22 +53,14 @@ async fn cp_replaces_regular_files_alone() {
     // Standard output that is a file is not replaced either, and nothing is written to it.
     let out = fs::File::create(sides.at("out")).unwrap();
     (&out).write_all(b"kept").unwrap();
-    let status = sides
-        .cp_command(&[":f", "/dev/stdout"])
-        .stdout(out)
-        .status()
-        .unwrap();
+    let status = sides.cp_command(&[":f", "/dev/stdout"]).stdout(out).status().unwrap();
     assert_eq!(status.code(), Some(1));
     assert_eq!(fs::read(sides.at("out")).unwrap(), b"kept");
 
     sides.cp(&[":f", "link"], 0);
     assert!(kind("link").is_symlink());
     assert_eq!(fs::read(sides.at("file")).unwrap(), b"new");
-    assert!(
-        sides
-            .refused(&["-n", ":f", "link"])
-            .contains("--no-clobber")
-    );
+    assert!(sides.refused(&["-n", ":f", "link"]).contains("--no-clobber"));
 }
 
 #[tokio::test]
@@ -124,11 +99,7 @@ async fn cp_of_a_directory_goes_on_behind_what_it_cannot_copy() {
         fs::write(other.join("d"), "").unwrap();
     }
     for (from, to, expected) in [
-        (
-            "tree/.",
-            ":in",
-            &["tree/./b", "tree/./d/in", "tree/./d"][..],
-        ),
+        ("tree/.", ":in", &["tree/./b", "tree/./d/in", "tree/./d"][..]),
         (":tree/.", "out", &[":tree/./b", ":tree/./d"]),
     ] {
         let output = sides.cp(&["-r", from, to], 1);
@@ -165,11 +136,9 @@ async fn cp_of_a_directory_that_is_broken_off_tells_what_it_copied() {
     // It takes no room, and takes a while.
     let large = fs::File::create(sides.daemon.file("tree/b")).unwrap();
     large.set_len(64 << 30).unwrap();
-    for (flags, is_lost, code) in [
-        (&[][..], false, 143),
-        (&["--json"], false, 143),
-        (&["--json"], true, 1),
-    ] {
+    for (flags, is_lost, code) in
+        [(&[][..], false, 143), (&["--json"], false, 143), (&["--json"], true, 1)]
+    {
         let arguments = [&["-r", ":tree", "out"], flags].concat();
         let child = sides.cp_command(&arguments).spawn().unwrap();
         let out = sides.at("out");

@@ -18,9 +18,7 @@ use crate::support::{Daemon, Setup, tree};
 /// Files of changes that a daemon has begun and not ended.
 fn journals(daemon: &Daemon) -> usize {
     let folders = fs::read_dir(daemon.state().join("changes")).unwrap();
-    folders
-        .map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count())
-        .sum()
+    folders.map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count()).sum()
 }
 
 /// Has the daemon die at each step of a call, on a workspace prepared anew each time, and checks
@@ -67,18 +65,8 @@ async fn dies_at_steps(
 #[tokio::test]
 async fn a_daemon_that_dies_while_it_writes_leaves_the_old_or_the_new() {
     let prepare = |workspace: &Path| fs::write(workspace.join("kept"), "old").unwrap();
-    dies_at_each_step(
-        prepare,
-        async |daemon| write(daemon, "kept", "new").await,
-        3,
-    )
-    .await;
-    dies_at_each_step(
-        prepare,
-        async |daemon| write(daemon, "a/b/new", "new").await,
-        6,
-    )
-    .await;
+    dies_at_each_step(prepare, async |daemon| write(daemon, "kept", "new").await, 3).await;
+    dies_at_each_step(prepare, async |daemon| write(daemon, "a/b/new", "new").await, 6).await;
 }
 
 #[tokio::test]
@@ -101,10 +89,8 @@ async fn a_daemon_that_dies_while_it_patches_ten_files_leaves_all_old_or_all_new
     }
     patch += "diff --git a/d/7 b/moved\nsimilarity index 100%\nrename from d/7\nrename to moved\n";
     let call = async |daemon: &Daemon| {
-        let request = ApplyPatchRequest {
-            unified_diff: patch.clone(),
-            ..ApplyPatchRequest::default()
-        };
+        let request =
+            ApplyPatchRequest { unified_diff: patch.clone(), ..ApplyPatchRequest::default() };
         let answer = daemon.tools().apply_patch(request).await?;
         assert_eq!(answer.into_inner().changed_files.len(), 10);
         Ok(())
@@ -124,10 +110,8 @@ async fn a_daemon_that_dies_while_several_threads_write_leaves_all_old_or_all_ne
         .map(|file| format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-old\n+new\n"))
         .collect();
     let call = async |daemon: &Daemon| {
-        let request = ApplyPatchRequest {
-            unified_diff: patch.clone(),
-            ..ApplyPatchRequest::default()
-        };
+        let request =
+            ApplyPatchRequest { unified_diff: patch.clone(), ..ApplyPatchRequest::default() };
         daemon.tools().apply_patch(request).await.map(drop)
     };
     // A step for the journal, and three for each file.
@@ -138,11 +122,9 @@ async fn a_daemon_that_dies_while_several_threads_write_leaves_all_old_or_all_ne
 async fn a_daemon_that_dies_while_files_and_directories_change_places_leaves_old_or_new() {
     let prepare = |workspace: &Path| {
         fs::create_dir_all(workspace.join("directory/below")).unwrap();
-        for (path, content) in [
-            ("file", "1\n"),
-            ("directory/a", "2\n"),
-            ("directory/below/b", "3\n"),
-        ] {
+        for (path, content) in
+            [("file", "1\n"), ("directory/a", "2\n"), ("directory/below/b", "3\n")]
+        {
             fs::write(workspace.join(path), content).unwrap();
         }
     };
@@ -151,16 +133,11 @@ async fn a_daemon_that_dies_while_files_and_directories_change_places_leaves_old
         --- a/directory/a\n+++ /dev/null\n@@ -1 +0,0 @@\n-2\n\
         diff --git a/directory/below/b b/directory\nrename from directory/below/b\nrename to directory\n";
     let call = async |daemon: &Daemon| {
-        let request = ApplyPatchRequest {
-            unified_diff: patch.to_owned(),
-            ..ApplyPatchRequest::default()
-        };
+        let request =
+            ApplyPatchRequest { unified_diff: patch.to_owned(), ..ApplyPatchRequest::default() };
         daemon.tools().apply_patch(request).await?;
         let file = |path: &str| fs::read_to_string(daemon.file(path)).unwrap();
-        assert_eq!(
-            ["file/deep/er", "file/x", "directory"].map(file),
-            ["1\n", "x\n", "3\n"]
-        );
+        assert_eq!(["file/deep/er", "file/x", "directory"].map(file), ["1\n", "x\n", "3\n"]);
         Ok(())
     };
     dies_at_each_step(prepare, call, 9).await;
@@ -179,10 +156,8 @@ async fn what_somebody_did_after_the_daemon_died_is_not_undone() {
         for file in 0..4 {
             fs::write(daemon.file(&file.to_string()), format!("old {file}\n")).unwrap();
         }
-        let request = ApplyPatchRequest {
-            unified_diff: patch.clone(),
-            ..ApplyPatchRequest::default()
-        };
+        let request =
+            ApplyPatchRequest { unified_diff: patch.clone(), ..ApplyPatchRequest::default() };
         if daemon.tools().apply_patch(request).await.is_ok() {
             break;
         }
@@ -190,17 +165,11 @@ async fn what_somebody_did_after_the_daemon_died_is_not_undone() {
         // One is replaced, one is edited.
         fs::remove_file(daemon.file("0")).unwrap();
         fs::write(daemon.file("0"), "by hand").unwrap();
-        let mut edited = fs::OpenOptions::new()
-            .append(true)
-            .open(daemon.file("1"))
-            .unwrap();
+        let mut edited = fs::OpenOptions::new().append(true).open(daemon.file("1")).unwrap();
         edited.write_all(b"by hand").unwrap();
         let daemon = daemon.restart().await;
         let found = ["0", "1"].map(|file| fs::read_to_string(daemon.file(file)).unwrap());
-        assert!(
-            found.iter().all(|text| text.ends_with("by hand")),
-            "step {step}: {found:?}"
-        );
+        assert!(found.iter().all(|text| text.ends_with("by hand")), "step {step}: {found:?}");
         kept += 1;
     }
     assert!(kept > 8, "{kept}");

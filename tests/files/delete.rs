@@ -28,10 +28,7 @@ async fn a_tree_is_deleted_whatever_a_command_does_in_it() {
         fs::write(made.join("d/f"), "").unwrap();
         symlink(&outside, made.join("link")).unwrap();
         fs::rename(made, daemon.file("tree")).unwrap();
-        let request = DeletePathRequest {
-            path: "tree".to_owned(),
-            recursive: Some(true),
-        };
+        let request = DeletePathRequest { path: "tree".to_owned(), recursive: Some(true) };
         let deleted = daemon.tools().delete_path(request).await;
         let deleted = deleted.unwrap_or_else(|status| panic!("{round}: {}", describe(&status)));
         assert!(deleted.into_inner().deleted_count > 0);

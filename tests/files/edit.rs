@@ -21,18 +21,11 @@ fn replace(old: &str, new: &str, occurrence: Occurrence) -> Edit {
 
 /// The only occurrence, as it is when nothing is said.
 fn only(old: &str, new: &str) -> Edit {
-    Edit {
-        occurrence: None,
-        ..replace(old, new, Occurrence::Unique)
-    }
+    Edit { occurrence: None, ..replace(old, new, Occurrence::Unique) }
 }
 
 fn request(path: &str, edits: Vec<Edit>) -> EditFileRequest {
-    EditFileRequest {
-        path: path.to_owned(),
-        edits,
-        ..EditFileRequest::default()
-    }
+    EditFileRequest { path: path.to_owned(), edits, ..EditFileRequest::default() }
 }
 
 async fn edit(daemon: &Daemon, request: EditFileRequest) -> Result<EditFileResponse, Refusal> {
@@ -51,11 +44,7 @@ fn git_apply(directory: &Path, diff: &str) {
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    git.stdin
-        .take()
-        .unwrap()
-        .write_all(diff.as_bytes())
-        .unwrap();
+    git.stdin.take().unwrap().write_all(diff.as_bytes()).unwrap();
     assert!(git.wait().unwrap().success(), "{diff}");
 }
 
@@ -76,21 +65,9 @@ async fn git_makes_of_the_diff_what_the_daemon_made() {
         ("now ended", "a\nb", vec![only("b", "b\n")]),
         ("no more ended", "a\nb\n", vec![only("b\n", "b")]),
         ("emptied", "a\nb\n", vec![only("a\nb\n", "")]),
-        (
-            "far apart",
-            &numbers,
-            vec![only("\n7\n", "\nseven\n"), only("\n93\n", "\n")],
-        ),
-        (
-            "everywhere",
-            &numbers,
-            vec![replace("1", "one", Occurrence::All)],
-        ),
-        (
-            "first",
-            &numbers,
-            vec![replace("9", "nine", Occurrence::First)],
-        ),
+        ("far apart", &numbers, vec![only("\n7\n", "\nseven\n"), only("\n93\n", "\n")]),
+        ("everywhere", &numbers, vec![replace("1", "one", Occurrence::All)]),
+        ("first", &numbers, vec![replace("9", "nine", Occurrence::First)]),
     ] {
         for directory in [daemon.workspace(), copies.path().to_owned()] {
             let file = directory.join(name);
@@ -103,10 +80,8 @@ async fn git_makes_of_the_diff_what_the_daemon_made() {
         assert_eq!(fs::read(copies.path().join(name)).unwrap(), made, "{name}");
         assert_ne!(made, content.as_bytes());
         let mut tools = daemon.tools();
-        let read = tools.read_file(ReadFileRequest {
-            path: name.to_owned(),
-            ..ReadFileRequest::default()
-        });
+        let read = tools
+            .read_file(ReadFileRequest { path: name.to_owned(), ..ReadFileRequest::default() });
         assert_eq!(read.await.unwrap().into_inner().sha256, response.sha256);
     }
 }
@@ -120,10 +95,7 @@ async fn each_edit_tells_what_it_did() {
         replace("\n", "\n\n", Occurrence::All),
         only("b", "a"),
     ];
-    let only_looking = EditFileRequest {
-        dry_run: Some(true),
-        ..request("f", edits.clone())
-    };
+    let only_looking = EditFileRequest { dry_run: Some(true), ..request("f", edits.clone()) };
     let looked = edit(&daemon, only_looking).await.unwrap();
     assert_eq!(fs::read(daemon.file("f")).unwrap(), b"a\nb\na\n");
     let done = edit(&daemon, request("/workspace/f", edits)).await.unwrap();
@@ -132,13 +104,7 @@ async fn each_edit_tells_what_it_did() {
     let results: Vec<_> = done
         .edits
         .iter()
-        .map(|edit| {
-            (
-                edit.replacements,
-                edit.occurrences_found,
-                edit.lines_changed.as_slice(),
-            )
-        })
+        .map(|edit| (edit.replacements, edit.occurrences_found, edit.lines_changed.as_slice()))
         .collect();
     let expected: [(u32, u32, &[u32]); 3] = [(1, 2, &[1]), (3, 3, &[1, 2, 3]), (1, 1, &[3])];
     assert_eq!(results, expected);
@@ -158,49 +124,21 @@ async fn what_is_refused_leaves_the_file_as_it_is() {
         ..request("f", vec![good.clone()])
     };
     for (request, reason, told) in [
-        (
-            request("none", vec![good.clone()]),
-            "FILE_NOT_FOUND",
-            "none",
-        ),
-        (
-            request("directory", vec![good.clone()]),
-            "NOT_A_FILE",
-            "a directory",
-        ),
-        (
-            request("link", vec![good.clone()]),
-            "SYMLINK_BLOCKED",
-            "link",
-        ),
+        (request("none", vec![good.clone()]), "FILE_NOT_FOUND", "none"),
+        (request("directory", vec![good.clone()]), "NOT_A_FILE", "a directory"),
+        (request("link", vec![good.clone()]), "SYMLINK_BLOCKED", "link"),
         (request("../f", vec![good.clone()]), "PATH_ESCAPE", "../f"),
-        (
-            request("binary", vec![good.clone()]),
-            "BINARY_FILE",
-            "UTF-8",
-        ),
+        (request("binary", vec![good.clone()]), "BINARY_FILE", "UTF-8"),
         (stale, "STALE_FILE", ""),
         (request("f", vec![]), "INVALID_PARAMS", "edits"),
-        (
-            request("f", vec![only("", "x")]),
-            "INVALID_PARAMS",
-            "edits[0].old_string",
-        ),
-        (
-            request("f", vec![good.clone(), only("x", "x")]),
-            "INVALID_PARAMS",
-            "edits[1].new_string",
-        ),
+        (request("f", vec![only("", "x")]), "INVALID_PARAMS", "edits[0].old_string"),
+        (request("f", vec![good.clone(), only("x", "x")]), "INVALID_PARAMS", "edits[1].new_string"),
         (
             request("f", vec![good.clone(), only("first(2)", "x")]),
             "STRING_NOT_FOUND",
             "edits[1]: old_string is not in the file as the edits before have left it; nothing was changed; the nearest lines are:\n2:     first(1);",
         ),
-        (
-            request("f", vec![only("first(1);\n    second", "x")]),
-            "STRING_NOT_FOUND",
-            "CRLF",
-        ),
+        (request("f", vec![only("first(1);\n    second", "x")]), "STRING_NOT_FOUND", "CRLF"),
         (
             request("f", vec![only("first( 1 );", "x")]),
             "STRING_NOT_FOUND",

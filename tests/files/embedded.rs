@@ -78,9 +78,7 @@ impl Shop {
     fn drafts(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.at("")).unwrap();
         let paths = entries.map(|entry| entry.unwrap().path());
-        paths
-            .filter(|path| path.to_string_lossy().contains("/.jig-"))
-            .collect()
+        paths.filter(|path| path.to_string_lossy().contains("/.jig-")).collect()
     }
 
     fn records(&self) -> Vec<PathBuf> {

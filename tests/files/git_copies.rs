@@ -116,11 +116,7 @@ async fn no_copy_makes_a_repository_together_with_those_before_it() {
     }
     // Nor one whose parts come in directories of several copies.
     fs::create_dir_all(sides.daemon.file("second/out")).unwrap();
-    fs::rename(
-        sides.daemon.file("tree/refs"),
-        sides.daemon.file("second/out/refs"),
-    )
-    .unwrap();
+    fs::rename(sides.daemon.file("tree/refs"), sides.daemon.file("second/out/refs")).unwrap();
     let told = sides.refused(&["-r", ":second/.", "."]);
     assert!(told.contains("for a repository: :second/./out\n"), "{told}");
     assert_eq!(names(&sides.at("out")), ["HEAD", "config", "objects"]);
@@ -232,12 +228,9 @@ async fn no_link_leads_a_copy_into_a_repository() {
         fs::create_dir_all(sides.at(directory)).unwrap();
     }
     fs::write(sides.at("bare/HEAD"), "").unwrap();
-    for (target, link) in [
-        ("r/.git/hooks", "lk"),
-        ("lk", "chain"),
-        ("bare/hooks", "hooks"),
-        ("plain", "free"),
-    ] {
+    for (target, link) in
+        [("r/.git/hooks", "lk"), ("lk", "chain"), ("bare/hooks", "hooks"), ("plain", "free")]
+    {
         symlink(target, sides.at(link)).unwrap();
     }
     for link in ["lk", "chain", "hooks"] {

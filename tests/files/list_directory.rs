@@ -15,16 +15,11 @@ use jig::api::v1::{FileType, ListDirectoryRequest, StatPathRequest, StatPathResp
 use crate::support::{Daemon, Refusal, Setup};
 
 fn stat(path: &str) -> StatPathRequest {
-    StatPathRequest {
-        path: path.to_owned(),
-    }
+    StatPathRequest { path: path.to_owned() }
 }
 
 fn list(path: &str) -> ListDirectoryRequest {
-    ListDirectoryRequest {
-        path: Some(path.to_owned()),
-        ..ListDirectoryRequest::default()
-    }
+    ListDirectoryRequest { path: Some(path.to_owned()), ..ListDirectoryRequest::default() }
 }
 
 /// One of everything that can be in a directory.
@@ -63,11 +58,7 @@ async fn everything_is_described_and_nothing_is_touched() {
     let listed = listed.unwrap().into_inner();
     assert_eq!((listed.file_count, listed.directory_count), (6, 1));
     assert!(listed.next_page_token.is_empty());
-    let types: Vec<_> = listed
-        .entries
-        .iter()
-        .map(|entry| (&*entry.name, entry.r#type()))
-        .collect();
+    let types: Vec<_> = listed.entries.iter().map(|entry| (&*entry.name, entry.r#type())).collect();
     assert_eq!(types, TYPES);
     for (entry, (name, kind)) in listed.entries.iter().zip(TYPES) {
         let described = daemon.tools().stat_path(stat(name)).await;
@@ -122,24 +113,13 @@ async fn what_cannot_be_described_says_why() {
 async fn a_large_file_has_no_hash() {
     let daemon = Daemon::start().await;
     for (name, size, hashed) in [("fits", 256 << 20, true), ("large", (256 << 20) + 1, false)] {
-        fs::File::create(daemon.file(name))
-            .unwrap()
-            .set_len(size)
-            .unwrap();
+        fs::File::create(daemon.file(name)).unwrap().set_len(size).unwrap();
         if hashed && cfg!(debug_assertions) {
             // Hashing that much takes longer than the tool may in a debug build.
             continue;
         }
-        let described = daemon
-            .tools()
-            .stat_path(stat(name))
-            .await
-            .unwrap()
-            .into_inner();
-        assert_eq!(
-            (described.size_bytes, described.sha256.is_some()),
-            (size, hashed)
-        );
+        let described = daemon.tools().stat_path(stat(name)).await.unwrap().into_inner();
+        assert_eq!((described.size_bytes, described.sha256.is_some()), (size, hashed));
     }
 }
 
@@ -153,10 +133,7 @@ async fn a_hundred_thousand_entries_come_in_pages() {
     }
     let start = Instant::now();
     let (mut names, mut pages) = (Vec::new(), 0);
-    let mut request = ListDirectoryRequest {
-        page_size: Some(10_000),
-        ..list("many")
-    };
+    let mut request = ListDirectoryRequest { page_size: Some(10_000), ..list("many") };
     loop {
         let page = daemon.tools().list_directory(request.clone()).await;
         let page = page.unwrap().into_inner();
@@ -170,9 +147,5 @@ async fn a_hundred_thousand_entries_come_in_pages() {
     }
     assert!(names.is_sorted());
     assert_eq!((names.len(), pages), (100_000, 10));
-    assert!(
-        start.elapsed() < Duration::from_secs(30),
-        "{:?}",
-        start.elapsed()
-    );
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
 }

@@ -36,10 +36,8 @@ async fn read(
     daemon: &Daemon,
     change: impl FnOnce(&mut ReadNotebookRequest),
 ) -> Result<ReadNotebookResponse, Refusal> {
-    let mut request = ReadNotebookRequest {
-        path: "n.ipynb".to_owned(),
-        ..ReadNotebookRequest::default()
-    };
+    let mut request =
+        ReadNotebookRequest { path: "n.ipynb".to_owned(), ..ReadNotebookRequest::default() };
     change(&mut request);
     match daemon.tools().read_notebook(request).await {
         Ok(response) => Ok(response.into_inner()),
@@ -65,15 +63,9 @@ async fn cells_are_read_with_their_outputs() {
     let code = &all.cells[0];
     assert_eq!((code.id.as_str(), code.index), ("first", 0));
     assert_eq!(code.r#type(), CellType::Code);
-    assert_eq!(
-        (code.source.as_str(), code.execution_count),
-        ("print(1)", Some(12))
-    );
-    let outputs: Vec<_> = code
-        .outputs
-        .iter()
-        .map(|output| (output.r#type.as_str(), output.text.as_str()))
-        .collect();
+    assert_eq!((code.source.as_str(), code.execution_count), ("print(1)", Some(12)));
+    let outputs: Vec<_> =
+        code.outputs.iter().map(|output| (output.r#type.as_str(), output.text.as_str())).collect();
     let expected = [
         ("stream", "1\n2\n"),
         ("display_data", "<Figure>\n[image/png, 8 bytes]"),
@@ -88,10 +80,7 @@ async fn cells_are_read_with_their_outputs() {
 async fn what_is_not_edited_keeps_its_bytes() {
     let daemon = with_notebook().await;
     // Its outputs go with the text; all else stays.
-    let response = edit(
-        &daemon,
-        request(CellEdit::Replace, "first", "print(\"2\")\n"),
-    );
+    let response = edit(&daemon, request(CellEdit::Replace, "first", "print(\"2\")\n"));
     assert_eq!(response.await.unwrap().cell_id, "first");
     let outputs = NOTEBOOK.find("[\r\n        {\"output_type\"").unwrap();
     let outputs = outputs..NOTEBOOK.find(",\r\n      \"source\"").unwrap();
@@ -138,10 +127,8 @@ async fn what_is_refused_leaves_the_notebook_as_it_is() {
         path: path.to_owned(),
         ..request(CellEdit::Replace, "first", "x")
     };
-    let both = EditNotebookRequest {
-        cell_index: Some(0),
-        ..request(CellEdit::Replace, "first", "x")
-    };
+    let both =
+        EditNotebookRequest { cell_index: Some(0), ..request(CellEdit::Replace, "first", "x") };
     for (request, reason, told) in [
         (at("none"), "FILE_NOT_FOUND", "none"),
         (at("text"), "INVALID_PARAMS", "must be a Jupyter notebook"),
@@ -149,21 +136,9 @@ async fn what_is_refused_leaves_the_notebook_as_it_is() {
         (at("."), "NOT_A_FILE", "a directory"),
         (at("/etc/passwd"), "PATH_ESCAPE", "/etc/passwd"),
         (both, "INVALID_PARAMS", "cell_index"),
-        (
-            request(CellEdit::Delete, "", ""),
-            "INVALID_PARAMS",
-            "cell_id",
-        ),
-        (
-            request(CellEdit::Insert, "", "x"),
-            "INVALID_PARAMS",
-            "cell_type",
-        ),
-        (
-            request(CellEdit::Delete, "third", ""),
-            "CELL_NOT_FOUND",
-            "third",
-        ),
+        (request(CellEdit::Delete, "", ""), "INVALID_PARAMS", "cell_id"),
+        (request(CellEdit::Insert, "", "x"), "INVALID_PARAMS", "cell_type"),
+        (request(CellEdit::Delete, "third", ""), "CELL_NOT_FOUND", "third"),
     ] {
         let shown = format!("{request:?}");
         let refusal = edit(&daemon, request).await.unwrap_err();

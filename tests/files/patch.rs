@@ -48,16 +48,11 @@ new file mode 100755
 
 async fn apply(daemon: &Daemon, request: ApplyPatchRequest) -> Result<ApplyPatchResponse, Refusal> {
     let answer = daemon.tools().apply_patch(request).await;
-    answer
-        .map(tonic::Response::into_inner)
-        .map_err(|status| Refusal::of(&status))
+    answer.map(tonic::Response::into_inner).map_err(|status| Refusal::of(&status))
 }
 
 fn patch(diff: &str) -> ApplyPatchRequest {
-    ApplyPatchRequest {
-        unified_diff: diff.to_owned(),
-        ..ApplyPatchRequest::default()
-    }
+    ApplyPatchRequest { unified_diff: diff.to_owned(), ..ApplyPatchRequest::default() }
 }
 
 fn prepare(daemon: &Daemon) {
@@ -68,11 +63,7 @@ fn prepare(daemon: &Daemon) {
 }
 
 fn mode(daemon: &Daemon, path: &str) -> u32 {
-    fs::metadata(daemon.file(path))
-        .unwrap()
-        .permissions()
-        .mode()
-        & 0o777
+    fs::metadata(daemon.file(path)).unwrap().permissions().mode() & 0o777
 }
 
 #[tokio::test]
@@ -103,16 +94,10 @@ async fn all_kinds_of_changes_are_made_and_told() {
     assert_eq!(daemon.read_file("changed").await.unwrap(), "0\n1\ntwo\n3\n");
     assert_eq!(daemon.read_file("sub/dir/new").await.unwrap(), "same\n");
     assert_eq!(daemon.read_file("made").await.unwrap(), "#!/bin/sh\ntrue\n");
-    assert_eq!(
-        (mode(&daemon, "sub/dir/new"), mode(&daemon, "made")),
-        (0o755, 0o755)
-    );
+    assert_eq!((mode(&daemon, "sub/dir/new"), mode(&daemon, "made")), (0o755, 0o755));
 
     // The patch is kept, and the call's record says what it did.
-    assert!(
-        response.patch_path.starts_with("diffs/step_"),
-        "{response:?}"
-    );
+    assert!(response.patch_path.starts_with("diffs/step_"), "{response:?}");
     let (kept, size) = daemon.artifact(&response.patch_path).await;
     assert_eq!((&*kept, size), (ALL_KINDS.as_bytes(), kept.len() as u64));
     let events = daemon.state().join("sessions/default/events.jsonl");
@@ -135,10 +120,7 @@ async fn a_dry_run_answers_the_same_and_changes_nothing() {
     let daemon = Daemon::start().await;
     prepare(&daemon);
     let before = daemon.list_files().await;
-    let request = ApplyPatchRequest {
-        dry_run: Some(true),
-        ..patch(ALL_KINDS)
-    };
+    let request = ApplyPatchRequest { dry_run: Some(true), ..patch(ALL_KINDS) };
     let dry = apply(&daemon, request).await.unwrap();
     assert_eq!(dry.patch_path, "");
     assert_eq!(daemon.list_files().await, before);
@@ -165,10 +147,7 @@ async fn a_dry_run_refuses_what_has_no_place() {
         (new("full/more"), "FILE_EXISTS"),
     ] {
         for dry_run in [true, false] {
-            let request = ApplyPatchRequest {
-                dry_run: Some(dry_run),
-                ..patch(&diff)
-            };
+            let request = ApplyPatchRequest { dry_run: Some(dry_run), ..patch(&diff) };
             let refusal = apply(&daemon, request).await.unwrap_err();
             assert_eq!(refusal.reason, reason, "{dry_run} {diff}");
         }
@@ -222,9 +201,7 @@ async fn what_cannot_be_applied_is_refused_and_changes_nothing() {
     assert_eq!(refusal.metadata["path"], "old");
     assert_eq!(refusal.metadata["hunk"], "1");
     assert!(refusal.message.contains("1: \"same\""), "{refusal:?}");
-    let refusal = apply(&daemon, patch("--- a/f\n+++ b/f\nnothing\n"))
-        .await
-        .unwrap_err();
+    let refusal = apply(&daemon, patch("--- a/f\n+++ b/f\nnothing\n")).await.unwrap_err();
     assert!(refusal.message.contains("line 1"), "{refusal:?}");
 }
 
@@ -257,49 +234,29 @@ async fn a_patch_that_takes_for_ever_ends_with_its_time() {
     let daemon = Setup::new().alone().start().await;
     // Each hunk almost fits in a million places, as often as there may be fuzz.
     let hunk = "@@ -1 +1 @@\n a\n a\n a\n a\n a\n-b\n-a\n c\n c\n c\n c\n c\n";
-    fs::write(
-        daemon.file("f"),
-        "a\n".repeat(2_000_000) + &"b\nc\n".repeat(1_000_000),
-    )
-    .unwrap();
+    fs::write(daemon.file("f"), "a\n".repeat(2_000_000) + &"b\nc\n".repeat(1_000_000)).unwrap();
     let request = ApplyPatchRequest {
         max_fuzz: Some(10),
-        ..patch(&format!(
-            "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+a\n{}",
-            hunk.repeat(1000)
-        ))
+        ..patch(&format!("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+a\n{}", hunk.repeat(1000)))
     };
     let begun = Instant::now();
     let refusal = apply(&daemon, request).await.unwrap_err();
-    assert!(
-        ["TIMEOUT", "PATCH_HUNK_FAIL"].contains(&&*refusal.reason),
-        "{refusal:?}"
-    );
-    assert!(
-        begun.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert!(["TIMEOUT", "PATCH_HUNK_FAIL"].contains(&&*refusal.reason), "{refusal:?}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
 async fn many_files_are_patched_at_once() {
     let daemon = Daemon::start().await;
     let file = |number: usize| {
-        format!(
-            "--- /dev/null\n+++ b/d{}/f{number}\n@@ -0,0 +1 @@\n+{number}\n",
-            number % 10
-        )
+        format!("--- /dev/null\n+++ b/d{}/f{number}\n@@ -0,0 +1 @@\n+{number}\n", number % 10)
     };
     let some: String = (0..300).map(file).collect();
     let response = apply(&daemon, patch(&some)).await.unwrap();
     assert_eq!(response.changed_files.len(), 300);
     assert_eq!(daemon.read_file("d9/f299").await.unwrap(), "299\n");
     // As many as there may be, and one more.
-    let dry = |diff: &str| ApplyPatchRequest {
-        dry_run: Some(true),
-        ..patch(diff)
-    };
+    let dry = |diff: &str| ApplyPatchRequest { dry_run: Some(true), ..patch(diff) };
     let all: String = (1000..11_000).map(file).collect();
     let response = apply(&daemon, dry(&all)).await.unwrap();
     assert_eq!(response.changed_files.len(), 10_000);
@@ -313,10 +270,7 @@ async fn many_files_are_patched_at_once() {
 
 #[tokio::test]
 async fn a_dry_run_refuses_what_the_patch_would_and_nothing_else() {
-    let daemon = Setup::new()
-        .workspace_table("symlinks = \"beneath\"")
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_table("symlinks = \"beneath\"").start().await;
     fs::write(daemon.file("fixed"), "1\n").unwrap();
     fs::set_permissions(daemon.file("fixed"), fs::Permissions::from_mode(0o444)).unwrap();
     fs::write(daemon.file("target"), "1\n").unwrap();
@@ -333,10 +287,7 @@ async fn a_dry_run_refuses_what_the_patch_would_and_nothing_else() {
                 + "deleted file mode 100644\n--- a/link\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n",
             Some("SYMLINK_BLOCKED"),
         ),
-        (
-            format!("--- /dev/null\n+++ b/{long}\n@@ -0,0 +1 @@\n+1\n"),
-            Some("FILE_NOT_FOUND"),
-        ),
+        (format!("--- /dev/null\n+++ b/{long}\n@@ -0,0 +1 @@\n+1\n"), Some("FILE_NOT_FOUND")),
         (
             header("fixed")
                 + "old mode 100644\nnew mode 100755\n--- a/fixed\n+++ b/fixed\n@@ -1 +1 @@\n-1\n+2\n",
@@ -344,10 +295,7 @@ async fn a_dry_run_refuses_what_the_patch_would_and_nothing_else() {
         ),
     ] {
         for dry_run in [true, false] {
-            let request = ApplyPatchRequest {
-                dry_run: Some(dry_run),
-                ..patch(&diff)
-            };
+            let request = ApplyPatchRequest { dry_run: Some(dry_run), ..patch(&diff) };
             let answer = apply(&daemon, request).await;
             let refused = answer.err().map(|refusal| refusal.reason);
             assert_eq!(refused.as_deref(), reason, "{dry_run} {diff}");
@@ -382,8 +330,6 @@ async fn a_patch_that_cannot_be_kept_is_not_applied() {
     assert_eq!(refused.reason, "NO_SPACE", "{refused:?}");
     assert_eq!(fs::read_to_string(daemon.file("a")).unwrap(), "1\n");
     let mut artifacts = ArtifactServiceClient::new(daemon.channel());
-    let listed = artifacts
-        .list_artifacts(ListArtifactsRequest::default())
-        .await;
+    let listed = artifacts.list_artifacts(ListArtifactsRequest::default()).await;
     assert!(listed.unwrap().into_inner().artifacts.is_empty());
 }

@@ -220,14 +220,7 @@ impl Repository {
     fn git(&self, arguments: &[&str]) -> Vec<u8> {
         let output = Command::new("git")
             .args(["-c", "core.autocrlf=false", "-c", "core.safecrlf=false"])
-            .args([
-                "-c",
-                "user.name=t",
-                "-c",
-                "user.email=t@example.org",
-                "-c",
-                "gc.auto=0",
-            ])
+            .args(["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "gc.auto=0"])
             .args(arguments)
             .current_dir(&self.0)
             .env("GIT_CONFIG_GLOBAL", "/dev/null")
@@ -250,10 +243,7 @@ impl Repository {
                 above = folder.parent();
             }
         }
-        for (path, file) in tree
-            .iter()
-            .filter(|(path, file)| before.get(*path) != Some(file))
-        {
+        for (path, file) in tree.iter().filter(|(path, file)| before.get(*path) != Some(file)) {
             write(&self.0, path, file);
         }
         self.git(&["add", "--all"]);
@@ -281,12 +271,7 @@ fn tree_at(root: &Path) -> Tree {
                 folders.push(path);
                 continue;
             }
-            let name = path
-                .strip_prefix(root)
-                .unwrap()
-                .to_str()
-                .unwrap()
-                .to_owned();
+            let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
             let executable = fs::metadata(&path).unwrap().permissions().mode() & 0o100 != 0;
             tree.insert(name, (fs::read(&path).unwrap(), executable));
         }
@@ -329,10 +314,7 @@ async fn the_diff_of_each_commit_gives_its_tree() {
             kinds[usize::try_from(file.change).unwrap() - 1] += 1;
             assert_eq!((file.fuzz, file.offset), (0, 0), "commit {commit}\n{diff}");
         }
-        assert!(
-            tree_at(&daemon.workspace()) == tree,
-            "commit {commit}\n{diff}"
-        );
+        assert!(tree_at(&daemon.workspace()) == tree, "commit {commit}\n{diff}");
         applied += 1;
     }
     assert!(applied > commits / 2, "{applied}");
@@ -382,18 +364,12 @@ async fn stale_line_numbers_lead_to_where_git_applies_the_hunks() {
         };
         match daemon.tools().apply_patch(request).await {
             Ok(_) => {
-                assert!(
-                    tree_at(&daemon.workspace()) == expected,
-                    "commit {commit}\n{diff}"
-                );
+                assert!(tree_at(&daemon.workspace()) == expected, "commit {commit}\n{diff}");
                 same += 1;
             }
             Err(status) => {
                 let message = status.message();
-                assert!(
-                    message.contains("equally well"),
-                    "commit {commit}: {message}\n{diff}"
-                );
+                assert!(message.contains("equally well"), "commit {commit}: {message}\n{diff}");
                 ambiguous += 1;
             }
         }

@@ -21,23 +21,13 @@ type Match = (String, u64, u64, String);
 /// A tree with everything that decides which files there are to search, and how.
 fn plant(root: &Path) {
     let long = format!("{}needle{}\n", "a".repeat(5000), "b".repeat(5000));
-    let utf16: Vec<u8> = "\u{feff}one\nneedle \u{e9}\n"
-        .encode_utf16()
-        .flat_map(u16::to_le_bytes)
-        .collect();
-    let late_nul = [
-        b"needle\n",
-        "aaaaaa\n".repeat(12_000).as_bytes(),
-        b"\0needle\n",
-    ]
-    .concat();
+    let utf16: Vec<u8> =
+        "\u{feff}one\nneedle \u{e9}\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let late_nul = [b"needle\n", "aaaaaa\n".repeat(12_000).as_bytes(), b"\0needle\n"].concat();
     let files: &[(&[u8], &[u8])] = &[
         (b".git/HEAD", b"needle\n"),
         (b".git/info/exclude", b"excluded\n!logs/kept.log\n"),
-        (
-            b".gitignore",
-            b"*.log\n/build/\n!important.log\ntmp*\n**/deep/**/gone\n",
-        ),
+        (b".gitignore", b"*.log\n/build/\n!important.log\ntmp*\n**/deep/**/gone\n"),
         (b".ignore", b"ignored.txt\n!sub/back.log\n"),
         (b".hidden/file", b"needle\n"),
         (b".hidden.rs", b"needle\n"),
@@ -58,10 +48,7 @@ fn plant(root: &Path) {
         (b"nul-first", b"\0\nneedle\n"),
         (b"nul-last", b"needle\nneedle\n\0"),
         (b"nul-late", &late_nul),
-        (
-            b"multi",
-            b"needle\n  thread\nneedle\nthread\n\nneedle\n\nthread\n",
-        ),
+        (b"multi", b"needle\n  thread\nneedle\nthread\n\nneedle\n\nthread\n"),
         (b"name with space", b"needle\n"),
         (b"name\nwith line", b"needle\n"),
         (b"not-utf8-\xff", b"needle\n"),
@@ -85,10 +72,7 @@ fn plant(root: &Path) {
         (b"sub/sub/x.log", b"needle\n"),
         (b"tmp1", b"needle\n"),
         (b"tmp2/x", b"needle\n"),
-        (
-            b"unicode-\xc3\xa9/\xf0\x9f\x98\x80",
-            "\u{c9}T\u{c9} needle \u{e9}t\u{e9}\n".as_bytes(),
-        ),
+        (b"unicode-\xc3\xa9/\xf0\x9f\x98\x80", "\u{c9}T\u{c9} needle \u{e9}t\u{e9}\n".as_bytes()),
         (b"utf-16", &utf16),
         (b"utf-8-mark", b"\xef\xbb\xbfneedle\n"),
         (b"without.end", b"x\nneedle"),
@@ -120,10 +104,8 @@ fn ripgrep(directory: &Path, arguments: &[String]) -> Vec<u8> {
 }
 
 fn program() -> PathBuf {
-    let tools = std::env::var_os("JIG_TOOLS_DIR").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools"),
-        PathBuf::from,
-    );
+    let tools = std::env::var_os("JIG_TOOLS_DIR")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools"), PathBuf::from);
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files/install.sh");
@@ -176,9 +158,7 @@ fn expected(directory: &Path, request: &SearchRequest) -> Vec<Match> {
 fn text(value: &Value) -> String {
     let bytes = match value["text"].as_str() {
         Some(text) => text.as_bytes().to_vec(),
-        None => BASE64_STANDARD
-            .decode(value["bytes"].as_str().unwrap())
-            .unwrap(),
+        None => BASE64_STANDARD.decode(value["bytes"].as_str().unwrap()).unwrap(),
     };
     let text = String::from_utf8_lossy(&bytes);
     let text = text.strip_suffix('\n').unwrap_or(&text);
@@ -202,20 +182,14 @@ async fn search_finds_what_ripgrep_finds() {
         max_results: Some(1000),
         ..SearchRequest::default()
     };
-    let regex = |query: &str| SearchRequest {
-        query: query.to_owned(),
-        is_regex: Some(true),
-        ..needle()
-    };
+    let regex =
+        |query: &str| SearchRequest { query: query.to_owned(), is_regex: Some(true), ..needle() };
     let globs = |globs: &[&str], without: &[&str]| SearchRequest {
         globs: globs.iter().map(|glob| (*glob).to_owned()).collect(),
         exclude_globs: without.iter().map(|glob| (*glob).to_owned()).collect(),
         ..needle()
     };
-    let spanning = |query: &str| SearchRequest {
-        multiline: Some(true),
-        ..regex(query)
-    };
+    let spanning = |query: &str| SearchRequest { multiline: Some(true), ..regex(query) };
     let mut requests = vec![
         needle(),
         regex("^need"),
@@ -240,11 +214,9 @@ async fn search_finds_what_ripgrep_finds() {
         globs(&["!a.rs"], &[]),
     ];
     for plain in requests.clone() {
-        for (hidden, no_ignore, case_sensitive) in [
-            (true, false, true),
-            (false, true, false),
-            (true, true, false),
-        ] {
+        for (hidden, no_ignore, case_sensitive) in
+            [(true, false, true), (false, true, false), (true, true, false)]
+        {
             requests.push(SearchRequest {
                 hidden: Some(hidden),
                 no_ignore: Some(no_ignore),
@@ -254,39 +226,24 @@ async fn search_finds_what_ripgrep_finds() {
         }
     }
     for levels in [1, 2, 3] {
-        requests.push(SearchRequest {
-            max_depth: Some(levels),
-            ..needle()
-        });
+        requests.push(SearchRequest { max_depth: Some(levels), ..needle() });
     }
     let mut all = 0;
     for request in requests {
         for path in [".", "sub", "sub/sub", "other", "deep/1"] {
-            let request = SearchRequest {
-                path: Some(path.to_owned()),
-                ..request.clone()
-            };
+            let request = SearchRequest { path: Some(path.to_owned()), ..request.clone() };
             let mut expected = expected(&daemon.file(path), &request);
             let response = daemon.tools().search(request.clone()).await;
             let response = response.unwrap().into_inner();
             assert!(!response.timed_out && response.files_left_out == 0);
-            assert_eq!(
-                response.total_matches as usize,
-                expected.len(),
-                "{request:?}"
-            );
+            assert_eq!(response.total_matches as usize, expected.len(), "{request:?}");
             assert_eq!(response.truncated, expected.len() > 1000, "{request:?}");
             expected.truncate(1000);
-            let below = if path == "." {
-                String::new()
-            } else {
-                format!("{path}/")
-            };
+            let below = if path == "." { String::new() } else { format!("{path}/") };
             let found = found(response, &below);
             let places = |matches: &[Match]| {
-                let places = matches
-                    .iter()
-                    .map(|(file, line, column, _)| (file.clone(), *line, *column));
+                let places =
+                    matches.iter().map(|(file, line, column, _)| (file.clone(), *line, *column));
                 places.collect::<Vec<_>>()
             };
             assert_eq!(places(&found), places(&expected), "{request:?}");

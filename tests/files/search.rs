@@ -19,10 +19,7 @@ use tonic::Request;
 use crate::support::{Daemon, Refusal, eventually};
 
 fn search(query: &str) -> SearchRequest {
-    SearchRequest {
-        query: query.to_owned(),
-        ..SearchRequest::default()
-    }
+    SearchRequest { query: query.to_owned(), ..SearchRequest::default() }
 }
 
 #[tokio::test]
@@ -31,12 +28,7 @@ async fn the_defaults_are_those_of_the_contract() {
     let lines: String = (1..=80).map(|line| format!("Line {line}.\n")).collect();
     fs::write(daemon.file("text"), lines).unwrap();
     fs::write(daemon.file(".hidden"), "line 1.\n").unwrap();
-    let answer = daemon
-        .tools()
-        .search(search("LINE 7."))
-        .await
-        .unwrap()
-        .into_inner();
+    let answer = daemon.tools().search(search("LINE 7.")).await.unwrap().into_inner();
     assert_eq!((answer.total_matches, answer.files_searched), (1, 1));
     assert!(!answer.truncated && !answer.timed_out);
     let found = &answer.matches[0];
@@ -44,19 +36,11 @@ async fn the_defaults_are_those_of_the_contract() {
     assert_eq!(found.content, "Line 7.");
     assert_eq!(found.context_before, ["Line 5.", "Line 6."]);
     assert_eq!(found.context_after, ["Line 8.", "Line 9."]);
-    let answer = daemon
-        .tools()
-        .search(search("line"))
-        .await
-        .unwrap()
-        .into_inner();
+    let answer = daemon.tools().search(search("line")).await.unwrap().into_inner();
     assert_eq!((answer.matches.len(), answer.total_matches), (50, 80));
     assert!(answer.truncated);
     for path in ["text", "/workspace/text", ".hidden"] {
-        let request = SearchRequest {
-            path: Some(path.to_owned()),
-            ..search("line 1.")
-        };
+        let request = SearchRequest { path: Some(path.to_owned()), ..search("line 1.") };
         let answer = daemon.tools().search(request).await.unwrap().into_inner();
         let files: Vec<_> = answer.matches.iter().map(|found| &*found.file).collect();
         assert_eq!(files, [path.trim_start_matches("/workspace/")]);
@@ -69,70 +53,19 @@ async fn what_cannot_be_searched_says_why() {
     fs::write(daemon.file("text"), "x").unwrap();
     symlink("text", daemon.file("link")).unwrap();
     let good = || search("x");
-    let at = |path: &str| SearchRequest {
-        path: Some(path.to_owned()),
-        ..good()
-    };
+    let at = |path: &str| SearchRequest { path: Some(path.to_owned()), ..good() };
     for (request, reason) in [
         (search(""), "INVALID_PARAMS"),
         (search(&"x".repeat(65_537)), "INVALID_PARAMS"),
-        (
-            SearchRequest {
-                context_lines: Some(11),
-                ..good()
-            },
-            "INVALID_PARAMS",
-        ),
-        (
-            SearchRequest {
-                max_results: Some(0),
-                ..good()
-            },
-            "INVALID_PARAMS",
-        ),
-        (
-            SearchRequest {
-                max_results: Some(10_001),
-                ..good()
-            },
-            "INVALID_PARAMS",
-        ),
-        (
-            SearchRequest {
-                max_depth: Some(0),
-                ..good()
-            },
-            "INVALID_PARAMS",
-        ),
-        (
-            SearchRequest {
-                is_regex: Some(true),
-                ..search("(")
-            },
-            "INVALID_REGEX",
-        ),
-        (
-            SearchRequest {
-                is_regex: Some(true),
-                ..search("(\\w{900}){900}")
-            },
-            "INVALID_REGEX",
-        ),
+        (SearchRequest { context_lines: Some(11), ..good() }, "INVALID_PARAMS"),
+        (SearchRequest { max_results: Some(0), ..good() }, "INVALID_PARAMS"),
+        (SearchRequest { max_results: Some(10_001), ..good() }, "INVALID_PARAMS"),
+        (SearchRequest { max_depth: Some(0), ..good() }, "INVALID_PARAMS"),
+        (SearchRequest { is_regex: Some(true), ..search("(") }, "INVALID_REGEX"),
+        (SearchRequest { is_regex: Some(true), ..search("(\\w{900}){900}") }, "INVALID_REGEX"),
         (search("a\nb"), "INVALID_REGEX"),
-        (
-            SearchRequest {
-                globs: vec!["[".to_owned()],
-                ..good()
-            },
-            "INVALID_GLOB",
-        ),
-        (
-            SearchRequest {
-                exclude_globs: vec!["{a".to_owned()],
-                ..good()
-            },
-            "INVALID_GLOB",
-        ),
+        (SearchRequest { globs: vec!["[".to_owned()], ..good() }, "INVALID_GLOB"),
+        (SearchRequest { exclude_globs: vec!["{a".to_owned()], ..good() }, "INVALID_GLOB"),
         (at("none"), "FILE_NOT_FOUND"),
         (at("link"), "SYMLINK_BLOCKED"),
         (at("../x"), "PATH_ESCAPE"),
@@ -149,9 +82,7 @@ async fn a_search_that_runs_out_of_time_answers_with_what_it_has() {
     fs::write(daemon.file("a"), "needle\n").unwrap();
     let mut large = fs::File::create(daemon.file("b")).unwrap();
     for _ in 0..100 {
-        large
-            .write_all("yyyyyyyyyyyyyyyy\n".repeat(50_000).as_bytes())
-            .unwrap();
+        large.write_all("yyyyyyyyyyyyyyyy\n".repeat(50_000).as_bytes()).unwrap();
     }
     let mut request = Request::new(SearchRequest {
         is_regex: Some(true),
@@ -171,11 +102,7 @@ async fn an_expression_that_holds_a_thread_up_holds_no_answer_up() {
     fs::write(daemon.file("a"), "needle\n").unwrap();
     // Each position may begin a match, which only its end decides.
     let mut bits = 1_u64;
-    let letters: Vec<u8> = (0..if cfg!(debug_assertions) {
-        40_000
-    } else {
-        1_000_000
-    })
+    let letters: Vec<u8> = (0..if cfg!(debug_assertions) { 40_000 } else { 1_000_000 })
         .map(|_| {
             bits ^= bits << 13;
             bits ^= bits >> 7;
@@ -193,10 +120,8 @@ async fn an_expression_that_holds_a_thread_up_holds_no_answer_up() {
     assert!(answer.timed_out);
     assert_eq!(answer.matches.len(), 1);
     // What is still at work keeps its place until it ends.
-    eventually("the thread ends", async || {
-        daemon.info().await.counts.unwrap().calls_active == 0
-    })
-    .await;
+    eventually("the thread ends", async || daemon.info().await.counts.unwrap().calls_active == 0)
+        .await;
 }
 
 #[tokio::test]
@@ -209,11 +134,7 @@ async fn an_ignore_file_of_any_size_holds_up_no_search() {
     let wild = format!("{}*\n", "w".repeat(1000)).repeat(1000);
     for (ignore, cut, expected) in [
         (format!("{names}last\n"), 0, ["first", "other"].as_slice()),
-        (
-            format!("first\n{names}{names}last\n"),
-            1,
-            &["last", "other"],
-        ),
+        (format!("first\n{names}{names}last\n"), 1, &["last", "other"]),
         (format!("first\n{wild}last\n"), 1, &["other"]),
     ] {
         fs::write(daemon.file(".ignore"), ignore).unwrap();
@@ -230,18 +151,11 @@ async fn a_search_ends_when_its_caller_has_gone() {
     let daemon = Daemon::start().await;
     let mut large = fs::File::create(daemon.file("large")).unwrap();
     for _ in 0..100 {
-        large
-            .write_all("yyyyyyyyyyyyyyyy\n".repeat(50_000).as_bytes())
-            .unwrap();
+        large.write_all("yyyyyyyyyyyyyyyy\n".repeat(50_000).as_bytes()).unwrap();
     }
     let mut tools = daemon.tools();
     let call = tokio::spawn(async move {
-        tools
-            .search(SearchRequest {
-                is_regex: Some(true),
-                ..search("(?:[a-z]{1,30}){20}x")
-            })
-            .await
+        tools.search(SearchRequest { is_regex: Some(true), ..search("(?:[a-z]{1,30}){20}x") }).await
     });
     let events = daemon.state().join("sessions/default/events.jsonl");
     eventually("the search goes on", async || {
@@ -265,11 +179,8 @@ async fn an_answer_fits_into_a_message_whatever_is_found() {
     for name in ["a", "b", "c"] {
         fs::write(daemon.file(name), line.repeat(1000)).unwrap();
     }
-    let request = SearchRequest {
-        context_lines: Some(10),
-        max_results: Some(1000),
-        ..search("needle")
-    };
+    let request =
+        SearchRequest { context_lines: Some(10), max_results: Some(1000), ..search("needle") };
     let answer = daemon.tools().search(request).await.unwrap().into_inner();
     assert!(answer.truncated && answer.matches.len() > 10);
     assert_eq!(answer.total_matches, 3000);

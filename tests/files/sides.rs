@@ -18,10 +18,7 @@ pub(super) struct Sides {
 
 impl Sides {
     pub(super) async fn new() -> Self {
-        Self {
-            daemon: Daemon::start().await,
-            here: tempfile::tempdir().unwrap(),
-        }
+        Self { daemon: Daemon::start().await, here: tempfile::tempdir().unwrap() }
     }
 
     /// `jig cp` in the directory of this side.
@@ -61,9 +58,8 @@ impl Sides {
 /// The names in a directory, sorted.
 pub(super) fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap();
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }

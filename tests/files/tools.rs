@@ -58,10 +58,7 @@ pub(crate) const CHANGING: &[Tool] = &[
 impl Tool {
     /// Whether it works on directories.
     pub(crate) fn takes_a_directory(self) -> bool {
-        matches!(
-            self,
-            Self::ListFiles | Self::ListDirectory | Self::CreateDirectory
-        )
+        matches!(self, Self::ListFiles | Self::ListDirectory | Self::CreateDirectory)
     }
 
     /// Calls it; answers all that it answers, as text.
@@ -70,24 +67,15 @@ impl Tool {
         let path = path.to_owned();
         Ok(match self {
             Self::Read => {
-                let request = ReadFileRequest {
-                    path,
-                    ..Default::default()
-                };
+                let request = ReadFileRequest { path, ..Default::default() };
                 tools.read_file(request).await?.into_inner().content
             }
             Self::ListFiles => {
-                let request = ListFilesRequest {
-                    root: Some(path),
-                    ..Default::default()
-                };
+                let request = ListFilesRequest { root: Some(path), ..Default::default() };
                 format!("{:?}", tools.list_files(request).await?.into_inner())
             }
             Self::ListDirectory => {
-                let request = ListDirectoryRequest {
-                    path: Some(path),
-                    ..Default::default()
-                };
+                let request = ListDirectoryRequest { path: Some(path), ..Default::default() };
                 format!("{:?}", tools.list_directory(request).await?.into_inner())
             }
             Self::Stat => {
@@ -105,17 +93,11 @@ impl Tool {
                 format!("{:?}", tools.search(request).await?.into_inner())
             }
             Self::ReadNotebook => {
-                let request = ReadNotebookRequest {
-                    path,
-                    ..Default::default()
-                };
+                let request = ReadNotebookRequest { path, ..Default::default() };
                 format!("{:?}", tools.read_notebook(request).await?.into_inner())
             }
             Self::Download => {
-                let request = DownloadRequest {
-                    path,
-                    ..Default::default()
-                };
+                let request = DownloadRequest { path, ..Default::default() };
                 let mut parts = transfers(daemon).download(request).await?.into_inner();
                 let mut bytes = Vec::new();
                 while let Some(part) = parts.message().await? {
@@ -138,11 +120,7 @@ impl Tool {
             }
             Self::Write => {
                 let content = "written\n".to_owned();
-                let request = WriteFileRequest {
-                    path,
-                    content,
-                    ..Default::default()
-                };
+                let request = WriteFileRequest { path, content, ..Default::default() };
                 format!("{:?}", tools.write_file(request).await?.into_inner())
             }
             Self::Edit => {
@@ -151,27 +129,16 @@ impl Tool {
                     new_string: "edited".to_owned(),
                     occurrence: Some(Occurrence::First.into()),
                 };
-                let request = EditFileRequest {
-                    path,
-                    edits: vec![edit],
-                    ..Default::default()
-                };
+                let request = EditFileRequest { path, edits: vec![edit], ..Default::default() };
                 format!("{:?}", tools.edit_file(request).await?.into_inner())
             }
             Self::Patch => {
                 let name = path.trim_start_matches("/workspace/");
-                let name = if path.starts_with("/proc") {
-                    &path
-                } else {
-                    name
-                };
+                let name = if path.starts_with("/proc") { &path } else { name };
                 let unified_diff =
                     format!("--- {name}\n+++ {name}\n@@ -1 +1 @@\n-written\n+patched\n");
-                let request = ApplyPatchRequest {
-                    unified_diff,
-                    strip: Some(0),
-                    ..Default::default()
-                };
+                let request =
+                    ApplyPatchRequest { unified_diff, strip: Some(0), ..Default::default() };
                 format!("{:?}", tools.apply_patch(request).await?.into_inner())
             }
             Self::EditNotebook => {
@@ -189,18 +156,11 @@ impl Tool {
                     true => (path, other),
                     false => (other, path),
                 };
-                let request = MovePathRequest {
-                    source,
-                    destination,
-                    overwrite: None,
-                };
+                let request = MovePathRequest { source, destination, overwrite: None };
                 format!("{:?}", tools.move_path(request).await?.into_inner())
             }
             Self::Delete => {
-                let request = DeletePathRequest {
-                    path,
-                    recursive: Some(true),
-                };
+                let request = DeletePathRequest { path, recursive: Some(true) };
                 format!("{:?}", tools.delete_path(request).await?.into_inner())
             }
         })

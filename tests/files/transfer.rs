@@ -55,39 +55,24 @@ pub(crate) fn start(path: &str, bytes: &[u8]) -> UploadStart {
 }
 
 pub(crate) fn named(path: &str, bytes: &[u8], id: &str) -> UploadStart {
-    UploadStart {
-        upload_id: Some(id.to_owned()),
-        ..start(path, bytes)
-    }
+    UploadStart { upload_id: Some(id.to_owned()), ..start(path, bytes) }
 }
 
 pub(crate) fn chunk(offset: usize, data: &[u8]) -> Part {
-    Part::Chunk(UploadChunk {
-        offset: offset as u64,
-        data: data.to_vec().into(),
-    })
+    Part::Chunk(UploadChunk { offset: offset as u64, data: data.to_vec().into() })
 }
 
 pub(crate) async fn raw(daemon: &Daemon) -> TransferServiceClient<Channel> {
-    TransferServiceClient::connect(format!("unix:{}", daemon.socket().display()))
-        .await
-        .unwrap()
+    TransferServiceClient::connect(format!("unix:{}", daemon.socket().display())).await.unwrap()
 }
 
 pub(crate) async fn client(socket: &Path) -> Client {
-    Client::connect(&format!("unix:{}", socket.display()), Options::default())
-        .await
-        .unwrap()
+    Client::connect(&format!("unix:{}", socket.display()), Options::default()).await.unwrap()
 }
 
 pub(crate) async fn upload(daemon: &Daemon, parts: Vec<Part>) -> Result<UploadResponse, Status> {
-    let messages = parts
-        .into_iter()
-        .map(|part| UploadRequest { part: Some(part) });
-    let answer = raw(daemon)
-        .await
-        .upload(tokio_stream::iter(messages.collect::<Vec<_>>()))
-        .await;
+    let messages = parts.into_iter().map(|part| UploadRequest { part: Some(part) });
+    let answer = raw(daemon).await.upload(tokio_stream::iter(messages.collect::<Vec<_>>())).await;
     answer.map(tonic::Response::into_inner)
 }
 
@@ -98,10 +83,7 @@ pub(crate) async fn refused(daemon: &Daemon, parts: Vec<Part>, reason: &str) -> 
 }
 
 /// An upload whose messages the test sends one by one. Dropping both breaks it off.
-pub(super) type Slowly = (
-    mpsc::Sender<UploadRequest>,
-    JoinHandle<Result<UploadResponse, Status>>,
-);
+pub(super) type Slowly = (mpsc::Sender<UploadRequest>, JoinHandle<Result<UploadResponse, Status>>);
 
 pub(crate) async fn slowly(daemon: &Daemon, parts: Vec<Part>) -> Slowly {
     let (sender, receiver) = mpsc::channel(16);
@@ -111,18 +93,13 @@ pub(crate) async fn slowly(daemon: &Daemon, parts: Vec<Part>) -> Slowly {
         answer.map(tonic::Response::into_inner)
     });
     for part in parts {
-        sender
-            .send(UploadRequest { part: Some(part) })
-            .await
-            .unwrap();
+        sender.send(UploadRequest { part: Some(part) }).await.unwrap();
     }
     (sender, call)
 }
 
 pub(crate) async fn offset(daemon: &Daemon, id: &str) -> Option<u64> {
-    let request = GetUploadRequest {
-        upload_id: id.to_owned(),
-    };
+    let request = GetUploadRequest { upload_id: id.to_owned() };
     match raw(daemon).await.get_upload(request).await {
         Ok(answer) => Some(answer.into_inner().offset),
         Err(status) => {
@@ -133,26 +110,16 @@ pub(crate) async fn offset(daemon: &Daemon, id: &str) -> Option<u64> {
 }
 
 pub(crate) async fn comes_to(daemon: &Daemon, id: &str, bytes: u64) {
-    eventually("the bytes come", async || {
-        offset(daemon, id).await == Some(bytes)
-    })
-    .await;
+    eventually("the bytes come", async || offset(daemon, id).await == Some(bytes)).await;
 }
 
 pub(crate) fn read_and_write(path: &Path) -> File {
-    File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(path)
-        .unwrap()
+    File::options().read(true).write(true).create_new(true).open(path).unwrap()
 }
 
 fn drafts(directory: &Path) -> usize {
     let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
-    entries
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(".jig-"))
-        .count()
+    entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(".jig-")).count()
 }
 
 #[tokio::test]
@@ -160,15 +127,9 @@ async fn a_file_goes_in_and_comes_out_again() {
     let daemon = Setup::new().workspace_owner(1234).start().await;
     let bytes = noise(700_000);
     let parts = |start: UploadStart| {
-        vec![
-            Part::Start(start),
-            chunk(0, &bytes[..300_000]),
-            chunk(300_000, &bytes[300_000..]),
-        ]
+        vec![Part::Start(start), chunk(0, &bytes[..300_000]), chunk(300_000, &bytes[300_000..])]
     };
-    let answer = upload(&daemon, parts(start("new/deep/file", &bytes)))
-        .await
-        .unwrap();
+    let answer = upload(&daemon, parts(start("new/deep/file", &bytes))).await.unwrap();
     assert!(answer.created);
     assert_eq!(answer.size_bytes, 700_000);
     assert_eq!(answer.received_bytes, 700_000);
@@ -181,26 +142,17 @@ async fn a_file_goes_in_and_comes_out_again() {
         (&daemon.file("new/deep"), 0o040_755),
     ] {
         let data = path.metadata().unwrap();
-        assert_eq!(
-            (data.uid(), data.gid(), data.mode()),
-            (1234, 1234, mode),
-            "{path:?}"
-        );
+        assert_eq!((data.uid(), data.gid(), data.mode()), (1234, 1234, mode), "{path:?}");
     }
 
     // A file that is there keeps its owner and mode, unless one is asked for.
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4750)).unwrap();
     std::os::unix::fs::chown(&path, Some(77), Some(78)).unwrap();
-    let answer = upload(&daemon, parts(start("/workspace/new/deep/file", &bytes)))
-        .await
-        .unwrap();
+    let answer = upload(&daemon, parts(start("/workspace/new/deep/file", &bytes))).await.unwrap();
     assert!(!answer.created);
     let data = path.metadata().unwrap();
     assert_eq!((data.uid(), data.gid(), data.mode()), (77, 78, 0o100_750));
-    let with_mode = UploadStart {
-        file_mode: Some(0o755),
-        ..start("new/deep/file", &bytes)
-    };
+    let with_mode = UploadStart { file_mode: Some(0o755), ..start("new/deep/file", &bytes) };
     upload(&daemon, parts(with_mode)).await.unwrap();
     assert_eq!(path.metadata().unwrap().mode(), 0o100_755);
 
@@ -217,12 +169,8 @@ async fn a_file_goes_in_and_comes_out_again() {
         ("new/deep/file", u64::MAX, Some(u64::MAX), b""),
         ("empty", 0, None, b""),
     ] {
-        let request = DownloadRequest {
-            path: path.to_owned(),
-            offset,
-            limit,
-            expected_version: None,
-        };
+        let request =
+            DownloadRequest { path: path.to_owned(), offset, limit, expected_version: None };
         let mut parts = client.download(request).await.unwrap();
         let (mut came, mut last) = (Vec::new(), None);
         while let Some(part) = parts.next().await.unwrap() {
@@ -234,11 +182,7 @@ async fn a_file_goes_in_and_comes_out_again() {
     }
     assert_eq!(drafts(&daemon.workspace()), 0);
     let events = fs::read_to_string(daemon.state().join("sessions/default/events.jsonl")).unwrap();
-    assert_eq!(
-        events.matches(r#""event":"tool_call_finished""#).count(),
-        4,
-        "{events}"
-    );
+    assert_eq!(events.matches(r#""event":"tool_call_finished""#).count(), 4, "{events}");
     assert!(events.contains(r#""tool":"upload""#), "{events}");
 }
 
@@ -255,21 +199,9 @@ async fn what_is_refused_changes_nothing() {
     };
     let begun = || Part::Start(start("old", b"new"));
     for (parts, reason, field) in [
-        (
-            with(|s| s.sha256 = sha256(b"other")),
-            "CHECKSUM_MISMATCH",
-            "",
-        ),
-        (
-            with(|s| s.mode = Some(WriteMode::CreateNew.into())),
-            "FILE_EXISTS",
-            "",
-        ),
-        (
-            with(|s| s.expected_sha256 = Some(sha256(b"x"))),
-            "STALE_FILE",
-            "",
-        ),
+        (with(|s| s.sha256 = sha256(b"other")), "CHECKSUM_MISMATCH", ""),
+        (with(|s| s.mode = Some(WriteMode::CreateNew.into())), "FILE_EXISTS", ""),
+        (with(|s| s.expected_sha256 = Some(sha256(b"x"))), "STALE_FILE", ""),
         (
             with(|s| {
                 s.path = "none".into();
@@ -308,21 +240,9 @@ async fn what_is_refused_changes_nothing() {
             "DIRECTORY_NOT_FOUND",
             "",
         ),
-        (
-            with(|s| s.path = String::new()),
-            "INVALID_PARAMS",
-            "start.path",
-        ),
-        (
-            with(|s| s.sha256 = "abc".into()),
-            "INVALID_PARAMS",
-            "start.sha256",
-        ),
-        (
-            with(|s| s.upload_id = Some("a/b".into())),
-            "INVALID_PARAMS",
-            "start.upload_id",
-        ),
+        (with(|s| s.path = String::new()), "INVALID_PARAMS", "start.path"),
+        (with(|s| s.sha256 = "abc".into()), "INVALID_PARAMS", "start.sha256"),
+        (with(|s| s.upload_id = Some("a/b".into())), "INVALID_PARAMS", "start.upload_id"),
         (
             // More than is kept.
             with(|s| {
@@ -332,34 +252,14 @@ async fn what_is_refused_changes_nothing() {
             "INVALID_PARAMS",
             "start.size_bytes",
         ),
-        (
-            with(|s| s.mode = Some(WriteMode::Append.into())),
-            "INVALID_PARAMS",
-            "start.mode",
-        ),
-        (
-            with(|s| s.file_mode = Some(0o4755)),
-            "INVALID_PARAMS",
-            "start.file_mode",
-        ),
+        (with(|s| s.mode = Some(WriteMode::Append.into())), "INVALID_PARAMS", "start.mode"),
+        (with(|s| s.file_mode = Some(0o4755)), "INVALID_PARAMS", "start.file_mode"),
         (vec![], "INVALID_PARAMS", "start"),
         (vec![chunk(0, b"new")], "INVALID_PARAMS", "start"),
         (vec![begun(), begun()], "INVALID_PARAMS", "chunk"),
-        (
-            vec![begun(), chunk(1, b"ew")],
-            "INVALID_PARAMS",
-            "chunk.offset",
-        ),
-        (
-            vec![begun(), chunk(0, b"newer")],
-            "INVALID_PARAMS",
-            "chunk.data",
-        ),
-        (
-            vec![begun(), chunk(0, b"new"), chunk(3, b"x")],
-            "INVALID_PARAMS",
-            "chunk.data",
-        ),
+        (vec![begun(), chunk(1, b"ew")], "INVALID_PARAMS", "chunk.offset"),
+        (vec![begun(), chunk(0, b"newer")], "INVALID_PARAMS", "chunk.data"),
+        (vec![begun(), chunk(0, b"new"), chunk(3, b"x")], "INVALID_PARAMS", "chunk.data"),
         (vec![begun(), chunk(0, b"ne")], "INVALID_PARAMS", "chunk"),
     ] {
         let refusal = refused(&daemon, parts, reason).await;
@@ -388,9 +288,7 @@ async fn what_is_refused_changes_nothing() {
     // The compare-and-swap that fits.
     let mut fits = start("old", b"new");
     fits.expected_sha256 = Some(sha256(b"old").to_uppercase());
-    upload(&daemon, vec![Part::Start(fits), chunk(0, b"new")])
-        .await
-        .unwrap();
+    upload(&daemon, vec![Part::Start(fits), chunk(0, b"new")]).await.unwrap();
     assert_eq!(fs::read(daemon.file("old")).unwrap(), b"new");
 }
 
@@ -414,10 +312,7 @@ async fn what_was_broken_off_goes_on_also_with_another_daemon() {
     // And one that cannot be resumed.
     let lost = vec![Part::Start(start("lost", &bytes)), chunk(0, &bytes[..9])];
     let (_lost_sender, _lost) = slowly(&daemon, lost).await;
-    eventually("both have drafts", async || {
-        drafts(&daemon.workspace()) == 2
-    })
-    .await;
+    eventually("both have drafts", async || drafts(&daemon.workspace()) == 2).await;
 
     daemon = daemon.restart().await;
     assert_eq!(offset(&daemon, "a-1").await, Some(500_000));
@@ -462,21 +357,15 @@ async fn the_client_goes_on_when_its_connection_is_cut() {
         }
     };
     let file = File::open(&local).unwrap();
-    let answer = client
-        .send_file(&file, named("file", &bytes, "cut"), cut_at.clone())
-        .await
-        .unwrap();
+    let answer =
+        client.send_file(&file, named("file", &bytes, "cut"), cut_at.clone()).await.unwrap();
     assert!(cuts.iter().all(|cut| cut.load(Ordering::Relaxed)));
     assert!(answer.received_bytes < answer.size_bytes, "{answer:?}");
     assert!(fs::read(daemon.file("file")).unwrap() == bytes);
 
-    cuts.iter()
-        .for_each(|cut| cut.store(false, Ordering::Relaxed));
+    cuts.iter().for_each(|cut| cut.store(false, Ordering::Relaxed));
     let mut back = read_and_write(&daemon.beside("back"));
-    let whole = client
-        .receive_file("file", &mut back, |bytes, _| cut_at(bytes))
-        .await
-        .unwrap();
+    let whole = client.receive_file("file", &mut back, |bytes, _| cut_at(bytes)).await.unwrap();
     assert_eq!(whole.sha256, sha256(&bytes));
     assert!(fs::read(daemon.beside("back")).unwrap() == bytes);
     let error = client.receive_file("none", &mut back, |_, _| {}).await;

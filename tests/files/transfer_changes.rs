@@ -27,10 +27,7 @@ async fn a_file_that_changes_is_received_again() {
     ];
     for change in changes {
         fs::write(daemon.file("file"), &bytes).unwrap();
-        let mut other = File::options()
-            .write(true)
-            .open(daemon.file("file"))
-            .unwrap();
+        let mut other = File::options().write(true).open(daemon.file("file")).unwrap();
         let mut back = read_and_write(&daemon.beside("back"));
         let mut is_changed = false;
         let whole = client
@@ -55,14 +52,10 @@ async fn a_file_that_always_changes_is_given_up() {
     let daemon = Daemon::start().await;
     let client = client(&daemon.socket()).await;
     fs::write(daemon.file("file"), noise(16 << 20)).unwrap();
-    let mut other = File::options()
-        .append(true)
-        .open(daemon.file("file"))
-        .unwrap();
+    let mut other = File::options().append(true).open(daemon.file("file")).unwrap();
     let mut back = read_and_write(&daemon.beside("back"));
-    let received = client
-        .receive_file("file", &mut back, |_, _| other.write_all(b"x").unwrap())
-        .await;
+    let received =
+        client.receive_file("file", &mut back, |_, _| other.write_all(b"x").unwrap()).await;
     let Err(TransferError::Call(error)) = received else {
         panic!("{received:?}");
     };
@@ -96,9 +89,5 @@ async fn jig_cp_does_not_install_half_a_change() {
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(told.starts_with("jig: STALE_FILE: "), "{told}");
     assert_eq!(fs::read(here.path().join("out")).unwrap(), b"before");
-    assert_eq!(
-        fs::read_dir(here.path()).unwrap().count(),
-        1,
-        "nothing half-done is left"
-    );
+    assert_eq!(fs::read_dir(here.path()).unwrap().count(), 1, "nothing half-done is left");
 }

@@ -31,10 +31,7 @@ async fn a_draft_is_not_listed() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("file"), "needle\n").unwrap();
     let bytes = [b"needle\n".repeat(10), noise(1000)].concat();
-    let parts = vec![
-        Part::Start(named("other", &bytes, "id")),
-        chunk(0, &bytes[..70]),
-    ];
+    let parts = vec![Part::Start(named("other", &bytes, "id")), chunk(0, &bytes[..70])];
     let (_sender, _call) = slowly(&daemon, parts).await;
     comes_to(&daemon, "id", 70).await;
     let [draft] = drafts_in(&daemon.workspace()).try_into().unwrap();
@@ -240,11 +237,7 @@ async fn what_nobody_goes_on_with_is_deleted_when_its_time_is_over() {
     let (_sender, _call) = slowly(&daemon, vec![begin, chunk(0, &bytes[..10])]).await;
     comes_to(&daemon, "id", 10).await;
     let entries = fs::read_dir(daemon.state().join("uploads")).unwrap();
-    let [path] = entries
-        .map(|entry| entry.unwrap().path())
-        .collect::<Vec<_>>()
-        .try_into()
-        .unwrap();
+    let [path] = entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>().try_into().unwrap();
     // As if that had been almost a day ago.
     let record = fs::read(&path).unwrap();
     let mut record: serde_json::Value = serde_json::from_slice(&record).unwrap();
@@ -252,10 +245,7 @@ async fn what_nobody_goes_on_with_is_deleted_when_its_time_is_over() {
     record["touched"] = (touched - 24 * 3600 + 3).into();
     fs::write(&path, record.to_string()).unwrap();
     let daemon = daemon.restart().await;
-    eventually("the draft is deleted", async || {
-        drafts_in(&daemon.workspace()).is_empty()
-    })
-    .await;
+    eventually("the draft is deleted", async || drafts_in(&daemon.workspace()).is_empty()).await;
     assert_eq!(offset(&daemon, "id").await, None);
     eventually("the record is deleted", async || !path.exists()).await;
 }

@@ -54,12 +54,7 @@ async fn nothing_comes_into_a_protected_directory_through_a_link() {
             create_directories: Some(create_directories),
             ..named("link/x", b"evil", "id")
         };
-        refused(
-            &daemon,
-            vec![Part::Start(start), chunk(0, b"evil")],
-            "POLICY_DENIED",
-        )
-        .await;
+        refused(&daemon, vec![Part::Start(start), chunk(0, b"evil")], "POLICY_DENIED").await;
         assert_eq!(offset(&daemon, "id").await.unwrap_or_default(), 0);
         assert_eq!(fs::read_dir(daemon.file("hooks")).unwrap().count(), 0);
     }
@@ -74,18 +69,9 @@ async fn an_upload_that_is_done_is_not_repeated_with_another_wish() {
     let again = upload(&daemon, whole(start())).await.unwrap();
     assert_eq!(again.received_bytes, 0);
     for other in [
-        UploadStart {
-            mode: Some(WriteMode::CreateNew.into()),
-            ..start()
-        },
-        UploadStart {
-            file_mode: Some(0o600),
-            ..start()
-        },
-        UploadStart {
-            expected_sha256: Some("0".repeat(64)),
-            ..start()
-        },
+        UploadStart { mode: Some(WriteMode::CreateNew.into()), ..start() },
+        UploadStart { file_mode: Some(0o600), ..start() },
+        UploadStart { expected_sha256: Some("0".repeat(64)), ..start() },
     ] {
         let refusal = refused(&daemon, whole(other), "INVALID_PARAMS").await;
         assert!(refusal.message.contains("another id"), "{refusal:?}");
@@ -105,12 +91,7 @@ async fn a_second_call_takes_over_and_what_was_tampered_with_is_dropped() {
     comes_to(&daemon, "id", 20).await;
     drop(sender);
 
-    let draft = fs::read_dir(daemon.workspace())
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap()
-        .path();
+    let draft = fs::read_dir(daemon.workspace()).unwrap().next().unwrap().unwrap().path();
     assert_eq!(draft.metadata().unwrap().mode(), 0o100_600);
     fs::rename(&draft, daemon.file("stolen")).unwrap();
     symlink("stolen", &draft).unwrap();

@@ -16,11 +16,7 @@ use crate::support::{Refusal, Setup, eventually};
 #[tokio::test]
 async fn memory_stays_flat_whatever_the_size() {
     let full = std::env::var_os("JIG_FULL").is_some_and(|value| value == "1");
-    let (real, sparse) = if full {
-        (2 << 30, 10 << 30)
-    } else {
-        (48 * MIB, 256 * MIB)
-    };
+    let (real, sparse) = if full { (2 << 30, 10 << 30) } else { (48 * MIB, 256 * MIB) };
     let daemon = Setup::new().alone().start().await;
     let client = client(&daemon.socket()).await;
     let local = daemon.beside("local");
@@ -34,11 +30,7 @@ async fn memory_stays_flat_whatever_the_size() {
     holes.write_all_at(b"end", sparse - 3).unwrap();
     let mut sum = Sha256::new();
     (0..real / MIB).for_each(|_| sum.update(&some));
-    let sum: String = sum
-        .finalize()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let sum: String = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
 
     let before = daemon.resident_bytes();
     let start = UploadStart {
@@ -49,17 +41,11 @@ async fn memory_stays_flat_whatever_the_size() {
     };
     client.send_file(&file, start, |_| {}).await.unwrap();
     let mut back = read_and_write(&daemon.beside("back"));
-    let whole = client
-        .receive_file("real", &mut back, |_, _| {})
-        .await
-        .unwrap();
+    let whole = client.receive_file("real", &mut back, |_, _| {}).await.unwrap();
     assert_eq!((whole.sha256, whole.size_bytes), (sum, real));
     // A hole stays a hole, on both sides.
     let mut copy = read_and_write(&daemon.beside("copy"));
-    let whole = client
-        .receive_file("holes", &mut copy, |_, _| {})
-        .await
-        .unwrap();
+    let whole = client.receive_file("holes", &mut copy, |_, _| {}).await.unwrap();
     assert_eq!(whole.size_bytes, sparse);
     let start = UploadStart {
         path: "holes again".into(),
@@ -68,10 +54,7 @@ async fn memory_stays_flat_whatever_the_size() {
         ..UploadStart::default()
     };
     client.send_file(&copy, start, |_| {}).await.unwrap();
-    for data in [
-        copy.metadata().unwrap(),
-        daemon.file("holes again").metadata().unwrap(),
-    ] {
+    for data in [copy.metadata().unwrap(), daemon.file("holes again").metadata().unwrap()] {
         assert_eq!(data.len(), sparse);
         assert!(data.blocks() * 512 < 4 * MIB, "{} blocks", data.blocks());
     }
@@ -84,10 +67,7 @@ async fn a_client_that_does_not_read_or_goes_away_holds_nothing_up() {
     let daemon = Setup::new().alone().start().await;
     let large = File::create_new(daemon.file("large")).unwrap();
     large.set_len(1 << 30).unwrap();
-    let request = || DownloadRequest {
-        path: "large".into(),
-        ..DownloadRequest::default()
-    };
+    let request = || DownloadRequest { path: "large".into(), ..DownloadRequest::default() };
     let before = daemon.resident_bytes();
     let mut waiting = Vec::new();
     for _ in 0..32 {
@@ -110,18 +90,11 @@ async fn a_client_that_reads_too_late_learns_that_there_was_more() {
     let large = File::create_new(daemon.file("large")).unwrap();
     large.set_len(1 << 30).unwrap();
     let time = Duration::from_secs(1);
-    let mut request = tonic::Request::new(DownloadRequest {
-        path: "large".into(),
-        ..DownloadRequest::default()
-    });
+    let mut request =
+        tonic::Request::new(DownloadRequest { path: "large".into(), ..DownloadRequest::default() });
     request.set_timeout(time);
     let began = Instant::now();
-    let mut parts = raw(&daemon)
-        .await
-        .download(request)
-        .await
-        .unwrap()
-        .into_inner();
+    let mut parts = raw(&daemon).await.download(request).await.unwrap().into_inner();
     eventually("the deadline passes", async || began.elapsed() > time).await;
     let status = loop {
         match parts.message().await {

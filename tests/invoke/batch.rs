@@ -96,14 +96,7 @@ async fn e07_what_is_wrong_with_the_request_is_told_by_field() {
     fields.sort_unstable();
     assert_eq!(
         fields,
-        [
-            "calls[0].call_id",
-            "calls[0].name",
-            "calls[1].call_id",
-            "dialect",
-            "queue",
-            "wait_ms"
-        ]
+        ["calls[0].call_id", "calls[0].name", "calls[1].call_id", "dialect", "queue", "wait_ms"]
     );
 }
 
@@ -125,18 +118,9 @@ async fn ids_are_those_of_one_call_each() {
         told,
         [
             ("calls[0].call_id", "must have at most 120 characters"),
-            (
-                "calls[3].call_id",
-                "is that of calls[1]: each call must have an id of its own"
-            ),
-            (
-                "calls[4].call_id",
-                "is that of calls[2]: each call must have an id of its own"
-            ),
-            (
-                "calls[5].call_id",
-                "is that of calls[1]: each call must have an id of its own"
-            ),
+            ("calls[3].call_id", "is that of calls[1]: each call must have an id of its own"),
+            ("calls[4].call_id", "is that of calls[2]: each call must have an id of its own"),
+            ("calls[5].call_id", "is that of calls[1]: each call must have an id of its own"),
         ]
     );
 }
@@ -153,15 +137,10 @@ required = ["word"]
 properties.word = { type = "string", description = "The word." }
 "#;
     let daemon = Setup::new().workspace_table(tool).start().await;
-    let calls = [
-        ("a", "say_word", json!({"word": "hello"})),
-        ("b", "say_word", json!({})),
-    ];
-    for (dialect, code) in [
-        ("", "INVALID_PARAMS"),
-        ("claude", "INVALID_PARAMS"),
-        ("rauskuclaw", "VALIDATION_ERROR"),
-    ] {
+    let calls = [("a", "say_word", json!({"word": "hello"})), ("b", "say_word", json!({}))];
+    for (dialect, code) in
+        [("", "INVALID_PARAMS"), ("claude", "INVALID_PARAMS"), ("rauskuclaw", "VALIDATION_ERROR")]
+    {
         let response = batch(&daemon, of(dialect, &calls)).await;
         let [said, refused] = &response.results[..] else {
             panic!("{response:?}");
@@ -170,10 +149,8 @@ properties.word = { type = "string", description = "The word." }
         assert_eq!((said.ok, &output["stdout"]), (true, &"hello\n".into()));
         assert_eq!(refused.error.as_ref().unwrap().code, code, "{dialect}");
         // What is no tool of the vocabulary has no name in it.
-        let request = InvokeBatchRequest {
-            mode: Some(BatchMode::Async.into()),
-            ..of(dialect, &calls[..1])
-        };
+        let request =
+            InvokeBatchRequest { mode: Some(BatchMode::Async.into()), ..of(dialect, &calls[..1]) };
         let response = batch(&daemon, request).await;
         assert_eq!(response.results[0].job_type, "say_word", "{dialect}");
     }
@@ -184,21 +161,14 @@ properties.word = { type = "string", description = "The word." }
 async fn a_text_stays_a_text() {
     let daemon = Setup::new().workspace_file("a.txt", "x").start().await;
     for (format, path, place, expected) in [
-        (
-            ToolFormat::Gemini,
-            "a.txt",
-            "/0/functionResponse/response/output",
-            Some("x"),
-        ),
+        (ToolFormat::Gemini, "a.txt", "/0/functionResponse/response/output", Some("x")),
         (ToolFormat::Mcp, "a.txt", "/0/content/0/text", Some("x")),
         (ToolFormat::Mcp, "a.txt", "/0/structuredContent", None),
         (ToolFormat::Mcp, "none", "/0/structuredContent", None),
     ] {
         let call = ("a", "read_file", json!({"file_path": path}));
-        let request = InvokeBatchRequest {
-            result_format: Some(format.into()),
-            ..of("dracode", &[call])
-        };
+        let request =
+            InvokeBatchRequest { result_format: Some(format.into()), ..of("dracode", &[call]) };
         let response = batch(&daemon, request).await;
         let messages: Value = serde_json::from_str(&response.messages_json).unwrap();
         let told = messages.pointer(place).and_then(Value::as_str);
@@ -212,26 +182,15 @@ async fn e06_a_key_that_may_only_look_does_not_invoke() {
     let reads = keys.add("reads", "read", &[]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
-    let request = of(
-        "rauskuclaw",
-        &[("a", "data_file_read", json!({"path": "x"}))],
-    );
-    let refusal = try_batch(&daemon, with_key(&reads, request))
-        .await
-        .unwrap_err();
+    let request = of("rauskuclaw", &[("a", "data_file_read", json!({"path": "x"}))]);
+    let refusal = try_batch(&daemon, with_key(&reads, request)).await.unwrap_err();
     assert_eq!(refusal.reason, "FORBIDDEN");
 }
 
 #[tokio::test]
 async fn e08_a_long_output_is_told_of_by_its_beginning() {
-    let daemon = Setup::new()
-        .workspace_file("long.txt", &"é\n".repeat(20_000))
-        .start()
-        .await;
-    let request = of(
-        "rauskuclaw",
-        &[("a", "data_file_read", json!({"path": "long.txt"}))],
-    );
+    let daemon = Setup::new().workspace_file("long.txt", &"é\n".repeat(20_000)).start().await;
+    let request = of("rauskuclaw", &[("a", "data_file_read", json!({"path": "long.txt"}))]);
     let response = batch(&daemon, request).await;
     let output = json_of(response.results[0].output.as_ref().unwrap());
     assert_eq!(output["truncated"], true);
@@ -251,27 +210,15 @@ async fn a_batch_takes_as_long_as_its_slowest_call() {
     for number in 0..20 {
         calls.push(match number {
             2 | 5 | 8 | 11 | 14 => ("read_file", json!({"path": "missing"})),
-            3 | 9 | 15 => (
-                "run",
-                json!({"command": "until [ -e go ]; do sleep 0.05; done"}),
-            ),
+            3 | 9 | 15 => ("run", json!({"command": "until [ -e go ]; do sleep 0.05; done"})),
             6 | 12 => ("unknown", json!({})),
-            _ => (
-                "run",
-                json!({"command": format!("sleep 0.5; echo {number}")}),
-            ),
+            _ => ("run", json!({"command": format!("sleep 0.5; echo {number}")})),
         });
     }
     let ids: Vec<_> = (0..20).map(|number| format!("call-{number}")).collect();
-    let calls: Vec<_> = ids
-        .iter()
-        .zip(calls)
-        .map(|(id, (name, params))| (id.as_str(), name, params))
-        .collect();
-    let request = InvokeBatchRequest {
-        wait_ms: Some(4000),
-        ..of("", &calls)
-    };
+    let calls: Vec<_> =
+        ids.iter().zip(calls).map(|(id, (name, params))| (id.as_str(), name, params)).collect();
+    let request = InvokeBatchRequest { wait_ms: Some(4000), ..of("", &calls) };
     let begun = Instant::now();
     let response = batch(&daemon, request).await;
     let took = begun.elapsed();
@@ -304,10 +251,7 @@ async fn a_batch_takes_as_long_as_its_slowest_call() {
 
 #[tokio::test]
 async fn b07_results_go_back_as_each_vendor_wants_them() {
-    let daemon = Setup::new()
-        .workspace_file("Program.cs", "using System;")
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_file("Program.cs", "using System;").start().await;
     let id = "toolu_01A2B3C4D5E6F7";
     for (format, path, expected) in [
         (
@@ -353,8 +297,5 @@ async fn a_batch_that_is_repeated_is_made_once() {
     assert_eq!(batch(&daemon, made()).await, first);
     let daemon = daemon.restart().await;
     assert_eq!(batch(&daemon, made()).await, first);
-    assert_eq!(
-        std::fs::read_to_string(daemon.file("a.txt")).unwrap(),
-        "x\nx\n"
-    );
+    assert_eq!(std::fs::read_to_string(daemon.file("a.txt")).unwrap(), "x\nx\n");
 }

@@ -20,14 +20,7 @@ async fn e03_what_is_not_waited_for_is_a_job() {
     let daemon = Setup::new().workspace_file("README.md", "x").start().await;
     let request = InvokeBatchRequest {
         mode: Some(BatchMode::Async.into()),
-        ..of(
-            "rauskuclaw",
-            &[(
-                "call-abc-123",
-                "data_file_read",
-                json!({"path": "README.md"}),
-            )],
-        )
+        ..of("rauskuclaw", &[("call-abc-123", "data_file_read", json!({"path": "README.md"}))])
     };
     let response = batch(&daemon, request).await;
     let result = &response.results[0];
@@ -41,23 +34,11 @@ async fn e03_what_is_not_waited_for_is_a_job() {
             "job_type": "data.file_read",
         })
     );
-    assert_eq!(
-        (
-            response.tool_messages.len(),
-            response.messages_json.as_str()
-        ),
-        (0, "[]")
-    );
+    assert_eq!((response.tool_messages.len(), response.messages_json.as_str()), (0, "[]"));
     let job = Jobs::of(&daemon).wait(&result.job_id).await;
-    assert_eq!(
-        (job.tool.as_str(), job.dialect.as_str()),
-        ("data_file_read", "rauskuclaw")
-    );
+    assert_eq!((job.tool.as_str(), job.dialect.as_str()), ("data_file_read", "rauskuclaw"));
     let result = job.result.unwrap();
-    assert_eq!(
-        json_of(&result.data.unwrap()),
-        json!({"path": "README.md", "content_text": "x"})
-    );
+    assert_eq!(json_of(&result.data.unwrap()), json!({"path": "README.md", "content_text": "x"}));
 }
 
 #[tokio::test]
@@ -94,10 +75,7 @@ async fn e04_what_does_not_end_in_time_goes_on_as_a_job() {
     std::fs::write(daemon.file("go"), "").unwrap();
     let job = Jobs::of(&daemon).wait(&result.job_id).await;
     assert_eq!(job.state(), JobState::Succeeded, "{job:?}");
-    assert_eq!(
-        json_of(&job.result.unwrap().data.unwrap())["stdout"],
-        "done\n"
-    );
+    assert_eq!(json_of(&job.result.unwrap().data.unwrap())["stdout"], "done\n");
 }
 
 #[tokio::test]
@@ -122,13 +100,8 @@ async fn e04_what_is_cancelled_meanwhile_says_so() {
         jobs.cancel(&job.job_id).await;
     }
     let response = made.await.unwrap().unwrap().into_inner();
-    let [begun, queued] = &response.results[..] else {
-        panic!("{response:?}")
-    };
-    assert_eq!(
-        json_of(begun.output.as_ref().unwrap())["outcome"],
-        "OUTCOME_CANCELLED"
-    );
+    let [begun, queued] = &response.results[..] else { panic!("{response:?}") };
+    assert_eq!(json_of(begun.output.as_ref().unwrap())["outcome"], "OUTCOME_CANCELLED");
     let error = queued.error.as_ref().unwrap();
     assert_eq!((queued.ok, queued.pending), (false, false));
     assert_eq!(error.code, "CANCELLED", "{error:?}");
@@ -152,18 +125,11 @@ async fn a_job_that_a_call_has_begun_is_named() {
 #[tokio::test]
 async fn c09_a_task_is_a_job() {
     let daemon = Daemon::start().await;
-    let request = super::call(
-        "claude",
-        "Task",
-        json!({"command": "echo begun; sleep 1000; true"}),
-    );
+    let request = super::call("claude", "Task", json!({"command": "echo begun; sleep 1000; true"}));
     let response = super::invoke(&daemon, request).await;
     let id = response.job_id.clone();
     assert!(response.pending, "{response:?}");
-    assert_eq!(
-        json_of(&response.data.unwrap()),
-        json!({"success": true, "taskId": id})
-    );
+    assert_eq!(json_of(&response.data.unwrap()), json!({"success": true, "taskId": id}));
     let mut jobs = Jobs::of(&daemon);
     crate::support::eventually("it runs", async || {
         jobs.get(&id).await.state() == JobState::Running

@@ -19,10 +19,8 @@ async fn d1_each_tool_says_its_risk_and_whether_somebody_is_asked() {
         .workspace_table("[policy]\ndangerous = 'ask'\n[fetch]\nhosts = ['a.test']")
         .start()
         .await;
-    let request = ListToolsRequest {
-        dialect: "cli_agent".to_owned(),
-        ..ListToolsRequest::default()
-    };
+    let request =
+        ListToolsRequest { dialect: "cli_agent".to_owned(), ..ListToolsRequest::default() };
     let mut client = CatalogServiceClient::new(daemon.channel());
     let listed = client.list_tools(request).await.unwrap().into_inner();
     let tools: Vec<serde_json::Value> = serde_json::from_str(&listed.tools_json).unwrap();
@@ -58,9 +56,7 @@ async fn d13_who_is_asked_sees_the_call_as_the_agent_made_it() {
     let made = tokio::spawn(async move {
         let mut client = jig::api::v1::invoke_service_client::InvokeServiceClient::new(channel);
         let params = json!({"path": "hello.py", "content": "print('hello world')"});
-        client
-            .invoke(call("cli_agent", "create_file", params))
-            .await
+        client.invoke(call("cli_agent", "create_file", params)).await
     });
     let approval = wait_for_one(&daemon).await;
     assert_eq!(
@@ -82,23 +78,15 @@ async fn d13_who_is_asked_sees_the_call_as_the_agent_made_it() {
         ..CreateRuleRequest::default()
     };
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
-    let rule = approvals
-        .create_rule(rule)
-        .await
-        .unwrap()
-        .into_inner()
-        .rule
-        .unwrap();
+    let rule = approvals.create_rule(rule).await.unwrap().into_inner().rule.unwrap();
     let response = made.await.unwrap().unwrap().into_inner();
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
     let params = json!({"path": "b.py", "content": "2"});
     let response = invoke(&daemon, call("cli_agent", "create_file", params)).await;
     assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
     let started = records(&daemon, "default");
-    let started: Vec<_> = started
-        .iter()
-        .filter(|record| record["event"] == "tool_call_started")
-        .collect();
+    let started: Vec<_> =
+        started.iter().filter(|record| record["event"] == "tool_call_started").collect();
     for record in &started {
         assert_eq!(record["allowed_by"], format!("rule {}", rule.rule_id));
         assert_eq!(
@@ -130,43 +118,19 @@ tool = "run_in_terminal"
 pattern = '"timeout_seconds":77}$'
 action = "deny"
 "#;
-    let daemon = Setup::new()
-        .workspace_table(table)
-        .workspace_file(".env", "KEY=1")
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_table(table).workspace_file(".env", "KEY=1").start().await;
     for (dialect, tool, params, denied) in [
         ("claude", "Read", json!({"path": ".env"}), true),
         // However it is written.
         ("claude", "Read", json!({"path": "./.env"}), true),
         ("claude", "Read", json!({"path": "/workspace//.env"}), true),
         ("claude", "Read", json!({"path": "a/../.env"}), true),
-        (
-            "cli_agent",
-            "run_in_terminal",
-            json!({"command": "true", "timeout_seconds": 77.0}),
-            true,
-        ),
-        (
-            "cli_agent",
-            "run_in_terminal",
-            json!({"command": "true", "timeout_seconds": "77"}),
-            true,
-        ),
-        (
-            "cli_agent",
-            "run_in_terminal",
-            json!({"command": "true", "timeout_seconds": 78}),
-            false,
-        ),
+        ("cli_agent", "run_in_terminal", json!({"command": "true", "timeout_seconds": 77.0}), true),
+        ("cli_agent", "run_in_terminal", json!({"command": "true", "timeout_seconds": "77"}), true),
+        ("cli_agent", "run_in_terminal", json!({"command": "true", "timeout_seconds": 78}), false),
         ("dracode", "read_file", json!({"file_path": ".env"}), false),
         ("claude", "Bash", json!({"command": "rm -rf ."}), true),
-        (
-            "cli_agent",
-            "run_in_terminal",
-            json!({"command": "rm -rf ."}),
-            true,
-        ),
+        ("cli_agent", "run_in_terminal", json!({"command": "rm -rf ."}), true),
         ("claude", "Bash", json!({"command": "true"}), false),
     ] {
         let response = invoke(&daemon, call(dialect, tool, params)).await;

@@ -64,9 +64,7 @@ pub(crate) fn json_of(structure: &Struct) -> Value {
         }
     }
     let fields = structure.fields.iter();
-    let fields: Map<_, _> = fields
-        .map(|(name, wrapped)| (name.clone(), value(wrapped)))
-        .collect();
+    let fields: Map<_, _> = fields.map(|(name, wrapped)| (name.clone(), value(wrapped))).collect();
     fields.into()
 }
 
@@ -84,19 +82,14 @@ async fn names(daemon: &Daemon, key: &str, dialect: &str) -> Vec<String> {
     };
     let listed = listed.unwrap().into_inner();
     let tools: Vec<Value> = serde_json::from_str(&listed.tools_json).unwrap();
-    let written = tools
-        .iter()
-        .map(|tool| tool["function"]["name"].as_str().unwrap());
+    let written = tools.iter().map(|tool| tool["function"]["name"].as_str().unwrap());
     assert!(written.eq(listed.names.iter()));
     listed.names
 }
 
 #[tokio::test]
 async fn a_tool_of_the_contract_answers_by_the_names_of_its_fields() {
-    let daemon = Setup::new()
-        .workspace_file("a.txt", "one\ntwo\n")
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_file("a.txt", "one\ntwo\n").start().await;
     // Numbers may be texts, and parameters a message.
     for request in [
         call("", "read_file", json!({"path": "a.txt", "start_line": "2"})),
@@ -113,21 +106,12 @@ async fn a_tool_of_the_contract_answers_by_the_names_of_its_fields() {
             ..call("", "read_file", Value::Null)
         },
     ] {
-        let request = InvokeRequest {
-            request_id: "one".to_owned(),
-            ..request
-        };
+        let request = InvokeRequest { request_id: "one".to_owned(), ..request };
         let response = invoke(&daemon, request).await;
         assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
-        assert_eq!(
-            (response.request_id.as_str(), response.tool.as_str()),
-            ("one", "read_file")
-        );
+        assert_eq!((response.request_id.as_str(), response.tool.as_str()), ("one", "read_file"));
         let data = json_of(response.data.as_ref().unwrap());
-        assert_eq!(
-            (&data["content"], &data["total_lines"]),
-            (&json!("two\n"), &json!(2))
-        );
+        assert_eq!((&data["content"], &data["total_lines"]), (&json!("two\n"), &json!(2)));
         // Models are shown what they need of it.
         let text: Value = serde_json::from_str(&response.text).unwrap();
         for (name, value) in text.as_object().unwrap() {
@@ -138,11 +122,7 @@ async fn a_tool_of_the_contract_answers_by_the_names_of_its_fields() {
         assert!((started.seconds, started.nanos) <= (ended.seconds, ended.nanos));
         assert!(response.error.is_none() && response.duration_sec < 10.0);
     }
-    let response = invoke(
-        &daemon,
-        call("", "run", json!({"command": "echo x; exit 3"})),
-    )
-    .await;
+    let response = invoke(&daemon, call("", "run", json!({"command": "echo x; exit 3"}))).await;
     assert_eq!(response.status(), InvokeStatus::Success);
     assert_eq!(response.exit_code, Some(3));
     assert_eq!(response.error.unwrap().error_type, "abnormal_exit");
@@ -169,12 +149,7 @@ async fn what_is_wrong_with_a_call_is_in_its_answer() {
             "invalid_params",
             "env",
         ),
-        (
-            "search",
-            json!({"query": "(", "is_regex": true}),
-            "invalid_regex",
-            "unclosed",
-        ),
+        ("search", json!({"query": "(", "is_regex": true}), "invalid_regex", "unclosed"),
     ] {
         let response = invoke(&daemon, call("", tool, params)).await;
         assert_eq!(response.status(), InvokeStatus::Error, "{response:?}");
@@ -185,10 +160,8 @@ async fn what_is_wrong_with_a_call_is_in_its_answer() {
         assert_eq!(response.text, error.message);
         assert!(response.data.is_none() && response.started_at.is_some());
     }
-    let no_json = InvokeRequest {
-        params_json: "{".to_owned(),
-        ..call("", "read_file", Value::Null)
-    };
+    let no_json =
+        InvokeRequest { params_json: "{".to_owned(), ..call("", "read_file", Value::Null) };
     let response = invoke(&daemon, no_json).await;
     assert_eq!(response.error.unwrap().error_type, "invalid_params");
 }
@@ -196,51 +169,33 @@ async fn what_is_wrong_with_a_call_is_in_its_answer() {
 #[tokio::test]
 async fn what_is_wrong_with_the_envelope_is_an_error_of_the_rpc() {
     let daemon = Daemon::start().await;
-    let both = InvokeRequest {
-        params: Some(Struct::default()),
-        ..call("", "run", json!({}))
-    };
+    let both = InvokeRequest { params: Some(Struct::default()), ..call("", "run", json!({})) };
     let refusal = try_invoke(&daemon, both).await.unwrap_err();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
     assert_eq!(refusal.fields(), ["params", "params_json"]);
-    let long = InvokeRequest {
-        request_id: "é".repeat(121),
-        ..call("zulu", "", json!({}))
-    };
+    let long = InvokeRequest { request_id: "é".repeat(121), ..call("zulu", "", json!({})) };
     let refusal = try_invoke(&daemon, long).await.unwrap_err();
     let mut fields = refusal.fields();
     fields.sort_unstable();
     assert_eq!(fields, ["dialect", "request_id", "tool"]);
     assert!(refusal.message.contains("agentbench"), "{refusal:?}");
-    let elsewhere = with(
-        "jig-workspace",
-        "elsewhere",
-        call("", "run", json!({"command": "true"})),
-    );
+    let elsewhere = with("jig-workspace", "elsewhere", call("", "run", json!({"command": "true"})));
     let refusal = try_invoke(&daemon, elsewhere).await.unwrap_err();
     assert_eq!(refusal.reason, "UNKNOWN_WORKSPACE");
     let mut late = tonic::Request::new(call("", "run", json!({"command": "sleep 100"})));
     late.set_timeout(std::time::Duration::from_millis(300));
-    let late = InvokeServiceClient::new(daemon.channel())
-        .invoke(late)
-        .await;
+    let late = InvokeServiceClient::new(daemon.channel()).invoke(late).await;
     // The client looks at the clock, too.
     let code = late.unwrap_err().code();
-    assert!(
-        [Code::DeadlineExceeded, Code::Cancelled].contains(&code),
-        "{code}"
-    );
+    assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&code), "{code}");
 }
 
 #[tokio::test]
 async fn who_may_not_use_a_tool_does_not_see_it() {
     let keys = KeyFile::new();
     let reads = keys.add("reads", "read", &[]);
-    let files = keys.add(
-        "files",
-        "invoke",
-        &["--for-tool", "read_file", "--for-tool", "list_files"],
-    );
+    let files =
+        keys.add("files", "invoke", &["--for-tool", "read_file", "--for-tool", "list_files"]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new()
         .arguments(&["--keys", &path])
@@ -251,37 +206,18 @@ async fn who_may_not_use_a_tool_does_not_see_it() {
     let seen = names(&daemon, &reads, "").await;
     assert!(seen.contains(&"run".to_owned()) && !seen.contains(&"delete_path".to_owned()));
     let seen = names(&daemon, &reads, "claude").await;
-    assert!(
-        seen.contains(&"Task".to_owned()) && !seen.contains(&"Bash".to_owned()),
-        "{seen:?}"
-    );
-    assert_eq!(
-        names(&daemon, &files, "").await,
-        ["list_files", "read_file"]
-    );
+    assert!(seen.contains(&"Task".to_owned()) && !seen.contains(&"Bash".to_owned()), "{seen:?}");
+    assert_eq!(names(&daemon, &files, "").await, ["list_files", "read_file"]);
     assert_eq!(names(&daemon, &files, "claude").await, ["Read", "Glob"]);
-    assert_eq!(
-        names(&daemon, &files, "rauskuclaw").await,
-        ["data_file_read", "tools_file_search"]
-    );
+    assert_eq!(names(&daemon, &files, "rauskuclaw").await, ["data_file_read", "tools_file_search"]);
 
-    let refusal = try_invoke(
-        &daemon,
-        with_key(&reads, call("", "stat", json!({"path": "."}))),
-    )
-    .await;
+    let refusal =
+        try_invoke(&daemon, with_key(&reads, call("", "stat", json!({"path": "."})))).await;
     assert_eq!(refusal.unwrap_err().reason, "FORBIDDEN");
-    let refusal = try_invoke(
-        &daemon,
-        with_key(&files, call("claude", "Write", json!({}))),
-    )
-    .await;
+    let refusal = try_invoke(&daemon, with_key(&files, call("claude", "Write", json!({})))).await;
     assert_eq!(refusal.unwrap_err().reason, "FORBIDDEN");
     let response = invoke(&daemon, with_key(&files, call("claude", "Nope", json!({})))).await;
     let error = response.error.unwrap();
     assert_eq!(error.error_type, "unknown_tool");
-    assert!(
-        error.message.contains("Read, Glob") && !error.message.contains("Bash"),
-        "{error:?}"
-    );
+    assert!(error.message.contains("Read, Glob") && !error.message.contains("Bash"), "{error:?}");
 }

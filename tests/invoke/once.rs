@@ -21,10 +21,8 @@ async fn what_is_repeated_is_done_once_and_answered_alike() {
     let daemon = Daemon::start().await;
     for (dialect, tool) in [("", "run"), ("claude", "Bash"), ("agentbench", "run")] {
         let id = format!("{dialect}-{tool}");
-        let made = || InvokeRequest {
-            request_id: "same".to_owned(),
-            ..call(dialect, tool, append())
-        };
+        let made =
+            || InvokeRequest { request_id: "same".to_owned(), ..call(dialect, tool, append()) };
         let before = std::fs::read_to_string(daemon.file("a.txt")).unwrap_or_default();
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..8 {
@@ -45,17 +43,11 @@ async fn what_is_repeated_is_done_once_and_answered_alike() {
         &daemon,
         identified(
             "claude-Bash",
-            InvokeRequest {
-                request_id: "same".to_owned(),
-                ..call("claude", "Bash", append())
-            },
+            InvokeRequest { request_id: "same".to_owned(), ..call("claude", "Bash", append()) },
         ),
     );
     assert_eq!(json_of(&again.await.data.unwrap())["stdout"], "x\nx\n");
-    let other = try_invoke(
-        &daemon,
-        identified("claude-Bash", call("claude", "Bash", append())),
-    );
+    let other = try_invoke(&daemon, identified("claude-Bash", call("claude", "Bash", append())));
     assert_eq!(other.await.unwrap_err().reason, "REQUEST_ID_REUSED");
 }
 
@@ -68,30 +60,14 @@ async fn what_was_not_begun_may_be_tried_again_and_what_failed_is_told_again() {
         let response = invoke(&daemon, wrong()).await;
         assert_eq!(response.error.unwrap().error_type, "invalid_params");
     }
-    let made = || {
-        identified(
-            "b",
-            call(
-                "cli_agent",
-                "create_file",
-                json!({"path": "b", "content": "x"}),
-            ),
-        )
-    };
+    let made =
+        || identified("b", call("cli_agent", "create_file", json!({"path": "b", "content": "x"})));
     let first = invoke(&daemon, made()).await;
     assert_eq!(first.status(), InvokeStatus::Success, "{first:?}");
     // Not that it is there already.
     assert_eq!(invoke(&daemon, made()).await, first);
-    let failed = || {
-        identified(
-            "c",
-            call(
-                "cli_agent",
-                "create_file",
-                json!({"path": "b", "content": "x"}),
-            ),
-        )
-    };
+    let failed =
+        || identified("c", call("cli_agent", "create_file", json!({"path": "b", "content": "x"})));
     let first = invoke(&daemon, failed()).await;
     assert_eq!(first.error.as_ref().unwrap().error_type, "file_exists");
     std::fs::remove_file(daemon.file("b")).unwrap();
@@ -140,10 +116,7 @@ async fn what_died_with_the_daemon_is_lost_and_not_repeated() {
         let [run, agentbench, claude] = calls.each_ref().map(|made| made());
         let lost = invoke(&daemon, run).await;
         assert_eq!(lost.outcome(), Outcome::DaemonLost, "{lost:?}");
-        assert_eq!(
-            (lost.status(), lost.exit_code),
-            (InvokeStatus::Success, None)
-        );
+        assert_eq!((lost.status(), lost.exit_code), (InvokeStatus::Success, None));
         for made in [agentbench, claude] {
             let lost = invoke(&daemon, made).await;
             assert_eq!(lost.error.unwrap().error_type, "daemon_lost");

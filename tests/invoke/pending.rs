@@ -22,11 +22,7 @@ async fn a_pending_call_is_waited_for_in_every_vocabulary() {
         let told: Value = serde_json::from_str(&pending.messages_json).unwrap();
         let told = told[0]["content"].as_str().unwrap();
         let knows_tool = ["", "openai", "anthropic"].contains(&dialect);
-        assert_eq!(
-            told.contains("call wait_job"),
-            knows_tool,
-            "{dialect}: {told}"
-        );
+        assert_eq!(told.contains("call wait_job"), knows_tool, "{dialect}: {told}");
         let (_, told) = told.split_once("goes on as job ").unwrap();
         let job = told.split_once(':').unwrap().0;
         // One that is waited for in vain is pending, as long as its caller waits.
@@ -53,11 +49,7 @@ async fn a_pending_call_is_waited_for_in_every_vocabulary() {
         assert!(is_answered, "{dialect}: {told}");
         // Its words are not those of another vocabulary.
         if !["", "openai", "anthropic"].contains(&dialect) {
-            let other = if dialect == "claude" {
-                "dracode"
-            } else {
-                "claude"
-            };
+            let other = if dialect == "claude" { "dracode" } else { "claude" };
             let wait = json!({ "job_id": job });
             let refused = invoke(&daemon, call(other, "wait_job", wait)).await;
             let error = refused.error.unwrap();
@@ -71,11 +63,7 @@ async fn a_pending_call_is_waited_for_in_every_vocabulary() {
 async fn a_job_is_waited_for_by_who_may_see_it() {
     let keys = KeyFile::new();
     let all = keys.add("all", "invoke", &[]);
-    let waits = keys.add(
-        "waits",
-        "invoke",
-        &["--for-tool", "wait_job", "--for-tool", "stat"],
-    );
+    let waits = keys.add("waits", "invoke", &["--for-tool", "wait_job", "--for-tool", "stat"]);
     let runs = keys.add("runs", "invoke", &["--for-tool", "run"]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
@@ -104,8 +92,5 @@ async fn a_job_is_waited_for_by_who_may_see_it() {
     let told = batch(&daemon, with_key(&all, request)).await;
     let failed = invoke(&daemon, with_key(&all, wait(&told.results[0].job_id))).await;
     let data = json_of(&failed.data.unwrap());
-    assert_eq!(
-        (&data["ok"], &data["error_type"]),
-        (&false.into(), &"file_not_found".into())
-    );
+    assert_eq!((&data["ok"], &data["error_type"]), (&false.into(), &"file_not_found".into()));
 }

@@ -25,21 +25,9 @@ pub(super) const RUN: [Vocabulary; 8] = [
         |command| json!({"command": "sh", "arguments": format!("-c \"{command}\"")}),
     ),
     ("claude", "Bash", |command| json!({ "command": command })),
-    (
-        "cli_agent",
-        "run_in_terminal",
-        |command| json!({ "command": command }),
-    ),
-    (
-        "rauskuclaw",
-        "tool_exec",
-        |command| json!({ "command": command }),
-    ),
-    (
-        "openai",
-        "shell",
-        |command| json!({ "commands": [command] }),
-    ),
+    ("cli_agent", "run_in_terminal", |command| json!({ "command": command })),
+    ("rauskuclaw", "tool_exec", |command| json!({ "command": command })),
+    ("openai", "shell", |command| json!({ "commands": [command] })),
     ("anthropic", "bash", |command| json!({ "command": command })),
 ];
 
@@ -67,9 +55,7 @@ async fn read(daemon: &Daemon, dialect: &str, tool: &str, path: &str) -> String 
         "dracode" => return response.text,
         "anthropic" => {
             let lines = response.text.split_inclusive('\n');
-            return lines
-                .map(|line| line.split_once('\t').unwrap().1)
-                .collect::<String>();
+            return lines.map(|line| line.split_once('\t').unwrap().1).collect::<String>();
         }
         "cli_agent" => "output",
         "rauskuclaw" => "content_text",
@@ -96,10 +82,7 @@ async fn read_all(daemon: &Daemon, dialect: &str, tool: &str, path: &str) -> Str
             return all + &part;
         };
         all.push_str(content);
-        next.trim_end()
-            .strip_suffix(']')
-            .unwrap()
-            .clone_into(&mut path);
+        next.trim_end().strip_suffix(']').unwrap().clone_into(&mut path);
     }
 }
 
@@ -108,9 +91,7 @@ async fn a_model_that_follows_the_text_gets_all_that_a_command_wrote() {
     let daemon = Daemon::start().await;
     // Many lines, more lines than a message holds, and one line that is longer than a part.
     follow_the_text(&daemon, WRITE, &written()).await;
-    let lines: String = (1..=250_000)
-        .map(|number| format!("{number:09}\n"))
-        .collect();
+    let lines: String = (1..=250_000).map(|number| format!("{number:09}\n")).collect();
     follow_the_text(&daemon, "seq -f %09g 1 250000", &lines).await;
     follow_the_text(&daemon, "printf %01500000d 0", &"0".repeat(1_500_000)).await;
 }
@@ -122,10 +103,7 @@ async fn follow_the_text(daemon: &Daemon, command: &str, written: &str) {
             // Its document has nothing but the path.
             "agentbench" => {
                 let data: Value = serde_json::from_str(&response.text).unwrap();
-                (
-                    data["stdout_path"].as_str().unwrap().to_owned(),
-                    "read_file",
-                )
+                (data["stdout_path"].as_str().unwrap().to_owned(), "read_file")
             }
             _ => {
                 assert!(response.text.len() < 120_000, "{dialect}");
@@ -189,31 +167,11 @@ async fn what_a_command_wrote_can_be_searched() {
     for (dialect, tool, params) in [
         ("", "search", json!({"query": "05049", "path": stdout})),
         ("", "search", json!({"query": "05049", "globs": [stdout]})),
-        (
-            "agentbench",
-            "search",
-            json!({"query": "05049", "glob": stdout}),
-        ),
-        (
-            "dracode",
-            "search_code",
-            json!({"query": "05049", "pattern": stdout}),
-        ),
-        (
-            "dracode",
-            "search_code",
-            json!({"query": "05049", "directory": stdout}),
-        ),
-        (
-            "claude",
-            "Grep",
-            json!({"pattern": "05049", "path": stdout}),
-        ),
-        (
-            "cli_agent",
-            "grep_search",
-            json!({"pattern": "05049", "file_pattern": stdout}),
-        ),
+        ("agentbench", "search", json!({"query": "05049", "glob": stdout})),
+        ("dracode", "search_code", json!({"query": "05049", "pattern": stdout})),
+        ("dracode", "search_code", json!({"query": "05049", "directory": stdout})),
+        ("claude", "Grep", json!({"pattern": "05049", "path": stdout})),
+        ("cli_agent", "grep_search", json!({"pattern": "05049", "file_pattern": stdout})),
     ] {
         let found = invoke(&daemon, call(dialect, tool, params)).await;
         assert!(found.text.contains("5049"), "{dialect}: {}", found.text);
@@ -223,11 +181,7 @@ async fn what_a_command_wrote_can_be_searched() {
     std::fs::write(daemon.file("bytes"), b"a\xff").unwrap();
     let params = json!({"path": "bytes"});
     let refused = invoke(&daemon, call("openai", "read_file", params)).await;
-    assert!(
-        refused.text.contains("set encoding to ENCODING_BASE64"),
-        "{}",
-        refused.text
-    );
+    assert!(refused.text.contains("set encoding to ENCODING_BASE64"), "{}", refused.text);
     // Bytes that are not UTF-8 are shown as in the answer of the command.
     assert_eq!(read(&daemon, "", "read_file", &stderr).await, "a\u{fffd}b");
     let params = json!({"path": stderr, "encoding": "ENCODING_BASE64"});
@@ -284,11 +238,7 @@ async fn a_file_of_the_workspace_comes_before_an_artifact_of_its_name() {
 async fn a_key_reads_what_its_tools_have_left() {
     let keys = KeyFile::new();
     let all = keys.add("all", "invoke", &[]);
-    let reads = keys.add(
-        "reads",
-        "invoke",
-        &["--for-tool", "read_file", "--for-tool", "search"],
-    );
+    let reads = keys.add("reads", "invoke", &["--for-tool", "read_file", "--for-tool", "search"]);
     let runs = keys.add("runs", "invoke", &["--for-tool", "run"]);
     let path = keys.path().display().to_string();
     let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
@@ -317,11 +267,7 @@ async fn a_key_reads_what_its_tools_have_left() {
 async fn models_are_shown_what_they_need() {
     let daemon = Setup::new().workspace_file("a.txt", "x\n").start().await;
     for (tool, params, text) in [
-        (
-            "run",
-            json!({"command": "echo hi"}),
-            r#"{"exit_code":0,"stdout":"hi\n"}"#,
-        ),
+        ("run", json!({"command": "echo hi"}), r#"{"exit_code":0,"stdout":"hi\n"}"#),
         (
             "read_file",
             json!({"path": "a.txt"}),
@@ -355,10 +301,7 @@ async fn a_long_result_of_a_batch_keeps_its_head_and_its_tail() {
         let output = json_of(result.output.as_ref().unwrap());
         for data in [&shown, &whole["result"], &output] {
             assert!(data.to_string().len() <= (640 << 10) / 3);
-            assert_eq!(
-                (&data["exit_code"], &data["truncated"]),
-                (&0.into(), &true.into())
-            );
+            assert_eq!((&data["exit_code"], &data["truncated"]), (&0.into(), &true.into()));
             let stdout = data["stdout"].as_str().unwrap();
             assert!(stdout.starts_with("0000") && stdout.ends_with("5050\n"));
             let (_, rest) = stdout.split_once("what the command wrote is in ").unwrap();
@@ -386,22 +329,10 @@ async fn tools_are_listed_by_their_names() {
         listed.map(|listed| listed.into_inner().names)
     };
     for (dialect, names, listed) in [
-        (
-            "",
-            &["run", "read_file", "run"][..],
-            &["read_file", "run"][..],
-        ),
+        ("", &["run", "read_file", "run"][..], &["read_file", "run"][..]),
         ("claude", &["Read", "wait_job"], &["Read", "wait_job"]),
-        (
-            "openai",
-            &[],
-            &["shell", "apply_patch", "read_file", "wait_job"],
-        ),
-        (
-            "anthropic",
-            &[],
-            &["bash", "str_replace_based_edit_tool", "wait_job"],
-        ),
+        ("openai", &[], &["shell", "apply_patch", "read_file", "wait_job"]),
+        ("anthropic", &[], &["bash", "str_replace_based_edit_tool", "wait_job"]),
     ] {
         assert_eq!(list(dialect, names).await.unwrap(), listed, "{dialect}");
     }

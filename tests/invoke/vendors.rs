@@ -17,12 +17,7 @@ fn content(daemon: &Daemon, name: &str) -> String {
 }
 
 fn data(response: &InvokeResponse) -> Value {
-    json_of(
-        response
-            .data
-            .as_ref()
-            .unwrap_or_else(|| panic!("{response:?}")),
-    )
+    json_of(response.data.as_ref().unwrap_or_else(|| panic!("{response:?}")))
 }
 
 #[tokio::test]
@@ -42,12 +37,9 @@ async fn openai_shell_answers_as_a_shell_call_output() {
             ],
         })
     );
-    for params in [
-        json!({}),
-        json!({"commands": []}),
-        json!({"commands": "ls"}),
-        json!({"commands": [1]}),
-    ] {
+    for params in
+        [json!({}), json!({"commands": []}), json!({"commands": "ls"}), json!({"commands": [1]})]
+    {
         let response = invoke(&daemon, call("openai", "shell", params)).await;
         assert_eq!(response.error.unwrap().error_type, "invalid_params");
     }
@@ -67,27 +59,12 @@ async fn openai_apply_patch_takes_one_operation() {
             "app.py",
             Some("def hello():\n    return 1\n\ndef bye():\n    return 2\n"),
         ),
-        (
-            json!({"type": "delete_file", "path": "new/a.txt"}),
-            "new/a.txt",
-            None,
-        ),
-        (
-            json!({"type": "create_file", "path": "empty", "diff": ""}),
-            "empty",
-            Some(""),
-        ),
-        (
-            json!({"type": "delete_file", "path": "empty"}),
-            "empty",
-            None,
-        ),
+        (json!({"type": "delete_file", "path": "new/a.txt"}), "new/a.txt", None),
+        (json!({"type": "create_file", "path": "empty", "diff": ""}), "empty", Some("")),
+        (json!({"type": "delete_file", "path": "empty"}), "empty", None),
     ] {
-        let response = invoke(
-            &daemon,
-            call("openai", "apply_patch", json!({"operation": operation})),
-        )
-        .await;
+        let response =
+            invoke(&daemon, call("openai", "apply_patch", json!({"operation": operation}))).await;
         assert_eq!(data(&response)["status"], "completed", "{response:?}");
         let change = match operation["type"].as_str().unwrap() {
             "create_file" => "added",
@@ -101,49 +78,22 @@ async fn openai_apply_patch_takes_one_operation() {
         }
     }
     for (operation, error_type) in [
-        (
-            json!({"type": "create_file", "path": "app.py", "diff": "+x"}),
-            "file_exists",
-        ),
-        (
-            json!({"type": "create_file", "path": "b", "diff": "x"}),
-            "patch_parse_error",
-        ),
+        (json!({"type": "create_file", "path": "app.py", "diff": "+x"}), "file_exists"),
+        (json!({"type": "create_file", "path": "b", "diff": "x"}), "patch_parse_error"),
         (
             json!({"type": "update_file", "path": "app.py", "diff": "-nothing\n+x"}),
             "patch_hunk_fail",
         ),
-        (
-            json!({"type": "update_file", "path": "missing", "diff": "-a\n+b"}),
-            "file_not_found",
-        ),
-        (
-            json!({"type": "delete_file", "path": "missing"}),
-            "file_not_found",
-        ),
-        (
-            json!({"type": "update_file", "path": "../a", "diff": "-a\n+b"}),
-            "path_escape",
-        ),
-        (
-            json!({"type": "create_file", "path": "/etc/a", "diff": "+b"}),
-            "invalid_params",
-        ),
-        (
-            json!({"type": "rename_file", "path": "a"}),
-            "invalid_params",
-        ),
+        (json!({"type": "update_file", "path": "missing", "diff": "-a\n+b"}), "file_not_found"),
+        (json!({"type": "delete_file", "path": "missing"}), "file_not_found"),
+        (json!({"type": "update_file", "path": "../a", "diff": "-a\n+b"}), "path_escape"),
+        (json!({"type": "create_file", "path": "/etc/a", "diff": "+b"}), "invalid_params"),
+        (json!({"type": "rename_file", "path": "a"}), "invalid_params"),
         (json!({"path": "a"}), "invalid_params"),
     ] {
-        let response = invoke(
-            &daemon,
-            call("openai", "apply_patch", json!({"operation": operation})),
-        )
-        .await;
-        let error = response
-            .error
-            .as_ref()
-            .unwrap_or_else(|| panic!("{operation}"));
+        let response =
+            invoke(&daemon, call("openai", "apply_patch", json!({"operation": operation}))).await;
+        let error = response.error.as_ref().unwrap_or_else(|| panic!("{operation}"));
         assert_eq!(error.error_type, error_type, "{operation}: {error:?}");
         assert_eq!(data(&response)["status"], "failed");
     }
@@ -154,25 +104,14 @@ async fn openai_apply_patch_takes_a_whole_patch_or_nothing_of_it() {
     let daemon = with_app().await;
     let patch = "*** Begin Patch\n*** Add File: a.txt\n+a\n*** Update File: app.py\n*** Move to: lib/app.py\n@@ def hello():\n-    return 1\n+    return 7\n*** End Patch\n";
     let broken = patch.replace("-    return 1", "-    return 9");
-    let response = invoke(
-        &daemon,
-        call("openai", "apply_patch", json!({"patch": broken})),
-    )
-    .await;
+    let response = invoke(&daemon, call("openai", "apply_patch", json!({"patch": broken}))).await;
     assert_eq!(response.error.unwrap().error_type, "patch_hunk_fail");
     assert!(!daemon.file("a.txt").exists());
     assert_eq!(content(&daemon, "app.py"), APP);
-    let response = invoke(
-        &daemon,
-        call("openai", "apply_patch", json!({"patch": patch})),
-    )
-    .await;
+    let response = invoke(&daemon, call("openai", "apply_patch", json!({"patch": patch}))).await;
     assert_eq!(data(&response)["status"], "completed", "{response:?}");
     assert_eq!(content(&daemon, "a.txt"), "a\n");
-    assert_eq!(
-        content(&daemon, "lib/app.py"),
-        APP.replacen("return 1", "return 7", 1)
-    );
+    assert_eq!(content(&daemon, "lib/app.py"), APP.replacen("return 1", "return 7", 1));
     assert!(!daemon.file("app.py").exists());
 }
 
@@ -181,16 +120,8 @@ async fn anthropic_bash_answers_with_a_text() {
     let daemon = Daemon::start().await;
     for (params, text, error_type) in [
         (json!({"command": "echo a; echo b >&2"}), "a\nb\n", None),
-        (
-            json!({"command": "printf a; printf b >&2; exit 3"}),
-            "a\nb",
-            Some("abnormal_exit"),
-        ),
-        (
-            json!({"command": "exit 4"}),
-            "the command exited with 4",
-            Some("abnormal_exit"),
-        ),
+        (json!({"command": "printf a; printf b >&2; exit 3"}), "a\nb", Some("abnormal_exit")),
+        (json!({"command": "exit 4"}), "the command exited with 4", Some("abnormal_exit")),
         (
             json!({"command": "kill -9 $$"}),
             "the command was ended by SIGKILL (signaled)",
@@ -242,11 +173,8 @@ async fn anthropic_text_editor_shows_and_changes_files() {
             "The file lib/b.py has been edited. Here's the result around line 1:\n     1\t# first\n     2\ty = 1\n     3\tz = 2",
         ),
     ] {
-        let response = invoke(
-            &daemon,
-            call("anthropic", "str_replace_based_edit_tool", params),
-        )
-        .await;
+        let response =
+            invoke(&daemon, call("anthropic", "str_replace_based_edit_tool", params)).await;
         assert_eq!(response.text, text, "{response:?}");
     }
     assert_eq!(content(&daemon, "lib/b.py"), "# first\ny = 1\nz = 2");
@@ -287,11 +215,8 @@ async fn anthropic_text_editor_shows_and_changes_files() {
             "invalid_params",
         ),
     ] {
-        let response = invoke(
-            &daemon,
-            call("anthropic", "str_replace_based_edit_tool", params),
-        )
-        .await;
+        let response =
+            invoke(&daemon, call("anthropic", "str_replace_based_edit_tool", params)).await;
         assert_eq!(response.text, text);
         assert_eq!(response.error.unwrap().error_type, error_type);
     }

@@ -10,11 +10,7 @@ use super::{Jobs, command, field, job, result};
 use crate::support::{Daemon, Refusal, promptly};
 
 fn text(tool: &str, params_json: String) -> SubmitJobRequest {
-    SubmitJobRequest {
-        tool: tool.to_owned(),
-        params_json,
-        ..SubmitJobRequest::default()
-    }
+    SubmitJobRequest { tool: tool.to_owned(), params_json, ..SubmitJobRequest::default() }
 }
 
 /// Most memory that a process has had, in KiB.
@@ -32,11 +28,7 @@ async fn a_request_that_is_wrong_a_million_times_costs_little() {
     for (params, fields, told) in [
         (format!("{{\"argv\":[{ones}1]}}"), 1, "262144"),
         (format!("{{{names}\"x\":1}}"), 1, "262144"),
-        (
-            format!("{{\"argv\":[{bad}]}}"),
-            20,
-            "more than 20 fields break",
-        ),
+        (format!("{{\"argv\":[{bad}]}}"), 20, "more than 20 fields break"),
     ] {
         let submitting = jobs.try_submit(text("run", params));
         let refused = tokio::time::timeout(Duration::from_secs(20), submitting).await;
@@ -47,9 +39,7 @@ async fn a_request_that_is_wrong_a_million_times_costs_little() {
     }
     let run = RunRequest {
         argv: vec!["\0".to_owned(); 100_000],
-        env: (0..20_000)
-            .map(|n| (format!("A={n}"), "x".to_owned()))
-            .collect(),
+        env: (0..20_000).map(|n| (format!("A={n}"), "x".to_owned())).collect(),
         ..RunRequest::default()
     };
     let refused = promptly("it is refused", daemon.try_run(run)).await;
@@ -103,9 +93,7 @@ async fn every_result_fits_into_a_message() {
         let id = jobs.submit(job("read_file", params)).await;
         let response = result(jobs.wait(&id).await, JobState::Succeeded);
         let data = response.data.unwrap();
-        let Kind::StringValue(content) = field(&data, "content") else {
-            panic!("no text")
-        };
+        let Kind::StringValue(content) = field(&data, "content") else { panic!("no text") };
         assert!(response.truncated);
         let said: serde_json::Value = serde_json::from_str(&response.text).unwrap();
         assert_eq!(said["truncated"], true);

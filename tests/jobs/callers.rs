@@ -34,10 +34,7 @@ pub(super) struct Caller {
 
 impl Caller {
     pub(super) fn new(daemon: &Daemon, key: &str) -> Self {
-        Self {
-            jobs: Jobs::of(daemon),
-            key: key.to_owned(),
-        }
+        Self { jobs: Jobs::of(daemon), key: key.to_owned() }
     }
 
     pub(super) async fn submit(&mut self, queue: &str, request: SubmitJobRequest) -> String {
@@ -49,10 +46,7 @@ impl Caller {
         queue: &str,
         request: SubmitJobRequest,
     ) -> Result<String, Refusal> {
-        let request = SubmitJobRequest {
-            queue: Some(queue.to_owned()),
-            ..request
-        };
+        let request = SubmitJobRequest { queue: Some(queue.to_owned()), ..request };
         let submitted = self.jobs.try_submit(with_key(&self.key, request)).await;
         submitted.map(|job| job.job_id)
     }
@@ -65,20 +59,14 @@ impl Caller {
     }
 
     pub(super) async fn wait(&mut self, id: &str) -> Job {
-        let request = WaitJobRequest {
-            job_id: id.to_owned(),
-            wait_ms: None,
-        };
+        let request = WaitJobRequest { job_id: id.to_owned(), wait_ms: None };
         let waited = self.jobs.0.wait_job(with_key(&self.key, request));
         let waited = promptly("the job ends", waited).await;
         waited.unwrap().into_inner().job.unwrap()
     }
 
     async fn is(&mut self, id: &str, state: JobState) {
-        eventually(&format!("{id} is {state:?}"), async || {
-            self.state(id).await == state
-        })
-        .await;
+        eventually(&format!("{id} is {state:?}"), async || self.state(id).await == state).await;
     }
 }
 
@@ -86,19 +74,12 @@ impl Caller {
 async fn endless_jobs_of_one_caller_do_not_hold_up_those_of_another() {
     let keys = Arc::new(KeyFile::new());
     let [many, few] = ["many", "few"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = keyed(
-        "[jobs]\nconcurrent = 4\nqueue_concurrency = 1\n",
-        &keys,
-        Setup::new(),
-    )
-    .await;
+    let daemon =
+        keyed("[jobs]\nconcurrent = 4\nqueue_concurrency = 1\n", &keys, Setup::new()).await;
     let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
     let mut ids = Vec::new();
     for number in 0..8 {
-        let request = SubmitJobRequest {
-            priority: Some(100),
-            ..command(UNTIL_GO)
-        };
+        let request = SubmitJobRequest { priority: Some(100), ..command(UNTIL_GO) };
         ids.push(many.submit(&format!("q{number}"), request).await);
     }
     many.is(&ids[2], JobState::Running).await;
@@ -281,10 +262,7 @@ async fn watchers_are_bounded_and_those_before_stay() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     let id = jobs.submit(command(UNTIL_GO)).await;
-    let request = || WatchJobRequest {
-        job_id: id.clone(),
-        ..WatchJobRequest::default()
-    };
+    let request = || WatchJobRequest { job_id: id.clone(), ..WatchJobRequest::default() };
     let mut streams = Vec::new();
     for _ in 0..64 {
         streams.push(jobs.0.watch_job(request()).await.unwrap().into_inner());
@@ -294,14 +272,7 @@ async fn watchers_are_bounded_and_those_before_stay() {
     assert_eq!(refusal.metadata["limit"], "64");
     fs::write(daemon.file("go"), "").unwrap();
     for mut stream in streams {
-        while promptly("it ends", stream.message())
-            .await
-            .unwrap()
-            .is_some()
-        {}
+        while promptly("it ends", stream.message()).await.unwrap().is_some() {}
     }
-    eventually("there is room again", async || {
-        jobs.0.watch_job(request()).await.is_ok()
-    })
-    .await;
+    eventually("there is room again", async || jobs.0.watch_job(request()).await.is_ok()).await;
 }

@@ -33,10 +33,7 @@ async fn one_that_waits_is_not_done() {
     let daemon = setup.start().await;
     let mut jobs = Jobs::of(&daemon);
     let first = jobs.submit(command("sleep 1000")).await;
-    eventually("it runs", async || {
-        jobs.get(&first).await.state() == JobState::Running
-    })
-    .await;
+    eventually("it runs", async || jobs.get(&first).await.state() == JobState::Running).await;
     let second = jobs.submit(command("touch done")).await;
     let mut other = Jobs::of(&daemon);
     let waiter = {
@@ -45,19 +42,13 @@ async fn one_that_waits_is_not_done() {
     };
     let cancelled = jobs.cancel(&second).await;
     assert_eq!(cancelled.state(), JobState::Cancelled);
-    assert_eq!(
-        (cancelled.start_time, cancelled.result.clone()),
-        (None, None)
-    );
+    assert_eq!((cancelled.start_time, cancelled.result.clone()), (None, None));
     assert_eq!(waiter.await.unwrap(), cancelled);
     jobs.cancel(&first).await;
     let third = jobs.submit(command("true")).await;
     result(jobs.wait(&third).await, JobState::Succeeded);
     assert!(!daemon.file("done").exists());
-    assert_eq!(
-        fs::read_dir(daemon.state().join("jobs")).unwrap().count(),
-        0
-    );
+    assert_eq!(fs::read_dir(daemon.state().join("jobs")).unwrap().count(), 0);
 }
 
 #[tokio::test]
@@ -104,10 +95,7 @@ async fn who_waits_for_a_job_when_the_daemon_shuts_down_is_told_so() {
     eventually("it runs", async || jobs.get(&first).await.step.is_some()).await;
     let second = jobs.submit(command("true")).await;
     let mut other = Jobs::of(&daemon);
-    let request = WaitJobRequest {
-        job_id: second,
-        wait_ms: None,
-    };
+    let request = WaitJobRequest { job_id: second, wait_ms: None };
     let waiter = tokio::spawn(async move { other.0.wait_job(request).await });
     // Answered behind what the waiter has asked.
     jobs.get(&first).await;

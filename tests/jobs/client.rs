@@ -29,10 +29,7 @@ async fn jobs_are_submitted_watched_and_listed() {
     let daemon = Daemon::start().await;
     for (arguments, told) in [
         (&["ls"][..], "jig: there are no jobs\n"),
-        (
-            &["ls", "--state", "failed"],
-            "jig: there are no such jobs\n",
-        ),
+        (&["ls", "--state", "failed"], "jig: there are no such jobs\n"),
     ] {
         let output = jig(&daemon, arguments);
         assert_eq!(String::from_utf8(output.stderr).unwrap(), told);
@@ -41,35 +38,18 @@ async fn jobs_are_submitted_watched_and_listed() {
     let id = exits(&daemon, &["submit", "run", line, "timeout_sec=50"], 0);
     let id = id.trim();
     let told = exits(&daemon, &["wait", id], 3);
-    assert!(
-        told.contains("succeeded") && told.contains("out\\n"),
-        "{told}"
-    );
+    assert!(told.contains("succeeded") && told.contains("out\\n"), "{told}");
     let watched = jig(&daemon, &["watch", id]);
     assert_eq!(watched.status.code(), Some(3));
-    assert_eq!(
-        (&*watched.stdout, &*watched.stderr),
-        (&b"out\n"[..], &b"err\n"[..])
-    );
+    assert_eq!((&*watched.stdout, &*watched.stderr), (&b"out\n"[..], &b"err\n"[..]));
     let from = exits(&daemon, &["watch", "--stdout-offset", "2", id], 3);
     assert_eq!(from, "t\n");
-    let waited = [
-        "submit",
-        "--wait",
-        "--queue",
-        "q",
-        "list_files",
-        "--params",
-        "{}",
-    ];
+    let waited = ["submit", "--wait", "--queue", "q", "list_files", "--params", "{}"];
     exits(&daemon, &waited, 0);
     let listed = exits(&daemon, &["ls", "--json"], 0);
     let listed: Value = serde_json::from_str(&listed).unwrap();
     let jobs = listed["jobs"].as_array().unwrap();
-    assert_eq!(
-        (jobs.len(), &jobs[0]["queue"], &jobs[1]["job_id"]),
-        (2, &"q".into(), &id.into())
-    );
+    assert_eq!((jobs.len(), &jobs[0]["queue"], &jobs[1]["job_id"]), (2, &"q".into(), &id.into()));
     let got: Value = serde_json::from_str(&exits(&daemon, &["get", id, "--json"], 0)).unwrap();
     assert_eq!(got["result"]["data"]["exit_code"], 3);
     assert_eq!(exits(&daemon, &["ls", "--state", "lost"], 0), "");
@@ -84,16 +64,8 @@ async fn a_job_is_watched_to_the_end_that_its_command_had() {
     let daemon = Daemon::start().await;
     for (line, code, told) in [
         (&["command=kill -9 $$"][..], 137, ""),
-        (
-            &["command=sleep 1000", "timeout_sec=1"],
-            124,
-            "jig: ended: its time was up\n",
-        ),
-        (
-            &["--params", "{\"argv\": [\"no-such-program\"]}"],
-            1,
-            "no-such-program",
-        ),
+        (&["command=sleep 1000", "timeout_sec=1"], 124, "jig: ended: its time was up\n"),
+        (&["--params", "{\"argv\": [\"no-such-program\"]}"], 1, "no-such-program"),
     ] {
         let submit = [&["submit", "run"], line].concat();
         let id = exits(&daemon, &submit, 0);
@@ -132,47 +104,26 @@ async fn what_cannot_be_is_said() {
     for (arguments, code, part) in [
         (&["submit", "run", "command"][..], 64, "NAME=VALUE"),
         (&["submit", "run", "comand=x"], 1, "params.comand"),
-        (
-            &["submit", "run", "--params", "{"],
-            64,
-            "--params is no JSON object",
-        ),
+        (&["submit", "run", "--params", "{"], 64, "--params is no JSON object"),
         (&["submit", "dance"], 1, "UNKNOWN_TOOL"),
         (&["get", "nothing"], 1, "JOB_NOT_FOUND"),
         (&["ls", "--state", "sleeping"], 64, "queued"),
     ] {
         let output = jig(&daemon, arguments);
-        assert_eq!(
-            output.status.code(),
-            Some(code),
-            "{arguments:?}: {output:?}"
-        );
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
         let told = String::from_utf8(output.stderr).unwrap();
         assert!(told.contains(part), "{arguments:?}: {told}");
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_jig"))
-        .args(["job", "ls"])
-        .env_clear()
-        .output()
-        .unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_jig")).args(["job", "ls"]).env_clear().output().unwrap();
     assert_eq!(output.status.code(), Some(64));
-    assert!(
-        String::from_utf8(output.stderr)
-            .unwrap()
-            .contains("--address")
-    );
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--address"));
 }
 
 #[tokio::test]
 async fn a_job_is_submitted_once_for_each_request_id() {
     let daemon = Daemon::start().await;
-    let submit = [
-        "submit",
-        "--request-id",
-        "id",
-        "run",
-        "command=echo ran >> runs",
-    ];
+    let submit = ["submit", "--request-id", "id", "run", "command=echo ran >> runs"];
     let first = exits(&daemon, &submit, 0);
     assert_eq!(exits(&daemon, &submit, 0), first);
     let waited = [&submit[..], &["--wait"]].concat();

@@ -124,14 +124,7 @@ impl Busy {
             told.counts.unwrap().calls_waiting == 1
         })
         .await;
-        Self {
-            daemon,
-            keys,
-            caller,
-            job,
-            call,
-            admin,
-        }
+        Self { daemon, keys, caller, job, call, admin }
     }
 
     fn let_go(&self) {
@@ -151,10 +144,7 @@ async fn one_that_waits_for_a_place_is_not_lost_with_the_daemon() {
     busy.call.await.unwrap().unwrap_err();
     let mut caller = Caller::new(&busy.daemon, &busy.caller.key);
     result(caller.wait(&busy.job).await, JobState::Succeeded);
-    assert_eq!(
-        fs::read_to_string(busy.daemon.file("runs")).unwrap(),
-        "ran\n"
-    );
+    assert_eq!(fs::read_to_string(busy.daemon.file("runs")).unwrap(), "ran\n");
 }
 
 #[tokio::test]
@@ -213,15 +203,9 @@ async fn one_that_there_is_no_room_for_on_the_disk_waits_for_some() {
     busy.let_go();
     busy.call.await.unwrap().unwrap();
     let could_not = "a job that cannot begin yet waits";
-    eventually("it cannot begin", async || {
-        busy.daemon.log().contains(could_not)
-    })
-    .await;
+    eventually("it cannot begin", async || busy.daemon.log().contains(could_not)).await;
     assert_eq!(busy.caller.state(&busy.job).await, JobState::Queued);
     fs::remove_file(&filler).unwrap();
     result(busy.caller.wait(&busy.job).await, JobState::Succeeded);
-    assert_eq!(
-        fs::read_to_string(busy.daemon.file("runs")).unwrap(),
-        "ran\n"
-    );
+    assert_eq!(fs::read_to_string(busy.daemon.file("runs")).unwrap(), "ran\n");
 }

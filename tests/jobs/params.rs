@@ -19,9 +19,7 @@ fn holders(folder: &Path) -> Vec<String> {
         if path.is_dir() {
             found.extend(holders(&path));
         } else if let Ok(bytes) = fs::read(&path)
-            && bytes
-                .windows(SECRET.len())
-                .any(|part| part == SECRET.as_bytes())
+            && bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes())
         {
             found.push(path.display().to_string());
         }
@@ -34,13 +32,8 @@ async fn secrets_are_gone_once_the_job_runs() {
     let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1\n");
     let daemon = setup.arguments(&["--log-level", "trace"]).start().await;
     let mut jobs = Jobs::of(&daemon);
-    let first = jobs
-        .submit(command("until [ -e go ]; do sleep 0.05; done"))
-        .await;
-    eventually("it runs", async || {
-        jobs.get(&first).await.state() == JobState::Running
-    })
-    .await;
+    let first = jobs.submit(command("until [ -e go ]; do sleep 0.05; done")).await;
+    eventually("it runs", async || jobs.get(&first).await.state() == JobState::Running).await;
     let params = json!({
         "command": "[ \"$TOKEN\" ] && until [ -e on ]; do sleep 0.05; done",
         "env": {"TOKEN": SECRET},
@@ -66,10 +59,7 @@ async fn secrets_are_gone_once_the_job_runs() {
 async fn without_room_for_it_a_job_is_not_taken() {
     let daemon = Setup::new().state_on_small_disk("").start().await;
     let mut jobs = Jobs::of(&daemon);
-    let large = job(
-        "write_file",
-        json!({"path": "f", "content": "x".repeat(6 << 20)}),
-    );
+    let large = job("write_file", json!({"path": "f", "content": "x".repeat(6 << 20)}));
     let refusal = jobs.try_submit(large).await.unwrap_err();
     assert_eq!(refusal.reason, "NO_SPACE");
     let id = jobs.submit(command("true")).await;

@@ -10,10 +10,7 @@ use crate::support::{Daemon, KeyFile, Setup, eventually, with_key};
 
 /// A daemon that does as many jobs of each queue at a time.
 async fn daemon(table: &str) -> Daemon {
-    Setup::new()
-        .workspace_table(&format!("[jobs]\n{table}"))
-        .start()
-        .await
+    Setup::new().workspace_table(&format!("[jobs]\n{table}")).start().await
 }
 
 fn in_queue(queue: &str, priority: i32, command_line: &str) -> SubmitJobRequest {
@@ -27,10 +24,7 @@ fn in_queue(queue: &str, priority: i32, command_line: &str) -> SubmitJobRequest 
 /// How many jobs are in a state.
 async fn count(jobs: &mut Jobs, state: JobState) -> usize {
     let states = vec![state.into()];
-    let request = ListJobsRequest {
-        states,
-        ..ListJobsRequest::default()
-    };
+    let request = ListJobsRequest { states, ..ListJobsRequest::default() };
     jobs.list(request).await.len()
 }
 
@@ -39,9 +33,7 @@ async fn those_of_higher_priority_come_first() {
     let daemon = daemon("queue_concurrency = 1\n").await;
     let mut jobs = Jobs::of(&daemon);
     // Until the file is there.
-    let first = jobs
-        .submit(command("until [ -e go ]; do sleep 0.05; done"))
-        .await;
+    let first = jobs.submit(command("until [ -e go ]; do sleep 0.05; done")).await;
     let mut ids = vec![first];
     for (name, priority) in [("c", 0), ("d", -1), ("a", 5), ("b", 5), ("e", -100)] {
         let line = format!("echo {name} >> order");
@@ -65,18 +57,12 @@ async fn each_queue_does_as_many_at_a_time_as_it_may() {
     for queue in ["one", "one", "a", "a", "a", "b", "b", "b", "c"] {
         ids.push(jobs.submit(in_queue(queue, 0, line)).await);
     }
-    eventually("five run", async || {
-        count(&mut jobs, JobState::Running).await == 5
-    })
-    .await;
+    eventually("five run", async || count(&mut jobs, JobState::Running).await == 5).await;
     let mut running = Vec::new();
     for id in &ids {
         running.push(jobs.get(id).await.state() == JobState::Running);
     }
-    assert_eq!(
-        running,
-        [true, false, true, true, false, true, true, false, false]
-    );
+    assert_eq!(running, [true, false, true, true, false, true, true, false, false]);
     fs::write(daemon.file("go"), "").unwrap();
     for id in &ids {
         result(jobs.wait(id).await, JobState::Succeeded);
@@ -89,10 +75,7 @@ async fn more_than_may_wait_are_refused() {
     let mut jobs = Jobs::of(&daemon);
     let line = "until [ -e go ]; do sleep 0.05; done";
     let first = jobs.submit(command(line)).await;
-    eventually("it runs", async || {
-        jobs.get(&first).await.state() == JobState::Running
-    })
-    .await;
+    eventually("it runs", async || jobs.get(&first).await.state() == JobState::Running).await;
     let mut ids = vec![first];
     for _ in 0..3 {
         ids.push(jobs.submit(command("true")).await);
@@ -116,10 +99,7 @@ async fn a_command_without_a_limit_has_none_and_waiting_has() {
     let limited = jobs.submit(limited).await;
     let endless = jobs.submit(command("sleep 1000")).await;
     let waited = jobs.wait_for(&endless, Some(50)).await;
-    assert!(!matches!(
-        waited.state(),
-        JobState::Succeeded | JobState::Failed
-    ));
+    assert!(!matches!(waited.state(), JobState::Succeeded | JobState::Failed));
     let response = result(jobs.wait(&limited).await, JobState::Succeeded);
     assert_eq!(super::data(&response)["outcome"], "OUTCOME_TIMED_OUT");
     jobs.cancel(&endless).await;
@@ -133,20 +113,11 @@ async fn a_job_is_done_as_who_submitted_it() {
     let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
     let mut jobs = Jobs::of(&daemon);
     let forbidden = job("read_file", json!({"path": "x"}));
-    let refusal = jobs
-        .try_submit(with_key(&key, forbidden))
-        .await
-        .unwrap_err();
+    let refusal = jobs.try_submit(with_key(&key, forbidden)).await.unwrap_err();
     assert_eq!(refusal.reason, "FORBIDDEN");
-    let done = jobs
-        .try_submit(with_key(&key, command("true")))
-        .await
-        .unwrap();
+    let done = jobs.try_submit(with_key(&key, command("true"))).await.unwrap();
     assert_eq!(done.principal, "key:builder");
-    let wait = jig::api::v1::WaitJobRequest {
-        job_id: done.job_id,
-        wait_ms: None,
-    };
+    let wait = jig::api::v1::WaitJobRequest { job_id: done.job_id, wait_ms: None };
     let done = jobs.0.wait_job(with_key(&key, wait)).await.unwrap();
     result(done.into_inner().job.unwrap(), JobState::Succeeded);
 }

@@ -24,10 +24,7 @@ async fn what_waited_is_done_and_what_ran_is_lost() {
     let params = json!({ "command": marked.command, "env": marked.env });
     let ran = jobs.submit(job("run", params)).await;
     mark.appears(1).await;
-    eventually("it is known to run", async || {
-        jobs.get(&ran).await.step.is_some()
-    })
-    .await;
+    eventually("it is known to run", async || jobs.get(&ran).await.step.is_some()).await;
     let waits = jobs.submit(command("echo waited >> runs")).await;
     let daemon = daemon.restart().await;
     mark.vanishes().await;
@@ -98,9 +95,7 @@ async fn no_more_results_are_kept_than_the_operator_wants() {
     })
     .await;
     let mut jobs = Jobs::of(&daemon);
-    let request = GetJobRequest {
-        job_id: ids[0].clone(),
-    };
+    let request = GetJobRequest { job_id: ids[0].clone() };
     let refusal = Refusal::of(&jobs.0.get_job(request).await.unwrap_err());
     assert_eq!(refusal.reason, "JOB_NOT_FOUND");
     result(jobs.get(&ids[4]).await, JobState::Succeeded);
@@ -108,11 +103,7 @@ async fn no_more_results_are_kept_than_the_operator_wants() {
 
 /// A command that leaves a line when it runs, and may go on for a while.
 fn counted(number: usize, mark: &Mark) -> SubmitJobRequest {
-    let rest = if number.is_multiple_of(10) {
-        "sleep 0.2"
-    } else {
-        "true"
-    };
+    let rest = if number.is_multiple_of(10) { "sleep 0.2" } else { "true" };
     let marked = mark.on(shell(&format!("echo {number} >> runs; {rest}")));
     let params = json!({ "command": marked.command, "env": marked.env });
     SubmitJobRequest {
@@ -206,11 +197,8 @@ async fn list_all(daemon: &Daemon) -> Vec<String> {
     let mut jobs = Jobs::of(daemon);
     let (mut ids, mut page_token) = (Vec::new(), String::new());
     loop {
-        let request = ListJobsRequest {
-            page_size: Some(1000),
-            page_token,
-            ..ListJobsRequest::default()
-        };
+        let request =
+            ListJobsRequest { page_size: Some(1000), page_token, ..ListJobsRequest::default() };
         let page = jobs.0.list_jobs(request).await.unwrap().into_inner();
         ids.extend(page.jobs.into_iter().map(|job| job.job_id));
         page_token = page.next_page_token;

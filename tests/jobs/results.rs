@@ -18,10 +18,7 @@ async fn a_command_is_a_success_whatever_it_did() {
     let mut jobs = Jobs::of(&daemon);
     let id = jobs.submit(command("echo out; echo err >&2; exit 3")).await;
     let job = jobs.wait(&id).await;
-    assert_eq!(
-        (&*job.tool, &*job.queue, job.priority),
-        ("run", "default", 0)
-    );
+    assert_eq!((&*job.tool, &*job.queue, job.priority), ("run", "default", 0));
     assert_eq!((&*job.session, &*job.principal), ("default", "uid:0"));
     assert_eq!(job.step, Some(1));
     assert!(job.submit_time.is_some() && job.start_time.is_some());
@@ -54,38 +51,14 @@ async fn any_tool_can_be_one() {
     });
     let mut tools = Vec::new();
     for (tool, params, expected) in [
-        (
-            "write_file",
-            json!({"path": "a", "content": "x"}),
-            json!({"created": true}),
-        ),
-        (
-            "read_file",
-            json!({"path": "text"}),
-            json!({"content": "some text\n"}),
-        ),
-        (
-            "create_directory",
-            json!({"path": "d"}),
-            json!({"created": ["d"]}),
-        ),
+        ("write_file", json!({"path": "a", "content": "x"}), json!({"created": true})),
+        ("read_file", json!({"path": "text"}), json!({"content": "some text\n"})),
+        ("create_directory", json!({"path": "d"}), json!({"created": ["d"]})),
         ("list_files", json!({}), json!({"files": ["a", "text"]})),
         ("list_dir", json!({"path": "d"}), json!({"entries": []})),
-        (
-            "search",
-            json!({"query": "SOME"}),
-            json!({"total_matches": 1}),
-        ),
-        (
-            "move_path",
-            json!({"source": "a", "destination": "d/a"}),
-            json!({"replaced": false}),
-        ),
-        (
-            "delete_path",
-            json!({"path": "d", "recursive": "true"}),
-            json!({"deleted_count": 2}),
-        ),
+        ("search", json!({"query": "SOME"}), json!({"total_matches": 1})),
+        ("move_path", json!({"source": "a", "destination": "d/a"}), json!({"replaced": false})),
+        ("delete_path", json!({"path": "d", "recursive": "true"}), json!({"deleted_count": 2})),
         ("stat", json!({"path": "text"}), json!({"size_bytes": 10})),
         (
             "edit_file",
@@ -102,16 +75,8 @@ async fn any_tool_can_be_one() {
             json!({"path": "n.ipynb", "cell_index": 0, "mode": "REPLACE", "source": "2"}),
             json!({"cell_count": 1}),
         ),
-        (
-            "read_notebook",
-            json!({"path": "n.ipynb"}),
-            json!({"language": "python"}),
-        ),
-        (
-            "run",
-            json!({"argv": ["cat", "text"]}),
-            json!({"stdout": "newer text\n"}),
-        ),
+        ("read_notebook", json!({"path": "n.ipynb"}), json!({"language": "python"})),
+        ("run", json!({"argv": ["cat", "text"]}), json!({"stdout": "newer text\n"})),
         ("last_command", json!({}), json!({"exit_code": 0})),
     ] {
         tools.push(tool);
@@ -152,10 +117,7 @@ async fn what_a_tool_could_not_do_is_a_failure_with_its_reason() {
     assert_eq!(error.message, response.text);
     assert!(!error.suggestion.is_empty());
     let details = error.details.unwrap();
-    assert_eq!(
-        field(&details, "path"),
-        &Kind::StringValue("none".to_owned())
-    );
+    assert_eq!(field(&details, "path"), &Kind::StringValue("none".to_owned()));
 }
 
 #[tokio::test]
@@ -173,23 +135,11 @@ async fn what_could_never_be_done_is_refused_at_once() {
     let params = json!({"comand": "secret-1", "timeout_sec": 0, "env": {"A=B": "secret-2"}});
     let fields = ["params.comand", "params.timeout_sec"];
     let text = refused(job("run", params), "INVALID_PARAMS", &fields).await;
-    assert!(
-        text.contains("command, ") && !text.contains("secret"),
-        "{text}"
-    );
+    assert!(text.contains("command, ") && !text.contains("secret"), "{text}");
     let params = json!({"timeout_sec": 0, "env": {"A=B": "secret-2"}});
-    let fields = [
-        "params.command",
-        "params.env[\"A=B\"]",
-        "params.timeout_sec",
-    ];
+    let fields = ["params.command", "params.env[\"A=B\"]", "params.timeout_sec"];
     refused(job("run", params), "INVALID_PARAMS", &fields).await;
-    refused(
-        job("read_file", json!({})),
-        "INVALID_PARAMS",
-        &["params.path"],
-    )
-    .await;
+    refused(job("read_file", json!({})), "INVALID_PARAMS", &["params.path"]).await;
     let mut both = command("true");
     both.params = Some(prost_types::Struct::default());
     refused(both, "INVALID_PARAMS", &["params", "params_json"]).await;
@@ -229,11 +179,8 @@ async fn jobs_are_listed_page_by_page() {
     ids.reverse();
     let (mut found, mut token) = (Vec::new(), String::new());
     loop {
-        let request = ListJobsRequest {
-            page_size: Some(3),
-            page_token: token,
-            ..ListJobsRequest::default()
-        };
+        let request =
+            ListJobsRequest { page_size: Some(3), page_token: token, ..ListJobsRequest::default() };
         let page = jobs.0.list_jobs(request).await.unwrap().into_inner();
         assert!(page.jobs.iter().all(|job| job.result.is_none()));
         found.extend(page.jobs.into_iter().map(|job| job.job_id));
@@ -243,10 +190,8 @@ async fn jobs_are_listed_page_by_page() {
         }
     }
     assert_eq!(found, ids);
-    let of_queue = jobs.list(ListJobsRequest {
-        queue: "q1".to_owned(),
-        ..ListJobsRequest::default()
-    });
+    let of_queue =
+        jobs.list(ListJobsRequest { queue: "q1".to_owned(), ..ListJobsRequest::default() });
     assert_eq!(of_queue.await.len(), 3);
     let waiting = jobs.list(ListJobsRequest {
         states: vec![JobState::Queued.into(), JobState::Running.into()],
@@ -284,9 +229,7 @@ async fn a_job_is_submitted_once_by_its_request_id() {
 async fn a_job_that_is_not_there_is_told_to_be() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
-    let request = jig::api::v1::GetJobRequest {
-        job_id: "01JZZZZZZZZZZZZZZZZZZZZZZZ".to_owned(),
-    };
+    let request = jig::api::v1::GetJobRequest { job_id: "01JZZZZZZZZZZZZZZZZZZZZZZZ".to_owned() };
     let refusal = Refusal::of(&jobs.0.get_job(request).await.unwrap_err());
     assert_eq!(refusal.reason, "JOB_NOT_FOUND");
     // Models are told this, too, and can call no RPC.
@@ -326,9 +269,7 @@ async fn numbers_that_json_does_not_have_are_refused_by_name() {
         let fields = params.map(|(name, kind)| (name.to_owned(), value(kind)));
         let request = SubmitJobRequest {
             tool: "run".to_owned(),
-            params: Some(prost_types::Struct {
-                fields: fields.into(),
-            }),
+            params: Some(prost_types::Struct { fields: fields.into() }),
             ..SubmitJobRequest::default()
         };
         let refusal = jobs.try_submit(request).await.unwrap_err();

@@ -23,10 +23,7 @@ async fn an_end_is_told_once_it_is_kept_and_kept_before_the_daemon_ends() {
     };
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     fs::write(daemon.file("go"), "").unwrap();
-    eventually("its end cannot be kept", async || {
-        daemon.log().contains(NOT_YET)
-    })
-    .await;
+    eventually("its end cannot be kept", async || daemon.log().contains(NOT_YET)).await;
     assert_eq!(jobs.get(&id).await.state(), JobState::Running);
     assert!(!waiter.is_finished());
     other.execute_batch("COMMIT").unwrap();
@@ -48,10 +45,7 @@ async fn an_end_that_was_kept_later_is_the_same_for_all_who_look() {
     eventually("it runs", async || jobs.get(&id).await.step.is_some()).await;
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     fs::write(daemon.file("go"), "").unwrap();
-    eventually("its end cannot be kept", async || {
-        daemon.log().contains(NOT_YET)
-    })
-    .await;
+    eventually("its end cannot be kept", async || daemon.log().contains(NOT_YET)).await;
     other.execute_batch("COMMIT").unwrap();
     let mut seen = Vec::new();
     eventually("it has ended", async || {

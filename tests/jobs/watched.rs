@@ -64,15 +64,10 @@ async fn output_comes_as_it_is_written_and_the_result_last() {
     let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1\n");
     let daemon = setup.start().await;
     let mut jobs = Jobs::of(&daemon);
-    let first = jobs
-        .submit(command("until [ -e go ]; do sleep 0.05; done"))
-        .await;
+    let first = jobs.submit(command("until [ -e go ]; do sleep 0.05; done")).await;
     let line = "echo one; echo two >&2; until [ -e on ]; do sleep 0.05; done; seq 20000; exit 4";
     let id = jobs.submit(command(line)).await;
-    let request = WatchJobRequest {
-        job_id: id.clone(),
-        ..WatchJobRequest::default()
-    };
+    let request = WatchJobRequest { job_id: id.clone(), ..WatchJobRequest::default() };
     let mut stream = jobs.0.watch_job(request).await.unwrap().into_inner();
     let mut seen = Seen::default();
     seen.next(&mut stream, (0, 0)).await;
@@ -81,10 +76,7 @@ async fn output_comes_as_it_is_written_and_the_result_last() {
     while seen.stdout.is_empty() || seen.stderr.is_empty() {
         assert!(promptly("output", seen.next(&mut stream, (0, 0))).await);
     }
-    assert_eq!(
-        (&*seen.stdout, &*seen.stderr),
-        (&b"one\n"[..], &b"two\n"[..])
-    );
+    assert_eq!((&*seen.stdout, &*seen.stderr), (&b"one\n"[..], &b"two\n"[..]));
     fs::write(daemon.file("on"), "").unwrap();
     while promptly("the end", seen.next(&mut stream, (0, 0))).await {}
     let expected: String = (1..=20_000).map(|number| format!("{number}\n")).collect();
@@ -108,9 +100,7 @@ async fn output_comes_as_it_is_written_and_the_result_last() {
         (1 << 63, u64::MAX),
     ] {
         let seen = watch(&mut jobs, &id, from).await;
-        let rest = whole
-            .get(usize::try_from(from.0).unwrap()..)
-            .unwrap_or_default();
+        let rest = whole.get(usize::try_from(from.0).unwrap()..).unwrap_or_default();
         assert_eq!(seen.stdout, rest);
         assert_eq!(seen.states, [JobState::Succeeded]);
     }
@@ -132,9 +122,7 @@ async fn those_of_other_tools_have_their_states_only() {
 async fn a_watcher_that_leaves_or_is_late_does_not_end_the_job() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
-    let id = jobs
-        .submit(command("until [ -e go ]; do echo x; sleep 0.01; done"))
-        .await;
+    let id = jobs.submit(command("until [ -e go ]; do echo x; sleep 0.01; done")).await;
     let request = |keep_alive_sec| WatchJobRequest {
         job_id: id.clone(),
         keep_alive_sec,
@@ -156,8 +144,5 @@ async fn a_watcher_that_leaves_or_is_late_does_not_end_the_job() {
     assert_eq!(Refusal::of(&status).reason, "TIMEOUT");
     assert_eq!(jobs.get(&id).await.state(), JobState::Running);
     fs::write(daemon.file("go"), "").unwrap();
-    eventually("it ends", async || {
-        jobs.get(&id).await.state() == JobState::Succeeded
-    })
-    .await;
+    eventually("it ends", async || jobs.get(&id).await.state() == JobState::Succeeded).await;
 }

@@ -32,9 +32,7 @@ const NOT_IN_A_MACHINE: &[(&str, &str)] = &[
 
 /// Tells whoever watches, although the test succeeds.
 fn say(text: &str) {
-    io::stderr()
-        .write_all(format!("{text}\n").as_bytes())
-        .unwrap();
+    io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
 /// Makes all attacks in a machine.
@@ -49,9 +47,7 @@ async fn attack(machine: &Guest) {
     assert!(held >= full_size(40, 8), "{}", printed.text());
     let first = printed.text().lines().next().unwrap_or_default();
     let last = printed.text().lines().last().unwrap_or_default();
-    say(&format!(
-        "{first}; {held} attacks held, {failed} did not; {last}"
-    ));
+    say(&format!("{first}; {held} attacks held, {failed} did not; {last}"));
     for (name, why) in NOT_IN_A_MACHINE {
         say(&format!("not made in a machine: {name}: {why}"));
     }
@@ -107,24 +103,17 @@ async fn without_user_namespaces(gives_l1: bool) {
     for setup in [Setup::new(), Setup::new().user(USER)] {
         let daemon = setup.start().await;
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
-        let refusal = daemon
-            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-            .await;
+        let refusal = daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert_eq!(refusal.metadata["stage"], "user_namespace");
         assert_eq!(refusal.metadata["errno"], "ENOSPC");
         assert!(refusal.metadata["remedy"].contains("max_user_namespaces"));
         assert!(!daemon.file("ran").exists());
     }
-    let allowed = Setup::new()
-        .user(USER)
-        .arguments(&["--minimum-level", "L1"]);
+    let allowed = Setup::new().user(USER).arguments(&["--minimum-level", "L1"]);
     let daemon = allowed.start().await;
     let isolation = daemon.info().await.isolation.unwrap();
-    let tried: Vec<_> = isolation
-        .refused
-        .iter()
-        .map(|one| (one.level.as_str(), one.stage.as_str()))
-        .collect();
+    let tried: Vec<_> =
+        isolation.refused.iter().map(|one| (one.level.as_str(), one.stage.as_str())).collect();
     let namespaces = [("L3", "user_namespace"), ("L2", "user_namespace")];
     if gives_l1 {
         assert_eq!((isolation.level.as_str(), isolation.ready), ("L1", true));
@@ -139,9 +128,7 @@ async fn without_user_namespaces(gives_l1: bool) {
         let last = isolation.refused.last().unwrap();
         assert!(last.message.contains("version 2 of Landlock"), "{last:?}");
         assert!(last.remedy.contains("6.12"), "{last:?}");
-        daemon
-            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-            .await;
+        daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists());
     }
 }

@@ -12,17 +12,9 @@ struct Fault(&'static [&'static str], &'static str, &'static str);
 /// Flags of clone(2) and mount(2) tell the steps apart.
 const FAULTS: &[Fault] = &[
     // What maps owners is a user namespace, too.
-    Fault(
-        &["clone:0:0x10000000:0x7e020000=1"],
-        "user_namespace",
-        "EPERM",
-    ),
+    Fault(&["clone:0:0x10000000:0x7e020000=1"], "user_namespace", "EPERM"),
     // CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID
-    Fault(
-        &["clone:0:0x30020000:0x7e020000=28"],
-        "user_namespace",
-        "ENOSPC",
-    ),
+    Fault(&["clone:0:0x30020000:0x7e020000=28"], "user_namespace", "ENOSPC"),
     Fault(&["setresuid=1"], "set_user", "EPERM"),
     Fault(&["setresgid=1"], "set_user", "EPERM"),
     // MS_PRIVATE | MS_REC
@@ -31,11 +23,7 @@ const FAULTS: &[Fault] = &[
     Fault(&["open_tree=1"], "open_source", "EPERM"),
     Fault(&["open_tree=24"], "open_source", "EMFILE"),
     // All but the user's.
-    Fault(
-        &["clone:0:0x6e020000:0x7e020000=12"],
-        "template_namespaces",
-        "ENOMEM",
-    ),
+    Fault(&["clone:0:0x6e020000:0x7e020000=12"], "template_namespaces", "ENOMEM"),
     // MS_NOSUID | MS_NODEV
     Fault(&["mount:3:6=12"], "build_root", "ENOMEM"),
     Fault(&["move_mount=1"], "build_root", "EPERM"),
@@ -51,19 +39,11 @@ const FAULTS: &[Fault] = &[
     Fault(&["unshare:0:0x40000000=28"], "network_namespace", "ENOSPC"),
     Fault(&["setns=1"], "network_namespace", "EPERM"),
     // CLONE_NEWUSER | CLONE_NEWNS
-    Fault(
-        &["clone:0:0x10020000:0x7e020000=28"],
-        "slot_namespace",
-        "ENOSPC",
-    ),
+    Fault(&["clone:0:0x10020000:0x7e020000=28"], "slot_namespace", "ENOSPC"),
     // RLIMIT_CORE
     Fault(&["prlimit64:1:4=1"], "resource_limits", "EPERM"),
     // CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC
-    Fault(
-        &["clone:0:0x28020000:0x7e020000=11"],
-        "run_namespaces",
-        "EAGAIN",
-    ),
+    Fault(&["clone:0:0x28020000:0x7e020000=11"], "run_namespaces", "EAGAIN"),
     // PR_CAPBSET_DROP
     Fault(&["prctl:0:24=1"], "capabilities", "EPERM"),
     // PR_SET_SECUREBITS
@@ -102,24 +82,17 @@ async fn start(injector: &HostProgram, faults: &[&str], setup: Setup) -> Daemon 
 async fn case_84_a_step_that_fails_at_a_lower_level_is_named_and_nothing_is_run() {
     let injector = HostProgram::compile("inject");
     let mut wrong = Vec::new();
-    for (level, faults, setup) in [
-        ("L2", FAULTS_AT_L2, Setup::new().at_l2()),
-        ("L1", FAULTS_AT_L1, Setup::new().at_l1()),
-    ] {
+    for (level, faults, setup) in
+        [("L2", FAULTS_AT_L2, Setup::new().at_l2()), ("L1", FAULTS_AT_L1, Setup::new().at_l1())]
+    {
         for Fault(faults, stage, errno) in faults {
             let daemon = start(&injector, faults, setup.clone()).await;
             assert_eq!(daemon.health().await, ServingStatus::NotServing);
-            daemon
-                .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-                .await;
+            daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
             assert!(!daemon.file("ran").exists(), "{faults:?}");
             let isolation = daemon.info().await.isolation.unwrap();
             let last = isolation.refused.last().unwrap();
-            let told = (
-                last.level.as_str(),
-                last.stage.as_str(),
-                last.errno.as_str(),
-            );
+            let told = (last.level.as_str(), last.stage.as_str(), last.errno.as_str());
             if told != (level, stage, errno) {
                 wrong.push(format!("{faults:?}: {last:?}"));
             }
@@ -136,14 +109,8 @@ async fn case_84_a_step_that_fails_is_named_and_nothing_is_run() {
     for Fault(faults, stage, errno) in FAULTS {
         let daemon = start(&injector, faults, Setup::new()).await;
         let isolation = daemon.info().await.isolation.unwrap();
-        assert_eq!(
-            daemon.health().await,
-            ServingStatus::NotServing,
-            "{faults:?}"
-        );
-        let refusal = daemon
-            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-            .await;
+        assert_eq!(daemon.health().await, ServingStatus::NotServing, "{faults:?}");
+        let refusal = daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists(), "{faults:?}");
         assert_eq!(isolation.level, "L0", "{faults:?}");
         let told = |name: &str| refusal.metadata[name].clone();
@@ -186,10 +153,7 @@ async fn case_84_a_host_name_that_is_refused_costs_no_level_and_is_reported() {
         let layers = daemon.info().await.isolation.unwrap().layers;
         let layer = layers.iter().find(|layer| layer.name == "uts_namespace");
         let layer = layer.unwrap();
-        assert!(
-            layer.applied && layer.detail.contains("refused"),
-            "{layer:?}"
-        );
+        assert!(layer.applied && layer.detail.contains("refused"), "{layer:?}");
     }
     let daemon = Setup::new().start().await;
     assert_eq!(daemon.output(argv(&["uname", "-n"])).await, "jig\n");
@@ -222,21 +186,15 @@ async fn case_85_what_the_host_has_no_more_of_is_told_and_comes_back() {
         // The template's, and four slots'.
         ("max_net_namespaces=5", "network_namespace"),
     ] {
-        let daemon = Setup::new()
-            .environment("JIG_TEST_LIMIT", limit)
-            .without_namespaces()
-            .start()
-            .await;
+        let daemon =
+            Setup::new().environment("JIG_TEST_LIMIT", limit).without_namespaces().start().await;
         assert_eq!(daemon.run(shell("true")).await.isolation, "L3", "{limit}");
         let mark = Mark::new();
         let mut running = Vec::new();
         let refusal = loop {
             assert!(running.len() < 8, "{limit}");
             let before = mark.processes().len();
-            let request = RunRequest {
-                timeout_sec: Some(600),
-                ..argv(&["sleep", "1000"])
-            };
+            let request = RunRequest { timeout_sec: Some(600), ..argv(&["sleep", "1000"]) };
             let mut call = daemon.begin(mark.on(request));
             let mut refused = None;
             eventually("it runs or is refused", async || {
@@ -302,14 +260,9 @@ async fn case_85_a_host_without_numbers_for_processes_says_so_and_comes_back() {
         .await;
     let mark = Mark::new();
     let greedy = daemon.begin(mark.on(argv(&["python3", "-c", GREEDY])));
-    eventually("none is left", async || {
-        daemon.file("full").exists() || greedy.is_finished()
-    })
-    .await;
+    eventually("none is left", async || daemon.file("full").exists() || greedy.is_finished()).await;
     // Those that are there already are run.
-    let calls: Vec<_> = (0..8)
-        .map(|_| daemon.begin(argv(&["sleep", "1"])))
-        .collect();
+    let calls: Vec<_> = (0..8).map(|_| daemon.begin(argv(&["sleep", "1"]))).collect();
     let mut refused = 0;
     for call in calls {
         let Err(status) = call.await.unwrap() else {

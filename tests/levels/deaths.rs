@@ -31,10 +31,8 @@ async fn nothing_outlives(setup: Setup, names: &[&str]) {
         runs.push(running);
     }
     drop(daemon);
-    eventually("no process of the daemon's is left", async || {
-        of_session(keeper.pid).is_empty()
-    })
-    .await;
+    eventually("no process of the daemon's is left", async || of_session(keeper.pid).is_empty())
+        .await;
     mark.vanishes().await;
     for run in runs {
         let _lost_or_killed = run.await.unwrap();

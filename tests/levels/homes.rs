@@ -14,13 +14,8 @@ const KEPT: &str = "home = \"keep\"";
 /// To whom workspaces belong.
 const OWNER: u32 = 4242;
 /// A root daemon without CAP_SYS_ADMIN, as in a container.
-const WITHOUT_MOUNTS: [&str; 5] = [
-    "setpriv",
-    "--inh-caps",
-    "-sys_admin",
-    "--bounding-set",
-    "-sys_admin",
-];
+const WITHOUT_MOUNTS: [&str; 5] =
+    ["setpriv", "--inh-caps", "-sys_admin", "--bounding-set", "-sys_admin"];
 
 /// What a daemon says that runs nothing because of a home that cannot be kept.
 async fn refused(daemon: &Daemon, level: &str) -> SandboxFailure {
@@ -36,10 +31,7 @@ async fn at_l2_it_is_kept() {
     let daemon = Setup::new().workspace_table(KEPT).at_l2().start().await;
     daemon.output(shell("echo kept > ~/f; touch /tmp/f")).await;
     let response = daemon.run(shell("cat ~/f; ls /tmp")).await;
-    assert_eq!(
-        (response.isolation.as_str(), &*response.stdout),
-        ("L2", "kept\n")
-    );
+    assert_eq!((response.isolation.as_str(), &*response.stdout), ("L2", "kept\n"));
 }
 
 #[tokio::test]
@@ -66,10 +58,7 @@ async fn a_user_who_cannot_enter_the_state_directory_has_none() {
     };
     let daemon = setup().start().await;
     let response = daemon.run(shell("echo $HOME; touch ~/f")).await;
-    assert_eq!(
-        response.isolation, "L3",
-        "without a kept home it is as ever"
-    );
+    assert_eq!(response.isolation, "L3", "without a kept home it is as ever");
     for level in ["L3", "L2", "L1"] {
         let setup = setup().workspace_table(KEPT);
         let daemon = setup.arguments(&["--minimum-level", level]).start().await;
@@ -92,10 +81,7 @@ async fn root_of_a_namespace_that_does_not_know_the_workspaces_owner_keeps_it_fo
         .await;
     daemon.output(shell("echo kept > ~/f")).await;
     let daemon = daemon.restart().await;
-    assert_eq!(
-        daemon.output(shell("cat ~/f; id -un")).await,
-        "kept\nagent\n"
-    );
+    assert_eq!(daemon.output(shell("cat ~/f; id -un")).await, "kept\nagent\n");
     let home = only_home(&daemon);
     assert_eq!(home.join("f").metadata().unwrap().uid(), USER);
 }
@@ -120,10 +106,7 @@ async fn it_outlives_a_new_owner_of_the_workspace() {
     // Where owners cannot be mapped, commands are the workspace's owner, and the home is not theirs.
     let injector = HostProgram::compile("inject");
     let injector = injector.path.to_str().unwrap();
-    let daemon = setup()
-        .under([injector, "clone:0:0x10000000:0x7e020000=1", "--"])
-        .start()
-        .await;
+    let daemon = setup().under([injector, "clone:0:0x10000000:0x7e020000=1", "--"]).start().await;
     daemon.output(shell("echo kept > ~/f")).await;
     let home = only_home(&daemon);
     chown(daemon.workspace(), Some(5353), Some(5353)).unwrap();

@@ -89,18 +89,12 @@ async fn the_workspace_is_where_it_is() {
     assert_eq!(daemon.output(shell("pwd")).await, format!("{path}\n"));
     let line = "mkdir -p a/b && echo text > a/b/file && mv a/b/file a/file && cat a/file";
     assert_eq!(daemon.output(shell(line)).await, "text\n");
-    let within = RunRequest {
-        cwd: Some(format!("{path}/a")),
-        ..shell("pwd")
-    };
+    let within = RunRequest { cwd: Some(format!("{path}/a")), ..shell("pwd") };
     assert_eq!(daemon.output(within).await, format!("{path}/a\n"));
     let file = format!("{path}/a/file");
     assert_eq!(daemon.read_file(&file).await.unwrap(), "text\n");
     assert_eq!(daemon.file("a/file").metadata().unwrap().uid(), USER);
-    let elsewhere = RunRequest {
-        cwd: Some("/workspace".to_owned()),
-        ..shell("pwd")
-    };
+    let elsewhere = RunRequest { cwd: Some("/workspace".to_owned()), ..shell("pwd") };
     daemon.refuses(elsewhere, "PATH_ESCAPE").await;
 }
 
@@ -136,11 +130,7 @@ async fn a_command_has_no_privilege_left() {
 
 #[tokio::test]
 async fn each_run_has_directories_of_its_own_and_none_stays() {
-    let daemon = Setup::new()
-        .environment("TMPDIR", "/tmp")
-        .at_l1()
-        .start()
-        .await;
+    let daemon = Setup::new().environment("TMPDIR", "/tmp").at_l1().start().await;
     let line = "echo $HOME $TMPDIR; ls -A $HOME $TMPDIR | grep -c file; echo x > $HOME/file && echo x > $TMPDIR/file; \
                 mkdir -p $TMPDIR/a/b/c && chmod 0 $TMPDIR/a";
     let mut seen = Vec::new();
@@ -177,9 +167,7 @@ async fn files_are_moved_and_linked_between_directories() {
             mkdir e; git mv d/f e/f; git status --porcelain",
     ];
     for (line, expected) in
-        lines
-            .iter()
-            .zip(["text\n", "text\n", "text\n", "1\n", "R  d/f -> e/f\n"])
+        lines.iter().zip(["text\n", "text\n", "text\n", "1\n", "R  d/f -> e/f\n"])
     {
         assert_eq!(daemon.output(shell(line)).await, expected, "{line}");
     }
@@ -199,9 +187,7 @@ async fn whatever_a_command_leaves_behind_is_ended() {
     }
     let mark = Mark::new();
     let began = Instant::now();
-    let response = daemon
-        .run(mark.on(argv(&["sh", "-c", "sleep 100 & exit 5"])))
-        .await;
+    let response = daemon.run(mark.on(argv(&["sh", "-c", "sleep 100 & exit 5"]))).await;
     mark.assert_gone();
     assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
     assert_eq!(response.exit_code, Some(5));
@@ -219,12 +205,7 @@ fn stubborn() -> RunRequest {
 async fn a_command_past_its_timeout_is_ended_with_all_that_it_started() {
     let daemon = start().await;
     let mark = Mark::new();
-    let response = daemon
-        .run(mark.on(RunRequest {
-            timeout_sec: Some(1),
-            ..stubborn()
-        }))
-        .await;
+    let response = daemon.run(mark.on(RunRequest { timeout_sec: Some(1), ..stubborn() })).await;
     mark.assert_gone();
     assert_eq!(response.outcome(), Outcome::TimedOut);
     let response = daemon
@@ -272,14 +253,8 @@ async fn a_daemon_that_is_killed_leaves_nothing() {
     daemon.signal(Signal::KILL);
     daemon.exit().await;
     mark.vanishes().await;
-    eventually("the daemon's processes are gone", async || {
-        !everything.iter().any(is_alive)
-    })
-    .await;
-    promptly("the caller notices", call)
-        .await
-        .unwrap()
-        .unwrap_err();
+    eventually("the daemon's processes are gone", async || !everything.iter().any(is_alive)).await;
+    promptly("the caller notices", call).await.unwrap().unwrap_err();
 }
 
 #[tokio::test]
@@ -295,10 +270,7 @@ async fn a_supervisor_that_is_killed_takes_its_run_along() {
         .find(|pid| host_status(*pid, "Name").unwrap() == "jig-supervisor")
         .unwrap();
     kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
-    let status = promptly("the call is answered", call)
-        .await
-        .unwrap()
-        .unwrap_err();
+    let status = promptly("the call is answered", call).await.unwrap().unwrap_err();
     assert!(status.message().contains("lost"), "{status:?}");
     mark.vanishes().await;
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
@@ -309,12 +281,8 @@ async fn a_fork_bomb_reaches_its_limit_and_the_daemon_lives() {
     let daemon = Setup::new().at_l1().alone().start().await;
     let program = compile(&daemon, "fork_bomb");
     let mark = Mark::new();
-    let response = daemon
-        .run(mark.on(RunRequest {
-            timeout_sec: Some(3),
-            ..argv(&[&program])
-        }))
-        .await;
+    let response =
+        daemon.run(mark.on(RunRequest { timeout_sec: Some(3), ..argv(&[&program]) })).await;
     mark.assert_gone();
     assert_eq!(response.outcome(), Outcome::TimedOut, "{response:?}");
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
@@ -322,11 +290,7 @@ async fn a_fork_bomb_reaches_its_limit_and_the_daemon_lives() {
 
 /// Checks that a daemon that may give L1 does not, and says why.
 async fn refuses(setup: Setup, stage: &str, why: &str) {
-    let daemon = setup
-        .arguments(&["--minimum-level", "L1"])
-        .without_namespaces()
-        .start()
-        .await;
+    let daemon = setup.arguments(&["--minimum-level", "L1"]).without_namespaces().start().await;
     refused(&daemon, stage, why).await;
 }
 
@@ -341,19 +305,13 @@ async fn refused(daemon: &Daemon, stage: &str, why: &str) {
 #[tokio::test]
 async fn what_needs_a_mount_is_not_given_without_one() {
     refuses(
-        Setup::new()
-            .workspace_file("kept/file", "")
-            .workspace_table("protected = [\"kept\"]"),
+        Setup::new().workspace_file("kept/file", "").workspace_table("protected = [\"kept\"]"),
         "protected_paths",
         "protected",
     )
     .await;
-    refuses(
-        Setup::new().workspace_table("mount_path = \"/elsewhere\""),
-        "in_place",
-        "mount_path",
-    )
-    .await;
+    refuses(Setup::new().workspace_table("mount_path = \"/elsewhere\""), "in_place", "mount_path")
+        .await;
     refuses(
         Setup::new().arguments(&["--bind-ro", "/etc/hosts:/hosts"]),
         "in_place",
@@ -364,18 +322,8 @@ async fn what_needs_a_mount_is_not_given_without_one() {
 
 #[tokio::test]
 async fn temporary_files_must_not_be_shared() {
-    refuses(
-        Setup::new().environment("TMPDIR", "/usr"),
-        "in_place",
-        "/usr",
-    )
-    .await;
-    refuses(
-        Setup::new().environment("TMPDIR", "/nowhere"),
-        "in_place",
-        "/nowhere",
-    )
-    .await;
+    refuses(Setup::new().environment("TMPDIR", "/usr"), "in_place", "/usr").await;
+    refuses(Setup::new().environment("TMPDIR", "/nowhere"), "in_place", "/nowhere").await;
 }
 
 #[tokio::test]
@@ -392,10 +340,8 @@ async fn temporary_files_must_not_lie_in_another_workspace() {
 
 #[tokio::test]
 async fn a_kernel_without_landlock_does_not_give_it() {
-    let (without, profile) = (
-        HostProgram::compile("without_landlock"),
-        HostProgram::compile("without_namespaces"),
-    );
+    let (without, profile) =
+        (HostProgram::compile("without_landlock"), HostProgram::compile("without_namespaces"));
     let daemon = Setup::new()
         .workspace_owner(USER)
         .under([&without.path, &profile.path])
@@ -408,11 +354,8 @@ async fn a_kernel_without_landlock_does_not_give_it() {
 #[tokio::test]
 async fn commands_of_a_workspace_of_roots_would_be_root() {
     let wrapper = HostProgram::compile("no_namespaces");
-    let daemon = Setup::new()
-        .under([&wrapper.path])
-        .arguments(&["--minimum-level", "L1"])
-        .start()
-        .await;
+    let daemon =
+        Setup::new().under([&wrapper.path]).arguments(&["--minimum-level", "L1"]).start().await;
     refused(&daemon, "workspace_owner", "belongs to root").await;
     let refusal = daemon.refuses(shell("true"), "SANDBOX_UNAVAILABLE").await;
     let remedy = &refusal.metadata["remedy"];
@@ -422,15 +365,10 @@ async fn commands_of_a_workspace_of_roots_would_be_root() {
 #[tokio::test]
 async fn it_is_never_given_unasked() {
     for level in ["L2", "L3"] {
-        let daemon = Setup::new()
-            .arguments(&["--minimum-level", level])
-            .without_namespaces()
-            .start()
-            .await;
+        let daemon =
+            Setup::new().arguments(&["--minimum-level", level]).without_namespaces().start().await;
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
-        daemon
-            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-            .await;
+        daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists());
         let isolation = daemon.info().await.isolation.unwrap();
         let tried = isolation.refused.iter().map(|one| one.level.as_str());

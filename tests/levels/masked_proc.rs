@@ -25,18 +25,13 @@ async fn it_is_told_what_is_given_and_what_is_not_and_why() {
         panic!("{isolation:?}");
     };
     assert_eq!(
-        (
-            refused.level.as_str(),
-            refused.stage.as_str(),
-            refused.errno.as_str()
-        ),
+        (refused.level.as_str(), refused.stage.as_str(), refused.errno.as_str()),
         ("L3", "mount_template_proc", "EPERM")
     );
     assert!(refused.remedy.contains("procMount"), "{refused:?}");
     let missing = isolation.layers.iter().filter(|layer| !layer.applied);
-    let missing: Vec<_> = missing
-        .map(|layer| (layer.name.as_str(), layer.remedy.contains("procMount")))
-        .collect();
+    let missing: Vec<_> =
+        missing.map(|layer| (layer.name.as_str(), layer.remedy.contains("procMount"))).collect();
     assert_eq!(missing, [("fresh_proc", true), ("kernel_quotas", true)]);
 }
 
@@ -51,20 +46,11 @@ async fn what_a_run_occupies_is_measured() {
         ..request
     };
     let fill = "import time; filled = bytearray(256 << 20); time.sleep(1000)";
-    let few_files = LowerLimits {
-        open_files_total: Some(8000),
-        ..LowerLimits::default()
-    };
-    let little_memory = LowerLimits {
-        memory_bytes: Some(64 << 20),
-        ..LowerLimits::default()
-    };
+    let few_files = LowerLimits { open_files_total: Some(8000), ..LowerLimits::default() };
+    let little_memory = LowerLimits { memory_bytes: Some(64 << 20), ..LowerLimits::default() };
     for (request, limit) in [
         (limited(few_files, argv(&[&open_files, "2"])), "open_files"),
-        (
-            limited(little_memory, argv(&["python3", "-c", fill])),
-            "memory",
-        ),
+        (limited(little_memory, argv(&["python3", "-c", fill])), "memory"),
     ] {
         let response = daemon.run(request).await;
         assert_eq!(response.limit, limit, "{response:?}");
@@ -75,16 +61,11 @@ async fn what_a_run_occupies_is_measured() {
 async fn it_is_never_given_unasked() {
     let daemon = Setup::new().with_masked_proc().start().await;
     assert_eq!(daemon.health().await, ServingStatus::NotServing);
-    let refusal = daemon
-        .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-        .await;
+    let refusal = daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
     // What gives more depends on the container that the tests run in, if any.
     let says = |part| refusal.message.contains(part);
     assert!(says("--minimum-level L2"), "{refusal:?}");
-    assert!(
-        says("procMount") || says("systempaths=unconfined"),
-        "{refusal:?}"
-    );
+    assert!(says("procMount") || says("systempaths=unconfined"), "{refusal:?}");
     assert!(!daemon.file("ran").exists());
 }
 
@@ -92,15 +73,7 @@ async fn it_is_never_given_unasked() {
 async fn root_mounts_a_fresh_proc_in_spite_of_masks() {
     // Who has CAP_SYS_ADMIN where the masks were made can do so.
     let masks = "mount --bind /dev/null /proc/keys && mount -t tmpfs -o ro tmpfs /proc/fs && exec \"$0\" \"$@\"";
-    let wrapper = [
-        "unshare",
-        "--mount",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        masks,
-    ];
+    let wrapper = ["unshare", "--mount", "--propagation", "private", "sh", "-c", masks];
     let daemon = Setup::new().under(wrapper).start().await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
     let own = daemon.output(shell("cd /proc; echo [0-9]*")).await;
@@ -112,10 +85,7 @@ async fn proc_is_the_daemons_but_read_only_and_masked() {
     let daemon = start().await;
     let pid = daemon.pid();
     let seen = daemon.output(shell("cd /proc; echo [0-9]*")).await;
-    assert!(
-        seen.split_whitespace().any(|seen| seen == pid.to_string()),
-        "{seen}"
-    );
+    assert!(seen.split_whitespace().any(|seen| seen == pid.to_string()), "{seen}");
     // The command finds itself by the number that the daemon's namespace gives it.
     let own = daemon.output(shell("echo $$; readlink /proc/self")).await;
     let (inside, outside) = own.trim().split_once('\n').unwrap();
@@ -132,12 +102,7 @@ async fn proc_is_the_daemons_but_read_only_and_masked() {
         let response = daemon.run(shell(&line)).await;
         assert_ne!(response.exit_code, Some(0), "{file}: {response:?}");
         let why = response.stderr;
-        assert!(
-            ["Read-only", "denied"]
-                .iter()
-                .any(|part| why.contains(part)),
-            "{file}: {why}"
-        );
+        assert!(["Read-only", "denied"].iter().any(|part| why.contains(part)), "{file}: {why}");
     }
     for file in ["kcore", "keys", "kallsyms", "timer_list", "modules"] {
         let line = format!("head -c 16 /proc/{file} | wc -c");
@@ -186,10 +151,7 @@ async fn nothing_can_be_opened_of_others(daemon: &Daemon) {
             // Warm sandboxes come and go, and of a dead process there is nothing to be had.
             if is_alive(&process) {
                 assert_ne!(response.exit_code, Some(0), "{pid} {file}: {response:?}");
-                assert!(
-                    response.stderr.contains("denied"),
-                    "{pid} {file}: {response:?}"
-                );
+                assert!(response.stderr.contains("denied"), "{pid} {file}: {response:?}");
             }
         }
         let response = daemon.run(shell(&format!("kill -9 {pid}"))).await;
@@ -209,10 +171,8 @@ async fn a_run_leaves_nothing_to_the_next() {
         let response = daemon.run(argv(&[&program, "find"])).await;
         check_nothing_is_left(&response);
     }
-    eventually("no slot is lost", async || {
-        daemon.info().await.counts.unwrap().sandboxes_warm >= 2
-    })
-    .await;
+    eventually("no slot is lost", async || daemon.info().await.counts.unwrap().sandboxes_warm >= 2)
+        .await;
 }
 
 #[tokio::test]
@@ -235,10 +195,7 @@ async fn what_is_started_again_gives_the_same_level() {
         let mut killed = descendants(process.pid);
         kill_process(Pid::from_raw(process.pid).unwrap(), Signal::KILL).unwrap();
         killed.push(process);
-        eventually("all that it made is gone", async || {
-            !killed.iter().any(is_alive)
-        })
-        .await;
+        eventually("all that it made is gone", async || !killed.iter().any(is_alive)).await;
         let response = daemon.run(shell("cd /proc; echo [0-9]*")).await;
         assert_eq!(response.isolation, level, "{name}: {response:?}");
         let seen = response.stdout.split_whitespace();
@@ -252,15 +209,10 @@ async fn the_rest_is_as_at_l3() {
     let daemon = start().await;
     let status = daemon.output(argv(&["cat", "/proc/self/status"])).await;
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
-        assert!(
-            status.contains(&format!("{set}:\t0000000000000000")),
-            "{status}"
-        );
+        assert!(status.contains(&format!("{set}:\t0000000000000000")), "{status}");
     }
     assert_eq!(
-        daemon
-            .output(shell("pwd; ls -d /sys /root 2> /dev/null; true"))
-            .await,
+        daemon.output(shell("pwd; ls -d /sys /root 2> /dev/null; true")).await,
         "/workspace\n"
     );
     for (program, what) in [("daemonize", "started\n"), ("dodge", "running\n")] {

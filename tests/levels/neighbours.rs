@@ -83,10 +83,8 @@ async fn leave_the_daemon_alone(daemon: &Daemon) {
     let abstract_listener = UnixListener::bind_addr(&name).unwrap();
     let program = compile(daemon, "neighbour");
     let socket = daemon.socket();
-    let mut processes: Vec<i32> = descendants(daemon.pid())
-        .into_iter()
-        .map(|process| process.pid)
-        .collect();
+    let mut processes: Vec<i32> =
+        descendants(daemon.pid()).into_iter().map(|process| process.pid).collect();
     processes.push(daemon.pid());
     assert!(processes.len() > 3, "{processes:?}");
     let before = descendants(daemon.pid()).len();
@@ -215,24 +213,16 @@ async fn at_l1_what_takes_a_workspaces_place_opens_nothing() {
     let inner = around.path().join("inner");
     fs::create_dir(&inner).unwrap();
     chown(&inner, Some(USER), Some(USER)).unwrap();
-    let table = format!(
-        "[[workspaces]]\nname = \"inner\"\npath = \"{}\"",
-        inner.display()
-    );
+    let table = format!("[[workspaces]]\nname = \"inner\"\npath = \"{}\"", inner.display());
     let daemon = Setup::new().workspace_table(&table).at_l1().start().await;
     let run = async |workspace: &str, script: &str| {
-        daemon
-            .try_run(with("jig-workspace", workspace, shell(script)))
-            .await
+        daemon.try_run(with("jig-workspace", workspace, shell(script))).await
     };
     assert_eq!(run("inner", "pwd").await.unwrap().isolation, "L1");
     // By somebody who may write beside it.
     fs::rename(&inner, around.path().join("moved")).unwrap();
     std::os::unix::fs::symlink(outside.path(), &inner).unwrap();
-    let script = format!(
-        "cat secret {0}/secret; echo x > {0}/secret",
-        outside.path().display()
-    );
+    let script = format!("cat secret {0}/secret; echo x > {0}/secret", outside.path().display());
     let mut refused = None;
     for _ in 0..8 {
         match run("inner", &script).await {
@@ -243,8 +233,5 @@ async fn at_l1_what_takes_a_workspaces_place_opens_nothing() {
     }
     let refused = refused.expect("no more are made");
     assert!(refused.message.contains("restart it"), "{refused:?}");
-    assert_eq!(
-        fs::read_to_string(outside.path().join("secret")).unwrap(),
-        "secret"
-    );
+    assert_eq!(fs::read_to_string(outside.path().join("secret")).unwrap(), "secret");
 }

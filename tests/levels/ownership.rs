@@ -20,9 +20,7 @@ async fn a_workspace_of_roots_is_given_to_its_commands_where_the_operator_says_s
     let outside = tempfile::tempdir().unwrap();
     let secret = outside.path().join("secret");
     fs::write(&secret, "roots\n").unwrap();
-    let setup = Setup::new()
-        .workspace_file("folder/file", "of root\n")
-        .root_of_a_container();
+    let setup = Setup::new().workspace_file("folder/file", "of root\n").root_of_a_container();
     let daemon = setup.start().await;
     let log = daemon.log();
     for part in ["\"changed\":3", "\"owner\":61000", "\"left\":0"] {
@@ -40,10 +38,7 @@ async fn a_workspace_of_roots_is_given_to_its_commands_where_the_operator_says_s
     assert_eq!(owner("by-tool"), (61_000, 61_000));
     let line = "echo command >> by-tool; echo more >> folder/file; umask 077; mkdir own; echo own > own/file";
     assert_eq!(daemon.run(shell(line)).await.exit_code, Some(0));
-    assert_eq!(
-        daemon.read_file("by-tool").await.unwrap(),
-        "tool\ncommand\n"
-    );
+    assert_eq!(daemon.read_file("by-tool").await.unwrap(), "tool\ncommand\n");
     assert_eq!(daemon.read_file("own/file").await.unwrap(), "own\n");
     write_file(&daemon, "own/file").await;
     assert_eq!(daemon.output(shell("cat own/file")).await, "tool\n");
@@ -85,26 +80,16 @@ async fn a_check_gives_nothing_away() {
 #[tokio::test]
 async fn a_workspace_that_commands_cannot_enter_is_said_to_be_closed() {
     let folder = tempfile::tempdir().unwrap();
-    fs::set_permissions(
-        folder.path(),
-        std::os::unix::fs::PermissionsExt::from_mode(0o700),
-    )
-    .unwrap();
+    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .unwrap();
     let inner = folder.path().join("inner");
     fs::create_dir(&inner).unwrap();
     let table = format!("[[workspaces]]\nname = \"inner\"\npath = {inner:?}");
-    let daemon = Setup::new()
-        .workspace_table(&table)
-        .root_of_a_container()
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_table(&table).root_of_a_container().start().await;
     // What is reported of all is what is true of the weakest.
     let isolation = daemon.info().await.isolation.unwrap();
     assert_eq!(isolation.level, "L0");
     let last = isolation.refused.last().unwrap();
-    assert_eq!(
-        (last.level.as_str(), last.stage.as_str()),
-        ("L1", "in_place")
-    );
+    assert_eq!((last.level.as_str(), last.stage.as_str()), ("L1", "in_place"));
     assert!(last.message.contains("is closed to user 61001"), "{last:?}");
 }

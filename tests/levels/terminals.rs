@@ -5,18 +5,13 @@ use jig::api::v1::{StartRequest, TerminalSize};
 use crate::support::{Daemon, Refusal, Setup, shell, started};
 
 fn on_terminal(command: &str) -> StartRequest {
-    StartRequest {
-        pty: Some(TerminalSize { cols: 90, rows: 30 }),
-        ..started(shell(command))
-    }
+    StartRequest { pty: Some(TerminalSize { cols: 90, rows: 30 }), ..started(shell(command)) }
 }
 
 #[tokio::test]
 async fn at_l2_they_have_one_of_their_own() {
     let daemon = Setup::new().at_l2().start().await;
-    let mut watch = daemon
-        .watch(on_terminal("tty; stty size; ls /dev/pts"))
-        .await;
+    let mut watch = daemon.watch(on_terminal("tty; stty size; ls /dev/pts")).await;
     watch.finish().await;
     assert_eq!(watch.text(), "/dev/pts/0\r\n30 90\r\n0  ptmx\r\n");
 }

@@ -28,19 +28,10 @@ fn bombs() -> [RunRequest; 4] {
         timeout_sec: Some(3),
         ..limited(command, limits)
     };
-    let memory = LowerLimits {
-        memory_bytes: Some(200 << 20),
-        ..LowerLimits::default()
-    };
-    let processes = LowerLimits {
-        processes: Some(100),
-        ..LowerLimits::default()
-    };
+    let memory = LowerLimits { memory_bytes: Some(200 << 20), ..LowerLimits::default() };
+    let processes = LowerLimits { processes: Some(100), ..LowerLimits::default() };
     [
-        lowered(
-            "python3 -c 'x = bytearray(10)\nwhile True: x += bytearray(1 << 20)'",
-            memory,
-        ),
+        lowered("python3 -c 'x = bytearray(10)\nwhile True: x += bytearray(1 << 20)'", memory),
         lowered("f() { f | f & }; while :; do f; done", processes),
         lowered(
             "while :; do for folder in /tmp /dev/shm $HOME; do head -c 3000000000 /dev/zero > $folder/x; done; rm /tmp/x /dev/shm/x $HOME/x; done",
@@ -127,10 +118,7 @@ async fn ten_runs_and_health_do_not_notice_bombs_beside_them() {
     let percentile = |times: &[Duration], percent: usize| times[(times.len() - 1) * percent / 100];
     for (what, times) in [("without bombs", &without), ("beside bombs", &beside)] {
         let [half, most] = [50, 99].map(|percent| percentile(times, percent));
-        eprintln!(
-            "health {what}: p50 {half:?}, p99 {most:?}, of {}",
-            times.len()
-        );
+        eprintln!("health {what}: p50 {half:?}, p99 {most:?}, of {}", times.len());
     }
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
 }

@@ -42,11 +42,9 @@ fn runs(daemon: &Daemon, below: &str) -> Vec<PathBuf> {
 
 /// What must hold wherever there are cgroups.
 async fn limits_are_held(daemon: &Daemon) {
-    for (name, word) in [
-        ("memory_limit", "memory.max"),
-        ("process_limit", "pids.max"),
-        ("cpu_share", "cpu.weight"),
-    ] {
+    for (name, word) in
+        [("memory_limit", "memory.max"), ("process_limit", "pids.max"), ("cpu_share", "cpu.weight")]
+    {
         let layer = layer(daemon, name).await;
         assert!(layer.applied && layer.detail.contains(word), "{layer:?}");
     }
@@ -69,11 +67,7 @@ async fn memory_is_held(daemon: &Daemon) {
         let mark = Mark::new();
         let request = lowered(attack, |limits| limits.memory_bytes = Some(48 << 20));
         let response = daemon.run(mark.on(request)).await;
-        assert_eq!(
-            told(&response),
-            (Outcome::OomKilled, "memory"),
-            "{response:?}"
-        );
+        assert_eq!(told(&response), (Outcome::OomKilled, "memory"), "{response:?}");
         assert_eq!(response.signal, "SIGKILL");
         assert_eq!(response.stdout, "1\n", "{attack}");
         mark.assert_gone();
@@ -155,10 +149,7 @@ async fn case_n28_without_the_cgroup_that_holds_its_limits_nothing_is_run() {
     daemon.try_run(shell("touch ran")).await.unwrap_err();
     assert!(!daemon.file("ran").exists());
     fs::write(&control, "+pids").unwrap();
-    eventually("it is ready again", async || {
-        daemon.health().await == ServingStatus::Serving
-    })
-    .await;
+    eventually("it is ready again", async || daemon.health().await == ServingStatus::Serving).await;
     processes_are_held(&daemon).await;
 }
 
@@ -217,10 +208,7 @@ async fn shares_of_cpus_are_held() {
     if guest(Kernel::Debian12).runs(|| {}).await {
         return;
     }
-    let daemon = Setup::new()
-        .workspace_table("\n[limits]\ncpus = 0.2\n")
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_table("\n[limits]\ncpus = 0.2\n").start().await;
     assert_eq!(daemon.info().await.run_limits.unwrap().cpus, Some(0.2));
     let of_all_runs = format!("{ROOT}/jig-runs-{}/cpu.weight", daemon.pid());
     assert_eq!(fs::read_to_string(of_all_runs).unwrap(), "10\n");
@@ -229,10 +217,7 @@ async fn shares_of_cpus_are_held() {
     let response = daemon.run(request).await;
     assert_eq!(response.outcome(), Outcome::TimedOut);
     let usage = response.usage.unwrap();
-    assert!(
-        (100..2500).contains(&(usage.user_ms + usage.system_ms)),
-        "{usage:?}"
-    );
+    assert!((100..2500).contains(&(usage.user_ms + usage.system_ms)), "{usage:?}");
 }
 
 #[tokio::test]
@@ -263,11 +248,8 @@ async fn limits_that_are_none_can_be_set() {
         return;
     }
     let table = format!("{LARGEST}processes = 4294967295\n");
-    let daemon = Setup::new()
-        .workspace_table(&table)
-        .under(["prlimit", "--nproc=unlimited"])
-        .start()
-        .await;
+    let daemon =
+        Setup::new().workspace_table(&table).under(["prlimit", "--nproc=unlimited"]).start().await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
 }
 
@@ -282,10 +264,7 @@ async fn a_command_that_hardly_fits_does_not_take_its_sandbox_along() {
     let arguments = [vec!["true"], vec![&argument; 20]].concat();
     let least = lowered("", |limits| limits.memory_bytes = Some(4 << 20)).limits;
     for _ in 0..3 {
-        let request = RunRequest {
-            limits: least,
-            ..argv(&arguments)
-        };
+        let request = RunRequest { limits: least, ..argv(&arguments) };
         let response = daemon.run(request).await;
         assert!(
             [(Outcome::Exited, ""), (Outcome::OomKilled, "memory")].contains(&told(&response)),
@@ -337,21 +316,11 @@ async fn a_cgroup_that_is_not_the_daemons_alone_is_left_as_it_is() {
         sleep 1000 < /dev/null > /dev/null 2>&1 &
         exec "$0" "$@"
     "#;
-    fs::write(
-        "/sys/fs/cgroup/cgroup.subtree_control",
-        "+memory +pids +cpu",
-    )
-    .unwrap();
+    fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids +cpu").unwrap();
     let daemon = Setup::new().under(["sh", "-c", shared]).start().await;
     let layer = layer(&daemon, "memory_limit").await;
-    assert!(
-        layer.applied && layer.detail.contains("watchdog"),
-        "{layer:?}"
-    );
-    assert!(
-        layer.detail.contains("other processes may be in it"),
-        "{layer:?}"
-    );
+    assert!(layer.applied && layer.detail.contains("watchdog"), "{layer:?}");
+    assert!(layer.detail.contains("other processes may be in it"), "{layer:?}");
     // It is back where it was, and runs are watched.
     let own = fs::read_to_string(format!("/proc/{}/cgroup", daemon.pid())).unwrap();
     assert_eq!(own, "0::/shared\n");
@@ -359,9 +328,5 @@ async fn a_cgroup_that_is_not_the_daemons_alone_is_left_as_it_is() {
         limits.memory_bytes = Some(48 << 20);
     });
     let response = daemon.run(request).await;
-    assert_eq!(
-        told(&response),
-        (Outcome::OomKilled, "memory"),
-        "{response:?}"
-    );
+    assert_eq!(told(&response), (Outcome::OomKilled, "memory"), "{response:?}");
 }

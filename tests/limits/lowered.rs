@@ -23,20 +23,15 @@ async fn each_limit_holds_as_it_was_lowered() {
         .await;
     assert_eq!(output, "7\n8\n32\n32\n2048\nrefused\n");
     // The next run has the operator's again.
-    let output = daemon
-        .output(shell("ulimit -n; ulimit -H -n; ulimit -t"))
-        .await;
+    let output = daemon.output(shell("ulimit -n; ulimit -H -n; ulimit -t")).await;
     assert_eq!(output, "1024\n4096\nunlimited\n");
 }
 
 #[tokio::test]
 async fn temporary_files_are_limited_for_one_run() {
     let daemon = Daemon::start().await;
-    let limits = LowerLimits {
-        tmp_bytes: Some(1 << 20),
-        tmp_inodes: Some(10),
-        ..LowerLimits::default()
-    };
+    let limits =
+        LowerLimits { tmp_bytes: Some(1 << 20), tmp_inodes: Some(10), ..LowerLimits::default() };
     let script = "for d in /tmp /dev/shm $HOME; do stat -f -c '%b %S %c' $d; \
         head -c 2000000 /dev/zero > $d/big 2> /dev/null || echo full; rm $d/big; \
         (for i in 1 2 3 4 5 6 7 8 9 10 11; do : > $d/$i || exit; done) 2> /dev/null; ls $d | wc -l; done";
@@ -80,10 +75,7 @@ async fn no_limit_can_be_raised() {
         tmp_inodes: Some(1 << 30),
         output_bytes: Some(1001),
     };
-    let request = RunRequest {
-        timeout_sec: Some(61),
-        ..limited("true", limits)
-    };
+    let request = RunRequest { timeout_sec: Some(61), ..limited("true", limits) };
     let refusal = daemon.refuses(request.clone(), "INVALID_PARAMS").await;
     let expected = [
         "limits.cpu_sec",
@@ -98,10 +90,7 @@ async fn no_limit_can_be_raised() {
         "timeout_sec",
     ];
     assert_eq!(refusal.fields(), expected);
-    let request = StartRequest {
-        limits: request.limits,
-        ..started(request)
-    };
+    let request = StartRequest { limits: request.limits, ..started(request) };
     let refusal = Refusal::of(&daemon.try_watch(request).await.unwrap_err());
     assert_eq!(refusal.fields(), expected);
     let too_small = LowerLimits {
@@ -110,20 +99,12 @@ async fn no_limit_can_be_raised() {
         open_files: Some(3),
         ..LowerLimits::default()
     };
-    let refusal = daemon
-        .refuses(limited("true", too_small), "INVALID_PARAMS")
-        .await;
-    assert_eq!(
-        refusal.fields(),
-        ["limits.cpu_sec", "limits.memory_bytes", "limits.open_files"]
-    );
+    let refusal = daemon.refuses(limited("true", too_small), "INVALID_PARAMS").await;
+    assert_eq!(refusal.fields(), ["limits.cpu_sec", "limits.memory_bytes", "limits.open_files"]);
     // What is told is what holds.
     let told = daemon.info().await.run_limits.unwrap();
     assert_eq!((told.cpu_sec, told.memory_bytes), (Some(5), 104_857_600));
-    assert_eq!(
-        (told.output_bytes, told.wall_clock_sec),
-        (Some(1000), Some(60))
-    );
+    assert_eq!((told.output_bytes, told.wall_clock_sec), (Some(1000), Some(60)));
     let output = daemon.output(shell("ulimit -t")).await;
     assert_eq!(output, "5\n");
 }
@@ -137,11 +118,7 @@ async fn the_operators_time_ends_what_was_given_none() {
     let daemon = Setup::new().arguments(&["--config", &config]).start().await;
     let run = daemon.run(shell("sleep 1000")).await;
     assert_eq!(run.outcome(), Outcome::TimedOut);
-    let exited = daemon
-        .watch(started(shell("sleep 1000")))
-        .await
-        .finish()
-        .await;
+    let exited = daemon.watch(started(shell("sleep 1000"))).await.finish().await;
     assert_eq!(exited.outcome(), Outcome::TimedOut);
 }
 
@@ -166,13 +143,8 @@ async fn more_processes_than_the_daemon_may_have_are_refused_at_once() {
 #[tokio::test]
 async fn what_is_not_held_at_l1_is_refused() {
     let daemon = Setup::new().at_l1().start().await;
-    let limits = LowerLimits {
-        tmp_bytes: Some(1 << 20),
-        tmp_inodes: Some(10),
-        ..LowerLimits::default()
-    };
-    let refusal = daemon
-        .refuses(limited("true", limits), "INVALID_PARAMS")
-        .await;
+    let limits =
+        LowerLimits { tmp_bytes: Some(1 << 20), tmp_inodes: Some(10), ..LowerLimits::default() };
+    let refusal = daemon.refuses(limited("true", limits), "INVALID_PARAMS").await;
     assert_eq!(refusal.fields(), ["limits.tmp_bytes", "limits.tmp_inodes"]);
 }

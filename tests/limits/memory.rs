@@ -9,24 +9,13 @@ use crate::support::{Daemon, Mark, Setup, argv, eventually, shell};
 const LIMIT: u64 = 200 << 20;
 
 fn memory(command: &str) -> jig::api::v1::RunRequest {
-    let limits = LowerLimits {
-        memory_bytes: Some(LIMIT),
-        ..LowerLimits::default()
-    };
+    let limits = LowerLimits { memory_bytes: Some(LIMIT), ..LowerLimits::default() };
     limited(command, limits)
 }
 
 fn was_killed_for_memory(response: &RunResponse) {
-    let told = (
-        response.outcome(),
-        response.limit.as_str(),
-        response.signal.as_str(),
-    );
-    assert_eq!(
-        told,
-        (Outcome::OomKilled, "memory", "SIGKILL"),
-        "{response:?}"
-    );
+    let told = (response.outcome(), response.limit.as_str(), response.signal.as_str());
+    assert_eq!(told, (Outcome::OomKilled, "memory", "SIGKILL"), "{response:?}");
     assert_eq!(response.exit_code, None);
 }
 
@@ -56,10 +45,7 @@ async fn what_takes_too_much_memory_is_killed_and_told_so() {
         let mark = Mark::new();
         let response = daemon.run(mark.on(memory(attack))).await;
         was_killed_for_memory(&response);
-        assert_eq!(
-            response.stdout, "1\n",
-            "what it wrote before is there: {attack}"
-        );
+        assert_eq!(response.stdout, "1\n", "what it wrote before is there: {attack}");
         mark.assert_gone();
     }
     // The daemon is well, and so are others.
@@ -98,9 +84,8 @@ async fn a_run_beside_a_bomb_is_not_touched() {
     let daemon = Setup::new().alone().start().await;
     let bomb = "python3 -c 'x = bytearray(10)\nwhile True: x += bytearray(1 << 20)'";
     let bombs: Vec<_> = (0..3).map(|_| daemon.begin(memory(bomb))).collect();
-    let neighbours: Vec<_> = (0..10)
-        .map(|number| daemon.begin(shell(&format!("sleep 1; echo {number}"))))
-        .collect();
+    let neighbours: Vec<_> =
+        (0..10).map(|number| daemon.begin(shell(&format!("sleep 1; echo {number}")))).collect();
     for (number, neighbour) in neighbours.into_iter().enumerate() {
         let response = neighbour.await.unwrap().unwrap();
         assert_eq!(response.stdout, format!("{number}\n"));
@@ -124,16 +109,11 @@ async fn how_memory_is_held_is_told() {
 async fn a_bomb_that_is_watched_is_told_to_who_watches() {
     let daemon = Setup::new().alone().start().await;
     let request = memory("echo here; tail /dev/zero");
-    let request = jig::api::v1::StartRequest {
-        limits: request.limits,
-        ..crate::support::started(request)
-    };
+    let request =
+        jig::api::v1::StartRequest { limits: request.limits, ..crate::support::started(request) };
     let mut watch = daemon.watch(request).await;
     let exited = watch.finish().await;
-    assert_eq!(
-        (exited.outcome(), exited.limit.as_str()),
-        (Outcome::OomKilled, "memory")
-    );
+    assert_eq!((exited.outcome(), exited.limit.as_str()), (Outcome::OomKilled, "memory"));
     assert_eq!(watch.text(), "here\n");
     let listed = daemon.list_processes().await;
     assert_eq!(listed[0].outcome(), Outcome::OomKilled);

@@ -37,8 +37,5 @@ async fn layer(daemon: &Daemon, name: &str) -> IsolationLayer {
 
 /// A command line with limits of its own.
 fn limited(command: &str, limits: LowerLimits) -> RunRequest {
-    RunRequest {
-        limits: Some(limits),
-        ..shell(command)
-    }
+    RunRequest { limits: Some(limits), ..shell(command) }
 }

@@ -18,10 +18,7 @@ const BOTH_STREAMS: &str = "i=0; while [ $i -lt 64 ]; do \
     i=$((i + 1)); done";
 
 fn kept(command: &str) -> StartRequest {
-    StartRequest {
-        on_disconnect: Some(OnDisconnect::Keep.into()),
-        ..started(shell(command))
-    }
+    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..started(shell(command)) }
 }
 
 #[tokio::test]
@@ -32,10 +29,7 @@ async fn coming_back_at_any_chunk_gives_the_exact_rest() {
     assert_eq!(whole.stdout.len() + whole.stderr.len(), KEPT);
     assert!(whole.gaps.is_empty());
     for after in 0..=whole.sequence {
-        let request = AttachRequest {
-            after_sequence: after,
-            ..whole.position()
-        };
+        let request = AttachRequest { after_sequence: after, ..whole.position() };
         let mut rest = daemon.try_attach(request).await.unwrap();
         assert_eq!(rest.finish().await, exited);
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
@@ -50,10 +44,7 @@ async fn coming_back_at_any_chunk_gives_the_exact_rest() {
                 into.extend_from_slice(&source[from..from + length]);
             }
         }
-        assert!(
-            rest.stdout == stdout && rest.stderr == stderr,
-            "after {after}"
-        );
+        assert!(rest.stdout == stdout && rest.stderr == stderr, "after {after}");
         assert!(rest.gaps.is_empty());
     }
 }
@@ -61,9 +52,7 @@ async fn coming_back_at_any_chunk_gives_the_exact_rest() {
 #[tokio::test]
 async fn coming_back_at_any_byte_gives_the_exact_rest() {
     let daemon = Daemon::start().await;
-    let mut whole = daemon
-        .watch(kept("seq -f %08.0f 131072 | tr -d '\\n'"))
-        .await;
+    let mut whole = daemon.watch(kept("seq -f %08.0f 131072 | tr -d '\\n'")).await;
     whole.finish().await;
     assert_eq!(whole.stdout.len(), KEPT);
     // All bytes when there is time; a prime number of them in between otherwise.
@@ -97,9 +86,7 @@ async fn what_is_not_kept_any_more_is_an_explicit_gap() {
     daemon.write(&id, b"\n").await.unwrap();
     let written = async || {
         let listed = daemon.list_processes().await;
-        listed
-            .first()
-            .is_some_and(|process| process.last_sequence > 0 && process.attached == 0)
+        listed.first().is_some_and(|process| process.last_sequence > 0 && process.attached == 0)
     };
     eventually("it writes with nobody there", written).await;
     daemon.write(&id, b"\n").await.unwrap();
@@ -116,10 +103,7 @@ async fn what_is_not_kept_any_more_is_an_explicit_gap() {
     let from = usize::try_from(gap.stdout_offset).unwrap();
     assert!(late.stdout == artifact[from..], "what comes is exact");
     assert!(late.stdout.len() > KEPT / 2 && late.stdout.len() <= KEPT);
-    assert_eq!(
-        late.chunks.first().map(|chunk| chunk.0),
-        Some(gap.next_sequence)
-    );
+    assert_eq!(late.chunks.first().map(|chunk| chunk.0), Some(gap.next_sequence));
     assert_eq!(late.stderr, b"end\n");
     assert_eq!(gap.stderr_offset, 0);
 
@@ -144,13 +128,9 @@ async fn several_read_the_same() {
         others.push(daemon.attach(&first.id).await);
     }
     daemon.write(&first.id, b"\n").await.unwrap();
-    let mut ends = vec![tokio::spawn(
-        async move { (first.finish().await, first.stdout) },
-    )];
+    let mut ends = vec![tokio::spawn(async move { (first.finish().await, first.stdout) })];
     for mut other in others {
-        ends.push(tokio::spawn(
-            async move { (other.finish().await, other.stdout) },
-        ));
+        ends.push(tokio::spawn(async move { (other.finish().await, other.stdout) }));
     }
     let mut results = Vec::new();
     for end in ends {
@@ -175,15 +155,8 @@ async fn a_position_that_was_never_reached_is_refused() {
     };
     let refusal = Refusal::of(&daemon.try_attach(request).await.unwrap_err());
     assert_eq!(refusal.reason, "INVALID_PARAMS");
-    assert_eq!(
-        refusal.fields(),
-        ["after_sequence", "stderr_offset", "stdout_offset"]
-    );
-    assert!(
-        refusal.message.contains("only got to 2"),
-        "{}",
-        refusal.message
-    );
+    assert_eq!(refusal.fields(), ["after_sequence", "stderr_offset", "stdout_offset"]);
+    assert!(refusal.message.contains("only got to 2"), "{}", refusal.message);
 }
 
 #[tokio::test]
@@ -191,10 +164,7 @@ async fn a_process_is_known_in_its_workspace_only() {
     let daemon = Setup::new().start().await;
     for request in [
         AttachRequest::default(),
-        AttachRequest {
-            process_id: "x".repeat(65),
-            ..AttachRequest::default()
-        },
+        AttachRequest { process_id: "x".repeat(65), ..AttachRequest::default() },
     ] {
         let refusal = Refusal::of(&daemon.try_attach(request).await.unwrap_err());
         assert_eq!(refusal.fields(), ["process_id"]);
@@ -205,21 +175,14 @@ async fn a_process_is_known_in_its_workspace_only() {
     };
     let refusal = Refusal::of(&daemon.try_attach(request).await.unwrap_err());
     assert_eq!(refusal.reason, "PROCESS_NOT_FOUND");
-    assert!(
-        refusal.message.contains("ListProcesses"),
-        "{}",
-        refusal.message
-    );
+    assert!(refusal.message.contains("ListProcesses"), "{}", refusal.message);
 }
 
 #[tokio::test]
 async fn a_process_of_another_workspace_is_not_found_whatever_is_asked() {
     let folder = tempfile::tempdir().unwrap();
     let other = format!("other={}", folder.path().display());
-    let daemon = Setup::new()
-        .arguments(&["--workspace", &other])
-        .start()
-        .await;
+    let daemon = Setup::new().arguments(&["--workspace", &other]).start().await;
     let watch = daemon.watch(kept("cat")).await;
     let there = |message| with("jig-workspace", "other", message);
     let attach = there(watch.position());
@@ -229,16 +192,10 @@ async fn a_process_of_another_workspace_is_not_found_whatever_is_asked() {
         process_id: watch.id.clone(),
         signal: "KILL".to_owned(),
     });
-    request
-        .metadata_mut()
-        .insert("jig-workspace", "other".parse().unwrap());
+    request.metadata_mut().insert("jig-workspace", "other".parse().unwrap());
     let status = daemon.processes().send_signal(request).await.unwrap_err();
     assert_eq!(Refusal::of(&status).reason, "PROCESS_NOT_FOUND");
-    let list = with(
-        "jig-workspace",
-        "other",
-        jig::api::v1::ListProcessesRequest {},
-    );
+    let list = with("jig-workspace", "other", jig::api::v1::ListProcessesRequest {});
     let listed = daemon.processes().list_processes(list).await.unwrap();
     assert!(listed.into_inner().processes.is_empty());
     assert_eq!(daemon.list_processes().await.len(), 1);
@@ -254,10 +211,7 @@ async fn an_end_is_kept_for_the_configured_time() {
     let mut watch = daemon.watch(kept("exit 4")).await;
     watch.finish().await;
     assert_eq!(wait_for_end(&daemon, &watch.id).await.exit_code, Some(4));
-    eventually("it is forgotten", async || {
-        daemon.list_processes().await.is_empty()
-    })
-    .await;
+    eventually("it is forgotten", async || daemon.list_processes().await.is_empty()).await;
     let status = daemon.try_attach(watch.position()).await.unwrap_err();
     assert_eq!(Refusal::of(&status).reason, "PROCESS_NOT_FOUND");
 }
@@ -273,10 +227,8 @@ async fn streams_of_one_process_are_bounded() {
     let refusal = Refusal::of(&daemon.try_attach(first.position()).await.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
     others.pop();
-    eventually("a place is free again", async || {
-        daemon.try_attach(first.position()).await.is_ok()
-    })
-    .await;
+    eventually("a place is free again", async || daemon.try_attach(first.position()).await.is_ok())
+        .await;
 }
 
 #[tokio::test]
@@ -284,17 +236,11 @@ async fn who_reads_a_lot_leaves_streams_for_the_owner() {
     let keys = Arc::new(KeyFile::new());
     let [owner, other] = ["owner", "other"].map(|name| keys.add(name, "invoke", &[]));
     let path = keys.path().display().to_string();
-    let daemon = Setup::new()
-        .arguments(&["--keys", &path])
-        .keeping(Arc::clone(&keys) as _)
-        .start()
-        .await;
+    let daemon =
+        Setup::new().arguments(&["--keys", &path]).keeping(Arc::clone(&keys) as _).start().await;
     let first = daemon.watch(with_key(&owner, kept("cat"))).await;
     let attach = async |key: &str| {
-        let request = AttachRequest {
-            process_id: first.id.clone(),
-            ..AttachRequest::default()
-        };
+        let request = AttachRequest { process_id: first.id.clone(), ..AttachRequest::default() };
         daemon.processes().attach(with_key(key, request)).await
     };
     let mut held = Vec::new();

@@ -11,18 +11,13 @@ fn waits_for_a_pipe(pid: i32) -> bool {
 }
 
 fn kept(command: &str) -> StartRequest {
-    StartRequest {
-        on_disconnect: Some(OnDisconnect::Keep.into()),
-        ..started(shell(command))
-    }
+    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..started(shell(command)) }
 }
 
 #[tokio::test]
 async fn a_reader_that_stops_does_not_slow_another() {
     let daemon = Daemon::start().await;
-    let mut fast = daemon
-        .watch(kept("read go; head -c 50000000 /dev/zero"))
-        .await;
+    let mut fast = daemon.watch(kept("read go; head -c 50000000 /dev/zero")).await;
     // Each on a connection of its own, and none of them ever takes anything; but there is room for
     // megabytes on the way to them, and so they are the fastest for a moment.
     let mut stopped = Vec::new();
@@ -71,12 +66,7 @@ async fn output_without_end_takes_no_memory() {
     let daemon = crate::support::Setup::new().alone().start().await;
     let bytes = full_size(10_000_000_000, 200_000_000);
     let request = started(shell(&format!("yes | head -c {bytes}")));
-    let mut stream = daemon
-        .processes()
-        .start(request)
-        .await
-        .unwrap()
-        .into_inner();
+    let mut stream = daemon.processes().start(request).await.unwrap().into_inner();
     let (mut came, mut most, mut gaps) = (0_usize, 0, 0);
     let mut next = 0;
     let mut exited = None;
@@ -107,9 +97,7 @@ async fn output_without_end_takes_no_memory() {
 #[tokio::test]
 async fn output_that_nobody_reads_takes_no_memory() {
     let daemon = Daemon::start().await;
-    let watch = daemon
-        .watch(kept("read go; yes | head -c 300000000; echo; read stop"))
-        .await;
+    let watch = daemon.watch(kept("read go; yes | head -c 300000000; echo; read stop")).await;
     let id = watch.id.clone();
     drop(watch);
     daemon.write(&id, b"\n\n").await.unwrap();

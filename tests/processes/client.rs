@@ -17,33 +17,17 @@ use crate::support::{Daemon, Mark, eventually, promptly};
 async fn a_command_comes_out_as_if_it_ran_here() {
     let daemon = Daemon::start().await;
     for (arguments, input, expected) in [
-        (
-            &["exec", "echo out; echo err >&2; exit 7"][..],
-            "",
-            (7, "out\n", "err\n"),
-        ),
+        (&["exec", "echo out; echo err >&2; exit 7"][..], "", (7, "out\n", "err\n")),
         (&["exec", "--", "printf", "%s", "a b"], "", (0, "a b", "")),
         (&["exec", "cat"], "not given", (0, "", "")),
         (&["exec", "-i", "cat"], "given", (0, "given", "")),
         (&["exec", "-i", "--", "wc", "-c"], "12345", (0, "5\n", "")),
         (&["exec", "kill -9 $$"], "", (137, "", "")),
-        (
-            &["exec", "--timeout", "1", "sleep 1000"],
-            "",
-            (124, "", "jig: ended: its time was up\n"),
-        ),
-        (
-            &["exec", "--env", "A=b", "--cwd", ".", "echo $A $PWD"],
-            "",
-            (0, "b /workspace\n", ""),
-        ),
+        (&["exec", "--timeout", "1", "sleep 1000"], "", (124, "", "jig: ended: its time was up\n")),
+        (&["exec", "--env", "A=b", "--cwd", ".", "echo $A $PWD"], "", (0, "b /workspace\n", "")),
     ] {
         let (code, out, err) = output(&daemon, arguments, input).await;
-        assert_eq!(
-            (code, out.as_str(), err.as_str()),
-            expected,
-            "{arguments:?}"
-        );
+        assert_eq!((code, out.as_str(), err.as_str()), expected, "{arguments:?}");
     }
     let (code, _, err) = output(&daemon, &["exec", "--", "no_such_program"], "").await;
     assert_eq!(code, 125);
@@ -82,9 +66,7 @@ async fn an_interrupt_goes_to_the_command_and_a_second_one_ends_it() {
     let marked = mark.on_process(Default::default());
     let (name, value) = marked.env.iter().next().unwrap();
     let variable = format!("{name}={value}");
-    let mut child = jig(&daemon.socket(), &["exec", "--env", &variable, script])
-        .spawn()
-        .unwrap();
+    let mut child = jig(&daemon.socket(), &["exec", "--env", &variable, script]).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
     signal(&child, Signal::INT);
@@ -105,10 +87,7 @@ async fn a_process_is_left_found_again_and_ended() {
     let mut lines = listed.lines();
     assert!(lines.next().unwrap().starts_with("PROCESS"), "{listed}");
     let line = lines.next().unwrap();
-    assert!(
-        line.starts_with(id) && line.contains("running, detached"),
-        "{listed}"
-    );
+    assert!(line.starts_with(id) && line.contains("running, detached"), "{listed}");
     std::fs::write(daemon.file("go"), "").unwrap();
     let (code, out, _) = output(&daemon, &["attach", id], "").await;
     assert_eq!((code, out.as_str()), (5, "one\ntwo\n"));
@@ -137,29 +116,16 @@ async fn a_process_is_left_found_again_and_ended() {
 #[tokio::test]
 async fn events_and_lists_are_json_for_who_asks() {
     let daemon = Daemon::start().await;
-    let (code, out, _) = output(
-        &daemon,
-        &["--json", "exec", "printf out; printf e >&2; exit 2"],
-        "",
-    )
-    .await;
+    let (code, out, _) =
+        output(&daemon, &["--json", "exec", "printf out; printf e >&2; exit 2"], "").await;
     assert_eq!(code, 2);
-    let events: Vec<Value> = out
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let events: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let id = events[0]["started"]["process_id"].as_str().unwrap();
-    let data: Vec<&Value> = events
-        .iter()
-        .filter(|event| event.get("exited").is_none())
-        .collect();
+    let data: Vec<&Value> = events.iter().filter(|event| event.get("exited").is_none()).collect();
     assert_eq!(data.len(), 3, "{out}");
     assert!(out.contains("\"data\":\"b3V0\""), "{out}");
     let exited = &events.last().unwrap()["exited"];
-    assert_eq!(
-        (&exited["exit_code"], &exited["stdout_bytes"]),
-        (&2.into(), &3.into())
-    );
+    assert_eq!((&exited["exit_code"], &exited["stdout_bytes"]), (&2.into(), &3.into()));
     let (_, listed, _) = output(&daemon, &["--json", "ps", "-a"], "").await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["processes"][0]["process_id"], id);
@@ -186,10 +152,7 @@ async fn a_list_tells_where_and_for_whom_processes_run() {
     let (_, listed, _) = output(&daemon, &["ps", "--all", "--long"], "").await;
     // The newest first.
     let lines: Vec<_> = listed.lines().collect();
-    assert!(
-        lines[1].contains("exit 1") && lines[2].contains("exit 0"),
-        "{listed}"
-    );
+    assert!(lines[1].contains("exit 1") && lines[2].contains("exit 0"), "{listed}");
     assert!(lines[2].contains("  theirs   /workspace  "), "{listed}");
 }
 
@@ -216,9 +179,7 @@ async fn whoever_leaves_what_is_kept_is_told_how_to_come_back() {
     let daemon = Daemon::start().await;
     for (sent, code) in [(Signal::TERM, 143), (Signal::QUIT, 131), (Signal::INT, 130)] {
         let script = "trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
-        let mut child = jig(&daemon.socket(), &["exec", "--keep", script])
-            .spawn()
-            .unwrap();
+        let mut child = jig(&daemon.socket(), &["exec", "--keep", script]).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "ready");
         signal(&child, sent);
@@ -240,11 +201,8 @@ async fn a_reader_who_is_gone_ends_jig() {
     let daemon = Daemon::start().await;
     // What writes for ever, and what writes once and is silent then.
     let once = "echo y; while ! test -e go; do sleep 0.05; done; echo y; exec sleep 1000";
-    for (flags, script) in [
-        (&["exec"][..], "yes"),
-        (&["exec"], once),
-        (&["exec", "--keep"], "yes"),
-    ] {
+    for (flags, script) in [(&["exec"][..], "yes"), (&["exec"], once), (&["exec", "--keep"], "yes")]
+    {
         let mark = Mark::new();
         let marked = mark.on_process(Default::default());
         let (name, value) = marked.env.iter().next().unwrap();
@@ -286,9 +244,7 @@ async fn output_that_was_left_out_is_no_success() {
         std::fs::rename(daemon.file("new"), daemon.file("go")).unwrap();
         let ended = async || {
             let listed = daemon.list_processes().await;
-            listed
-                .last()
-                .is_some_and(|process| process.end_time.is_some())
+            listed.last().is_some_and(|process| process.end_time.is_some())
         };
         eventually("it has ended", ended).await;
         let (code, out, told) = output(&daemon, &["attach", id.trim()], "").await;
@@ -335,17 +291,12 @@ async fn both_streams_come_in_the_order_in_which_they_were_written() {
 async fn input_that_cannot_be_read_is_not_its_end() {
     let daemon = Daemon::start().await;
     let directory = File::open(daemon.workspace()).unwrap();
-    let child = jig(&daemon.socket(), &["exec", "-i", "cat; echo end"])
-        .stdin(directory)
-        .spawn()
-        .unwrap();
+    let child =
+        jig(&daemon.socket(), &["exec", "-i", "cat; echo end"]).stdin(directory).spawn().unwrap();
     let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
     let ended = ended.await.unwrap();
     let told = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(
-        (ended.status.code(), &ended.stdout[..]),
-        (Some(125), &b""[..])
-    );
+    assert_eq!((ended.status.code(), &ended.stdout[..]), (Some(125), &b""[..]));
     assert!(told.contains("standard input cannot be read"), "{told}");
 }
 
@@ -354,21 +305,11 @@ fn without_a_daemon_a_command_runs_in_one_of_its_own() {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
-        command
-            .args(arguments)
-            .current_dir(folder.path())
-            .env_clear();
-        command
-            .env("PATH", "/usr/bin:/bin")
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
+        command.args(arguments).current_dir(folder.path()).env_clear();
+        command.env("PATH", "/usr/bin:/bin").stdin(Stdio::null()).output().unwrap()
     };
     let output = run(&["exec", "echo made > file; echo out; exit 3"]);
-    assert_eq!(
-        (output.status.code(), &output.stdout[..]),
-        (Some(3), &b"out\n"[..])
-    );
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(3), &b"out\n"[..]));
     assert!(folder.path().join("file").exists());
     for arguments in [
         &["exec", "-d", "true"][..],

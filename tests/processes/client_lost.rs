@@ -16,9 +16,7 @@ async fn a_lost_connection_is_made_again() {
     let daemon = Daemon::start().await;
     let proxy = Proxy::to(&daemon);
     let script = "echo one; while ! test -e go; do sleep 0.05; done; seq 3; exit 6";
-    let mut child = jig(&proxy.socket(), &["exec", "--keep", script])
-        .spawn()
-        .unwrap();
+    let mut child = jig(&proxy.socket(), &["exec", "--keep", script]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
     stdout.read_line(&mut first).unwrap();
@@ -42,9 +40,7 @@ async fn a_lost_connection_is_made_again() {
 async fn a_command_that_ended_with_its_daemon_is_told_to_be_lost() {
     let daemon = Daemon::start().await;
     let script = "echo one; exec sleep 1000";
-    let mut child = jig(&daemon.socket(), &["exec", "--keep", script])
-        .spawn()
-        .unwrap();
+    let mut child = jig(&daemon.socket(), &["exec", "--keep", script]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
     stdout.read_line(&mut first).unwrap();
@@ -104,10 +100,7 @@ async fn input_that_waited_long_goes_on_where_the_connection_was_lost() {
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let writing = std::thread::spawn(move || stdin.write_all(&vec![b'x'; 4 << 20]).unwrap());
-    eventually("it runs", async || {
-        !daemon.list_processes().await.is_empty()
-    })
-    .await;
+    eventually("it runs", async || !daemon.list_processes().await.is_empty()).await;
     // Longer than a write is offered to a daemon that refuses it.
     tokio::time::sleep(Duration::from_secs(4)).await;
     proxy.cut();
@@ -116,11 +109,7 @@ async fn input_that_waited_long_goes_on_where_the_connection_was_lost() {
     let ended = promptly("it ends", ended).await.unwrap();
     writing.join().unwrap();
     let told = String::from_utf8(ended.stderr).unwrap();
-    assert_eq!(
-        String::from_utf8(ended.stdout).unwrap(),
-        "4194304\n",
-        "{told}"
-    );
+    assert_eq!(String::from_utf8(ended.stdout).unwrap(), "4194304\n", "{told}");
 }
 
 #[tokio::test]
@@ -151,9 +140,7 @@ async fn a_daemon_that_ends_goes_on_with_input_and_output_of_what_runs() {
 async fn a_command_that_ended_with_its_connection_is_not_cancelled_by_anybody() {
     let daemon = Daemon::start().await;
     let proxy = Proxy::to(&daemon);
-    let mut child = jig(&proxy.socket(), &["exec", "echo one; sleep 1000"])
-        .spawn()
-        .unwrap();
+    let mut child = jig(&proxy.socket(), &["exec", "echo one; sleep 1000"]).spawn().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
     stdout.read_line(&mut first).unwrap();
@@ -162,8 +149,5 @@ async fn a_command_that_ended_with_its_connection_is_not_cancelled_by_anybody() 
     let ended = ended.await.unwrap();
     let told = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(125), "{told}");
-    assert!(
-        told.starts_with("jig: the connection was lost, which ended the command"),
-        "{told}"
-    );
+    assert!(told.starts_with("jig: the connection was lost, which ended the command"), "{told}");
 }

@@ -38,13 +38,8 @@ async fn a_write_is_repeated_under_its_name_however_it_was_lost() {
     let path = folder.path().join("socket");
     let incoming = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
     let service = ProcessServiceServer::new(Fake::default());
-    let serving = Server::builder()
-        .add_service(service)
-        .serve_with_incoming(incoming);
-    let mut child = jig(&path, &["exec", "-i", "cat"])
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let serving = Server::builder().add_service(service).serve_with_incoming(incoming);
+    let mut child = jig(&path, &["exec", "-i", "cat"]).stdin(Stdio::piped()).spawn().unwrap();
     drop(child.stdin.take());
     let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
     let ended = tokio::select! {
@@ -62,16 +57,11 @@ impl ProcessService for Fake {
 
     async fn start(&self, _: Request<StartRequest>) -> Result<Response<Self::StartStream>, Status> {
         let (sender, receiver) = mpsc::channel(2);
-        let started = ProcessStarted {
-            process_id: "01ID".into(),
-            ..ProcessStarted::default()
-        };
+        let started = ProcessStarted { process_id: "01ID".into(), ..ProcessStarted::default() };
         sender.try_send(Event::Started(started)).unwrap();
         *self.watching.lock().unwrap() = Some(sender);
         let message = |event| Ok(StartResponse { event: Some(event) });
-        Ok(Response::new(Box::pin(
-            ReceiverStream::new(receiver).map(message),
-        )))
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver).map(message))))
     }
 
     async fn write_stdin(

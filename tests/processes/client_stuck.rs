@@ -29,12 +29,9 @@ async fn a_daemon_that_hangs_before_the_start_is_left() {
         person.types(keys);
         assert_eq!(person.ends().await, Some(130), "{keys:?}");
     }
-    for (sent, code) in [
-        (Signal::TERM, 143),
-        (Signal::INT, 130),
-        (Signal::HUP, 129),
-        (Signal::QUIT, 131),
-    ] {
+    for (sent, code) in
+        [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129), (Signal::QUIT, 131)]
+    {
         let mut person = Person::runs(&daemon, &SHELL);
         person.hands_over(true).await;
         send(&person, sent);
@@ -78,24 +75,16 @@ async fn a_daemon_that_hangs_later_is_left() {
     person.types("\r~.");
     assert_eq!(person.ends().await, Some(130));
     let told = person.screen();
-    assert!(
-        told.contains("left; the command ends when the daemon notices"),
-        "{told}"
-    );
+    assert!(told.contains("left; the command ends when the daemon notices"), "{told}");
 }
 
 #[tokio::test]
 async fn without_a_terminal_signals_are_minded_however_long_the_daemon_hangs() {
     let daemon = Daemon::start().await;
-    for (sent, code) in [
-        (Signal::INT, 130),
-        (Signal::TERM, 143),
-        (Signal::HUP, 129),
-        (Signal::QUIT, 131),
-    ] {
-        let mut child = jig(&daemon.socket(), &["exec", "echo ready; sleep 1000"])
-            .spawn()
-            .unwrap();
+    for (sent, code) in
+        [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129), (Signal::QUIT, 131)]
+    {
+        let mut child = jig(&daemon.socket(), &["exec", "echo ready; sleep 1000"]).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "ready");
         daemon.signal(Signal::STOP);

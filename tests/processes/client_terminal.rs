@@ -8,10 +8,8 @@ async fn begun(daemon: &Daemon, mark: &Mark) -> Person {
     let marked = mark.on_process(Default::default());
     let (name, value) = marked.env.iter().next().unwrap();
     let variable = format!("{name}={value}");
-    let mut person = Person::runs(
-        daemon,
-        &["exec", "-it", "--env", &variable, "--", "bash", "--norc"],
-    );
+    let mut person =
+        Person::runs(daemon, &["exec", "-it", "--env", &variable, "--", "bash", "--norc"]);
     person.types("echo be''gun\r");
     person.sees("begun\r\n").await;
     person
@@ -57,11 +55,7 @@ async fn a_terminal_can_be_left_and_come_back_to() {
     person.types("\r~.");
     assert_eq!(person.ends().await, Some(0));
     let id = daemon.list_processes().await[0].process_id.clone();
-    assert!(
-        person.screen().contains(&format!("jig attach -i {id}")),
-        "{}",
-        person.screen()
-    );
+    assert!(person.screen().contains(&format!("jig attach -i {id}")), "{}", person.screen());
     let mut again = Person::runs(&daemon, &["attach", "-i", &id]);
     // What was written before comes again.
     again.sees("begun\r\n").await;

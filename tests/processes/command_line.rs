@@ -40,11 +40,7 @@ pub(crate) async fn output(
     };
     let output = tokio::task::spawn_blocking(run).await.unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (
-        output.status.code().unwrap_or(-1),
-        text(output.stdout),
-        text(output.stderr),
-    )
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
 }
 
 /// Sends a signal to `jig`.

@@ -12,10 +12,7 @@ use crate::support::{
 };
 
 fn on_disconnect(what: OnDisconnect, command: &str) -> StartRequest {
-    StartRequest {
-        on_disconnect: Some(what.into()),
-        ..started(shell(command))
-    }
+    StartRequest { on_disconnect: Some(what.into()), ..started(shell(command)) }
 }
 
 #[tokio::test]
@@ -44,10 +41,7 @@ async fn without_a_word_it_is_killed_with_its_last_reader() {
 async fn what_is_to_be_kept_goes_on_and_can_be_come_back_to() {
     let daemon = Daemon::start().await;
     let watch = daemon
-        .watch(on_disconnect(
-            OnDisconnect::Keep,
-            "echo one; read a; echo two; read b; echo three",
-        ))
+        .watch(on_disconnect(OnDisconnect::Keep, "echo one; read a; echo two; read b; echo three"))
         .await;
     let (id, position) = (watch.id.clone(), watch.position());
     drop(watch);
@@ -82,10 +76,7 @@ async fn a_connection_that_is_lost_is_a_reader_that_left() {
         let wrote = stream.message().await.unwrap().unwrap();
         assert!(format!("{wrote:?}").contains("here"), "{wrote:?}");
         proxy.cut();
-        promptly("the stream breaks", async {
-            while stream.message().await.is_ok() {}
-        })
-        .await;
+        promptly("the stream breaks", async { while stream.message().await.is_ok() {} }).await;
         let mut watch = match what {
             OnDisconnect::Kill => {
                 mark.vanishes().await;
@@ -114,12 +105,7 @@ async fn the_deadline_of_the_call_ends_a_process_that_ends_with_it() {
     let mut request = Request::new(request);
     request.set_timeout(Duration::from_millis(700));
     let began = std::time::Instant::now();
-    let mut stream = daemon
-        .processes()
-        .start(request)
-        .await
-        .unwrap()
-        .into_inner();
+    let mut stream = daemon.processes().start(request).await.unwrap().into_inner();
     let end = promptly("the stream ends", async {
         loop {
             if let Err(status) = stream.message().await {
@@ -130,10 +116,7 @@ async fn the_deadline_of_the_call_ends_a_process_that_ends_with_it() {
     .await;
     // The client's own timer may be faster than the daemon's word.
     assert!(
-        matches!(
-            end.code(),
-            tonic::Code::DeadlineExceeded | tonic::Code::Cancelled
-        ),
+        matches!(end.code(), tonic::Code::DeadlineExceeded | tonic::Code::Cancelled),
         "{end:?}"
     );
     mark.vanishes().await;
@@ -143,27 +126,15 @@ async fn the_deadline_of_the_call_ends_a_process_that_ends_with_it() {
 #[tokio::test]
 async fn the_deadline_of_a_stream_does_not_end_a_process_that_is_kept() {
     let daemon = Daemon::start().await;
-    let mut request = Request::new(on_disconnect(
-        OnDisconnect::Keep,
-        "read a; echo still there",
-    ));
+    let mut request = Request::new(on_disconnect(OnDisconnect::Keep, "read a; echo still there"));
     // As a raw header, so that only the daemon keeps it.
-    request
-        .metadata_mut()
-        .insert("grpc-timeout", "300m".parse().unwrap());
-    let mut stream = daemon
-        .processes()
-        .start(request)
-        .await
-        .unwrap()
-        .into_inner();
+    request.metadata_mut().insert("grpc-timeout", "300m".parse().unwrap());
+    let mut stream = daemon.processes().start(request).await.unwrap().into_inner();
     let first = stream.message().await.unwrap().unwrap();
     let Some(jig::api::v1::start_response::Event::Started(begun)) = first.event else {
         panic!("{first:?}");
     };
-    let status = promptly("the stream ends", stream.message())
-        .await
-        .unwrap_err();
+    let status = promptly("the stream ends", stream.message()).await.unwrap_err();
     let refusal = Refusal::of(&status);
     assert_eq!(refusal.reason, "TIMEOUT");
     assert!(refusal.message.contains("goes on"), "{}", refusal.message);

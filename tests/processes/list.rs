@@ -29,45 +29,25 @@ async fn those_that_run_and_those_that_ended_are_listed_oldest_first() {
     let [a, b, c] = &listed[..] else {
         panic!("{listed:?}");
     };
-    assert_eq!(
-        [&a.process_id, &b.process_id, &c.process_id],
-        [&first.id, &second.id, &third.id]
-    );
+    assert_eq!([&a.process_id, &b.process_id, &c.process_id], [&first.id, &second.id, &third.id]);
     assert_eq!(a.state(), ProcessState::Running);
-    assert_eq!(
-        (a.command.as_str(), a.cwd.as_str()),
-        ("sleep 1000", "/workspace")
-    );
+    assert_eq!((a.command.as_str(), a.cwd.as_str()), ("sleep 1000", "/workspace"));
     assert!(a.has_terminal && a.on_disconnect() == OnDisconnect::Keep);
-    assert_eq!(
-        (a.attached, a.outcome(), a.exit_code),
-        (1, Outcome::Unspecified, None)
-    );
+    assert_eq!((a.attached, a.outcome(), a.exit_code), (1, Outcome::Unspecified, None));
     assert!(a.start_time.is_some() && a.end_time.is_none());
     assert_eq!(a.session, "default");
-    assert_eq!(
-        (b.state(), b.outcome()),
-        (ProcessState::Ended, Outcome::Exited)
-    );
-    assert_eq!(
-        (b.exit_code, b.last_sequence, b.has_terminal),
-        (Some(3), 1, false)
-    );
+    assert_eq!((b.state(), b.outcome()), (ProcessState::Ended, Outcome::Exited));
+    assert_eq!((b.exit_code, b.last_sequence, b.has_terminal), (Some(3), 1, false));
     assert_eq!(b.on_disconnect(), OnDisconnect::Kill);
     assert_eq!(c.on_disconnect(), OnDisconnect::Kill);
     assert!(b.end_time.is_some());
-    assert_eq!(
-        (c.outcome(), c.signal.as_str()),
-        (Outcome::Signaled, "SIGKILL")
-    );
+    assert_eq!((c.outcome(), c.signal.as_str()), (Outcome::Signaled, "SIGKILL"));
 }
 
 #[tokio::test]
 async fn a_long_command_is_shortened() {
     let daemon = Daemon::start().await;
-    let mut watch = daemon
-        .watch(started(shell(&format!(": {}", "ä".repeat(2000)))))
-        .await;
+    let mut watch = daemon.watch(started(shell(&format!(": {}", "ä".repeat(2000))))).await;
     watch.finish().await;
     let listed = daemon.list_processes().await;
     assert!(listed[0].command.len() <= 1024 && listed[0].command.starts_with(": ä"));

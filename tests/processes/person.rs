@@ -75,13 +75,7 @@ impl Person {
                 }
             }
         });
-        Self {
-            screen,
-            behind,
-            seen,
-            gone,
-            jig,
-        }
+        Self { screen, behind, seen, gone, jig }
     }
 
     /// Closes the window. What runs there must answer a key, so that this is noticed.
@@ -103,10 +97,7 @@ impl Person {
 
     /// Waits until something is seen.
     pub(super) async fn sees(&self, text: &str) {
-        eventually(&format!("{text:?} is seen"), async || {
-            self.screen().contains(text)
-        })
-        .await;
+        eventually(&format!("{text:?} is seen"), async || self.screen().contains(text)).await;
     }
 
     /// Waits until `jig` has ended; answers its exit code. The terminal must be as it was.
@@ -146,11 +137,6 @@ impl Drop for Person {
 
 /// Makes the window larger or smaller.
 pub(super) fn set_size(terminal: &File, columns: u16, rows: u16) {
-    let size = Winsize {
-        ws_row: rows,
-        ws_col: columns,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
+    let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(terminal, size).unwrap();
 }

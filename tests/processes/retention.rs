@@ -8,10 +8,7 @@ use crate::support::{
 };
 
 fn kept(command: &str) -> StartRequest {
-    StartRequest {
-        on_disconnect: Some(OnDisconnect::Keep.into()),
-        ..started(shell(command))
-    }
+    StartRequest { on_disconnect: Some(OnDisconnect::Keep.into()), ..started(shell(command)) }
 }
 
 fn configured(text: &str) -> (tempfile::TempDir, Setup) {
@@ -82,9 +79,7 @@ async fn what_waits_for_a_sandbox_can_be_ended() {
         eventually("it waits", async || {
             let listed = daemon.list_processes().await;
             let starting = listed.iter().find(|process| process.state == 1);
-            id = starting
-                .map(|process| process.process_id.clone())
-                .unwrap_or_default();
+            id = starting.map(|process| process.process_id.clone()).unwrap_or_default();
             !id.is_empty()
         })
         .await;
@@ -102,9 +97,7 @@ async fn what_waits_for_a_sandbox_can_be_ended() {
     eventually("it waits", async || {
         let listed = daemon.list_processes().await;
         let starting = listed.iter().find(|process| process.state == 1);
-        id = starting
-            .map(|process| process.process_id.clone())
-            .unwrap_or_default();
+        id = starting.map(|process| process.process_id.clone()).unwrap_or_default();
         !id.is_empty()
     })
     .await;
@@ -127,17 +120,11 @@ async fn processes_do_not_take_the_places_of_calls() {
     }
     let refusal = Refusal::of(&daemon.try_watch(kept("true")).await.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    assert!(
-        refusal.message.contains("ListProcesses"),
-        "{}",
-        refusal.message
-    );
+    assert!(refusal.message.contains("ListProcesses"), "{}", refusal.message);
     assert_eq!(daemon.output(argv(&["echo", "fine"])).await, "fine\n");
     daemon.send_signal(&watches[0].id, "KILL").await.unwrap();
-    eventually("there is a place again", async || {
-        daemon.try_watch(kept("true")).await.is_ok()
-    })
-    .await;
+    eventually("there is a place again", async || daemon.try_watch(kept("true")).await.is_ok())
+        .await;
 }
 
 #[tokio::test]
@@ -152,9 +139,7 @@ async fn writes_that_wait_are_bounded() {
             data: vec![0; 1 << 20].into(),
             ..Default::default()
         };
-        waiting.push(tokio::spawn(
-            async move { processes.write_stdin(request).await },
-        ));
+        waiting.push(tokio::spawn(async move { processes.write_stdin(request).await }));
     }
     eventually("those that are too many are told so", async || {
         waiting.iter().filter(|write| write.is_finished()).count() >= 40 - 18
@@ -200,10 +185,7 @@ async fn a_draining_daemon_lets_a_process_be_talked_to() {
     let mut daemon = Daemon::start().await;
     let mut watch = daemon.watch(started(argv(&["cat"]))).await;
     daemon.signal(rustix::process::Signal::TERM);
-    eventually("it drains", async || {
-        daemon.try_run(shell("true")).await.is_err()
-    })
-    .await;
+    eventually("it drains", async || daemon.try_run(shell("true")).await.is_err()).await;
     let refusal = Refusal::of(&daemon.try_run(shell("true")).await.unwrap_err());
     assert_eq!(refusal.reason, "DRAINING");
     daemon.write(&watch.id, b"still here\n").await.unwrap();

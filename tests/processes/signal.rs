@@ -52,9 +52,8 @@ async fn a_command_may_mind_its_signals() {
 async fn a_command_can_be_stopped_and_continued() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let mut watch = daemon
-        .watch(mark.on_process(started(shell("echo ready; read a; echo end"))))
-        .await;
+    let mut watch =
+        daemon.watch(mark.on_process(started(shell("echo ready; read a; echo end")))).await;
     watch.until("ready\n").await;
     let state = |expected: &'static str| {
         let pid = mark.processes()[0];

@@ -9,9 +9,7 @@ async fn output_comes_while_it_is_written_and_the_end_comes_once() {
     let daemon = Daemon::start().await;
     // It waits for the test between its words: they cannot have been gathered.
     let mut watch = daemon
-        .watch(started(shell(
-            "echo one; read a; echo two >&2; read b; printf three; exit 3",
-        )))
+        .watch(started(shell("echo one; read a; echo two >&2; read b; printf three; exit 3")))
         .await;
     watch.until("one\n").await;
     daemon.write(&watch.id, b"\n").await.unwrap();
@@ -46,10 +44,7 @@ async fn the_end_is_told_exactly() {
     ];
     for (command, outcome, exit_code, signal) in cases {
         for terminal in [None, Some(TerminalSize { cols: 80, rows: 24 })] {
-            let request = StartRequest {
-                pty: terminal,
-                ..started(shell(command))
-            };
+            let request = StartRequest { pty: terminal, ..started(shell(command)) };
             let exited = daemon.watch(request).await.finish().await;
             let told = (exited.outcome(), exited.exit_code, exited.signal.as_str());
             assert_eq!(told, (outcome, exit_code, signal), "{command}");
@@ -61,9 +56,7 @@ async fn the_end_is_told_exactly() {
 async fn what_a_grandchild_holds_open_does_not_hold_up_the_end() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let request = started(shell(
-        "(setsid sleep 1000 &) ; cat <(sleep 1000 & echo x) & echo done",
-    ));
+    let request = started(shell("(setsid sleep 1000 &) ; cat <(sleep 1000 & echo x) & echo done"));
     let request = StartRequest {
         command: None,
         argv: vec!["bash".into(), "-c".into(), request.command.unwrap()],
@@ -80,10 +73,8 @@ async fn what_a_grandchild_holds_open_does_not_hold_up_the_end() {
 async fn what_cannot_be_started_is_an_error_and_no_process() {
     let daemon = Daemon::start().await;
     std::fs::write(daemon.file("data"), "x").unwrap();
-    let in_directory = |cwd: &str| StartRequest {
-        cwd: Some(cwd.to_owned()),
-        ..started(argv(&["true"]))
-    };
+    let in_directory =
+        |cwd: &str| StartRequest { cwd: Some(cwd.to_owned()), ..started(argv(&["true"])) };
     for (request, reason) in [
         (started(argv(&["no_such_program"])), "COMMAND_NOT_FOUND"),
         (started(argv(&["/workspace/data"])), "PERMISSION_DENIED"),
@@ -92,10 +83,7 @@ async fn what_cannot_be_started_is_an_error_and_no_process() {
         (in_directory("../.."), "PATH_ESCAPE"),
     ] {
         for pty in [None, Some(TerminalSize { cols: 1, rows: 1 })] {
-            let request = StartRequest {
-                pty,
-                ..request.clone()
-            };
+            let request = StartRequest { pty, ..request.clone() };
             let status = daemon.try_watch(request.clone()).await.unwrap_err();
             assert_eq!(Refusal::of(&status).reason, reason, "{request:?}");
         }
@@ -109,10 +97,7 @@ async fn every_field_that_is_wrong_is_named() {
     let request = StartRequest {
         command: Some("true".into()),
         argv: vec!["true".into()],
-        pty: Some(TerminalSize {
-            cols: 0,
-            rows: 70_000,
-        }),
+        pty: Some(TerminalSize { cols: 0, rows: 70_000 }),
         timeout_sec: Some(0),
         keep_alive_sec: Some(3601),
         on_disconnect: Some(9),
@@ -138,18 +123,13 @@ async fn every_field_that_is_wrong_is_named() {
 async fn its_time_can_be_limited() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let request = StartRequest {
-        timeout_sec: Some(1),
-        ..started(shell("echo before; sleep 1000"))
-    };
+    let request =
+        StartRequest { timeout_sec: Some(1), ..started(shell("echo before; sleep 1000")) };
     let mut watch = daemon.watch(mark.on_process(request)).await;
     let exited = watch.finish().await;
     assert_eq!(exited.outcome(), Outcome::TimedOut);
     // A busy machine may need longer than the grace.
-    assert!(
-        ["SIGTERM", "SIGKILL"].contains(&exited.signal.as_str()),
-        "{exited:?}"
-    );
+    assert!(["SIGTERM", "SIGKILL"].contains(&exited.signal.as_str()), "{exited:?}");
     assert_eq!(watch.text(), "before\n");
     mark.assert_gone();
 }
@@ -157,15 +137,10 @@ async fn its_time_can_be_limited() {
 #[tokio::test]
 async fn head_and_tail_come_again_for_who_asks() {
     let daemon = Daemon::start().await;
-    let request = StartRequest {
-        max_output_bytes: Some(8),
-        ..started(shell("printf 0123456789abcdef"))
-    };
+    let request =
+        StartRequest { max_output_bytes: Some(8), ..started(shell("printf 0123456789abcdef")) };
     let exited = daemon.watch(request).await.finish().await;
-    assert!(
-        exited.stdout.starts_with("0123\n[jig: 8 bytes left out"),
-        "{exited:?}"
-    );
+    assert!(exited.stdout.starts_with("0123\n[jig: 8 bytes left out"), "{exited:?}");
     assert!(exited.stdout.ends_with("cdef") && exited.stdout_truncated);
 }
 
@@ -196,10 +171,7 @@ async fn it_is_recorded_and_counted_as_a_run() {
 #[tokio::test]
 async fn silence_is_told_as_often_as_asked_for() {
     let daemon = Daemon::start().await;
-    let request = StartRequest {
-        keep_alive_sec: Some(1),
-        ..started(shell("read a; echo end"))
-    };
+    let request = StartRequest { keep_alive_sec: Some(1), ..started(shell("read a; echo end")) };
     let mut watch = daemon.watch(request).await;
     while watch.keep_alives < 2 {
         assert!(watch.step().await.unwrap());
@@ -211,14 +183,9 @@ async fn silence_is_told_as_often_as_asked_for() {
 
 #[tokio::test]
 async fn a_daemon_that_ends_ends_its_processes_and_says_so() {
-    let mut daemon = Setup::new()
-        .arguments(&["--drain-timeout", "100ms"])
-        .start()
-        .await;
+    let mut daemon = Setup::new().arguments(&["--drain-timeout", "100ms"]).start().await;
     let mark = Mark::new();
-    let mut watch = daemon
-        .watch(mark.on_process(started(shell("sleep 1000"))))
-        .await;
+    let mut watch = daemon.watch(mark.on_process(started(shell("sleep 1000")))).await;
     daemon.signal(rustix::process::Signal::TERM);
     let exited = watch.finish().await;
     assert_eq!(exited.outcome(), Outcome::Cancelled);

@@ -23,10 +23,7 @@ async fn what_is_written_is_read_in_order_and_ends_when_it_is_told_to() {
     assert_eq!(daemon.write(&watch.id, b"one\n").await.unwrap(), 4);
     watch.until("one\n").await;
     assert_eq!(daemon.write(&watch.id, b"\0\xfftwo").await.unwrap(), 9);
-    let last = WriteStdinRequest {
-        eof: true,
-        ..write(&watch.id, b"!", "")
-    };
+    let last = WriteStdinRequest { eof: true, ..write(&watch.id, b"!", "") };
     assert_eq!(daemon.write_stdin(last).await.unwrap(), 10);
     assert_eq!(watch.finish().await.exit_code, Some(0));
     assert_eq!(watch.stdout, b"one\n\0\xfftwo!");
@@ -37,20 +34,12 @@ async fn a_write_that_is_repeated_is_given_once() {
     let daemon = Daemon::start().await;
     let mut watch = daemon.watch(started(argv(&["cat"]))).await;
     for (data, name) in [("a", "1"), ("b", "2"), ("a", "1"), ("b", "2"), ("c", "3")] {
-        let accepted = daemon
-            .write_stdin(write(&watch.id, data.as_bytes(), name))
-            .await;
+        let accepted = daemon.write_stdin(write(&watch.id, data.as_bytes(), name)).await;
         assert_eq!(accepted.unwrap(), name.parse::<u64>().unwrap());
     }
-    let refusal = daemon
-        .write_stdin(write(&watch.id, b"x", "2"))
-        .await
-        .unwrap_err();
+    let refusal = daemon.write_stdin(write(&watch.id, b"x", "2")).await.unwrap_err();
     assert_eq!(refusal.reason, "REQUEST_ID_REUSED");
-    let last = WriteStdinRequest {
-        eof: true,
-        ..write(&watch.id, b"", "4")
-    };
+    let last = WriteStdinRequest { eof: true, ..write(&watch.id, b"", "4") };
     daemon.write_stdin(last.clone()).await.unwrap();
     // Also the end, and also behind the end of the process.
     daemon.write_stdin(last.clone()).await.unwrap();
@@ -77,9 +66,7 @@ async fn large_input_goes_through_whole() {
 async fn a_process_that_does_not_read_is_given_no_more_than_a_mebibyte() {
     let daemon = Daemon::start().await;
     let mut watch = daemon
-        .watch(started(shell(
-            "trap go=1 USR1; while [ -z \"$go\" ]; do sleep 0.05; done; wc -c",
-        )))
+        .watch(started(shell("trap go=1 USR1; while [ -z \"$go\" ]; do sleep 0.05; done; wc -c")))
         .await;
     // What the pipe takes has left the queue, so the first writes that wait are taken in the end.
     let part = vec![b'x'; 1 << 20];
@@ -92,10 +79,7 @@ async fn a_process_that_does_not_read_is_given_no_more_than_a_mebibyte() {
         accepted = answer.into_inner().accepted_bytes;
         assert!(accepted < 4 << 20, "{accepted}");
     }
-    let end = WriteStdinRequest {
-        eof: true,
-        ..write(&watch.id, b"", "end")
-    };
+    let end = WriteStdinRequest { eof: true, ..write(&watch.id, b"", "end") };
     // The write that was not taken was not taken in part either.
     assert_eq!(daemon.write_stdin(end).await.unwrap(), accepted);
     daemon.send_signal(&watch.id, "USR1").await.unwrap();
@@ -106,9 +90,7 @@ async fn a_process_that_does_not_read_is_given_no_more_than_a_mebibyte() {
 #[tokio::test]
 async fn input_that_nobody_reads_any_more_is_refused() {
     let daemon = Daemon::start().await;
-    let mut watch = daemon
-        .watch(started(shell("exec < /dev/null; echo closed; sleep 1000")))
-        .await;
+    let mut watch = daemon.watch(started(shell("exec < /dev/null; echo closed; sleep 1000"))).await;
     watch.until("closed\n").await;
     let mut refused = None;
     eventually("the pipe is known to be closed", async || {
@@ -139,36 +121,23 @@ async fn a_write_that_waits_learns_of_the_end() {
     daemon.send_signal(&watch.id, "KILL").await.unwrap();
     let status = promptly("it ends", waiting).await.unwrap().unwrap_err();
     let reason = Refusal::of(&status).reason;
-    assert!(
-        ["PROCESS_ENDED", "STDIN_CLOSED"].contains(&reason.as_str()),
-        "{reason}"
-    );
+    assert!(["PROCESS_ENDED", "STDIN_CLOSED"].contains(&reason.as_str()), "{reason}");
 }
 
 #[tokio::test]
 async fn bytes_of_the_start_are_all_unless_more_is_to_come() {
     let daemon = Daemon::start().await;
-    let request = StartRequest {
-        stdin: b"first ".to_vec().into(),
-        ..started(argv(&["cat"]))
-    };
+    let request = StartRequest { stdin: b"first ".to_vec().into(), ..started(argv(&["cat"])) };
     let mut watch = daemon.watch(request.clone()).await;
     assert_eq!(watch.finish().await.exit_code, Some(0));
     assert_eq!(watch.text(), "first ");
-    let request = StartRequest {
-        stdin_open: Some(true),
-        ..request
-    };
+    let request = StartRequest { stdin_open: Some(true), ..request };
     let mut watch = daemon.watch(request.clone()).await;
     assert_eq!(daemon.write(&watch.id, b"second").await.unwrap(), 12);
     daemon.end_input(&watch.id).await.unwrap();
     watch.finish().await;
     assert_eq!(watch.text(), "first second");
-    let request = StartRequest {
-        stdin: Vec::new().into(),
-        stdin_open: Some(false),
-        ..request
-    };
+    let request = StartRequest { stdin: Vec::new().into(), stdin_open: Some(false), ..request };
     let mut watch = daemon.watch(request).await;
     assert_eq!(watch.finish().await.stdout_bytes, 0);
     // More than the queue holds.

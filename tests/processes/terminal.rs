@@ -7,18 +7,11 @@ use crate::support::{
 };
 
 fn on_terminal(request: StartRequest) -> StartRequest {
-    StartRequest {
-        pty: Some(TerminalSize { cols: 90, rows: 30 }),
-        ..request
-    }
+    StartRequest { pty: Some(TerminalSize { cols: 90, rows: 30 }), ..request }
 }
 
 async fn resize(daemon: &Daemon, id: &str, cols: u32, rows: u32) -> Result<(), Refusal> {
-    let request = ResizeTerminalRequest {
-        process_id: id.to_owned(),
-        cols,
-        rows,
-    };
+    let request = ResizeTerminalRequest { process_id: id.to_owned(), cols, rows };
     let answer = daemon.processes().resize_terminal(request).await;
     answer.map(drop).map_err(|status| Refusal::of(&status))
 }
@@ -58,9 +51,8 @@ async fn two_runs_have_the_same_name_for_different_terminals() {
 async fn keys_mean_what_they_mean_on_a_terminal() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let mut watch = daemon
-        .watch(mark.on_process(on_terminal(started(argv(&["bash", "--norc", "-i"])))))
-        .await;
+    let mut watch =
+        daemon.watch(mark.on_process(on_terminal(started(argv(&["bash", "--norc", "-i"]))))).await;
     let id = watch.id.clone();
     // Ctrl-C ends what runs in the foreground, and not the shell.
     daemon.write(&id, b"sleep 1000\n").await.unwrap();
@@ -78,16 +70,10 @@ async fn keys_mean_what_they_mean_on_a_terminal() {
     eventually("it runs", foreground).await;
     daemon.write(&id, &[26]).await.unwrap();
     watch.until("Stopped").await;
-    daemon
-        .write(&id, b"bg; jobs; kill %1; wait; echo jobs d''one\n")
-        .await
-        .unwrap();
+    daemon.write(&id, b"bg; jobs; kill %1; wait; echo jobs d''one\n").await.unwrap();
     watch.until("jobs done\r\n").await;
     // Ctrl-U and backspace edit the line.
-    daemon
-        .write(&id, b"echo wrong\x15echo rigg\x7fht\n")
-        .await
-        .unwrap();
+    daemon.write(&id, b"echo wrong\x15echo rigg\x7fht\n").await.unwrap();
     watch.until("right\r\n").await;
     // Ctrl-D ends the shell.
     daemon.end_input(&id).await.unwrap();
@@ -123,11 +109,7 @@ async fn nothing_of_the_output_is_lost_at_the_end() {
         let exited = watch.finish().await;
         let expected = (1..=20_000).map(|number| format!("{number}\r\n"));
         let expected: String = expected.chain(["end".to_owned()]).collect();
-        assert!(
-            watch.text() == expected,
-            "round {round}: {} bytes",
-            watch.stdout.len()
-        );
+        assert!(watch.text() == expected, "round {round}: {} bytes", watch.stdout.len());
         assert_eq!(exited.stdout_bytes, expected.len() as u64);
     }
 }
@@ -143,28 +125,18 @@ async fn input_of_the_start_is_typed_and_ended() {
         let mut watch = daemon.watch(request).await;
         assert_eq!(watch.finish().await.exit_code, Some(0));
         let count = format!("\n{}\r\n", typed.len());
-        assert!(
-            watch.text().ends_with(&count),
-            "{typed:?}: {:?}",
-            watch.text()
-        );
+        assert!(watch.text().ends_with(&count), "{typed:?}: {:?}", watch.text());
     }
 }
 
 #[tokio::test]
 async fn programs_make_terminals_in_runs_without_one() {
     let daemon = Daemon::start().await;
-    let output = daemon
-        .output(shell(
-            "script -qec 'tty; echo inside' /dev/null < /dev/null",
-        ))
-        .await;
+    let output = daemon.output(shell("script -qec 'tty; echo inside' /dev/null < /dev/null")).await;
     assert_eq!(output, "/dev/pts/0\r\ninside\r\n");
     let python = "import os, pty; m, s = pty.openpty(); print(os.ttyname(s)); \
         os.write(m, b'x\\n'); print(os.read(s, 9))";
-    let output = daemon
-        .output(argv(&["/usr/bin/python3", "-c", python]))
-        .await;
+    let output = daemon.output(argv(&["/usr/bin/python3", "-c", python])).await;
     assert_eq!(output, "/dev/pts/0\nb'x\\n'\n");
     // As many as a run may have, and no more.
     let many = "import os, pty\nn = 0\ntry:\n  while True: pty.openpty(); n += 1\nexcept OSError as e: print(n, e.strerror)";
@@ -181,14 +153,8 @@ async fn case_68_nothing_can_be_typed_into_the_runs_own_terminal() {
     let text = watch.text();
     for request in ["TIOCSTI", "TIOCLINUX"] {
         for file in 0..3 {
-            assert!(
-                text.contains(&format!("{request} on {file}: EPERM\r\n")),
-                "{text}"
-            );
-            assert!(
-                text.contains(&format!("{request} on {file}, more bits: EPERM\r\n")),
-                "{text}"
-            );
+            assert!(text.contains(&format!("{request} on {file}: EPERM\r\n")), "{text}");
+            assert!(text.contains(&format!("{request} on {file}, more bits: EPERM\r\n")), "{text}");
         }
     }
     assert!(text.contains("open /dev/tty: ok\r\n"), "{text}");

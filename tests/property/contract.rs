@@ -45,18 +45,11 @@ impl Contract {
         let tools = service.methods().map(|method| {
             let options = method.options();
             let options: ToolOptions = decoded(&options, &extension).unwrap();
-            Tool {
-                name: options.name,
-                method,
-            }
+            Tool { name: options.name, method }
         });
         let tools: Vec<_> = tools.collect();
         assert_eq!(tools.len(), 17);
-        Self {
-            rules: pool.get_extension_by_name("jig.v1.field").unwrap(),
-            pool,
-            tools,
-        }
+        Self { rules: pool.get_extension_by_name("jig.v1.field").unwrap(), pool, tools }
     }
 
     /// A message of this name.
@@ -142,9 +135,7 @@ fn text(field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> String {
 /// A number that the rules allow: one at an edge, the default, a small one, or any.
 fn number(rules: &FieldRules, largest: u64, rng: &mut Rng) -> u64 {
     let least = u64::try_from(rules.minimum.unwrap_or(0)).unwrap();
-    let most = rules
-        .maximum
-        .map_or(largest, |most| most.try_into().unwrap());
+    let most = rules.maximum.map_or(largest, |most| most.try_into().unwrap());
     let default = match rules.default_value {
         Some(DefaultValue::DefaultNumber(number)) => number.try_into().unwrap(),
         _ => least,

@@ -16,39 +16,20 @@ use super::{
     words,
 };
 
-const DIALECTS: [&str; 7] = [
-    "agentbench",
-    "dracode",
-    "claude",
-    "cli_agent",
-    "rauskuclaw",
-    "openai",
-    "anthropic",
-];
+const DIALECTS: [&str; 7] =
+    ["agentbench", "dracode", "claude", "cli_agent", "rauskuclaw", "openai", "anthropic"];
 
 /// A dialect, a tool of it, and parameters of that, each with the field of the first call that has it as it is;
 /// `[]` where that is an element of a list.
-type Row = (
-    &'static str,
-    &'static str,
-    &'static [(&'static str, &'static str)],
-);
+type Row = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 /// The rows of all tools.
 const PLAIN: &[Row] = &[
-    (
-        "agentbench",
-        "list_files",
-        &[("root", "root"), ("glob", "glob")],
-    ),
+    ("agentbench", "list_files", &[("root", "root"), ("glob", "glob")]),
     (
         "agentbench",
         "read_file",
-        &[
-            ("path", "path"),
-            ("start_line", "start_line"),
-            ("end_line", "end_line"),
-        ],
+        &[("path", "path"), ("start_line", "start_line"), ("end_line", "end_line")],
     ),
     (
         "agentbench",
@@ -62,20 +43,13 @@ const PLAIN: &[Row] = &[
         ],
     ),
     ("agentbench", "apply_patch", &[]),
-    (
-        "agentbench",
-        "run",
-        &[("command", "command"), ("timeout_sec", "timeout_sec")],
-    ),
+    ("agentbench", "run", &[("command", "command"), ("timeout_sec", "timeout_sec")]),
     ("dracode", "list_files", &[("directory", "root")]),
     ("dracode", "read_file", &[("file_path", "path")]),
     (
         "dracode",
         "write_file",
-        &[
-            ("file_path", "path"),
-            ("create_directories", "create_directories"),
-        ],
+        &[("file_path", "path"), ("create_directories", "create_directories")],
     ),
     (
         "dracode",
@@ -109,38 +83,22 @@ const PLAIN: &[Row] = &[
     (
         "claude",
         "NotebookRead",
-        &[
-            ("path", "path"),
-            ("cell_id", "cell_id"),
-            ("cell_index", "cell_index"),
-        ],
+        &[("path", "path"), ("cell_id", "cell_id"), ("cell_index", "cell_index")],
     ),
     (
         "claude",
         "NotebookEdit",
-        &[
-            ("path", "path"),
-            ("cell_id", "cell_id"),
-            ("cell_index", "cell_index"),
-        ],
+        &[("path", "path"), ("cell_id", "cell_id"), ("cell_index", "cell_index")],
     ),
     ("cli_agent", "create_file", &[("path", "path")]),
     (
         "cli_agent",
         "read_file",
-        &[
-            ("path", "path"),
-            ("start_line", "start_line"),
-            ("end_line", "end_line"),
-        ],
+        &[("path", "path"), ("start_line", "start_line"), ("end_line", "end_line")],
     ),
     ("cli_agent", "replace_string_in_file", &[("path", "path")]),
     ("cli_agent", "list_dir", &[("path", "path")]),
-    (
-        "cli_agent",
-        "file_search",
-        &[("pattern", "glob"), ("base_path", "root")],
-    ),
+    ("cli_agent", "file_search", &[("pattern", "glob"), ("base_path", "root")]),
     (
         "cli_agent",
         "grep_search",
@@ -154,38 +112,14 @@ const PLAIN: &[Row] = &[
     ("cli_agent", "run_in_terminal", &[("command", "command")]),
     ("cli_agent", "terminal_last_command", &[]),
     ("cli_agent", "create_directory", &[("path", "path")]),
-    (
-        "cli_agent",
-        "fetch_webpage",
-        &[("url", "url"), ("timeout_seconds", "timeout_sec")],
-    ),
-    (
-        "rauskuclaw",
-        "data_file_read",
-        &[("path", "path"), ("max_bytes", "max_bytes")],
-    ),
-    (
-        "rauskuclaw",
-        "tools_file_search",
-        &[("path", "root"), ("include_hidden", "hidden")],
-    ),
-    (
-        "rauskuclaw",
-        "tool_exec",
-        &[("command", "command"), ("cwd", "cwd")],
-    ),
-    (
-        "openai",
-        "shell",
-        &[("max_output_length", "max_output_bytes")],
-    ),
+    ("cli_agent", "fetch_webpage", &[("url", "url"), ("timeout_seconds", "timeout_sec")]),
+    ("rauskuclaw", "data_file_read", &[("path", "path"), ("max_bytes", "max_bytes")]),
+    ("rauskuclaw", "tools_file_search", &[("path", "root"), ("include_hidden", "hidden")]),
+    ("rauskuclaw", "tool_exec", &[("command", "command"), ("cwd", "cwd")]),
+    ("openai", "shell", &[("max_output_length", "max_output_bytes")]),
     ("openai", "apply_patch", &[]),
     ("anthropic", "bash", &[("command", "command")]),
-    (
-        "anthropic",
-        "str_replace_based_edit_tool",
-        &[("path", "path")],
-    ),
+    ("anthropic", "str_replace_based_edit_tool", &[("path", "path")]),
 ];
 
 /// A tool of a dialect, as models are told of it.
@@ -230,9 +164,7 @@ async fn what_the_schema_of_a_dialect_forbids_is_refused_alike_by_every_door() {
             for door in Door::ALL {
                 let came = by_name(&stage, &contract, door, name, &session, &params).await;
                 let shown = Json::Object(params.clone());
-                let why = came
-                    .err()
-                    .unwrap_or_else(|| panic!("{what}: {wrong} in {shown}"));
+                let why = came.err().unwrap_or_else(|| panic!("{what}: {wrong} in {shown}"));
                 let is_named = why.fields.keys().any(|field| field.starts_with(&wrong));
                 assert!(is_named, "{what} by {door:?}: {wrong} in {shown}: {why:?}");
                 // A job is refused by the contract, before the dialect has a say.
@@ -268,10 +200,7 @@ async fn listed(stage: &Stage) -> Vec<Tool> {
     tools.retain(|tool| !is_vendors(tool) || !borrowed.contains(&&*tool.name));
     let known = PLAIN.iter().map(|(dialect, name, _)| (*dialect, *name));
     let listed = tools.iter().map(|tool| (tool.dialect, tool.name.as_str()));
-    assert!(
-        listed.eq(known),
-        "PLAIN has a row for each tool: {tools:#?}"
-    );
+    assert!(listed.eq(known), "PLAIN has a row for each tool: {tools:#?}");
     tools
 }
 
@@ -283,20 +212,14 @@ async fn check(
     params: &Map<String, Json>,
 ) {
     let (dialect, name) = (tool.dialect, tool.name.as_str());
-    let shown = format!(
-        "{dialect}/{name} of {:.3000}",
-        Json::Object(params.clone()).to_string()
-    );
+    let shown = format!("{dialect}/{name} of {:.3000}", Json::Object(params.clone()).to_string());
     let mut first = None;
     for door in [Door::Message, Door::Text] {
         stage.set();
         let session = session(tool, seed, &format!("{door:?}"));
         let came = by_name(stage, contract, door, (dialect, name), &session, params).await;
         let why = came.as_ref().err();
-        assert!(
-            why.is_none_or(|why| why.reason != "INTERNAL"),
-            "{shown}: {why:?}"
-        );
+        assert!(why.is_none_or(|why| why.reason != "INTERNAL"), "{shown}: {why:?}");
         let properties = tool.schema["properties"].as_object().unwrap();
         for field in why.iter().flat_map(|why| why.fields.keys()) {
             let end = field.find(['.', '[']).unwrap_or(field.len());
@@ -314,10 +237,7 @@ async fn check(
         }
         let seen = (started, why.cloned(), stage.tree());
         let expected = first.get_or_insert_with(|| seen.clone());
-        assert!(
-            seen == *expected || name == "Task",
-            "{shown}: {seen:#?} is not {expected:#?}"
-        );
+        assert!(seen == *expected || name == "Task", "{shown}: {seen:#?} is not {expected:#?}");
     }
 }
 
@@ -339,18 +259,10 @@ fn check_values(tool: &Tool, params: &Map<String, Json>, fields: &Json, shown: &
             Some(field) => &fields[field][0],
             None => &fields[field],
         };
-        assert_eq!(
-            given, arrived,
-            "{shown}: {parameter} is not {field}: {fields}"
-        );
+        assert_eq!(given, arrived, "{shown}: {parameter} is not {field}: {fields}");
     }
     // Of what may be secret, the sizes.
-    for (name, value) in params
-        .get("env")
-        .and_then(Json::as_object)
-        .into_iter()
-        .flatten()
-    {
+    for (name, value) in params.get("env").and_then(Json::as_object).into_iter().flatten() {
         let size = format!("<{} bytes>", value.as_str().unwrap().len());
         assert_eq!(fields["env"][name], size, "{shown}: {name}: {fields}");
     }
@@ -358,9 +270,7 @@ fn check_values(tool: &Tool, params: &Map<String, Json>, fields: &Json, shown: &
 
 /// What files were to hold, they do: records have only the size of that.
 fn check_files(params: &Map<String, Json>, tree: &crate::support::Tree, shown: &str) {
-    let is_text = params
-        .get("encoding")
-        .is_none_or(|encoding| encoding != "base64");
+    let is_text = params.get("encoding").is_none_or(|encoding| encoding != "base64");
     for (name, is_whole, command) in [
         ("content", true, None),
         ("new_string", false, None),
@@ -423,9 +333,7 @@ fn value(name: &str, schema: &Json, rng: &mut Rng) -> Json {
         "number" => words::pick(rng, &[86_400, 60_000]).into(),
         "array" => {
             let count = rng.usize(..4);
-            (0..count)
-                .map(|_| value(name, &schema["items"], rng))
-                .collect()
+            (0..count).map(|_| value(name, &schema["items"], rng)).collect()
         }
         "object" if schema.get("properties").is_some() => Json::Object(random(schema, rng)),
         "object" => {
@@ -493,8 +401,5 @@ fn broken(
 }
 
 fn names(json: &Json) -> impl Iterator<Item = &str> {
-    json.as_array()
-        .into_iter()
-        .flatten()
-        .map(|name| name.as_str().unwrap())
+    json.as_array().into_iter().flatten().map(|name| name.as_str().unwrap())
 }

@@ -104,17 +104,11 @@ pub(super) async fn by_name(
     };
     match door {
         Door::Message => {
-            let request = InvokeRequest {
-                params: Some(structure(contract, params)),
-                ..request
-            };
+            let request = InvokeRequest { params: Some(structure(contract, params)), ..request };
             invoked(daemon, session, request).await
         }
         Door::Text => {
-            let request = InvokeRequest {
-                params_json: text,
-                ..request
-            };
+            let request = InvokeRequest { params_json: text, ..request };
             invoked(daemon, session, request).await
         }
         Door::Batch => batched(daemon, session, dialect, tool, text).await,
@@ -180,17 +174,11 @@ async fn batched(daemon: &Daemon, session: &str, dialect: &str, tool: &str, text
 
 async fn submitted(daemon: &Daemon, session: &str, request: SubmitJobRequest) -> Came {
     let mut client = JobServiceClient::new(daemon.channel()).max_decoding_message_size(64 << 20);
-    let job = match client
-        .submit_job(with("jig-session", session, request))
-        .await
-    {
+    let job = match client.submit_job(with("jig-session", session, request)).await {
         Ok(response) => response.into_inner().job.unwrap(),
         Err(status) => return Err(Why::of(Refusal::of(&status), "params.")),
     };
-    let wait = WaitJobRequest {
-        job_id: job.job_id,
-        wait_ms: None,
-    };
+    let wait = WaitJobRequest { job_id: job.job_id, wait_ms: None };
     let job = client.wait_job(wait).await.unwrap().into_inner();
     let job = job.job.unwrap();
     let ended = [JobState::Succeeded, JobState::Failed];
@@ -223,24 +211,16 @@ impl Why {
             let field = field.unwrap_or_else(|| panic!("{} without {prefix}", violation.field));
             (field.to_owned(), violation.description)
         });
-        Self {
-            reason: refusal.reason,
-            fields: fields.collect(),
-        }
+        Self { reason: refusal.reason, fields: fields.collect() }
     }
 
     fn told(reason: &str, details: Option<Json>) -> Self {
-        let fields = details
-            .as_ref()
-            .and_then(|details| details["fields"].as_array());
+        let fields = details.as_ref().and_then(|details| details["fields"].as_array());
         let fields = fields.into_iter().flatten().map(|field| {
             let text = |name: &str| field[name].as_str().unwrap().to_owned();
             (text("field"), text("description"))
         });
-        Self {
-            reason: reason.to_owned(),
-            fields: fields.collect(),
-        }
+        Self { reason: reason.to_owned(), fields: fields.collect() }
     }
 }
 
@@ -253,26 +233,14 @@ pub(super) fn as_message(of: &MessageDescriptor, data: Map<String, Json>) -> Dyn
 /// An answer without what is another each time: when and how long.
 pub(super) fn without_times(mut message: DynamicMessage) -> DynamicMessage {
     let of = message.descriptor();
-    for name in [
-        "duration_ms",
-        "usage",
-        "modify_time",
-        "start_time",
-        "end_time",
-    ] {
+    for name in ["duration_ms", "usage", "modify_time", "start_time", "end_time"] {
         if of.get_field_by_name(name).is_some() {
             message.clear_field_by_name(name);
         }
     }
-    if let Some(mut entries) = message
-        .get_field_by_name("entries")
-        .map(|all| all.into_owned())
-    {
+    if let Some(mut entries) = message.get_field_by_name("entries").map(|all| all.into_owned()) {
         for entry in entries.as_list_mut().unwrap() {
-            entry
-                .as_message_mut()
-                .unwrap()
-                .clear_field_by_name("modify_time");
+            entry.as_message_mut().unwrap().clear_field_by_name("modify_time");
         }
         message.set_field_by_name("entries", entries);
     }

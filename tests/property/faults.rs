@@ -61,10 +61,7 @@ pub(super) fn of_rules(
             add("no", name.clone(), None);
         }
         for number in [
-            rules
-                .minimum
-                .filter(|least| *least > 0)
-                .map(|least| least - 1),
+            rules.minimum.filter(|least| *least > 0).map(|least| least - 1),
             rules.maximum.map(|most| most + 1),
         ] {
             let value = number.and_then(|number| match field.kind() {
@@ -86,30 +83,21 @@ pub(super) fn of_rules(
         };
         // What is large takes its time, and a request has no more than 16 MiB.
         let longest = full_size(10 << 20, 128 << 10);
-        if let Some(most) = rules
-            .max_bytes
-            .map(|most| most as usize)
-            .filter(|most| *most <= longest)
+        if let Some(most) =
+            rules.max_bytes.map(|most| most as usize).filter(|most| *most <= longest)
         {
             let long = "l".repeat(most + 1);
             add("too much in", place.clone(), Some(wrapped(&field, &long)));
         }
         if rules.no_nul {
-            add(
-                "a NUL character in",
-                place.clone(),
-                Some(wrapped(&field, "a\0b")),
-            );
+            add("a NUL character in", place.clone(), Some(wrapped(&field, "a\0b")));
         }
         if let Some(most) = rules.max_items {
             let value = match field.is_map() {
                 true => Value::Map(
                     (0..=most)
                         .map(|number| {
-                            (
-                                MapKey::String(format!("K{number}")),
-                                Value::String(String::new()),
-                            )
+                            (MapKey::String(format!("K{number}")), Value::String(String::new()))
                         })
                         .collect(),
                 ),
@@ -201,20 +189,8 @@ pub(super) fn of_tool(
         if !contract.rules(&field).path {
             continue;
         }
-        for outside in [
-            "..",
-            "../x",
-            "/etc/passwd",
-            "src/../../x",
-            "/workspace/../x",
-            "/",
-        ] {
-            add(
-                outside,
-                "PATH_ESCAPE",
-                None,
-                &[(field.name(), text(outside))],
-            );
+        for outside in ["..", "../x", "/etc/passwd", "src/../../x", "/workspace/../x", "/"] {
+            add(outside, "PATH_ESCAPE", None, &[(field.name(), text(outside))]);
         }
     }
     let linked = format!("{LINK}/etc/passwd");
@@ -226,12 +202,7 @@ pub(super) fn of_tool(
         "read_file" => {
             let lines = [("start_line", Value::U32(5)), ("end_line", Value::U32(4))];
             add("backwards", INVALID, Some("end_line"), &lines);
-            add(
-                "a link",
-                "SYMLINK_BLOCKED",
-                None,
-                &[("path", text(&linked))],
-            );
+            add("a link", "SYMLINK_BLOCKED", None, &[("path", text(&linked))]);
         }
         "write_file" => {
             let content = [("content", text("?")), ("encoding", Value::EnumNumber(2))];
@@ -249,12 +220,7 @@ pub(super) fn of_tool(
             let edit = edits.as_list_mut().unwrap()[0].as_message_mut().unwrap();
             let old = edit.get_field_by_name("old_string").unwrap().into_owned();
             put(edit, "new_string", old);
-            add(
-                "no change",
-                INVALID,
-                Some("edits[0].new_string"),
-                &[("edits", edits)],
-            );
+            add("no change", INVALID, Some("edits[0].new_string"), &[("edits", edits)]);
         }
         "search" => {
             let none = || Value::List(Vec::new());
@@ -273,10 +239,7 @@ pub(super) fn of_tool(
             add("two cells", INVALID, Some("cell_index"), &cell);
         }
         "run" => {
-            let program = [
-                ("command", text("true")),
-                ("argv", Value::List(vec![text("true")])),
-            ];
+            let program = [("command", text("true")), ("argv", Value::List(vec![text("true")]))];
             add("two programs", INVALID, Some("command"), &program);
             let none = [("command", text(" ")), ("argv", Value::List(Vec::new()))];
             add("no program", INVALID, Some("command"), &none);
@@ -286,13 +249,9 @@ pub(super) fn of_tool(
             }
         }
         "fetch_url" => {
-            for url in [
-                "ftp://127.0.0.1/",
-                "http://a:b@127.0.0.1/",
-                "http://a b/",
-                "two",
-                "http://",
-            ] {
+            for url in
+                ["ftp://127.0.0.1/", "http://a:b@127.0.0.1/", "http://a b/", "two", "http://"]
+            {
                 add(url, INVALID, Some("url"), &[("url", text(url))]);
             }
         }
@@ -311,12 +270,7 @@ pub(super) fn of_json(
     let mut add = |what: String, field: String, name: &str, value: Json| {
         let mut request = spelled.clone();
         request.insert(name.to_owned(), value);
-        faults.push(Fault {
-            what,
-            reason: INVALID,
-            field: Some(field),
-            request,
-        });
+        faults.push(Fault { what, reason: INVALID, field: Some(field), request });
     };
     for name in ["zulu", "Path", "", "a.b", "path "] {
         add("unknown".to_owned(), name.to_owned(), name, json!("x"));
@@ -349,15 +303,8 @@ pub(super) fn of_json(
 fn wrong(field: &FieldDescriptor, rng: &mut Rng) -> Vec<(Json, String)> {
     if field.is_map() {
         let twice = json!({"key": "A", "value": "1"});
-        let mut wrong = at(
-            &[
-                json!(5),
-                json!("A"),
-                json!([{"key": "A"}]),
-                json!([twice, twice]),
-            ],
-            "",
-        );
+        let mut wrong =
+            at(&[json!(5), json!("A"), json!([{"key": "A"}]), json!([twice, twice])], "");
         wrong.extend(at(&[json!({"A": 5}), json!({"A": null})], "[\"A\"]"));
         return wrong;
     }
@@ -366,23 +313,10 @@ fn wrong(field: &FieldDescriptor, rng: &mut Rng) -> Vec<(Json, String)> {
         Kind::Bool => vec![json!("maybe"), json!(1), json!([true]), json!("TRUE")],
         Kind::Uint32 => {
             let beyond = rng.u64(1 << 32..1 << 40);
-            vec![
-                json!(-1),
-                json!(1.5),
-                json!(beyond),
-                json!("two"),
-                json!(true),
-                json!(""),
-            ]
+            vec![json!(-1), json!(1.5), json!(beyond), json!("two"), json!(true), json!("")]
         }
         Kind::Uint64 => vec![json!(-1), json!(1.5), json!(1e30), json!("two"), json!([1])],
-        Kind::Enum(_) => vec![
-            json!("NONSENSE"),
-            json!(true),
-            json!(-1),
-            json!(1.5),
-            json!(""),
-        ],
+        Kind::Enum(_) => vec![json!("NONSENSE"), json!(true), json!(-1), json!(1.5), json!("")],
         Kind::Bytes => vec![json!("?"), json!(5), json!([1, 2]), json!("ab=c")],
         Kind::Message(_) => {
             let mut wrong = at(&[json!("x"), json!(5), json!([[]])], "");
@@ -400,9 +334,7 @@ fn wrong(field: &FieldDescriptor, rng: &mut Rng) -> Vec<(Json, String)> {
     match field.is_list() {
         true => {
             let items = single.into_iter().chain([Json::Null]);
-            let mut wrong: Vec<_> = items
-                .map(|item| (json!([item]), "[0]".to_owned()))
-                .collect();
+            let mut wrong: Vec<_> = items.map(|item| (json!([item]), "[0]".to_owned())).collect();
             wrong.extend(at(&[json!({}), json!("x"), json!(5)], ""));
             wrong
         }
@@ -411,8 +343,5 @@ fn wrong(field: &FieldDescriptor, rng: &mut Rng) -> Vec<(Json, String)> {
 }
 
 fn at(values: &[Json], place: &str) -> Vec<(Json, String)> {
-    values
-        .iter()
-        .map(|value| (value.clone(), place.to_owned()))
-        .collect()
+    values.iter().map(|value| (value.clone(), place.to_owned())).collect()
 }

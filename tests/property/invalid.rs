@@ -72,9 +72,7 @@ impl Refusals<'_> {
         let session = format!("{}-typed", self.session);
         let came = typed(self.stage, self.tool, &session, &fault.request).await;
         let shown = format!("{:.1000}", serde_json::to_string(&fault.request).unwrap());
-        let why = came
-            .err()
-            .unwrap_or_else(|| panic!("{}: {shown}", fault.what));
+        let why = came.err().unwrap_or_else(|| panic!("{}: {shown}", fault.what));
         self.expect("typed", &fault, &why, &session, &shown);
         for door in Door::ALL {
             let params = spelled(&fault.request, rng);
@@ -86,10 +84,7 @@ impl Refusals<'_> {
                 false => told == why,
             };
             let what = &fault.what;
-            assert!(
-                is_same,
-                "{what}: {door:?} says {told:?}, and typed {why:?}: {shown}"
-            );
+            assert!(is_same, "{what}: {door:?} says {told:?}, and typed {why:?}: {shown}");
         }
     }
 

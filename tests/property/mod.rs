@@ -49,8 +49,6 @@ impl Drop for Case {
 fn seeds(full: usize, scaled: usize) -> Vec<u64> {
     match env::var("JIG_PROPERTY_SEED") {
         Ok(seed) => vec![seed.parse().expect("JIG_PROPERTY_SEED is a number")],
-        Err(_) => (0..full_size(full, scaled))
-            .map(|_| fastrand::u64(..))
-            .collect(),
+        Err(_) => (0..full_size(full, scaled)).map(|_| fastrand::u64(..)).collect(),
     }
 }

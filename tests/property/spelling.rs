@@ -54,10 +54,7 @@ fn nothing(field: &FieldDescriptor, rng: &mut Rng) -> Option<Json> {
 
 fn of_field(field: &FieldDescriptor, value: &Value, rng: &mut Rng) -> Json {
     match value {
-        Value::List(items) => items
-            .iter()
-            .map(|item| of_value(field, item, rng))
-            .collect(),
+        Value::List(items) => items.iter().map(|item| of_value(field, item, rng)).collect(),
         Value::Map(entries) => {
             let entries = entries.iter().map(|(key, value)| {
                 let key = key.as_str().unwrap().to_owned();
@@ -65,9 +62,9 @@ fn of_field(field: &FieldDescriptor, value: &Value, rng: &mut Rng) -> Json {
             });
             match rng.bool() {
                 true => Json::Object(entries.collect()),
-                false => entries
-                    .map(|(key, value)| json!({ "key": key, "value": value }))
-                    .collect(),
+                false => {
+                    entries.map(|(key, value)| json!({ "key": key, "value": value })).collect()
+                }
             }
         }
         value => of_value(field, value, rng),
@@ -135,11 +132,7 @@ pub(super) fn as_doubles(json: Json) -> Json {
         Json::Array(items) => items.into_iter().map(as_doubles).collect(),
         Json::Object(fields) => {
             let fields = fields.into_iter();
-            Json::Object(
-                fields
-                    .map(|(name, json)| (name, as_doubles(json)))
-                    .collect(),
-            )
+            Json::Object(fields.map(|(name, json)| (name, as_doubles(json))).collect())
         }
         json => json,
     }

@@ -58,11 +58,7 @@ async fn check(stage: &Stage, contract: &Contract, tool: &Tool, seed: u64) {
     if let Err(why) = &expected.answer {
         // What is found wrong once it has begun is so in the workspace, such as a notebook that is none.
         let is_refused = why.reason == "INVALID_PARAMS" && expected.params.is_none();
-        assert!(
-            !is_refused && why.reason != "INTERNAL",
-            "{} of {shown}: {why:?}",
-            tool.name
-        );
+        assert!(!is_refused && why.reason != "INTERNAL", "{} of {shown}: {why:?}", tool.name);
     }
     for door in Door::ALL {
         let params = spelled(&message, &mut rng);
@@ -137,17 +133,9 @@ fn is_same_answer(request: &DynamicMessage, one: &Answer, other: &Answer) -> boo
 impl fmt::Debug for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let answer = self.answer.as_ref().map(|answer| answer.as_ref().map(json));
-        writeln!(
-            f,
-            "read {:.2000?}, answered {answer:.2000?}, and left",
-            self.params
-        )?;
+        writeln!(f, "read {:.2000?}, answered {answer:.2000?}, and left", self.params)?;
         for (path, (mode, content)) in &self.tree {
-            writeln!(
-                f,
-                "{path:?} {mode:o} {:.500?}",
-                String::from_utf8_lossy(content)
-            )?;
+            writeln!(f, "{path:?} {mode:o} {:.500?}", String::from_utf8_lossy(content))?;
         }
         Ok(())
     }

@@ -49,18 +49,8 @@ const PARTS: [&str; 40] = [
     "/",
 ];
 /// What globs are put together from.
-const GLOBS: [&str; 10] = [
-    "*",
-    "**/*.rs",
-    "*.{txt,md}",
-    "src/**",
-    "!a.txt",
-    "[a-c]*",
-    "ü*",
-    "**",
-    "a.txt",
-    "{",
-];
+const GLOBS: [&str; 10] =
+    ["*", "**/*.rs", "*.{txt,md}", "src/**", "!a.txt", "[a-c]*", "ü*", "**", "a.txt", "{"];
 /// Commands that do no harm.
 const COMMANDS: [&str; 10] = [
     "true",

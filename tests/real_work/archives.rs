@@ -3,11 +3,7 @@
 use super::{failures, with_each_daemon, work};
 use crate::support::Setup;
 
-with_each_daemon!(
-    trees_survive_archives,
-    copies_are_kept_in_step,
-    patches_apply
-);
+with_each_daemon!(trees_survive_archives, copies_are_kept_in_step, patches_apply);
 
 const TREE: &str = "mkdir -p t/d; echo text > t/d/f; chmod 640 t/d/f; echo x > t/run; chmod 755 t/run; ln -s d/f t/link; ln t/run t/hard; \
     mkfifo t/fifo; mkdir -m 700 t/private; touch -d @1000000000 t/d/f; truncate -s 1M t/sparse";
@@ -50,9 +46,7 @@ async fn copies_are_kept_in_step(setup: Setup) {
         rsync -a --link-dest=../copy t/ snapshot/; test copy/d/f -ef snapshot/d/f; rsync -anc t/ copy/ | wc -l";
     let output = work(&daemon, script).await;
     // Times differ, too, unless both were written in one second.
-    let told = output
-        .replace(".d..t...... ./\n", "")
-        .replace(">f.st", ">f.s.");
+    let told = output.replace(".d..t...... ./\n", "").replace(">f.st", ">f.s.");
     assert_eq!(told, "*deleting   run\n>f.s....... d/f\n0\n", "{output}");
 }
 
@@ -61,8 +55,5 @@ async fn patches_apply(setup: Setup) {
     let script = "seq 20 > f; cp f f.orig; sed -i 's/^7$/seven/; s/^15$/fifteen/' f; diff -u f.orig f > p || true; patch -R < p; cmp f f.orig; \
         patch --dry-run < p; patch -b < p; grep -c teen f; diff3 f f.orig f | wc -l; git apply --stat p | tail -1";
     let output = work(&daemon, script).await;
-    assert!(
-        output.contains("checking file f\npatching file f\n1\n"),
-        "{output}"
-    );
+    assert!(output.contains("checking file f\npatching file f\n1\n"), "{output}");
 }

@@ -67,11 +67,7 @@ async fn a_project_is_built_by_make(setup: Setup) {
     .await;
     let upto = "make: 'build/program' is up to date.";
     let lines: Vec<&str> = built.lines().collect();
-    assert_eq!(
-        (lines[0], lines[1], lines[2]),
-        ("42 6", upto, "1"),
-        "{built}"
-    );
+    assert_eq!((lines[0], lines[1], lines[2]), ("42 6", upto, "1"), "{built}");
     assert_eq!(&lines[4..], ["42 6", "7", "1"], "{built}");
     // Makes share their jobs through a FIFO, from version 4.4 on, or a pipe.
     let jobs = "printf 'all: a b c\\na b c:\\n\\t@echo $$MAKEFLAGS\\n' > jobs.mk; make -j3 -f jobs.mk | grep -c jobserver-auth";
@@ -130,11 +126,7 @@ gcc -g -fsanitize=thread -o race race.c
 "#;
     work(&daemon, sources).await;
     let found = attempt(&daemon, "ASAN_OPTIONS=detect_leaks=0 ./overflow", &[]).await;
-    assert!(
-        found.stderr.contains("heap-buffer-overflow"),
-        "{}",
-        found.stderr
-    );
+    assert!(found.stderr.contains("heap-buffer-overflow"), "{}", found.stderr);
     // Where the kernel shuffles addresses more than it can bear, it executes itself once more without.
     let found = attempt(&daemon, "setarch -R ./race", &[]).await;
     assert!(found.stderr.contains("data race"), "{}", found.stderr);

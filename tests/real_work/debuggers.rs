@@ -3,10 +3,7 @@
 use super::{attempt, with_each_daemon, work};
 use crate::support::Setup;
 
-with_each_daemon!(
-    debuggers_work_where_they_are_allowed,
-    leaks_are_found_where_tracing_is_allowed
-);
+with_each_daemon!(debuggers_work_where_they_are_allowed, leaks_are_found_where_tracing_is_allowed);
 
 const ALLOWED: &str = "[sandbox]\nallow_ptrace = true";
 const PROGRAM: &str = r#"
@@ -30,10 +27,7 @@ async fn debuggers_work_where_they_are_allowed(setup: Setup) {
     let trace = "gdb -q -batch -ex 'break deep' -ex 'run 2' -ex 'print n' -ex bt -ex delete -ex continue -ex bt ./program 2>&1";
     let output = work(&daemon, trace).await;
     assert!(output.contains("$1 = 2\n"), "{output}");
-    assert!(
-        output.contains("SIGSEGV") && output.contains("#3 "),
-        "{output}"
-    );
+    assert!(output.contains("SIGSEGV") && output.contains("#3 "), "{output}");
     assert!(!output.contains("Operation not permitted"), "{output}");
     // To a process that runs already, and whose parent it is not.
     let attach =
@@ -48,9 +42,5 @@ async fn leaks_are_found_where_tracing_is_allowed(setup: Setup) {
     work(&daemon, PROGRAM).await;
     let leak = "gcc -g -O0 -fsanitize=address -o leaks program.c; ./leaks";
     let found = attempt(&daemon, leak, &[]).await;
-    assert!(
-        found.stderr.contains("5 byte(s) leaked"),
-        "{}",
-        found.stderr
-    );
+    assert!(found.stderr.contains("5 byte(s) leaked"), "{}", found.stderr);
 }

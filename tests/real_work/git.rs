@@ -35,12 +35,7 @@ git grep -n fifty
     let output = work(&daemon, script).await;
     let lines: Vec<&str> = output.lines().collect();
     assert_eq!(lines[0], "side main first ", "{output}");
-    for expected in [
-        " 1 file changed, 1 insertion(+)",
-        "v1",
-        "hook ran",
-        "numbers:50:fifty",
-    ] {
+    for expected in [" 1 file changed, 1 insertion(+)", "v1", "hook ran", "numbers:50:fifty"] {
         assert!(lines.contains(&expected), "{expected}: {output}");
     }
 }
@@ -58,11 +53,8 @@ async fn what_the_host_made_is_trusted(setup: Setup) {
         .unwrap();
     assert!(made.success());
     let owner = format!("{owner}:{owner}");
-    let given = std::process::Command::new("chown")
-        .arg("-R")
-        .arg(owner)
-        .arg(daemon.workspace())
-        .status();
+    let given =
+        std::process::Command::new("chown").arg("-R").arg(owner).arg(daemon.workspace()).status();
     assert!(given.unwrap().success());
     let script = "echo x > x; git add x; git -c user.name=a -c user.email=a@b commit -qm x; git status --porcelain; git log --format=%s";
     assert_eq!(work(&daemon, script).await, "x\n");

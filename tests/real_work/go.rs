@@ -7,10 +7,7 @@ with_each_daemon!(go_builds_and_tests);
 
 async fn go_builds_and_tests(setup: Setup) {
     // Where the tarball of its makers is unpacked to, and where Debian links it.
-    let daemon = setup
-        .arguments(&["--path", "/usr/local/go/bin"])
-        .start()
-        .await;
+    let daemon = setup.arguments(&["--path", "/usr/local/go/bin"]).start().await;
     let script = r#"
 export GOFLAGS=-mod=mod GOPROXY=off GOTOOLCHAIN=local
 mkdir part; go mod init sample 2>/dev/null

@@ -25,24 +25,13 @@ async fn a_kept_home_is_kept(setup: Setup) {
     let owner = setup.owner();
     let daemon = setup.workspace_table(KEPT).start().await;
     let script = "stat -c '%U %G' ~; stat -c %a ~; ls -A ~; mkdir -p ~/.cache/x; echo kept > ~/.cache/x/f; echo ~";
-    assert_eq!(
-        work(&daemon, script).await,
-        "agent agent\n700\n/home/agent\n"
-    );
-    assert_eq!(
-        work(&daemon, "cat ~/.cache/x/f; echo more >> ~/.cache/x/f").await,
-        "kept\n"
-    );
+    assert_eq!(work(&daemon, script).await, "agent agent\n700\n/home/agent\n");
+    assert_eq!(work(&daemon, "cat ~/.cache/x/f; echo more >> ~/.cache/x/f").await, "kept\n");
     // On the host its files belong to whom those of the workspace do.
     let [home] = homes(&daemon).try_into().unwrap();
     for path in [home.clone(), home.join(".cache/x/f")] {
         let found = path.metadata().unwrap();
-        assert_eq!(
-            (found.uid(), found.gid()),
-            (owner, owner),
-            "{}",
-            path.display()
-        );
+        assert_eq!((found.uid(), found.gid()), (owner, owner), "{}", path.display());
     }
     let state = daemon.state().metadata().unwrap();
     assert_eq!(state.mode() & 0o77, 0, "nobody else can enter it");
@@ -55,19 +44,12 @@ async fn a_kept_home_is_kept(setup: Setup) {
     assert!(watch.text().ends_with("met\n"));
     // Nothing in it gains rights, and no device can be in it.
     let flags = work(&daemon, "findmnt -no OPTIONS --target ~").await;
-    assert!(
-        flags.contains("nosuid") && flags.contains("nodev"),
-        "{flags}"
-    );
+    assert!(flags.contains("nosuid") && flags.contains("nodev"), "{flags}");
     let daemon = daemon.restart().await;
     assert_eq!(work(&daemon, "cat ~/.cache/x/f").await, "kept\nmore\n");
     let layers = daemon.info().await.isolation.unwrap().layers;
     let scratch = layers.iter().find(|layer| layer.name == "scratch").unwrap();
-    assert!(
-        scratch.detail.contains("kept (sandbox.home)"),
-        "{}",
-        scratch.detail
-    );
+    assert!(scratch.detail.contains("kept (sandbox.home)"), "{}", scratch.detail);
 }
 
 async fn a_fresh_home_is_fresh(setup: Setup) {
@@ -110,11 +92,7 @@ async fn a_kept_home_is_a_way_to_nothing_else(setup: Setup) {
         assert_eq!(failed.len(), 1, "{line}");
     }
     // Neither what lies in it nor its mode is in the next daemon's way, nor in the next run's.
-    work(
-        &daemon,
-        "echo kept > ~/f; mkfifo ~/fifo; ln -s / ~/link; chmod 000 ~",
-    )
-    .await;
+    work(&daemon, "echo kept > ~/f; mkfifo ~/fifo; ln -s / ~/link; chmod 000 ~").await;
     let daemon = daemon.restart().await;
     let script = "pwd; stat -c %a ~; chmod 700 ~; cat ~/f; rm ~/*; ls -A ~";
     assert_eq!(work(&daemon, script).await, "/workspace\n0\nkept\n");
@@ -159,15 +137,10 @@ async fn each_workspace_keeps_its_own_home() {
     );
     let daemon = Setup::new().workspace_table(&table).start().await;
     let run = async |workspace: &str, script: &str| {
-        daemon
-            .output(with("jig-workspace", workspace, shell(script)))
-            .await
+        daemon.output(with("jig-workspace", workspace, shell(script))).await
     };
     for workspace in ["one", "two", "..three"] {
-        assert_eq!(
-            run(workspace, "ls -A ~; echo x > ~/of-${PWD##*/}").await,
-            ""
-        );
+        assert_eq!(run(workspace, "ls -A ~; echo x > ~/of-${PWD##*/}").await, "");
     }
     assert_eq!(run("one", "ls -A ~").await, "of-workspace\n");
     assert_eq!(run("two", "rm ~/*; ls -A ~").await, "");
@@ -183,11 +156,7 @@ async fn each_workspace_keeps_its_own_home() {
 
 #[tokio::test]
 async fn a_home_belongs_to_whom_the_workspace_does() {
-    let daemon = Setup::new()
-        .workspace_owner(4242)
-        .workspace_table(KEPT)
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_owner(4242).workspace_table(KEPT).start().await;
     assert_eq!(work(&daemon, "echo x > ~/f; id -un").await, "agent\n");
     let [home] = homes(&daemon).try_into().unwrap();
     assert_eq!(home.join("f").metadata().unwrap().uid(), 4242);
@@ -207,14 +176,6 @@ async fn caches_are_shared_where_they_are_bound() {
     ]);
     let daemon = setup.start().await;
     work(&daemon, "echo kept > /cache/f; ! echo x >> /etc/npmrc").await;
-    assert_eq!(
-        daemon
-            .output(argv(&["cat", "/cache/f", "/etc/npmrc"]))
-            .await,
-        "kept\nfund=false\n"
-    );
-    assert_eq!(
-        fs::read_to_string(caches.path().join("f")).unwrap(),
-        "kept\n"
-    );
+    assert_eq!(daemon.output(argv(&["cat", "/cache/f", "/etc/npmrc"])).await, "kept\nfund=false\n");
+    assert_eq!(fs::read_to_string(caches.path().join("f")).unwrap(), "kept\n");
 }

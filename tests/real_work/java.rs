@@ -34,9 +34,6 @@ javac -d classes Main.java; printf 'Main-Class: Main\n' > manifest; jar cfm main
 java -Xshare:off -XX:+UseParallelGC -version 2>&1 | grep -c version
 "#;
     let output = work(&daemon, script).await;
-    assert!(
-        output.starts_with("100 got it 0 7 /tmp agent /home/agent "),
-        "{output}"
-    );
+    assert!(output.starts_with("100 got it 0 7 /tmp agent /home/agent "), "{output}");
     assert!(output.ends_with("\n1\n"), "{output}");
 }

@@ -72,14 +72,7 @@ impl Setup {
         if self.owner() == 0 {
             return self.arguments(&["--bind-ro", &format!("{directory}:{SHOWN}")]);
         }
-        let wrapper = [
-            "unshare",
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            "-ec",
-        ];
+        let wrapper = ["unshare", "--mount", "--propagation", "private", "sh", "-ec"];
         self.environment("JIG_TEST_SHOWN", directory)
             .environment("JIG_TEST_USER", &USER.to_string())
             .under(wrapper.into_iter().chain([SHOW]))
@@ -114,9 +107,7 @@ async fn attempt(daemon: &Daemon, script: &str, variables: &[(&str, &str)]) -> R
     let request = RunRequest {
         timeout_sec: Some(PATIENCE_SEC),
         env: env.collect(),
-        argv: ["bash", "-euo", "pipefail", "-c", script]
-            .map(str::to_owned)
-            .to_vec(),
+        argv: ["bash", "-euo", "pipefail", "-c", script].map(str::to_owned).to_vec(),
         ..RunRequest::default()
     };
     daemon.run(request).await
@@ -126,10 +117,7 @@ async fn attempt(daemon: &Daemon, script: &str, variables: &[(&str, &str)]) -> R
 async fn failures(daemon: &Daemon, lines: &str) -> Vec<String> {
     let mut failed = Vec::new();
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        let response = daemon.run(RunRequest {
-            timeout_sec: Some(PATIENCE_SEC),
-            ..shell(line)
-        });
+        let response = daemon.run(RunRequest { timeout_sec: Some(PATIENCE_SEC), ..shell(line) });
         let response = response.await;
         if response.exit_code != Some(0) {
             failed.push(format!("{line}: {}{}", response.stdout, response.stderr));

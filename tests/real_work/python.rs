@@ -3,11 +3,7 @@
 use super::{SHOWN, failures, with_each_daemon, work, work_with};
 use crate::support::{Setup, tools_folder};
 
-with_each_daemon!(
-    a_virtual_environment_is_made,
-    pytest_runs,
-    the_standard_library_works
-);
+with_each_daemon!(a_virtual_environment_is_made, pytest_runs, the_standard_library_works);
 
 /// Makes a wheel with nothing but the standard library, as a tool would.
 const WHEEL: &str = r#"

@@ -4,10 +4,7 @@
 use super::{attempt, with_each_daemon, work};
 use crate::support::Setup;
 
-with_each_daemon!(
-    what_fails_says_why,
-    leaks_are_looked_for_in_vain_without_tracing
-);
+with_each_daemon!(what_fails_says_why, leaks_are_looked_for_in_vain_without_tracing);
 
 /// A command, and what it says.
 const REFUSED: &[(&str, &str)] = &[
@@ -26,10 +23,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("echo x > /etc/file", "Read-only file system"),
     ("curl -sS http://192.0.2.1/", "ouldn't connect to server"),
     ("curl -sS http://host.example/", "ould not resolve host"),
-    (
-        "head -c 600000000 /dev/zero > /tmp/large",
-        "No space left on device",
-    ),
+    ("head -c 600000000 /dev/zero > /tmp/large", "No space left on device"),
 ];
 
 async fn what_fails_says_why(setup: Setup) {

@@ -9,10 +9,7 @@ with_each_daemon!(cargo_builds_and_tests);
 
 /// Where the toolchain that builds these tests lies.
 fn toolchain() -> PathBuf {
-    let output = Command::new("rustc")
-        .args(["--print", "sysroot"])
-        .output()
-        .unwrap();
+    let output = Command::new("rustc").args(["--print", "sysroot"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap().trim().into()
 }

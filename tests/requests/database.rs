@@ -15,10 +15,7 @@ async fn no_more_are_kept_than_is_said() {
     for number in 0..3 {
         run(&daemon, &format!("later {number}")).await;
     }
-    eventually("the first is forgotten", async || {
-        run(&daemon, "first").await != first
-    })
-    .await;
+    eventually("the first is forgotten", async || run(&daemon, "first").await != first).await;
 }
 
 #[tokio::test]
@@ -94,9 +91,7 @@ async fn a_database_that_cannot_be_used_is_refused_and_left_as_it_is() {
 async fn what_was_asked_is_not_in_the_database() {
     let daemon = Daemon::start().await;
     let mut request = shell("true SECRET_IN_THE_COMMAND");
-    request
-        .env
-        .insert("TOKEN".to_owned(), "SECRET_IN_THE_ENVIRONMENT".to_owned());
+    request.env.insert("TOKEN".to_owned(), "SECRET_IN_THE_ENVIRONMENT".to_owned());
     request.stdin = b"SECRET_IN_THE_INPUT".to_vec().into();
     daemon.run(under("id", request)).await;
     for name in ["jig.db", "jig.db-wal"] {

@@ -62,16 +62,14 @@ async fn is_lost<T: PartialEq + std::fmt::Debug>(
     first: T,
     repeat: impl AsyncFn() -> Result<T, Refusal>,
 ) {
-    eventually("the answer is not kept any more", async || {
-        match repeat().await {
-            Ok(again) => {
-                assert_eq!(again, first);
-                false
-            }
-            Err(refusal) => {
-                assert_eq!(refusal.reason, "DAEMON_LOST", "{refusal:?}");
-                true
-            }
+    eventually("the answer is not kept any more", async || match repeat().await {
+        Ok(again) => {
+            assert_eq!(again, first);
+            false
+        }
+        Err(refusal) => {
+            assert_eq!(refusal.reason, "DAEMON_LOST", "{refusal:?}");
+            true
         }
     })
     .await;
@@ -130,9 +128,7 @@ async fn a_submission_that_was_never_answered_is_not_done_again_either() {
 #[tokio::test]
 async fn an_upload_does_not_overwrite_what_came_later() {
     let daemon = Setup::new().workspace_table(LITTLE).start().await;
-    let first = whole(&daemon, "upload", parts("file", "old"))
-        .await
-        .unwrap();
+    let first = whole(&daemon, "upload", parts("file", "old")).await.unwrap();
     upload_others(&daemon).await;
     push_out(&daemon).await;
     fs::write(daemon.file("file"), "NEW WORK").unwrap();
@@ -144,15 +140,11 @@ async fn an_upload_does_not_overwrite_what_came_later() {
 #[tokio::test]
 async fn an_upload_that_was_never_answered_does_not_overwrite_what_came_later_either() {
     let daemon = Setup::new().workspace_table(LITTLE).start().await;
-    let first = whole(&daemon, "upload", parts("file", "old"))
-        .await
-        .unwrap();
+    let first = whole(&daemon, "upload", parts("file", "old")).await.unwrap();
     let daemon = die_before_the_answer(daemon, "upload").await;
     fs::write(daemon.file("file"), "NEW WORK").unwrap();
     // As long as the upload is known, that is the answer.
-    let again = whole(&daemon, "upload", parts("file", "old"))
-        .await
-        .unwrap();
+    let again = whole(&daemon, "upload", parts("file", "old")).await.unwrap();
     assert_eq!(again.created, first.created);
     assert_eq!(again.received_bytes, 0);
     let daemon = die_before_the_answer(daemon, "upload").await;
@@ -171,10 +163,7 @@ async fn what_was_not_begun_for_the_state_directory_is_done_when_that_is_mended(
         let refused = Jobs::of(&daemon).try_submit(submission()).await;
         let refusal = refused.unwrap_err();
         assert_eq!(refusal.reason, "STATE_LOST");
-        assert!(
-            refusal.message.contains("nothing was started"),
-            "{refusal:?}"
-        );
+        assert!(refusal.message.contains("nothing was started"), "{refusal:?}");
     }
     fs::remove_file(&folder).unwrap();
     let mut jobs = Jobs::of(&daemon);

@@ -93,10 +93,7 @@ async fn a_daemon_that_died_is_started_again_and_tells_what_was_lost() {
     assert_eq!(lost.state(), JobState::Lost);
     assert!(lost.end_time.is_some());
     let refused = decide(&daemon, decision(&approval, Decision::Allow)).await;
-    assert_eq!(
-        Refusal::of(&refused.unwrap_err()).reason,
-        "APPROVAL_DECIDED"
-    );
+    assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "APPROVAL_DECIDED");
     fs::remove_file(disks.state(&daemon, "filler")).unwrap();
     let daemon = daemon.restart().await;
     let again = Jobs::of(&daemon).get(&id).await;

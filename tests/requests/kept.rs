@@ -34,9 +34,7 @@ async fn a_call_is_kept_from_its_end_on_however_long_it_took() {
 
 async fn run_as(daemon: &Daemon, key: &str, id: &str) -> RunResponse {
     let mut request = with_key(key, counted("exit 3"));
-    request
-        .metadata_mut()
-        .insert("jig-request-id", id.parse().unwrap());
+    request.metadata_mut().insert("jig-request-id", id.parse().unwrap());
     daemon.run(request).await
 }
 
@@ -72,10 +70,8 @@ async fn too_large_answers_go_as_they_come_and_are_not_done_again() {
     for number in 0..10 {
         daemon.run(large(number)).await;
     }
-    eventually("the first answer is gone", async || {
-        daemon.run(large(0)).await.stdout.is_empty()
-    })
-    .await;
+    eventually("the first answer is gone", async || daemon.run(large(0)).await.stdout.is_empty())
+        .await;
     assert_eq!(daemon.run(large(9)).await.stdout.len(), 90_037);
     assert_eq!(runs(&daemon), 10);
 }

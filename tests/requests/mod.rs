@@ -24,9 +24,7 @@ fn under<T>(id: &str, message: T) -> Request<T> {
 
 /// A command that leaves a line for each time that it runs, and whose output is never the same.
 fn counted(rest: &str) -> RunRequest {
-    shell(&format!(
-        "echo ran >> runs; cat /proc/sys/kernel/random/uuid; {rest}"
-    ))
+    shell(&format!("echo ran >> runs; cat /proc/sys/kernel/random/uuid; {rest}"))
 }
 
 /// How often commands of [`counted`] have run.

@@ -203,9 +203,8 @@ async fn whenever_the_daemon_dies_nothing_is_done_twice() {
             newest += 4;
             let repeated = random.below(newest);
             let numbers = (newest - 4..newest).chain([repeated]);
-            let begun: Vec<_> = numbers
-                .map(|number| (number, begin_both(&daemon, number)))
-                .collect();
+            let begun: Vec<_> =
+                numbers.map(|number| (number, begin_both(&daemon, number))).collect();
             // While ids are claimed, work is begun and done, and answers are kept.
             tokio::time::sleep(Duration::from_micros(random.below(60_000))).await;
             daemon.signal(Signal::KILL);

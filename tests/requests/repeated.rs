@@ -48,10 +48,7 @@ async fn fifty_clients_with_one_id_get_one_answer() {
 async fn what_is_asked_twice_is_alike_whatever_its_order() {
     let daemon = Daemon::start().await;
     let request = |names: &[&str]| RunRequest {
-        env: names
-            .iter()
-            .map(|name| ((*name).to_owned(), "x".to_owned()))
-            .collect(),
+        env: names.iter().map(|name| ((*name).to_owned(), "x".to_owned())).collect(),
         ..counted("")
     };
     let names: Vec<String> = (0..20).map(|number| format!("NAME_{number}")).collect();
@@ -71,21 +68,15 @@ async fn another_call_with_the_id_is_refused() {
     assert!(refusal.message.contains("message"), "{}", refusal.message);
     assert_eq!(refusal.metadata["request_id"], "used");
     let mut elsewhere = under("used", counted("exit 3"));
-    elsewhere
-        .metadata_mut()
-        .insert("jig-session", "another".parse().unwrap());
+    elsewhere.metadata_mut().insert("jig-session", "another".parse().unwrap());
     let refusal = Refusal::of(&daemon.try_run(elsewhere).await.unwrap_err());
     assert!(refusal.message.contains("session"), "{}", refusal.message);
-    let other = CreateDirectoryRequest {
-        path: "made".to_owned(),
-    };
+    let other = CreateDirectoryRequest { path: "made".to_owned() };
     let other = daemon.tools().create_directory(under("used", other)).await;
     let refusal = Refusal::of(&other.unwrap_err());
     assert!(refusal.message.contains("run"), "{}", refusal.message);
     assert!(!daemon.file("made").exists());
-    let other = daemon
-        .try_watch(under("used", started(shell("true"))))
-        .await;
+    let other = daemon.try_watch(under("used", started(shell("true")))).await;
     assert_eq!(Refusal::of(&other.unwrap_err()).reason, "REQUEST_ID_REUSED");
     assert_eq!(runs(&daemon), 1);
 }
@@ -93,10 +84,7 @@ async fn another_call_with_the_id_is_refused() {
 #[tokio::test]
 async fn another_call_is_refused_while_the_first_goes_on() {
     let daemon = Daemon::start().await;
-    let run = daemon.begin(under(
-        "used",
-        counted("until [ -e go ]; do sleep 0.01; done"),
-    ));
+    let run = daemon.begin(under("used", counted("until [ -e go ]; do sleep 0.01; done")));
     eventually("it runs", async || runs(&daemon) == 1).await;
     let other = daemon.try_run(under("used", shell("true"))).await;
     assert_eq!(Refusal::of(&other.unwrap_err()).reason, "REQUEST_ID_REUSED");
@@ -164,10 +152,7 @@ async fn what_nobody_has_decided_about_can_be_asked_again_under_the_same_id() {
 async fn what_changes_nothing_is_done_anew() {
     let daemon = Daemon::start().await;
     let read = async || {
-        let request = ReadFileRequest {
-            path: "file".to_owned(),
-            ..ReadFileRequest::default()
-        };
+        let request = ReadFileRequest { path: "file".to_owned(), ..ReadFileRequest::default() };
         let answer = daemon.tools().read_file(under("read", request)).await;
         answer.unwrap().into_inner().content
     };
@@ -242,15 +227,10 @@ async fn a_process_that_was_not_started_is_not_started_by_a_repeat_either() {
 async fn each_workspace_has_ids_of_its_own() {
     let other = tempfile::tempdir().unwrap();
     let path = format!("other={}", other.path().display());
-    let daemon = Setup::new()
-        .arguments(&["--workspace", &path])
-        .start()
-        .await;
+    let daemon = Setup::new().arguments(&["--workspace", &path]).start().await;
     let first = run(&daemon, "id").await;
     let mut elsewhere = under("id", counted("exit 3"));
-    elsewhere
-        .metadata_mut()
-        .insert("jig-workspace", "other".parse().unwrap());
+    elsewhere.metadata_mut().insert("jig-workspace", "other".parse().unwrap());
     let second = daemon.run(elsewhere).await;
     assert_ne!(second.stdout, first.stdout);
     assert_eq!(run(&daemon, "id").await, first);

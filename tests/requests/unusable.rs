@@ -36,12 +36,7 @@ fn is_kept(daemon: &Daemon, id: &str) -> bool {
 /// that the answer is kept once it can be used.
 async fn is_answered(daemon: &Daemon, spoil: impl AsyncFnOnce(), mend: impl AsyncFnOnce()) {
     run(daemon, "before").await;
-    let request = || {
-        under(
-            "id",
-            counted("until [ -e go ]; do sleep 0.01; done; exit 3"),
-        )
-    };
+    let request = || under("id", counted("until [ -e go ]; do sleep 0.01; done; exit 3"));
     let call = daemon.begin(request());
     eventually("it runs", async || runs(daemon) == 2).await;
     spoil().await;

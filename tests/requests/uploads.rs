@@ -219,10 +219,7 @@ async fn who_comes_second_waits_and_sends_only_if_the_first_is_broken_off() {
 
 /// How those ended who were asked.
 async fn decisions(daemon: &Daemon) -> Vec<ApprovalState> {
-    let request = ListApprovalsRequest {
-        decided: true,
-        ..ListApprovalsRequest::default()
-    };
+    let request = ListApprovalsRequest { decided: true, ..ListApprovalsRequest::default() };
     let mut approvals = ApprovalServiceClient::new(daemon.channel());
     let listed = approvals.list_approvals(request).await.unwrap();
     let listed = listed.into_inner().approvals.into_iter();
@@ -250,9 +247,7 @@ async fn whoever_repeats_it_waits_for_the_same_decision() {
         second.break_off().await;
         let fourth = Upload::begin(&daemon, name, parts()).await;
         assert_eq!(wait_for_one(&daemon).await, approval);
-        decide(&daemon, decision(&approval, Decision::Allow))
-            .await
-            .unwrap();
+        decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
         // One of them sends, and ends its stream.
         let (third, fourth) = tokio::join!(third.end(), fourth.end());
         let answer = third.unwrap();
@@ -272,9 +267,7 @@ async fn who_takes_over_what_was_approved_needs_no_other_approval() {
     let begin = || Part::Start(named("file", &bytes, "upload"));
     let first = Upload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
     let approval = wait_for_one(&daemon).await;
-    decide(&daemon, decision(&approval, Decision::Allow))
-        .await
-        .unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     comes_to(&daemon, "upload", 400).await;
     let second = Upload::begin(&daemon, "id", vec![begin(), chunk(400, &bytes[400..])]).await;
     let answer = second.end().await.unwrap();

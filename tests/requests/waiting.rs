@@ -23,12 +23,7 @@ fn is_late(refused: &Status) -> bool {
 #[tokio::test]
 async fn work_goes_on_when_its_caller_has_left_and_answers_who_comes_back() {
     let daemon = Daemon::start().await;
-    let request = || {
-        under(
-            "id",
-            counted("until [ -e go ]; do sleep 0.01; done; echo done"),
-        )
-    };
+    let request = || under("id", counted("until [ -e go ]; do sleep 0.01; done; echo done"));
     let run = daemon.begin(request());
     eventually("it runs", async || runs(&daemon) == 1).await;
     run.abort();
@@ -94,12 +89,7 @@ async fn a_process_waits_a_while_for_its_readers() {
     assert_eq!(again.finish().await.outcome(), Outcome::Cancelled);
 
     let daemon = Daemon::start().await;
-    let request = || {
-        under(
-            "id",
-            started(counted("until [ -e go ]; do sleep 0.01; done")),
-        )
-    };
+    let request = || under("id", started(counted("until [ -e go ]; do sleep 0.01; done")));
     let first = daemon.watch(request()).await;
     eventually("it runs", async || runs(&daemon) == 1).await;
     drop(first);

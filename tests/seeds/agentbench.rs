@@ -24,9 +24,7 @@ fn request(tool: &str, params: Json) -> InvokeRequest {
 fn records(daemon: &Daemon, session: &str) -> Vec<Json> {
     let path = format!("sessions/{session}/events.jsonl");
     let text = std::fs::read_to_string(daemon.state().join(path)).unwrap();
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[tokio::test]
@@ -39,45 +37,27 @@ async fn a01_a_request_is_a_tool_with_params_and_an_id() {
         params_json: r#"{"path": "f", "start_line": 1}"#.to_owned(),
         ..by_struct.clone()
     };
-    let answers = [
-        invoke(&daemon, "s", by_struct).await,
-        invoke(&daemon, "s", by_text).await,
-    ];
+    let answers = [invoke(&daemon, "s", by_struct).await, invoke(&daemon, "s", by_text).await];
     for answer in answers {
-        assert_eq!(
-            (&*answer.request_id, &*answer.tool),
-            ("req-0001", "read_file")
-        );
+        assert_eq!((&*answer.request_id, &*answer.tool), ("req-0001", "read_file"));
         assert_eq!(json_of(answer.data.unwrap())["content"], "it\n");
     }
     let unknown = invoke(&daemon, "s", request("write_file", json!({}))).await;
     assert_eq!(unknown.status(), InvokeStatus::Error);
     assert_eq!(unknown.error.unwrap().error_type, "unknown_tool");
     let listed = list_tools(&daemon, "agentbench", ToolFormat::JsonSchema).await;
-    assert_eq!(
-        listed.names,
-        ["list_files", "read_file", "search", "apply_patch", "run"]
-    );
+    assert_eq!(listed.names, ["list_files", "read_file", "search", "apply_patch", "run"]);
 }
 
 #[tokio::test]
 async fn a02_a_result_says_when_and_how_it_went() {
     let daemon = Daemon::start().await;
-    let ran = invoke(
-        &daemon,
-        "s",
-        request("run", json!({"command": "sleep 0.2; exit 4"})),
-    )
-    .await;
+    let ran = invoke(&daemon, "s", request("run", json!({"command": "sleep 0.2; exit 4"}))).await;
     assert_eq!(ran.status(), InvokeStatus::Success);
     assert_eq!((&*ran.request_id, &*ran.tool), ("req-0001", "run"));
     let (started, ended) = (ran.started_at.unwrap(), ran.ended_at.unwrap());
     assert!((started.seconds, started.nanos) < (ended.seconds, ended.nanos));
-    assert!(
-        (0.2..20.0).contains(&ran.duration_sec),
-        "{}",
-        ran.duration_sec
-    );
+    assert!((0.2..20.0).contains(&ran.duration_sec), "{}", ran.duration_sec);
     assert_eq!(ran.exit_code, Some(4));
     assert_eq!(ran.stdout_path, "logs/tool_step_0001_stdout.txt");
     assert_eq!(ran.stderr_path, "logs/tool_step_0001_stderr.txt");
@@ -89,10 +69,7 @@ async fn a02_a_result_says_when_and_how_it_went() {
     assert_eq!((&*listed.job_id, listed.pending), ("", false));
     // No data where it failed, and no error where it did not.
     let failed = invoke(&daemon, "s", request("read_file", json!({"path": "f"}))).await;
-    assert_eq!(
-        (failed.status(), &failed.data),
-        (InvokeStatus::Error, &None)
-    );
+    assert_eq!((failed.status(), &failed.data), (InvokeStatus::Error, &None));
     assert!(failed.started_at.is_some() && failed.ended_at.is_some());
 }
 
@@ -116,16 +93,11 @@ async fn a07_a_patch_is_kept_and_told() {
     let request = request("apply_patch", json!({ "unified_diff": diff }));
     let applied = invoke(&daemon, "s", request).await;
     assert_eq!(applied.status(), InvokeStatus::Success);
-    let (patch, _) = daemon
-        .artifact_of("s", "diffs/step_0002.patch")
-        .await
-        .unwrap();
+    let (patch, _) = daemon.artifact_of("s", "diffs/step_0002.patch").await.unwrap();
     assert_eq!(patch, diff.as_bytes());
     let records = records(&daemon, "s");
     let mut events = records.iter();
-    let event = events
-        .find(|record| record["event"] == "PATCH_APPLIED")
-        .unwrap();
+    let event = events.find(|record| record["event"] == "PATCH_APPLIED").unwrap();
     assert_eq!(event["request_id"], "req-0001");
     assert_eq!(event["changed_files"], json!(["f"]));
 }
@@ -141,20 +113,12 @@ async fn a09_each_call_has_its_events() {
     let names: Vec<_> = records.iter().map(|record| &record["event"]).collect();
     assert_eq!(
         names,
-        [
-            "tool_call_started",
-            "tool_call_finished",
-            "tool_call_started",
-            "tool_call_finished"
-        ]
+        ["tool_call_started", "tool_call_finished", "tool_call_started", "tool_call_finished"]
     );
     for record in &records {
         assert_eq!(record["request_id"], "req-0001");
         assert_eq!(record["tool"], "read_file");
-        assert_eq!(
-            [&record["dialect"], &record["said_as"]],
-            ["agentbench", "read_file"]
-        );
+        assert_eq!([&record["dialect"], &record["said_as"]], ["agentbench", "read_file"]);
     }
     assert_eq!(records[0]["params"]["path"], "f");
     assert_eq!(records[1]["status"], "success");
@@ -166,10 +130,7 @@ async fn a09_each_call_has_its_events() {
 async fn a02_the_whole_result_is_the_object_of_the_document() {
     let daemon = Daemon::start().await;
     let whole = async |tool, params| {
-        let request = InvokeRequest {
-            with_result_json: true,
-            ..request(tool, params)
-        };
+        let request = InvokeRequest { with_result_json: true, ..request(tool, params) };
         let response = invoke(&daemon, "s", request).await;
         assert_eq!((response.data, &*response.text), (None, ""));
         serde_json::from_str::<Json>(&response.result_json).unwrap()
@@ -201,10 +162,7 @@ async fn a02_the_whole_result_is_the_object_of_the_document() {
         assert_eq!(read[absent], Json::Null, "{absent}");
     }
     let failed = whole("read_file", json!({"path": "../f"})).await;
-    assert_eq!(
-        [&failed["status"], &failed["data"]],
-        [&json!("error"), &Json::Null]
-    );
+    assert_eq!([&failed["status"], &failed["data"]], [&json!("error"), &Json::Null]);
     assert_eq!(failed["error"]["error_type"], "path_escape");
     assert_eq!(failed["error"]["details"]["path"], "../f");
 }
@@ -229,61 +187,29 @@ async fn a08_artifacts_have_all_of_the_output_and_exist_even_if_empty() {
 async fn a11_calls_that_are_refused_have_events() {
     let daemon = Daemon::start().await;
     for (tool, params, error, given) in [
-        (
-            "read_file",
-            json!({"path": "../x"}),
-            "path_escape",
-            json!({"path": "../x"}),
-        ),
-        (
-            "list_files",
-            json!({"root": "/etc"}),
-            "path_escape",
-            json!({"root": "/etc"}),
-        ),
-        (
-            "search",
-            json!({"glob": "*"}),
-            "invalid_params",
-            json!({"glob": "*"}),
-        ),
+        ("read_file", json!({"path": "../x"}), "path_escape", json!({"path": "../x"})),
+        ("list_files", json!({"root": "/etc"}), "path_escape", json!({"root": "/etc"})),
+        ("search", json!({"glob": "*"}), "invalid_params", json!({"glob": "*"})),
         (
             "apply_patch",
             json!({"unified_diff": "x"}),
             "patch_parse_error",
             json!({"unified_diff": "<1 bytes>"}),
         ),
-        (
-            "run",
-            json!({"command": ""}),
-            "invalid_params",
-            json!({"command": ""}),
-        ),
-        (
-            "write_file",
-            json!({"path": "secret"}),
-            "unknown_tool",
-            json!({"path": "<6 bytes>"}),
-        ),
+        ("run", json!({"command": ""}), "invalid_params", json!({"command": ""})),
+        ("write_file", json!({"path": "secret"}), "unknown_tool", json!({"path": "<6 bytes>"})),
     ] {
         let session = format!("s-{tool}");
         let refused = invoke(&daemon, &session, request(tool, params)).await;
         assert_eq!(refused.error.unwrap().error_type, error, "{tool}");
         let records = records(&daemon, &session);
         let events: Vec<_> = records.iter().map(|record| &record["event"]).collect();
-        assert_eq!(
-            events,
-            ["tool_call_started", "tool_call_finished"],
-            "{tool}"
-        );
+        assert_eq!(events, ["tool_call_started", "tool_call_finished"], "{tool}");
         for record in &records {
             assert_eq!([&record["tool"], &record["request_id"]], [tool, "req-0001"]);
         }
         assert_eq!(records[0]["params"], given, "{tool}");
-        assert_eq!(
-            [&records[1]["status"], &records[1]["error_type"]],
-            ["error", error]
-        );
+        assert_eq!([&records[1]["status"], &records[1]["error_type"]], ["error", error]);
         assert!(records[1]["duration_sec"].is_f64(), "{tool}");
     }
     // A refused command is not the last command.
@@ -311,19 +237,13 @@ async fn a11_events_have_the_status_of_the_answer_and_what_was_given() {
     let given = json!({"command": "exec sleep 1000", "timeout_sec": 1, "env": "<14 bytes>"});
     assert_eq!(records[2]["params"], given);
     assert_eq!(records[2]["tool_params"]["command"], "exec sleep 1000");
-    assert_eq!(
-        [&records[3]["status"], &records[3]["error_type"]],
-        ["error", "timeout"]
-    );
+    assert_eq!([&records[3]["status"], &records[3]["error_type"]], ["error", "timeout"]);
     assert_eq!(records[3]["outcome"], "TIMED_OUT");
 }
 
 #[tokio::test]
 async fn a12_the_timeout_of_run_is_that_of_the_workspace() {
-    let daemon = Setup::new()
-        .workspace_table("run_timeout = \"1s\"")
-        .start()
-        .await;
+    let daemon = Setup::new().workspace_table("run_timeout = \"1s\"").start().await;
     let late = request("run", json!({"command": "exec sleep 1000"}));
     let late = invoke(&daemon, "s", late).await;
     assert_eq!(late.error.unwrap().error_type, "timeout");

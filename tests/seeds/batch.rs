@@ -70,9 +70,7 @@ fn request(document: &str, json: &Json) -> InvokeBatchRequest {
     InvokeBatchRequest {
         calls: calls.collect(),
         mode,
-        wait_ms: json["wait_ms"]
-            .as_u64()
-            .map(|wait| wait.try_into().unwrap()),
+        wait_ms: json["wait_ms"].as_u64().map(|wait| wait.try_into().unwrap()),
         queue: json.get("queue").map(text),
         dialect: dialect_of(document).to_owned(),
         ..InvokeBatchRequest::default()

@@ -49,20 +49,10 @@ async fn state(daemon: &Daemon, job_id: &str) -> JobState {
 #[tokio::test]
 async fn c09_a_task_runs_in_the_background_and_is_followed() {
     let daemon = Daemon::start().await;
-    let job = task(
-        &daemon,
-        "until [ -e go ]; do sleep 0.05; done; echo done > out",
-    )
-    .await;
-    eventually("it runs", async || {
-        state(&daemon, &job).await == JobState::Running
-    })
-    .await;
+    let job = task(&daemon, "until [ -e go ]; do sleep 0.05; done; echo done > out").await;
+    eventually("it runs", async || state(&daemon, &job).await == JobState::Running).await;
     std::fs::write(daemon.file("go"), "").unwrap();
-    eventually("it ends", async || {
-        state(&daemon, &job).await == JobState::Succeeded
-    })
-    .await;
+    eventually("it ends", async || state(&daemon, &job).await == JobState::Succeeded).await;
     assert_eq!(std::fs::read(daemon.file("out")).unwrap(), b"done\n");
 }
 
@@ -72,14 +62,9 @@ async fn c09_a_task_is_cancelled() {
     let job = task(&daemon, "touch started; sleep 100000").await;
     eventually("it runs", async || daemon.file("started").exists()).await;
     let mut jobs = JobServiceClient::new(daemon.channel());
-    let request = CancelJobRequest {
-        job_id: job.clone(),
-    };
+    let request = CancelJobRequest { job_id: job.clone() };
     jobs.cancel_job(request).await.unwrap();
-    eventually("it ends", async || {
-        state(&daemon, &job).await == JobState::Cancelled
-    })
-    .await;
+    eventually("it ends", async || state(&daemon, &job).await == JobState::Cancelled).await;
 }
 
 #[tokio::test]
@@ -133,25 +118,12 @@ async fn c11_an_allowlist_hides_the_others() {
     let listed = list_tools(&daemon, "claude", ToolFormat::Anthropic).await;
     assert_eq!(
         listed.names,
-        [
-            "Read",
-            "Write",
-            "Edit",
-            "MultiEdit",
-            "Glob",
-            "Grep",
-            "Bash",
-            "Task"
-        ]
+        ["Read", "Write", "Edit", "MultiEdit", "Glob", "Grep", "Bash", "Task"]
     );
     let refused = invoke(&daemon, "s", request("LS", json!({}))).await;
     let error = refused.error.unwrap();
     assert_eq!(error.error_type, "tool_disabled");
-    assert!(
-        error.message.contains("switched LS off"),
-        "{}",
-        error.message
-    );
+    assert!(error.message.contains("switched LS off"), "{}", error.message);
     assert_eq!(json_of(refused.data.unwrap())["is_error"], true);
     let unknown = invoke(&daemon, "s", request("Nothing", json!({}))).await;
     assert!(!unknown.text.contains("LS"), "{}", unknown.text);

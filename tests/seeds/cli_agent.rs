@@ -43,10 +43,7 @@ async fn d01_each_tool_says_what_it_is() {
         let mut all = tools.as_array().unwrap().iter();
         let tool = all.find(|tool| tool["name"] == name).unwrap();
         assert_eq!(tool["read_only"], is_read_only, "{tool}");
-        assert!(
-            tool["description"].is_string() && tool["input_schema"].is_object(),
-            "{tool}"
-        );
+        assert!(tool["description"].is_string() && tool["input_schema"].is_object(), "{tool}");
     }
 }
 

@@ -41,13 +41,7 @@ async fn read_program(daemon: &Daemon, format: ToolFormat) -> Json {
 #[tokio::test]
 async fn b06_every_tool_is_there_for_each_vendor() {
     let daemon = Daemon::start().await;
-    let names = [
-        "list_files",
-        "read_file",
-        "write_file",
-        "search_code",
-        "run_command",
-    ];
+    let names = ["list_files", "read_file", "write_file", "search_code", "run_command"];
     for format in [
         ToolFormat::JsonSchema,
         ToolFormat::OpenaiChat,

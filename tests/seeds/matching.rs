@@ -49,13 +49,7 @@ pub(super) fn expand(json: Json) -> Json {
 /// `{"$any": "number"}` (or another type) is any value of that type, `{"$has": [...]}` a text that has all of these in
 /// it, `{"$with": {...}}` an object that has these fields among others, and `{"$count": N}` a list of so many.
 pub(super) fn difference(wanted: &Json, found: &Json, place: &str) -> Option<String> {
-    let differs = || {
-        Some(format!(
-            "{place}: {} and not {}",
-            short(found),
-            short(wanted)
-        ))
-    };
+    let differs = || Some(format!("{place}: {} and not {}", short(found), short(wanted)));
     match (wanted, found) {
         (Json::Object(fields), _)
             if only(fields).is_some_and(|(name, _)| name.starts_with('$')) =>
@@ -80,17 +74,12 @@ pub(super) fn difference(wanted: &Json, found: &Json, place: &str) -> Option<Str
         }
         (Json::Object(wanted), Json::Object(found)) => {
             if let Some(name) = found.keys().find(|name| !wanted.contains_key(*name)) {
-                return Some(format!(
-                    "{place}.{name} is not wanted: {}",
-                    short(&found[name])
-                ));
+                return Some(format!("{place}.{name} is not wanted: {}", short(&found[name])));
             }
-            wanted
-                .iter()
-                .find_map(|(name, wanted)| match found.get(name) {
-                    Some(found) => difference(wanted, found, &format!("{place}.{name}")),
-                    None => Some(format!("{place}.{name} is not there: {}", short(wanted))),
-                })
+            wanted.iter().find_map(|(name, wanted)| match found.get(name) {
+                Some(found) => difference(wanted, found, &format!("{place}.{name}")),
+                None => Some(format!("{place}.{name} is not there: {}", short(wanted))),
+            })
         }
         (Json::Array(wanted), Json::Array(found)) => {
             if wanted.len() != found.len() {
@@ -155,11 +144,7 @@ mod tests {
             (json!({"$count": 2}), json!([2, 1]), true),
         ] {
             let difference = difference(&wanted, &found, "");
-            assert_eq!(
-                difference.is_none(),
-                is_so,
-                "{wanted} {found} {difference:?}"
-            );
+            assert_eq!(difference.is_none(), is_so, "{wanted} {found} {difference:?}");
         }
         let made = json!({"$join": [{"$lines": [9, 10, "l{}"]}, {"$repeat": ["x", 3]}]});
         assert_eq!(expand(made), json!("l9\nl10\nxxx"));

@@ -17,18 +17,9 @@ rows!("rauskuclaw":
 #[tokio::test]
 async fn e01_only_what_is_enabled_is_listed() {
     for (policy, names) in [
-        (
-            "",
-            &["data_file_read", "tools_file_search", "tool_exec"][..],
-        ),
-        (
-            "[policy]\ndeny_tools = [\"run\"]",
-            &["data_file_read", "tools_file_search"],
-        ),
-        (
-            "[policy]\ndeny_tools = [\"tool_exec\", \"list_files\"]",
-            &["data_file_read"],
-        ),
+        ("", &["data_file_read", "tools_file_search", "tool_exec"][..]),
+        ("[policy]\ndeny_tools = [\"run\"]", &["data_file_read", "tools_file_search"]),
+        ("[policy]\ndeny_tools = [\"tool_exec\", \"list_files\"]", &["data_file_read"]),
     ] {
         let daemon = Setup::new().workspace_table(policy).start().await;
         let listed = list_tools(&daemon, "rauskuclaw", ToolFormat::OpenaiChat).await;
@@ -59,16 +50,8 @@ async fn e12_ids_of_jobs_are_uuids_and_ulids() {
     assert!(!uuid.contains(|letter: char| !letter.is_ascii_hexdigit() && letter != '-'));
     let mut jobs = JobServiceClient::new(daemon.channel());
     let mut wait = async |job_id: String| {
-        let request = WaitJobRequest {
-            job_id,
-            ..WaitJobRequest::default()
-        };
-        jobs.wait_job(request)
-            .await
-            .unwrap()
-            .into_inner()
-            .job
-            .unwrap()
+        let request = WaitJobRequest { job_id, ..WaitJobRequest::default() };
+        jobs.wait_job(request).await.unwrap().into_inner().job.unwrap()
     };
     let by_uuid = wait(uuid).await;
     let ulid = by_uuid.job_id.clone();

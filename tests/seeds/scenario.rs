@@ -160,10 +160,7 @@ pub(super) async fn play(document: &str, row: &str) {
         {
             continue;
         }
-        scenes
-            .entry(scenario.start)
-            .or_default()
-            .push((name, scenario));
+        scenes.entry(scenario.start).or_default().push((name, scenario));
     }
     for batch in row_of.batch.values() {
         scenes.entry(batch.start).or_default();
@@ -209,13 +206,9 @@ impl Listed {
         let mut all = tools.as_array().unwrap().clone();
         if format == ToolFormat::Gemini {
             // Each by itself, as the document has it.
-            let declared = all
-                .iter()
-                .flat_map(|tools| tools["functionDeclarations"].as_array());
+            let declared = all.iter().flat_map(|tools| tools["functionDeclarations"].as_array());
             let declared = declared.flatten().cloned();
-            all = declared
-                .map(|tool| json!({ "functionDeclarations": [tool] }))
-                .collect();
+            all = declared.map(|tool| json!({ "functionDeclarations": [tool] })).collect();
         }
         let names = ["/name", "/function/name", "/functionDeclarations/0/name"];
         let found = all.into_iter().find(|tool| {
@@ -289,10 +282,7 @@ impl Scenario {
         schemas: &Schemas,
         tool: &str,
     ) -> Option<String> {
-        let details = response
-            .error
-            .as_ref()
-            .and_then(|error| error.details.as_ref());
+        let details = response.error.as_ref().and_then(|error| error.details.as_ref());
         let is_refused = details.is_some_and(|details| details.fields.contains_key("fields"));
         if !is_refused {
             let params = parse(&self.params);
@@ -358,11 +348,9 @@ impl Scenario {
             }
         }
         // What goes to the model is the same, as JSON.
-        if let (Some(data), false, false) = (
-            &data,
-            ["dracode", "anthropic"].contains(&document),
-            truncated,
-        ) {
+        if let (Some(data), false, false) =
+            (&data, ["dracode", "anthropic"].contains(&document), truncated)
+        {
             let told: Json = match serde_json::from_str(&text) {
                 Ok(told) => told,
                 Err(error) => return Some(format!("the text is no JSON: {error}")),
@@ -395,10 +383,7 @@ impl Scenario {
         if Some(&error.error_type) != code {
             return Some(format!("the error is {}", error.error_type));
         }
-        let pairs = [
-            (&self.message, error.message),
-            (&self.suggestion, error.suggestion),
-        ];
+        let pairs = [(&self.message, error.message), (&self.suggestion, error.suggestion)];
         for (wanted, found) in pairs {
             // "…" stands for whatever comes there.
             let is_so = |wanted: &String| match wanted.split_once('…') {
@@ -430,9 +415,7 @@ impl Scenario {
             && finished.iter().all(|record| {
                 record["tool"].is_string()
                     && matches!(record["status"].as_str(), Some("success" | "error"))
-                    && record["duration_sec"]
-                        .as_f64()
-                        .is_some_and(|time| time >= 0.0)
+                    && record["duration_sec"].as_f64().is_some_and(|time| time >= 0.0)
             });
         (!is_whole).then(|| format!("the records: {records:?}"))
     }
@@ -458,10 +441,7 @@ fn is_part(whole: &Json, part: &Json) -> bool {
         }
         (Json::Array(whole), Json::Array(part)) => {
             whole.len() == part.len()
-                && whole
-                    .iter()
-                    .zip(part)
-                    .all(|(whole, part)| is_part(whole, part))
+                && whole.iter().zip(part).all(|(whole, part)| is_part(whole, part))
         }
         (Json::Number(whole), Json::Number(part)) => whole.as_f64() == part.as_f64(),
         _ => whole == part,

@@ -55,8 +55,6 @@ impl Schemas {
         let output = self.0.get(tool)?.output.as_ref()?;
         let error = output.iter_errors(data).next()?;
         let place = error.instance_path();
-        Some(format!(
-            "an answer that its schema refuses at {place}: {error}"
-        ))
+        Some(format!("an answer that its schema refuses at {place}: {error}"))
     }
 }

@@ -120,9 +120,7 @@ impl Stage {
     pub(super) fn records(&self, session: &str) -> Vec<Json> {
         let path = format!("sessions/{session}/events.jsonl");
         let text = fs::read_to_string(self.daemon.state().join(path)).unwrap_or_default();
-        text.lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect()
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
@@ -178,9 +176,7 @@ pub(super) fn structure_of(json: Json) -> Struct {
         panic!("{json}");
     };
     let fields = fields.into_iter();
-    Struct {
-        fields: fields.map(|(name, json)| (name, value_of(json))).collect(),
-    }
+    Struct { fields: fields.map(|(name, json)| (name, value_of(json))).collect() }
 }
 
 fn value_of(json: Json) -> prost_types::Value {
@@ -202,17 +198,12 @@ fn names(name: &str) -> Vec<String> {
     let range = name.split_once('{').and_then(|(before, rest)| {
         let (range, after) = rest.split_once('}')?;
         let (first, last) = range.split_once("..")?;
-        Some((
-            before,
-            first.parse().ok()?,
-            last.parse::<u32>().ok()?,
-            after,
-        ))
+        Some((before, first.parse().ok()?, last.parse::<u32>().ok()?, after))
     });
     match range {
-        Some((before, first, last, after)) => (first..=last)
-            .map(|number| format!("{before}{number:04}{after}"))
-            .collect(),
+        Some((before, first, last, after)) => {
+            (first..=last).map(|number| format!("{before}{number:04}{after}")).collect()
+        }
         None => vec![name.to_owned()],
     }
 }
@@ -236,11 +227,7 @@ fn bytes(of: &Map<String, Json>) -> Option<Vec<u8>> {
     }
     let hex = of.get("hex")?.as_str()?.as_bytes();
     let pairs = hex.chunks(2).map(|pair| std::str::from_utf8(pair).unwrap());
-    Some(
-        pairs
-            .map(|pair| u8::from_str_radix(pair, 16).unwrap())
-            .collect(),
-    )
+    Some(pairs.map(|pair| u8::from_str_radix(pair, 16).unwrap()).collect())
 }
 
 fn own(path: &Path) {

@@ -11,16 +11,8 @@ use crate::{
 /// and from one whose address is not public. It may not fetch from `other.jig.test`.
 pub(super) fn setup() -> Setup {
     let world = World::with(&[ALLOWED, OTHER, ("inner.jig.test", PRIVATE)]);
-    let hosts = [
-        ALLOWED.0,
-        "site.jig.test:81",
-        "unknown.jig.test",
-        "inner.jig.test",
-    ];
-    let table = format!(
-        "[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]",
-        ALLOWED.1
-    );
+    let hosts = [ALLOWED.0, "site.jig.test:81", "unknown.jig.test", "inner.jig.test"];
+    let table = format!("[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]", ALLOWED.1);
     let setup = world.setup().workspace_table(&table);
     setup.keeping(Arc::new(world))
 }
@@ -28,9 +20,8 @@ pub(super) fn setup() -> Setup {
 /// Serves the site. `/status/CODE` is an answer with that code, `/to/URL` a redirect, and `/silent` no answer.
 pub(super) fn serve(daemon: &Daemon) {
     let workspace = daemon.workspace();
-    let _ends_with_the_process = Site::at(daemon, ALLOWED.1, 80, move |path, stream| {
-        respond(&workspace, path, stream)
-    });
+    let _ends_with_the_process =
+        Site::at(daemon, ALLOWED.1, 80, move |path, stream| respond(&workspace, path, stream));
 }
 
 fn respond(workspace: &Path, path: &str, stream: &mut TcpStream) -> io::Result<()> {
@@ -39,12 +30,7 @@ fn respond(workspace: &Path, path: &str, stream: &mut TcpStream) -> io::Result<(
         return answer(stream, &format!("{code} Told"), PLAIN, b"told");
     }
     if let Some(location) = path.strip_prefix("/to/") {
-        return answer(
-            stream,
-            "302 Found",
-            &format!("Location: {location}\r\n"),
-            b"",
-        );
+        return answer(stream, "302 Found", &format!("Location: {location}\r\n"), b"");
     }
     if path == "/silent" {
         return io::copy(stream, &mut io::sink()).map(drop);

@@ -39,17 +39,13 @@ impl Refusal {
         assert_eq!(info.domain, "jig.v1", "{}", describe(status));
         assert_eq!(status.code(), code_of(&info.reason), "{}", describe(status));
         assert!(!status.message().is_empty(), "{}", describe(status));
-        let violations = status
-            .get_details_bad_request()
-            .map(|bad| bad.field_violations);
+        let violations = status.get_details_bad_request().map(|bad| bad.field_violations);
         Self {
             reason: info.reason.clone(),
             message: status.message().to_owned(),
             metadata: info.metadata.clone(),
             violations: violations.unwrap_or_default(),
-            retry_after: status
-                .get_details_retry_info()
-                .and_then(|info| info.retry_delay),
+            retry_after: status.get_details_retry_info().and_then(|info| info.retry_delay),
         }
     }
 
@@ -64,10 +60,7 @@ impl Refusal {
 
 /// A command line for the shell.
 pub(crate) fn shell(command: &str) -> RunRequest {
-    RunRequest {
-        command: Some(command.to_owned()),
-        ..RunRequest::default()
-    }
+    RunRequest { command: Some(command.to_owned()), ..RunRequest::default() }
 }
 
 /// A program and its arguments.
@@ -87,12 +80,7 @@ pub(crate) fn with<T>(key: &'static str, value: &str, message: T) -> Request<T> 
 
 /// Everything about an error, for a failed test's message.
 pub(crate) fn describe(status: &Status) -> String {
-    format!(
-        "{:?}: {} {:?}",
-        status.code(),
-        status.message(),
-        status.get_error_details_vec()
-    )
+    format!("{:?}: {} {:?}", status.code(), status.message(), status.get_error_details_vec())
 }
 
 /// The gRPC code that belongs to a reason, as the contract lists them.

@@ -67,9 +67,8 @@ impl Collector {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
         let service = TraceServiceServer::new(collector.clone());
         let service = service.accept_compressed(CompressionEncoding::Gzip);
-        let server = server
-            .add_service(service)
-            .serve_with_incoming(TcpListenerStream::new(listener));
+        let server =
+            server.add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
         tokio::spawn(server);
         collector
     }
@@ -78,10 +77,7 @@ impl Collector {
     pub(crate) fn spans(&self, id: &str) -> Vec<Span> {
         let kept = self.0.lock().unwrap();
         let spans = kept.iter().map(|(_, span)| span);
-        spans
-            .filter(|span| hex(&span.trace_id) == id)
-            .cloned()
-            .collect()
+        spans.filter(|span| hex(&span.trace_id) == id).cloned().collect()
     }
 
     /// What sent the first span.
@@ -97,12 +93,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// An attribute's value as text.
 pub(crate) fn attribute(attributes: &[KeyValue], name: &str) -> Option<String> {
-    let value = attributes
-        .iter()
-        .find(|attribute| attribute.key == name)?
-        .value
-        .clone()?
-        .value?;
+    let value = attributes.iter().find(|attribute| attribute.key == name)?.value.clone()?.value?;
     Some(match value {
         Value::StringValue(text) => text,
         Value::IntValue(number) => number.to_string(),

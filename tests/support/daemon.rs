@@ -62,15 +62,7 @@ impl Daemon {
         setup: Setup,
     ) -> Self {
         let channel = lazy_channel(&format!("unix:{}", place.socket().display()));
-        Self {
-            child,
-            _input: input,
-            addresses,
-            channel,
-            log,
-            place,
-            setup,
-        }
+        Self { child, _input: input, addresses, channel, log, place, setup }
     }
 
     // === Calls ===
@@ -132,8 +124,7 @@ impl Daemon {
     /// Checks that it serves nothing and runs no command. Answers which levels were refused, and why.
     pub(crate) async fn runs_nothing(&self) -> Vec<SandboxFailure> {
         assert_eq!(self.health().await, ServingStatus::NotServing);
-        self.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-            .await;
+        self.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!self.file("ran").exists());
         let isolation = self.info().await.isolation.unwrap();
         assert_eq!(isolation.level, "L0");
@@ -165,13 +156,9 @@ impl Daemon {
         path: &str,
     ) -> Result<(Vec<u8>, u64), Refusal> {
         let mut artifacts = ArtifactServiceClient::new(self.channel.clone());
-        let request = ReadArtifactRequest {
-            path: path.to_owned(),
-            ..ReadArtifactRequest::default()
-        };
-        let answer = artifacts
-            .read_artifact(with("jig-session", session, request))
-            .await;
+        let request =
+            ReadArtifactRequest { path: path.to_owned(), ..ReadArtifactRequest::default() };
+        let answer = artifacts.read_artifact(with("jig-session", session, request)).await;
         let mut parts = answer.map_err(|status| Refusal::of(&status))?.into_inner();
         let (mut bytes, mut size) = (Vec::new(), None);
         while let Some(part) = parts.message().await.unwrap() {
@@ -184,10 +171,7 @@ impl Daemon {
 
     /// Content of a file of the workspace, as the tool reads it.
     pub(crate) async fn read_file(&self, path: &str) -> Result<String, Refusal> {
-        let request = ReadFileRequest {
-            path: path.to_owned(),
-            ..ReadFileRequest::default()
-        };
+        let request = ReadFileRequest { path: path.to_owned(), ..ReadFileRequest::default() };
         match self.tools().read_file(request).await {
             Ok(response) => Ok(response.into_inner().content),
             Err(status) => Err(Refusal::of(&status)),
@@ -292,12 +276,7 @@ impl Daemon {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let mut lines = status.lines();
         let line = lines.find_map(|line| line.strip_prefix(which));
-        let kib: u64 = line
-            .unwrap()
-            .trim()
-            .trim_end_matches(" kB")
-            .parse()
-            .unwrap();
+        let kib: u64 = line.unwrap().trim().trim_end_matches(" kB").parse().unwrap();
         kib << 10
     }
 
@@ -392,13 +371,9 @@ pub(crate) fn tools(channel: Channel) -> ToolServiceClient<Channel> {
 
 /// A channel that connects when it is first used.
 pub(crate) fn lazy_channel(address: &str) -> Channel {
-    Endpoint::from_shared(address.to_owned())
-        .unwrap()
-        .connect_lazy()
+    Endpoint::from_shared(address.to_owned()).unwrap().connect_lazy()
 }
 
 fn tool_health() -> HealthCheckRequest {
-    HealthCheckRequest {
-        service: "jig.v1.ToolService".to_owned(),
-    }
+    HealthCheckRequest { service: "jig.v1.ToolService".to_owned() }
 }

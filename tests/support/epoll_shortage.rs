@@ -35,14 +35,10 @@ pub(crate) struct EpollShortage {
 impl EpollShortage {
     /// None yet.
     pub(crate) fn new() -> Self {
-        let shortage = Self {
-            folder: TempDir::with_prefix("jig-test-epoll-").unwrap(),
-        };
+        let shortage = Self { folder: TempDir::with_prefix("jig-test-epoll-").unwrap() };
         fs::write(shortage.path("source.c"), SOURCE).unwrap();
         let [source, library] = ["source.c", "library.so"].map(|name| shortage.path(name));
-        let flags = [
-            "-shared", "-fPIC", "-Wall", "-Werror", "-o", &library, &source,
-        ];
+        let flags = ["-shared", "-fPIC", "-Wall", "-Werror", "-o", &library, &source];
         assert!(Command::new("gcc").args(flags).status().unwrap().success());
         shortage
     }

@@ -56,10 +56,7 @@ pub(crate) struct Printed(String);
 
 /// A machine with this kernel.
 pub(crate) fn guest(kernel: Kernel) -> Guest {
-    Guest {
-        kernel,
-        options: Vec::new(),
-    }
+    Guest { kernel, options: Vec::new() }
 }
 
 /// Whether this is the inside of a machine.
@@ -187,23 +184,17 @@ impl Printed {
 
 /// The ramdisk, made when something in it has changed.
 fn ramdisk() -> PathBuf {
-    let (tests, script) = (
-        env::current_exe().unwrap(),
-        Path::new(MANIFEST).join("tests/kernels/ramdisk.sh"),
-    );
+    let (tests, script) =
+        (env::current_exe().unwrap(), Path::new(MANIFEST).join("tests/kernels/ramdisk.sh"));
     let client = Path::new(env!("CARGO_BIN_EXE_jig"));
     let kernels = tools().join("kernels");
-    derived(
-        "ramdisk",
-        &[&tests, &script, binary(), client, &sources(), &kernels],
-        |to| {
-            let programs = TempDir::with_prefix("jig-test-programs-").unwrap();
-            compile_all(programs.path());
-            let status = Command::new(&script)
-                .args([to, &tests, programs.path(), &kernels, binary(), client])
-                .status()
-                .unwrap();
-            assert!(status.success(), "the ramdisk is made");
-        },
-    )
+    derived("ramdisk", &[&tests, &script, binary(), client, &sources(), &kernels], |to| {
+        let programs = TempDir::with_prefix("jig-test-programs-").unwrap();
+        compile_all(programs.path());
+        let status = Command::new(&script)
+            .args([to, &tests, programs.path(), &kernels, binary(), client])
+            .status()
+            .unwrap();
+        assert!(status.success(), "the ramdisk is made");
+    })
 }

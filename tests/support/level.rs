@@ -26,15 +26,7 @@ impl Setup {
     pub(crate) fn with_masked_proc(self) -> Self {
         self.user(USER)
             .environment("JIG_TEST_USER", &USER.to_string())
-            .under([
-                "unshare",
-                "--mount",
-                "--propagation",
-                "private",
-                "sh",
-                "-c",
-                MASKS,
-            ])
+            .under(["unshare", "--mount", "--propagation", "private", "sh", "-c", MASKS])
             .becoming_its_user_itself()
     }
 
@@ -58,13 +50,11 @@ impl Setup {
 
     /// As [`Self::with_masked_proc`], allowed to give what such a host gives.
     pub(crate) fn at_l2(self) -> Self {
-        self.with_masked_proc()
-            .arguments(&["--minimum-level", "L2"])
+        self.with_masked_proc().arguments(&["--minimum-level", "L2"])
     }
 
     /// As [`Self::without_namespaces`], allowed to give what such a host gives.
     pub(crate) fn at_l1(self) -> Self {
-        self.without_namespaces()
-            .arguments(&["--minimum-level", "L1"])
+        self.without_namespaces().arguments(&["--minimum-level", "L1"])
     }
 }

@@ -90,10 +90,7 @@ impl Daemon {
 
     /// Watches a process from its beginning.
     pub(crate) async fn attach(&self, id: &str) -> Watch {
-        let request = AttachRequest {
-            process_id: id.to_owned(),
-            ..AttachRequest::default()
-        };
+        let request = AttachRequest { process_id: id.to_owned(), ..AttachRequest::default() };
         match self.try_attach(request).await {
             Ok(watch) => watch,
             Err(status) => panic!("the process cannot be watched: {}", describe(&status)),
@@ -185,10 +182,7 @@ impl Watch {
     /// Waits for the first message, which must say that it was executed.
     async fn begun(mut self) -> Result<Self, Status> {
         promptly("the process begins", self.step()).await?;
-        let started = self
-            .started
-            .as_ref()
-            .expect("the first message is `started`");
+        let started = self.started.as_ref().expect("the first message is `started`");
         self.id.clone_from(&started.process_id);
         assert!(!self.id.is_empty());
         Ok(self)
@@ -234,22 +228,14 @@ impl Watch {
 
     fn take(&mut self, is_stderr: bool, output: jig::api::v1::ProcessOutput) {
         assert!(!output.data.is_empty(), "no chunk is empty");
-        assert!(
-            output.data.len() <= 64 * 1024,
-            "no chunk is larger than 64 KiB"
-        );
+        assert!(output.data.len() <= 64 * 1024, "no chunk is larger than 64 KiB");
         if self.sequence != 0 {
             assert_eq!(output.sequence, self.sequence + 1, "no chunk is left out");
         }
         self.sequence = output.sequence;
         let length = output.data.len();
-        self.chunks
-            .push((output.sequence, is_stderr, output.offset, length));
-        let so_far = if is_stderr {
-            &mut self.stderr
-        } else {
-            &mut self.stdout
-        };
+        self.chunks.push((output.sequence, is_stderr, output.offset, length));
+        let so_far = if is_stderr { &mut self.stderr } else { &mut self.stdout };
         let expected = self.from[usize::from(is_stderr)] + so_far.len() as u64;
         if self.gaps.is_empty() && self.chunks.first().is_some_and(|first| first.0 == 1) {
             assert_eq!(output.offset, expected, "chunks follow one another");
@@ -291,9 +277,7 @@ impl Watch {
                 Err(status) => panic!("cut off: {} {:.300}", describe(&status), self.text()),
             }
         }
-        self.exited
-            .clone()
-            .expect("a stream ends with `exited`, or with a status")
+        self.exited.clone().expect("a stream ends with `exited`, or with a status")
     }
 
     /// Reads to the end, which must be a refusal.
@@ -326,7 +310,5 @@ impl Watch {
 }
 
 fn contains(bytes: &[u8], text: &str) -> bool {
-    bytes
-        .windows(text.len())
-        .any(|window| window == text.as_bytes())
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }

@@ -51,9 +51,7 @@ impl Mark {
         let entry = format!("{VARIABLE}={}", self.0);
         let bears = |pid: &i32| {
             fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environment| {
-                environment
-                    .split(|byte| *byte == 0)
-                    .any(|variable| variable == entry.as_bytes())
+                environment.split(|byte| *byte == 0).any(|variable| variable == entry.as_bytes())
             })
         };
         pids().filter(bears).collect()
@@ -72,10 +70,7 @@ impl Mark {
 
     /// Waits until nothing bears it.
     pub(crate) async fn vanishes(&self) {
-        eventually("what the command started is gone", async || {
-            self.processes().is_empty()
-        })
-        .await;
+        eventually("what the command started is gone", async || self.processes().is_empty()).await;
     }
 
     /// Fails if anything bears it now.
@@ -127,18 +122,13 @@ pub(crate) fn is_alive(process: &Process) -> bool {
 /// A line of a process's status, as the host sees it.
 pub(crate) fn host_status(pid: i32, field: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
     line.map(|value| value.trim().to_owned())
 }
 
 fn name(pid: i32) -> String {
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    format!(
-        "{pid} {}",
-        String::from_utf8_lossy(&command).replace('\0', " ")
-    )
+    format!("{pid} {}", String::from_utf8_lossy(&command).replace('\0', " "))
 }
 
 fn pids() -> impl Iterator<Item = i32> {

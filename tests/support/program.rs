@@ -28,10 +28,7 @@ impl HostProgram {
         let folder = TempDir::with_prefix("jig-test-program-").unwrap();
         let path = folder.path().join(name);
         build(name, &path);
-        Self {
-            _folder: folder,
-            path,
-        }
+        Self { _folder: folder, path }
     }
 }
 
@@ -49,11 +46,8 @@ pub(crate) fn compile(daemon: &Daemon, name: &str) -> String {
 /// that it tries, with the answers that are right, separated by `|`. All that differs is told at
 /// once.
 pub(crate) fn check_answers(response: &RunResponse, expected: &[(&str, &str)]) {
-    let answers: BTreeMap<&str, &str> = response
-        .stdout
-        .lines()
-        .filter_map(|line| line.rsplit_once(": "))
-        .collect();
+    let answers: BTreeMap<&str, &str> =
+        response.stdout.lines().filter_map(|line| line.rsplit_once(": ")).collect();
     let mut wrong = Vec::new();
     for (what, right) in expected {
         match answers.get(what) {
@@ -116,21 +110,9 @@ fn build(name: &str, path: &Path) {
     }
     let source = sources().join(name).with_extension("c");
     let output = Command::new("gcc")
-        .args([
-            "-std=gnu17",
-            "-O1",
-            "-Wall",
-            "-Werror",
-            "-static",
-            "-pthread",
-            "-o",
-        ])
+        .args(["-std=gnu17", "-O1", "-Wall", "-Werror", "-static", "-pthread", "-o"])
         .args([path, &source])
         .output()
         .expect("gcc is needed to compile what attacks the sandbox");
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

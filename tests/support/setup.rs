@@ -224,18 +224,11 @@ impl Setup {
 
     /// Whether the test says what kind of host the daemon of root's finds.
     fn is_arranged(&self) -> bool {
-        self.contained
-            || self
-                .arguments
-                .iter()
-                .any(|word| word == "--chown-workspace")
+        self.contained || self.arguments.iter().any(|word| word == "--chown-workspace")
     }
 
     async fn start_as_it_is(self) -> Daemon {
-        assert!(
-            rustix::process::geteuid().is_root(),
-            "these tests must run as root"
-        );
+        assert!(rustix::process::geteuid().is_root(), "these tests must run as root");
         let place = Arc::new(Place {
             _turn: Turn::wait_for(self.alone).await,
             folder: tempfile::Builder::new()
@@ -326,12 +319,7 @@ impl Setup {
             .arg(place.state())
             .args(self.default_argument("--log", "json"))
             .args(self.default_argument("--drain-timeout", "2s"))
-            .args(
-                self.tcp
-                    .then_some(["--listen", "127.0.0.1:0"])
-                    .iter()
-                    .flatten(),
-            )
+            .args(self.tcp.then_some(["--listen", "127.0.0.1:0"]).iter().flatten())
             .args(&self.arguments)
             .current_dir("/")
             .env_clear()
@@ -377,12 +365,7 @@ impl Place {
 
 /// Runs `jigd` with arguments that make it end by itself.
 pub(crate) fn jigd(arguments: &[&str]) -> Output {
-    Command::new(JIGD)
-        .args(arguments)
-        .env_clear()
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
+    Command::new(JIGD).args(arguments).env_clear().stdin(Stdio::null()).output().unwrap()
 }
 
 /// Copies a program that is to be executed. By a process of its own: a child that another test

@@ -45,9 +45,7 @@ impl Turn {
 
 /// How long to wait for what must happen.
 pub(crate) fn patience() -> Duration {
-    let seconds = env::var("JIG_TEST_PATIENCE_SEC")
-        .ok()
-        .and_then(|text| text.parse().ok());
+    let seconds = env::var("JIG_TEST_PATIENCE_SEC").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))
 }
 
@@ -55,11 +53,7 @@ pub(crate) fn patience() -> Duration {
 pub(crate) async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !condition().await {
-        assert!(
-            began.elapsed() < patience(),
-            "{what}: not within {:?}",
-            patience()
-        );
+        assert!(began.elapsed() < patience(), "{what}: not within {:?}", patience());
         sleep(INTERVAL).await;
     }
 }

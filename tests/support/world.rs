@@ -151,9 +151,7 @@ fn serve_one(stream: TcpStream, folder: Option<PathBuf>, requests: &Requests) ->
             }
             continue;
         }
-        let file = folder
-            .as_ref()
-            .map(|folder| folder.join(path.trim_start_matches('/')));
+        let file = folder.as_ref().map(|folder| folder.join(path.trim_start_matches('/')));
         let file = file.map(|file| match file.is_dir() {
             true => file.join("index.html"),
             false => file,
@@ -162,17 +160,9 @@ fn serve_one(stream: TcpStream, folder: Option<PathBuf>, requests: &Requests) ->
             Some(file) => fs::read(file).ok(),
             None => Some(format!("{} bytes at {path}\n", body.len()).into_bytes()),
         };
-        let status = if content.is_some() {
-            "200 OK"
-        } else {
-            "404 Not Found"
-        };
+        let status = if content.is_some() { "200 OK" } else { "404 Not Found" };
         let content = content.unwrap_or_default();
-        let kind = if path.ends_with('/') {
-            "text/html"
-        } else {
-            "application/octet-stream"
-        };
+        let kind = if path.ends_with('/') { "text/html" } else { "application/octet-stream" };
         write!(
             stream,
             "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
@@ -188,10 +178,8 @@ pub(crate) fn name_server(daemon: &Daemon, answers: &[&[&str]]) -> Names {
     let parsed = answers
         .iter()
         .map(|addresses| addresses.iter().map(|text| text.parse().unwrap()).collect());
-    let names = Names {
-        answers: Arc::new(Mutex::new(parsed.collect())),
-        questions: Arc::default(),
-    };
+    let names =
+        Names { answers: Arc::new(Mutex::new(parsed.collect())), questions: Arc::default() };
     let kept = names.clone();
     let socket = in_network_of(daemon, || UdpSocket::bind("127.0.0.1:53").unwrap());
     thread::spawn(move || {
@@ -239,13 +227,7 @@ impl Names {
             };
             let length = u8::try_from(data.len()).unwrap();
             let [high, low] = kind.to_be_bytes();
-            records.push(
-                [
-                    &[0xc0, 12, high, low, 0, 1, 0, 0, 0, 0, 0, length][..],
-                    &data,
-                ]
-                .concat(),
-            );
+            records.push([&[0xc0, 12, high, low, 0, 1, 0, 0, 0, 0, 0, length][..], &data].concat());
         }
         let count = u8::try_from(records.len()).unwrap();
         let mut answer = question[..2].to_vec();

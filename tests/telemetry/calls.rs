@@ -31,17 +31,11 @@ fn request<T>(id: &str, message: T) -> Request<T> {
 }
 
 fn of_model(call: InvokeRequest, id: &str) -> InvokeRequest {
-    InvokeRequest {
-        request_id: id.to_owned(),
-        ..call
-    }
+    InvokeRequest { request_id: id.to_owned(), ..call }
 }
 
 fn missing_file() -> ReadFileRequest {
-    ReadFileRequest {
-        path: "missing".to_owned(),
-        ..ReadFileRequest::default()
-    }
+    ReadFileRequest { path: "missing".to_owned(), ..ReadFileRequest::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,10 +47,7 @@ async fn spans_say_who_called_what_as_the_model_said_it() {
     let bash = call("claude", "Bash", json!({"command": "true"}));
     invoke(&daemon, request(&by_name, of_model(bash, "toolu_1"))).await;
     daemon.run(request(&typed, shell("true"))).await;
-    let read = daemon
-        .tools()
-        .read_file(request(&failed, missing_file()))
-        .await;
+    let read = daemon.tools().read_file(request(&failed, missing_file())).await;
     read.unwrap_err();
     daemon.signal(Signal::TERM);
     assert!(daemon.exit().await.success());
@@ -71,11 +62,7 @@ async fn spans_say_who_called_what_as_the_model_said_it() {
         ("jig.called_name", "Bash"),
         ("jig.principal", "uid:0"),
     ] {
-        assert_eq!(
-            attribute(&tool.attributes, name).as_deref(),
-            Some(value),
-            "{name}"
-        );
+        assert_eq!(attribute(&tool.attributes, name).as_deref(), Some(value), "{name}");
     }
     let rpc = &spans["jig.v1.InvokeService/Invoke"];
     for (name, value) in [
@@ -84,11 +71,7 @@ async fn spans_say_who_called_what_as_the_model_said_it() {
         ("jig.call.id", &own),
         ("server.address", daemon.socket().to_str().unwrap()),
     ] {
-        assert_eq!(
-            attribute(&rpc.attributes, name).as_deref(),
-            Some(value),
-            "{name}"
-        );
+        assert_eq!(attribute(&rpc.attributes, name).as_deref(), Some(value), "{name}");
     }
     assert_eq!(attribute(&rpc.attributes, "server.port"), None);
 
@@ -106,17 +89,11 @@ async fn spans_say_who_called_what_as_the_model_said_it() {
     assert_eq!(status(tool), StatusCode::Error);
     let description = &tool.status.as_ref().unwrap().message;
     assert!(description.contains("missing"), "{description}");
-    assert_eq!(
-        attribute(&tool.attributes, "error.type").as_deref(),
-        Some("FILE_NOT_FOUND")
-    );
+    assert_eq!(attribute(&tool.attributes, "error.type").as_deref(), Some("FILE_NOT_FOUND"));
     let rpc = &spans["jig.v1.ToolService/ReadFile"];
     assert_eq!(status(rpc), StatusCode::Unset);
     assert_eq!(attribute(&rpc.attributes, "error.type"), None);
-    assert_eq!(
-        attribute(&rpc.attributes, "rpc.status_code").as_deref(),
-        Some("NOT_FOUND")
-    );
+    assert_eq!(attribute(&rpc.attributes, "rpc.status_code").as_deref(), Some("NOT_FOUND"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -143,10 +120,7 @@ async fn each_call_of_a_batch_has_the_id_that_the_model_gave_it() {
     daemon.signal(Signal::TERM);
     assert!(daemon.exit().await.success());
     let spans = trace(&collector, &id);
-    for (span, given) in [
-        ("execute_tool run", "c1"),
-        ("execute_tool list_files", "c2"),
-    ] {
+    for (span, given) in [("execute_tool run", "c1"), ("execute_tool list_files", "c2")] {
         let found = attribute(&spans[span].attributes, "gen_ai.tool.call.id");
         assert_eq!(found.as_deref(), Some(given));
     }
@@ -159,9 +133,7 @@ async fn reflect(daemon: &Daemon, id: &str) {
         ..ServerReflectionRequest::default()
     };
     let mut client = ServerReflectionClient::new(daemon.channel());
-    let asked = client
-        .server_reflection_info(request(id, tokio_stream::once(list)))
-        .await;
+    let asked = client.server_reflection_info(request(id, tokio_stream::once(list))).await;
     let answer = asked.unwrap().into_inner().message().await.unwrap();
     assert!(answer.unwrap().message_response.is_some());
 }
@@ -173,9 +145,7 @@ async fn probes_and_reflection_have_no_spans() {
     let mut daemon = setup.start().await;
     let [probe, other, reflection] = ["4", "5", "6"].map(|digit| digit.repeat(32));
     let mut health = HealthClient::new(daemon.channel());
-    let checked = health
-        .check(request(&probe, HealthCheckRequest::default()))
-        .await;
+    let checked = health.check(request(&probe, HealthCheckRequest::default())).await;
     checked.unwrap();
     reflect(&daemon, &reflection).await;
     daemon.run(request(&other, shell("true"))).await;
@@ -189,9 +159,7 @@ async fn probes_and_reflection_have_no_spans() {
 /// The lines of calls.
 fn lines(daemon: &Daemon) -> Vec<Value> {
     let log = daemon.log();
-    let lines = log
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter(|line| line["message"] == "call").collect()
 }
 
@@ -207,10 +175,7 @@ async fn each_call_has_a_line_where_that_is_asked_for() {
         invoke(&daemon, request(&id, of_model(unknown, "toolu_2"))).await;
         let read = daemon.tools().read_file(request(&id, missing_file())).await;
         read.unwrap_err();
-        let invalid = RunRequest {
-            timeout_sec: Some(0),
-            ..shell("true")
-        };
+        let invalid = RunRequest { timeout_sec: Some(0), ..shell("true") };
         daemon.try_run(request(&id, invalid)).await.unwrap_err();
         let mut health = HealthClient::new(daemon.channel());
         health.check(HealthCheckRequest::default()).await.unwrap();
@@ -229,16 +194,7 @@ async fn each_call_has_a_line_where_that_is_asked_for() {
             assert!(line["call_id"].is_string(), "{line}");
         }
         let expected = json!([
-            [
-                "jig.v1.ToolService/Run",
-                "run",
-                null,
-                null,
-                null,
-                "OK",
-                null,
-                "exited"
-            ],
+            ["jig.v1.ToolService/Run", "run", null, null, null, "OK", null, "exited"],
             [
                 "jig.v1.InvokeService/Invoke",
                 "run",
@@ -290,10 +246,7 @@ async fn each_call_has_a_line_where_that_is_asked_for() {
             "reason",
             "outcome",
         ];
-        let found: Vec<_> = lines
-            .iter()
-            .map(|line| names.map(|name| line[name].clone()))
-            .collect();
+        let found: Vec<_> = lines.iter().map(|line| names.map(|name| line[name].clone())).collect();
         assert_eq!(json!(found), expected);
         assert!(lines[2]["outcome"].is_string(), "{}", lines[2]);
         assert_ne!(lines[2]["outcome"], "success");
@@ -306,14 +259,9 @@ async fn lists_are_lists_in_the_log() {
     let line = || {
         let log = daemon.log();
         let mut lines = log.lines();
-        lines
-            .find(|line| line.contains("\"serving\""))
-            .map(str::to_owned)
+        lines.find(|line| line.contains("\"serving\"")).map(str::to_owned)
     };
-    eventually("it is logged that the daemon serves", async || {
-        line().is_some()
-    })
-    .await;
+    eventually("it is logged that the daemon serves", async || line().is_some()).await;
     let serving: Value = serde_json::from_str(&line().unwrap()).unwrap();
     let addresses = serving["addresses"].as_array().unwrap();
     let port = format!("127.0.0.1:{}", daemon.port());

@@ -11,18 +11,14 @@ const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 
 /// A daemon that exports at once.
 fn exporting(endpoint: &str) -> Setup {
-    Setup::new()
-        .environment(ENDPOINT, endpoint)
-        .environment("OTEL_BSP_SCHEDULE_DELAY", "20")
+    Setup::new().environment(ENDPOINT, endpoint).environment("OTEL_BSP_SCHEDULE_DELAY", "20")
 }
 
 /// The lines of a log with a text.
 fn lines(daemon: &Daemon, text: &str) -> Vec<serde_json::Value> {
     let log = daemon.log();
     let lines = log.lines().filter(|line| line.contains(text));
-    lines
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    lines.map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,10 +31,7 @@ async fn a_collector_that_is_lost_is_told_of_once_with_the_number_of_spans() {
     let lost = "the collector does not take spans";
     for _ in 0..2 {
         daemon.output(shell("true")).await;
-        eventually("the loss is told", async || {
-            !lines(&daemon, lost).is_empty()
-        })
-        .await;
+        eventually("the loss is told", async || !lines(&daemon, lost).is_empty()).await;
     }
     // By now both runs' spans were tried, some of them perhaps not yet.
     let counted = daemon.info().await.counts.unwrap();
@@ -69,15 +62,8 @@ async fn a_collector_that_is_lost_is_told_of_once_with_the_number_of_spans() {
 fn certificate(folder: &Path) -> [String; 2] {
     let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| folder.join(name));
     let output = Command::new("openssl")
-        .args([
-            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-        ])
-        .args([
-            "-subj",
-            "/CN=collector",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-        ])
+        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"])
+        .args(["-subj", "/CN=collector", "-addext", "subjectAltName=IP:127.0.0.1"])
         .args(["-addext", "basicConstraints=critical,CA:FALSE"])
         .args([Path::new("-keyout"), &key, Path::new("-out"), &certificate])
         .output()
@@ -129,17 +115,11 @@ async fn what_the_environment_asks_for_and_does_not_get_is_named() {
         .environment("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
     let daemon = setup.start().await;
     let warned = lines(&daemon, "the environment asks for what is not supported");
-    let mut variables: Vec<_> = warned
-        .iter()
-        .map(|line| line["variable"].as_str().unwrap())
-        .collect();
+    let mut variables: Vec<_> =
+        warned.iter().map(|line| line["variable"].as_str().unwrap()).collect();
     variables.sort_unstable();
-    let expected = [
-        ENDPOINT,
-        "OTEL_EXPORTER_OTLP_PROTOCOL",
-        "OTEL_METRICS_EXPORTER",
-        "OTEL_TRACES_SAMPLER",
-    ];
+    let expected =
+        [ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_METRICS_EXPORTER", "OTEL_TRACES_SAMPLER"];
     assert_eq!(variables, expected);
     for line in &warned {
         assert_eq!(line["level"], "WARN");

@@ -8,16 +8,8 @@ const MAX_README_LINES: usize = 250;
 const MAX_COLUMNS: usize = 100;
 const MAX_SENTENCE_WORDS: usize = 30;
 /// Info strings of code blocks. CONTRIBUTING.md says how the tests run them.
-const BLOCKS: &[&str] = &[
-    "json",
-    "python",
-    "sh",
-    "sh grpcurl",
-    "sh jig",
-    "text",
-    "toml",
-    "toml jigd",
-];
+const BLOCKS: &[&str] =
+    &["json", "python", "sh", "sh grpcurl", "sh jig", "text", "toml", "toml jigd"];
 
 #[test]
 fn pages_are_short_and_wrapped() {
@@ -40,22 +32,13 @@ fn sentences_of_pages_are_short() {
         let long = sentences(&text)
             .into_iter()
             .filter(|sentence| sentence.split(' ').count() > MAX_SENTENCE_WORDS);
-        long.map(|sentence| format!("{page}: {sentence}"))
-            .collect::<Vec<_>>()
+        long.map(|sentence| format!("{page}: {sentence}")).collect::<Vec<_>>()
     });
     none("sentences of more than 30 words", found);
     let text = "# A b\nOne [two\nthree](x.md). Four (`f.g`\nh.)\n\n- Five\n- six: seven\n| a | b. c |\n```\nx\n```\n";
     assert_eq!(
         sentences(text),
-        [
-            "One [two three](x.md).",
-            "Four (`f.g` h.)",
-            "Five",
-            "six: seven",
-            "a",
-            "b.",
-            "c"
-        ]
+        ["One [two three](x.md).", "Four (`f.g` h.)", "Five", "six: seven", "a", "b.", "c"]
     );
 }
 
@@ -64,9 +47,7 @@ fn code_blocks_say_what_they_are() {
     let found = pages().into_iter().flat_map(|(page, text)| {
         let fences = text.lines().filter_map(|line| line.strip_prefix("```"));
         let unknown = fences.step_by(2).filter(|info| !BLOCKS.contains(info));
-        unknown
-            .map(|info| format!("{page}: {info:?}"))
-            .collect::<Vec<_>>()
+        unknown.map(|info| format!("{page}: {info:?}")).collect::<Vec<_>>()
     });
     none("code blocks of an unknown kind", found);
 }
@@ -79,10 +60,7 @@ fn links_of_pages_lead_somewhere() {
         broken.map(move |link| format!("{page}: {link}"))
     });
     none("broken links", found);
-    assert_eq!(
-        links("a [b](c.md#d), [`e`](#f)\n[g](http://h)"),
-        ["c.md#d", "#f"]
-    );
+    assert_eq!(links("a [b](c.md#d), [`e`](#f)\n[g](http://h)"), ["c.md#d", "#f"]);
     assert_eq!(slug("A key's `none`, *x_y*-z"), "a-keys-none-x_y-z");
     assert!(exists("docs/tools.md", "../README.md#install"));
     assert!(!exists("docs/tools.md", "README.md"));
@@ -141,17 +119,11 @@ fn sentences(text: &str) -> Vec<String> {
                 paragraphs.push(Vec::new());
             }
             None if line.starts_with('#') => {}
-            None => paragraphs
-                .last_mut()
-                .unwrap()
-                .extend(content.split_whitespace()),
+            None => paragraphs.last_mut().unwrap().extend(content.split_whitespace()),
         }
     }
 
-    let ends = |word: &&str| {
-        word.trim_end_matches(['*', ')', '"'])
-            .ends_with(['.', '!', '?'])
-    };
+    let ends = |word: &&str| word.trim_end_matches(['*', ')', '"']).ends_with(['.', '!', '?']);
     paragraphs
         .iter()
         .flat_map(|words| words.split_inclusive(ends))

@@ -17,10 +17,7 @@ pub(super) fn package_files() -> Sources {
 
 /// All Rust files.
 pub(super) fn rust_files() -> Sources {
-    committed_files()
-        .into_iter()
-        .filter(|(file, _)| file.ends_with(".rs"))
-        .collect()
+    committed_files().into_iter().filter(|(file, _)| file.ends_with(".rs")).collect()
 }
 
 /// All text files of the repository that `.gitignore` does not name.

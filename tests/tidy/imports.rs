@@ -111,11 +111,7 @@ impl Modules {
         for child in &contents.declared {
             let beside = format!("{directory}{child}.rs");
             let below = format!("{directory}{child}/mod.rs");
-            let file = if sources.contains_key(&beside) {
-                beside
-            } else {
-                below
-            };
+            let file = if sources.contains_key(&beside) { beside } else { below };
             let mut path = name.1.clone();
             path.push(child.clone());
             self.add(sources, read, file, (name.0.clone(), path));
@@ -156,20 +152,14 @@ impl Modules {
             first => {
                 // A module declared here goes before a crate of the same name.
                 module.push(first.to_owned());
-                if !self
-                    .files
-                    .contains_key(&(crate_root.clone(), module.clone()))
-                {
+                if !self.files.contains_key(&(crate_root.clone(), module.clone())) {
                     return None;
                 }
             }
         }
         for segment in segments {
             module.push(segment.to_owned());
-            if !self
-                .files
-                .contains_key(&(crate_root.clone(), module.clone()))
-            {
+            if !self.files.contains_key(&(crate_root.clone(), module.clone())) {
                 module.pop();
                 break;
             }
@@ -209,16 +199,9 @@ impl Contents {
                     _ => {}
                 },
                 Token::Word(word) if word == "use" && !is_symbol(rest.get(1), '<') => {
-                    let mut reader = UseReader {
-                        tokens: &rest[1..],
-                        position: 0,
-                    };
+                    let mut reader = UseReader { tokens: &rest[1..], position: 0 };
                     for segments in reader.tree() {
-                        contents.paths.push(Path {
-                            line,
-                            within: names(),
-                            segments,
-                        });
+                        contents.paths.push(Path { line, within: names(), segments });
                     }
                     position += reader.position;
                 }
@@ -236,11 +219,7 @@ impl Contents {
                         segments.push(segment.clone());
                         position += 2;
                     }
-                    contents.paths.push(Path {
-                        line,
-                        within: names(),
-                        segments,
-                    });
+                    contents.paths.push(Path { line, within: names(), segments });
                 }
                 Token::Word(_) | Token::Symbol(_) | Token::Colons => {}
             }
@@ -364,18 +343,12 @@ mod tests {
     use super::{super::tokens::without_tests, *};
 
     fn sources(files: &[(&str, &str)]) -> Sources {
-        files
-            .iter()
-            .map(|(file, text)| ((*file).to_owned(), (*text).to_owned()))
-            .collect()
+        files.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned())).collect()
     }
 
     fn tree() -> Sources {
         sources(&[
-            (
-                "lib.rs",
-                "pub mod api { pub mod v1 { include!(\"x\"); } }\npub mod daemon;",
-            ),
+            ("lib.rs", "pub mod api { pub mod v1 { include!(\"x\"); } }\npub mod daemon;"),
             ("main.rs", "fn main() { jig::daemon::run() }"),
             (
                 "daemon/mod.rs",
@@ -434,9 +407,8 @@ mod tests {
             ("daemon/sys/call.rs", 3, "daemon::door"),
             ("main.rs", 1, "daemon"),
         ];
-        let expected: Vec<_> = expected
-            .map(|(from, line, to)| (from.to_owned(), line, to.to_owned()))
-            .into();
+        let expected: Vec<_> =
+            expected.map(|(from, line, to)| (from.to_owned(), line, to.to_owned())).into();
         assert_eq!(found(), expected);
     }
 
@@ -447,10 +419,7 @@ mod tests {
             .into_iter()
             .map(|arrow| (arrow.from, arrow.to))
             .collect();
-        assert_eq!(
-            circles(&uses),
-            [["daemon/process/start.rs", "daemon/process/stop.rs"]]
-        );
+        assert_eq!(circles(&uses), [["daemon/process/start.rs", "daemon/process/stop.rs"]]);
     }
 
     #[test]

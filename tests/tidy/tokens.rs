@@ -45,9 +45,8 @@ pub(super) fn tokens_of(source: &str) -> Vec<(usize, Token)> {
             ['"', ..] => (string(rest), None),
             ['\'', ..] => (quote(rest), None),
             [first, ..] if first.is_alphanumeric() || *first == '_' => {
-                let length = count(rest, |character| {
-                    character.is_alphanumeric() || character == '_'
-                });
+                let length =
+                    count(rest, |character| character.is_alphanumeric() || character == '_');
                 let word: String = rest[..length].iter().collect();
                 match (word.as_str(), &rest[length..]) {
                     ("r" | "br" | "cr", after @ ['"' | '#', ..]) => match raw_string(after) {
@@ -72,10 +71,7 @@ pub(super) fn tokens_of(source: &str) -> Vec<(usize, Token)> {
 }
 
 fn count(characters: &[char], belongs: impl Fn(char) -> bool) -> usize {
-    characters
-        .iter()
-        .take_while(|character| belongs(**character))
-        .count()
+    characters.iter().take_while(|character| belongs(**character)).count()
 }
 
 /// Length of a block comment, which may hold others.
@@ -116,9 +112,7 @@ fn raw_string(characters: &[char]) -> Option<usize> {
     if characters.get(hashes) != Some(&'"') {
         return None;
     }
-    let end: Vec<char> = std::iter::once('"')
-        .chain(std::iter::repeat_n('#', hashes))
-        .collect();
+    let end: Vec<char> = std::iter::once('"').chain(std::iter::repeat_n('#', hashes)).collect();
     let body = &characters[hashes + 1..];
     let at = body.windows(end.len()).position(|window| window == end)?;
     Some(hashes + 1 + at + end.len())
@@ -128,10 +122,7 @@ fn raw_string(characters: &[char]) -> Option<usize> {
 fn quote(characters: &[char]) -> usize {
     match characters {
         ['\'', '\\', ..] => {
-            3 + characters[3..]
-                .iter()
-                .position(|character| *character == '\'')
-                .unwrap_or_default()
+            3 + characters[3..].iter().position(|character| *character == '\'').unwrap_or_default()
                 + 1
         }
         ['\'', _, '\'', ..] => 3,
@@ -169,10 +160,7 @@ fn is_test_only(attribute: &[(usize, Token)]) -> bool {
             Token::Symbol(_) | Token::Colons => None,
         })
         .collect();
-    matches!(
-        words.as_slice(),
-        ["cfg", "test"] | ["cfg", "all", "test", ..]
-    )
+    matches!(words.as_slice(), ["cfg", "test"] | ["cfg", "all", "test", ..])
 }
 
 /// What follows the item that stands here.
@@ -223,10 +211,7 @@ mod tests {
     fn what_is_compiled_for_tests_is_left_out_wherever_it_stands() {
         let source = "a\n#[cfg(test)]\n#[derive(B)]\nstruct C([u8; 2]);\nd\n#[cfg(all(test, unix))]\nmod tests {\n fn e() { f }\n}\n#[cfg(not(test))]\ng";
         let tokens = without_tests(source);
-        let words = words(&tokens)
-            .into_iter()
-            .map(|(_, word)| word)
-            .collect::<Vec<_>>();
+        let words = words(&tokens).into_iter().map(|(_, word)| word).collect::<Vec<_>>();
         assert_eq!(words, ["a", "d", "cfg", "not", "test", "g"]);
     }
 }

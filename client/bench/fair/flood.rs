@@ -48,13 +48,7 @@ impl Flood {
         )]
         let mut command = Command::new("/proc/self/exe");
         command
-            .args([
-                "bench",
-                "flood",
-                "--streams",
-                &streams.to_string(),
-                "--kind",
-            ])
+            .args(["bench", "flood", "--streams", &streams.to_string(), "--kind"])
             .args(name.iter().map(clap::builder::PossibleValue::get_name))
             .env("JIG_ADDRESS", address)
             .env("JIG_KEY", key)

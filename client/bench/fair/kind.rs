@@ -54,18 +54,12 @@ impl Kind {
         match self {
             Self::Run => {
                 let argv = vec!["/bin/true".to_owned()];
-                let request = RunRequest {
-                    argv,
-                    ..RunRequest::default()
-                };
+                let request = RunRequest { argv, ..RunRequest::default() };
                 client.run(request).await.map(drop)
             }
             Self::ReadFile => {
                 let path = READ.to_owned();
-                let request = ReadFileRequest {
-                    path,
-                    ..ReadFileRequest::default()
-                };
+                let request = ReadFileRequest { path, ..ReadFileRequest::default() };
                 client.read_file(request).await.map(drop)
             }
             Self::ListDirectory => {
@@ -74,18 +68,12 @@ impl Kind {
             }
             Self::Search => {
                 let query = "what is not there".to_owned();
-                let request = SearchRequest {
-                    query,
-                    ..SearchRequest::default()
-                };
+                let request = SearchRequest { query, ..SearchRequest::default() };
                 client.search(request).await.map(drop)
             }
             Self::ListFiles => {
                 let root = Some("tree".to_owned());
-                let request = ListFilesRequest {
-                    root,
-                    ..ListFilesRequest::default()
-                };
+                let request = ListFilesRequest { root, ..ListFilesRequest::default() };
                 client.list_files(request).await.map(drop)
             }
             Self::CreateDirectory => {

@@ -27,12 +27,7 @@ use crate::{connection, failure::Failure, global::Global, output};
 /// What the caller calls whose times are taken.
 const VICTIM: [Kind; 3] = [Kind::Run, Kind::ReadFile, Kind::ListDirectory];
 /// What the other one floods the daemon with.
-const FLOOD: [Kind; 4] = [
-    Kind::Run,
-    Kind::Search,
-    Kind::ListFiles,
-    Kind::CreateDirectory,
-];
+const FLOOD: [Kind; 4] = [Kind::Run, Kind::Search, Kind::ListFiles, Kind::CreateDirectory];
 /// Directories of the workspace, and files in each: a search lasts some ten milliseconds.
 const DIRECTORIES: usize = 100;
 const FILES: usize = 20;
@@ -72,10 +67,7 @@ pub(super) fn bench_fair(global: &Global, args: &FairArgs) -> Result<(), Failure
     }
     kind::prepare(&workspace).map_err(Failure::system)?;
     let runtime = connection::runtime()?;
-    let options = Options {
-        key: Some(victim),
-        ..Options::default()
-    };
+    let options = Options { key: Some(victim), ..Options::default() };
     let client = runtime.block_on(Client::connect(daemon.address(), options))?;
     let mut measured = Vec::new();
     for flood in FLOOD {

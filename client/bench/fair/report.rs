@@ -45,26 +45,13 @@ impl Beside {
 impl Report {
     /// For people.
     pub(super) fn to_text(&self) -> String {
-        let Self {
-            machine,
-            streams,
-            count,
-            measured,
-        } = self;
+        let Self { machine, streams, count, measured } = self;
         let mut text = format!(
             "{} cores, {}, Linux {}\n{count} calls of each kind, alone and beside {streams} at a time of another caller\n\n",
             machine.cores, machine.cpu, machine.kernel
         );
-        let head = [
-            "flood",
-            "own p99",
-            "per second",
-            "call",
-            "p50 alone",
-            "p99",
-            "p50 beside",
-            "p99",
-        ];
+        let head =
+            ["flood", "own p99", "per second", "call", "p50 alone", "p99", "p50 beside", "p99"];
         let mut rows = vec![head.map(String::from)];
         let time = |time: std::time::Duration| milliseconds(time.as_secs_f64());
         for beside in measured {

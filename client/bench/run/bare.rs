@@ -66,11 +66,7 @@ pub(super) fn cat(file: &Path, times: usize) -> io::Result<Child> {
 
 /// Whether bubblewrap is installed and works, or why it cannot be compared with.
 pub(super) fn find_bubblewrap() -> Result<(), String> {
-    match command("bwrap")
-        .args(BUBBLEWRAP)
-        .stderr(Stdio::piped())
-        .output()
-    {
+    match command("bwrap").args(BUBBLEWRAP).stderr(Stdio::piped()).output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(format!(
             "it does not work here: {}",
@@ -93,15 +89,9 @@ fn wait(what: &str, command: &mut Command) -> Result<(), Failure> {
 }
 
 fn command(program: &str) -> Command {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "measured against jig, not run for anybody"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "measured against jig, not run for anybody")]
     let mut command = Command::new(program);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command
 }
 

@@ -88,11 +88,7 @@ pub(super) fn measure(
     let times = one_client(runtime, client, scale.count, &kinds)?;
     kinds.retain(|kind| *kind != Kind::Check);
     let rates = many_clients(runtime, clients, scale.count, &kinds)?;
-    Ok(Measured {
-        isolation,
-        times,
-        rates,
-    })
+    Ok(Measured { isolation, times, rates })
 }
 
 /// The first part: the time of each run, one after the other.
@@ -112,10 +108,7 @@ fn one_client(
             times.extend(block(runtime, client, *kind, BLOCK.min(count - done))?);
         }
     }
-    Ok(times
-        .into_iter()
-        .map(|(kind, times)| (kind, Samples::new(times)))
-        .collect())
+    Ok(times.into_iter().map(|(kind, times)| (kind, Samples::new(times))).collect())
 }
 
 fn block(
@@ -220,12 +213,10 @@ fn threads(
                 })
             })
             .collect();
-        running
-            .into_iter()
-            .try_for_each(|thread| match thread.join() {
-                Ok(result) => result,
-                Err(_) => Err(Failure::System("a thread of the bench panicked".to_owned())),
-            })
+        running.into_iter().try_for_each(|thread| match thread.join() {
+            Ok(result) => result,
+            Err(_) => Err(Failure::System("a thread of the bench panicked".to_owned())),
+        })
     })
 }
 
@@ -243,10 +234,7 @@ pub(super) async fn run(client: &Client) -> Result<(), Failure> {
 }
 
 fn request() -> RunRequest {
-    RunRequest {
-        argv: vec![PROGRAM.to_owned()],
-        ..RunRequest::default()
-    }
+    RunRequest { argv: vec![PROGRAM.to_owned()], ..RunRequest::default() }
 }
 
 /// Runs that are still to be done, shared by those who do them.
@@ -261,9 +249,7 @@ impl Tickets {
     fn take(&self) -> bool {
         let one_less = |left: usize| left.checked_sub(1);
         // Nothing else is ordered by it.
-        self.0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
-            .is_ok()
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
     }
 }
 
@@ -275,12 +261,7 @@ mod tests {
     fn tickets_run_out() {
         let tickets = Tickets::new(2);
         assert_eq!(
-            [
-                tickets.take(),
-                tickets.take(),
-                tickets.take(),
-                tickets.take()
-            ],
+            [tickets.take(), tickets.take(), tickets.take(), tickets.take()],
             [true, true, false, false]
         );
     }

@@ -49,10 +49,7 @@ pub(crate) struct RunArgs {
 
 /// Measures and prints.
 pub(super) fn bench_run(global: &Global, args: &RunArgs) -> Result<(), Failure> {
-    let scale = Scale {
-        count: args.count.get(),
-        clients: args.clients.get(),
-    };
+    let scale = Scale { count: args.count.get(), clients: args.clients.get() };
     let bubblewrap = bare::find_bubblewrap();
     if let Err(reason) = &bubblewrap {
         output::note(&format!("without bubblewrap: {reason}"));
@@ -67,34 +64,21 @@ pub(super) fn bench_run(global: &Global, args: &RunArgs) -> Result<(), Failure> 
         }
     };
     let connect = || runtime.block_on(Client::connect(address, global.options()));
-    let clients: Vec<Client> = (0..scale.clients)
-        .map(|_| connect())
-        .collect::<Result<_, _>>()?;
+    let clients: Vec<Client> = (0..scale.clients).map(|_| connect()).collect::<Result<_, _>>()?;
     let client = connect()?;
     let calls = calls::measure(&runtime, &client, &clients, scale, bubblewrap.is_ok())?;
     let of_our_daemon = match own {
         None => OfOurDaemon::default(),
         Some(daemon) => OfOurDaemon {
-            stream: part(args.stream, |mib| {
-                stream::measure(&runtime, &client, daemon, mib)
-            })?,
+            stream: part(args.stream, |mib| stream::measure(&runtime, &client, daemon, mib))?,
             sequence: part(args.sequence, |runs| {
                 sequence::measure(&runtime, &client, daemon, runs)
             })?,
-            sleeping: part(args.sleeping, |runs| {
-                sleeping::measure(&runtime, &clients, runs)
-            })?,
-            starts: part(args.starts, |count| {
-                start::measure(&runtime, &global.options(), count)
-            })?,
+            sleeping: part(args.sleeping, |runs| sleeping::measure(&runtime, &clients, runs))?,
+            starts: part(args.starts, |count| start::measure(&runtime, &global.options(), count))?,
         },
     };
-    let report = Report {
-        machine: Machine::here(),
-        scale,
-        calls,
-        of_our_daemon,
-    };
+    let report = Report { machine: Machine::here(), scale, calls, of_our_daemon };
     if global.json {
         output::json(&report.to_json())
     } else {

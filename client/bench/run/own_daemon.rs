@@ -37,10 +37,8 @@ impl OfOurDaemon {
             let per_second = |rate: f64| format!("{:.0} MiB/s", rate / MIB);
             add("cat into a pipe", per_second(stream.pipe_rate));
             add("cat, streamed to one client", per_second(stream.jig_rate));
-            let streamed = format!(
-                "daemon's memory, at most, of {} MiB streamed",
-                stream.bytes >> 20
-            );
+            let streamed =
+                format!("daemon's memory, at most, of {} MiB streamed", stream.bytes >> 20);
             add(&streamed, mib(stream.most_bytes));
         }
         if let Some(sleeping) = &self.sleeping {
@@ -68,10 +66,7 @@ impl OfOurDaemon {
         if let Some(starts) = &self.starts {
             let time = |time: std::time::Duration| milliseconds(time.as_secs_f64());
             add("start to SERVING, p50", time(starts.times.p50()));
-            add(
-                "start to SERVING, longest",
-                time(starts.times.percentile(100)),
-            );
+            add("start to SERVING, longest", time(starts.times.percentile(100)));
             add("idle, all processes", mib(starts.idle_bytes));
         }
         table(&rows)
@@ -115,13 +110,7 @@ impl OfOurDaemon {
     pub(super) fn targets(&self) -> Vec<Target> {
         let mut targets = Vec::new();
         let mut add = |promise, measured: f64, unit, bound| {
-            targets.push(Target {
-                promise,
-                measured,
-                unit,
-                bound,
-                stretch: None,
-            });
+            targets.push(Target { promise, measured, unit, bound, stretch: None });
         };
         if let Some(stream) = &self.stream {
             let rate = ratio(stream.jig_rate, stream.pipe_rate);
@@ -130,12 +119,7 @@ impl OfOurDaemon {
         }
         if let Some(starts) = &self.starts {
             let idle = starts.idle_bytes as f64 / MIB;
-            add(
-                "memory when idle",
-                idle,
-                Unit::Mebibytes,
-                Bound::AtMost(25.0),
-            );
+            add("memory when idle", idle, Unit::Mebibytes, Bound::AtMost(25.0));
         }
         if let Some(sleeping) = &self.sleeping {
             let beyond = sleeping.run_bytes.saturating_sub(sleeping.bare_bytes) as f64 / MIB;
@@ -144,26 +128,13 @@ impl OfOurDaemon {
         }
         if let Some(starts) = &self.starts {
             let start = starts.times.p50().as_secs_f64() * 1e3;
-            add(
-                "start to SERVING",
-                start,
-                Unit::Milliseconds,
-                Bound::AtMost(100.0),
-            );
+            add("start to SERVING", start, Unit::Milliseconds, Bound::AtMost(100.0));
         }
         if let Some(sequence) = &self.sequence {
             let (before, after) = (sequence.before, sequence.after);
             for (promise, before, after) in [
-                (
-                    "more descriptors after many runs",
-                    before.descriptors,
-                    after.descriptors,
-                ),
-                (
-                    "more processes after many runs",
-                    before.processes,
-                    after.processes,
-                ),
+                ("more descriptors after many runs", before.descriptors, after.descriptors),
+                ("more processes after many runs", before.processes, after.processes),
                 ("more mounts after many runs", before.mounts, after.mounts),
             ] {
                 let more = after as f64 - before as f64;
@@ -189,13 +160,8 @@ mod tests {
     use crate::bench::statistics::{Samples, verdicts};
 
     fn of_our_daemon() -> OfOurDaemon {
-        let held = Held {
-            descriptors: 20,
-            processes: 10,
-            zombies: 1,
-            mounts: 100,
-            bytes: 20 << 20,
-        };
+        let held =
+            Held { descriptors: 20, processes: 10, zombies: 1, mounts: 100, bytes: 20 << 20 };
         OfOurDaemon {
             stream: Some(Streamed {
                 bytes: 1 << 30,
@@ -203,18 +169,11 @@ mod tests {
                 jig_rate: 1.5e9,
                 most_bytes: 30 << 20,
             }),
-            sleeping: Some(Sleeping {
-                runs: 1000,
-                bare_bytes: 1 << 18,
-                run_bytes: 3 << 18,
-            }),
+            sleeping: Some(Sleeping { runs: 1000, bare_bytes: 1 << 18, run_bytes: 3 << 18 }),
             sequence: Some(Sequence {
                 runs: 5000,
                 before: held,
-                after: Held {
-                    mounts: 101,
-                    ..held
-                },
+                after: Held { mounts: 101, ..held },
             }),
             starts: Some(Starts {
                 times: Samples::new(vec![Duration::from_millis(70)]),

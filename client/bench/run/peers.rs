@@ -33,18 +33,8 @@ pub(super) const PEERS: [Peer; 4] = [
         p50_ms: 3.15,
         rates: Some([295.0, 550.0]),
     },
-    Peer {
-        name: "E2B envd",
-        isolation: "none",
-        p50_ms: 3.3,
-        rates: Some([290.0, 560.0]),
-    },
-    Peer {
-        name: "OpenSandbox execd",
-        isolation: "none",
-        p50_ms: 1006.0,
-        rates: None,
-    },
+    Peer { name: "E2B envd", isolation: "none", p50_ms: 3.3, rates: Some([290.0, 560.0]) },
+    Peer { name: "OpenSandbox execd", isolation: "none", p50_ms: 1006.0, rates: None },
 ];
 
 impl Peer {

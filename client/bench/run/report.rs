@@ -25,12 +25,7 @@ pub(super) struct Report {
 impl Report {
     /// For people.
     pub(super) fn to_text(&self) -> String {
-        let Self {
-            machine,
-            scale,
-            calls,
-            of_our_daemon,
-        } = self;
+        let Self { machine, scale, calls, of_our_daemon } = self;
         let head = format!(
             "{} cores, {}, Linux {}\n{} runs of /bin/true of each kind; jig's are isolated at {}\n",
             machine.cores, machine.cpu, machine.kernel, scale.count, calls.isolation
@@ -70,23 +65,14 @@ impl Report {
         let clients = format!("{} clients", self.scale.clients);
         let mut rows = vec![[clients, "per s".to_owned(), "/ bare".to_owned()]];
         for (kind, rate) in &self.calls.rates {
-            rows.push([
-                label(*kind).to_owned(),
-                format!("{rate:.0}"),
-                times(ratio(*rate, bare)),
-            ]);
+            rows.push([label(*kind).to_owned(), format!("{rate:.0}"), times(ratio(*rate, bare))]);
         }
         table(&rows)
     }
 
     /// The others, beside what jig's runs need here.
     fn peers(&self) -> String {
-        let head = [
-            "measured elsewhere",
-            "isolation",
-            "p50 / bare",
-            "per s, 8 clients / bare",
-        ];
+        let head = ["measured elsewhere", "isolation", "p50 / bare", "per s, 8 clients / bare"];
         let mut rows = vec![head.map(String::from)];
         let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), times);
         for peer in &PEERS {
@@ -260,20 +246,9 @@ mod tests {
         }
         times.push((Kind::Check, samples(100)));
         Report {
-            machine: Machine {
-                cores: 2,
-                kernel: "6.18".into(),
-                cpu: "X".into(),
-            },
-            scale: Scale {
-                count: 1,
-                clients: 8,
-            },
-            calls: Measured {
-                isolation: "L3".into(),
-                times,
-                rates,
-            },
+            machine: Machine { cores: 2, kernel: "6.18".into(), cpu: "X".into() },
+            scale: Scale { count: 1, clients: 8 },
+            calls: Measured { isolation: "L3".into(), times, rates },
             of_our_daemon: OfOurDaemon::default(),
         }
     }

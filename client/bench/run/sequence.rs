@@ -35,9 +35,5 @@ pub(super) fn measure(
     let before = Held::by_idle(runtime, client, daemon.process())?;
     run(runs)?;
     let after = Held::by_idle(runtime, client, daemon.process())?;
-    Ok(Sequence {
-        runs,
-        before,
-        after,
-    })
+    Ok(Sequence { runs, before, after })
 }

@@ -59,25 +59,16 @@ pub(super) fn measure(
         let client = client.ok_or_else(|| Failure::system("there is no client"))?;
         tasks.spawn_on(async move { client.run(request()).await }, runtime.handle());
     }
-    let first = clients
-        .first()
-        .ok_or_else(|| Failure::system("there is no client"))?;
+    let first = clients.first().ok_or_else(|| Failure::system("there is no client"))?;
     until_active(runtime, first, &mut tasks, runs)?;
     let run_bytes = before.saturating_sub(settled()?) / count;
     tasks.abort_all();
     until_active(runtime, first, &mut tasks, 0)?;
-    Ok(Sleeping {
-        runs,
-        bare_bytes,
-        run_bytes,
-    })
+    Ok(Sleeping { runs, bare_bytes, run_bytes })
 }
 
 fn request() -> RunRequest {
-    RunRequest {
-        argv: bare::SLEEP.map(str::to_owned).to_vec(),
-        ..RunRequest::default()
-    }
+    RunRequest { argv: bare::SLEEP.map(str::to_owned).to_vec(), ..RunRequest::default() }
 }
 
 /// Waits until so many runs go on.
@@ -104,9 +95,7 @@ fn until_active(
             return Ok(());
         }
         if Instant::now() > until {
-            return Err(Failure::system(format_args!(
-                "{active} runs go on instead of {runs}"
-            )));
+            return Err(Failure::system(format_args!("{active} runs go on instead of {runs}")));
         }
         thread::sleep(INTERVAL);
     }

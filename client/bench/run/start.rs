@@ -34,16 +34,10 @@ pub(super) fn measure(
         let status = runtime.block_on(client.check_health(""))?;
         times.push(start.elapsed());
         if status != ServingStatus::Serving {
-            return Err(Failure::system(format_args!(
-                "the daemon is {}",
-                status.name()
-            )));
+            return Err(Failure::system(format_args!("the daemon is {}", status.name())));
         }
         let held = Held::by_idle(runtime, &client, daemon.process())?;
         idle_bytes = held.bytes.max(idle_bytes);
     }
-    Ok(Starts {
-        times: Samples::new(times),
-        idle_bytes,
-    })
+    Ok(Starts { times: Samples::new(times), idle_bytes })
 }

@@ -64,12 +64,7 @@ pub(super) fn measure(
     fs::remove_file(file).map_err(Failure::system)?;
     let bytes = size * rounds;
     let rate = |time: Duration| bytes as f64 / time.as_secs_f64();
-    Ok(Streamed {
-        bytes,
-        pipe_rate: rate(by_pipe),
-        jig_rate: rate(by_jig),
-        most_bytes,
-    })
+    Ok(Streamed { bytes, pipe_rate: rate(by_pipe), jig_rate: rate(by_jig), most_bytes })
 }
 
 fn plant(path: &Path, size: usize) -> io::Result<()> {
@@ -101,9 +96,7 @@ fn through_pipe(file: &Path, times: usize, size: usize) -> Result<Duration, Fail
     let time = start.elapsed();
     match status.success() && came == size {
         true => Ok(time),
-        false => Err(Failure::system(format_args!(
-            "cat wrote {came} bytes: {status}"
-        ))),
+        false => Err(Failure::system(format_args!("cat wrote {came} bytes: {status}"))),
     }
 }
 
@@ -116,10 +109,7 @@ async fn through_daemon(
 ) -> Result<u64, Failure> {
     let mut argv = vec!["cat".to_owned()];
     argv.resize(1 + times, FILE.to_owned());
-    let request = StartRequest {
-        argv,
-        ..StartRequest::default()
-    };
+    let request = StartRequest { argv, ..StartRequest::default() };
     let mut events = client.start(request).await?;
     let (mut came, mut looked, mut most) = (0, 0, resident(daemon)?);
     while let Some(event) = events.next().await? {

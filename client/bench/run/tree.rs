@@ -99,14 +99,8 @@ impl Held {
 }
 
 fn unseen(error: io::Error) -> Failure {
-    let may = if error.kind() == ErrorKind::PermissionDenied {
-        ": root may look"
-    } else {
-        ""
-    };
-    Failure::system(format_args!(
-        "what the daemon's processes hold cannot be seen: {error}{may}"
-    ))
+    let may = if error.kind() == ErrorKind::PermissionDenied { ": root may look" } else { "" };
+    Failure::system(format_args!("what the daemon's processes hold cannot be seen: {error}{may}"))
 }
 
 /// A process and all below it.

@@ -26,9 +26,7 @@ pub(super) fn folded(text: &str) -> String {
 fn push_run(folded: &mut String, run: &str) {
     let lines: Vec<&str> = run.split('\n').collect();
     // The first ends the line before it, unless there is none; the last begins the line after it.
-    let empty = lines
-        .len()
-        .saturating_sub(if folded.is_empty() { 1 } else { 2 });
+    let empty = lines.len().saturating_sub(if folded.is_empty() { 1 } else { 2 });
     if empty <= MAX_EMPTY_LINES {
         let lines = lines.into_iter().map(folded_blanks);
         folded.push_str(&lines.collect::<Vec<_>>().join("\n"));
@@ -79,10 +77,7 @@ mod tests {
             ("", ""),
             ("a b\n\n\n\nc", "a b\n\n\n\nc"),
             ("a\n\n\n\n\nb", "a\n⟨4 empty lines⟩\nb"),
-            (
-                "a\n \n\t\n\u{3000}\n\u{2800}\r\n  b",
-                "a\n⟨4 empty lines⟩\n  b",
-            ),
+            ("a\n \n\t\n\u{3000}\n\u{2800}\r\n  b", "a\n⟨4 empty lines⟩\n  b"),
             ("\n\n\n\n\na", "⟨5 empty lines⟩\na"),
             ("a\n\n\n\n\n", "a\n⟨4 empty lines⟩\n"),
         ] {
@@ -93,12 +88,8 @@ mod tests {
         assert_eq!(folded(&blanks(41)), "⟨41 blanks⟩");
         let joiners = "\u{200d}".repeat(3000);
         assert_eq!(folded(&format!("a{joiners}b")), "a⟨3000 blanks⟩b");
-        let attack = format!(
-            "echo EVIL{}rm -rf ~{}{}#fine",
-            "\n".repeat(61),
-            blanks(3000),
-            "\n".repeat(61)
-        );
+        let attack =
+            format!("echo EVIL{}rm -rf ~{}{}#fine", "\n".repeat(61), blanks(3000), "\n".repeat(61));
         assert_eq!(
             folded(&attack),
             "echo EVIL\n⟨60 empty lines⟩\nrm -rf ~\n⟨60 empty lines⟩\n#fine"

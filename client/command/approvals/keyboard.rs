@@ -15,10 +15,7 @@ use crate::failure::Failure;
 /// Most bytes of a line: a terminal lets no more be typed.
 const LONGEST: usize = 4096;
 /// No time to wait.
-const AT_ONCE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The terminal that is standard input.
 pub(super) struct Keyboard {
@@ -45,12 +42,7 @@ impl Keyboard {
                 }
             }
         });
-        Self {
-            look,
-            found,
-            is_looking: false,
-            typed: Vec::new(),
-        }
+        Self { look, found, is_looking: false, typed: Vec::new() }
     }
 
     /// Throws away what was typed so far.

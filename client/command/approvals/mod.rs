@@ -169,15 +169,7 @@ fn decide(address: &str, global: &Global, args: DecideArgs) -> Result<(), Failur
 
 /// A line for each, below one that names the columns.
 fn table(approvals: &[Approval], now: SystemTime) -> String {
-    let header = [
-        "APPROVAL",
-        "STATE",
-        "AGE",
-        "WORKSPACE",
-        "CALLER",
-        "TOOL",
-        "PARAMETERS",
-    ];
+    let header = ["APPROVAL", "STATE", "AGE", "WORKSPACE", "CALLER", "TOOL", "PARAMETERS"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     rows.extend(approvals.iter().map(|approval| {
         let parameters = approval.parameters.iter();
@@ -193,8 +185,7 @@ fn table(approvals: &[Approval], now: SystemTime) -> String {
             approval.tool.clone(),
             shortened(&folded(&parameters)),
         ];
-        row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " "))
-            .to_vec()
+        row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " ")).to_vec()
     }));
     columns(&rows)
 }
@@ -208,9 +199,7 @@ fn shortened(text: &str) -> String {
 
 /// How long ago it was asked: `12s`, `3m`, `2h`, `4d`.
 fn age(approval: &Approval, now: SystemTime) -> String {
-    let asked = approval
-        .request_time
-        .and_then(|time| SystemTime::try_from(time).ok());
+    let asked = approval.request_time.and_then(|time| SystemTime::try_from(time).ok());
     let Some(age) = asked.and_then(|asked| now.duration_since(asked).ok()) else {
         return "-".to_owned();
     };
@@ -292,17 +281,12 @@ mod tests {
         let text = table(std::slice::from_ref(&approval), now);
         assert_eq!(text.lines().count(), 2, "{text}");
         let padded = format!("echo{}rm -rf{}#", "\n".repeat(61), " ".repeat(3000));
-        let hidden = Approval {
-            parameters: vec![parameter("command", &padded)],
-            ..approval.clone()
-        };
+        let hidden =
+            Approval { parameters: vec![parameter("command", &padded)], ..approval.clone() };
         let shown = table(&[hidden], now);
         let expected = "command=echo ⟨60 empty lines⟩ rm -rf⟨3000 blanks⟩#\n";
         assert!(shown.ends_with(expected), "{shown}");
         assert!(text.contains("01A       pending  3m   w"), "{text}");
-        assert!(
-            text.contains(r"command=a b\033[2J cwd=é") && text.ends_with("…\n"),
-            "{text}"
-        );
+        assert!(text.contains(r"command=a b\033[2J cwd=é") && text.ends_with("…\n"), "{text}");
     }
 }

@@ -43,17 +43,11 @@ pub(super) fn question(approval: &Approval, width: usize) -> String {
         text += &line(&format!("  {}: {value}", parameter.name), width);
         if parameter.omitted_bytes > 0 {
             let omitted = parameter.omitted_bytes;
-            text += &format!(
-                "  … {omitted} bytes of {} are not shown …\n",
-                parameter.name
-            );
+            text += &format!("  … {omitted} bytes of {} are not shown …\n", parameter.name);
             text += &line(&format!("{INDENT}{}", folded(&parameter.ending)), width);
         }
     }
-    let files = approval
-        .files_affected
-        .iter()
-        .map(|file| escape::name(&folded(file)).into_owned());
+    let files = approval.files_affected.iter().map(|file| escape::name(&folded(file)).into_owned());
     let files = files.collect::<Vec<_>>().join(", ");
     let files = if files.is_empty() { "-" } else { &files };
     text += &line(&format!("Files affected: {files}"), width);
@@ -90,9 +84,7 @@ pub(super) fn is_cut(approval: &Approval) -> bool {
 /// The rule that `always` makes of a call with this pattern, for a terminal of so many columns, up to what
 /// asks for the answer. Without a pattern, that one is to be typed.
 pub(super) fn rule(approval: &Approval, pattern: &str, width: usize) -> String {
-    let Approval {
-        tool, workspace, ..
-    } = approval;
+    let Approval { tool, workspace, .. } = approval;
     let about = format!("Rule for 30 days: allow {tool} in workspace {workspace}, where");
     match pattern {
         "" => line(
@@ -153,10 +145,7 @@ pub(super) fn state(approval: &Approval) -> String {
 
 fn risk(approval: &Approval) -> String {
     match Risk::try_from(approval.risk) {
-        Ok(risk) => risk
-            .as_str_name()
-            .trim_start_matches("RISK_")
-            .to_lowercase(),
+        Ok(risk) => risk.as_str_name().trim_start_matches("RISK_").to_lowercase(),
         Err(_) => approval.risk.to_string(),
     }
 }
@@ -168,11 +157,7 @@ fn line(text: &str, width: usize) -> String {
     let mut lines = String::new();
     let mut column = 0;
     for character in escape::text(text).chars() {
-        let character = if matches!(character, '\t' | '\r') {
-            ' '
-        } else {
-            character
-        };
+        let character = if matches!(character, '\t' | '\r') { ' ' } else { character };
         // Others than these may take two columns.
         let columns = if character.is_ascii() { 1 } else { 2 };
         if character == '\n' || column + columns >= width {
@@ -238,11 +223,7 @@ mod tests {
         let show = |pattern: &str| RuleAnswer::Show(pattern.to_owned());
         let text = rule(&approval, "", 80).replace("\n    ", "");
         assert!(text.contains("none is made"), "{text}");
-        for (line, expected) in [
-            ("y", RuleAnswer::No),
-            ("", RuleAnswer::No),
-            ("^x", show("^x")),
-        ] {
+        for (line, expected) in [("y", RuleAnswer::No), ("", RuleAnswer::No), ("^x", show("^x"))] {
             assert_eq!(rule_answer("", line), expected, "{line}");
         }
         approval.workspace = "w".to_owned();
@@ -270,10 +251,7 @@ mod tests {
         approval.files_affected = vec!["a\nRisk level: none, b".to_owned()];
         let text = question(&approval, 80);
         for heading in ["Tool: ", "Parameters:", "Files affected: ", "Risk level: "] {
-            let count = text
-                .lines()
-                .filter(|line| line.starts_with(heading))
-                .count();
+            let count = text.lines().filter(|line| line.starts_with(heading)).count();
             assert_eq!(count, 1, "{heading}: {text}");
         }
         for line in text.lines() {

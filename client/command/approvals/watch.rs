@@ -37,12 +37,7 @@ const LINES_BESIDE: usize = 5;
 const REST: Duration = Duration::from_secs(1);
 
 /// What a decision can be refused with that leaves its call waiting, and another answer possible.
-const UNDECIDED: [&str; 4] = [
-    "INVALID_PARAMS",
-    "INVALID_REGEX",
-    "RESOURCE_EXHAUSTED",
-    "NO_SPACE",
-];
+const UNDECIDED: [&str; 4] = ["INVALID_PARAMS", "INVALID_REGEX", "RESOURCE_EXHAUSTED", "NO_SPACE"];
 
 /// Asks until somebody has had enough.
 pub(super) fn watch(global: &Global) -> Result<(), Failure> {
@@ -77,9 +72,7 @@ impl Session {
     async fn ask_all(&mut self, connecting: Connecting) -> Result<(), Failure> {
         let client = connecting.await?;
         let mut keyboard = Keyboard::open();
-        let mut events = client
-            .watch_approvals(WatchApprovalsRequest::default())
-            .await?;
+        let mut events = client.watch_approvals(WatchApprovalsRequest::default()).await?;
         loop {
             tokio::select! {
                 event = events.next() => match event {
@@ -198,11 +191,7 @@ impl Session {
                 if approval.said_as.starts_with("cli_agent/")
                     && !approval.suggested_pattern.is_empty() =>
             {
-                let text = rule(
-                    &approval,
-                    &approval.suggested_pattern,
-                    columns_of_terminal(),
-                );
+                let text = rule(&approval, &approval.suggested_pattern, columns_of_terminal());
                 output::stdout(text.as_bytes())?;
                 let request = decision(&approval, Decision::Always, None);
                 self.decide(client, keyboard, request).await
@@ -243,10 +232,7 @@ impl Session {
         keyboard: &mut Keyboard,
         approval_id: String,
     ) -> Result<(), Failure> {
-        match client
-            .get_approval(GetApprovalRequest { approval_id })
-            .await
-        {
+        match client.get_approval(GetApprovalRequest { approval_id }).await {
             Ok(found) => {
                 let whole = found.approval.unwrap_or_default();
                 output::stdout(question(&whole, columns_of_terminal()).as_bytes())?;
@@ -353,9 +339,7 @@ fn decision(
 
 /// Who asks, and for how long.
 fn about(approval: &Approval, now: SystemTime) -> String {
-    let end = approval
-        .expire_time
-        .and_then(|time| SystemTime::try_from(time).ok());
+    let end = approval.expire_time.and_then(|time| SystemTime::try_from(time).ok());
     let left = end.and_then(|end| end.duration_since(now).ok());
     let left = left.unwrap_or_default().as_secs();
     let one_line = |text: &str| escape::text(text).replace('\n', " ");

@@ -21,9 +21,7 @@ pub(super) fn request(text: &str) -> Result<InvokeBatchRequest, Failure> {
     let mut wrong = Wrong::default();
     let request = InvokeBatchRequest {
         calls: calls(&mut document, &mut wrong),
-        mode: wrong
-            .text(&mut document, "", "mode")
-            .map(|word| mode(&word, &mut wrong).into()),
+        mode: wrong.text(&mut document, "", "mode").map(|word| mode(&word, &mut wrong).into()),
         wait_ms: wait_ms(&mut document, &mut wrong),
         queue: wrong.text(&mut document, "", "queue"),
         dialect: wrong.text(&mut document, "", "dialect").unwrap_or_default(),
@@ -96,30 +94,21 @@ fn mode(word: &str, wrong: &mut Wrong) -> BatchMode {
 
 fn format(word: &str, wrong: &mut Wrong) -> ToolFormat {
     let named = Format::from_str(word, true).ok().map(Format::on_the_wire);
-    named
-        .or_else(|| ToolFormat::from_str_name(word))
-        .unwrap_or_else(|| {
-            let names = Format::value_variants().iter();
-            let names = names.filter_map(clap::ValueEnum::to_possible_value);
-            let names: Vec<_> = names.map(|name| name.get_name().to_owned()).collect();
-            let text = format!(
-                "result_format is {word:?}; it must be one of {}",
-                names.join(", ")
-            );
-            wrong.0.push(text);
-            ToolFormat::Unspecified
-        })
+    named.or_else(|| ToolFormat::from_str_name(word)).unwrap_or_else(|| {
+        let names = Format::value_variants().iter();
+        let names = names.filter_map(clap::ValueEnum::to_possible_value);
+        let names: Vec<_> = names.map(|name| name.get_name().to_owned()).collect();
+        let text = format!("result_format is {word:?}; it must be one of {}", names.join(", "));
+        wrong.0.push(text);
+        ToolFormat::Unspecified
+    })
 }
 
 fn wait_ms(document: &mut Map<String, Value>, wrong: &mut Wrong) -> Option<u32> {
-    let value = document
-        .remove("wait_ms")
-        .filter(|value| !value.is_null())?;
+    let value = document.remove("wait_ms").filter(|value| !value.is_null())?;
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
     if number.is_none() {
-        wrong.0.push(format!(
-            "wait_ms is {value}; it must be a number of milliseconds"
-        ));
+        wrong.0.push(format!("wait_ms is {value}; it must be a number of milliseconds"));
     }
     number
 }
@@ -140,8 +129,7 @@ impl Wrong {
     /// What is not known.
     fn left_over(&mut self, of: &Map<String, Value>, place: &str) {
         let names = of.keys();
-        self.0
-            .extend(names.map(|name| format!("{place}{name} is not known")));
+        self.0.extend(names.map(|name| format!("{place}{name} is not known")));
     }
 }
 
@@ -191,21 +179,13 @@ mod tests {
         )
         .unwrap();
         assert_eq!(
-            (
-                request.mode(),
-                request.dialect.as_str(),
-                request.result_format(),
-                request.wait_ms
-            ),
+            (request.mode(), request.dialect.as_str(), request.result_format(), request.wait_ms),
             (BatchMode::Async, "rauskuclaw", ToolFormat::Anthropic, None)
         );
         let by_name =
             super::request(r#"{"result_format": "TOOL_FORMAT_MCP", "mode": "BATCH_MODE_SYNC"}"#);
         let by_name = by_name.unwrap();
-        assert_eq!(
-            (by_name.mode(), by_name.result_format()),
-            (BatchMode::Sync, ToolFormat::Mcp)
-        );
+        assert_eq!((by_name.mode(), by_name.result_format()), (BatchMode::Sync, ToolFormat::Mcp));
     }
 
     #[test]

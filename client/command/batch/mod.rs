@@ -175,14 +175,10 @@ mod tests {
 
     #[test]
     fn a_line_tells_what_came_of_a_call() {
-        let text = WireValue {
-            kind: Some(Kind::StringValue("ü".repeat(200))),
-        };
+        let text = WireValue { kind: Some(Kind::StringValue("ü".repeat(200))) };
         let results = [
             BatchResult {
-                output: Some(Struct {
-                    fields: [("a".to_owned(), text)].into(),
-                }),
+                output: Some(Struct { fields: [("a".to_owned(), text)].into() }),
                 ..result_of("one", true)
             },
             BatchResult {
@@ -193,15 +189,8 @@ mod tests {
                 }),
                 ..result_of("second", false)
             },
-            BatchResult {
-                pending: true,
-                job_id: "01A".into(),
-                ..result_of("3", false)
-            },
-            BatchResult {
-                job_id: "01B".into(),
-                ..result_of("4", true)
-            },
+            BatchResult { pending: true, job_id: "01A".into(), ..result_of("3", false) },
+            BatchResult { job_id: "01B".into(), ..result_of("4", true) },
         ];
         let lines = lines(&results);
         let lines: Vec<_> = lines.lines().collect();

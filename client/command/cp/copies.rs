@@ -70,10 +70,7 @@ impl Copies {
     /// that it is not.
     pub(super) fn is_all(&self) -> bool {
         let lists = self.lists();
-        lists
-            .left_out
-            .iter()
-            .all(|(_, why)| matches!(why, Why::GitName | Why::VcsName))
+        lists.left_out.iter().all(|(_, why)| matches!(why, Why::GitName | Why::VcsName))
     }
 
     /// Whether there is nothing to tell.
@@ -160,11 +157,7 @@ impl Copied {
 
 impl Why {
     fn failure(&self) -> Option<&Failure> {
-        if let Self::Failed(failure) = self {
-            Some(failure)
-        } else {
-            None
-        }
+        if let Self::Failed(failure) = self { Some(failure) } else { None }
     }
 
     pub(super) fn text(&self) -> &'static str {

@@ -21,29 +21,17 @@ const MAX_LINKS: u32 = 40;
 /// hooks and extensions of Mercurial and Sapling, the pager and the diff program of Jujutsu,
 /// `post_commit` of Bazaar and Breezy, hooks of Pijul and Darcs, settings of Fossil. The `.svn` of
 /// Subversion names none.
-const OTHERS: &[&str] = &[
-    ".HG",
-    ".SL",
-    ".JJ",
-    ".BZR",
-    ".PIJUL",
-    "_DARCS",
-    ".FSLCKOUT",
-    "_FOSSIL_",
-];
+const OTHERS: &[&str] = &[".HG", ".SL", ".JJ", ".BZR", ".PIJUL", "_DARCS", ".FSLCKOUT", "_FOSSIL_"];
 
 /// Why something of this name is left out: some file system, or the tool itself, takes it for the
 /// repository of a version control tool.
 pub(super) fn why_left_out(name: &str) -> Option<Why> {
     // A Windows client, or a mount of its file system, takes a backslash for a separator.
-    name.split('\\')
-        .find_map(|part| match folded(part).as_str() {
-            ".GIT" | "GIT~1" => Some(Why::GitName),
-            part if OTHERS.iter().any(|other| is_or_is_short_for(part, other)) => {
-                Some(Why::VcsName)
-            }
-            _ => None,
-        })
+    name.split('\\').find_map(|part| match folded(part).as_str() {
+        ".GIT" | "GIT~1" => Some(Why::GitName),
+        part if OTHERS.iter().any(|other| is_or_is_short_for(part, other)) => Some(Why::VcsName),
+        _ => None,
+    })
 }
 
 /// Whether the folded name is that of a repository, or the short one that Windows gives to it.
@@ -107,10 +95,7 @@ pub(super) fn check_destination(to: &Path) -> Result<(), Local> {
     let mut path = resolved.as_path();
     while let (Some(above), Some(name)) = (path.parent(), path.file_name()) {
         if above.is_dir() && becomes_repository(above, [&*name.to_string_lossy()])? {
-            return Err(Local::of_vcs(
-                to,
-                "is in a directory that git takes for a repository",
-            ));
+            return Err(Local::of_vcs(to, "is in a directory that git takes for a repository"));
         }
         path = above;
     }
@@ -157,11 +142,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
             resolved.push(name);
         }
     }
-    if leads_back {
-        resolve(&resolved)
-    } else {
-        Ok(resolved)
-    }
+    if leads_back { resolve(&resolved) } else { Ok(resolved) }
 }
 
 /// Names of what is in a local directory. Nothing is in one that does not exist. One that may be
@@ -170,10 +151,7 @@ fn names_in(directory: &Path) -> Result<Vec<String>, Local> {
     let list = || -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(directory) {
             Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::NotFound | ErrorKind::PermissionDenied
-                ) =>
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) =>
             {
                 return Ok(Vec::new());
             }

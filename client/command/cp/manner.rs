@@ -45,9 +45,7 @@ pub(super) fn join(path: &str, name: &str) -> String {
 /// behind it. It takes no file of such a name.
 pub(super) fn is_the_daemons(name: &str) -> bool {
     let name = name.strip_suffix('~').unwrap_or(name);
-    let id = name
-        .strip_prefix(".jig-")
-        .and_then(|name| name.strip_suffix(".tmp"));
+    let id = name.strip_prefix(".jig-").and_then(|name| name.strip_suffix(".tmp"));
     let in_alphabet =
         |byte: u8| matches!(byte, b'0'..=b'9' | b'A'..=b'Z') && !b"ILOU".contains(&byte);
     id.is_some_and(|id| id.len() == 26 && id.bytes().all(in_alphabet))

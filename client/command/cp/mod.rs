@@ -93,9 +93,9 @@ pub(crate) fn cp(global: &Global, args: CpArgs) -> ExitCode {
         return failed(&failure, as_json).into();
     }
     let result = match (side(&args.source), side(&args.destination)) {
-        (Side::Here(from), Side::Workspace(to)) => connection::call(global, move |client| {
-            send::send(client, from, to, manner, to_fill)
-        }),
+        (Side::Here(from), Side::Workspace(to)) => {
+            connection::call(global, move |client| send::send(client, from, to, manner, to_fill))
+        }
         (Side::Workspace(from), Side::Here(to)) => connection::call(global, move |client| {
             receive::receive(client, from, to.into(), manner, to_fill)
         }),

@@ -28,11 +28,7 @@ pub(super) fn place(to: &Path, links: Links) -> Result<PathBuf, Local> {
         let kind = match path.symlink_metadata() {
             Ok(metadata) => metadata.file_type(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return if path == to {
-                    Ok(path)
-                } else {
-                    Err(Local::dangling(to))
-                };
+                return if path == to { Ok(path) } else { Err(Local::dangling(to)) };
             }
             Err(error) => return Err(Local::file(to, &error)),
         };
@@ -104,10 +100,7 @@ mod tests {
         }
         for name in ["link", "dir/back"] {
             let place = placed(name, Links::Follow).unwrap();
-            assert_eq!(
-                fs::canonicalize(place).unwrap(),
-                fs::canonicalize(at("dir/file")).unwrap()
-            );
+            assert_eq!(fs::canonicalize(place).unwrap(), fs::canonicalize(at("dir/file")).unwrap());
             assert_eq!(placed(name, Links::Refuse), Err("SYMLINK_BLOCKED"));
         }
     }

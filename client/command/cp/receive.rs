@@ -65,9 +65,7 @@ async fn tree(
     copies: &Copies,
 ) -> Result<(), Failure> {
     let path = if from.is_empty() { "." } else { &from };
-    let request = StatPathRequest {
-        path: path.to_owned(),
-    };
+    let request = StatPathRequest { path: path.to_owned() };
     let mode = client.stat_path(request).await?.mode;
     if !manner.with_git && becomes_repository(&to, names(&listed))? {
         let problem = "is a directory that git takes for a repository";
@@ -229,8 +227,7 @@ async fn file(
     let show = |bytes, size| progress.at(bytes, size);
     let received = client.receive_file(&from, &mut file, show).await;
     let whole = received.map_err(|error| Failure::of_transfer(to, error))?;
-    file.set_permissions(Permissions::from_mode(whole.mode & 0o777 & !umask()))
-        .map_err(fails)?;
+    file.set_permissions(Permissions::from_mode(whole.mode & 0o777 & !umask())).map_err(fails)?;
     if manner.no_clobber {
         let linked = fs::hard_link(&part.path, &place);
         if linked.as_ref().map_err(io::Error::kind) == Err(ErrorKind::AlreadyExists) {
@@ -256,9 +253,7 @@ fn umask() -> u32 {
 }
 
 fn umask_in(status: &str) -> Option<u32> {
-    let octal = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Umask:"))?;
+    let octal = status.lines().find_map(|line| line.strip_prefix("Umask:"))?;
     u32::from_str_radix(octal.trim(), 8).ok()
 }
 
@@ -274,12 +269,8 @@ impl Part {
         to.file_name().ok_or(ErrorKind::IsADirectory)?;
         let path = to.with_file_name(format!(".jig-{}.part", unique()));
         // Nobody else's until it is known whose it may be.
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)?;
+        let file =
+            File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
         Ok(Self { path, file })
     }
 }
@@ -309,10 +300,8 @@ mod tests {
 
     #[test]
     fn names_that_lead_elsewhere_are_refused() {
-        let entry = |name: &str| DirectoryEntry {
-            name: name.to_owned(),
-            ..DirectoryEntry::default()
-        };
+        let entry =
+            |name: &str| DirectoryEntry { name: name.to_owned(), ..DirectoryEntry::default() };
         assert_eq!(safe_name(&entry("a")).ok(), Some("a"));
         for name in ["", ".", "..", "a/b", "/a", "a\0"] {
             assert!(safe_name(&entry(name)).is_err(), "{name:?}");

@@ -50,9 +50,7 @@ pub(super) async fn send(
         check_name(&to, &format!(":{to}"))?;
     }
     if is_directory && !manner.recursive {
-        return Err(Failure::Usage(format!(
-            "{from:?} is a directory: copy it with -r"
-        )));
+        return Err(Failure::Usage(format!("{from:?} is a directory: copy it with -r")));
     }
     if is_directory {
         return tree(&client, &from, to, &manner, &copies).await;
@@ -196,9 +194,7 @@ async fn upload_id(client: &Client, start: &UploadStart) -> Result<String, Failu
             0 => first.clone(),
             number => format!("{first}-{number}"),
         };
-        let request = GetUploadRequest {
-            upload_id: id.clone(),
-        };
+        let request = GetUploadRequest { upload_id: id.clone() };
         match client.get_upload(request).await {
             Ok(known) if known.complete || known.sha256 != start.sha256 => {}
             Ok(_) => return Ok(id),

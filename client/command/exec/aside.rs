@@ -15,10 +15,6 @@ pub(super) fn aside(text: &str) {
 /// says so.
 pub(super) fn noted(text: &str) -> Vec<u8> {
     let note = output::noted(text);
-    let note = if terminal::is_handed_over() {
-        note.replace('\n', "\r\n")
-    } else {
-        note
-    };
+    let note = if terminal::is_handed_over() { note.replace('\n', "\r\n") } else { note };
     note.into_bytes()
 }

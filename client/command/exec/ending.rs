@@ -137,9 +137,8 @@ impl Exit {
         }
         let session = session.map_or_else(String::new, |name| format!(" --session {name}"));
         let paths = [&exited.stdout_path, &exited.stderr_path];
-        for (name, (is_left_out, path)) in ["standard output", "standard error"]
-            .iter()
-            .zip(self.left_out.iter().zip(paths))
+        for (name, (is_left_out, path)) in
+            ["standard output", "standard error"].iter().zip(self.left_out.iter().zip(paths))
         {
             if *is_left_out {
                 notes.push(format!(
@@ -152,10 +151,7 @@ impl Exit {
             }
         }
         if !exited.artifact_error.is_empty() {
-            notes.push(format!(
-                "the whole output was not kept: {}",
-                exited.artifact_error
-            ));
+            notes.push(format!("the whole output was not kept: {}", exited.artifact_error));
         }
         if exited.kill_pending {
             notes.push("a process of it could not be killed yet".to_owned());
@@ -201,20 +197,11 @@ mod tests {
     fn output_that_was_left_out_is_no_success() {
         let whole = exit(Outcome::Exited, Some(0));
         assert_eq!(whole.told(true, None), (vec![], 0));
-        let cut = Exit {
-            left_out: [true, false],
-            ..exit(Outcome::Exited, Some(0))
-        };
+        let cut = Exit { left_out: [true, false], ..exit(Outcome::Exited, Some(0)) };
         let (notes, code) = cut.told(true, Some("s"));
         assert_eq!((notes.len(), code), (1, exit::RUN_FAILED));
-        assert!(
-            notes[0].ends_with("jig artifact --session s logs/out"),
-            "{notes:?}"
-        );
-        let failed = Exit {
-            left_out: [true, true],
-            ..exit(Outcome::Exited, Some(3))
-        };
+        assert!(notes[0].ends_with("jig artifact --session s logs/out"), "{notes:?}");
+        let failed = Exit { left_out: [true, true], ..exit(Outcome::Exited, Some(3)) };
         let (notes, code) = failed.told(true, None);
         assert_eq!((notes.len(), code), (2, 3));
     }
@@ -222,10 +209,7 @@ mod tests {
     #[test]
     fn the_connection_is_named_where_it_ended_the_command() {
         let ended = |was_lost, keeps| {
-            let exit = Exit {
-                was_lost,
-                ..exit(Outcome::Cancelled, None)
-            };
+            let exit = Exit { was_lost, ..exit(Outcome::Cancelled, None) };
             exit.told(keeps, None)
         };
         let (notes, code) = ended(true, false);

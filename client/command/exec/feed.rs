@@ -148,11 +148,7 @@ mod tests {
     #[tokio::test]
     async fn keys_that_came_together_are_given_together() {
         let (sender, parts) = mpsc::channel(8);
-        for part in [
-            Part::Data(b"a".to_vec()),
-            Part::Data(b"b".to_vec()),
-            Part::Leave,
-        ] {
+        for part in [Part::Data(b"a".to_vec()), Part::Data(b"b".to_vec()), Part::Leave] {
             sender.send(part).await.unwrap();
         }
         let mut input = Input { parts, held: None };

@@ -30,10 +30,7 @@ pub(super) fn is_loss(error: &CallError) -> bool {
 impl Tries {
     /// The first one is now.
     pub(super) fn begin() -> Self {
-        Self {
-            began: Instant::now(),
-            pause: PAUSES.0,
-        }
+        Self { began: Instant::now(), pause: PAUSES.0 }
     }
 
     /// Whether they go on for so long already.

@@ -50,11 +50,7 @@ impl Printer {
             // Nobody waits any more where the session has ended.
             let _unheard = end.send(result);
         });
-        Ok(Self {
-            pages,
-            ended,
-            as_json,
-        })
+        Ok(Self { pages, ended, as_json })
     }
 
     /// Writes an event behind those before it.

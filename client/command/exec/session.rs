@@ -172,16 +172,12 @@ async fn interrupt(mut known: Known) -> Infallible {
     let mut tries = Tries::begin();
     loop {
         let running = known.running().await;
-        let request = SendSignalRequest {
-            process_id: running.process_id,
-            signal: "SIGINT".to_owned(),
-        };
+        let request =
+            SendSignalRequest { process_id: running.process_id, signal: "SIGINT".to_owned() };
         match running.client.send_signal(request).await {
             Err(error) if is_loss(&error) && !tries.last(PATIENCE) => tries.pause().await,
             Err(error) if error.name() != "PROCESS_ENDED" => {
-                aside(&format!(
-                    "the interrupt cannot be sent, another one ends jig: {error}"
-                ));
+                aside(&format!("the interrupt cannot be sent, another one ends jig: {error}"));
                 return pending().await;
             }
             Ok(_) | Err(_) => return pending().await,

@@ -118,17 +118,10 @@ fn take_back_when_panicking() {
 
 /// Size of this side's terminal.
 pub(super) fn size_of_terminal() -> TerminalSize {
-    let sizes = [
-        tcgetwinsize(io::stdin()),
-        tcgetwinsize(io::stdout()),
-        tcgetwinsize(io::stderr()),
-    ];
+    let sizes = [tcgetwinsize(io::stdin()), tcgetwinsize(io::stdout()), tcgetwinsize(io::stderr())];
     let known = sizes.into_iter().flatten();
     known
-        .map(|size| TerminalSize {
-            cols: size.ws_col.into(),
-            rows: size.ws_row.into(),
-        })
+        .map(|size| TerminalSize { cols: size.ws_col.into(), rows: size.ws_row.into() })
         .find(|size| size.cols > 0 && size.rows > 0)
         .unwrap_or(USUAL)
 }
@@ -157,9 +150,7 @@ mod tests {
         let handed = LocalTerminal::hand_over_of(&terminal).unwrap();
         assert!(handed.is_some() && is_raw());
         // By another thread, which drops nothing of ours.
-        std::thread::spawn(|| panic!("as is wanted"))
-            .join()
-            .unwrap_err();
+        std::thread::spawn(|| panic!("as is wanted")).join().unwrap_err();
         assert!(!is_raw());
         drop(handed);
     }

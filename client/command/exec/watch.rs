@@ -58,10 +58,7 @@ impl Watcher {
         };
         let mut exit = Exit::default();
         // Bytes that came of each stream.
-        let mut ends = [
-            events.position().stdout_offset,
-            events.position().stderr_offset,
-        ];
+        let mut ends = [events.position().stdout_offset, events.position().stderr_offset];
         loop {
             let event = tokio::select! {
                 event = events.next() => event,

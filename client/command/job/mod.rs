@@ -136,20 +136,14 @@ pub(crate) fn job(global: &Global, args: JobArgs) -> ExitCode {
         Action::Wait { job, at_most } => {
             let wait_ms = at_most.map(|seconds| seconds.saturating_mul(1000));
             let job = call(address, global, async |client| {
-                let request = WaitJobRequest {
-                    job_id: job,
-                    wait_ms,
-                };
+                let request = WaitJobRequest { job_id: job, wait_ms };
                 Ok(client.wait_job(request).await?.job)
             })?;
             tell(&job, global)
         }
         Action::Cancel { job } => {
             let job = call(address, global, async |client| {
-                Ok(client
-                    .cancel_job(CancelJobRequest { job_id: job })
-                    .await?
-                    .job)
+                Ok(client.cancel_job(CancelJobRequest { job_id: job }).await?.job)
             })?;
             print_job(&job, global.json)?;
             Ok(exit::SUCCESS)
@@ -175,9 +169,7 @@ fn call<F>(address: &str, global: &Global, call: F) -> Result<Job, Failure>
 where
     F: AsyncFnOnce(Client) -> Result<Option<Job>, CallError>,
 {
-    let job = connection::call_at(address, global, async |client: Client| {
-        Ok(call(client).await?)
-    })?;
+    let job = connection::call_at(address, global, async |client: Client| Ok(call(client).await?))?;
     job.ok_or_else(|| Failure::Daemon("the answer has no job".to_owned()))
 }
 
@@ -195,10 +187,7 @@ fn submit(address: &str, global: &Global, args: SubmitArgs) -> Result<u8, Failur
         let submitted = client.submit_job(request).await?.job;
         match submitted {
             Some(job) if wait => {
-                let request = WaitJobRequest {
-                    job_id: job.job_id,
-                    wait_ms: None,
-                };
+                let request = WaitJobRequest { job_id: job.job_id, wait_ms: None };
                 Ok(client.wait_job(request).await?.job)
             }
             submitted => Ok(submitted),
@@ -223,11 +212,7 @@ fn get(address: &str, global: &Global, job_id: String) -> Result<u8, Failure> {
 }
 
 fn list(address: &str, global: &Global, args: LsArgs) -> Result<u8, Failure> {
-    let states: Vec<i32> = args
-        .state
-        .iter()
-        .map(|state| state.on_the_wire().into())
-        .collect();
+    let states: Vec<i32> = args.state.iter().map(|state| state.on_the_wire().into()).collect();
     let jobs = connection::call_at(address, global, async |client: Client| {
         let (mut jobs, mut page_token) = (Vec::new(), String::new());
         let mut left = args.number;

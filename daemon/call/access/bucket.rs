@@ -21,11 +21,7 @@ pub(crate) struct Bucket {
 impl Bucket {
     /// A full one.
     pub(crate) fn new(rate: Rate, now: Instant) -> Self {
-        Self {
-            rate,
-            level: u128::from(rate.burst) * CALL,
-            at: now,
-        }
+        Self { rate, level: u128::from(rate.burst) * CALL, at: now }
     }
 
     /// How often it lets call.
@@ -47,9 +43,7 @@ impl Bucket {
             }
             None => {
                 let wait = (CALL - self.level).div_ceil(per_nanosecond);
-                Err(Duration::from_nanos(
-                    u64::try_from(wait).unwrap_or(u64::MAX),
-                ))
+                Err(Duration::from_nanos(u64::try_from(wait).unwrap_or(u64::MAX)))
             }
         }
     }
@@ -84,10 +78,7 @@ mod tests {
     #[test]
     fn no_more_than_a_burst_is_saved_up() {
         let begun = Instant::now();
-        let rate = Rate {
-            per_second: 10,
-            burst: 4,
-        };
+        let rate = Rate { per_second: 10, burst: 4 };
         let mut bucket = Bucket::new(rate, begun);
         let later = begun + Duration::from_secs(3600);
         let taken = (0..).take_while(|_| bucket.take(later).is_ok()).count();

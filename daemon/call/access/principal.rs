@@ -59,10 +59,7 @@ impl Principal {
     /// The same, with no more left of his allowance than who held the key of this name before.
     pub(super) fn after(self, before: &Self) -> Self {
         match self.allowance.rate == before.allowance.rate {
-            true => Self {
-                bucket: before.bucket.clone(),
-                ..self
-            },
+            true => Self { bucket: before.bucket.clone(), ..self },
             false => self,
         }
     }
@@ -104,9 +101,7 @@ impl Principal {
     /// Calls that it may make at one time.
     pub(crate) fn concurrent_calls(&self) -> usize {
         let most = self.allowance.concurrent_calls;
-        most.map_or(usize::MAX, |most| {
-            usize::try_from(most).unwrap_or(usize::MAX)
-        })
+        most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX))
     }
 
     /// Counts a call, unless it comes too soon after others.
@@ -149,9 +144,7 @@ impl Principal {
         };
         loop {
             // By the clock of the wall, which may be set.
-            let left = expires
-                .duration_since(SystemTime::now())
-                .unwrap_or_default();
+            let left = expires.duration_since(SystemTime::now()).unwrap_or_default();
             tokio::select! {
                 () = self.dismissed.cancelled() => return,
                 () = sleep(left.min(BETWEEN_LOOKS)) => {

@@ -8,11 +8,7 @@ use crate::daemon::config::keys::{Allowance, Key, Rate, Role};
 const OWN: u32 = 1000;
 
 fn access() -> Access {
-    Access::new(Trust {
-        own: Some(OWN),
-        loopback: false,
-        commands_are_apart: true,
-    })
+    Access::new(Trust { own: Some(OWN), loopback: false, commands_are_apart: true })
 }
 
 fn with_keys(keys: &[(&str, &[u8], Option<SystemTime>)]) -> Access {
@@ -26,13 +22,8 @@ fn with_keys(keys: &[(&str, &[u8], Option<SystemTime>)]) -> Access {
         expires: *expires,
     });
     let access = access();
-    let keys = Keys {
-        file: "k".into(),
-        keys: keys.collect(),
-    };
-    access
-        .set_keys(keys, &Catalog::load().unwrap(), &[])
-        .unwrap();
+    let keys = Keys { file: "k".into(), keys: keys.collect() };
+    access.set_keys(keys, &Catalog::load().unwrap(), &[]).unwrap();
     access
 }
 
@@ -49,18 +40,9 @@ fn name(admitted: Result<Arc<Principal>, Error>) -> String {
 
 #[test]
 fn without_keys_the_own_user_and_root_are_let_in() {
-    let trusting = Access::new(Trust {
-        loopback: true,
-        ..access().trust
-    });
-    let mixed = Access::new(Trust {
-        commands_are_apart: false,
-        ..access().trust
-    });
-    let nobody = Access::new(Trust {
-        own: None,
-        ..access().trust
-    });
+    let trusting = Access::new(Trust { loopback: true, ..access().trust });
+    let mixed = Access::new(Trust { commands_are_apart: false, ..access().trust });
+    let nobody = Access::new(Trust { own: None, ..access().trust });
     let [own, root, other] = [OWN, 0, 1001];
     let socket = |uid| Origin::Socket { uid };
     let loopback = |uid| Origin::Loopback { uid };
@@ -74,12 +56,9 @@ fn without_keys_the_own_user_and_root_are_let_in() {
         (loopback(None), "-", "loopback", "-", "-"),
         (Origin::Elsewhere, "-", "-", "-", "-"),
     ] {
-        for (access, expected) in [
-            (&access(), plain),
-            (&trusting, trusted),
-            (&mixed, commands),
-            (&nobody, none),
-        ] {
+        for (access, expected) in
+            [(&access(), plain), (&trusting, trusted), (&mixed, commands), (&nobody, none)]
+        {
             assert_eq!(name(access.admit(None, origin)), expected, "{origin:?}");
             // A key that is not asked for is not looked at.
             let shown = name(access.admit(Some(b"secret"), origin));
@@ -97,11 +76,9 @@ fn with_keys_a_right_one_is_needed() {
         ("b", b"secret-b", Some(future)),
         ("old", b"secret-old", Some(past)),
     ]);
-    for origin in [
-        Origin::Socket { uid: 0 },
-        Origin::Loopback { uid: Some(OWN) },
-        Origin::Elsewhere,
-    ] {
+    for origin in
+        [Origin::Socket { uid: 0 }, Origin::Loopback { uid: Some(OWN) }, Origin::Elsewhere]
+    {
         for (shown, expected) in [
             (Some("secret-a"), "key:a"),
             (Some("secret-b"), "key:b"),
@@ -121,27 +98,17 @@ fn with_keys_a_right_one_is_needed() {
 
 #[test]
 fn who_is_named_must_still_be_able_to_call() {
-    let trusting = |access: Access| Access {
-        trust: Trust {
-            loopback: true,
-            ..access.trust
-        },
-        ..access
-    };
+    let trusting =
+        |access: Access| Access { trust: Trust { loopback: true, ..access.trust }, ..access };
     let past = SystemTime::now() - Duration::from_secs(1);
-    let keys = [
-        ("a", &b"secret-a"[..], None),
-        ("old", b"secret-old", Some(past)),
-    ];
+    let keys = [("a", &b"secret-a"[..], None), ("old", b"secret-old", Some(past))];
     for (access, named) in [
         (access(), &["uid:0", "uid:1000"][..]),
         (trusting(access()), &["uid:0", "uid:1000", "loopback"]),
         // Who shows no key cannot call where there are keys, and so not be named either.
         (trusting(with_keys(&keys)), &["key:a"]),
     ] {
-        let everybody = [
-            "uid:0", "uid:1000", "uid:7", "loopback", "key:a", "key:old", "a",
-        ];
+        let everybody = ["uid:0", "uid:1000", "uid:7", "loopback", "key:a", "key:old", "a"];
         let found = everybody.into_iter().filter(|name| {
             let principal = access.named(name);
             principal.is_some_and(|principal| principal.name() == *name)
@@ -155,10 +122,7 @@ fn who_is_named_must_still_be_able_to_call() {
 
 #[test]
 fn who_is_still_there_goes_on_with_what_is_left_to_him() {
-    let rate = Rate {
-        per_second: 1,
-        burst: 2,
-    };
+    let rate = Rate { per_second: 1, burst: 2 };
     let now = Instant::now();
     let read_with = |secret: &[u8], burst: u32| Keys {
         file: "k".into(),
@@ -168,10 +132,7 @@ fn who_is_still_there_goes_on_with_what_is_left_to_him() {
             digest: Digest::of(secret),
             workspaces: None,
             tools: None,
-            allowance: Allowance {
-                rate: Some(Rate { burst, ..rate }),
-                concurrent_calls: None,
-            },
+            allowance: Allowance { rate: Some(Rate { burst, ..rate }), concurrent_calls: None },
             expires: None,
         }],
     };
@@ -180,9 +141,7 @@ fn who_is_still_there_goes_on_with_what_is_left_to_him() {
     let admit = |secret: &[u8]| access.admit(Some(secret), Origin::Socket { uid: 0 });
     let calls_of = |secret: &[u8]| {
         let caller = admit(secret).unwrap();
-        (0..10)
-            .take_while(|_| caller.count_call(now).is_ok())
-            .count()
+        (0..10).take_while(|_| caller.count_call(now).is_ok()).count()
     };
     let calls = || calls_of(b"secret");
     access.set_keys(read(2), &catalog, &[]).unwrap();
@@ -202,21 +161,12 @@ fn who_is_still_there_goes_on_with_what_is_left_to_him() {
 
 #[test]
 fn with_the_first_keys_who_was_trusted_without_one_is_not_any_more() {
-    let trusting = Access::new(Trust {
-        loopback: true,
-        ..access().trust
-    });
-    let from = [
-        Origin::Socket { uid: 0 },
-        Origin::Socket { uid: OWN },
-        Origin::Loopback { uid: None },
-    ];
+    let trusting = Access::new(Trust { loopback: true, ..access().trust });
+    let from =
+        [Origin::Socket { uid: 0 }, Origin::Socket { uid: OWN }, Origin::Loopback { uid: None }];
     let trusted = from.map(|origin| trusting.admit(None, origin).unwrap());
     assert!(trusted.iter().all(|principal| !principal.is_dismissed()));
-    let keys = Keys {
-        file: "k".into(),
-        keys: Vec::new(),
-    };
+    let keys = Keys { file: "k".into(), keys: Vec::new() };
     let catalog = Catalog::load().unwrap();
     trusting.set_keys(keys, &catalog, &[]).unwrap();
     assert!(trusted.iter().all(|principal| principal.is_dismissed()));
@@ -245,16 +195,9 @@ fn a_key_for_what_there_is_not_is_refused() {
 
 #[test]
 fn a_daemon_takes_calls_of_its_own_process_whichever_user_it_has() {
-    let nobody = Access::new(Trust {
-        own: None,
-        loopback: false,
-        commands_are_apart: true,
-    });
+    let nobody = Access::new(Trust { own: None, loopback: false, commands_are_apart: true });
     let own = geteuid().as_raw();
-    assert_eq!(
-        name(nobody.admit(None, Origin::Itself)),
-        format!("uid:{own}")
-    );
+    assert_eq!(name(nobody.admit(None, Origin::Itself)), format!("uid:{own}"));
     assert_eq!(name(nobody.admit(None, Origin::Socket { uid: OWN })), "-");
     let with_keys = with_keys(&[("a", b"secret", None)]);
     assert_eq!(name(with_keys.admit(None, Origin::Itself)), "-");

@@ -129,12 +129,7 @@ impl Deadline<'_> {
 
 impl<'a> From<&'a Principal> for Applicant<'a> {
     fn from(principal: &'a Principal) -> Self {
-        Self {
-            principal,
-            deadline: Deadline::At(None),
-            bytes: 0,
-            seats: None,
-        }
+        Self { principal, deadline: Deadline::At(None), bytes: 0, seats: None }
     }
 }
 
@@ -211,8 +206,7 @@ impl Admission {
         // Of those who are not alone, each has the cores to himself in turn: two calls at once on one of
         // them would each take twice as long.
         let together = (self.cores / 2).max(1);
-        self.turns
-            .change(self.cores * TURNS_PER_CORE, Share::Alone(together));
+        self.turns.change(self.cores * TURNS_PER_CORE, Share::Alone(together));
     }
 
     /// Lets a call in, once there is room for it. May be cancelled: then it does not wait any more.
@@ -237,11 +231,7 @@ impl Admission {
         };
         let turn = self.turn(applicant, until, drain).await?;
         drop(counted);
-        Ok(Admitted {
-            place,
-            seat: seat.map(Seat::Taken),
-            turn,
-        })
+        Ok(Admitted { place, seat: seat.map(Seat::Taken), turn })
     }
 
     /// As [`Self::enter`], for a process that goes on when the call that started it has ended. It waits for its
@@ -255,13 +245,7 @@ impl Admission {
         let principal = applicant.principal;
         let most = principal.concurrent_calls();
         let what = "processes were started and have not ended, and no more are started at a time: end some (ListProcesses, SendSignal), or retry later";
-        let place = at_once(
-            &self.processes,
-            self.limits.processes,
-            principal,
-            most,
-            what,
-        )?;
+        let place = at_once(&self.processes, self.limits.processes, principal, most, what)?;
         let seat = applicant.seats.map(|seats| self.seat(seats, applicant));
         let seat = seat.transpose()?;
         let until = Instant::now() + self.limits.wait;
@@ -276,8 +260,7 @@ impl Admission {
         drain: &Drain,
     ) -> Result<Place, Error> {
         let until = Instant::now() + self.limits.wait;
-        self.take(&self.looks, applicant, usize::MAX, until, drain)
-            .await
+        self.take(&self.looks, applicant, usize::MAX, until, drain).await
     }
 
     /// Calls going on.
@@ -371,11 +354,7 @@ impl Admission {
 impl Places {
     /// `at_most` of them. `what` follows their number where there are no more.
     pub(crate) fn new(at_most: usize, what: &'static str) -> Self {
-        Self {
-            queue: Queue::new(at_most, Share::Reserve, 0),
-            at_most,
-            what,
-        }
+        Self { queue: Queue::new(at_most, Share::Reserve, 0), at_most, what }
     }
 
     /// Takes one, if there is one and the daemon is not shutting down.
@@ -413,9 +392,7 @@ fn at_once(
 
 /// Whom one finds before him who has waited.
 fn others(full: Full) -> String {
-    let Full {
-        held, elsewhere, ..
-    } = full;
+    let Full { held, elsewhere, .. } = full;
     match own(full) {
         0 => format!("the places are taken: {elsewhere} calls of other callers go on"),
         _ => format!(
@@ -453,9 +430,7 @@ fn too_many(full: Full) -> Error {
         "{} calls of this caller go on and {} wait, and no more may wait at a time: retry after the time given, with fewer at a time",
         full.held, full.waiting
     );
-    exhausted(text, full)
-        .with("limit", full.waiting.to_string())
-        .with("full", "queue")
+    exhausted(text, full).with("limit", full.waiting.to_string()).with("full", "queue")
 }
 
 fn exhausted(text: String, full: Full) -> Error {

@@ -50,17 +50,11 @@ impl AnyTool for CustomTool {
         let plain = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
         let CustomCall { argv, told, shown } = self.call(params, plain)?;
         let incoming = Incoming {
-            alias: Some(Alias {
-                tool: self.name(),
-                risk: self.risk(),
-            }),
+            alias: Some(Alias { tool: self.name(), risk: self.risk() }),
             limit: self.timeout(),
             ..incoming
         };
-        let request = RunRequest {
-            argv,
-            ..RunRequest::default()
-        };
+        let request = RunRequest { argv, ..RunRequest::default() };
         let checked = pipeline.check_as::<Run>(&incoming, request, Some((told, shown)));
         let checked = checked.map_err(|error| self.told_of_command(error, params))?;
         Ok(Box::new(OfTool { incoming, checked }))

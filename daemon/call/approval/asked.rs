@@ -92,12 +92,7 @@ pub(super) enum Ended {
 impl Ending {
     /// One that nobody has decided.
     pub(super) fn undecided(state: EndState) -> Self {
-        Self {
-            state,
-            by: "daemon".to_owned(),
-            comment: String::new(),
-            rule: None,
-        }
+        Self { state, by: "daemon".to_owned(), comment: String::new(), rule: None }
     }
 
     /// A rule lets the call in that was made while it waited.
@@ -143,12 +138,7 @@ pub(super) fn requested(record: &ApprovalRecord, about: &Map<String, Value>) -> 
 }
 
 fn on_one_line(parameter: &Parameter) -> String {
-    let Parameter {
-        value,
-        omitted_bytes,
-        ending,
-        ..
-    } = parameter;
+    let Parameter { value, omitted_bytes, ending, .. } = parameter;
     match omitted_bytes {
         0 => value.clone(),
         _ => format!("{value} … ({omitted_bytes} bytes left out) … {ending}"),

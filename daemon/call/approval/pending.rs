@@ -156,17 +156,8 @@ impl Approvals {
         gone: CancellationToken,
         draining: CancellationToken,
     ) -> Result<Arc<Approval>, Error> {
-        let Question {
-            approval,
-            call,
-            shown,
-            size: _,
-            session,
-            about,
-            until,
-            at_most: _,
-            before,
-        } = question;
+        let Question { approval, call, shown, size: _, session, about, until, at_most: _, before } =
+            question;
         let kept = self.log.ask(approval.record.clone()).await;
         kept.map_err(|error| of_database(&error))?;
         let recorded = session.note(requested(&approval.record, &about));
@@ -219,10 +210,7 @@ impl Approvals {
         let found = found.map_err(|error| of_database(&error))?;
         let found = found.map(|record| self.known(record));
         let record = found.filter(sees).ok_or_else(|| not_found(id))?;
-        Ok(Arc::new(Approval {
-            record,
-            suggested_pattern: None,
-        }))
+        Ok(Arc::new(Approval { record, suggested_pattern: None }))
     }
 
     /// Decides about a call. `sees` tells about which `by` may.
@@ -270,12 +258,7 @@ impl Approvals {
                 (EndState::Allowed, Some(rule))
             }
         };
-        let ending = Ending {
-            state,
-            by: by.to_owned(),
-            comment,
-            rule,
-        };
+        let ending = Ending { state, by: by.to_owned(), comment, rule };
         match self.finish(&waiting, ending).await? {
             Ended::Now(approval, rule) => {
                 if let Some(rule) = &rule {
@@ -309,10 +292,7 @@ impl Approvals {
     async fn look_again(&self, waiting: &Waiting) {
         let call = Arc::clone(&waiting.call);
         let decided = self.book.decide(self.book.snapshot(), call).await;
-        if let Ok(Verdict {
-            action: Action::Allow,
-            by: By::Rule(rule),
-        }) = decided
+        if let Ok(Verdict { action: Action::Allow, by: By::Rule(rule) }) = decided
             && let Err(error) = self.finish(waiting, Ending::by_rule(&rule.id)).await
         {
             // It waits on, and can be decided about by itself.
@@ -324,9 +304,7 @@ impl Approvals {
     pub(crate) fn waiting(&self) -> Vec<Arc<Approval>> {
         let pending = self.pending();
         let waiting = pending.values();
-        waiting
-            .map(|waiting| Arc::clone(&waiting.approval))
-            .collect()
+        waiting.map(|waiting| Arc::clone(&waiting.approval)).collect()
     }
 
     /// Those of some workspaces, also those that have ended, newest first.
@@ -339,15 +317,10 @@ impl Approvals {
         let listed = self.log.list(workspaces, before, most).await;
         let listed = listed.map_err(|error| of_database(&error))?;
         let pending = self.pending();
-        let known = listed
-            .into_iter()
-            .map(|record| match pending.get(&record.id) {
-                Some(waiting) if record.end.is_none() => Arc::clone(&waiting.approval),
-                _ => Arc::new(Approval {
-                    record: self.known(record),
-                    suggested_pattern: None,
-                }),
-            });
+        let known = listed.into_iter().map(|record| match pending.get(&record.id) {
+            Some(waiting) if record.end.is_none() => Arc::clone(&waiting.approval),
+            _ => Arc::new(Approval { record: self.known(record), suggested_pattern: None }),
+        });
         Ok(known.collect())
     }
 
@@ -362,9 +335,7 @@ impl Approvals {
         Ok(Watch {
             // Under the same lock as every change is: nothing comes in between.
             changes: self.changes.subscribe(),
-            pending: waiting
-                .map(|waiting| Arc::clone(&waiting.approval))
-                .collect(),
+            pending: waiting.map(|waiting| Arc::clone(&waiting.approval)).collect(),
             _place: place,
         })
     }
@@ -435,10 +406,7 @@ impl Approvals {
 
 /// Tells of a call that waited when its daemon died; answers what it is to be known as.
 fn lose(record: ApprovalRecord, store: &StateDir) -> ApprovalRecord {
-    let lost = ApprovalRecord {
-        end: Some(Ending::undecided(EndState::Lost).kept()),
-        ..record
-    };
+    let lost = ApprovalRecord { end: Some(Ending::undecided(EndState::Lost).kept()), ..record };
     // Before it is written down that it was: rather twice than never.
     let session = SessionId::parse(&lost.session)
         .map(|id| store.sessions().existing(&lost.workspace, &id))

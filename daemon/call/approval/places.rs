@@ -193,20 +193,12 @@ mod tests {
         };
         let mut held: Vec<_> = (0..6).map(|_| take("w", "a", 8).unwrap()).collect();
         let refused = take("w", "a", 8).unwrap_err();
-        assert!(
-            refused.message.contains("for others"),
-            "{}",
-            refused.message
-        );
+        assert!(refused.message.contains("for others"), "{}", refused.message);
         held.push(take("w", "b", 8).unwrap());
         take("w", "b", 8).unwrap_err();
         held.push(take("w", "c", 8).unwrap());
         let refused = take("w", "d", 8).unwrap_err();
-        assert!(
-            refused.message.contains("8 calls wait"),
-            "{}",
-            refused.message
-        );
+        assert!(refused.message.contains("8 calls wait"), "{}", refused.message);
         held.push(take("other", "a", 8).unwrap());
         assert_eq!(held.len(), 9);
         held.clear();

@@ -73,11 +73,7 @@ impl Shown {
 fn shortened(name: &str, value: &str, longest: usize) -> Parameter {
     let name = name.to_owned();
     if value.len() <= longest {
-        return Parameter {
-            name,
-            value: value.to_owned(),
-            ..Parameter::default()
-        };
+        return Parameter { name, value: value.to_owned(), ..Parameter::default() };
     }
     let beginning = value.get(..value.floor_char_boundary(longest / 3 * 2));
     let ending = value.get(value.ceil_char_boundary(value.len() - longest / 3)..);
@@ -121,10 +117,7 @@ mod tests {
 
     #[test]
     fn names_of_files_are_bounded_in_bytes() {
-        let shown = Shown {
-            files: vec!["x".repeat(4096); 9],
-            ..Shown::default()
-        };
+        let shown = Shown { files: vec!["x".repeat(4096); 9], ..Shown::default() };
         let kept = shown.kept();
         assert_eq!((kept.files.len(), kept.more_files), (4, 5));
     }

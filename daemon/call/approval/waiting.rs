@@ -115,10 +115,7 @@ impl Waiting {
             }
         };
         let approval = Arc::new(Approval {
-            record: ApprovalRecord {
-                end: Some(kept),
-                ..self.approval.record.clone()
-            },
+            record: ApprovalRecord { end: Some(kept), ..self.approval.record.clone() },
             suggested_pattern: None,
         });
         if let Err(error) = self.session.note(decided(&approval.record, &self.about)) {

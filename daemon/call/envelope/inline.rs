@@ -86,9 +86,7 @@ pub(crate) fn shortened_text(text: &str, most: usize, rest: &str) -> String {
         return text.to_owned();
     }
     let cuts = Cut::all(most, rest).map(|cut| cut_text(text, cut.longest_text, false, rest));
-    let fitting = cuts
-        .into_iter()
-        .find(|cut| json_within(cut, most).is_some());
+    let fitting = cuts.into_iter().find(|cut| json_within(cut, most).is_some());
     fitting.unwrap_or_default().into_owned()
 }
 
@@ -102,10 +100,7 @@ pub(super) fn within(
     let most = data.map_or(DATA_BYTES, |data| room_beside(data, rest));
     let mark = MARK + rest.len();
     match text.len() > most {
-        true => (
-            cut_text(&text, most - mark, false, rest).into_owned(),
-            false,
-        ),
+        true => (cut_text(&text, most - mark, false, rest).into_owned(), false),
         false => (text, true),
     }
 }
@@ -121,10 +116,7 @@ fn room_beside(data: &Map<String, Value>, rest: &str) -> usize {
 
 /// The JSON of this, if it is no longer.
 fn json_within(value: &impl Serialize, most: usize) -> Option<String> {
-    let mut written = Within {
-        bytes: Vec::new(),
-        most,
-    };
+    let mut written = Within { bytes: Vec::new(), most };
     serde_json::to_writer(&mut written, value).ok()?;
     String::from_utf8(written.bytes).ok()
 }
@@ -162,11 +154,8 @@ impl<'r> Cut<'r> {
             longest_list: usize::MAX,
             rest,
         });
-        let lists = LONGEST_LISTS.map(|longest_list| Self {
-            longest_text: SHORTEST,
-            longest_list,
-            rest,
-        });
+        let lists =
+            LONGEST_LISTS.map(|longest_list| Self { longest_text: SHORTEST, longest_list, rest });
         texts.chain(lists)
     }
 
@@ -227,19 +216,13 @@ impl<'r> Cut<'r> {
 
     fn size_of_fields(self, fields: &Map<String, Value>) -> usize {
         let fields = fields.iter();
-        fields
-            .map(|(name, value)| AROUND + name.len() + self.size(value))
-            .sum()
+        fields.map(|(name, value)| AROUND + name.len() + self.size(value)).sum()
     }
 }
 
 /// Bytes of the message that stands for these.
 pub(in crate::daemon::call) fn size_of_fields(fields: &Map<String, Value>) -> usize {
-    let nothing = Cut {
-        longest_text: usize::MAX,
-        longest_list: usize::MAX,
-        rest: "",
-    };
+    let nothing = Cut { longest_text: usize::MAX, longest_list: usize::MAX, rest: "" };
     nothing.size_of_fields(fields)
 }
 
@@ -262,11 +245,7 @@ impl<'a> Shortened<'a> {
         cut: Cut<'a>,
     ) -> impl Iterator<Item = (&'a String, Part<'a>)> {
         let is_base64 = is_base64(fields);
-        let part = move |value| Part {
-            value,
-            cut,
-            is_base64,
-        };
+        let part = move |value| Part { value, cut, is_base64 };
         let fields = fields.iter();
         fields.map(move |(name, value)| (name, part(value)))
     }
@@ -287,11 +266,7 @@ impl Serialize for Shortened<'_> {
 
 impl Serialize for Part<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self {
-            value,
-            cut,
-            is_base64,
-        } = *self;
+        let Self { value, cut, is_base64 } = *self;
         match value {
             Value::String(text) => {
                 serializer.serialize_str(&cut_text(text, cut.longest_text, is_base64, cut.rest))
@@ -299,11 +274,7 @@ impl Serialize for Part<'_> {
             Value::Array(items) => {
                 let mut seq = serializer.serialize_seq(None)?;
                 for value in items.iter().take(cut.longest_list) {
-                    seq.serialize_element(&Part {
-                        value,
-                        cut,
-                        is_base64: false,
-                    })?;
+                    seq.serialize_element(&Part { value, cut, is_base64: false })?;
                 }
                 seq.end()
             }
@@ -346,49 +317,26 @@ mod tests {
         let few: Vec<_> = (0..30_000).map(|n| format!("a/file/{n:040}")).collect();
         let lines = vec![json!({ "content": "x".repeat(2000) }); 10_000];
         for (data, fits, is_said) in [
-            (
-                json!({"content": "x".repeat(1 << 20), "size": 1}),
-                true,
-                true,
-            ),
-            (
-                json!({"content": "x".repeat(3 << 20), "size": 1}),
-                true,
-                false,
-            ),
+            (json!({"content": "x".repeat(1 << 20), "size": 1}), true, true),
+            (json!({"content": "x".repeat(3 << 20), "size": 1}), true, false),
             (json!({"content": "x".repeat(10 << 20)}), false, false),
             (json!({"content": "\u{1}".repeat(10 << 20)}), false, false),
             (json!({"content": "é".repeat(5 << 20)}), false, false),
-            (
-                json!({"content": "\n".repeat(1 << 20), "size": 1}),
-                true,
-                true,
-            ),
+            (json!({"content": "\n".repeat(1 << 20), "size": 1}), true, true),
             (json!({ "files": few }), true, true),
             (json!({ "files": many }), false, false),
             (json!({ "matches": lines }), false, false),
-            (
-                json!({"stdout": "x".repeat(100 << 10), "stderr": "y"}),
-                true,
-                true,
-            ),
+            (json!({"stdout": "x".repeat(100 << 10), "stderr": "y"}), true, true),
         ] {
             let mut data = data.as_object().unwrap().clone();
             let (text, is_all) = text_of(&data, &data, "");
             assert_eq!(is_all, is_said);
             assert_eq!(fit(&mut data, ""), fits);
             let said: Value = serde_json::from_str(&text).unwrap();
-            assert_eq!(
-                said[TRUNCATED],
-                if is_all { Value::Null } else { true.into() }
-            );
+            assert_eq!(said[TRUNCATED], if is_all { Value::Null } else { true.into() });
             assert!(!is_all || said.as_object() == Some(&data));
             let message = structure(data.clone()).encoded_len();
-            assert!(
-                message + text.len() < 4_000_000,
-                "{message}, {}",
-                text.len()
-            );
+            assert!(message + text.len() < 4_000_000, "{message}, {}", text.len());
             // And not much less than could be.
             assert!(is_all || text.len() > 50_000, "{}", text.len());
             assert!(fits || message > 100_000, "{message}");
@@ -446,25 +394,14 @@ mod tests {
             for most in [12 << 10, 32 << 10] {
                 let short = shortened(data.as_object().unwrap(), most, ": there").unwrap();
                 let json = Value::from(short.clone()).to_string();
-                assert!(
-                    json.len() <= most && json.len() > most / 3,
-                    "{}",
-                    json.len()
-                );
-                assert_eq!(
-                    (&short["truncated"], &short["exit_code"]),
-                    (&true.into(), &1.into())
-                );
+                assert!(json.len() <= most && json.len() > most / 3, "{}", json.len());
+                assert_eq!((&short["truncated"], &short["exit_code"]), (&true.into(), &1.into()));
                 let stdout = short["stdout"].as_str().unwrap();
                 assert!(stdout.starts_with('a') && stdout.ends_with('z'));
                 assert!(stdout.contains(" bytes left out: there]\n"));
                 let short = shortened_text(&text, most, "");
                 let json = Value::from(short.as_str()).to_string();
-                assert!(
-                    json.len() <= most && json.len() > most / 3,
-                    "{}",
-                    json.len()
-                );
+                assert!(json.len() <= most && json.len() > most / 3, "{}", json.len());
                 assert!(short.starts_with('a') && short.ends_with('z'));
             }
         }

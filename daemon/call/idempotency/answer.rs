@@ -125,10 +125,7 @@ mod tests {
 
     #[test]
     fn answers_come_back_as_they_were() {
-        let response = StatPathResponse {
-            size_bytes: 7,
-            ..StatPathResponse::default()
-        };
+        let response = StatPathResponse { size_bytes: 7, ..StatPathResponse::default() };
         let bytes = encode(&Ok(response.clone()));
         assert_eq!(decode::<StatPathResponse>(&bytes).unwrap(), response);
         let error = Error {

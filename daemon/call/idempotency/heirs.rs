@@ -13,10 +13,7 @@ pub(super) struct Heirs<T> {
 
 impl<T> Default for Heirs<T> {
     fn default() -> Self {
-        Self {
-            asks: Mutex::default(),
-            asked: Notify::new(),
-        }
+        Self { asks: Mutex::default(), asked: Notify::new() }
     }
 }
 

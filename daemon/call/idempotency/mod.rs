@@ -180,10 +180,7 @@ impl Idempotency {
                 Err(caller) => caller,
             };
             if let Some(answer) = shared.wait().await {
-                return Ok(Claimed::Answered {
-                    answer,
-                    is_recent: true,
-                });
+                return Ok(Claimed::Answered { answer, is_recent: true });
             }
         }
     }
@@ -342,19 +339,12 @@ impl Ticket {
         match found.map_err(|error| of_database(&error))? {
             Found::New => Ok(Claimed::Ours(self)),
             // What is in the log already is none of this ticket's.
-            Found::Answered {
-                asked: before,
-                answer,
-                is_recent,
-            } => {
+            Found::Answered { asked: before, answer, is_recent } => {
                 self.forget();
                 same(&self.key, &asked, &before)?;
                 Ok(Claimed::Answered { answer, is_recent })
             }
-            Found::Unanswered {
-                asked: before,
-                step,
-            } => {
+            Found::Unanswered { asked: before, step } => {
                 same(&self.key, &asked, &before).inspect_err(|_| self.forget())?;
                 if lost == Lost::IsResumed {
                     let resumed = self.owner.log.resume(self.key.clone()).await;
@@ -367,10 +357,7 @@ impl Ticket {
                 Ok(Claimed::Lost(step))
             }
             // Whatever it was, it was done, and may have been undone by others since: it is not done again.
-            Found::Forgotten {
-                asked: before,
-                step,
-            } => {
+            Found::Forgotten { asked: before, step } => {
                 self.forget();
                 same(&self.key, &asked, &before)?;
                 Ok(Claimed::Lost(step))
@@ -462,11 +449,7 @@ impl Drop for Ticket {
 impl Caller {
     fn new(shared: &Arc<Shared>, deadline: Option<Instant>) -> Self {
         shared.callers.send_modify(|callers| callers.add(deadline));
-        Self {
-            deadline,
-            answer: shared.answer.subscribe(),
-            shared: Arc::clone(shared),
-        }
+        Self { deadline, answer: shared.answer.subscribe(), shared: Arc::clone(shared) }
     }
 
     /// Asks for the right to go on with the work. Who does it may give it, or not.
@@ -476,10 +459,7 @@ impl Caller {
 
     /// Waits for the answer; none if nothing was done.
     pub(super) async fn wait(mut self) -> Option<Bytes> {
-        let state = self
-            .answer
-            .wait_for(|state| !matches!(state, State::Going))
-            .await;
+        let state = self.answer.wait_for(|state| !matches!(state, State::Going)).await;
         match state.as_deref() {
             Ok(State::Answered(answer)) => Some(answer.clone()),
             Ok(State::Going | State::Released) | Err(_) => None,
@@ -490,9 +470,7 @@ impl Caller {
 impl Drop for Caller {
     fn drop(&mut self) {
         let deadline = self.deadline;
-        self.shared
-            .callers
-            .send_modify(|callers| callers.remove(deadline));
+        self.shared.callers.send_modify(|callers| callers.remove(deadline));
     }
 }
 

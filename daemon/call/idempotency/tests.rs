@@ -24,11 +24,7 @@ struct Place {
 async fn place() -> Place {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
-    let bounds = Bounds {
-        age: Duration::from_secs(3600),
-        number: 100,
-        bytes: 1 << 20,
-    };
+    let bounds = Bounds { age: Duration::from_secs(3600), number: 100, bytes: 1 << 20 };
     let database = Database::open(&path, false).unwrap();
     let log = RequestLog::open(database, bounds).await.unwrap();
     let drain = Drain::default();
@@ -51,11 +47,7 @@ fn key(id: &str) -> Key {
 }
 
 fn asked() -> Asked {
-    Asked {
-        method: "m".to_owned(),
-        session: "s".to_owned(),
-        fingerprint: [1; 32],
-    }
+    Asked { method: "m".to_owned(), session: "s".to_owned(), fingerprint: [1; 32] }
 }
 
 async fn claim(ids: &Arc<Idempotency>) -> Result<Claimed, Error> {
@@ -122,10 +114,7 @@ async fn a_daemon_that_drains_goes_on_trying_to_keep_what_it_has_answered() {
     }
     rename("elsewhere", "request");
     let kept = async {
-        while !matches!(
-            place.log.claim(key("id"), asked()).await,
-            Ok(Found::Answered { .. })
-        ) {
+        while !matches!(place.log.claim(key("id"), asked()).await, Ok(Found::Answered { .. })) {
             sleep(Duration::from_millis(10)).await;
         }
     };

@@ -106,12 +106,7 @@ impl Pipeline {
         batch: Batch,
         is_unfinished: bool,
     ) -> Result<Vec<BatchAnswer>, Error> {
-        let Batch {
-            dialect,
-            calls,
-            wait,
-            queue,
-        } = batch;
+        let Batch { dialect, calls, wait, queue } = batch;
         let mut submitted: Vec<(String, String, Made)> = Vec::new();
         for (number, BatchCall { id, name, params }) in calls.into_iter().enumerate() {
             let started = SystemTime::now();
@@ -139,11 +134,7 @@ impl Pipeline {
                         queue: queue.clone(),
                         priority: 0,
                     };
-                    let by_name = ByName {
-                        id: id.clone(),
-                        said: None,
-                        dialect: None,
-                    };
+                    let by_name = ByName { id: id.clone(), said: None, dialect: None };
                     let incoming = Incoming {
                         by_name: Some(Arc::new(by_name)),
                         ..of_number(&incoming, number)
@@ -156,11 +147,7 @@ impl Pipeline {
                 // Nothing was begun: then all of it can be tried again.
                 Err(error) if is_of_batch(&error) && submitted.is_empty() => return Err(error),
                 Err(error) => {
-                    let call = Call {
-                        tool: &name,
-                        started,
-                        ended: SystemTime::now(),
-                    };
+                    let call = Call { tool: &name, started, ended: SystemTime::now() };
                     // Also where the tool is of the configuration: a batch has the error codes of its vocabulary.
                     let (result, ran) = (Err(error), Ran::default());
                     Made::Refused(envelope::of(&call, dialect, &said, result, &ran))
@@ -198,21 +185,13 @@ impl Pipeline {
         said: Said,
         until: Instant,
     ) -> JoinHandle<InvokeResponse> {
-        let incoming = Incoming {
-            deadline: Some(until),
-            request_id: None,
-            ..incoming.clone()
-        };
+        let incoming = Incoming { deadline: Some(until), request_id: None, ..incoming.clone() };
         let pipeline = Arc::clone(self);
         task::spawn_tracked("call of a batch", async move {
             let (dialect, started) = (invocation.dialect, SystemTime::now());
             let result = pipeline.invoke(incoming, invocation, None).await;
             result.unwrap_or_else(|error| {
-                let call = Call {
-                    tool: &said.tool,
-                    started,
-                    ended: SystemTime::now(),
-                };
+                let call = Call { tool: &said.tool, started, ended: SystemTime::now() };
                 envelope::of(&call, dialect, &said, Err(error), &Ran::default())
             })
         })
@@ -234,9 +213,7 @@ impl Pipeline {
 
     /// What came of a job, if it has ended by then.
     async fn outcome_of(&self, job: Job, until: Instant) -> Result<BatchState, Error> {
-        let pending = BatchState::Pending {
-            job: job.id.clone(),
-        };
+        let pending = BatchState::Pending { job: job.id.clone() };
         let seen = match self.jobs.find(&job.workspace, &job.id).await? {
             Found::Ended(seen) => *seen,
             Found::Live(live) => tokio::select! {
@@ -268,10 +245,7 @@ pub(in crate::daemon::call) fn outcome_of_cancelled() -> InvokeResponse {
 /// One call of a batch: each has an id of its own, which no caller can give.
 fn of_number(incoming: &Incoming, number: usize) -> Incoming {
     let id = incoming.request_id.as_ref();
-    Incoming {
-        request_id: id.map(|id| format!("{id}\u{1f}{number}")),
-        ..incoming.clone()
-    }
+    Incoming { request_id: id.map(|id| format!("{id}\u{1f}{number}")), ..incoming.clone() }
 }
 
 /// Whether an error is about the batch, and not about one of its calls.

@@ -40,14 +40,7 @@ impl<'a> Canonical<'a> {
         ticket: Option<&'a Ticket>,
         stop: &'a CancellationToken,
     ) -> Self {
-        Self {
-            pipeline,
-            incoming,
-            ticket,
-            stop,
-            ran: Ran::default(),
-            has_begun: false,
-        }
+        Self { pipeline, incoming, ticket, stop, ran: Ran::default(), has_begun: false }
     }
 
     /// Whether a call has begun, and has records therefore.
@@ -75,9 +68,7 @@ impl<'a> Canonical<'a> {
             let pipeline = Arc::clone(self.pipeline);
             let check = move |incoming: &Incoming| tool.check(&pipeline, incoming.clone(), &params);
             let sizes = (bytes, bytes.saturating_mul(tool.cost()));
-            self.pipeline
-                .look_into(&self.incoming, sizes, check)
-                .await?
+            self.pipeline.look_into(&self.incoming, sizes, check).await?
         };
         let mut going = tokio::select! {
             going = checked.begin(self.pipeline, self.ticket) => going?,

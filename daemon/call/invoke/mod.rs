@@ -108,13 +108,7 @@ impl Pipeline {
         call: Option<Repeatable>,
     ) -> Result<InvokeResponse, Error> {
         let started = SystemTime::now();
-        let Invocation {
-            id,
-            dialect,
-            tool,
-            params,
-            with_result_json,
-        } = invocation;
+        let Invocation { id, dialect, tool, params, with_result_json } = invocation;
         let spoken_in = dialect;
         let result_of = dialect.filter(|_| with_result_json);
         let own = self.vocabulary(dialect, &tool);
@@ -136,20 +130,10 @@ impl Pipeline {
             (Ok(_) | Err(_), _) => None,
         };
         let incoming = Incoming {
-            by_name: Some(Arc::new(ByName {
-                id: id.clone(),
-                said: spoken,
-                dialect: spoken_in,
-            })),
+            by_name: Some(Arc::new(ByName { id: id.clone(), said: spoken, dialect: spoken_in })),
             ..incoming
         };
-        let errand = Errand {
-            params,
-            doing,
-            dialect,
-            said,
-            started,
-        };
+        let errand = Errand { params, doing, dialect, said, started };
         let response = match call.filter(|_| changes) {
             Some(call) => self.invoke_once(incoming, errand, call).await,
             None => {
@@ -160,18 +144,12 @@ impl Pipeline {
             }
         };
         let response = response?;
-        let failed = response
-            .error
-            .as_ref()
-            .map(|error| error.error_type.clone());
+        let failed = response.error.as_ref().map(|error| error.error_type.clone());
         facts.note(|facts| {
             let outcome = failed.or_else(|| facts.outcome.take());
             facts.outcome = outcome.or_else(|| Some("success".to_owned()));
         });
-        let response = InvokeResponse {
-            request_id: id,
-            ..response
-        };
+        let response = InvokeResponse { request_id: id, ..response };
         Ok(match result_of {
             Some(dialect) => result_json::of(dialect, response)?,
             None => response,
@@ -205,22 +183,12 @@ impl Pipeline {
                     }
                     Err(error) => (Err(error), Ran::default()),
                 };
-                let performed = Performed {
-                    incoming,
-                    ran,
-                    result,
-                    dialect,
-                    said,
-                    started,
-                };
+                let performed = Performed { incoming, ran, result, dialect, said, started };
                 return performed.into_envelope(None).1;
             }
         };
         // Each caller's deadline ends its own wait, and not the work.
-        let incoming = Incoming {
-            deadline: None,
-            ..incoming
-        };
+        let incoming = Incoming { deadline: None, ..incoming };
         let caller = ticket.caller();
         let pipeline = Arc::clone(self);
         task::spawn_tracked("request", async move {
@@ -252,13 +220,7 @@ impl Pipeline {
         ticket: Option<&Ticket>,
         stop: &CancellationToken,
     ) -> Performed {
-        let Errand {
-            params,
-            doing,
-            dialect,
-            said,
-            started,
-        } = errand;
+        let Errand { params, doing, dialect, said, started } = errand;
         let begun = Instant::now();
         let refusal = dialect.map(|dialect| {
             let none = Map::new();
@@ -282,24 +244,12 @@ impl Pipeline {
             && !tools.has_begun()
             && !is_of_call(error, incoming.deadline)
         {
-            let refusal = Refusal {
-                dialect,
-                tool: &said.tool,
-                given,
-                duration: begun.elapsed(),
-                error,
-            };
+            let refusal =
+                Refusal { dialect, tool: &said.tool, given, duration: begun.elapsed(), error };
             self.note_refusal(&incoming, refusal).await;
         }
         let (incoming, ran) = tools.into_parts();
-        Performed {
-            incoming,
-            result,
-            dialect,
-            said,
-            started,
-            ran,
-        }
+        Performed { incoming, result, dialect, said, started, ran }
     }
 
     /// The answer, which those get who watch the session, too.
@@ -325,10 +275,7 @@ impl Pipeline {
 
     /// What a tool of the contract has answered, and what models are shown of it.
     pub(super) fn answer_of(&self, tool: &str, data: Map<String, Value>) -> Answer {
-        Answer {
-            shown: Some(self.catalog.shown(tool, &data)),
-            ..Answer::data(data.into())
-        }
+        Answer { shown: Some(self.catalog.shown(tool, &data)), ..Answer::data(data.into()) }
     }
 }
 
@@ -357,19 +304,8 @@ impl std::fmt::Debug for Doing {
 impl Performed {
     /// The call, and its answer; an error where that is about the call, and not about the tool.
     fn into_envelope(self, deadline: Option<Instant>) -> (Incoming, Result<InvokeResponse, Error>) {
-        let Self {
-            incoming,
-            result,
-            said,
-            dialect,
-            ran,
-            started,
-        } = self;
-        let call = Call {
-            tool: &said.tool,
-            started,
-            ended: SystemTime::now(),
-        };
+        let Self { incoming, result, said, dialect, ran, started } = self;
+        let call = Call { tool: &said.tool, started, ended: SystemTime::now() };
         let response = match result {
             Err(error) if is_of_call(&error, deadline) => Err(error),
             result => Ok(envelope::of(&call, dialect, &said, result, &ran)),

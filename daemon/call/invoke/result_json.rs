@@ -45,8 +45,6 @@ pub(super) fn of(dialect: &Dialect, mut response: InvokeResponse) -> Result<Invo
 }
 
 fn fields(message: Option<Struct>) -> Result<Option<Map<String, Value>>, Error> {
-    let fields = message
-        .map(|message| unwrapped(message, "data"))
-        .transpose();
+    let fields = message.map(|message| unwrapped(message, "data")).transpose();
     fields.map_err(|_| Error::internal("an answer has numbers that JSON does not have"))
 }

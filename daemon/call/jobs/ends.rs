@@ -36,11 +36,7 @@ impl Jobs {
         state: JobState,
         result: Option<Bytes>,
     ) {
-        let entry = self
-            .state()
-            .known
-            .get(&live.id())
-            .map(|known| known.entry.clone());
+        let entry = self.state().known.get(&live.id()).map(|known| known.entry.clone());
         self.finish(live, state, result).await;
         if let Some(entry) = entry {
             self.state().queues.leave(&entry);

@@ -139,11 +139,8 @@ impl Jobs {
         is_shared: bool,
         drain: &Drain,
     ) -> Result<Arc<Self>, JobsError> {
-        let bounds = Bounds {
-            age: config.retention,
-            number: config.kept,
-            bytes: config.kept_bytes,
-        };
+        let bounds =
+            Bounds { age: config.retention, number: config.kept, bytes: config.kept_bytes };
         let (log, queued) = JobLog::open(database, bounds).await?;
         let ids = queued.iter().map(|job| job.id.as_str());
         let sizes = params.sweep(&ids.collect())?;
@@ -155,10 +152,7 @@ impl Jobs {
                 is_shared,
             }),
             room: Room::new(
-                Amount {
-                    jobs: config.queued.into(),
-                    bytes: config.queued_bytes,
-                },
+                Amount { jobs: config.queued.into(), bytes: config.queued_bytes },
                 is_shared,
             ),
             known: HashMap::new(),

@@ -96,10 +96,7 @@ impl Entry {
         let submitted = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
         Self {
             caller: job.principal.clone(),
-            queue: QueueKey {
-                workspace: job.workspace.clone(),
-                queue: job.queue.clone(),
-            },
+            queue: QueueKey { workspace: job.workspace.clone(), queue: job.queue.clone() },
             place: Place {
                 rank: submitted.saturating_sub(i64::from(job.priority) * AGEING_MS),
                 id: job.id.clone(),
@@ -184,20 +181,13 @@ impl Queues {
             let (own, left) = (caller.running + 1, free.saturating_sub(1));
             free > 0 && reserve.allows(own as u64, left as u64) && caller.running < most(name)
         };
-        let mut callers: Vec<_> = self
-            .callers
-            .iter()
-            .filter(|(_, caller)| !caller.heads.is_empty())
-            .collect();
+        let mut callers: Vec<_> =
+            self.callers.iter().filter(|(_, caller)| !caller.heads.is_empty()).collect();
         callers.sort_unstable_by_key(|(_, caller)| caller.last);
         let mut callers = callers.into_iter();
         let (name, caller) = callers.find(|(name, caller)| may_have_another(name, caller))?;
         let (place, queue) = caller.heads.first().cloned()?;
-        let entry = Entry {
-            caller: name.clone(),
-            queue,
-            place,
-        };
+        let entry = Entry { caller: name.clone(), queue, place };
         self.now += 1;
         let now = self.now;
         self.change(&entry.queue, |queues| {
@@ -301,10 +291,7 @@ mod tests {
         Queues::new(Concurrency {
             all,
             each,
-            named: named
-                .iter()
-                .map(|(name, number)| ((*name).to_owned(), *number))
-                .collect(),
+            named: named.iter().map(|(name, number)| ((*name).to_owned(), *number)).collect(),
             is_shared: true,
         })
     }
@@ -336,9 +323,7 @@ mod tests {
     #[test]
     fn each_queue_of_each_workspace_has_its_own_concurrency() {
         let mut queues = queues(6, 2, &[("one", 1)]);
-        let whose = [
-            "u:a/q", "u:a/q", "u:a/q", "u:a/one", "u:a/one", "u:b/q", "u:b/q", "u:b/q",
-        ];
+        let whose = ["u:a/q", "u:a/q", "u:a/q", "u:a/one", "u:a/one", "u:b/q", "u:b/q", "u:b/q"];
         let entries: Vec<_> = (0..8)
             .map(|number| entry(whose[number], &number.to_string(), 0, number as u64))
             .collect();
@@ -367,12 +352,7 @@ mod tests {
         let mut running = Vec::new();
         // Twenty queues of one caller, and one of another, in which the first one waits, too.
         for number in 0..20 {
-            let waiting = entry(
-                &format!("many:w/q{number}"),
-                &format!("m{number:02}"),
-                100,
-                0,
-            );
+            let waiting = entry(&format!("many:w/q{number}"), &format!("m{number:02}"), 100, 0);
             queues.push(&waiting);
             running.push(waiting);
         }
@@ -408,10 +388,7 @@ mod tests {
         assert_eq!(taken(&mut queues).len(), 1);
         queues.push(&entry("c:w/c", "c", 0, 0));
         assert_eq!(taken(&mut queues), ["c"]);
-        let mut queues = Queues::new(Concurrency {
-            is_shared: false,
-            ..queues.concurrency
-        });
+        let mut queues = Queues::new(Concurrency { is_shared: false, ..queues.concurrency });
         for number in 0..100 {
             queues.push(&entry(&format!("a:w/{number}"), &number.to_string(), 0, 0));
         }

@@ -53,12 +53,7 @@ impl Amount {
 impl Room {
     /// So much, none of it taken.
     pub(super) fn new(most: Amount, is_shared: bool) -> Self {
-        Self {
-            most,
-            is_shared,
-            taken: Amount::default(),
-            callers: HashMap::new(),
-        }
+        Self { most, is_shared, taken: Amount::default(), callers: HashMap::new() }
     }
 
     /// Leaves a part to others from now on.
@@ -124,23 +119,15 @@ mod tests {
 
     fn most(room: &mut Room, caller: &str, bytes: u64) -> usize {
         let amount = Amount::of_job(bytes);
-        (0..)
-            .take_while(|_| room.take(caller, amount).is_ok())
-            .count()
+        (0..).take_while(|_| room.take(caller, amount).is_ok()).count()
     }
 
     #[test]
     fn one_caller_leaves_some_to_others() {
         let mut shared = room(1600, 1 << 30, true);
-        assert_eq!(
-            [most(&mut shared, "a", 1), most(&mut shared, "b", 1)],
-            [1200, 25]
-        );
+        assert_eq!([most(&mut shared, "a", 1), most(&mut shared, "b", 1)], [1200, 25]);
         let mut bytes = room(1000, 1600, true);
-        assert_eq!(
-            [most(&mut bytes, "a", 10), most(&mut bytes, "b", 10)],
-            [120, 2]
-        );
+        assert_eq!([most(&mut bytes, "a", 10), most(&mut bytes, "b", 10)], [120, 2]);
         let mut of_one = room(3, 1 << 30, false);
         assert_eq!(most(&mut of_one, "a", 1), 3);
         let refused = of_one.take("a", Amount::of_job(1)).unwrap_err();

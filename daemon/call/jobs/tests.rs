@@ -66,8 +66,5 @@ async fn a_job_that_is_kept_and_not_known_yet_has_not_ended() {
     };
     jobs.cancel(&live).await;
     assert_eq!(live.seen().job.state, JobState::Cancelled);
-    assert!(matches!(
-        jobs.find("w", &id).await.unwrap(),
-        Found::Ended(_)
-    ));
+    assert!(matches!(jobs.find("w", &id).await.unwrap(), Found::Ended(_)));
 }

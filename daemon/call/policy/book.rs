@@ -115,9 +115,7 @@ impl RuleBook {
         let in_the_way = in_the_way(&self.snapshot(), &rule, SystemTime::now())?;
         let made_room = self.take_out(&in_the_way).await;
         made_room.map_err(|error| of_database(&error))?;
-        keep(stored(&rule))
-            .await
-            .map_err(|error| of_database(&error))?;
+        keep(stored(&rule)).await.map_err(|error| of_database(&error))?;
         let rule = Arc::new(rule);
         let mut rules: Vec<_> = self.snapshot().stored().to_vec();
         rules.push(Arc::clone(&rule));
@@ -197,11 +195,8 @@ fn in_the_way(
     now: SystemTime,
 ) -> Result<BTreeSet<String>, Error> {
     let is_beside = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
-    let (mut ended, others): (Vec<_>, Vec<_>) = snapshot
-        .stored()
-        .iter()
-        .filter(is_beside)
-        .partition(|other| other.has_ended(now));
+    let (mut ended, others): (Vec<_>, Vec<_>) =
+        snapshot.stored().iter().filter(is_beside).partition(|other| other.has_ended(now));
     ended.sort_by_key(|rule| rule.expires);
     let sum =
         |rules: &[&Arc<Rule>]| -> usize { rules.iter().map(|rule| rule.pattern_bytes()).sum() };
@@ -267,19 +262,10 @@ fn stored(rule: &Rule) -> StoredRule {
     };
     StoredRule {
         id: rule.id.clone(),
-        workspace: rule
-            .workspaces
-            .iter()
-            .flatten()
-            .next()
-            .cloned()
-            .unwrap_or_default(),
+        workspace: rule.workspaces.iter().flatten().next().cloned().unwrap_or_default(),
         name: rule.name.clone(),
         tool: rule.tool.clone(),
-        pattern: rule
-            .pattern
-            .as_ref()
-            .map(|pattern| pattern.as_str().to_owned()),
+        pattern: rule.pattern.as_ref().map(|pattern| pattern.as_str().to_owned()),
         action: match rule.action {
             Action::Allow => "ALLOW",
             Action::Ask => "ASK",
@@ -365,10 +351,7 @@ mod tests {
                 tool: "run",
                 risk: Risk::Dangerous,
                 workspace: "w".to_owned(),
-                texts: vec![Text {
-                    text: "x".repeat(bytes),
-                    may_allow: true,
-                }],
+                texts: vec![Text { text: "x".repeat(bytes), may_allow: true }],
                 said: None,
             });
             let deciding = book.decide(book.snapshot(), call);

@@ -65,10 +65,9 @@ impl Settings {
         idle_tools: &'static [&'static str],
     ) -> Result<Self, Vec<String>> {
         let mut problems = Vec::new();
-        for (key, names) in [
-            ("allow_tools", policy.allow_tools.as_ref()),
-            ("deny_tools", Some(&policy.deny_tools)),
-        ] {
+        for (key, names) in
+            [("allow_tools", policy.allow_tools.as_ref()), ("deny_tools", Some(&policy.deny_tools))]
+        {
             for name in names.into_iter().flatten() {
                 if !is_tool(catalog, name) {
                     problems.push(format!("policy.{key}: {}", catalog.no_tool(name)));
@@ -160,8 +159,7 @@ impl Snapshot {
 
     /// Whether the parameters of a call of a dialect can matter as they were given.
     pub(crate) fn looks_at_said(&self, said: &str, workspace: &str) -> bool {
-        self.rules()
-            .any(|rule| rule.pattern.is_some() && rule.is_about(said, None, workspace))
+        self.rules().any(|rule| rule.pattern.is_some() && rule.is_about(said, None, workspace))
     }
 
     /// Bytes that are compared to decide about a call, counted once for each pattern.
@@ -180,10 +178,7 @@ impl Snapshot {
     /// Decides about a call.
     pub(crate) fn decide(&self, asked: Asked<'_>, now: SystemTime) -> Verdict {
         if !self.settings.has_tool(asked.tool, asked.name()) {
-            return Verdict {
-                action: Action::Deny,
-                by: By::Lists,
-            };
+            return Verdict { action: Action::Deny, by: By::Lists };
         }
         let mut first = None;
         let live = self.rules().filter(|rule| {
@@ -200,14 +195,8 @@ impl Snapshot {
             }
         }
         match first {
-            Some(rule) => Verdict {
-                action: rule.action,
-                by: By::Rule(Arc::clone(rule)),
-            },
-            None => Verdict {
-                action: self.settings.level(asked.risk),
-                by: By::Risk(asked.risk),
-            },
+            Some(rule) => Verdict { action: rule.action, by: By::Rule(Arc::clone(rule)) },
+            None => Verdict { action: self.settings.level(asked.risk), by: By::Risk(asked.risk) },
         }
     }
 

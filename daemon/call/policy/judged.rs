@@ -51,26 +51,14 @@ impl Judged {
 
     /// The same, without its parameters.
     pub(crate) fn without_parameters(&self) -> Self {
-        let said = self.said.as_deref().map(|said| {
-            Arc::new(Spoken {
-                texts: Vec::new(),
-                ..said.clone()
-            })
-        });
-        Self {
-            said,
-            ..self.with_parameters(Vec::new())
-        }
+        let said =
+            self.said.as_deref().map(|said| Arc::new(Spoken { texts: Vec::new(), ..said.clone() }));
+        Self { said, ..self.with_parameters(Vec::new()) }
     }
 
     /// The same, with these parameters.
     pub(crate) fn with_parameters(&self, texts: Vec<Text>) -> Self {
-        Self {
-            workspace: self.workspace.clone(),
-            texts,
-            said: self.said.clone(),
-            ..*self
-        }
+        Self { workspace: self.workspace.clone(), texts, said: self.said.clone(), ..*self }
     }
 
     /// As rules look at it.
@@ -80,10 +68,7 @@ impl Judged {
             risk: self.risk,
             workspace: &self.workspace,
             texts: &self.texts,
-            said: self
-                .said
-                .as_deref()
-                .map(|said| (said.tool, said.texts.as_slice())),
+            said: self.said.as_deref().map(|said| (said.tool, said.texts.as_slice())),
         }
     }
 }

@@ -30,10 +30,7 @@ impl Pattern {
     /// Reads a pattern; what is wrong with it is told on one line.
     pub(crate) fn parse(written: &str) -> Result<Self, String> {
         if written.len() > LONGEST {
-            return Err(format!(
-                "has {} bytes; {LONGEST} are the most",
-                written.len()
-            ));
+            return Err(format!("has {} bytes; {LONGEST} are the most", written.len()));
         }
         let regex = RegexBuilder::new(&with_literal_braces(written)?)
             .size_limit(COMPILED_BYTES)
@@ -45,10 +42,7 @@ impl Pattern {
             }
             other => one_line(&other.to_string()),
         })?;
-        Ok(Self {
-            written: written.to_owned(),
-            regex,
-        })
+        Ok(Self { written: written.to_owned(), regex })
     }
 
     /// As it was written.
@@ -75,9 +69,7 @@ fn with_literal_braces(written: &str) -> Result<String, String> {
             .ok_or_else(|| one_line(&format!("{}: {}", error.kind(), shown(&pattern, &error))))?;
         pattern.insert(place, '\\');
     }
-    Err(format!(
-        "has more than {MOST_BRACES} braces that start no repetition: write them as \\{{"
-    ))
+    Err(format!("has more than {MOST_BRACES} braces that start no repetition: write them as \\{{"))
 }
 
 /// Where the brace is that the parser takes for the start of a repetition, and finds none.

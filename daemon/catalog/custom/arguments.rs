@@ -45,9 +45,7 @@ impl CustomTool {
 
     /// What is wrong with the command, by the names of parameters.
     pub(crate) fn told_of_command(&self, error: Error, params: &Map<String, Json>) -> Error {
-        let largest = params
-            .iter()
-            .max_by_key(|(_, value)| value.to_string().len());
+        let largest = params.iter().max_by_key(|(_, value)| value.to_string().len());
         let Some((name, _)) = largest.filter(|_| !error.violations.is_empty()) else {
             return error;
         };

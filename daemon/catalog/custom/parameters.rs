@@ -135,11 +135,7 @@ impl CustomTool {
         let texts = Text::of_json(&given, read, plain);
         let as_given = texts.first().filter(|text| text.may_allow && !has_secret);
         let pattern = as_given.map(|text| format!("^{}$", regex::escape(&text.text)));
-        Told {
-            pattern: pattern.filter(|pattern| pattern.len() <= LONGEST_PATTERN),
-            texts,
-            shown,
-        }
+        Told { pattern: pattern.filter(|pattern| pattern.len() <= LONGEST_PATTERN), texts, shown }
     }
 
     /// What a record has of the parameters.
@@ -217,9 +213,7 @@ fn coerced(value: &Json, schema: &Json) -> Json {
     match (value, schema.as_object()) {
         (Json::Object(given), Some(schema)) => fields(given, schema).into(),
         (Json::Array(items), Some(schema)) => {
-            if schema
-                .get("additionalProperties")
-                .is_some_and(Json::is_object)
+            if schema.get("additionalProperties").is_some_and(Json::is_object)
                 && let Some(entries) = entries_of(items)
             {
                 return fields(&entries, schema).into();
@@ -286,16 +280,14 @@ fn takes_null(schema: &Json) -> bool {
     let Some(keywords) = schema.as_object() else {
         return schema != &Json::Bool(false);
     };
-    keywords
-        .iter()
-        .all(|(keyword, value)| match (keyword.as_str(), value) {
-            ("type", _) => is_one(schema, "null"),
-            ("const", value) => value.is_null(),
-            ("enum", Json::Array(values)) => values.iter().any(Json::is_null),
-            ("anyOf" | "oneOf", Json::Array(choices)) => choices.iter().any(takes_null),
-            ("allOf", Json::Array(all)) => all.iter().all(takes_null),
-            _ => true,
-        })
+    keywords.iter().all(|(keyword, value)| match (keyword.as_str(), value) {
+        ("type", _) => is_one(schema, "null"),
+        ("const", value) => value.is_null(),
+        ("enum", Json::Array(values)) => values.iter().any(Json::is_null),
+        ("anyOf" | "oneOf", Json::Array(choices)) => choices.iter().any(takes_null),
+        ("allOf", Json::Array(all)) => all.iter().all(takes_null),
+        _ => true,
+    })
 }
 
 /// Whether a schema names this type.

@@ -16,10 +16,7 @@ fn tool(argv: &[&str], schema: Json) -> Result<&'static CustomTool, Vec<String>>
     let tool = Tool {
         name: "mine".to_owned(),
         description: "Mine.".to_owned(),
-        schema: Schema {
-            fields: schema.as_object().unwrap().clone(),
-            parts: 10,
-        },
+        schema: Schema { fields: schema.as_object().unwrap().clone(), parts: 10 },
         argv: argv.iter().map(|text| template(text)).collect(),
         allow_options: false,
         risk: Risk::SafeWrite,
@@ -42,15 +39,8 @@ fn search() -> &'static CustomTool {
         "required": ["word"],
         "additionalProperties": false,
     });
-    let argv = [
-        "grep",
-        "-m{lines}",
-        "--exact={exact}",
-        "--key={key}",
-        "{word}",
-        "--",
-        "{files...}",
-    ];
+    let argv =
+        ["grep", "-m{lines}", "--exact={exact}", "--key={key}", "{word}", "--", "{files...}"];
     tool(&argv, schema).unwrap()
 }
 
@@ -133,10 +123,7 @@ fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
         ("A", "the value does not match"),
         ("", "shorter than 1 character"),
     ] {
-        let error = search()
-            .call(&given(json!({ "word": word })), plain)
-            .err()
-            .unwrap();
+        let error = search().call(&given(json!({ "word": word })), plain).err().unwrap();
         assert!(error.to_string().contains(part), "{error}");
     }
     let files = json!({"word": "a", "files": ["x\u{0}"]});
@@ -148,26 +135,17 @@ fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
 fn who_decides_is_told_all_but_secrets() {
     let call = search().call(&given(json!({"word": "a.b", "key": "s3cret"})), plain);
     assert!(call.is_err(), "a dot is not in the pattern");
-    let call = search()
-        .call(&given(json!({"word": "a b"})), plain)
-        .unwrap();
+    let call = search().call(&given(json!({"word": "a b"})), plain).unwrap();
     assert_eq!(call.told.texts[0].text, r#"{"word":"a b"}"#);
     assert!(call.told.texts[0].may_allow);
-    let texts: Vec<_> = call
-        .told
-        .texts
-        .iter()
-        .map(|text| text.text.as_str())
-        .collect();
+    let texts: Vec<_> = call.told.texts.iter().map(|text| text.text.as_str()).collect();
     assert_eq!(texts, [r#"{"word":"a b"}"#, r#"{"lines":3,"word":"a b"}"#]);
     let params = json!({"word": "a", "lines": "2", "files": ["./x"]});
     let call = search().call(&given(params), plain).unwrap();
     let read = call.told.texts.last().unwrap();
     assert_eq!(read.text, r#"{"files":["x"],"lines":2,"word":"a"}"#);
     assert!(!read.may_allow, "nothing is allowed by what was not given");
-    let call = search()
-        .call(&given(json!({"word": "a b"})), plain)
-        .unwrap();
+    let call = search().call(&given(json!({"word": "a b"})), plain).unwrap();
     assert_eq!(call.told.pattern.unwrap(), r#"^\{"word":"a b"\}$"#);
     assert_eq!(call.shown, json!({"word": "a b"}));
     let call = search().call(&given(json!({"word": "a", "key": "s3cret"})), plain);
@@ -191,10 +169,7 @@ fn numbers_are_written_as_programs_want_them() {
     });
     let tool = tool(&["x", "{n}", "{m}", "o{o}"], schema).unwrap();
     for (params, argv) in [
-        (
-            json!({"n": 5.0, "m": {"a": "5"}, "o": "x"}),
-            vec!["x", "5", r#"{"a":5}"#, "ox"],
-        ),
+        (json!({"n": 5.0, "m": {"a": "5"}, "o": "x"}), vec!["x", "5", r#"{"a":5}"#, "ox"]),
         (json!({"n": "1e2", "o": null}), vec!["x", "100"]),
         (json!({"n": 0.5, "o": "y"}), vec!["x", "0.5", "oy"]),
     ] {
@@ -220,17 +195,12 @@ fn what_is_in_a_parameter_may_be_secret_too() {
 
 #[test]
 fn no_more_is_told_than_anybody_reads_and_looking_has_an_end() {
-    let unknown: Map<_, _> = (0..5000)
-        .map(|n| (format!("unknown_{n}"), 1.into()))
-        .collect();
+    let unknown: Map<_, _> = (0..5000).map(|n| (format!("unknown_{n}"), 1.into())).collect();
     let error = search().call(&unknown, plain).err().unwrap();
     assert!(error.violations.len() <= crate::daemon::error::MOST_VIOLATIONS + 1);
     let long = json!({"word": "a", "files": ["x".repeat(3 << 20)]});
     let error = search().call(&given(long), plain).err().unwrap();
-    assert!(
-        error.message.contains("may have 2097152: give less"),
-        "{error}"
-    );
+    assert!(error.message.contains("may have 2097152: give less"), "{error}");
     let options = json!({"word": "a", "files": []});
     assert!(search().call(&given(options), plain).is_ok());
     // Where there is much to compare, the first that is wrong is told.
@@ -243,24 +213,15 @@ fn no_more_is_told_than_anybody_reads_and_looking_has_an_end() {
     assert_eq!(error.err().unwrap().violations.len(), 1);
     let error = tool.call(&given(json!({"x": ["a", "-b", "-c"]})), plain);
     let fields: Vec<_> = error.err().unwrap().violations;
-    let fields: Vec<_> = fields
-        .iter()
-        .map(|violation| violation.field.as_str())
-        .collect();
+    let fields: Vec<_> = fields.iter().map(|violation| violation.field.as_str()).collect();
     assert_eq!(fields, ["x[1]", "x[2]"]);
 }
 
 #[test]
 fn a_schema_that_cannot_be_used_is_told() {
     for (schema, part) in [
-        (
-            json!({"type": "object", "required": "x"}),
-            "schema.required: ",
-        ),
-        (
-            json!({"properties": {"p": {"pattern": "("}}}),
-            "schema.properties.p.pattern: ",
-        ),
+        (json!({"type": "object", "required": "x"}), "schema.required: "),
+        (json!({"properties": {"p": {"pattern": "("}}}), "schema.properties.p.pattern: "),
         (
             json!({"properties": {"p": {"type": "integer", "default": "x"}}}),
             "properties.p: its default",
@@ -283,19 +244,12 @@ fn numbers_arrive_as_they_were_given_or_not_at_all() {
         },
         "additionalProperties": false,
     });
-    let tool = tool(
-        &["x", "--i={i}", "--n={n}", "--any={any}", "--list={list}"],
-        schema,
-    )
-    .unwrap();
+    let tool = tool(&["x", "--i={i}", "--n={n}", "--any={any}", "--list={list}"], schema).unwrap();
     for (params, arguments) in [
         (json!({"i": " +07 "}), "--i=7"),
         (json!({"i": "2.0"}), "--i=2"),
         (json!({"i": u64::MAX}), "--i=18446744073709551615"),
-        (
-            json!({"i": i64::MIN.to_string()}),
-            "--i=-9223372036854775808",
-        ),
+        (json!({"i": i64::MIN.to_string()}), "--i=-9223372036854775808"),
         (json!({"n": "1e2"}), "--n=100"),
         (json!({"n": 2.5}), "--n=2.5"),
         (json!({"any": {"b": 1e2}}), "--any={\"b\":100}"),
@@ -322,18 +276,9 @@ fn null_is_as_good_as_not_given_where_the_schema_has_none() {
         (json!({"enum": ["a"]}), true),
         (json!({"enum": ["a", null]}), false),
         (json!({"const": 1}), true),
-        (
-            json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}),
-            true,
-        ),
-        (
-            json!({"oneOf": [{"type": "string"}, {"type": "null"}]}),
-            false,
-        ),
-        (
-            json!({"allOf": [{"minLength": 1}, {"type": "string"}]}),
-            true,
-        ),
+        (json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}), true),
+        (json!({"oneOf": [{"type": "string"}, {"type": "null"}]}), false),
+        (json!({"allOf": [{"minLength": 1}, {"type": "string"}]}), true),
         (json!({"type": ["string", "null"]}), false),
         (json!({}), false),
     ] {

@@ -82,11 +82,7 @@ fn with_texts(json: Json) -> Json {
         Json::Array(items) => items.into_iter().map(with_texts).collect(),
         Json::Object(fields) => {
             let fields = fields.into_iter();
-            Json::Object(
-                fields
-                    .map(|(name, json)| (name, with_texts(json)))
-                    .collect(),
-            )
+            Json::Object(fields.map(|(name, json)| (name, with_texts(json))).collect())
         }
         json => json,
     }
@@ -96,10 +92,7 @@ fn with_texts(json: Json) -> Json {
 fn what_is_written_is_read_as_it_was() {
     let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
     let service = pool.get_service_by_name("jig.v1.ToolService").unwrap();
-    let seeds = match (
-        env::var("JIG_PROPERTY_SEED"),
-        env::var("JIG_FULL").as_deref(),
-    ) {
+    let seeds = match (env::var("JIG_PROPERTY_SEED"), env::var("JIG_FULL").as_deref()) {
         (Ok(seed), _) => vec![seed.parse().unwrap()],
         (Err(_), Ok("1")) => (0..100_000).map(|_| fastrand::u64(..)).collect(),
         (Err(_), _) => (0..1000).map(|_| fastrand::u64(..)).collect::<Vec<_>>(),
@@ -108,10 +101,8 @@ fn what_is_written_is_read_as_it_was() {
         Json::Object(fields) => fields,
         other => panic!("{other}"),
     };
-    let methods: Vec<_> = service
-        .methods()
-        .map(|method| (Rules::of(&pool, &method.input()), method))
-        .collect();
+    let methods: Vec<_> =
+        service.methods().map(|method| (Rules::of(&pool, &method.input()), method)).collect();
     for seed in seeds {
         for (rules, method) in &methods {
             let (_case, mut rng) = (Case(seed), Rng::with_seed(seed));

@@ -13,9 +13,7 @@ fn descriptor(name: &str) -> MessageDescriptor {
 }
 
 fn parse(name: &str, json: Json) -> Result<DynamicMessage, Vec<(String, String)>> {
-    let Json::Object(fields) = json else {
-        panic!("an object")
-    };
+    let Json::Object(fields) = json else { panic!("an object") };
     let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
     let rules = Rules::of(&pool, &descriptor(name));
     read(&rules, &fields).map_err(|violations| {
@@ -106,27 +104,18 @@ fn all_that_does_not_fit_is_told() {
     ];
     assert_eq!(fields, expected, "{problems:#?}");
     let text = format!("{problems:?}");
-    assert!(
-        text.contains("command, ") && !text.contains("secret"),
-        "{text}"
-    );
+    assert!(text.contains("command, ") && !text.contains("secret"), "{text}");
     let twice = parse("RunRequest", json!({"timeout_sec": 1, "timeoutSec": 5}));
     assert_eq!(twice.unwrap_err().len(), 1);
     for mode in [json!("NONSENSE"), json!(99), json!(-1)] {
         let unknown = parse("WriteFileRequest", json!({"mode": mode})).unwrap_err();
-        assert!(
-            unknown.first().unwrap().1.contains("OVERWRITE, "),
-            "{unknown:?}"
-        );
+        assert!(unknown.first().unwrap().1.contains("OVERWRITE, "), "{unknown:?}");
     }
 }
 
 #[test]
 fn answers_have_their_zeros_and_not_what_was_not_given() {
-    let response = v1::RunResponse {
-        stdout_bytes: 5,
-        ..v1::RunResponse::default()
-    };
+    let response = v1::RunResponse { stdout_bytes: 5, ..v1::RunResponse::default() };
     let bytes = response.encode_to_vec();
     let message = DynamicMessage::decode(descriptor("RunResponse"), &*bytes).unwrap();
     let json = Json::Object(write(&message).unwrap());
@@ -141,10 +130,7 @@ fn answers_have_their_zeros_and_not_what_was_not_given() {
     let bytes = response.encode_to_vec();
     let message = DynamicMessage::decode(descriptor("ReadNotebookResponse"), &*bytes).unwrap();
     let cell = &Json::Object(write(&message).unwrap())["cells"][0];
-    assert_eq!(
-        (&cell["index"], cell.get("execution_count")),
-        (&json!(0), None)
-    );
+    assert_eq!((&cell["index"], cell.get("execution_count")), (&json!(0), None));
 }
 
 #[test]
@@ -152,19 +138,10 @@ fn what_breaks_rules_beside_it_is_told_with_it() {
     let problems = |name, json| parse(name, json).unwrap_err();
     let told = |field: &str, text: &str| (field.to_owned(), text.to_owned());
     assert_eq!(
-        problems(
-            "ReadFileRequest",
-            json!({"start_line": "x", "end_line": 0, "max_bytes": -1})
-        ),
+        problems("ReadFileRequest", json!({"start_line": "x", "end_line": 0, "max_bytes": -1})),
         [
-            told(
-                "max_bytes",
-                "is -1; it must be a whole number from 1 to 10485760"
-            ),
-            told(
-                "start_line",
-                "must be a whole number from 1 to 4294967295; this is a string"
-            ),
+            told("max_bytes", "is -1; it must be a whole number from 1 to 10485760"),
+            told("start_line", "must be a whole number from 1 to 4294967295; this is a string"),
             told("path", "must be given"),
             told("end_line", "is 0; it must be at least 1"),
         ]
@@ -172,11 +149,5 @@ fn what_breaks_rules_beside_it_is_told_with_it() {
     // Of what was left out because of what is in it, nothing else is told.
     let edits = json!({"path": "a", "edits": [{"old_string": 1}]});
     let problems = problems("EditFileRequest", edits);
-    assert_eq!(
-        problems,
-        [told(
-            "edits[0].old_string",
-            "must be a string; this is a number"
-        )]
-    );
+    assert_eq!(problems, [told("edits[0].old_string", "must be a string; this is a number")]);
 }

@@ -85,9 +85,6 @@ mod tests {
         });
         choose(schema.as_object_mut().unwrap());
         let choices = json!([{"type": "array", "items": {"type": "string"}}, {"type": "null"}]);
-        assert_eq!(
-            schema["properties"]["n"],
-            json!({"description": "N.", "anyOf": choices})
-        );
+        assert_eq!(schema["properties"]["n"], json!({"description": "N.", "anyOf": choices}));
     }
 }

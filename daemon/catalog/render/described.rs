@@ -7,23 +7,12 @@ use serde_json::{Map, Value};
 const SILENT: [&str; 4] = ["additionalProperties", "title", "$schema", "$comment"];
 
 /// Formats of texts that strict schemas of several vendors know.
-pub(super) const FORMATS: [&str; 9] = [
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "ipv4",
-    "ipv6",
-    "uuid",
-];
+pub(super) const FORMATS: [&str; 9] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
 /// Whether a `format` is one of these.
 pub(super) fn is_one_of(formats: &[&str], format: &Value) -> bool {
-    format
-        .as_str()
-        .is_some_and(|format| formats.contains(&format))
+    format.as_str().is_some_and(|format| formats.contains(&format))
 }
 
 /// Writes `oneOf` as `anyOf`, which more vendors know, there and in what is in it.

@@ -32,14 +32,8 @@ const KEYWORDS: [&str; 18] = [
     "pattern",
 ];
 /// Keywords that count something.
-const COUNTS: [&str; 6] = [
-    "minItems",
-    "maxItems",
-    "minProperties",
-    "maxProperties",
-    "minLength",
-    "maxLength",
-];
+const COUNTS: [&str; 6] =
+    ["minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"];
 /// Formats that its texts may have.
 const FORMATS: [&str; 2] = ["date-time", "enum"];
 
@@ -75,13 +69,7 @@ fn give_types(schema: &mut Map<String, Value>) {
     if schema.contains_key("type") || schema.contains_key("anyOf") {
         return;
     }
-    let first = |keyword: &str| {
-        schema
-            .get(keyword)?
-            .as_array()?
-            .iter()
-            .find(|one| !one.is_null())
-    };
+    let first = |keyword: &str| schema.get(keyword)?.as_array()?.iter().find(|one| !one.is_null());
     let of_all = || {
         let all = schema.get("allOf")?.as_array()?;
         all.iter().find_map(|one| one.get("type"))
@@ -119,11 +107,9 @@ fn is_kept(keyword: &str, value: &Value) -> bool {
         "additionalProperties" => value.is_object(),
         "default" | "anyOf" => true,
         // Of texts only.
-        "enum" => value.as_array().is_some_and(|values| {
-            values
-                .iter()
-                .all(|value| value.is_string() || value.is_null())
-        }),
+        "enum" => value
+            .as_array()
+            .is_some_and(|values| values.iter().all(|value| value.is_string() || value.is_null())),
         "items" => value.is_object(),
         keyword => KEYWORDS.contains(&keyword),
     }
@@ -141,9 +127,7 @@ fn spell(schema: &mut Map<String, Value>) {
         schema.insert("items".to_owned(), json!({"type": "string"}));
     }
     if let Some(kind) = schema.get_mut("type") {
-        let kinds = kind
-            .as_array()
-            .map_or(std::slice::from_ref(&*kind), Vec::as_slice);
+        let kinds = kind.as_array().map_or(std::slice::from_ref(&*kind), Vec::as_slice);
         let is_nullable = kinds.iter().any(|kind| kind == "null");
         let other = kinds.iter().find(|kind| *kind != "null");
         let other = other.and_then(Value::as_str).unwrap_or("null");
@@ -158,19 +142,13 @@ fn spell(schema: &mut Map<String, Value>) {
         }
     }
     if let Some(Value::Object(inner)) = schema.get_mut("properties") {
-        inner
-            .values_mut()
-            .filter_map(Value::as_object_mut)
-            .for_each(spell);
+        inner.values_mut().filter_map(Value::as_object_mut).for_each(spell);
     }
     if let Some(Value::Object(items)) = schema.get_mut("items") {
         spell(items);
     }
     if let Some(Value::Array(inner)) = schema.get_mut("anyOf") {
-        inner
-            .iter_mut()
-            .filter_map(Value::as_object_mut)
-            .for_each(spell);
+        inner.iter_mut().filter_map(Value::as_object_mut).for_each(spell);
     }
 }
 
@@ -200,22 +178,13 @@ mod tests {
         };
         for (schema, expected) in [
             (json!({}), json!({"type": "string"})),
-            (
-                json!({"const": "k"}),
-                json!({"type": "string", "enum": ["k"]}),
-            ),
-            (
-                json!({"const": 7}),
-                json!({"type": "integer", "description": "{const: 7}"}),
-            ),
+            (json!({"const": "k"}), json!({"type": "string", "enum": ["k"]})),
+            (json!({"const": 7}), json!({"type": "integer", "description": "{const: 7}"})),
             (
                 json!({"enum": [null, 1.5]}),
                 json!({"type": "number", "description": "{enum: [null,1.5]}"}),
             ),
-            (
-                json!({"enum": ["a", "b"]}),
-                json!({"type": "string", "enum": ["a", "b"]}),
-            ),
+            (json!({"enum": ["a", "b"]}), json!({"type": "string", "enum": ["a", "b"]})),
             (
                 json!({"oneOf": [{"type": "string"}, {"const": true}]}),
                 json!({"anyOf": [
@@ -234,10 +203,7 @@ mod tests {
                 json!({"properties": {"b": {}}}),
                 json!({"type": "object", "properties": {"b": {"type": "string"}}}),
             ),
-            (
-                json!({"items": {}}),
-                json!({"type": "array", "items": {"type": "string"}}),
-            ),
+            (json!({"items": {}}), json!({"type": "array", "items": {"type": "string"}})),
         ] {
             let declaration = declaration(&definition(schema.clone()));
             let rendered = &declaration["parameters"]["properties"]["a"];

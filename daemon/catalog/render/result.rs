@@ -30,15 +30,7 @@ impl Format {
     }
 
     fn result(self, result: &ToolResult) -> Value {
-        let ToolResult {
-            call_id,
-            name,
-            text,
-            data,
-            shown,
-            is_error,
-            marks_errors,
-        } = result;
+        let ToolResult { call_id, name, text, data, shown, is_error, marks_errors } = result;
         let is_marked = *is_error && *marks_errors;
         match self {
             Self::JsonSchema => json!({
@@ -131,23 +123,11 @@ mod tests {
             "function_call_output"
         );
         let gemini = Format::Gemini.render_results(&[well.clone(), badly.clone()]);
-        assert_eq!(
-            gemini[0]["functionResponse"]["response"]["output"],
-            "using System;"
-        );
-        assert_eq!(
-            gemini[1]["functionResponse"]["response"]["error"],
-            "using System;"
-        );
-        let with_data = ToolResult {
-            data: Some(json!({"a": 1})),
-            ..well
-        };
+        assert_eq!(gemini[0]["functionResponse"]["response"]["output"], "using System;");
+        assert_eq!(gemini[1]["functionResponse"]["response"]["error"], "using System;");
+        let with_data = ToolResult { data: Some(json!({"a": 1})), ..well };
         let mcp = Format::Mcp.render_results(&[with_data, badly]);
         assert_eq!(mcp[0]["structuredContent"], json!({"a": 1}));
-        assert_eq!(
-            (&mcp[0]["isError"], &mcp[1]["isError"]),
-            (&false.into(), &true.into())
-        );
+        assert_eq!((&mcp[0]["isError"], &mcp[1]["isError"]), (&false.into(), &true.into()));
     }
 }

@@ -24,9 +24,7 @@ fn plain(path: &str) -> Option<String> {
 /// The texts, with whether a rule that allows may go by each.
 fn texts(told: &super::Told) -> Vec<(&str, bool)> {
     let texts = told.texts.iter();
-    texts
-        .map(|text| (text.text.as_str(), text.may_allow))
-        .collect()
+    texts.map(|text| (text.text.as_str(), text.may_allow)).collect()
 }
 
 #[test]
@@ -48,11 +46,8 @@ fn parameters_are_told_as_rules_want_them() {
             "x".repeat(20)
         )
     );
-    let shown: Vec<_> = told
-        .shown
-        .iter()
-        .map(|(name, value)| (name.as_str(), value.as_str()))
-        .collect();
+    let shown: Vec<_> =
+        told.shown.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     assert_eq!(
         shown,
         [
@@ -79,10 +74,7 @@ fn the_pattern_matches_the_call_and_those_with_other_content() {
     assert!(is_like(request("a.*b{2} (x|y)", "other \"\\ one")));
     assert!(is_like(request("/workspace/./a.*b{2} (x|y)", "one")));
     assert!(!is_like(request("a.*b{2} (x|y); rm", "one")));
-    let run = v1::RunRequest {
-        command: Some("x".repeat(20_000)),
-        ..v1::RunRequest::default()
-    };
+    let run = v1::RunRequest { command: Some("x".repeat(20_000)), ..v1::RunRequest::default() };
     assert_eq!(told("run", run).pattern, None);
 }
 
@@ -94,15 +86,9 @@ fn what_may_be_secret_is_not_shown_and_no_pattern_leaves_it_open() {
             env: [("TOKEN".to_owned(), secret.to_owned())].into(),
             ..v1::RunRequest::default()
         },
-        v1::RunRequest {
-            stdin: secret.into(),
-            ..v1::RunRequest::default()
-        },
+        v1::RunRequest { stdin: secret.into(), ..v1::RunRequest::default() },
     ] {
-        let request = v1::RunRequest {
-            command: Some("cat".to_owned()),
-            ..request
-        };
+        let request = v1::RunRequest { command: Some("cat".to_owned()), ..request };
         let told = told("run", request);
         assert_eq!(told.pattern, None);
         assert!(!told.shown.iter().any(|(_, value)| value.contains(secret)));
@@ -123,14 +109,8 @@ fn a_start_is_told_from_a_run() {
     assert_eq!(
         texts(&start),
         [
-            (
-                r#"{"command":"cat","cwd":"a","on_disconnect":"KILL"}"#,
-                true
-            ),
-            (
-                r#"{"command":"cat","cwd":"./a","on_disconnect":"KILL"}"#,
-                true
-            ),
+            (r#"{"command":"cat","cwd":"a","on_disconnect":"KILL"}"#, true),
+            (r#"{"command":"cat","cwd":"./a","on_disconnect":"KILL"}"#, true),
             (r#"{"command":"cat","cwd":"./a"}"#, false),
             (r#"{"command":"cat","cwd":"a"}"#, false),
         ]
@@ -152,17 +132,12 @@ fn paths_are_told_without_detours_too() {
     for (given, expected) in [
         ("prod/x", &[("prod/x", true)][..]),
         ("./prod//x", &[("prod/x", true), ("./prod//x", true)]),
-        (
-            "/workspace/prod/x",
-            &[("prod/x", true), ("/workspace/prod/x", true)],
-        ),
+        ("/workspace/prod/x", &[("prod/x", true), ("/workspace/prod/x", true)]),
         ("q/../prod/x", &[("prod/x", true), ("q/../prod/x", false)]),
         ("../x", &[("../x", true)]),
     ] {
-        let request = v1::DeletePathRequest {
-            path: given.to_owned(),
-            ..v1::DeletePathRequest::default()
-        };
+        let request =
+            v1::DeletePathRequest { path: given.to_owned(), ..v1::DeletePathRequest::default() };
         let told = told("delete_path", request);
         let expected: Vec<_> = expected
             .iter()
@@ -190,10 +165,7 @@ fn the_pattern_of_an_upload_is_for_any_content() {
         given.tell(plain, None)
     };
     let first = told("abc", 3);
-    assert_eq!(
-        first.texts[0].text,
-        r#"{"path":"a","sha256":"abc","size_bytes":3}"#
-    );
+    assert_eq!(first.texts[0].text, r#"{"path":"a","sha256":"abc","size_bytes":3}"#);
     assert_eq!(first.shown[1], ("size_bytes".to_owned(), "3".to_owned()));
     let regex = Regex::new(&first.pattern.unwrap()).unwrap();
     assert!(regex.is_match(&told("def", 4000).texts[0].text));
@@ -208,20 +180,14 @@ fn what_a_text_reads_is_told_to_those_who_deny() {
         };
         let catalog = Catalog::load().unwrap();
         let checked = catalog.tool("apply_patch").unwrap().check(request, true);
-        let reading = super::Reading {
-            field: "unified_diff",
-            text: "read".to_owned(),
-            leads_back,
-        };
+        let reading = super::Reading { field: "unified_diff", text: "read".to_owned(), leads_back };
         let given = checked.unwrap().given.unwrap();
         given.tell(plain, Some(reading))
     };
     for leads_back in [false, true] {
         let told = told(leads_back);
-        let expected = [
-            (r#"{"unified_diff":"given"}"#, !leads_back),
-            (r#"{"unified_diff":"read"}"#, false),
-        ];
+        let expected =
+            [(r#"{"unified_diff":"given"}"#, !leads_back), (r#"{"unified_diff":"read"}"#, false)];
         assert_eq!(texts(&told), expected);
         assert_eq!(told.pattern.is_some(), !leads_back);
     }

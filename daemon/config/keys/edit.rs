@@ -130,9 +130,7 @@ fn change(
         file.sync_all()
     })();
     replaced.map_err(unusable(path))?;
-    temporary
-        .persist(path)
-        .map_err(|error| unusable(path)(error.error))?;
+    temporary.persist(path).map_err(|error| unusable(path)(error.error))?;
     turn.sync_all().map_err(unusable(folder))
 }
 
@@ -187,10 +185,7 @@ mod tests {
             workspaces: Some(["w".to_owned()].into()),
             tools: None,
             allowance: Allowance {
-                rate: Some(Rate {
-                    per_second: 3,
-                    burst: 5,
-                }),
+                rate: Some(Rate { per_second: 3, burst: 5 }),
                 concurrent_calls: None,
             },
             expires: None,
@@ -226,10 +221,7 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         assert!(!text.contains(secret.reveal()));
         let keys = Keys::read(&path).unwrap().keys;
-        let expected = Key {
-            digest: secret.digest(),
-            ..key("a")
-        };
+        let expected = Key { digest: secret.digest(), ..key("a") };
         assert_eq!(keys.first(), Some(&expected));
         assert_eq!(keys.len(), 2);
         let refused = add(&path, &key("a")).unwrap_err().to_string();

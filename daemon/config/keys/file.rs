@@ -135,14 +135,9 @@ impl Keys {
         let mut problems = Vec::new();
         let keys = check(written, &mut problems);
         if problems.is_empty() {
-            return Ok(Self {
-                file: path.to_owned(),
-                keys,
-            });
+            return Ok(Self { file: path.to_owned(), keys });
         }
-        let named = problems
-            .into_iter()
-            .map(|problem| format!("--keys {shown}: {problem}"));
+        let named = problems.into_iter().map(|problem| format!("--keys {shown}: {problem}"));
         Err(named.collect())
     }
 }
@@ -201,10 +196,7 @@ fn explain(message: &str, line: &str) -> String {
 /// Checks what was written.
 pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
     if written.keys.len() > MOST_KEYS {
-        problems.push(format!(
-            "holds {} keys; {MOST_KEYS} are the most",
-            written.keys.len()
-        ));
+        problems.push(format!("holds {} keys; {MOST_KEYS} are the most", written.keys.len()));
     }
     let (mut names, mut digests) = (HashSet::new(), HashSet::new());
     let mut keys = Vec::new();
@@ -242,9 +234,7 @@ pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
         }
         for (field, list) in [("workspaces", &key.workspaces), ("tools", &key.tools)] {
             if list.as_ref().is_some_and(Vec::is_empty) {
-                report(format!(
-                    "{field} is empty: name some, or leave it out for all"
-                ));
+                report(format!("{field} is empty: name some, or leave it out for all"));
             }
         }
         let expires = key.expires.as_deref().map(expiry);
@@ -258,10 +248,9 @@ pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
             workspaces: key.workspaces.map(|names| names.into_iter().collect()),
             tools: key.tools.map(|names| names.into_iter().collect()),
             allowance: Allowance {
-                rate: key.calls_per_second.map(|per_second| Rate {
-                    per_second,
-                    burst: key.burst.unwrap_or(per_second),
-                }),
+                rate: key
+                    .calls_per_second
+                    .map(|per_second| Rate { per_second, burst: key.burst.unwrap_or(per_second) }),
                 concurrent_calls: key.concurrent_calls,
             },
             expires: expires.and_then(Result::ok),
@@ -343,10 +332,7 @@ mod tests {
             "two keys have this name",
             "two entries are for the same key",
         ] {
-            assert!(
-                found.iter().any(|problem| problem.contains(part)),
-                "{part}: {found:#?}"
-            );
+            assert!(found.iter().any(|problem| problem.contains(part)), "{part}: {found:#?}");
         }
         for bad in ["roles = 1", "[[keys]]\nname = \"a\"", &key("key = \"x\"")] {
             assert_eq!(problems(bad).len(), 1, "{bad}");
@@ -357,17 +343,10 @@ mod tests {
     fn a_problem_never_shows_what_may_be_a_key() {
         let fields = FIELDS.into_iter().flat_map(|field| {
             let others = key("").lines().map(str::to_owned).collect::<Vec<_>>();
-            let others = others
-                .into_iter()
-                .filter(|line| !line.starts_with(&format!("{field} =")));
+            let others = others.into_iter().filter(|line| !line.starts_with(&format!("{field} =")));
             let others: Vec<_> = others.collect();
-            [
-                "\"jig_secret\"",
-                "[\"jig_secret\"]",
-                "jig_secret",
-                "\"jig_secret",
-            ]
-            .map(|value| (field, format!("{}\n{field} = {value}\n", others.join("\n"))))
+            ["\"jig_secret\"", "[\"jig_secret\"]", "jig_secret", "\"jig_secret"]
+                .map(|value| (field, format!("{}\n{field} = {value}\n", others.join("\n"))))
         });
         // Where any text can stand.
         let may_be_right = ["workspaces", "tools", "created"];
@@ -401,10 +380,7 @@ mod tests {
             |name: &str| format!("[[keys]]\nname = {name:?}\nrole = \"read\"\nsha256 = \"0\"\n");
         let found = problems(&(bad("a") + &bad("b")));
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(
-            found.iter().all(|problem| problem.contains("64")),
-            "{found:?}"
-        );
+        assert!(found.iter().all(|problem| problem.contains("64")), "{found:?}");
     }
 
     #[test]

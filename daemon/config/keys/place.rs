@@ -75,12 +75,7 @@ fn open_at(folder: &impl std::os::fd::AsFd, name: &OsStr, flags: OFlags) -> Resu
 impl Way {
     fn begin(path: &Path) -> Result<Self, String> {
         let (at, root) = root()?;
-        let mut way = Self {
-            at,
-            path: root,
-            left: Vec::new(),
-            links: 0,
-        };
+        let mut way = Self { at, path: root, left: Vec::new(), links: 0 };
         way.then(path);
         Ok(way)
     }
@@ -141,10 +136,7 @@ impl Way {
 
 /// Where every way begins, and its path.
 fn root() -> Result<(OwnedFd, PathBuf), String> {
-    let (path, flags) = (
-        Path::new("/"),
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-    );
+    let (path, flags) = (Path::new("/"), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC);
     let root = openat(CWD, path, flags, Mode::empty()).map_err(|errno| explain(&errno.into()))?;
     check_folder(&root, path)?;
     Ok((root, path.to_owned()))
@@ -212,10 +204,7 @@ mod tests {
         ] {
             if chown(changed, Some(12_345), None).is_ok() {
                 let problem = open_guarded(&path).unwrap_err();
-                assert!(
-                    problem.contains(told) && problem.contains("12345"),
-                    "{problem}"
-                );
+                assert!(problem.contains(told) && problem.contains("12345"), "{problem}");
                 chown(changed, Some(own), None).unwrap();
             }
         }
@@ -241,10 +230,7 @@ mod tests {
         let link = volume.join("..data");
         if lchown(&link, Some(12_345), None).is_ok() {
             let problem = open_guarded(&volume.join("keys.toml")).unwrap_err();
-            assert!(
-                problem.contains("a link that leads to it belongs"),
-                "{problem}"
-            );
+            assert!(problem.contains("a link that leads to it belongs"), "{problem}");
             lchown(&link, Some(own), None).unwrap();
         }
         // Where a link lies, matters as much.

@@ -27,10 +27,7 @@ impl Secret {
         if getrandom(&mut bytes, GetRandomFlags::empty())? != BYTES {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        Ok(Self(format!(
-            "{PREFIX}{}",
-            BASE64_URL_SAFE_NO_PAD.encode(bytes)
-        )))
+        Ok(Self(format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(bytes))))
     }
 
     /// What it is known by.
@@ -119,10 +116,7 @@ mod tests {
         // SHA-256 of "abc", FIPS 180-4.
         let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(Digest::parse(text), Some(Digest::of(b"abc")));
-        assert_eq!(
-            Digest::parse(&text.to_uppercase()),
-            Some(Digest::of(b"abc"))
-        );
+        assert_eq!(Digest::parse(&text.to_uppercase()), Some(Digest::of(b"abc")));
         for bad in ["", &text[1..], &format!("{text}0"), &text.replace('b', "+")] {
             assert_eq!(Digest::parse(bad), None, "{bad}");
         }

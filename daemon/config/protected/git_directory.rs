@@ -53,15 +53,9 @@ pub(super) fn find(root: &Path) -> Result<Vec<GitDirectory>, String> {
         if let Some(target) = &target {
             common.extend(within(root, &directory, target)?);
         }
-        found.push(GitDirectory {
-            path,
-            is_worktree: target.is_some(),
-        });
+        found.push(GitDirectory { path, is_worktree: target.is_some() });
     }
-    found.extend(common.into_iter().map(|path| GitDirectory {
-        path,
-        is_worktree: false,
-    }));
+    found.extend(common.into_iter().map(|path| GitDirectory { path, is_worktree: false }));
     Ok(found)
 }
 
@@ -75,22 +69,15 @@ fn is_repository(directory: &Path) -> bool {
 /// followed nor waited for.
 fn pointer(file: &Path, prefix: &[u8]) -> Option<PathBuf> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits().cast_signed())
-        .open(file)
-        .ok()?;
+    let file =
+        OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(file).ok()?;
     if !file.metadata().ok()?.is_file() {
         return None;
     }
     let mut content = Vec::new();
-    file.take(MAX_POINTER_BYTES)
-        .read_to_end(&mut content)
-        .ok()?;
+    file.take(MAX_POINTER_BYTES).read_to_end(&mut content).ok()?;
     let path = content.strip_prefix(prefix)?;
-    let end = path
-        .iter()
-        .rposition(|byte| !matches!(byte, b'\n' | b'\r'))?;
+    let end = path.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r'))?;
     Some(PathBuf::from(OsStr::from_bytes(path.get(..=end)?)))
 }
 
@@ -182,10 +169,7 @@ mod tests {
         repository(&root);
         assert_eq!(found(&root), [(String::new(), false)]);
         fs::create_dir(root.join(".git")).unwrap();
-        assert_eq!(
-            found(&root),
-            [(".git".to_owned(), false), (String::new(), false)]
-        );
+        assert_eq!(found(&root), [(".git".to_owned(), false), (String::new(), false)]);
         repository(&root.join(".git"));
         assert_eq!(found(&root), [(".git".to_owned(), false)]);
     }

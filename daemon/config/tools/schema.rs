@@ -111,9 +111,7 @@ pub(super) fn read(written: &toml::Table, report: &mut impl FnMut(String)) -> Sc
         report(problem);
     }
     for name in properties.keys().filter(|name| !is_name(name)) {
-        report(format!(
-            "schema.properties.{name}: names of parameters have letters, digits and _"
-        ));
+        report(format!("schema.properties.{name}: names of parameters have letters, digits and _"));
     }
     let mut fields = Map::new();
     fields.insert("type".to_owned(), "object".into());
@@ -170,9 +168,7 @@ impl Outermost {
                 .as_str()
                 .is_some_and(|name| properties.is_some_and(|all| all.get(name).is_some()));
             if !is_there {
-                report(format!(
-                    "schema.required: {name} is not in schema.properties"
-                ));
+                report(format!("schema.required: {name} is not in schema.properties"));
             }
         }
     }
@@ -273,10 +269,8 @@ impl Reader {
     /// What a reference leads to, without references.
     fn target(&mut self, reference: &Json, place: &str, depth: usize) -> Option<Json> {
         let reference = reference.as_str().unwrap_or_default().to_owned();
-        let target = reference
-            .strip_prefix('#')
-            .and_then(|pointer| self.root.pointer(pointer))
-            .cloned();
+        let target =
+            reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).cloned();
         let Some(target) = target else {
             let text = format!("$ref {reference:?} leads to nothing in this schema");
             self.report(place, &text);
@@ -309,9 +303,7 @@ fn json(value: &toml::Value) -> Result<Json, String> {
         }
         toml::Value::Array(items) => Json::Array(items.iter().map(json).collect::<Result<_, _>>()?),
         toml::Value::Table(fields) => {
-            let fields = fields
-                .iter()
-                .map(|(name, value)| Ok((name.clone(), json(value)?)));
+            let fields = fields.iter().map(|(name, value)| Ok((name.clone(), json(value)?)));
             Json::Object(fields.collect::<Result<_, String>>()?)
         }
     })

@@ -30,9 +30,7 @@ pub(crate) enum Piece {
 impl Template {
     /// Reads a template; answers what is wrong with it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        if let Some(name) = text
-            .strip_prefix('{')
-            .and_then(|text| text.strip_suffix("...}"))
+        if let Some(name) = text.strip_prefix('{').and_then(|text| text.strip_suffix("...}"))
             && is_name(name)
         {
             return Ok(Self::Each(name.to_owned()));
@@ -144,10 +142,7 @@ impl Template {
 
 /// Whether a parameter may be called so.
 pub(super) fn is_name(name: &str) -> bool {
-    !name.is_empty()
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 fn written(value: &Json) -> String {
@@ -167,9 +162,7 @@ mod tests {
 
     fn filled(templates: &[&str], params: Json) -> Vec<String> {
         let templates = templates.iter().map(|text| Template::parse(text).unwrap());
-        templates
-            .flat_map(|template| template.fill(params.as_object().unwrap()))
-            .collect()
+        templates.flat_map(|template| template.fill(params.as_object().unwrap())).collect()
     }
 
     #[test]
@@ -177,10 +170,7 @@ mod tests {
         let params =
             json!({"q": "a b; rm -rf / $(x) \"", "n": 3, "f": ["x y", "-z", 1], "o": null});
         for (templates, expected) in [
-            (
-                vec!["tool", "--query={q}"],
-                vec!["tool", "--query=a b; rm -rf / $(x) \""],
-            ),
+            (vec!["tool", "--query={q}"], vec!["tool", "--query=a b; rm -rf / $(x) \""]),
             (vec!["{n}{n}", "{{n}}"], vec!["33", "{n}"]),
             (vec!["{f...}"], vec!["x y", "-z", "1"]),
             (vec!["{f}"], vec!["[\"x y\",\"-z\",1]"]),

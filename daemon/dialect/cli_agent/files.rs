@@ -40,13 +40,7 @@ pub(super) fn create(mut params: Params, tools: &mut dyn Tools) -> Answering<'_>
         if bytes > MOST_BYTES {
             let text = format!("Content of {bytes} bytes is too large (limit 10MB)");
             let suggestion = "Create the file with less, and add the rest by other means";
-            return Ok(failed(
-                since,
-                "content_too_large",
-                &text,
-                suggestion,
-                Json::Null,
-            ));
+            return Ok(failed(since, "content_too_large", &text, suggestion, Json::Null));
         }
         let call = Call::new(
             "write_file",
@@ -133,10 +127,7 @@ pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             warnings,
             ..Output::default()
         };
-        Ok(Answer {
-            is_cut: read.flag("truncated"),
-            ..output.answer(since)
-        })
+        Ok(Answer { is_cut: read.flag("truncated"), ..output.answer(since) })
     })
 }
 
@@ -186,12 +177,7 @@ pub(super) fn replace(mut params: Params, tools: &mut dyn Tools) -> Answering<'_
         });
         let call = Call::new("edit_file", json!({ "path": path, "edits": [edit] }))
             .naming(&[("edits[0].", "")]);
-        let mut edited = tools
-            .call(call)
-            .await?
-            .objects("edits")
-            .next()
-            .unwrap_or_default();
+        let mut edited = tools.call(call).await?.objects("edits").next().unwrap_or_default();
         let found = edited.count("occurrences_found");
         let line = edited.list("lines_changed").first().and_then(Json::as_u64);
         let warning = (found > 1).then(|| {
@@ -271,9 +257,7 @@ pub(super) fn create_directory(params: Params, tools: &mut dyn Tools) -> Answeri
         let since = Instant::now();
         let path = params.str("path");
         inside(path)?;
-        let made = tools
-            .call(Call::new("create_directory", json!({ "path": path })))
-            .await?;
+        let made = tools.call(Call::new("create_directory", json!({ "path": path }))).await?;
         let created = made.list("created");
         let parents = created.len().saturating_sub(1);
         let is_new = !created.is_empty();
@@ -316,10 +300,9 @@ pub(super) fn refusal(
             format!("File '{path}' already exists. Use replace_string_in_file to modify"),
             "Use replace_string_in_file to modify it, or choose another name",
         ),
-        "create_file" if denied => (
-            format!("Cannot create file '{path}' - permission denied"),
-            other_path,
-        ),
+        "create_file" if denied => {
+            (format!("Cannot create file '{path}' - permission denied"), other_path)
+        }
         "read_file" if is(Reason::LineRangeInvalid) => {
             let lines = told("total_lines");
             let first = said.number("start_line", 1.0);
@@ -339,26 +322,22 @@ pub(super) fn refusal(
                 "Read the file to see what it holds, and use a string that is there",
             )
         }
-        "list_dir" if is(Reason::NotADirectory) => (
-            format!("Path '{path}' is not a directory"),
-            "Use read_file to read a file",
-        ),
-        "list_dir" if denied => (
-            "Cannot list directory - permission denied".to_owned(),
-            other_path,
-        ),
+        "list_dir" if is(Reason::NotADirectory) => {
+            (format!("Path '{path}' is not a directory"), "Use read_file to read a file")
+        }
+        "list_dir" if denied => {
+            ("Cannot list directory - permission denied".to_owned(), other_path)
+        }
         "create_directory" if is_in_the_way => (
             format!("Path '{path}' exists as a file, cannot create directory"),
             "Choose another name",
         ),
-        "create_directory" if denied => (
-            "Cannot create directory - permission denied".to_owned(),
-            other_path,
-        ),
-        _ if is(Reason::NotAFile) => (
-            format!("Path '{path}' is not a regular file"),
-            "Use list_dir to see what is there",
-        ),
+        "create_directory" if denied => {
+            ("Cannot create directory - permission denied".to_owned(), other_path)
+        }
+        _ if is(Reason::NotAFile) => {
+            (format!("Path '{path}' is not a regular file"), "Use list_dir to see what is there")
+        }
         _ => return None,
     })
 }

@@ -126,10 +126,9 @@ fn line(found: &Data) -> String {
 pub(super) fn refusal(said: &Said, error: &Error) -> Option<(String, &'static str)> {
     let pattern = said.text("pattern");
     match (said.tool.as_str(), error.reason) {
-        ("file_search", Reason::InvalidGlob) => Some((
-            format!("Invalid glob pattern '{pattern}'"),
-            "Mend the pattern, and try again",
-        )),
+        ("file_search", Reason::InvalidGlob) => {
+            Some((format!("Invalid glob pattern '{pattern}'"), "Mend the pattern, and try again"))
+        }
         ("grep_search", Reason::InvalidGlob) => Some((
             format!("Invalid glob pattern '{}'", said.text("file_pattern")),
             "Mend the pattern, and try again",

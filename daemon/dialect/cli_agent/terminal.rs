@@ -29,10 +29,8 @@ pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             "stdout_lines": ran.count("stdout_lines"),
             "stderr_lines": ran.count("stderr_lines"),
         });
-        let warnings: Vec<_> = ["stdout", "stderr"]
-            .into_iter()
-            .filter_map(|stream| shortened(&ran, stream))
-            .collect();
+        let warnings: Vec<_> =
+            ["stdout", "stderr"].into_iter().filter_map(|stream| shortened(&ran, stream)).collect();
         if !stderr.is_empty() {
             metadata["stderr"] = stderr.into();
         }
@@ -153,11 +151,7 @@ mod tests {
     #[test]
     fn what_the_shell_did_not_find_is_named() {
         for (stderr, command, name) in [
-            (
-                "/bin/sh: 1: invalid_cmd: not found\n",
-                "invalid_cmd -x",
-                "invalid_cmd",
-            ),
+            ("/bin/sh: 1: invalid_cmd: not found\n", "invalid_cmd -x", "invalid_cmd"),
             ("a\nbash: line 1: b: command not found\n", "a; b", "b"),
             ("something else", "first second", "first"),
             ("", "", ""),

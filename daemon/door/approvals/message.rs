@@ -33,9 +33,7 @@ pub(super) fn approval(approval: &Approval, catalog: &Catalog) -> v1::Approval {
         state: state.into(),
         tool: record.tool.clone(),
         said_as: record.said_as.clone(),
-        title: options
-            .map(|options| options.title.clone())
-            .unwrap_or_default(),
+        title: options.map(|options| options.title.clone()).unwrap_or_default(),
         risk: catalog.risk(&record.tool).into(),
         parameters: parameters
             .map(|parameter| v1::ApprovalParameter {
@@ -85,18 +83,13 @@ pub(super) fn rule(rule: &Rule, scope: &BTreeSet<String>) -> v1::Rule {
             .map(|pattern| pattern.as_str().to_owned())
             .unwrap_or_default(),
         action: wire.into(),
-        workspaces: workspaces
-            .filter(|name| scope.contains(*name))
-            .cloned()
-            .collect(),
+        workspaces: workspaces.filter(|name| scope.contains(*name)).cloned().collect(),
         expire_time: rule.expires.map(Into::into),
         enabled: rule.enabled,
         origin: origin.into(),
         created_by: made.map(|made| made.by.clone()).unwrap_or_default(),
         create_time: made.map(|made| made.at.into()),
-        approval_id: made
-            .and_then(|made| made.approval_id.clone())
-            .unwrap_or_default(),
+        approval_id: made.and_then(|made| made.approval_id.clone()).unwrap_or_default(),
     }
 }
 

@@ -76,9 +76,7 @@ impl ApprovalService for Approvals {
             let scope = Scope::of(&self.0, &incoming)?;
             let sees = |record: &ApprovalRecord| scope.has(record);
             let found = self.0.approvals.get(&request.approval_id, sees).await?;
-            Ok(GetApprovalResponse {
-                approval: Some(approval(&found, &self.0.catalog)),
-            })
+            Ok(GetApprovalResponse { approval: Some(approval(&found, &self.0.catalog)) })
         })
         .await
     }
@@ -117,40 +115,31 @@ impl ApprovalService for Approvals {
         &self,
         request: Request<ListRulesRequest>,
     ) -> Result<Response<ListRulesResponse>, Status> {
-        answered(request, async |incoming, request| {
-            self.rules(&incoming, request)
-        })
-        .await
+        answered(request, async |incoming, request| self.rules(&incoming, request)).await
     }
 
     async fn create_rule(
         &self,
         request: Request<CreateRuleRequest>,
     ) -> Result<Response<CreateRuleResponse>, Status> {
-        self.once("CreateRule", request, |door, incoming, request| {
-            door.create(incoming, request)
-        })
-        .await
+        self.once("CreateRule", request, |door, incoming, request| door.create(incoming, request))
+            .await
     }
 
     async fn update_rule(
         &self,
         request: Request<UpdateRuleRequest>,
     ) -> Result<Response<UpdateRuleResponse>, Status> {
-        self.once("UpdateRule", request, |door, incoming, request| {
-            door.update(incoming, request)
-        })
-        .await
+        self.once("UpdateRule", request, |door, incoming, request| door.update(incoming, request))
+            .await
     }
 
     async fn delete_rule(
         &self,
         request: Request<DeleteRuleRequest>,
     ) -> Result<Response<DeleteRuleResponse>, Status> {
-        self.once("DeleteRule", request, |door, incoming, request| {
-            door.delete(incoming, request)
-        })
-        .await
+        self.once("DeleteRule", request, |door, incoming, request| door.delete(incoming, request))
+            .await
     }
 }
 
@@ -233,10 +222,7 @@ impl Approvals {
             }
         }
         let (approvals, next_page_token) = page.end(is_more);
-        Ok(ListApprovalsResponse {
-            next_page_token,
-            approvals,
-        })
+        Ok(ListApprovalsResponse { next_page_token, approvals })
     }
 
     fn rules(
@@ -264,10 +250,7 @@ impl Approvals {
             rules.next();
         }
         let (rules, next_page_token) = page.end(rules.peek().is_some());
-        Ok(ListRulesResponse {
-            rules,
-            next_page_token,
-        })
+        Ok(ListRulesResponse { rules, next_page_token })
     }
 
     async fn decide(
@@ -307,9 +290,7 @@ impl Approvals {
         let by = incoming.principal.name();
         let sees = |record: &ApprovalRecord| scope.has(record);
         let decided =
-            self.0
-                .approvals
-                .decide(&request.approval_id, sees, by, decision, request.comment);
+            self.0.approvals.decide(&request.approval_id, sees, by, decision, request.comment);
         let (decided, made) = decided.await?;
         Ok(DecideApprovalResponse {
             approval: Some(approval(&decided, &self.0.catalog)),
@@ -365,9 +346,7 @@ impl Approvals {
         });
         let made = made.await?;
         self.0.approvals.let_in_by(&made).await;
-        Ok(CreateRuleResponse {
-            rule: Some(rule(&made, &scope)),
-        })
+        Ok(CreateRuleResponse { rule: Some(rule(&made, &scope)) })
     }
 
     async fn update(
@@ -389,15 +368,10 @@ impl Approvals {
             seconds => Some(ending(seconds)),
         });
         let sees = |rule: &Rule| scope.holds(rule);
-        let changed = self
-            .0
-            .policy
-            .change(&request.rule_id, sees, request.enabled, expires);
+        let changed = self.0.policy.change(&request.rule_id, sees, request.enabled, expires);
         let changed = changed.await?;
         self.0.approvals.let_in_by(&changed).await;
-        Ok(UpdateRuleResponse {
-            rule: Some(rule(&changed, scope.workspaces())),
-        })
+        Ok(UpdateRuleResponse { rule: Some(rule(&changed, scope.workspaces())) })
     }
 
     async fn delete(

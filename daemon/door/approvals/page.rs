@@ -16,11 +16,7 @@ pub(super) struct Page<T> {
 impl<T: Message> Page<T> {
     /// One without entries.
     pub(super) fn new() -> Self {
-        Self {
-            entries: Vec::new(),
-            left: PAGE_BYTES,
-            last: None,
-        }
+        Self { entries: Vec::new(), left: PAGE_BYTES, last: None }
     }
 
     /// Adds what has this id, if there is room for it.

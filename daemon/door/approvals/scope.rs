@@ -26,10 +26,7 @@ impl Scope {
                 .map(|scene| scene.workspace.name().to_owned())
                 .collect(),
         };
-        Ok(Self {
-            workspaces,
-            principal: Arc::clone(&incoming.principal),
-        })
+        Ok(Self { workspaces, principal: Arc::clone(&incoming.principal) })
     }
 
     /// The workspaces.

@@ -112,10 +112,7 @@ impl Watch {
         let end = self.pipeline.drain.end_token();
         let deadline = self.deadline;
         let gone = sender.clone();
-        let client = Client {
-            sender,
-            last: Instant::now(),
-        };
+        let client = Client { sender, last: Instant::now() };
         let last_words = async {
             end.cancelled().await;
             sleep(LAST_WORDS).await;
@@ -306,10 +303,7 @@ fn wire(
     }
     Some(Item::Event(Event {
         sequence,
-        step: record
-            .get("step")
-            .and_then(Json::as_u64)
-            .unwrap_or_default(),
+        step: record.get("step").and_then(Json::as_u64).unwrap_or_default(),
         r#type: kind,
         time: text("time").parse::<Timestamp>().ok(),
         tool,

@@ -43,10 +43,7 @@ pub(super) struct Place {
 
 impl Default for Watchers {
     fn default() -> Self {
-        Self {
-            all: Queue::new(OF_ALL, Share::Reserve, 0),
-            sessions: Mutex::default(),
-        }
+        Self { all: Queue::new(OF_ALL, Share::Reserve, 0), sessions: Mutex::default() }
     }
 }
 
@@ -75,12 +72,7 @@ impl Watchers {
         })?;
         sessions.entry(session.clone()).or_insert((of_session, 0)).1 += 1;
         drop(sessions);
-        Ok(Place {
-            watchers: Arc::clone(self),
-            session,
-            _of_session: place,
-            _of_all: of_all,
-        })
+        Ok(Place { watchers: Arc::clone(self), session, _of_session: place, _of_all: of_all })
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<Key, (Arc<Queue>, usize)>> {

@@ -32,10 +32,7 @@ use crate::{
 /// What a request id was used for that made a batch of calls.
 const BATCH: &str = "jig.v1.InvokeService/InvokeBatch";
 /// Where a call of a batch has its parameters.
-const ARGUMENTS: Fields = Fields {
-    structure: "arguments",
-    text: "arguments_json",
-};
+const ARGUMENTS: Fields = Fields { structure: "arguments", text: "arguments_json" };
 
 /// The service.
 #[derive(Debug)]
@@ -70,10 +67,7 @@ impl InvokeService for Invoke {
     ) -> Result<Response<InvokeBatchResponse>, Status> {
         answered(request, async |incoming, request| {
             let bytes = request.encoded_len();
-            let arguments = request
-                .calls
-                .iter()
-                .filter_map(|call| call.arguments.as_ref());
+            let arguments = request.calls.iter().filter_map(|call| call.arguments.as_ref());
             let held = bytes + arguments.map(params::overhead).sum::<usize>();
             let format = request.result_format();
             let read = {
@@ -123,9 +117,7 @@ fn batch(pipeline: &Pipeline, mut request: InvokeBatchRequest) -> Result<Batch, 
             Raw::new(call.arguments.take(), json, ARGUMENTS)
         })
         .collect();
-    let checked = pipeline
-        .catalog
-        .look_at("jig.v1.InvokeBatchRequest", request, false)?;
+    let checked = pipeline.catalog.look_at("jig.v1.InvokeBatchRequest", request, false)?;
     let (request, mut violations) = (checked.request, checked.violations);
     let dialect = dialect_of(&request.dialect, &mut violations);
     let wait = u64::from(request.wait_ms.unwrap_or_default());
@@ -164,9 +156,7 @@ fn invocation(pipeline: &Pipeline, mut request: InvokeRequest) -> Result<Invocat
     // The tool looks at them.
     let json = take(&mut request.params_json);
     let params = Raw::new(request.params.take(), json, PARAMS);
-    let checked = pipeline
-        .catalog
-        .look_at("jig.v1.InvokeRequest", request, false)?;
+    let checked = pipeline.catalog.look_at("jig.v1.InvokeRequest", request, false)?;
     let (request, mut violations) = (checked.request, checked.violations);
     let dialect = dialect_of(&request.dialect, &mut violations);
     violations.extend(params.twice());

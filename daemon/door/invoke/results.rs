@@ -76,11 +76,8 @@ pub(super) fn response(
     terms: Terms,
 ) -> Result<InvokeBatchResponse, Error> {
     let mode = if terms.is_waited_for { "sync" } else { "async" };
-    let mut response = InvokeBatchResponse {
-        ok: true,
-        mode: mode.to_owned(),
-        ..InvokeBatchResponse::default()
-    };
+    let mut response =
+        InvokeBatchResponse { ok: true, mode: mode.to_owned(), ..InvokeBatchResponse::default() };
     let mut told = Vec::new();
     let most = ALL_BYTES / answers.len().max(1);
     for answer in answers {
@@ -133,19 +130,10 @@ struct Output {
 /// What came of one call: as a message, and its output.
 fn result(answer: BatchAnswer, most: usize, terms: Terms) -> Result<(BatchResult, Output), Error> {
     let BatchAnswer { id, name, state } = answer;
-    let result = BatchResult {
-        call_id: id,
-        name,
-        ..BatchResult::default()
-    };
+    let result = BatchResult { call_id: id, name, ..BatchResult::default() };
     Ok(match state {
         BatchState::Submitted { job, job_type } => {
-            let submitted = BatchResult {
-                ok: true,
-                job_id: job,
-                job_type,
-                ..result
-            };
+            let submitted = BatchResult { ok: true, job_id: job, job_type, ..result };
             (submitted, Output::default())
         }
         BatchState::Pending { job } => {
@@ -168,10 +156,7 @@ fn result(answer: BatchAnswer, most: usize, terms: Terms) -> Result<(BatchResult
                 }),
                 ..result
             };
-            let output = Output {
-                text,
-                ..Output::default()
-            };
+            let output = Output { text, ..Output::default() };
             (pending, output)
         }
         BatchState::Ended(ended) => {
@@ -191,12 +176,7 @@ fn result(answer: BatchAnswer, most: usize, terms: Terms) -> Result<(BatchResult
                     true => ended.job_id,
                     false => String::new(),
                 },
-                output: output
-                    .data
-                    .as_ref()
-                    .and_then(Value::as_object)
-                    .cloned()
-                    .map(structure),
+                output: output.data.as_ref().and_then(Value::as_object).cloned().map(structure),
                 error,
                 ..result
             };
@@ -228,9 +208,7 @@ fn output(ended: &InvokeResponse, most: usize, terms: Terms) -> Result<Output, E
     };
     let shown = match is_text {
         true => None,
-        false => serde_json::from_str(&ended.text)
-            .ok()
-            .filter(Value::is_object),
+        false => serde_json::from_str(&ended.text).ok().filter(Value::is_object),
     };
     let shown = shown.map(short);
     let text = match &shown {
@@ -238,12 +216,7 @@ fn output(ended: &InvokeResponse, most: usize, terms: Terms) -> Result<Output, E
         Some(_) => ended.text.clone(),
         None => shortened_text(&ended.text, most, &rest),
     };
-    Ok(Output {
-        data: data.map(short),
-        shown,
-        is_text,
-        text,
-    })
+    Ok(Output { data: data.map(short), shown, is_text, text })
 }
 
 /// The same, where a preview stands for what is too long.
@@ -266,18 +239,9 @@ fn previewed(data: Option<Value>, is_text: bool, text: &str, note: Option<String
     let text = match (text.len() > PREVIEWED_BYTES, &data) {
         (false, _) => text.to_owned(),
         (true, Some(data)) if !is_text => data.to_string(),
-        (true, _) => format!(
-            "{} … (the beginning of {} bytes)",
-            beginning(text),
-            text.len()
-        ),
+        (true, _) => format!("{} … (the beginning of {} bytes)", beginning(text), text.len()),
     };
-    Output {
-        data,
-        shown: None,
-        is_text,
-        text,
-    }
+    Output { data, shown: None, is_text, text }
 }
 
 /// Where a model finds what a preview of a command's result leaves out.
@@ -295,10 +259,8 @@ fn beginning(text: &str) -> String {
 }
 
 fn message(result: &BatchResult, output: Option<&Value>) -> Result<v1::ToolMessage, Error> {
-    let error = result.error.as_ref().map(|error| Why {
-        code: &error.code,
-        message: &error.message,
-    });
+    let error =
+        result.error.as_ref().map(|error| Why { code: &error.code, message: &error.message });
     let content = Content {
         ok: result.ok,
         pending: result.pending.then_some(true),

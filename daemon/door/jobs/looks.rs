@@ -62,20 +62,14 @@ mod tests {
 
     #[test]
     fn who_looks_often_keeps_others_waiting_for_one_look() {
-        let access = Access::new(Trust {
-            own: Some(1000),
-            loopback: false,
-            commands_are_apart: true,
-        });
+        let access =
+            Access::new(Trust { own: Some(1000), loopback: false, commands_are_apart: true });
         let [often, once] =
             [1000, 0].map(|uid| access.admit(None, Origin::Socket { uid }).unwrap());
         let looks = Looks::default();
-        let first: Vec<_> = (0..AT_ONCE)
-            .map(|_| now(pin!(looks.enter(&often))).unwrap().unwrap())
-            .collect();
-        let mut waiting: Vec<_> = (0..WAITING)
-            .map(|_| Box::pin(looks.enter(&often)))
-            .collect();
+        let first: Vec<_> =
+            (0..AT_ONCE).map(|_| now(pin!(looks.enter(&often))).unwrap().unwrap()).collect();
+        let mut waiting: Vec<_> = (0..WAITING).map(|_| Box::pin(looks.enter(&often))).collect();
         assert!(waiting.iter_mut().all(|it| now(it.as_mut()).is_none()));
         let refused = now(pin!(looks.enter(&often))).unwrap().unwrap_err();
         assert_eq!(refused.reason, Reason::ResourceExhausted);
@@ -84,10 +78,7 @@ mod tests {
         assert!(now(other.as_mut()).is_none());
         drop(first);
         let _turn = now(other).expect("it is its turn").unwrap();
-        let turns: Vec<_> = waiting
-            .iter_mut()
-            .filter_map(|it| now(it.as_mut()))
-            .collect();
+        let turns: Vec<_> = waiting.iter_mut().filter_map(|it| now(it.as_mut())).collect();
         assert_eq!(turns.len(), AT_ONCE - 1);
     }
 }

@@ -82,9 +82,7 @@ impl JobService for Jobs {
             let (call, order) = looked.await?;
             let work = async move |is_unfinished: bool| {
                 let submitted = pipeline.submit_job(&incoming, order, is_unfinished).await?;
-                Ok(SubmitJobResponse {
-                    job: Some(lean(&submitted)),
-                })
+                Ok(SubmitJobResponse { job: Some(lean(&submitted)) })
             };
             // In a task of its own: a caller who goes away does not leave half a job.
             let submitted = self.pipeline.once_whole(call, work);
@@ -98,17 +96,12 @@ impl JobService for Jobs {
         request: Request<GetJobRequest>,
     ) -> Result<Response<GetJobResponse>, Status> {
         answered(request, async |incoming, request| {
-            let request = self
-                .pipeline
-                .catalog
-                .check("jig.v1.GetJobRequest", request)?;
+            let request = self.pipeline.catalog.check("jig.v1.GetJobRequest", request)?;
             let seen = match self.find(&incoming, &request.job_id).await? {
                 Found::Live(live) => live.seen(),
                 Found::Ended(seen) => *seen,
             };
-            Ok(GetJobResponse {
-                job: Some(job(seen)?),
-            })
+            Ok(GetJobResponse { job: Some(job(seen)?) })
         })
         .await
     }
@@ -118,10 +111,7 @@ impl JobService for Jobs {
         request: Request<ListJobsRequest>,
     ) -> Result<Response<ListJobsResponse>, Status> {
         answered(request, async |incoming, request| {
-            let request = self
-                .pipeline
-                .catalog
-                .check("jig.v1.ListJobsRequest", request)?;
+            let request = self.pipeline.catalog.check("jig.v1.ListJobsRequest", request)?;
             let workspace = self.pipeline.scene(&incoming)?.workspace.name();
             let selection = selected(request, workspace)?;
             let asked = Selection {
@@ -147,10 +137,7 @@ impl JobService for Jobs {
         request: Request<WaitJobRequest>,
     ) -> Result<Response<WaitJobResponse>, Status> {
         answered(request, async |incoming, request| {
-            let request = self
-                .pipeline
-                .catalog
-                .check("jig.v1.WaitJobRequest", request)?;
+            let request = self.pipeline.catalog.check("jig.v1.WaitJobRequest", request)?;
             let seen = match self.find(&incoming, &request.job_id).await? {
                 Found::Ended(seen) => *seen,
                 Found::Live(live) => {
@@ -163,9 +150,7 @@ impl JobService for Jobs {
                     }
                 }
             };
-            Ok(WaitJobResponse {
-                job: Some(job(seen)?),
-            })
+            Ok(WaitJobResponse { job: Some(job(seen)?) })
         })
         .await
     }
@@ -176,12 +161,8 @@ impl JobService for Jobs {
     ) -> Result<Response<CancelJobResponse>, Status> {
         answered(request, async |incoming, request| {
             let call =
-                self.pipeline
-                    .repeatable(&incoming, "jig.v1.JobService/CancelJob", &request)?;
-            let request = self
-                .pipeline
-                .catalog
-                .check("jig.v1.CancelJobRequest", request)?;
+                self.pipeline.repeatable(&incoming, "jig.v1.JobService/CancelJob", &request)?;
+            let request = self.pipeline.catalog.check("jig.v1.CancelJobRequest", request)?;
             let pipeline = Arc::clone(&self.pipeline);
             // Ended once or twice, it has ended.
             let work = async move |_is_unfinished: bool| {
@@ -192,9 +173,7 @@ impl JobService for Jobs {
                         ended(&pipeline, &live).await?
                     }
                 };
-                Ok(CancelJobResponse {
-                    job: Some(job(seen)?),
-                })
+                Ok(CancelJobResponse { job: Some(job(seen)?) })
             };
             self.pipeline.once_whole(call, work).await
         })
@@ -206,10 +185,7 @@ impl JobService for Jobs {
         request: Request<WatchJobRequest>,
     ) -> Result<Response<Self::WatchJobStream>, Status> {
         answered(request, async |incoming, request| {
-            let request = self
-                .pipeline
-                .catalog
-                .check("jig.v1.WatchJobRequest", request)?;
+            let request = self.pipeline.catalog.check("jig.v1.WatchJobRequest", request)?;
             let found = self.find(&incoming, &request.job_id).await?;
             let place = self.watchers.enter(&incoming.principal)?;
             let (sender, last, answers) = outlet(AHEAD, &incoming.call_id);
@@ -225,11 +201,7 @@ impl JobService for Jobs {
 impl Jobs {
     /// Those of a pipeline.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
-        Self {
-            pipeline,
-            watchers: Watchers::default(),
-            looks: Looks::default(),
-        }
+        Self { pipeline, watchers: Watchers::default(), looks: Looks::default() }
     }
 
     async fn find(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
@@ -255,9 +227,7 @@ fn submission(pipeline: &Pipeline, mut request: SubmitJobRequest) -> Result<Subm
     // The tool looks at them.
     let json = take(&mut request.params_json);
     let params = Raw::new(request.params.take(), json, PARAMS);
-    let checked = pipeline
-        .catalog
-        .look_at("jig.v1.SubmitJobRequest", request, false)?;
+    let checked = pipeline.catalog.look_at("jig.v1.SubmitJobRequest", request, false)?;
     let (request, mut violations) = (checked.request, checked.violations);
     let dialect = dialect_of(&request.dialect, &mut violations);
     violations.extend(params.twice());

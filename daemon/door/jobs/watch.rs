@@ -72,24 +72,16 @@ impl Watch {
     ) -> Result<Self, Error> {
         let (seen, written) = match found {
             Found::Live(live) => (live.watch(), live.written().subscribe()),
-            Found::Ended(seen) => (
-                watch::Sender::new(*seen).subscribe(),
-                watch::Sender::new(()).subscribe(),
-            ),
+            Found::Ended(seen) => {
+                (watch::Sender::new(*seen).subscribe(), watch::Sender::new(()).subscribe())
+            }
         };
         let session = SessionId::parse(&seen.borrow().job.session)
             .ok_or_else(|| Error::internal("a job has no session"))?;
-        let stream = |offset, event| Stream {
-            offset,
-            file: None,
-            event,
-        };
+        let stream = |offset, event| Stream { offset, file: None, event };
         Ok(Self {
             pipeline,
-            incoming: Incoming {
-                session,
-                ..incoming
-            },
+            incoming: Incoming { session, ..incoming },
             seen,
             written,
             streams: [
@@ -187,10 +179,7 @@ impl Watch {
                 if data.is_empty() {
                     break;
                 }
-                let output = JobOutput {
-                    offset: stream.offset,
-                    data: data.into(),
-                };
+                let output = JobOutput { offset: stream.offset, data: data.into() };
                 stream.offset += output.data.len() as u64;
                 tell(sender, (stream.event)(output)).await?;
             }
@@ -234,7 +223,5 @@ async fn read(file: Arc<File>, offset: u64) -> Result<Vec<u8>, Error> {
         data.truncate(length);
         Ok::<_, std::io::Error>(data)
     });
-    read.await
-        .map_err(Error::internal)?
-        .map_err(Error::internal)
+    read.await.map_err(Error::internal)?.map_err(Error::internal)
 }

@@ -14,10 +14,7 @@ const ID_LENGTH: usize = 26;
 
 /// A job, with what came of it.
 pub(super) fn job(seen: Seen) -> Result<v1::Job, Error> {
-    Ok(v1::Job {
-        result: seen.response()?,
-        ..lean(&seen.job)
-    })
+    Ok(v1::Job { result: seen.response()?, ..lean(&seen.job) })
 }
 
 /// A job, without what came of it.

@@ -159,11 +159,7 @@ fn deadline_passed(what: &str) -> Error {
 }
 
 fn output(chunk: Chunk) -> Said {
-    let output = ProcessOutput {
-        sequence: chunk.sequence,
-        offset: chunk.offset,
-        data: chunk.data,
-    };
+    let output = ProcessOutput { sequence: chunk.sequence, offset: chunk.offset, data: chunk.data };
     match chunk.stream {
         StreamName::Stdout => Said::Stdout(output),
         StreamName::Stderr => Said::Stderr(output),

@@ -63,15 +63,10 @@ pub(super) async fn download(
     let workspace = Arc::clone(&pipeline.scene(&incoming)?.workspace);
     let path = workspace.resolve(&request.path)?;
     let (tool, message) = (ReadFile::NAME, "jig.v1.DownloadRequest");
-    pipeline
-        .permit_as(tool, &incoming, message, &given, path.as_str())
-        .await?;
+    pipeline.permit_as(tool, &incoming, message, &given, path.as_str()).await?;
     let _waited_for = task::hold();
     let permit = places.enter(&incoming.principal, &pipeline.drain)?;
-    let (files, caller) = (
-        pipeline.scene(&incoming)?.files.clone(),
-        incoming.principal.lane(),
-    );
+    let (files, caller) = (pipeline.scene(&incoming)?.files.clone(), incoming.principal.lane());
     let mut attempts = Attempts::until(incoming.deadline);
     let (file, stat) = loop {
         let (workspace, path) = (Arc::clone(&workspace), path.clone());
@@ -165,11 +160,7 @@ impl Sending {
         self.sum = sum;
         let is_short = data.len() < length;
         self.offset += data.len() as u64;
-        self.left = if is_short {
-            0
-        } else {
-            self.left - data.len() as u64
-        };
+        self.left = if is_short { 0 } else { self.left - data.len() as u64 };
         let holds_the_same = holds_the_same(&self.opened, &stat);
         // That it does not is told by a last message whose version is not that of the first one.
         let is_last = self.left == 0 && (holds_the_same || !self.is_first);
@@ -196,10 +187,8 @@ fn draining() -> Error {
 }
 
 fn silent() -> Error {
-    let text = format!(
-        "nothing was read for {} seconds: read the rest when you can",
-        SILENCE.as_secs()
-    );
+    let text =
+        format!("nothing was read for {} seconds: read the rest when you can", SILENCE.as_secs());
     Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
 }
 
@@ -285,10 +274,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         type CutOff = fn(&mut Sending);
         let ways: [(CutOff, Code); 3] = [
-            (
-                |sending| sending.silence = Duration::ZERO,
-                Code::DeadlineExceeded,
-            ),
+            (|sending| sending.silence = Duration::ZERO, Code::DeadlineExceeded),
             (
                 |sending| sending.deadline = Some(Instant::now() + Duration::from_millis(50)),
                 Code::DeadlineExceeded,

@@ -80,12 +80,7 @@ pub(super) enum Begun {
 impl Kept {
     /// What an earlier daemon kept. What cannot be resumed is swept. Blocks.
     pub(super) fn load(records: UploadRecords, workspaces: Vec<Arc<Workspace>>) -> Self {
-        let kept = Self {
-            records,
-            workspaces,
-            uploads: Mutex::default(),
-            left: Notify::new(),
-        };
+        let kept = Self { records, workspaces, uploads: Mutex::default(), left: Notify::new() };
         // Another daemon that looks now sweeps as well as this one.
         let Some(_look) = kept.records.try_look() else {
             return kept;
@@ -112,10 +107,7 @@ impl Kept {
         for mut record in records {
             let useless = match self.state_of(&mut record) {
                 Some(state) => uploads.insert(key(&record), Upload { record, state }),
-                None => Some(Upload {
-                    record,
-                    state: State::OnDisk(0),
-                }),
+                None => Some(Upload { record, state: State::OnDisk(0) }),
             };
             useless.into_iter().for_each(|upload| self.sweep(upload));
         }
@@ -129,9 +121,8 @@ impl Kept {
         }
         let _look = self.records.look();
         let found = self.records.load();
-        let (wanted, others): (Vec<_>, Vec<_>) = found
-            .into_iter()
-            .partition(|record| upload::key(record) == *key);
+        let (wanted, others): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|record| upload::key(record) == *key);
         for record in others {
             self.records.let_go(&record.name);
         }
@@ -151,9 +142,8 @@ impl Kept {
         if record.complete.is_some() {
             return Some(State::Complete);
         }
-        let left = self
-            .workspace(&record.workspace)
-            .map(|workspace| workspace.mend_draft(&place(record)));
+        let left =
+            self.workspace(&record.workspace).map(|workspace| workspace.mend_draft(&place(record)));
         let resumable = record.upload_id.is_some();
         match left {
             Some(Ok(Left::Draft(bytes))) if resumable && bytes <= record.size => {
@@ -198,12 +188,7 @@ impl Kept {
         self.adopt(&key);
         self.sweep_expired();
         let turn = Turn::new(stop);
-        let lease = |turn| Lease {
-            kept: Arc::clone(self),
-            key: key.clone(),
-            turn,
-            settled: false,
-        };
+        let lease = |turn| Lease { kept: Arc::clone(self), key: key.clone(), turn, settled: false };
         let mut uploads = self.lock();
         if let Some(upload) = uploads.get_mut(&key) {
             let is = &upload.record;
@@ -231,13 +216,11 @@ impl Kept {
             // What a call wants of it may change until it is done.
             upload.record.wishes = record.wishes;
             turn.progress.store(upload.offset(), Ordering::Relaxed);
-            return Ok(
-                match mem::replace(&mut upload.state, State::Active(turn.clone())) {
-                    State::Resting(draft) => Begun::Resting(lease(turn), draft),
-                    State::OnDisk(_) => Begun::OnDisk(lease(turn), place(&upload.record)),
-                    State::Active(_) | State::Complete => Begun::New(lease(turn)),
-                },
-            );
+            return Ok(match mem::replace(&mut upload.state, State::Active(turn.clone())) {
+                State::Resting(draft) => Begun::Resting(lease(turn), draft),
+                State::OnDisk(_) => Begun::OnDisk(lease(turn), place(&upload.record)),
+                State::Active(_) | State::Complete => Begun::New(lease(turn)),
+            });
         }
         let swept = make_room(&mut uploads, MOST_UPLOADS - 1);
         let is_room = uploads.len() < MOST_UPLOADS;
@@ -320,9 +303,7 @@ impl Kept {
 
     fn workspace(&self, name: &str) -> Option<&Workspace> {
         let mut workspaces = self.workspaces.iter();
-        workspaces
-            .find(|workspace| workspace.name() == name)
-            .map(|workspace| &**workspace)
+        workspaces.find(|workspace| workspace.name() == name).map(|workspace| &**workspace)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Upload>> {
@@ -429,9 +410,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         if !self.settled {
             let forgotten = self.kept.lock().remove(&self.key);
-            forgotten
-                .into_iter()
-                .for_each(|upload| self.kept.sweep(upload));
+            forgotten.into_iter().for_each(|upload| self.kept.sweep(upload));
             self.turn.over.cancel();
         }
     }

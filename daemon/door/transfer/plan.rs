@@ -49,10 +49,7 @@ impl Plan {
         if let Some(id) = &start.upload_id
             && (id.is_empty() || !id.bytes().all(allowed))
         {
-            report(
-                "upload_id",
-                "must have 1 to 64 letters, digits, underscores and hyphens",
-            );
+            report("upload_id", "must have 1 to 64 letters, digits, underscores and hyphens");
         }
         if i64::try_from(start.size_bytes).is_err() {
             report("size_bytes", "no file can be that large");

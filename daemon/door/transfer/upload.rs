@@ -64,10 +64,7 @@ pub(super) async fn upload(
     let first = first?.unwrap_or_default();
     // Without the chunks, as any call may send them; and without defaults, for who decides about it.
     let (call, given) = match &first.part {
-        Some(Part::Start(start)) => (
-            pipeline.repeatable(&incoming, METHOD, start)?,
-            start.clone(),
-        ),
+        Some(Part::Start(start)) => (pipeline.repeatable(&incoming, METHOD, start)?, start.clone()),
         Some(Part::Chunk(_)) | None => (None, UploadStart::default()),
     };
     let first = pipeline.catalog.check("jig.v1.UploadRequest", first)?;
@@ -84,10 +81,8 @@ pub(super) async fn upload(
     let permit = {
         let (pipeline, path) = (Arc::clone(pipeline), plan.target.path.as_str().to_owned());
         // Who has an id waits for the decision with all who have it: his deadline ends his own wait.
-        let incoming = Incoming {
-            deadline: incoming.deadline.filter(|_| call.is_none()),
-            ..incoming.clone()
-        };
+        let incoming =
+            Incoming { deadline: incoming.deadline.filter(|_| call.is_none()), ..incoming.clone() };
         async move {
             let (tool, message) = (WriteFile::NAME, "jig.v1.UploadStart");
             let permitted = pipeline.permit_as(tool, &incoming, message, &given, &path);
@@ -100,9 +95,8 @@ pub(super) async fn upload(
             // Taken before the drain is looked at: whoever is let in is waited for.
             let _waited_for = task::hold();
             let permit = places.enter(&incoming.principal, &pipeline.drain)?;
-            let recorded = pipeline
-                .begin_recorded("upload", incoming, plan.shown(), sent.permitted)
-                .await?;
+            let recorded =
+                pipeline.begin_recorded("upload", incoming, plan.shown(), sent.permitted).await?;
             let receiving = Receiving {
                 workspace,
                 files,

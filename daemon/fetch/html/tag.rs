@@ -38,11 +38,7 @@ pub(super) struct Known {
 }
 
 const fn known(kind: Kind, name: &'static str, written: &'static str) -> Known {
-    Known {
-        name,
-        written,
-        kind,
-    }
+    Known { name, written, kind }
 }
 
 const KNOWN: &[Known] = &[

@@ -19,27 +19,12 @@ fn as_text(page: &str) -> String {
 #[test]
 fn what_means_something_is_markdown() {
     for (page, expected) in [
-        (
-            "<h1>Title</h1><p>One &amp; two.</p>",
-            "# Title\n\nOne & two.",
-        ),
+        ("<h1>Title</h1><p>One &amp; two.</p>", "# Title\n\nOne & two."),
         ("<H2 class='x>y'>T</h2>text", "## T\n\ntext"),
-        (
-            "a <b>bold</b> and <i>slanted</i> word",
-            "a **bold** and *slanted* word",
-        ),
-        (
-            "<a href=\"other\">link</a>",
-            "[link](https://example.com/dir/other)",
-        ),
-        (
-            "<a href=/x?a=1&amp;b=2>link</a>",
-            "[link](https://example.com/x?a=1&b=2)",
-        ),
-        (
-            "<img src='/p.png' alt='A p'>",
-            "![A p](https://example.com/p.png)",
-        ),
+        ("a <b>bold</b> and <i>slanted</i> word", "a **bold** and *slanted* word"),
+        ("<a href=\"other\">link</a>", "[link](https://example.com/dir/other)"),
+        ("<a href=/x?a=1&amp;b=2>link</a>", "[link](https://example.com/x?a=1&b=2)"),
+        ("<img src='/p.png' alt='A p'>", "![A p](https://example.com/p.png)"),
         ("<ul><li>one<li>two</ul>", "*   one\n*   two"),
         ("<ol><li>one</li><li>two</li></ol>", "1.  one\n2.  two"),
         ("<blockquote><p>said</blockquote>", "> said"),
@@ -48,10 +33,7 @@ fn what_means_something_is_markdown() {
         ("use <code>x &lt; y</code>", "use `x < y`"),
         ("1 < 2 <3", "1 < 2 <3"),
         ("<!doctype html><!-- no <b>bold</b> -->yes<!-->", "yes"),
-        (
-            "<head><title>no</title><style>p {}</style></head>yes",
-            "yes",
-        ),
+        ("<head><title>no</title><style>p {}</style></head>yes", "yes"),
         ("<script>if (a < b) { '</b>' }</script>yes", "yes"),
         ("<SVG><text>no</text></SVG>yes<script>never closed", "yes"),
         ("<custom-element>yes</custom-element>", "yes"),
@@ -61,10 +43,7 @@ fn what_means_something_is_markdown() {
         assert_eq!(as_markdown(page), expected, "{page}");
     }
     let code = as_markdown("<pre><code class=\"language-rust\">fn main() {\n    x\n}</code></pre>");
-    assert!(
-        code.contains("```rust\nfn main() {\n    x\n}\n```"),
-        "{code}"
-    );
+    assert!(code.contains("```rust\nfn main() {\n    x\n}\n```"), "{code}");
     let table =
         as_markdown("<table><thead><tr><th>a<th>b</thead><tr><td>1</td><td><b>2</table>after");
     assert!(table.contains("| a") && table.contains("**2**"), "{table}");
@@ -74,10 +53,7 @@ fn what_means_something_is_markdown() {
 #[test]
 fn what_is_read_is_text() {
     for (page, expected) in [
-        (
-            "<h1>Title</h1>\n<p>One   &amp;\n two.</p>",
-            "Title\nOne & two.",
-        ),
+        ("<h1>Title</h1>\n<p>One   &amp;\n two.</p>", "Title\nOne & two."),
         ("a<b>b</b> <i>c</i>", "ab c"),
         ("<ul><li>one<li>two</ul>", "one\ntwo"),
         ("one<br>two<hr>three", "one\ntwo\nthree"),
@@ -97,27 +73,12 @@ fn elements_are_closed_in_the_order_in_which_they_were_opened() {
         ("<b>x<p>y</b>z", "<strong>x</strong><p>yz</p>"),
         ("<p>a<div>b</div></p>c", "<p>a</p><div>b</div>c"),
         ("</div></b>a</table>", "a"),
-        (
-            "<table><tr><td></div></p>a</table></td>b",
-            "<table><tr><td>a</td></tr></table>b",
-        ),
-        (
-            "<a href=x><div>t</div></a>",
-            "<a href=\"https://example.com/dir/x\"> t</a>",
-        ),
+        ("<table><tr><td></div></p>a</table></td>b", "<table><tr><td>a</td></tr></table>b"),
+        ("<a href=x><div>t</div></a>", "<a href=\"https://example.com/dir/x\"> t</a>"),
         ("<a><a>x", "<a></a><a>x</a>"),
-        (
-            "<a href=\"javascript:'&quot;\">x</a>",
-            "<a href=\"javascript:'&quot;\">x</a>",
-        ),
-        (
-            "<a title='href=no' href = 'yes' >x",
-            "<a href=\"https://example.com/dir/yes\">x</a>",
-        ),
-        (
-            "<a href=\"a<b>\">x",
-            "<a href=\"https://example.com/dir/a%3Cb%3E\">x</a>",
-        ),
+        ("<a href=\"javascript:'&quot;\">x</a>", "<a href=\"javascript:'&quot;\">x</a>"),
+        ("<a title='href=no' href = 'yes' >x", "<a href=\"https://example.com/dir/yes\">x</a>"),
+        ("<a href=\"a<b>\">x", "<a href=\"https://example.com/dir/a%3Cb%3E\">x</a>"),
         ("a\0b", "ab"),
     ] {
         assert_eq!(plain(page, &base()), expected, "{page}");
@@ -175,10 +136,7 @@ fn what_is_as_it_was_written_is_code() {
             "<div class=highlight><pre><span></span><b>import</b> <a href=x>os</a><br># one<img src=y></pre></div>",
             "```\nimport os\n# one\n```",
         ),
-        (
-            "<pre>\n<code class=language-rs>a</code>\n<code>b</code></pre>",
-            "```rs\na\nb\n```",
-        ),
+        ("<pre>\n<code class=language-rs>a</code>\n<code>b</code></pre>", "```rs\na\nb\n```"),
     ] {
         assert_eq!(as_markdown(page), expected, "{page}");
     }
@@ -187,28 +145,16 @@ fn what_is_as_it_was_written_is_code() {
 #[test]
 fn parts_in_parts_are_no_deeper() {
     let deep = |open: &str, count: usize| {
-        format!(
-            "{}<p>one</p><p>two <a href=/x>LINK</a></p>",
-            open.repeat(count)
-        )
+        format!("{}<p>one</p><p>two <a href=/x>LINK</a></p>", open.repeat(count))
     };
     let expected = "one\n\ntwo [LINK](https://example.com/x)";
     assert_eq!(as_markdown(&deep("<div><section>", 200)), expected);
     let quoted = as_markdown(&deep("<blockquote>", 200));
-    let words: Vec<_> = quoted
-        .split([' ', '>', '\n'])
-        .filter(|word| !word.is_empty())
-        .collect();
+    let words: Vec<_> = quoted.split([' ', '>', '\n']).filter(|word| !word.is_empty()).collect();
     assert_eq!(words, ["one", "two", "[LINK](https://example.com/x)"]);
     for (page, expected) in [
-        (
-            "<div>a<div>b<div>c</div>d</div>e</div>f",
-            "a\n\nb\n\nc\n\nd\n\ne\n\nf",
-        ),
-        (
-            "<div><div><ul><li><div>a</div></li><li>b</ul></div>c</div>",
-            "*   a\n\n*   b\n\nc",
-        ),
+        ("<div>a<div>b<div>c</div>d</div>e</div>f", "a\n\nb\n\nc\n\nd\n\ne\n\nf"),
+        ("<div><div><ul><li><div>a</div></li><li>b</ul></div>c</div>", "*   a\n\n*   b\n\nc"),
         ("<div><div><ul><li>a</div>b", "*   a\n\nb"),
     ] {
         assert_eq!(as_markdown(page), expected, "{page}");
@@ -221,10 +167,7 @@ fn links_are_relative_to_what_the_page_says() {
         ("/docs/v2/", "https://example.com/docs/v2/intro"),
         ("http://other.test/x/y", "http://other.test/x/intro"),
         ("javascript:x", "https://example.com/dir/intro"),
-        (
-            "/first/><base href=/second/",
-            "https://example.com/first/intro",
-        ),
+        ("/first/><base href=/second/", "https://example.com/first/intro"),
     ] {
         let page = format!("<base href={base}><a href=intro>x</a>");
         assert_eq!(as_markdown(&page), format!("[x]({expected})"), "{base}");
@@ -235,10 +178,7 @@ fn links_are_relative_to_what_the_page_says() {
 fn no_cell_is_lost() {
     let head = "| name | bob |\n| ---- | --- |";
     for (page, expected) in [
-        (
-            "<table><tr><th>name</th><td>bob</td></tr></table>after",
-            format!("{head}\n\nafter"),
-        ),
+        ("<table><tr><th>name</th><td>bob</td></tr></table>after", format!("{head}\n\nafter")),
         (
             "<table><tr><th>name<th>bob<tr><th>age</th><td>5</td></table>",
             format!("{head}\n| age  | 5   |"),

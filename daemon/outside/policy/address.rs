@@ -89,9 +89,7 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
     if within(TEREDO) {
         return special_v4(embedded(bits >> 64)).or_else(|| special_v4(embedded(!bits)));
     }
-    let special = SPECIAL_V6
-        .iter()
-        .find(|(first, prefix, _)| within((*first, *prefix)));
+    let special = SPECIAL_V6.iter().find(|(first, prefix, _)| within((*first, *prefix)));
     match special {
         Some((_, _, kind)) => Some(kind),
         None if !within(GLOBAL_UNICAST) => Some("reserved"),
@@ -128,22 +126,19 @@ impl Range {
             Some((address, prefix)) => (address, Some(prefix)),
             None => (text, None),
         };
-        let first: IpAddr = address
-            .parse()
-            .map_err(|_| format!("{address:?} is no address: {FORMS}"))?;
+        let first: IpAddr =
+            address.parse().map_err(|_| format!("{address:?} is no address: {FORMS}"))?;
         let longest = match first {
             IpAddr::V4(_) => 32,
             IpAddr::V6(_) => 128,
         };
         let prefix = match prefix {
             None => longest,
-            Some(digits) => digits
-                .parse()
-                .ok()
-                .filter(|prefix| *prefix <= longest)
-                .ok_or_else(|| {
+            Some(digits) => {
+                digits.parse().ok().filter(|prefix| *prefix <= longest).ok_or_else(|| {
                     format!("{digits:?} is no length from 0 to {longest} of a prefix: {FORMS}")
-                })?,
+                })?
+            }
         };
         let range = Self { first, prefix };
         if !range.is_whole() {

@@ -104,10 +104,7 @@ impl HostRule {
         }
         // An IPv6 address without brackets has no port.
         if let Ok(address) = text.parse::<Ipv6Addr>() {
-            return Ok(Self {
-                host: RuleHost::Exactly(Host::Address(address.into())),
-                port: None,
-            });
+            return Ok(Self { host: RuleHost::Exactly(Host::Address(address.into())), port: None });
         }
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => {

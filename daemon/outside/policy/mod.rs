@@ -121,11 +121,7 @@ impl Denial {
     /// What is told of a connection to `host` on `port` that `policy` refuses so, and what the operator could
     /// set.
     pub(crate) fn explain(&self, policy: &Policy, host: &Host, port: u16) -> String {
-        let Words {
-            who,
-            hosts,
-            addresses,
-        } = policy.words;
+        let Words { who, hosts, addresses } = policy.words;
         let rule = || match policy.ports.contains(&port) {
             true => host.to_string(),
             false => format!("{host}:{port}"),
@@ -156,24 +152,15 @@ impl Denial {
 mod tests {
     use super::*;
 
-    const WORDS: Words = Words {
-        who: "commands",
-        hosts: "proxy.allow_hosts",
-        addresses: "proxy.allow_addresses",
-    };
+    const WORDS: Words =
+        Words { who: "commands", hosts: "proxy.allow_hosts", addresses: "proxy.allow_addresses" };
 
     fn policy(hosts: &[&str], addresses: &[&str]) -> Policy {
         Policy {
             words: &WORDS,
             ports: DEFAULT_PORTS.to_vec(),
-            hosts: hosts
-                .iter()
-                .map(|text| HostRule::parse(text).unwrap())
-                .collect(),
-            addresses: addresses
-                .iter()
-                .map(|text| Range::parse(text).unwrap())
-                .collect(),
+            hosts: hosts.iter().map(|text| HostRule::parse(text).unwrap()).collect(),
+            addresses: addresses.iter().map(|text| Range::parse(text).unwrap()).collect(),
         }
     }
 
@@ -223,10 +210,7 @@ mod tests {
             let parsed = Host::parse(host).unwrap();
             assert_eq!(policy.check_host(&parsed, port), expected, "{host}:{port}");
         }
-        let nothing = Policy {
-            hosts: Vec::new(),
-            ..policy
-        };
+        let nothing = Policy { hosts: Vec::new(), ..policy };
         let host = Host::parse("packages.example").unwrap();
         assert_eq!(nothing.check_host(&host, 443), Err(Denial::Host));
     }
@@ -259,16 +243,8 @@ mod tests {
         let policy = policy(&[], &[]);
         for (denial, port, part) in [
             (Denial::Host, 443, "proxy.allow_hosts = [\"files.example\"]"),
-            (
-                Denial::Host,
-                22,
-                "proxy.allow_hosts = [\"files.example:22\"]",
-            ),
-            (
-                Denial::Port,
-                22,
-                "proxy.allow_hosts = [\"files.example:22\"]",
-            ),
+            (Denial::Host, 22, "proxy.allow_hosts = [\"files.example:22\"]"),
+            (Denial::Port, 22, "proxy.allow_hosts = [\"files.example:22\"]"),
             (address, 443, "proxy.allow_addresses = [\"10.0.0.1\"]"),
         ] {
             let text = denial.explain(&policy, &host, port);

@@ -15,12 +15,7 @@ async fn all(text: &Text, place: &mut Place) -> Vec<Event<&'static str>> {
 }
 
 fn chunk(sequence: u64, stream: StreamName, offset: u64, data: &str) -> Event<&'static str> {
-    Event::Chunk(Chunk {
-        sequence,
-        stream,
-        offset,
-        data: Bytes::copy_from_slice(data.as_bytes()),
-    })
+    Event::Chunk(Chunk { sequence, stream, offset, data: Bytes::copy_from_slice(data.as_bytes()) })
 }
 
 #[tokio::test]
@@ -32,39 +27,17 @@ async fn a_reader_gets_all_behind_its_position() {
     text.push(out, b"fgh");
     text.end("end");
     for (position, expected) in [
-        (
-            (0, 0, 0),
-            vec![
-                chunk(1, out, 0, "abc"),
-                chunk(2, err, 0, "de"),
-                chunk(3, out, 3, "fgh"),
-            ],
-        ),
-        (
-            (1, 0, 0),
-            vec![chunk(2, err, 0, "de"), chunk(3, out, 3, "fgh")],
-        ),
+        ((0, 0, 0), vec![chunk(1, out, 0, "abc"), chunk(2, err, 0, "de"), chunk(3, out, 3, "fgh")]),
+        ((1, 0, 0), vec![chunk(2, err, 0, "de"), chunk(3, out, 3, "fgh")]),
         ((3, 0, 0), vec![]),
-        (
-            (0, 2, 0),
-            vec![
-                chunk(1, out, 2, "c"),
-                chunk(2, err, 0, "de"),
-                chunk(3, out, 3, "fgh"),
-            ],
-        ),
+        ((0, 2, 0), vec![chunk(1, out, 2, "c"), chunk(2, err, 0, "de"), chunk(3, out, 3, "fgh")]),
         ((0, 4, 2), vec![chunk(3, out, 4, "gh")]),
         ((2, 5, 2), vec![chunk(3, out, 5, "h")]),
         ((0, 6, 2), vec![]),
     ] {
         let (after_sequence, stdout_offset, stderr_offset) = position;
-        let mut place = text
-            .enter(Position {
-                after_sequence,
-                stdout_offset,
-                stderr_offset,
-            })
-            .unwrap();
+        let mut place =
+            text.enter(Position { after_sequence, stdout_offset, stderr_offset }).unwrap();
         let events = all(&text, &mut place).await;
         let (first, rest) = events.split_first().unwrap();
         let (last, rest) = rest.split_last().unwrap();
@@ -72,11 +45,7 @@ async fn a_reader_gets_all_behind_its_position() {
         assert_eq!(rest, expected, "{position:?}");
     }
     for (after_sequence, stdout_offset, stderr_offset) in [(4, 0, 0), (0, 7, 0), (0, 0, 3)] {
-        let position = Position {
-            after_sequence,
-            stdout_offset,
-            stderr_offset,
-        };
+        let position = Position { after_sequence, stdout_offset, stderr_offset };
         let Err(Beyond(written)) = text.enter(position) else {
             panic!("{position:?}");
         };
@@ -94,11 +63,7 @@ async fn what_is_dropped_is_told_once() {
     }
     text.end("end");
     let gap = |next_sequence, stdout_offset| {
-        Event::Gap(Gap {
-            next_sequence,
-            stdout_offset,
-            stderr_offset: 0,
-        })
+        Event::Gap(Gap { next_sequence, stdout_offset, stderr_offset: 0 })
     };
     let rest = vec![
         Event::Started,
@@ -109,10 +74,7 @@ async fn what_is_dropped_is_told_once() {
     ];
     assert_eq!(all(&text, &mut early).await, rest);
     // Who has the bytes has missed nothing.
-    let position = Position {
-        stdout_offset: 3,
-        ..Position::default()
-    };
+    let position = Position { stdout_offset: 3, ..Position::default() };
     let mut late = text.enter(position).unwrap();
     let events = all(&text, &mut late).await;
     assert_eq!(events[1], chunk(2, out, 3, "d"));
@@ -142,11 +104,7 @@ async fn the_fastest_reader_is_waited_for() {
     text.push(out, b"56789");
     assert!(!text.has_room());
     // It waits until one of them moves on, ...
-    assert!(
-        timeout(Duration::from_millis(5), text.room())
-            .await
-            .is_err()
-    );
+    assert!(timeout(Duration::from_millis(5), text.room()).await.is_err());
     assert!(text.next(&mut fast).await.is_some());
     text.room().await;
     // ... until it leaves, ...
@@ -221,11 +179,7 @@ async fn a_reader_that_does_nothing_is_given_up_in_time() {
     };
     assert!(until > now && until <= now + PATIENCE);
     assert_eq!(state.room(4, Some(PATIENCE), until), Room::Free);
-    assert_eq!(
-        state.room(4, None, until),
-        Room::Until(None),
-        "its last reader owns it"
-    );
+    assert_eq!(state.room(4, None, until), Room::Until(None), "its last reader owns it");
 }
 
 #[tokio::test]
@@ -252,11 +206,7 @@ async fn what_is_forgotten_is_a_gap() {
     text.replace_end(|_| "other");
     let mut place = text.enter(Position::default()).unwrap();
     let events = all(&text, &mut place).await;
-    let gap = Event::Gap(Gap {
-        next_sequence: 2,
-        stdout_offset: 3,
-        stderr_offset: 0,
-    });
+    let gap = Event::Gap(Gap { next_sequence: 2, stdout_offset: 3, stderr_offset: 0 });
     assert_eq!(events, [Event::Started, gap, Event::End("other")]);
 }
 
@@ -266,9 +216,7 @@ async fn what_is_forgotten_is_a_gap() {
 async fn readers_at_any_speed_see_exact_bytes_or_gaps() {
     let mut seed = 7_u64;
     let mut random = |below: u64| {
-        seed = seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % below
     };
     for round in 0..200 {
@@ -277,26 +225,18 @@ async fn readers_at_any_speed_see_exact_bytes_or_gaps() {
         let mut places = vec![(text.enter(Position::default()).unwrap(), [0_usize; 2])];
         for step in 0..200 {
             let is_err = random(2) == 1;
-            let stream = if is_err {
-                StreamName::Stderr
-            } else {
-                StreamName::Stdout
-            };
+            let stream = if is_err { StreamName::Stderr } else { StreamName::Stdout };
             match random(4) {
                 0 | 1 => {
-                    let data: Vec<u8> = (0..=random(20))
-                        .map(|_| random(256).to_le_bytes()[0])
-                        .collect();
+                    let data: Vec<u8> =
+                        (0..=random(20)).map(|_| random(256).to_le_bytes()[0]).collect();
                     text.push(stream, &data);
                     written[usize::from(is_err)].extend(data);
                 }
                 2 if places.len() < 5 => {
                     let [out, err] = [0, 1].map(|of: usize| random(written[of].len() as u64 + 1));
-                    let position = Position {
-                        after_sequence: 0,
-                        stdout_offset: out,
-                        stderr_offset: err,
-                    };
+                    let position =
+                        Position { after_sequence: 0, stdout_offset: out, stderr_offset: err };
                     let has = [out, err].map(|offset| usize::try_from(offset).unwrap());
                     places.push((text.enter(position).unwrap(), has));
                 }

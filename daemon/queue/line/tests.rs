@@ -7,9 +7,7 @@ fn names() -> [Name; 3] {
 }
 
 fn granted(line: &mut Line<u32>) -> Vec<u32> {
-    std::iter::from_fn(|| line.next())
-        .map(|(_, waiter)| waiter)
-        .collect()
+    std::iter::from_fn(|| line.next()).map(|(_, waiter)| waiter).collect()
 }
 
 #[test]
@@ -17,15 +15,7 @@ fn lanes_take_turns_and_each_is_first_come_first_served() {
     let [a, b, c] = names();
     let mut line = Line::new(2, Share::All);
     assert!(line.take(&a, 9) && line.take(&a, 9) && !line.take(&a, 9) && !line.take(&b, 9));
-    for (name, waiter) in [
-        (&a, 1),
-        (&a, 2),
-        (&a, 3),
-        (&b, 11),
-        (&b, 12),
-        (&c, 21),
-        (&a, 4),
-    ] {
+    for (name, waiter) in [(&a, 1), (&a, 2), (&a, 3), (&b, 11), (&b, 12), (&c, 21), (&a, 4)] {
         line.wait(name, 9, 9, waiter).unwrap();
     }
     assert!(granted(&mut line).is_empty());
@@ -53,12 +43,9 @@ fn a_lane_has_no_more_than_it_may_and_does_not_hold_up_others() {
 
 #[test]
 fn some_places_are_left_for_whoever_comes_next() {
-    for (places, first, others) in [
-        (1, 1, [0, 0]),
-        (2, 1, [1, 0]),
-        (8, 6, [1, 1]),
-        (2048, 1536, [32, 32]),
-    ] {
+    for (places, first, others) in
+        [(1, 1, [0, 0]), (2, 1, [1, 0]), (8, 6, [1, 1]), (2048, 1536, [32, 32])]
+    {
         let [a, b, c] = names();
         let mut line = Line::<()>::new(places, Share::Reserve);
         let mut take = |name| (0..).take_while(|_| line.take(name, usize::MAX)).count();

@@ -44,10 +44,7 @@ pub(super) fn require(
         let text = "mount_path asks for another path than the workspace's own, which needs a mount";
         return refused(text.to_owned());
     }
-    let required = workspace
-        .protected
-        .first()
-        .filter(|_| workspace.requires_protection);
+    let required = workspace.protected.first().filter(|_| workspace.requires_protection);
     if let Some(protected) = required {
         let path = &protected.path;
         let text = format!("{path:?} is to be protected within the workspace, which needs a mount");
@@ -57,11 +54,7 @@ pub(super) fn require(
         let text = "the home directory is to be kept, which needs a mount";
         return Err(Failure::other(Stage::KeptHome, text));
     }
-    if let Some(bind) = workspace
-        .binds
-        .iter()
-        .find(|bind| bind.source != bind.destination)
-    {
+    if let Some(bind) = workspace.binds.iter().find(|bind| bind.source != bind.destination) {
         let text = format!(
             "{} is to be bound at {}, which needs a mount",
             bind.source.display(),

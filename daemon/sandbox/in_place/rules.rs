@@ -17,22 +17,11 @@ use super::super::{
 use crate::daemon::sys::Errno;
 
 /// Files of `/etc` that are read where the higher levels make their own.
-const NAMES: &[&str] = &[
-    "passwd",
-    "group",
-    "nsswitch.conf",
-    "hosts",
-    "hostname",
-    "shells",
-];
+const NAMES: &[&str] = &["passwd", "group", "nsswitch.conf", "hosts", "hostname", "shells"];
 
 /// Makes scopes alone: signals and abstract sockets stay within what is made from this process.
 pub(super) fn scopes(abi: u32) -> Rules {
-    Rules::new(
-        abi,
-        Reach::OwnAndAllFiles,
-        [(c"/".to_owned(), Access::Moves)],
-    )
+    Rules::new(abi, Reach::OwnAndAllFiles, [(c"/".to_owned(), Access::Moves)])
 }
 
 /// Makes the rules of a command.
@@ -52,11 +41,7 @@ pub(super) fn rules(abi: u32, workspace: &WorkspacePlan, scratch: &Path) -> Resu
         is_it.then_some(path)
     });
     let binds = workspace.binds.iter().map(|bind| {
-        let access = if bind.writable {
-            Access::Write
-        } else {
-            Access::Read
-        };
+        let access = if bind.writable { Access::Write } else { Access::Read };
         (bind.source.clone(), access)
     });
     let own = [workspace.path.clone(), scratch.to_owned()];

@@ -47,10 +47,7 @@ pub(super) fn run(socket: BorrowedFd<'_>, ground: &Ground<'_>, proof: &SingleThr
     if let Err(failure) = prepare(ground) {
         give_up(socket, failure);
     }
-    let ready = Answer::Done {
-        workspace: ground.workspace.index,
-        identity: ground.identity,
-    };
+    let ready = Answer::Done { workspace: ground.workspace.index, identity: ground.identity };
     if send(socket, &ready, &[]).is_err() {
         exit_now(0);
     }
@@ -109,9 +106,7 @@ fn prepare(ground: &Ground<'_>) -> Result<(), Failure> {
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
     signal::wait_for_children().map_err(failed("children"))?;
     set_limits(ground.plan.limits).map_err(at(Stage::ResourceLimits, "slot"))?;
-    rules::scopes(ground.plan.landlock_abi)
-        .apply()
-        .map_err(at(Stage::Landlock, "scopes"))
+    rules::scopes(ground.plan.landlock_abi).apply().map_err(at(Stage::Landlock, "scopes"))
 }
 
 /// Waits until the daemon asks for something, seeing to supervisors that end meanwhile; with the
@@ -130,9 +125,7 @@ fn wait_for_order(
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return None,
         }
-        let ordered = watched
-            .first()
-            .is_some_and(|socket| !socket.revents().is_empty());
+        let ordered = watched.first().is_some_and(|socket| !socket.revents().is_empty());
         drop(watched);
         bury(supervised);
         if ordered {
@@ -180,11 +173,7 @@ fn make_sandbox(
     })?;
     let slot = getpid();
     match fork(proof, 0).map_err(failed("clone"))? {
-        Fork::Parent { child, pidfd } => Ok(Supervised {
-            process: child,
-            pidfd,
-            scratch,
-        }),
+        Fork::Parent { child, pidfd } => Ok(Supervised { process: child, pidfd, scratch }),
         Fork::Child => supervisor::run(control.as_raw_fd(), slot, ground, &scratch),
     }
 }

@@ -49,10 +49,7 @@ pub(super) fn run(control: i32, slot: Pid, ground: &Ground<'_>, scratch: &Path) 
     });
     match started {
         Ok((cabin, command)) => see_through(cabin, command),
-        Err(failure) => tell(Report::Failed {
-            stage: failure.stage,
-            errno: failure.told_as(),
-        }),
+        Err(failure) => tell(Report::Failed { stage: failure.stage, errno: failure.told_as() }),
     }
     // The client has its answer: nobody waits for this.
     let removed = scratch::remove(scratch);
@@ -64,9 +61,7 @@ fn prepare(ground: &Ground<'_>, scratch: &Path) -> Result<&'static Cabin<State>,
     relay_and_end().map_err(failed("signals"))?;
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
     let abi = ground.plan.landlock_abi;
-    rules::scopes(abi)
-        .apply()
-        .map_err(at(Stage::Landlock, "scopes"))?;
+    rules::scopes(abi).apply().map_err(at(Stage::Landlock, "scopes"))?;
     // The signal that ends the run, not this process (`PARENT_DIED`): only now does that reach
     // nothing else.
     set_parent_process_death_signal(Some(Signal::USR1)).map_err(failed("death signal"))?;

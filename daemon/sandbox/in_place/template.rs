@@ -54,23 +54,14 @@ pub(in super::super) fn run(
     }
     let socket = match keep_only(number) {
         Ok(socket) => socket,
-        Err(errno) => give_up(
-            socket.as_fd(),
-            Failure::kernel(Stage::InPlace, errno, "descriptors"),
-        ),
+        Err(errno) => {
+            give_up(socket.as_fd(), Failure::kernel(Stage::InPlace, errno, "descriptors"))
+        }
     };
     // What stays is in nobody's way.
     let _best_effort = scratch::sweep(&plan.temporary);
-    let ground = Ground {
-        plan,
-        workspace,
-        identity,
-        filter: seccomp::in_place::filter(),
-    };
-    let done = Answer::Done {
-        workspace: workspace.index,
-        identity,
-    };
+    let ground = Ground { plan, workspace, identity, filter: seccomp::in_place::filter() };
+    let done = Answer::Done { workspace: workspace.index, identity };
     if send(socket, &done, &[]).is_err() {
         exit_now(0);
     }

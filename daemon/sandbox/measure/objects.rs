@@ -78,12 +78,7 @@ struct Counted<T> {
 impl<T: Copy> Counted<T> {
     fn new(began: Instant, cpu_us: u64, value: T) -> Self {
         let at = Instant::now();
-        Self {
-            value,
-            at,
-            took: at - began,
-            cpu_us,
-        }
+        Self { value, at, took: at - began, cpu_us }
     }
 
     /// Whether the run may hold more by now, and counting again does not take too much.
@@ -165,10 +160,8 @@ impl Counter {
 
 /// Counts until a bound is passed: then the rest does not matter.
 fn count_objects(processes: &[Process], bounds: &MeasureBounds) -> Objects {
-    let mut objects = Objects {
-        descriptors: descriptors(processes, bounds.open_files),
-        ..Objects::default()
-    };
+    let mut objects =
+        Objects { descriptors: descriptors(processes, bounds.open_files), ..Objects::default() };
     if objects.descriptors > bounds.open_files {
         return objects;
     }
@@ -186,10 +179,7 @@ fn count_objects(processes: &[Process], bounds: &MeasureBounds) -> Objects {
             let kind = kind.as_os_str().as_encoded_bytes();
             let info = || {
                 let number = descriptor.file_name();
-                Path::new("/proc")
-                    .join(pid.to_string())
-                    .join("fdinfo")
-                    .join(number)
+                Path::new("/proc").join(pid.to_string()).join("fdinfo").join(number)
             };
             if kind == b"anon_inode:[eventpoll]" {
                 let left = bounds.epoll_watches.saturating_sub(objects.epoll_watches);
@@ -219,9 +209,7 @@ fn count_objects(processes: &[Process], bounds: &MeasureBounds) -> Objects {
 fn descriptors_in_flight(info: &Path) -> u64 {
     let info = fs::read_to_string(info).unwrap_or_default();
     let count = info.lines().find_map(|line| line.strip_prefix("scm_fds:"));
-    count
-        .and_then(|count| count.trim().parse().ok())
-        .unwrap_or(0)
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Descriptors that the processes have; counting ends beyond `enough`.
@@ -294,17 +282,12 @@ mod tests {
 
     /// This test's process. Other tests open files in it meanwhile.
     fn this() -> [Process; 1] {
-        [Process {
-            pid: getpid().as_raw_nonzero().get(),
-            mapped_bytes: 1 << 40,
-            table_size: 64,
-        }]
+        [Process { pid: getpid().as_raw_nonzero().get(), mapped_bytes: 1 << 40, table_size: 64 }]
     }
 
     fn watching(set: impl AsFd, count: u64) -> Vec<impl AsFd> {
-        let events: Vec<_> = (0..count)
-            .map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap())
-            .collect();
+        let events: Vec<_> =
+            (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
         for event in &events {
             let data = epoll::EventData::new_u64(0);
             epoll::add(&set, event, data, epoll::EventFlags::IN).unwrap();
@@ -318,32 +301,18 @@ mod tests {
         let before = count_objects(&this(), &ANY);
         let _events = watching(&set, 300);
         let after = count_objects(&this(), &ANY);
-        assert!(
-            after.epoll_watches >= before.epoll_watches.max(300),
-            "{after:?}"
-        );
+        assert!(after.epoll_watches >= before.epoll_watches.max(300), "{after:?}");
         assert!(after.open_files() >= 300, "{after:?}");
-        let bounds = MeasureBounds {
-            epoll_watches: 7,
-            ..ANY
-        };
+        let bounds = MeasureBounds { epoll_watches: 7, ..ANY };
         assert_eq!(count_objects(&this(), &bounds).epoll_watches, 8);
-        let bounds = MeasureBounds {
-            open_files: 7,
-            ..ANY
-        };
+        let bounds = MeasureBounds { open_files: 7, ..ANY };
         let ended = count_objects(&this(), &bounds);
-        assert!(
-            ended.open_files() > 7 && ended.epoll_watches == 0,
-            "{ended:?}"
-        );
+        assert!(ended.open_files() > 7 && ended.epoll_watches == 0, "{ended:?}");
     }
 
     #[test]
     fn descriptors_in_flight_are_open_files_and_may_be_epoll_sets() {
-        let [here, there] = std::os::unix::net::UnixStream::pair()
-            .map(<[_; 2]>::from)
-            .unwrap();
+        let [here, there] = std::os::unix::net::UnixStream::pair().map(<[_; 2]>::from).unwrap();
         let info = |socket: &std::os::unix::net::UnixStream| {
             Path::new("/proc/self/fdinfo").join(socket.as_raw_fd().to_string())
         };
@@ -356,22 +325,13 @@ mod tests {
         sendmsg(&here, &data, &mut control, SendFlags::empty()).unwrap();
         assert_eq!(descriptors_in_flight(&info(&there)), 2);
 
-        let known = MeasureBounds {
-            epoll_watches: 1 << 40,
-            ..ANY
-        };
+        let known = MeasureBounds { epoll_watches: 1 << 40, ..ANY };
         assert_eq!(count_objects(&this(), &known).epoll_watches, (1 << 40) + 1);
-        let routine = MeasureBounds {
-            recount: false,
-            ..known
-        };
+        let routine = MeasureBounds { recount: false, ..known };
         // Those in flight stay in a count whose descriptors are counted anew.
         let mut counter = Counter::new();
         assert!(counter.objects(&this(), 0, &ANY).in_flight >= 2);
-        let few = MeasureBounds {
-            open_files: 5,
-            ..routine
-        };
+        let few = MeasureBounds { open_files: 5, ..routine };
         assert!(counter.objects(&this(), 0, &few).in_flight >= 2);
         assert!(count_objects(&this(), &routine).epoll_watches < 1 << 40);
     }
@@ -379,20 +339,14 @@ mod tests {
     #[test]
     fn a_run_is_counted_again_after_it_has_used_cpu_time() {
         let mut counter = Counter::new();
-        let bounds = MeasureBounds {
-            recount: false,
-            ..ANY
-        };
+        let bounds = MeasureBounds { recount: false, ..ANY };
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let _events = watching(&set, 10);
         let none = Objects::default();
         assert_eq!(counter.objects(&this(), RECOUNT_CPU_US - 1, &bounds), none);
         assert_ne!(counter.objects(&this(), RECOUNT_CPU_US, &bounds), none);
         // Files that may be too many are counted at once.
-        let few = MeasureBounds {
-            open_files: 5,
-            ..bounds
-        };
+        let few = MeasureBounds { open_files: 5, ..bounds };
         let counted = Counter::new().objects(&this(), 0, &few);
         assert!(counted.open_files() > 5 && counted.epoll_watches == 0);
     }
@@ -402,16 +356,10 @@ mod tests {
         let mut counter = Counter::new();
         let bound = counter.mapping_bytes_bound(&this());
         assert_eq!(bound, counter.max_mappings * MAPPING_BYTES);
-        let small = Process {
-            mapped_bytes: 10 * PAGE_BYTES,
-            ..this()[0]
-        };
+        let small = Process { mapped_bytes: 10 * PAGE_BYTES, ..this()[0] };
         assert_eq!(counter.mapping_bytes_bound(&[small]), 10 * MAPPING_BYTES);
         let counted = counter.mapping_bytes(&this(), 0, u64::MAX);
-        let lines = fs::read_to_string("/proc/self/maps")
-            .unwrap()
-            .lines()
-            .count() as u64;
+        let lines = fs::read_to_string("/proc/self/maps").unwrap().lines().count() as u64;
         assert!(counted >= lines / 2 * MAPPING_BYTES, "{counted} {lines}");
         assert!(counted < bound);
     }

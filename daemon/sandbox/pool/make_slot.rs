@@ -17,10 +17,7 @@ impl Pool {
     pub(super) async fn make_slot(&self) -> Result<NewSlot, Failure> {
         let mut template = self.template.lock().await;
         let current = self.protected_files.generation();
-        if template
-            .as_ref()
-            .is_some_and(|(_, generation)| *generation != current)
-        {
+        if template.as_ref().is_some_and(|(_, generation)| *generation != current) {
             *template = None;
         }
         let mut started_here = false;
@@ -32,10 +29,7 @@ impl Pool {
             let Some((channel, generation)) = template.as_ref() else {
                 continue;
             };
-            match channel
-                .ask(&MakeSlot, self.workspace, Stage::SlotNamespace)
-                .await
-            {
+            match channel.ask(&MakeSlot, self.workspace, Stage::SlotNamespace).await {
                 Ok((_, socket)) => {
                     let slot = Channel::new(socket).map_err(|error| io_failure(&error))?;
                     let (_, fds) = slot.answer(self.workspace, Stage::SlotNamespace).await?;
@@ -58,13 +52,9 @@ impl Pool {
     async fn start_template(&self) -> Result<(Channel, u64), Failure> {
         let found = self.protected_files.find();
         let keeper = self.context.keeper.lock().await;
-        let order = Order {
-            workspace: self.workspace,
-            level: self.state().level,
-        };
-        let (_, socket) = keeper
-            .ask(&ToKeeper::Template(order), self.workspace, Stage::Launcher)
-            .await?;
+        let order = Order { workspace: self.workspace, level: self.state().level };
+        let (_, socket) =
+            keeper.ask(&ToKeeper::Template(order), self.workspace, Stage::Launcher).await?;
         drop(keeper);
         let template = Channel::new(socket).map_err(|error| io_failure(&error))?;
         let (identity, _) = template.answer(self.workspace, Stage::BuildRoot).await?;

@@ -12,11 +12,7 @@ pub(super) const ABSENT: &[Group] = &[
     },
     Group {
         reason: "Rings do what other calls do, past the filter of those calls, and had many flaws.",
-        calls: &[
-            libc::SYS_io_uring_setup,
-            libc::SYS_io_uring_enter,
-            libc::SYS_io_uring_register,
-        ],
+        calls: &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register],
     },
     Group {
         reason: "Asynchronous contexts are counted for the machine (fs.aio-max-nr): eight calls of one run take those of all.",

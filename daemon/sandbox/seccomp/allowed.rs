@@ -11,10 +11,7 @@ pub(super) struct Group {
     /// Why they are allowed.
     #[cfg_attr(
         not(test),
-        expect(
-            dead_code,
-            reason = "it is there to be read; a test sees that it is never empty"
-        )
+        expect(dead_code, reason = "it is there to be read; a test sees that it is never empty")
     )]
     pub(super) reason: &'static str,
     /// Their numbers.

@@ -14,10 +14,7 @@ use crate::daemon::sys::{Errno, bpf::Instruction};
 macro_rules! own_only {
     ($argument:literal) => {
         Action::Decide(Decision {
-            tests: &[Test {
-                all: &[Condition::Equals($argument, 0)],
-                then: Verdict::Allow,
-            }],
+            tests: &[Test { all: &[Condition::Equals($argument, 0)], then: Verdict::Allow }],
             otherwise: REFUSE,
         })
     };

@@ -77,10 +77,7 @@ macro_rules! not_of_init {
                     all: &[Condition::Equals(0, $group), Condition::Equals(1, 1)],
                     then: REFUSE,
                 },
-                Test {
-                    all: &[Condition::Equals(0, $user)],
-                    then: REFUSE,
-                },
+                Test { all: &[Condition::Equals(0, $user)], then: REFUSE },
             ],
             otherwise: Verdict::Allow,
         })
@@ -117,14 +114,8 @@ const DECIDED: &[(i64, Action)] = &[
         }),
     ),
     // Merging equal pages tells by its timing what other runs have in memory (KSM).
-    (
-        libc::SYS_prctl,
-        refuse_if!(Condition::Equals(0, PR_SET_MEMORY_MERGE)),
-    ),
-    (
-        libc::SYS_madvise,
-        refuse_if!(Condition::Equals(2, libc::MADV_MERGEABLE as u32)),
-    ),
+    (libc::SYS_prctl, refuse_if!(Condition::Equals(0, PR_SET_MEMORY_MERGE))),
+    (libc::SYS_madvise, refuse_if!(Condition::Equals(2, libc::MADV_MERGEABLE as u32))),
     // Querying (0xffffffff), plain Linux, and UNAME26 variants; ADDR_NO_RANDOMIZE, which debuggers and
     // sanitizers (ThreadSanitizer where the kernel shuffles much) need, and which makes nothing easier
     // to attack but what the command itself executes; not READ_IMPLIES_EXEC.
@@ -132,62 +123,26 @@ const DECIDED: &[(i64, Action)] = &[
         libc::SYS_personality,
         Action::Decide(Decision {
             tests: &[
-                Test {
-                    all: &[Condition::Equals(0, 0)],
-                    then: Verdict::Allow,
-                },
-                Test {
-                    all: &[Condition::Equals(0, 8)],
-                    then: Verdict::Allow,
-                },
-                Test {
-                    all: &[Condition::Equals(0, 0x2_0000)],
-                    then: Verdict::Allow,
-                },
-                Test {
-                    all: &[Condition::Equals(0, 0x2_0008)],
-                    then: Verdict::Allow,
-                },
-                Test {
-                    all: &[Condition::Equals(0, 0x4_0000)],
-                    then: Verdict::Allow,
-                },
-                Test {
-                    all: &[Condition::Equals(0, 0xffff_ffff)],
-                    then: Verdict::Allow,
-                },
+                Test { all: &[Condition::Equals(0, 0)], then: Verdict::Allow },
+                Test { all: &[Condition::Equals(0, 8)], then: Verdict::Allow },
+                Test { all: &[Condition::Equals(0, 0x2_0000)], then: Verdict::Allow },
+                Test { all: &[Condition::Equals(0, 0x2_0008)], then: Verdict::Allow },
+                Test { all: &[Condition::Equals(0, 0x4_0000)], then: Verdict::Allow },
+                Test { all: &[Condition::Equals(0, 0xffff_ffff)], then: Verdict::Allow },
             ],
             otherwise: REFUSE,
         }),
     ),
-    (
-        libc::SYS_chmod,
-        refuse_if!(Condition::AnyOf(1, SET_ID_BITS)),
-    ),
-    (
-        libc::SYS_fchmod,
-        refuse_if!(Condition::AnyOf(1, SET_ID_BITS)),
-    ),
-    (
-        libc::SYS_fchmodat,
-        refuse_if!(Condition::AnyOf(2, SET_ID_BITS)),
-    ),
-    (
-        libc::SYS_fchmodat2,
-        refuse_if!(Condition::AnyOf(2, SET_ID_BITS)),
-    ),
-    (
-        libc::SYS_creat,
-        refuse_if!(Condition::AnyOf(1, SET_ID_BITS)),
-    ),
+    (libc::SYS_chmod, refuse_if!(Condition::AnyOf(1, SET_ID_BITS))),
+    (libc::SYS_fchmod, refuse_if!(Condition::AnyOf(1, SET_ID_BITS))),
+    (libc::SYS_fchmodat, refuse_if!(Condition::AnyOf(2, SET_ID_BITS))),
+    (libc::SYS_fchmodat2, refuse_if!(Condition::AnyOf(2, SET_ID_BITS))),
+    (libc::SYS_creat, refuse_if!(Condition::AnyOf(1, SET_ID_BITS))),
     (
         libc::SYS_open,
         Action::Decide(Decision {
             tests: &[Test {
-                all: &[
-                    Condition::AnyOf(1, CREATES),
-                    Condition::AnyOf(2, SET_ID_BITS),
-                ],
+                all: &[Condition::AnyOf(1, CREATES), Condition::AnyOf(2, SET_ID_BITS)],
                 then: REFUSE,
             }],
             otherwise: Verdict::Allow,
@@ -197,10 +152,7 @@ const DECIDED: &[(i64, Action)] = &[
         libc::SYS_openat,
         Action::Decide(Decision {
             tests: &[Test {
-                all: &[
-                    Condition::AnyOf(2, CREATES),
-                    Condition::AnyOf(3, SET_ID_BITS),
-                ],
+                all: &[Condition::AnyOf(2, CREATES), Condition::AnyOf(3, SET_ID_BITS)],
                 then: REFUSE,
             }],
             otherwise: Verdict::Allow,
@@ -228,18 +180,9 @@ const DECIDED: &[(i64, Action)] = &[
     // that waits for it.
     (libc::SYS_prlimit64, refuse_if!(Condition::Equals(0, 1))),
     (libc::SYS_sched_setattr, refuse_if!(Condition::Equals(0, 1))),
-    (
-        libc::SYS_sched_setscheduler,
-        refuse_if!(Condition::Equals(0, 1)),
-    ),
-    (
-        libc::SYS_sched_setparam,
-        refuse_if!(Condition::Equals(0, 1)),
-    ),
-    (
-        libc::SYS_sched_setaffinity,
-        refuse_if!(Condition::Equals(0, 1)),
-    ),
+    (libc::SYS_sched_setscheduler, refuse_if!(Condition::Equals(0, 1))),
+    (libc::SYS_sched_setparam, refuse_if!(Condition::Equals(0, 1))),
+    (libc::SYS_sched_setaffinity, refuse_if!(Condition::Equals(0, 1))),
     // These two reach it by its group and by its user as well: PRIO_PROCESS, PRIO_PGRP, and all of
     // PRIO_USER. A command still tunes itself and its children.
     (libc::SYS_setpriority, not_of_init!(0, 1, 2)),
@@ -258,12 +201,8 @@ const INSPECTION: &[i64] = &[
 ];
 
 /// Calls that give files to somebody, and which argument names whom.
-const GIVING_AWAY: &[(i64, u32)] = &[
-    (libc::SYS_chown, 1),
-    (libc::SYS_lchown, 1),
-    (libc::SYS_fchown, 1),
-    (libc::SYS_fchownat, 2),
-];
+const GIVING_AWAY: &[(i64, u32)] =
+    &[(libc::SYS_chown, 1), (libc::SYS_lchown, 1), (libc::SYS_fchown, 1), (libc::SYS_fchownat, 2)];
 
 /// Allows giving files to their owner, or nobody else. The kernel has no other user in this namespace
 /// and would answer EINVAL, which fakeroot and others do not expect; EPERM is what an ordinary user is
@@ -278,10 +217,7 @@ fn only_to((uid, gid): (u32, u32), argument: u32) -> Action {
         ])),
         then: Verdict::Allow,
     });
-    Action::Decide(Decision {
-        tests: Box::leak(Box::new(tests)),
-        otherwise: REFUSE,
-    })
+    Action::Decide(Decision { tests: Box::leak(Box::new(tests)), otherwise: REFUSE })
 }
 
 /// Calls that building a sandbox needs and its command must not have. clone(2) is closed only with

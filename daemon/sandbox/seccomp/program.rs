@@ -85,10 +85,7 @@ pub(super) const REFUSE: Verdict = Verdict::Refuse(Errno::PERM);
 pub(super) fn assemble(actions: &[Action], beyond: Action) -> Vec<Instruction> {
     let mut ranges: Vec<(u32, Action)> = Vec::new();
     for (number, action) in (0..).zip(actions.iter().copied().chain([beyond])) {
-        if ranges
-            .last()
-            .is_none_or(|(_, previous)| *previous != action)
-        {
+        if ranges.last().is_none_or(|(_, previous)| *previous != action) {
             ranges.push((number, action));
         }
     }
@@ -111,10 +108,8 @@ fn search(ranges: &[(u32, Action)]) -> Vec<Instruction> {
             let (low, boundary) = (search(low), high.first().map_or(0, |(number, _)| *number));
             // A conditional jump reaches 255 instructions, an unconditional one any.
             let distance = u32::try_from(low.len()).unwrap_or(u32::MAX);
-            let mut code = vec![
-                jump(JUMP_GREATER_OR_EQUAL, boundary, 0, 1),
-                instruction(JUMP, distance),
-            ];
+            let mut code =
+                vec![jump(JUMP_GREATER_OR_EQUAL, boundary, 0, 1), instruction(JUMP, distance)];
             code.extend(low);
             code.extend(search(high));
             code
@@ -174,12 +169,7 @@ fn load(offset: u32) -> Instruction {
 }
 
 fn jump(code: u16, operand: u32, jump_true: u8, jump_false: u8) -> Instruction {
-    Instruction {
-        code,
-        jump_true,
-        jump_false,
-        operand,
-    }
+    Instruction { code, jump_true, jump_false, operand }
 }
 
 fn instruction(code: u16, operand: u32) -> Instruction {

@@ -51,10 +51,7 @@ macro_rules! refuse {
 pub(super) const SOCKETS: Action = Action::Decide(Decision {
     tests: &[
         // Its protocol is checked by the kernel: there is one.
-        Test {
-            all: &[Condition::Equals(0, libc::AF_UNIX as u32)],
-            then: Verdict::Allow,
-        },
+        Test { all: &[Condition::Equals(0, libc::AF_UNIX as u32)], then: Verdict::Allow },
         // The protocol 0 is the one that the type has: TCP, UDP.
         allow!(AF_INET, SOCK_STREAM, IPPROTO_IP),
         allow!(AF_INET, SOCK_STREAM, IPPROTO_TCP),
@@ -96,10 +93,7 @@ const TCP_ULP: u32 = 31;
 macro_rules! refuse_option {
     ($level:ident, $option:ident) => {
         Test {
-            all: &[
-                Condition::Equals(1, libc::$level as u32),
-                Condition::Equals(2, $option),
-            ],
+            all: &[Condition::Equals(1, libc::$level as u32), Condition::Equals(2, $option)],
             then: REFUSE,
         }
     };

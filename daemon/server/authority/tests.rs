@@ -36,9 +36,7 @@ fn huffman(text: &str) -> Vec<u8> {
     }
     bits += &"1".repeat(bits.len().wrapping_neg() % 8);
     let bytes = bits.as_bytes().chunks(8);
-    bytes
-        .map(|byte| u8::from_str_radix(str::from_utf8(byte).unwrap(), 2).unwrap())
-        .collect()
+    bytes.map(|byte| u8::from_str_radix(str::from_utf8(byte).unwrap(), 2).unwrap()).collect()
 }
 
 /// An integer behind the bits of `first` (RFC 7541, section 5.1).
@@ -118,22 +116,14 @@ fn connections(block: &[u8]) -> Vec<Vec<u8>> {
     let padded = [&[7], block, &[b'%'; 7]].concat();
     let both = [&[3], &priority[..], &[0; 3]].concat();
     let mut connections = vec![
-        begin(vec![
-            frame(HEADERS, 0x4, block),
-            data.clone(),
-            frame(HEADERS, 0x5, block),
-        ]),
+        begin(vec![frame(HEADERS, 0x4, block), data.clone(), frame(HEADERS, 0x5, block)]),
         begin(vec![frame(HEADERS, PRIORITY, &priority), data.clone()]),
         begin(vec![frame(HEADERS, PADDED, &padded), data.clone()]),
         begin(vec![frame(HEADERS, PADDED | PRIORITY, &both), data]),
     ];
     for cut in (0..block.len()).step_by(3) {
         let (first, second) = block.split_at(cut);
-        let parts = [
-            (HEADERS, first),
-            (CONTINUATION, &[]),
-            (CONTINUATION, second),
-        ];
+        let parts = [(HEADERS, first), (CONTINUATION, &[]), (CONTINUATION, second)];
         let frames = parts.iter().map(|(kind, part)| frame(*kind, 0, part));
         connections.push(begin(frames.collect()));
     }
@@ -143,11 +133,7 @@ fn connections(block: &[u8]) -> Vec<Vec<u8>> {
 #[test]
 fn a_path_becomes_a_host_name_wherever_its_bytes_are_cut() {
     for (path, plain, huffman) in [
-        (
-            "tmp%2Fa%2Fjig.sock",
-            "tmp.2Fa.2Fjig.sock",
-            "tmp.2Fa.2Fjig.sock",
-        ),
+        ("tmp%2Fa%2Fjig.sock", "tmp.2Fa.2Fjig.sock", "tmp.2Fa.2Fjig.sock"),
         ("%2F", ".2F", ".2F"),
         ("/run/a b:c.sock", ".run.a.b.c.sock", "3run3a-bBc.sock"),
         ("localhost", "localhost", "localhost"),
@@ -201,11 +187,7 @@ fn no_sequence_of_bytes_overflows_or_depends_on_where_it_is_cut() {
         let mut data = PREFACE.to_vec();
         for _ in 0..random.usize(..6) {
             let payload: Vec<u8> = (0..random.usize(..80))
-                .map(|_| {
-                    random
-                        .choice([0, 1, 0x40, 0x41, 0x7f, 0x82, 0xff, b'%', any])
-                        .unwrap()
-                })
+                .map(|_| random.choice([0, 1, 0x40, 0x41, 0x7f, 0x82, 0xff, b'%', any]).unwrap())
                 .collect();
             let kind = random.choice([DATA, HEADERS, CONTINUATION, any]);
             data.extend(frame(kind.unwrap(), random.u8(..), &payload));
@@ -213,10 +195,6 @@ fn no_sequence_of_bytes_overflows_or_depends_on_where_it_is_cut() {
         data.truncate(random.usize(PREFACE.len()..=data.len()));
         let whole = rewritten(&data, data.len());
         assert_eq!(rewritten(&data, random.usize(1..9)), whole, "{data:?}");
-        assert_eq!(
-            rewritten(&whole, 3),
-            whole,
-            "a second pass changes nothing: {data:?}"
-        );
+        assert_eq!(rewritten(&whole, 3), whole, "a second pass changes nothing: {data:?}");
     }
 }

@@ -126,11 +126,7 @@ impl Database {
         let thread = thread::Builder::new()
             .name("jigd-database".to_owned())
             .spawn(move || serve(connection, waiting, &of_thread))?;
-        Ok(Self(Arc::new(Thread {
-            orders: Some(orders),
-            thread: Some(thread),
-            files,
-        })))
+        Ok(Self(Arc::new(Thread { orders: Some(orders), thread: Some(thread), files })))
     }
 
     /// Changes nothing any more from when one of these files is lost.
@@ -161,11 +157,7 @@ impl Database {
         work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, DatabaseError> {
         let (reply, answer) = oneshot::channel();
-        let work = Box::new(Asked {
-            work,
-            result: None,
-            reply,
-        });
+        let work = Box::new(Asked { work, result: None, reply });
         let closed = || DatabaseError::Closed;
         let orders = self.0.orders.as_ref().ok_or_else(closed)?;
         let order = Order { only_reads, work };

@@ -176,15 +176,10 @@ fn check(connection: &Connection, path: &Path, must_have_schema: bool) -> Result
         return Err(not_ours(path));
     }
     if is_empty && must_have_schema {
-        return Err(OpenError::Emptied {
-            path: path.display().to_string(),
-        });
+        return Err(OpenError::Emptied { path: path.display().to_string() });
     }
     let Ok(version) = usize::try_from(version) else {
-        return Err(damaged(
-            path,
-            format!("its schema has the version {version}"),
-        ));
+        return Err(damaged(path, format!("its schema has the version {version}")));
     };
     if version > VERSIONS.len() {
         return Err(OpenError::Newer {
@@ -259,24 +254,16 @@ fn unusable(path: &Path, source: io::Error) -> OpenError {
     let path = path.display().to_string();
     match source.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => OpenError::Full { path },
-        _ => OpenError::Unusable {
-            path,
-            source: source.into(),
-        },
+        _ => OpenError::Unusable { path, source: source.into() },
     }
 }
 
 fn not_ours(path: &Path) -> OpenError {
-    OpenError::NotOurs {
-        path: path.display().to_string(),
-    }
+    OpenError::NotOurs { path: path.display().to_string() }
 }
 
 fn damaged(path: &Path, what: String) -> OpenError {
-    OpenError::Damaged {
-        path: path.display().to_string(),
-        what,
-    }
+    OpenError::Damaged { path: path.display().to_string(), what }
 }
 
 fn refusal(path: &Path, error: Error) -> OpenError {
@@ -288,10 +275,7 @@ fn refusal(path: &Path, error: Error) -> OpenError {
         Some(DatabaseCorrupt | NotADatabase) => damaged(path, error.to_string()),
         Some(DiskFull) => OpenError::Full { path: named },
         Some(DatabaseBusy | DatabaseLocked) => OpenError::Busy { path: named },
-        _ => OpenError::Unusable {
-            path: named,
-            source: error.into(),
-        },
+        _ => OpenError::Unusable { path: named, source: error.into() },
     }
 }
 

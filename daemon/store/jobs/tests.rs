@@ -4,11 +4,7 @@ use std::time::Duration;
 
 use super::*;
 
-const ALL: Bounds = Bounds {
-    age: Duration::from_secs(3600),
-    number: 100,
-    bytes: 1000,
-};
+const ALL: Bounds = Bounds { age: Duration::from_secs(3600), number: 100, bytes: 1000 };
 
 fn job(id: &str, queue: &str) -> Job {
     Job {
@@ -32,11 +28,8 @@ fn job(id: &str, queue: &str) -> Job {
 }
 
 async fn list(log: &JobLog, change: impl FnOnce(&mut Selection)) -> Vec<String> {
-    let mut selection = Selection {
-        workspace: "w".to_owned(),
-        number: 100,
-        ..Selection::default()
-    };
+    let mut selection =
+        Selection { workspace: "w".to_owned(), number: 100, ..Selection::default() };
     change(&mut selection);
     let jobs = log.list(selection).await.unwrap();
     jobs.into_iter().map(|job| job.id).collect()
@@ -67,20 +60,11 @@ async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
     );
     let found = |id: &str| log.find("w".to_owned(), id.to_owned());
     let (lost, none) = found("1").await.unwrap().unwrap();
-    assert_eq!(
-        (lost.state, lost.step, none),
-        (JobState::Lost, Some(7), None)
-    );
+    assert_eq!((lost.state, lost.step, none), (JobState::Lost, Some(7), None));
     assert!(lost.ended.is_some());
     let (failed, kept) = found("2").await.unwrap().unwrap();
-    assert_eq!(
-        (failed.state, failed.started, kept),
-        (JobState::Failed, Some(begun), result)
-    );
-    assert_eq!(
-        log.find("v".to_owned(), "1".to_owned()).await.unwrap(),
-        None
-    );
+    assert_eq!((failed.state, failed.started, kept), (JobState::Failed, Some(begun), result));
+    assert_eq!(log.find("v".to_owned(), "1".to_owned()).await.unwrap(), None);
     let submitted = async |principal: &str, request: &str| {
         let [principal, request] = [principal, request].map(str::to_owned);
         let found = log.submitted(principal, "w".to_owned(), request).await;
@@ -90,19 +74,10 @@ async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
     assert_eq!(submitted("uid:0", "2").await, None);
     assert_eq!(submitted("uid:1", "r2").await, None);
     assert_eq!(list(&log, |_| {}).await, ["3", "2", "1"]);
-    assert_eq!(
-        list(&log, |s| s.queue = Some("a".to_owned())).await,
-        ["2", "1"]
-    );
-    assert_eq!(
-        list(&log, |s| s.before = Some("3".to_owned())).await,
-        ["2", "1"]
-    );
+    assert_eq!(list(&log, |s| s.queue = Some("a".to_owned())).await, ["2", "1"]);
+    assert_eq!(list(&log, |s| s.before = Some("3".to_owned())).await, ["2", "1"]);
     assert_eq!(list(&log, |s| s.number = 1).await, ["3"]);
-    assert_eq!(
-        list(&log, |s| s.states = vec![JobState::Lost, JobState::Queued]).await,
-        ["3", "1"]
-    );
+    assert_eq!(list(&log, |s| s.states = vec![JobState::Lost, JobState::Queued]).await, ["3", "1"]);
     assert_eq!(list(&log, |s| s.workspace = "v".to_owned()).await, [""; 0]);
 }
 
@@ -153,9 +128,7 @@ async fn what_is_old_or_too_much_goes_oldest_first() {
         (Bounds { bytes: 25, ..ALL }, &["6", "5", "4"]),
         (Bounds { bytes: 0, ..ALL }, &["6", "5"]),
     ] {
-        let (log, _) = JobLog::open(Database::in_memory().unwrap(), retention)
-            .await
-            .unwrap();
+        let (log, _) = JobLog::open(Database::in_memory().unwrap(), retention).await.unwrap();
         for number in 1..=6 {
             let id = number.to_string();
             log.submit(job(&id, "a")).await.unwrap();
@@ -166,9 +139,7 @@ async fn what_is_old_or_too_much_goes_oldest_first() {
             };
             if number < 6 {
                 let result = Some(Bytes::from_static(&[0; 10]));
-                log.end(id, JobState::Succeeded, time, result)
-                    .await
-                    .unwrap();
+                log.end(id, JobState::Succeeded, time, result).await.unwrap();
             }
         }
         log.retain().await.unwrap();
@@ -183,9 +154,7 @@ async fn a_long_log_is_looked_through_a_few_jobs_at_a_time() {
     let last = 2 * LOOKED_AT + 50;
     for number in 1..=last {
         let queue = if number % 100 == 1 { "rare" } else { "a" };
-        log.submit(job(&format!("{number:04}"), queue))
-            .await
-            .unwrap();
+        log.submit(job(&format!("{number:04}"), queue)).await.unwrap();
     }
     let rare = list(&log, |s| s.queue = Some("rare".to_owned())).await;
     assert_eq!(rare, ["0501", "0401", "0301", "0201", "0101", "0001"]);

@@ -5,11 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::daemon::store::jobs::{self, Job, JobLog, JobState};
 
-const ALL: Bounds = Bounds {
-    age: Duration::from_secs(3600),
-    number: 100,
-    bytes: 1000,
-};
+const ALL: Bounds = Bounds { age: Duration::from_secs(3600), number: 100, bytes: 1000 };
 
 fn key(principal: &str, id: &str) -> Key {
     Key {
@@ -21,11 +17,7 @@ fn key(principal: &str, id: &str) -> Key {
 }
 
 fn asked() -> Asked {
-    Asked {
-        method: "run".to_owned(),
-        session: "default".to_owned(),
-        fingerprint: [7; 32],
-    }
+    Asked { method: "run".to_owned(), session: "default".to_owned(), fingerprint: [7; 32] }
 }
 
 async fn open(bounds: Bounds) -> RequestLog {
@@ -48,10 +40,8 @@ async fn answer(log: &RequestLog, principal: &str, id: &str, bytes: usize) {
 async fn age(log: &RequestLog, by: Duration) {
     let by = i64::try_from(by.as_millis()).unwrap();
     let age = move |connection: &Connection| {
-        connection.execute(
-            "UPDATE request SET begun_ms = begun_ms - ?1, ended_ms = ended_ms - ?1",
-            [by],
-        )
+        connection
+            .execute("UPDATE request SET begun_ms = begun_ms - ?1, ended_ms = ended_ms - ?1", [by])
     };
     log.database.apply(age).await.unwrap();
 }
@@ -120,11 +110,7 @@ async fn what_was_never_answered_is_kept_as_long_and_not_for_ever() {
 #[tokio::test]
 async fn who_calls_much_takes_nothing_from_others() {
     let bytes = u64::MAX;
-    let bounds = Bounds {
-        number: 5,
-        bytes,
-        ..ALL
-    };
+    let bounds = Bounds { number: 5, bytes, ..ALL };
     let log = open(bounds).await;
     for number in 0..2 {
         answer(&log, "few", &number.to_string(), 1).await;
@@ -231,12 +217,9 @@ async fn a_submission_is_done_also_where_its_job_is_not_kept_any_more_and_it_was
     let answer = Bytes::from_static(b"answer");
     log.answer(key("a", "2"), answer).await.unwrap();
     jobs.retain().await.unwrap();
-    for (id, expected) in [
-        ("1", Forgotten),
-        ("2", Answered(6)),
-        ("3", Unanswered),
-        ("4", Unanswered),
-    ] {
+    for (id, expected) in
+        [("1", Forgotten), ("2", Answered(6)), ("3", Unanswered), ("4", Unanswered)]
+    {
         assert_eq!(known(&log, "a", id).await, Some(expected), "{id}");
     }
 }

@@ -54,8 +54,7 @@ pub(super) fn list(
         })?;
     }
     let kept = found.into_iter();
-    kept.filter_map(|(path, step)| look(folder, path, step).transpose())
-        .collect()
+    kept.filter_map(|(path, step)| look(folder, path, step).transpose()).collect()
 }
 
 /// All of them, in no order.

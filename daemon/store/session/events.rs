@@ -332,10 +332,7 @@ impl Drop for Events {
 /// Ends what takes long when the daemon does.
 pub(crate) fn go_on(end: &CancellationToken) -> io::Result<()> {
     match end.is_cancelled() {
-        true => Err(io::Error::new(
-            io::ErrorKind::Interrupted,
-            "the daemon ends",
-        )),
+        true => Err(io::Error::new(io::ErrorKind::Interrupted, "the daemon ends")),
         false => Ok(()),
     }
 }
@@ -421,12 +418,8 @@ fn read_numbers(folder: &Path) -> io::Result<Numbers> {
 /// Writes the numbers that the session in `folder` has got to, whole or not at all.
 pub(super) fn write_numbers(folder: &Path, numbers: &Numbers) -> io::Result<()> {
     let new = folder.join(format!("{NUMBERS}.new"));
-    let mut file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&new)?;
+    let mut file =
+        File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(&serde_json::to_vec(numbers)?)?;
     file.sync_data()?;
     fs::rename(new, folder.join(NUMBERS))

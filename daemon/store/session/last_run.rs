@@ -34,11 +34,7 @@ pub(super) struct Run {
 impl Run {
     /// One that begins with this record.
     pub(super) fn new(step: u64, started: u64) -> Self {
-        Self {
-            step,
-            started,
-            ended: None,
-        }
+        Self { step, started, ended: None }
     }
 }
 

@@ -15,14 +15,7 @@ use crate::daemon::telemetry::logs::humantime;
 const LOOK_BACK: u64 = 4 << 20;
 
 /// What both records of a step say.
-const OF_BOTH: [&str; 6] = [
-    "call_id",
-    "request_id",
-    "principal",
-    "workspace",
-    "tool",
-    "job_id",
-];
+const OF_BOTH: [&str; 6] = ["call_id", "request_id", "principal", "workspace", "tool", "job_id"];
 
 /// The steps of `records` that have begun and not ended, the first one first, and the record that ends each.
 pub(super) fn ends(records: &Snapshot) -> io::Result<Vec<(u64, Map<String, Value>)>> {

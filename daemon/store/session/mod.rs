@@ -98,11 +98,7 @@ impl Session {
     pub(super) fn open(folder: PathBuf, fullness: Arc<Fullness>) -> io::Result<Self> {
         make(&folder)?;
         make(&folder.join(step::LOGS))?;
-        Ok(Self {
-            events: Events::open(&folder, Arc::clone(&fullness))?,
-            folder,
-            fullness,
-        })
+        Ok(Self { events: Events::open(&folder, Arc::clone(&fullness))?, folder, fullness })
     }
 
     /// Ends the steps that a daemon had begun and not ended when it died. Where that cannot be written
@@ -184,8 +180,7 @@ impl Session {
         let records = self.events.snapshot();
         let record = |sequence| -> io::Result<Option<Map<String, Value>>> {
             let line = last_run::record(&records, sequence)?;
-            line.map(|line| serde_json::from_slice(&line).map_err(io::Error::from))
-                .transpose()
+            line.map(|line| serde_json::from_slice(&line).map_err(io::Error::from)).transpose()
         };
         let Some(started) = record(run.started)? else {
             return Ok(None); // removed at this moment
@@ -217,11 +212,7 @@ impl Session {
             make(folder)?;
         }
         let mut options = OpenOptions::new();
-        let opened = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&file)?;
+        let opened = options.write(true).create_new(true).mode(0o600).open(&file)?;
         if let Err(error) = opened.write_all_at(patch, 0) {
             self.drop_patch(step); // half a patch is none
             return Err(error);

@@ -90,17 +90,8 @@ impl<'a> Records<'a> {
     }
 
     fn with_capacity(file: &'a File, from: u64, to: u64, end: u64, capacity: usize) -> Self {
-        let window = Window {
-            file,
-            at: from,
-            end,
-        };
-        Self {
-            reader: BufReader::with_capacity(capacity, window),
-            at: from,
-            to,
-            line: Vec::new(),
-        }
+        let window = Window { file, at: from, end };
+        Self { reader: BufReader::with_capacity(capacity, window), at: from, to, line: Vec::new() }
     }
 
     /// Where the next one begins.
@@ -229,11 +220,7 @@ mod tests {
     fn lines(count: u64) -> Vec<String> {
         let line = |number: u64| {
             // Of all lengths, some of them longer than what is read at a time.
-            let length = if number.is_multiple_of(97) {
-                200_000
-            } else {
-                number * 37 % 901
-            };
+            let length = if number.is_multiple_of(97) { 200_000 } else { number * 37 % 901 };
             let text = "x".repeat(usize::try_from(length).unwrap());
             format!("{{\"sequence\":{number},\"step\":{number},\"text\":\"{text}\"}}\n")
         };
@@ -273,10 +260,7 @@ mod tests {
                 Some(*end)
             });
             let expected = ends.take_while(|end| *end <= length - cut).last();
-            assert_eq!(
-                end_of_lines(&file, length - cut).unwrap(),
-                expected.unwrap()
-            );
+            assert_eq!(end_of_lines(&file, length - cut).unwrap(), expected.unwrap());
         }
         assert_eq!(end_of_lines(&file, 5).unwrap(), 0);
     }

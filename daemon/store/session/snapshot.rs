@@ -46,9 +46,7 @@ impl Snapshot {
 
     /// Where the record of this number begins, or the first one behind it. Blocks.
     pub(crate) fn find(&self, sequence: u64) -> io::Result<u64> {
-        find(&self.file, self.length, |head| {
-            Some(head.sequence < sequence)
-        })
+        find(&self.file, self.length, |head| Some(head.sequence < sequence))
     }
 
     /// Reads records from a place on, where one begins, until they have so many bytes. Answers where

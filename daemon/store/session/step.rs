@@ -69,18 +69,14 @@ impl Step {
     /// Whether a path leads into a folder that artifacts lie in.
     pub(crate) fn is_beside_artifacts(path: &str) -> bool {
         let mut folders = FOLDERS.iter();
-        folders.any(|folder| {
-            path.strip_prefix(folder)
-                .is_some_and(|rest| rest.starts_with('/'))
-        })
+        folders.any(|folder| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
     }
 
     /// The step whose artifact lies at `path`: only paths that this module makes are accepted, so
     /// none can lead elsewhere.
     pub(crate) fn of_artifact(path: &str) -> Option<Self> {
-        let rest = path
-            .strip_prefix("logs/tool_step_")
-            .or_else(|| path.strip_prefix("diffs/step_"))?;
+        let rest =
+            path.strip_prefix("logs/tool_step_").or_else(|| path.strip_prefix("diffs/step_"))?;
         let (number, _) = rest.split_once(['_', '.'])?;
         let step = Self(number.parse().ok()?);
         let is_stream = [StreamName::Stdout, StreamName::Stderr]

@@ -14,12 +14,9 @@ fn open(folder: &TempDir) -> Session {
 }
 
 fn fields(tool: &str) -> Map<String, Value> {
-    [
-        ("event".to_owned(), "tool_call_started".into()),
-        ("tool".to_owned(), tool.into()),
-    ]
-    .into_iter()
-    .collect()
+    [("event".to_owned(), "tool_call_started".into()), ("tool".to_owned(), tool.into())]
+        .into_iter()
+        .collect()
 }
 
 #[test]
@@ -51,22 +48,13 @@ fn artifacts_are_found_by_their_exact_paths_only() {
     let (mut sink, path) = session.sink(step, StreamName::Stdout, 3);
     sink.write(b"abcdef");
     assert_eq!(path, "logs/tool_step_0001_stdout.txt");
-    assert!(matches!(
-        session.artifact(&path).unwrap(),
-        Artifact::File(_)
-    ));
+    assert!(matches!(session.artifact(&path).unwrap(), Artifact::File(_)));
     assert_eq!(fs::read(folder.path().join(&path)).unwrap(), b"abc");
-    assert!(matches!(
-        session.artifact("logs/tool_step_0001_stderr.txt").unwrap(),
-        Artifact::Empty
-    ));
+    assert!(matches!(session.artifact("logs/tool_step_0001_stderr.txt").unwrap(), Artifact::Empty));
     let path = session.keep_patch(step, b"--- a").unwrap();
     assert_eq!(path, "diffs/step_0001.patch");
     assert_eq!(fs::read(folder.path().join(&path)).unwrap(), b"--- a");
-    assert!(matches!(
-        session.artifact(&path).unwrap(),
-        Artifact::File(_)
-    ));
+    assert!(matches!(session.artifact(&path).unwrap(), Artifact::File(_)));
     fs::remove_file(folder.path().join(&path)).unwrap();
     for missing in [
         &*path,
@@ -80,10 +68,7 @@ fn artifacts_are_found_by_their_exact_paths_only() {
         "/etc/passwd",
         "",
     ] {
-        assert!(
-            matches!(session.artifact(missing).unwrap(), Artifact::Missing),
-            "{missing}"
-        );
+        assert!(matches!(session.artifact(missing).unwrap(), Artifact::Missing), "{missing}");
     }
 }
 
@@ -101,10 +86,7 @@ fn a_command_is_found_among_many_records() {
         [
             ("event".to_owned(), "tool_call_finished".into()),
             // The words of another record inside this one, and records of all lengths.
-            (
-                "note".to_owned(),
-                format!("\n{{\"event\":\"tool_call_started\"}}{text}").into(),
-            ),
+            ("note".to_owned(), format!("\n{{\"event\":\"tool_call_started\"}}{text}").into()),
         ]
         .into_iter()
         .collect()
@@ -142,10 +124,7 @@ fn end() -> Map<String, Value> {
 /// Runs a command that writes a line.
 fn run(session: &Session) -> Step {
     let step = session.begin_step(fields("run")).unwrap();
-    session
-        .sink(step, StreamName::Stdout, 100)
-        .0
-        .write(b"text\n");
+    session.sink(step, StreamName::Stdout, 100).0.write(b"text\n");
     session.record(step, end()).unwrap();
     step
 }
@@ -223,10 +202,7 @@ fn an_output_that_was_removed_is_not_told_to_be_empty() {
     }
     remove(&session, &steps_of(&[1]));
     assert!(sequences(&session).is_empty());
-    assert!(matches!(
-        session.artifact(&stderr).unwrap(),
-        Artifact::Missing
-    ));
+    assert!(matches!(session.artifact(&stderr).unwrap(), Artifact::Missing));
 }
 
 #[tokio::test]
@@ -288,10 +264,8 @@ fn steps_that_a_daemon_had_not_ended_are_ended_by_the_next() {
             (step, text("error_type"), text("call_id"), text("outcome"))
         });
         let lost = Some("daemon_lost");
-        let expected = [
-            (command.0, lost, Some("call_id"), Some("DAEMON_LOST")),
-            (4, lost, None, None),
-        ];
+        let expected =
+            [(command.0, lost, Some("call_id"), Some("DAEMON_LOST")), (4, lost, None, None)];
         assert_eq!(told.collect::<Vec<_>>(), expected);
         assert!(!ends[0].record.contains_key("params"));
     }

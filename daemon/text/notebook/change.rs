@@ -153,9 +153,7 @@ impl Notebook<'_> {
         let lines: Vec<String> = source.split_inclusive('\n').map(json).collect();
         let layout = cell.below(&self.unit());
         let model = model.filter(|model| model.starts_with('['));
-        model
-            .map_or(layout.clone(), |model| Layout::of(model, &layout))
-            .array(&lines)
+        model.map_or(layout.clone(), |model| Layout::of(model, &layout)).array(&lines)
     }
 
     /// An id that no other cell has: 8 hexadecimal digits, as Jupyter makes them. The same change
@@ -195,8 +193,7 @@ impl Notebook<'_> {
     /// By how much each level is indented.
     fn unit(&self) -> String {
         let open = self.document_layout().open;
-        open.rsplit_once('\n')
-            .map_or(String::new(), |(_, unit)| unit.to_owned())
+        open.rsplit_once('\n').map_or(String::new(), |(_, unit)| unit.to_owned())
     }
 
     /// That of an array of cells that is empty.

@@ -56,9 +56,7 @@ impl Kind {
     /// That of a cell with these fields.
     pub(super) fn of(cell: &Parts<'_>) -> Option<Self> {
         let name = cell.get("cell_type").and_then(string)?;
-        [Self::Code, Self::Markdown, Self::Raw]
-            .into_iter()
-            .find(|kind| kind.name() == name)
+        [Self::Code, Self::Markdown, Self::Raw].into_iter().find(|kind| kind.name() == name)
     }
 }
 
@@ -94,13 +92,7 @@ impl<'a> Notebook<'a> {
             ids.push(cell_fields(part.value, index)?.get("id").and_then(string));
         }
         let has_ids = number("nbformat_minor").is_some_and(|minor| minor >= 5);
-        Ok(Self {
-            text,
-            fields,
-            cells,
-            ids,
-            has_ids,
-        })
+        Ok(Self { text, fields, cells, ids, has_ids })
     }
 
     /// Index of the cell that is meant.
@@ -111,10 +103,9 @@ impl<'a> Notebook<'a> {
                 self.ids.iter().position(|has| has.as_ref() == Some(id)),
                 format!("with the id {id:?}"),
             ),
-            Wanted::Index(index) => (
-                Some(*index).filter(|index| *index < count),
-                format!("at index {index}"),
-            ),
+            Wanted::Index(index) => {
+                (Some(*index).filter(|index| *index < count), format!("at index {index}"))
+            }
         };
         found.ok_or_else(|| {
             let cells = match count {

@@ -73,11 +73,7 @@ impl Output {
             "error" => error(&fields),
             _ => data(fields.get("data").unwrap_or_default()),
         };
-        Self {
-            kind,
-            text,
-            truncated,
-        }
+        Self { kind, text, truncated }
     }
 }
 
@@ -156,9 +152,7 @@ fn size_of(kind: &str, json: &str) -> usize {
     if is_text {
         return text.len();
     }
-    let digits = text
-        .bytes()
-        .filter(|byte| !byte.is_ascii_whitespace() && *byte != b'=');
+    let digits = text.bytes().filter(|byte| !byte.is_ascii_whitespace() && *byte != b'=');
     digits.count() * 3 / 4
 }
 
@@ -171,10 +165,7 @@ fn without_escapes(text: &str) -> String {
             '\u{1b}' => match characters.next() {
                 // Parameters up to a final byte.
                 Some('[') => {
-                    while characters
-                        .next()
-                        .is_some_and(|next| !('@'..='~').contains(&next))
-                    {}
+                    while characters.next().is_some_and(|next| !('@'..='~').contains(&next)) {}
                 }
                 // A string up to BEL, or to ESC and a backslash.
                 Some(']' | 'P' | 'X' | '^' | '_') => {
@@ -188,19 +179,11 @@ fn without_escapes(text: &str) -> String {
                 }
                 // Intermediate bytes up to a final one.
                 Some(' '..='/') => {
-                    while characters
-                        .next()
-                        .is_some_and(|next| (' '..='/').contains(&next))
-                    {}
+                    while characters.next().is_some_and(|next| (' '..='/').contains(&next)) {}
                 }
                 _ => {}
             },
-            '\u{9b}' => {
-                while characters
-                    .next()
-                    .is_some_and(|next| !('@'..='~').contains(&next))
-                {}
-            }
+            '\u{9b}' => while characters.next().is_some_and(|next| !('@'..='~').contains(&next)) {},
             other => plain.push(other),
         }
     }
@@ -232,10 +215,7 @@ mod tests {
                 r#"{"output_type": "error", "ename": "E", "evalue": "v", "traceback": ["\u001b[0;31mE\u001b[0m: v", "\u001b]0;title\u0007x\u001b(By"]}"#,
                 "E: v\nxy",
             ),
-            (
-                r#"{"output_type": "error", "ename": "E", "evalue": "v", "traceback": []}"#,
-                "E: v",
-            ),
+            (r#"{"output_type": "error", "ename": "E", "evalue": "v", "traceback": []}"#, "E: v"),
             ("7", "[no output that nbformat knows]"),
             ("[]", ""),
         ] {

@@ -6,20 +6,14 @@ use std::borrow::Cow;
 use memchr::{memchr2, memchr3, memmem};
 
 /// Words for numbers that JSON cannot write, and numbers of the same length.
-const WORDS: [(&str, &str); 3] = [
-    ("NaN", "0e0"),
-    ("-Infinity", "-0e000000"),
-    ("Infinity", "0e000000"),
-];
+const WORDS: [(&str, &str); 3] =
+    [("NaN", "0e0"), ("-Infinity", "-0e000000"), ("Infinity", "0e000000")];
 
 /// The text with another number in the place of each such word, and all else where it was. What is
 /// in strings stays.
 pub(super) fn as_json(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
-    if ["NaN", "Infinity"]
-        .iter()
-        .all(|word| memmem::find(bytes, word.as_bytes()).is_none())
-    {
+    if ["NaN", "Infinity"].iter().all(|word| memmem::find(bytes, word.as_bytes()).is_none()) {
         return Cow::Borrowed(text);
     }
     let (mut json, mut copied, mut at) = (String::with_capacity(text.len()), 0, 0);
@@ -52,10 +46,7 @@ fn word_at(text: &str, start: usize) -> Option<(usize, &'static str, &'static st
     let joins = |character: char| {
         character.is_alphanumeric() || matches!(character, '+' | '-' | '.' | '_' | '"')
     };
-    let beside = [
-        before.chars().next_back(),
-        rest[word.len()..].chars().next(),
-    ];
+    let beside = [before.chars().next_back(), rest[word.len()..].chars().next()];
     let stands_alone = !beside.into_iter().flatten().any(joins);
     stands_alone.then_some((start, word, number))
 }

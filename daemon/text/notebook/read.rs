@@ -82,9 +82,7 @@ impl Notebook<'_> {
     fn cell(&self, index: usize, left_of_outputs: &mut usize) -> Result<CellText, Error> {
         let part = &self.cells.list()[index];
         let fields = cell_fields(part.value, index)?;
-        let source = fields
-            .get("source")
-            .map(|source| text_of(source, usize::MAX));
+        let source = fields.get("source").map(|source| text_of(source, usize::MAX));
         let count = fields.get("execution_count");
         let outputs = fields.get("outputs");
         Ok(CellText {
@@ -93,9 +91,7 @@ impl Notebook<'_> {
             kind: Kind::of(&fields),
             source: source.map_or(String::new(), |(source, _)| source),
             execution_count: count.and_then(|count| count.parse().ok()),
-            outputs: outputs.map_or(Vec::new(), |outputs| {
-                outputs::read(outputs, left_of_outputs)
-            }),
+            outputs: outputs.map_or(Vec::new(), |outputs| outputs::read(outputs, left_of_outputs)),
         })
     }
 }

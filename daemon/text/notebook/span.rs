@@ -67,11 +67,7 @@ pub(super) fn each<'a>(
 ) -> Result<(), Error> {
     let json = as_json(text);
     let mut reader = serde_json::Deserializer::from_str(&json);
-    reader.deserialize_any(Each {
-        text,
-        json: &json,
-        take,
-    })?;
+    reader.deserialize_any(Each { text, json: &json, take })?;
     reader.end()
 }
 
@@ -159,10 +155,7 @@ impl<'a> Parts<'a> {
     /// Puts another value in the place of a part's.
     pub(super) fn replace(&self, index: usize, value: &str) -> Splice {
         let part = &self.list[index];
-        Splice {
-            range: part.range.end - part.value.len()..part.range.end,
-            with: value.to_owned(),
-        }
+        Splice { range: part.range.end - part.value.len()..part.range.end, with: value.to_owned() }
     }
 
     /// Takes a part out, with its comma.
@@ -174,10 +167,7 @@ impl<'a> Parts<'a> {
             (None, Some(before)) => self.list[before].range.end..part.end,
             (None, None) => 1..self.text.len() - 1,
         };
-        Splice {
-            range,
-            with: String::new(),
-        }
+        Splice { range, with: String::new() }
     }
 
     /// The text without the members that have this key, however many; none when there are none.
@@ -213,10 +203,7 @@ impl<'a> Parts<'a> {
             Some(next) => (next.range.start, [part, ",", &layout.gap].concat()),
             None => (last.range.end, [",", &layout.gap, part].concat()),
         };
-        Splice {
-            range: at..at,
-            with,
-        }
+        Splice { range: at..at, with }
     }
 }
 
@@ -281,36 +268,21 @@ impl Layout {
             None => fallback.gap.clone(),
         };
         let colon = match first.key {
-            Some(key) => between(
-                first.range.start + key.len(),
-                first.range.end - first.value.len(),
-            ),
+            Some(key) => {
+                between(first.range.start + key.len(), first.range.end - first.value.len())
+            }
             None => fallback.colon.clone(),
         };
-        Self {
-            open,
-            gap,
-            close: between(last.range.end, text.len() - 1),
-            colon,
-        }
+        Self { open, gap, close: between(last.range.end, text.len() - 1), colon }
     }
 
     /// That of an object or array in one with this layout, where each level is indented by `unit`.
     pub(super) fn below(&self, unit: &str) -> Self {
         if !self.gap.contains('\n') {
-            return Self {
-                open: String::new(),
-                close: String::new(),
-                ..self.clone()
-            };
+            return Self { open: String::new(), close: String::new(), ..self.clone() };
         }
         let inner = [&self.gap, unit].concat();
-        Self {
-            open: inner.clone(),
-            gap: inner,
-            close: self.gap.clone(),
-            colon: self.colon.clone(),
-        }
+        Self { open: inner.clone(), gap: inner, close: self.gap.clone(), colon: self.colon.clone() }
     }
 
     /// An array of what is already JSON.
@@ -326,10 +298,8 @@ impl Layout {
 
     /// An object of what is already JSON.
     pub(super) fn object(&self, members: &[(&str, String)]) -> String {
-        let members: Vec<String> = members
-            .iter()
-            .map(|(key, value)| self.member(key, value))
-            .collect();
+        let members: Vec<String> =
+            members.iter().map(|(key, value)| self.member(key, value)).collect();
         let members = members.join(&[",", &self.gap].concat());
         ["{", &self.open, &members, &self.close, "}"].concat()
     }
@@ -355,9 +325,7 @@ pub(super) fn string(json: &str) -> Option<String> {
             Ok(String::from_utf8_lossy(bytes).into_owned())
         }
     }
-    serde_json::Deserializer::from_str(json)
-        .deserialize_bytes(Text)
-        .ok()
+    serde_json::Deserializer::from_str(json).deserialize_bytes(Text).ok()
 }
 
 /// A text as nbformat writes it, one string or several in an array, and whether it is more than

@@ -71,11 +71,7 @@ pub(super) fn apply(
         if index % 64 == 0 {
             check()?;
         }
-        let name = Name {
-            path,
-            number: index + 1,
-            line: hunk.line,
-        };
+        let name = Name { path, number: index + 1, line: hunk.line };
         let place = find(&search, &text, hunk, output.done, moved, max_fuzz, name)?;
         if let Some(said) = hunk.place {
             let begin = place.at.saturating_sub(place.ignored.0);
@@ -100,19 +96,13 @@ fn find(
     max_fuzz: usize,
     name: Name<'_>,
 ) -> Result<Place, Error> {
-    let near = hunk
-        .place
-        .map(|place| place.saturating_add_signed(moved).max(floor));
+    let near = hunk.place.map(|place| place.saturating_add_signed(moved).max(floor));
     let wanted = search.numbers(hunk);
     if wanted.is_empty() {
         let at = near.unwrap_or(0);
         // Without a line to go by, only a header that says it exactly, or an empty file, will do.
         return match text.len() == 0 || hunk.only_adds && near.is_some() && at <= text.len() {
-            true => Ok(Place {
-                at: at.min(text.len()),
-                ignored: (0, 0),
-                fuzz: 0,
-            }),
+            true => Ok(Place { at: at.min(text.len()), ignored: (0, 0), fuzz: 0 }),
             false => Err(name.placeless(text, at)),
         };
     }
@@ -147,16 +137,9 @@ impl Output<'_> {
     fn apply(&mut self, hunk: &Hunk<'_>, place: Place) {
         self.copy_until(place.at);
         let Place { ignored, .. } = place;
-        let lines = hunk
-            .lines
-            .get(ignored.0..hunk.lines.len() - ignored.1)
-            .unwrap_or_default();
+        let lines = hunk.lines.get(ignored.0..hunk.lines.len() - ignored.1).unwrap_or_default();
         let removed = |line: &&Line<'_>| line.role != Role::Added;
-        let old: Vec<Ending> = lines
-            .iter()
-            .filter(removed)
-            .map(|line| line.ending)
-            .collect();
+        let old: Vec<Ending> = lines.iter().filter(removed).map(|line| line.ending).collect();
         let there = |index| self.text.line(place.at + index).map(|(_, ending)| ending);
         // The patch was made from lines that end as these do. The end of the file is looked at
         // below.

@@ -36,16 +36,8 @@ impl FilePatch<'_> {
             Kind::Copy => groups.push(format!("copy from {old}\ncopy to {new}\n")),
             Kind::Create | Kind::Modify | Kind::Delete => {}
         }
-        let from = if self.kind == Kind::Create {
-            NOTHING
-        } else {
-            &from
-        };
-        let to = if self.kind == Kind::Delete {
-            NOTHING
-        } else {
-            &to
-        };
+        let from = if self.kind == Kind::Create { NOTHING } else { &from };
+        let to = if self.kind == Kind::Delete { NOTHING } else { &to };
         groups.push(format!("--- {from}\n+++ {to}\n"));
         groups
     }

@@ -85,12 +85,7 @@ pub(super) fn read<'p>(
         true => ranges.old_start,
         false => ranges.old_start.saturating_sub(1),
     });
-    let hunk = Hunk {
-        line: at + 1,
-        place,
-        only_adds,
-        lines: body,
-    };
+    let hunk = Hunk { line: at + 1, place, only_adds, lines: body };
     Ok((hunk, next))
 }
 
@@ -172,10 +167,8 @@ fn by_looks<'p>(
         } else if empty > 0 {
             break;
         } else {
-            let problem = format!(
-                "{} is in a hunk and begins with none of blank, + and -",
-                shown(text)
-            );
+            let problem =
+                format!("{} is in a hunk and begins with none of blank, + and -", shown(text));
             return Err(misunderstood(at, problem));
         }
         at += 1;
@@ -187,9 +180,7 @@ fn by_looks<'p>(
 
 /// Whether a line ends a hunk.
 fn is_end(text: &str) -> bool {
-    const ENDS: &[&str] = &[
-        "@@", "diff ", "Index: ", "```", "~~~", "***", "From ", "Only in ",
-    ];
+    const ENDS: &[&str] = &["@@", "diff ", "Index: ", "```", "~~~", "***", "From ", "Only in "];
     ENDS.iter().any(|end| text.starts_with(end))
 }
 
@@ -230,11 +221,7 @@ fn ranges(header: &str) -> Option<Ranges> {
     let end = rest.find([' ', '@']).unwrap_or(rest.len());
     let (old_start, old_count) = range(old)?;
     let (_, new_count) = range(rest.get(..end)?)?;
-    Some(Ranges {
-        old_start,
-        old_count,
-        new_count,
-    })
+    Some(Ranges { old_start, old_count, new_count })
 }
 
 fn range(text: &str) -> Option<(usize, usize)> {

@@ -58,11 +58,8 @@ impl<'p> Lines<'p> {
 /// A patch that cannot be understood at a line, which is counted from 0.
 pub(super) fn misunderstood(at: usize, problem: impl std::fmt::Display) -> Error {
     let line = at + 1;
-    Error::new(
-        Reason::PatchParseError,
-        format!("line {line} of the patch: {problem}"),
-    )
-    .with("line", line.to_string())
+    Error::new(Reason::PatchParseError, format!("line {line} of the patch: {problem}"))
+        .with("line", line.to_string())
 }
 
 /// A line for a message: quoted, and not too long.

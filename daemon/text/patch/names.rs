@@ -33,11 +33,7 @@ pub(super) fn after_marker(text: &str, at: usize) -> Result<Option<String>, Erro
 
 /// A name that an extended header ends with.
 pub(super) fn in_header(text: &str, at: usize) -> Result<String, Error> {
-    let name = if text.starts_with('"') {
-        unquote(text, at)?.0
-    } else {
-        text.to_owned()
-    };
+    let name = if text.starts_with('"') { unquote(text, at)?.0 } else { text.to_owned() };
     check(&name, at)?;
     Ok(name)
 }
@@ -76,8 +72,7 @@ pub(super) fn of_git(text: &str, at: usize) -> Result<Option<(String, String)>, 
 /// `diff.mnemonicPrefix` is set, or with `diff -r`.
 pub(super) fn stripped((old, new): &Pair, strip: usize, at: usize) -> Result<Pair, Error> {
     let begins = |name: &Option<String>, prefix| {
-        name.as_ref()
-            .is_none_or(|name: &String| name.starts_with(prefix))
+        name.as_ref().is_none_or(|name: &String| name.starts_with(prefix))
     };
     let one_place = || match (old, new) {
         (Some(old), Some(new)) => old != new && is_same(old, new),
@@ -89,9 +84,7 @@ pub(super) fn stripped((old, new): &Pair, strip: usize, at: usize) -> Result<Pai
         more => more,
     };
     let strip = |name: &Option<String>| {
-        name.as_ref()
-            .map(|name| without_components(name, strip, at))
-            .transpose()
+        name.as_ref().map(|name| without_components(name, strip, at)).transpose()
     };
     Ok((strip(old)?, strip(new)?))
 }
@@ -130,8 +123,7 @@ fn without_mark(name: &str) -> &str {
         is_number.then_some(name)
     };
     let kept = numbered().or(marked).or_else(|| name.strip_suffix('~'));
-    kept.filter(|name| !name.is_empty() && !name.ends_with('/'))
-        .unwrap_or(name)
+    kept.filter(|name| !name.is_empty() && !name.ends_with('/')).unwrap_or(name)
 }
 
 /// Whether two names are the same but for their first components.
@@ -166,9 +158,8 @@ fn unquote(text: &str, at: usize) -> Result<(String, &str), Error> {
     let bytes = text.as_bytes();
     let mut next = 1;
     loop {
-        let byte = *bytes
-            .get(next)
-            .ok_or_else(|| problem("a name in quotation marks does not end"))?;
+        let byte =
+            *bytes.get(next).ok_or_else(|| problem("a name in quotation marks does not end"))?;
         next += 1;
         if byte == b'"' {
             break;
@@ -213,7 +204,5 @@ fn without_time(text: &str) -> &str {
         })
     };
     let found = text.as_bytes().windows(FORM.len()).rposition(has_form);
-    found
-        .and_then(|end| text.get(..end))
-        .map_or(text, str::trim_end)
+    found.and_then(|end| text.get(..end)).map_or(text, str::trim_end)
 }

@@ -73,13 +73,7 @@ fn git_file<'p>(
     } else if lines.get(at).starts_with("@@") {
         (hunks, at) = read_hunks(lines, at, is_windows(lines, begin))?;
     }
-    let Extended {
-        is_copy,
-        is_new,
-        is_deleted,
-        executable,
-        ..
-    } = extended;
+    let Extended { is_copy, is_new, is_deleted, executable, .. } = extended;
     let (old, new, kind) = match (extended.from, extended.to) {
         (Some(from), Some(to)) => {
             // These names never have `a/` or `b/` before them.
@@ -104,22 +98,13 @@ fn git_file<'p>(
             (name.clone(), name, kind)
         }
         _ => {
-            return Err(misunderstood(
-                begin,
-                "only one name of a renamed file is told",
-            ));
+            return Err(misunderstood(begin, "only one name of a renamed file is told"));
         }
     };
     if kind == Kind::Modify && hunks.is_empty() && executable.is_none() {
         return Err(misunderstood(begin, "nothing of this file is changed"));
     }
-    let file = FilePatch {
-        old,
-        new,
-        kind,
-        executable,
-        hunks,
-    };
+    let file = FilePatch { old, new, kind, executable, hunks };
     Ok((file, at))
 }
 
@@ -127,10 +112,7 @@ fn git_file<'p>(
 fn extended(lines: &Lines<'_>, begin: usize) -> Result<(Extended, usize), Error> {
     let line = lines.get(begin);
     let text = line.strip_prefix("diff --git ").unwrap_or_default();
-    let mut found = Extended {
-        names: names::of_git(text, begin)?,
-        ..Extended::default()
-    };
+    let mut found = Extended { names: names::of_git(text, begin)?, ..Extended::default() };
     let mut at = begin + 1;
     loop {
         let line = lines.get(at);
@@ -179,10 +161,7 @@ fn is_executable(text: &str, at: usize) -> Result<bool, Error> {
             let problem = "it changes a submodule: only files can be patched";
             Err(misunderstood(at, problem))
         }
-        _ => Err(misunderstood(
-            at,
-            format!("{} is no mode of a file", shown(text)),
-        )),
+        _ => Err(misunderstood(at, format!("{} is no mode of a file", shown(text)))),
     }
 }
 
@@ -244,13 +223,7 @@ fn plain_file<'p>(
         let problem = "no hunk stands below the names of this file";
         return Err(misunderstood(begin, problem));
     }
-    let file = FilePatch {
-        old: name.clone(),
-        new: name,
-        kind,
-        executable: None,
-        hunks,
-    };
+    let file = FilePatch { old: name.clone(), new: name, kind, executable: None, hunks };
     Ok((file, at))
 }
 

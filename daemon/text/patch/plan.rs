@@ -165,13 +165,7 @@ impl<'a> Slots<'a> {
         check: Check<'_>,
         hold: Hold<'_>,
     ) -> Result<Changed, Error> {
-        let FilePatch {
-            old,
-            new,
-            kind,
-            executable,
-            hunks,
-        } = patch;
+        let FilePatch { old, new, kind, executable, hunks } = patch;
         let (version, change) = match kind {
             Kind::Create => (None, Change::Added),
             Kind::Delete => (Some(self.take(old)?), Change::Deleted),
@@ -191,11 +185,8 @@ impl<'a> Slots<'a> {
             )
             .with("path", new));
         }
-        let mut version = version.unwrap_or(Version {
-            content: Cow::Borrowed(&[]),
-            mode: None,
-            from: None,
-        });
+        let mut version =
+            version.unwrap_or(Version { content: Cow::Borrowed(&[]), mode: None, from: None });
         let (mut fuzz, mut offset) = (0, 0);
         if !hunks.is_empty() {
             refuse_binary(old, &version.content)?;
@@ -220,13 +211,7 @@ impl<'a> Slots<'a> {
             slot.now = Some(version);
             slot.is_new |= is_made;
         }
-        Ok(Changed {
-            path: new.clone(),
-            change,
-            hunks: hunks.len(),
-            fuzz,
-            offset,
-        })
+        Ok(Changed { path: new.clone(), change, hunks: hunks.len(), fuzz, offset })
     }
 
     fn slot(&mut self, path: &str) -> &mut Slot<'a> {
@@ -288,11 +273,9 @@ impl<'a> Slot<'a> {
                     from: now.from.filter(|from| from != path),
                 })
             }
-            (None, Some(now)) => Some(Fate::Written {
-                content: now.content,
-                mode: now.mode,
-                from: now.from,
-            }),
+            (None, Some(now)) => {
+                Some(Fate::Written { content: now.content, mode: now.mode, from: now.from })
+            }
         }
     }
 }

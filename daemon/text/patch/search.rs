@@ -77,9 +77,7 @@ impl<'t> Text<'t> {
 
     /// A line without its ending, counted from 0.
     pub(super) fn line(&self, at: usize) -> Option<(&'t [u8], Ending)> {
-        let line = self
-            .content
-            .get(*self.starts.get(at)?..*self.starts.get(at + 1)?)?;
+        let line = self.content.get(*self.starts.get(at)?..*self.starts.get(at + 1)?)?;
         Some(match line.strip_suffix(b"\n") {
             None => (line, Ending::Nothing),
             Some(line) => match line.strip_suffix(b"\r") {
@@ -91,10 +89,7 @@ impl<'t> Text<'t> {
 
     /// Whether all lines end with carriage returns.
     pub(super) fn is_windows(&self) -> bool {
-        (0..self.len()).all(|at| {
-            self.line(at)
-                .is_some_and(|(_, ending)| ending != Ending::Newline)
-        })
+        (0..self.len()).all(|at| self.line(at).is_some_and(|(_, ending)| ending != Ending::Newline))
     }
 
     /// The lines from `from` to before `to`, as they are.
@@ -115,19 +110,12 @@ impl<'t, 'p> Search<'t, 'p> {
                 next - 1
             });
         }
-        Self {
-            text,
-            numbers,
-            index: OnceCell::new(),
-            check,
-        }
+        Self { text, numbers, index: OnceCell::new(), check }
     }
 
     /// The numbers of the old lines of a hunk.
     pub(super) fn numbers(&self, hunk: &Hunk<'_>) -> Vec<u32> {
-        hunk.old_lines()
-            .map(|line| self.number(line.text.as_bytes()))
-            .collect()
+        hunk.old_lines().map(|line| self.number(line.text.as_bytes())).collect()
     }
 
     /// Looks for lines, not before `floor`: nearest to a place, or in one place only.

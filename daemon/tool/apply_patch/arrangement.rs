@@ -36,10 +36,8 @@ impl<'a> Arrangement<'a> {
             if below.is_empty() {
                 self.deleted.insert(path, original);
             } else if makes {
-                let files: Below<'_, Content<'_>> = below
-                    .into_iter()
-                    .map(|(file, written)| (file, written.content))
-                    .collect();
+                let files: Below<'_, Content<'_>> =
+                    below.into_iter().map(|(file, written)| (file, written.content)).collect();
                 change.write_directory_over(path, original, &files)?;
             }
         }
@@ -100,8 +98,5 @@ fn take_below<'a, T>(
         .skip_while(|found| *found == path)
         .take_while(|found| found.is_at_or_below(path))
         .collect();
-    below
-        .into_iter()
-        .filter_map(|found| from.remove_entry(found))
-        .collect()
+    below.into_iter().filter_map(|found| from.remove_entry(found)).collect()
 }

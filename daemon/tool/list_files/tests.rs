@@ -42,17 +42,12 @@ fn list_files(
 }
 
 fn list(workspace: &Workspace, request: v1::ListFilesRequest) -> v1::ListFilesResponse {
-    list_files(workspace, &request, &Stop::new())
-        .unwrap()
-        .response
+    list_files(workspace, &request, &Stop::new()).unwrap().response
 }
 
 /// The answer in pages of `size`, put together, with what was skipped.
 fn paged(workspace: &Workspace, request: &v1::ListFilesRequest, size: u32) -> (Vec<String>, u32) {
-    let mut request = v1::ListFilesRequest {
-        max_results: Some(size),
-        ..request.clone()
-    };
+    let mut request = v1::ListFilesRequest { max_results: Some(size), ..request.clone() };
     let (mut files, mut skipped) = (Vec::new(), 0);
     loop {
         let page = list(workspace, request.clone());
@@ -130,34 +125,19 @@ fn every_page_size_gives_the_same_list_in_the_order_of_whole_paths() {
         assert_eq!(skipped, 7, "{size}");
     }
     for (root, below) in [("aa", "aa/"), ("/workspace/z/", "z/"), ("e/e/../e", "e/e/")] {
-        let request = v1::ListFilesRequest {
-            root: Some(root.to_owned()),
-            ..Default::default()
-        };
-        let expected: Vec<&str> = expected
-            .iter()
-            .filter_map(|path| path.strip_prefix(below))
-            .collect();
+        let request = v1::ListFilesRequest { root: Some(root.to_owned()), ..Default::default() };
+        let expected: Vec<&str> =
+            expected.iter().filter_map(|path| path.strip_prefix(below)).collect();
         for size in [1, 2, 100] {
-            assert_eq!(
-                paged(&workspace, &request, size).0,
-                expected,
-                "{root} {size}"
-            );
+            assert_eq!(paged(&workspace, &request, size).0, expected, "{root} {size}");
         }
     }
 }
 
 #[test]
 fn only_regular_files_outside_of_git_are_listed() {
-    let (directory, workspace) = workspace(&[
-        "d/f",
-        ".git/HEAD",
-        "d/.git/config",
-        "m/x",
-        ".github/x",
-        ".gitignore",
-    ]);
+    let (directory, workspace) =
+        workspace(&["d/f", ".git/HEAD", "d/.git/config", "m/x", ".github/x", ".gitignore"]);
     let at = |name: &str| directory.path().join(name);
     fs::write(at("m/.git"), "gitdir: elsewhere").unwrap();
     mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
@@ -167,10 +147,7 @@ fn only_regular_files_outside_of_git_are_listed() {
     symlink("/", at("out")).unwrap();
     symlink("x", at("").join(OsStr::from_bytes(b"\xff"))).unwrap();
     let answer = list(&workspace, v1::ListFilesRequest::default());
-    assert_eq!(
-        answer.files,
-        [".github/x", ".gitignore", "d/f", "m/.git", "m/x"]
-    );
+    assert_eq!(answer.files, [".github/x", ".gitignore", "d/f", "m/.git", "m/x"]);
     assert_eq!(answer.skipped_names, 0);
 }
 
@@ -195,10 +172,8 @@ fn filters_are_those_of_the_request() {
     fs::write(directory.path().join(".gitignore"), "*.log\n/d/e/\n").unwrap();
     fs::write(directory.path().join("s/.ignore"), "!keep.log\n").unwrap();
     let all = v1::ListFilesRequest::default();
-    let glob = |glob: &str| v1::ListFilesRequest {
-        glob: Some(glob.to_owned()),
-        ..Default::default()
-    };
+    let glob =
+        |glob: &str| v1::ListFilesRequest { glob: Some(glob.to_owned()), ..Default::default() };
     let in_d = |request: v1::ListFilesRequest| v1::ListFilesRequest {
         root: Some("d".to_owned()),
         ..request
@@ -207,29 +182,19 @@ fn filters_are_those_of_the_request() {
         respect_ignore: Some(true),
         ..request
     };
-    let visible = |request: v1::ListFilesRequest| v1::ListFilesRequest {
-        hidden: Some(false),
-        ..request
-    };
-    let levels = |max_depth: u32| v1::ListFilesRequest {
-        max_depth: Some(max_depth),
-        ..Default::default()
-    };
+    let visible =
+        |request: v1::ListFilesRequest| v1::ListFilesRequest { hidden: Some(false), ..request };
+    let levels =
+        |max_depth: u32| v1::ListFilesRequest { max_depth: Some(max_depth), ..Default::default() };
     for (request, expected) in [
-        (
-            glob("*.rs"),
-            ".e.rs|a.rs|d/.c/a.rs|d/a.rs|d/e/b.rs|d/x/f/g.rs",
-        ),
+        (glob("*.rs"), ".e.rs|a.rs|d/.c/a.rs|d/a.rs|d/e/b.rs|d/x/f/g.rs"),
         (glob("/*.rs"), ".e.rs|a.rs"),
         (glob("a.{rs,txt}"), "a.rs|a.txt|d/.c/a.rs|d/a.rs"),
         (glob("d/*.rs"), "d/a.rs"),
         (glob("d/**/b.rs"), "d/e/b.rs"),
         (glob("d/**"), "d/.c/a.rs|d/a.rs|d/e/b.rs|d/x/f/g.rs"),
         (glob("d/"), ""),
-        (
-            glob("!d"),
-            "#h|.e.rs|.gitignore|a.rs|a.txt|b |o.log|s/.ignore|s/keep.log|s/o.log",
-        ),
+        (glob("!d"), "#h|.e.rs|.gitignore|a.rs|a.txt|b |o.log|s/.ignore|s/keep.log|s/o.log"),
         (visible(glob("!*.{rs,log}")), "#h|a.txt|b "),
         (glob("#h"), "#h"),
         (glob("b "), "b "),
@@ -243,20 +208,13 @@ fn filters_are_those_of_the_request() {
         (levels(1), "#h|.e.rs|.gitignore|a.rs|a.txt|b |o.log"),
         (in_d(levels(2)), ".c/a.rs|a.rs|e/b.rs"),
         (in_d(levels(3)), ".c/a.rs|a.rs|e/b.rs|x/f/g.rs"),
-        (
-            visible(ignoring(all.clone())),
-            "#h|a.rs|a.txt|b |d/a.rs|d/x/f/g.rs|s/keep.log",
-        ),
+        (visible(ignoring(all.clone())), "#h|a.rs|a.txt|b |d/a.rs|d/x/f/g.rs|s/keep.log"),
         // The files above the root count. As in ripgrep, a glob brings back what they leave
         // out, and what is hidden.
         (ignoring(in_d(all)), ".c/a.rs|a.rs|x/f/g.rs"),
         (ignoring(glob("*.log")), "o.log|s/keep.log|s/o.log"),
     ] {
-        assert_eq!(
-            list(&workspace, request.clone()).files.join("|"),
-            expected,
-            "{request:?}"
-        );
+        assert_eq!(list(&workspace, request.clone()).files.join("|"), expected, "{request:?}");
         for size in [1, 2, 3] {
             assert_eq!(
                 paged(&workspace, &request, size).0.join("|"),
@@ -281,18 +239,12 @@ fn what_cannot_be_listed_has_its_reason() {
         ("..", Reason::PathEscape),
         ("/", Reason::PathEscape),
     ] {
-        let request = v1::ListFilesRequest {
-            root: Some(root.to_owned()),
-            ..Default::default()
-        };
+        let request = v1::ListFilesRequest { root: Some(root.to_owned()), ..Default::default() };
         let error = list_files(&workspace, &request, &Stop::new()).unwrap_err();
         assert_eq!(error.reason, reason, "{root}");
     }
     for glob in ["[", "a[b-", "{a", "a{b,c", "[z-a]", "!["] {
-        let request = v1::ListFilesRequest {
-            glob: Some(glob.to_owned()),
-            ..Default::default()
-        };
+        let request = v1::ListFilesRequest { glob: Some(glob.to_owned()), ..Default::default() };
         let error = list_files(&workspace, &request, &Stop::new()).unwrap_err();
         assert_eq!(error.reason, Reason::InvalidGlob, "{glob}");
         assert!(error.message.contains(&format!("{glob:?}")), "{error}");
@@ -302,15 +254,9 @@ fn what_cannot_be_listed_has_its_reason() {
 #[test]
 fn a_token_belongs_to_its_request() {
     let (_directory, workspace) = workspace(&["a", "b", "c"]);
-    let first = v1::ListFilesRequest {
-        max_results: Some(1),
-        ..Default::default()
-    };
+    let first = v1::ListFilesRequest { max_results: Some(1), ..Default::default() };
     let token = list(&workspace, first.clone()).next_page_token;
-    let next = v1::ListFilesRequest {
-        page_token: Some(token.clone()),
-        ..first
-    };
+    let next = v1::ListFilesRequest { page_token: Some(token.clone()), ..first };
     // The size of the page, and what means the same, may differ.
     let same = v1::ListFilesRequest {
         root: Some("/workspace/".to_owned()),
@@ -343,18 +289,11 @@ fn a_token_belongs_to_its_request() {
 fn a_page_fits_into_a_message() {
     let directory = "n".repeat(200);
     let deep = [directory.as_str(); 15].join("/");
-    let files: Vec<String> = (0..1100)
-        .map(|number| format!("{deep}/{number:04}"))
-        .collect();
+    let files: Vec<String> = (0..1100).map(|number| format!("{deep}/{number:04}")).collect();
     let names: Vec<&str> = files.iter().map(String::as_str).collect();
     let (_directory, workspace) = workspace(&names);
-    let page = list(
-        &workspace,
-        v1::ListFilesRequest {
-            max_results: Some(10_000),
-            ..Default::default()
-        },
-    );
+    let page =
+        list(&workspace, v1::ListFilesRequest { max_results: Some(10_000), ..Default::default() });
     assert!(page.truncated);
     assert!(prost::Message::encoded_len(&page) < 4 << 20);
     let (all, _) = paged(&workspace, &v1::ListFilesRequest::default(), 10_000);
@@ -363,17 +302,12 @@ fn a_page_fits_into_a_message() {
 
 #[test]
 fn a_walk_ends_when_its_time_is_up() {
-    let files: Vec<String> = (0..9000)
-        .map(|number| format!("{}/{number}", number % 100))
-        .collect();
+    let files: Vec<String> = (0..9000).map(|number| format!("{}/{number}", number % 100)).collect();
     let names: Vec<&str> = files.iter().map(String::as_str).collect();
     let (_directory, workspace) = workspace(&names);
     let stop = Stop::new();
     stop.stop();
-    let request = v1::ListFilesRequest {
-        max_results: Some(10_000),
-        ..Default::default()
-    };
+    let request = v1::ListFilesRequest { max_results: Some(10_000), ..Default::default() };
     let error = list_files(&workspace, &request, &stop).unwrap_err();
     assert_eq!(error.reason, Reason::Timeout);
     // In the midst of it, what there is by then is a page, and the next one goes on behind it.

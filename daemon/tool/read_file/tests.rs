@@ -45,10 +45,7 @@ fn workspace() -> (TempDir, Workspace) {
 }
 
 fn request(path: &str) -> v1::ReadFileRequest {
-    v1::ReadFileRequest {
-        path: path.to_owned(),
-        ..Default::default()
-    }
+    v1::ReadFileRequest { path: path.to_owned(), ..Default::default() }
 }
 
 fn read(
@@ -105,10 +102,7 @@ fn whole_files_come_as_they_are() {
             assert_eq!(response, expected);
         }
     }
-    assert_eq!(
-        hash(""),
-        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    );
+    assert_eq!(hash(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
 
 fn hash(content: &str) -> String {
@@ -157,11 +151,7 @@ fn a_range_outside_of_the_file_is_refused() {
             request.start_line = Some(start);
             request.end_line = end;
         });
-        assert_eq!(
-            result.err().map(|error| error.reason),
-            reason,
-            "{content:?}"
-        );
+        assert_eq!(result.err().map(|error| error.reason), reason, "{content:?}");
     }
     let error = read("a\nb\n", |request| request.start_line = Some(9)).unwrap_err();
     assert!(error.message.contains("has 2 lines"), "{error}");
@@ -174,12 +164,8 @@ fn a_range_outside_of_the_file_is_refused() {
 
 #[test]
 fn of_long_files_the_first_and_the_last_lines_come() {
-    for (lines, final_ending) in [
-        (10_001, true),
-        (10_001, false),
-        (10_002, true),
-        (25_000, false),
-    ] {
+    for (lines, final_ending) in [(10_001, true), (10_001, false), (10_002, true), (25_000, false)]
+    {
         let mut content = numbered(lines);
         if !final_ending {
             content.pop();
@@ -190,16 +176,8 @@ fn of_long_files_the_first_and_the_last_lines_come() {
         let expected = format!("{head}{tail}");
         // With the whole file kept; with none of the tail; with a part of it.
         let all = expected.len();
-        for most in [
-            3 << 20,
-            all + 1,
-            all,
-            all - 1,
-            head.len() + 7,
-            head.len(),
-            head.len() - 1,
-            3,
-        ] {
+        for most in [3 << 20, all + 1, all, all - 1, head.len() + 7, head.len(), head.len() - 1, 3]
+        {
             let response = read(&content, |request| {
                 request.max_bytes = Some(u32::try_from(most).unwrap());
             });
@@ -214,10 +192,7 @@ fn of_long_files_the_first_and_the_last_lines_come() {
             if most >= all || most <= head.len() && expected.ends_with('\n') {
                 assert_eq!(response.end_line.to_string(), last, "{lines} {most}");
             }
-            assert!(
-                response.end_line.to_string().starts_with(last),
-                "{lines} {most}"
-            );
+            assert!(response.end_line.to_string().starts_with(last), "{lines} {most}");
             assert_eq!(response.sha256, hash(&content));
         }
     }
@@ -279,14 +254,7 @@ fn what_is_not_text_is_refused_wherever_it_is() {
     late.push(0xff);
     let mut split = vec![b'a'; 128 * 1024 - 1];
     split.extend([0xe2, 0x82]);
-    for content in [
-        &b"\xff"[..],
-        b"a\n\xc3",
-        b"\xed\xa0\x80",
-        b"\xc0\x80",
-        &late,
-        &split,
-    ] {
+    for content in [&b"\xff"[..], b"a\n\xc3", b"\xed\xa0\x80", b"\xc0\x80", &late, &split] {
         for start_line in [None, Some(1)] {
             let error = read(content, |request| {
                 request.start_line = start_line;
@@ -321,10 +289,7 @@ fn large_files_need_a_range_and_are_not_touched_without() {
         std::thread::sleep(std::time::Duration::from_millis(50));
         late.stop();
     });
-    let ranged = v1::ReadFileRequest {
-        start_line: Some(2),
-        ..request("f")
-    };
+    let ranged = v1::ReadFileRequest { start_line: Some(2), ..request("f") };
     let error = read_file(&workspace, ranged, &stop).unwrap_err();
     assert_eq!(error.reason, Reason::Timeout);
     waiting.join().unwrap();
@@ -345,8 +310,7 @@ fn large_files_are_read_no_further_than_the_range() {
         };
         read_file(&workspace, request, &Stop::new())
     };
-    file.write_all_at(b"one\ntwo \xe2\x82\xac\nthree\xff", 0)
-        .unwrap();
+    file.write_all_at(b"one\ntwo \xe2\x82\xac\nthree\xff", 0).unwrap();
     file.write_all_at(b"\nlast but one\nlast", FAR).unwrap();
     let size = file.metadata().unwrap().len();
     for (start, end, most, content, truncated, last) in [
@@ -436,10 +400,7 @@ fn a_file_that_changes_meanwhile_is_answered_consistently() {
         }
     });
     for _ in 0..200 {
-        let short = v1::ReadFileRequest {
-            max_bytes: Some(50_000),
-            ..request("f")
-        };
+        let short = v1::ReadFileRequest { max_bytes: Some(50_000), ..request("f") };
         let response = read_file(&workspace, short, &Stop::new()).unwrap();
         assert!(response.content.len() <= 50_000);
         assert!(response.end_line <= response.total_lines);

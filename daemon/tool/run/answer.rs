@@ -18,17 +18,8 @@ use crate::{
 /// The answer to a call of `run`.
 pub(super) fn response(exit: Exit, isolation: String) -> v1::RunResponse {
     let artifact_error = exit.artifact_error();
-    let Exit {
-        finished,
-        stdout_path,
-        stderr_path,
-    } = exit;
-    let Finished {
-        ended,
-        stdout,
-        stderr,
-        duration,
-    } = finished;
+    let Exit { finished, stdout_path, stderr_path } = exit;
+    let Finished { ended, stdout, stderr, duration } = finished;
     v1::RunResponse {
         outcome: wire_outcome(ended.outcome).into(),
         exit_code: ended.outcome.exit_code(),

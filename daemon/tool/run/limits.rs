@@ -28,16 +28,8 @@ pub(super) fn lowered(
         // What is asked for is a limit, and not where a process begins.
         limits.open_files = limits.open_files_hard;
     }
-    lower.to(
-        &mut limits.open_files_total,
-        asked.open_files_total,
-        "open_files_total",
-    );
-    lower.to(
-        &mut limits.file_size_bytes,
-        asked.file_size_bytes,
-        "file_size_bytes",
-    );
+    lower.to(&mut limits.open_files_total, asked.open_files_total, "open_files_total");
+    lower.to(&mut limits.file_size_bytes, asked.file_size_bytes, "file_size_bytes");
     if level == Level::L1 {
         lower.none_held(asked.tmp_bytes, "tmp_bytes");
         lower.none_held(asked.tmp_inodes, "tmp_inodes");
@@ -59,8 +51,7 @@ impl Lower<'_> {
         match asked {
             Some(asked) if asked > *limit => {
                 let text = format!("must be at most {limit}, which the operator set");
-                self.violations
-                    .push(Violation::new(format!("limits.{field}"), text));
+                self.violations.push(Violation::new(format!("limits.{field}"), text));
             }
             Some(asked) => *limit = asked,
             None => {}
@@ -72,8 +63,7 @@ impl Lower<'_> {
         if asked.is_some() {
             let text =
                 "cannot be given at isolation L1, where the size of temporary files is not limited";
-            self.violations
-                .push(Violation::new(format!("limits.{field}"), text));
+            self.violations.push(Violation::new(format!("limits.{field}"), text));
         }
     }
 
@@ -97,18 +87,10 @@ mod tests {
 
     #[test]
     fn limits_are_lowered_and_never_raised() {
-        let operators = Limits {
-            cpu_sec: Some(10),
-            ..Limits::default()
-        };
+        let operators = Limits { cpu_sec: Some(10), ..Limits::default() };
         let mut violations = Vec::new();
         assert_eq!(
-            lowered(
-                operators,
-                LowerLimits::default(),
-                Level::L3,
-                &mut violations
-            ),
+            lowered(operators, LowerLimits::default(), Level::L3, &mut violations),
             operators
         );
         let asked = LowerLimits {
@@ -150,14 +132,8 @@ mod tests {
             tmp_inodes: Some(u32::MAX),
             output_bytes: Some(u64::MAX),
         };
-        assert_eq!(
-            lowered(operators, asked, Level::L3, &mut violations).memory_bytes,
-            2 << 30
-        );
-        let fields: Vec<&str> = violations
-            .iter()
-            .map(|found| found.field.as_str())
-            .collect();
+        assert_eq!(lowered(operators, asked, Level::L3, &mut violations).memory_bytes, 2 << 30);
+        let fields: Vec<&str> = violations.iter().map(|found| found.field.as_str()).collect();
         let expected = [
             "limits.memory_bytes",
             "limits.processes",

@@ -100,10 +100,9 @@ fn not_started(failure: Failure, spec: &Spec) -> Error {
     let program = match &spec.program {
         Program::Shell(_) => "/bin/sh".to_owned(),
         Program::DefaultShell(_) => default_shell().to_string_lossy().into_owned(),
-        Program::Argv(argv) => argv
-            .first()
-            .map(|program| program.to_string_lossy().into_owned())
-            .unwrap_or_default(),
+        Program::Argv(argv) => {
+            argv.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default()
+        }
     };
     match (failure.stage, failure.errno) {
         (Stage::ChangeDirectory, libc::ENOENT) => {

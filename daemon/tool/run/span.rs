@@ -38,24 +38,17 @@ impl ProcessSpan {
     ) -> Self {
         let mut attributes = vec![
             KeyValue::new(semconv::PROCESS_EXECUTABLE_NAME, name.to_owned()),
-            KeyValue::new(
-                semconv::PROCESS_WORKING_DIRECTORY,
-                cwd.display().to_string(),
-            ),
+            KeyValue::new(semconv::PROCESS_WORKING_DIRECTORY, cwd.display().to_string()),
             KeyValue::new(semconv::SANDBOX_LEVEL, scene.isolation.level.to_string()),
             KeyValue::new(semconv::SANDBOX_NETWORK, scene.settings.network.name()),
             KeyValue::new(semconv::LIMIT_PIDS, i64::from(limits.processes)),
             KeyValue::new(semconv::LIMIT_MEMORY, signed(limits.memory_bytes)),
         ];
         attributes.extend(
-            limits
-                .cpu_sec
-                .map(|seconds| KeyValue::new(semconv::LIMIT_CPU, i64::from(seconds))),
+            limits.cpu_sec.map(|seconds| KeyValue::new(semconv::LIMIT_CPU, i64::from(seconds))),
         );
         attributes.extend(
-            limits
-                .output_bytes
-                .map(|bytes| KeyValue::new(semconv::LIMIT_OUTPUT, signed(bytes))),
+            limits.output_bytes.map(|bytes| KeyValue::new(semconv::LIMIT_OUTPUT, signed(bytes))),
         );
         let timeout = timeout.map(|timeout| timeout.as_secs_f64());
         attributes.extend(timeout.map(|seconds| KeyValue::new(semconv::LIMIT_WALL, seconds)));
@@ -98,10 +91,7 @@ impl ProcessSpan {
         if let Some(limit) = ended.limit {
             span.set(semconv::LIMIT_EXCEEDED, limit.name());
         }
-        span.set(
-            semconv::PROCESS_TERMINATION_REASON,
-            error_type.unwrap_or("exit_zero"),
-        );
+        span.set(semconv::PROCESS_TERMINATION_REASON, error_type.unwrap_or("exit_zero"));
         if let Some(usage) = &ended.usage {
             let seconds = |micros| Duration::from_micros(micros).as_secs_f64();
             span.set(semconv::PROCESS_CPU_USER, seconds(usage.user_us));

@@ -96,10 +96,8 @@ impl Workspace {
                 real.insert(path.clone(), place);
             }
         }
-        let places: Vec<_> = paths
-            .iter()
-            .map(|path| real.get(path).unwrap_or(path).clone())
-            .collect();
+        let places: Vec<_> =
+            paths.iter().map(|path| real.get(path).unwrap_or(path).clone()).collect();
         let held = self.locks.hold(&places, stop)?;
         Ok(Change {
             workspace: self,
@@ -141,8 +139,7 @@ impl Change<'_> {
     /// above `most` bytes.
     pub(crate) fn read(&self, path: &RelativePath, most: u64) -> Result<Option<Original>, Error> {
         let file = self.open(path)?;
-        file.map(|file| Original::read(&file, path, most))
-            .transpose()
+        file.map(|file| Original::read(&file, path, most)).transpose()
     }
 
     /// The regular file at a path without its content; none when nothing is there.

@@ -104,10 +104,7 @@ impl Change<'_> {
         let mut missing = Vec::new();
         let mut so_far = path.clone();
         let mut here = loop {
-            match (
-                self.workspace.root.open_place(so_far.as_bytes()),
-                so_far.split(),
-            ) {
+            match (self.workspace.root.open_place(so_far.as_bytes()), so_far.split()) {
                 (Err(Errno::NOENT), Some((above, name))) => {
                     missing.push(name.to_owned());
                     so_far = above;

@@ -114,13 +114,7 @@ impl Change<'_> {
     pub(super) fn stage_files(&mut self, coming: Vec<Coming<'_>>) -> Result<(), Error> {
         let mut files = Vec::with_capacity(coming.len());
         let mut places = Vec::with_capacity(coming.len());
-        for Coming {
-            path,
-            old,
-            content,
-            like,
-        } in coming
-        {
+        for Coming { path, old, content, like } in coming {
             self.check()?;
             let (directory, name) = self.place(path)?;
             if matches!(old, Old::Nothing) && Stamp::at(directory.as_fd(), &name).is_ok() {
@@ -131,10 +125,7 @@ impl Change<'_> {
         }
         let first = self.staged.len();
         self.stage(places)?;
-        let jobs: Vec<_> = files
-            .iter()
-            .zip(self.staged.get(first..).unwrap_or_default())
-            .collect();
+        let jobs: Vec<_> = files.iter().zip(self.staged.get(first..).unwrap_or_default()).collect();
         let made = in_parallel(&jobs, |((_, content, like), staged)| {
             self.check()?;
             Ok(self.make_file(&staged.directory, &staged.temporary, *content, *like))
@@ -161,16 +152,14 @@ impl Change<'_> {
         &mut self,
         places: impl IntoIterator<Item = (&'p RelativePath, Arc<OwnedFd>, String, Old)>,
     ) -> Result<(), Error> {
-        let staged = places
-            .into_iter()
-            .map(|(path, directory, name, old)| Staged {
-                path: self.behind(path).clone(),
-                directory,
-                name,
-                temporary: temporary_name(),
-                kind: Kind::Unfinished,
-                old,
-            });
+        let staged = places.into_iter().map(|(path, directory, name, old)| Staged {
+            path: self.behind(path).clone(),
+            directory,
+            name,
+            temporary: temporary_name(),
+            kind: Kind::Unfinished,
+            old,
+        });
         let staged: Vec<_> = staged.collect();
         let entries = staged.iter().map(|staged| Entry::Put {
             path: staged.path.as_str().to_owned(),

@@ -63,12 +63,7 @@ impl Change<'_> {
         content: Content<'_>,
     ) -> Result<(), Error> {
         let subtree = self.check_subtree(path, gone)?;
-        self.stage_files(vec![Coming {
-            path,
-            old: Old::Directory(subtree),
-            content,
-            like: None,
-        }])
+        self.stage_files(vec![Coming { path, old: Old::Directory(subtree), content, like: None }])
     }
 
     /// Stages a directory where a file is, with these files below it.

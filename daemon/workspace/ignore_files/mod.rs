@@ -142,10 +142,7 @@ impl IgnoreFiles {
 }
 
 impl Room {
-    const WHOLE: Self = Self {
-        bytes: BYTES,
-        compiled_bytes: COMPILED_BYTES,
-    };
+    const WHOLE: Self = Self { bytes: BYTES, compiled_bytes: COMPILED_BYTES };
 }
 
 /// The content of a file, or as many whole lines from its start as fit into `most` bytes; and
@@ -218,9 +215,7 @@ mod tests {
                 rgignore: here.join(".rgignore").exists(),
             };
             let open = fs::File::open(&here).unwrap();
-            rules
-                .enter(open.as_fd(), prefix.as_bytes(), found, &Stop::new())
-                .unwrap();
+            rules.enter(open.as_fd(), prefix.as_bytes(), found, &Stop::new()).unwrap();
         }
         panic!("{path} has no last component");
     }
@@ -245,73 +240,25 @@ mod tests {
             (&[REPOSITORY, (".gitignore", "x/")], "x", false),
             (&[REPOSITORY, (".gitignore", "x/")], "x/y", true),
             (&[REPOSITORY, (".gitignore", "**/x/**")], "a/x/y/z", true),
-            (
-                &[REPOSITORY, (".gitignore", "*.log\n!keep.log")],
-                "keep.log",
-                false,
-            ),
-            (
-                &[REPOSITORY, (".gitignore", "!keep.log\n*.log")],
-                "keep.log",
-                true,
-            ),
-            (
-                &[
-                    REPOSITORY,
-                    (".gitignore", "*.log"),
-                    ("a/.gitignore", "!*.log"),
-                ],
-                "a/b.log",
-                false,
-            ),
-            (
-                &[
-                    REPOSITORY,
-                    (".gitignore", "!*.log"),
-                    ("a/.gitignore", "*.log"),
-                ],
-                "a/b.log",
-                true,
-            ),
+            (&[REPOSITORY, (".gitignore", "*.log\n!keep.log")], "keep.log", false),
+            (&[REPOSITORY, (".gitignore", "!keep.log\n*.log")], "keep.log", true),
+            (&[REPOSITORY, (".gitignore", "*.log"), ("a/.gitignore", "!*.log")], "a/b.log", false),
+            (&[REPOSITORY, (".gitignore", "!*.log"), ("a/.gitignore", "*.log")], "a/b.log", true),
             // What is in a directory that is left out cannot be taken back in.
             (&[REPOSITORY, (".gitignore", "a/\n!a/x")], "a/x", true),
             (&[REPOSITORY, (".gitignore", "a/*\n!a/x")], "a/x", false),
             // .ignore over .gitignore, whatever the depth; .gitignore over exclude.
-            (
-                &[REPOSITORY, (".gitignore", "x"), (".ignore", "!x")],
-                "x",
-                false,
-            ),
-            (
-                &[REPOSITORY, ("a/.gitignore", "!x"), (".ignore", "x")],
-                "a/x",
-                true,
-            ),
+            (&[REPOSITORY, (".gitignore", "x"), (".ignore", "!x")], "x", false),
+            (&[REPOSITORY, ("a/.gitignore", "!x"), (".ignore", "x")], "a/x", true),
             (&[(".git/info/exclude", "x")], "x", true),
             (&[(".git/info/exclude", "/x")], "a/x", false),
-            (
-                &[(".git/info/exclude", "x"), (".gitignore", "!x")],
-                "x",
-                false,
-            ),
+            (&[(".git/info/exclude", "x"), (".gitignore", "!x")], "x", false),
             // A repository within another has its own rules; one below a plain directory counts
             // from there on.
-            (
-                &[REPOSITORY, (".gitignore", "x"), ("a/.git/HEAD", "")],
-                "a/x",
-                false,
-            ),
-            (
-                &[REPOSITORY, (".ignore", "x"), ("a/.git/HEAD", "")],
-                "a/x",
-                true,
-            ),
+            (&[REPOSITORY, (".gitignore", "x"), ("a/.git/HEAD", "")], "a/x", false),
+            (&[REPOSITORY, (".ignore", "x"), ("a/.git/HEAD", "")], "a/x", true),
             (&[("a/.git/HEAD", ""), (".gitignore", "x")], "a/x", false),
-            (
-                &[("a/.git", "gitdir: ../b"), ("a/.gitignore", "x")],
-                "a/x",
-                true,
-            ),
+            (&[("a/.git", "gitdir: ../b"), ("a/.gitignore", "x")], "a/x", true),
             // How lines are read.
             (&[(".ignore", "\u{feff}x\r\ny\r\n")], "x", true),
             (&[(".ignore", "\u{feff}x\r\ny\r\n")], "y", true),
@@ -319,11 +266,7 @@ mod tests {
             (&[(".ignore", "\\#x")], "#x", true),
             (&[(".ignore", "x   ")], "x", true),
             (&[(".ignore", "a[\nx")], "x", true),
-            (
-                &[(".ignore", "\u{202e}\u{1f600}")],
-                "\u{202e}\u{1f600}",
-                true,
-            ),
+            (&[(".ignore", "\u{202e}\u{1f600}")], "\u{202e}\u{1f600}", true),
         ] {
             assert_eq!(leaves_out(files, path), expected, "{files:?} {path}");
         }
@@ -332,19 +275,11 @@ mod tests {
     #[test]
     fn what_is_too_large_is_cut_and_what_cannot_be_read_says_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        let found = Found {
-            ignore: true,
-            gitignore: true,
-            git: true,
-            ..Found::default()
-        };
+        let found = Found { ignore: true, gitignore: true, git: true, ..Found::default() };
         let enter = || {
             let open = fs::File::open(directory.path()).unwrap();
             let mut rules = IgnoreFiles::default();
-            rules
-                .enter(open.as_fd(), b"", found, &Stop::new())
-                .map(|()| rules)
-                .unwrap()
+            rules.enter(open.as_fd(), b"", found, &Stop::new()).map(|()| rules).unwrap()
         };
         let at = |name: &str| directory.path().join(name);
         fs::create_dir(at(".gitignore")).unwrap();

@@ -76,11 +76,7 @@ impl Patterns {
     pub(super) fn parse(text: Vec<u8>, room: usize, stop: &Stop) -> Result<Self, Error> {
         let mut patterns = Self::default();
         let mut wild = Vec::new();
-        let mut start = if text.starts_with(b"\xef\xbb\xbf") {
-            3
-        } else {
-            0
-        };
+        let mut start = if text.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
         let mut number = 0_u32;
         while let Some(rest) = text.get(start..).filter(|rest| !rest.is_empty()) {
             if number.is_multiple_of(4096) {
@@ -98,10 +94,7 @@ impl Patterns {
                         patterns.is_cut = true;
                     } else {
                         patterns.compiled_bytes = bytes;
-                        wild.push(Wild {
-                            line: number,
-                            text: line,
-                        });
+                        wild.push(Wild { line: number, text: line });
                     }
                 }
             }
@@ -124,10 +117,9 @@ impl Patterns {
             let _understood = builder.add_line(Some(line.line.to_string().into()), line.text);
         }
         match (builder.build(), lines) {
-            (Ok(matcher), [.., last]) if !matcher.is_empty() => self.compiled.push(Compiled {
-                last_line: last.line,
-                matcher,
-            }),
+            (Ok(matcher), [.., last]) if !matcher.is_empty() => {
+                self.compiled.push(Compiled { last_line: last.line, matcher })
+            }
             (Ok(_), _) => {}
             (Err(_), [_, _, ..]) => {
                 let (first, second) = lines.split_at(lines.len() / 2);
@@ -165,9 +157,7 @@ impl Patterns {
             .take_while(|compiled| compiled.last_line > line)
             .find_map(|compiled| compiled.find(path, is_directory))
             .filter(|(found, _)| *found > line);
-        compiled
-            .map(|(_, left_out)| left_out)
-            .or(plain.map(|plain| !plain.takes_in))
+        compiled.map(|(_, left_out)| left_out).or(plain.map(|plain| !plain.takes_in))
     }
 
     fn find(&self, kind: Kind, key: &[u8], is_directory: bool) -> Option<&Plain> {
@@ -224,8 +214,7 @@ impl Plain {
     }
 
     fn key<'t>(&self, text: &'t [u8]) -> &'t [u8] {
-        text.get(self.start as usize..self.end as usize)
-            .unwrap_or_default()
+        text.get(self.start as usize..self.end as usize).unwrap_or_default()
     }
 }
 
@@ -269,18 +258,13 @@ mod tests {
             "a", "b", "a", "b", ".o", "x.o", ".", "*", "*.o", "*.", "**", "?", "[ab]", "/", "/",
             "/", "!", "#", "\\", "\\#", " ", "{a,b}", "}", "]", "a.b.o", "\u{e9}", "\t",
         ];
-        const NAMES: &[&str] = &[
-            "a", "b", "ab", "a.o", "x.o", ".o", "a.", "#", "!", "\u{e9}", "a b", "a.b.o",
-        ];
+        const NAMES: &[&str] =
+            &["a", "b", "ab", "a.o", "x.o", ".o", "a.", "#", "!", "\u{e9}", "a b", "a.b.o"];
         let mut random = random(1);
         let (mut plain, mut compiled, mut decided) = (0, 0, 0);
         for _ in 0..1500 {
             let lines: Vec<String> = (0..1 + random(6))
-                .map(|_| {
-                    (0..1 + random(4))
-                        .map(|_| PARTS[random(PARTS.len())])
-                        .collect()
-                })
+                .map(|_| (0..1 + random(4)).map(|_| PARTS[random(PARTS.len())]).collect())
                 .collect();
             let ours = parse(&lines.join("\n"));
             plain += ours.plain.len();
@@ -291,9 +275,8 @@ mod tests {
             }
             let theirs = theirs.build().unwrap();
             for _ in 0..20 {
-                let path: Vec<&str> = (0..1 + random(3))
-                    .map(|_| NAMES[random(NAMES.len())])
-                    .collect();
+                let path: Vec<&str> =
+                    (0..1 + random(3)).map(|_| NAMES[random(NAMES.len())]).collect();
                 let (path, is_directory) = (path.join("/"), random(2) == 0);
                 let expected = match theirs.matched(&path, is_directory) {
                     Match::None => None,
@@ -308,17 +291,12 @@ mod tests {
                 );
             }
         }
-        assert!(
-            plain > 1000 && compiled > 1000 && decided > 5000,
-            "{plain} {compiled} {decided}"
-        );
+        assert!(plain > 1000 && compiled > 1000 && decided > 5000, "{plain} {compiled} {decided}");
     }
 
     #[test]
     fn a_large_file_takes_a_few_bytes_a_line() {
-        let lines: String = (0..20_000)
-            .map(|line| format!("generated/{line}\n"))
-            .collect();
+        let lines: String = (0..20_000).map(|line| format!("generated/{line}\n")).collect();
         let patterns = parse(&lines);
         assert_eq!((patterns.compiled_bytes, patterns.is_cut), (0, false));
         assert!(size_of::<Plain>() <= 24);

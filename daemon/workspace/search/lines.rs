@@ -110,11 +110,7 @@ impl<'a> Lines<'a> {
     /// What was found.
     pub(super) fn finish(mut self) -> Found {
         self.bytes = self.hits.iter().map(Hit::size).sum();
-        Found {
-            total: self.total,
-            hits: self.hits,
-            bytes: self.bytes,
-        }
+        Found { total: self.total, hits: self.hits, bytes: self.bytes }
     }
 
     /// A line that is no match, or one of a match, for the matches around it.
@@ -149,9 +145,7 @@ impl<'a> Lines<'a> {
         let end = in_buffer.end;
         let buffer = found.buffer();
         let buffer = if self.pattern.is_multiline() {
-            buffer
-                .get(..end.saturating_add(LOOK_AHEAD))
-                .unwrap_or(buffer)
+            buffer.get(..end.saturating_add(LOOK_AHEAD)).unwrap_or(buffer)
         } else {
             let ending = usize::from(whole.ends_with(b"\n"));
             buffer.get(..end - ending).unwrap_or(buffer)
@@ -162,11 +156,7 @@ impl<'a> Lines<'a> {
             }
             _ => 0..0,
         };
-        let most = if self.pattern.is_multiline() {
-            BLOCK
-        } else {
-            LINE
-        };
+        let most = if self.pattern.is_multiline() { BLOCK } else { LINE };
         let hit = Hit {
             line,
             column: within.start as u64 + 1,
@@ -286,9 +276,6 @@ mod tests {
             assert_eq!(shown(line.as_bytes(), around, most), expected);
         }
         assert_eq!(shown(b"a\xffb", 0..0, 9), "a\u{fffd}b");
-        assert_eq!(
-            shown(&[0x80; 20], 0..0, 9).chars().next_back(),
-            Some('\u{2026}')
-        );
+        assert_eq!(shown(&[0x80; 20], 0..0, 9).chars().next_back(), Some('\u{2026}'));
     }
 }

@@ -114,12 +114,7 @@ pub(super) fn search(
     let search = Search {
         wish,
         stop,
-        files: Mutex::new(Files {
-            walk,
-            base: above,
-            taken: 0,
-            end: None,
-        }),
+        files: Mutex::new(Files { walk, base: above, taken: 0, end: None }),
         progress,
         last: AtomicUsize::new(usize::MAX),
         interrupted: AtomicBool::new(false),
@@ -133,10 +128,7 @@ pub(super) fn search(
         }
         search.work();
     });
-    let Files { end, .. } = search
-        .files
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let Files { end, .. } = search.files.into_inner().unwrap_or_else(PoisonError::into_inner);
     end.unwrap_or(Ok(()))?;
     Ok(!search.interrupted.into_inner())
 }
@@ -217,14 +209,8 @@ impl Search<'_> {
         searcher: &mut Searcher,
         keeps: bool,
     ) -> Result<(), Error> {
-        let Candidate {
-            number,
-            directory,
-            path,
-        } = candidate;
-        let name = path
-            .rsplit_once('/')
-            .map_or(path.as_str(), |(_, name)| name);
+        let Candidate { number, directory, path } = candidate;
+        let name = path.rsplit_once('/').map_or(path.as_str(), |(_, name)| name);
         let opened =
             open_name(directory.as_fd(), name.as_bytes()).and_then(|place| reopen(place.as_fd()));
         let file = match opened {
@@ -274,11 +260,7 @@ impl Files<'_> {
             let path = format!("{}{below}", self.base);
             if let Some(directory) = self.walk.directory()? {
                 self.taken += 1;
-                return Ok(Some(Candidate {
-                    number: self.taken,
-                    directory,
-                    path,
-                }));
+                return Ok(Some(Candidate { number: self.taken, directory, path }));
             }
         }
     }

@@ -53,15 +53,9 @@ impl Pattern {
             } else {
                 error.to_string()
             };
-            Error::new(
-                Reason::InvalidRegex,
-                format!("the query cannot be searched for: {problem}"),
-            )
+            Error::new(Reason::InvalidRegex, format!("the query cannot be searched for: {problem}"))
         })?;
-        Ok(Self {
-            matcher,
-            multiline: query.multiline,
-        })
+        Ok(Self { matcher, multiline: query.multiline })
     }
 
     /// Whether a match may span lines.
@@ -95,12 +89,7 @@ mod tests {
     #[test]
     fn what_cannot_be_searched_for_says_why() {
         let query = |text, is_regex, multiline| {
-            Pattern::new(Query {
-                text,
-                is_regex,
-                case_sensitive: false,
-                multiline,
-            })
+            Pattern::new(Query { text, is_regex, case_sensitive: false, multiline })
         };
         let deep = "(".repeat(1000) + &")".repeat(1000);
         for (text, is_regex, multiline, problem) in [

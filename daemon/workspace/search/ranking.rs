@@ -101,11 +101,7 @@ impl Ranking {
         if !found.hits.is_empty() {
             self.count += found.hits.len();
             self.bytes += found.bytes;
-            let file = File {
-                path,
-                hits: found.hits,
-                bytes: found.bytes,
-            };
+            let file = File { path, hits: found.hits, bytes: found.bytes };
             self.kept.insert(number, file);
         }
         while let Some((_, last)) = self.kept.last_key_value() {
@@ -136,9 +132,7 @@ impl Ranking {
         let files = self.kept.into_values();
         let hits = files.flat_map(|file| {
             let path = file.path;
-            file.hits
-                .into_iter()
-                .map(move |hit| (Arc::clone(&path), hit))
+            file.hits.into_iter().map(move |hit| (Arc::clone(&path), hit))
         });
         for (path, hit) in hits.take(self.most) {
             bytes += path.len() + hit.size();
@@ -170,11 +164,7 @@ mod tests {
                 after: Vec::new(),
             })
             .collect();
-        Found {
-            total: count + 1,
-            bytes: hits.iter().map(Hit::size).sum(),
-            hits,
-        }
+        Found { total: count + 1, bytes: hits.iter().map(Hit::size).sum(), hits }
     }
 
     #[test]
@@ -191,11 +181,7 @@ mod tests {
             }
             assert_eq!(last, 3);
             let finds = ranking.finish();
-            let hits: Vec<_> = finds
-                .hits
-                .iter()
-                .map(|(path, hit)| (&**path, hit.line))
-                .collect();
+            let hits: Vec<_> = finds.hits.iter().map(|(path, hit)| (&**path, hit.line)).collect();
             let expected = [("1", 1), ("1", 2), ("2", 1), ("2", 2), ("3", 1)];
             assert_eq!(hits, expected, "{order:?}");
             assert_eq!(finds.total, 12);

@@ -44,13 +44,8 @@ fn selection() -> Selection {
 
 fn wish(text: &str, multiline: bool, context: usize, most: usize) -> SearchWish {
     SearchWish {
-        pattern: Pattern::new(Query {
-            text,
-            is_regex: true,
-            case_sensitive: true,
-            multiline,
-        })
-        .unwrap(),
+        pattern: Pattern::new(Query { text, is_regex: true, case_sensitive: true, multiline })
+            .unwrap(),
         context,
         most,
         most_bytes: 1 << 20,
@@ -90,19 +85,9 @@ fn matches_have_the_lines_around_them() {
         ("x\r\ny\r\n", "y", 2, &["f:2:1:x|y|"]),
         // Lines between two matches belong to both, and so do the matches.
         ("x1\na\nx2\n", "x", 1, &["f:1:1:|x1|a", "f:3:1:a|x2|"]),
-        (
-            "x1\nx2\nx3\n",
-            "x",
-            1,
-            &["f:1:1:|x1|x2", "f:2:1:x1|x2|x3", "f:3:1:x2|x3|"],
-        ),
+        ("x1\nx2\nx3\n", "x", 1, &["f:1:1:|x1|x2", "f:2:1:x1|x2|x3", "f:3:1:x2|x3|"]),
         ("x1\na\nb\nc\nx2\n", "x", 1, &["f:1:1:|x1|a", "f:5:1:c|x2|"]),
-        (
-            "1\n2\n3\n4\nx\n5\n6\n7\n8\n",
-            "x",
-            3,
-            &["f:5:1:2,3,4|x|5,6,7"],
-        ),
+        ("1\n2\n3\n4\nx\n5\n6\n7\n8\n", "x", 3, &["f:5:1:2,3,4|x|5,6,7"]),
         ("\u{e9}ax", "x", 0, &["f:1:4:|\u{e9}ax|"]),
         ("a xx x", "x+", 0, &["f:1:3:|a xx x|"]),
         ("ab\ncb", "b$", 0, &["f:1:2:|ab|", "f:2:2:|cb|"]),
@@ -145,10 +130,7 @@ fn a_match_may_span_lines() {
 
 #[test]
 fn encodings_are_those_of_ripgrep() {
-    let utf16: Vec<u8> = "\u{feff}a\u{e9}x\n"
-        .encode_utf16()
-        .flat_map(u16::to_le_bytes)
-        .collect();
+    let utf16: Vec<u8> = "\u{feff}a\u{e9}x\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
     let (_directory, workspace) = tree(&[
         ("binary", b"b\0x\nx\n"),
         ("broken", b"\xff\xfe\0x"),
@@ -159,43 +141,28 @@ fn encodings_are_those_of_ripgrep() {
     let finds = search_in(&workspace, ".", &wish("x", false, 0, 9)).unwrap();
     assert_eq!(
         shown(&finds),
-        [
-            "latin:1:2:|\u{fffd}x\u{fffd}|",
-            "utf16:1:4:|a\u{e9}x|",
-            "utf8:1:1:|x|"
-        ]
+        ["latin:1:2:|\u{fffd}x\u{fffd}|", "utf16:1:4:|a\u{e9}x|", "utf8:1:1:|x|"]
     );
     assert_eq!((finds.searched, finds.left_out), (5, 0));
 }
 
 #[test]
 fn the_first_matches_are_those_of_the_whole_order_and_all_are_counted() {
-    let names: Vec<String> = (0..300)
-        .map(|number| format!("{}/{number:03}", number % 7))
-        .collect();
-    let files: Vec<(&str, &[u8])> = names
-        .iter()
-        .map(|name| (name.as_str(), &b"x\ny\nx\n"[..]))
-        .collect();
+    let names: Vec<String> = (0..300).map(|number| format!("{}/{number:03}", number % 7)).collect();
+    let files: Vec<(&str, &[u8])> =
+        names.iter().map(|name| (name.as_str(), &b"x\ny\nx\n"[..])).collect();
     let (_directory, workspace) = tree(&files);
     let all = search_in(&workspace, ".", &wish("x", false, 1, 1000)).unwrap();
     let all_shown = shown(&all);
     assert_eq!((all_shown.len(), all.total, all.searched), (600, 600, 300));
-    let order: Vec<_> = all
-        .hits
-        .iter()
-        .map(|(path, hit)| (path.clone(), hit.line))
-        .collect();
+    let order: Vec<_> = all.hits.iter().map(|(path, hit)| (path.clone(), hit.line)).collect();
     assert!(order.is_sorted());
     for most in [1, 2, 3, 50, 599, 600, 601] {
         let finds = search_in(&workspace, ".", &wish("x", false, 1, most)).unwrap();
         assert_eq!(shown(&finds), all_shown[..most.min(600)], "{most}");
         assert_eq!(finds.total, 600);
     }
-    let small = SearchWish {
-        most_bytes: 200,
-        ..wish("x", false, 1, 1000)
-    };
+    let small = SearchWish { most_bytes: 200, ..wish("x", false, 1, 1000) };
     let finds = search_in(&workspace, ".", &small).unwrap();
     assert!((1..10).contains(&finds.hits.len()));
     assert_eq!(finds.total, 600);

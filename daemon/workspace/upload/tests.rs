@@ -63,10 +63,7 @@ fn a_draft_is_found_again() {
 #[test]
 fn a_draft_that_was_taken_away_is_dropped_and_one_that_cannot_be_reached_is_kept() {
     let spoil: [(Spoil, Reason); 5] = [
-        (
-            |folder, name| fs::remove_file(folder.join("dir").join(name)).unwrap(),
-            Reason::StaleFile,
-        ),
+        (|folder, name| fs::remove_file(folder.join("dir").join(name)).unwrap(), Reason::StaleFile),
         (
             |folder, name| {
                 let draft = folder.join("dir").join(name);
@@ -103,9 +100,7 @@ fn a_draft_that_was_taken_away_is_dropped_and_one_that_cannot_be_reached_is_kept
         let found = as_nobody_special(|| {
             [
                 workspace.check_draft(&draft).unwrap_err(),
-                workspace
-                    .reopen_draft(draft.place().clone(), &Stop::new())
-                    .unwrap_err(),
+                workspace.reopen_draft(draft.place().clone(), &Stop::new()).unwrap_err(),
             ]
         });
         let kept = expected != Reason::StaleFile;
@@ -130,12 +125,7 @@ fn mode(path: &Path) -> u32 {
 fn what_commands_do_while_a_draft_is_put_in_its_place_is_not_lost() {
     use Reason as R;
     /// What is there before, what a command does, and what is there after it.
-    type Case = (
-        Option<&'static str>,
-        fn(&Path),
-        Option<&'static str>,
-        Reason,
-    );
+    type Case = (Option<&'static str>, fn(&Path), Option<&'static str>, Reason);
     let cases: [Case; 4] = [
         (
             Some("old"),
@@ -152,12 +142,7 @@ fn what_commands_do_while_a_draft_is_put_in_its_place_is_not_lost() {
             Some("new"),
             R::StaleFile,
         ),
-        (
-            Some("old"),
-            |file| fs::remove_file(file).unwrap(),
-            None,
-            R::StaleFile,
-        ),
+        (Some("old"), |file| fs::remove_file(file).unwrap(), None, R::StaleFile),
         (
             None,
             |file| fs::write(file, "by a command").unwrap(),
@@ -201,10 +186,7 @@ fn a_file_that_changes_after_it_was_hashed_is_not_replaced() {
         expected_sha256: Some(crate::daemon::checksum::sha256(b"old")),
         ..target(&workspace)
     };
-    let held = workspace
-        .locks
-        .hold(std::slice::from_ref(&target.path), &Stop::new())
-        .unwrap();
+    let held = workspace.locks.hold(std::slice::from_ref(&target.path), &Stop::new()).unwrap();
     let (started, thread_id) = std::sync::mpsc::channel();
     let error = std::thread::scope(|scope| {
         let put = scope.spawn(|| {
@@ -282,10 +264,7 @@ fn what_was_done_by_half_is_taken_back() {
     ] {
         let case = format!("{beside:?} {in_place:?} {third:?} {replaces:?}");
         let (folder, _workspace, draft) = with_draft();
-        let place = DraftPlace {
-            replaces,
-            ..draft.place().clone()
-        };
+        let place = DraftPlace { replaces, ..draft.place().clone() };
         let at = |name: &str| folder.path().join("dir").join(name);
         let old_link = format!("{}~", place.name);
         let names = [place.name.as_str(), "file", &old_link];
@@ -331,11 +310,7 @@ fn no_record_makes_another_file_a_draft() {
     for name in ["", "~", "file", "../file"] {
         fs::write(at("~"), "").unwrap();
         fs::write(at("file"), "").unwrap();
-        let place = DraftPlace {
-            name: name.to_owned(),
-            identity: None,
-            ..draft.place().clone()
-        };
+        let place = DraftPlace { name: name.to_owned(), identity: None, ..draft.place().clone() };
         assert_eq!(workspace.mend_draft(&place).unwrap(), Left::Nothing);
         assert!(workspace.delete_draft(&place));
         assert!(at("~").exists() && at("file").exists(), "{name:?}");

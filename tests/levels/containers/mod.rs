@@ -108,108 +108,30 @@ const ROOT: Container = Container {
     ..RESTRICTED
 };
 /// A container with users of its own (`hostUsers: false`) and an unmasked `/proc`.
-const OWN_USERS: Container = Container {
-    name: "C1",
-    masked: false,
-    own_users: true,
-    ..RESTRICTED
-};
+const OWN_USERS: Container = Container { name: "C1", masked: false, own_users: true, ..RESTRICTED };
 /// Root in such a container.
-const OWN_ROOT: Container = Container {
-    name: "C3b",
-    uid: 0,
-    profile: Localhost,
-    ..OWN_USERS
-};
+const OWN_ROOT: Container = Container { name: "C3b", uid: 0, profile: Localhost, ..OWN_USERS };
 
 /// The matrix: a container, who owns the workspace in it, and what it gives.
 const MATRIX: &[(Container, u32, Gives)] = &[
     (RESTRICTED, 1000, Gives::L1),
     (ROOT, 1000, Gives::L1),
-    (
-        Container {
-            name: "B2",
-            profile: Unconfined,
-            ..ROOT
-        },
-        1000,
-        Gives::L2,
-    ),
-    (
-        Container {
-            name: "C",
-            own_users: true,
-            ..ROOT
-        },
-        1000,
-        Gives::L1,
-    ),
+    (Container { name: "B2", profile: Unconfined, ..ROOT }, 1000, Gives::L2),
+    (Container { name: "C", own_users: true, ..ROOT }, 1000, Gives::L1),
     (OWN_USERS, 1000, Gives::L1),
-    (
-        Container {
-            name: "C2",
-            profile: Localhost,
-            masked: true,
-            ..OWN_USERS
-        },
-        1000,
-        Gives::L2,
-    ),
-    (
-        Container {
-            name: "C3",
-            profile: Localhost,
-            ..OWN_USERS
-        },
-        1000,
-        Gives::L3,
-    ),
+    (Container { name: "C2", profile: Localhost, masked: true, ..OWN_USERS }, 1000, Gives::L2),
+    (Container { name: "C3", profile: Localhost, ..OWN_USERS }, 1000, Gives::L3),
     (OWN_ROOT, 0, Gives::Nothing("id_map")),
+    (Container { name: "C3c", capabilities: &["CAP_SETFCAP"], ..OWN_ROOT }, 0, Gives::L3),
     (
-        Container {
-            name: "C3c",
-            capabilities: &["CAP_SETFCAP"],
-            ..OWN_ROOT
-        },
-        0,
-        Gives::L3,
-    ),
-    (
-        Container {
-            name: "C3d",
-            capabilities: &["CAP_SETUID", "CAP_SETGID"],
-            ..OWN_ROOT
-        },
+        Container { name: "C3d", capabilities: &["CAP_SETUID", "CAP_SETGID"], ..OWN_ROOT },
         0,
         Gives::Nothing("id_map"),
     ),
+    (Container { name: "C4", capabilities: ADMIN, own_users: true, ..ROOT }, 1000, Gives::L3),
+    (Container { name: "D", capabilities: ADMIN, ..ROOT }, 0, Gives::L3),
     (
-        Container {
-            name: "C4",
-            capabilities: ADMIN,
-            own_users: true,
-            ..ROOT
-        },
-        1000,
-        Gives::L3,
-    ),
-    (
-        Container {
-            name: "D",
-            capabilities: ADMIN,
-            ..ROOT
-        },
-        0,
-        Gives::L3,
-    ),
-    (
-        Container {
-            name: "E",
-            capabilities: ALL,
-            profile: Unconfined,
-            masked: false,
-            ..ROOT
-        },
+        Container { name: "E", capabilities: ALL, profile: Unconfined, masked: false, ..ROOT },
         0,
         Gives::L3,
     ),
@@ -225,43 +147,10 @@ const MATRIX: &[(Container, u32, Gives)] = &[
         1000,
         Gives::L3,
     ),
-    (
-        Container {
-            name: "F",
-            profile: Unconfined,
-            ..RESTRICTED
-        },
-        1000,
-        Gives::L2,
-    ),
-    (
-        Container {
-            name: "F2",
-            profile: Unconfined,
-            masked: false,
-            ..RESTRICTED
-        },
-        1000,
-        Gives::L3,
-    ),
-    (
-        Container {
-            name: "G",
-            profile: Localhost,
-            ..RESTRICTED
-        },
-        1000,
-        Gives::L2,
-    ),
-    (
-        Container {
-            name: "H",
-            profile: Unconfined,
-            ..OWN_USERS
-        },
-        1000,
-        Gives::L3,
-    ),
+    (Container { name: "F", profile: Unconfined, ..RESTRICTED }, 1000, Gives::L2),
+    (Container { name: "F2", profile: Unconfined, masked: false, ..RESTRICTED }, 1000, Gives::L3),
+    (Container { name: "G", profile: Localhost, ..RESTRICTED }, 1000, Gives::L2),
+    (Container { name: "H", profile: Unconfined, ..OWN_USERS }, 1000, Gives::L3),
 ];
 
 /// Whether this machine can start a container: its root cannot give what it does not have.
@@ -275,9 +164,7 @@ fn can_start(container: &Container) -> bool {
 /// Says something that is read although the test succeeds.
 fn say(text: &str) {
     // The test's own output is kept back.
-    io::stderr()
-        .write_all(format!("{text}\n").as_bytes())
-        .unwrap();
+    io::stderr().write_all(format!("{text}\n").as_bytes()).unwrap();
 }
 
 async fn start(container: &Container, owner: u32, minimum: &str) -> Daemon {
@@ -343,26 +230,15 @@ async fn check(container: &Container, owner: u32, gives: Gives) -> String {
         Gives::L1 => "L1",
         Gives::Nothing(_) => "L0",
     };
-    assert_eq!(
-        level, expected,
-        "{}: {:?}",
-        container.name, isolation.refused
-    );
+    assert_eq!(level, expected, "{}: {:?}", container.name, isolation.refused);
     if let Gives::Nothing(stage) = gives {
         assert_eq!(isolation.refused.first().unwrap().stage, stage);
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
-        daemon
-            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-            .await;
+        daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         assert!(!daemon.file("ran").exists());
         return format!("{}: nothing ({told:?})", container.name);
     }
-    assert_eq!(
-        level_of_a_command(&daemon).await,
-        level,
-        "{}",
-        container.name
-    );
+    assert_eq!(level_of_a_command(&daemon).await, level, "{}", container.name);
     let line = "echo text > file && cat file && rm file";
     let response = daemon.run(shell(line)).await;
     assert_eq!(response.stdout, "text\n", "{response:?}");
@@ -392,35 +268,21 @@ async fn case_83_each_container_gives_the_level_of_the_matrix() {
 #[tokio::test]
 async fn where_the_root_was_moved_and_not_pivoted_there_is_no_way_back() {
     // Engines' profiles refuse pivot_root to who has CAP_SYS_ADMIN.
-    for (container, owner, _) in MATRIX
-        .iter()
-        .filter(|(row, ..)| ["C4", "D"].contains(&row.name))
-    {
+    for (container, owner, _) in MATRIX.iter().filter(|(row, ..)| ["C4", "D"].contains(&row.name)) {
         let daemon = start(container, *owner, "L3").await;
         let program = compile(&daemon, "mounts");
         let response = daemon.run(argv(&[&program])).await;
-        for call in [
-            "chroot",
-            "pivot_root",
-            "bind",
-            "detach /proc",
-            "umount /workspace",
-        ] {
+        for call in ["chroot", "pivot_root", "bind", "detach /proc", "umount /workspace"] {
             let line = format!("{call}: EPERM\n");
             assert!(response.stdout.contains(&line), "{call}: {response:?}");
         }
-        for path in [
-            "/jig/jigd",
-            "/../jig/jigd",
-            "/proc/1/root/jig/jigd",
-            "/proc/self/root/../jig/jigd",
-        ] {
+        for path in
+            ["/jig/jigd", "/../jig/jigd", "/proc/1/root/jig/jigd", "/proc/self/root/../jig/jigd"]
+        {
             let response = daemon.run(argv(&["ls", path])).await;
             assert_eq!(response.exit_code, Some(2), "{path}: {response:?}");
         }
-        let mounts = daemon
-            .output(shell("cut -d' ' -f5 /proc/self/mountinfo"))
-            .await;
+        let mounts = daemon.output(shell("cut -d' ' -f5 /proc/self/mountinfo")).await;
         assert!(!mounts.lines().any(|mount| mount == "/jig"), "{mounts}");
     }
 }
@@ -435,9 +297,7 @@ async fn case_83_below_the_minimum_a_container_runs_nothing_and_says_what_to_cha
         };
         let daemon = start(container, *owner, "L3").await;
         assert_eq!(daemon.health().await, ServingStatus::NotServing);
-        let refusal = daemon
-            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-            .await;
+        let refusal = daemon.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE").await;
         for (name, part) in [("stage", ""), ("errno", "EPERM"), ("remedy", remedy)] {
             let told = &refusal.metadata[name];
             assert!(!told.is_empty() && told.contains(part), "{refusal:?}");

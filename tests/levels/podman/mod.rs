@@ -20,18 +20,11 @@ use crate::support::{DOCKER_SECCOMP, copy_program, set_up, stripped};
 /// The page of the documentation.
 const PAGE: &str = include_str!("../../../docs/containers.md");
 /// What Podman needs on machines as this.
-const SETTINGS: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/tests/levels/podman/containers.conf"
-);
+const SETTINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/levels/podman/containers.conf");
 /// An image of empty directories, where the host's `/usr` is mounted.
 const IMAGE: &str = "localhost/jig-test-levels:1";
 /// The flags of the columns of the page.
-const FLAGS: [&str; 3] = [
-    "",
-    "--minimum-level L1",
-    "--minimum-level L1 --chown-workspace",
-];
+const FLAGS: [&str; 3] = ["", "--minimum-level L1", "--minimum-level L1 --chown-workspace"];
 /// Stands in options for the files of a test.
 const DOCKERS_PROFILE: &str = "@PROFILE@";
 const VOLUME: &str = "@VOLUME@";
@@ -52,40 +45,23 @@ const ROWS: &[Row] = &[
         name: "`podman run`, root",
         options: &[],
         workspace: ("/work", None),
-        gives: [
-            Err("--chown-workspace --minimum-level L1"),
-            Err("--chown-workspace"),
-            Ok("L2"),
-        ],
+        gives: [Err("--chown-workspace --minimum-level L1"), Err("--chown-workspace"), Ok("L2")],
     },
     Row {
         name: "`docker run`, root",
         options: &["--security-opt", DOCKERS_PROFILE],
         workspace: ("/work", None),
-        gives: [
-            Err("--chown-workspace --minimum-level L1"),
-            Err("--chown-workspace"),
-            Ok("L1"),
-        ],
+        gives: [Err("--chown-workspace --minimum-level L1"), Err("--chown-workspace"), Ok("L1")],
     },
     Row {
         name: "CI runner: Docker, root, checkout mounted",
         options: &["--security-opt", DOCKERS_PROFILE, "--volume", VOLUME],
         workspace: ("/volume", Some(0)),
-        gives: [
-            Err("--chown-workspace --minimum-level L1"),
-            Err("--chown-workspace"),
-            Ok("L1"),
-        ],
+        gives: [Err("--chown-workspace --minimum-level L1"), Err("--chown-workspace"), Ok("L1")],
     },
     Row {
         name: "root, `seccomp=unconfined`, `unmask=ALL`",
-        options: &[
-            "--security-opt",
-            "seccomp=unconfined",
-            "--security-opt",
-            "unmask=ALL",
-        ],
+        options: &["--security-opt", "seccomp=unconfined", "--security-opt", "unmask=ALL"],
         workspace: ("/work", None),
         gives: [Err("--chown-workspace"), Err("--chown-workspace"), Ok("L3")],
     },
@@ -93,11 +69,7 @@ const ROWS: &[Row] = &[
         name: "root, `--cap-drop=ALL`",
         options: &["--cap-drop", "ALL"],
         workspace: ("/work", None),
-        gives: [
-            Err("--user 1000:1000"),
-            Err("--user 1000:1000"),
-            Err("CAP_CHOWN"),
-        ],
+        gives: [Err("--user 1000:1000"), Err("--user 1000:1000"), Err("CAP_CHOWN")],
     },
     Row {
         name: "`podman run --user 1000:1000`",
@@ -120,14 +92,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         name: "devcontainer: Docker, user 1000, sources mounted",
-        options: &[
-            "--user",
-            "1000:1000",
-            "--security-opt",
-            DOCKERS_PROFILE,
-            "--volume",
-            VOLUME,
-        ],
+        options: &["--user", "1000:1000", "--security-opt", DOCKERS_PROFILE, "--volume", VOLUME],
         workspace: ("/volume", Some(1000)),
         gives: [Err("--minimum-level L1"), Ok("L1"), Ok("L1")],
     },
@@ -176,10 +141,7 @@ fn prepare() {
     static DONE: OnceLock<()> = OnceLock::new();
     DONE.get_or_init(|| {
         set_up("tests/levels/install.sh");
-        if succeeds(podman().args(["images", "--quiet", IMAGE]))
-            .stdout
-            .is_empty()
-        {
+        if succeeds(podman().args(["images", "--quiet", IMAGE])).stdout.is_empty() {
             import();
         }
     });
@@ -213,12 +175,7 @@ fn import() {
     let mut tar = Command::new("tar");
     succeeds(tar.arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."));
     let path = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-    succeeds(
-        podman()
-            .args(["import", "--change", path])
-            .arg(&archive)
-            .arg(IMAGE),
-    );
+    succeeds(podman().args(["import", "--change", path]).arg(&archive).arg(IMAGE));
 }
 
 fn folder() -> TempDir {
@@ -292,9 +249,7 @@ fn outcomes(row: &Row) -> Vec<(Vec<String>, String)> {
     let lines: Vec<_> = text.lines().map(fields).collect();
     assert_eq!(lines.len(), 2 * FLAGS.len(), "{}: {output:?}", row.name);
     let pairs = lines.chunks(2);
-    pairs
-        .map(|pair| (pair[0].clone(), pair[1][1].clone()))
-        .collect()
+    pairs.map(|pair| (pair[0].clone(), pair[1][1].clone())).collect()
 }
 
 /// Sees that a container gives what the page says, to commands that run, write, and reach nothing of
@@ -372,10 +327,7 @@ fn jig_run_ends_with_the_line_that_works() {
     command
         .args(["run", "--rm", "--network", "none", "--timeout", "300"])
         .args(["--volume", "/usr:/usr:ro"])
-        .args([
-            "--volume",
-            &format!("{}:/jig:ro", files.path().join("jig").display()),
-        ])
+        .args(["--volume", &format!("{}:/jig:ro", files.path().join("jig").display())])
         .args([IMAGE, "sh", "-c", script]);
     let output = succeeds(&mut command);
     let told = String::from_utf8_lossy(&output.stdout);
@@ -386,10 +338,7 @@ fn jig_run_ends_with_the_line_that_works() {
     assert!(told.contains(line), "{told}");
     assert!(told.ends_with("61000\nwritten\n61000\n"), "{told}");
     let note = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        note.contains("belong to user 61000 now (--chown-workspace)"),
-        "{note}"
-    );
+    assert!(note.contains("belong to user 61000 now (--chown-workspace)"), "{note}");
 }
 
 #[test]

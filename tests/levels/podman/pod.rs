@@ -16,9 +16,7 @@ struct Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        let _gone = podman()
-            .args(["pod", "rm", "--force", "--time", "0", &self.name])
-            .output();
+        let _gone = podman().args(["pod", "rm", "--force", "--time", "0", &self.name]).output();
     }
 }
 
@@ -27,13 +25,7 @@ impl Pod {
     fn jig(&self, arguments: &[&str]) -> Output {
         let agent = format!("{}-agent", self.name);
         podman()
-            .args([
-                "exec",
-                &agent,
-                "/jig/jig",
-                "--address",
-                "http://127.0.0.1:50051",
-            ])
+            .args(["exec", &agent, "/jig/jig", "--address", "http://127.0.0.1:50051"])
             .args(arguments)
             .output()
             .unwrap()
@@ -102,10 +94,7 @@ fn pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
     fs::write(&file, pod.to_string()).unwrap();
     // The pod is there before its containers are: from here on it is removed.
     let profiles = files.path().to_owned();
-    let pod = Pod {
-        name,
-        _files: files,
-    };
+    let pod = Pod { name, _files: files };
     succeeds(
         podman()
             .args(["kube", "play", "--network", "none"])
@@ -117,14 +106,7 @@ fn pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
 
 /// Sees that the pod gives what the page says, to commands that share files with the agent.
 async fn check(pod: &Pod, gives: Option<&str>, told: &str) {
-    let run = [
-        "--json",
-        "run",
-        "--",
-        "sh",
-        "-c",
-        "id -u && echo written > shared",
-    ];
+    let run = ["--json", "run", "--", "sh", "-c", "id -u && echo written > shared"];
     let Some(level) = gives else {
         let is_refused = async || {
             let output = pod.jig(&run);

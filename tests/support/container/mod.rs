@@ -84,13 +84,8 @@ const MASKED: &[&str] = &[
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
 ];
-const READ_ONLY: &[&str] = &[
-    "/proc/bus",
-    "/proc/fs",
-    "/proc/irq",
-    "/proc/sys",
-    "/proc/sysrq-trigger",
-];
+const READ_ONLY: &[&str] =
+    &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 /// Stands in a configuration for the directory of the test's daemon, which is not known yet.
 const PLACE: &str = "@PLACE@";
 /// Runs a bundle, whose directory is the first argument, with the daemon's arguments, which follow
@@ -169,11 +164,7 @@ impl Container {
     }
 
     fn config(&self, folder: &Path) -> Value {
-        let granted = if self.uid == 0 {
-            self.capabilities
-        } else {
-            &[]
-        };
+        let granted = if self.uid == 0 { self.capabilities } else { &[] };
         let bind = |source: &str, target: &str, mode: &str| json!({"destination": target, "type": "bind", "source": source, "options": ["rbind", mode]});
         let mount = |kind: &str, target: &str, options: &[&str]| json!({"destination": target, "type": kind, "source": kind, "options": options});
         let namespaces = ["pid", "ipc", "uts", "mount", "cgroup"];
@@ -299,10 +290,7 @@ impl Setup {
     pub(crate) fn contained(self, container: &Container) -> Self {
         set_up("tests/levels/install.sh");
         let bundle = Arc::new(Bundle::of(container));
-        self.and_under(bundle.wrapper())
-            .becoming_its_user_itself()
-            .keeping(bundle)
-            .in_a_container()
+        self.and_under(bundle.wrapper()).becoming_its_user_itself().keeping(bundle).in_a_container()
     }
 
     /// A daemon of root's in a container as an engine makes it by default, which gives its workspace
@@ -313,9 +301,8 @@ impl Setup {
             "podman" => (PODMAN_CAPABILITIES, Profile::Podman),
             other => panic!("neither docker nor podman: {other}"),
         };
-        self.arguments(&["--chown-workspace"])
-            .or_argument("--minimum-level", "L1")
-            .contained(&Container {
+        self.arguments(&["--chown-workspace"]).or_argument("--minimum-level", "L1").contained(
+            &Container {
                 name: "engine",
                 uid: 0,
                 capabilities,
@@ -324,7 +311,8 @@ impl Setup {
                 masked: true,
                 own_users: false,
                 own_network: false,
-            })
+            },
+        )
     }
 }
 

@@ -29,58 +29,36 @@ fn settings(policy: Policy) -> Arc<Settings> {
 }
 
 fn snapshot(file: Vec<PolicyRule>, stored: Vec<PolicyRule>, levels: Levels) -> Snapshot {
-    let policy = Policy {
-        rules: file,
-        levels,
-        ..Policy::default()
-    };
+    let policy = Policy { rules: file, levels, ..Policy::default() };
     let stored = stored.into_iter().map(|written| {
         let rule = Rule::of_file(written).unwrap();
-        Arc::new(Rule {
-            id: rule.name.clone(),
-            ..rule
-        })
+        Arc::new(Rule { id: rule.name.clone(), ..rule })
     });
     Snapshot::new(settings(policy), stored.collect())
 }
 
 fn levels(read_only: Action, safe_write: Action, dangerous: Action) -> Levels {
-    Levels {
-        read_only,
-        safe_write,
-        dangerous,
-    }
+    Levels { read_only, safe_write, dangerous }
 }
 
 fn decide(snapshot: &Snapshot, tool: &str, risk: Risk, texts: &[&str]) -> (Action, String) {
     let texts: Vec<_> = texts.iter().map(|text| told(text, true)).collect();
-    let asked = Asked {
-        tool,
-        risk,
-        workspace: "a",
-        texts: &texts,
-        said: None,
-    };
+    let asked = Asked { tool, risk, workspace: "a", texts: &texts, said: None };
     let verdict = snapshot.decide(asked, at(NOW));
     (verdict.action, verdict.by.text())
 }
 
 fn told(text: &str, may_allow: bool) -> Text {
-    Text {
-        text: text.to_owned(),
-        may_allow,
-    }
+    Text { text: text.to_owned(), may_allow }
 }
 
 #[test]
 fn a_rule_that_allows_goes_by_fewer_texts_than_others() {
     let texts = [told("plain", true), told("detour", false)];
     for action in [Action::Allow, Action::Ask, Action::Deny] {
-        for (pattern, expected) in [
-            ("plain", true),
-            ("detour", action != Action::Allow),
-            ("other", false),
-        ] {
+        for (pattern, expected) in
+            [("plain", true), ("detour", action != Action::Allow), ("other", false)]
+        {
             let rule = Rule::of_file(rule("one", "run", pattern, action)).unwrap();
             let asked = Asked {
                 tool: "run",
@@ -142,22 +120,10 @@ fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
     const MAKE: &str = r#"{"command":"make test"}"#;
     let all = levels(Ask, Ask, Ask);
     // Rules of the file, those stored (newest first), the text, what becomes of it, and by which.
-    type Row<'a> = (
-        Vec<PolicyRule>,
-        Vec<PolicyRule>,
-        &'a [&'a str],
-        Action,
-        &'a str,
-    );
+    type Row<'a> = (Vec<PolicyRule>, Vec<PolicyRule>, &'a [&'a str], Action, &'a str);
     let rows: Vec<Row<'_>> = vec![
         (vec![], vec![], &[MAKE], Ask, "risk dangerous"),
-        (
-            vec![rule("one", "run", "make", Allow)],
-            vec![],
-            &[MAKE],
-            Allow,
-            "rule file:one",
-        ),
+        (vec![rule("one", "run", "make", Allow)], vec![], &[MAKE], Allow, "rule file:one"),
         // In the order of the file.
         (
             vec![
@@ -172,20 +138,14 @@ fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
         // What was stored comes before, newest first.
         (
             vec![rule("one", "run", "", Ask)],
-            vec![
-                rule("new", "run", "make", Allow),
-                rule("old", "run", "", Ask),
-            ],
+            vec![rule("new", "run", "make", Allow), rule("old", "run", "", Ask)],
             &[MAKE],
             Allow,
             "rule new",
         ),
         // One that denies comes before all, wherever it stands.
         (
-            vec![
-                rule("one", "run", "", Allow),
-                rule("no", "run", "make", Deny),
-            ],
+            vec![rule("one", "run", "", Allow), rule("no", "run", "make", Deny)],
             vec![rule("new", "run", "", Allow)],
             &[MAKE],
             Deny,
@@ -193,20 +153,14 @@ fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
         ),
         (
             vec![rule("one", "run", "", Allow)],
-            vec![
-                rule("new", "run", "", Allow),
-                rule("no", "run", "test\"}$", Deny),
-            ],
+            vec![rule("new", "run", "", Allow), rule("no", "run", "test\"}$", Deny)],
             &[MAKE],
             Deny,
             "rule no",
         ),
         // Another tool, another text.
         (
-            vec![
-                rule("one", "stat", "", Deny),
-                rule("two", "run", "^make", Deny),
-            ],
+            vec![rule("one", "stat", "", Deny), rule("two", "run", "^make", Deny)],
             vec![],
             &[MAKE],
             Ask,
@@ -221,13 +175,7 @@ fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
             "rule file:one",
         ),
         // Nothing matches what is not known.
-        (
-            vec![rule("one", "run", "make", Allow)],
-            vec![],
-            &[],
-            Ask,
-            "risk dangerous",
-        ),
+        (vec![rule("one", "run", "make", Allow)], vec![], &[], Ask, "risk dangerous"),
     ];
     for (number, (file, stored, texts, action, by)) in rows.into_iter().enumerate() {
         let snapshot = snapshot(file, stored, all);
@@ -246,10 +194,7 @@ fn rules_that_are_off_over_or_for_others_count_for_nothing() {
         (|rule| rule.expires = Some(at(NOW - 1)), false),
         (|rule| rule.expires = Some(at(NOW + 1)), true),
         (|rule| rule.workspaces = Some(["a".to_owned()].into()), true),
-        (
-            |rule| rule.workspaces = Some(["b".to_owned()].into()),
-            false,
-        ),
+        (|rule| rule.workspaces = Some(["b".to_owned()].into()), false),
     ];
     let all = Policy::default().levels;
     for (number, (change, counts)) in changes.into_iter().enumerate() {
@@ -279,10 +224,7 @@ fn parameters_are_looked_at_only_where_they_can_matter() {
         (rule("one", "stat", "x", Action::Ask), false),
     ] {
         let snapshot = snapshot(vec![written], Vec::new(), allow);
-        assert_eq!(
-            snapshot.looks_at("run", None, Risk::Dangerous, "a"),
-            expected
-        );
+        assert_eq!(snapshot.looks_at("run", None, Risk::Dangerous, "a"), expected);
     }
 }
 
@@ -314,11 +256,7 @@ fn work_is_counted_once_for_each_pattern() {
         elsewhere,
     ];
     let stored = vec![rule("two", "run", "y", Action::Allow)];
-    let snapshot = snapshot(
-        file,
-        stored,
-        levels(Action::Allow, Action::Allow, Action::Ask),
-    );
+    let snapshot = snapshot(file, stored, levels(Action::Allow, Action::Allow, Action::Ask));
     let texts = [told("12345", true), told("123", false)];
     for (tool, texts, expected) in [
         ("run", &texts[..], 16),
@@ -326,13 +264,7 @@ fn work_is_counted_once_for_each_pattern() {
         ("stat", &texts[..1], 5),
         ("read_file", &texts[..], 0),
     ] {
-        let asked = Asked {
-            tool,
-            risk: Risk::Dangerous,
-            workspace: "a",
-            texts,
-            said: None,
-        };
+        let asked = Asked { tool, risk: Risk::Dangerous, workspace: "a", texts, said: None };
         assert_eq!(snapshot.work(asked, at(NOW)), expected, "{tool}");
     }
 }
@@ -346,36 +278,13 @@ fn a_call_of_a_dialect_goes_by_both_its_names() {
     let back = [told(r#"{"path":"b/../a.txt"}"#, false)];
     for (rules, said, expected) in [
         // D14: the document's own rule, under its own name.
-        (
-            vec![rule("create_file", r#"^{"path":".*\.txt"}$"#, allow)],
-            &own,
-            allow,
-        ),
-        (
-            vec![rule("create_file", r#"^{"path":".*\.txt"}$"#, allow)],
-            &back,
-            deny,
-        ),
-        (
-            vec![rule("create_file", r#"^{"path":".*\.md"}$"#, allow)],
-            &own,
-            deny,
-        ),
+        (vec![rule("create_file", r#"^{"path":".*\.txt"}$"#, allow)], &own, allow),
+        (vec![rule("create_file", r#"^{"path":".*\.txt"}$"#, allow)], &back, deny),
+        (vec![rule("create_file", r#"^{"path":".*\.md"}$"#, allow)], &own, deny),
         (vec![rule("write_file", "a.txt", allow)], &own, allow),
         // What one name is allowed, the other is denied.
-        (
-            vec![rule("write_file", "", allow), rule("create_file", "", deny)],
-            &own,
-            deny,
-        ),
-        (
-            vec![
-                rule("create_file", "", allow),
-                rule("write_file", "content", deny),
-            ],
-            &own,
-            deny,
-        ),
+        (vec![rule("write_file", "", allow), rule("create_file", "", deny)], &own, deny),
+        (vec![rule("create_file", "", allow), rule("write_file", "content", deny)], &own, deny),
         // A pattern for one is not for the other.
         (vec![rule("create_file", "content", allow)], &own, deny),
         (vec![rule("delete_path", "", allow)], &own, deny),

@@ -76,11 +76,8 @@ fn what_is_kept_is_bounded_in_number_bytes_and_age() {
     assert_eq!(swept(uploads(), 3), ["c"]);
     assert_eq!(swept(uploads(), 2), ["c", "a"]);
     assert_eq!(swept(uploads(), 1), ["c", "a", "b"]);
-    let uploads = vec![
-        complete("a", now - 9),
-        on_disk("b", now - 8, MOST_BYTES),
-        on_disk("c", now, 1),
-    ];
+    let uploads =
+        vec![complete("a", now - 9), on_disk("b", now - 8, MOST_BYTES), on_disk("c", now, 1)];
     assert_eq!(swept(uploads, 64), ["b"]);
 }
 
@@ -187,9 +184,7 @@ fn what_is_too_old_is_told_to_nobody_and_begun_anew() {
         assert_eq!(matches!(begun, Begun::OnDisk(..)), is_kept, "{begun:?}");
         assert_eq!(matches!(begun, Begun::New(_)), !is_kept, "{begun:?}");
         // However old, while a call receives it.
-        kept.lock()
-            .values_mut()
-            .for_each(|upload| upload.record.touched = 0);
+        kept.lock().values_mut().for_each(|upload| upload.record.touched = 0);
         assert!(kept.find("w", "a").is_some());
     }
 }

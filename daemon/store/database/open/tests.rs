@@ -3,14 +3,10 @@
 use super::*;
 
 fn open(path: &Path) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let database = Database::open(path, false).map_err(|error| error.to_string())?;
     let tables = |connection: &Connection| {
-        connection.query_row("SELECT count(*) FROM request", [], |row| {
-            row.get::<_, i64>(0)
-        })
+        connection.query_row("SELECT count(*) FROM request", [], |row| row.get::<_, i64>(0))
     };
     let found = runtime.block_on(database.apply(tables));
     found.map(drop).map_err(|error| error.to_string())
@@ -76,9 +72,7 @@ fn what_is_not_kept_any_more_is_given_back_to_the_disk() {
     large(&path, 300);
     let size = || std::fs::metadata(&path).unwrap().len();
     assert!(size() > 30_000_000);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let database = Database::open(&path, false).unwrap();
     let delete = |connection: &Connection| connection.execute("DELETE FROM request", []);
     runtime.block_on(database.apply(delete)).unwrap();
@@ -124,9 +118,7 @@ fn what_is_not_ours_newer_or_damaged_is_refused_and_left_as_it_is() {
     };
     others("CREATE TABLE request (a)");
     refused("not a database of jigd's");
-    others(&format!(
-        "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"
-    ));
+    others(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"));
     refused("schema 99; this one knows 7");
     std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
     refused("is damaged");
@@ -144,14 +136,8 @@ fn one_whose_schema_is_damaged_is_refused_with_what_is_wrong_and_what_to_do() {
     let path = folder.path().join("jig.db");
     for (sql, expected) in [
         ("DROP TABLE job", "its column job.dialect is missing"),
-        (
-            "DROP INDEX job_by_state",
-            "its index job_by_state is missing",
-        ),
-        (
-            "ALTER TABLE rule DROP COLUMN approval_id",
-            "its column rule.approval_id is missing",
-        ),
+        ("DROP INDEX job_by_state", "its index job_by_state is missing"),
+        ("ALTER TABLE rule DROP COLUMN approval_id", "its column rule.approval_id is missing"),
         ("DELETE FROM fact", "its fact salt is missing"),
         (
             "PRAGMA user_version = 2",
@@ -163,10 +149,7 @@ fn one_whose_schema_is_damaged_is_refused_with_what_is_wrong_and_what_to_do() {
         open(&path).unwrap();
         Connection::open(&path).unwrap().execute_batch(sql).unwrap();
         let error = open(&path).unwrap_err();
-        assert!(
-            error.contains(&format!("is damaged ({expected})")),
-            "{error}"
-        );
+        assert!(error.contains(&format!("is damaged ({expected})")), "{error}");
         assert!(error.contains("move it and the files beside it"), "{error}");
         assert!(!error.contains("CREATE"), "{error}");
     }

@@ -74,9 +74,7 @@ fn replaced_cells_look_like_those_that_jupyter_writes() {
     // The outputs go, and an empty text is laid out as others are.
     let start = JUPYTER.find("[\n    {\n     \"name\"").unwrap();
     let end = JUPYTER.find("   \"source\": []").unwrap() - 2;
-    let cleared = JUPYTER
-        .replace(&JUPYTER[start..end], "[]")
-        .replace(": 7,", ": null,");
+    let cleared = JUPYTER.replace(&JUPYTER[start..end], "[]").replace(": 7,", ": null,");
     let code = cleared.replace("\"source\": []", "\"source\": [\n    \"x\"\n   ]");
     assert_eq!(replace(JUPYTER, 1, None, "x"), code);
     assert_eq!(replace(JUPYTER, 1, Some(Kind::Code), "x"), code);
@@ -91,11 +89,7 @@ fn kinds_bring_their_fields() {
         &text[start..text.find("\n ],").unwrap()],
         "  {\n   \"cell_type\": \"raw\",\n   \"id\": \"bb\",\n   \"metadata\": {\"x\": 1.50e+1},\n   \"source\": []\n  }"
     );
-    let with = JUPYTER.replacen(
-        "\"id\": \"aa\"",
-        "\"attachments\": {},\n   \"id\": \"aa\"",
-        1,
-    );
+    let with = JUPYTER.replacen("\"id\": \"aa\"", "\"attachments\": {},\n   \"id\": \"aa\"", 1);
     let text = replace(&with, 0, Some(Kind::Code), "y");
     assert_eq!(
         &text[..text.find("  },").unwrap()],
@@ -126,10 +120,7 @@ fn cells_are_inserted_as_their_neighbours_are_written() {
         changed.id
     );
     let at = JUPYTER.find("  {").unwrap();
-    assert_eq!(
-        changed.text,
-        [&JUPYTER[..at], &new, &JUPYTER[at..]].concat()
-    );
+    assert_eq!(changed.text, [&JUPYTER[..at], &new, &JUPYTER[at..]].concat());
     for (wanted, index) in [
         (None, 2),
         (Some(Wanted::Index(2)), 2),
@@ -139,11 +130,7 @@ fn cells_are_inserted_as_their_neighbours_are_written() {
     ] {
         let changed = insert(JUPYTER, wanted.clone(), Kind::Markdown, "m");
         let notebook = Notebook::parse(&changed.text).unwrap();
-        assert_eq!(
-            notebook.ids[index].as_ref(),
-            Some(&changed.id),
-            "{wanted:?}"
-        );
+        assert_eq!(notebook.ids[index].as_ref(), Some(&changed.id), "{wanted:?}");
         // Taken out again, nothing is left of it.
         assert_eq!(delete(&changed.text, index), JUPYTER);
     }
@@ -193,19 +180,10 @@ fn what_is_no_notebook_is_refused() {
         (r#"{"nbformat": 3, "worksheets": []}"#, "its nbformat is 3"),
         (r#"{"nbformat": 4}"#, "no array cells"),
         (r#"{"nbformat": 4, "cells": {}}"#, "no array cells"),
+        (r#"{"nbformat": 4, "cells": [{}, 1]}"#, "cells[1] is no object"),
+        (&format!(r#"{{"nbformat": 4, "cells": {deep}"#), "it is not JSON"),
         (
-            r#"{"nbformat": 4, "cells": [{}, 1]}"#,
-            "cells[1] is no object",
-        ),
-        (
-            &format!(r#"{{"nbformat": 4, "cells": {deep}"#),
-            "it is not JSON",
-        ),
-        (
-            &format!(
-                r#"{{"nbformat": 4, "cells": [{}{{}}]}}"#,
-                "{},".repeat(MOST_CELLS)
-            ),
+            &format!(r#"{{"nbformat": 4, "cells": [{}{{}}]}}"#, "{},".repeat(MOST_CELLS)),
             "more than 100000",
         ),
     ] {
@@ -230,17 +208,12 @@ fn no_edit_makes_a_notebook_that_is_not_read_again() {
     };
     let cells = vec!["{}"; MOST_CELLS].join(",");
     let text = format!(r#"{{"nbformat": 4, "cells": [{cells}]}}"#);
-    let cell = Cell {
-        kind: Kind::Code,
-        source: String::new(),
-    };
+    let cell = Cell { kind: Kind::Code, source: String::new() };
     assert!(refused(&text, &Edit::Insert(None, cell.clone())).contains("100000 cells"));
     let less = delete(&text, 7);
     assert_eq!(edited(&less, &Edit::Insert(None, cell)).count, MOST_CELLS);
 
-    let fields: String = (1..MOST_FIELDS)
-        .map(|at| format!(r#""{at}": 0,"#))
-        .collect();
+    let fields: String = (1..MOST_FIELDS).map(|at| format!(r#""{at}": 0,"#)).collect();
     let text = format!(r#"{{"nbformat": 4, "cells": [{{{fields} "cell_type": "raw"}}]}}"#);
     let edit = Edit::Replace(Wanted::Index(0), Some(Kind::Code), String::new());
     assert!(refused(&text, &edit).contains("10000 fields"));
@@ -252,10 +225,7 @@ fn a_byte_order_mark_stays() {
     let notebook = Notebook::parse(&with).unwrap();
     let cells = notebook.read(None).unwrap();
     assert_eq!(cells, Notebook::parse(JUPYTER).unwrap().read(None).unwrap());
-    assert_eq!(
-        replace(&with, 0, None, "x"),
-        format!("\u{feff}{}", replace(JUPYTER, 0, None, "x"))
-    );
+    assert_eq!(replace(&with, 0, None, "x"), format!("\u{feff}{}", replace(JUPYTER, 0, None, "x")));
 }
 
 #[test]
@@ -286,20 +256,13 @@ fn cells_are_read() {
     assert_eq!(notebook.language(), "python");
     let cells = notebook.read(None).unwrap();
     assert_eq!(cells[0].source, "# Title\ntext");
-    assert_eq!(
-        (cells[0].kind, cells[0].id.as_str()),
-        (Some(Kind::Markdown), "aa")
-    );
+    assert_eq!((cells[0].kind, cells[0].id.as_str()), (Some(Kind::Markdown), "aa"));
     assert_eq!(cells[1].execution_count, Some(7));
     assert_eq!(cells[1].outputs[0].text, "1\n");
     let both = JUPYTER.replace("\"aa\"", "\"bb\"");
     let notebook = Notebook::parse(&both).unwrap();
     let cells = notebook.read(Some(&Wanted::Id("bb".to_owned()))).unwrap();
-    assert_eq!(
-        (cells.len(), cells[0].index),
-        (1, 0),
-        "the first one of equals"
-    );
+    assert_eq!((cells.len(), cells[0].index), (1, 0), "the first one of equals");
     let kernel = r#"{"nbformat": 4, "cells": [{"cell_type": "x", "source": [1, "a", "\ud800"], "execution_count": -1}],
             "metadata": {"kernelspec": {"language": "R"}, "language_info": {"name": "no"}}}"#;
     let notebook = Notebook::parse(kernel).unwrap();
@@ -314,26 +277,16 @@ fn answers_are_bounded() {
     let cell = format!(r#"{{"source": "{}", "id": "x"}}"#, "s".repeat(1 << 20));
     let text = format!(r#"{{"nbformat": 4, "cells": [{cell}, {cell}, {cell}]}}"#);
     let notebook = Notebook::parse(&text).unwrap();
-    assert_eq!(
-        notebook.read(None).unwrap_err().reason,
-        Reason::FileTooLarge
-    );
+    assert_eq!(notebook.read(None).unwrap_err().reason, Reason::FileTooLarge);
     assert_eq!(notebook.read(Some(&Wanted::Index(2))).unwrap().len(), 1);
-    let output = format!(
-        r#"{{"output_type": "stream", "text": "{}"}}"#,
-        "\u{e9}".repeat(9999)
-    );
+    let output = format!(r#"{{"output_type": "stream", "text": "{}"}}"#, "\u{e9}".repeat(9999));
     let outputs = vec![output; 300].join(",");
     let cell = format!(r#"{{"source": "", "outputs": [{outputs}]}}"#);
     let text = format!(r#"{{"nbformat": 4, "cells": [{cell}, {cell}]}}"#);
     let cells = Notebook::parse(&text).unwrap().read(None).unwrap();
     let first = &cells[0].outputs[0];
     assert_eq!((first.text.len(), first.truncated), (10_000, true));
-    let size: usize = cells
-        .iter()
-        .flat_map(|cell| &cell.outputs)
-        .map(|o| o.text.len())
-        .sum();
+    let size: usize = cells.iter().flat_map(|cell| &cell.outputs).map(|o| o.text.len()).sum();
     assert!(size < 700 << 10, "{size}");
     assert_eq!(cells[1].outputs[0].text, "[300 more outputs]");
 }

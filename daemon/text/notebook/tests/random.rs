@@ -12,10 +12,7 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, below: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         usize::try_from(self.0 >> 33).unwrap() % below
     }
 
@@ -28,18 +25,14 @@ impl Random {
     }
 
     fn string(&mut self) -> String {
-        let pieces = [
-            "a", "\\n", "\\u00e9", "\u{e9}", "\\\"", "\\\\", "[", "{", ",", "\\/", "]",
-        ];
+        let pieces = ["a", "\\n", "\\u00e9", "\u{e9}", "\\\"", "\\\\", "[", "{", ",", "\\/", "]"];
         let text: String = (0..self.below(5)).map(|_| self.pick(&pieces)).collect();
         format!("\"{text}\"")
     }
 
     fn value(&mut self, depth: usize) -> String {
         match self.below(if depth == 0 { 4 } else { 6 }) {
-            0 => self
-                .pick(&["1", "-0", "1.0e+10", "1E400", "0.10"])
-                .to_owned(),
+            0 => self.pick(&["1", "-0", "1.0e+10", "1E400", "0.10"]).to_owned(),
             1 => self.pick(&["true", "false", "null"]).to_owned(),
             2 | 3 => self.string(),
             4 => {
@@ -78,10 +71,7 @@ impl Random {
     fn cell(&mut self) -> (String, bool) {
         let code = self.below(2) == 0;
         let mut fields = vec![
-            (
-                "cell_type",
-                if code { "\"code\"" } else { "\"markdown\"" }.to_owned(),
-            ),
+            ("cell_type", if code { "\"code\"" } else { "\"markdown\"" }.to_owned()),
             ("source", "<source>".to_owned()),
         ];
         if code {
@@ -154,11 +144,7 @@ fn everything_else_keeps_its_bytes() {
                 let old = &cells[index];
                 let parts = Parts::of(old, 100).unwrap();
                 let outputs = parts.get("outputs").unwrap();
-                let kept = if Parts::of(outputs, 0).is_ok() {
-                    outputs
-                } else {
-                    "[]"
-                };
+                let kept = if Parts::of(outputs, 0).is_ok() { outputs } else { "[]" };
                 pattern.replace_range(at..at + "<outputs>".len(), kept);
             }
             pattern
@@ -175,17 +161,10 @@ fn everything_else_keeps_its_bytes() {
         // Inserted and deleted again, it is as before.
         let wanted = Wanted::Index(random.below(cells.len() + 1));
         let changed = insert(&text, Some(wanted.clone()), Kind::Code, &source);
-        let Wanted::Index(at) = wanted else {
-            unreachable!()
-        };
-        let cell = &Notebook::parse(&changed.text)
-            .unwrap()
-            .read(Some(&Wanted::Index(at)))
-            .unwrap()[0];
-        assert_eq!(
-            (cell.source.as_str(), cell.kind),
-            (source.as_str(), Some(Kind::Code))
-        );
+        let Wanted::Index(at) = wanted else { unreachable!() };
+        let cell =
+            &Notebook::parse(&changed.text).unwrap().read(Some(&Wanted::Index(at))).unwrap()[0];
+        assert_eq!((cell.source.as_str(), cell.kind), (source.as_str(), Some(Kind::Code)));
         let again = delete(&changed.text, at);
         if at < cells.len() {
             assert_eq!(again, text);
@@ -230,9 +209,7 @@ fn changes_of_kind_leave_other_values_as_they_are() {
 #[test]
 fn garbage_never_panics() {
     let mut random = Random(23);
-    let pieces = [
-        "{", "}", "[", "]", ",", ":", "\"", "\\", "\\ud800", "\u{e9}", "1", "null", " ",
-    ];
+    let pieces = ["{", "}", "[", "]", ",", ":", "\"", "\\", "\\ud800", "\u{e9}", "1", "null", " "];
     let mut understood = 0;
     for _ in 0..30_000 {
         let mut text: Vec<char> = JUPYTER.chars().collect();
@@ -249,10 +226,7 @@ fn garbage_never_panics() {
         understood += 1;
         let _too_large = notebook.read(None);
         notebook.language();
-        let cell = Cell {
-            kind: Kind::Code,
-            source: "a\nb".to_owned(),
-        };
+        let cell = Cell { kind: Kind::Code, source: "a\nb".to_owned() };
         for index in 0..3 {
             for edit in [
                 Edit::Delete(Wanted::Index(index)),

@@ -22,36 +22,16 @@ fn names_are_found_however_they_are_written() {
         ("--- f\n+++ f.new\n", 1, "f"),
         ("--- f~\n+++ f\n", 1, "f"),
         ("--- d/f.c.~12~\n+++ d/f.c\n", 1, "d/f.c"),
-        (
-            "--- f.old\t2026-01-31 12:34:56\n+++ f 2026-01-31 12:34:57\n",
-            1,
-            "f",
-        ),
+        ("--- f.old\t2026-01-31 12:34:56\n+++ f 2026-01-31 12:34:57\n", 1, "f"),
         ("--- a/f.bak\n+++ b/f\n", 1, "f"),
         ("--- f\n+++ f.orig\n", 1, "f"),
-        (
-            "--- a/f\t2026-01-31 12:34:56.000 +0100\n+++ b/f\t2026-01-31 12:34:56\n",
-            1,
-            "f",
-        ),
-        (
-            "--- a/f 2026-01-31 12:34:56.000 +0100\n+++ b/f 2026-01-31 12:34:56\n",
-            1,
-            "f",
-        ),
+        ("--- a/f\t2026-01-31 12:34:56.000 +0100\n+++ b/f\t2026-01-31 12:34:56\n", 1, "f"),
+        ("--- a/f 2026-01-31 12:34:56.000 +0100\n+++ b/f 2026-01-31 12:34:56\n", 1, "f"),
         ("--- a/b c\t\n+++ b/b c\t\n", 1, "b c"),
         ("--- a/b c  \n+++ b/b c\n", 1, "b c"),
-        (
-            "--- \"a/\\303\\244\\t\\\"\\\\\"\n+++ \"b/\\303\\244\\t\\\"\\\\\"\n",
-            1,
-            "ä\t\"\\",
-        ),
+        ("--- \"a/\\303\\244\\t\\\"\\\\\"\n+++ \"b/\\303\\244\\t\\\"\\\\\"\n", 1, "ä\t\"\\"),
         ("--- a/f\r\n+++ b/f\r\n", 1, "f"),
-        (
-            "Index: f\n=====\n--- f\t(revision 1)\n+++ f\t(working copy)\n",
-            1,
-            "f",
-        ),
+        ("Index: f\n=====\n--- f\t(revision 1)\n+++ f\t(working copy)\n", 1, "f"),
         ("Here it is:\n```diff\n--- a/f\n+++ b/f\n", 1, "f"),
         (
             "From 123 Mon Sep 17\nSubject: x\n---\n f | 2 +-\n\ndiff --git a/f b/f\nindex 12..34 100644\n--- a/f\n+++ b/f\n",
@@ -67,11 +47,7 @@ fn names_are_found_however_they_are_written() {
         let patch = format!("{headers}{hunk}");
         let parsed = parse(&patch, strip).unwrap_or_else(|error| panic!("{headers}: {error}"));
         assert_eq!(parsed.len(), 1, "{headers}");
-        assert_eq!(
-            (&*parsed[0].old, &*parsed[0].new),
-            (path, path),
-            "{headers}"
-        );
+        assert_eq!((&*parsed[0].old, &*parsed[0].new), (path, path), "{headers}");
     }
 }
 
@@ -81,11 +57,7 @@ fn patches_that_mean_nothing_or_harm_are_refused_with_their_line() {
     for (patch, reason, line) in [
         ("", Parse, 1),
         ("hello\n", Parse, 1),
-        (
-            "*** Begin Patch\n*** Update File: f\n@@\n-1\n+2\n",
-            Parse,
-            3,
-        ),
+        ("*** Begin Patch\n*** Update File: f\n@@\n-1\n+2\n", Parse, 3),
         ("@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
         ("--- foo.c\n+++ foo.cpp\n@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
         ("--- f\n+++ f2\n@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
@@ -107,61 +79,25 @@ fn patches_that_mean_nothing_or_harm_are_refused_with_their_line() {
         (&*format!("--- {}\n+++ b/f\n", "x".repeat(5000)), Parse, 1),
         ("--- a/f\n+++ \"b/\\3\n", Parse, 2),
         ("diff --git a/f b/f\nsome prose\n", Parse, 1),
-        (
-            "diff --git a/f b/g\n--- a/f\n+++ b/g\n@@ -1 +1 @@\n-1\n",
-            Parse,
-            1,
-        ),
-        (
-            "diff --git a/f b/f\n--- a/f\n+++ b/g\n@@ -1 +1 @@\n-1\n",
-            Parse,
-            1,
-        ),
+        ("diff --git a/f b/g\n--- a/f\n+++ b/g\n@@ -1 +1 @@\n-1\n", Parse, 1),
+        ("diff --git a/f b/f\n--- a/f\n+++ b/g\n@@ -1 +1 @@\n-1\n", Parse, 1),
         ("diff --git a/f b/g\nrename from f\n", Parse, 1),
-        (
-            "diff --git a/f b/f\nnew file mode 100644\ndeleted file mode 100644\n",
-            Parse,
-            1,
-        ),
-        (
-            "diff --git a/f b/f\nold mode 100644\nnew mode 9\n",
-            Parse,
-            3,
-        ),
+        ("diff --git a/f b/f\nnew file mode 100644\ndeleted file mode 100644\n", Parse, 1),
+        ("diff --git a/f b/f\nold mode 100644\nnew mode 9\n", Parse, 3),
         ("diff --git a/f b/f\nnew file mode 160000\n", Parse, 2),
         ("diff --git a/f b/f\nindex 1..2 160000\n", Parse, 2),
-        (
-            "diff --git a/f b/f\nindex 1..2\nGIT binary patch\nliteral 3\n",
-            Parse,
-            3,
-        ),
-        (
-            "diff --git a/f b/f\nindex 1..2\nBinary files a/f and b/f differ\n",
-            Parse,
-            3,
-        ),
+        ("diff --git a/f b/f\nindex 1..2\nGIT binary patch\nliteral 3\n", Parse, 3),
+        ("diff --git a/f b/f\nindex 1..2\nBinary files a/f and b/f differ\n", Parse, 3),
         ("Binary files f and g differ\n", Parse, 1),
-        (
-            "diff --git a/f b/f\nnew file mode 120000\n",
-            SymlinkBlocked,
-            2,
-        ),
+        ("diff --git a/f b/f\nnew file mode 120000\n", SymlinkBlocked, 2),
         ("diff --git a/f b/f\nindex 1..2 120000\n", SymlinkBlocked, 2),
         ("--- /etc/passwd\n+++ b/f\n", PathEscape, 1),
         ("--- a/f\n+++ /etc/passwd\n", PathEscape, 2),
         ("--- a/f\n+++ /workspace/f\n", PathEscape, 2),
-        (
-            "--- a//etc/f\n+++ b//etc/f\n@@ -1 +1 @@\n-1\n",
-            PathEscape,
-            1,
-        ),
+        ("--- a//etc/f\n+++ b//etc/f\n@@ -1 +1 @@\n-1\n", PathEscape, 1),
         ("diff --git /a /a\n", PathEscape, 1),
         ("diff --git \"/a\" \"/a\"\n", PathEscape, 1),
-        (
-            "diff --git a/f b/g\nrename from f\nrename to /g\n",
-            PathEscape,
-            3,
-        ),
+        ("diff --git a/f b/g\nrename from f\nrename to /g\n", PathEscape, 3),
     ] {
         let error = parse(patch, 1).unwrap_err();
         assert_eq!(error.reason, reason, "{patch}: {error}");
@@ -269,56 +205,24 @@ fn files_are_made_deleted_renamed_and_changed_twice() {
         let result = patched(&before, patch, 1);
         let (after, changed) = result.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(after, files(&expected), "{what}");
-        let told = changed
-            .iter()
-            .map(|file| format!("{} {:?}", file.path, file.change));
+        let told = changed.iter().map(|file| format!("{} {:?}", file.path, file.change));
         assert_eq!(told.collect::<Vec<_>>(), changes, "{what}");
     }
     for (patch, reason) in [
-        (
-            "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-1\n+2\n",
-            Reason::FileNotFound,
-        ),
-        (
-            "--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n",
-            Reason::FileNotFound,
-        ),
-        (
-            "diff --git a/x b/y\nrename from x\nrename to y\n",
-            Reason::FileNotFound,
-        ),
-        (
-            "diff --git a/x b/y\ncopy from x\ncopy to y\n",
-            Reason::FileNotFound,
-        ),
+        ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-1\n+2\n", Reason::FileNotFound),
+        ("--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n", Reason::FileNotFound),
+        ("diff --git a/x b/y\nrename from x\nrename to y\n", Reason::FileNotFound),
+        ("diff --git a/x b/y\ncopy from x\ncopy to y\n", Reason::FileNotFound),
         (
             "diff --git a/a b/c\nrename from a\nrename to c\ndiff --git a/a b/d\nrename from a\nrename to d\n",
             Reason::FileNotFound,
         ),
-        (
-            "diff --git a/a b/b\nrename from a\nrename to b\n",
-            Reason::FileExists,
-        ),
-        (
-            "diff --git a/a b/b\ncopy from a\ncopy to b\n",
-            Reason::FileExists,
-        ),
-        (
-            "--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+x\n",
-            Reason::FileExists,
-        ),
-        (
-            "diff --git a/a b/a\ndeleted file mode 100644\n",
-            Reason::PatchHunkFail,
-        ),
-        (
-            "--- a/a\n+++ /dev/null\n@@ -1 +1 @@\n-1\n+2\n",
-            Reason::PatchHunkFail,
-        ),
-        (
-            "--- /dev/null\n+++ b/n\n@@ -1 +1,2 @@\n old\n+x\n",
-            Reason::PatchHunkFail,
-        ),
+        ("diff --git a/a b/b\nrename from a\nrename to b\n", Reason::FileExists),
+        ("diff --git a/a b/b\ncopy from a\ncopy to b\n", Reason::FileExists),
+        ("--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+x\n", Reason::FileExists),
+        ("diff --git a/a b/a\ndeleted file mode 100644\n", Reason::PatchHunkFail),
+        ("--- a/a\n+++ /dev/null\n@@ -1 +1 @@\n-1\n+2\n", Reason::PatchHunkFail),
+        ("--- /dev/null\n+++ b/n\n@@ -1 +1,2 @@\n old\n+x\n", Reason::PatchHunkFail),
     ] {
         let error = patched(&before, patch, 1).unwrap_err();
         assert_eq!(error.reason, reason, "{patch}: {error}");
@@ -329,10 +233,7 @@ fn files_are_made_deleted_renamed_and_changed_twice() {
 fn modes_change_in_the_bits_that_git_knows() {
     let mode = |old: u32, patch: &str| {
         let patches = parse(patch, 1).unwrap();
-        let file = File {
-            content: b"1\n",
-            mode: old,
-        };
+        let file = File { content: b"1\n", mode: old };
         let originals = HashMap::from([("a".to_owned(), file)]);
         let plan = plan(&patches, &originals, 0, &go_on, &|_| Ok(())).unwrap();
         let fates = plan.fates.into_iter().map(|(_, fate)| match fate {
@@ -349,10 +250,7 @@ fn modes_change_in_the_bits_that_git_knows() {
         let patch = format!("diff --git a/n b/n\nnew file mode {text}\n");
         assert_eq!(mode(0o600, &patch), [Some(expected)]);
     }
-    assert_eq!(
-        mode(0o600, "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"),
-        [None]
-    );
+    assert_eq!(mode(0o600, "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"), [None]);
     let rename = "diff --git a/a b/c\nrename from a\nrename to c\n";
     assert_eq!(mode(0o604, rename), [Some(0), Some(0o604)]);
     let changed = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n";
@@ -378,10 +276,7 @@ fn contents_are_made_only_where_there_is_memory_for_them() {
     }
     let patches = parse(&patch, 1).unwrap();
     let content = format!("1\n{}", "more\n".repeat(100));
-    let big = File {
-        content: content.as_bytes(),
-        mode: 0o644,
-    };
+    let big = File { content: content.as_bytes(), mode: 0o644 };
     let originals = HashMap::from([("big".to_owned(), big)]);
     let most = std::cell::Cell::new(0);
     let hold = |bytes| {

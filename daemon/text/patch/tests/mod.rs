@@ -25,15 +25,7 @@ fn patched(before: &Files, patch: &str, strip: usize) -> Result<(Files, Vec<Chan
     let patches = parse(patch, strip)?;
     let originals = before.iter();
     let originals = originals
-        .map(|(path, content)| {
-            (
-                path.clone(),
-                File {
-                    mode: 0o644,
-                    content: content.as_bytes(),
-                },
-            )
-        })
+        .map(|(path, content)| (path.clone(), File { mode: 0o644, content: content.as_bytes() }))
         .collect();
     let plan = plan(&patches, &originals, 2, &go_on, &|_| Ok(()))?;
     let mut after = before.clone();
@@ -52,9 +44,5 @@ fn patched(before: &Files, patch: &str, strip: usize) -> Result<(Files, Vec<Chan
 fn one(content: &str, hunks: &str) -> Result<(String, usize, usize), Error> {
     let patch = format!("--- a/f\n+++ b/f\n{hunks}");
     let (mut after, changed) = patched(&files(&[("f", content)]), &patch, 1)?;
-    Ok((
-        after.remove("f").unwrap(),
-        changed[0].fuzz,
-        changed[0].offset,
-    ))
+    Ok((after.remove("f").unwrap(), changed[0].fuzz, changed[0].offset))
 }

@@ -46,12 +46,7 @@ fn a_diff_makes_the_new_text_of_the_old_one() {
             // Little is different.
             let at = numbers.below(old.len() + 1);
             let at = (0..=at).rev().find(|at| old.is_char_boundary(*at)).unwrap();
-            new = format!(
-                "{}{}{}",
-                &old[..at],
-                numbers.pick(&["", "x", "\n", "y\n"]),
-                &old[at..]
-            );
+            new = format!("{}{}{}", &old[..at], numbers.pick(&["", "x", "\n", "y\n"]), &old[at..]);
         }
         // To the crate that makes the diff, a carriage return alone ends a line.
         if old == new || new.replace("\r\n", "").contains('\r') {
@@ -62,10 +57,7 @@ fn a_diff_makes_the_new_text_of_the_old_one() {
         let is_windows = old.matches('\n').count() == old.matches("\r\n").count();
         let context = numbers.below(4).max(usize::from(is_windows));
         let mut patch = diff.unified_diff();
-        let patch = patch
-            .context_radius(context)
-            .header("a/f", "b/f")
-            .to_string();
+        let patch = patch.context_radius(context).header("a/f", "b/f").to_string();
         match one(&old, patch.split_once("+++ b/f\n").unwrap().1) {
             Ok((result, fuzz, offset)) => {
                 assert_eq!(result, new, "{old:?}\n{patch}");
@@ -164,21 +156,14 @@ fn hostile_patches_are_done_soon_or_can_be_stopped() {
         let begun = Instant::now();
         let (after, _, offset) = one(&content, &hunks).unwrap();
         assert_eq!((after.matches('x').count(), offset), (100_000, away));
-        assert!(
-            begun.elapsed() < Duration::from_secs(20),
-            "{:?}",
-            begun.elapsed()
-        );
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
     // Nothing but one line, again and again: each hunk almost fits everywhere.
     let hunk = format!("@@ -1 +1 @@\n{}-b\n", " a\n".repeat(500));
     let patch = format!("--- a/f\n+++ b/f\n{}", hunk.repeat(1000));
     let content = "a\n".repeat(400_000) + &"b\n".repeat(400_000);
     let patches = parse(&patch, 1).unwrap();
-    let file = File {
-        content: content.as_bytes(),
-        mode: 0o644,
-    };
+    let file = File { content: content.as_bytes(), mode: 0o644 };
     let originals = HashMap::from([("f".to_owned(), file)]);
     let asked = Cell::new(0);
     let stop = || {
@@ -191,9 +176,5 @@ fn hostile_patches_are_done_soon_or_can_be_stopped() {
     let begun = Instant::now();
     let error = plan(&patches, &originals, 10, &stop, &|_| Ok(())).unwrap_err();
     assert_eq!(error.reason, Reason::Timeout);
-    assert!(
-        begun.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
