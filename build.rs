@@ -3,7 +3,7 @@
 
 use std::{env, error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 11] = [
+const PROTO_FILES: [&str; 11] = [
     "jig/v1/approval_service.proto",
     "jig/v1/artifact_service.proto",
     "jig/v1/catalog_service.proto",
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
 
     let mut compiler = protox::Compiler::new(["proto"])?;
-    compiler.include_imports(true).include_source_info(true).open_files(FILES)?;
+    compiler.include_imports(true).include_source_info(true).open_files(PROTO_FILES)?;
     // Encoded by protox and not by prost, whose descriptor types drop custom options.
     fs::write(out_dir.join("jig.v1.bin"), compiler.encode_file_descriptor_set())?;
     tonic_prost_build::configure()

@@ -6,7 +6,7 @@ use tonic::codegen::http::Uri;
 
 /// Where a daemon listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum DaemonAddress {
     /// Host and port, `127.0.0.1:50051`.
     Tcp(String),
     /// Path of a Unix socket.
@@ -21,7 +21,7 @@ pub struct InvalidAddress {
     problem: &'static str,
 }
 
-impl Address {
+impl DaemonAddress {
     /// As tonic wants it.
     pub(super) fn to_endpoint(&self) -> String {
         match self {
@@ -31,7 +31,7 @@ impl Address {
     }
 }
 
-impl FromStr for Address {
+impl FromStr for DaemonAddress {
     type Err = InvalidAddress;
 
     fn from_str(address: &str) -> Result<Self, InvalidAddress> {
@@ -59,23 +59,23 @@ impl FromStr for Address {
                     "this client does not speak TLS; let a proxy on this machine do it",
                 ));
             }
-            Some(_) => return Err(invalid(FORMS)),
+            Some(_) => return Err(invalid(ADDRESS_HINT)),
         };
-        let uri: Uri = format!("http://{authority}").parse().map_err(|_| invalid(FORMS))?;
+        let uri: Uri = format!("http://{authority}").parse().map_err(|_| invalid(ADDRESS_HINT))?;
         if uri.authority().is_none_or(|found| found != authority) {
-            return Err(invalid(FORMS));
+            return Err(invalid(ADDRESS_HINT));
         }
         if authority.contains('@') {
             return Err(invalid("give the key by `JIG_KEY`, not in the address"));
         }
         if uri.host().is_none_or(str::is_empty) || uri.port_u16().is_none_or(|port| port == 0) {
-            return Err(invalid(FORMS));
+            return Err(invalid(ADDRESS_HINT));
         }
         Ok(Self::Tcp(authority.to_owned()))
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for DaemonAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(authority) => f.write_str(authority),
@@ -84,7 +84,7 @@ impl fmt::Display for Address {
     }
 }
 
-const FORMS: &str = "write `host:port`, `http://host:port` or `unix:/path`";
+const ADDRESS_HINT: &str = "write `host:port`, `http://host:port` or `unix:/path`";
 
 #[cfg(test)]
 mod tests {
@@ -102,7 +102,7 @@ mod tests {
             ("unix:///run/jig.sock", "unix:/run/jig.sock"),
             ("unix:here.sock", "unix:here.sock"),
         ] {
-            let address: Address = text.parse().unwrap();
+            let address: DaemonAddress = text.parse().unwrap();
             assert_eq!(address.to_string(), expected, "{text}");
         }
     }
@@ -129,7 +129,7 @@ mod tests {
             "/run/jig.sock",
             "a b:80",
         ] {
-            assert!(text.parse::<Address>().is_err(), "{text}");
+            assert!(text.parse::<DaemonAddress>().is_err(), "{text}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use tonic::Streaming;
 
-use super::{call::Client, deadline::Deadline, error::CallError, methods::methods};
+use super::{call::Client, deadline::CallDeadline, error::CallError, methods::methods};
 use crate::api::v1::{
     CreateRuleRequest, CreateRuleResponse, DecideApprovalRequest, DecideApprovalResponse,
     DeleteRuleRequest, DeleteRuleResponse, GetApprovalRequest, GetApprovalResponse,
@@ -15,7 +15,7 @@ use crate::api::v1::{
 #[derive(Debug)]
 pub struct ApprovalEvents {
     events: Streaming<WatchApprovalsResponse>,
-    deadline: Deadline,
+    deadline: CallDeadline,
 }
 
 impl Client {
@@ -30,7 +30,8 @@ impl Client {
     ) -> Result<ApprovalEvents, CallError> {
         let deadline = self.deadline();
         let mut approvals = self.approvals();
-        let events = deadline.keep(approvals.watch_approvals(self.with_context(request))).await?;
+        let events =
+            deadline.enforce(approvals.watch_approvals(self.with_context(request))).await?;
         Ok(ApprovalEvents { events: events.into_inner(), deadline })
     }
 }
@@ -43,7 +44,7 @@ impl ApprovalEvents {
     /// When the call failed.
     pub async fn next(&mut self) -> Result<Option<Event>, CallError> {
         loop {
-            match self.deadline.keep(self.events.message()).await? {
+            match self.deadline.enforce(self.events.message()).await? {
                 None => return Ok(None),
                 Some(WatchApprovalsResponse { event: Some(event) }) => return Ok(Some(event)),
                 // An event of a newer daemon, which the contract lets us pass over.

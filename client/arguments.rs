@@ -11,8 +11,8 @@ use crate::{
     bench::BenchArgs,
     command::{self, exec::ExecArgs, run::RunArgs},
     escape, exit,
-    failure::Failure,
-    global::Global,
+    failure::CliError,
+    global::GlobalArgs,
     output,
 };
 
@@ -23,16 +23,16 @@ use crate::{
 /// otherwise start a daemon for that one call, which holds the current directory. Standard error says which is used.
 #[derive(Debug, Parser)]
 #[command(name = "jig", version, propagate_version = false)]
-pub(crate) struct Arguments {
+pub(crate) struct Cli {
     #[command(flatten)]
-    pub(crate) global: Global,
+    pub(crate) global: GlobalArgs,
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: CliCommand,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     Run(RunArgs),
     Exec(ExecArgs),
     Attach(command::exec::AttachArgs),
@@ -75,7 +75,7 @@ pub(crate) enum Command {
 }
 
 /// The commands as `jig --help` lists them.
-const GROUPS: [(&str, &[&str]); 4] = [
+const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
     ("Run", &["run", "exec", "attach", "ps", "kill", "last", "artifacts", "artifact"]),
     (
         "Files",
@@ -104,14 +104,14 @@ const GROUPS: [(&str, &[&str]); 4] = [
 ];
 
 /// The definition of the command line, whose help lists the commands in groups.
-pub(crate) fn command() -> clap::Command {
-    let command = Arguments::command();
+pub(crate) fn cli_command() -> clap::Command {
+    let command = Cli::command();
     let about = |name: &str| {
         let found = command.find_subcommand(name);
         let about = found.and_then(clap::Command::get_about);
         about.map(ToString::to_string).unwrap_or_default()
     };
-    let groups = GROUPS.iter().map(|(title, names)| {
+    let groups = COMMAND_GROUPS.iter().map(|(title, names)| {
         let lines = names.iter().map(|name| format!("  {name:<12} {}\n", about(name)));
         format!("{title}:\n{}\n", lines.collect::<String>())
     });
@@ -123,23 +123,23 @@ pub(crate) fn command() -> clap::Command {
 
 /// Which daemon a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum DaemonRequirement {
     /// One that runs and keeps what it is asked about.
-    Daemon,
+    Running,
     /// Any, also one that is started for this call and holds the current directory.
-    Either,
+    Any,
     /// None, or one that the command starts itself.
-    Nothing,
+    NoDaemon,
 }
 
-impl Command {
+impl CliCommand {
     /// Whether it runs a command in a sandbox.
     pub(crate) fn runs_command(&self) -> bool {
         matches!(self, Self::Run(_) | Self::Exec(_))
     }
 
     /// The daemon that the command needs.
-    pub(crate) fn need(&self) -> Need {
+    pub(crate) fn daemon_requirement(&self) -> DaemonRequirement {
         match self {
             Self::Attach(_)
             | Self::Ps(_)
@@ -153,8 +153,8 @@ impl Command {
             | Self::Batch(_)
             | Self::Job(_)
             | Self::Approvals(_)
-            | Self::Rules(_) => Need::Daemon,
-            Self::Exec(args) if args.needs_daemon() => Need::Daemon,
+            | Self::Rules(_) => DaemonRequirement::Running,
+            Self::Exec(args) if args.needs_daemon() => DaemonRequirement::Running,
             Self::Run(_)
             | Self::Exec(_)
             | Self::Read(_)
@@ -171,12 +171,12 @@ impl Command {
             | Self::Nb(_)
             | Self::Info
             | Self::Tools(_)
-            | Self::Call(_) => Need::Either,
+            | Self::Call(_) => DaemonRequirement::Any,
             Self::Key(_)
             | Self::Serve(_)
             | Self::Bench(_)
             | Self::Completions(_)
-            | Self::Man(_) => Need::Nothing,
+            | Self::Man(_) => DaemonRequirement::NoDaemon,
         }
     }
 }
@@ -191,41 +191,42 @@ pub(crate) struct ServeArgs {
 
 /// Arguments that were not understood, or that asked for help only.
 #[derive(Debug)]
-pub(crate) struct Unparsed {
+pub(crate) struct UsageError {
     error: clap::Error,
     subcommand: Option<String>,
     as_json: bool,
 }
 
-impl Arguments {
+impl Cli {
     /// Reads the arguments of the process, its name included.
-    pub(crate) fn from_words(words: &[OsString]) -> Result<Self, Unparsed> {
-        let mut arguments = Self::understood(words).map_err(|error| Unparsed::new(error, words))?;
-        if let Command::Run(RunArgs { words: own, .. })
-        | Command::Exec(ExecArgs { words: own, .. }) = &mut arguments.command
+    pub(crate) fn parse_from(words: &[OsString]) -> Result<Self, UsageError> {
+        let mut arguments =
+            Self::try_parse_from(words).map_err(|error| UsageError::new(error, words))?;
+        if let CliCommand::Run(RunArgs { command_line: own, .. })
+        | CliCommand::Exec(ExecArgs { command_line: own, .. }) = &mut arguments.command
         {
-            own.note_escape(words);
+            own.set_is_argv(words);
         }
-        if let Command::Run(args) = &arguments.command
-            && args.words.are_none()
+        if let CliCommand::Run(args) = &arguments.command
+            && args.command_line.is_empty()
         {
             let text = "there is no command to run";
-            let error = command().error(ErrorKind::MissingRequiredArgument, text);
-            return Err(Unparsed::new(error, words));
+            let error = cli_command().error(ErrorKind::MissingRequiredArgument, text);
+            return Err(UsageError::new(error, words));
         }
         Ok(arguments)
     }
 
-    fn understood(words: &[OsString]) -> Result<Self, clap::Error> {
-        let matches = command().try_get_matches_from(words)?;
-        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))
+    fn try_parse_from(words: &[OsString]) -> Result<Self, clap::Error> {
+        let matches = cli_command().try_get_matches_from(words)?;
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut cli_command()))
     }
 }
 
-impl Unparsed {
+impl UsageError {
     /// What was meant, although the rest could not be understood.
     fn new(error: clap::Error, words: &[OsString]) -> Self {
-        let matches = command().ignore_errors(true).try_get_matches_from(words).ok();
+        let matches = cli_command().ignore_errors(true).try_get_matches_from(words).ok();
         let subcommand = matches.as_ref().and_then(ArgMatches::subcommand_name);
         // It has no value, not even its default, where an environment variable is invalid.
         let is_set =
@@ -254,10 +255,10 @@ impl Unparsed {
         let text = self.error.render().to_string();
         if self.as_json {
             let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-            Failure::Usage(text.to_owned()).report(true);
+            CliError::Usage(text.to_owned()).report(true);
         } else {
             // Without colours: it repeats arguments, which others may have chosen.
-            output::stderr(escape::text(&text).as_bytes());
+            output::write_stderr(escape::text(&text).as_bytes());
         }
         ExitCode::from(self.exit_code())
     }
@@ -279,25 +280,26 @@ impl Unparsed {
 mod tests {
     use super::*;
 
-    fn parse(line: &[&str]) -> Result<Arguments, Unparsed> {
+    fn parse(line: &[&str]) -> Result<Cli, UsageError> {
         let words: Vec<OsString> = line.iter().map(OsString::from).collect();
-        Arguments::from_words(&words)
+        Cli::parse_from(&words)
     }
 
     #[test]
     fn the_definition_is_sound() {
-        command().debug_assert();
+        cli_command().debug_assert();
     }
 
     #[test]
     fn help_lists_each_command_once() {
-        let all = Arguments::command();
+        let all = Cli::command();
         let mut known: Vec<_> = all.get_subcommands().map(clap::Command::get_name).collect();
-        let mut listed: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        let mut listed: Vec<_> =
+            COMMAND_GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
         known.sort_unstable();
         listed.sort_unstable();
         assert_eq!(listed, known);
-        let help = command().render_help().to_string();
+        let help = cli_command().render_help().to_string();
         assert!(help.contains("\nFiles:\n  read "), "{help}");
         // Those of the connection are in the long help.
         assert!(!help.contains("--deadline"), "{help}");
@@ -389,7 +391,7 @@ mod tests {
 
     #[test]
     fn the_key_is_not_in_the_help() {
-        let help = command().render_long_help().to_string();
+        let help = cli_command().render_long_help().to_string();
         assert!(help.contains("[env: JIG_KEY]"), "{help}");
     }
 }

@@ -5,9 +5,9 @@ use std::{future::Future, io::Write};
 use tonic::{Request, Response, Status, transport::Channel};
 
 use super::{
-    address::Address,
-    connect::{self, ConnectError, Context, Options},
-    deadline::Deadline,
+    address::DaemonAddress,
+    connect::{self, CallMetadata, ConnectError, Options},
+    deadline::CallDeadline,
     error::CallError,
     health::{self, HealthCheckRequest, ServingStatus},
     methods::methods,
@@ -31,14 +31,14 @@ use crate::api::v1::{
 
 /// Largest answer that is accepted: two streams of 10 MiB, the most that a request can ask for
 /// inline, of which each byte may have become a U+FFFD of three bytes, and 4 MiB for all the rest.
-const LARGEST_ANSWER: usize = (2 * 10 * 3 + 4) << 20;
+const MAX_RESPONSE_BYTES: usize = (2 * 10 * 3 + 4) << 20;
 
 /// A connection to a daemon. Clones share it, and all of them can call at the same time. Dropping
 /// the future of a call cancels the call.
 #[derive(Debug, Clone)]
 pub struct Client {
     channel: Channel,
-    context: Context,
+    context: CallMetadata,
 }
 
 impl Client {
@@ -49,8 +49,8 @@ impl Client {
     ///
     /// When the address or an option is not valid, or nobody answers there.
     pub async fn connect(address: &str, options: Options) -> Result<Self, ConnectError> {
-        let address: Address = address.parse()?;
-        let context = Context::try_from(options)?;
+        let address: DaemonAddress = address.parse()?;
+        let context = CallMetadata::try_from(options)?;
         let channel = connect::connect(&address, context.deadline).await?;
         Ok(Self { channel, context })
     }
@@ -71,10 +71,12 @@ impl Client {
         request: ReadArtifactRequest,
     ) -> Result<ArtifactParts, CallError> {
         let mut artifacts = self.artifacts();
-        let deadline = Deadline::after(self.context.deadline);
+        let deadline = CallDeadline::after(self.context.deadline);
         let next_offset = request.offset;
-        let parts =
-            deadline.keep(artifacts.read_artifact(self.with_context(request))).await?.into_inner();
+        let parts = deadline
+            .enforce(artifacts.read_artifact(self.with_context(request)))
+            .await?
+            .into_inner();
         Ok(ArtifactParts::new(parts, deadline, next_offset))
     }
 
@@ -106,7 +108,7 @@ impl Client {
     /// When the call failed.
     pub async fn get_info(&self) -> Result<GetInfoResponse, CallError> {
         let mut daemon = DaemonServiceClient::new(self.channel.clone())
-            .max_decoding_message_size(LARGEST_ANSWER);
+            .max_decoding_message_size(MAX_RESPONSE_BYTES);
         self.unary(GetInfoRequest {}, |request| async move { daemon.get_info(request).await }).await
     }
 
@@ -133,33 +135,36 @@ impl Client {
     where
         Sent: Future<Output = Result<Response<Answer>, Status>>,
     {
-        let deadline = Deadline::after(self.context.deadline);
-        let answer = deadline.keep(send(self.with_context(message))).await?;
+        let deadline = CallDeadline::after(self.context.deadline);
+        let answer = deadline.enforce(send(self.with_context(message))).await?;
         Ok(answer.into_inner())
     }
 
     fn tools(&self) -> ToolServiceClient<Channel> {
-        ToolServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+        ToolServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(super) fn processes(&self) -> ProcessServiceClient<Channel> {
-        ProcessServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+        ProcessServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(super) fn catalog(&self) -> CatalogServiceClient<Channel> {
-        CatalogServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+        CatalogServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(super) fn invocations(&self) -> InvokeServiceClient<Channel> {
-        InvokeServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+        InvokeServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(super) fn jobs(&self) -> JobServiceClient<Channel> {
-        JobServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+        JobServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(super) fn approvals(&self) -> ApprovalServiceClient<Channel> {
-        ApprovalServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+        ApprovalServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_RESPONSE_BYTES)
     }
 
     pub(super) fn artifacts(&self) -> ArtifactServiceClient<Channel> {
@@ -175,8 +180,8 @@ impl Client {
     }
 
     /// When a call that begins now must be over.
-    pub(super) fn deadline(&self) -> Deadline {
-        Deadline::after(self.context.deadline)
+    pub(super) fn deadline(&self) -> CallDeadline {
+        CallDeadline::after(self.context.deadline)
     }
 
     pub(super) fn with_context<M>(&self, message: M) -> Request<M> {

@@ -10,7 +10,7 @@ use tonic::{
 };
 
 use super::{
-    address::{Address, InvalidAddress},
+    address::{DaemonAddress, InvalidAddress},
     connector::Connector,
 };
 
@@ -23,14 +23,14 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes under way on one stream and on one connection, which are not read yet. As many of the latter
 /// as 32 streams may leave unread: with the protocol library's own choice, which is little more than
 /// two, a few streams that somebody lets wait would hold up every other call of the same client.
-const STREAM_WINDOW: u32 = 2 << 20;
-const CONNECTION_WINDOW: u32 = 64 << 20;
+const STREAM_WINDOW_BYTES: u32 = 2 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Longest deadline that is sent; `grpc-timeout` has eight digits, and nothing that runs a year is
 /// in a hurry.
-const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
+const MAX_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The metadata that says which call a call repeats.
-const REQUEST_ID: &str = "jig-request-id";
+const REQUEST_ID_METADATA: &str = "jig-request-id";
 
 /// What each call of a client carries. Everything is optional.
 #[derive(Clone, Default)]
@@ -71,7 +71,7 @@ pub enum ConnectError {
     )]
     NothingListens {
         /// Where.
-        address: Address,
+        address: DaemonAddress,
         /// What the system said.
         #[source]
         source: io::Error,
@@ -82,7 +82,7 @@ pub enum ConnectError {
     )]
     PermissionDenied {
         /// Where.
-        address: Address,
+        address: DaemonAddress,
         /// What the system said.
         #[source]
         source: io::Error,
@@ -93,13 +93,13 @@ pub enum ConnectError {
     )]
     TimedOut {
         /// Where.
-        address: Address,
+        address: DaemonAddress,
     },
     /// Something else went wrong.
     #[error("no connection to {address}: {problem}")]
     Failed {
         /// Where.
-        address: Address,
+        address: DaemonAddress,
         /// What, in the words of the innermost cause.
         problem: String,
     },
@@ -107,12 +107,12 @@ pub enum ConnectError {
 
 /// The metadata of each call, checked once.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Context {
+pub(super) struct CallMetadata {
     pub(super) metadata: Arc<[(AsciiMetadataKey, AsciiMetadataValue)]>,
     pub(super) deadline: Option<Duration>,
 }
 
-impl TryFrom<Options> for Context {
+impl TryFrom<Options> for CallMetadata {
     type Error = ConnectError;
 
     fn try_from(options: Options) -> Result<Self, ConnectError> {
@@ -133,7 +133,7 @@ impl TryFrom<Options> for Context {
         add("jig-workspace", "workspace's name", options.workspace)?;
         add("jig-session", "session's name", options.session)?;
         add("traceparent", "traceparent", options.traceparent)?;
-        add(REQUEST_ID, "request id", options.request_id)?;
+        add(REQUEST_ID_METADATA, "request id", options.request_id)?;
         if options.deadline.is_some_and(|deadline| deadline.is_zero()) {
             return Err(ConnectError::Option {
                 option: "deadline",
@@ -142,39 +142,39 @@ impl TryFrom<Options> for Context {
         }
         Ok(Self {
             metadata: metadata.into(),
-            deadline: options.deadline.map(|time| time.min(LONGEST_DEADLINE)),
+            deadline: options.deadline.map(|time| time.min(MAX_DEADLINE)),
         })
     }
 }
 
-impl Context {
+impl CallMetadata {
     /// The same without a request id.
     pub(super) fn without_request_id(&self) -> Self {
         let metadata = self.metadata.iter();
-        let others = metadata.filter(|(key, _)| key.as_str() != REQUEST_ID);
+        let others = metadata.filter(|(key, _)| key.as_str() != REQUEST_ID_METADATA);
         Self { metadata: others.cloned().collect(), deadline: self.deadline }
     }
 }
 
 /// Connects at once, so that a wrong address is told apart from a call that fails.
 pub(super) async fn connect(
-    address: &Address,
+    address: &DaemonAddress,
     deadline: Option<Duration>,
 ) -> Result<Channel, ConnectError> {
-    if let Address::Unix(path) = address {
-        check_length(address, path)?;
+    if let DaemonAddress::Unix(path) = address {
+        check_socket_path_length(address, path)?;
     }
     let timeout = deadline.map_or(CONNECT_TIMEOUT, |time| time.min(CONNECT_TIMEOUT));
     let endpoint = Endpoint::from_shared(address.to_endpoint())
-        .map_err(|error| explain(address, &error))?
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .map_err(|error| to_connect_error(address, &error))?
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
     let (connector, mut spoken) = Connector::new(address.clone());
     let connecting = async {
         let connected = endpoint.connect_with_connector(connector).await;
-        let channel = connected.map_err(|error| explain(address, &error))?;
+        let channel = connected.map_err(|error| to_connect_error(address, &error))?;
         // An error is that of a connection that is gone, of which the call will tell.
         let _gone = spoken.wait_for(|has_spoken| *has_spoken).await;
         Ok(channel)
@@ -201,19 +201,19 @@ impl fmt::Debug for Options {
 
 /// A socket's path that the kernel has no room for would otherwise be reported as "invalid
 /// argument".
-fn check_length(address: &Address, path: &Path) -> Result<(), ConnectError> {
+fn check_socket_path_length(address: &DaemonAddress, path: &Path) -> Result<(), ConnectError> {
     /// `sun_path`, less its final NUL.
-    const LONGEST: usize = 107;
-    if path.as_os_str().len() <= LONGEST {
+    const MAX_SOCKET_PATH_BYTES: usize = 107;
+    if path.as_os_str().len() <= MAX_SOCKET_PATH_BYTES {
         return Ok(());
     }
     Err(ConnectError::Failed {
         address: address.clone(),
-        problem: format!("a socket's path has at most {LONGEST} bytes"),
+        problem: format!("a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes"),
     })
 }
 
-fn explain(address: &Address, error: &(dyn StdError + 'static)) -> ConnectError {
+fn to_connect_error(address: &DaemonAddress, error: &(dyn StdError + 'static)) -> ConnectError {
     let address = address.clone();
     let causes = || successors(Some(error), |&error| error.source());
     let Some(cause) = causes().find_map(|cause| cause.downcast_ref::<io::Error>()) else {
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn context_holds_what_was_given() {
-        let context = Context::try_from(Options {
+        let context = CallMetadata::try_from(Options {
             key: Some("k".into()),
             session: Some("s".into()),
             deadline: Some(Duration::MAX),
@@ -257,14 +257,14 @@ mod tests {
             .map(|(key, value)| (key.as_str(), value.to_str().unwrap()))
             .collect();
         assert_eq!(metadata, [("authorization", "Bearer k"), ("jig-session", "s")]);
-        assert_eq!(context.deadline, Some(LONGEST_DEADLINE));
+        assert_eq!(context.deadline, Some(MAX_DEADLINE));
     }
 
     #[test]
     fn the_key_is_not_shown() {
         let options = Options { key: Some("geheim".into()), ..Options::default() };
         assert!(!format!("{options:?}").contains("geheim"));
-        assert!(!format!("{:?}", Context::try_from(options).unwrap()).contains("geheim"));
+        assert!(!format!("{:?}", CallMetadata::try_from(options).unwrap()).contains("geheim"));
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
             Options { workspace: Some("\u{7f}".into()), ..Options::default() },
             Options { deadline: Some(Duration::ZERO), ..Options::default() },
         ] {
-            assert!(Context::try_from(options).is_err());
+            assert!(CallMetadata::try_from(options).is_err());
         }
     }
 

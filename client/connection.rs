@@ -16,18 +16,18 @@ use tokio::{
 
 use crate::{
     exit,
-    failure::Failure,
-    global::{Global, no_daemon},
+    failure::CliError,
+    global::{GlobalArgs, no_daemon_error},
     listener::is_trusted,
-    local::Local,
+    local::LocalError,
     output,
 };
 #[cfg(feature = "daemon")]
-use crate::{home, isolation_hint::with_hint};
+use crate::{home, isolation_hint::with_isolation_hint};
 
 /// The signals that ask us to end.
 #[derive(Debug)]
-pub(crate) struct Signals {
+pub(crate) struct TerminationSignals {
     interrupt: Signal,
     terminate: Signal,
     quit: Signal,
@@ -36,110 +36,110 @@ pub(crate) struct Signals {
 }
 
 /// A connection that is being made.
-pub(crate) type Connecting = Pin<Box<dyn Future<Output = Result<Client, Failure>> + Send>>;
+pub(crate) type PendingClient = Pin<Box<dyn Future<Output = Result<Client, CliError>> + Send>>;
 
 /// A call that is over, and the signals that it listened for.
-type Over<T> = (Result<T, Failure>, Signals);
+type CallOutcome<T> = (Result<T, CliError>, TerminationSignals);
 
 /// Calls the daemon at the address, or where none is given, one that holds the current directory
 /// and lives as long as the call. Once it is over, signals end the process: for whoever blocks on
 /// printing the answer.
-pub(crate) fn call<T, Call, Calling>(global: &Global, call: Call) -> Result<T, Failure>
+pub(crate) fn call<T, Call, Calling>(global: &GlobalArgs, call: Call) -> Result<T, CliError>
 where
     T: Send + 'static,
     Call: FnOnce(Client) -> Calling + Send + 'static,
-    Calling: Future<Output = Result<T, Failure>> + Send + 'static,
+    Calling: Future<Output = Result<T, CliError>> + Send + 'static,
 {
     let (result, signals) = match global.address() {
-        Some(address) => block_on(until_signal(connected(address, global, call)))?,
+        Some(address) => block_on(until_signal(connect_and_call(address, global, call)))?,
         None => embedded(global, call)?,
     };
-    signals.end_the_process()?;
+    signals.restore_default_action()?;
     result
 }
 
 /// As [`call`], but the call minds the signals itself, from before there is a connection.
-pub(crate) fn call_minding_signals<T, Call, Calling>(
-    global: &Global,
+pub(crate) fn call_with_signals<T, Call, Calling>(
+    global: &GlobalArgs,
     call: Call,
-) -> Result<T, Failure>
+) -> Result<T, CliError>
 where
     T: Send + 'static,
-    Call: FnOnce(Connecting, Signals) -> Calling + Send + 'static,
-    Calling: Future<Output = (T, Signals)> + Send + 'static,
+    Call: FnOnce(PendingClient, TerminationSignals) -> Calling + Send + 'static,
+    Calling: Future<Output = (T, TerminationSignals)> + Send + 'static,
 {
-    let call = |address: String, global: Global| async move {
-        let signals = Signals::listen()?;
+    let call = |address: String, global: GlobalArgs| async move {
+        let signals = TerminationSignals::listen()?;
         let connecting = async move { connect(&address, &global).await };
-        Ok::<_, Failure>(call(Box::pin(connecting), signals).await)
+        Ok::<_, CliError>(call(Box::pin(connecting), signals).await)
     };
     let (answer, signals) = match global.address() {
         Some(address) => block_on(call(address.to_owned(), global.clone()))?,
         None => embedded_with(global, call)?,
     };
-    signals.end_the_process()?;
+    signals.restore_default_action()?;
     Ok(answer)
 }
 
 /// Calls the daemon at the address, which must be given. Signals end the process as they always do:
 /// for whoever blocks on writing what comes.
-pub(crate) fn call_at<T, Call, Calling>(
+pub(crate) fn call_address<T, Call, Calling>(
     address: &str,
-    global: &Global,
+    global: &GlobalArgs,
     call: Call,
-) -> Result<T, Failure>
+) -> Result<T, CliError>
 where
     Call: FnOnce(Client) -> Calling,
-    Calling: Future<Output = Result<T, Failure>>,
+    Calling: Future<Output = Result<T, CliError>>,
 {
-    block_on(connected(address, global, call))
+    block_on(connect_and_call(address, global, call))
 }
 
 /// A runtime of one thread: there is one call to wait for.
-pub(crate) fn runtime() -> Result<Runtime, Failure> {
+pub(crate) fn runtime() -> Result<Runtime, CliError> {
     Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Local::new("the call cannot be started", &error).into())
+        .map_err(|error| LocalError::new("the call cannot be started", &error).into())
 }
 
 /// Runs to the end, and no longer: a name that is still being looked up for a call that was given up is
 /// not waited for.
-fn block_on<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+fn block_on<T>(call: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let runtime = runtime()?;
     let result = runtime.block_on(call);
     runtime.shutdown_background();
     result
 }
 
-async fn connected<T, Call, Calling>(
+async fn connect_and_call<T, Call, Calling>(
     address: &str,
-    global: &Global,
+    global: &GlobalArgs,
     call: Call,
-) -> Result<T, Failure>
+) -> Result<T, CliError>
 where
     Call: FnOnce(Client) -> Calling,
-    Calling: Future<Output = Result<T, Failure>>,
+    Calling: Future<Output = Result<T, CliError>>,
 {
     call(connect(address, global).await?).await
 }
 
 /// Connects. One who took the place of a daemon that was found is sent nothing: the kernel says who
 /// listens also once there is a connection.
-async fn connect(address: &str, global: &Global) -> Result<Client, Failure> {
-    let client = Client::connect(address, global.options()).await?;
+async fn connect(address: &str, global: &GlobalArgs) -> Result<Client, CliError> {
+    let client = Client::connect(address, global.client_options()).await?;
     if global.is_default && !is_trusted(address) {
-        return Err(no_daemon());
+        return Err(no_daemon_error());
     }
     if global.runs_command && global.address().is_none() {
-        note_isolation(&client).await;
+        note_weak_isolation(&client).await;
     }
     Ok(client)
 }
 
 /// Says on one line what isolation the daemon of this call gives, where that is not the strongest. Where
 /// no command is run, the error says so.
-async fn note_isolation(client: &Client) {
+async fn note_weak_isolation(client: &Client) {
     // An error here does not keep the call from being made.
     let info = client.get_info().await.ok();
     let isolation = info.and_then(|info| info.isolation);
@@ -152,20 +152,20 @@ async fn note_isolation(client: &Client) {
 
 /// Waits for the call, or drops and thereby cancels it when a signal asks us to end.
 async fn until_signal<T>(
-    call: impl Future<Output = Result<T, Failure>>,
-) -> Result<Over<T>, Failure> {
-    let mut signals = Signals::listen()?;
+    call: impl Future<Output = Result<T, CliError>>,
+) -> Result<CallOutcome<T>, CliError> {
+    let mut signals = TerminationSignals::listen()?;
     let result = tokio::select! {
         biased;
         result = call => result,
-        code = signals.next() => Err(Failure::Interrupted(code)),
+        code = signals.next() => Err(CliError::Interrupted(code)),
     };
     Ok((result, signals))
 }
 
-impl Signals {
-    fn listen() -> Result<Self, Failure> {
-        let fails = |error| Local::new("signals cannot be listened for", &error);
+impl TerminationSignals {
+    fn listen() -> Result<Self, CliError> {
+        let fails = |error| LocalError::new("signals cannot be listened for", &error);
         let listen = |kind| signal(kind).map_err(fails);
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
@@ -197,7 +197,7 @@ impl Signals {
 
     /// Has the next one end the process, whatever that does then. Once tokio has listened for a
     /// signal, the system no longer does so by itself.
-    fn end_the_process(mut self) -> Result<(), Failure> {
+    fn restore_default_action(mut self) -> Result<(), CliError> {
         let runtime = runtime()?;
         thread::spawn(move || {
             let code = runtime.block_on(self.next());
@@ -218,27 +218,27 @@ fn is_ignored(kind: SignalKind) -> bool {
 }
 
 #[cfg(feature = "daemon")]
-fn embedded<T, Call, Calling>(global: &Global, call: Call) -> Result<Over<T>, Failure>
+fn embedded<T, Call, Calling>(global: &GlobalArgs, call: Call) -> Result<CallOutcome<T>, CliError>
 where
     T: Send + 'static,
     Call: FnOnce(Client) -> Calling + Send + 'static,
-    Calling: Future<Output = Result<T, Failure>> + Send + 'static,
+    Calling: Future<Output = Result<T, CliError>> + Send + 'static,
 {
     let (result, signals) = embedded_with(global, |address, global| async move {
-        until_signal(connected(&address, &global, call)).await
+        until_signal(connect_and_call(&address, &global, call)).await
     })?;
-    Ok((result.map_err(|failure| with_hint(global, failure)), signals))
+    Ok((result.map_err(|failure| with_isolation_hint(global, failure)), signals))
 }
 
 #[cfg(feature = "daemon")]
-fn embedded_with<T, Call, Calling>(global: &Global, call: Call) -> Result<T, Failure>
+fn embedded_with<T, Call, Calling>(global: &GlobalArgs, call: Call) -> Result<T, CliError>
 where
     T: Send + 'static,
-    Call: FnOnce(String, Global) -> Calling + Send + 'static,
-    Calling: Future<Output = Result<T, Failure>> + Send + 'static,
+    Call: FnOnce(String, GlobalArgs) -> Calling + Send + 'static,
+    Calling: Future<Output = Result<T, CliError>> + Send + 'static,
 {
-    global.refuse_request_id("without --address the daemon ends with the call")?;
-    let fails = |error| Local::new("the current directory cannot be found", &error);
+    global.reject_request_id("without --address the daemon ends with the call")?;
+    let fails = |error| LocalError::new("the current directory cannot be found", &error);
     let here = std::env::current_dir().map_err(fails)?;
     home::check(&here, global.allow_home)?;
     let options = jig::daemon::EmbeddedOptions {
@@ -247,11 +247,11 @@ where
     };
     let global = global.clone();
     jig::daemon::with_embedded(here, options, |address: String| call(address, global))
-        .map_err(Failure::Embedded)?
+        .map_err(CliError::Embedded)?
 }
 
 #[cfg(not(feature = "daemon"))]
-fn embedded<T, Call, Calling>(_: &Global, _: Call) -> Result<Over<T>, Failure>
+fn embedded<T, Call, Calling>(_: &GlobalArgs, _: Call) -> Result<CallOutcome<T>, CliError>
 where
     Call: FnOnce(Client) -> Calling,
 {
@@ -259,16 +259,16 @@ where
 }
 
 #[cfg(not(feature = "daemon"))]
-fn embedded_with<T, Call, Calling>(_: &Global, _: Call) -> Result<T, Failure>
+fn embedded_with<T, Call, Calling>(_: &GlobalArgs, _: Call) -> Result<T, CliError>
 where
-    Call: FnOnce(String, Global) -> Calling,
+    Call: FnOnce(String, GlobalArgs) -> Calling,
 {
     Err(built_without_daemon())
 }
 
 #[cfg(not(feature = "daemon"))]
-fn built_without_daemon() -> Failure {
-    Failure::Usage(
+fn built_without_daemon() -> CliError {
+    CliError::Usage(
         "this jig was built without the daemon: name one with --address or JIG_ADDRESS".to_owned(),
     )
 }

@@ -16,11 +16,11 @@ use tokio::{
 };
 use tonic::codegen::{Service, http::Uri};
 
-use super::address::Address;
+use super::address::DaemonAddress;
 
 /// Connects to one address.
 pub(super) struct Connector {
-    address: Address,
+    address: DaemonAddress,
     has_spoken: watch::Sender<bool>,
 }
 
@@ -37,7 +37,7 @@ enum Stream {
 
 impl Connector {
     /// To this address. The receiver becomes true once the other end has spoken or closed a connection.
-    pub(super) fn new(address: Address) -> (Self, watch::Receiver<bool>) {
+    pub(super) fn new(address: DaemonAddress) -> (Self, watch::Receiver<bool>) {
         let (has_spoken, spoken) = watch::channel(false);
         let connector = Self { address, has_spoken };
         (connector, spoken)
@@ -57,12 +57,12 @@ impl Service<Uri> for Connector {
         let (address, has_spoken) = (self.address.clone(), self.has_spoken.clone());
         Box::pin(async move {
             let stream = match address {
-                Address::Tcp(authority) => {
+                DaemonAddress::Tcp(authority) => {
                     let stream = TcpStream::connect(authority).await?;
                     stream.set_nodelay(true)?;
                     Stream::Tcp(stream)
                 }
-                Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
+                DaemonAddress::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
             };
             Ok(TokioIo::new(Observed { stream, has_spoken }))
         })

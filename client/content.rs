@@ -8,9 +8,9 @@ use super::{call::Client, error::CallError};
 use crate::api::v1::DownloadRequest;
 
 /// Most bytes of a page.
-const PAGE: u64 = 8 << 20;
+const MAX_PAGE_BYTES: u64 = 8 << 20;
 /// Bytes of the first page of lines, which may be few. Each is twice as long as the one before it.
-const FIRST_OF_LINES: u64 = 256 << 10;
+const FIRST_LINE_PAGE_BYTES: u64 = 256 << 10;
 
 /// The bytes of a whole file.
 #[derive(Debug)]
@@ -26,18 +26,18 @@ pub struct LinePages {
     path: String,
     /// None once the last line has come.
     pages: Option<BytePages>,
-    lines: Lines,
+    lines: LineExtractor,
 }
 
 /// Takes a range of lines from the pages of a file.
 #[derive(Debug)]
-struct Lines {
+struct LineExtractor {
     first: u64,
     last: u64,
     /// Line endings that were passed.
-    endings: u64,
+    line_endings: u64,
     /// Whether the last byte that was passed is not one.
-    is_open: bool,
+    in_partial_line: bool,
 }
 
 impl Client {
@@ -45,7 +45,7 @@ impl Client {
     /// page.
     #[must_use]
     pub fn bytes_by_page(&self, path: impl Into<String>) -> BytePages {
-        self.pages(path.into(), PAGE)
+        self.byte_pages(path.into(), MAX_PAGE_BYTES)
     }
 
     /// Reads the lines of a file from `first`, counted from 1, to `last` inclusive, or to its end,
@@ -60,18 +60,18 @@ impl Client {
     ) -> LinePages {
         let path = path.into();
         LinePages {
-            pages: Some(self.pages(path.clone(), FIRST_OF_LINES)),
+            pages: Some(self.byte_pages(path.clone(), FIRST_LINE_PAGE_BYTES)),
             path,
-            lines: Lines {
+            lines: LineExtractor {
                 first: first.max(1).into(),
                 last: last.map_or(u64::MAX, u64::from),
-                endings: 0,
-                is_open: false,
+                line_endings: 0,
+                in_partial_line: false,
             },
         }
     }
 
-    fn pages(&self, path: String, first: u64) -> BytePages {
+    fn byte_pages(&self, path: String, first: u64) -> BytePages {
         BytePages {
             client: self.clone(),
             next: Some(DownloadRequest { path, limit: Some(first), ..DownloadRequest::default() }),
@@ -91,12 +91,12 @@ impl BytePages {
             return Ok(None);
         };
         let mut parts = self.client.download(request.clone()).await?;
-        let limit = request.limit.unwrap_or(PAGE);
+        let limit = request.limit.unwrap_or(MAX_PAGE_BYTES);
         let (mut page, mut size) = (Vec::new(), 0);
         while let Some(part) = parts.next().await? {
             let version = request.expected_version.get_or_insert_with(|| part.version.clone());
             if *version != part.version {
-                return Err(CallError::stale(&request.path));
+                return Err(CallError::stale_file(&request.path));
             }
             page.extend_from_slice(&part.data);
             size = part.size_bytes;
@@ -104,10 +104,10 @@ impl BytePages {
         let came = page.len() as u64;
         // Cut off before its first bytes were read.
         if came < limit.min(size.saturating_sub(request.offset)) {
-            return Err(CallError::stale(&request.path));
+            return Err(CallError::stale_file(&request.path));
         }
         request.offset += came;
-        request.limit = Some((limit * 2).min(PAGE));
+        request.limit = Some((limit * 2).min(MAX_PAGE_BYTES));
         if came == 0 || request.offset >= size {
             self.next = None;
         }
@@ -126,10 +126,10 @@ impl LinePages {
         while let Some(pages) = &mut self.pages {
             let Some(page) = pages.next().await? else {
                 self.pages = None;
-                return self.lines.missing(&self.path).map_or(Ok(None), Err);
+                return self.lines.check_range(&self.path).map_or(Ok(None), Err);
             };
             let wanted = self.lines.take(page);
-            if self.lines.are_over() {
+            if self.lines.is_complete() {
                 self.pages = None;
             }
             if !wanted.is_empty() {
@@ -140,12 +140,12 @@ impl LinePages {
     }
 }
 
-impl Lines {
+impl LineExtractor {
     /// What is wanted of the next page.
     fn take(&mut self, mut page: Vec<u8>) -> Vec<u8> {
         let endings = page.iter().filter(|byte| **byte == b'\n').count() as u64;
         let behind = |line_endings: u64| {
-            let wanted = line_endings.saturating_sub(self.endings);
+            let wanted = line_endings.saturating_sub(self.line_endings);
             match usize::try_from(wanted) {
                 Ok(0) => 0,
                 Ok(wanted) if wanted as u64 <= endings => {
@@ -156,22 +156,22 @@ impl Lines {
             }
         };
         let (start, end) = (behind(self.first - 1), behind(self.last));
-        self.endings += endings;
-        self.is_open = page.last().map_or(self.is_open, |byte| *byte != b'\n');
+        self.line_endings += endings;
+        self.in_partial_line = page.last().map_or(self.in_partial_line, |byte| *byte != b'\n');
         page.truncate(end);
         page.drain(..start.min(end));
         page
     }
 
     /// Whether no more of them will come.
-    fn are_over(&self) -> bool {
-        self.endings >= self.last
+    fn is_complete(&self) -> bool {
+        self.line_endings >= self.last
     }
 
     /// At the end of the file: that not even the first of them was there, as the daemon says it. An
     /// empty file has a first line.
-    fn missing(&self, path: &str) -> Option<CallError> {
-        let total = self.endings + u64::from(self.is_open);
+    fn check_range(&self, path: &str) -> Option<CallError> {
+        let total = self.line_endings + u64::from(self.in_partial_line);
         if self.first <= total.max(1) {
             return None;
         }
@@ -206,16 +206,17 @@ mod tests {
             (1, u64::MAX, FILE),
         ] {
             for size in 1..=FILE.len() {
-                let mut lines = Lines { first, last, endings: 0, is_open: false };
+                let mut lines =
+                    LineExtractor { first, last, line_endings: 0, in_partial_line: false };
                 let mut taken = Vec::new();
                 for page in FILE.chunks(size) {
                     taken.extend(lines.take(page.to_vec()));
-                    if lines.are_over() {
+                    if lines.is_complete() {
                         break;
                     }
                 }
                 assert_eq!(taken, expected, "{first} {last} {size}");
-                assert_eq!(lines.missing("f"), None);
+                assert_eq!(lines.check_range("f"), None);
             }
         }
     }
@@ -229,9 +230,10 @@ mod tests {
             ("a\nb\n", 3, Some("2")),
             ("a\nb", 3, Some("2")),
         ] {
-            let mut lines = Lines { first, last: u64::MAX, endings: 0, is_open: false };
+            let mut lines =
+                LineExtractor { first, last: u64::MAX, line_endings: 0, in_partial_line: false };
             let _before = lines.take(file.into());
-            let error = lines.missing("f");
+            let error = lines.check_range("f");
             let told = error.as_ref().map(|error| error.metadata["total_lines"].as_str());
             assert_eq!(told, total, "{file:?} {first}");
         }

@@ -13,18 +13,18 @@ use super::error::CallError;
 
 /// When a call must be over.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline {
+pub(super) struct CallDeadline {
     limit: Option<(Instant, Duration)>,
 }
 
-impl Deadline {
+impl CallDeadline {
     /// A deadline so long after now.
     pub(super) fn after(time: Option<Duration>) -> Self {
         Self { limit: time.and_then(|time| Some((Instant::now().checked_add(time)?, time))) }
     }
 
     /// Waits for a part of the call, but not beyond the deadline.
-    pub(super) async fn keep<T>(
+    pub(super) async fn enforce<T>(
         self,
         part: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, CallError> {
@@ -37,7 +37,7 @@ impl Deadline {
             result = part => result.map_err(|status| {
                 let error = CallError::from(status);
                 // tonic's own timer, or the reset of a daemon whose timer was faster than ours.
-                if error.code == tonic::Code::Cancelled && (Instant::now() >= at || error.message == EXPIRED) {
+                if error.code == tonic::Code::Cancelled && (Instant::now() >= at || error.message == TONIC_TIMEOUT_MESSAGE) {
                     return CallError::deadline_exceeded(time);
                 }
                 error
@@ -48,7 +48,7 @@ impl Deadline {
 }
 
 /// What tonic says, as a server and as a client, when a deadline passed.
-const EXPIRED: &str = "Timeout expired";
+const TONIC_TIMEOUT_MESSAGE: &str = "Timeout expired";
 
 #[cfg(test)]
 mod tests {
@@ -60,25 +60,25 @@ mod tests {
 
     #[tokio::test]
     async fn what_comes_in_time_is_returned() {
-        let deadline = Deadline::after(Some(Duration::from_secs(60)));
-        assert_eq!(deadline.keep(ready(Ok(7))).await.unwrap(), 7);
-        assert_eq!(Deadline::after(None).keep(ready(Ok(7))).await.unwrap(), 7);
+        let deadline = CallDeadline::after(Some(Duration::from_secs(60)));
+        assert_eq!(deadline.enforce(ready(Ok(7))).await.unwrap(), 7);
+        assert_eq!(CallDeadline::after(None).enforce(ready(Ok(7))).await.unwrap(), 7);
     }
 
     #[tokio::test]
     async fn a_deadline_that_passes_is_deadline_exceeded() {
-        let deadline = Deadline::after(Some(Duration::from_millis(1)));
-        let error = deadline.keep::<()>(pending()).await.unwrap_err();
+        let deadline = CallDeadline::after(Some(Duration::from_millis(1)));
+        let error = deadline.enforce::<()>(pending()).await.unwrap_err();
         assert_eq!(error.code, Code::DeadlineExceeded);
         assert_eq!(error.reason.as_deref(), Some("TIMEOUT"));
     }
 
     #[tokio::test]
     async fn tonics_own_timer_is_deadline_exceeded_too() {
-        let deadline = Deadline::after(Some(Duration::from_secs(60)));
-        let expired = ready(Err::<(), _>(Status::cancelled(EXPIRED)));
-        assert_eq!(deadline.keep(expired).await.unwrap_err().code, Code::DeadlineExceeded);
+        let deadline = CallDeadline::after(Some(Duration::from_secs(60)));
+        let expired = ready(Err::<(), _>(Status::cancelled(TONIC_TIMEOUT_MESSAGE)));
+        assert_eq!(deadline.enforce(expired).await.unwrap_err().code, Code::DeadlineExceeded);
         let cancelled = ready(Err::<(), _>(Status::cancelled("by the daemon")));
-        assert_eq!(deadline.keep(cancelled).await.unwrap_err().code, Code::Cancelled);
+        assert_eq!(deadline.enforce(cancelled).await.unwrap_err().code, Code::Cancelled);
     }
 }

@@ -4,7 +4,7 @@ use jig::api::v1::{InvokeResponse, InvokeStatus, Outcome, RunResponse, ToolError
 use prost_types::Timestamp;
 use serde_json::{Value, json};
 
-use crate::structure::json_of;
+use crate::structure::struct_to_json;
 
 /// All of it.
 pub(crate) fn to_json(response: &InvokeResponse) -> Value {
@@ -13,12 +13,12 @@ pub(crate) fn to_json(response: &InvokeResponse) -> Value {
         "request_id": response.request_id,
         "tool": response.tool,
         "status": status.as_str_name(),
-        "started_at": time(response.started_at),
-        "ended_at": time(response.ended_at),
+        "started_at": timestamp_text(response.started_at),
+        "ended_at": timestamp_text(response.ended_at),
         "duration_sec": response.duration_sec,
-        "data": response.data.as_ref().map(json_of),
+        "data": response.data.as_ref().map(struct_to_json),
         "text": response.text,
-        "error": response.error.as_ref().map(error),
+        "error": response.error.as_ref().map(error_json),
         "exit_code": response.exit_code,
         "stdout_path": response.stdout_path,
         "stderr_path": response.stderr_path,
@@ -34,11 +34,11 @@ pub(crate) fn to_json(response: &InvokeResponse) -> Value {
 
 /// How the command ended that was run, if one was, without what it wrote. How much it wrote is known where the
 /// vocabulary of the call has that.
-pub(crate) fn ran(response: &InvokeResponse) -> Option<RunResponse> {
+pub(crate) fn command_result(response: &InvokeResponse) -> Option<RunResponse> {
     if response.outcome() == Outcome::Unspecified {
         return None;
     }
-    let data = response.data.as_ref().map(json_of).unwrap_or_default();
+    let data = response.data.as_ref().map(struct_to_json).unwrap_or_default();
     let number = |name: &str| data.get(name).and_then(Value::as_u64).unwrap_or_default();
     Some(RunResponse {
         outcome: response.outcome,
@@ -52,16 +52,16 @@ pub(crate) fn ran(response: &InvokeResponse) -> Option<RunResponse> {
 }
 
 /// A time, as text.
-pub(crate) fn time(time: Option<Timestamp>) -> Option<String> {
+pub(crate) fn timestamp_text(time: Option<Timestamp>) -> Option<String> {
     time.map(|time| time.to_string())
 }
 
-fn error(error: &ToolError) -> Value {
+fn error_json(error: &ToolError) -> Value {
     json!({
         "error_type": error.error_type,
         "message": error.message,
         "suggestion": error.suggestion,
-        "details": error.details.as_ref().map(json_of),
+        "details": error.details.as_ref().map(struct_to_json),
     })
 }
 

@@ -79,7 +79,7 @@ impl CallError {
     }
 
     /// The file was changed while it was read: the same code and reason as when the daemon notices.
-    pub(super) fn stale(path: &str) -> Self {
+    pub(super) fn stale_file(path: &str) -> Self {
         Self {
             reason: Some("STALE_FILE".to_owned()),
             ..Self::local(
@@ -113,7 +113,7 @@ impl StdError for CallError {}
 
 impl From<Status> for CallError {
     fn from(status: Status) -> Self {
-        if lost(&status) {
+        if is_connection_lost(&status) {
             let cause = status
                 .source()
                 .and_then(|source| successors(Some(source), |&error| error.source()).last())
@@ -153,7 +153,7 @@ pub(super) fn call_id_of(metadata: &MetadataMap) -> Option<String> {
 
 /// Whether the status was made up by tonic because the connection ended. It says UNKNOWN, where
 /// gRPC means UNAVAILABLE: the caller may try again.
-fn lost(status: &Status) -> bool {
+fn is_connection_lost(status: &Status) -> bool {
     status.code() == Code::Unknown
         && (status.source().is_some() || status.message().starts_with("Service was not ready"))
 }

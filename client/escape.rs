@@ -11,7 +11,8 @@ use std::borrow::Cow;
 /// A name: as it is, or as git writes it, in quotes with escapes, when it holds a character that
 /// would do something else than be seen, a quote or a backslash.
 pub(crate) fn name(name: &str) -> Cow<'_, str> {
-    let is_plain = |character| !is_unseen(character) && !matches!(character, '"' | '\\');
+    let is_plain =
+        |character| !is_unsafe_for_terminal(character) && !matches!(character, '"' | '\\');
     if name.chars().all(is_plain) {
         return Cow::Borrowed(name);
     }
@@ -30,7 +31,7 @@ pub(crate) fn name(name: &str) -> Cow<'_, str> {
 /// Lines of text, with escapes in place of what would do something else than be seen. Tabs and line
 /// endings stay.
 pub(crate) fn text(text: &str) -> Cow<'_, str> {
-    if !text.contains(is_unseen) {
+    if !text.contains(is_unsafe_for_terminal) {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len());
@@ -38,7 +39,9 @@ pub(crate) fn text(text: &str) -> Cow<'_, str> {
     while let Some(character) = characters.next() {
         match (character, characters.peek()) {
             ('\n' | '\t', _) | ('\r', Some('\n')) => escaped.push(character),
-            (character, _) if is_unseen(character) => push_escape(&mut escaped, character),
+            (character, _) if is_unsafe_for_terminal(character) => {
+                push_escape(&mut escaped, character)
+            }
             (character, _) => escaped.push(character),
         }
     }
@@ -47,12 +50,12 @@ pub(crate) fn text(text: &str) -> Cow<'_, str> {
 
 /// JSON on one line, with escapes of its own: the same value.
 pub(crate) fn json(json: &str) -> Cow<'_, str> {
-    if !json.contains(is_unseen) {
+    if !json.contains(is_unsafe_for_terminal) {
         return Cow::Borrowed(json);
     }
     let mut escaped = String::with_capacity(json.len());
     for character in json.chars() {
-        if is_unseen(character) {
+        if is_unsafe_for_terminal(character) {
             for unit in character.encode_utf16(&mut [0; 2]) {
                 escaped.push_str(&format!("\\u{unit:04x}"));
             }
@@ -65,7 +68,7 @@ pub(crate) fn json(json: &str) -> Cow<'_, str> {
 
 /// Whether a terminal does something else with it than showing it where it stands. The two joiners
 /// of letters and pictures, U+200C and U+200D, are left to them.
-fn is_unseen(character: char) -> bool {
+fn is_unsafe_for_terminal(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
@@ -140,7 +143,7 @@ mod tests {
         let value = serde_json::Value::from("\u{9b}\u{7f}\u{202e}\u{e0041}\x1b\u{e9}");
         let plain = value.to_string();
         let escaped = json(&plain);
-        assert!(!escaped.contains(is_unseen), "{escaped}");
+        assert!(!escaped.contains(is_unsafe_for_terminal), "{escaped}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&escaped).unwrap(), value);
     }
 }

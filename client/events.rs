@@ -2,7 +2,7 @@
 
 use tonic::{Streaming, transport::Channel};
 
-use super::{call::Client, deadline::Deadline, error::CallError, methods::methods};
+use super::{call::Client, deadline::CallDeadline, error::CallError, methods::methods};
 use crate::api::v1::{
     ListArtifactsRequest, ListArtifactsResponse, ListSessionsRequest, ListSessionsResponse,
     WatchEventsRequest, WatchEventsResponse, event_service_client::EventServiceClient,
@@ -11,13 +11,13 @@ use crate::api::v1::{
 
 /// Largest message that is accepted: a record shows of its call's parameters 16 KiB, and what a tool
 /// says is no longer than its answer.
-const LARGEST_EVENT: usize = 64 << 20;
+const MAX_EVENT_BYTES: usize = 64 << 20;
 
 /// What goes on in a session, from a record on.
 #[derive(Debug)]
 pub struct SessionEvents {
     items: Streaming<WatchEventsResponse>,
-    deadline: Deadline,
+    deadline: CallDeadline,
     after_sequence: u64,
 }
 
@@ -34,12 +34,12 @@ impl Client {
         let deadline = self.deadline();
         let after_sequence = request.after_sequence;
         let mut events = self.events();
-        let items = deadline.keep(events.watch_events(self.with_context(request))).await?;
+        let items = deadline.enforce(events.watch_events(self.with_context(request))).await?;
         Ok(SessionEvents { items: items.into_inner(), deadline, after_sequence })
     }
 
     fn events(&self) -> EventServiceClient<Channel> {
-        EventServiceClient::new(self.channel()).max_decoding_message_size(LARGEST_EVENT)
+        EventServiceClient::new(self.channel()).max_decoding_message_size(MAX_EVENT_BYTES)
     }
 }
 
@@ -62,7 +62,7 @@ impl SessionEvents {
     /// When the call failed. Another one goes on behind [`SessionEvents::after_sequence`].
     pub async fn next(&mut self) -> Result<Option<Item>, CallError> {
         loop {
-            let Some(response) = self.deadline.keep(self.items.message()).await? else {
+            let Some(response) = self.deadline.enforce(self.items.message()).await? else {
                 return Ok(None);
             };
             // One of a kind that only newer clients know.

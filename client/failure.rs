@@ -4,11 +4,11 @@ use std::{io, path::Path};
 
 use jig::client::{CallError, Code, ConnectError, CopyError, TransferError};
 
-use crate::local::Local;
+use crate::local::LocalError;
 
 /// Why there is no answer to print.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum CliError {
     /// The call failed.
     Call(Box<CallError>),
     /// There is no connection.
@@ -22,7 +22,7 @@ pub(crate) enum Failure {
     /// What was asked for cannot be done.
     Usage(String),
     /// Something on this side cannot be used.
-    Local(Local),
+    Local(LocalError),
     /// Something else went wrong on this side.
     System(String),
     /// The daemon answers what it must not.
@@ -33,26 +33,26 @@ pub(crate) enum Failure {
     Interrupted(u8),
 }
 
-impl Failure {
+impl CliError {
     /// Something else went wrong on this side.
     pub(crate) fn system(error: impl std::fmt::Display) -> Self {
         Self::System(error.to_string())
     }
 }
 
-impl From<CallError> for Failure {
+impl From<CallError> for CliError {
     fn from(error: CallError) -> Self {
         Self::Call(Box::new(error))
     }
 }
 
-impl From<ConnectError> for Failure {
+impl From<ConnectError> for CliError {
     fn from(error: ConnectError) -> Self {
         Self::Connect(error)
     }
 }
 
-impl From<CopyError> for Failure {
+impl From<CopyError> for CliError {
     fn from(error: CopyError) -> Self {
         match error {
             CopyError::Call(error) => error.into(),
@@ -62,16 +62,16 @@ impl From<CopyError> for Failure {
     }
 }
 
-impl From<Local> for Failure {
-    fn from(local: Local) -> Self {
+impl From<LocalError> for CliError {
+    fn from(local: LocalError) -> Self {
         Self::Local(local)
     }
 }
 
-impl Failure {
+impl CliError {
     /// Whether it is about one of several files, and not about whom we call, the place that there is,
     /// or the call as a whole, which the next file would come to as well.
-    pub(crate) fn is_of_one_file(&self) -> bool {
+    pub(crate) fn is_file_error(&self) -> bool {
         match self {
             Self::Call(error) => {
                 let is_general = [Code::Unavailable, Code::Unauthenticated, Code::Unimplemented];
@@ -89,10 +89,10 @@ impl Failure {
     }
 
     /// A transfer from or to the file at `path` of this side has failed.
-    pub(crate) fn of_transfer(path: &Path, error: TransferError) -> Self {
+    pub(crate) fn from_transfer(path: &Path, error: TransferError) -> Self {
         match error {
             TransferError::Call(error) => error.into(),
-            TransferError::Local(error) => Local::file(path, &error).into(),
+            TransferError::Local(error) => LocalError::file(path, &error).into(),
             error => Self::System(error.to_string()),
         }
     }

@@ -7,7 +7,7 @@ use jig::api::v1::{
 };
 use serde_json::{Value, json};
 
-use crate::json::name;
+use crate::json::enum_name;
 
 pub(crate) fn list_directory(response: &ListDirectoryResponse) -> Value {
     let entries = response.entries.iter().map(|entry| {
@@ -65,7 +65,7 @@ pub(crate) fn apply_patch(response: &ApplyPatchResponse) -> Value {
     let files = response.changed_files.iter().map(|file| {
         json!({
             "path": file.path,
-            "change": name(FileChange::try_from(file.change).map(|kind| kind.as_str_name()), file.change),
+            "change": enum_name(FileChange::try_from(file.change).map(|kind| kind.as_str_name()), file.change),
             "previous_path": file.previous_path,
             "hunks": file.hunks,
             "fuzz": file.fuzz,
@@ -125,7 +125,7 @@ pub(crate) fn read_notebook(response: &ReadNotebookResponse) -> Value {
         json!({
             "id": cell.id,
             "index": cell.index,
-            "type": name(CellType::try_from(cell.r#type).map(|kind| kind.as_str_name()), cell.r#type),
+            "type": enum_name(CellType::try_from(cell.r#type).map(|kind| kind.as_str_name()), cell.r#type),
             "source": cell.source,
             "execution_count": cell.execution_count,
             "outputs": outputs.collect::<Vec<_>>(),
@@ -145,7 +145,7 @@ pub(crate) fn edit_notebook(response: &EditNotebookResponse) -> Value {
 }
 
 fn file_type(number: i32) -> Value {
-    name(FileType::try_from(number).map(|kind| kind.as_str_name()), number)
+    enum_name(FileType::try_from(number).map(|kind| kind.as_str_name()), number)
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use clap::{
     builder::{FalseyValueParser, NonEmptyStringValueParser},
 };
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Flags that each subcommand has.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Connection")]
-pub(crate) struct Global {
+pub(crate) struct GlobalArgs {
     /// Daemon address: `host:port`, `http://host:port` or `unix:/path`.
     #[arg(long, global = true, hide_short_help = true, env = "JIG_ADDRESS", value_name = "ADDR")]
     address: Option<String>,
@@ -26,7 +26,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, hide_short_help = true, env = "JIG_SESSION", value_name = "NAME")]
     session: Option<String>,
     /// Seconds that the call may take; fractions are allowed.
-    #[arg(long, global = true, hide_short_help = true, env = "JIG_DEADLINE", value_name = "SEC", value_parser = seconds)]
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_DEADLINE", value_name = "SEC", value_parser = parse_seconds)]
     deadline: Option<Duration>,
     /// Idempotency key of one call that changes something. Repeating the call with the same id returns the first
     /// result, even after a daemon restart.
@@ -34,7 +34,7 @@ pub(crate) struct Global {
     request_id: Option<String>,
     /// Minimum isolation level of commands where the daemon is started for this call: L3 by default, L2 or L1. A
     /// running daemon that is not named is used only if it isolates commands so strongly.
-    #[arg(long, global = true, hide_short_help = true, env = "JIG_MINIMUM_LEVEL", value_name = "LEVEL", value_parser = level)]
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_MINIMUM_LEVEL", value_name = "LEVEL", value_parser = parse_level)]
     minimum_level: Option<String>,
     /// Have the daemon of this call give what belongs to root in the current directory to the user that
     /// commands run as (chown): for root in a container.
@@ -54,15 +54,15 @@ pub(crate) struct Global {
     pub(crate) json: bool,
 }
 
-impl Global {
+impl GlobalArgs {
     /// The daemon to call. None: one of our own.
     pub(crate) fn address(&self) -> Option<&str> {
-        given(self.address.as_ref())
+        non_empty(self.address.as_ref())
     }
 
     /// The daemon to call, for commands that need a running one.
-    pub(crate) fn daemon(&self) -> Result<&str, Failure> {
-        self.address().ok_or_else(no_daemon)
+    pub(crate) fn require_address(&self) -> Result<&str, CliError> {
+        self.address().ok_or_else(no_daemon_error)
     }
 
     /// The same with a daemon that was found, and its workspace.
@@ -76,7 +76,7 @@ impl Global {
     }
 
     /// The same with calls that take no longer than this.
-    pub(crate) fn within(&self, time: Duration) -> Self {
+    pub(crate) fn with_deadline(&self, time: Duration) -> Self {
         Self {
             deadline: Some(self.deadline.map_or(time, |deadline| deadline.min(time))),
             ..self.clone()
@@ -85,12 +85,12 @@ impl Global {
 
     /// The minimum level, where one was given.
     pub(crate) fn minimum_level(&self) -> Option<&str> {
-        given(self.minimum_level.as_ref())
+        non_empty(self.minimum_level.as_ref())
     }
 
     /// The session, where one was named.
     pub(crate) fn session(&self) -> Option<&str> {
-        given(self.session.as_ref())
+        non_empty(self.session.as_ref())
     }
 
     /// Whether the call may be repeated.
@@ -99,19 +99,19 @@ impl Global {
     }
 
     /// Refuses a request id where it would not do what it is for.
-    pub(crate) fn refuse_request_id(&self, why: &str) -> Result<(), Failure> {
+    pub(crate) fn reject_request_id(&self, why: &str) -> Result<(), CliError> {
         match self.request_id {
             None => Ok(()),
             Some(_) => {
                 let text = format!("--request-id cannot be given here: {why}");
-                Err(Failure::Usage(text))
+                Err(CliError::Usage(text))
             }
         }
     }
 
     /// What the calls carry.
-    pub(crate) fn options(&self) -> jig::client::Options {
-        let owned = |option: Option<&String>| given(option).map(str::to_owned);
+    pub(crate) fn client_options(&self) -> jig::client::Options {
+        let owned = |option: Option<&String>| non_empty(option).map(str::to_owned);
         jig::client::Options {
             key: owned(self.key.as_ref()),
             workspace: owned(self.workspace.as_ref()),
@@ -125,14 +125,14 @@ impl Global {
 }
 
 /// There is no daemon to call.
-pub(crate) fn no_daemon() -> Failure {
-    Failure::Usage(
+pub(crate) fn no_daemon_error() -> CliError {
+    CliError::Usage(
         "no daemon given, and none found: use --address or JIG_ADDRESS (start one with `jig serve`)"
             .to_owned(),
     )
 }
 
-fn level(text: &str) -> Result<String, String> {
+fn parse_level(text: &str) -> Result<String, String> {
     match text {
         // As for the others, an empty variable is none.
         "" | "L1" | "L2" | "L3" => Ok(text.to_owned()),
@@ -141,11 +141,11 @@ fn level(text: &str) -> Result<String, String> {
 }
 
 /// An empty variable is one that was not set.
-fn given(option: Option<&String>) -> Option<&str> {
+fn non_empty(option: Option<&String>) -> Option<&str> {
     option.map(String::as_str).filter(|text| !text.is_empty())
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 =
         text.parse().map_err(|_| "a number of seconds is needed, as `30` or `0.5`".to_owned())?;
     match Duration::try_from_secs_f64(seconds) {
@@ -170,9 +170,9 @@ mod tests {
 
     #[test]
     fn deadlines() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
         for text in ["0", "-1", "nan", "inf", "soon", ""] {
-            assert!(seconds(text).is_err(), "{text}");
+            assert!(parse_seconds(text).is_err(), "{text}");
         }
     }
 

@@ -2,14 +2,14 @@
 
 use std::{fs, path::Path};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Refuses the root directory, and the home directory and those above it unless that is insisted on.
-pub(crate) fn check(workspace: &Path, is_allowed: bool) -> Result<(), Failure> {
+pub(crate) fn check(workspace: &Path, is_allowed: bool) -> Result<(), CliError> {
     let canonical = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let home = jig::daemon::home_dir().map(|home| canonical(&home));
     problem(&canonical(workspace), home.as_deref(), is_allowed)
-        .map_or(Ok(()), |problem| Err(Failure::Usage(problem)))
+        .map_or(Ok(()), |problem| Err(CliError::Usage(problem)))
 }
 
 fn problem(workspace: &Path, home: Option<&Path>, is_allowed: bool) -> Option<String> {

@@ -2,11 +2,11 @@
 
 use std::env;
 
-use crate::{failure::Failure, global::Global};
+use crate::{failure::CliError, global::GlobalArgs};
 
 /// Adds the line that would work, where a daemon of our own was to run a command and knows one.
-pub(crate) fn with_hint(global: &Global, mut failure: Failure) -> Failure {
-    if let Failure::Call(error) = &mut failure
+pub(crate) fn with_isolation_hint(global: &GlobalArgs, mut failure: CliError) -> CliError {
+    if let CliError::Call(error) = &mut failure
         && global.address().is_none()
         && error.name() == "SANDBOX_UNAVAILABLE"
         && let Some(flags) = error.metadata.get("flags")

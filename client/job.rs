@@ -2,7 +2,7 @@
 
 use tonic::Streaming;
 
-use super::{call::Client, deadline::Deadline, error::CallError, methods::methods};
+use super::{call::Client, deadline::CallDeadline, error::CallError, methods::methods};
 use crate::api::v1::{
     CancelJobRequest, CancelJobResponse, GetJobRequest, GetJobResponse, ListJobsRequest,
     ListJobsResponse, SubmitJobRequest, SubmitJobResponse, WaitJobRequest, WaitJobResponse,
@@ -13,7 +13,7 @@ use crate::api::v1::{
 #[derive(Debug)]
 pub struct JobEvents {
     messages: Streaming<WatchJobResponse>,
-    deadline: Deadline,
+    deadline: CallDeadline,
 }
 
 methods! { jobs {
@@ -38,7 +38,7 @@ impl Client {
     pub async fn watch_job(&self, request: WatchJobRequest) -> Result<JobEvents, CallError> {
         let deadline = self.deadline();
         let mut jobs = self.jobs();
-        let messages = deadline.keep(jobs.watch_job(self.with_context(request))).await?;
+        let messages = deadline.enforce(jobs.watch_job(self.with_context(request))).await?;
         Ok(JobEvents { messages: messages.into_inner(), deadline })
     }
 }
@@ -51,7 +51,7 @@ impl JobEvents {
     /// When the call failed: watch on from the offsets behind what came.
     pub async fn next(&mut self) -> Result<Option<Event>, CallError> {
         loop {
-            match self.deadline.keep(self.messages.message()).await? {
+            match self.deadline.enforce(self.messages.message()).await? {
                 None => return Ok(None),
                 Some(WatchJobResponse { event: Some(event) }) => return Ok(Some(event)),
                 // Of a later version.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub(crate) fn run(response: &RunResponse) -> Value {
     let usage = response.usage.unwrap_or_default();
     json!({
-        "outcome": name(Outcome::try_from(response.outcome).map(|outcome| outcome.as_str_name()), response.outcome),
+        "outcome": enum_name(Outcome::try_from(response.outcome).map(|outcome| outcome.as_str_name()), response.outcome),
         "exit_code": response.exit_code,
         "signal": response.signal,
         "stdout": response.stdout,
@@ -42,7 +42,7 @@ pub(crate) fn run(response: &RunResponse) -> Value {
 pub(crate) fn exited(exited: &ProcessExited) -> Value {
     let usage = exited.usage.unwrap_or_default();
     json!({
-        "outcome": name(Outcome::try_from(exited.outcome).map(|outcome| outcome.as_str_name()), exited.outcome),
+        "outcome": enum_name(Outcome::try_from(exited.outcome).map(|outcome| outcome.as_str_name()), exited.outcome),
         "exit_code": exited.exit_code,
         "signal": exited.signal,
         "stdout_bytes": exited.stdout_bytes,
@@ -66,7 +66,7 @@ pub(crate) fn exited(exited: &ProcessExited) -> Value {
 pub(crate) fn read_file(response: &ReadFileResponse) -> Value {
     json!({
         "content": response.content,
-        "encoding": name(Encoding::try_from(response.encoding).map(|encoding| encoding.as_str_name()), response.encoding),
+        "encoding": enum_name(Encoding::try_from(response.encoding).map(|encoding| encoding.as_str_name()), response.encoding),
         "truncated": response.truncated,
         "omitted_lines": response.omitted_lines,
         "total_lines": response.total_lines,
@@ -102,7 +102,7 @@ pub(crate) fn info(response: &GetInfoResponse) -> Value {
         "workspaces": response.workspaces.iter().map(workspace).collect::<Vec<_>>(),
         "caller": {
             "name": caller.name,
-            "role": name(Role::try_from(caller.role).map(|role| role.as_str_name()), caller.role),
+            "role": enum_name(Role::try_from(caller.role).map(|role| role.as_str_name()), caller.role),
         },
         "counts": {
             "calls_finished": counts.calls_finished,
@@ -193,7 +193,7 @@ fn workspace(workspace: &Workspace) -> Value {
 }
 
 /// The name of an enum's value, or its number when a newer daemon knows one that we do not.
-pub(crate) fn name<E>(known: Result<&'static str, E>, number: i32) -> Value {
+pub(crate) fn enum_name<E>(known: Result<&'static str, E>, number: i32) -> Value {
     known.map_or_else(|_| number.into(), Value::from)
 }
 

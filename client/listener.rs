@@ -10,13 +10,13 @@ use std::{
 use rustix::process::geteuid;
 
 /// Port of a daemon that is not told another.
-pub(crate) const PORT: u16 = 50051;
+pub(crate) const DEFAULT_PORT: u16 = 50051;
 /// State of a socket that listens, in `/proc/net/tcp`.
-const LISTENS: &str = "0A";
+const TCP_LISTEN_STATE: &str = "0A";
 
 /// Who listens at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Listener {
+pub(crate) enum ListenerOwner {
     None,
     /// This user, or root.
     Trusted,
@@ -26,43 +26,44 @@ pub(crate) enum Listener {
 
 /// Whether the address is one whose listener may be called.
 pub(crate) fn is_trusted(address: &str) -> bool {
-    listener(address) == Listener::Trusted
+    listener_owner(address) == ListenerOwner::Trusted
 }
 
 /// Asks the kernel who listens at `unix:/path`, or else at the port.
-pub(crate) fn listener(address: &str) -> Listener {
+pub(crate) fn listener_owner(address: &str) -> ListenerOwner {
     let owners = match address.strip_prefix("unix:") {
-        Some(path) => owner_of_socket(Path::new(path)).into_iter().collect(),
-        None => owners_of_port(PORT),
+        Some(path) => socket_owner(Path::new(path)).into_iter().collect(),
+        None => port_owners(DEFAULT_PORT),
     };
     let own = geteuid().as_raw();
     match owners.iter().find(|owner| ![0, own].contains(owner)) {
-        _ if owners.is_empty() => Listener::None,
-        Some(foreign) => Listener::Foreign(*foreign),
-        None => Listener::Trusted,
+        _ if owners.is_empty() => ListenerOwner::None,
+        Some(foreign) => ListenerOwner::Foreign(*foreign),
+        None => ListenerOwner::Trusted,
     }
 }
 
 /// The user who has made a socket. None where it is none, or a link to one.
-fn owner_of_socket(path: &Path) -> Option<u32> {
+fn socket_owner(path: &Path) -> Option<u32> {
     let metadata = path.symlink_metadata().ok()?;
     metadata.file_type().is_socket().then(|| metadata.uid())
 }
 
 /// The users who listen at a port of this machine, at whatever address.
-fn owners_of_port(port: u16) -> Vec<u32> {
+fn port_owners(port: u16) -> Vec<u32> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
     let tables = tables.iter().filter_map(|table| fs::read_to_string(table).ok());
-    tables.flat_map(|table| owners_in(&table, port)).collect()
+    tables.flat_map(|table| parse_port_owners(&table, port)).collect()
 }
 
 /// See proc_net_tcp of the kernel's documentation: number, local address, remote address, state,
 /// queues, timer, retransmissions, user.
-fn owners_in(table: &str, port: u16) -> Vec<u32> {
+fn parse_port_owners(table: &str, port: u16) -> Vec<u32> {
     let port = format!("{port:04X}");
     let of_line = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let is_ours = fields.get(1)?.ends_with(&format!(":{port}")) && *fields.get(3)? == LISTENS;
+        let is_ours =
+            fields.get(1)?.ends_with(&format!(":{port}")) && *fields.get(3)? == TCP_LISTEN_STATE;
         // One that cannot be read is nobody's.
         is_ours.then(|| fields.get(7).and_then(|user| user.parse().ok()).unwrap_or(u32::MAX))
     };
@@ -80,12 +81,12 @@ mod tests {
             1: 0100007F:C383 0100007F:9999 01 00000000:00000000 00:00000000 00000000  1001        0 2 1 0 100 0 0 10 0\n\
             2: 0100007F:C384 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1002        0 3 1 0 100 0 0 10 0\n\
             3: 00000000:C383 00000000:0000 0A 00000000:00000000 00:00000000 00000000  x        0 3 1 0 100 0 0 10 0\n";
-        assert_eq!(owners_in(table, 50051), [1000, u32::MAX]);
-        assert_eq!(owners_in(table, 50052), [1002]);
-        assert_eq!(owners_in("", 50051), [0; 0]);
+        assert_eq!(parse_port_owners(table, 50051), [1000, u32::MAX]);
+        assert_eq!(parse_port_owners(table, 50052), [1002]);
+        assert_eq!(parse_port_owners("", 50051), [0; 0]);
         let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listening.local_addr().unwrap().port();
-        assert_eq!(owners_of_port(port), [geteuid().as_raw()]);
+        assert_eq!(port_owners(port), [geteuid().as_raw()]);
     }
 
     #[test]
@@ -98,7 +99,7 @@ mod tests {
         fs::write(at("file"), "").unwrap();
         assert!(is_trusted(&address("socket")));
         for name in ["link", "file", "none"] {
-            assert_eq!(listener(&address(name)), Listener::None, "{name}");
+            assert_eq!(listener_owner(&address(name)), ListenerOwner::None, "{name}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Kinds of errors, with code and reason.
-const TERMS: [(ErrorKind, &str, &str); 10] = [
+const ERROR_KIND_NAMES: [(ErrorKind, &str, &str); 10] = [
     (ErrorKind::NotFound, "NOT_FOUND", "FILE_NOT_FOUND"),
     (ErrorKind::PermissionDenied, "PERMISSION_DENIED", "PERMISSION_DENIED"),
     (ErrorKind::ReadOnlyFilesystem, "PERMISSION_DENIED", "PERMISSION_DENIED"),
@@ -22,7 +22,7 @@ const TERMS: [(ErrorKind, &str, &str); 10] = [
 
 /// Why something on this side cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Local {
+pub(crate) struct LocalError {
     /// Name of the gRPC code that says so.
     pub(crate) code: &'static str,
     /// Reason as the contract names it, where it has one.
@@ -33,7 +33,7 @@ pub(crate) struct Local {
     pub(crate) path: Option<String>,
 }
 
-impl Local {
+impl LocalError {
     /// A file or directory.
     pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
         Self {
@@ -50,20 +50,20 @@ impl Local {
     }
 
     /// Something that is neither a regular file nor a directory.
-    pub(crate) fn no_file(path: &Path) -> Self {
+    pub(crate) fn not_a_file(path: &Path) -> Self {
         let message = format!("the local file {path:?} is not a regular file");
         Self { message, ..Self::file(path, &ErrorKind::IsADirectory.into()) }
     }
 
     /// Something that a copy cannot be written to, for it would take its place: a device, a pipe.
-    pub(crate) fn no_destination(path: &Path) -> Self {
-        let regular = Self::no_file(path);
+    pub(crate) fn not_a_destination(path: &Path) -> Self {
+        let regular = Self::not_a_file(path);
         let message = format!("{}: write there what `jig read` prints", regular.message);
         Self { message, ..regular }
     }
 
     /// A symbolic link where a copy is to be, and nothing where it leads to.
-    pub(crate) fn dangling(path: &Path) -> Self {
+    pub(crate) fn dangling_symlink(path: &Path) -> Self {
         let message = format!(
             "the local file {path:?} is a symbolic link that leads to no file: remove it, or name the file that it should lead to"
         );
@@ -71,7 +71,7 @@ impl Local {
     }
 
     /// A symbolic link that whoever named the copy may not know of.
-    pub(crate) fn link(path: &Path) -> Self {
+    pub(crate) fn symlink(path: &Path) -> Self {
         Self {
             code: "PERMISSION_DENIED",
             reason: Some("SYMLINK_BLOCKED"),
@@ -83,7 +83,7 @@ impl Local {
     }
 
     /// Something that git would act on in a copy.
-    pub(crate) fn of_vcs(path: &Path, problem: &str) -> Self {
+    pub(crate) fn vcs_path(path: &Path, problem: &str) -> Self {
         Self {
             code: "FAILED_PRECONDITION",
             reason: None,
@@ -96,7 +96,7 @@ impl Local {
 
     /// Anything else. `problem` says what could not be done.
     pub(crate) fn new(problem: &str, error: &io::Error) -> Self {
-        let known = TERMS.iter().find(|(kind, ..)| *kind == error.kind());
+        let known = ERROR_KIND_NAMES.iter().find(|(kind, ..)| *kind == error.kind());
         Self {
             code: known.map_or("UNKNOWN", |(_, code, _)| code),
             reason: known.map(|(.., reason)| *reason),
@@ -123,7 +123,7 @@ mod tests {
             (36, "INVALID_ARGUMENT", Some("INVALID_PARAMS")),
             (5, "UNKNOWN", None),
         ] {
-            let local = Local::file(Path::new("a"), &io::Error::from_raw_os_error(errno));
+            let local = LocalError::file(Path::new("a"), &io::Error::from_raw_os_error(errno));
             assert_eq!((local.code, local.reason), (code, reason), "{local:?}");
             assert!(local.message.starts_with("the local file \"a\" "), "{local:?}");
         }

@@ -31,25 +31,25 @@ mod writer;
 
 use std::{ffi::OsString, process::ExitCode};
 
-use arguments::{Arguments, Command};
-use global::Global;
+use arguments::{Cli, CliCommand};
+use global::GlobalArgs;
 
 fn main() -> ExitCode {
     // Before all else: a process that was started as the keeper of sandboxes must not have parsed
     // anything, nor have threads.
     #[cfg(feature = "daemon")]
-    jig::daemon::become_keeper_if_asked();
+    jig::daemon::run_keeper_if_invoked();
 
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
     // Before clap, which would take the flags of the daemon that have the names of ours.
     if arguments.get(1).is_some_and(|first| first == "serve") {
         return command::serve::serve(arguments.split_off(2));
     }
-    match Arguments::from_words(&arguments) {
-        Ok(Arguments { mut global, command }) => {
+    match Cli::parse_from(&arguments) {
+        Ok(Cli { mut global, command }) => {
             global.runs_command = command.runs_command();
             let as_json = global.json;
-            match default_daemon::choose(global, command.need()) {
+            match default_daemon::resolve_daemon(global, command.daemon_requirement()) {
                 Ok(global) => run(&global, command),
                 Err(failure) => {
                     failure.report(as_json);
@@ -61,44 +61,44 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(global: &Global, command: Command) -> ExitCode {
+fn run(global: &GlobalArgs, command: CliCommand) -> ExitCode {
     match command {
-        Command::Run(args) => command::run::run(global, args),
-        Command::Exec(args) => command::exec::exec(global, args),
-        Command::Attach(args) => command::exec::attach(global, args),
-        Command::Ps(args) => command::processes::ps(global, args),
-        Command::Kill(args) => command::processes::kill(global, args),
-        Command::Read(args) => command::read::read(global, args),
-        Command::Ls(args) => command::ls::ls(global, args),
-        Command::Cp(args) => command::cp::cp(global, args),
-        Command::Write(args) => command::write::write(global, args),
-        Command::Edit(args) => command::edit::edit(global, args),
-        Command::Patch(args) => command::patch::patch(global, args),
-        Command::Search(args) => command::search::search(global, args),
-        Command::Stat(args) => command::stat::stat(global, args),
-        Command::Mkdir(args) => command::change::mkdir(global, args),
-        Command::Mv(args) => command::change::mv(global, args),
-        Command::Rm(args) => command::change::rm(global, args),
-        Command::Nb(args) => command::nb::nb(global, args),
-        Command::Info => command::info::info(global),
-        Command::Health(args) => command::health::health(global, args),
-        Command::Events(args) => command::events::events(global, args),
-        Command::Sessions(args) => command::events::sessions(global, args),
-        Command::Last(args) => command::last::last(global, args),
-        Command::Artifacts(args) => command::last::artifacts(global, args),
-        Command::Artifact(args) => command::artifact::artifact(global, args),
-        Command::Tools(args) => command::tools::tools(global, args),
-        Command::Call(args) => command::call::call(global, args),
-        Command::Batch(args) => command::batch::batch(global, args),
-        Command::Job(args) => command::job::job(global, args),
-        Command::Approvals(args) => command::approvals::approvals(global, args),
-        Command::Rules(args) => command::rules::rules(global, args),
-        Command::Key(args) => command::key::key(global, args),
-        Command::Serve(_) => command::serve::misplaced(global.json),
-        Command::Bench(args) => bench::bench(global, args),
-        Command::Completions(args) => {
-            command::shell::completions(global, args, arguments::command())
+        CliCommand::Run(args) => command::run::run(global, args),
+        CliCommand::Exec(args) => command::exec::exec(global, args),
+        CliCommand::Attach(args) => command::exec::attach(global, args),
+        CliCommand::Ps(args) => command::processes::ps(global, args),
+        CliCommand::Kill(args) => command::processes::kill(global, args),
+        CliCommand::Read(args) => command::read::read(global, args),
+        CliCommand::Ls(args) => command::ls::ls(global, args),
+        CliCommand::Cp(args) => command::cp::cp(global, args),
+        CliCommand::Write(args) => command::write::write(global, args),
+        CliCommand::Edit(args) => command::edit::edit(global, args),
+        CliCommand::Patch(args) => command::patch::patch(global, args),
+        CliCommand::Search(args) => command::search::search(global, args),
+        CliCommand::Stat(args) => command::stat::stat(global, args),
+        CliCommand::Mkdir(args) => command::change::mkdir(global, args),
+        CliCommand::Mv(args) => command::change::mv(global, args),
+        CliCommand::Rm(args) => command::change::rm(global, args),
+        CliCommand::Nb(args) => command::nb::nb(global, args),
+        CliCommand::Info => command::info::info(global),
+        CliCommand::Health(args) => command::health::health(global, args),
+        CliCommand::Events(args) => command::events::events(global, args),
+        CliCommand::Sessions(args) => command::events::sessions(global, args),
+        CliCommand::Last(args) => command::last::last(global, args),
+        CliCommand::Artifacts(args) => command::last::artifacts(global, args),
+        CliCommand::Artifact(args) => command::artifact::artifact(global, args),
+        CliCommand::Tools(args) => command::tools::tools(global, args),
+        CliCommand::Call(args) => command::call::call(global, args),
+        CliCommand::Batch(args) => command::batch::batch(global, args),
+        CliCommand::Job(args) => command::job::job(global, args),
+        CliCommand::Approvals(args) => command::approvals::approvals(global, args),
+        CliCommand::Rules(args) => command::rules::rules(global, args),
+        CliCommand::Key(args) => command::key::key(global, args),
+        CliCommand::Serve(_) => command::serve::misplaced_serve(global.json),
+        CliCommand::Bench(args) => bench::bench(global, args),
+        CliCommand::Completions(args) => {
+            command::shell::completions(global, args, arguments::cli_command())
         }
-        Command::Man(args) => command::shell::man(global, args, arguments::command()),
+        CliCommand::Man(args) => command::shell::man(global, args, arguments::cli_command()),
     }
 }

@@ -39,7 +39,7 @@ mod transfer;
 #[cfg(test)]
 mod wire_tests;
 
-pub use address::{Address, InvalidAddress};
+pub use address::{DaemonAddress, InvalidAddress};
 pub use approval::ApprovalEvents;
 pub use call::Client;
 pub use connect::{ConnectError, Options};
@@ -52,4 +52,4 @@ pub use pages::FilePages;
 pub use process::{ProcessEvent, ProcessEvents};
 pub use stream::{ArtifactParts, CopyError};
 pub use tonic::Code;
-pub use transfer::{DownloadParts, Downloaded, TransferError, sha256_of};
+pub use transfer::{DownloadParts, DownloadSummary, TransferError, sha256_of};

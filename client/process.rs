@@ -4,7 +4,7 @@ use tonic::{Code, Streaming};
 
 use super::{
     call::Client,
-    deadline::Deadline,
+    deadline::CallDeadline,
     error::{CallError, call_id_of},
 };
 use crate::api::v1::{
@@ -17,8 +17,8 @@ use crate::api::v1::{
 /// What becomes of a process, from a position on.
 #[derive(Debug)]
 pub struct ProcessEvents {
-    source: Source,
-    deadline: Deadline,
+    source: ProcessEventStream,
+    deadline: CallDeadline,
     position: AttachRequest,
     ended: bool,
     /// The call, as the stream's first metadata name it: those at its end do not.
@@ -26,7 +26,7 @@ pub struct ProcessEvents {
 }
 
 #[derive(Debug)]
-enum Source {
+enum ProcessEventStream {
     Start(Streaming<StartResponse>),
     Attach(Streaming<AttachResponse>),
 }
@@ -60,10 +60,10 @@ impl Client {
         let deadline = self.deadline();
         let keep_alive_sec = request.keep_alive_sec;
         let mut processes = self.processes();
-        let events = deadline.keep(processes.start(self.with_context(request))).await?;
+        let events = deadline.enforce(processes.start(self.with_context(request))).await?;
         Ok(ProcessEvents {
             call_id: call_id_of(events.metadata()),
-            source: Source::Start(events.into_inner()),
+            source: ProcessEventStream::Start(events.into_inner()),
             deadline,
             position: AttachRequest { keep_alive_sec, ..AttachRequest::default() },
             ended: false,
@@ -79,10 +79,11 @@ impl Client {
     pub async fn attach(&self, position: AttachRequest) -> Result<ProcessEvents, CallError> {
         let deadline = self.deadline();
         let mut processes = self.processes();
-        let events = deadline.keep(processes.attach(self.with_context(position.clone()))).await?;
+        let events =
+            deadline.enforce(processes.attach(self.with_context(position.clone()))).await?;
         Ok(ProcessEvents {
             call_id: call_id_of(events.metadata()),
-            source: Source::Attach(events.into_inner()),
+            source: ProcessEventStream::Attach(events.into_inner()),
             deadline,
             position,
             ended: false,
@@ -158,12 +159,12 @@ impl ProcessEvents {
         };
         loop {
             let event = match &mut self.source {
-                Source::Start(events) => {
-                    let message = self.deadline.keep(events.message()).await.map_err(named)?;
+                ProcessEventStream::Start(events) => {
+                    let message = self.deadline.enforce(events.message()).await.map_err(named)?;
                     message.map(|message| message.event.map(ProcessEvent::from))
                 }
-                Source::Attach(events) => {
-                    let message = self.deadline.keep(events.message()).await.map_err(named)?;
+                ProcessEventStream::Attach(events) => {
+                    let message = self.deadline.enforce(events.message()).await.map_err(named)?;
                     message.map(|message| message.event.map(ProcessEvent::from))
                 }
             };
@@ -171,7 +172,7 @@ impl ProcessEvents {
                 // An event of a newer daemon, which the contract lets us pass over.
                 Some(None) => {}
                 Some(Some(event)) => {
-                    self.note(&event);
+                    self.update_position(&event);
                     return Ok(Some(event));
                 }
                 None => {
@@ -188,7 +189,7 @@ impl ProcessEvents {
         &self.position
     }
 
-    fn note(&mut self, event: &ProcessEvent) {
+    fn update_position(&mut self, event: &ProcessEvent) {
         let position = &mut self.position;
         let end = |output: &ProcessOutput| output.offset + output.data.len() as u64;
         match event {

@@ -16,7 +16,7 @@ use crate::api::v1::{
 };
 
 /// A daemon whose commands wait for a sandbox first, and are lost then.
-struct Fake;
+struct FakeProcessService;
 
 #[tokio::test]
 async fn a_process_that_waits_for_a_sandbox_is_alive_before_it_is_started() {
@@ -24,7 +24,7 @@ async fn a_process_that_waits_for_a_sandbox_is_alive_before_it_is_started() {
     let path = folder.path().join("socket");
     let incoming = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
     let serving = Server::builder()
-        .add_service(ProcessServiceServer::new(Fake))
+        .add_service(ProcessServiceServer::new(FakeProcessService))
         .serve_with_incoming(incoming);
     let calling = async {
         let address = format!("unix:{}", path.display());
@@ -52,7 +52,7 @@ fn event(event: Event) -> Result<StartResponse, Status> {
 }
 
 #[tonic::async_trait]
-impl ProcessService for Fake {
+impl ProcessService for FakeProcessService {
     type StartStream = Pin<Box<dyn Stream<Item = Result<StartResponse, Status>> + Send>>;
     type AttachStream = Pin<Box<dyn Stream<Item = Result<AttachResponse, Status>> + Send>>;
 

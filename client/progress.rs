@@ -9,43 +9,43 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 use crate::escape;
 
 /// The line, after the name.
-const TEMPLATE: &str = "{name} [{bar:12}] {percent:>3}% {binary_bytes} of {binary_total_bytes} ({binary_bytes_per_sec})";
+const PROGRESS_TEMPLATE: &str = "{name} [{bar:12}] {percent:>3}% {binary_bytes} of {binary_total_bytes} ({binary_bytes_per_sec})";
 /// Most columns of that, with one that stays free: a terminal may wrap a line that reaches the last.
-const COLUMNS_BESIDE_NAME: usize = 64;
+const RESERVED_COLUMNS: usize = 64;
 /// Columns of a terminal that reports none.
 const DEFAULT_COLUMNS: u16 = 80;
 /// Times that the line is drawn in a second, at most.
-const DRAWS_PER_SECOND: u8 = 10;
+const MAX_DRAWS_PER_SECOND: u8 = 10;
 
 /// The line of one file. It is removed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct ProgressLine(ProgressBar);
 
-impl Progress {
+impl ProgressLine {
     /// The line of a file. Nothing is drawn where `quiet`, without a terminal, and on a dumb one.
     pub(crate) fn new(name: &str, quiet: bool) -> Self {
         let target = if quiet {
             ProgressDrawTarget::hidden()
         } else {
-            ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND)
+            ProgressDrawTarget::stderr_with_hz(MAX_DRAWS_PER_SECOND)
         };
         let name = escape::name(name).into_owned();
-        let style = ProgressStyle::with_template(TEMPLATE)
+        let style = ProgressStyle::with_template(PROGRESS_TEMPLATE)
             .expect("the template is valid")
             .progress_chars("= ")
             .with_key("name", move |_: &ProgressState, line: &mut dyn std::fmt::Write| {
                 // Each time: the terminal may have been resized.
                 let columns = tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col);
                 let columns = if columns == 0 { DEFAULT_COLUMNS } else { columns };
-                let columns = usize::from(columns).saturating_sub(COLUMNS_BESIDE_NAME);
+                let columns = usize::from(columns).saturating_sub(RESERVED_COLUMNS);
                 // Drawing to a terminal that is gone is no failure of the transfer.
-                line.write_str(&end_of(&name, columns)).ok();
+                line.write_str(&truncate_start(&name, columns)).ok();
             });
         Self(ProgressBar::with_draw_target(Some(0), target).with_style(style))
     }
 
     /// So many bytes of the file have been transferred.
-    pub(crate) fn at(&self, bytes: u64, size: u64) {
+    pub(crate) fn update(&self, bytes: u64, size: u64) {
         let before = self.0.position();
         self.0.set_length(size);
         self.0.set_position(bytes);
@@ -56,14 +56,14 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
 }
 
 /// The end of a name, which tells more than its beginning, in at most so many columns.
-fn end_of(name: &str, columns: usize) -> String {
+fn truncate_start(name: &str, columns: usize) -> String {
     if name.width() <= columns {
         return name.to_owned();
     }
@@ -77,7 +77,7 @@ fn end_of(name: &str, columns: usize) -> String {
 }
 
 /// Bytes for people: `1.5 MiB`.
-pub(crate) fn amount(bytes: u64) -> String {
+pub(crate) fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -108,7 +108,7 @@ mod tests {
             (10 << 30, "10.0 GiB"),
             (u64::MAX, "16777215.9 TiB"),
         ] {
-            assert_eq!(amount(bytes), text);
+            assert_eq!(format_bytes(bytes), text);
         }
     }
 
@@ -122,7 +122,7 @@ mod tests {
             ("\u{30d5}", 1, ""),
             ("name", 0, ""),
         ] {
-            assert_eq!(end_of(name, columns), cut, "{name} {columns}");
+            assert_eq!(truncate_start(name, columns), cut, "{name} {columns}");
         }
     }
 }

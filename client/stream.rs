@@ -4,14 +4,14 @@ use std::io;
 
 use tonic::{Code, Streaming};
 
-use super::{deadline::Deadline, error::CallError};
+use super::{deadline::CallDeadline, error::CallError};
 use crate::api::v1::ReadArtifactResponse;
 
 /// The parts of an artifact, in order and without gaps.
 #[derive(Debug)]
 pub struct ArtifactParts {
     parts: Streaming<ReadArtifactResponse>,
-    deadline: Deadline,
+    deadline: CallDeadline,
     next_offset: u64,
 }
 
@@ -30,7 +30,7 @@ pub enum CopyError {
 impl ArtifactParts {
     pub(super) fn new(
         parts: Streaming<ReadArtifactResponse>,
-        deadline: Deadline,
+        deadline: CallDeadline,
         next_offset: u64,
     ) -> Self {
         Self { parts, deadline, next_offset }
@@ -42,7 +42,7 @@ impl ArtifactParts {
     ///
     /// When the call failed, or a part does not begin where the one before it ended.
     pub async fn next(&mut self) -> Result<Option<ReadArtifactResponse>, CallError> {
-        let part = self.deadline.keep(self.parts.message()).await?;
+        let part = self.deadline.enforce(self.parts.message()).await?;
         if let Some(part) = &part
             && !part.data.is_empty()
         {

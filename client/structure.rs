@@ -4,20 +4,22 @@ use prost_types::{Struct, Value as WireValue, value::Kind};
 use serde_json::Value;
 
 /// Up to which all whole numbers can be told apart as doubles: 2^53.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
 /// As a JSON object, with whole numbers written as such.
-pub(crate) fn json_of(structure: &Struct) -> Value {
+pub(crate) fn struct_to_json(structure: &Struct) -> Value {
     let fields = structure.fields.iter();
-    Value::Object(fields.map(|(name, value)| (name.clone(), plain(value))).collect())
+    Value::Object(fields.map(|(name, value)| (name.clone(), value_to_json(value))).collect())
 }
 
-fn plain(value: &WireValue) -> Value {
+fn value_to_json(value: &WireValue) -> Value {
     match &value.kind {
         None | Some(Kind::NullValue(_)) => Value::Null,
         Some(Kind::BoolValue(flag)) => (*flag).into(),
         Some(Kind::StringValue(text)) => text.as_str().into(),
-        Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() <= EXACT => {
+        Some(Kind::NumberValue(number))
+            if number.fract() == 0.0 && number.abs() <= MAX_EXACT_INTEGER =>
+        {
             #[expect(
                 clippy::cast_possible_truncation,
                 reason = "it is whole, and within the range"
@@ -26,8 +28,8 @@ fn plain(value: &WireValue) -> Value {
             whole.into()
         }
         Some(Kind::NumberValue(number)) => (*number).into(),
-        Some(Kind::ListValue(list)) => list.values.iter().map(plain).collect(),
-        Some(Kind::StructValue(structure)) => json_of(structure),
+        Some(Kind::ListValue(list)) => list.values.iter().map(value_to_json).collect(),
+        Some(Kind::StructValue(structure)) => struct_to_json(structure),
     }
 }
 
@@ -50,6 +52,9 @@ mod tests {
             ]
             .into(),
         };
-        assert_eq!(json_of(&record).to_string(), r#"{"a":200000,"b":0.25,"c":null,"d":1e+300}"#);
+        assert_eq!(
+            struct_to_json(&record).to_string(),
+            r#"{"a":200000,"b":0.25,"c":null,"d":1e+300}"#
+        );
     }
 }

@@ -34,12 +34,12 @@ impl Style {
     }
 
     /// A name that others chose.
-    pub(crate) fn name(self, name: &str) -> Cow<'_, str> {
+    pub(crate) fn escape_name(self, name: &str) -> Cow<'_, str> {
         if self.escaped { escape::name(name) } else { Cow::Borrowed(name) }
     }
 
     /// Lines that others wrote.
-    pub(crate) fn text(self, text: &str) -> Cow<'_, str> {
+    pub(crate) fn escape_text(self, text: &str) -> Cow<'_, str> {
         if self.escaped { escape::text(text) } else { Cow::Borrowed(text) }
     }
 
@@ -53,8 +53,8 @@ impl Style {
     }
 
     /// A unified diff, its lines by what they do.
-    pub(crate) fn diff(self, diff: &str) -> String {
-        let diff = self.text(diff);
+    pub(crate) fn paint_diff(self, diff: &str) -> String {
+        let diff = self.escape_text(diff);
         if !self.coloured {
             return diff.into_owned();
         }
@@ -84,10 +84,10 @@ mod tests {
     #[test]
     fn colours_and_escapes_are_for_terminals() {
         let diff = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\x1b[5m\n c";
-        assert_eq!(Style::plain().diff(diff), diff);
+        assert_eq!(Style::plain().paint_diff(diff), diff);
         let terminal = Style { escaped: true, coloured: true };
-        let painted = terminal.diff(diff);
+        let painted = terminal.paint_diff(diff);
         assert!(painted.contains("\x1b[31m-a\x1b[0m\n\x1b[32m+b\\033[5m\x1b[0m\n c"));
-        assert_eq!(terminal.name("a\n"), "\"a\\n\"");
+        assert_eq!(terminal.escape_name("a\n"), "\"a\\n\"");
     }
 }

@@ -5,11 +5,11 @@ use std::{io, time::Duration};
 use jig::client::ConnectError;
 use serde_json::{Map, Value, json};
 
-use crate::{failure::Failure, local::Local, output};
+use crate::{failure::CliError, local::LocalError, output};
 
 /// A failure in the terms in which errors are told.
 #[derive(Debug, Clone, PartialEq)]
-struct Told {
+struct ErrorReport {
     code: String,
     reason: Option<String>,
     message: String,
@@ -20,15 +20,15 @@ struct Told {
     call_id: Option<String>,
 }
 
-impl Failure {
+impl CliError {
     /// Tells what went wrong, except where nobody is there to read it or wants to know.
     pub(crate) fn report(&self, as_json: bool) {
-        let Some(told) = self.told() else { return };
+        let Some(told) = self.to_report() else { return };
         if as_json {
             // Should that fail too, the exit code is all that is left.
-            output::json(&json!({ "error": told.json() })).ok();
+            output::write_json(&json!({ "error": told.to_json() })).ok();
         } else {
-            for line in told.lines() {
+            for line in told.to_lines() {
                 output::note(&line);
             }
         }
@@ -36,24 +36,24 @@ impl Failure {
 
     /// On one line.
     pub(crate) fn summary(&self) -> String {
-        self.or_signal().line()
+        self.to_report_or_cancelled().summary_line()
     }
 
     /// As a JSON object.
-    pub(crate) fn json(&self) -> Value {
-        self.or_signal().json()
+    pub(crate) fn to_json(&self) -> Value {
+        self.to_report_or_cancelled().to_json()
     }
 
     /// Also for what is not told by itself: a signal, or a reader who is gone.
-    fn or_signal(&self) -> Told {
-        let ended = || Told::new("CANCELLED", "it was ended before all was done");
-        self.told().unwrap_or_else(ended)
+    fn to_report_or_cancelled(&self) -> ErrorReport {
+        let ended = || ErrorReport::new("CANCELLED", "it was ended before all was done");
+        self.to_report().unwrap_or_else(ended)
     }
 
     /// None for a reader who is gone, and for whoever pressed Ctrl-C.
-    fn told(&self) -> Option<Told> {
+    fn to_report(&self) -> Option<ErrorReport> {
         let told = match self {
-            Self::Call(error) => Told {
+            Self::Call(error) => ErrorReport {
                 code: error.code_name().to_owned(),
                 reason: error.reason.clone(),
                 message: error.message.clone(),
@@ -79,26 +79,26 @@ impl Failure {
                     | ConnectError::Failed { .. }
                     | _ => "UNAVAILABLE",
                 };
-                Told::new(code, error.to_string())
+                ErrorReport::new(code, error.to_string())
             }
-            Self::Embedded(message) => Told::new(
+            Self::Embedded(message) => ErrorReport::new(
                 "FAILED_PRECONDITION",
                 format!("no daemon could be started for this call: {message}"),
             ),
-            Self::Usage(message) => Told::new("INVALID_ARGUMENT", message),
+            Self::Usage(message) => ErrorReport::new("INVALID_ARGUMENT", message),
             Self::Local(local) => local.into(),
-            Self::System(message) => Told::new("UNKNOWN", message),
-            Self::Daemon(message) => Told::new("INTERNAL", message),
+            Self::System(message) => ErrorReport::new("UNKNOWN", message),
+            Self::Daemon(message) => ErrorReport::new("INTERNAL", message),
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return None,
-            Self::Output(error) => (&Local::new("cannot write standard output", error)).into(),
+            Self::Output(error) => (&LocalError::new("cannot write standard output", error)).into(),
             Self::Interrupted(_) => return None,
         };
         Some(told)
     }
 }
 
-impl From<&Local> for Told {
-    fn from(local: &Local) -> Self {
+impl From<&LocalError> for ErrorReport {
+    fn from(local: &LocalError) -> Self {
         let path = local.path.iter();
         Self {
             reason: local.reason.map(str::to_owned),
@@ -108,7 +108,7 @@ impl From<&Local> for Told {
     }
 }
 
-impl Told {
+impl ErrorReport {
     fn new(code: &str, message: impl Into<String>) -> Self {
         Self {
             code: code.to_owned(),
@@ -121,13 +121,13 @@ impl Told {
         }
     }
 
-    fn line(&self) -> String {
+    fn summary_line(&self) -> String {
         let name = self.reason.as_ref().unwrap_or(&self.code);
         format!("{name}: {}", self.message)
     }
 
-    fn lines(&self) -> Vec<String> {
-        let mut lines = vec![self.line()];
+    fn to_lines(&self) -> Vec<String> {
+        let mut lines = vec![self.summary_line()];
         let told = self.violations.iter();
         let told = told.map(|(field, description)| format!("{field}: {description}"));
         // Most messages say them all.
@@ -145,7 +145,7 @@ impl Told {
         lines
     }
 
-    fn json(&self) -> Value {
+    fn to_json(&self) -> Value {
         let violations: Vec<Value> = self
             .violations
             .iter()
@@ -174,12 +174,12 @@ mod tests {
 
     #[test]
     fn errors() {
-        let mut told = Told::new("NOT_FOUND", "no such file");
+        let mut told = ErrorReport::new("NOT_FOUND", "no such file");
         told.reason = Some("FILE_NOT_FOUND".into());
         told.metadata = vec![("path".into(), "a".into())];
         told.violations = vec![("path".into(), "wrong".into())];
         assert_eq!(
-            told.json(),
+            told.to_json(),
             json!({
                 "code": "NOT_FOUND",
                 "reason": "FILE_NOT_FOUND",
@@ -194,44 +194,44 @@ mod tests {
 
     #[test]
     fn lines_name_the_reason_and_each_field() {
-        let told = Told {
+        let told = ErrorReport {
             reason: Some("INVALID_PARAMS".into()),
             violations: vec![("cwd".into(), "must not be empty".into())],
             retry_after: Some(Duration::from_millis(1500)),
             call_id: Some("01ABC".into()),
-            ..Told::new("INVALID_ARGUMENT", "a field")
+            ..ErrorReport::new("INVALID_ARGUMENT", "a field")
         };
         assert_eq!(
-            told.lines(),
+            told.to_lines(),
             ["INVALID_PARAMS: a field", "  cwd: must not be empty", "  try again in 1.5 s"]
         );
-        assert_eq!(Told::new("UNAVAILABLE", "m").lines(), ["UNAVAILABLE: m"]);
+        assert_eq!(ErrorReport::new("UNAVAILABLE", "m").to_lines(), ["UNAVAILABLE: m"]);
     }
 
     #[test]
     fn our_own_daemon_that_does_not_start() {
-        let told = Failure::Embedded("no disk".into()).told().unwrap();
+        let told = CliError::Embedded("no disk".into()).to_report().unwrap();
         assert_eq!(
-            told.lines(),
+            told.to_lines(),
             ["FAILED_PRECONDITION: no daemon could be started for this call: no disk"]
         );
     }
 
     #[test]
     fn a_local_file_is_told_from_one_of_the_workspace() {
-        let missing = Local::file("a".as_ref(), &io::ErrorKind::NotFound.into());
-        let told = Failure::Local(missing).told().unwrap();
-        assert!(told.lines()[0].starts_with("FILE_NOT_FOUND: the local file \"a\" "));
-        assert_eq!(told.json()["code"], "NOT_FOUND");
-        assert_eq!(told.json()["metadata"]["local_path"], "a");
-        let full = Failure::Output(io::ErrorKind::StorageFull.into());
-        assert_eq!(full.told().unwrap().reason.as_deref(), Some("NO_SPACE"));
+        let missing = LocalError::file("a".as_ref(), &io::ErrorKind::NotFound.into());
+        let told = CliError::Local(missing).to_report().unwrap();
+        assert!(told.to_lines()[0].starts_with("FILE_NOT_FOUND: the local file \"a\" "));
+        assert_eq!(told.to_json()["code"], "NOT_FOUND");
+        assert_eq!(told.to_json()["metadata"]["local_path"], "a");
+        let full = CliError::Output(io::ErrorKind::StorageFull.into());
+        assert_eq!(full.to_report().unwrap().reason.as_deref(), Some("NO_SPACE"));
     }
 
     #[test]
     fn a_reader_who_left_is_no_news() {
-        let gone = Failure::Output(io::ErrorKind::BrokenPipe.into());
-        assert_eq!(gone.told(), None);
-        assert!(Failure::Output(io::ErrorKind::StorageFull.into()).told().is_some());
+        let gone = CliError::Output(io::ErrorKind::BrokenPipe.into());
+        assert_eq!(gone.to_report(), None);
+        assert!(CliError::Output(io::ErrorKind::StorageFull.into()).to_report().is_some());
     }
 }

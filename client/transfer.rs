@@ -11,35 +11,35 @@ use std::{
 use sha2::{Digest as _, Sha256};
 use tonic::{Code, Streaming};
 
-use super::{call::Client, deadline::Deadline, error::CallError};
+use super::{call::Client, deadline::CallDeadline, error::CallError};
 use crate::api::v1::{
     DownloadRequest, DownloadResponse, GetUploadRequest, GetUploadResponse, UploadChunk,
     UploadRequest, UploadResponse, UploadStart, upload_request::Part,
 };
 
 /// Bytes in one message of an upload.
-const CHUNK_BYTES: usize = 256 * 1024;
+const UPLOAD_CHUNK_BYTES: usize = 256 * 1024;
 /// Attempts in a row that may bring nothing before a transfer is given up.
-const ATTEMPTS: u32 = 8;
+const MAX_FRUITLESS_ATTEMPTS: u32 = 8;
 /// Attempts to receive a file that is changed each time, before it is given up.
-const VERSIONS: u32 = 4;
+const MAX_CHANGED_ATTEMPTS: u32 = 4;
 /// Wait before the second attempt; it doubles from there.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
+const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The parts of a file, in order and without gaps, checked against the sum of their bytes.
 #[derive(Debug)]
 pub struct DownloadParts {
     parts: Streaming<DownloadResponse>,
-    deadline: Deadline,
+    deadline: CallDeadline,
     next_offset: u64,
-    sum: Sha256,
+    hasher: Sha256,
     complete: bool,
 }
 
 /// What was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Downloaded {
+pub struct DownloadSummary {
     /// Bytes that were received: all of the file.
     pub size_bytes: u64,
     /// SHA-256 of what was received, in lower-case hexadecimal.
@@ -83,7 +83,8 @@ impl Client {
             if at >= size {
                 return None;
             }
-            let most = usize::try_from(size - at).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
+            let most = usize::try_from(size - at)
+                .map_or(UPLOAD_CHUNK_BYTES, |left| left.min(UPLOAD_CHUNK_BYTES));
             let mut data = vec![0; most];
             match file.read_at(&mut data, at) {
                 // Shorter than it was: the daemon says that bytes are missing.
@@ -102,7 +103,7 @@ impl Client {
         let parts = std::iter::once(Part::Start(start)).chain(chunks);
         let messages = tokio_stream::iter(parts.map(|part| UploadRequest { part: Some(part) }));
         let mut transfers = self.transfers();
-        let answer = self.deadline().keep(transfers.upload(self.with_context(messages))).await;
+        let answer = self.deadline().enforce(transfers.upload(self.with_context(messages))).await;
         if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(TransferError::Local(error));
         }
@@ -135,26 +136,26 @@ impl Client {
         start: UploadStart,
         progress: impl FnMut(u64) + Clone + Send + 'static,
     ) -> Result<UploadResponse, TransferError> {
-        let mut patience = Patience::default();
+        let mut patience = RetryBudget::default();
         loop {
-            let result = match self.resume_at(&start).await {
+            let result = match self.resume_offset(&start).await {
                 Ok(offset) => {
-                    patience.came_to(offset);
+                    patience.record_progress(offset);
                     let file = file.try_clone().map_err(TransferError::Local)?;
                     self.upload(start.clone(), file, offset, progress.clone()).await
                 }
                 Err(error) => Err(error.into()),
             };
             match result {
-                Err(TransferError::Call(error)) if is_lost(&error) => {
-                    patience.wait_or(error).await?;
+                Err(TransferError::Call(error)) if is_retryable(&error) => {
+                    patience.wait_or_fail(error).await?;
                 }
                 result => return result,
             }
         }
     }
 
-    async fn resume_at(&self, start: &UploadStart) -> Result<u64, CallError> {
+    async fn resume_offset(&self, start: &UploadStart) -> Result<u64, CallError> {
         let Some(id) = &start.upload_id else {
             return Ok(0);
         };
@@ -177,8 +178,8 @@ impl Client {
         let next_offset = request.offset;
         let mut transfers = self.transfers();
         let parts =
-            deadline.keep(transfers.download(self.with_context(request))).await?.into_inner();
-        Ok(DownloadParts { parts, deadline, next_offset, sum: Sha256::new(), complete: false })
+            deadline.enforce(transfers.download(self.with_context(request))).await?.into_inner();
+        Ok(DownloadParts { parts, deadline, next_offset, hasher: Sha256::new(), complete: false })
     }
 
     /// Receives the file at `path` of the workspace into `file`, which is empty and open for reading
@@ -195,13 +196,13 @@ impl Client {
         path: &str,
         file: &mut File,
         mut progress: impl FnMut(u64, u64),
-    ) -> Result<Downloaded, TransferError> {
-        let mut patience = Patience::default();
+    ) -> Result<DownloadSummary, TransferError> {
+        let mut patience = RetryBudget::default();
         let mut version = 1;
         let mut request = DownloadRequest { path: path.to_owned(), ..DownloadRequest::default() };
         loop {
             let began_at = request.offset;
-            let result = self.receive_rest(&mut request, file, &mut progress).await;
+            let result = self.receive_attempt(&mut request, file, &mut progress).await;
             match result {
                 Ok(mut whole) => {
                     if began_at > 0 {
@@ -211,17 +212,17 @@ impl Client {
                     }
                     return Ok(whole);
                 }
-                Err(TransferError::Call(error)) if is_lost(&error) => {
-                    patience.came_to(request.offset);
-                    patience.wait_or(error).await?;
+                Err(TransferError::Call(error)) if is_retryable(&error) => {
+                    patience.record_progress(request.offset);
+                    patience.wait_or_fail(error).await?;
                 }
                 Err(TransferError::Call(error)) if error.name() == "STALE_FILE" => {
-                    if version == VERSIONS {
-                        return Err(always_changed(path).into());
+                    if version == MAX_CHANGED_ATTEMPTS {
+                        return Err(changed_each_time_error(path).into());
                     }
-                    tokio::time::sleep(FIRST_WAIT * (1 << (version - 1))).await;
+                    tokio::time::sleep(INITIAL_BACKOFF * (1 << (version - 1))).await;
                     version += 1;
-                    patience.came_to(0);
+                    patience.record_progress(0);
                     request.offset = 0;
                     request.expected_version = None;
                     file.set_len(0).map_err(TransferError::Local)?;
@@ -232,31 +233,31 @@ impl Client {
     }
 
     /// One attempt; `request` is moved on with what came.
-    async fn receive_rest(
+    async fn receive_attempt(
         &self,
         request: &mut DownloadRequest,
         file: &mut File,
         progress: &mut impl FnMut(u64, u64),
-    ) -> Result<Downloaded, TransferError> {
+    ) -> Result<DownloadSummary, TransferError> {
         let mut parts = self.download(request.clone()).await?;
         file.seek(SeekFrom::Start(request.offset)).map_err(TransferError::Local)?;
-        let mut whole = Downloaded { size_bytes: 0, sha256: String::new(), mode: 0 };
+        let mut whole = DownloadSummary { size_bytes: 0, sha256: String::new(), mode: 0 };
         let mut size = request.offset;
         while let Some(part) = parts.next().await? {
             let expected = request.expected_version.get_or_insert_with(|| part.version.clone());
             if *expected != part.version {
-                return Err(CallError::stale(&request.path).into());
+                return Err(CallError::stale_file(&request.path).into());
             }
             size = part.size_bytes;
             whole.mode = part.mode;
-            write(file, &part.data).map_err(TransferError::Local)?;
+            write_sparse(file, &part.data).map_err(TransferError::Local)?;
             request.offset = part.offset + part.data.len() as u64;
             whole.sha256 = part.sha256.unwrap_or_default();
             progress(request.offset, part.size_bytes);
         }
         // It was cut off before its first bytes were read.
         if request.offset != size {
-            return Err(CallError::stale(&request.path).into());
+            return Err(CallError::stale_file(&request.path).into());
         }
         file.set_len(size).map_err(TransferError::Local)?;
         whole.size_bytes = size;
@@ -272,7 +273,7 @@ impl DownloadParts {
     /// When the call failed, a part does not begin where the one before it ended, or the parts are
     /// not what the daemon has sent.
     pub async fn next(&mut self) -> Result<Option<DownloadResponse>, CallError> {
-        let Some(part) = self.deadline.keep(self.parts.message()).await? else {
+        let Some(part) = self.deadline.enforce(self.parts.message()).await? else {
             if self.complete {
                 return Ok(None);
             }
@@ -285,10 +286,10 @@ impl DownloadParts {
             return Err(CallError::local(Code::DataLoss, text));
         }
         self.next_offset += part.data.len() as u64;
-        self.sum.update(&part.data);
+        self.hasher.update(&part.data);
         if let Some(sha256) = &part.sha256 {
             self.complete = true;
-            let came = hexadecimal(self.sum.clone());
+            let came = hex_digest(self.hasher.clone());
             if came != *sha256 {
                 let text = format!("what came has the SHA-256 {came}, and {sha256} was sent");
                 return Err(CallError::local(Code::DataLoss, text));
@@ -306,11 +307,11 @@ impl DownloadParts {
 /// When it cannot be read.
 pub async fn sha256_of(file: &File) -> io::Result<(u64, String)> {
     let (mut sum, mut size) = (Sha256::new(), 0);
-    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut buffer = vec![0; UPLOAD_CHUNK_BYTES];
     loop {
         let read = file.read_at(&mut buffer, size)?;
         if read == 0 {
-            return Ok((size, hexadecimal(sum)));
+            return Ok((size, hex_digest(sum)));
         }
         sum.update(buffer.get(..read).unwrap_or_default());
         size += read as u64;
@@ -320,26 +321,26 @@ pub async fn sha256_of(file: &File) -> io::Result<(u64, String)> {
 
 /// How often it is tried again.
 #[derive(Debug, Default)]
-struct Patience {
-    in_vain: u32,
+struct RetryBudget {
+    fruitless_attempts: u32,
     offset: u64,
 }
 
-impl Patience {
+impl RetryBudget {
     /// Attempts that bring something are not counted.
-    fn came_to(&mut self, offset: u64) {
+    fn record_progress(&mut self, offset: u64) {
         if offset > self.offset {
-            self.in_vain = 0;
+            self.fruitless_attempts = 0;
         }
         self.offset = offset;
     }
 
-    async fn wait_or(&mut self, error: CallError) -> Result<(), CallError> {
-        self.in_vain += 1;
-        if self.in_vain >= ATTEMPTS {
+    async fn wait_or_fail(&mut self, error: CallError) -> Result<(), CallError> {
+        self.fruitless_attempts += 1;
+        if self.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS {
             return Err(error);
         }
-        let wait = FIRST_WAIT * (1 << (self.in_vain - 1));
+        let wait = INITIAL_BACKOFF * (1 << (self.fruitless_attempts - 1));
         tokio::time::sleep(error.retry_after.unwrap_or(wait)).await;
         Ok(())
     }
@@ -348,23 +349,23 @@ impl Patience {
 /// Whether the same call may go well a moment later: when the connection was lost, the daemon had no
 /// room, or heard nothing of this side for a while, as when that was stopped. A daemon whose state
 /// directory is lost needs its operator.
-fn is_lost(error: &CallError) -> bool {
+fn is_retryable(error: &CallError) -> bool {
     let may_pass = [Code::ResourceExhausted, Code::DeadlineExceeded].contains(&error.code);
     let is_unavailable = error.code == Code::Unavailable && error.name() != "STATE_LOST";
     is_unavailable || may_pass && error.retry_after.is_some()
 }
 
-fn always_changed(path: &str) -> CallError {
+fn changed_each_time_error(path: &str) -> CallError {
     CallError {
         message: format!(
-            "{path:?} was changed each of the {VERSIONS} times that it was read: copy it when nothing writes to it"
+            "{path:?} was changed each of the {MAX_CHANGED_ATTEMPTS} times that it was read: copy it when nothing writes to it"
         ),
-        ..CallError::stale(path)
+        ..CallError::stale_file(path)
     }
 }
 
 /// Writes at the position of the file. Zeros become a hole.
-fn write(file: &mut File, data: &[u8]) -> io::Result<()> {
+fn write_sparse(file: &mut File, data: &[u8]) -> io::Result<()> {
     if is_zero(data) {
         let length = i64::try_from(data.len()).map_err(io::Error::other)?;
         file.seek(SeekFrom::Current(length)).map(drop)
@@ -378,7 +379,7 @@ fn is_zero(data: &[u8]) -> bool {
     data.chunks(ZEROS.len()).all(|chunk| ZEROS.starts_with(chunk))
 }
 
-fn hexadecimal(sum: Sha256) -> String {
+fn hex_digest(sum: Sha256) -> String {
     let bytes = sum.finalize();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -400,12 +401,12 @@ mod tests {
             (Code::NotFound, wait, false),
         ] {
             let error = CallError { retry_after, ..CallError::local(code, "x") };
-            assert_eq!(is_lost(&error), again, "{code:?} {retry_after:?}");
+            assert_eq!(is_retryable(&error), again, "{code:?} {retry_after:?}");
         }
         let state_lost = CallError {
             reason: Some("STATE_LOST".to_owned()),
             ..CallError::local(Code::Unavailable, "x")
         };
-        assert!(!is_lost(&state_lost));
+        assert!(!is_retryable(&state_lost));
     }
 }

@@ -14,7 +14,7 @@ use tokio::{
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Code, transport::Server};
 
-use self::fake::Fake;
+use self::fake::FakeDaemon;
 use super::{CallError, Client, CopyError, Options, ServingStatus};
 use crate::api::v1::{
     DownloadRequest, ListFilesRequest, ReadArtifactRequest, ReadFileRequest, RunRequest,
@@ -202,9 +202,9 @@ async fn serve() -> Serving {
         bound.send(()).unwrap();
         Server::builder()
             .add_service(health)
-            .add_service(ToolServiceServer::new(Fake))
-            .add_service(ArtifactServiceServer::new(Fake))
-            .add_service(TransferServiceServer::new(Fake))
+            .add_service(ToolServiceServer::new(FakeDaemon))
+            .add_service(ArtifactServiceServer::new(FakeDaemon))
+            .add_service(TransferServiceServer::new(FakeDaemon))
             .serve_with_incoming(listener)
             .await
             .unwrap();

@@ -8,22 +8,22 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Pages that wait to be written, beside the one that is being written.
-const AHEAD: usize = 1;
+const MAX_QUEUED_PAGES: usize = 1;
 
 /// What writes.
 #[derive(Debug)]
-pub(crate) struct Writer {
+pub(crate) struct StdoutWriter {
     pages: mpsc::Sender<Vec<u8>>,
     ended: oneshot::Receiver<io::Result<()>>,
 }
 
-impl Writer {
+impl StdoutWriter {
     /// Begins to write to standard output.
     pub(crate) fn start() -> Self {
-        let (pages, mut waiting) = mpsc::channel::<Vec<u8>>(AHEAD);
+        let (pages, mut waiting) = mpsc::channel::<Vec<u8>>(MAX_QUEUED_PAGES);
         let (end, ended) = oneshot::channel();
         // Dropped with the process, when nobody reads and the call was cancelled.
         thread::spawn(move || {
@@ -43,24 +43,24 @@ impl Writer {
     }
 
     /// Writes behind what was written before.
-    pub(crate) async fn write(&mut self, page: Vec<u8>) -> Result<(), Failure> {
+    pub(crate) async fn write(&mut self, page: Vec<u8>) -> Result<(), CliError> {
         if self.pages.send(page).await.is_ok() {
             return Ok(());
         }
         let ended = (&mut self.ended).await;
-        let written = ended.unwrap_or_else(|_dropped| Err(panicked()));
-        Err(Failure::Output(written.err().unwrap_or_else(panicked)))
+        let written = ended.unwrap_or_else(|_dropped| Err(thread_panicked_error()));
+        Err(CliError::Output(written.err().unwrap_or_else(thread_panicked_error)))
     }
 
     /// Waits until all is written.
-    pub(crate) async fn finish(self) -> Result<(), Failure> {
+    pub(crate) async fn finish(self) -> Result<(), CliError> {
         drop(self.pages);
         let ended = self.ended.await;
-        let written = ended.unwrap_or_else(|_dropped| Err(panicked()));
-        written.map_err(Failure::Output)
+        let written = ended.unwrap_or_else(|_dropped| Err(thread_panicked_error()));
+        written.map_err(CliError::Output)
     }
 }
 
-fn panicked() -> io::Error {
+fn thread_panicked_error() -> io::Error {
     io::Error::other("the thread that writes it is gone")
 }

@@ -16,23 +16,23 @@ impl Checksum {
 
     /// The sum.
     pub(crate) fn finish(self) -> String {
-        hexadecimal(&self.0.finalize())
+        to_hex(&self.0.finalize())
     }
 }
 
 /// The sum of `bytes`.
 pub(crate) fn sha256(bytes: &[u8]) -> String {
-    hexadecimal(&Sha256::digest(bytes))
+    to_hex(&Sha256::digest(bytes))
 }
 
 /// Bytes in lower-case hexadecimal.
-pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
     let digit = |value: u8| char::from(b"0123456789abcdef"[usize::from(value)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
 /// What is wrong with a sum that a request gives, in either case, in `field`.
-pub(crate) fn sum_rule(field: &str, sum: &str) -> Option<Violation> {
+pub(crate) fn sha256_violation(field: &str, sum: &str) -> Option<Violation> {
     let is_sum = sum.len() == 64 && sum.bytes().all(|byte| byte.is_ascii_hexdigit());
     let problem = "must be a SHA-256: 64 hexadecimal digits";
     (!is_sum).then(|| Violation::new(field, problem))

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::{config::default_state_dir, store::state_dir::StateDir, workspace::Workspace};
 
 /// Longest path of a temporary folder: with the socket's name it must fit into 107 bytes (unix(7)).
-const LONGEST_FOLDER: usize = 80;
+const MAX_TEMP_DIR_BYTES: usize = 80;
 
 /// What a daemon for one call is to be like.
 #[derive(Debug, Clone, Default)]
@@ -24,47 +24,47 @@ pub struct EmbeddedOptions {
 /// What a daemon for one call keeps where it is found by those after it: its own state is gone with
 /// it.
 #[derive(Debug)]
-pub(crate) struct Durable {
+pub(crate) struct PersistentDirs {
     /// Folder for journals, which a daemon of whatever kind must find.
-    changes: PathBuf,
+    journals: PathBuf,
     /// Folder for records of uploads, by workspace. Not those of the daemon that may hold the
     /// directory: it reads them at its start, and no others.
     uploads: PathBuf,
 }
 
-impl Durable {
+impl PersistentDirs {
     /// In the state directory that who names none has. None where commands could reach it.
     pub(crate) fn find(workspace: &Path) -> Option<Self> {
         let state = default_state_dir();
         let workspace = fs::canonicalize(workspace).ok()?;
         let folder = |name| {
-            let folder = StateDir::folder_in(&state, name).ok()?;
+            let folder = StateDir::create_folder_in(&state, name).ok()?;
             Some(folder).filter(|folder| !folder.starts_with(&workspace))
         };
-        Some(Self { changes: folder("changes")?, uploads: folder("embedded-uploads")? })
+        Some(Self { journals: folder("changes")?, uploads: folder("embedded-uploads")? })
     }
 }
 
 /// Has what must outlive a daemon for one call be kept there, or where that is nowhere, be dropped
 /// as far as it can be. Answers the folder for journals.
-pub(crate) fn keep(
-    durable: Option<Durable>,
+pub(crate) fn attach_persistent_dirs(
+    durable: Option<PersistentDirs>,
     store: &mut StateDir,
     workspaces: &[Workspace],
 ) -> PathBuf {
     // It has one. Not by its name, which is the same for all.
     let workspace = workspaces.first().map(Workspace::identity);
     let Some((durable, (device, inode))) = durable.zip(workspace) else {
-        store.keep_uploads_in(None);
-        return store.changes();
+        store.set_uploads_folder(None);
+        return store.change_journals_dir();
     };
     let uploads = durable.uploads.join(format!("{device:x}-{inode:x}"));
-    store.keep_uploads_in(Some(uploads));
-    durable.changes
+    store.set_uploads_folder(Some(uploads));
+    durable.journals
 }
 
 /// Makes a folder that commands in `workspace` cannot reach.
-pub(crate) fn temporary_folder(workspace: &Path) -> io::Result<TempDir> {
+pub(crate) fn create_temp_dir(workspace: &Path) -> io::Result<TempDir> {
     let workspace = fs::canonicalize(workspace).unwrap_or_else(|_| workspace.to_owned());
     let bases = [
         Some(env::temp_dir()),
@@ -77,7 +77,7 @@ pub(crate) fn temporary_folder(workspace: &Path) -> io::Result<TempDir> {
         let Ok(base) = fs::canonicalize(base) else {
             continue;
         };
-        if base.starts_with(&workspace) || base.as_os_str().len() > LONGEST_FOLDER {
+        if base.starts_with(&workspace) || base.as_os_str().len() > MAX_TEMP_DIR_BYTES {
             continue;
         }
         match tempfile::Builder::new().prefix("jig-").tempdir_in(base) {

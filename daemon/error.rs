@@ -7,7 +7,7 @@ use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
 /// Most fields of one request that are told to break their rules. Once so many are known, no more are
 /// looked for: a request can hold a million of them, and who sent it learns the rest when these are right.
-pub(crate) const MOST_VIOLATIONS: usize = 20;
+pub(crate) const MAX_VIOLATIONS: usize = 20;
 
 /// Metadata of `SYMLINK_BLOCKED` where the links lead out of the workspace.
 pub(crate) const LEADS_OUT: &str = "leads_out";
@@ -147,7 +147,7 @@ pub(crate) struct Error {
     /// The fields that break their rules; of those above [`MOST_VIOLATIONS`], one.
     pub(crate) violations: Vec<Violation>,
     /// Whether it is known that nothing was done, whatever the reason: the call may be made again under its id.
-    pub(crate) is_not_begun: bool,
+    pub(crate) not_started: bool,
     /// How long to wait before trying again, where that helps.
     pub(crate) retry_after: Option<Duration>,
     /// What caused it, for the daemon's log.
@@ -301,7 +301,7 @@ impl Error {
             message: message.into(),
             metadata: Vec::new(),
             violations: Vec::new(),
-            is_not_begun: false,
+            not_started: false,
             retry_after: None,
             cause: None,
         }
@@ -310,13 +310,13 @@ impl Error {
     /// Fields that break their rules. The message names each of them, up to [`MOST_VIOLATIONS`].
     pub(crate) fn invalid(mut violations: Vec<Violation>) -> Self {
         // With one more it is still known that there are more.
-        violations.truncate(MOST_VIOLATIONS + 1);
-        let told = violations.iter().take(MOST_VIOLATIONS);
-        let mut list: Vec<String> = told
+        violations.truncate(MAX_VIOLATIONS + 1);
+        let reported = violations.iter().take(MAX_VIOLATIONS);
+        let mut list: Vec<String> = reported
             .map(|violation| format!("{}: {}", violation.field, violation.description))
             .collect();
-        if violations.len() > MOST_VIOLATIONS {
-            let text = format!("more than {MOST_VIOLATIONS} fields break their rules");
+        if violations.len() > MAX_VIOLATIONS {
+            let text = format!("more than {MAX_VIOLATIONS} fields break their rules");
             list.insert(0, text);
         }
         Self { violations, ..Self::new(Reason::InvalidParams, list.join("; ")) }
@@ -333,24 +333,24 @@ impl Error {
             Reason::Internal,
             "a defect of the daemon; its log has the details under this call's id",
         )
-        .caused_by(cause)
+        .with_cause(cause)
     }
 
     /// Adds a part of the message by name.
-    pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+    pub(crate) fn with_metadata(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.metadata.push((name.into(), value.into()));
         self
     }
 
     /// Adds the cause.
-    pub(crate) fn caused_by(mut self, cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+    pub(crate) fn with_cause(mut self, cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.cause = Some(cause.into());
         self
     }
 
     /// Adds that nothing was done.
-    pub(crate) fn not_begun(mut self) -> Self {
-        self.is_not_begun = true;
+    pub(crate) fn not_started(mut self) -> Self {
+        self.not_started = true;
         self
     }
 

@@ -4,6 +4,6 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    jig::daemon::become_keeper_if_asked();
+    jig::daemon::run_keeper_if_invoked();
     jig::daemon::main("jigd", std::env::args_os().skip(1).collect())
 }

@@ -47,17 +47,17 @@ use self::{
 pub use self::{embedded::EmbeddedOptions, home_dir::home_dir};
 
 /// Exit code for wrong flags (EX_USAGE of sysexits.h).
-const USAGE: u8 = 64;
+const EXIT_USAGE: u8 = 64;
 /// Exit code for a configuration that cannot be used, or a sandbox that cannot be built
 /// (EX_CONFIG).
-const CONFIGURATION: u8 = 78;
+const EXIT_CONFIG: u8 = 78;
 
 /// Becomes the keeper of sandboxes, and does not return, if this process was started to be it.
 ///
 /// Must be the first thing that a binary with the daemon in it does: the keeper has no thread but
 /// this one, no environment and no arguments.
-pub fn become_keeper_if_asked() {
-    if std::env::args_os().next().is_some_and(|name| name == sandbox::keeper::ARG0) {
+pub fn run_keeper_if_invoked() {
+    if std::env::args_os().next().is_some_and(|name| name == sandbox::keeper::KEEPER_ARG0) {
         sandbox::keeper::run();
     }
 }
@@ -76,7 +76,7 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
             // Help and version are asked for: they go to standard output and are no error. A closed
             // stream has nobody to tell.
             let _closed = error.print();
-            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+            return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
     let check = args.check;
@@ -100,7 +100,7 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
                 | StartError::Workspace { .. }
                 | StartError::Chown { .. }
                 | StartError::Home(_)
-                | StartError::Isolation(_) => ExitCode::from(CONFIGURATION),
+                | StartError::Isolation(_) => ExitCode::from(EXIT_CONFIG),
                 StartError::Io { .. } => ExitCode::FAILURE,
             }
         }

@@ -8,23 +8,23 @@ use rustix::{
 };
 
 use super::{
-    config::{Config, exposure::places, listen::Address},
-    sandbox::landlock::{Access, Reach, Rules},
+    config::{Config, exposure::symlink_chain, listen::ListenAddr},
+    sandbox::landlock::{LandlockRules, PathAccess, ScopeReach},
     sys::{landlock, schedule},
 };
 
 /// What the daemon reads beside its own files: names and addresses, and the libraries that look
 /// them up.
-const READ: &[&str] = &["/etc", "/lib", "/lib64", "/proc", "/run", "/usr"];
+const READABLE_PATHS: &[&str] = &["/etc", "/lib", "/lib64", "/proc", "/run", "/usr"];
 /// Landlock below this version refuses to rename from one directory to another.
-const RENAMES: u32 = 2;
+const MIN_LANDLOCK_ABI: u32 = 2;
 
 /// How long the daemon runs before others have their turn: a call takes about as long. Others run for
 /// some milliseconds (Documentation/scheduler/sched-eevdf.rst).
-const SLICE: Duration = Duration::from_micros(300);
+const SCHEDULER_SLICE: Duration = Duration::from_micros(300);
 
 /// Capabilities that a root daemon keeps.
-const KEPT: CapabilitySet = CapabilitySet::KILL // ending sandboxes, which run as another user
+const RETAINED_CAPABILITIES: CapabilitySet = CapabilitySet::KILL // ending sandboxes, which run as another user
     .union(CapabilitySet::DAC_OVERRIDE) // reading and writing a workspace that belongs to another user
     .union(CapabilitySet::CHOWN) // leaving its files to that user
     .union(CapabilitySet::FOWNER)
@@ -32,7 +32,7 @@ const KEPT: CapabilitySet = CapabilitySet::KILL // ending sandboxes, which run a
 
 /// Gives up what serving calls does not need. To be called while the process has one thread:
 /// capabilities belong to threads.
-pub(super) fn give_up() -> io::Result<()> {
+pub(super) fn drop_privileges() -> io::Result<()> {
     // Neither other processes of this user nor a core dump may see what the daemon knows.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     set_no_new_privs(true)?;
@@ -40,8 +40,8 @@ pub(super) fn give_up() -> io::Result<()> {
     set_capabilities(
         None,
         CapabilitySets {
-            effective: held.effective & KEPT,
-            permitted: held.permitted & KEPT,
+            effective: held.effective & RETAINED_CAPABILITIES,
+            permitted: held.permitted & RETAINED_CAPABILITIES,
             inheritable: CapabilitySet::empty(),
         },
     )?;
@@ -51,8 +51,8 @@ pub(super) fn give_up() -> io::Result<()> {
 /// Has the kernel let the daemon have its turn soon, however many processes of commands want theirs.
 /// To be called while the process has one thread, once the keeper has been started: what commands
 /// run in are its children.
-pub(super) fn answer_promptly() {
-    if let Err(error) = schedule::shorten_slice(SLICE) {
+pub(super) fn shorten_scheduler_slice() {
+    if let Err(error) = schedule::set_time_slice(SCHEDULER_SLICE) {
         tracing::debug!(%error, "the daemon waits for its turn as commands do");
     }
 }
@@ -71,22 +71,22 @@ pub(super) fn raise_descriptor_limit() -> io::Result<()> {
 /// it must read, whatever paths it is given. To be called while the process has one thread.
 pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()> {
     let workspaces = config.workspaces.iter();
-    let workspaces = workspaces.map(|workspace| (workspace.path.as_path(), Access::Write));
-    let state = (config.state_dir.as_path(), Access::Write);
+    let workspaces = workspaces.map(|workspace| (workspace.path.as_path(), PathAccess::Write));
+    let state = (config.state_dir.as_path(), PathAccess::Write);
     let sockets = config.listen.iter().filter_map(|address| match address {
-        Address::Unix(path) => folder(path),
-        Address::Tcp(_) => None,
+        ListenAddr::Unix(path) => parent_dir(path),
+        ListenAddr::Tcp(_) => None,
     });
-    let sockets = sockets.map(|folder| (folder, Access::Sockets));
+    let sockets = sockets.map(|folder| (folder, PathAccess::Sockets));
     // They are replaced as a whole: what is allowed is to read what lies where they and the links to them
     // do.
-    let keys = config.keys.iter().map(|keys| keys.file.as_path());
-    let replaced = keys.chain(config.file.as_deref());
-    let replaced: Vec<_> = replaced.flat_map(places).collect();
-    let read = replaced.iter().filter_map(|file| Some((folder(file)?, Access::Read)));
-    let cgroups = cgroups.map(|cgroups| (cgroups, Access::Write));
+    let keys = config.keys.iter().map(|keys| keys.path.as_path());
+    let replaced = keys.chain(config.config_path.as_deref());
+    let replaced: Vec<_> = replaced.flat_map(symlink_chain).collect();
+    let read = replaced.iter().filter_map(|file| Some((parent_dir(file)?, PathAccess::Read)));
+    let cgroups = cgroups.map(|cgroups| (cgroups, PathAccess::Write));
     let own: Vec<_> = workspaces.chain(sockets).chain([state]).chain(cgroups).chain(read).collect();
-    if !confine_to(&own)? {
+    if !restrict_with_landlock(&own)? {
         tracing::warn!(
             remedy = "use Linux 5.19 or newer with landlock in the boot parameter lsm=",
             "this kernel has no Landlock that could confine the daemon to its files: only its care keeps it from others"
@@ -96,7 +96,7 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
 }
 
 /// Where a file lies.
-fn folder(path: &Path) -> Option<&Path> {
+fn parent_dir(path: &Path) -> Option<&Path> {
     let folder = path.parent()?;
     Some(match folder.as_os_str().is_empty() {
         true => Path::new("."),
@@ -106,20 +106,20 @@ fn folder(path: &Path) -> Option<&Path> {
 
 /// Confines this thread to `own` and what the daemon must read. Answers whether this kernel can.
 /// Signals stay possible: sandboxes, which the daemon ends, are under other rules.
-fn confine_to(own: &[(&Path, Access)]) -> io::Result<bool> {
-    let abi = landlock::abi();
-    if abi < RENAMES {
+fn restrict_with_landlock(own: &[(&Path, PathAccess)]) -> io::Result<bool> {
+    let abi = landlock::abi_version();
+    if abi < MIN_LANDLOCK_ABI {
         return Ok(false);
     }
-    let read = READ.iter().map(|path| (Path::new(path), Access::Read));
-    let devices = [(Path::new("/dev"), Access::Devices)];
+    let read = READABLE_PATHS.iter().map(|path| (Path::new(path), PathAccess::Read));
+    let devices = [(Path::new("/dev"), PathAccess::Devices)];
     let mut rules = Vec::new();
     for (path, access) in read.chain(devices).chain(own.iter().copied()) {
         if path.exists() {
             rules.push((CString::new(path.as_os_str().as_bytes())?, access));
         }
     }
-    Rules::new(abi, Reach::Any, rules).apply()?;
+    LandlockRules::new(abi, ScopeReach::Unrestricted, rules).apply()?;
     Ok(true)
 }
 
@@ -138,9 +138,11 @@ mod tests {
             [&own, &sockets, &other].map(|folder| folder.path().to_owned());
         // Rules are a thread's own.
         let confined = thread::spawn(move || {
-            let rules =
-                [(own_path.as_path(), Access::Write), (sockets_path.as_path(), Access::Sockets)];
-            assert!(confine_to(&rules).unwrap(), "this kernel should have Landlock");
+            let rules = [
+                (own_path.as_path(), PathAccess::Write),
+                (sockets_path.as_path(), PathAccess::Sockets),
+            ];
+            assert!(restrict_with_landlock(&rules).unwrap(), "this kernel should have Landlock");
             fs::create_dir(own_path.join("d")).unwrap();
             fs::write(own_path.join("f"), "").unwrap();
             fs::rename(own_path.join("f"), own_path.join("d/f")).unwrap();

@@ -27,24 +27,24 @@ pub(super) use self::error::StartError;
 use self::{
     error::io_error,
     host_sockets::HostSockets,
-    isolation::{Found, Keeper},
-    ownership::user_of,
-    reload::Reload,
-    serving::Prepared,
-    shared_limits::Warning,
+    isolation::{KeeperEnvironment, StartedKeeper},
+    ownership::sandbox_user,
+    reload::ConfigReloader,
+    serving::PreparedDaemon,
+    shared_limits::StartWarning,
 };
 use super::{
-    config::{Config, ConfigError, args::Args, listen::Address, tools},
+    config::{Config, ConfigError, args::Args, listen::ListenAddr, tools},
     descriptors,
-    embedded::{self, Durable, EmbeddedOptions},
+    embedded::{self, EmbeddedOptions, PersistentDirs},
     privileges,
     sandbox::{
-        cgroup::{Accounting, Cgroups, NoCgroups},
+        cgroup::{Cgroups, CgroupsUnavailable, MemoryAccounting},
         launch::KeeperProcess,
-        plan::{Bind, Plan, WorkspacePlan},
-        surroundings::Surroundings,
+        plan::{BindMount, SandboxPlan, WorkspacePlan},
+        surroundings::HostEnvironment,
     },
-    server::{self, Signals, Until, listener::Listeners},
+    server::{self, ShutdownSignals, ShutdownTrigger, listener::Listeners},
     store::state_dir::StateDir,
     sys::landlock,
     telemetry::logs,
@@ -52,16 +52,16 @@ use super::{
 };
 
 /// Threads that may block beside those of the calls: for transfers, output and records.
-const SPARE_THREADS: usize = 256;
+const EXTRA_BLOCKING_THREADS: usize = 256;
 
 /// What a daemon is started for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+enum StartMode {
     /// To serve whoever connects: it is confined to its own files.
-    Serving,
+    Serve,
     /// For one call of the process it is in: that is a client too, who may be told to send any file,
     /// and whose cgroup is left alone.
-    OneCall,
+    Embedded,
     /// To tell whether it could serve. Another may be doing so: its state is left alone.
     Check,
 }
@@ -69,46 +69,52 @@ enum Purpose {
 /// Runs the daemon until a signal ends it. `args` led to `config`, and lead to what it is when it is read
 /// again.
 pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
-    logs::start(config.log, config.log_level);
+    logs::init(config.log_format, config.log_level);
     for warning in shared_limits::warnings(&config) {
         warning.log();
     }
-    let keep = |store: &mut StateDir, _: &[Workspace]| store.changes();
-    let (prepared, runtime) = prepare(config, Purpose::Serving, keep)?;
+    let keep = |store: &mut StateDir, _: &[Workspace]| store.change_journals_dir();
+    let (prepared, runtime) = prepare(config, StartMode::Serve, keep)?;
     runtime.block_on(async {
         // Before the sockets are there: whoever sees one may send a signal, which must not end the
         // process half-way.
-        let signals = Signals::catch().map_err(io_error("catching signals"))?;
-        let reload = Reload::catch(args, &prepared.config).map_err(io_error("catching signals"))?;
+        let signals = ShutdownSignals::catch().map_err(io_error("catching signals"))?;
+        let reload = ConfigReloader::install(args, &prepared.config)
+            .map_err(io_error("catching signals"))?;
         let listeners = Listeners::bind(&prepared.config.listen)?;
-        serving::serve(prepared, listeners, Until::Signals(signals), Some(reload)).await
+        serving::serve(prepared, listeners, ShutdownTrigger::Signals(signals), Some(reload)).await
     })
 }
 
 /// Checks the configuration and the sandbox; answers a report.
 pub(super) fn check(config: Config) -> Result<String, StartError> {
-    logs::start(config.log, tracing::Level::ERROR);
+    logs::init(config.log_format, tracing::Level::ERROR);
     // Neither the addresses nor the state directory are touched: a daemon may be running on them.
-    let (workspaces, keeper, runtime) = prepare_sandboxes(&config, Purpose::Check)?;
+    let (workspaces, keeper, runtime) = prepare_sandboxes(&config, StartMode::Check)?;
     let probed = runtime
-        .block_on(isolation::prove(keeper.process, &keeper.found.accounting, &config))
+        .block_on(isolation::probe_workspaces(
+            keeper.process,
+            &keeper.environment.accounting,
+            &config,
+        ))
         .map_err(io_error("talking to the launcher"))?;
-    serving::callers(&config, &serving::catalog(&config)?)?;
+    serving::load_access(&config, &serving::load_catalog(&config)?)?;
     let mut warnings = shared_limits::warnings(&config);
     warnings.extend(workspaces.iter().filter_map(unwritable::warning));
-    let warnings: String = warnings.iter().map(Warning::report).collect();
+    let warnings: String = warnings.iter().map(StartWarning::report).collect();
     let mut report = String::from("configuration: ok\n")
         + &warnings
         + &config.network_report()
         + &config.fetch_report()
-        + &tools::report(&config.tools);
+        + &tools::tools_report(&config.tools);
     for (workspace, found) in workspaces.iter().zip(&probed.results) {
-        let isolation = isolation::isolation(&config, &keeper.found, workspace.name(), found);
+        let isolation =
+            isolation::workspace_isolation(&config, &keeper.environment, workspace.name(), found);
         let sockets =
             HostSockets::find(&config, workspace.name(), isolation.level, isolation.landlock_abi);
-        report += &isolation::report(workspace, &isolation, found.identity, &sockets);
+        report += &isolation::isolation_report(workspace, &isolation, found.identity, &sockets);
         let protection = protection::warning(&config, workspace.name(), isolation.level);
-        report.extend(protection.as_ref().map(Warning::report));
+        report.extend(protection.as_ref().map(StartWarning::report));
         if !isolation.is_ready() {
             return Err(StartError::Isolation(report));
         }
@@ -132,7 +138,7 @@ where
         );
         return Err(ConfigError(vec![text]).into());
     };
-    let folder = embedded::temporary_folder(&workspace).map_err(io_error(
+    let folder = embedded::create_temp_dir(&workspace).map_err(io_error(
         "making a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
     ))?;
     let socket = folder.path().join("jig.sock");
@@ -146,20 +152,20 @@ where
         ..Default::default()
     };
     let config = Config::load(args)?;
-    logs::start(logs::Format::Text, tracing::Level::ERROR);
-    let listeners = Listeners::bind(&[Address::Unix(socket.clone())])?;
-    let (prepared, runtime) = prepare(config, Purpose::OneCall, |store, workspaces| {
-        embedded::keep(Durable::find(&workspace), store, workspaces)
+    logs::init(logs::LogFormat::Text, tracing::Level::ERROR);
+    let listeners = Listeners::bind(&[ListenAddr::Unix(socket.clone())])?;
+    let (prepared, runtime) = prepare(config, StartMode::Embedded, |store, workspaces| {
+        embedded::attach_persistent_dirs(PersistentDirs::find(&workspace), store, workspaces)
     })?;
     let result = runtime.block_on(async {
-        let (end, told) = tokio::sync::oneshot::channel();
+        let (stop_sender, stop_requested) = tokio::sync::oneshot::channel();
         let daemon = super::task::spawn(
             "embedded daemon",
-            serving::serve(prepared, listeners, Until::Told(told), None),
+            serving::serve(prepared, listeners, ShutdownTrigger::Channel(stop_requested), None),
         );
         // The socket is bound already: the call waits in its backlog until the daemon answers.
         let result = call(format!("unix:{}", socket.display())).await;
-        drop(end);
+        drop(stop_sender);
         match daemon.await {
             Ok(served) => served.map(|()| result),
             Err(panic) => {
@@ -177,23 +183,23 @@ where
 /// `keep` says where things are kept; it answers the folder for journals.
 fn prepare(
     config: Config,
-    purpose: Purpose,
+    purpose: StartMode,
     keep: impl FnOnce(&mut StateDir, &[Workspace]) -> PathBuf,
-) -> Result<(Prepared, Runtime), StartError> {
-    let started = server::now();
+) -> Result<(PreparedDaemon, Runtime), StartError> {
+    let started = server::start_time();
     let mut store = StateDir::open(&config.state_dir)?;
     let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, purpose)?;
     let changes = keep(&mut store, &workspaces);
-    mend(&mut workspaces, &changes)?;
-    let prepared = Prepared { config, started, workspaces, store, keeper };
+    recover_workspaces(&mut workspaces, &changes)?;
+    let prepared = PreparedDaemon { config, started, workspaces, store, keeper };
     Ok((prepared, runtime))
 }
 
 /// Undoes what a daemon that died has left half done in the workspaces.
-fn mend(workspaces: &mut [Workspace], changes: &Path) -> Result<(), StartError> {
+fn recover_workspaces(workspaces: &mut [Workspace], changes: &Path) -> Result<(), StartError> {
     for workspace in workspaces {
         let mended = workspace
-            .keep_journals(changes)
+            .open_journals(changes)
             .map_err(io_error("undoing what a daemon before this one has left"))?;
         if mended > 0 {
             tracing::warn!(
@@ -208,9 +214,9 @@ fn mend(workspaces: &mut [Workspace], changes: &Path) -> Result<(), StartError> 
 
 fn prepare_sandboxes(
     config: &Config,
-    purpose: Purpose,
-) -> Result<(Vec<Workspace>, Keeper, Runtime), StartError> {
-    let surroundings = Surroundings::find();
+    purpose: StartMode,
+) -> Result<(Vec<Workspace>, StartedKeeper, Runtime), StartError> {
+    let surroundings = HostEnvironment::detect();
     let mut workspaces = Vec::new();
     for workspace in &config.workspaces {
         let failed =
@@ -224,12 +230,13 @@ fn prepare_sandboxes(
         if workspace.follow_links {
             opened.follow_links().map_err(failed)?;
         }
-        let protected = workspace.protection.names();
+        let protected = workspace.protection.path_names();
         opened.protect(&protected).map_err(failed)?;
         opened.sync_changes(config.sync_files);
-        if config.chown_workspace && purpose != Purpose::Check {
-            let note = ownership::give(&mut opened, user_of(config, workspaces.len()))?;
-            if let Some(note) = note.filter(|_| purpose == Purpose::OneCall) {
+        if config.chown_workspace && purpose != StartMode::Check {
+            let note =
+                ownership::chown_workspace(&mut opened, sandbox_user(config, workspaces.len()))?;
+            if let Some(note) = note.filter(|_| purpose == StartMode::Embedded) {
                 // Its log has errors only. A closed stream loses nothing but the note.
                 let _closed = writeln!(io::stderr(), "jig: {note}");
             }
@@ -239,28 +246,31 @@ fn prepare_sandboxes(
     let directories: Vec<_> = workspaces.iter().map(|workspace| workspace.as_fd()).collect();
     privileges::raise_descriptor_limit().map_err(io_error("raising the limit of descriptors"))?;
     let homes = match purpose {
-        Purpose::Serving | Purpose::OneCall => homes::kept(config, &workspaces)?,
+        StartMode::Serve | StartMode::Embedded => {
+            homes::create_persistent_homes(config, &workspaces)?
+        }
         // Sandboxes have fresh ones; where none could be kept, they say so all the same.
-        Purpose::Check => vec![None; workspaces.len()],
+        StartMode::Check => vec![None; workspaces.len()],
     };
     // Before the keeper, which inherits the place.
-    let accounting = accounting(config, purpose);
-    let mut plan = plan(config, &workspaces, homes);
-    if config.chown_workspace && purpose == Purpose::Check {
+    let accounting = detect_accounting(config, purpose);
+    let mut plan = sandbox_plan(config, &workspaces, homes);
+    if config.chown_workspace && purpose == StartMode::Check {
         for workspace in &mut plan.workspaces {
-            workspace.given_to = Some(user_of(config, workspace.index));
+            workspace.chowned_to = Some(sandbox_user(config, workspace.index));
         }
     }
     let process =
         KeeperProcess::start(plan, &directories).map_err(io_error("starting the launcher"))?;
-    privileges::give_up().map_err(io_error("giving up privileges"))?;
-    if purpose == Purpose::Serving {
-        privileges::answer_promptly();
+    privileges::drop_privileges().map_err(io_error("giving up privileges"))?;
+    if purpose == StartMode::Serve {
+        privileges::shorten_scheduler_slice();
         let cgroups = accounting.cgroups().map(|cgroups| cgroups.directory());
         privileges::confine(config, cgroups)
             .map_err(io_error("confining the daemon to its files"))?;
     }
-    let keeper = Keeper { process, found: Found { accounting, surroundings } };
+    let keeper =
+        StartedKeeper { process, environment: KeeperEnvironment { accounting, surroundings } };
     // Half the machine: the commands that calls run are what needs it, and a call that is handed
     // from one thread to another waits for a wake-up each time.
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -269,7 +279,7 @@ fn prepare_sandboxes(
         .worker_threads(workers)
         // One for each call: those that wait for others at the same path must not keep the rest of
         // the calls from theirs.
-        .max_blocking_threads(config.concurrent_calls + SPARE_THREADS)
+        .max_blocking_threads(config.concurrent_calls + EXTRA_BLOCKING_THREADS)
         .thread_name("jigd")
         .enable_all()
         .build()
@@ -282,15 +292,17 @@ fn prepare_sandboxes(
 }
 
 /// Finds out how the memory of runs can be held.
-fn accounting(config: &Config, purpose: Purpose) -> Accounting {
-    if purpose == Purpose::OneCall {
-        return Accounting::Watchdog(NoCgroups("it lives for one call only".to_owned()));
+fn detect_accounting(config: &Config, purpose: StartMode) -> MemoryAccounting {
+    if purpose == StartMode::Embedded {
+        return MemoryAccounting::Watchdog(CgroupsUnavailable(
+            "it lives for one call only".to_owned(),
+        ));
     }
     let accounting = match Cgroups::claim() {
-        Ok(cgroups) => Accounting::Cgroups(Arc::new(cgroups)),
-        Err(why) => Accounting::Watchdog(why),
+        Ok(cgroups) => MemoryAccounting::Cgroups(Arc::new(cgroups)),
+        Err(why) => MemoryAccounting::Watchdog(why),
     };
-    let holds_cpu = accounting.cgroups().is_some_and(|cgroups| cgroups.has_cpu());
+    let holds_cpu = accounting.cgroups().is_some_and(|cgroups| cgroups.has_cpu_controller());
     if config.limits.cpu_millis.is_some() && !holds_cpu {
         tracing::warn!(
             remedy = "run the daemon where it may make cgroups of version 2 with the controller cpu, or leave limits.cpus out",
@@ -300,7 +312,11 @@ fn accounting(config: &Config, purpose: Purpose) -> Accounting {
     accounting
 }
 
-fn plan(config: &Config, workspaces: &[Workspace], homes: Vec<Option<Bind>>) -> Plan {
+fn sandbox_plan(
+    config: &Config,
+    workspaces: &[Workspace],
+    homes: Vec<Option<BindMount>>,
+) -> SandboxPlan {
     let workspaces = config
         .workspaces
         .iter()
@@ -313,24 +329,26 @@ fn plan(config: &Config, workspaces: &[Workspace], homes: Vec<Option<Bind>>) -> 
             sandbox_id: *sandbox_id,
             name: config.name.clone(),
             path: config.path.clone(),
-            identity: workspace.identity(),
+            file_identity: workspace.identity(),
             mount_path: config.mount_path.clone(),
             binds: config.binds.clone(),
-            given_to: None,
-            protected: config.protection.paths.clone(),
+            chowned_to: None,
+            protected_paths: config.protection.paths.clone(),
             requires_protection: config.protection.required,
-            keeps_home: config.keeps_home,
-            kept_home,
+            has_persistent_home: config.persistent_home,
+            home_bind: kept_home,
         });
-    Plan {
+    SandboxPlan {
         workspaces: workspaces.collect(),
         limits: config.limits,
         allow_ptrace: config.allow_ptrace,
-        landlock_abi: landlock::abi(),
-        processes_of_all_runs: shared_limits::processes_of_all_runs(config.limits.processes),
+        landlock_abi: landlock::abi_version(),
+        max_processes_of_all_runs: shared_limits::max_processes_of_all_runs(
+            config.limits.processes,
+        ),
         network: config.network,
-        processes: vec![std::process::id()],
+        daemon_processes: vec![std::process::id()],
         state_dir: config.state_dir.clone(),
-        temporary: std::env::temp_dir(),
+        temporary_directory: std::env::temp_dir(),
     }
 }

@@ -32,12 +32,12 @@ where
 }
 
 /// Makes the daemon wait, before it exits, until the token is dropped.
-pub(crate) fn hold() -> TaskTrackerToken {
+pub(crate) fn delay_shutdown() -> TaskTrackerToken {
     tracker().token()
 }
 
 /// Runs a function that blocks, on a thread kept for such.
-pub(crate) fn blocking<T: Send + 'static>(
+pub(crate) fn spawn_blocking<T: Send + 'static>(
     function: impl FnOnce() -> T + Send + 'static,
 ) -> JoinHandle<T> {
     let span = tracing::Span::current();
@@ -46,7 +46,7 @@ pub(crate) fn blocking<T: Send + 'static>(
 }
 
 /// Waits until `instant`; for ever where there is none.
-pub(crate) async fn until(instant: Option<Instant>) {
+pub(crate) async fn sleep_until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant.into()).await,
         None => std::future::pending().await,
@@ -54,7 +54,7 @@ pub(crate) async fn until(instant: Option<Instant>) {
 }
 
 /// Waits until no tracked task is left.
-pub(crate) async fn all_done() {
+pub(crate) async fn wait_for_tracked() {
     tracker().close();
     tracker().wait().await;
 }

@@ -10,8 +10,8 @@ pub(super) enum Daemon {}
 
 #[cfg(not(feature = "daemon"))]
 impl Daemon {
-    pub(super) fn start() -> Result<Self, crate::failure::Failure> {
-        Err(crate::failure::Failure::Usage(
+    pub(super) fn start() -> Result<Self, crate::failure::CliError> {
+        Err(crate::failure::CliError::Usage(
             "this jig was built without the daemon: name one with --address or JIG_ADDRESS"
                 .to_owned(),
         ))
@@ -19,7 +19,7 @@ impl Daemon {
 
     pub(super) fn start_with_keys<const N: usize>(
         _: [&str; N],
-    ) -> Result<(Self, [String; N]), crate::failure::Failure> {
+    ) -> Result<(Self, [String; N]), crate::failure::CliError> {
         Self::start().map(|daemon| match daemon {})
     }
 
@@ -48,11 +48,11 @@ mod started {
         time::{Duration, Instant},
     };
 
-    use jig::daemon::keys::{self, Grant};
+    use jig::daemon::keys::{self, KeyInfo};
     use rustix::process::{Pid, Signal, kill_process};
     use tempfile::TempDir;
 
-    use crate::failure::Failure;
+    use crate::failure::CliError;
 
     /// The design allows 100 ms; a machine that needs this long is not worth measuring.
     const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -72,51 +72,51 @@ mod started {
 
     impl Daemon {
         /// Starts this binary as a daemon on a Unix socket and waits until it answers calls.
-        pub(in super::super) fn start() -> Result<Self, Failure> {
+        pub(in super::super) fn start() -> Result<Self, CliError> {
             Self::start_with(|_| Ok(Vec::new())).map(|(daemon, _)| daemon)
         }
 
         /// As [`Self::start`], for callers with keys; answers these.
         pub(in super::super) fn start_with_keys<const N: usize>(
             names: [&str; N],
-        ) -> Result<(Self, [String; N]), Failure> {
+        ) -> Result<(Self, [String; N]), CliError> {
             let (daemon, keys) = Self::start_with(|file| {
                 let names = names.iter();
                 let keys = names.map(|name| {
-                    let grant = Grant {
+                    let grant = KeyInfo {
                         name: (*name).to_owned(),
                         role: "invoke".to_owned(),
-                        ..Grant::default()
+                        ..KeyInfo::default()
                     };
-                    keys::add(file, &grant, None).map_err(system)
+                    keys::add(file, &grant, None).map_err(start_error)
                 });
                 keys.collect()
             })?;
             let keys = <[String; N]>::try_from(keys);
-            Ok((daemon, keys.map_err(|_| system("a key is missing"))?))
+            Ok((daemon, keys.map_err(|_| start_error("a key is missing"))?))
         }
 
         fn start_with(
-            make_keys: impl FnOnce(&Path) -> Result<Vec<String>, Failure>,
-        ) -> Result<(Self, Vec<String>), Failure> {
+            make_keys: impl FnOnce(&Path) -> Result<Vec<String>, CliError>,
+        ) -> Result<(Self, Vec<String>), CliError> {
             let directory =
-                tempfile::Builder::new().prefix("jig-bench-").tempdir().map_err(system)?;
+                tempfile::Builder::new().prefix("jig-bench-").tempdir().map_err(start_error)?;
             let path = directory.path();
-            fs::create_dir(path.join("ws")).map_err(system)?;
+            fs::create_dir(path.join("ws")).map_err(start_error)?;
             let file = path.join("keys.toml");
             let keys = make_keys(&file)?;
             let log = path.join("log");
-            let mut command = command(path, File::create(&log).map_err(system)?);
+            let mut command = command(path, File::create(&log).map_err(start_error)?);
             if !keys.is_empty() {
                 command.arg("--keys").arg(file);
             }
-            let child = command.spawn().map_err(system)?;
+            let child = command.spawn().map_err(start_error)?;
             let mut daemon = Self { child, address: String::new(), directory };
-            match daemon.listening() {
+            match daemon.listen_address() {
                 Some(address) => daemon.address = address,
                 None => {
                     let log = fs::read_to_string(log).unwrap_or_default();
-                    return Err(Failure::System(format!(
+                    return Err(CliError::System(format!(
                         "the daemon did not start; its log: {}",
                         log.trim()
                     )));
@@ -140,11 +140,11 @@ mod started {
             Pid::from_child(&self.child).as_raw_nonzero().get()
         }
 
-        fn listening(&mut self) -> Option<String> {
+        fn listen_address(&mut self) -> Option<String> {
             let stdout = self.child.stdout.take()?;
             let (sender, receiver) = mpsc::sync_channel(1);
             // On a thread, as nothing ends a read from a pipe on which nothing comes.
-            thread::spawn(move || report_address(stdout, &sender));
+            thread::spawn(move || send_address(stdout, &sender));
             receiver.recv_timeout(START_TIMEOUT).ok()
         }
 
@@ -196,7 +196,7 @@ mod started {
 
     /// Sends the first address that the daemon says it listens on, and reads on so that the daemon
     /// never writes into a closed pipe.
-    fn report_address(stdout: impl Read, sender: &mpsc::SyncSender<String>) {
+    fn send_address(stdout: impl Read, sender: &mpsc::SyncSender<String>) {
         let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
         let address = lines.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
         if address.is_some_and(|address| sender.send(address).is_ok()) {
@@ -204,8 +204,8 @@ mod started {
         }
     }
 
-    fn system(error: impl std::fmt::Display) -> Failure {
-        Failure::System(format!("cannot start a daemon: {error}"))
+    fn start_error(error: impl std::fmt::Display) -> CliError {
+        CliError::System(format!("cannot start a daemon: {error}"))
     }
 
     #[cfg(test)]
@@ -215,9 +215,9 @@ mod started {
         #[test]
         fn the_address_is_found() {
             let (sender, receiver) = mpsc::sync_channel(1);
-            report_address(&b"hello\nlistening on unix:/s\nmore\n"[..], &sender);
+            send_address(&b"hello\nlistening on unix:/s\nmore\n"[..], &sender);
             assert_eq!(receiver.try_recv().unwrap(), "unix:/s");
-            report_address(&b"hello\n"[..], &sender);
+            send_address(&b"hello\n"[..], &sender);
             assert!(receiver.try_recv().is_err());
         }
     }

@@ -19,27 +19,27 @@ use tokio::runtime::Runtime;
 use super::{
     daemon::Daemon,
     machine::Machine,
-    patch::Patched,
-    statistics::{Bound, Samples, Target, Unit},
+    patch::PatchFixture,
+    statistics::{BenchTarget, Samples, TargetBound, TargetUnit},
     table,
 };
-use crate::{connection, failure::Failure, global::Global, output};
+use crate::{connection, failure::CliError, global::GlobalArgs, output};
 
 /// Directories of the tree, and files in each: more than the 20,000 that the design speaks of.
 const DIRECTORIES: usize = 2000;
-const FILES: usize = 12;
+const FILES_PER_DIRECTORY: usize = 12;
 /// Lines of each file, of about 40 bytes.
-const LINES: usize = 100;
-const _: () = assert!(DIRECTORIES * FILES >= 20_000, "the design's large tree");
+const LINES_PER_FILE: usize = 100;
+const _: () = assert!(DIRECTORIES * FILES_PER_DIRECTORY >= 20_000, "the design's large tree");
 /// One file in so many holds what is searched for.
-const RARITY: usize = 500;
+const FILES_PER_MATCH: usize = 500;
 /// What is searched for.
 const NEEDLE: &str = "needle";
 /// The file that is read, and its size.
-const READ: &str = "ten-kibibytes";
-const READ_BYTES: usize = 10 * 1024;
+const TEST_FILE: &str = "ten-kibibytes";
+const TEST_FILE_BYTES: usize = 10 * 1024;
 /// Small calls for each of the large ones.
-const SMALL: usize = 20;
+const SMALL_CALLS_PER_ROUND: usize = 20;
 
 /// Times of the file tools, beside those of ripgrep (`rg`) on the same tree.
 ///
@@ -60,7 +60,7 @@ pub(crate) struct FilesArgs {
 
 /// Something of which the time is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum FilesBenchCase {
     Search,
     RipgrepSearch,
     List,
@@ -68,10 +68,10 @@ enum Kind {
     Patch,
     GitApply,
     Read,
-    Check,
+    HealthCheck,
 }
 
-impl Kind {
+impl FilesBenchCase {
     fn label(self) -> &'static str {
         match self {
             Self::Search => "jig search",
@@ -81,7 +81,7 @@ impl Kind {
             Self::Patch => "jig apply_patch, 100 files",
             Self::GitApply => "git apply",
             Self::Read => "jig read_file, 10 KiB",
-            Self::Check => "health check",
+            Self::HealthCheck => "health check",
         }
     }
 
@@ -91,87 +91,97 @@ impl Kind {
 }
 
 /// What is promised: a tool, what it is compared with, and the most times its time.
-const PROMISES: [(&str, Kind, Kind, f64); 4] = [
-    ("apply_patch / git apply", Kind::Patch, Kind::GitApply, 1.0),
-    ("search / rg --json", Kind::Search, Kind::RipgrepSearch, 1.0),
-    ("list_files / rg --files", Kind::List, Kind::RipgrepList, 1.0),
-    ("read_file / health check", Kind::Read, Kind::Check, 1.5),
+const TARGETS: [(&str, FilesBenchCase, FilesBenchCase, f64); 4] = [
+    ("apply_patch / git apply", FilesBenchCase::Patch, FilesBenchCase::GitApply, 1.0),
+    ("search / rg --json", FilesBenchCase::Search, FilesBenchCase::RipgrepSearch, 1.0),
+    ("list_files / rg --files", FilesBenchCase::List, FilesBenchCase::RipgrepList, 1.0),
+    ("read_file / health check", FilesBenchCase::Read, FilesBenchCase::HealthCheck, 1.5),
 ];
 
 /// Measures and prints.
-pub(super) fn bench_files(global: &Global, args: &FilesArgs) -> Result<(), Failure> {
+pub(super) fn bench_files(global: &GlobalArgs, args: &FilesArgs) -> Result<(), CliError> {
     let own;
     let (address, tree) = match (global.address(), &args.tree) {
         (Some(address), Some(tree)) => (address, tree.clone()),
         (Some(_), None) => {
             let problem = "--tree must say where the workspace of the daemon at --address is";
-            return Err(Failure::Usage(problem.to_owned()));
+            return Err(CliError::Usage(problem.to_owned()));
         }
         (None, _) => {
             own = Daemon::start()?;
-            plant(&own.workspace()).map_err(Failure::system)?;
+            create_tree(&own.workspace()).map_err(CliError::system)?;
             (own.address(), own.workspace())
         }
     };
-    fs::write(tree.join(READ), "x".repeat(READ_BYTES)).map_err(Failure::system)?;
+    fs::write(tree.join(TEST_FILE), "x".repeat(TEST_FILE_BYTES)).map_err(CliError::system)?;
     let runtime = connection::runtime()?;
-    let client = runtime.block_on(Client::connect(address, global.options()))?;
-    let by_daemon = Patched::plant(&tree, "patched").map_err(Failure::system)?;
-    let by_git = Patched::plant(&tree, "patched-by-git").map_err(Failure::system)?;
-    let bench =
-        Bench { runtime: &runtime, client, tree: &tree, query: &args.query, by_daemon, by_git };
+    let client = runtime.block_on(Client::connect(address, global.client_options()))?;
+    let by_daemon = PatchFixture::create(&tree, "patched").map_err(CliError::system)?;
+    let by_git = PatchFixture::create(&tree, "patched-by-git").map_err(CliError::system)?;
+    let bench = FilesBench {
+        runtime: &runtime,
+        client,
+        tree: &tree,
+        query: &args.query,
+        daemon_patch: by_daemon,
+        git_patch: by_git,
+    };
     let mut kinds = vec![
-        Kind::Search,
-        Kind::RipgrepSearch,
-        Kind::List,
-        Kind::RipgrepList,
-        Kind::Patch,
-        Kind::GitApply,
-        Kind::Read,
-        Kind::Check,
+        FilesBenchCase::Search,
+        FilesBenchCase::RipgrepSearch,
+        FilesBenchCase::List,
+        FilesBenchCase::RipgrepList,
+        FilesBenchCase::Patch,
+        FilesBenchCase::GitApply,
+        FilesBenchCase::Read,
+        FilesBenchCase::HealthCheck,
     ];
-    if let Err(reason) = bench.once(Kind::GitApply) {
+    if let Err(reason) = bench.run_once(FilesBenchCase::GitApply) {
         output::note(&format!("without git: {reason:?}"));
-        kinds.retain(|kind| *kind != Kind::GitApply);
+        kinds.retain(|kind| *kind != FilesBenchCase::GitApply);
     }
-    if let Err(reason) = bench.once(Kind::RipgrepList) {
+    if let Err(reason) = bench.run_once(FilesBenchCase::RipgrepList) {
         output::note(&format!("without ripgrep: {reason:?}"));
         kinds.retain(|kind| !kind.is_ripgrep());
     }
-    let files = bench.once(Kind::List)?;
+    let files = bench.run_once(FilesBenchCase::List)?;
     let measured = bench.measure(&kinds, args.count.get())?;
     if global.json {
-        output::json(&to_json(files, &measured))
+        output::write_json(&to_json(files, &measured))
     } else {
-        output::stdout(to_text(files, &measured).as_bytes())
+        output::write_stdout(to_text(files, &measured).as_bytes())
     }
 }
 
 /// Where and how it is measured.
 #[derive(Debug)]
-struct Bench<'a> {
+struct FilesBench<'a> {
     runtime: &'a Runtime,
     client: Client,
     tree: &'a Path,
     query: &'a str,
-    by_daemon: Patched,
-    by_git: Patched,
+    daemon_patch: PatchFixture,
+    git_patch: PatchFixture,
 }
 
-impl Bench<'_> {
+impl FilesBench<'_> {
     /// All kinds in turns, so that what else happens on the machine hits all alike.
-    fn measure(&self, kinds: &[Kind], count: usize) -> Result<Vec<(Kind, Samples)>, Failure> {
-        let mut all: Vec<(Kind, Vec<Duration>)> =
+    fn measure(
+        &self,
+        kinds: &[FilesBenchCase],
+        count: usize,
+    ) -> Result<Vec<(FilesBenchCase, Samples)>, CliError> {
+        let mut all: Vec<(FilesBenchCase, Vec<Duration>)> =
             kinds.iter().map(|&kind| (kind, Vec::new())).collect();
         for (kind, _) in &all {
-            self.once(*kind)?;
+            self.run_once(*kind)?;
         }
         for _ in 0..count {
             for (kind, times) in &mut all {
-                let small = matches!(kind, Kind::Read | Kind::Check);
-                for _ in 0..if small { SMALL } else { 1 } {
+                let small = matches!(kind, FilesBenchCase::Read | FilesBenchCase::HealthCheck);
+                for _ in 0..if small { SMALL_CALLS_PER_ROUND } else { 1 } {
                     let start = Instant::now();
-                    self.once(*kind)?;
+                    self.run_once(*kind)?;
                     times.push(start.elapsed());
                 }
             }
@@ -181,9 +191,9 @@ impl Bench<'_> {
     }
 
     /// Answers how many files there are, where that is what is asked.
-    fn once(&self, kind: Kind) -> Result<usize, Failure> {
+    fn run_once(&self, kind: FilesBenchCase) -> Result<usize, CliError> {
         match kind {
-            Kind::RipgrepSearch => self.ripgrep(&[
+            FilesBenchCase::RipgrepSearch => self.ripgrep(&[
                 "--json",
                 "--fixed-strings",
                 "--ignore-case",
@@ -191,14 +201,14 @@ impl Bench<'_> {
                 "-e",
                 self.query,
             ]),
-            Kind::RipgrepList => self.ripgrep(&["--files", "--hidden", "--no-ignore"]),
-            Kind::Search => self.runtime.block_on(async {
+            FilesBenchCase::RipgrepList => self.ripgrep(&["--files", "--hidden", "--no-ignore"]),
+            FilesBenchCase::Search => self.runtime.block_on(async {
                 let request =
                     SearchRequest { query: self.query.to_owned(), ..SearchRequest::default() };
                 self.client.search(request).await?;
                 Ok(0)
             }),
-            Kind::List => self.runtime.block_on(async {
+            FilesBenchCase::List => self.runtime.block_on(async {
                 let mut pages = self.client.list_files_by_page(ListFilesRequest {
                     max_results: Some(10_000),
                     ..ListFilesRequest::default()
@@ -209,17 +219,17 @@ impl Bench<'_> {
                 }
                 Ok(files)
             }),
-            Kind::Patch => {
-                self.runtime.block_on(self.by_daemon.by_daemon(&self.client)).map(|()| 0)
+            FilesBenchCase::Patch => {
+                self.runtime.block_on(self.daemon_patch.apply_by_daemon(&self.client)).map(|()| 0)
             }
-            Kind::GitApply => self.by_git.by_git().map(|()| 0),
-            Kind::Read => self.runtime.block_on(async {
+            FilesBenchCase::GitApply => self.git_patch.apply_by_git().map(|()| 0),
+            FilesBenchCase::Read => self.runtime.block_on(async {
                 let request =
-                    ReadFileRequest { path: READ.to_owned(), ..ReadFileRequest::default() };
+                    ReadFileRequest { path: TEST_FILE.to_owned(), ..ReadFileRequest::default() };
                 self.client.read_file(request).await?;
                 Ok(0)
             }),
-            Kind::Check => self.runtime.block_on(async {
+            FilesBenchCase::HealthCheck => self.runtime.block_on(async {
                 self.client.check_health("").await?;
                 Ok(0)
             }),
@@ -227,7 +237,7 @@ impl Bench<'_> {
     }
 
     /// Its output is read, as whoever asked would.
-    fn ripgrep(&self, arguments: &[&str]) -> Result<usize, Failure> {
+    fn ripgrep(&self, arguments: &[&str]) -> Result<usize, CliError> {
         #[expect(
             clippy::disallowed_methods,
             reason = "a program to compare with, not a command of a caller"
@@ -239,26 +249,26 @@ impl Bench<'_> {
             .arg("./")
             .current_dir(self.tree)
             .stdin(Stdio::null());
-        let output = command.output().map_err(Failure::system)?;
+        let output = command.output().map_err(CliError::system)?;
         // 1: it has found nothing.
         if !matches!(output.status.code(), Some(0 | 1)) {
-            return Err(Failure::System(String::from_utf8_lossy(&output.stderr).into_owned()));
+            return Err(CliError::System(String::from_utf8_lossy(&output.stderr).into_owned()));
         }
         Ok(0)
     }
 }
 
 /// Makes the tree: text of words that come again, as in programs.
-fn plant(root: &Path) -> std::io::Result<()> {
+fn create_tree(root: &Path) -> std::io::Result<()> {
     const WORDS: [&str; 8] =
         ["return", "value", "request", "the", "need", "Option", "self", "length"];
     let mut state = 1_u64;
     for directory in 0..DIRECTORIES {
         let path = root.join(format!("module-{}/part-{directory}", directory % 50));
         fs::create_dir_all(&path)?;
-        for file in 0..FILES {
+        for file in 0..FILES_PER_DIRECTORY {
             let mut text = String::new();
-            for _ in 0..LINES {
+            for _ in 0..LINES_PER_FILE {
                 for _ in 0..6 {
                     // Knuth's generator: the same text on every machine.
                     state = state
@@ -270,7 +280,7 @@ fn plant(root: &Path) -> std::io::Result<()> {
                 }
                 text.push('\n');
             }
-            if (directory * FILES + file).is_multiple_of(RARITY) {
+            if (directory * FILES_PER_DIRECTORY + file).is_multiple_of(FILES_PER_MATCH) {
                 text.push_str(NEEDLE);
             }
             fs::write(path.join(format!("file-{file}.txt")), text)?;
@@ -279,44 +289,44 @@ fn plant(root: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn targets(measured: &[(Kind, Samples)]) -> Vec<Target> {
+fn targets(measured: &[(FilesBenchCase, Samples)]) -> Vec<BenchTarget> {
     let of = |wanted| measured.iter().find(|(kind, _)| *kind == wanted);
-    PROMISES
+    TARGETS
         .into_iter()
         .filter_map(|(promise, one, other, most)| {
             let (Some((_, one)), Some((_, other))) = (of(one), of(other)) else {
                 return None;
             };
-            Some(Target {
+            Some(BenchTarget {
                 promise,
                 measured: one.ratio(other),
-                unit: Unit::Times,
-                bound: Bound::AtMost(most),
+                unit: TargetUnit::Ratio,
+                bound: TargetBound::AtMost(most),
                 stretch: None,
             })
         })
         .collect()
 }
 
-fn to_text(files: usize, measured: &[(Kind, Samples)]) -> String {
-    let Machine { cores, kernel, cpu } = Machine::here();
+fn to_text(files: usize, measured: &[(FilesBenchCase, Samples)]) -> String {
+    let Machine { cores, kernel, cpu } = Machine::detect();
     let mut rows = vec![["", "p50", "p99"].map(String::from)];
     for (kind, samples) in measured {
         rows.push([
             kind.label().to_owned(),
-            table::milliseconds(samples.p50().as_secs_f64()),
-            table::milliseconds(samples.p99().as_secs_f64()),
+            table::format_milliseconds(samples.p50().as_secs_f64()),
+            table::format_milliseconds(samples.p99().as_secs_f64()),
         ]);
     }
     format!(
         "{cores} cores, {cpu}, Linux {kernel}\na tree of {files} files\n\n{}\n{}",
-        table::table(&rows),
-        table::targets(&targets(measured))
+        table::align_columns(&rows),
+        table::targets_table(&targets(measured))
     )
 }
 
-fn to_json(files: usize, measured: &[(Kind, Samples)]) -> Value {
-    let Machine { cores, kernel, cpu } = Machine::here();
+fn to_json(files: usize, measured: &[(FilesBenchCase, Samples)]) -> Value {
+    let Machine { cores, kernel, cpu } = Machine::detect();
     let times: Vec<Value> = measured
         .iter()
         .map(|(kind, samples)| {
@@ -353,10 +363,10 @@ mod tests {
     fn what_is_promised_is_told_with_what_was_measured() {
         let samples = |ms| Samples::new(vec![Duration::from_millis(ms)]);
         let mut measured = vec![
-            (Kind::Search, samples(9)),
-            (Kind::RipgrepSearch, samples(10)),
-            (Kind::Read, samples(4)),
-            (Kind::Check, samples(2)),
+            (FilesBenchCase::Search, samples(9)),
+            (FilesBenchCase::RipgrepSearch, samples(10)),
+            (FilesBenchCase::Read, samples(4)),
+            (FilesBenchCase::HealthCheck, samples(2)),
         ];
         let value = to_json(7, &measured);
         assert_eq!(value["files"], 7);

@@ -13,7 +13,7 @@ pub(super) struct Machine {
 
 impl Machine {
     /// The one that this runs on.
-    pub(super) fn here() -> Self {
+    pub(super) fn detect() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         Self {
             cores: thread::available_parallelism().map_or(0, usize::from),

@@ -15,34 +15,34 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-use crate::{exit, global::Global, output};
+use crate::{exit, global::GlobalArgs, output};
 
 /// Measure this machine.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
-    what: What,
+    command: BenchCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
-    Run(run::RunArgs),
+enum BenchCommand {
+    Run(run::BenchRunArgs),
     Files(files::FilesArgs),
     Fair(fair::FairArgs),
     #[command(hide = true)]
     Flood(fair::FloodArgs),
 }
 
-pub(crate) fn bench(global: &Global, args: BenchArgs) -> ExitCode {
+pub(crate) fn bench(global: &GlobalArgs, args: BenchArgs) -> ExitCode {
     if cfg!(debug_assertions) {
         output::note("a debug build: its times say nothing; build with --release");
     }
-    let one_call = global.refuse_request_id("a benchmark makes many calls");
-    let measured = one_call.and_then(|()| match args.what {
-        What::Run(args) => run::bench_run(global, &args),
-        What::Files(args) => files::bench_files(global, &args),
-        What::Fair(args) => fair::bench_fair(global, &args),
-        What::Flood(args) => fair::bench_flood(global, &args),
+    let one_call = global.reject_request_id("a benchmark makes many calls");
+    let measured = one_call.and_then(|()| match args.command {
+        BenchCommand::Run(args) => run::bench_run(global, &args),
+        BenchCommand::Files(args) => files::bench_files(global, &args),
+        BenchCommand::Fair(args) => fair::bench_fair(global, &args),
+        BenchCommand::Flood(args) => fair::bench_flood(global, &args),
     });
     match measured {
         Ok(()) => ExitCode::SUCCESS,

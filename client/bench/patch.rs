@@ -10,49 +10,49 @@ use std::{
 
 use jig::{api::v1::ApplyPatchRequest, client::Client};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Files that the patch changes.
-const FILES: usize = 100;
+const FILE_COUNT: usize = 100;
 /// Lines of each.
-const LINES: usize = 200;
+const LINES_PER_FILE: usize = 200;
 /// The line that is changed.
-const CHANGED: usize = 90;
+const CHANGED_LINE: usize = 90;
 /// Lines of context.
-const CONTEXT: usize = 3;
+const CONTEXT_LINES: usize = 3;
 
 /// A folder of files that are patched forth and back.
 #[derive(Debug)]
-pub(super) struct Patched {
+pub(super) struct PatchFixture {
     folder: PathBuf,
     /// The patch, and the one that takes it back.
     patches: [String; 2],
     applied: Cell<bool>,
 }
 
-impl Patched {
+impl PatchFixture {
     /// Makes the files in the folder `name` of `root`.
-    pub(super) fn plant(root: &Path, name: &str) -> std::io::Result<Self> {
+    pub(super) fn create(root: &Path, name: &str) -> std::io::Result<Self> {
         let line = |file: usize, line: usize| format!("line {line} of file {file}, some words\n");
         fs::create_dir_all(root.join(name))?;
         let mut patches = [String::new(), String::new()];
-        for file in 0..FILES {
-            let text: String = (0..LINES).map(|number| line(file, number)).collect();
+        for file in 0..FILE_COUNT {
+            let text: String = (0..LINES_PER_FILE).map(|number| line(file, number)).collect();
             fs::write(root.join(name).join(file.to_string()), text)?;
-            let (old, new) = (line(file, CHANGED), format!("changed in {file}\n"));
+            let (old, new) = (line(file, CHANGED_LINE), format!("changed in {file}\n"));
             for (patch, from, to) in [(0, &old, &new), (1, &new, &old)] {
                 let Some(patch) = patches.get_mut(patch) else {
                     continue;
                 };
                 let path = format!("{name}/{file}");
-                let (first, count) = (CHANGED - CONTEXT + 1, 2 * CONTEXT + 1);
+                let (first, count) = (CHANGED_LINE - CONTEXT_LINES + 1, 2 * CONTEXT_LINES + 1);
                 *patch += &format!("diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n");
                 *patch += &format!("@@ -{first},{count} +{first},{count} @@\n");
-                for number in CHANGED - CONTEXT..CHANGED {
+                for number in CHANGED_LINE - CONTEXT_LINES..CHANGED_LINE {
                     *patch += &format!(" {}", line(file, number));
                 }
                 *patch += &format!("-{from}+{to}");
-                for number in CHANGED + 1..=CHANGED + CONTEXT {
+                for number in CHANGED_LINE + 1..=CHANGED_LINE + CONTEXT_LINES {
                     *patch += &format!(" {}", line(file, number));
                 }
             }
@@ -61,16 +61,16 @@ impl Patched {
     }
 
     /// The patch that can be applied next.
-    fn next(&self) -> &str {
+    fn next_patch(&self) -> &str {
         let applied = self.applied.replace(!self.applied.get());
         let [patch, back] = &self.patches;
         if applied { back } else { patch }
     }
 
     /// Has the daemon apply it.
-    pub(super) async fn by_daemon(&self, client: &Client) -> Result<(), Failure> {
+    pub(super) async fn apply_by_daemon(&self, client: &Client) -> Result<(), CliError> {
         let request = ApplyPatchRequest {
-            unified_diff: self.next().to_owned(),
+            unified_diff: self.next_patch().to_owned(),
             ..ApplyPatchRequest::default()
         };
         client.apply_patch(request).await?;
@@ -78,7 +78,7 @@ impl Patched {
     }
 
     /// Has git apply it.
-    pub(super) fn by_git(&self) -> Result<(), Failure> {
+    pub(super) fn apply_by_git(&self) -> Result<(), CliError> {
         #[expect(
             clippy::disallowed_methods,
             reason = "a program to compare with, not a command of a caller"
@@ -90,13 +90,13 @@ impl Patched {
             // The tree may lie in somebody's repository, whose state is none of its business.
             .env("GIT_DIR", "/nonexistent")
             .stdin(Stdio::piped());
-        let mut child = command.spawn().map_err(Failure::system)?;
+        let mut child = command.spawn().map_err(CliError::system)?;
         if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(self.next().as_bytes()).map_err(Failure::system)?;
+            stdin.write_all(self.next_patch().as_bytes()).map_err(CliError::system)?;
         }
-        match child.wait().map_err(Failure::system)?.success() {
+        match child.wait().map_err(CliError::system)?.success() {
             true => Ok(()),
-            false => Err(Failure::System("git apply has failed".to_owned())),
+            false => Err(CliError::System("git apply has failed".to_owned())),
         }
     }
 }

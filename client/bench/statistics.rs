@@ -10,30 +10,30 @@ pub(super) struct Samples {
 
 /// Something that the design promises, and what was measured.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Target {
+pub(super) struct BenchTarget {
     /// What is promised.
     pub(super) promise: &'static str,
     pub(super) measured: f64,
-    pub(super) unit: Unit,
-    pub(super) bound: Bound,
+    pub(super) unit: TargetUnit,
+    pub(super) bound: TargetBound,
     /// What is hoped for beyond the promise.
-    pub(super) stretch: Option<Bound>,
+    pub(super) stretch: Option<TargetBound>,
 }
 
 /// What a number counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum TargetUnit {
     /// Times something else.
-    Times,
+    Ratio,
     Milliseconds,
     Mebibytes,
     /// Things.
-    Pieces,
+    Count,
 }
 
 /// Where a number must lie.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Bound {
+pub(super) enum TargetBound {
     AtMost(f64),
     AtLeast(f64),
 }
@@ -70,22 +70,22 @@ impl Samples {
     }
 }
 
-impl Target {
+impl BenchTarget {
     pub(super) fn verdict(&self) -> &'static str {
-        match (self.bound.holds(self.measured), self.stretch) {
+        match (self.bound.is_met_by(self.measured), self.stretch) {
             (false, _) => "missed",
-            (true, Some(stretch)) if stretch.holds(self.measured) => "met, stretch too",
+            (true, Some(stretch)) if stretch.is_met_by(self.measured) => "met, stretch too",
             (true, _) => "met",
         }
     }
 
     pub(super) fn is_met(&self) -> bool {
-        self.bound.holds(self.measured)
+        self.bound.is_met_by(self.measured)
     }
 }
 
-impl Bound {
-    fn holds(self, value: f64) -> bool {
+impl TargetBound {
+    fn is_met_by(self, value: f64) -> bool {
         match self {
             Self::AtMost(most) => value <= most,
             Self::AtLeast(least) => value >= least,
@@ -100,8 +100,8 @@ pub(super) fn ratio(one: f64, other: f64) -> f64 {
 
 /// The numbers of targets and what is said of them.
 #[cfg(test)]
-pub(super) fn verdicts(targets: &[Target]) -> Vec<(String, &'static str)> {
-    let verdict = |target: &Target| (format!("{:.2}", target.measured), target.verdict());
+pub(super) fn target_verdicts(targets: &[BenchTarget]) -> Vec<(String, &'static str)> {
+    let verdict = |target: &BenchTarget| (format!("{:.2}", target.measured), target.verdict());
     targets.iter().map(verdict).collect()
 }
 
@@ -121,17 +121,17 @@ mod tests {
 
     #[test]
     fn verdicts() {
-        let target = |measured| Target {
+        let target = |measured| BenchTarget {
             promise: "p50",
             measured,
-            unit: Unit::Times,
-            bound: Bound::AtMost(1.4),
-            stretch: Some(Bound::AtMost(1.25)),
+            unit: TargetUnit::Ratio,
+            bound: TargetBound::AtMost(1.4),
+            stretch: Some(TargetBound::AtMost(1.25)),
         };
         assert_eq!(target(1.5).verdict(), "missed");
         assert_eq!(target(1.4).verdict(), "met");
         assert_eq!(target(1.1).verdict(), "met, stretch too");
         assert_eq!(target(f64::NAN).verdict(), "missed");
-        assert!(!Bound::AtLeast(3.0).holds(2.9));
+        assert!(!TargetBound::AtLeast(3.0).is_met_by(2.9));
     }
 }

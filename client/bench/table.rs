@@ -2,49 +2,49 @@
 
 use std::fmt::Write as _;
 
-use super::statistics::{Bound, Target, Unit};
+use super::statistics::{BenchTarget, TargetBound, TargetUnit};
 
-pub(super) fn milliseconds(seconds: f64) -> String {
+pub(super) fn format_milliseconds(seconds: f64) -> String {
     format!("{:.3} ms", seconds * 1e3)
 }
 
-pub(super) fn times(ratio: f64) -> String {
+pub(super) fn format_ratio(ratio: f64) -> String {
     format!("{ratio:.2} x")
 }
 
 /// The targets, with what was measured.
-pub(super) fn targets(targets: &[Target]) -> String {
+pub(super) fn targets_table(targets: &[BenchTarget]) -> String {
     let mut rows = vec![["target", "bound", "measured", ""].map(String::from)];
     for target in targets {
         rows.push([
             target.promise.to_owned(),
-            bound(target),
+            format_bound(target),
             with_unit(format!("{:.2}", target.measured), target.unit),
             target.verdict().to_owned(),
         ]);
     }
-    table(&rows)
+    align_columns(&rows)
 }
 
 /// Where the number of a target must lie.
-pub(super) fn bound(target: &Target) -> String {
+pub(super) fn format_bound(target: &BenchTarget) -> String {
     match target.bound {
-        Bound::AtMost(most) => with_unit(format!("<= {most}"), target.unit),
-        Bound::AtLeast(least) => with_unit(format!(">= {least}"), target.unit),
+        TargetBound::AtMost(most) => with_unit(format!("<= {most}"), target.unit),
+        TargetBound::AtLeast(least) => with_unit(format!(">= {least}"), target.unit),
     }
 }
 
-fn with_unit(number: String, unit: Unit) -> String {
+fn with_unit(number: String, unit: TargetUnit) -> String {
     match unit {
-        Unit::Times => number + " x",
-        Unit::Milliseconds => number + " ms",
-        Unit::Mebibytes => number + " MiB",
-        Unit::Pieces => number,
+        TargetUnit::Ratio => number + " x",
+        TargetUnit::Milliseconds => number + " ms",
+        TargetUnit::Mebibytes => number + " MiB",
+        TargetUnit::Count => number,
     }
 }
 
 /// Columns of equal width, the first flush left, the others flush right.
-pub(super) fn table<const N: usize>(rows: &[[String; N]]) -> String {
+pub(super) fn align_columns<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -75,6 +75,6 @@ mod tests {
     #[test]
     fn tables_are_aligned() {
         let rows = [["a", "1"], ["long", "200"]].map(|row| row.map(String::from));
-        assert_eq!(table(&rows), "a       1\nlong  200\n");
+        assert_eq!(align_columns(&rows), "a       1\nlong  200\n");
     }
 }

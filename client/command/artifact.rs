@@ -5,8 +5,8 @@ use std::{io, process::ExitCode};
 use clap::Args;
 use jig::{api::v1::ReadArtifactRequest, client::Client};
 
-use super::finish;
-use crate::{connection, global::Global};
+use super::report_and_exit;
+use crate::{connection, global::GlobalArgs};
 
 /// Print the whole output of a command, or a part of it.
 ///
@@ -24,13 +24,13 @@ pub(crate) struct ArtifactArgs {
     limit: Option<u64>,
 }
 
-pub(crate) fn artifact(global: &Global, args: ArtifactArgs) -> ExitCode {
+pub(crate) fn artifact(global: &GlobalArgs, args: ArtifactArgs) -> ExitCode {
     let request = ReadArtifactRequest { path: args.path, offset: args.offset, limit: args.limit };
-    let result = global.daemon().and_then(|address| {
-        connection::call_at(address, global, async |client: Client| {
+    let result = global.require_address().and_then(|address| {
+        connection::call_address(address, global, async |client: Client| {
             client.copy_artifact(request, io::stdout().lock()).await?;
             Ok(())
         })
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }

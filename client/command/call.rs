@@ -13,10 +13,10 @@ use jig::{
 };
 use serde_json::Value;
 
-use super::{ended, params::Parameters, run_failed};
+use super::{ended, params::ToolParameters, report_run_failure};
 use crate::{
-    connection, envelope, exit, failure::Failure, global::Global, local::Local, output,
-    structure::json_of, style::Style,
+    connection, envelope, exit, failure::CliError, global::GlobalArgs, local::LocalError, output,
+    structure::struct_to_json, style::Style,
 };
 
 /// The vocabulary whose document says how its answers are shown to people.
@@ -39,29 +39,30 @@ pub(crate) struct CallArgs {
     /// Name of the tool: `read_file`.
     tool: String,
     #[command(flatten)]
-    parameters: Parameters,
+    parameters: ToolParameters,
 }
 
-pub(crate) fn call(global: &Global, args: CallArgs) -> ExitCode {
-    let code = make(global, args).unwrap_or_else(|failure| run_failed(&failure, global.json));
+pub(crate) fn call(global: &GlobalArgs, args: CallArgs) -> ExitCode {
+    let code = invoke_tool(global, args)
+        .unwrap_or_else(|failure| report_run_failure(&failure, global.json));
     ExitCode::from(code)
 }
 
-fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
+fn invoke_tool(global: &GlobalArgs, args: CallArgs) -> Result<u8, CliError> {
     let is_cli_agent = args.dialect.as_deref() == Some(CLI_AGENT) && !global.json;
     let is_ours = global.address().is_none();
-    let workspace = global.options().workspace;
+    let workspace = global.client_options().workspace;
     let request = InvokeRequest {
         tool: args.tool,
-        params_json: args.parameters.json()?,
+        params_json: args.parameters.into_json()?,
         dialect: args.dialect.unwrap_or_default(),
         with_result_json: global.json,
         ..InvokeRequest::default()
     };
     let (response, place) = connection::call(global, async move |client: Client| {
         let response = client.invoke(request).await?;
-        let place = match is_cli_agent && !files_of(&response).is_empty() {
-            true if is_ours => here()?,
+        let place = match is_cli_agent && !changed_files(&response).is_empty() {
+            true if is_ours => current_directory()?,
             true => mount_path(&client.without_request_id(), workspace.as_deref()).await?,
             false => PathBuf::new(),
         };
@@ -69,25 +70,25 @@ fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
     })?;
     let printed = if global.json {
         match response.result_json.as_str() {
-            "" => output::json(&envelope::to_json(&response)),
+            "" => output::write_json(&envelope::to_json(&response)),
             result => match serde_json::from_str::<Value>(result) {
-                Ok(result) => output::json(&result),
+                Ok(result) => output::write_json(&result),
                 Err(error) => {
                     let text = format!("the result is no JSON: {error}");
-                    Err(Failure::Daemon(text))
+                    Err(CliError::Daemon(text))
                 }
             },
         }
     } else {
         let text = match is_cli_agent {
-            true => shown(&response, &place),
-            false => said(&response).to_owned(),
+            true => cli_agent_text(&response, &place),
+            false => model_text(&response).to_owned(),
         };
-        output::stdout(Style::of_stdout().text(&ended_line(text)).as_bytes())
+        output::write_stdout(Style::of_stdout().escape_text(&with_newline(text)).as_bytes())
     };
     match printed {
         // What came of it does not depend on whether somebody reads on.
-        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         other => other?,
     }
     if !global.json {
@@ -95,17 +96,17 @@ fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
             output::note(&note);
         }
     }
-    Ok(code(&response))
+    Ok(exit_code(&response))
 }
 
 /// The directory that our own daemon holds.
-fn here() -> Result<PathBuf, Failure> {
-    let fails = |error| Local::new("the current directory cannot be found", &error);
+fn current_directory() -> Result<PathBuf, CliError> {
+    let fails = |error| LocalError::new("the current directory cannot be found", &error);
     Ok(std::env::current_dir().map_err(fails)?)
 }
 
 /// Where commands find the workspace of the call.
-async fn mount_path(client: &Client, workspace: Option<&str>) -> Result<PathBuf, Failure> {
+async fn mount_path(client: &Client, workspace: Option<&str>) -> Result<PathBuf, CliError> {
     let info = client.get_info().await?;
     let mut workspaces = info.workspaces.into_iter();
     let found = match workspace {
@@ -120,7 +121,7 @@ fn is_success(response: &InvokeResponse) -> bool {
 }
 
 /// What goes back to the model, unless it is only why the tool failed.
-fn said(response: &InvokeResponse) -> &str {
+fn model_text(response: &InvokeResponse) -> &str {
     let message = response.error.as_ref().map_or("", |error| &error.message);
     let is_why = response.data.is_none() && response.text.contains(message);
     match is_success(response) || !is_why {
@@ -130,13 +131,14 @@ fn said(response: &InvokeResponse) -> &str {
 }
 
 /// As the document of `cli_agent` shows what went well.
-fn shown(response: &InvokeResponse, place: &Path) -> String {
-    let Some(data) = response.data.as_ref().map(json_of).filter(|_| is_success(response)) else {
+fn cli_agent_text(response: &InvokeResponse, place: &Path) -> String {
+    let Some(data) = response.data.as_ref().map(struct_to_json).filter(|_| is_success(response))
+    else {
         return String::new();
     };
     let output = data["output"].as_str().unwrap_or(&response.text);
     let mut text = format!("✓ {}\n", output.trim_end());
-    for file in files_of(response) {
+    for file in changed_files(response) {
         text += &format!("  Location: {}\n", place.join(file).display());
     }
     if let Some(milliseconds) = data["execution_time_ms"].as_u64() {
@@ -146,14 +148,14 @@ fn shown(response: &InvokeResponse, place: &Path) -> String {
 }
 
 /// The files that a tool of `cli_agent` has changed.
-fn files_of(response: &InvokeResponse) -> Vec<String> {
-    let data = response.data.as_ref().map(json_of).unwrap_or_default();
+fn changed_files(response: &InvokeResponse) -> Vec<String> {
+    let data = response.data.as_ref().map(struct_to_json).unwrap_or_default();
     let files = data["files_affected"].as_array();
     let files = files.into_iter().flatten().filter_map(Value::as_str);
     files.map(str::to_owned).collect()
 }
 
-fn ended_line(mut text: String) -> String {
+fn with_newline(mut text: String) -> String {
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
@@ -169,8 +171,8 @@ fn notes(response: &InvokeResponse) -> Vec<String> {
             notes.push(format!("  {}", error.suggestion));
         }
     }
-    if let Some(ran) = envelope::ran(response) {
-        notes.extend(ended::how(ran.outcome, &ran.signal, &ran.limit));
+    if let Some(ran) = envelope::command_result(response) {
+        notes.extend(ended::exit_note(ran.outcome, &ran.signal, &ran.limit));
     }
     if response.truncated {
         notes.push("this is not all: the answer was too long".to_owned());
@@ -182,8 +184,8 @@ fn notes(response: &InvokeResponse) -> Vec<String> {
 }
 
 /// The exit code that says what came of it.
-fn code(response: &InvokeResponse) -> u8 {
-    let ran = envelope::ran(response).map(|ran| exit::of_run(&ran));
+fn exit_code(response: &InvokeResponse) -> u8 {
+    let ran = envelope::command_result(response).map(|ran| exit::of_run(&ran));
     // What is done with what a command wrote can fail behind it.
     let told = ran.filter(|code| *code != exit::SUCCESS || is_success(response));
     let error = response.error.as_ref().map(|error| error.error_type.as_str());
@@ -241,7 +243,7 @@ mod tests {
     #[test]
     fn cli_agent_is_shown_as_in_its_document() {
         assert_eq!(
-            shown(&created(), "/home/user/project".as_ref()),
+            cli_agent_text(&created(), "/home/user/project".as_ref()),
             "✓ Created file: hello.py (125 bytes)\n  Location: /home/user/project/hello.py\n  Time: 5ms\n"
         );
     }
@@ -250,9 +252,9 @@ mod tests {
     fn a_failure_says_why_and_what_to_do() {
         let failed = failed("file_not_found");
         assert_eq!(notes(&failed), ["file_not_found: no file", "  Look."]);
-        assert_eq!(said(&failed), "");
+        assert_eq!(model_text(&failed), "");
         let with_output = InvokeResponse { text: "[exit 1]\n".into(), ..failed };
-        assert_eq!(said(&with_output), "[exit 1]\n");
+        assert_eq!(model_text(&with_output), "[exit 1]\n");
         let going_on = InvokeResponse { pending: true, job_id: "01A".into(), ..created() };
         assert_eq!(notes(&going_on), ["it goes on: jig job watch 01A"]);
         let killed = InvokeResponse {
@@ -290,7 +292,7 @@ mod tests {
             (failed("timeout"), 124),
             (InvokeResponse::default(), 125),
         ] {
-            assert_eq!(code(&response), expected, "{response:?}");
+            assert_eq!(exit_code(&response), expected, "{response:?}");
         }
     }
 }

@@ -8,8 +8,8 @@ use jig::{
     client::Client,
 };
 
-use super::{finish, paths};
-use crate::{connection, file_json, global::Global, output, style::Style};
+use super::{paths, report_and_exit};
+use crate::{connection, file_json, global::GlobalArgs, output, style::Style};
 
 /// Create directories of the workspace, with those above them.
 #[derive(Debug, Args)]
@@ -42,20 +42,26 @@ pub(crate) struct RmArgs {
     recursive: bool,
 }
 
-pub(crate) fn mkdir(global: &Global, args: MkdirArgs) -> ExitCode {
+pub(crate) fn mkdir(global: &GlobalArgs, args: MkdirArgs) -> ExitCode {
     let call = |client: Client, path| async move {
         let request = CreateDirectoryRequest { path };
         Ok(client.create_directory(request).await?)
     };
-    paths::each(global, args.paths, call, file_json::create_directory, |_, response| {
-        let style = Style::of_stdout();
-        let created = response.created.iter().map(|path| style.name(path));
-        let text: String = created.map(|path| format!("created {path}\n")).collect();
-        output::stdout(text.as_bytes())
-    })
+    paths::call_for_each_path(
+        global,
+        args.paths,
+        call,
+        file_json::create_directory,
+        |_, response| {
+            let style = Style::of_stdout();
+            let created = response.created.iter().map(|path| style.escape_name(path));
+            let text: String = created.map(|path| format!("created {path}\n")).collect();
+            output::write_stdout(text.as_bytes())
+        },
+    )
 }
 
-pub(crate) fn mv(global: &Global, args: MvArgs) -> ExitCode {
+pub(crate) fn mv(global: &GlobalArgs, args: MvArgs) -> ExitCode {
     let request = MovePathRequest {
         source: args.source,
         destination: args.destination,
@@ -65,18 +71,18 @@ pub(crate) fn mv(global: &Global, args: MvArgs) -> ExitCode {
         connection::call(global, async move |client: Client| Ok(client.move_path(request).await?));
     let result = result.and_then(|response| {
         if global.json {
-            return output::json(&file_json::move_path(&response));
+            return output::write_json(&file_json::move_path(&response));
         }
         Ok(())
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-pub(crate) fn rm(global: &Global, args: RmArgs) -> ExitCode {
+pub(crate) fn rm(global: &GlobalArgs, args: RmArgs) -> ExitCode {
     let recursive = args.recursive.then_some(true);
     let call = move |client: Client, path| async move {
         let request = DeletePathRequest { path, recursive };
         Ok(client.delete_path(request).await?)
     };
-    paths::each(global, args.paths, call, file_json::delete_path, |_, _| Ok(()))
+    paths::call_for_each_path(global, args.paths, call, file_json::delete_path, |_, _| Ok(()))
 }

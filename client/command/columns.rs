@@ -3,7 +3,7 @@
 use unicode_width::UnicodeWidthStr as _;
 
 /// Each column as wide as its widest cell; the last one needs no room behind it.
-pub(super) fn columns(rows: &[Vec<String>]) -> String {
+pub(super) fn align_columns(rows: &[Vec<String>]) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let cell = |row: &Vec<String>, column: usize| row.get(column).cloned().unwrap_or_default();
     let width = |column: usize| {
@@ -35,9 +35,9 @@ mod tests {
     fn cells_stand_below_one_another() {
         let rows = [["A", "LONG", "C"], ["aaa", "b", "c"], ["a", "", ""]];
         let rows = rows.map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(columns(&rows), "A    LONG  C\naaa  b     c\na\n");
+        assert_eq!(align_columns(&rows), "A    LONG  C\naaa  b     c\na\n");
         let rows = [["NAME", "SIZE"], ["日本語", "1"], ["e\u{301}", "2"]];
         let rows = rows.map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(columns(&rows), "NAME    SIZE\n日本語  1\ne\u{301}       2\n");
+        assert_eq!(align_columns(&rows), "NAME    SIZE\n日本語  1\ne\u{301}       2\n");
     }
 }

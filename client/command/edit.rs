@@ -9,13 +9,13 @@ use jig::{
 };
 use serde_json::Value;
 
-use super::finish;
+use super::report_and_exit;
 use crate::{
     connection,
-    failure::Failure,
+    failure::CliError,
     file_json,
-    global::Global,
-    input::{of_file, string},
+    global::GlobalArgs,
+    input::{read_file, utf8_string},
     output,
     style::Style,
 };
@@ -50,19 +50,19 @@ pub(crate) struct EditArgs {
     expect: Option<String>,
 }
 
-pub(crate) fn edit(global: &Global, args: EditArgs) -> ExitCode {
+pub(crate) fn edit(global: &GlobalArgs, args: EditArgs) -> ExitCode {
     let result = request(args).and_then(|request| {
         let response = connection::call(global, async move |client: Client| {
             Ok(client.edit_file(request).await?)
         })?;
         print(&response, global.json)
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn request(args: EditArgs) -> Result<EditFileRequest, Failure> {
+fn request(args: EditArgs) -> Result<EditFileRequest, CliError> {
     let edits = match (args.edits, args.old) {
-        (Some(file), _) => edits(&string(of_file(file)?)?).map_err(Failure::Usage)?,
+        (Some(file), _) => parse_edits(&utf8_string(read_file(file)?)?).map_err(CliError::Usage)?,
         (None, old) => {
             let occurrence = match (args.all, args.first) {
                 (true, _) => Some(Occurrence::All),
@@ -85,7 +85,7 @@ fn request(args: EditArgs) -> Result<EditFileRequest, Failure> {
 }
 
 /// Reads a list of edits.
-fn edits(json: &str) -> Result<Vec<Edit>, String> {
+fn parse_edits(json: &str) -> Result<Vec<Edit>, String> {
     let list: Value = serde_json::from_str(json).map_err(|error| format!("--edits: {error}"))?;
     let Some(list) = list.as_array() else {
         return Err("--edits: a list of objects is needed".to_owned());
@@ -93,12 +93,12 @@ fn edits(json: &str) -> Result<Vec<Edit>, String> {
     list.iter()
         .enumerate()
         .map(|(index, edit)| {
-            one_edit(edit).map_err(|problem| format!("--edits: [{index}]: {problem}"))
+            parse_edit(edit).map_err(|problem| format!("--edits: [{index}]: {problem}"))
         })
         .collect()
 }
 
-fn one_edit(edit: &Value) -> Result<Edit, String> {
+fn parse_edit(edit: &Value) -> Result<Edit, String> {
     const NAMES: [&str; 3] = ["old_string", "new_string", "occurrence"];
     let fields = edit.as_object().ok_or("an object is needed")?;
     if let Some(name) = fields.keys().find(|name| !NAMES.contains(&name.as_str())) {
@@ -123,11 +123,11 @@ fn one_edit(edit: &Value) -> Result<Edit, String> {
     })
 }
 
-fn print(response: &EditFileResponse, as_json: bool) -> Result<(), Failure> {
+fn print(response: &EditFileResponse, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return output::json(&file_json::edit_file(response));
+        return output::write_json(&file_json::edit_file(response));
     }
-    output::stdout(Style::of_stdout().diff(&response.diff).as_bytes())?;
+    output::write_stdout(Style::of_stdout().paint_diff(&response.diff).as_bytes())?;
     if response.diff.is_empty() {
         output::note("nothing was changed");
     }
@@ -139,11 +139,11 @@ mod tests {
     use std::ffi::OsString;
 
     use super::*;
-    use crate::arguments::{Arguments, Command};
+    use crate::arguments::{Cli, CliCommand};
 
     fn parse(line: &[&str]) -> Option<EditFileRequest> {
         let words: Vec<OsString> = line.iter().map(OsString::from).collect();
-        let Command::Edit(args) = Arguments::from_words(&words).ok()?.command else {
+        let CliCommand::Edit(args) = Cli::parse_from(&words).ok()?.command else {
             return None;
         };
         request(args).ok()
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn lists_of_edits() {
-        let list = edits(
+        let list = parse_edits(
             r#"[{"old_string": "a", "new_string": "b"},
                 {"old_string": "c", "new_string": "", "occurrence": "first"}]"#,
         )
@@ -193,7 +193,7 @@ mod tests {
             (r#"[{"old": "a"}]"#, "\"old\" is not known"),
             (r#"[{"old_string": "", "new_string": "", "occurrence": "x"}]"#, "none of UNIQUE"),
         ] {
-            let error = edits(json).unwrap_err();
+            let error = parse_edits(json).unwrap_err();
             assert!(error.contains(says), "{json}: {error}");
         }
     }

@@ -3,7 +3,7 @@
 use jig::api::v1::Outcome;
 
 /// In words; none where there is nothing to say.
-pub(super) fn how(outcome: i32, signal: &str, limit: &str) -> Option<String> {
+pub(super) fn exit_note(outcome: i32, signal: &str, limit: &str) -> Option<String> {
     let is_limited = !limit.is_empty();
     let limit = if is_limited { format!(" (limit: {limit})") } else { String::new() };
     match Outcome::try_from(outcome) {
@@ -35,7 +35,7 @@ mod tests {
             (Outcome::Cancelled, "", Some("ended: cancelled")),
             (Outcome::OutputLimit, "output", Some("ended: it wrote too much (limit: output)")),
         ] {
-            assert_eq!(how(outcome.into(), "SIGKILL", limit).as_deref(), expected);
+            assert_eq!(exit_note(outcome.into(), "SIGKILL", limit).as_deref(), expected);
         }
     }
 }

@@ -12,13 +12,15 @@ use jig::{
 };
 use serde_json::{Value, json};
 
-use super::finish;
-use crate::{connection, escape, failure::Failure, global::Global, output, structure::json_of};
+use super::report_and_exit;
+use crate::{
+    connection, escape, failure::CliError, global::GlobalArgs, output, structure::struct_to_json,
+};
 
 /// Longest detail of an event that is shown, in characters: the rest of a line.
-const LONGEST_DETAIL: usize = 120;
+const MAX_DETAIL_CHARS: usize = 120;
 /// Time between two tries to reach a daemon that is away.
-const PAUSE: Duration = Duration::from_secs(1);
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
 /// Tell what has happened in a session (--session): each call, how it ended, and what it did.
 ///
@@ -46,7 +48,7 @@ pub(crate) struct EventsArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SessionsArgs {}
 
-pub(crate) fn events(global: &Global, args: EventsArgs) -> ExitCode {
+pub(crate) fn events(global: &GlobalArgs, args: EventsArgs) -> ExitCode {
     let request = WatchEventsRequest {
         after_sequence: args.after,
         follow: Some(args.follow),
@@ -55,12 +57,12 @@ pub(crate) fn events(global: &Global, args: EventsArgs) -> ExitCode {
         tail: args.tail,
         with_results: args.with_results,
     };
-    let result = global.daemon().and_then(|address| {
-        connection::call_at(address, global, async |client: Client| {
+    let result = global.require_address().and_then(|address| {
+        connection::call_address(address, global, async |client: Client| {
             watch(&client, request, global.json).await
         })
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
 /// Prints what comes, to the end. Where it goes on, a daemon that is away is waited for.
@@ -68,7 +70,7 @@ async fn watch(
     client: &Client,
     mut request: WatchEventsRequest,
     as_json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     let follows = request.follow == Some(true);
     let mut events = client.watch_events(request.clone()).await?;
     loop {
@@ -80,17 +82,17 @@ async fn watch(
             Ok(None) => return Ok(()),
             Err(error) => error,
         };
-        if !follows || !is_away(&error) {
+        if !follows || !is_daemon_unavailable(&error) {
             return Err(error.into());
         }
         output::note("the daemon is away: going on when it is back (Ctrl-C ends)");
         request.after_sequence = events.after_sequence();
         request.tail = None;
         events = loop {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RECONNECT_DELAY).await;
             match client.watch_events(request.clone()).await {
                 Ok(events) => break events,
-                Err(error) if is_away(&error) => {}
+                Err(error) if is_daemon_unavailable(&error) => {}
                 Err(error) => return Err(error.into()),
             }
         };
@@ -98,7 +100,7 @@ async fn watch(
 }
 
 /// Whether a daemon was lost, or shuts down.
-fn is_away(error: &CallError) -> bool {
+fn is_daemon_unavailable(error: &CallError) -> bool {
     // What the daemon says itself has a reason; what the connection says has none.
     let is_lost = error.reason.is_none()
         && matches!(
@@ -108,22 +110,22 @@ fn is_away(error: &CallError) -> bool {
     is_lost || error.name() == "DRAINING"
 }
 
-fn print_item(item: Item, as_json: bool) -> Result<(), Failure> {
+fn print_item(item: Item, as_json: bool) -> Result<(), CliError> {
     match item {
         Item::Event(event) if as_json => {
-            let mut record = json_of(&event.record.clone().unwrap_or_default());
+            let mut record = struct_to_json(&event.record.clone().unwrap_or_default());
             if event.result_absence() != ResultAbsence::Unspecified {
                 record["result_absence"] = event.result_absence().as_str_name().into();
             }
-            output::json(&record)
+            output::write_json(&record)
         }
-        Item::Event(event) => output::stdout(line(event).as_bytes()),
+        Item::Event(event) => output::write_stdout(event_line(event).as_bytes()),
         Item::Gap(gap) => {
             output::note(&format!("records before {} are not kept any more", gap.first_sequence));
             Ok(())
         }
-        Item::CallResult(result) if as_json => output::json(&result_json(&result)),
-        Item::CallResult(result) => output::stdout(result_line(&result).as_bytes()),
+        Item::CallResult(result) if as_json => output::write_json(&result_json(&result)),
+        Item::CallResult(result) => output::write_stdout(result_line(&result).as_bytes()),
         Item::CallResultGap(gap) => {
             output::note(&format!("{} results came too fast and are left out", gap.results));
             Ok(())
@@ -152,20 +154,24 @@ fn result_line(result: &CallResult) -> String {
     let status = if result.is_error { "error" } else { "success" };
     let absence = result.absence();
     let content = match absence == ResultAbsence::Unspecified {
-        true => shortened(&result.content),
+        true => shorten(&result.content),
         false => {
             let word = absence.as_str_name().trim_start_matches("RESULT_ABSENCE_");
             format!("({})", word.to_lowercase())
         }
     };
-    let line =
-        format!("{:<24}  {:>5}  {:<16}  {status:<8}  {content}", "", "result", plain(&result.tool));
+    let line = format!(
+        "{:<24}  {:>5}  {:<16}  {status:<8}  {content}",
+        "",
+        "result",
+        single_line(&result.tool)
+    );
     format!("{}\n", line.trim_end())
 }
 
-pub(crate) fn sessions(global: &Global, SessionsArgs {}: SessionsArgs) -> ExitCode {
-    let result = global.daemon().and_then(|address| {
-        connection::call_at(address, global, async |client: Client| {
+pub(crate) fn sessions(global: &GlobalArgs, SessionsArgs {}: SessionsArgs) -> ExitCode {
+    let result = global.require_address().and_then(|address| {
+        connection::call_address(address, global, async |client: Client| {
             let mut request = ListSessionsRequest::default();
             loop {
                 let page = client.list_sessions(request.clone()).await?;
@@ -179,13 +185,13 @@ pub(crate) fn sessions(global: &Global, SessionsArgs {}: SessionsArgs) -> ExitCo
             }
         })
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn print(session: &SessionInfo, as_json: bool) -> Result<(), Failure> {
+fn print(session: &SessionInfo, as_json: bool) -> Result<(), CliError> {
     let time = session.last_event_time.map(|time| time.to_string());
     if as_json {
-        return output::json(&json!({
+        return output::write_json(&json!({
             "session": session.session,
             "last_step": session.last_step,
             "last_sequence": session.last_sequence,
@@ -194,23 +200,23 @@ fn print(session: &SessionInfo, as_json: bool) -> Result<(), Failure> {
     }
     let line = format!(
         "{:<24}  {:>6} steps  {}  {}\n",
-        time.map_or_else(|| "-".to_owned(), |time| short_time(&time)),
+        time.map_or_else(|| "-".to_owned(), |time| format_time(&time)),
         session.last_step,
         session.last_sequence,
-        plain(&session.session),
+        single_line(&session.session),
     );
-    output::stdout(line.as_bytes())
+    output::write_stdout(line.as_bytes())
 }
 
 /// An event for people: when, which step, of which tool, what, and more about it.
-fn line(event: Event) -> String {
+fn event_line(event: Event) -> String {
     let time = event.time.map(|time| time.to_string()).unwrap_or_default();
-    let record = json_of(&event.record.unwrap_or_default());
+    let record = struct_to_json(&event.record.unwrap_or_default());
     let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
     let (what, detail) = match event.r#type.as_str() {
         "tool_call_started" => {
             let params = record.get("tool_params").or_else(|| record.get("params"));
-            ("started", detail(params))
+            ("started", call_detail(params))
         }
         "tool_call_finished" => {
             let duration = record.get("duration_sec").and_then(Value::as_f64);
@@ -230,7 +236,7 @@ fn line(event: Event) -> String {
         }
         "approval_requested" => {
             let [id, who, by] = ["approval_id", "principal", "asked_by"].map(text);
-            let about = detail(record.get("params"));
+            let about = call_detail(record.get("params"));
             ("asked", format!("{id} of {who} by {by}: {about}"))
         }
         "approval_decided" => {
@@ -250,17 +256,17 @@ fn line(event: Event) -> String {
     };
     let line = format!(
         "{:<24}  {:>5}  {:<16}  {:<8}  {detail}",
-        short_time(&time),
+        format_time(&time),
         event.step,
-        plain(&event.tool),
-        plain(what),
-        detail = shortened(&detail),
+        single_line(&event.tool),
+        single_line(what),
+        detail = shorten(&detail),
     );
     format!("{}\n", line.trim_end())
 }
 
 /// What a call is about, of its parameters: a command or a path, where it has one.
-fn detail(params: Option<&Value>) -> String {
+fn call_detail(params: Option<&Value>) -> String {
     let param = |name: &str| params?.get(name);
     let words = param("argv").and_then(Value::as_array).map(|words| {
         let words: Vec<_> = words.iter().filter_map(Value::as_str).collect();
@@ -271,25 +277,25 @@ fn detail(params: Option<&Value>) -> String {
     words.or_else(|| text.map(str::to_owned)).unwrap_or_default()
 }
 
-fn shortened(text: &str) -> String {
-    let text = plain(text);
-    match text.char_indices().nth(LONGEST_DETAIL) {
+fn shorten(text: &str) -> String {
+    let text = single_line(text);
+    match text.char_indices().nth(MAX_DETAIL_CHARS) {
         None => text,
         Some((end, _)) => format!("{}…", &text[..end]),
     }
 }
 
 /// Text of others in one line.
-fn plain(text: &str) -> String {
+fn single_line(text: &str) -> String {
     escape::text(text).replace('\n', " ")
 }
 
 /// A time to the millisecond.
-fn short_time(time: &str) -> String {
+fn format_time(time: &str) -> String {
     match (time.get(..19), time.get(19..23)) {
         (Some(seconds), Some(millis)) if millis.starts_with('.') => format!("{seconds}{millis}Z"),
         (Some(seconds), _) => format!("{seconds}Z"),
-        (None, _) => plain(time),
+        (None, _) => single_line(time),
     }
 }
 
@@ -388,10 +394,10 @@ mod tests {
                 "2026-11-22T07:37:11.123Z     12  run               patch_applied\n",
             ),
         ] {
-            assert_eq!(line(event), expected);
+            assert_eq!(event_line(event), expected);
         }
         let failed = [("status", text("error")), ("message", text(&long))];
-        let line = line(event("tool_call_finished", failed));
+        let line = event_line(event("tool_call_finished", failed));
         assert!(line.ends_with("x…\n") && line.len() < 250, "{line}");
     }
 }

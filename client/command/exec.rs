@@ -21,16 +21,18 @@ use jig::{
 };
 
 use self::{
-    ending::{Followed, code_of},
-    session::Session,
-    terminal::size_of_terminal,
-    watch::Begin,
+    ending::{FollowOutcome, exit_code_of},
+    session::ExecSession,
+    terminal::terminal_size,
+    watch::FollowStart,
 };
-use super::words::Words;
-use crate::{connection, failure::Failure, global::Global, isolation_hint::with_hint};
+use super::words::CommandLine;
+use crate::{
+    connection, failure::CliError, global::GlobalArgs, isolation_hint::with_isolation_hint,
+};
 
 /// What runs in a terminal when nothing is named.
-const SHELL: &str = "command -v bash > /dev/null && exec bash; exec sh";
+const DEFAULT_SHELL_COMMAND: &str = "command -v bash > /dev/null && exec bash; exec sh";
 
 /// Run a command in a sandbox of its own, watch it and talk to it while it runs.
 ///
@@ -62,7 +64,7 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "SEC")]
     timeout: Option<u32>,
     #[command(flatten)]
-    pub(crate) words: Words,
+    pub(crate) command_line: CommandLine,
 }
 
 impl ExecArgs {
@@ -90,80 +92,80 @@ pub(crate) struct AttachArgs {
     process: String,
 }
 
-pub(crate) fn exec(global: &Global, args: ExecArgs) -> ExitCode {
+pub(crate) fn exec(global: &GlobalArgs, args: ExecArgs) -> ExitCode {
     let keeps = args.needs_daemon();
     let result = request(&args).and_then(|request| {
-        let session = Session {
-            begin: Begin::Start(Box::new(request)),
-            is_fed: args.interactive,
+        let session = ExecSession {
+            start: FollowStart::Start(Box::new(request)),
+            forwards_stdin: args.interactive,
             has_terminal: args.tty,
             detaches: args.detach,
-            keeps,
-            comes_back: global.address().is_some(),
+            keeps_running: keeps,
+            reconnects: global.address().is_some(),
             forwards_interrupts: true,
             as_json: global.json,
         };
         follow(global, session)
     });
-    finish(global, result)
+    finish_with_code(global, result)
 }
 
 /// Runs a command for `jig run`: nothing is given to it, and Ctrl-C cancels it.
-pub(super) fn run(global: &Global, request: StartRequest) -> u8 {
-    let session = Session {
-        begin: Begin::Start(Box::new(request)),
-        is_fed: false,
+pub(super) fn run(global: &GlobalArgs, request: StartRequest) -> u8 {
+    let session = ExecSession {
+        start: FollowStart::Start(Box::new(request)),
+        forwards_stdin: false,
         has_terminal: false,
         detaches: false,
-        keeps: false,
-        comes_back: false,
+        keeps_running: false,
+        reconnects: false,
         forwards_interrupts: false,
         as_json: false,
     };
-    code_after(global, follow(global, session))
+    report_and_code(global, follow(global, session))
 }
 
-pub(crate) fn attach(global: &Global, args: AttachArgs) -> ExitCode {
-    let result = global.daemon().and_then(|address| {
+pub(crate) fn attach(global: &GlobalArgs, args: AttachArgs) -> ExitCode {
+    let result = global.require_address().and_then(|address| {
         let id = args.process.clone();
         // What it is says whether keys are to reach it one by one.
-        let listed = connection::call_at(address, global, async |client: Client| {
+        let listed = connection::call_address(address, global, async |client: Client| {
             Ok(client.list_processes().await?)
         })?;
         let process = listed.processes.into_iter().find(|known| known.process_id == id);
         let has_terminal = process.as_ref().is_some_and(|process| process.has_terminal);
         let keeps = process.is_some_and(|process| process.on_disconnect() == OnDisconnect::Keep);
-        let session = Session {
-            begin: Begin::Attach(AttachRequest {
+        let session = ExecSession {
+            start: FollowStart::Attach(AttachRequest {
                 process_id: args.process,
                 after_sequence: args.after,
                 ..AttachRequest::default()
             }),
-            is_fed: args.interactive,
+            forwards_stdin: args.interactive,
             has_terminal: has_terminal && args.interactive,
             detaches: false,
-            keeps,
-            comes_back: true,
+            keeps_running: keeps,
+            reconnects: true,
             // Without input, somebody else's process is only looked at.
             forwards_interrupts: args.interactive,
             as_json: global.json,
         };
         follow(global, session)
     });
-    finish(global, result)
+    finish_with_code(global, result)
 }
 
-fn request(args: &ExecArgs) -> Result<StartRequest, Failure> {
-    let (command, argv) = match (args.words.are_none(), args.tty) {
-        (false, _) => args.words.command(),
-        (true, true) => (Some(SHELL.to_owned()), Vec::new()),
+fn request(args: &ExecArgs) -> Result<StartRequest, CliError> {
+    let (command, argv) = match (args.command_line.is_empty(), args.tty) {
+        (false, _) => args.command_line.command(),
+        (true, true) => (Some(DEFAULT_SHELL_COMMAND.to_owned()), Vec::new()),
         (true, false) => {
-            return Err(Failure::Usage(
+            return Err(CliError::Usage(
                 "there is no command to run; only with -t there is a shell".to_owned(),
             ));
         }
     };
-    let mut env = args.words.env();
+    let mut env = args.command_line.env();
     if args.tty
         && let Ok(term) = std::env::var("TERM")
         && !term.is_empty()
@@ -175,37 +177,37 @@ fn request(args: &ExecArgs) -> Result<StartRequest, Failure> {
     Ok(StartRequest {
         command,
         argv,
-        cwd: args.words.cwd.clone(),
+        cwd: args.command_line.cwd.clone(),
         env,
         timeout_sec: args.timeout,
-        limits: args.words.limits(),
-        pty: args.tty.then(size_of_terminal),
+        limits: args.command_line.limits(),
+        pty: args.tty.then(terminal_size),
         on_disconnect: Some(on_disconnect.into()),
         stdin_open: Some(args.interactive || (args.tty && args.detach)),
         ..StartRequest::default()
     })
 }
 
-fn follow(global: &Global, session: Session) -> Result<Followed, Failure> {
+fn follow(global: &GlobalArgs, session: ExecSession) -> Result<FollowOutcome, CliError> {
     let mut followed =
-        connection::call_minding_signals(global, |connecting, mut signals| async move {
+        connection::call_with_signals(global, |connecting, mut signals| async move {
             let followed = session.follow(connecting, &mut signals).await;
             (followed, signals)
         })?;
-    followed.end = followed.end.map_err(|failure| with_hint(global, failure));
+    followed.end = followed.end.map_err(|failure| with_isolation_hint(global, failure));
     Ok(followed)
 }
 
-fn finish(global: &Global, result: Result<Followed, Failure>) -> ExitCode {
-    ExitCode::from(code_after(global, result))
+fn finish_with_code(global: &GlobalArgs, result: Result<FollowOutcome, CliError>) -> ExitCode {
+    ExitCode::from(report_and_code(global, result))
 }
 
-fn code_after(global: &Global, result: Result<Followed, Failure>) -> u8 {
+fn report_and_code(global: &GlobalArgs, result: Result<FollowOutcome, CliError>) -> u8 {
     match result {
-        Ok(followed) => followed.tell(global),
+        Ok(followed) => followed.report(global),
         Err(failure) => {
             failure.report(global.json);
-            code_of(&failure)
+            exit_code_of(&failure)
         }
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use jig::client::ServingStatus;
 
-use crate::{connection, exit, failure::Failure, global::Global, json, output};
+use crate::{connection, exit, failure::CliError, global::GlobalArgs, json, output};
 
 /// Ask whether the daemon answers calls.
 ///
@@ -18,16 +18,16 @@ pub(crate) struct HealthArgs {
     service: Option<String>,
 }
 
-pub(crate) fn health(global: &Global, args: HealthArgs) -> ExitCode {
+pub(crate) fn health(global: &GlobalArgs, args: HealthArgs) -> ExitCode {
     let service = args.service.unwrap_or_default();
     let result = connection::call(global, async move |client: jig::client::Client| {
         Ok(client.check_health(service).await?)
     });
     let result = result.and_then(|status| {
         if global.json {
-            output::json(&json::health(status))?;
+            output::write_json(&json::health(status))?;
         } else {
-            output::stdout(format!("{}\n", status.name()).as_bytes())?;
+            output::write_stdout(format!("{}\n", status.name()).as_bytes())?;
         }
         Ok(status)
     });
@@ -37,25 +37,25 @@ pub(crate) fn health(global: &Global, args: HealthArgs) -> ExitCode {
     ExitCode::from(exit_code(&result))
 }
 
-fn exit_code(result: &Result<ServingStatus, Failure>) -> u8 {
+fn exit_code(result: &Result<ServingStatus, CliError>) -> u8 {
     use jig::client::ConnectError;
 
     match result {
         Ok(ServingStatus::Serving) => exit::SUCCESS,
         Ok(_) => exit::HEALTH_UNHEALTHY,
         Err(
-            Failure::Usage(_)
-            | Failure::Connect(ConnectError::Address(_) | ConnectError::Option { .. }),
+            CliError::Usage(_)
+            | CliError::Connect(ConnectError::Address(_) | ConnectError::Option { .. }),
         ) => exit::HEALTH_USAGE,
-        Err(Failure::Connect(_)) => exit::HEALTH_CONNECT,
-        Err(Failure::Interrupted(code)) => *code,
+        Err(CliError::Connect(_)) => exit::HEALTH_CONNECT,
+        Err(CliError::Interrupted(code)) => *code,
         Err(
-            Failure::Call(_)
-            | Failure::Embedded(_)
-            | Failure::Local(_)
-            | Failure::System(_)
-            | Failure::Daemon(_)
-            | Failure::Output(_),
+            CliError::Call(_)
+            | CliError::Embedded(_)
+            | CliError::Local(_)
+            | CliError::System(_)
+            | CliError::Daemon(_)
+            | CliError::Output(_),
         ) => exit::HEALTH_CALL,
     }
 }
@@ -66,14 +66,14 @@ mod tests {
 
     #[test]
     fn exit_codes_are_those_of_the_probe() {
-        let global = Global::default();
+        let global = GlobalArgs::default();
         assert_eq!(exit_code(&Ok(ServingStatus::Serving)), 0);
         assert_eq!(exit_code(&Ok(ServingStatus::NotServing)), 4);
         assert_eq!(exit_code(&Ok(ServingStatus::Unknown)), 4);
-        assert_eq!(exit_code(&Err(Failure::Usage(String::new()))), 1);
+        assert_eq!(exit_code(&Err(CliError::Usage(String::new()))), 1);
         for (address, code) in [("nonsense", 1), ("unix:/nowhere/jig.sock", 2)] {
             let result =
-                connection::call_at(address, &global, async |_| Ok(ServingStatus::Serving));
+                connection::call_address(address, &global, async |_| Ok(ServingStatus::Serving));
             assert_eq!(exit_code(&result), code, "{address}");
         }
     }

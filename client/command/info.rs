@@ -4,24 +4,24 @@ use std::{fmt::Write as _, process::ExitCode};
 
 use jig::api::v1::{Egress, GetInfoResponse, Isolation, RunLimits, SandboxFailure};
 
-use super::finish;
-use crate::{connection, global::Global, json, output, style::Style};
+use super::report_and_exit;
+use crate::{connection, global::GlobalArgs, json, output, style::Style};
 
-pub(crate) fn info(global: &Global) -> ExitCode {
+pub(crate) fn info(global: &GlobalArgs) -> ExitCode {
     let result =
         connection::call(global, async |client: jig::client::Client| Ok(client.get_info().await?))
             .and_then(|response| {
                 if global.json {
-                    output::json(&json::info(&response))
+                    output::write_json(&json::info(&response))
                 } else {
-                    let text = text(&response);
-                    output::stdout(Style::of_stdout().text(&text).as_bytes())
+                    let text = info_text(&response);
+                    output::write_stdout(Style::of_stdout().escape_text(&text).as_bytes())
                 }
             });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn text(info: &GetInfoResponse) -> String {
+fn info_text(info: &GetInfoResponse) -> String {
     let mut rows = vec![
         ("version".to_owned(), info.version.clone()),
         ("kernel".to_owned(), info.kernel.clone()),
@@ -39,10 +39,10 @@ fn text(info: &GetInfoResponse) -> String {
     }));
     let mut remedies = Remedies::default();
     if let Some(found) = &info.isolation {
-        rows.extend(isolation(found, &mut remedies));
+        rows.extend(isolation_rows(found, &mut remedies));
     }
-    rows.extend(info.egress.iter().flat_map(egress));
-    rows.extend(info.run_limits.as_ref().map(limits));
+    rows.extend(info.egress.iter().flat_map(egress_rows));
+    rows.extend(info.run_limits.as_ref().map(limits_row));
     for workspace in &info.workspaces {
         rows.push((
             format!("workspace {}", workspace.name),
@@ -101,7 +101,7 @@ impl Remedies {
     }
 }
 
-fn isolation(isolation: &Isolation, remedies: &mut Remedies) -> Vec<(String, String)> {
+fn isolation_rows(isolation: &Isolation, remedies: &mut Remedies) -> Vec<(String, String)> {
     let ready = if isolation.ready { "ready" } else { "NOT READY: no command is run" };
     let mut rows = vec![
         (
@@ -137,7 +137,7 @@ fn failed_step(failure: &SandboxFailure) -> String {
     told.join(": ")
 }
 
-fn egress(egress: &Egress) -> [(String, String); 2] {
+fn egress_rows(egress: &Egress) -> [(String, String); 2] {
     let listed = |rules: &[String]| match rules {
         [] => "none".to_owned(),
         rules => rules.join(", "),
@@ -156,21 +156,21 @@ fn egress(egress: &Egress) -> [(String, String); 2] {
 }
 
 /// Bytes, for people.
-fn size(bytes: u64) -> String {
+fn format_bytes(bytes: u64) -> String {
     match bytes >> 20 {
         0 => format!("{bytes} bytes"),
         mebibytes => format!("{mebibytes} MiB"),
     }
 }
 
-fn limits(limits: &RunLimits) -> (String, String) {
+fn limits_row(limits: &RunLimits) -> (String, String) {
     let mut parts = vec![
         format!("{} s", limits.default_timeout_sec),
-        format!("memory of {}", size(limits.memory_bytes)),
+        format!("memory of {}", format_bytes(limits.memory_bytes)),
         format!("{} processes", limits.processes),
         format!("{} open files ({} together)", limits.open_files, limits.open_files_total),
-        format!("files of {}", size(limits.file_size_bytes)),
-        format!("temporary files of {}", size(limits.tmp_bytes)),
+        format!("files of {}", format_bytes(limits.file_size_bytes)),
+        format!("temporary files of {}", format_bytes(limits.tmp_bytes)),
     ];
     parts.extend(limits.cpu_sec.map(|seconds| format!("{seconds} s of CPU time")));
     parts.extend(limits.cpus.map(|cpus| format!("{cpus} CPUs")));
@@ -225,7 +225,7 @@ mod tests {
             }),
             ..GetInfoResponse::default()
         };
-        let text = text(&info);
+        let text = info_text(&info);
         assert!(text.contains("NOT READY"), "{text}");
         assert!(text.contains("user_namespace: EPERM\n"), "{text}");
         assert!(text.contains("  landlock  no; no user namespace\n"), "{text}");

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, Subcommand};
 
-use crate::global::Global;
+use crate::global::GlobalArgs;
 
 /// Make, list and revoke the keys that callers of a daemon show. They are in the file that `jigd --keys`
 /// names, which it reads when it starts, and at SIGHUP.
@@ -14,12 +14,12 @@ pub(crate) struct KeyArgs {
     #[arg(long, global = true, env = "JIG_KEYS", value_name = "FILE")]
     keys: Option<PathBuf>,
     #[command(subcommand)]
-    action: Action,
+    action: KeyCommand,
 }
 
 /// What to do with keys.
 #[derive(Debug, Subcommand)]
-enum Action {
+enum KeyCommand {
     New(NewArgs),
     /// List the keys: names and rights, never the keys themselves.
     #[command(visible_alias = "ls")]
@@ -64,38 +64,38 @@ struct NewArgs {
 }
 
 #[cfg(feature = "daemon")]
-pub(crate) fn key(global: &Global, args: KeyArgs) -> ExitCode {
-    super::finish(keys::act(args, global.json), global.json)
+pub(crate) fn key(global: &GlobalArgs, args: KeyArgs) -> ExitCode {
+    super::report_and_exit(keys::run(args, global.json), global.json)
 }
 
 /// Says that there is no daemon in this binary.
 #[cfg(not(feature = "daemon"))]
-pub(crate) fn key(global: &Global, _: KeyArgs) -> ExitCode {
+pub(crate) fn key(global: &GlobalArgs, _: KeyArgs) -> ExitCode {
     let text =
         "this jig was built without the daemon (feature `daemon`), whose files it cannot write";
-    let failure = crate::failure::Failure::Usage(text.to_owned());
-    super::finish(Err(failure), global.json)
+    let failure = crate::failure::CliError::Usage(text.to_owned());
+    super::report_and_exit(Err(failure), global.json)
 }
 
 #[cfg(feature = "daemon")]
 mod keys {
     use std::{fmt::Write as _, path::Path, time::SystemTime};
 
-    use jig::daemon::keys::{self, Grant, KeyFileError};
+    use jig::daemon::keys::{self, KeyFileError, KeyInfo};
     use serde_json::{Value, json};
 
-    use super::{Action, KeyArgs, NewArgs};
-    use crate::{failure::Failure, local::Local, output};
+    use super::{KeyArgs, KeyCommand, NewArgs};
+    use crate::{failure::CliError, local::LocalError, output};
 
-    pub(super) fn act(args: KeyArgs, as_json: bool) -> Result<(), Failure> {
+    pub(super) fn run(args: KeyArgs, as_json: bool) -> Result<(), CliError> {
         let Some(path) = args.keys.filter(|path| !path.as_os_str().is_empty()) else {
             let text = "name the key file with --keys FILE (or JIG_KEYS)";
-            return Err(Failure::Usage(text.to_owned()));
+            return Err(CliError::Usage(text.to_owned()));
         };
         match args.action {
-            Action::New(args) => new(&path, args, as_json),
-            Action::List => list(&path, as_json),
-            Action::Revoke { name } => {
+            KeyCommand::New(args) => new(&path, args, as_json),
+            KeyCommand::List => list(&path, as_json),
+            KeyCommand::Revoke { name } => {
                 keys::revoke(&path, &name).map_err(failed)?;
                 output::note(&format!(
                     "the key {name:?} is revoked as soon as the daemon reads {} (kill -HUP)",
@@ -106,18 +106,18 @@ mod keys {
         }
     }
 
-    fn failed(error: KeyFileError) -> Failure {
-        Failure::Local(match error {
-            KeyFileError::Refused(message) => {
-                Local { code: "FAILED_PRECONDITION", reason: None, message, path: None }
+    fn failed(error: KeyFileError) -> CliError {
+        CliError::Local(match error {
+            KeyFileError::Invalid(message) => {
+                LocalError { code: "FAILED_PRECONDITION", reason: None, message, path: None }
             }
-            KeyFileError::Unusable { path, source } => Local::file(Path::new(&path), &source),
+            KeyFileError::Io { path, source } => LocalError::file(Path::new(&path), &source),
         })
     }
 
-    fn new(path: &Path, args: NewArgs, as_json: bool) -> Result<(), Failure> {
+    fn new(path: &Path, args: NewArgs, as_json: bool) -> Result<(), CliError> {
         let expires = args.expires.map(SystemTime::try_from).transpose();
-        let grant = Grant {
+        let grant = KeyInfo {
             name: args.name,
             role: args.role,
             workspaces: args.for_workspace,
@@ -125,16 +125,16 @@ mod keys {
             calls_per_second: args.calls_per_second,
             burst: args.burst,
             concurrent_calls: args.concurrent_calls,
-            expires: expires.map_err(|error| Failure::Usage(error.to_string()))?,
+            expires: expires.map_err(|error| CliError::Usage(error.to_string()))?,
             created: None,
         };
         let key = keys::add(path, &grant, args.config.as_deref()).map_err(failed)?;
         if as_json {
-            let mut told = told(&grant);
+            let mut told = grant_json(&grant);
             told["key"] = key.into();
-            return output::json(&told);
+            return output::write_json(&told);
         }
-        output::stdout(format!("{key}\n").as_bytes())?;
+        output::write_stdout(format!("{key}\n").as_bytes())?;
         output::note(&format!(
             "this is the key {:?} ({}), and it is not kept: only its digest is, in {}. A running daemon takes it once it has read that (kill -HUP)",
             grant.name,
@@ -144,20 +144,20 @@ mod keys {
         Ok(())
     }
 
-    fn list(path: &Path, as_json: bool) -> Result<(), Failure> {
+    fn list(path: &Path, as_json: bool) -> Result<(), CliError> {
         let grants = keys::list(path).map_err(failed)?;
         if as_json {
-            let told: Vec<_> = grants.iter().map(told).collect();
-            return output::json(&json!({ "keys": told }));
+            let told: Vec<_> = grants.iter().map(grant_json).collect();
+            return output::write_json(&json!({ "keys": told }));
         }
         let mut text = String::new();
         for grant in &grants {
-            line(&mut text, grant);
+            push_grant_line(&mut text, grant);
         }
-        output::stdout(text.as_bytes())
+        output::write_stdout(text.as_bytes())
     }
 
-    fn line(text: &mut String, grant: &Grant) {
+    fn push_grant_line(text: &mut String, grant: &KeyInfo) {
         let listed = |names: &[String]| match names {
             [] => "all".to_owned(),
             names => names.join(","),
@@ -174,13 +174,13 @@ mod keys {
         for (name, number) in numbers {
             parts.extend(number.map(|number| format!("{name}={number}")));
         }
-        parts.extend(expires(grant).map(|time| format!("expires={time}")));
+        parts.extend(expiry_text(grant).map(|time| format!("expires={time}")));
         parts.extend(grant.created.iter().map(|time| format!("created={time}")));
         // Writing to a String cannot fail.
         let _written = writeln!(text, "{}\t{}\t{}", grant.name, grant.role, parts.join(" "));
     }
 
-    fn told(grant: &Grant) -> Value {
+    fn grant_json(grant: &KeyInfo) -> Value {
         json!({
             "name": grant.name,
             "role": grant.role,
@@ -189,12 +189,12 @@ mod keys {
             "calls_per_second": grant.calls_per_second,
             "burst": grant.burst,
             "concurrent_calls": grant.concurrent_calls,
-            "expires": expires(grant),
+            "expires": expiry_text(grant),
             "created": grant.created,
         })
     }
 
-    fn expires(grant: &Grant) -> Option<String> {
+    fn expiry_text(grant: &KeyInfo) -> Option<String> {
         let time = grant.expires.map(prost_types::Timestamp::from);
         time.map(|time| time.to_string())
     }

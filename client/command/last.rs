@@ -11,8 +11,8 @@ use jig::{
 };
 use serde_json::json;
 
-use super::finish;
-use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
+use super::report_and_exit;
+use crate::{connection, escape, failure::CliError, global::GlobalArgs, json::enum_name, output};
 
 /// Tell what the last command of a session (--session) was, how it ended, and how its output begins.
 #[derive(Debug, Args)]
@@ -26,22 +26,22 @@ pub(crate) struct ArtifactsArgs {
     step: Option<u64>,
 }
 
-pub(crate) fn last(global: &Global, LastArgs {}: LastArgs) -> ExitCode {
-    let result = global.daemon().and_then(|address| {
-        let last = connection::call_at(address, global, async |client: Client| {
+pub(crate) fn last(global: &GlobalArgs, LastArgs {}: LastArgs) -> ExitCode {
+    let result = global.require_address().and_then(|address| {
+        let last = connection::call_address(address, global, async |client: Client| {
             Ok(client.last_command(LastCommandRequest {}).await?)
         })?;
         match global.json {
-            true => output::json(&to_json(&last)),
-            false => output::stdout(text(&last).as_bytes()),
+            true => output::write_json(&to_json(&last)),
+            false => output::write_stdout(last_command_text(&last).as_bytes()),
         }
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-pub(crate) fn artifacts(global: &Global, args: ArtifactsArgs) -> ExitCode {
-    let result = global.daemon().and_then(|address| {
-        connection::call_at(address, global, async |client: Client| {
+pub(crate) fn artifacts(global: &GlobalArgs, args: ArtifactsArgs) -> ExitCode {
+    let result = global.require_address().and_then(|address| {
+        connection::call_address(address, global, async |client: Client| {
             let mut request =
                 ListArtifactsRequest { step: args.step, ..ListArtifactsRequest::default() };
             loop {
@@ -56,12 +56,12 @@ pub(crate) fn artifacts(global: &Global, args: ArtifactsArgs) -> ExitCode {
             }
         })
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn print(artifact: &ArtifactInfo, as_json: bool) -> Result<(), Failure> {
+fn print(artifact: &ArtifactInfo, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return output::json(&json!({
+        return output::write_json(&json!({
             "path": artifact.path,
             "size_bytes": artifact.size_bytes,
             "modify_time": artifact.modify_time.map(|time| time.to_string()),
@@ -69,12 +69,12 @@ fn print(artifact: &ArtifactInfo, as_json: bool) -> Result<(), Failure> {
         }));
     }
     let line = format!("{:>12}  {}\n", artifact.size_bytes, escape::name(&artifact.path));
-    output::stdout(line.as_bytes())
+    output::write_stdout(line.as_bytes())
 }
 
-fn text(last: &LastCommandResponse) -> String {
+fn last_command_text(last: &LastCommandResponse) -> String {
     let mut text = format!("$ {}\n", escape::text(&last.command).trim_end());
-    text += &format!("{}, step {}\n", escape::text(&how(last)), last.step);
+    text += &format!("{}, step {}\n", escape::text(&outcome_text(last)), last.step);
     for (stream, head, is_truncated, path) in [
         ("stdout", &last.stdout, last.stdout_truncated, &last.stdout_path),
         ("stderr", &last.stderr, last.stderr_truncated, &last.stderr_path),
@@ -94,7 +94,7 @@ fn text(last: &LastCommandResponse) -> String {
 }
 
 /// How it ended, in a few words.
-fn how(last: &LastCommandResponse) -> String {
+fn outcome_text(last: &LastCommandResponse) -> String {
     match (last.outcome(), last.exit_code) {
         (_, _) if last.running => "running".to_owned(),
         (Outcome::Exited, Some(code)) => format!("exit {code}"),
@@ -115,7 +115,7 @@ fn to_json(last: &LastCommandResponse) -> serde_json::Value {
     json!({
         "command": last.command,
         "argv": last.argv,
-        "outcome": name(outcome, last.outcome),
+        "outcome": enum_name(outcome, last.outcome),
         "exit_code": last.exit_code,
         "signal": last.signal,
         "running": last.running,
@@ -151,7 +151,7 @@ mod tests {
             ..LastCommandResponse::default()
         };
         assert_eq!(
-            text(&last),
+            last_command_text(&last),
             "$ make\\033[2J\nsignaled (SIGKILL), step 2\n--- stdout\ntext\n--- and more: jig artifact logs/tool_step_0002_stdout.txt\n"
         );
     }

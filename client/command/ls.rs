@@ -11,11 +11,13 @@ use jig::{
     client::Client,
 };
 
-use super::{finish, stat::mode};
-use crate::{connection, failure::Failure, file_json, global::Global, json, output, style::Style};
+use super::{report_and_exit, stat::mode_string};
+use crate::{
+    connection, failure::CliError, file_json, global::GlobalArgs, json, output, style::Style,
+};
 
 /// Files in each answer when all are asked for: the most that there can be.
-const PAGE: u32 = 10_000;
+const FILES_PER_PAGE: u32 = 10_000;
 
 /// List the files below a directory, one per line, sorted by their bytes; with -l, all entries of
 /// that directory alone.
@@ -48,26 +50,30 @@ pub(crate) struct LsArgs {
     long: bool,
 }
 
-pub(crate) fn ls(global: &Global, args: LsArgs) -> ExitCode {
+pub(crate) fn ls(global: &GlobalArgs, args: LsArgs) -> ExitCode {
     let lists_all = args.all;
     if args.long {
-        return long(global, args);
+        return list_long(global, args);
     }
     let request = request(args);
     // Printed when it is complete and not while it comes: a terminal that is stopped must not hold
     // up the signal that cancels the call.
     let result = connection::call(global, async move |client: Client| {
-        if lists_all { all(client, request).await } else { Ok(client.list_files(request).await?) }
+        if lists_all {
+            list_all(client, request).await
+        } else {
+            Ok(client.list_files(request).await?)
+        }
     })
     .and_then(|response| print(&response, global.json));
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
 fn request(args: LsArgs) -> ListFilesRequest {
     ListFilesRequest {
         root: args.root,
         glob: args.glob,
-        max_results: if args.all { Some(PAGE) } else { args.max },
+        max_results: if args.all { Some(FILES_PER_PAGE) } else { args.max },
         respect_ignore: args.ignore.then_some(true),
         hidden: args.no_hidden.then_some(false),
         max_depth: args.depth,
@@ -76,7 +82,10 @@ fn request(args: LsArgs) -> ListFilesRequest {
 }
 
 /// All pages as one.
-async fn all(client: Client, request: ListFilesRequest) -> Result<ListFilesResponse, Failure> {
+async fn list_all(
+    client: Client,
+    request: ListFilesRequest,
+) -> Result<ListFilesResponse, CliError> {
     let mut whole = ListFilesResponse::default();
     let mut pages = client.list_files_by_page(request);
     while let Some(page) = pages.next().await? {
@@ -87,11 +96,11 @@ async fn all(client: Client, request: ListFilesRequest) -> Result<ListFilesRespo
     Ok(whole)
 }
 
-fn long(global: &Global, args: LsArgs) -> ExitCode {
+fn list_long(global: &GlobalArgs, args: LsArgs) -> ExitCode {
     let lists_all = args.all;
     let mut request = ListDirectoryRequest {
         path: args.root,
-        page_size: if args.all { Some(PAGE) } else { args.max },
+        page_size: if args.all { Some(FILES_PER_PAGE) } else { args.max },
         page_token: None,
     };
     let result = connection::call(global, async move |client: Client| {
@@ -105,19 +114,19 @@ fn long(global: &Global, args: LsArgs) -> ExitCode {
         Ok(whole)
     })
     .and_then(|response| print_long(&response, global.json));
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn print_long(response: &ListDirectoryResponse, as_json: bool) -> Result<(), Failure> {
+fn print_long(response: &ListDirectoryResponse, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return output::json(&file_json::list_directory(response));
+        return output::write_json(&file_json::list_directory(response));
     }
     let sizes = response.entries.iter().map(|entry| entry.size_bytes);
     let width = sizes.max().unwrap_or(0).to_string().len();
     let style = Style::of_stdout();
     let entries = response.entries.iter();
-    let lines = entries.map(|entry| line(entry, width, style));
-    output::stdout(lines.collect::<String>().as_bytes())?;
+    let lines = entries.map(|entry| entry_line(entry, width, style));
+    output::write_stdout(lines.collect::<String>().as_bytes())?;
     if !response.next_page_token.is_empty() {
         output::note("there are more entries; list them with --all");
     }
@@ -131,30 +140,30 @@ fn print_long(response: &ListDirectoryResponse, as_json: bool) -> Result<(), Fai
 }
 
 /// `-rw-r--r-- 120 2026-11-21 09:04 name`, with a slash behind a directory.
-fn line(entry: &DirectoryEntry, width: usize, style: Style) -> String {
+fn entry_line(entry: &DirectoryEntry, width: usize, style: Style) -> String {
     let kind = entry.r#type();
     let time = entry.modify_time.map_or_else(String::new, |time| time.to_string());
     let time = time.get(..16).unwrap_or("-").replace('T', " ");
     let slash = if kind == FileType::Directory { "/" } else { "" };
     format!(
         "{} {:>width$} {time:>16} {}{slash}\n",
-        mode(kind, entry.mode),
+        mode_string(kind, entry.mode),
         entry.size_bytes,
-        style.name(&entry.name)
+        style.escape_name(&entry.name)
     )
 }
 
-fn print(response: &ListFilesResponse, as_json: bool) -> Result<(), Failure> {
+fn print(response: &ListFilesResponse, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return output::json(&json::list_files(response));
+        return output::write_json(&json::list_files(response));
     }
     let style = Style::of_stdout();
     let mut text = String::new();
     for file in &response.files {
-        text.push_str(&style.name(file));
+        text.push_str(&style.escape_name(file));
         text.push('\n');
     }
-    output::stdout(text.as_bytes())?;
+    output::write_stdout(text.as_bytes())?;
     if response.truncated {
         output::note("there are more files; list them with --all");
     }
@@ -164,7 +173,7 @@ fn print(response: &ListFilesResponse, as_json: bool) -> Result<(), Failure> {
             response.skipped_names
         ));
     }
-    output::ignore_files_cut(response.ignore_files_cut);
+    output::note_truncated_ignore_files(response.ignore_files_cut);
     Ok(())
 }
 
@@ -173,11 +182,11 @@ mod tests {
     use std::ffi::OsString;
 
     use super::*;
-    use crate::arguments::{Arguments, Command};
+    use crate::arguments::{Cli, CliCommand};
 
     fn parse(line: &str) -> ListFilesRequest {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let Command::Ls(args) = Arguments::from_words(&words).unwrap().command else {
+        let CliCommand::Ls(args) = Cli::parse_from(&words).unwrap().command else {
             panic!("not ls");
         };
         request(args)
@@ -192,7 +201,7 @@ mod tests {
             mode: 0o755,
             modify_time: None,
         };
-        let line = line(&entry, 3, Style::plain());
+        let line = entry_line(&entry, 3, Style::plain());
         assert_eq!(line, "drwxr-xr-x   7                - src/\n");
     }
 
@@ -211,6 +220,6 @@ mod tests {
                 page_token: None,
             }
         );
-        assert_eq!(parse("jig ls --all").max_results, Some(PAGE));
+        assert_eq!(parse("jig ls --all").max_results, Some(FILES_PER_PAGE));
     }
 }

@@ -37,42 +37,42 @@ use std::process::ExitCode;
 
 use jig::client::ConnectError;
 
-use crate::{exit, failure::Failure};
+use crate::{exit, failure::CliError};
 
 /// The exit code of a subcommand that has no special ones, after telling what went wrong.
-fn finish(result: Result<(), Failure>, as_json: bool) -> ExitCode {
+fn report_and_exit(result: Result<(), CliError>, as_json: bool) -> ExitCode {
     ExitCode::from(match result {
         Ok(()) => exit::SUCCESS,
-        Err(failure) => failed(&failure, as_json),
+        Err(failure) => report_failure(&failure, as_json),
     })
 }
 
 /// Tells what went wrong; answers with the exit code that says so.
-fn failed(failure: &Failure, as_json: bool) -> u8 {
+fn report_failure(failure: &CliError, as_json: bool) -> u8 {
     failure.report(as_json);
     exit_code(failure)
 }
 
 /// Tells why there is no command whose exit code could be ours; answers with the one that says so.
-fn run_failed(failure: &Failure, as_json: bool) -> u8 {
+fn report_run_failure(failure: &CliError, as_json: bool) -> u8 {
     failure.report(as_json);
-    if let Failure::Interrupted(code) = failure { *code } else { exit::RUN_FAILED }
+    if let CliError::Interrupted(code) = failure { *code } else { exit::RUN_FAILED }
 }
 
-fn exit_code(failure: &Failure) -> u8 {
+fn exit_code(failure: &CliError) -> u8 {
     match failure {
-        Failure::Interrupted(code) => *code,
-        Failure::Usage(_)
-        | Failure::Connect(ConnectError::Address(_) | ConnectError::Option { .. }) => exit::USAGE,
-        Failure::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+        CliError::Interrupted(code) => *code,
+        CliError::Usage(_)
+        | CliError::Connect(ConnectError::Address(_) | ConnectError::Option { .. }) => exit::USAGE,
+        CliError::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             exit::BROKEN_PIPE
         }
-        Failure::Call(_)
-        | Failure::Connect(_)
-        | Failure::Embedded(_)
-        | Failure::Local(_)
-        | Failure::System(_)
-        | Failure::Daemon(_)
-        | Failure::Output(_) => exit::FAILURE,
+        CliError::Call(_)
+        | CliError::Connect(_)
+        | CliError::Embedded(_)
+        | CliError::Local(_)
+        | CliError::System(_)
+        | CliError::Daemon(_)
+        | CliError::Output(_) => exit::FAILURE,
     }
 }

@@ -11,13 +11,13 @@ use jig::{
     client::Client,
 };
 
-use super::finish;
+use super::report_and_exit;
 use crate::{
     connection,
-    failure::Failure,
+    failure::CliError,
     file_json,
-    global::Global,
-    input::Source,
+    global::GlobalArgs,
+    input::InputSource,
     output,
     style::{Colour, Style},
 };
@@ -26,28 +26,28 @@ use crate::{
 #[derive(Debug, Args)]
 pub(crate) struct NbArgs {
     #[command(subcommand)]
-    what: What,
+    command: NbCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum NbCommand {
     /// Print the cells, or one of them.
     Read {
         /// Notebook to read, relative to the workspace.
         path: String,
         #[command(flatten)]
-        cell: Cell,
+        cell: CellArgs,
     },
-    Edit(EditArgs),
+    Edit(NbEditArgs),
 }
 
 /// Replace, insert or delete one cell. Its text is read from standard input, --text or --from.
 #[derive(Debug, Args)]
-struct EditArgs {
+struct NbEditArgs {
     /// Notebook to edit, relative to the workspace.
     path: String,
     #[command(flatten)]
-    cell: Cell,
+    cell: CellArgs,
     /// Insert a new cell: behind that of --cell, at --index, or at the end.
     #[arg(long, requires = "kind")]
     insert: bool,
@@ -56,14 +56,14 @@ struct EditArgs {
     delete: bool,
     /// What the cell is to be.
     #[arg(long = "type", value_name = "TYPE")]
-    kind: Option<Kind>,
+    kind: Option<CellTypeArg>,
     #[command(flatten)]
-    source: Source,
+    source: InputSource,
 }
 
 #[derive(Debug, Args)]
 #[group(multiple = false)]
-struct Cell {
+struct CellArgs {
     /// Id of the cell.
     #[arg(long, value_name = "ID")]
     cell: Option<String>,
@@ -73,22 +73,22 @@ struct Cell {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Kind {
+enum CellTypeArg {
     Code,
     Markdown,
     Raw,
 }
 
-pub(crate) fn nb(global: &Global, args: NbArgs) -> ExitCode {
-    let result = match args.what {
-        What::Read { path, cell } => {
+pub(crate) fn nb(global: &GlobalArgs, args: NbArgs) -> ExitCode {
+    let result = match args.command {
+        NbCommand::Read { path, cell } => {
             let request = ReadNotebookRequest { path, cell_id: cell.cell, cell_index: cell.index };
             connection::call(global, async move |client: Client| {
                 Ok(client.read_notebook(request).await?)
             })
             .and_then(|response| print(&response, global.json))
         }
-        What::Edit(args) => request(args).and_then(|request| {
+        NbCommand::Edit(args) => request(args).and_then(|request| {
             let mode = request.mode();
             let response = connection::call(global, async move |client: Client| {
                 Ok(client.edit_notebook(request).await?)
@@ -96,26 +96,28 @@ pub(crate) fn nb(global: &Global, args: NbArgs) -> ExitCode {
             print_edit(mode, &response, global.json)
         }),
     };
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn request(args: EditArgs) -> Result<EditNotebookRequest, Failure> {
+fn request(args: NbEditArgs) -> Result<EditNotebookRequest, CliError> {
     let mode = match (args.insert, args.delete) {
         (true, _) => CellEdit::Insert,
         (_, true) => CellEdit::Delete,
         _ => CellEdit::Replace,
     };
     if mode != CellEdit::Insert && args.cell.cell.is_none() && args.cell.index.is_none() {
-        return Err(Failure::Usage("which cell? name it with --cell or --index".to_owned()));
+        return Err(CliError::Usage("which cell? name it with --cell or --index".to_owned()));
     }
     let source = match mode {
         CellEdit::Delete => None,
-        CellEdit::Insert | CellEdit::Replace | CellEdit::Unspecified => Some(args.source.string()?),
+        CellEdit::Insert | CellEdit::Replace | CellEdit::Unspecified => {
+            Some(args.source.read_string()?)
+        }
     };
     let kind = args.kind.map(|kind| match kind {
-        Kind::Code => CellType::Code,
-        Kind::Markdown => CellType::Markdown,
-        Kind::Raw => CellType::Raw,
+        CellTypeArg::Code => CellType::Code,
+        CellTypeArg::Markdown => CellType::Markdown,
+        CellTypeArg::Raw => CellType::Raw,
     });
     Ok(EditNotebookRequest {
         path: args.path,
@@ -127,40 +129,40 @@ fn request(args: EditArgs) -> Result<EditNotebookRequest, Failure> {
     })
 }
 
-fn print(response: &ReadNotebookResponse, as_json: bool) -> Result<(), Failure> {
+fn print(response: &ReadNotebookResponse, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return output::json(&file_json::read_notebook(response));
+        return output::write_json(&file_json::read_notebook(response));
     }
     let style = Style::of_stdout();
     let text: String =
-        response.cells.iter().map(|cell| shown(cell, &response.language, style)).collect();
-    output::stdout(text.as_bytes())
+        response.cells.iter().map(|cell| cell_text(cell, &response.language, style)).collect();
+    output::write_stdout(text.as_bytes())
 }
 
 /// A cell: a line that says what it is, its text, its outputs.
-fn shown(cell: &NotebookCell, language: &str, style: Style) -> String {
+fn cell_text(cell: &NotebookCell, language: &str, style: Style) -> String {
     let kind = match cell.r#type() {
         CellType::Code if language.is_empty() => "code",
-        CellType::Code => &style.name(language),
+        CellType::Code => &style.escape_name(language),
         CellType::Markdown => "markdown",
         CellType::Raw | CellType::Unspecified => "raw",
     };
     let mut head = format!("--- [{}] {kind}", cell.index);
     if !cell.id.is_empty() {
-        head.push_str(&format!(" {}", style.name(&cell.id)));
+        head.push_str(&format!(" {}", style.escape_name(&cell.id)));
     }
     if let Some(count) = cell.execution_count {
         head.push_str(&format!(" (run {count})"));
     }
     let mut text = style.paint(Colour::Cyan, &head);
     text.push('\n');
-    push_lines(&mut text, &style.text(&cell.source));
+    push_lines(&mut text, &style.escape_text(&cell.source));
     for output in &cell.outputs {
         let more = if output.truncated { ", cut off" } else { "" };
-        let head = format!("--- output: {}{more}", style.name(&output.r#type));
+        let head = format!("--- output: {}{more}", style.escape_name(&output.r#type));
         text.push_str(&style.paint(Colour::Magenta, &head));
         text.push('\n');
-        push_lines(&mut text, &style.text(&output.text));
+        push_lines(&mut text, &style.escape_text(&output.text));
     }
     text
 }
@@ -176,9 +178,9 @@ fn print_edit(
     mode: CellEdit,
     response: &EditNotebookResponse,
     as_json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CliError> {
     if as_json {
-        return output::json(&file_json::edit_notebook(response));
+        return output::write_json(&file_json::edit_notebook(response));
     }
     let verb = match mode {
         CellEdit::Insert => "inserted",
@@ -188,9 +190,11 @@ fn print_edit(
     let name = if response.cell_id.is_empty() {
         "the cell"
     } else {
-        &Style::of_stdout().name(&response.cell_id)
+        &Style::of_stdout().escape_name(&response.cell_id)
     };
-    output::stdout(format!("{verb} {name}; there are {} cells\n", response.cell_count).as_bytes())
+    output::write_stdout(
+        format!("{verb} {name}; there are {} cells\n", response.cell_count).as_bytes(),
+    )
 }
 
 #[cfg(test)]
@@ -200,12 +204,12 @@ mod tests {
     use jig::api::v1::CellOutput;
 
     use super::*;
-    use crate::arguments::{Arguments, Command};
+    use crate::arguments::{Cli, CliCommand};
 
     fn parse(line: &str) -> Option<EditNotebookRequest> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let Command::Nb(NbArgs { what: What::Edit(args) }) =
-            Arguments::from_words(&words).ok()?.command
+        let CliCommand::Nb(NbArgs { command: NbCommand::Edit(args) }) =
+            Cli::parse_from(&words).ok()?.command
         else {
             return None;
         };
@@ -246,7 +250,7 @@ mod tests {
             }],
         };
         assert_eq!(
-            shown(&cell, "python", Style::plain()),
+            cell_text(&cell, "python", Style::plain()),
             "--- [2] python abc (run 7)\n1 + 1\n--- output: stream, cut off\n2\n"
         );
     }

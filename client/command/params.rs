@@ -4,13 +4,13 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::{
-    failure::Failure,
-    input::{of_file, string},
+    failure::CliError,
+    input::{read_file, utf8_string},
 };
 
 /// Parameters, one by one or all at once.
 #[derive(Debug, Args)]
-pub(super) struct Parameters {
+pub(super) struct ToolParameters {
     /// Its parameters: `command='make test'`, `timeout_sec=600`; what is no text, number or flag as JSON:
     /// `argv:='["make", "test"]'`.
     #[arg(value_name = "NAME=VALUE", conflicts_with = "params")]
@@ -21,29 +21,31 @@ pub(super) struct Parameters {
     params: Option<String>,
 }
 
-impl Parameters {
+impl ToolParameters {
     /// As a JSON object.
-    pub(super) fn json(self) -> Result<String, Failure> {
+    pub(super) fn into_json(self) -> Result<String, CliError> {
         let (params, of) = match self.params {
-            Some(params) if params == "-" => (string(of_file("-".into())?)?, "standard input"),
+            Some(params) if params == "-" => {
+                (utf8_string(read_file("-".into())?)?, "standard input")
+            }
             Some(params) => (params, "--params"),
-            None => return Ok(Value::Object(named(&self.parameters)?).to_string()),
+            None => return Ok(Value::Object(parse_named(&self.parameters)?).to_string()),
         };
         let Err(error) = serde_json::from_str::<Map<String, Value>>(&params) else {
             return Ok(params);
         };
         let text =
             format!("{of} is no JSON object: {error}; --params - reads one from standard input");
-        Err(Failure::Usage(text))
+        Err(CliError::Usage(text))
     }
 }
 
 /// Parameters as they were named. The daemon knows which of the texts are numbers and flags.
-fn named(words: &[String]) -> Result<Map<String, Value>, Failure> {
+fn parse_named(words: &[String]) -> Result<Map<String, Value>, CliError> {
     let mut params = Map::new();
     for word in words {
         let Some((name, value)) = word.split_once('=') else {
-            return Err(Failure::Usage(format!(
+            return Err(CliError::Usage(format!(
                 "{word:?} is no parameter: give NAME=VALUE, NAME:=JSON, or all as --params JSON"
             )));
         };
@@ -51,15 +53,15 @@ fn named(words: &[String]) -> Result<Map<String, Value>, Failure> {
             None => (name, value.into()),
             Some(name) => {
                 let fails =
-                    |error| Failure::Usage(format!("{name}: {value:?} is no JSON: {error}"));
+                    |error| CliError::Usage(format!("{name}: {value:?} is no JSON: {error}"));
                 (name, serde_json::from_str(value).map_err(fails)?)
             }
         };
         if name.is_empty() {
-            return Err(Failure::Usage(format!("{word:?} has no name before the =")));
+            return Err(CliError::Usage(format!("{word:?} has no name before the =")));
         }
         if params.insert(name.to_owned(), value).is_some() {
-            return Err(Failure::Usage(format!("{name} is given twice")));
+            return Err(CliError::Usage(format!("{name} is given twice")));
         }
     }
     Ok(params)
@@ -86,7 +88,7 @@ mod tests {
             "text": ":=",
             "at": null,
         });
-        assert_eq!(Value::Object(named(&words).unwrap()), expected);
+        assert_eq!(Value::Object(parse_named(&words).unwrap()), expected);
     }
 
     #[test]
@@ -97,7 +99,7 @@ mod tests {
             (&["a=1", "a:=2"], "a is given twice"),
             (&["a:=[1"], "a: \"[1\" is no JSON"),
         ] {
-            let Err(Failure::Usage(message)) = named(&words(bad)) else {
+            let Err(CliError::Usage(message)) = parse_named(&words(bad)) else {
                 panic!("{bad:?}");
             };
             assert!(message.contains(told), "{message}");

@@ -8,13 +8,13 @@ use jig::{
     client::Client,
 };
 
-use super::finish;
+use super::report_and_exit;
 use crate::{
     connection,
-    failure::Failure,
+    failure::CliError,
     file_json,
-    global::Global,
-    input::{of_file, string},
+    global::GlobalArgs,
+    input::{read_file, utf8_string},
     output,
     style::Style,
 };
@@ -35,42 +35,42 @@ pub(crate) struct PatchArgs {
     fuzz: Option<u32>,
 }
 
-pub(crate) fn patch(global: &Global, args: PatchArgs) -> ExitCode {
+pub(crate) fn patch(global: &GlobalArgs, args: PatchArgs) -> ExitCode {
     let result = request(args).and_then(|request| {
         let response = connection::call(global, async move |client: Client| {
             Ok(client.apply_patch(request).await?)
         })?;
         print(&response, global.json)
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn request(args: PatchArgs) -> Result<ApplyPatchRequest, Failure> {
+fn request(args: PatchArgs) -> Result<ApplyPatchRequest, CliError> {
     Ok(ApplyPatchRequest {
-        unified_diff: string(of_file(args.file.unwrap_or_else(|| "-".into()))?)?,
+        unified_diff: utf8_string(read_file(args.file.unwrap_or_else(|| "-".into()))?)?,
         strip: args.strip,
         dry_run: args.dry_run.then_some(true),
         max_fuzz: args.fuzz,
     })
 }
 
-fn print(response: &ApplyPatchResponse, as_json: bool) -> Result<(), Failure> {
+fn print(response: &ApplyPatchResponse, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return output::json(&file_json::apply_patch(response));
+        return output::write_json(&file_json::apply_patch(response));
     }
     let style = Style::of_stdout();
     let files = response.changed_files.iter();
-    let text: String = files.map(|file| line(file, style)).collect();
-    output::stdout(text.as_bytes())
+    let text: String = files.map(|file| changed_file_line(file, style)).collect();
+    output::write_stdout(text.as_bytes())
 }
 
 /// A file as `git status` puts it, and where its hunks did not fit exactly.
-fn line(file: &ChangedFile, style: Style) -> String {
-    let path = style.name(&file.path);
+fn changed_file_line(file: &ChangedFile, style: Style) -> String {
+    let path = style.escape_name(&file.path);
     let mut line = match file.change() {
         FileChange::Added => format!("A {path}"),
         FileChange::Deleted => format!("D {path}"),
-        FileChange::Renamed => format!("R {} -> {path}", style.name(&file.previous_path)),
+        FileChange::Renamed => format!("R {} -> {path}", style.escape_name(&file.previous_path)),
         FileChange::Modified | FileChange::Unspecified => format!("M {path}"),
     };
     if file.offset > 0 {
@@ -96,7 +96,7 @@ mod tests {
             offset: 3,
             ..ChangedFile::default()
         };
-        let line = |change| line(&file(change), Style::plain());
+        let line = |change| changed_file_line(&file(change), Style::plain());
         assert_eq!(line(FileChange::Added), "A b (offset 3 lines)\n");
         assert_eq!(line(FileChange::Renamed), "R a -> b (offset 3 lines)\n");
     }

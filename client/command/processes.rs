@@ -16,11 +16,11 @@ use jig::{
 use rustix::termios::{isatty, tcgetwinsize};
 use serde_json::{Value, json};
 
-use super::{columns::columns, finish};
-use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
+use super::{columns::align_columns, report_and_exit};
+use crate::{connection, escape, failure::CliError, global::GlobalArgs, json::enum_name, output};
 
 /// Columns of a terminal that has room for all that is told of a process.
-const WIDE: u16 = 120;
+const MIN_WIDE_COLUMNS: u16 = 120;
 
 /// List the running processes of the workspace that `jig run` and `jig exec` started, newest first.
 #[derive(Debug, Args)]
@@ -48,19 +48,19 @@ pub(crate) struct KillArgs {
     processes: Vec<String>,
 }
 
-pub(crate) fn ps(global: &Global, args: PsArgs) -> ExitCode {
-    let result = global.daemon().and_then(|address| {
-        let listed = connection::call_at(address, global, async |client: Client| {
+pub(crate) fn ps(global: &GlobalArgs, args: PsArgs) -> ExitCode {
+    let result = global.require_address().and_then(|address| {
+        let listed = connection::call_address(address, global, async |client: Client| {
             Ok(client.list_processes().await?)
         })?;
         print(listed, &args, global.json)
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-pub(crate) fn kill(global: &Global, args: KillArgs) -> ExitCode {
-    let result = global.daemon().and_then(|address| {
-        connection::call_at(address, global, async |client: Client| {
+pub(crate) fn kill(global: &GlobalArgs, args: KillArgs) -> ExitCode {
+    let result = global.require_address().and_then(|address| {
+        connection::call_address(address, global, async |client: Client| {
             let mut failed = None;
             for process_id in args.processes {
                 let request = SendSignalRequest {
@@ -69,7 +69,7 @@ pub(crate) fn kill(global: &Global, args: KillArgs) -> ExitCode {
                 };
                 // The others are to get it all the same.
                 if let Err(error) = client.send_signal(request).await
-                    && let Some(before) = failed.replace(Failure::from(error))
+                    && let Some(before) = failed.replace(CliError::from(error))
                 {
                     before.report(global.json);
                 }
@@ -77,29 +77,29 @@ pub(crate) fn kill(global: &Global, args: KillArgs) -> ExitCode {
             failed.map_or(Ok(()), Err)
         })
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn print(listed: ListProcessesResponse, args: &PsArgs, as_json: bool) -> Result<(), Failure> {
+fn print(listed: ListProcessesResponse, args: &PsArgs, as_json: bool) -> Result<(), CliError> {
     let mut processes = listed.processes;
     processes.retain(|process| args.all || process.state() != ProcessState::Ended);
     processes.reverse();
     if as_json {
-        let list: Vec<Value> = processes.iter().map(to_json).collect();
-        return output::json(&json!({ "processes": list }));
+        let list: Vec<Value> = processes.iter().map(process_json).collect();
+        return output::write_json(&json!({ "processes": list }));
     }
     let is_long = args.long || is_wide();
-    output::stdout(table(&processes, is_long, SystemTime::now()).as_bytes())
+    output::write_stdout(processes_table(&processes, is_long, SystemTime::now()).as_bytes())
 }
 
 /// Whether standard output is a terminal with room for more than the least.
 fn is_wide() -> bool {
     let stdout = io::stdout();
-    isatty(&stdout) && tcgetwinsize(&stdout).is_ok_and(|size| size.ws_col >= WIDE)
+    isatty(&stdout) && tcgetwinsize(&stdout).is_ok_and(|size| size.ws_col >= MIN_WIDE_COLUMNS)
 }
 
 /// A line for each, below one that names the columns.
-fn table(processes: &[ProcessInfo], is_long: bool, now: SystemTime) -> String {
+fn processes_table(processes: &[ProcessInfo], is_long: bool, now: SystemTime) -> String {
     let plain = |text: &str| escape::text(text).replace('\n', " ");
     let row = |cells: [String; 6]| {
         let [id, state, time, session, cwd, command] = cells;
@@ -114,17 +114,17 @@ fn table(processes: &[ProcessInfo], is_long: bool, now: SystemTime) -> String {
     rows.extend(processes.iter().map(|process| {
         row([
             process.process_id.clone(),
-            state(process),
-            lasted(process, now),
+            state_text(process),
+            format_run_time(process, now),
             plain(&process.session),
             plain(&process.cwd),
             plain(&process.command),
         ])
     }));
-    columns(&rows)
+    align_columns(&rows)
 }
 
-fn state(process: &ProcessInfo) -> String {
+fn state_text(process: &ProcessInfo) -> String {
     match process.state() {
         ProcessState::Starting => "starting".to_owned(),
         ProcessState::Running if process.attached == 0 => "running, detached".to_owned(),
@@ -144,7 +144,7 @@ fn state(process: &ProcessInfo) -> String {
 }
 
 /// How long it has run: `12s`, `3m05s`, `2h07m`.
-fn lasted(process: &ProcessInfo, now: SystemTime) -> String {
+fn format_run_time(process: &ProcessInfo, now: SystemTime) -> String {
     let time = |stamp: Option<_>| stamp.and_then(|stamp| SystemTime::try_from(stamp).ok());
     let Some(start) = time(process.start_time) else {
         return "-".to_owned();
@@ -159,7 +159,7 @@ fn lasted(process: &ProcessInfo, now: SystemTime) -> String {
     }
 }
 
-fn to_json(process: &ProcessInfo) -> Value {
+fn process_json(process: &ProcessInfo) -> Value {
     let time = |stamp: Option<prost_types::Timestamp>| stamp.map(|stamp| stamp.to_string());
     let state = ProcessState::try_from(process.state).map(|state| state.as_str_name());
     let outcome = Outcome::try_from(process.outcome).map(|outcome| outcome.as_str_name());
@@ -167,15 +167,15 @@ fn to_json(process: &ProcessInfo) -> Value {
         OnDisconnect::try_from(process.on_disconnect).map(|keeps| keeps.as_str_name());
     json!({
         "process_id": process.process_id,
-        "state": name(state, process.state),
+        "state": enum_name(state, process.state),
         "command": process.command,
         "cwd": process.cwd,
         "has_terminal": process.has_terminal,
-        "on_disconnect": name(on_disconnect, process.on_disconnect),
+        "on_disconnect": enum_name(on_disconnect, process.on_disconnect),
         "session": process.session,
         "start_time": time(process.start_time),
         "end_time": time(process.end_time),
-        "outcome": name(outcome, process.outcome),
+        "outcome": enum_name(outcome, process.outcome),
         "exit_code": process.exit_code,
         "signal": process.signal,
         "last_sequence": process.last_sequence,
@@ -201,15 +201,15 @@ mod tests {
             signal: signal.to_owned(),
             ..ProcessInfo::default()
         };
-        assert_eq!(state(&running), "running");
-        assert_eq!(state(&ProcessInfo { attached: 0, ..running }), "running, detached");
+        assert_eq!(state_text(&running), "running");
+        assert_eq!(state_text(&ProcessInfo { attached: 0, ..running }), "running, detached");
         for (process, expected) in [
             (ended(Outcome::Exited, Some(3), ""), "exit 3"),
             (ended(Outcome::Signaled, None, "SIGKILL"), "SIGKILL"),
             (ended(Outcome::TimedOut, None, "SIGTERM"), "timed out"),
             (ended(Outcome::Unspecified, None, ""), "lost"),
         ] {
-            assert_eq!(state(&process), expected);
+            assert_eq!(state_text(&process), expected);
         }
     }
 
@@ -226,11 +226,11 @@ mod tests {
         let processes = [process];
         let now = SystemTime::UNIX_EPOCH;
         assert_eq!(
-            table(&processes, false, now),
+            processes_table(&processes, false, now),
             "PROCESS  STATE     TIME  COMMAND\n01ABC    starting  -     make all\n"
         );
         assert_eq!(
-            table(&processes, true, now),
+            processes_table(&processes, true, now),
             "PROCESS  STATE     TIME  SESSION  CWD           COMMAND\n\
              01ABC    starting  -     s        /workspace/a  make all\n"
         );
@@ -241,8 +241,8 @@ mod tests {
         let start = SystemTime::UNIX_EPOCH;
         let process = ProcessInfo { start_time: Some(start.into()), ..ProcessInfo::default() };
         for (seconds, expected) in [(0, "0s"), (59, "59s"), (185, "3m05s"), (7620, "2h07m")] {
-            assert_eq!(lasted(&process, start + Duration::from_secs(seconds)), expected);
+            assert_eq!(format_run_time(&process, start + Duration::from_secs(seconds)), expected);
         }
-        assert_eq!(lasted(&ProcessInfo::default(), start), "-");
+        assert_eq!(format_run_time(&ProcessInfo::default(), start), "-");
     }
 }

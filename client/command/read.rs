@@ -12,8 +12,10 @@ use jig::{
     client::Client,
 };
 
-use super::{exit_code, finish, paths};
-use crate::{connection, exit, failure::Failure, global::Global, json, output, writer::Writer};
+use super::{exit_code, paths, report_and_exit};
+use crate::{
+    connection, exit, failure::CliError, global::GlobalArgs, json, output, writer::StdoutWriter,
+};
 
 /// Print files of the workspace, one after the other.
 ///
@@ -26,8 +28,8 @@ pub(crate) struct ReadArgs {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
     /// Lines to read of each, counted from 1: `A:B`, `A:`, `:B`, or `A` for one line.
-    #[arg(long, value_name = "A:B", value_parser = lines)]
-    lines: Option<Lines>,
+    #[arg(long, value_name = "A:B", value_parser = parse_line_range)]
+    lines: Option<LineRangeArg>,
     /// Print the bytes in base64, which also works for files that are not text.
     #[arg(long)]
     base64: bool,
@@ -38,12 +40,12 @@ pub(crate) struct ReadArgs {
 
 /// A range of lines, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Lines {
+struct LineRangeArg {
     start: Option<u32>,
     end: Option<u32>,
 }
 
-pub(crate) fn read(global: &Global, args: ReadArgs) -> ExitCode {
+pub(crate) fn read(global: &GlobalArgs, args: ReadArgs) -> ExitCode {
     let is_base64 = args.base64;
     let is_whole = args.max.is_none() && !global.json && !io::stdout().is_terminal();
     let range = args.lines.unwrap_or_default();
@@ -61,12 +63,14 @@ pub(crate) fn read(global: &Global, args: ReadArgs) -> ExitCode {
         });
         return match copied {
             Ok(code) => ExitCode::from(code),
-            Err(failure) => finish(Err(failure), false),
+            Err(failure) => report_and_exit(Err(failure), false),
         };
     }
     let call =
         move |client: Client, path| async move { Ok(client.read_file(request(path)).await?) };
-    paths::each(global, args.paths, call, json::read_file, |_, response| print(response, is_base64))
+    paths::call_for_each_path(global, args.paths, call, json::read_file, |_, response| {
+        print(response, is_base64)
+    })
 }
 
 /// Writes all that is asked for of each file while it comes. Returns the exit code.
@@ -74,15 +78,15 @@ async fn copy_each(
     client: Client,
     requests: Vec<ReadFileRequest>,
     is_base64: bool,
-) -> Result<u8, Failure> {
+) -> Result<u8, CliError> {
     let is_one = requests.len() == 1;
-    let mut writer = Writer::start();
+    let mut writer = StdoutWriter::start();
     let mut worst = exit::SUCCESS;
     for request in requests {
         let path = request.path.clone();
         match copy(&client, request, is_base64, &mut writer).await {
-            Err(failure) if !is_one && failure.is_of_one_file() => {
-                paths::report(&path, &failure, false);
+            Err(failure) if !is_one && failure.is_file_error() => {
+                paths::report_path_failure(&path, &failure, false);
                 worst = worst.max(exit_code(&failure));
             }
             copied => copied?,
@@ -96,10 +100,10 @@ async fn copy(
     client: &Client,
     request: ReadFileRequest,
     is_base64: bool,
-    writer: &mut Writer,
-) -> Result<(), Failure> {
+    writer: &mut StdoutWriter,
+) -> Result<(), CliError> {
     let client = client.clone();
-    let mut encoder = is_base64.then(Base64::default);
+    let mut encoder = is_base64.then(Base64Encoder::default);
     let mut encoded = |page: Vec<u8>| match &mut encoder {
         Some(encoder) => encoder.encode(page),
         None => page,
@@ -124,37 +128,37 @@ async fn copy(
 
 /// Bytes that come in pages, as one text in base64.
 #[derive(Debug, Default)]
-struct Base64 {
+struct Base64Encoder {
     /// Fewer than three bytes, which need those that follow.
-    left: Vec<u8>,
+    remainder: Vec<u8>,
 }
 
-impl Base64 {
+impl Base64Encoder {
     fn encode(&mut self, page: Vec<u8>) -> Vec<u8> {
-        let mut bytes = std::mem::take(&mut self.left);
+        let mut bytes = std::mem::take(&mut self.remainder);
         bytes.extend(page);
-        self.left = bytes.split_off(bytes.len() - bytes.len() % 3);
+        self.remainder = bytes.split_off(bytes.len() - bytes.len() % 3);
         BASE64_STANDARD.encode(bytes).into_bytes()
     }
 
     fn finish(self) -> Vec<u8> {
-        (BASE64_STANDARD.encode(self.left) + "\n").into_bytes()
+        (BASE64_STANDARD.encode(self.remainder) + "\n").into_bytes()
     }
 }
 
-fn print(response: &ReadFileResponse, is_base64: bool) -> Result<(), Failure> {
-    output::stdout(response.content.as_bytes())?;
+fn print(response: &ReadFileResponse, is_base64: bool) -> Result<(), CliError> {
+    output::write_stdout(response.content.as_bytes())?;
     if is_base64 {
-        output::stdout(b"\n")?;
+        output::write_stdout(b"\n")?;
     }
-    if let Some(note) = note(response) {
+    if let Some(note) = truncation_note(response) {
         output::note(&note);
     }
     Ok(())
 }
 
 /// What of the file is missing.
-fn note(response: &ReadFileResponse) -> Option<String> {
+fn truncation_note(response: &ReadFileResponse) -> Option<String> {
     if response.omitted_lines > 0 {
         return Some(format!(
             "{} of {} lines were left out in the middle; read them with --lines",
@@ -174,19 +178,19 @@ fn note(response: &ReadFileResponse) -> Option<String> {
     })
 }
 
-fn lines(text: &str) -> Result<Lines, String> {
+fn parse_line_range(text: &str) -> Result<LineRangeArg, String> {
     let number = |text: &str| match text.parse::<u32>() {
         Ok(number) if number > 0 => Ok(number),
         _ => Err(format!("`{text}` is not the number of a line, which count from 1")),
     };
     let Some((start, end)) = text.split_once(':') else {
         let line = Some(number(text)?);
-        return Ok(Lines { start: line, end: line });
+        return Ok(LineRangeArg { start: line, end: line });
     };
     let side = |text: &str| {
         if text.is_empty() { Ok(None) } else { number(text).map(Some) }
     };
-    let range = Lines { start: side(start)?, end: side(end)? };
+    let range = LineRangeArg { start: side(start)?, end: side(end)? };
     match (range.start, range.end) {
         (None, None) => Err("at least one end is needed".to_owned()),
         (Some(start), Some(end)) if start > end => Err(format!("{start} comes after {end}")),
@@ -207,10 +211,10 @@ mod tests {
             (":3", None, Some(3)),
             ("7", Some(7), Some(7)),
         ] {
-            assert_eq!(lines(text), Ok(Lines { start, end }), "{text}");
+            assert_eq!(parse_line_range(text), Ok(LineRangeArg { start, end }), "{text}");
         }
         for text in ["", ":", "0", "0:1", "1:0", "2:1", "a:b", "1:2:3", "-1:2", "4294967296"] {
-            assert!(lines(text).is_err(), "{text}");
+            assert!(parse_line_range(text).is_err(), "{text}");
         }
     }
 
@@ -218,7 +222,7 @@ mod tests {
     fn base64_does_not_depend_on_pages() {
         let bytes: Vec<u8> = (0..=255).collect();
         for size in 1..7 {
-            let mut encoder = Base64::default();
+            let mut encoder = Base64Encoder::default();
             let pages = bytes.chunks(size).map(<[u8]>::to_vec);
             let mut text: Vec<u8> = pages.flat_map(|page| encoder.encode(page)).collect();
             text.extend(encoder.finish());
@@ -229,15 +233,15 @@ mod tests {
     #[test]
     fn what_is_missing_is_told() {
         let whole = ReadFileResponse::default();
-        assert_eq!(note(&whole), None);
+        assert_eq!(truncation_note(&whole), None);
         let omitted = ReadFileResponse {
             truncated: true,
             omitted_lines: 2000,
             total_lines: 12000,
             ..whole.clone()
         };
-        assert!(note(&omitted).unwrap().starts_with("2000 of 12000 lines"));
+        assert!(truncation_note(&omitted).unwrap().starts_with("2000 of 12000 lines"));
         let cut = ReadFileResponse { truncated: true, ..whole };
-        assert!(note(&cut).unwrap().contains("--max"));
+        assert!(truncation_note(&cut).unwrap().contains("--max"));
     }
 }

@@ -12,23 +12,23 @@ use jig::{
 };
 use serde_json::{Value, json};
 
-use super::{columns::columns, finish};
-use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
+use super::{columns::align_columns, report_and_exit};
+use crate::{connection, escape, failure::CliError, global::GlobalArgs, json::enum_name, output};
 
 /// Seconds of a day.
-const DAY: u32 = 24 * 3600;
+const SECONDS_PER_DAY: u32 = 24 * 3600;
 
 /// List, make and delete the rules that decide about calls without asking anybody, and switch them on and
 /// off.
 #[derive(Debug, Args)]
 pub(crate) struct RulesArgs {
     #[command(subcommand)]
-    action: Action,
+    action: RulesCommand,
 }
 
 /// What to do with rules.
 #[derive(Debug, Subcommand)]
-enum Action {
+enum RulesCommand {
     /// List the rules in the order in which they are asked.
     #[command(visible_alias = "ls")]
     List,
@@ -55,7 +55,7 @@ enum Action {
 #[derive(Debug, Args)]
 struct AddArgs {
     /// What becomes of calls that match.
-    action: Word,
+    action: RuleActionArg,
     /// The tool that it is about, by its name in the contract, in the configuration or in a dialect.
     tool: String,
     /// Regular expression that is searched for in the compact JSON of the parameters; without it, the rule
@@ -71,25 +71,25 @@ struct AddArgs {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Word {
+enum RuleActionArg {
     Allow,
     Ask,
     Deny,
 }
 
-pub(crate) fn rules(global: &Global, args: RulesArgs) -> ExitCode {
-    let result = global.daemon().and_then(|address| match args.action {
-        Action::List => list(address, global),
-        Action::Add(args) => add(address, global, args),
-        Action::Rm { rules } => remove(address, global, rules),
-        Action::On { rule } => switch(address, global, rule, true),
-        Action::Off { rule } => switch(address, global, rule, false),
+pub(crate) fn rules(global: &GlobalArgs, args: RulesArgs) -> ExitCode {
+    let result = global.require_address().and_then(|address| match args.action {
+        RulesCommand::List => list(address, global),
+        RulesCommand::Add(args) => add(address, global, args),
+        RulesCommand::Rm { rules } => remove(address, global, rules),
+        RulesCommand::On { rule } => set_enabled(address, global, rule, true),
+        RulesCommand::Off { rule } => set_enabled(address, global, rule, false),
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn list(address: &str, global: &Global) -> Result<(), Failure> {
-    let listed = connection::call_at(address, global, async |client: Client| {
+fn list(address: &str, global: &GlobalArgs) -> Result<(), CliError> {
+    let listed = connection::call_address(address, global, async |client: Client| {
         let mut rules = Vec::new();
         let mut page_token = String::new();
         loop {
@@ -104,44 +104,44 @@ fn list(address: &str, global: &Global) -> Result<(), Failure> {
     })?;
     if global.json {
         let rules: Vec<Value> = listed.iter().map(rule_json).collect();
-        return output::json(&json!({ "rules": rules }));
+        return output::write_json(&json!({ "rules": rules }));
     }
     if listed.is_empty() {
         output::note("there are no rules");
         return Ok(());
     }
-    output::stdout(table(&listed, SystemTime::now()).as_bytes())
+    output::write_stdout(rules_table(&listed, SystemTime::now()).as_bytes())
 }
 
-fn add(address: &str, global: &Global, args: AddArgs) -> Result<(), Failure> {
+fn add(address: &str, global: &GlobalArgs, args: AddArgs) -> Result<(), CliError> {
     let action = match args.action {
-        Word::Allow => v1::Action::Allow,
-        Word::Ask => v1::Action::Ask,
-        Word::Deny => v1::Action::Deny,
+        RuleActionArg::Allow => v1::Action::Allow,
+        RuleActionArg::Ask => v1::Action::Ask,
+        RuleActionArg::Deny => v1::Action::Deny,
     };
     let request = CreateRuleRequest {
         name: args.name,
         tool: args.tool,
         pattern: args.pattern,
         action: action.into(),
-        lifetime_sec: args.days.map(|days| days * DAY),
+        lifetime_sec: args.days.map(|days| days * SECONDS_PER_DAY),
     };
-    let made = connection::call_at(address, global, async |client: Client| {
+    let made = connection::call_address(address, global, async |client: Client| {
         Ok(client.create_rule(request).await?)
     })?;
     print(&made.rule.unwrap_or_default(), global.json)
 }
 
-fn remove(address: &str, global: &Global, rules: Vec<String>) -> Result<(), Failure> {
+fn remove(address: &str, global: &GlobalArgs, rules: Vec<String>) -> Result<(), CliError> {
     if rules.len() > 1 {
-        global.refuse_request_id("each rule is a call")?;
+        global.reject_request_id("each rule is a call")?;
     }
-    connection::call_at(address, global, async |client: Client| {
+    connection::call_address(address, global, async |client: Client| {
         let mut failed = None;
         for rule_id in rules {
             // The others are to go all the same.
             if let Err(error) = client.delete_rule(DeleteRuleRequest { rule_id }).await
-                && let Some(before) = failed.replace(Failure::from(error))
+                && let Some(before) = failed.replace(CliError::from(error))
             {
                 before.report(global.json);
             }
@@ -150,27 +150,32 @@ fn remove(address: &str, global: &Global, rules: Vec<String>) -> Result<(), Fail
     })
 }
 
-fn switch(address: &str, global: &Global, rule_id: String, enabled: bool) -> Result<(), Failure> {
+fn set_enabled(
+    address: &str,
+    global: &GlobalArgs,
+    rule_id: String,
+    enabled: bool,
+) -> Result<(), CliError> {
     let request =
         UpdateRuleRequest { rule_id, enabled: Some(enabled), ..UpdateRuleRequest::default() };
-    let changed = connection::call_at(address, global, async |client: Client| {
+    let changed = connection::call_address(address, global, async |client: Client| {
         Ok(client.update_rule(request).await?)
     })?;
     print(&changed.rule.unwrap_or_default(), global.json)
 }
 
-fn print(rule: &Rule, as_json: bool) -> Result<(), Failure> {
+fn print(rule: &Rule, as_json: bool) -> Result<(), CliError> {
     match as_json {
-        true => output::json(&rule_json(rule)),
+        true => output::write_json(&rule_json(rule)),
         false => {
             let rules = std::slice::from_ref(rule);
-            output::stdout(table(rules, SystemTime::now()).as_bytes())
+            output::write_stdout(rules_table(rules, SystemTime::now()).as_bytes())
         }
     }
 }
 
 /// A line for each, below one that names the columns.
-fn table(rules: &[Rule], now: SystemTime) -> String {
+fn rules_table(rules: &[Rule], now: SystemTime) -> String {
     let header = ["RULE", "STATE", "ACTION", "TOOL", "WORKSPACES", "ENDS", "NAME", "PATTERN"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     rows.extend(rules.iter().map(|rule| {
@@ -181,8 +186,8 @@ fn table(rules: &[Rule], now: SystemTime) -> String {
         };
         let row = [
             rule.rule_id.clone(),
-            state(rule, now).to_owned(),
-            short(rule.action().as_str_name(), "ACTION_"),
+            state_text(rule, now).to_owned(),
+            strip_enum_prefix(rule.action().as_str_name(), "ACTION_"),
             rule.tool.clone(),
             workspaces,
             ends.unwrap_or_else(|| "never".to_owned()),
@@ -191,11 +196,11 @@ fn table(rules: &[Rule], now: SystemTime) -> String {
         ];
         row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " ")).to_vec()
     }));
-    columns(&rows)
+    align_columns(&rows)
 }
 
 /// Whether a rule counts, in a word.
-fn state(rule: &Rule, now: SystemTime) -> &'static str {
+fn state_text(rule: &Rule, now: SystemTime) -> &'static str {
     let ends = rule.expire_time.and_then(|time| SystemTime::try_from(time).ok());
     match (rule.enabled, ends) {
         (_, Some(end)) if end <= now => "expired",
@@ -204,7 +209,7 @@ fn state(rule: &Rule, now: SystemTime) -> &'static str {
     }
 }
 
-fn short(name: &str, prefix: &str) -> String {
+fn strip_enum_prefix(name: &str, prefix: &str) -> String {
     name.trim_start_matches(prefix).to_lowercase()
 }
 
@@ -218,11 +223,11 @@ pub(super) fn rule_json(rule: &Rule) -> Value {
         "name": rule.name,
         "tool": rule.tool,
         "pattern": rule.pattern,
-        "action": name(action, rule.action),
+        "action": enum_name(action, rule.action),
         "workspaces": rule.workspaces,
         "expire_time": time(rule.expire_time),
         "enabled": rule.enabled,
-        "origin": name(origin, rule.origin),
+        "origin": enum_name(origin, rule.origin),
         "created_by": rule.created_by,
         "create_time": time(rule.create_time),
         "approval_id": rule.approval_id,
@@ -252,7 +257,7 @@ mod tests {
             (false, None, "off"),
             (false, Some(99), "expired"),
         ] {
-            let table = table(&[rule(enabled, ends)], now);
+            let table = rules_table(&[rule(enabled, ends)], now);
             let words: Vec<_> = table.lines().nth(1).unwrap().split_whitespace().collect();
             assert_eq!(words[1], expected, "{table}");
         }

@@ -11,11 +11,13 @@ use jig::{
     client::Client,
 };
 
-use super::{ended, exec, run_failed, words::Words};
-use crate::{connection, exit, failure::Failure, global::Global, json, local::Local, output};
+use super::{ended, exec, report_run_failure, words::CommandLine};
+use crate::{
+    connection, exit, failure::CliError, global::GlobalArgs, json, local::LocalError, output,
+};
 
 /// Most bytes of standard input that a request takes.
-const STDIN_LIMIT: usize = 8 << 20;
+const MAX_STDIN_BYTES: usize = 8 << 20;
 /// Seconds that a command may run by default: those of `ToolService.Run`, as `Start` has none.
 const DEFAULT_TIMEOUT_SEC: u32 = 120;
 
@@ -45,14 +47,14 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     stdin: bool,
     #[command(flatten)]
-    pub(crate) words: Words,
+    pub(crate) command_line: CommandLine,
 }
 
-pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
+pub(crate) fn run(global: &GlobalArgs, args: RunArgs) -> ExitCode {
     let is_cut = global.json || args.max_output.is_some();
     let result = request(args).and_then(|request| {
         if !is_cut && !global.has_request_id() {
-            return Ok(exec::run(global, start(request)));
+            return Ok(exec::run(global, to_start_request(request)));
         }
         let response =
             connection::call(global, async move |client: Client| Ok(client.run(request).await?))?;
@@ -60,23 +62,23 @@ pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
             print(&response, global)?;
             return Ok(exit::of_run(&response));
         }
-        print_whole(&response, global)
+        print_full_output(&response, global)
     });
     ExitCode::from(match result {
         Ok(code) => code,
-        Err(failure) => run_failed(&failure, global.json),
+        Err(failure) => report_run_failure(&failure, global.json),
     })
 }
 
-fn request(args: RunArgs) -> Result<RunRequest, Failure> {
+fn request(args: RunArgs) -> Result<RunRequest, CliError> {
     let stdin = if args.stdin { read_stdin(io::stdin().lock())? } else { Vec::new() };
-    let (command, argv) = args.words.command();
+    let (command, argv) = args.command_line.command();
     Ok(RunRequest {
         command,
         argv,
-        env: args.words.env(),
-        limits: args.words.limits(),
-        cwd: args.words.cwd,
+        env: args.command_line.env(),
+        limits: args.command_line.limits(),
+        cwd: args.command_line.cwd,
         stdin: stdin.into(),
         timeout_sec: args.timeout,
         max_output_bytes: args.max_output,
@@ -85,7 +87,7 @@ fn request(args: RunArgs) -> Result<RunRequest, Failure> {
 
 /// The same command, to be watched while it runs. Not where the call has a request id: a stream can
 /// be repeated as long as the daemon keeps it in memory, an answer also after it was restarted.
-fn start(request: RunRequest) -> StartRequest {
+fn to_start_request(request: RunRequest) -> StartRequest {
     StartRequest {
         command: request.command,
         argv: request.argv,
@@ -99,34 +101,34 @@ fn start(request: RunRequest) -> StartRequest {
     }
 }
 
-fn read_stdin(stdin: impl io::Read) -> Result<Vec<u8>, Failure> {
+fn read_stdin(stdin: impl io::Read) -> Result<Vec<u8>, CliError> {
     let mut bytes = Vec::new();
     stdin
-        .take(STDIN_LIMIT as u64 + 1)
+        .take(MAX_STDIN_BYTES as u64 + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| Local::new("standard input cannot be read", &error))?;
-    if bytes.len() > STDIN_LIMIT {
-        return Err(Failure::Usage(
+        .map_err(|error| LocalError::new("standard input cannot be read", &error))?;
+    if bytes.len() > MAX_STDIN_BYTES {
+        return Err(CliError::Usage(
             "standard input has more than 8 MiB; put it in a file of the workspace".to_owned(),
         ));
     }
     Ok(bytes)
 }
 
-fn print(response: &RunResponse, global: &Global) -> Result<(), Failure> {
+fn print(response: &RunResponse, global: &GlobalArgs) -> Result<(), CliError> {
     let printed = if global.json {
-        output::json(&json::run(response))
+        output::write_json(&json::run(response))
     } else {
-        output::stdout(response.stdout.as_bytes())
+        output::write_stdout(response.stdout.as_bytes())
     };
     match printed {
         // The command's result does not depend on whether somebody reads on.
-        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         other => other?,
     }
     if !global.json {
-        output::stderr(response.stderr.as_bytes());
-        for line in notes(response, global.address().is_some(), global.session()) {
+        output::write_stderr(response.stderr.as_bytes());
+        for line in run_notes(response, global.address().is_some(), global.session()) {
             output::note(&line);
         }
     }
@@ -135,7 +137,7 @@ fn print(response: &RunResponse, global: &Global) -> Result<(), Failure> {
 
 /// Prints all that the command wrote: from the artifacts, where the answer does not hold the bytes as
 /// they were. Answers the exit code.
-fn print_whole(response: &RunResponse, global: &Global) -> Result<u8, Failure> {
+fn print_full_output(response: &RunResponse, global: &GlobalArgs) -> Result<u8, CliError> {
     let mut is_whole = true;
     for (name, text, is_truncated, bytes, path) in [
         (
@@ -158,9 +160,9 @@ fn print_whole(response: &RunResponse, global: &Global) -> Result<u8, Failure> {
         let printed = if is_truncated || text.contains('\u{fffd}') {
             copy_artifact(global, path, is_stdout)
         } else if is_stdout {
-            output::stdout(text.as_bytes()).map(|()| bytes)
+            output::write_stdout(text.as_bytes()).map(|()| bytes)
         } else {
-            output::stderr(text.as_bytes());
+            output::write_stderr(text.as_bytes());
             Ok(bytes)
         };
         match printed {
@@ -169,15 +171,15 @@ fn print_whole(response: &RunResponse, global: &Global) -> Result<u8, Failure> {
                 output::note(&format!("only {printed} of {bytes} bytes of {name} were kept"));
             }
             Ok(_) => {}
-            Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            Err(failure @ Failure::Call(_)) => {
+            Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Err(failure @ CliError::Call(_)) => {
                 is_whole = false;
                 output::note(&format!("{bytes} bytes of {name} are lost: {}", failure.summary()));
             }
             Err(failure) => return Err(failure),
         }
     }
-    for line in ends(response) {
+    for line in outcome_notes(response) {
         output::note(&line);
     }
     Ok(match exit::of_run(response) {
@@ -188,7 +190,7 @@ fn print_whole(response: &RunResponse, global: &Global) -> Result<u8, Failure> {
 }
 
 /// Prints an artifact. Answers how many bytes it has.
-fn copy_artifact(global: &Global, path: &str, to_stdout: bool) -> Result<u64, Failure> {
+fn copy_artifact(global: &GlobalArgs, path: &str, to_stdout: bool) -> Result<u64, CliError> {
     let request = ReadArtifactRequest { path: path.to_owned(), ..ReadArtifactRequest::default() };
     connection::call(global, async move |client: Client| {
         let client = client.without_request_id();
@@ -201,7 +203,7 @@ fn copy_artifact(global: &Global, path: &str, to_stdout: bool) -> Result<u64, Fa
 }
 
 /// What the output alone does not tell.
-fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<String> {
+fn run_notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<String> {
     let mut notes = Vec::new();
     for (name, is_truncated, bytes, path) in [
         (
@@ -225,14 +227,14 @@ fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<St
     if !response.artifact_error.is_empty() {
         notes.push(format!("the whole output was not kept: {}", response.artifact_error));
     }
-    notes.extend(ends(response));
+    notes.extend(outcome_notes(response));
     notes
 }
 
 /// How it ended, where the exit code does not tell.
-fn ends(response: &RunResponse) -> Vec<String> {
+fn outcome_notes(response: &RunResponse) -> Vec<String> {
     let mut notes = Vec::new();
-    notes.extend(ended::how(response.outcome, &response.signal, &response.limit));
+    notes.extend(ended::exit_note(response.outcome, &response.signal, &response.limit));
     if response.kill_pending {
         notes.push("a process of it could not be killed yet".to_owned());
     }
@@ -246,11 +248,11 @@ mod tests {
     use jig::api::v1::Outcome;
 
     use super::*;
-    use crate::arguments::{Arguments, Command};
+    use crate::arguments::{Cli, CliCommand};
 
     fn parse(line: &[&str]) -> RunRequest {
         let words: Vec<OsString> = ["jig", "run"].iter().chain(line).map(OsString::from).collect();
-        let Command::Run(args) = Arguments::from_words(&words).unwrap().command else {
+        let CliCommand::Run(args) = Cli::parse_from(&words).unwrap().command else {
             panic!("not run");
         };
         request(args).unwrap()
@@ -303,8 +305,8 @@ mod tests {
 
     #[test]
     fn standard_input_is_read_up_to_its_limit() {
-        let most = vec![7; STDIN_LIMIT];
-        assert_eq!(read_stdin(&most[..]).unwrap().len(), STDIN_LIMIT);
+        let most = vec![7; MAX_STDIN_BYTES];
+        assert_eq!(read_stdin(&most[..]).unwrap().len(), MAX_STDIN_BYTES);
         assert!(read_stdin(io::repeat(7)).is_err());
     }
 
@@ -319,14 +321,14 @@ mod tests {
             ..RunResponse::default()
         };
         assert_eq!(
-            notes(&response, true, Some("s")),
+            run_notes(&response, true, Some("s")),
             [
                 "5000000 bytes of standard output are in: jig artifact --session s logs/x.txt",
                 "ended: it took too much memory (limit: memory)",
             ]
         );
-        assert!(notes(&response, false, None)[0].contains("--max-output"));
+        assert!(run_notes(&response, false, None)[0].contains("--max-output"));
         let quiet = RunResponse { outcome: Outcome::Exited.into(), ..RunResponse::default() };
-        assert!(notes(&quiet, true, None).is_empty());
+        assert!(run_notes(&quiet, true, None).is_empty());
     }
 }

@@ -8,12 +8,12 @@ use jig::{
     client::Client,
 };
 
-use super::failed;
+use super::report_failure;
 use crate::{
     connection, exit,
-    failure::Failure,
+    failure::CliError,
     file_json,
-    global::Global,
+    global::GlobalArgs,
     output,
     style::{Colour, Style},
 };
@@ -133,17 +133,21 @@ impl View {
     }
 }
 
-pub(crate) fn search(global: &Global, args: SearchArgs) -> ExitCode {
+pub(crate) fn search(global: &GlobalArgs, args: SearchArgs) -> ExitCode {
     let view = View::of(&args);
-    let result = request(args, view).and_then(|request| found(global, request, view));
-    ExitCode::from(result.unwrap_or_else(|failure| match failed(&failure, global.json) {
+    let result = request(args, view).and_then(|request| search_and_print(global, request, view));
+    ExitCode::from(result.unwrap_or_else(|failure| match report_failure(&failure, global.json) {
         exit::FAILURE | exit::USAGE => exit::SEARCH_FAILED,
         code => code,
     }))
 }
 
 /// Searches, and prints what is found. Answers the exit code.
-fn found(global: &Global, request: SearchRequest, view: View) -> Result<u8, Failure> {
+fn search_and_print(
+    global: &GlobalArgs,
+    request: SearchRequest,
+    view: View,
+) -> Result<u8, CliError> {
     connection::call(global, async move |client: Client| Ok(client.search(request).await?))
         .and_then(|mut response| {
             view.cut_context(&mut response);
@@ -163,7 +167,7 @@ fn exit_code(response: &SearchResponse) -> u8 {
     }
 }
 
-fn request(args: SearchArgs, view: View) -> Result<SearchRequest, Failure> {
+fn request(args: SearchArgs, view: View) -> Result<SearchRequest, CliError> {
     let (query, path) = match (args.patterns.as_slice(), args.query, args.path) {
         ([], query, path) => (query.unwrap_or_default(), path),
         // With -e, the first word is where to search.
@@ -174,7 +178,7 @@ fn request(args: SearchArgs, view: View) -> Result<SearchRequest, Failure> {
         }
         (_, _, Some(path)) => {
             let text = format!("with -e only one path can be searched; {path:?} is another");
-            return Err(Failure::Usage(text));
+            return Err(CliError::Usage(text));
         }
     };
     let is_regex = args.regex || !args.patterns.is_empty();
@@ -194,16 +198,16 @@ fn request(args: SearchArgs, view: View) -> Result<SearchRequest, Failure> {
     })
 }
 
-fn print(response: &SearchResponse, view: View, as_json: bool) -> Result<(), Failure> {
+fn print(response: &SearchResponse, view: View, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return output::json(&file_json::search(response));
+        return output::write_json(&file_json::search(response));
     }
     let style = Style::of_stdout();
     let text = match view.summary {
         Some(summary) => summarize(response, summary, style),
-        None => text(response, style),
+        None => matches_text(response, style),
     };
-    output::stdout(text.as_bytes())?;
+    output::write_stdout(text.as_bytes())?;
     if response.timed_out {
         output::note(
             "time ran out: these are the matches found so far; search less, or longer with --deadline",
@@ -216,9 +220,9 @@ fn print(response: &SearchResponse, view: View, as_json: bool) -> Result<(), Fai
         ));
     }
     if response.files_left_out > 0 {
-        output::note(&left_out(response.files_left_out));
+        output::note(&incomplete_files_note(response.files_left_out));
     }
-    output::ignore_files_cut(response.ignore_files_cut);
+    output::note_truncated_ignore_files(response.ignore_files_cut);
     Ok(())
 }
 
@@ -229,7 +233,7 @@ fn summarize(response: &SearchResponse, summary: Summary, style: Style) -> Strin
         let Some(first) = of_file.first() else {
             continue;
         };
-        text.push_str(&style.paint(Colour::Magenta, &style.name(&first.file)));
+        text.push_str(&style.paint(Colour::Magenta, &style.escape_name(&first.file)));
         if summary == Summary::Count {
             text.push_str(&format!(":{}", of_file.len()));
         }
@@ -238,7 +242,7 @@ fn summarize(response: &SearchResponse, summary: Summary, style: Style) -> Strin
     text
 }
 
-fn left_out(files: u32) -> String {
+fn incomplete_files_note(files: u32) -> String {
     format!(
         "files that were not searched to their end, because the daemon may not read them or they have too long a line: {files}"
     )
@@ -246,7 +250,7 @@ fn left_out(files: u32) -> String {
 
 /// The matches, with a line between those that do not touch one another. A line that is around two
 /// of them is printed once.
-fn text(response: &SearchResponse, style: Style) -> String {
+fn matches_text(response: &SearchResponse, style: Style) -> String {
     let has_context = response
         .matches
         .iter()
@@ -267,14 +271,14 @@ fn text(response: &SearchResponse, style: Style) -> String {
         let mut at = first;
         for line in &found.context_before {
             if printed.is_none_or(|printed| at > printed) {
-                push(&mut text, style, found, at, None, line);
+                push_match(&mut text, style, found, at, None, line);
             }
             at = at.saturating_add(1);
         }
         let mut at = found.line;
         for (index, line) in found.content.split('\n').enumerate() {
             let column = (index == 0).then_some(found.column);
-            push(&mut text, style, found, at, column.or(Some(1)), line);
+            push_match(&mut text, style, found, at, column.or(Some(1)), line);
             at = at.saturating_add(1);
         }
         // Where the next match begins, its own line comes.
@@ -286,7 +290,7 @@ fn text(response: &SearchResponse, style: Style) -> String {
             if at >= until {
                 break;
             }
-            push(&mut text, style, found, at, None, line);
+            push_match(&mut text, style, found, at, None, line);
             at = at.saturating_add(1);
         }
         last = Some((&found.file, at.saturating_sub(1)));
@@ -294,7 +298,7 @@ fn text(response: &SearchResponse, style: Style) -> String {
     text
 }
 
-fn push(
+fn push_match(
     text: &mut String,
     style: Style,
     found: &SearchMatch,
@@ -302,14 +306,14 @@ fn push(
     column: Option<u32>,
     content: &str,
 ) {
-    let file = style.paint(Colour::Magenta, &style.name(&found.file));
+    let file = style.paint(Colour::Magenta, &style.escape_name(&found.file));
     let number = style.paint(Colour::Green, &line.to_string());
     let start = match column {
         Some(column) => format!("{file}:{number}:{column}:"),
         None => format!("{file}-{number}-"),
     };
     text.push_str(&start);
-    text.push_str(&style.text(content.trim_end_matches('\r')));
+    text.push_str(&style.escape_text(content.trim_end_matches('\r')));
     text.push('\n');
 }
 
@@ -331,7 +335,7 @@ mod tests {
 
     fn shown(matches: Vec<SearchMatch>) -> String {
         let response = SearchResponse { matches, ..SearchResponse::default() };
-        text(&response, Style::plain())
+        matches_text(&response, Style::plain())
     }
 
     #[test]

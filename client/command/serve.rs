@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use crate::{exit, failure::Failure};
+use crate::{exit, failure::CliError};
 
 /// Becomes the daemon. `arguments` are its own, without our name and `serve`.
 #[cfg(feature = "daemon")]
@@ -19,8 +19,8 @@ pub(crate) fn serve(_: Vec<OsString>) -> ExitCode {
 
 /// `jig --json serve`: the daemon has none of our flags, some of its own have the same names, and
 /// all of them come after the word.
-pub(crate) fn misplaced(as_json: bool) -> ExitCode {
+pub(crate) fn misplaced_serve(as_json: bool) -> ExitCode {
     let text = "`serve` must come first: jig serve [FLAGS]; see jig serve --help";
-    Failure::Usage(text.to_owned()).report(as_json);
+    CliError::Usage(text.to_owned()).report(as_json);
     ExitCode::from(exit::USAGE)
 }

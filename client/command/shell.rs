@@ -5,8 +5,8 @@ use std::{fs, path::PathBuf, process::ExitCode};
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use super::finish;
-use crate::{failure::Failure, global::Global, local::Local, output};
+use super::report_and_exit;
+use crate::{failure::CliError, global::GlobalArgs, local::LocalError, output};
 
 /// Print the completions of a shell: `jig completions bash > ~/.local/share/bash-completion/completions/jig`.
 #[derive(Debug, Args)]
@@ -23,28 +23,28 @@ pub(crate) struct ManArgs {
 }
 
 pub(crate) fn completions(
-    global: &Global,
+    global: &GlobalArgs,
     args: CompletionsArgs,
     mut command: Command,
 ) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "jig", &mut script);
-    finish(output::stdout(&script), global.json)
+    report_and_exit(output::write_stdout(&script), global.json)
 }
 
-pub(crate) fn man(global: &Global, args: ManArgs, command: Command) -> ExitCode {
+pub(crate) fn man(global: &GlobalArgs, args: ManArgs, command: Command) -> ExitCode {
     let result = match args.directory {
         None => page(command),
         Some(directory) => fs::create_dir_all(&directory)
             .and_then(|()| clap_mangen::generate_to(command, &directory))
-            .map_err(|error| Local::file(&directory, &error).into()),
+            .map_err(|error| LocalError::file(&directory, &error).into()),
     };
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn page(command: Command) -> Result<(), Failure> {
+fn page(command: Command) -> Result<(), CliError> {
     let mut page = Vec::new();
     let rendered = clap_mangen::Man::new(command).render(&mut page);
-    rendered.map_err(Failure::system)?;
-    output::stdout(&page)
+    rendered.map_err(CliError::system)?;
+    output::write_stdout(&page)
 }

@@ -9,7 +9,7 @@ use jig::{
 };
 
 use super::paths;
-use crate::{file_json, global::Global, output, style::Style};
+use crate::{file_json, global::GlobalArgs, output, style::Style};
 
 /// Describe what is at paths of the workspace: type, size, mode, time, SHA-256.
 #[derive(Debug, Args)]
@@ -19,22 +19,22 @@ pub(crate) struct StatArgs {
     paths: Vec<String>,
 }
 
-pub(crate) fn stat(global: &Global, args: StatArgs) -> ExitCode {
+pub(crate) fn stat(global: &GlobalArgs, args: StatArgs) -> ExitCode {
     let call =
         |client: Client, path| async move { Ok(client.stat_path(StatPathRequest { path }).await?) };
-    paths::each(global, args.paths, call, file_json::stat_path, |path, response| {
-        let path = Style::of_stdout().name(path);
-        output::stdout(text(&path, response).as_bytes())
+    paths::call_for_each_path(global, args.paths, call, file_json::stat_path, |path, response| {
+        let path = Style::of_stdout().escape_name(path);
+        output::write_stdout(stat_text(&path, response).as_bytes())
     })
 }
 
-fn text(path: &str, response: &StatPathResponse) -> String {
+fn stat_text(path: &str, response: &StatPathResponse) -> String {
     let kind = response.r#type();
     let mut text = format!(
         "{path}\ntype    {}\nsize    {} bytes\nmode    {} ({:04o})\n",
-        word(kind),
+        file_type_name(kind),
         response.size_bytes,
-        mode(kind, response.mode),
+        mode_string(kind, response.mode),
         response.mode & 0o7777,
     );
     if let Some(time) = response.modify_time {
@@ -46,7 +46,7 @@ fn text(path: &str, response: &StatPathResponse) -> String {
     text
 }
 
-fn word(kind: FileType) -> &'static str {
+fn file_type_name(kind: FileType) -> &'static str {
     match kind {
         FileType::File => "file",
         FileType::Directory => "directory",
@@ -60,7 +60,7 @@ fn word(kind: FileType) -> &'static str {
 }
 
 /// Type and permissions as `ls -l` shows them.
-pub(super) fn mode(kind: FileType, mode: u32) -> String {
+pub(super) fn mode_string(kind: FileType, mode: u32) -> String {
     let mut text = String::from(match kind {
         FileType::File => "-",
         FileType::Directory => "d",
@@ -91,9 +91,9 @@ mod tests {
             sha256: Some("abc".into()),
         };
         assert_eq!(
-            text("a", &response),
+            stat_text("a", &response),
             "a\ntype    file\nsize    7 bytes\nmode    -rwxr-xr-- (0754)\nsha256  abc\n"
         );
-        assert_eq!(mode(FileType::Directory, 0), "d---------");
+        assert_eq!(mode_string(FileType::Directory, 0), "d---------");
     }
 }

@@ -9,8 +9,8 @@ use jig::{
 };
 use serde_json::{Value, json};
 
-use super::{columns::columns, finish};
-use crate::{connection, escape, failure::Failure, global::Global, output};
+use super::{columns::align_columns, report_and_exit};
+use crate::{connection, escape, failure::CliError, global::GlobalArgs, output};
 
 /// List the tools that can be called by name.
 ///
@@ -27,12 +27,12 @@ pub(crate) struct ToolsArgs {
     dialect: Option<String>,
     /// How to write them. Without it: their names, and the first sentence that is said of each.
     #[arg(long, value_enum)]
-    format: Option<Format>,
+    format: Option<ToolFormatArg>,
 }
 
 /// How tools are written.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub(super) enum Format {
+pub(super) enum ToolFormatArg {
     JsonSchema,
     OpenaiChat,
     OpenaiResponses,
@@ -42,8 +42,8 @@ pub(super) enum Format {
     Function,
 }
 
-pub(crate) fn tools(global: &Global, args: ToolsArgs) -> ExitCode {
-    let format = args.format.map(Format::on_the_wire);
+pub(crate) fn tools(global: &GlobalArgs, args: ToolsArgs) -> ExitCode {
+    let format = args.format.map(ToolFormatArg::to_proto);
     let request = ListToolsRequest {
         dialect: args.dialect.unwrap_or_default(),
         format: format.map(Into::into),
@@ -53,14 +53,14 @@ pub(crate) fn tools(global: &Global, args: ToolsArgs) -> ExitCode {
         Ok(client.list_tools(request).await?)
     });
     let printed = listed.and_then(|listed| match (global.json, format) {
-        (true, _) => output::json(&to_json(&listed)),
+        (true, _) => output::write_json(&to_json(&listed)),
         (false, Some(_)) => {
             let line = format!("{}\n", escape::json(&listed.tools_json));
-            output::stdout(line.as_bytes())
+            output::write_stdout(line.as_bytes())
         }
-        (false, None) => output::stdout(list(&listed)?.as_bytes()),
+        (false, None) => output::write_stdout(tools_list(&listed)?.as_bytes()),
     });
-    finish(printed, global.json)
+    report_and_exit(printed, global.json)
 }
 
 fn to_json(listed: &ListToolsResponse) -> Value {
@@ -68,9 +68,9 @@ fn to_json(listed: &ListToolsResponse) -> Value {
 }
 
 /// A line for each of them.
-fn list(listed: &ListToolsResponse) -> Result<String, Failure> {
+fn tools_list(listed: &ListToolsResponse) -> Result<String, CliError> {
     let tools: Vec<Value> = serde_json::from_str(&listed.tools_json)
-        .map_err(|error| Failure::Daemon(format!("the tools are no list in JSON: {error}")))?;
+        .map_err(|error| CliError::Daemon(format!("the tools are no list in JSON: {error}")))?;
     let rows: Vec<_> = tools
         .iter()
         .map(|tool| {
@@ -79,7 +79,7 @@ fn list(listed: &ListToolsResponse) -> Result<String, Failure> {
             vec![escape::name(text("name")).into_owned(), escape::text(first).into_owned()]
         })
         .collect();
-    Ok(columns(&rows))
+    Ok(align_columns(&rows))
 }
 
 /// Up to the first full stop at the end of a word, or the first line.
@@ -91,8 +91,8 @@ fn first_sentence(text: &str) -> &str {
     }
 }
 
-impl Format {
-    pub(super) fn on_the_wire(self) -> ToolFormat {
+impl ToolFormatArg {
+    pub(super) fn to_proto(self) -> ToolFormat {
         match self {
             Self::JsonSchema => ToolFormat::JsonSchema,
             Self::OpenaiChat => ToolFormat::OpenaiChat,
@@ -120,7 +120,7 @@ mod tests {
         ]);
         let listed = ListToolsResponse { tools_json: tools.to_string(), names: Vec::new() };
         assert_eq!(
-            list(&listed).unwrap(),
+            tools_list(&listed).unwrap(),
             "run        Runs `a.b`.\nread_file  One line\n\"\\033[2J\"\n"
         );
     }
@@ -137,8 +137,10 @@ mod tests {
 
     #[test]
     fn every_format_of_the_contract_has_a_name() {
-        let named: Vec<_> =
-            Format::value_variants().iter().map(|format| i32::from(format.on_the_wire())).collect();
+        let named: Vec<_> = ToolFormatArg::value_variants()
+            .iter()
+            .map(|format| i32::from(format.to_proto()))
+            .collect();
         let known: Vec<_> =
             (1..).take_while(|number| ToolFormat::try_from(*number).is_ok()).collect();
         assert_eq!(named, known);

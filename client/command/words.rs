@@ -7,17 +7,17 @@ use jig::api::v1::LowerLimits;
 
 /// What to run, and where.
 #[derive(Debug, Args)]
-pub(crate) struct Words {
+pub(crate) struct CommandLine {
     /// Directory to start in, relative to the workspace.
     #[arg(long, value_name = "DIR")]
     pub(super) cwd: Option<String>,
     /// Variable to add to the command's environment; repeatable.
-    #[arg(long, value_name = "K=V", value_parser = variable)]
+    #[arg(long, value_name = "K=V", value_parser = parse_variable)]
     env: Vec<(String, String)>,
     /// Limit of this run that is to be lower than the operator's: `memory=512M`, `processes=64`,
     /// `cpu=10`, `open-files=100`, `open-files-total=1000`, `file-size=1G`, `tmp=64M`, `tmp-inodes=1000`, `output=1M`;
     /// repeatable.
-    #[arg(long = "limit", value_name = "NAME=VALUE", value_parser = limit)]
+    #[arg(long = "limit", value_name = "NAME=VALUE", value_parser = parse_limit)]
     limits: Vec<(LimitName, u64)>,
     /// The command; after `--`, the program and its arguments.
     #[arg(value_name = "COMMAND", trailing_var_arg = true)]
@@ -27,16 +27,16 @@ pub(crate) struct Words {
     is_argv: bool,
 }
 
-impl Words {
+impl CommandLine {
     /// Notes whether `--` stands before the words, which clap does not tell: the words are the end
     /// of the line.
-    pub(crate) fn note_escape(&mut self, line: &[OsString]) {
+    pub(crate) fn set_is_argv(&mut self, line: &[OsString]) {
         self.is_argv =
             line.len().checked_sub(self.words.len() + 1).is_some_and(|before| line[before] == "--");
     }
 
     /// Whether there is nothing to run.
-    pub(crate) fn are_none(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
@@ -89,7 +89,7 @@ enum LimitName {
     Output,
 }
 
-fn limit(text: &str) -> Result<(LimitName, u64), String> {
+fn parse_limit(text: &str) -> Result<(LimitName, u64), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     let Ok(name) = LimitName::from_str(name, false) else {
         let names = LimitName::value_variants().iter();
@@ -110,7 +110,7 @@ fn limit(text: &str) -> Result<(LimitName, u64), String> {
     Ok((name, number))
 }
 
-fn variable(text: &str) -> Result<(String, String), String> {
+fn parse_variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("write NAME=VALUE".to_owned()),
@@ -129,18 +129,18 @@ mod tests {
             ("file-size=2G", (LimitName::FileSize, 2 << 30)),
             ("processes=7", (LimitName::Processes, 7)),
         ] {
-            assert_eq!(limit(text), Ok(expected));
+            assert_eq!(parse_limit(text), Ok(expected));
         }
         for text in ["memory", "memory=", "memory=x", "memory=1T", "memory=-1", "nothing=1"] {
-            assert!(limit(text).is_err(), "{text}");
+            assert!(parse_limit(text).is_err(), "{text}");
         }
-        assert!(limit("mem=1").unwrap_err().contains("memory, processes"));
+        assert!(parse_limit("mem=1").unwrap_err().contains("memory, processes"));
     }
 
     #[test]
     fn variables() {
-        assert_eq!(variable("A=b"), Ok(("A".into(), "b".into())));
-        assert!(variable("A").is_err());
-        assert!(variable("=b").is_err());
+        assert_eq!(parse_variable("A=b"), Ok(("A".into(), "b".into())));
+        assert!(parse_variable("A").is_err());
+        assert!(parse_variable("=b").is_err());
     }
 }

@@ -9,9 +9,10 @@ use jig::{
     client::Client,
 };
 
-use super::finish;
+use super::report_and_exit;
 use crate::{
-    connection, failure::Failure, file_json, global::Global, input::Source, output, style::Style,
+    connection, failure::CliError, file_json, global::GlobalArgs, input::InputSource, output,
+    style::Style,
 };
 
 /// Write a file of the workspace, of up to 10 MiB; for larger ones there is `jig cp`.
@@ -20,9 +21,9 @@ pub(crate) struct WriteArgs {
     /// File to write, relative to the workspace.
     path: String,
     #[command(flatten)]
-    source: Source,
+    source: InputSource,
     /// Permission bits that it is to have, in octal: `755`.
-    #[arg(long, value_name = "OCTAL", value_parser = octal)]
+    #[arg(long, value_name = "OCTAL", value_parser = parse_octal)]
     mode: Option<u32>,
     /// Add to the end of what is there.
     #[arg(long, conflicts_with = "create_new")]
@@ -38,7 +39,7 @@ pub(crate) struct WriteArgs {
     expect: Option<String>,
 }
 
-pub(crate) fn write(global: &Global, args: WriteArgs) -> ExitCode {
+pub(crate) fn write(global: &GlobalArgs, args: WriteArgs) -> ExitCode {
     let path = args.path.clone();
     let result = request(args).and_then(|request| {
         let response = connection::call(global, async move |client: Client| {
@@ -46,16 +47,16 @@ pub(crate) fn write(global: &Global, args: WriteArgs) -> ExitCode {
         })?;
         print(&path, &response, global.json)
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn request(args: WriteArgs) -> Result<WriteFileRequest, Failure> {
+fn request(args: WriteArgs) -> Result<WriteFileRequest, CliError> {
     let mode = match (args.append, args.create_new) {
         (true, _) => Some(WriteMode::Append),
         (_, true) => Some(WriteMode::CreateNew),
         _ => None,
     };
-    let (content, encoding) = match String::from_utf8(args.source.bytes()?) {
+    let (content, encoding) = match String::from_utf8(args.source.read_bytes()?) {
         Ok(text) => (text, None),
         Err(error) => (BASE64_STANDARD.encode(error.as_bytes()), Some(Encoding::Base64.into())),
     };
@@ -70,17 +71,17 @@ fn request(args: WriteArgs) -> Result<WriteFileRequest, Failure> {
     })
 }
 
-fn print(path: &str, response: &WriteFileResponse, as_json: bool) -> Result<(), Failure> {
+fn print(path: &str, response: &WriteFileResponse, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return output::json(&file_json::write_file(response));
+        return output::write_json(&file_json::write_file(response));
     }
     let verb = if response.created { "created" } else { "wrote" };
-    let path = Style::of_stdout().name(path);
-    output::stdout(format!("{verb} {path} ({} bytes)\n", response.bytes_written).as_bytes())
+    let path = Style::of_stdout().escape_name(path);
+    output::write_stdout(format!("{verb} {path} ({} bytes)\n", response.bytes_written).as_bytes())
 }
 
 /// Permission bits.
-fn octal(text: &str) -> Result<u32, String> {
+fn parse_octal(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| *mode <= 0o777)
@@ -92,11 +93,11 @@ mod tests {
     use std::ffi::OsString;
 
     use super::*;
-    use crate::arguments::{Arguments, Command};
+    use crate::arguments::{Cli, CliCommand};
 
     fn parse(line: &str) -> WriteFileRequest {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let Command::Write(args) = Arguments::from_words(&words).unwrap().command else {
+        let CliCommand::Write(args) = Cli::parse_from(&words).unwrap().command else {
             panic!("not write");
         };
         request(args).unwrap()
@@ -118,7 +119,7 @@ mod tests {
         );
         let request = parse("jig write a --text= --create-new");
         assert_eq!(request.mode, Some(WriteMode::CreateNew.into()));
-        assert_eq!(octal("4755").ok().or(octal("8").ok()), None);
+        assert_eq!(parse_octal("4755").ok().or(parse_octal("8").ok()), None);
     }
 
     #[test]

@@ -14,10 +14,10 @@ use crate::api::v1::{
 };
 
 /// The server.
-pub(super) struct Fake;
+pub(super) struct FakeDaemon;
 
 #[tonic::async_trait]
-impl ToolService for Fake {
+impl ToolService for FakeDaemon {
     async fn list_files(
         &self,
         request: Request<ListFilesRequest>,
@@ -165,7 +165,7 @@ impl ToolService for Fake {
 }
 
 #[tonic::async_trait]
-impl ArtifactService for Fake {
+impl ArtifactService for FakeDaemon {
     type ReadArtifactStream =
         Pin<Box<dyn Stream<Item = Result<ReadArtifactResponse, Status>> + Send>>;
 
@@ -203,7 +203,7 @@ impl ArtifactService for Fake {
 }
 
 #[tonic::async_trait]
-impl TransferService for Fake {
+impl TransferService for FakeDaemon {
     type DownloadStream = Pin<Box<dyn Stream<Item = Result<DownloadResponse, Status>> + Send>>;
 
     async fn upload(

@@ -5,43 +5,43 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Instant};
 use serde_json::Value;
 
 use super::{
-    Pipeline, context::Incoming, invoke::batch::outcome_of_cancelled, jobs::Found,
-    structure::structure,
+    Pipeline, context::CallContext, invoke::batch::cancelled_response, jobs::LiveOrEndedJob,
+    structure::json_to_struct,
 };
 use crate::{
     api::v1::{AwaitJobResponse, InvokeResponse, InvokeStatus},
-    daemon::{error::Error, store::jobs::Job, task, tool::jobs::Jobs},
+    daemon::{error::Error, store::jobs::Job, task, tool::jobs::JobWaiter},
 };
 
 /// The jobs that the caller of a call may look at.
 #[derive(Debug)]
-struct JobsOf {
+struct CallerJobs {
     pipeline: Arc<Pipeline>,
-    incoming: Incoming,
+    context: CallContext,
 }
 
 impl Pipeline {
     /// The jobs that the caller of a call may look at.
-    pub(super) fn jobs_of(self: &Arc<Self>, incoming: &Incoming) -> Box<dyn Jobs> {
-        Box::new(JobsOf { pipeline: Arc::clone(self), incoming: incoming.clone() })
+    pub(super) fn caller_jobs(self: &Arc<Self>, context: &CallContext) -> Box<dyn JobWaiter> {
+        Box::new(CallerJobs { pipeline: Arc::clone(self), context: context.clone() })
     }
 }
 
-impl Jobs for JobsOf {
+impl JobWaiter for CallerJobs {
     fn wait(
         &self,
         id: String,
         until: Instant,
     ) -> Pin<Box<dyn Future<Output = Result<AwaitJobResponse, Error>> + Send + '_>> {
         Box::pin(async move {
-            let found = self.pipeline.find_job(&self.incoming, &id).await?;
+            let found = self.pipeline.find_job(&self.context, &id).await?;
             self.check_vocabulary(&found.job())?;
             let seen = match found {
-                Found::Ended(seen) => *seen,
-                Found::Live(live) => tokio::select! {
+                LiveOrEndedJob::Ended(seen) => *seen,
+                LiveOrEndedJob::Live(live) => tokio::select! {
                     biased;
-                    seen = live.ended() => seen,
-                    () = task::until(Some(until)) => {
+                    seen = live.wait_for_end() => seen,
+                    () = task::sleep_until(Some(until)) => {
                         return Ok(AwaitJobResponse {
                             pending: true,
                             ..AwaitJobResponse::default()
@@ -49,16 +49,16 @@ impl Jobs for JobsOf {
                     }
                 },
             };
-            Ok(ended(seen.response()?.unwrap_or_else(outcome_of_cancelled)))
+            Ok(await_job_response(seen.response()?.unwrap_or_else(cancelled_response)))
         })
     }
 }
 
-impl JobsOf {
+impl CallerJobs {
     /// Refuses a job of a vocabulary that is not the one of a call by name: its result is written in the
     /// words of its own, and names tools that the model of the call does not have.
     fn check_vocabulary(&self, job: &Job) -> Result<(), Error> {
-        let Some(by_name) = &self.incoming.by_name else {
+        let Some(by_name) = &self.context.invoke_origin else {
             return Ok(());
         };
         let asking = by_name.dialect.map_or("", |dialect| dialect.name);
@@ -74,11 +74,11 @@ impl JobsOf {
 }
 
 /// What came of a job, as models are shown it.
-fn ended(response: InvokeResponse) -> AwaitJobResponse {
+fn await_job_response(response: InvokeResponse) -> AwaitJobResponse {
     let ok = response.status() == InvokeStatus::Success;
     // The text is JSON where the answer is an object, in the contract without what models do not need.
     let output = match response.data.is_some().then(|| serde_json::from_str(&response.text)) {
-        Some(Ok(Value::Object(output))) => Some(structure(output)),
+        Some(Ok(Value::Object(output))) => Some(json_to_struct(output)),
         Some(Ok(_) | Err(_)) | None => None,
     };
     let error = response.error.filter(|_| !ok);

@@ -7,24 +7,24 @@ use std::{
 
 use opentelemetry::{Context, KeyValue, trace::TraceContextExt as _};
 
-use super::{access::principal::Principal, policy::judged::Spoken};
+use super::{access::principal::Principal, policy::judged::DialectCall};
 use crate::{
     api::v1::Risk,
     daemon::{
         dialect::Dialect,
         error::Violation,
         store::session::SessionId,
-        telemetry::{calls::CallFacts, semconv},
+        telemetry::{calls::AccessLogEntry, semconv},
         tool::JobContext,
     },
 };
 
 /// Longest `jig-request-id`, in characters.
-pub(crate) const LONGEST_REQUEST_ID: usize = 120;
+pub(crate) const MAX_REQUEST_ID_CHARS: usize = 120;
 
 /// A call that came in.
 #[derive(Debug, Clone)]
-pub(crate) struct Incoming {
+pub(crate) struct CallContext {
     /// Its id, made here (a ULID).
     pub(crate) call_id: String,
     /// Whose it is.
@@ -40,24 +40,24 @@ pub(crate) struct Incoming {
     /// The job that makes it, where one does.
     pub(crate) job: Option<JobContext>,
     /// The call by name that makes it, where one does.
-    pub(crate) by_name: Option<Arc<ByName>>,
+    pub(crate) invoke_origin: Option<Arc<InvokeOrigin>>,
     /// What it is called as, where a tool of the configuration does it by calling another.
-    pub(crate) alias: Option<Alias>,
+    pub(crate) alias: Option<ToolAlias>,
     /// How long it may take, where that of its tool is not meant.
-    pub(crate) limit: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     /// Bytes that its artifacts keep of a stream, where that is not the operator's limit. They exist even if empty.
-    pub(crate) artifact_bytes: Option<u64>,
+    pub(crate) max_artifact_bytes: Option<u64>,
     /// Whether its command is for the shell that users log in with.
     pub(crate) in_default_shell: bool,
     /// The span of the RPC.
-    pub(crate) parent: Context,
+    pub(crate) parent_span: Context,
     /// What its line in the log says.
-    pub(crate) facts: CallFacts,
+    pub(crate) facts: AccessLogEntry,
 }
 
 /// A tool of the configuration, in whose name another is called: it is judged and recorded as that one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Alias {
+pub(crate) struct ToolAlias {
     /// Its name.
     pub(crate) tool: &'static str,
     /// Its risk.
@@ -66,22 +66,22 @@ pub(crate) struct Alias {
 
 /// A call that was made by the name of a tool.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ByName {
+pub(crate) struct InvokeOrigin {
     /// Id that its caller gave it, to tell answers apart; may be empty.
-    pub(crate) id: String,
+    pub(crate) model_call_id: String,
     /// What it was made as, where that was in a dialect.
-    pub(crate) said: Option<Arc<Spoken>>,
+    pub(crate) dialect_call: Option<Arc<DialectCall>>,
     /// The vocabulary that its caller speaks, where that is not the contract's.
     pub(crate) dialect: Option<&'static Dialect>,
 }
 
-impl Incoming {
+impl CallContext {
     /// Checks what metadata says. `get` looks a key up.
     pub(crate) fn new<'a>(
         call_id: String,
         principal: Arc<Principal>,
         deadline: Option<Instant>,
-        (parent, facts): (Context, CallFacts),
+        (parent, facts): (Context, AccessLogEntry),
         get: impl Fn(&str) -> Option<&'a str>,
     ) -> Result<Self, Vec<Violation>> {
         let mut violations = Vec::new();
@@ -102,7 +102,7 @@ impl Incoming {
         let request_id = get("jig-request-id").map(str::to_owned);
         if request_id
             .as_ref()
-            .is_some_and(|id| id.is_empty() || id.chars().count() > LONGEST_REQUEST_ID)
+            .is_some_and(|id| id.is_empty() || id.chars().count() > MAX_REQUEST_ID_CHARS)
         {
             report("jig-request-id", "must have 1 to 120 characters");
         }
@@ -111,7 +111,7 @@ impl Incoming {
                 let span = parent.span();
                 let name = session.as_str().to_owned();
                 span.set_attribute(KeyValue::new(semconv::GEN_AI_CONVERSATION_ID, name.clone()));
-                facts.note(|facts| {
+                facts.update(|facts| {
                     facts.session = Some(name);
                     facts.workspace = get("jig-workspace").map(str::to_owned);
                     facts.request_id.clone_from(&request_id);
@@ -124,12 +124,12 @@ impl Incoming {
                     session,
                     request_id,
                     job: None,
-                    by_name: None,
+                    invoke_origin: None,
                     alias: None,
-                    limit: None,
-                    artifact_bytes: None,
+                    timeout: None,
+                    max_artifact_bytes: None,
                     in_default_shell: false,
-                    parent: parent.clone(),
+                    parent_span: parent.clone(),
                     facts,
                 })
             }
@@ -138,28 +138,28 @@ impl Incoming {
     }
 
     /// The id that the model gave it; its own, where there is none.
-    pub(crate) fn given_id(&self) -> &str {
-        let given = self.by_name.as_deref().map(|call| call.id.as_str());
+    pub(crate) fn model_call_id(&self) -> &str {
+        let given = self.invoke_origin.as_deref().map(|call| call.model_call_id.as_str());
         given.filter(|id| !id.is_empty()).unwrap_or(&self.call_id)
     }
 
     /// What it was made as, where that was in a dialect.
-    pub(crate) fn said(&self) -> Option<Arc<Spoken>> {
-        self.by_name.as_ref()?.said.clone()
+    pub(crate) fn dialect_call(&self) -> Option<Arc<DialectCall>> {
+        self.invoke_origin.as_ref()?.dialect_call.clone()
     }
 
     /// The tool that it is a call of, where `tool` does it.
-    pub(super) fn tool(&self, tool: &'static str) -> &'static str {
+    pub(super) fn effective_tool(&self, tool: &'static str) -> &'static str {
         self.alias.map_or(tool, |alias| alias.tool)
     }
 
     /// Id of the RPC's span.
     pub(crate) fn span_id(&self) -> String {
-        self.parent.span().span_context().span_id().to_string()
+        self.parent_span.span().span_context().span_id().to_string()
     }
 
     /// Id of the trace that the call is part of.
     pub(crate) fn trace_id(&self) -> String {
-        self.parent.span().span_context().trace_id().to_string()
+        self.parent_span.span().span_context().trace_id().to_string()
     }
 }

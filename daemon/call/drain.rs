@@ -14,63 +14,63 @@ use tokio_util::sync::CancellationToken;
 use crate::daemon::error::{Error, Reason};
 
 /// How long a client is told to wait for the daemon to be back.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+const DRAINING_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The phases, as those who must know see them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Drain {
-    begun: CancellationToken,
-    end: CancellationToken,
-    kill: CancellationToken,
+pub(crate) struct Shutdown {
+    draining: CancellationToken,
+    terminating: CancellationToken,
+    killing: CancellationToken,
 }
 
-impl Drain {
+impl Shutdown {
     /// Takes no new calls any more.
-    pub(crate) fn begin(&self) {
-        self.begun.cancel();
+    pub(crate) fn drain(&self) {
+        self.draining.cancel();
     }
 
     /// Ends running commands by the ladder.
-    pub(crate) fn end(&self) {
-        self.end.cancel();
+    pub(crate) fn terminate(&self) {
+        self.terminating.cancel();
     }
 
     /// Kills running commands at once.
     pub(crate) fn kill(&self) {
-        self.kill.cancel();
+        self.killing.cancel();
     }
 
     /// Whether new calls are refused.
-    pub(crate) fn has_begun(&self) -> bool {
-        self.begun.is_cancelled()
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.is_cancelled()
     }
 
     /// Refuses what is not begun yet, once the daemon is shutting down.
-    pub(crate) fn refuse_new(&self) -> Result<(), Error> {
-        match self.has_begun() {
-            true => Err(Self::refusal()),
+    pub(crate) fn check_accepting(&self) -> Result<(), Error> {
+        match self.is_draining() {
+            true => Err(Self::draining_error()),
             false => Ok(()),
         }
     }
 
     /// What new calls are told then.
-    pub(crate) fn refusal() -> Error {
+    pub(crate) fn draining_error() -> Error {
         let text = "the daemon is shutting down and takes no new calls: retry elsewhere, or when it is back";
-        Error::new(Reason::Draining, text).retry_after(RETRY_AFTER)
+        Error::new(Reason::Draining, text).retry_after(DRAINING_RETRY_AFTER)
     }
 
     /// Cancelled when new calls are refused.
-    pub(crate) fn begun_token(&self) -> CancellationToken {
-        self.begun.clone()
+    pub(crate) fn draining_token(&self) -> CancellationToken {
+        self.draining.clone()
     }
 
     /// Cancelled when running commands are to end.
-    pub(crate) fn end_token(&self) -> CancellationToken {
-        self.end.clone()
+    pub(crate) fn terminate_token(&self) -> CancellationToken {
+        self.terminating.clone()
     }
 
     /// Cancelled when running commands are to be killed.
     pub(crate) fn kill_token(&self) -> CancellationToken {
-        self.kill.clone()
+        self.killing.clone()
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::record;
-use crate::daemon::{error::Error, telemetry::spans::Span, tool::Done};
+use crate::daemon::{error::Error, telemetry::spans::OtelSpan, tool::ToolOutput};
 
 /// Writes a line for the log of how a call ended.
-pub(super) fn log_end<R>(result: &Result<Done<R>, Error>) {
+pub(super) fn log_outcome<R>(result: &Result<ToolOutput<R>, Error>) {
     match result {
         Ok(_) => tracing::debug!("call finished"),
         Err(error) => tracing::debug!(reason = error.reason.name(), %error, "call failed"),
@@ -14,10 +14,10 @@ pub(super) fn log_end<R>(result: &Result<Done<R>, Error>) {
 }
 
 /// Ends the span of a call.
-pub(super) fn end_span<R>(span: Arc<Span>, result: &Result<Done<R>, Error>) {
+pub(super) fn end_span<R>(span: Arc<OtelSpan>, result: &Result<ToolOutput<R>, Error>) {
     let failure = match result {
         Ok(done) => done.error_type.map(|kind| (kind, kind)),
-        Err(error) => Some((error.reason.name(), record::message(error))),
+        Err(error) => Some((error.reason.name(), record::redacted_message(error))),
     };
     if let Some((error_type, description)) = failure {
         span.fail_with(error_type, description);

@@ -7,23 +7,23 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value as Json, json};
 
-use self::inline::{fit, text_of, within};
-pub(crate) use self::inline::{shortened, shortened_text};
-pub(crate) use self::ran::rest;
-pub(super) use self::{inline::size_of_fields, ran::Ran};
-use super::structure::structure;
+use self::inline::{text_beside_data, truncate_text_beside_data, truncate_to_fit};
+pub(crate) use self::inline::{truncate_object, truncate_text_to_json_bytes};
+pub(crate) use self::ran::output_hint;
+pub(super) use self::{inline::encoded_size_of_fields, ran::CommandExitInfo};
+use super::structure::json_to_struct;
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
     daemon::{
-        dialect::{Answer, Dialect, Failure, Said},
-        error::{Error, MOST_VIOLATIONS},
+        dialect::{Dialect, DialectFailure, DialectInvocation, DialectResponse},
+        error::{Error, MAX_VIOLATIONS},
         tool::{Tool as _, read_file::ReadFile},
     },
 };
 
 /// A call, and when its work was done.
 #[derive(Debug)]
-pub(super) struct Call<'a> {
+pub(super) struct CallTiming<'a> {
     /// Name of the tool.
     pub(super) tool: &'a str,
     /// When the work began.
@@ -33,67 +33,74 @@ pub(super) struct Call<'a> {
 }
 
 /// Puts what came of a call into an envelope, in the words of its dialect.
-pub(super) fn of(
-    call: &Call<'_>,
+pub(super) fn build(
+    call: &CallTiming<'_>,
     dialect: Option<&Dialect>,
-    said: &Said,
-    result: Result<Answer, Error>,
-    ran: &Ran,
+    dialect_invocation: &DialectInvocation,
+    result: Result<DialectResponse, Error>,
+    exit_info: &CommandExitInfo,
 ) -> InvokeResponse {
-    let reader = dialect.map_or(ReadFile::NAME, |dialect| dialect.reader);
-    let rest = ran.rest(Some(reader));
+    let reader = dialect.map_or(ReadFile::NAME, |dialect| dialect.artifact_reader);
+    let rest_hint = exit_info.output_hint(Some(reader));
     let Some(dialect) = dialect else {
         return match result {
-            Ok(answer) => answered(begun(call), answer, ran, &rest),
-            Err(error) => failed(begun(call), &error),
+            Ok(answer) => success_response(timed_response(call), answer, exit_info, &rest_hint),
+            Err(error) => error_response(timed_response(call), &error),
         };
     };
     match result {
-        Ok(answer) => told(begun(call), answer, None, ran, &rest),
+        Ok(answer) => dialect_response(timed_response(call), answer, None, exit_info, &rest_hint),
         Err(error) => {
-            let response = failed(begun(call), &error);
+            let response = error_response(timed_response(call), &error);
             let of_contract = response.error.clone();
-            told(response, dialect.refuse(said, &error), of_contract, ran, &rest)
+            dialect_response(
+                response,
+                dialect.render_error(dialect_invocation, &error),
+                of_contract,
+                exit_info,
+                &rest_hint,
+            )
         }
     }
 }
 
 /// What a dialect answers. Where that is why a call failed, `of_contract` is the same as the contract has it; where a
 /// command was, that is known of it.
-fn told(
+fn dialect_response(
     mut response: InvokeResponse,
-    answer: Answer,
+    answer: DialectResponse,
     of_contract: Option<ToolError>,
-    ran: &Ran,
-    rest: &str,
+    exit_info: &CommandExitInfo,
+    rest_hint: &str,
 ) -> InvokeResponse {
     let is_success = answer.is_success();
-    let Answer { data, text, failure, job_id, shown: _, is_cut } = answer;
+    let DialectResponse { data, text, failure, job_id, model_data: _, is_truncated: is_cut } =
+        answer;
     response.status = match is_success {
         true => InvokeStatus::Success,
         false => InvokeStatus::Error,
     }
     .into();
-    ran.put(&mut response);
+    exit_info.write_to(&mut response);
     response.pending = job_id.is_some();
     response.job_id = job_id.unwrap_or_default();
     let (text, is_all) = match (text, &data, &failure) {
-        (Some(text), data, _) => within(text, data.as_ref(), rest),
-        (None, Some(data), _) => text_of(data, data, rest),
+        (Some(text), data, _) => truncate_text_beside_data(text, data.as_ref(), rest_hint),
+        (None, Some(data), _) => text_beside_data(data, data, rest_hint),
         (None, None, Some(failure)) => (failure.message.clone(), true),
         (None, None, None) => (String::new(), true),
     };
     let mut is_whole = true;
     let data = data.map(|mut data| {
-        is_whole = fit(&mut data, rest);
+        is_whole = truncate_to_fit(&mut data, rest_hint);
         data
     });
     response.text = text;
     response.truncated = !is_whole || !is_all || is_cut;
-    response.data = data.map(structure);
+    response.data = data.map(json_to_struct);
     response.error = match failure {
-        Some(Failure { code, message, suggestion, .. }) => {
-            let of_contract = of_contract.or_else(|| ran.abnormal_exit.clone());
+        Some(DialectFailure { code, message, suggestion, .. }) => {
+            let of_contract = of_contract.or_else(|| exit_info.abnormal_exit.clone());
             let of_contract = of_contract.unwrap_or_default();
             Some(ToolError {
                 error_type: code,
@@ -102,12 +109,12 @@ fn told(
                 details: of_contract.details,
             })
         }
-        None => ran.abnormal_exit.clone(),
+        None => exit_info.abnormal_exit.clone(),
     };
     response
 }
 
-fn begun(call: &Call<'_>) -> InvokeResponse {
+fn timed_response(call: &CallTiming<'_>) -> InvokeResponse {
     let duration = call.ended.duration_since(call.started).unwrap_or_default();
     InvokeResponse {
         tool: call.tool.to_owned(),
@@ -118,28 +125,33 @@ fn begun(call: &Call<'_>) -> InvokeResponse {
     }
 }
 
-fn answered(mut response: InvokeResponse, answer: Answer, ran: &Ran, rest: &str) -> InvokeResponse {
+fn success_response(
+    mut response: InvokeResponse,
+    answer: DialectResponse,
+    exit_info: &CommandExitInfo,
+    rest_hint: &str,
+) -> InvokeResponse {
     let mut data = answer.data.unwrap_or_default();
-    let shown = answer.shown.as_ref().unwrap_or(&data);
-    let (text, is_all) = text_of(shown, &data, rest);
-    let is_whole = fit(&mut data, rest);
+    let shown = answer.model_data.as_ref().unwrap_or(&data);
+    let (text, is_all) = text_beside_data(shown, &data, rest_hint);
+    let is_whole = truncate_to_fit(&mut data, rest_hint);
     response.status = InvokeStatus::Success.into();
-    ran.put(&mut response);
-    response.error = ran.abnormal_exit.clone();
+    exit_info.write_to(&mut response);
+    response.error = exit_info.abnormal_exit.clone();
     response.text = text;
     response.truncated = !is_whole || !is_all;
-    response.data = Some(structure(data));
+    response.data = Some(json_to_struct(data));
     response
 }
 
-fn failed(mut response: InvokeResponse, error: &Error) -> InvokeResponse {
+fn error_response(mut response: InvokeResponse, error: &Error) -> InvokeResponse {
     let mut details: Map<String, Json> = error
         .metadata
         .iter()
         .map(|(name, value)| (name.clone().into_owned(), value.clone().into()))
         .collect();
     if !error.violations.is_empty() {
-        let fields = error.violations.iter().take(MOST_VIOLATIONS);
+        let fields = error.violations.iter().take(MAX_VIOLATIONS);
         let fields = fields.map(
             |violation| json!({ "field": violation.field, "description": violation.description }),
         );
@@ -154,7 +166,7 @@ fn failed(mut response: InvokeResponse, error: &Error) -> InvokeResponse {
         error_type: error.reason.name().to_lowercase(),
         message: error.to_string(),
         suggestion: error.reason.suggestion().to_owned(),
-        details: Some(structure(details)),
+        details: Some(json_to_struct(details)),
     });
     response
 }
@@ -162,10 +174,10 @@ fn failed(mut response: InvokeResponse, error: &Error) -> InvokeResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::{call::structure::unwrapped, error::Reason};
+    use crate::daemon::{call::structure::struct_to_json, error::Reason};
 
-    fn call() -> Call<'static> {
-        Call {
+    fn call() -> CallTiming<'static> {
+        CallTiming {
             tool: "run",
             started: SystemTime::UNIX_EPOCH,
             ended: SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1500),
@@ -199,9 +211,9 @@ mod tests {
             (json!({"files": []}), None, None),
         ] {
             let fields = fields(data.clone());
-            let ran = Ran::of(&fields);
-            let answer = Answer::data(fields.into());
-            let response = answered(begun(&call()), answer, &ran, "");
+            let ran = CommandExitInfo::from_output(&fields);
+            let answer = DialectResponse::data(fields.into());
+            let response = success_response(timed_response(&call()), answer, &ran, "");
             assert_eq!(response.status(), InvokeStatus::Success);
             assert_eq!(response.exit_code, code);
             let outcome = data.get("outcome").and_then(Json::as_str);
@@ -220,19 +232,19 @@ mod tests {
 
     #[test]
     fn an_error_tells_all_that_a_status_would() {
-        let error = Error::invalid_field("path", "must be given").with("path", "x");
-        let response = failed(begun(&call()), &error);
+        let error = Error::invalid_field("path", "must be given").with_metadata("path", "x");
+        let response = error_response(timed_response(&call()), &error);
         assert_eq!(response.status(), InvokeStatus::Error);
         assert_eq!(response.data, None);
         let told = response.error.unwrap();
         assert_eq!(told.error_type, "invalid_params");
-        let details = Json::Object(unwrapped(told.details.unwrap(), "details").unwrap());
+        let details = Json::Object(struct_to_json(told.details.unwrap(), "details").unwrap());
         assert_eq!(details["fields"][0]["field"], "path");
         assert_eq!(details["path"], "x");
         let busy = Error::new(Reason::ResourceExhausted, "busy")
             .retry_after(std::time::Duration::from_millis(500));
-        let told = failed(begun(&call()), &busy).error.unwrap();
-        let details = unwrapped(told.details.unwrap(), "details").unwrap();
+        let told = error_response(timed_response(&call()), &busy).error.unwrap();
+        let details = struct_to_json(told.details.unwrap(), "details").unwrap();
         assert_eq!(details.get("retry_after_sec"), Some(&json!(0.5)));
     }
 }

@@ -2,40 +2,40 @@
 
 use std::{io, sync::Arc};
 
-use super::{Pipeline, context::Incoming};
+use super::{Pipeline, context::CallContext};
 use crate::daemon::{
-    descriptors::Attempts,
+    descriptors::FdRetry,
     error::Error,
-    store::{failure::state_failure, session::SessionId, sessions::Sessions},
+    store::{failure::state_failure, session::SessionId, sessions::SessionStore},
     task,
 };
 
 impl Pipeline {
     /// What `look` finds of the workspace and the session that a call is about. `held` is held until it has
     /// ended, also where its caller has gone.
-    pub(crate) async fn look<H, T>(
+    pub(crate) async fn query_session<H, T>(
         &self,
-        incoming: &Incoming,
+        context: &CallContext,
         held: &Arc<H>,
-        look: impl Fn(&Sessions, &str, &SessionId) -> io::Result<T> + Clone + Send + 'static,
+        look: impl Fn(&SessionStore, &str, &SessionId) -> io::Result<T> + Clone + Send + 'static,
     ) -> Result<T, Error>
     where
         H: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let workspace = self.scene(incoming)?.workspace.name();
-        let mut attempts = Attempts::until(incoming.deadline);
+        let workspace = self.workspace_context(context)?.workspace.name();
+        let mut attempts = FdRetry::with_deadline(context.deadline);
         loop {
-            let (workspace, id) = (workspace.to_owned(), incoming.session.clone());
-            let sessions = Arc::clone(self.store.sessions());
+            let (workspace, id) = (workspace.to_owned(), context.session.clone());
+            let sessions = Arc::clone(self.state_dir.sessions());
             let (held, look) = (Arc::clone(held), look.clone());
-            let looked = task::blocking(move || {
+            let looked = task::spawn_blocking(move || {
                 let _held = held;
                 look(&sessions, &workspace, &id)
             });
             let looked = looked.await.map_err(Error::internal)?;
             match looked.map_err(|error| state_failure(&error)) {
-                Err(error) if attempts.another(&error).await => {}
+                Err(error) if attempts.should_retry(&error).await => {}
                 result => return result,
             }
         }

@@ -1,9 +1,9 @@
 //! The tools that there are for somebody.
 
-use super::{Pipeline, any_tool, context::Incoming};
+use super::{Pipeline, any_tool, context::CallContext};
 use crate::daemon::{
-    catalog::{definition::Definition, nearest},
-    config::policy::Action,
+    catalog::{definition::ToolDefinition, nearest},
+    config::policy::PolicyAction,
     dialect::Dialect,
     error::{Error, Violation},
     tool::{Tool as _, await_job::AwaitJob},
@@ -14,15 +14,16 @@ impl Pipeline {
     /// the contract; those of the configuration are in all of them.
     pub(crate) fn definitions(
         &self,
-        incoming: &Incoming,
+        context: &CallContext,
         dialect: Option<&'static Dialect>,
         names: &[String],
-    ) -> Result<Vec<Definition>, Error> {
-        let principal = &incoming.principal;
-        self.scene(incoming)?;
+    ) -> Result<Vec<ToolDefinition>, Error> {
+        let principal = &context.principal;
+        self.workspace_context(context)?;
         let snapshot = self.policy.snapshot();
-        let is_there = |tool: &str, said: Option<&str>| {
-            principal.may_call(tool).is_ok() && snapshot.settings.has_tool(tool, said)
+        let is_there = |tool: &str, dialect_tool: Option<&str>| {
+            principal.require_tool(tool).is_ok()
+                && snapshot.policy.is_tool_enabled(tool, dialect_tool)
         };
         let of_dialect = dialect.map(|dialect| {
             let there = dialect.tools().iter().filter(|tool| {
@@ -31,37 +32,41 @@ impl Pipeline {
             });
             there.map(|tool| dialect.definition(tool, &self.catalog))
         });
-        let by_name = any_tool::names(&self.catalog)
+        let by_name = any_tool::tool_names(&self.catalog)
             .filter(|tool| {
                 dialect.is_none_or(|dialect| {
                     let is_asked_for =
                         *tool == AwaitJob::NAME && names.iter().any(|name| name == tool);
-                    self.catalog.custom(tool).is_some()
-                        || dialect.borrowed.contains(tool)
+                    self.catalog.custom_tool(tool).is_some()
+                        || dialect.borrowed_tools.contains(tool)
                         || is_asked_for
                 })
             })
             .filter(|tool| is_there(tool, None))
             .filter_map(|tool| self.catalog.definition(tool));
         let definitions = of_dialect.into_iter().flatten().chain(by_name);
-        let definitions = definitions.map(|definition| Definition {
-            requires_approval: snapshot.settings.level(definition.risk) == Action::Ask,
+        let definitions = definitions.map(|definition| ToolDefinition {
+            requires_approval: snapshot.policy.action_for_risk(definition.risk)
+                == PolicyAction::Ask,
             ..definition
         });
-        selected(definitions.collect(), names)
+        select_by_name(definitions.collect(), names)
     }
 
     /// Whether a model of a caller knows the tool that waits for jobs, as it is listed in its vocabulary
     /// by default, and may call it.
-    pub(crate) fn may_wait(&self, incoming: &Incoming, dialect: Option<&Dialect>) -> bool {
-        dialect.is_none_or(|dialect| dialect.borrowed.contains(&AwaitJob::NAME))
-            && incoming.principal.may_call(AwaitJob::NAME).is_ok()
-            && self.is_switched_on(AwaitJob::NAME, None).is_ok()
+    pub(crate) fn may_await_jobs(&self, context: &CallContext, dialect: Option<&Dialect>) -> bool {
+        dialect.is_none_or(|dialect| dialect.borrowed_tools.contains(&AwaitJob::NAME))
+            && context.principal.require_tool(AwaitJob::NAME).is_ok()
+            && self.require_enabled_tool(AwaitJob::NAME, None).is_ok()
     }
 }
 
 /// Those of these names; without names, all.
-fn selected(all: Vec<Definition>, names: &[String]) -> Result<Vec<Definition>, Error> {
+fn select_by_name(
+    all: Vec<ToolDefinition>,
+    names: &[String],
+) -> Result<Vec<ToolDefinition>, Error> {
     if names.is_empty() {
         return Ok(all);
     }
@@ -70,7 +75,7 @@ fn selected(all: Vec<Definition>, names: &[String]) -> Result<Vec<Definition>, E
     let unknown = unknown.filter(|(_, name)| !known.contains(&name.as_str()));
     let violations: Vec<_> = unknown
         .map(|(number, name)| {
-            let text = format!("there is {}", nearest::no_tool(name, &known));
+            let text = format!("there is {}", nearest::unknown_tool_message(name, &known));
             Violation::new(format!("names[{number}]"), text)
         })
         .collect();

@@ -68,189 +68,199 @@ use tokio_util::{
 use tracing::Instrument as _;
 
 use self::{
-    access::{Access, principal::Principal},
-    admission::{Admission, Admitted},
-    approval::pending::Approvals,
-    context::Incoming,
-    drain::Drain,
-    ended::{end_span, log_end},
+    access::{AccessControl, principal::Principal},
+    admission::{Admission, AdmissionControl},
+    approval::pending::PendingApprovals,
+    context::CallContext,
+    drain::Shutdown,
+    ended::{end_span, log_outcome},
     idempotency::Idempotency,
-    jobs::Jobs,
-    policy::{book::RuleBook, judged::Spoken},
-    results::Results,
-    subject::{Judgement, Permitted, Subject},
+    jobs::JobRegistry,
+    policy::{book::RuleStore, judged::DialectCall},
+    results::ResultBroadcaster,
+    subject::{Authorization, PolicyInput, ReauthorizationInput},
 };
 use crate::daemon::{
     catalog::Catalog,
-    descriptors::Attempts,
+    descriptors::FdRetry,
     error::{Error, LEADS_OUT, Reason},
-    process::{registry::Registry, supervise::Stop},
-    queue::Turn,
+    process::{registry::ProcessRegistry, supervise::CancelSignals},
+    queue::SharedPermit,
     store::{failure::state_failure, session::Session, state_dir::StateDir},
     task,
-    telemetry::{Telemetry, calls::CallFacts, semconv},
-    tool::{Scene, Tool, Work},
+    telemetry::{Telemetry, calls::AccessLogEntry, semconv},
+    tool::{Tool, ToolContext, WorkspaceContext},
     workspace::Workspace,
 };
 
 /// How long work whose time is up may take to say how it ended.
-const LAST_WORD: Duration = Duration::from_millis(50);
+const TIMEOUT_RESULT_GRACE: Duration = Duration::from_millis(50);
 
 /// Everything that calls need.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     /// Who may call.
-    pub(crate) access: Access,
+    pub(crate) access: AccessControl,
     /// The tools.
     pub(crate) catalog: Catalog,
     /// What the operator lets in.
-    pub(crate) policy: Arc<RuleBook>,
+    pub(crate) policy: Arc<RuleStore>,
     /// The calls that wait to be approved.
-    pub(crate) approvals: Arc<Approvals>,
+    pub(crate) approvals: Arc<PendingApprovals>,
     /// The workspaces by name, the default one first.
-    pub(crate) scenes: Vec<Scene>,
+    pub(crate) workspaces: Vec<WorkspaceContext>,
     /// The state directory.
-    pub(crate) store: StateDir,
+    pub(crate) state_dir: StateDir,
     /// The request ids.
-    pub(crate) requests: Arc<Idempotency>,
+    pub(crate) idempotency: Arc<Idempotency>,
     /// Spans.
     pub(crate) telemetry: Telemetry,
     /// How much may go on at once.
-    pub(crate) admission: Admission,
+    pub(crate) admission: AdmissionControl,
     /// Whether the daemon is shutting down.
-    pub(crate) drain: Drain,
+    pub(crate) shutdown: Shutdown,
     /// Time between SIGTERM and SIGKILL.
-    pub(crate) grace: Duration,
+    pub(crate) stop_grace: Duration,
     /// The commands that were started and are watched.
-    pub(crate) processes: Arc<Registry>,
+    pub(crate) processes: Arc<ProcessRegistry>,
     /// Calls that nobody waits for.
-    pub(crate) jobs: Arc<Jobs>,
+    pub(crate) jobs: Arc<JobRegistry>,
     /// The results that are watched.
-    pub(crate) results: Arc<Results>,
+    pub(crate) results: Arc<ResultBroadcaster>,
 }
 
 /// A call of the tool `T` of which nothing is known to be wrong.
-struct Checked<T: Tool> {
-    scene: Scene,
+struct ValidatedCall<T: Tool> {
+    workspace_context: WorkspaceContext,
     params: T::Params,
     /// What a record shows of them.
-    shown: serde_json::Value,
+    record_params: serde_json::Value,
     /// What is to be decided about.
-    subject: Subject,
+    policy_input: PolicyInput,
     default_timeout: Duration,
     /// How long its request is.
-    bytes: usize,
+    request_bytes: usize,
 }
 
 /// A call of the tool `T` that may be made.
-struct LetIn<T: Tool> {
-    incoming: Incoming,
-    scene: Scene,
+struct AuthorizedCall<T: Tool> {
+    context: CallContext,
+    workspace_context: WorkspaceContext,
     params: T::Params,
     /// What a record shows of them.
-    shown: serde_json::Value,
-    permitted: Permitted,
-    judged: Judgement,
+    record_params: serde_json::Value,
+    authorization: Authorization,
+    reauthorization: ReauthorizationInput,
     default_timeout: Duration,
     /// How long its request is.
-    bytes: usize,
+    held_bytes: usize,
 }
 
 /// Room for a call.
-struct InPlace {
-    admitted: Admitted,
-    waited_for: TaskTrackerToken,
+struct AdmittedCall {
+    admission: Admission,
+    task_token: TaskTrackerToken,
 }
 
 /// A call of the tool `T` that has its place, and whose start is recorded.
-struct Begun<T: Tool> {
-    incoming: Incoming,
+struct StartedCall<T: Tool> {
+    context: CallContext,
     params: T::Params,
-    work: Work,
+    tool_context: ToolContext,
     /// When its time is up, unless it limits itself.
-    until: Instant,
+    timeout_at: Instant,
     /// Tells the work to end at once.
-    abandon: CancellationToken,
-    waited_for: TaskTrackerToken,
+    abandon_token: CancellationToken,
+    task_token: TaskTrackerToken,
 }
 
-impl<T: Tool> Begun<T> {
+impl<T: Tool> StartedCall<T> {
     /// Starts the work, in a task that goes on whatever becomes of the caller. Answers what tells it
     /// to end.
     fn spawn(
         self,
         pipeline: &Arc<Pipeline>,
     ) -> (JoinHandle<Result<T::Response, Error>>, CancellationToken) {
-        let incoming = self.incoming;
-        let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = incoming.tool(T::NAME));
+        let incoming = self.context;
+        let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = incoming.effective_tool(T::NAME));
         let work = Arc::clone(pipeline).execute::<T>(
             self.params,
-            self.work,
-            incoming.said(),
+            self.tool_context,
+            incoming.dialect_call(),
             incoming.facts,
         );
         let task = task::spawn_tracked(T::NAME, work.instrument(log));
-        drop(self.waited_for);
-        (task, self.abandon)
+        drop(self.task_token);
+        (task, self.abandon_token)
     }
 }
 
 impl Pipeline {
     /// The workspaces that are there for `principal`, its default one first.
-    pub(crate) fn scenes_of(&self, principal: &Principal) -> impl Iterator<Item = &Scene> {
-        self.scenes.iter().filter(|scene| principal.sees(scene.workspace.name()))
+    pub(crate) fn visible_workspaces(
+        &self,
+        principal: &Principal,
+    ) -> impl Iterator<Item = &WorkspaceContext> {
+        self.workspaces.iter().filter(|scene| principal.can_see_workspace(scene.workspace.name()))
     }
 
     /// The workspace that a call chose.
-    pub(crate) fn scene(&self, incoming: &Incoming) -> Result<&Scene, Error> {
-        let mut seen = self.scenes_of(&incoming.principal);
-        let found = match &incoming.workspace {
+    pub(crate) fn workspace_context(
+        &self,
+        context: &CallContext,
+    ) -> Result<&WorkspaceContext, Error> {
+        let mut seen = self.visible_workspaces(&context.principal);
+        let found = match &context.workspace {
             None => seen.next(),
             Some(name) => seen.find(|scene| scene.workspace.name() == name),
         };
         found.ok_or_else(|| {
-            let name = incoming.workspace.clone().unwrap_or_default();
+            let name = context.workspace.clone().unwrap_or_default();
             // Of the others not even their names.
-            let known: Vec<_> =
-                self.scenes_of(&incoming.principal).map(|scene| scene.workspace.name()).collect();
+            let known: Vec<_> = self
+                .visible_workspaces(&context.principal)
+                .map(|scene| scene.workspace.name())
+                .collect();
             let text = format!(
                 "there is no workspace {name:?}; jig-workspace can be one of: {}",
                 known.join(", ")
             );
-            Error::new(Reason::UnknownWorkspace, text).with("workspace", name)
+            Error::new(Reason::UnknownWorkspace, text).with_metadata("workspace", name)
         })
     }
 
     /// The session that a call belongs to, made where it is new.
     pub(crate) async fn session(
         self: &Arc<Self>,
-        incoming: &Incoming,
+        context: &CallContext,
     ) -> Result<Arc<Session>, Error> {
-        self.session_while(incoming, None).await
+        self.session_releasing_start_permit(context, None).await
     }
 
     /// As [`Self::session`], for a call whose turn it is, until it has to be waited for.
-    async fn session_while(
+    async fn session_releasing_start_permit(
         self: &Arc<Self>,
-        incoming: &Incoming,
-        turn: Option<&Turn>,
+        context: &CallContext,
+        start_permit: Option<&SharedPermit>,
     ) -> Result<Arc<Session>, Error> {
-        let workspace = self.scene(incoming)?.workspace.name();
-        if let Some(session) = self.store.sessions().open(workspace, &incoming.session) {
+        let workspace = self.workspace_context(context)?.workspace.name();
+        if let Some(session) = self.state_dir.sessions().get_open(workspace, &context.session) {
             return Ok(session);
         }
-        let mut attempts = Attempts::until(incoming.deadline);
+        let mut attempts = FdRetry::with_deadline(context.deadline);
         loop {
             let (pipeline, workspace) = (Arc::clone(self), workspace.to_owned());
-            let id = incoming.session.clone();
-            let opened = task::blocking(move || pipeline.store.sessions().make(&workspace, &id));
+            let id = context.session.clone();
+            let opened = task::spawn_blocking(move || {
+                pipeline.state_dir.sessions().open_or_create(&workspace, &id)
+            });
             let opened = opened.await.map_err(Error::internal)?;
             let opened = opened.map_err(|error| state_failure(&error));
-            if let (Err(_), Some(turn)) = (&opened, turn) {
-                turn.end();
+            if let (Err(_), Some(turn)) = (&opened, start_permit) {
+                turn.release();
             }
             match opened {
-                Err(error) if attempts.another(&error).await => {}
+                Err(error) if attempts.should_retry(&error).await => {}
                 result => return result,
             }
         }
@@ -259,120 +269,130 @@ impl Pipeline {
     /// Makes a call of the tool `T`.
     pub(crate) async fn call<T: Tool>(
         self: &Arc<Self>,
-        incoming: Incoming,
+        context: CallContext,
         request: T::Request,
     ) -> Result<T::Response, Error>
     where
         T::Response: Message + Default,
     {
-        let method = self.changes_something::<T>().then_some(T::NAME);
-        let (repeatable, checked) = self.look_at::<T>(&incoming, request, method).await?;
+        let method = self.is_mutating::<T>().then_some(T::NAME);
+        let (repeatable, checked) = self.validate::<T>(&context, request, method).await?;
         if let Some(call) = repeatable {
-            return self.call_once::<T>(incoming, checked, call).await;
+            return self.call_once::<T>(context, checked, call).await;
         }
-        let begun = self.begin::<T>(incoming, checked, None).await?;
-        let until = begun.until;
+        let begun = self.start_call::<T>(context, checked, None).await?;
+        let until = begun.timeout_at;
         let (task, abandon) = begun.spawn(self);
         // Dropped with the caller: then nobody waits for the work any more.
-        until_its_time_is_up::<T>(task, until, abandon.drop_guard()).await
+        await_with_timeout::<T>(task, until, abandon.drop_guard()).await
     }
 
     /// Whether a repeated call of the tool `T` would do something a second time.
-    fn changes_something<T: Tool>(&self) -> bool {
+    fn is_mutating<T: Tool>(&self) -> bool {
         let spec = self.catalog.tool(T::NAME);
         spec.is_none_or(|spec| !spec.options.read_only)
     }
 
     /// Looks whether a call of the tool `T` may be made, and waits until somebody has decided, where the
     /// policy says so.
-    async fn let_in<T: Tool>(
+    async fn authorize_call<T: Tool>(
         self: &Arc<Self>,
-        incoming: Incoming,
-        checked: Checked<T>,
-    ) -> Result<LetIn<T>, Error> {
-        let judged = checked.subject.judgement();
-        let permitted = self.permit(&incoming, checked.subject).await?;
-        Ok(LetIn {
-            incoming,
-            scene: checked.scene,
+        context: CallContext,
+        checked: ValidatedCall<T>,
+    ) -> Result<AuthorizedCall<T>, Error> {
+        let judged = checked.policy_input.reauthorization_input();
+        let authorization = self.authorize(&context, checked.policy_input).await?;
+        Ok(AuthorizedCall {
+            context,
+            workspace_context: checked.workspace_context,
             params: checked.params,
-            shown: checked.shown,
-            permitted,
-            judged,
+            record_params: checked.record_params,
+            authorization,
+            reauthorization: judged,
             default_timeout: checked.default_timeout,
-            bytes: checked.bytes,
+            held_bytes: checked.request_bytes,
         })
     }
 
     /// Records that a call starts, if it may still be made now that it has its place.
     async fn record_start<T: Tool>(
         self: &Arc<Self>,
-        let_in: LetIn<T>,
-        place: InPlace,
-    ) -> Result<Begun<T>, Error> {
+        authorized: AuthorizedCall<T>,
+        admitted: AdmittedCall,
+    ) -> Result<StartedCall<T>, Error> {
         let now = self.policy.snapshot();
-        let reading = match Arc::ptr_eq(&let_in.judged.snapshot, &now) {
+        let reading = match Arc::ptr_eq(&authorized.reauthorization.snapshot, &now) {
             true => None,
-            false => T::reading(&let_in.params, &let_in.scene),
+            false => T::canonical_text(&authorized.params, &authorized.workspace_context),
         };
-        let is_approved = let_in.permitted.approved().is_some();
-        self.may_still(&let_in.incoming, &let_in.judged, is_approved, now, reading).await?;
-        let LetIn {
-            incoming,
-            scene,
+        let is_approved = authorized.authorization.approval().is_some();
+        self.reauthorize(
+            &authorized.context,
+            &authorized.reauthorization,
+            is_approved,
+            now,
+            reading,
+        )
+        .await?;
+        let AuthorizedCall {
+            context: incoming,
+            workspace_context: scene,
             params,
-            shown,
-            permitted: Permitted { by, cwd, .. },
+            record_params: shown,
+            authorization: Authorization { allowed_by: by, approved_cwd: cwd, .. },
             default_timeout,
             ..
-        } = let_in;
-        let InPlace { admitted: Admitted { place, seat, turn }, waited_for } = place;
-        let session = self.session_while(&incoming, Some(&turn)).await?;
-        let tool = incoming.tool(T::NAME);
-        let about = record::about(tool, &incoming, scene.workspace.name());
-        let begun = record::started(&about, &incoming, shown, by.clone());
+        } = authorized;
+        let AdmittedCall {
+            admission: Admission { permit: place, sandbox_permit: seat, start_permit: turn },
+            task_token: waited_for,
+        } = admitted;
+        let session = self.session_releasing_start_permit(&incoming, Some(&turn)).await?;
+        let tool = incoming.effective_tool(T::NAME);
+        let about = record::common_record_fields(tool, &incoming, scene.workspace.name());
+        let begun = record::started_record(&about, &incoming, shown, by.clone());
         let step = session.begin_step(begun).map_err(|error| state_failure(&error))?;
 
         let span = self.start_span(tool, &incoming, &scene);
         if let Some(by) = by {
             span.set_text(semconv::ALLOWED_BY, &by);
         }
-        let abandon = self.drain.kill_token().child_token();
-        let work = Work {
+        let abandon = self.shutdown.kill_token().child_token();
+        let work = ToolContext {
             session,
             step,
-            about,
-            stop: Stop {
-                abandon: abandon.clone(),
-                draining: self.drain.begun_token(),
-                drain: self.drain.end_token(),
-                grace: self.grace,
+            common_record_fields: about,
+            cancel: CancelSignals {
+                abandoned: abandon.clone(),
+                draining: self.shutdown.draining_token(),
+                terminate: self.shutdown.terminate_token(),
+                grace: self.stop_grace,
             },
-            caller: Arc::clone(incoming.principal.lane()),
-            tools_of_caller: incoming.principal.tools().map(Iterator::collect),
-            reader: self.reader(&incoming),
-            place: Arc::new(place),
-            seat,
-            turn,
+            caller: Arc::clone(incoming.principal.key()),
+            allowed_tools: incoming.principal.allowed_tools().map(Iterator::collect),
+            artifact_reader: self.artifact_reader(&incoming),
+            permit: Arc::new(place),
+            sandbox_permit: seat,
+            start_permit: turn,
             default_timeout,
-            limit: incoming.limit,
-            artifact_bytes: incoming.artifact_bytes,
-            in_default_shell: incoming.in_default_shell,
+            call_timeout: incoming.timeout,
+            max_artifact_bytes: incoming.max_artifact_bytes,
+            uses_default_shell: incoming.in_default_shell,
             approved_cwd: cwd,
             job: incoming.job.clone(),
-            jobs: T::WAITS_FOR_JOBS.then(|| self.jobs_of(&incoming)),
+            job_waiter: T::WAITS_FOR_JOBS.then(|| self.caller_jobs(&incoming)),
             deadline: incoming.deadline,
             span: Arc::new(span),
             telemetry: self.telemetry.clone(),
-            scene,
+            workspace_context: scene,
         };
-        Ok(Begun {
-            until: Instant::now() + default_timeout,
-            incoming,
+        Ok(StartedCall {
+            timeout_at: Instant::now() + default_timeout,
+            context: incoming,
             params,
-            work,
-            abandon,
-            waited_for,
+            tool_context: work,
+            abandon_token: abandon,
+            task_token: waited_for,
         })
     }
 
@@ -380,43 +400,43 @@ impl Pipeline {
     async fn execute<T: Tool>(
         self: Arc<Self>,
         params: T::Params,
-        work: Work,
-        said: Option<Arc<Spoken>>,
-        facts: CallFacts,
+        work: ToolContext,
+        dialect_call: Option<Arc<DialectCall>>,
+        facts: AccessLogEntry,
     ) -> Result<T::Response, Error> {
-        let about = work.about.clone();
+        let about = work.common_record_fields.clone();
         let (session, step, span) = (Arc::clone(&work.session), work.step, Arc::clone(&work.span));
-        let (place, turn) = (Arc::clone(&work.place), work.turn.clone());
-        let workspace = Arc::clone(&work.scene.workspace);
-        let going = work.scene.activity.begin();
+        let (place, turn) = (Arc::clone(&work.permit), work.start_permit.clone());
+        let workspace = Arc::clone(&work.workspace_context.workspace);
+        let going = work.workspace_context.activity.begin();
         let begun = Instant::now();
         let mut done = pin!(T::execute(params, work));
-        let result = match timeout(T::TURN, &mut done).await {
+        let result = match timeout(T::START_PERMIT_HOLD, &mut done).await {
             Ok(result) => result,
             Err(_) => {
-                turn.end();
+                turn.release();
                 done.await
             }
         };
         let result = match result {
             Err(error) if error.reason == Reason::SymlinkBlocked => {
-                Err(with_way_out(workspace, error).await)
+                Err(with_leads_out(workspace, error).await)
             }
             result => result,
         };
-        let said = said.as_deref();
-        let happened = record::happened(&about, said, &result);
-        let finished = record::finished(&about, said, begun.elapsed(), &result);
-        facts.note(|facts| facts.outcome = Some(record::outcome(&result)));
+        let said = dialect_call.as_deref();
+        let happened = record::tool_event_record(&about, said, &result);
+        let finished = record::finished_record(&about, said, begun.elapsed(), &result);
+        facts.update(|facts| facts.outcome = Some(record::outcome_name(&result)));
         for fields in happened.into_iter().chain([finished]) {
             if let Err(error) = session.record(step, fields) {
                 tracing::error!(%error, "the end of a call could not be recorded");
             }
         }
         end_span(span, &result);
-        log_end(&result);
+        log_outcome(&result);
         drop(going);
-        turn.end();
+        turn.release();
         drop(place);
         result.map(|done| done.response)
     }
@@ -424,12 +444,12 @@ impl Pipeline {
 
 /// Waits for work; where it does not limit itself, until its time is up. `abandoned` tells it to end
 /// when nobody waits any more.
-async fn until_its_time_is_up<T: Tool>(
+async fn await_with_timeout<T: Tool>(
     mut task: JoinHandle<Result<T::Response, Error>>,
     until: Instant,
     abandoned: DropGuard,
 ) -> Result<T::Response, Error> {
-    let result = if T::LIMITS_ITSELF {
+    let result = if T::ENFORCES_OWN_TIMEOUT {
         task.await
     } else {
         match tokio::time::timeout_at(until.into(), &mut task).await {
@@ -437,8 +457,8 @@ async fn until_its_time_is_up<T: Tool>(
             Err(_) => {
                 // Told to end, most do so at once: then it is known whether anything was done.
                 drop(abandoned);
-                let ended = tokio::time::timeout(LAST_WORD, task).await;
-                let ended = ended.map_err(|_| timed_out(T::NAME))?;
+                let ended = tokio::time::timeout(TIMEOUT_RESULT_GRACE, task).await;
+                let ended = ended.map_err(|_| timeout_error(T::NAME))?;
                 return ended.map_err(Error::internal)?;
             }
         }
@@ -448,20 +468,20 @@ async fn until_its_time_is_up<T: Tool>(
 }
 
 /// The same error, which says that the links on the path lead out of the workspace, if they do.
-async fn with_way_out(workspace: Arc<Workspace>, error: Error) -> Error {
+async fn with_leads_out(workspace: Arc<Workspace>, error: Error) -> Error {
     let mut metadata = error.metadata.iter();
     let Some((_, path)) = metadata.find(|(name, _)| name == "path") else {
         return error;
     };
     let path = path.clone();
-    match task::blocking(move || workspace.leads_out(&path)).await {
-        Ok(true) => error.with(LEADS_OUT, "true"),
+    match task::spawn_blocking(move || workspace.leads_out(&path)).await {
+        Ok(true) => error.with_metadata(LEADS_OUT, "true"),
         Ok(false) | Err(_) => error,
     }
 }
 
 /// The answer to a call that took longer than it may.
-pub(crate) fn timed_out(tool: &str) -> Error {
+pub(crate) fn timeout_error(tool: &str) -> Error {
     Error::new(
         Reason::Timeout,
         format!(

@@ -10,100 +10,101 @@ use prost_types::{Struct, Value as Wrapped, value::Kind};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::structure::unwrapped;
+use super::structure::struct_to_json;
 use crate::daemon::{
-    catalog::MOST_VALUES,
-    error::{MOST_VIOLATIONS, Violation},
+    catalog::MAX_PARAM_VALUES,
+    error::{MAX_VIOLATIONS, Violation},
 };
 
 /// Bytes of memory that each of them takes, about, with its name.
-const VALUE_BYTES: usize = 128;
+const STRUCT_VALUE_OVERHEAD_BYTES: usize = 128;
 
 /// Bytes that such a message takes in memory, about, beside those of its texts: a small one can hold much.
-pub(crate) fn overhead(structure: &Struct) -> usize {
-    let mut left = MOST_VALUES;
+pub(crate) fn struct_overhead_bytes(structure: &Struct) -> usize {
+    let mut left = MAX_PARAM_VALUES;
     // As far as they are counted.
-    let _fits = structure.fields.values().all(|value| count(value, &mut left));
-    (MOST_VALUES - left) * VALUE_BYTES
+    let _fits = structure.fields.values().all(|value| count_values(value, &mut left));
+    (MAX_PARAM_VALUES - left) * STRUCT_VALUE_OVERHEAD_BYTES
 }
 
 /// The fields of a request that have them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Fields {
+pub(crate) struct ParamsFieldNames {
     /// As a message.
-    pub(crate) structure: &'static str,
+    pub(crate) message: &'static str,
     /// As JSON text.
-    pub(crate) text: &'static str,
+    pub(crate) json_text: &'static str,
 }
 
 /// Of all requests but those of batches.
-pub(crate) const PARAMS: Fields = Fields { structure: "params", text: "params_json" };
+pub(crate) const PARAMS_FIELDS: ParamsFieldNames =
+    ParamsFieldNames { message: "params", json_text: "params_json" };
 
 /// Parameters as they came.
 #[derive(Debug)]
-pub(crate) struct Raw {
-    structure: Option<Struct>,
+pub(crate) struct RawParams {
+    message: Option<Struct>,
     text: String,
-    fields: Fields,
+    fields: ParamsFieldNames,
 }
 
-impl Raw {
+impl RawParams {
     /// Those of a request; what it does not have is empty.
-    pub(crate) fn new(structure: Option<Struct>, text: String, fields: Fields) -> Self {
-        Self { structure, text, fields }
+    pub(crate) fn new(structure: Option<Struct>, text: String, fields: ParamsFieldNames) -> Self {
+        Self { message: structure, text, fields }
     }
 
     /// That they are given twice.
-    pub(crate) fn twice(&self) -> Vec<Violation> {
-        if self.structure.is_none() || self.text.is_empty() {
+    pub(crate) fn conflict_violations(&self) -> Vec<Violation> {
+        if self.message.is_none() || self.text.is_empty() {
             return Vec::new();
         }
-        [self.fields.structure, self.fields.text]
+        [self.fields.message, self.fields.json_text]
             .map(|field| Violation::new(field, "must not be given both: give one of them"))
             .into()
     }
 
     /// What they say.
-    pub(crate) fn read(self) -> Result<Map<String, Value>, Vec<Violation>> {
-        match (self.structure, self.text.as_str()) {
-            (Some(structure), _) => of_structure(structure, self.fields.structure),
+    pub(crate) fn parse(self) -> Result<Map<String, Value>, Vec<Violation>> {
+        match (self.message, self.text.as_str()) {
+            (Some(structure), _) => parse_struct(structure, self.fields.message),
             (None, "") => Ok(Map::new()),
-            (None, text) => of_text(text, self.fields),
+            (None, text) => parse_json(text, self.fields),
         }
     }
 }
 
 /// The parameters that a message holds.
-fn of_structure(structure: Struct, field: &str) -> Result<Map<String, Value>, Vec<Violation>> {
-    let mut left = MOST_VALUES;
+fn parse_struct(structure: Struct, field: &str) -> Result<Map<String, Value>, Vec<Violation>> {
+    let mut left = MAX_PARAM_VALUES;
     let mut values = structure.fields.values();
-    if !values.all(|value| count(value, &mut left)) {
-        return Err(vec![Violation::new(field, too_many())]);
+    if !values.all(|value| count_values(value, &mut left)) {
+        return Err(vec![Violation::new(field, too_many_values_text())]);
     }
-    unwrapped(structure, field).map_err(|places| {
-        let places = places.into_iter().take(MOST_VIOLATIONS + 1);
+    struct_to_json(structure, field).map_err(|places| {
+        let places = places.into_iter().take(MAX_VIOLATIONS + 1);
         places.map(|place| Violation::new(place, "must be a finite number")).collect()
     })
 }
 
 /// The parameters that a text holds.
-fn of_text(text: &str, fields: Fields) -> Result<Map<String, Value>, Vec<Violation>> {
-    let found = Found {
-        field: fields.structure,
-        left: Cell::new(MOST_VALUES),
-        twice: RefCell::new(Vec::new()),
+fn parse_json(text: &str, fields: ParamsFieldNames) -> Result<Map<String, Value>, Vec<Violation>> {
+    let found = ParamsParseState {
+        field: fields.message,
+        values_left: Cell::new(MAX_PARAM_VALUES),
+        duplicate_names: RefCell::new(Vec::new()),
     };
-    let refused = |text: String| Err(vec![Violation::new(fields.text, text)]);
+    let refused = |text: String| Err(vec![Violation::new(fields.json_text, text)]);
     let mut reader = serde_json::Deserializer::from_str(text);
-    let root = Reader { found: &found, path: None };
+    let root = ParamsVisitor { state: &found, path: None };
     let read = root.deserialize(&mut reader);
     match read.and_then(|read| reader.end().map(|()| read)) {
-        Ok(Value::Object(params)) => match found.twice.into_inner() {
+        Ok(Value::Object(params)) => match found.duplicate_names.into_inner() {
             twice if twice.is_empty() => Ok(params),
             twice => Err(twice),
         },
         Ok(_) => refused("must be a JSON object".to_owned()),
-        Err(_) if found.left.get() == 0 => refused(too_many()),
+        Err(_) if found.values_left.get() == 0 => refused(too_many_values_text()),
         // Not the text: it may hold secrets.
         Err(error) => {
             refused(format!("is no JSON: line {}, column {}", error.line(), error.column()))
@@ -111,71 +112,75 @@ fn of_text(text: &str, fields: Fields) -> Result<Map<String, Value>, Vec<Violati
     }
 }
 
-fn too_many() -> String {
-    format!("has more than {MOST_VALUES} values, with those in lists and objects: ask for less")
+fn too_many_values_text() -> String {
+    format!(
+        "has more than {MAX_PARAM_VALUES} values, with those in lists and objects: ask for less"
+    )
 }
 
 /// Whether there are no more values than are left.
-fn count(value: &Wrapped, left: &mut usize) -> bool {
+fn count_values(value: &Wrapped, left: &mut usize) -> bool {
     if *left == 0 {
         return false;
     }
     *left -= 1;
     match &value.kind {
-        Some(Kind::ListValue(list)) => list.values.iter().all(|value| count(value, left)),
-        Some(Kind::StructValue(fields)) => fields.fields.values().all(|value| count(value, left)),
+        Some(Kind::ListValue(list)) => list.values.iter().all(|value| count_values(value, left)),
+        Some(Kind::StructValue(fields)) => {
+            fields.fields.values().all(|value| count_values(value, left))
+        }
         _ => true,
     }
 }
 
 /// What was found in a text.
-struct Found {
+struct ParamsParseState {
     /// What the names of all of them begin with.
     field: &'static str,
     /// Values that it may still have.
-    left: Cell<usize>,
+    values_left: Cell<usize>,
     /// Names that are given twice.
-    twice: RefCell<Vec<Violation>>,
+    duplicate_names: RefCell<Vec<Violation>>,
 }
 
 /// Reads a value.
 #[derive(Clone, Copy)]
-struct Reader<'a> {
-    found: &'a Found,
+struct ParamsVisitor<'a> {
+    state: &'a ParamsParseState,
     /// Where it is; nothing for all of the text.
-    path: Option<Path<'a>>,
+    path: Option<ParamPath<'a>>,
 }
 
 /// Where a value is.
 #[derive(Clone, Copy)]
-struct Path<'a> {
-    within: Option<&'a Path<'a>>,
+struct ParamPath<'a> {
+    parent: Option<&'a ParamPath<'a>>,
     name: &'a str,
 }
 
-impl fmt::Display for Path<'_> {
+impl fmt::Display for ParamPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.within {
+        match self.parent {
             Some(within) => write!(f, "{within}.{}", self.name),
             None => f.write_str(self.name),
         }
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Reader<'_> {
+impl<'de> DeserializeSeed<'de> for ParamsVisitor<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
-        let left = self.found.left.get();
+        let left = self.state.values_left.get();
         if left == 0 {
             return Err(D::Error::custom("too many values"));
         }
-        self.found.left.set(left - 1);
+        self.state.values_left.set(left - 1);
         from.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Reader<'_> {
+impl<'de> Visitor<'de> for ParamsVisitor<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -221,11 +226,12 @@ impl<'de> Visitor<'de> for Reader<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
         let mut read = Map::new();
         while let Some(name) = fields.next_key::<String>()? {
-            let path = Path { within: self.path.as_ref(), name: &name };
-            let value = fields.next_value_seed(Reader { found: self.found, path: Some(path) })?;
-            let mut twice = self.found.twice.borrow_mut();
-            if read.contains_key(&name) && twice.len() <= MOST_VIOLATIONS {
-                let path = format!("{}.{path}", self.found.field);
+            let path = ParamPath { parent: self.path.as_ref(), name: &name };
+            let value =
+                fields.next_value_seed(ParamsVisitor { state: self.state, path: Some(path) })?;
+            let mut twice = self.state.duplicate_names.borrow_mut();
+            if read.contains_key(&name) && twice.len() <= MAX_VIOLATIONS {
+                let path = format!("{}.{path}", self.state.field);
                 twice.push(Violation::new(path, "is given twice"));
             }
             read.insert(name, value);
@@ -239,10 +245,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::daemon::call::structure::structure;
+    use crate::daemon::call::structure::json_to_struct;
 
     fn refused(text: &str) -> Vec<(String, String)> {
-        let violations = of_text(text, PARAMS).unwrap_err().into_iter();
+        let violations = parse_json(text, PARAMS_FIELDS).unwrap_err().into_iter();
         let told = violations.map(|violation| (violation.field, violation.description));
         told.collect()
     }
@@ -252,7 +258,7 @@ mod tests {
         let text =
             r#" {"a": [1, -2, 3.5, null, true, "x\n", 18446744073709551615], "b": {"a": {}}} "#;
         let plain: Value = serde_json::from_str(text).unwrap();
-        assert_eq!(Value::Object(of_text(text, PARAMS).unwrap()), plain);
+        assert_eq!(Value::Object(parse_json(text, PARAMS_FIELDS).unwrap()), plain);
         for (text, told) in [
             ("[]", "object"),
             ("3", "object"),
@@ -279,16 +285,19 @@ mod tests {
     fn more_values_than_any_tool_takes_are_not_read() {
         let text = |count: usize| format!("{{\"a\": {:?}}}", vec![1; count]);
         // With the list, and the object around it.
-        let most = MOST_VALUES - 2;
-        assert!(of_text(&text(most), PARAMS).is_ok());
+        let most = MAX_PARAM_VALUES - 2;
+        assert!(parse_json(&text(most), PARAMS_FIELDS).is_ok());
         let (field, description) = refused(&text(most + 1)).remove(0);
         assert_eq!(field, "params_json");
         assert!(description.contains("262144"), "{description}");
         let message = |count: usize| {
             let json = json!({ "a": vec![1; count] });
-            structure(json.as_object().unwrap().clone())
+            json_to_struct(json.as_object().unwrap().clone())
         };
-        assert!(of_structure(message(MOST_VALUES - 1), "params").is_ok());
-        assert_eq!(of_structure(message(MOST_VALUES), "params").unwrap_err()[0].field, "params");
+        assert!(parse_struct(message(MAX_PARAM_VALUES - 1), "params").is_ok());
+        assert_eq!(
+            parse_struct(message(MAX_PARAM_VALUES), "params").unwrap_err()[0].field,
+            "params"
+        );
     }
 }

@@ -7,44 +7,44 @@ use serde_json::{Map, Value};
 use super::{
     Pipeline,
     access::principal::Principal,
-    context::Incoming,
-    envelope::{rest, shortened, shortened_text},
-    results::{MAX_CONTENT_BYTES, Published},
+    context::CallContext,
+    envelope::{output_hint, truncate_object, truncate_text_to_json_bytes},
+    results::{MAX_CONTENT_BYTES, PublishedResult},
 };
 use crate::{
     api::v1::{CallResult, InvokeResponse, InvokeStatus, ResultAbsence},
-    daemon::{config::keys::Role, dialect::Dialect, error::Reason},
+    daemon::{config::keys::AccessRole, dialect::Dialect, error::Reason},
 };
 
 impl Pipeline {
     /// Sends a result to those who watch its session. `dialect` is the vocabulary that it is answered in.
     pub(super) fn publish_result(
         &self,
-        incoming: &Incoming,
+        context: &CallContext,
         dialect: Option<&'static Dialect>,
         response: &InvokeResponse,
     ) {
         if !self.results.is_watched() {
             return;
         }
-        let Ok(scene) = self.scene(incoming) else {
+        let Ok(scene) = self.workspace_context(context) else {
             return;
         };
         let workspace = scene.workspace.name();
-        let Some(sender) = self.results.sender(workspace, &incoming.session) else {
+        let Some(sender) = self.results.sender(workspace, &context.session) else {
             return;
         };
 
-        let dialect = self.vocabulary(dialect, &response.tool);
+        let dialect = self.dialect_of_tool(dialect, &response.tool);
         let (content, truncated) = content(response);
-        let session = self.store.sessions().open(workspace, &incoming.session);
-        let spoken = incoming.by_name.as_deref().and_then(|call| call.dialect);
-        let given = incoming.by_name.as_deref().map(|call| call.id.clone());
-        let job_id = incoming.job.as_ref().map(|job| job.id.clone());
+        let session = self.state_dir.sessions().get_open(workspace, &context.session);
+        let spoken = context.invoke_origin.as_deref().and_then(|call| call.dialect);
+        let given = context.invoke_origin.as_deref().map(|call| call.model_call_id.clone());
+        let job_id = context.job.as_ref().map(|job| job.id.clone());
         // Each call that a job makes has another.
         let call_id = match job_id {
             Some(_) => String::new(),
-            None => incoming.call_id.clone(),
+            None => context.call_id.clone(),
         };
         let result = CallResult {
             request_id: given.filter(|id| !id.is_empty()).unwrap_or_else(|| call_id.clone()),
@@ -57,7 +57,8 @@ impl Pipeline {
             truncated,
             absence: ResultAbsence::Unspecified.into(),
         };
-        let last_sequence = session.map_or(0, |session| *session.last_sequence().borrow());
+        let last_sequence =
+            session.map_or(0, |session| *session.subscribe_last_sequence().borrow());
         let published = self.results.hold(last_sequence, dialect, result);
         // Without a receiver, all have gone meanwhile.
         let _sent = sender.send(Arc::new(published));
@@ -68,21 +69,21 @@ impl Pipeline {
     pub(crate) fn result_for(
         &self,
         watcher: &Principal,
-        published: &Published,
+        published: &PublishedResult,
     ) -> Option<CallResult> {
         let result = &published.result;
         let own = published.dialect.and_then(|dialect| dialect.own(&result.tool));
         let tool = result.tool.as_str();
         let itself = [tool];
         let mut uses = own.map_or(&itself[..], |own| own.uses).iter();
-        if uses.any(|name| watcher.may_call(name).is_err()) {
+        if uses.any(|name| watcher.require_tool(name).is_err()) {
             return None;
         }
-        let is_open = match self.doing(watcher, published.dialect, tool) {
+        let is_open = match self.resolve_tool(watcher, published.dialect, tool) {
             Ok(_) => true,
             // The content only says that there is no such tool.
             Err(error) if error.reason == Reason::UnknownTool => {
-                watcher.has_role(Role::Invoke, tool).is_ok()
+                watcher.require_role(AccessRole::Invoke, tool).is_ok()
             }
             Err(_) => false,
         };
@@ -106,14 +107,14 @@ fn content(response: &InvokeResponse) -> (String, bool) {
     }
     let rest = match response.stdout_path.as_str() {
         "" => String::new(),
-        path => rest(path, &response.stderr_path, None),
+        path => output_hint(path, &response.stderr_path, None),
     };
     let object = response.data.as_ref();
     let object = object.and_then(|_| serde_json::from_str::<Map<String, Value>>(text).ok());
     let short = match object {
-        Some(fields) => shortened(&fields, MAX_CONTENT_BYTES, &rest)
+        Some(fields) => truncate_object(&fields, MAX_CONTENT_BYTES, &rest)
             .map_or_else(|| text.clone(), |short| Value::Object(short).to_string()),
-        None => shortened_text(text, MAX_CONTENT_BYTES, &rest),
+        None => truncate_text_to_json_bytes(text, MAX_CONTENT_BYTES, &rest),
     };
     (short, true)
 }

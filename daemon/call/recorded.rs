@@ -7,60 +7,61 @@ use serde_json::{Map, Value};
 
 use super::{
     Pipeline,
-    context::Incoming,
-    ended::{end_span, log_end},
+    context::CallContext,
+    ended::{end_span, log_outcome},
     record,
-    subject::Permitted,
+    subject::Authorization,
 };
 use crate::daemon::{
     error::Error,
     store::{
         failure::state_failure,
-        session::{Session, Step},
+        session::{Session, StepId},
     },
-    telemetry::spans::Span,
-    tool::{Done, activity::Going},
+    telemetry::spans::OtelSpan,
+    tool::{ToolOutput, activity::ActiveCall},
 };
 
 /// A call that goes on.
 #[derive(Debug)]
-pub(crate) struct Recorded {
+pub(crate) struct AuditedCall {
     /// What each of its records says.
-    about: Map<String, Value>,
-    going: Going,
+    common_record_fields: Map<String, Value>,
+    activity: ActiveCall,
     session: Arc<Session>,
-    step: Step,
-    span: Arc<Span>,
-    begun: Instant,
+    step: StepId,
+    span: Arc<OtelSpan>,
+    started_at: Instant,
 }
 
 impl Pipeline {
     /// Records that a call starts. `shown` is what the record says of its request, and
     /// `permitted` of what let it in.
-    pub(crate) async fn begin_recorded(
+    pub(crate) async fn start_audited(
         self: &Arc<Self>,
         name: &'static str,
-        incoming: Incoming,
+        context: CallContext,
         shown: Value,
-        permitted: Permitted,
-    ) -> Result<Recorded, Error> {
-        let scene = self.scene(&incoming)?.clone();
-        let session = self.session(&incoming).await?;
-        let about = record::about(name, &incoming, scene.workspace.name());
-        let begun = record::started(&about, &incoming, shown, permitted.by);
+        authorization: Authorization,
+    ) -> Result<AuditedCall, Error> {
+        let workspace_context = self.workspace_context(&context)?.clone();
+        let session = self.session(&context).await?;
+        let about =
+            record::common_record_fields(name, &context, workspace_context.workspace.name());
+        let begun = record::started_record(&about, &context, shown, authorization.allowed_by);
         let step = session.begin_step(begun).map_err(|error| state_failure(&error))?;
-        Ok(Recorded {
-            about,
-            span: Arc::new(self.start_span(name, &incoming, &scene)),
-            going: scene.activity.begin(),
+        Ok(AuditedCall {
+            common_record_fields: about,
+            span: Arc::new(self.start_span(name, &context, &workspace_context)),
+            activity: workspace_context.activity.begin(),
             session,
             step,
-            begun: Instant::now(),
+            started_at: Instant::now(),
         })
     }
 }
 
-impl Recorded {
+impl AuditedCall {
     /// Which step of its session it is.
     pub(crate) fn step(&self) -> u64 {
         self.step.number()
@@ -72,15 +73,22 @@ impl Recorded {
         result: Result<T, Error>,
         facts: impl FnOnce(&T) -> Map<String, Value>,
     ) -> Result<T, Error> {
-        let result =
-            result.map(|response| Done { facts: facts(&response), ..Done::plain(response) });
-        let fields = record::finished(&self.about, None, self.begun.elapsed(), &result);
+        let result = result.map(|response| ToolOutput {
+            record_fields: facts(&response),
+            ..ToolOutput::new(response)
+        });
+        let fields = record::finished_record(
+            &self.common_record_fields,
+            None,
+            self.started_at.elapsed(),
+            &result,
+        );
         if let Err(error) = self.session.record(self.step, fields) {
             tracing::error!(%error, "the end of a call could not be recorded");
         }
         end_span(self.span, &result);
-        log_end(&result);
-        drop(self.going);
+        log_outcome(&result);
+        drop(self.activity);
         result.map(|done| done.response)
     }
 }

@@ -6,143 +6,144 @@ use std::{sync::Arc, time::Instant};
 use prost::Message;
 
 use super::{
-    Checked, Pipeline,
-    context::Incoming,
+    Pipeline, ValidatedCall, await_with_timeout,
+    context::CallContext,
     idempotency::{
-        Caller, Claimed, Lost, Ticket,
-        answer::{decode, encode, encode_error, is_final, was_denied},
+        Claim, ClaimOutcome, OnCrash, Waiter,
+        answer::{decode, encode, encode_error, is_denied, is_final},
     },
-    repeats::{Claim, FREE_AGAIN, claim_for},
-    until_its_time_is_up,
+    repeats::{PayloadClaimOutcome, RELEASED_RETRY_AFTER, claim_with_payload},
 };
 use crate::daemon::{
     error::{Error, Reason},
-    store::requests::{Asked, Key},
+    store::requests::{RequestIdentity, RequestKey},
     task,
-    tool::{Tool, lost},
+    tool::{Tool, daemon_lost_error},
 };
 
 /// A call with a request id.
 #[derive(Debug)]
-pub(crate) struct Repeatable {
-    key: Key,
-    asked: Asked,
+pub(crate) struct IdempotentCall {
+    key: RequestKey,
+    request: RequestIdentity,
     /// When its caller stops waiting.
     deadline: Option<Instant>,
 }
 
 impl Pipeline {
     /// What makes a call one that can be repeated: nothing, where it has no id.
-    pub(crate) fn repeatable(
+    pub(crate) fn idempotent_call(
         &self,
-        incoming: &Incoming,
+        context: &CallContext,
         method: &str,
         request: &impl Message,
-    ) -> Result<Option<Repeatable>, Error> {
-        let Some(id) = incoming.request_id.clone() else {
+    ) -> Result<Option<IdempotentCall>, Error> {
+        let Some(id) = context.request_id.clone() else {
             return Ok(None);
         };
-        let workspace = self.scene(incoming)?.workspace.name().to_owned();
-        Ok(Some(Repeatable {
-            key: Key {
-                principal: incoming.principal.name().to_owned(),
+        let workspace = self.workspace_context(context)?.workspace.name().to_owned();
+        Ok(Some(IdempotentCall {
+            key: RequestKey {
+                principal: context.principal.name().to_owned(),
                 workspace,
                 id,
-                holder: self.requests.holder(&incoming.principal),
+                key_fingerprint: self.idempotency.key_fingerprint(&context.principal),
             },
-            deadline: incoming.deadline,
-            asked: Asked {
+            deadline: context.deadline,
+            request: RequestIdentity {
                 method: method.to_owned(),
-                session: incoming.session.as_str().to_owned(),
-                fingerprint: self.requests.fingerprint(&request.encode_to_vec()),
+                session: context.session.as_str().to_owned(),
+                fingerprint: self.idempotency.fingerprint(&request.encode_to_vec()),
             },
         }))
     }
 
     /// Drops what is kept for request ids of keys that are revoked. Without a key file, nothing is.
-    pub(crate) async fn drop_revoked_answers(&self) {
+    pub(crate) async fn drop_revoked_replies(&self) {
         let Some(holders) = self.access.key_holders() else {
             return;
         };
-        if let Err(error) = self.requests.keep_holders(holders).await {
+        if let Err(error) = self.idempotency.remove_revoked(holders).await {
             // No caller gets them all the same: a claim names its holder.
             tracing::warn!(%error, "answers to request ids of revoked keys could not be dropped");
         }
     }
 
     /// Claims the id of a call.
-    pub(super) async fn claim(&self, call: Repeatable) -> Result<Claimed, Error> {
-        self.requests.claim(call.key, call.asked, Lost::IsTold).await
+    pub(super) async fn claim_call(&self, call: IdempotentCall) -> Result<ClaimOutcome, Error> {
+        self.idempotency.claim(call.key, call.request, OnCrash::Report).await
     }
 
     /// As [`Self::claim`], of a call that says something: see [`Claim`].
-    pub(super) async fn claim_for<S>(
+    pub(super) async fn claim_call_with_payload<S>(
         &self,
-        call: Repeatable,
-        lost: Lost,
+        call: IdempotentCall,
+        on_crash: OnCrash,
         says: S,
-    ) -> Result<Claim<S>, Error> {
-        let claimed = || self.claim_now(&call, lost);
-        claim_for(claimed, says).await
+    ) -> Result<PayloadClaimOutcome<S>, Error> {
+        let claimed = || self.try_claim_call(&call, on_crash);
+        claim_with_payload(claimed, says).await
     }
 
     /// Claims the id of a call, unless its work goes on already: then answers somebody who waits for it.
-    pub(super) async fn claim_now(
+    pub(super) async fn try_claim_call(
         &self,
-        call: &Repeatable,
-        lost: Lost,
-    ) -> Result<Result<Claimed, Caller>, Error> {
-        let Repeatable { key, asked, deadline } = call;
-        self.requests.claim_now(key, asked, lost, *deadline).await
+        call: &IdempotentCall,
+        on_crash: OnCrash,
+    ) -> Result<Result<ClaimOutcome, Waiter>, Error> {
+        let IdempotentCall { key, request: asked, deadline } = call;
+        self.idempotency.try_claim(key, asked, on_crash, *deadline).await
     }
 
     /// Makes a call of the tool `T`, or gets the answer of the one that was made before.
     pub(super) async fn call_once<T: Tool>(
         self: &Arc<Self>,
-        incoming: Incoming,
-        checked: Checked<T>,
-        call: Repeatable,
+        context: CallContext,
+        checked: ValidatedCall<T>,
+        call: IdempotentCall,
     ) -> Result<T::Response, Error>
     where
         T::Response: Message + Default,
     {
-        let claim = self.claim_for(call, Lost::IsTold, checked).await?;
+        let claim = self.claim_call_with_payload(call, OnCrash::Report, checked).await?;
         let (ticket, checked) = match claim {
-            Claim::Ours(ticket, checked) => (ticket, checked),
-            Claim::Answered { answer, .. } => return decode(&answer),
-            Claim::Lost(step) => return T::lost(step),
+            PayloadClaimOutcome::Acquired(ticket, checked) => (ticket, checked),
+            PayloadClaimOutcome::Completed { reply: answer, .. } => return decode(&answer),
+            PayloadClaimOutcome::Lost(step) => return T::daemon_lost_response(step),
         };
         // Each caller's deadline ends its own wait, and not the work; that of the last one, the wait for a
         // place.
-        let incoming = Incoming { deadline: None, ..incoming };
-        let caller = ticket.caller();
+        let context = CallContext { deadline: None, ..context };
+        let caller = ticket.waiter();
         let pipeline = Arc::clone(self);
         task::spawn_tracked("request", async move {
             // It may have to be approved first, and who repeats it waits for the same decision.
             let begun = tokio::select! {
-                begun = pipeline.begin::<T>(incoming, checked, Some(&ticket)) => begun,
-                () = ticket.left_alone() => Err(left_alone(T::NAME)),
+                begun = pipeline.start_call::<T>(context, checked, Some(&ticket)) => begun,
+                () = ticket.abandoned() => Err(abandoned_error(T::NAME)),
             };
             let begun = match begun {
                 Ok(begun) => begun,
-                Err(error) => return not_begun(ticket, &error).await,
+                Err(error) => return complete_unstarted(ticket, &error).await,
             };
             // Before anything is done: should the daemon die then, it is known where to look.
-            if let Err(error) = ticket.mark().begin(begun.work.step.number()).await {
+            if let Err(error) =
+                ticket.checkpoint().record_step(begun.tool_context.step.number()).await
+            {
                 tracing::warn!(%error, "the step of a request could not be kept");
             }
-            let until = begun.until;
+            let until = begun.timeout_at;
             let (task, abandon) = begun.spawn(&pipeline);
             let guard = abandon.clone().drop_guard();
-            let mut work = std::pin::pin!(until_its_time_is_up::<T>(task, until, guard));
+            let mut work = std::pin::pin!(await_with_timeout::<T>(task, until, guard));
             let result = tokio::select! {
                 result = &mut work => result,
-                () = ticket.left_alone() => {
+                () = ticket.abandoned() => {
                     abandon.cancel();
                     work.await
                 }
             };
-            answer(ticket, &result).await;
+            complete_claim(ticket, &result).await;
         });
         match caller.wait().await {
             Some(answer) => decode(&answer),
@@ -151,9 +152,9 @@ impl Pipeline {
     }
 
     /// Does `work`, which is no tool's, or gets the answer of the call that did it before.
-    pub(crate) async fn once<R, W>(
+    pub(crate) async fn run_once<R, W>(
         &self,
-        call: Option<Repeatable>,
+        call: Option<IdempotentCall>,
         method: &str,
         work: W,
     ) -> Result<R, Error>
@@ -164,20 +165,20 @@ impl Pipeline {
         let Some(call) = call else {
             return work.await;
         };
-        let ticket = match self.claim(call).await? {
-            Claimed::Ours(ticket) => ticket,
-            Claimed::Answered { answer, .. } => return decode(&answer),
-            Claimed::Lost(_) => return Err(lost(method)),
+        let ticket = match self.claim_call(call).await? {
+            ClaimOutcome::Acquired(ticket) => ticket,
+            ClaimOutcome::Completed { reply: answer, .. } => return decode(&answer),
+            ClaimOutcome::Lost(_) => return Err(daemon_lost_error(method)),
         };
-        answered_by(ticket, work).await
+        run_claimed(ticket, work).await
     }
 
     /// Does `work`, to its end, whatever becomes of the caller, or gets the answer of the call that did it
     /// before. Where a daemon died that was asked the same, the work is told so: it must look what was
     /// done, and do the rest.
-    pub(crate) async fn once_whole<R, W, F>(
+    pub(crate) async fn run_once_detached<R, W, F>(
         &self,
-        call: Option<Repeatable>,
+        call: Option<IdempotentCall>,
         work: W,
     ) -> Result<R, Error>
     where
@@ -189,28 +190,28 @@ impl Pipeline {
             let done = task::spawn_tracked("request", work(false)).await;
             return done.map_err(Error::internal)?;
         };
-        let method = call.asked.method.clone();
-        let claim = self.claim_for(call, Lost::IsResumed, work).await?;
+        let method = call.request.method.clone();
+        let claim = self.claim_call_with_payload(call, OnCrash::Resume, work).await?;
         let (ticket, work) = match claim {
-            Claim::Ours(ticket, work) => (ticket, work),
-            Claim::Answered { answer, .. } => return decode(&answer),
-            Claim::Lost(_) => return Err(lost(&method)),
+            PayloadClaimOutcome::Acquired(ticket, work) => (ticket, work),
+            PayloadClaimOutcome::Completed { reply: answer, .. } => return decode(&answer),
+            PayloadClaimOutcome::Lost(_) => return Err(daemon_lost_error(&method)),
         };
-        let is_unfinished = ticket.left().is_some();
-        answered_by(ticket, work(is_unfinished)).await
+        let is_unfinished = ticket.crash_progress().is_some();
+        run_claimed(ticket, work(is_unfinished)).await
     }
 }
 
 /// The answer of `work`, which is done for all who have the request id.
-async fn answered_by<R, F>(ticket: Ticket, work: F) -> Result<R, Error>
+async fn run_claimed<R, F>(claim: Claim, work: F) -> Result<R, Error>
 where
     R: Message + Default + 'static,
     F: Future<Output = Result<R, Error>> + Send + 'static,
 {
-    let caller = ticket.caller();
+    let caller = claim.waiter();
     task::spawn_tracked("request", async move {
         let result = work.await;
-        answer(ticket, &result).await;
+        complete_claim(claim, &result).await;
     });
     match caller.wait().await {
         Some(answer) => decode(&answer),
@@ -219,29 +220,29 @@ where
 }
 
 /// What is told to who comes just then: all who waited had left.
-pub(super) fn left_alone(tool: &str) -> Error {
+pub(super) fn abandoned_error(tool: &str) -> Error {
     let text = format!(
         "nobody waited any more for this call of {tool}, and it was not begun: repeat it with the same id"
     );
-    Error::new(Reason::ResourceExhausted, text).retry_after(FREE_AGAIN)
+    Error::new(Reason::ResourceExhausted, text).retry_after(RELEASED_RETRY_AFTER)
 }
 
 /// Answers all who wait for a call that was not begun. It may be tried again under its id, unless somebody
 /// has denied it.
-pub(super) async fn not_begun(ticket: Ticket, error: &Error) {
-    log_defect(error);
-    ticket.answer(encode_error(error), was_denied(error)).await;
+pub(super) async fn complete_unstarted(claim: Claim, error: &Error) {
+    log_internal_error(error);
+    claim.complete(encode_error(error), is_denied(error)).await;
 }
 
 /// Answers all who wait, and whoever comes later.
-pub(super) async fn answer<R: Message>(ticket: Ticket, result: &Result<R, Error>) {
+pub(super) async fn complete_claim<R: Message>(claim: Claim, result: &Result<R, Error>) {
     if let Err(error) = result {
-        log_defect(error);
+        log_internal_error(error);
     }
-    ticket.answer(encode(result), is_final(result)).await;
+    claim.complete(encode(result), is_final(result)).await;
 }
 
-fn log_defect(error: &Error) {
+fn log_internal_error(error: &Error) {
     if error.reason == Reason::Internal {
         // What it was caused by does not go along.
         let cause = error.cause.as_ref().map(ToString::to_string);

@@ -5,55 +5,58 @@ use std::{future::Future, time::Duration};
 
 use bytes::Bytes;
 
-use super::idempotency::{Caller, Claimed, Ticket};
+use super::idempotency::{Claim, ClaimOutcome, Waiter};
 use crate::daemon::error::{Error, Reason};
 
 /// When to repeat a call that was not begun: its id is free as soon as the database has that.
-pub(super) const FREE_AGAIN: Duration = Duration::from_millis(100);
+pub(super) const RELEASED_RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// What became of the claim of a call that says something.
 #[derive(Debug)]
-pub(super) enum Claim<S> {
+pub(super) enum PayloadClaimOutcome<S> {
     /// The work is to be done.
-    Ours(Ticket, S),
+    Acquired(Claim, S),
     /// It was done before; see [`Claimed::Answered`].
-    Answered { answer: Bytes, is_recent: bool },
+    Completed { reply: Bytes, is_recent: bool },
     /// See [`Claimed::Lost`].
     Lost(Option<u64>),
 }
 
 /// Claims an id by `claim` for a call that `says` something, or waits for the answer of who has it; nothing of
 /// what this one says is kept then.
-pub(super) async fn claim_for<S, F>(claim: impl Fn() -> F, says: S) -> Result<Claim<S>, Error>
+pub(super) async fn claim_with_payload<S, F>(
+    claim: impl Fn() -> F,
+    says: S,
+) -> Result<PayloadClaimOutcome<S>, Error>
 where
-    F: Future<Output = Result<Result<Claimed, Caller>, Error>>,
+    F: Future<Output = Result<Result<ClaimOutcome, Waiter>, Error>>,
 {
     let mut says = Some(says);
     loop {
         let caller = match claim().await? {
-            Ok(Claimed::Ours(ticket)) => {
+            Ok(ClaimOutcome::Acquired(ticket)) => {
                 // Otherwise the ticket gives the id back: nothing was done, and this one cannot do it any more.
-                let says = says.ok_or_else(given_up)?;
-                return Ok(Claim::Ours(ticket, says));
+                let says = says.ok_or_else(released_error)?;
+                return Ok(PayloadClaimOutcome::Acquired(ticket, says));
             }
-            Ok(Claimed::Answered { answer, is_recent }) => {
-                return Ok(Claim::Answered { answer, is_recent });
+            Ok(ClaimOutcome::Completed { reply: answer, is_recent }) => {
+                return Ok(PayloadClaimOutcome::Completed { reply: answer, is_recent });
             }
-            Ok(Claimed::Lost(step)) => return Ok(Claim::Lost(step)),
+            Ok(ClaimOutcome::Lost(step)) => return Ok(PayloadClaimOutcome::Lost(step)),
             Err(caller) => caller,
         };
         says = None;
         if let Some(answer) = caller.wait().await {
             let is_recent = true;
-            return Ok(Claim::Answered { answer, is_recent });
+            return Ok(PayloadClaimOutcome::Completed { reply: answer, is_recent });
         }
     }
 }
 
 /// What is told to who has waited for somebody else, who has not done it.
-fn given_up() -> Error {
+fn released_error() -> Error {
     let text = "the call that had this request id before was given up, and was not begun: repeat it with the same id";
-    Error::new(Reason::ResourceExhausted, text).retry_after(FREE_AGAIN)
+    Error::new(Reason::ResourceExhausted, text).retry_after(RELEASED_RETRY_AFTER)
 }
 
 #[cfg(test)]
@@ -63,13 +66,13 @@ mod tests {
     use super::*;
     use crate::daemon::{
         call::{
-            drain::Drain,
-            idempotency::{Idempotency, Lost},
+            drain::Shutdown,
+            idempotency::{Idempotency, OnCrash},
         },
         store::{
             database::Database,
-            keeping::Bounds,
-            requests::{Asked, Holder, Key, RequestLog},
+            keeping::RetentionLimits,
+            requests::{KeyFingerprint, RequestIdentity, RequestKey, RequestTable},
         },
         task,
     };
@@ -78,25 +81,33 @@ mod tests {
     async fn who_waits_for_another_keeps_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(&folder.path().join("jig.db"), false).unwrap();
-        let bounds = Bounds { age: Duration::from_secs(3600), number: 100, bytes: 1 << 20 };
-        let log = RequestLog::open(database, bounds).await.unwrap();
-        let ids = Idempotency::new(log, Duration::from_secs(60), &Drain::default());
-        let key = Key {
+        let bounds = RetentionLimits {
+            max_age: Duration::from_secs(3600),
+            max_rows: 100,
+            max_bytes: 1 << 20,
+        };
+        let log = RequestTable::open(database, bounds).await.unwrap();
+        let ids = Idempotency::new(log, Duration::from_secs(60), &Shutdown::default());
+        let key = RequestKey {
             principal: "p".to_owned(),
             workspace: "w".to_owned(),
             id: "id".to_owned(),
-            holder: Holder::default(),
+            key_fingerprint: KeyFingerprint::default(),
         };
-        let asked = Asked { method: "m".to_owned(), session: "s".to_owned(), fingerprint: [1; 32] };
+        let asked = RequestIdentity {
+            method: "m".to_owned(),
+            session: "s".to_owned(),
+            fingerprint: [1; 32],
+        };
         let claim = |says: Arc<str>| {
             let (ids, key, asked) = (Arc::clone(&ids), key.clone(), asked.clone());
             async move {
-                let claim = || ids.claim_now(&key, &asked, Lost::IsTold, None);
-                claim_for(claim, says).await
+                let claim = || ids.try_claim(&key, &asked, OnCrash::Report, None);
+                claim_with_payload(claim, says).await
             }
         };
         let says: Arc<str> = "much".into();
-        let Ok(Claim::Ours(ticket, kept)) = claim(Arc::clone(&says)).await else {
+        let Ok(PayloadClaimOutcome::Acquired(ticket, kept)) = claim(Arc::clone(&says)).await else {
             panic!("the first has it");
         };
         assert_eq!(Arc::strong_count(&says), 2);
@@ -113,7 +124,7 @@ mod tests {
         for repeat in repeats {
             let refused = repeat.await.unwrap().unwrap_err();
             assert_eq!(refused.reason, Reason::ResourceExhausted);
-            assert_eq!(refused.retry_after, Some(FREE_AGAIN));
+            assert_eq!(refused.retry_after, Some(RELEASED_RETRY_AFTER));
         }
         // Who comes when he is told to finds it given back.
         let mut again = claim(Arc::clone(&says)).await;
@@ -121,6 +132,6 @@ mod tests {
             tokio::time::sleep(refused.retry_after.unwrap()).await;
             again = claim(Arc::clone(&says)).await;
         }
-        assert!(matches!(again, Ok(Claim::Ours(..))), "{again:?}");
+        assert!(matches!(again, Ok(PayloadClaimOutcome::Acquired(..))), "{again:?}");
     }
 }

@@ -27,51 +27,51 @@ const MAX_HELD_BYTES: usize = 16 << 20;
 const MAX_SESSION_RESULTS: usize = 1024;
 
 /// Workspace and id of a session.
-type Key = (String, SessionId);
+type WatchedSessionKey = (String, SessionId);
 
 /// A result, or how many were dropped because the watcher was too slow.
-pub(crate) type Received = Result<Arc<Published>, u64>;
+pub(crate) type ReceivedResult = Result<Arc<PublishedResult>, u64>;
 
 /// The sessions whose results are watched.
 #[derive(Debug, Default)]
-pub(crate) struct Results {
+pub(crate) struct ResultBroadcaster {
     /// Streams that want results.
     watchers: AtomicUsize,
-    sessions: Mutex<HashMap<Key, Sender<Arc<Published>>>>,
+    sessions: Mutex<HashMap<WatchedSessionKey, Sender<Arc<PublishedResult>>>>,
     held_bytes: AtomicUsize,
 }
 
 /// A result that watchers have yet to take.
 #[derive(Debug)]
-pub(crate) struct Published {
+pub(crate) struct PublishedResult {
     /// Number of the last record that was written before it.
     last_sequence: u64,
     /// The vocabulary that has the tool; none for tools of the contract and of the configuration.
     pub(crate) dialect: Option<&'static Dialect>,
     /// As it is sent.
     pub(crate) result: CallResult,
-    results: Arc<Results>,
+    broadcaster: Arc<ResultBroadcaster>,
 }
 
 /// The results of one session, for one watcher.
 #[derive(Debug)]
-pub(crate) struct Subscription {
-    results: Arc<Results>,
-    key: Key,
-    receiver: Receiver<Arc<Published>>,
+pub(crate) struct ResultSubscription {
+    broadcaster: Arc<ResultBroadcaster>,
+    key: WatchedSessionKey,
+    receiver: Receiver<Arc<PublishedResult>>,
     /// Received, and not due yet.
-    next: Option<Received>,
+    next: Option<ReceivedResult>,
 }
 
 // === impl Results ===
 
-impl Results {
+impl ResultBroadcaster {
     /// Has the results of a session held until they are taken.
     pub(crate) fn subscribe(
         self: &Arc<Self>,
         workspace: &str,
         session: &SessionId,
-    ) -> Subscription {
+    ) -> ResultSubscription {
         let key = (workspace.to_owned(), session.clone());
         let mut sessions = self.sessions();
         let sender = sessions
@@ -80,7 +80,7 @@ impl Results {
         let receiver = sender.subscribe();
         drop(sessions);
         self.watchers.fetch_add(1, Ordering::Relaxed);
-        Subscription { results: Arc::clone(self), key, receiver, next: None }
+        ResultSubscription { broadcaster: Arc::clone(self), key, receiver, next: None }
     }
 
     /// Whether anybody watches.
@@ -93,7 +93,7 @@ impl Results {
         &self,
         workspace: &str,
         session: &SessionId,
-    ) -> Option<Sender<Arc<Published>>> {
+    ) -> Option<Sender<Arc<PublishedResult>>> {
         let key = (workspace.to_owned(), session.clone());
         self.sessions().get(&key).cloned()
     }
@@ -104,7 +104,7 @@ impl Results {
         last_sequence: u64,
         dialect: Option<&'static Dialect>,
         mut result: CallResult,
-    ) -> Published {
+    ) -> PublishedResult {
         let add = |held: usize| {
             let held = held + result.content.len();
             (held <= MAX_HELD_BYTES).then_some(held)
@@ -114,26 +114,26 @@ impl Results {
             result.content = String::new();
             result.absence = ResultAbsence::Memory.into();
         }
-        Published { last_sequence, dialect, result, results: Arc::clone(self) }
+        PublishedResult { last_sequence, dialect, result, broadcaster: Arc::clone(self) }
     }
 
-    fn sessions(&self) -> MutexGuard<'_, HashMap<Key, Sender<Arc<Published>>>> {
+    fn sessions(&self) -> MutexGuard<'_, HashMap<WatchedSessionKey, Sender<Arc<PublishedResult>>>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Published {
+impl Drop for PublishedResult {
     fn drop(&mut self) {
         let bytes = self.result.content.len();
-        self.results.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.broadcaster.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
 // === impl Subscription ===
 
-impl Subscription {
+impl ResultSubscription {
     /// What comes next, if all records that were written before it are sent: those up to this number.
-    pub(crate) fn due(&mut self, last_sequence: u64) -> Option<Received> {
+    pub(crate) fn take_due(&mut self, last_sequence: u64) -> Option<ReceivedResult> {
         if self.next.is_none() {
             self.next = match self.receiver.try_recv() {
                 Ok(published) => Some(Ok(published)),
@@ -148,7 +148,7 @@ impl Subscription {
     }
 
     /// Waits for a result. One that is not due waits for records, and not for this. May be cancelled.
-    pub(crate) async fn more(&mut self) {
+    pub(crate) async fn wait_for_next(&mut self) {
         if self.next.is_none() {
             match self.receiver.recv().await {
                 Ok(published) => return self.next = Some(Ok(published)),
@@ -160,10 +160,10 @@ impl Subscription {
     }
 }
 
-impl Drop for Subscription {
+impl Drop for ResultSubscription {
     fn drop(&mut self) {
-        self.results.watchers.fetch_sub(1, Ordering::Relaxed);
-        let mut sessions = self.results.sessions();
+        self.broadcaster.watchers.fetch_sub(1, Ordering::Relaxed);
+        let mut sessions = self.broadcaster.sessions();
         // This one is still counted.
         if sessions.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
             sessions.remove(&self.key);
@@ -175,20 +175,20 @@ impl Drop for Subscription {
 mod tests {
     use super::*;
 
-    fn send(results: &Arc<Results>, last_sequence: u64, content: &str) {
+    fn send(results: &Arc<ResultBroadcaster>, last_sequence: u64, content: &str) {
         let sender = results.sender("w", &SessionId::default()).unwrap();
         let result = CallResult { content: content.to_owned(), ..CallResult::default() };
         let published = results.hold(last_sequence, None, result);
         sender.send(Arc::new(published)).unwrap();
     }
 
-    fn taken(received: Option<Received>) -> Option<Result<CallResult, u64>> {
+    fn taken(received: Option<ReceivedResult>) -> Option<Result<CallResult, u64>> {
         received.map(|received| received.map(|published| published.result.clone()))
     }
 
     #[test]
     fn nothing_is_held_unless_somebody_watches() {
-        let results = Arc::new(Results::default());
+        let results = Arc::new(ResultBroadcaster::default());
         let (watched, other) = (SessionId::default(), SessionId::parse("other").unwrap());
         assert!(!results.is_watched());
         let first = results.subscribe("w", &watched);
@@ -198,7 +198,7 @@ mod tests {
         send(&results, 1, "content");
         assert_eq!(results.held_bytes.load(Ordering::Relaxed), 7);
         drop(first);
-        assert_eq!(taken(second.due(1)).unwrap().unwrap().content, "content");
+        assert_eq!(taken(second.take_due(1)).unwrap().unwrap().content, "content");
         assert_eq!(results.held_bytes.load(Ordering::Relaxed), 0);
         send(&results, 1, "content");
         drop(second);
@@ -208,20 +208,20 @@ mod tests {
 
     #[test]
     fn a_result_comes_behind_its_records() {
-        let results = Arc::new(Results::default());
+        let results = Arc::new(ResultBroadcaster::default());
         let mut watcher = results.subscribe("w", &SessionId::default());
-        assert!(watcher.due(9).is_none());
+        assert!(watcher.take_due(9).is_none());
         send(&results, 4, "a");
         send(&results, 2, "b");
-        assert!(watcher.due(3).is_none());
-        assert_eq!(taken(watcher.due(4)).unwrap().unwrap().content, "a");
-        assert_eq!(taken(watcher.due(4)).unwrap().unwrap().content, "b");
-        assert!(watcher.due(4).is_none());
+        assert!(watcher.take_due(3).is_none());
+        assert_eq!(taken(watcher.take_due(4)).unwrap().unwrap().content, "a");
+        assert_eq!(taken(watcher.take_due(4)).unwrap().unwrap().content, "b");
+        assert!(watcher.take_due(4).is_none());
     }
 
     #[test]
     fn memory_is_bounded_and_what_is_left_out_is_known() {
-        let results = Arc::new(Results::default());
+        let results = Arc::new(ResultBroadcaster::default());
         let mut watcher = results.subscribe("w", &SessionId::default());
         let content = "x".repeat(MAX_CONTENT_BYTES);
         let whole = MAX_HELD_BYTES / MAX_CONTENT_BYTES;
@@ -230,17 +230,17 @@ mod tests {
         }
         assert_eq!(results.held_bytes.load(Ordering::Relaxed), MAX_HELD_BYTES);
         for _ in 0..whole {
-            let result = taken(watcher.due(0)).unwrap().unwrap();
+            let result = taken(watcher.take_due(0)).unwrap().unwrap();
             assert_eq!(result.content.len(), content.len());
         }
-        let result = taken(watcher.due(0)).unwrap().unwrap();
+        let result = taken(watcher.take_due(0)).unwrap().unwrap();
         assert_eq!((result.content.as_str(), result.absence()), ("", ResultAbsence::Memory));
         for _ in 0..MAX_SESSION_RESULTS + 5 {
             send(&results, 0, "y");
         }
         let held = results.held_bytes.load(Ordering::Relaxed);
         assert_eq!(held, MAX_SESSION_RESULTS);
-        assert_eq!(taken(watcher.due(0)), Some(Err(5)));
-        assert_eq!(taken(watcher.due(0)).unwrap().unwrap().content, "y");
+        assert_eq!(taken(watcher.take_due(0)), Some(Err(5)));
+        assert_eq!(taken(watcher.take_due(0)).unwrap().unwrap().content, "y");
     }
 }

@@ -4,106 +4,117 @@ use std::time::SystemTime;
 
 use super::{
     Pipeline,
-    context::Incoming,
-    jobs::{Found, not_found},
-    policy::{asked::Asked, decision::By},
+    context::CallContext,
+    jobs::{LiveOrEndedJob, job_not_found_error},
+    policy::{asked::PolicyRequestRef, decision::DecidedBy},
 };
 use crate::{
     api::v1::Risk,
     daemon::{
         catalog::custom::CustomTool,
-        config::policy::Action,
+        config::policy::PolicyAction,
         dialect::{self, Dialect},
         error::{Error, Reason},
-        store::jobs::named,
-        tool::{Tool as _, read_file::ReadFile, run::Run},
+        store::jobs::qualified_tool_name,
+        tool::{Tool as _, read_file::ReadFile, run::RunCommand},
     },
 };
 
 impl Pipeline {
     /// Refuses who may not run commands: those that run are as little for him.
-    pub(crate) fn may_see_commands(&self, incoming: &Incoming) -> Result<(), Error> {
-        incoming.principal.may_call(Run::NAME)
+    pub(crate) fn require_command_access(&self, context: &CallContext) -> Result<(), Error> {
+        context.principal.require_tool(RunCommand::NAME)
     }
 
     /// Refuses to give a command more to do where commands were switched off since it was started.
-    pub(crate) fn may_feed_commands(&self, incoming: &Incoming) -> Result<(), Error> {
-        self.may_see_commands(incoming)?;
-        let asked = Asked {
-            tool: Run::NAME,
+    pub(crate) fn require_command_input_access(&self, context: &CallContext) -> Result<(), Error> {
+        self.require_command_access(context)?;
+        let asked = PolicyRequestRef {
+            tool: RunCommand::NAME,
             risk: Risk::Dangerous,
-            workspace: self.scene(incoming)?.workspace.name(),
+            workspace: self.workspace_context(context)?.workspace.name(),
             texts: &[],
-            said: None,
+            dialect_call: None,
         };
-        let verdict = self.policy.snapshot().decide(asked, SystemTime::now());
-        if verdict.action != Action::Deny || !matches!(verdict.by, By::Lists) {
+        let decision = self.policy.snapshot().decide(asked, SystemTime::now());
+        if decision.action != PolicyAction::Deny
+            || !matches!(decision.decided_by, DecidedBy::ToolLists)
+        {
             return Ok(());
         }
         let text = "the operator has switched run off, and what was started before gets nothing more to read: SendSignal ends it";
-        Err(Error::new(Reason::ToolDisabled, text).with("tool", Run::NAME))
+        Err(Error::new(Reason::ToolDisabled, text).with_metadata("tool", RunCommand::NAME))
     }
 
     /// The tool that reads artifacts, as the caller knows it, where the caller may call it.
-    pub(super) fn reader(&self, incoming: &Incoming) -> Option<&'static str> {
-        let by_name = incoming.by_name.as_ref();
-        self.reader_in(incoming, by_name.and_then(|by_name| by_name.dialect))
+    pub(super) fn artifact_reader(&self, context: &CallContext) -> Option<&'static str> {
+        let by_name = context.invoke_origin.as_ref();
+        self.artifact_reader_in(context, by_name.and_then(|by_name| by_name.dialect))
     }
 
     /// The tool of a vocabulary that reads artifacts, where the caller may call it.
-    pub(crate) fn reader_in(
+    pub(crate) fn artifact_reader_in(
         &self,
-        incoming: &Incoming,
+        context: &CallContext,
         dialect: Option<&Dialect>,
     ) -> Option<&'static str> {
-        let reader = dialect.map_or(ReadFile::NAME, |dialect| dialect.reader);
-        let is_open = incoming.principal.may_call(ReadFile::NAME).is_ok()
-            && self.is_switched_on(ReadFile::NAME, Some(reader)).is_ok();
+        let reader = dialect.map_or(ReadFile::NAME, |dialect| dialect.artifact_reader);
+        let is_open = context.principal.require_tool(ReadFile::NAME).is_ok()
+            && self.require_enabled_tool(ReadFile::NAME, Some(reader)).is_ok();
         is_open.then_some(reader)
     }
 
     /// Refuses a tool that the caller's key is not for, or one of a dialect that calls such.
-    fn may_call_as(&self, incoming: &Incoming, dialect: &str, tool: &str) -> Result<(), Error> {
+    fn require_job_tool(
+        &self,
+        context: &CallContext,
+        dialect: &str,
+        tool: &str,
+    ) -> Result<(), Error> {
         let own = match dialect {
             "" => None,
             dialect => dialect::find(dialect)?.own(tool),
         };
         // Without one, it is of the contract or of the configuration.
         let Some(tool) = own else {
-            return incoming.principal.may_call(tool);
+            return context.principal.require_tool(tool);
         };
         let mut uses = tool.uses.iter();
-        uses.try_for_each(|name| incoming.principal.may_call(name))
+        uses.try_for_each(|name| context.principal.require_tool(name))
     }
 
     /// The tools whose jobs a caller sees; without, all.
-    pub(crate) fn tools_of_jobs(&self, incoming: &Incoming) -> Option<Vec<String>> {
-        let principal = &incoming.principal;
-        let mut tools: Vec<_> = principal.tools()?.collect();
-        let of_configuration = self.catalog.customs().map(CustomTool::name);
+    pub(crate) fn visible_job_tools(&self, context: &CallContext) -> Option<Vec<String>> {
+        let principal = &context.principal;
+        let mut tools: Vec<_> = principal.allowed_tools()?.collect();
+        let of_configuration = self.catalog.custom_tools().map(CustomTool::name);
         let custom: Vec<_> =
-            of_configuration.filter(|tool| principal.may_call(tool).is_ok()).collect();
+            of_configuration.filter(|tool| principal.require_tool(tool).is_ok()).collect();
         for dialect in dialect::all() {
             let seen = dialect.tools().iter().filter(|tool| {
                 let mut uses = tool.uses.iter();
-                uses.all(|name| principal.may_call(name).is_ok())
+                uses.all(|name| principal.require_tool(name).is_ok())
             });
-            tools.extend(seen.map(|tool| named(dialect.name, tool.name)));
-            if dialect.has_custom() {
-                tools.extend(custom.iter().map(|tool| named(dialect.name, tool)));
+            tools.extend(seen.map(|tool| qualified_tool_name(dialect.name, tool.name)));
+            if dialect.renders_custom_tools() {
+                tools.extend(custom.iter().map(|tool| qualified_tool_name(dialect.name, tool)));
             }
         }
         Some(tools)
     }
 
     /// Finds a job. One of a tool that the caller's key is not for is not there.
-    pub(crate) async fn find_job(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
-        let workspace = self.scene(incoming)?.workspace.name();
+    pub(crate) async fn find_job(
+        &self,
+        context: &CallContext,
+        id: &str,
+    ) -> Result<LiveOrEndedJob, Error> {
+        let workspace = self.workspace_context(context)?.workspace.name();
         let found = self.jobs.find(workspace, id).await?;
         let job = found.job();
-        match self.may_call_as(incoming, &job.dialect, &job.tool) {
+        match self.require_job_tool(context, &job.dialect, &job.tool) {
             Ok(()) => Ok(found),
-            Err(_) => Err(not_found(workspace, id)),
+            Err(_) => Err(job_not_found_error(workspace, id)),
         }
     }
 }

@@ -19,37 +19,37 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Pipeline,
     idempotency::{
-        Claimed, Left, Lost, Mark, Ticket,
+        Checkpoint, Claim, ClaimOutcome, CrashProgress, OnCrash,
         answer::{decode, encode, is_final},
     },
-    repeatable::{Repeatable, left_alone, not_begun},
-    subject::Permitted,
+    repeatable::{IdempotentCall, abandoned_error, complete_unstarted},
+    subject::Authorization,
 };
 use crate::daemon::{
     error::{Error, Reason},
     task,
-    tool::lost,
+    tool::daemon_lost_error,
 };
 
 /// What work is given that takes what its caller sends.
 #[derive(Debug)]
-pub(crate) struct Sent {
+pub(crate) struct StreamingContext {
     /// Cancelled when it is to end: the caller is gone, or somebody else goes on with it.
     pub(crate) stop: CancellationToken,
     /// What has let it in.
-    pub(crate) permitted: Permitted,
+    pub(crate) authorization: Authorization,
     /// Where it is to say that it may be done from here on; without an id, nowhere.
-    pub(crate) mark: Option<Mark>,
+    pub(crate) checkpoint: Option<Checkpoint>,
     /// Whether a daemon died that had said so.
-    pub(crate) may_be_done: bool,
+    pub(crate) may_have_completed: bool,
 }
 
 impl Pipeline {
     /// Does `work`, once `permit` has let it in, or gets the answer of the call that did it before. Where it
     /// `is_resumable`, one that goes on is gone on with, and so is one that the daemon died under.
-    pub(crate) async fn once_sent<R, P, W, F>(
+    pub(crate) async fn run_once_streaming<R, P, W, F>(
         self: &Arc<Self>,
-        call: Option<Repeatable>,
+        call: Option<IdempotentCall>,
         method: &'static str,
         is_resumable: bool,
         permit: P,
@@ -57,29 +57,34 @@ impl Pipeline {
     ) -> Result<R, Error>
     where
         R: Message + Default + 'static,
-        P: Future<Output = Result<Permitted, Error>> + Send + 'static,
-        W: FnOnce(Sent) -> F + Send + 'static,
+        P: Future<Output = Result<Authorization, Error>> + Send + 'static,
+        W: FnOnce(StreamingContext) -> F + Send + 'static,
         F: Future<Output = Result<R, Error>> + Send + 'static,
     {
-        let stop = self.drain.end_token().child_token();
+        let stop = self.shutdown.terminate_token().child_token();
         // Dropped with the caller: nobody sends any more then.
         let _abandoned = stop.clone().drop_guard();
         let Some(call) = call else {
-            let sent = Sent { stop, permitted: permit.await?, mark: None, may_be_done: false };
+            let sent = StreamingContext {
+                stop,
+                authorization: permit.await?,
+                checkpoint: None,
+                may_have_completed: false,
+            };
             return work(sent).await;
         };
         let ticket = loop {
             let lost_one = match is_resumable {
-                true => Lost::IsResumed,
-                false => Lost::IsTold,
+                true => OnCrash::Resume,
+                false => OnCrash::Report,
             };
-            let caller = match self.claim_now(&call, lost_one).await? {
-                Ok(Claimed::Ours(ticket)) => break ticket,
-                Ok(Claimed::Answered { answer, .. }) => return decode(&answer),
-                Ok(Claimed::Lost(_)) => return Err(lost(method)),
+            let caller = match self.try_claim_call(&call, lost_one).await? {
+                Ok(ClaimOutcome::Acquired(ticket)) => break ticket,
+                Ok(ClaimOutcome::Completed { reply: answer, .. }) => return decode(&answer),
+                Ok(ClaimOutcome::Lost(_)) => return Err(daemon_lost_error(method)),
                 Err(caller) => caller,
             };
-            let inherited = caller.ask_to_inherit();
+            let inherited = caller.request_takeover();
             let answer = tokio::select! {
                 biased;
                 Ok(ticket) = inherited => break ticket,
@@ -88,38 +93,38 @@ impl Pipeline {
             match answer.map(|answer| decode(&answer)) {
                 // It is this caller's turn.
                 None => {}
-                Some(Err(error)) if is_broken_off(&error) => {}
+                Some(Err(error)) if is_interrupted(&error) => {}
                 Some(answer) => return answer,
             }
         };
-        let caller = ticket.caller();
+        let caller = ticket.waiter();
         task::spawn_tracked("request", async move {
             let Some((ticket, permitted)) =
-                let_in(ticket, method, is_resumable, permit, &stop).await
+                await_authorization(ticket, method, is_resumable, permit, &stop).await
             else {
                 return;
             };
-            let sent = Sent {
+            let sent = StreamingContext {
                 stop: stop.clone(),
-                permitted: permitted.clone(),
-                mark: Some(ticket.mark()),
-                may_be_done: ticket.left() == Some(Left::Begun),
+                authorization: permitted.clone(),
+                checkpoint: Some(ticket.checkpoint()),
+                may_have_completed: ticket.crash_progress() == Some(CrashProgress::AfterCheckpoint),
             };
             let mut work = std::pin::pin!(work(sent));
             let result = tokio::select! {
                 result = &mut work => result,
-                () = ticket.has_heir(), if is_resumable => {
+                () = ticket.takeover_requested(), if is_resumable => {
                     stop.cancel();
                     work.await
                 }
             };
-            let goes_on = result.as_ref().is_err_and(is_broken_off) && stop.is_cancelled();
+            let goes_on = result.as_ref().is_err_and(is_interrupted) && stop.is_cancelled();
             let ticket = match goes_on {
-                true => ticket.hand_over(permitted),
+                true => ticket.transfer(permitted),
                 false => Some(ticket),
             };
             if let Some(ticket) = ticket {
-                answer(ticket, &result).await;
+                complete_streaming(ticket, &result).await;
             }
         });
         match caller.wait().await {
@@ -136,24 +141,24 @@ impl Pipeline {
 
 /// Waits until a call is let in, for all who have its id: who was asked for that has decided about each of
 /// them. None where somebody else goes on, or it was answered.
-async fn let_in(
-    mut ticket: Ticket,
+async fn await_authorization(
+    mut claim: Claim,
     method: &str,
     is_resumable: bool,
-    permit: impl Future<Output = Result<Permitted, Error>>,
+    permit: impl Future<Output = Result<Authorization, Error>>,
     stop: &CancellationToken,
-) -> Option<(Ticket, Permitted)> {
-    let mut permitted = match ticket.take_permitted() {
-        Some(permitted) => return Some((ticket, permitted)),
+) -> Option<(Claim, Authorization)> {
+    let mut authorization = match claim.take_authorization() {
+        Some(permitted) => return Some((claim, permitted)),
         None => {
-            let permitted = tokio::select! {
+            let authorization = tokio::select! {
                 permitted = permit => permitted,
-                () = ticket.left_alone() => Err(left_alone(method)),
+                () = claim.abandoned() => Err(abandoned_error(method)),
             };
-            match permitted {
+            match authorization {
                 Ok(permitted) => permitted,
                 Err(error) => {
-                    not_begun(ticket, &error).await;
+                    complete_unstarted(claim, &error).await;
                     return None;
                 }
             }
@@ -161,31 +166,31 @@ async fn let_in(
     };
     loop {
         if is_resumable || stop.is_cancelled() {
-            ticket = ticket.hand_over(permitted)?;
-            permitted = ticket.take_permitted()?;
+            claim = claim.transfer(authorization)?;
+            authorization = claim.take_authorization()?;
         }
         if !stop.is_cancelled() {
-            return Some((ticket, permitted));
+            return Some((claim, authorization));
         }
         // What was decided is for who comes back.
         tokio::select! {
-            () = ticket.has_heir() => {}
-            () = ticket.left_alone() => return None,
+            () = claim.takeover_requested() => {}
+            () = claim.abandoned() => return None,
         }
     }
 }
 
 /// Answers all who wait, and, unless the work was broken off, whoever comes later.
-async fn answer<R: Message>(ticket: Ticket, result: &Result<R, Error>) {
+async fn complete_streaming<R: Message>(claim: Claim, result: &Result<R, Error>) {
     let is_kept = match result {
-        Err(error) => !is_broken_off(error) && is_final(result),
+        Err(error) => !is_interrupted(error) && is_final(result),
         Ok(_) => true,
     };
-    ticket.answer(encode(result), is_kept).await;
+    claim.complete(encode(result), is_kept).await;
 }
 
 /// Whether there is more to come, or the same again: the id is for that, too.
-fn is_broken_off(error: &Error) -> bool {
+fn is_interrupted(error: &Error) -> bool {
     matches!(
         error.reason,
         Reason::Timeout | Reason::InvalidParams | Reason::Draining | Reason::ChecksumMismatch

@@ -2,10 +2,10 @@
 
 use opentelemetry::{KeyValue, trace::SpanKind};
 
-use super::{Pipeline, context::Incoming};
+use super::{Pipeline, context::CallContext};
 use crate::daemon::{
-    telemetry::{semconv, spans::Span},
-    tool::Scene,
+    telemetry::{semconv, spans::OtelSpan},
+    tool::WorkspaceContext,
 };
 
 impl Pipeline {
@@ -13,27 +13,27 @@ impl Pipeline {
     pub(super) fn start_span(
         &self,
         tool: &'static str,
-        incoming: &Incoming,
-        scene: &Scene,
-    ) -> Span {
-        let session = incoming.session.as_str().to_owned();
+        context: &CallContext,
+        workspace_context: &WorkspaceContext,
+    ) -> OtelSpan {
+        let session = context.session.as_str().to_owned();
         let mut attributes = vec![
             KeyValue::new(semconv::GEN_AI_OPERATION_NAME, "execute_tool"),
             KeyValue::new(semconv::GEN_AI_TOOL_NAME, tool),
             KeyValue::new(semconv::GEN_AI_TOOL_TYPE, "function"),
-            KeyValue::new(semconv::GEN_AI_TOOL_CALL_ID, incoming.given_id().to_owned()),
+            KeyValue::new(semconv::GEN_AI_TOOL_CALL_ID, context.model_call_id().to_owned()),
             KeyValue::new(semconv::GEN_AI_CONVERSATION_ID, session.clone()),
-            KeyValue::new(semconv::CALL_ID, incoming.call_id.clone()),
+            KeyValue::new(semconv::CALL_ID, context.call_id.clone()),
             KeyValue::new(semconv::SESSION_ID, session),
-            KeyValue::new(semconv::WORKSPACE, scene.workspace.name().to_owned()),
-            KeyValue::new(semconv::PRINCIPAL, incoming.principal.name().to_owned()),
+            KeyValue::new(semconv::WORKSPACE, workspace_context.workspace.name().to_owned()),
+            KeyValue::new(semconv::PRINCIPAL, context.principal.name().to_owned()),
         ];
-        if let Some(said) = incoming.said() {
+        if let Some(said) = context.dialect_call() {
             attributes.push(KeyValue::new(semconv::DIALECT, said.dialect.name));
             attributes.push(KeyValue::new(semconv::CALLED_NAME, said.tool));
         }
         let name = format!("execute_tool {tool}");
         let tracer = self.telemetry.tracer();
-        Span::start(tracer, name, SpanKind::Internal, attributes, &incoming.parent)
+        OtelSpan::start(tracer, name, SpanKind::Internal, attributes, &context.parent_span)
     }
 }

@@ -8,10 +8,10 @@ use crate::daemon::{
 };
 
 /// How long a client is told to wait when the database is held by another program.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+const DATABASE_BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What is wrong with its database.
-pub(in crate::daemon::call) fn of_database(error: &DatabaseError) -> Error {
+pub(in crate::daemon::call) fn state_database_error(error: &DatabaseError) -> Error {
     let error = match error {
         DatabaseError::Full => {
             Error::new(Reason::NoSpace, format!("{error}, and try again; nothing was started"))
@@ -20,18 +20,18 @@ pub(in crate::daemon::call) fn of_database(error: &DatabaseError) -> Error {
             Reason::ResourceExhausted,
             format!("{error}; nothing was started: retry after the time given"),
         )
-        .retry_after(RETRY_AFTER),
+        .retry_after(DATABASE_BUSY_RETRY_AFTER),
         DatabaseError::Lost => Error::new(
             Reason::StateLost,
             format!(
                 "{error}: what needs it could be done twice, so nothing was started: its operator must put it back, or restart the daemon"
             ),
         ),
-        DatabaseError::Damaged(_) | DatabaseError::Failed(_) | DatabaseError::Closed => Error::new(
+        DatabaseError::Corrupt(_) | DatabaseError::Failed(_) | DatabaseError::Closed => Error::new(
             Reason::Internal,
             format!("{error}; nothing was started: its operator must repair it"),
         )
-        .caused_by(error.clone()),
+        .with_cause(error.clone()),
     };
-    error.not_begun()
+    error.not_started()
 }

@@ -3,98 +3,98 @@
 use std::{sync::Arc, time::Instant};
 
 use super::policy::{
-    decision::Snapshot,
-    judged::{Judged, Spoken},
+    decision::PolicySnapshot,
+    judged::{DialectCall, PolicyRequest},
 };
 use crate::{
     api::v1::Risk,
     daemon::{
-        catalog::{Given, Reading, Told},
-        tool::{Approved, Scene},
+        catalog::{CanonicalText, ExplicitParams, PolicyView},
+        tool::{CallApproval, WorkspaceContext},
         workspace::RelativePath,
     },
 };
 
 /// What is to be decided about.
 #[derive(Debug)]
-pub(super) struct Subject {
+pub(super) struct PolicyInput {
     /// The call.
-    pub(super) call: Arc<Judged>,
+    pub(super) request: Arc<PolicyRequest>,
     /// What decides: it has said which parameters can matter.
-    pub(super) snapshot: Arc<Snapshot>,
+    pub(super) snapshot: Arc<PolicySnapshot>,
     /// What who is asked is told, where that can be.
-    pub(super) shown: Vec<(String, String)>,
+    pub(super) preview_params: Vec<(String, String)>,
     /// A pattern for the call and its like, where there can be one.
-    pub(super) pattern: Option<String>,
+    pub(super) suggested_pattern: Option<String>,
     /// Files that the call names, likewise.
     pub(super) files: Vec<String>,
     /// Where the command that it runs is to begin.
     pub(super) cwd: Option<RelativePath>,
     /// Bytes that the call holds while it waits, about.
-    pub(super) size: usize,
+    pub(super) held_bytes: usize,
     /// What it was made with, where nobody needs to know that yet.
-    pub(super) said: Option<Arc<Said>>,
+    pub(super) encoded_request: Option<Arc<EncodedRequest>>,
 }
 
 /// Longest parameters that are kept of a call while it waits for a place: those of most calls, and little
 /// beside what a call costs that waits. Of longer ones it is not known any more what they were.
-pub(super) const KEPT: usize = 64 << 10;
+pub(super) const MAX_RETAINED_REQUEST_BYTES: usize = 64 << 10;
 
 /// What a call was judged as, and by what.
 #[derive(Debug, Clone)]
-pub(super) struct Judgement {
-    pub(super) call: Arc<Judged>,
-    pub(super) snapshot: Arc<Snapshot>,
+pub(super) struct ReauthorizationInput {
+    pub(super) request: Arc<PolicyRequest>,
+    pub(super) snapshot: Arc<PolicySnapshot>,
     /// What it was made with, where nobody had to know its parameters: somebody may, once it has waited.
-    pub(super) said: Option<Arc<Said>>,
+    pub(super) encoded_request: Option<Arc<EncodedRequest>>,
 }
 
 /// What a call was made with.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct EncodedRequest {
     /// Full name of the message, where it is not that of the tool.
-    pub(super) message: Option<&'static str>,
+    pub(super) message_name: Option<&'static str>,
     /// The message.
     pub(super) encoded: Vec<u8>,
 }
 
 /// A call that may be made.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Permitted {
+pub(crate) struct Authorization {
     /// What has let it in, where that is not the risk of its tool.
-    pub(crate) by: Option<String>,
+    pub(crate) allowed_by: Option<String>,
     /// Until when a place may be waited for, where somebody was asked: that is not to be for nothing.
-    pub(super) until: Option<Instant>,
+    pub(super) admission_deadline: Option<Instant>,
     /// Device and inode of the directory that its command was approved to start in.
-    pub(super) cwd: Option<(u64, u64)>,
+    pub(super) approved_cwd: Option<(u64, u64)>,
 }
 
-impl Judgement {
+impl ReauthorizationInput {
     /// Leaves what is short, so that many can wait. Answers how many bytes that is.
-    pub(super) fn shorten(&mut self) -> usize {
-        if self.call.size() > KEPT {
-            self.call = Arc::new(self.call.without_parameters());
+    pub(super) fn drop_large_params(&mut self) -> usize {
+        if self.request.text_bytes() > MAX_RETAINED_REQUEST_BYTES {
+            self.request = Arc::new(self.request.without_parameters());
         }
-        let said = self.said.as_ref().map(|said| said.encoded.len());
-        self.call.size() + said.unwrap_or_default()
+        let said = self.encoded_request.as_ref().map(|said| said.encoded.len());
+        self.request.text_bytes() + said.unwrap_or_default()
     }
 }
 
-impl Permitted {
+impl Authorization {
     /// The approval, where somebody was asked.
-    pub(super) fn approved(&self) -> Option<Approved> {
-        let by = self.until.and(self.by.clone())?;
-        Some(Approved { by, cwd: self.cwd })
+    pub(super) fn approval(&self) -> Option<CallApproval> {
+        let by = self.admission_deadline.and(self.allowed_by.clone())?;
+        Some(CallApproval { approved_by: by, cwd: self.approved_cwd })
     }
 }
 
-impl Subject {
+impl PolicyInput {
     /// What is to be looked at again where it may take long before the call begins.
-    pub(super) fn judgement(&self) -> Judgement {
-        Judgement {
-            call: Arc::clone(&self.call),
+    pub(super) fn reauthorization_input(&self) -> ReauthorizationInput {
+        ReauthorizationInput {
+            request: Arc::clone(&self.request),
             snapshot: Arc::clone(&self.snapshot),
-            said: self.said.clone(),
+            encoded_request: self.encoded_request.clone(),
         }
     }
 
@@ -103,47 +103,56 @@ impl Subject {
         tool: &'static str,
         risk: Risk,
         workspace: String,
-        snapshot: Arc<Snapshot>,
+        snapshot: Arc<PolicySnapshot>,
     ) -> Self {
         Self {
-            call: Arc::new(Judged { tool, risk, workspace, texts: Vec::new(), said: None }),
+            request: Arc::new(PolicyRequest {
+                tool,
+                risk,
+                workspace,
+                texts: Vec::new(),
+                dialect_call: None,
+            }),
             snapshot,
-            shown: Vec::new(),
-            pattern: None,
+            preview_params: Vec::new(),
+            suggested_pattern: None,
             files: Vec::new(),
             cwd: None,
-            size: 0,
-            said: None,
+            held_bytes: 0,
+            encoded_request: None,
         }
     }
 
     /// The same, which was made as this in a dialect.
-    pub(super) fn said_as(self, said: Option<Arc<Spoken>>) -> Self {
-        let bytes = said.iter().flat_map(|said| &said.texts);
+    pub(super) fn with_dialect_call(self, dialect_call: Option<Arc<DialectCall>>) -> Self {
+        let bytes = dialect_call.iter().flat_map(|said| &said.texts);
         let bytes: usize = bytes.map(|text| text.text.len()).sum();
         Self {
-            size: self.size + bytes,
-            call: Arc::new(Judged { said, ..self.call.with_parameters(Vec::new()) }),
+            held_bytes: self.held_bytes + bytes,
+            request: Arc::new(PolicyRequest {
+                dialect_call,
+                ..self.request.with_parameters(Vec::new())
+            }),
             ..self
         }
     }
 
     /// The same with its parameters, which take so many bytes, and the files that it names.
-    pub(super) fn with(self, told: Told, files: Vec<String>, size: usize) -> Self {
-        let texts = told.texts.iter().map(|text| text.text.len());
-        let shown = told.shown.iter().map(|(_, value)| value.len());
+    pub(super) fn with_params(self, view: PolicyView, files: Vec<String>, size: usize) -> Self {
+        let texts = view.texts.iter().map(|text| text.text.len());
+        let shown = view.display_params.iter().map(|(_, value)| value.len());
         let named = files.iter().map(String::len);
         Self {
-            size: self.size + size + texts.chain(shown).chain(named).sum::<usize>(),
-            call: Arc::new(Judged {
-                tool: self.call.tool,
-                risk: self.call.risk,
-                workspace: self.call.workspace.clone(),
-                texts: told.texts,
-                said: self.call.said.clone(),
+            held_bytes: self.held_bytes + size + texts.chain(shown).chain(named).sum::<usize>(),
+            request: Arc::new(PolicyRequest {
+                tool: self.request.tool,
+                risk: self.request.risk,
+                workspace: self.request.workspace.clone(),
+                texts: view.texts,
+                dialect_call: self.request.dialect_call.clone(),
             }),
-            shown: told.shown,
-            pattern: told.pattern,
+            preview_params: view.display_params,
+            suggested_pattern: view.pattern,
             files,
             ..self
         }
@@ -151,7 +160,11 @@ impl Subject {
 }
 
 /// What was given, for those who decide about it.
-pub(super) fn told(given: &Given, scene: &Scene, reading: Option<Reading>) -> Told {
-    let plain = |path: &str| scene.workspace.resolve(path).ok();
-    given.tell(|path| plain(path).map(|path| path.to_string()), reading)
+pub(super) fn policy_view(
+    given: &ExplicitParams,
+    workspace_context: &WorkspaceContext,
+    reading: Option<CanonicalText>,
+) -> PolicyView {
+    let plain = |path: &str| workspace_context.workspace.resolve(path).ok();
+    given.policy_view(|path| plain(path).map(|path| path.to_string()), reading)
 }

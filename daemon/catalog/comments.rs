@@ -6,11 +6,11 @@ use prost_reflect::{DescriptorPool, FieldDescriptor, MethodDescriptor};
 
 /// Comments by the file and the path of what they stand before (`SourceCodeInfo.Location.path`).
 #[derive(Debug)]
-pub(super) struct Comments(HashMap<(String, Vec<i32>), String>);
+pub(super) struct ProtoComments(HashMap<(String, Vec<i32>), String>);
 
-impl Comments {
+impl ProtoComments {
     /// Reads all of them.
-    pub(super) fn of(pool: &DescriptorPool) -> Self {
+    pub(super) fn from_pool(pool: &DescriptorPool) -> Self {
         let mut comments = HashMap::new();
         for file in pool.file_descriptor_protos() {
             for location in file.source_code_info.iter().flat_map(|info| &info.location) {
@@ -18,7 +18,7 @@ impl Comments {
                     continue;
                 };
                 let place = (file.name().to_owned(), location.path.clone());
-                comments.insert(place, flowing(comment));
+                comments.insert(place, reflow(comment));
             }
         }
         Self(comments)
@@ -26,15 +26,15 @@ impl Comments {
 
     /// What a field means.
     pub(super) fn field(&self, field: &FieldDescriptor) -> &str {
-        self.at(field.parent_file().name(), field.path())
+        self.lookup(field.parent_file().name(), field.path())
     }
 
     /// What an RPC does.
     pub(super) fn method(&self, method: &MethodDescriptor) -> &str {
-        self.at(method.parent_file().name(), method.path())
+        self.lookup(method.parent_file().name(), method.path())
     }
 
-    fn at(&self, file: &str, path: &[i32]) -> &str {
+    fn lookup(&self, file: &str, path: &[i32]) -> &str {
         let place = (file.to_owned(), path.to_vec());
         self.0.get(&place).map_or("", String::as_str)
     }
@@ -49,7 +49,7 @@ pub(super) fn first_sentence(comment: &str) -> &str {
 
 /// A comment without the line breaks that its width made: those between paragraphs and before the points
 /// of a list stay.
-fn flowing(comment: &str) -> String {
+fn reflow(comment: &str) -> String {
     let mut flowing = String::with_capacity(comment.len());
     for line in comment.trim().lines().map(str::trim) {
         let separator = match line {
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn comments_flow() {
         assert_eq!(
-            flowing(" One\n two.\n\n\n Errors:\n * a\n   b\n * c\n"),
+            reflow(" One\n two.\n\n\n Errors:\n * a\n   b\n * c\n"),
             "One two.\n\nErrors:\n* a b\n* c"
         );
         for (comment, first) in

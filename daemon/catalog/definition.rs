@@ -6,7 +6,7 @@ use crate::api::v1::{Risk, ToolOptions};
 
 /// A tool.
 #[derive(Debug, Clone)]
-pub(crate) struct Definition {
+pub(crate) struct ToolDefinition {
     /// Name that models call it by.
     pub(crate) name: String,
     /// Name for people; empty where there is none.
@@ -14,11 +14,11 @@ pub(crate) struct Definition {
     /// What it does, and what is worth knowing about it.
     pub(crate) description: String,
     /// JSON Schema of its parameters, an object.
-    pub(crate) input: Map<String, Json>,
+    pub(crate) input_schema: Map<String, Json>,
     /// JSON Schema of its answer, an object, where it has that shape.
-    pub(crate) output: Option<Map<String, Json>>,
+    pub(crate) output_schema: Option<Map<String, Json>>,
     /// How it behaves.
-    pub(crate) hints: Hints,
+    pub(crate) hints: ToolHints,
     /// What it may do, at worst.
     pub(crate) risk: Risk,
     /// Whether somebody is asked, by that risk, before a call of it is made: rules may say otherwise of some.
@@ -27,7 +27,7 @@ pub(crate) struct Definition {
 
 /// How a tool behaves, as clients of MCP ask about it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Hints {
+pub(crate) struct ToolHints {
     /// Whether a call leaves everything as it was.
     pub(crate) read_only: bool,
     /// Whether a call can destroy what was there before it.
@@ -47,13 +47,13 @@ pub(crate) fn risk_name(risk: Risk) -> &'static str {
     }
 }
 
-impl Hints {
+impl ToolHints {
     /// What is assumed of a tool of which nothing is known.
-    pub(crate) const WORST: Self =
+    pub(crate) const WORST_CASE: Self =
         Self { read_only: false, destructive: true, idempotent: false, open_world: true };
 
     /// Those of a tool.
-    pub(crate) fn of(options: &ToolOptions) -> Self {
+    pub(crate) fn from_options(options: &ToolOptions) -> Self {
         Self {
             read_only: options.read_only,
             destructive: options.destructive,
@@ -63,7 +63,7 @@ impl Hints {
     }
 
     /// Those of a tool that calls others, of which it is one.
-    pub(crate) fn and(self, other: Self) -> Self {
+    pub(crate) fn merge(self, other: Self) -> Self {
         Self {
             read_only: self.read_only && other.read_only,
             destructive: self.destructive || other.destructive,
@@ -77,7 +77,7 @@ impl Hints {
 mod tests {
     use serde_json::Value;
 
-    use crate::daemon::catalog::{Catalog, render::Format};
+    use crate::daemon::catalog::{Catalog, render::RenderFormat};
 
     /// Every description that a schema has.
     fn undescribed(schema: &Value, place: &str, found: &mut Vec<String>) {
@@ -97,13 +97,13 @@ mod tests {
     #[test]
     fn every_tool_and_every_parameter_is_described() {
         let catalog = Catalog::load().unwrap();
-        for name in catalog.tools() {
+        for name in catalog.tool_names() {
             let definition = catalog.definition(name).unwrap();
             assert!(definition.description.len() > 20, "{name}");
             assert!(!definition.description.contains("Errors:"), "{name}");
             let mut missing = Vec::new();
-            undescribed(&definition.input.into(), name, &mut missing);
-            undescribed(&definition.output.unwrap().into(), name, &mut missing);
+            undescribed(&definition.input_schema.into(), name, &mut missing);
+            undescribed(&definition.output_schema.unwrap().into(), name, &mut missing);
             assert_eq!(missing, Vec::<String>::new());
         }
     }
@@ -112,7 +112,7 @@ mod tests {
     fn a_file_is_read_with_these_parameters() {
         let catalog = Catalog::load().unwrap();
         let definition = catalog.definition("read_file").unwrap();
-        let input = Value::from(definition.input.clone());
+        let input = Value::from(definition.input_schema.clone());
         assert_eq!(input["required"], serde_json::json!(["path"]));
         assert_eq!(input["additionalProperties"], false);
         let bytes = &input["properties"]["max_bytes"];
@@ -120,7 +120,7 @@ mod tests {
             (&bytes["type"], &bytes["minimum"], &bytes["maximum"]),
             (&"integer".into(), &1.into(), &10_485_760.into())
         );
-        let strict = Format::OpenaiResponses.render(std::slice::from_ref(&definition));
+        let strict = RenderFormat::OpenaiResponses.render(std::slice::from_ref(&definition));
         let strict = &strict[0];
         assert_eq!(strict["strict"], true);
         let all = strict["parameters"]["properties"].as_object().unwrap();

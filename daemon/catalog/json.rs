@@ -20,35 +20,37 @@ use prost_reflect::{
 use serde_json::{Map, Number, Value as Json};
 
 use super::{
-    nearest::unknown,
-    rules::{Field, Rules},
+    nearest::unknown_parameter_message,
+    rules::{FieldSpec, MessageRules},
 };
-use crate::daemon::error::{Error, MOST_VIOLATIONS, Violation};
+use crate::daemon::error::{Error, MAX_VIOLATIONS, Violation};
 
 /// Reads both alphabets, with and without padding, as the mapping of protobuf says.
-const LENIENT: GeneralPurposeConfig =
+const LENIENT_BASE64: GeneralPurposeConfig =
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
 
 /// Reads `parameters` as a message with these rules. Numbers may be written as strings; null is as good as
 /// not given. Where something does not fit, what breaks the rules in the rest is told with it.
 pub(super) fn read(
-    rules: &Rules,
+    rules: &MessageRules,
     parameters: &Map<String, Json>,
 ) -> Result<DynamicMessage, Vec<Violation>> {
-    let mut reader = Reader { violations: Vec::new() };
+    let mut reader = JsonMessageReader { violations: Vec::new() };
     let message = reader.message(rules.message(), Some(rules), parameters, "");
     let mut violations = reader.violations;
     if violations.is_empty() {
         return Ok(message);
     }
     let mut others = rules.violations(&message);
-    others.retain(|other| !violations.iter().any(|told| is_in(&told.field, &other.field)));
+    others.retain(|other| {
+        !violations.iter().any(|told| is_same_or_within(&told.field, &other.field))
+    });
     violations.append(&mut others);
     Err(violations)
 }
 
 /// Whether a field is another one, or lies in it, which was left out then.
-fn is_in(field: &str, other: &str) -> bool {
+fn is_same_or_within(field: &str, other: &str) -> bool {
     let rest = field.strip_prefix(other);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
@@ -94,10 +96,10 @@ fn write_whole_numbers(value: &mut Json) {
 }
 
 /// What is wanted where an object of any names should be.
-pub(crate) const MAP: &str = "an object, or a list of entries that have a key and a value, and nothing else, and no key twice";
+pub(crate) const MAP_EXPECTED: &str = "an object, or a list of entries that have a key and a value, and nothing else, and no key twice";
 
 /// The object that a list of its entries stands for, each `{"key": …, "value": …}`, and each key once.
-pub(crate) fn entries_of(list: &[Json]) -> Option<Map<String, Json>> {
+pub(crate) fn map_from_entries(list: &[Json]) -> Option<Map<String, Json>> {
     let mut entries = Map::new();
     for entry in list {
         let entry = entry.as_object().filter(|entry| entry.len() == 2)?;
@@ -110,21 +112,21 @@ pub(crate) fn entries_of(list: &[Json]) -> Option<Map<String, Json>> {
     Some(entries)
 }
 
-struct Reader {
+struct JsonMessageReader {
     violations: Vec<Violation>,
 }
 
-impl Reader {
+impl JsonMessageReader {
     fn message(
         &mut self,
         descriptor: &MessageDescriptor,
-        rules: Option<&Rules>,
+        rules: Option<&MessageRules>,
         fields: &Map<String, Json>,
         prefix: &str,
     ) -> DynamicMessage {
         let mut message = DynamicMessage::new(descriptor.clone());
         for (name, value) in fields {
-            if self.has_enough() {
+            if self.is_full() {
                 break;
             }
             let path = format!("{prefix}{name}");
@@ -135,10 +137,10 @@ impl Reader {
                 None => {
                     let fields: Vec<_> = descriptor.fields().collect();
                     let known: Vec<_> = fields.iter().map(FieldDescriptor::name).collect();
-                    let text = unknown(name, &known);
+                    let text = unknown_parameter_message(name, &known);
                     self.report(&path, text);
                 }
-                Some(field) if value.is_null() || is_not_declared(&field, value) => {}
+                Some(field) if value.is_null() || is_unspecified_enum(&field, value) => {}
                 Some(field) if message.has_field(&field) => {
                     self.report(&path, format!("is given twice, also as {}", field.name()));
                 }
@@ -156,7 +158,7 @@ impl Reader {
     fn field(
         &mut self,
         field: &FieldDescriptor,
-        known: Option<&Field>,
+        known: Option<&FieldSpec>,
         value: &Json,
         path: &str,
     ) -> Option<Value> {
@@ -165,15 +167,15 @@ impl Reader {
                 return None;
             };
             // A list of them: strict schemas have no other way to say it.
-            let listed = value.as_array().and_then(|list| entries_of(list));
+            let listed = value.as_array().and_then(|list| map_from_entries(list));
             let Some(entries) = value.as_object().or(listed.as_ref()) else {
-                return self.refuse(path, MAP, value);
+                return self.report_type_mismatch(path, MAP_EXPECTED, value);
             };
             let kind = entry.map_entry_value_field().kind();
             let before = self.violations.len();
             let mut read = HashMap::with_capacity(entries.len());
             for (key, value) in entries {
-                if self.has_enough() {
+                if self.is_full() {
                     return None;
                 }
                 let path = format!("{path}[{key:?}]");
@@ -185,13 +187,13 @@ impl Reader {
         }
         if field.is_list() {
             let Json::Array(items) = value else {
-                return self.refuse(path, "an array", value);
+                return self.report_type_mismatch(path, "an array", value);
             };
             let before = self.violations.len();
             let kind = field.kind();
             let mut read = Vec::with_capacity(items.len());
             for (index, item) in items.iter().enumerate() {
-                if self.has_enough() {
+                if self.is_full() {
                     return None;
                 }
                 read.extend(self.value(&kind, known, item, &format!("{path}[{index}]")));
@@ -204,7 +206,7 @@ impl Reader {
     fn value(
         &mut self,
         kind: &Kind,
-        known: Option<&Field>,
+        known: Option<&FieldSpec>,
         value: &Json,
         path: &str,
     ) -> Option<Value> {
@@ -213,27 +215,28 @@ impl Reader {
             (Kind::Bool, Json::Bool(flag)) => Some(Value::Bool(*flag)),
             (Kind::Bool, Json::String(text)) => text.parse().ok().map(Value::Bool),
             (Kind::Bytes, Json::String(text)) => {
-                base64(text).map(|bytes| Value::Bytes(bytes.into()))
+                decode_base64(text).map(|bytes| Value::Bytes(bytes.into()))
             }
             (Kind::Int32 | Kind::Sint32 | Kind::Sfixed32, _) => {
-                integer(value).and_then(|number| number.try_into().ok().map(Value::I32))
+                read_integer(value).and_then(|number| number.try_into().ok().map(Value::I32))
             }
             (Kind::Int64 | Kind::Sint64 | Kind::Sfixed64, _) => {
-                integer(value).and_then(|number| number.try_into().ok().map(Value::I64))
+                read_integer(value).and_then(|number| number.try_into().ok().map(Value::I64))
             }
             (Kind::Uint32 | Kind::Fixed32, _) => {
-                integer(value).and_then(|number| number.try_into().ok().map(Value::U32))
+                read_integer(value).and_then(|number| number.try_into().ok().map(Value::U32))
             }
             (Kind::Uint64 | Kind::Fixed64, _) => {
-                integer(value).and_then(|number| number.try_into().ok().map(Value::U64))
+                read_integer(value).and_then(|number| number.try_into().ok().map(Value::U64))
             }
             (Kind::Double, Json::Number(number)) => number.as_f64().map(Value::F64),
             (Kind::Enum(values), Json::String(_) | Json::Number(_)) => {
                 let found = enum_value(values, value);
                 if found.is_none() {
                     let known = values.values().skip(1);
-                    let known: Vec<_> =
-                        known.map(|value| short_name(values, value.name()).to_owned()).collect();
+                    let known: Vec<_> = known
+                        .map(|value| unprefixed_name(values, value.name()).to_owned())
+                        .collect();
                     let text = format!("is {value}; it must be one of {}", known.join(", "));
                     self.report(path, text);
                     return None;
@@ -253,7 +256,7 @@ impl Reader {
         };
         match read {
             Some(read) => Some(read),
-            None => match (range(kind, known), value) {
+            None => match (integer_range(kind, known), value) {
                 (Some((least, most)), Json::Number(number)) => {
                     let text =
                         format!("is {number}; it must be a whole number from {least} to {most}");
@@ -262,14 +265,14 @@ impl Reader {
                 }
                 (Some((least, most)), _) => {
                     let expected = format!("a whole number from {least} to {most}");
-                    self.refuse(path, &expected, value)
+                    self.report_type_mismatch(path, &expected, value)
                 }
-                (None, _) => self.refuse(path, expected(kind), value),
+                (None, _) => self.report_type_mismatch(path, expected_type(kind), value),
             },
         }
     }
 
-    fn refuse<T>(&mut self, path: &str, expected: &str, value: &Json) -> Option<T> {
+    fn report_type_mismatch<T>(&mut self, path: &str, expected: &str, value: &Json) -> Option<T> {
         let found = match value {
             Json::Null => "null",
             Json::Bool(_) => "a boolean",
@@ -288,12 +291,12 @@ impl Reader {
     }
 
     /// Whether nothing more needs to be looked for.
-    fn has_enough(&self) -> bool {
-        self.violations.len() > MOST_VIOLATIONS
+    fn is_full(&self) -> bool {
+        self.violations.len() > MAX_VIOLATIONS
     }
 }
 
-fn expected(kind: &Kind) -> &'static str {
+fn expected_type(kind: &Kind) -> &'static str {
     match kind {
         Kind::String => "a string",
         Kind::Bool => "true or false",
@@ -305,7 +308,7 @@ fn expected(kind: &Kind) -> &'static str {
 }
 
 /// From where to where whole numbers of a kind go, by the rules of the field, too; nothing of what is none.
-fn range(kind: &Kind, known: Option<&Field>) -> Option<(i128, i128)> {
+fn integer_range(kind: &Kind, known: Option<&FieldSpec>) -> Option<(i128, i128)> {
     let (least, most) = match kind {
         Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => (i32::MIN.into(), i32::MAX.into()),
         Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => (i64::MIN.into(), i64::MAX.into()),
@@ -320,23 +323,23 @@ fn range(kind: &Kind, known: Option<&Field>) -> Option<(i128, i128)> {
 }
 
 /// A whole number, also one written with a fraction of zero, as those that come as `double` are.
-fn integer(value: &Json) -> Option<i128> {
+fn read_integer(value: &Json) -> Option<i128> {
     match value {
         Json::Number(number) => number
             .as_i64()
             .map(i128::from)
             .or_else(|| number.as_u64().map(i128::from))
-            .or_else(|| number.as_f64().and_then(whole)),
+            .or_else(|| number.as_f64().and_then(exact_integer)),
         Json::String(text) => {
             let digits = text.trim().parse().ok();
-            digits.or_else(|| number_of(text)?.as_f64().and_then(whole))
+            digits.or_else(|| parse_number(text)?.as_f64().and_then(exact_integer))
         }
         _ => None,
     }
 }
 
 /// The number that a text stands for: some models write them so.
-pub(crate) fn number_of(text: &str) -> Option<Number> {
+pub(crate) fn parse_number(text: &str) -> Option<Number> {
     let text = text.trim();
     let signed = || text.parse::<i64>().ok().map(Number::from);
     let unsigned = || text.parse::<u64>().ok().map(Number::from);
@@ -345,21 +348,21 @@ pub(crate) fn number_of(text: &str) -> Option<Number> {
 }
 
 /// The number, if it is whole and a double holds it exactly.
-fn whole(number: f64) -> Option<i128> {
-    const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
-    let is_whole = number.fract() == 0.0 && number.abs() <= EXACT;
+fn exact_integer(number: f64) -> Option<i128> {
+    const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
+    let is_whole = number.fract() == 0.0 && number.abs() <= MAX_EXACT_INTEGER;
     is_whole.then(|| format!("{number:.0}").parse().ok()).flatten()
 }
 
-fn base64(text: &str) -> Option<Vec<u8>> {
+fn decode_base64(text: &str) -> Option<Vec<u8>> {
     [&STANDARD, &URL_SAFE]
         .into_iter()
-        .find_map(|alphabet| GeneralPurpose::new(alphabet, LENIENT).decode(text).ok())
+        .find_map(|alphabet| GeneralPurpose::new(alphabet, LENIENT_BASE64).decode(text).ok())
 }
 
 /// Whether this is the first value of an enum, which is as good as nothing: so it comes from those who
 /// write down all fields of a message.
-fn is_not_declared(field: &FieldDescriptor, value: &Json) -> bool {
+fn is_unspecified_enum(field: &FieldDescriptor, value: &Json) -> bool {
     match field.kind() {
         Kind::Enum(values) if !field.is_list() => enum_value(&values, value) == Some(0),
         _ => false,
@@ -369,18 +372,18 @@ fn is_not_declared(field: &FieldDescriptor, value: &Json) -> bool {
 /// The value of this number, or of this name, which may stand without the prefix that all of them have.
 fn enum_value(values: &EnumDescriptor, given: &Json) -> Option<i32> {
     let Json::String(name) = given else {
-        let number = i32::try_from(integer(given)?).ok()?;
+        let number = i32::try_from(read_integer(given)?).ok()?;
         return values.get_value(number).map(|value| value.number());
     };
     let found = values.values().find(|value| {
         let full = value.name();
-        full.eq_ignore_ascii_case(name) || short_name(values, full).eq_ignore_ascii_case(name)
+        full.eq_ignore_ascii_case(name) || unprefixed_name(values, full).eq_ignore_ascii_case(name)
     });
     found.map(|value| value.number())
 }
 
 /// The name of a value without the prefix, which is the name of the enum, as buf's STANDARD asks for.
-fn short_name<'a>(values: &EnumDescriptor, full: &'a str) -> &'a str {
+fn unprefixed_name<'a>(values: &EnumDescriptor, full: &'a str) -> &'a str {
     let mut prefix = String::new();
     for (index, letter) in values.name().char_indices() {
         if letter.is_ascii_uppercase() && index > 0 {

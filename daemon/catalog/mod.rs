@@ -9,10 +9,10 @@ mod measure;
 pub(crate) mod nearest;
 mod recorded;
 pub(crate) mod render;
+mod response_view;
 mod rules;
 mod schema;
 mod told;
-mod view;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -25,23 +25,23 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDes
 use serde_json::{Map, Value};
 
 use self::{
-    comments::{Comments, first_sentence},
-    custom::{CustomTool, RUN},
-    definition::{Definition, Hints},
-    rules::{Looked, Rules},
-    schema::{of_request, of_response},
-    view::View,
+    comments::{ProtoComments, first_sentence},
+    custom::{CustomTool, RUN_TOOL},
+    definition::{ToolDefinition, ToolHints},
+    response_view::ResponseView,
+    rules::{MessageRules, MessageValidation},
+    schema::{request_schema, response_schema},
 };
 pub(crate) use self::{
-    json::{MAP as JSON_MAP, entries_of as json_entries, number_of},
-    measure::{LARGEST_REQUEST, MOST_VALUES, Measure},
-    recorded::shortened,
-    told::{Reading, Text, Told},
+    json::{MAP_EXPECTED as JSON_MAP, map_from_entries as json_entries, parse_number},
+    measure::{MAX_PARAM_VALUES, MAX_REQUEST_BYTES, RequestLimits},
+    recorded::truncate_params,
+    told::{CanonicalText, PolicyText, PolicyView},
 };
 use crate::{
     api::{self, v1},
     daemon::{
-        config::{self, keys::Role},
+        config::{self, keys::AccessRole},
         error::{Error, Violation},
     },
 };
@@ -51,18 +51,18 @@ use crate::{
 pub(crate) struct Catalog {
     pool: DescriptorPool,
     tools: BTreeMap<String, ToolSpec>,
-    custom: BTreeMap<&'static str, &'static CustomTool>,
-    messages: HashMap<String, Arc<Rules>>,
-    methods: BTreeMap<String, Method>,
+    custom_tools: BTreeMap<&'static str, &'static CustomTool>,
+    message_rules: HashMap<String, Arc<MessageRules>>,
+    methods: BTreeMap<String, MethodSpec>,
     /// Read once somebody wants to know.
-    comments: OnceLock<Comments>,
+    comments: OnceLock<ProtoComments>,
 }
 
 /// What the descriptors say about one method.
 #[derive(Debug)]
-struct Method {
-    access: Access,
-    measure: Arc<Measure>,
+struct MethodSpec {
+    access: MethodAccess,
+    request_limits: Arc<RequestLimits>,
 }
 
 /// What the descriptors say about one tool.
@@ -71,16 +71,16 @@ pub(crate) struct ToolSpec {
     /// Its options.
     pub(crate) options: v1::ToolOptions,
     /// The role that it needs.
-    pub(crate) role: Role,
-    rules: Arc<Rules>,
+    pub(crate) role: AccessRole,
+    rules: Arc<MessageRules>,
     method: MethodDescriptor,
     response: MessageDescriptor,
-    view: View,
+    view: ResponseView,
 }
 
 /// A request whose fields keep their rules, as far as each of them can be looked at by itself.
 #[derive(Debug)]
-pub(crate) struct Checked<T> {
+pub(crate) struct RequestValidation<T> {
     /// The request, with the defaults of what was not given.
     pub(crate) request: T,
     /// What was given, as JSON, without what may be secret.
@@ -88,25 +88,25 @@ pub(crate) struct Checked<T> {
     /// Fields that break their rules.
     pub(crate) violations: Vec<Violation>,
     /// What was given, for those who decide about the call, where that was asked for.
-    pub(crate) given: Option<Given>,
+    pub(crate) explicit: Option<ExplicitParams>,
     /// What was given, encoded: for [`Catalog::given_before`].
     pub(crate) encoded: Vec<u8>,
 }
 
 /// What was given, field by field, and nothing else.
 #[derive(Debug)]
-pub(crate) struct Given {
-    rules: Arc<Rules>,
+pub(crate) struct ExplicitParams {
+    rules: Arc<MessageRules>,
     message: DynamicMessage,
 }
 
 /// Who may call a method.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Access {
+pub(crate) struct MethodAccess {
     /// The role that it needs.
-    pub(crate) role: Role,
+    pub(crate) role: AccessRole,
     /// Whether its answer is a stream, which goes on.
-    pub(crate) streams: bool,
+    pub(crate) server_streaming: bool,
 }
 
 // === impl Catalog ===
@@ -121,18 +121,27 @@ impl Catalog {
         for service in pool.services() {
             for method in service.methods() {
                 let path = format!("{}/{}", service.full_name(), method.name());
-                let access =
-                    Access { role: role(&pool, &method), streams: method.is_server_streaming() };
+                let access = MethodAccess {
+                    role: required_role(&pool, &method),
+                    server_streaming: method.is_server_streaming(),
+                };
                 let input = method.input();
-                let rules = Rules::of(&pool, &input);
-                let measure = Arc::new(Measure::of(&method, &rules, counts(&pool, &method)));
-                methods.insert(path, Method { access, measure });
+                let rules = MessageRules::from_descriptor(&pool, &input);
+                let measure = Arc::new(RequestLimits::from_method(
+                    &method,
+                    &rules,
+                    is_rate_limited(&pool, &method),
+                ));
+                methods.insert(path, MethodSpec { access, request_limits: measure });
                 if let Some(options) = tool_options(&pool, &method) {
                     let spec = ToolSpec {
                         options,
                         role: access.role,
                         rules: Arc::new(rules),
-                        view: View::of(&Rules::of(&pool, &method.output())),
+                        view: ResponseView::of(&MessageRules::from_descriptor(
+                            &pool,
+                            &method.output(),
+                        )),
                         response: method.output(),
                         method,
                     };
@@ -145,8 +154,8 @@ impl Catalog {
         Ok(Self {
             pool,
             tools,
-            custom: BTreeMap::new(),
-            messages,
+            custom_tools: BTreeMap::new(),
+            message_rules: messages,
             methods,
             comments: OnceLock::new(),
         })
@@ -154,20 +163,20 @@ impl Catalog {
 
     /// The same, with the tools of a configuration beside those of the contract. Answers every problem; what is
     /// in the configuration stays for as long as the process lives.
-    pub(crate) fn with_tools(
+    pub(crate) fn with_custom_tools(
         mut self,
-        tools: Vec<config::tools::Tool>,
+        tools: Vec<config::tools::ToolConfig>,
     ) -> Result<Self, Vec<String>> {
         let mut problems = Vec::new();
         for tool in tools {
             let name = tool.name.clone();
-            let tool = match (self.tools.get(&name), self.tools.get(RUN)) {
+            let tool = match (self.tools.get(&name), self.tools.get(RUN_TOOL)) {
                 (None, Some(run)) => CustomTool::new(tool, &run.options),
                 _ => Err("the contract has a tool of this name".to_owned()),
             };
             match tool {
                 Ok(tool) => {
-                    self.custom.insert(tool.name(), Box::leak(Box::new(tool)));
+                    self.custom_tools.insert(tool.name(), Box::leak(Box::new(tool)));
                 }
                 Err(problem) => problems.push(format!("tools: {name:?}: {problem}")),
             }
@@ -184,52 +193,52 @@ impl Catalog {
     }
 
     /// The names of the tools of the contract, sorted.
-    pub(crate) fn tools(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn tool_names(&self) -> impl Iterator<Item = &str> {
         self.tools.keys().map(String::as_str)
     }
 
     /// Whether there is a tool of this name, in the contract or in the configuration.
     pub(crate) fn has_tool(&self, name: &str) -> bool {
-        self.tools.contains_key(name) || self.custom.contains_key(name)
+        self.tools.contains_key(name) || self.custom_tools.contains_key(name)
     }
 
     /// The tool of the configuration of this name.
-    pub(crate) fn custom(&self, name: &str) -> Option<&'static CustomTool> {
-        self.custom.get(name).copied()
+    pub(crate) fn custom_tool(&self, name: &str) -> Option<&'static CustomTool> {
+        self.custom_tools.get(name).copied()
     }
 
     /// The tools of the configuration, by their names.
-    pub(crate) fn customs(&self) -> impl Iterator<Item = &'static CustomTool> {
-        self.custom.values().copied()
+    pub(crate) fn custom_tools(&self) -> impl Iterator<Item = &'static CustomTool> {
+        self.custom_tools.values().copied()
     }
 
     /// What models are told of the tool of this name, if there is one.
-    pub(crate) fn definition(&self, name: &str) -> Option<Definition> {
-        let comments = self.comments.get_or_init(|| Comments::of(&self.pool));
-        if let Some(tool) = self.custom(name) {
-            let output = self.definition(RUN).and_then(|run| run.output);
+    pub(crate) fn definition(&self, name: &str) -> Option<ToolDefinition> {
+        let comments = self.comments.get_or_init(|| ProtoComments::from_pool(&self.pool));
+        if let Some(tool) = self.custom_tool(name) {
+            let output = self.definition(RUN_TOOL).and_then(|run| run.output_schema);
             return Some(tool.definition(output));
         }
         let ToolSpec { options, rules, method, response, .. } = self.tool(name)?;
-        let answer = Rules::of(&self.pool, response);
-        Some(Definition {
+        let answer = MessageRules::from_descriptor(&self.pool, response);
+        Some(ToolDefinition {
             name: options.name.clone(),
             title: options.title.clone(),
             description: match options.description.as_str() {
                 "" => first_sentence(comments.method(method)).to_owned(),
                 description => description.to_owned(),
             },
-            input: of_request(rules, comments),
-            output: Some(of_response(&answer, comments)),
-            hints: Hints::of(options),
+            input_schema: request_schema(rules, comments),
+            output_schema: Some(response_schema(&answer, comments)),
+            hints: ToolHints::from_options(options),
             risk: options.risk(),
             requires_approval: false,
         })
     }
 
     /// What models are shown of an answer of the tool of this name.
-    pub(crate) fn shown(&self, name: &str, data: &Map<String, Value>) -> Map<String, Value> {
-        let of_custom = || self.custom(name).and_then(|_| self.tool(RUN));
+    pub(crate) fn model_view(&self, name: &str, data: &Map<String, Value>) -> Map<String, Value> {
+        let of_custom = || self.custom_tool(name).and_then(|_| self.tool(RUN_TOOL));
         match self.tool(name).or_else(of_custom) {
             Some(spec) => spec.view.shown(data),
             None => data.clone(),
@@ -239,68 +248,72 @@ impl Catalog {
     /// The risk of the tool of this name.
     pub(crate) fn risk(&self, name: &str) -> v1::Risk {
         let of_contract = || self.tool(name).map(|tool| tool.options.risk());
-        let risk = self.custom(name).map(CustomTool::risk).or_else(of_contract);
+        let risk = self.custom_tool(name).map(CustomTool::risk).or_else(of_contract);
         risk.unwrap_or_default()
     }
 
     /// What is said of the name of a tool that there is not.
-    pub(crate) fn no_tool(&self, name: &str) -> String {
-        let known: Vec<_> = self.tools().chain(self.custom.keys().copied()).collect();
-        format!("there is {}", nearest::no_tool(name, &known))
+    pub(crate) fn unknown_tool_message(&self, name: &str) -> String {
+        let known: Vec<_> = self.tool_names().chain(self.custom_tools.keys().copied()).collect();
+        format!("there is {}", nearest::unknown_tool_message(name, &known))
     }
 
     /// Every method of `jig.v1`, as `jig.v1.ToolService/Run`.
-    pub(crate) fn methods(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn method_paths(&self) -> impl Iterator<Item = &str> {
         self.methods.keys().map(String::as_str)
     }
 
     /// Who may call the method of this path: `jig.v1.ToolService/Run`.
-    pub(crate) fn access(&self, path: &str) -> Option<Access> {
+    pub(crate) fn method_access(&self, path: &str) -> Option<MethodAccess> {
         self.methods.get(path).map(|method| method.access)
     }
 
     /// What requests of the method of this path may be.
-    pub(crate) fn measure(&self, path: &str) -> Option<&Arc<Measure>> {
-        self.methods.get(path).map(|method| &method.measure)
+    pub(crate) fn request_limits(&self, path: &str) -> Option<&Arc<RequestLimits>> {
+        self.methods.get(path).map(|method| &method.request_limits)
     }
 
     /// Checks a request of a method that is not a tool, named by its full name, and fills in
     /// defaults. `keeps` what was given, too, for those who decide about it.
-    pub(crate) fn look_at<T: Message + Default>(
+    pub(crate) fn validate<T: Message + Default>(
         &self,
         message: &str,
         request: T,
-        keeps: bool,
-    ) -> Result<Checked<T>, Error> {
-        match self.messages.get(message) {
-            Some(rules) => check(rules, request, keeps),
+        keep_explicit: bool,
+    ) -> Result<RequestValidation<T>, Error> {
+        match self.message_rules.get(message) {
+            Some(rules) => validate(rules, request, keep_explicit),
             None => Err(Error::internal(format!("no method takes {message}"))),
         }
     }
 
     /// What a message says that need not be a request by itself, named by its full name, for those who
     /// decide about it.
-    pub(crate) fn given(&self, message: &str, said: &impl Message) -> Result<Given, Error> {
+    pub(crate) fn explicit_params(
+        &self,
+        message: &str,
+        value: &impl Message,
+    ) -> Result<ExplicitParams, Error> {
         let descriptor = self.pool.get_message_by_name(message);
         let descriptor =
             descriptor.ok_or_else(|| Error::internal(format!("there is no {message}")))?;
-        let rules = Rules::of(&self.pool, &descriptor);
-        Ok(Given { message: rules.reflect(said)?, rules: Arc::new(rules) })
+        let rules = MessageRules::from_descriptor(&self.pool, &descriptor);
+        Ok(ExplicitParams { message: rules.reflect(value)?, rules: Arc::new(rules) })
     }
 
     /// What a request says that was checked before, of a tool or by the full name of its `message`.
-    pub(crate) fn given_before(
+    pub(crate) fn decode_explicit_params(
         &self,
         tool: &str,
         message: Option<&str>,
         encoded: &[u8],
-    ) -> Result<Given, Error> {
+    ) -> Result<ExplicitParams, Error> {
         let rules = match message {
-            Some(message) => self.messages.get(message),
+            Some(message) => self.message_rules.get(message),
             None => self.tool(tool).map(|spec| &spec.rules),
         };
         let rules = rules.ok_or_else(|| Error::internal(format!("no requests of {tool}")))?;
-        Ok(Given { message: rules.decode(encoded)?, rules: Arc::clone(rules) })
+        Ok(ExplicitParams { message: rules.decode(encoded)?, rules: Arc::clone(rules) })
     }
 
     /// As [`Catalog::look_at`], where nothing else is to be found wrong with it.
@@ -309,7 +322,7 @@ impl Catalog {
         message: &str,
         request: T,
     ) -> Result<T, Error> {
-        let checked = self.look_at(message, request, false)?;
+        let checked = self.validate(message, request, false)?;
         if checked.violations.is_empty() {
             Ok(checked.request)
         } else {
@@ -323,12 +336,12 @@ impl Catalog {
 impl ToolSpec {
     /// Checks a request of this tool, and fills in defaults. `keeps` what was given, too, for those who
     /// decide about it.
-    pub(crate) fn check<T: Message + Default>(
+    pub(crate) fn validate<T: Message + Default>(
         &self,
         request: T,
-        keeps: bool,
-    ) -> Result<Checked<T>, Error> {
-        check(&self.rules, request, keeps)
+        keep_explicit: bool,
+    ) -> Result<RequestValidation<T>, Error> {
+        validate(&self.rules, request, keep_explicit)
     }
 
     /// Reads parameters by their names as a request of this tool.
@@ -355,31 +368,32 @@ impl ToolSpec {
 
 // === impl Given ===
 
-impl Given {
+impl ExplicitParams {
     /// What was given, for those who decide about it. `plain` says how a path reads without detours, if it
     /// is one of the workspace; `reading`, how another text reads.
-    pub(crate) fn tell(
+    pub(crate) fn policy_view(
         &self,
-        plain: impl Fn(&str) -> Option<String>,
-        reading: Option<Reading>,
-    ) -> Told {
-        Told::new(&self.rules, &self.message, plain, reading)
+        normalize_path: impl Fn(&str) -> Option<String>,
+        canonical: Option<CanonicalText>,
+    ) -> PolicyView {
+        PolicyView::new(&self.rules, &self.message, normalize_path, canonical)
     }
 
     /// Bytes that it takes, about.
-    pub(crate) fn size(&self) -> usize {
+    pub(crate) fn encoded_len(&self) -> usize {
         self.message.encoded_len()
     }
 }
 
-fn check<T: Message + Default>(
-    rules: &Arc<Rules>,
+fn validate<T: Message + Default>(
+    rules: &Arc<MessageRules>,
     request: T,
-    keeps: bool,
-) -> Result<Checked<T>, Error> {
-    let Looked { request, params, violations, given, encoded } = rules.check(request, keeps)?;
-    Ok(Checked {
-        given: given.map(|message| Given { rules: Arc::clone(rules), message }),
+    keep_explicit: bool,
+) -> Result<RequestValidation<T>, Error> {
+    let MessageValidation { request, params, violations, explicit: given, encoded } =
+        rules.validate(request, keep_explicit)?;
+    Ok(RequestValidation {
+        explicit: given.map(|message| ExplicitParams { rules: Arc::clone(rules), message }),
         request,
         params,
         violations,
@@ -395,7 +409,7 @@ fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::
 }
 
 /// Whether calls of a method count towards the rate of their caller.
-fn counts(pool: &DescriptorPool, method: &MethodDescriptor) -> bool {
+fn is_rate_limited(pool: &DescriptorPool, method: &MethodDescriptor) -> bool {
     let declared = pool
         .get_extension_by_name("jig.v1.counts")
         .and_then(|extension| method.options().get_extension(&extension).as_bool());
@@ -403,15 +417,15 @@ fn counts(pool: &DescriptorPool, method: &MethodDescriptor) -> bool {
 }
 
 /// The role that a method needs. One that does not say is for administrators.
-fn role(pool: &DescriptorPool, method: &MethodDescriptor) -> Role {
+fn required_role(pool: &DescriptorPool, method: &MethodDescriptor) -> AccessRole {
     let declared = pool
         .get_extension_by_name("jig.v1.access")
         .filter(|extension| method.options().has_extension(extension))
         .and_then(|extension| method.options().get_extension(&extension).as_enum_number());
     match declared.map(v1::Role::try_from) {
-        Some(Ok(v1::Role::Read)) => Role::Read,
-        Some(Ok(v1::Role::Invoke)) => Role::Invoke,
-        None if tool_options(pool, method).is_some() => Role::Invoke,
-        None | Some(Ok(v1::Role::Admin | v1::Role::Unspecified) | Err(_)) => Role::Admin,
+        Some(Ok(v1::Role::Read)) => AccessRole::Read,
+        Some(Ok(v1::Role::Invoke)) => AccessRole::Invoke,
+        None if tool_options(pool, method).is_some() => AccessRole::Invoke,
+        None | Some(Ok(v1::Role::Admin | v1::Role::Unspecified) | Err(_)) => AccessRole::Admin,
     }
 }

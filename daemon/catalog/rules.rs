@@ -13,15 +13,15 @@ use prost_reflect::{
 
 use crate::{
     api::v1::{FieldRules, field_rules::DefaultValue},
-    daemon::error::{Error, MOST_VIOLATIONS, Violation},
+    daemon::error::{Error, MAX_VIOLATIONS, Violation},
 };
 
 /// Largest JSON of a request's parameters that is kept in a record.
-pub(super) const LARGEST_PARAMS: usize = 16 * 1024;
+pub(super) const MAX_RECORDED_PARAMS_BYTES: usize = 16 * 1024;
 
 /// A request whose fields keep their rules, as far as each of them can be looked at by itself.
 #[derive(Debug)]
-pub(super) struct Looked<T> {
+pub(super) struct MessageValidation<T> {
     /// The request, with the defaults of what was not given.
     pub(super) request: T,
     /// What was given, as a record has it: JSON without what may be secret and without lines of files.
@@ -29,30 +29,30 @@ pub(super) struct Looked<T> {
     /// Fields that break their rules.
     pub(super) violations: Vec<Violation>,
     /// The request as it was given, field by field, where that was asked for.
-    pub(super) given: Option<DynamicMessage>,
+    pub(super) explicit: Option<DynamicMessage>,
     /// The same as a message.
     pub(super) encoded: Vec<u8>,
 }
 
 /// Rules of the fields of one message.
 #[derive(Debug)]
-pub(super) struct Rules {
+pub(super) struct MessageRules {
     message: MessageDescriptor,
-    pub(super) fields: Vec<Field>,
+    pub(super) fields: Vec<FieldSpec>,
 }
 
 /// A field that has rules, or whose own fields may have some.
 #[derive(Debug)]
-pub(super) struct Field {
+pub(super) struct FieldSpec {
     pub(super) descriptor: FieldDescriptor,
     pub(super) rules: FieldRules,
     /// Rules of its fields, where it is a message of ours.
-    pub(super) inner: Option<Rules>,
+    pub(super) inner: Option<MessageRules>,
 }
 
-impl Rules {
+impl MessageRules {
     /// Reads the rules of `message`.
-    pub(super) fn of(pool: &DescriptorPool, message: &MessageDescriptor) -> Self {
+    pub(super) fn from_descriptor(pool: &DescriptorPool, message: &MessageDescriptor) -> Self {
         let extension = pool.get_extension_by_name("jig.v1.field");
         let rules = |field: &FieldDescriptor| {
             let extension = extension.as_ref()?;
@@ -64,14 +64,18 @@ impl Rules {
         let fields = message.fields().filter_map(|field| {
             let inner = match field.kind() {
                 Kind::Message(inner) if inner.package_name() == "jig.v1" && !field.is_map() => {
-                    Some(Self::of(pool, &inner))
+                    Some(Self::from_descriptor(pool, &inner))
                 }
                 _ => None,
             };
             let rules = rules(&field);
-            let looked_at =
+            let is_relevant =
                 rules.is_some() || inner.is_some() || matches!(field.kind(), Kind::Enum(_));
-            looked_at.then(|| Field { descriptor: field, rules: rules.unwrap_or_default(), inner })
+            is_relevant.then(|| FieldSpec {
+                descriptor: field,
+                rules: rules.unwrap_or_default(),
+                inner,
+            })
         });
         Self { message: message.clone(), fields: fields.collect() }
     }
@@ -82,26 +86,29 @@ impl Rules {
     }
 
     /// What is known of a field, if it has rules.
-    pub(super) fn field(&self, descriptor: &FieldDescriptor) -> Option<&Field> {
+    pub(super) fn field(&self, descriptor: &FieldDescriptor) -> Option<&FieldSpec> {
         let mut fields = self.fields.iter();
         fields.find(|field| field.descriptor == *descriptor)
     }
 
     /// Fields that are told although they were not given, with their defaults.
-    pub(super) fn always_told(&self, message: &DynamicMessage) -> Vec<(FieldDescriptor, Value)> {
+    pub(super) fn policy_defaults(
+        &self,
+        message: &DynamicMessage,
+    ) -> Vec<(FieldDescriptor, Value)> {
         let absent = self
             .fields
             .iter()
             .filter(|field| field.rules.always_told && !message.has_field(&field.descriptor));
-        let told = absent.filter_map(|field| {
-            let default = default_of(&field.descriptor, &field.rules)?;
+        let defaults = absent.filter_map(|field| {
+            let default = declared_default(&field.descriptor, &field.rules)?;
             Some((field.descriptor.clone(), default))
         });
-        told.collect()
+        defaults.collect()
     }
 
     /// The paths that were given.
-    pub(super) fn paths<'a>(
+    pub(super) fn explicit_paths<'a>(
         &'a self,
         message: &'a DynamicMessage,
     ) -> impl Iterator<Item = (&'a FieldDescriptor, String)> {
@@ -121,13 +128,13 @@ impl Rules {
     pub(super) fn decode(&self, encoded: &[u8]) -> Result<DynamicMessage, Error> {
         let message = DynamicMessage::decode(self.message.clone(), encoded);
         let mut message = message.map_err(Error::internal)?;
-        self.forget_undeclared(&mut message);
+        self.clear_unspecified_enums(&mut message);
         Ok(message)
     }
 
     /// Takes out the first values of enums, which stand for nothing: a field that has one is not given, so that
     /// its default counts, for rules too.
-    fn forget_undeclared(&self, message: &mut DynamicMessage) {
+    fn clear_unspecified_enums(&self, message: &mut DynamicMessage) {
         for field in &self.fields {
             let descriptor = &field.descriptor;
             if !message.has_field(descriptor) {
@@ -137,37 +144,37 @@ impl Rules {
                 (Value::EnumNumber(0), _) => message.clear_field(descriptor),
                 (Value::List(items), Some(inner)) => {
                     for item in items.iter_mut().filter_map(Value::as_message_mut) {
-                        inner.forget_undeclared(item);
+                        inner.clear_unspecified_enums(item);
                     }
                 }
-                (Value::Message(item), Some(inner)) => inner.forget_undeclared(item),
+                (Value::Message(item), Some(inner)) => inner.clear_unspecified_enums(item),
                 _ => {}
             }
         }
     }
 
     /// Checks `request` and fills in defaults. `keep` it also as it was given.
-    pub(super) fn check<T: Message + Default>(
+    pub(super) fn validate<T: Message + Default>(
         &self,
         request: T,
-        keep: bool,
-    ) -> Result<Looked<T>, Error> {
+        keep_explicit: bool,
+    ) -> Result<MessageValidation<T>, Error> {
         let encoded = request.encode_to_vec();
         let mut message = self.decode(&encoded)?;
         let violations = self.violations(&message);
         // What is refused is neither recorded nor decided about.
-        let is_fine = violations.is_empty();
-        let params = match is_fine {
-            true => self.for_record(&message, self.shown(&message)?),
+        let is_valid = violations.is_empty();
+        let params = match is_valid {
+            true => self.redact_for_record(&message, self.redacted_json(&message)?),
             false => serde_json::Value::Null,
         };
-        let given = (keep && is_fine).then(|| message.clone());
-        let request = if self.fill(&mut message) {
+        let given = (keep_explicit && is_valid).then(|| message.clone());
+        let request = if self.apply_defaults(&mut message) {
             message.transcode_to().map_err(Error::internal)?
         } else {
             request
         };
-        Ok(Looked { request, params, violations, given, encoded })
+        Ok(MessageValidation { request, params, violations, explicit: given, encoded })
     }
 
     /// What breaks the rules in a message.
@@ -187,13 +194,13 @@ impl Rules {
             let name = format!("{prefix}{}", field.descriptor.name());
             check_field(message, field, &name, violations);
             let Some(inner) = &field.inner else { continue };
-            if are_enough(violations) {
+            if is_full(violations) {
                 return;
             }
             match message.get_field(&field.descriptor).as_ref() {
-                Value::List(items) if fits(items.len(), &field.rules) => {
+                Value::List(items) if is_within_max_items(items.len(), &field.rules) => {
                     for (index, item) in items.iter().enumerate() {
-                        if are_enough(violations) {
+                        if is_full(violations) {
                             return;
                         }
                         if let Some(item) = item.as_message() {
@@ -210,12 +217,12 @@ impl Rules {
     }
 
     /// Fills in the defaults of what was not given. Answers whether there were any.
-    fn fill(&self, message: &mut DynamicMessage) -> bool {
+    fn apply_defaults(&self, message: &mut DynamicMessage) -> bool {
         let mut changed = false;
         for field in &self.fields {
             let descriptor = &field.descriptor;
             if !message.has_field(descriptor) {
-                if let Some(default) = default_of(descriptor, &field.rules) {
+                if let Some(default) = declared_default(descriptor, &field.rules) {
                     message.set_field(descriptor, default);
                     changed = true;
                 }
@@ -223,10 +230,10 @@ impl Rules {
                 match message.get_field_mut(descriptor) {
                     Value::List(items) => {
                         for item in items.iter_mut().filter_map(Value::as_message_mut) {
-                            changed |= inner.fill(item);
+                            changed |= inner.apply_defaults(item);
                         }
                     }
-                    Value::Message(item) => changed |= inner.fill(item),
+                    Value::Message(item) => changed |= inner.apply_defaults(item),
                     _ => {}
                 }
             }
@@ -235,14 +242,14 @@ impl Rules {
     }
 
     /// What was given, as JSON, with the size in place of what may be secret or is large.
-    fn shown(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
+    fn redacted_json(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
         let mut shown = DynamicMessage::new(self.message.clone());
         let mut hidden = Vec::new();
         for (field, value) in message.fields() {
-            let bytes = bytes_of(value);
+            let bytes = content_bytes(value);
             if self.field(&field).is_some_and(|known| known.rules.sensitive) {
-                hidden.push((field.name().to_owned(), size_text(value)));
-            } else if bytes > LARGEST_PARAMS {
+                hidden.push((field.name().to_owned(), size_placeholder(value)));
+            } else if bytes > MAX_RECORDED_PARAMS_BYTES {
                 // Not even copied: this thread serves others, too.
                 let size = format!("<{bytes} bytes>").into();
                 hidden.push((field.name().to_owned(), size));
@@ -264,7 +271,7 @@ impl Rules {
 
 fn check_field(
     message: &DynamicMessage,
-    field: &Field,
+    field: &FieldSpec,
     name: &str,
     violations: &mut Vec<Violation>,
 ) {
@@ -276,17 +283,17 @@ fn check_field(
         return;
     }
     match message.get_field(field).as_ref() {
-        Value::List(items) if fits(items.len(), rules) => {
+        Value::List(items) if is_within_max_items(items.len(), rules) => {
             for (index, item) in items.iter().enumerate() {
-                if are_enough(violations) {
+                if is_full(violations) {
                     return;
                 }
                 check_value(item, rules, || format!("{name}[{index}]"), violations);
             }
         }
-        Value::Map(entries) if fits(entries.len(), rules) => {
+        Value::Map(entries) if is_within_max_items(entries.len(), rules) => {
             for (key, value) in entries {
-                if are_enough(violations) {
+                if is_full(violations) {
                     return;
                 }
                 let path = || match key {
@@ -300,8 +307,8 @@ fn check_field(
             }
         }
         // What is in one that is too long is not looked at.
-        Value::List(items) => violations.push(too_many(items.len(), rules, name)),
-        Value::Map(entries) => violations.push(too_many(entries.len(), rules, name)),
+        Value::List(items) => violations.push(too_many_elements(items.len(), rules, name)),
+        Value::Map(entries) => violations.push(too_many_elements(entries.len(), rules, name)),
         Value::EnumNumber(number) => {
             if let Kind::Enum(kind) = field.kind()
                 && kind.get_value(*number).is_none()
@@ -317,16 +324,16 @@ fn check_field(
 }
 
 /// Whether nothing more needs to be looked for.
-fn are_enough(violations: &[Violation]) -> bool {
-    violations.len() > MOST_VIOLATIONS
+fn is_full(violations: &[Violation]) -> bool {
+    violations.len() > MAX_VIOLATIONS
 }
 
 /// Whether a list or map may have so many elements.
-pub(super) fn fits(count: usize, rules: &FieldRules) -> bool {
+pub(super) fn is_within_max_items(count: usize, rules: &FieldRules) -> bool {
     rules.max_items.is_none_or(|most| count <= most as usize)
 }
 
-pub(super) fn too_many(count: usize, rules: &FieldRules, name: &str) -> Violation {
+pub(super) fn too_many_elements(count: usize, rules: &FieldRules, name: &str) -> Violation {
     let most = rules.max_items.unwrap_or_default();
     let text = format!("has {count} elements; at most {most} are allowed");
     Violation::new(name, text)
@@ -376,7 +383,7 @@ fn check_value(
     }
 }
 
-fn default_of(field: &FieldDescriptor, rules: &FieldRules) -> Option<Value> {
+fn declared_default(field: &FieldDescriptor, rules: &FieldRules) -> Option<Value> {
     Some(match (rules.default_value.as_ref()?, field.kind()) {
         (DefaultValue::DefaultNumber(number), Kind::Uint32) => {
             Value::U32(u32::try_from(*number).ok()?)
@@ -398,27 +405,27 @@ fn default_of(field: &FieldDescriptor, rules: &FieldRules) -> Option<Value> {
 }
 
 /// Bytes of the texts and the like in a value.
-fn bytes_of(value: &Value) -> usize {
+fn content_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Bytes(bytes) => bytes.len(),
-        Value::List(items) => items.iter().map(bytes_of).sum(),
-        Value::Map(entries) => entries.values().map(bytes_of).sum(),
-        Value::Message(message) => message.fields().map(|(_, value)| bytes_of(value)).sum(),
+        Value::List(items) => items.iter().map(content_bytes).sum(),
+        Value::Map(entries) => entries.values().map(content_bytes).sum(),
+        Value::Message(message) => message.fields().map(|(_, value)| content_bytes(value)).sum(),
         _ => 8,
     }
 }
 
 /// The size of a value in its place.
-pub(super) fn size_text(value: &Value) -> serde_json::Value {
+pub(super) fn size_placeholder(value: &Value) -> serde_json::Value {
     match value {
         Value::String(text) => format!("<{} bytes>", text.len()).into(),
         Value::Bytes(bytes) => format!("<{} bytes>", bytes.len()).into(),
-        Value::List(items) => items.iter().map(size_text).collect::<Vec<_>>().into(),
+        Value::List(items) => items.iter().map(size_placeholder).collect::<Vec<_>>().into(),
         Value::Map(entries) => {
             let entry = |(key, value): (&MapKey, &Value)| {
                 let key = key.as_str().map_or_else(|| format!("{key:?}"), str::to_owned);
-                (key, size_text(value))
+                (key, size_placeholder(value))
             };
             serde_json::Value::Object(entries.iter().map(entry).collect())
         }

@@ -5,41 +5,45 @@ use prost_reflect::{Cardinality, FieldDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    comments::{Comments, first_sentence},
-    rules::Rules,
+    comments::{ProtoComments, first_sentence},
+    rules::MessageRules,
 };
 use crate::api::v1::{FieldRules, field_rules::DefaultValue};
 
 /// The schema of the parameters of a tool: its request.
-pub(super) fn of_request(rules: &Rules, comments: &Comments) -> Map<String, Json> {
-    object(rules, comments, Side::Request)
+pub(super) fn request_schema(rules: &MessageRules, comments: &ProtoComments) -> Map<String, Json> {
+    message_schema(rules, comments, SchemaDirection::Request)
 }
 
 /// The schema of what a tool answers.
-pub(super) fn of_response(rules: &Rules, comments: &Comments) -> Map<String, Json> {
-    object(rules, comments, Side::Response)
+pub(super) fn response_schema(rules: &MessageRules, comments: &ProtoComments) -> Map<String, Json> {
+    message_schema(rules, comments, SchemaDirection::Response)
 }
 
 /// Which way a message goes.
 #[derive(Debug, Clone, Copy)]
-enum Side {
+enum SchemaDirection {
     /// To the tool.
     Request,
     /// From it. Fields that need not be set and are not are left out.
     Response,
 }
 
-fn object(rules: &Rules, comments: &Comments, side: Side) -> Map<String, Json> {
+fn message_schema(
+    rules: &MessageRules,
+    comments: &ProtoComments,
+    side: SchemaDirection,
+) -> Map<String, Json> {
     let mut properties = Map::new();
     let mut required = Vec::new();
     for field in rules.message().fields() {
         let known = rules.field(&field);
         let of_field = known.map(|known| &known.rules);
         let inner = known.and_then(|known| known.inner.as_ref());
-        let mut schema = value(&field, of_field, inner, comments, side);
+        let mut schema = field_schema(&field, of_field, inner, comments, side);
         let is_required = match side {
-            Side::Request => of_field.is_some_and(|rules| rules.required),
-            Side::Response => !field.supports_presence(),
+            SchemaDirection::Request => of_field.is_some_and(|rules| rules.required),
+            SchemaDirection::Response => !field.supports_presence(),
         };
         if is_required {
             required.push(Json::from(field.name()));
@@ -54,7 +58,7 @@ fn object(rules: &Rules, comments: &Comments, side: Side) -> Map<String, Json> {
         }
         properties.insert(field.name().to_owned(), schema.into());
     }
-    let mut schema = fields(json!({"type": "object", "properties": properties}));
+    let mut schema = into_object(json!({"type": "object", "properties": properties}));
     if !required.is_empty() {
         schema.insert("required".to_owned(), required.into());
     }
@@ -62,25 +66,25 @@ fn object(rules: &Rules, comments: &Comments, side: Side) -> Map<String, Json> {
     schema
 }
 
-fn value(
+fn field_schema(
     field: &FieldDescriptor,
     rules: Option<&FieldRules>,
-    inner: Option<&Rules>,
-    comments: &Comments,
-    side: Side,
+    inner: Option<&MessageRules>,
+    comments: &ProtoComments,
+    side: SchemaDirection,
 ) -> Map<String, Json> {
     let kind = field.kind();
     let mut schema = match (&kind, inner) {
         (Kind::Message(entry), _) if field.is_map() => {
-            let values = single(&entry.map_entry_value_field().kind(), rules, side);
-            fields(json!({"type": "object", "additionalProperties": values}))
+            let values = element_schema(&entry.map_entry_value_field().kind(), rules, side);
+            into_object(json!({"type": "object", "additionalProperties": values}))
         }
-        (_, Some(inner)) => object(inner, comments, side),
-        _ => single(&kind, rules, side),
+        (_, Some(inner)) => message_schema(inner, comments, side),
+        _ => element_schema(&kind, rules, side),
     };
     let is_list = field.cardinality() == Cardinality::Repeated && !field.is_map();
     if is_list {
-        schema = fields(json!({"type": "array", "items": schema}));
+        schema = into_object(json!({"type": "array", "items": schema}));
     }
     let Some(rules) = rules else { return schema };
     let (least, most) = match (field.is_map(), is_list) {
@@ -94,15 +98,19 @@ fn value(
     if let (Some(items), false) = (rules.max_items, most.is_empty()) {
         schema.insert(most.to_owned(), items.into());
     }
-    if let Some(default) = default_of(&kind, rules) {
+    if let Some(default) = default_json(&kind, rules) {
         schema.insert("default".to_owned(), default);
     }
     schema
 }
 
 /// One value, be it that of an element.
-fn single(kind: &Kind, rules: Option<&FieldRules>, side: Side) -> Map<String, Json> {
-    let mut schema = fields(match kind {
+fn element_schema(
+    kind: &Kind,
+    rules: Option<&FieldRules>,
+    side: SchemaDirection,
+) -> Map<String, Json> {
+    let mut schema = into_object(match kind {
         Kind::Bool => json!({"type": "boolean"}),
         Kind::Double | Kind::Float => json!({"type": "number"}),
         Kind::Uint32 | Kind::Uint64 | Kind::Fixed32 | Kind::Fixed64 => {
@@ -118,12 +126,12 @@ fn single(kind: &Kind, rules: Option<&FieldRules>, side: Side) -> Map<String, Js
         Kind::Bytes => json!({"type": "string", "contentEncoding": "base64"}),
         Kind::Enum(values) => {
             // The first stands for nothing: no request needs it, and an answer may have it.
-            let skipped = usize::from(matches!(side, Side::Request));
+            let skipped = usize::from(matches!(side, SchemaDirection::Request));
             let names = values.values().skip(skipped);
             let names: Vec<_> = names.map(|value| value.name().to_owned()).collect();
             json!({"type": "string", "enum": names})
         }
-        Kind::Message(message) => well_known(message),
+        Kind::Message(message) => well_known_schema(message),
     });
     let Some(rules) = rules else { return schema };
     if let Some(least) = rules.minimum {
@@ -147,14 +155,14 @@ fn single(kind: &Kind, rules: Option<&FieldRules>, side: Side) -> Map<String, Js
 }
 
 /// A message of another package, in its own JSON (ProtoJSON).
-fn well_known(message: &MessageDescriptor) -> Json {
+fn well_known_schema(message: &MessageDescriptor) -> Json {
     match message.full_name() {
         "google.protobuf.Timestamp" => json!({"type": "string", "format": "date-time"}),
         _ => json!({"type": "object"}),
     }
 }
 
-fn default_of(kind: &Kind, rules: &FieldRules) -> Option<Json> {
+fn default_json(kind: &Kind, rules: &FieldRules) -> Option<Json> {
     Some(match (rules.default_value.as_ref()?, kind) {
         (DefaultValue::DefaultNumber(number), _) => (*number).into(),
         (DefaultValue::DefaultBool(flag), _) => (*flag).into(),
@@ -163,7 +171,7 @@ fn default_of(kind: &Kind, rules: &FieldRules) -> Option<Json> {
 }
 
 /// The same, or null.
-pub(super) fn or_null(mut schema: Map<String, Json>) -> Map<String, Json> {
+pub(super) fn nullable(mut schema: Map<String, Json>) -> Map<String, Json> {
     let null = Json::from("null");
     match schema.get_mut("type") {
         Some(Json::Array(kinds)) if !kinds.contains(&null) => kinds.push(null.clone()),
@@ -176,7 +184,7 @@ pub(super) fn or_null(mut schema: Map<String, Json>) -> Map<String, Json> {
     schema
 }
 
-fn fields(json: Json) -> Map<String, Json> {
+fn into_object(json: Json) -> Map<String, Json> {
     match json {
         Json::Object(fields) => fields,
         Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) | Json::Array(_) => {

@@ -3,68 +3,68 @@
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS,
     DEFAULT_CONCURRENT_FILE_OPERATIONS, DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS,
-    DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_WAIT,
-    DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES,
+    DEFAULT_DRAIN_TIMEOUT, DEFAULT_LISTEN_ADDR, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_WAIT,
+    DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES, DEFAULT_STOP_GRACE,
     args::Args,
     default_state_dir,
-    exposure::{binds, check_chown, keep_apart},
-    fetch::fetch,
-    file::{self, File},
-    jobs::jobs,
-    keys::Keys,
-    limits::{limits, seconds},
-    listen::Address,
-    network::network,
-    policy::policy,
-    requests::requests,
-    sandbox_ids::sandbox_ids,
-    sessions::sessions,
-    time::time_or,
-    tools::tools,
-    workspaces::workspaces,
+    exposure::{check_chown, check_exposure, parse_binds},
+    fetch::parse_fetch,
+    file::{self, ConfigFile},
+    jobs::parse_jobs,
+    keys::KeyFile,
+    limits::{parse_limits, parse_timeout},
+    listen::ListenAddr,
+    network::parse_network,
+    policy::parse_policy,
+    requests::parse_requests,
+    sandbox_ids::choose_sandbox_ids,
+    sessions::parse_sessions,
+    time::duration_or_default,
+    tools::parse_tools,
+    workspaces::parse_workspaces,
 };
 use crate::daemon::{
-    outside::policy::Policy,
-    sandbox::{level::Level, plan::Network},
-    telemetry::logs::Format,
+    outside::policy::NetworkRules,
+    sandbox::{level::IsolationLevel, plan::NetworkMode},
+    telemetry::logs::LogFormat,
 };
 
 /// Bytes that can be kept of what a started command wrote: at least what it may write at once, twice.
-const REPLAY_BYTES: std::ops::RangeInclusive<usize> = 128 * 1024..=256 << 20;
+const REPLAY_BYTES_RANGE: std::ops::RangeInclusive<usize> = 128 * 1024..=256 << 20;
 
 impl Config {
     /// Reads the file that `args` names, if any, and puts both together.
     pub(crate) fn load(args: Args) -> Result<Self, ConfigError> {
         let args = args.without_empty();
         let path = args.config.clone();
-        let read = path.as_deref().map(file::read).transpose();
+        let read = path.as_deref().map(file::read_file).transpose();
         let (file, fixed) = read.map_err(|problem| ConfigError(vec![problem]))?.unwrap_or_default();
-        let config = combine(args, file)?;
-        Ok(Self { file: path, fixed, ..config })
+        let config = merge(args, file)?;
+        Ok(Self { config_path: path, restart_only: fixed, ..config })
     }
 }
 
 /// Puts `args` and `file` together.
-fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
+fn merge(args: Args, file: ConfigFile) -> Result<Config, ConfigError> {
     let mut problems = Vec::new();
     let key_file = args.keys.or(file.keys);
     let has_keys = key_file.is_some();
     let trust_loopback = args.trust_loopback || file.trust_loopback.unwrap_or(false);
     let keys = key_file
         .as_deref()
-        .and_then(|path| Keys::read(path).map_err(|found| problems.extend(found)).ok());
-    let listen = listen(&args.listen, &file.listen, has_keys, &mut problems);
+        .and_then(|path| KeyFile::read(path).map_err(|found| problems.extend(found)).ok());
+    let listen = parse_listen(&args.listen, &file.listen, has_keys, &mut problems);
     let state_dir = args.state_dir.or(file.state_dir).unwrap_or_else(default_state_dir);
     let common = [
-        binds(&args.bind, "--bind", true, &mut problems),
-        binds(&args.bind_ro, "--bind-ro", false, &mut problems),
-        binds(&file.sandbox.bind, "sandbox.bind", true, &mut problems),
-        binds(&file.sandbox.bind_ro, "sandbox.bind_ro", false, &mut problems),
+        parse_binds(&args.bind, "--bind", true, &mut problems),
+        parse_binds(&args.bind_ro, "--bind-ro", false, &mut problems),
+        parse_binds(&file.sandbox.bind, "sandbox.bind", true, &mut problems),
+        parse_binds(&file.sandbox.bind_ro, "sandbox.bind_ro", false, &mut problems),
     ]
     .concat();
     let run_timeout = file.limits.run_timeout.as_deref();
-    let run_timeout = seconds(run_timeout, "limits.run_timeout", "120s", &mut problems);
-    let workspaces = workspaces(
+    let run_timeout = parse_timeout(run_timeout, "limits.run_timeout", "120s", &mut problems);
+    let workspaces = parse_workspaces(
         &args.workspace,
         file.workspaces,
         &common,
@@ -74,37 +74,43 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         &mut problems,
     );
     let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
-    keep_apart(&workspaces, &state_dir, &listen, files, &mut problems);
+    check_exposure(&workspaces, &state_dir, &listen, files, &mut problems);
 
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
-    let minimum_level =
-        parse(minimum_level.as_deref(), Level::L3, &mut problems, |text| match text.parse() {
-            Ok(Level::L0) => Err(format!(
+    let minimum_level = parse_or_default(
+        minimum_level.as_deref(),
+        IsolationLevel::L3,
+        &mut problems,
+        |text| match text.parse() {
+            Ok(IsolationLevel::L0) => Err(format!(
                 "--minimum-level {text} would run commands without isolation, which jigd never does"
             )),
             Ok(level) => Ok(level),
             Err(()) => Err(format!("--minimum-level {text}: give L3, L2 or L1")),
-        });
+        },
+    );
     let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
     if chown_workspace {
         check_chown(&workspaces, &mut problems);
     }
     let mode = args.network.or(file.sandbox.network);
-    let (network, egress) = network(mode.as_deref(), file.proxy, &mut problems);
-    let fetch = fetch(file.fetch, &mut problems);
-    let tools = tools(file.tools, &mut problems);
+    let (network, egress) = parse_network(mode.as_deref(), file.proxy, &mut problems);
+    let fetch = parse_fetch(file.fetch, &mut problems);
+    let tools = parse_tools(file.tools, &mut problems);
     if trust_loopback {
-        check_trust(has_keys, network, &egress, &mut problems);
+        check_trust_loopback(has_keys, network, &egress, &mut problems);
     }
-    let log =
-        parse(args.log.or(file.log).as_deref(), Format::for_stderr(), &mut problems, |text| {
-            match text {
-                "text" => Ok(Format::Text),
-                "json" => Ok(Format::Json),
-                _ => Err(format!("--log {text}: give text or json")),
-            }
-        });
-    let log_level = parse(
+    let log = parse_or_default(
+        args.log.or(file.log).as_deref(),
+        LogFormat::for_stderr(),
+        &mut problems,
+        |text| match text {
+            "text" => Ok(LogFormat::Text),
+            "json" => Ok(LogFormat::Json),
+            _ => Err(format!("--log {text}: give text or json")),
+        },
+    );
+    let log_level = parse_or_default(
         args.log_level.or(file.log_level).as_deref(),
         tracing::Level::INFO,
         &mut problems,
@@ -113,79 +119,83 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
                 .map_err(|_| format!("--log-level {text}: give error, warn, info, debug or trace"))
         },
     );
-    let drain_timeout = time_or(
-        DEFAULT_DRAIN,
+    let drain_timeout = duration_or_default(
+        DEFAULT_DRAIN_TIMEOUT,
         args.drain_timeout.or(file.drain_timeout).as_deref(),
         "--drain-timeout",
         &mut problems,
     );
-    let grace =
-        time_or(DEFAULT_GRACE, file.sandbox.grace.as_deref(), "sandbox.grace", &mut problems);
+    let grace = duration_or_default(
+        DEFAULT_STOP_GRACE,
+        file.sandbox.grace.as_deref(),
+        "sandbox.grace",
+        &mut problems,
+    );
     let path: Vec<String> = args.path.into_iter().chain(file.sandbox.path).collect();
     for directory in
         path.iter().filter(|directory| !directory.starts_with('/') || directory.contains(':'))
     {
         problems.push(format!("--path {directory}: give absolute paths without colons"));
     }
-    let policy = policy(file.policy, &file.approvals, &mut problems);
-    let limits = limits(&file.limits, &mut problems);
-    let requests = requests(&file.requests, &mut problems);
-    let jobs = jobs(file.jobs, &mut problems);
-    let sessions = sessions(&file.sessions, &mut problems);
+    let policy = parse_policy(file.policy, &file.approvals, &mut problems);
+    let limits = parse_limits(&file.limits, &mut problems);
+    let requests = parse_requests(&file.requests, &mut problems);
+    let jobs = parse_jobs(file.jobs, &mut problems);
+    let sessions = parse_sessions(&file.sessions, &mut problems);
     let replay_bytes = file.limits.replay_bytes.unwrap_or(DEFAULT_REPLAY_BYTES);
-    if !REPLAY_BYTES.contains(&replay_bytes) {
+    if !REPLAY_BYTES_RANGE.contains(&replay_bytes) {
         problems.push(format!(
             "limits.replay_bytes {replay_bytes}: give {} to {} bytes",
-            REPLAY_BYTES.start(),
-            REPLAY_BYTES.end()
+            REPLAY_BYTES_RANGE.start(),
+            REPLAY_BYTES_RANGE.end()
         ));
     }
-    let process_retention = time_or(
+    let process_retention = duration_or_default(
         DEFAULT_PROCESS_RETENTION,
         file.limits.process_retention.as_deref(),
         "limits.process_retention",
         &mut problems,
     );
-    let concurrent_calls = count(
+    let concurrent_calls = parse_count(
         file.limits.concurrent_calls,
         DEFAULT_CONCURRENT_CALLS,
         "concurrent_calls",
         &mut problems,
     );
-    let concurrent_runs = count(
+    let concurrent_runs = parse_count(
         file.limits.concurrent_runs,
         DEFAULT_CONCURRENT_RUNS,
         "concurrent_runs",
         &mut problems,
     );
-    let concurrent_processes = count(
+    let concurrent_processes = parse_count(
         file.limits.concurrent_processes,
         DEFAULT_CONCURRENT_PROCESSES,
         "concurrent_processes",
         &mut problems,
     );
-    let concurrent_file_operations = count(
+    let concurrent_file_operations = parse_count(
         file.limits.concurrent_file_operations,
         DEFAULT_CONCURRENT_FILE_OPERATIONS,
         "concurrent_file_operations",
         &mut problems,
     );
     let queued_calls =
-        count(file.limits.queued_calls, DEFAULT_QUEUED_CALLS, "queued_calls", &mut problems);
-    let queue_wait = time_or(
+        parse_count(file.limits.queued_calls, DEFAULT_QUEUED_CALLS, "queued_calls", &mut problems);
+    let queue_wait = duration_or_default(
         DEFAULT_QUEUE_WAIT,
         file.limits.queue_wait.as_deref(),
         "limits.queue_wait",
         &mut problems,
     );
-    let sandbox_ids = sandbox_ids(file.sandbox.uid, workspaces.len(), &mut problems);
+    let sandbox_ids = choose_sandbox_ids(file.sandbox.uid, workspaces.len(), &mut problems);
     if !problems.is_empty() {
         return Err(ConfigError(problems));
     }
     Ok(Config {
         listen,
-        file: None,
-        fixed: String::new(),
+        config_path: None,
+        restart_only: String::new(),
         policy,
         keys,
         trust_loopback,
@@ -199,12 +209,12 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         fetch,
         tools,
         sandbox_ids,
-        path,
-        log,
+        search_path: path,
+        log_format: log,
         log_level,
         log_calls: args.log_calls || file.log_calls.unwrap_or(false),
         drain_timeout,
-        grace,
+        stop_grace: grace,
         limits,
         artifact_bytes: file.limits.artifact_bytes.unwrap_or(DEFAULT_ARTIFACT_BYTES),
         replay_bytes,
@@ -222,21 +232,21 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     })
 }
 
-fn listen(
+fn parse_listen(
     flags: &[String],
     file: &[String],
     has_keys: bool,
     problems: &mut Vec<String>,
-) -> Vec<Address> {
-    let default = [DEFAULT_LISTEN.to_owned()];
+) -> Vec<ListenAddr> {
+    let default = [DEFAULT_LISTEN_ADDR.to_owned()];
     let texts = match (flags, file) {
         ([], []) => default.as_slice(),
         ([], file) => file,
         (flags, _) => flags,
     };
     let addresses = texts.iter().filter_map(|text| {
-        Address::parse(text)
-            .and_then(|address| match address.is_near() || has_keys {
+        ListenAddr::parse(text)
+            .and_then(|address| match address.is_local() || has_keys {
                 true => Ok(address),
                 false => Err(format!(
                     "--listen {text} can be reached from other machines, and there are no keys to tell callers apart: name a key file with --keys (`jig key new` makes one), or give a loopback address or --listen unix:/path"
@@ -249,20 +259,30 @@ fn listen(
 }
 
 /// Whether everybody who reaches the loopback interface can be let in, as an administrator.
-fn check_trust(has_keys: bool, network: Network, egress: &Policy, problems: &mut Vec<String>) {
+fn check_trust_loopback(
+    has_keys: bool,
+    network: NetworkMode,
+    egress: &NetworkRules,
+    problems: &mut Vec<String>,
+) {
     if has_keys {
         problems.push(
             "--trust-loopback lets in who shows no key, and --keys nobody without one: leave one of them out".to_owned(),
         );
     }
-    if network == Network::Host || network == Network::Proxy && egress.reaches_loopback() {
+    if network == NetworkMode::Host || network == NetworkMode::Proxy && egress.reaches_loopback() {
         problems.push(
             "--trust-loopback would let commands in, which reach the loopback interface (--network host, or proxy.allow_addresses that hold it), as administrators: use --keys, or a Unix socket (--listen unix:/path)".to_owned(),
         );
     }
 }
 
-fn count(written: Option<usize>, default: usize, key: &str, problems: &mut Vec<String>) -> usize {
+fn parse_count(
+    written: Option<usize>,
+    default: usize,
+    key: &str,
+    problems: &mut Vec<String>,
+) -> usize {
     let count = written.unwrap_or(default);
     if !(1..=1 << 20).contains(&count) {
         problems.push(format!("limits.{key} must be from 1 to 1048576"));
@@ -270,7 +290,7 @@ fn count(written: Option<usize>, default: usize, key: &str, problems: &mut Vec<S
     count
 }
 
-fn parse<T>(
+fn parse_or_default<T>(
     text: Option<&str>,
     default: T,
     problems: &mut Vec<String>,
@@ -288,8 +308,8 @@ fn parse<T>(
 
 #[cfg(test)]
 mod tests {
-    use super::combine;
-    use crate::daemon::config::{args::Args, file::File};
+    use super::merge;
+    use crate::daemon::config::{args::Args, file::ConfigFile};
 
     #[test]
     fn every_problem_is_reported() {
@@ -305,7 +325,7 @@ mod tests {
             log: Some("xml".to_owned()),
             ..Args::default()
         };
-        let problems = combine(args, File::default()).unwrap_err().0;
+        let problems = merge(args, ConfigFile::default()).unwrap_err().0;
         for part in [
             "0.0.0.0:1",
             "nonsense",
@@ -335,13 +355,15 @@ mod tests {
             state_dir: Some(inside("state")),
             ..Args::default()
         };
-        assert!(combine(args, File::default()).unwrap_err().to_string().contains("--state-dir"));
+        assert!(
+            merge(args, ConfigFile::default()).unwrap_err().to_string().contains("--state-dir")
+        );
         let args = Args {
             workspace,
             state_dir: Some("/nowhere/state".into()),
             listen: vec![format!("unix:{}", inside("sock").display())],
             ..Args::default()
         };
-        assert!(combine(args, File::default()).unwrap_err().to_string().contains("--listen"));
+        assert!(merge(args, ConfigFile::default()).unwrap_err().to_string().contains("--listen"));
     }
 }

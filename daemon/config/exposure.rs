@@ -6,18 +6,18 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{WorkspaceConfig, listen::Address};
+use super::{WorkspaceConfig, listen::ListenAddr};
 use crate::daemon::{
     home_dir::home_dir,
-    sandbox::plan::{Bind, HOME, SYSTEM},
+    sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES},
 };
 
 /// Where nothing may be bound: the sandbox mounts these itself.
-const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", HOME];
+const RESERVED_DESTINATIONS: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", SANDBOX_HOME];
 /// Below which more may be bound all the same: what programs of the operator's are configured by.
-const MADE: &str = "/etc";
+const GENERATED_DIR: &str = "/etc";
 /// What of it the sandbox makes or decides.
-const MADE_FILES: &[&str] = &[
+const GENERATED_FILES: &[&str] = &[
     "/etc/passwd",
     "/etc/group",
     "/etc/nsswitch.conf",
@@ -27,12 +27,12 @@ const MADE_FILES: &[&str] = &[
     "/etc/resolv.conf",
 ];
 /// What must not be shown to commands as a whole.
-const REVEALING: &[&str] = &["/", "/dev", "/run", "/var/run"];
+const FORBIDDEN_SOURCES: &[&str] = &["/", "/dev", "/run", "/var/run"];
 /// What must not be shown to commands, nor anything below it.
-const REVEALING_TREES: &[&str] = &["/proc", "/sys"];
+const FORBIDDEN_SOURCE_TREES: &[&str] = &["/proc", "/sys"];
 
 /// Where the system keeps what is its own: neither these nor what they lie in may change hands.
-const OF_THE_SYSTEM: &[&str] = &[
+const SYSTEM_DIRS: &[&str] = &[
     "/bin",
     "/boot",
     "/etc",
@@ -84,7 +84,7 @@ const SYSTEM_TREES: &[&str] = &[
 pub(super) fn check_chown(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
     let home = home_dir().and_then(|home| fs::canonicalize(home).ok());
     for path in workspaces.iter().map(|workspace| &workspace.path) {
-        let mut own = OF_THE_SYSTEM.iter().map(Path::new).chain(home.as_deref());
+        let mut own = SYSTEM_DIRS.iter().map(Path::new).chain(home.as_deref());
         let mut trees = SYSTEM_TREES.iter();
         if own.any(|own| own.starts_with(path)) || trees.any(|tree| path.starts_with(tree)) {
             problems.push(format!(
@@ -96,29 +96,29 @@ pub(super) fn check_chown(workspaces: &[WorkspaceConfig], problems: &mut Vec<Str
 }
 
 /// Whether `path`, without symbolic links, would show commands the host.
-pub(super) fn shows_the_host(path: &Path) -> bool {
-    REVEALING.iter().any(|revealing| path == Path::new(revealing))
-        || REVEALING_TREES.iter().any(|tree| path.starts_with(tree))
+pub(super) fn exposes_host(path: &Path) -> bool {
+    FORBIDDEN_SOURCES.iter().any(|revealing| path == Path::new(revealing))
+        || FORBIDDEN_SOURCE_TREES.iter().any(|tree| path.starts_with(tree))
 }
 
 /// Reads binds, as `flag` was given them.
-pub(super) fn binds(
+pub(super) fn parse_binds(
     texts: &[String],
     flag: &str,
     writable: bool,
     problems: &mut Vec<String>,
-) -> Vec<Bind> {
+) -> Vec<BindMount> {
     texts
         .iter()
         .filter_map(|text| {
-            bind(text, writable)
+            parse_bind(text, writable)
                 .map_err(|problem| problems.push(format!("{flag} {text}: {problem}")))
                 .ok()
         })
         .collect()
 }
 
-fn bind(text: &str, writable: bool) -> Result<Bind, String> {
+fn parse_bind(text: &str, writable: bool) -> Result<BindMount, String> {
     let (source, destination) = match text.split_once(':') {
         Some((source, destination)) => (source, destination),
         None => (text, text),
@@ -126,14 +126,19 @@ fn bind(text: &str, writable: bool) -> Result<Bind, String> {
     let path = fs::canonicalize(source).map_err(|error| format!("{error}: give what is there"))?;
     let destination = PathBuf::from(destination);
     check_destination(&destination)?;
-    if shows_the_host(&path) {
+    if exposes_host(&path) {
         return Err(format!("{} would show the host to commands", path.display()));
     }
     let metadata = fs::metadata(&path).map_err(|error| error.to_string())?;
     if !metadata.is_dir() && !metadata.is_file() {
         return Err("a socket, FIFO or device cannot be given to commands".to_owned());
     }
-    Ok(Bind { source: path, destination, writable, identity: (metadata.dev(), metadata.ino()) })
+    Ok(BindMount {
+        source: path,
+        destination,
+        writable,
+        file_identity: (metadata.dev(), metadata.ino()),
+    })
 }
 
 /// Checks a path at which commands are to see something.
@@ -147,10 +152,10 @@ pub(super) fn check_destination(path: &Path) -> Result<(), String> {
     }
     let hidden = |reserved: &&&str| {
         let within = path.starts_with(reserved);
-        let is_addition = **reserved == MADE && path != Path::new(MADE);
+        let is_addition = **reserved == GENERATED_DIR && path != Path::new(GENERATED_DIR);
         within && !is_addition || Path::new(reserved).starts_with(path)
     };
-    match RESERVED.iter().chain(MADE_FILES).find(hidden) {
+    match RESERVED_DESTINATIONS.iter().chain(GENERATED_FILES).find(hidden) {
         Some(reserved) => {
             Err(format!("{shown} would hide {reserved}, which every sandbox has for itself"))
         }
@@ -159,7 +164,7 @@ pub(super) fn check_destination(path: &Path) -> Result<(), String> {
 }
 
 /// Binds to be made below a writable one, where commands could have planted links.
-pub(super) fn binds_into_writable_ones(binds: &[Bind]) -> impl Iterator<Item = (&Path, &Path)> {
+pub(super) fn binds_below_writable(binds: &[BindMount]) -> impl Iterator<Item = (&Path, &Path)> {
     binds.iter().filter(|outer| outer.writable).flat_map(|outer| {
         let below = binds.iter().filter(|inner| {
             inner.destination != outer.destination
@@ -170,27 +175,27 @@ pub(super) fn binds_into_writable_ones(binds: &[Bind]) -> impl Iterator<Item = (
 }
 
 /// Links that are followed, as in the kernel (path_resolution(7)).
-const MOST_LINKS: usize = 40;
+const MAX_SYMLINKS: usize = 40;
 
 /// Sees that commands cannot reach the daemon's state, its sockets or the `files` that say who may call
 /// what, nor replace what they are to be shown by something else; and that no workspace shows another.
-pub(super) fn keep_apart(
+pub(super) fn check_exposure(
     workspaces: &[WorkspaceConfig],
     state_dir: &Path,
-    listen: &[Address],
+    listen: &[ListenAddr],
     files: [(Option<&Path>, &'static str); 2],
     problems: &mut Vec<String>,
 ) {
-    keep_workspaces_apart(workspaces, problems);
-    keep_files_apart(workspaces, files, problems);
-    let visible = visible(workspaces);
-    let state_dir = existing_part(state_dir);
+    check_workspaces_disjoint(workspaces, problems);
+    check_credential_files_hidden(workspaces, files, problems);
+    let visible = visible_paths(workspaces);
+    let state_dir = canonicalize_existing(state_dir);
     let sockets = listen.iter().filter_map(|address| match address {
-        Address::Unix(path) => Some((existing_part(path), "--listen unix:")),
-        Address::Tcp(_) => None,
+        ListenAddr::Unix(path) => Some((canonicalize_existing(path), "--listen unix:")),
+        ListenAddr::Tcp(_) => None,
     });
     let own = [(state_dir.clone(), "--state-dir")];
-    keep_hidden(&visible, sockets.chain(own), problems);
+    check_hidden(&visible, sockets.chain(own), problems);
     for visible in visible.iter().filter(|visible| visible.starts_with(&state_dir)) {
         problems.push(format!(
             "{} lies in the daemon's state directory {}: choose another with --state-dir",
@@ -216,20 +221,20 @@ pub(super) fn keep_apart(
 }
 
 /// Sees that commands cannot reach the `files` that say who may call what, nor the links that lead to them.
-pub(super) fn keep_files_apart(
+pub(super) fn check_credential_files_hidden(
     workspaces: &[WorkspaceConfig],
     files: [(Option<&Path>, &'static str); 2],
     problems: &mut Vec<String>,
 ) {
     let files = files.into_iter().filter_map(|(file, flag)| Some((file?, flag)));
-    let places =
-        files.flat_map(|(file, flag)| places(file).into_iter().map(move |place| (place, flag)));
-    keep_hidden(&visible(workspaces), places, problems);
+    let places = files
+        .flat_map(|(file, flag)| symlink_chain(file).into_iter().map(move |place| (place, flag)));
+    check_hidden(&visible_paths(workspaces), places, problems);
 }
 
 /// What commands see of the host.
-fn visible(workspaces: &[WorkspaceConfig]) -> Vec<PathBuf> {
-    let system = SYSTEM.iter().filter_map(|path| fs::canonicalize(path).ok());
+fn visible_paths(workspaces: &[WorkspaceConfig]) -> Vec<PathBuf> {
+    let system = SYSTEM_DIRECTORIES.iter().filter_map(|path| fs::canonicalize(path).ok());
     let shown = workspaces.iter().flat_map(|workspace| {
         let sources = workspace.binds.iter().map(|bind| bind.source.clone());
         std::iter::once(workspace.path.clone()).chain(sources)
@@ -238,7 +243,7 @@ fn visible(workspaces: &[WorkspaceConfig]) -> Vec<PathBuf> {
 }
 
 /// Sees that nothing of what is `own` lies in what is `visible`.
-fn keep_hidden(
+fn check_hidden(
     visible: &[PathBuf],
     own: impl Iterator<Item = (PathBuf, &'static str)>,
     problems: &mut Vec<String>,
@@ -255,7 +260,7 @@ fn keep_hidden(
 }
 
 /// Sees that no key for one workspace is one for another, too.
-fn keep_workspaces_apart(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
+fn check_workspaces_disjoint(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
     let identity = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;
         Some((metadata.dev(), metadata.ino()))
@@ -279,7 +284,7 @@ fn keep_workspaces_apart(workspaces: &[WorkspaceConfig], problems: &mut Vec<Stri
     if workspaces.len() < 2 {
         return;
     }
-    let system = SYSTEM.iter().filter_map(|path| fs::canonicalize(path).ok());
+    let system = SYSTEM_DIRECTORIES.iter().filter_map(|path| fs::canonicalize(path).ok());
     let system: Vec<PathBuf> = system.collect();
     for workspace in workspaces {
         let lies_in = |tree: &&PathBuf| workspace.path.starts_with(tree);
@@ -305,14 +310,14 @@ fn keep_workspaces_apart(workspaces: &[WorkspaceConfig], problems: &mut Vec<Stri
 
 /// Where a file lies: as it is named, and where each of the links lies that lead to it, of which who can
 /// replace one can replace the file.
-pub(crate) fn places(path: &Path) -> Vec<PathBuf> {
+pub(crate) fn symlink_chain(path: &Path) -> Vec<PathBuf> {
     let mut at = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut places = vec![at.clone()];
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_SYMLINKS {
         let (Some(folder), Some(name)) = (at.parent(), at.file_name()) else {
             break;
         };
-        let place = existing_part(folder).join(name);
+        let place = canonicalize_existing(folder).join(name);
         let target = fs::read_link(&place);
         if !places.contains(&place) {
             places.push(place.clone());
@@ -326,7 +331,7 @@ pub(crate) fn places(path: &Path) -> Vec<PathBuf> {
 }
 
 /// `path` without symbolic links, as far as it exists.
-fn existing_part(path: &Path) -> PathBuf {
+fn canonicalize_existing(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for ancestor in path.ancestors() {
         if let Ok(real) = fs::canonicalize(ancestor) {
@@ -341,7 +346,7 @@ fn existing_part(path: &Path) -> PathBuf {
                     whole.push(name);
                 }
             }
-            return if returns { existing_part(&whole) } else { whole };
+            return if returns { canonicalize_existing(&whole) } else { whole };
         }
     }
     path
@@ -351,7 +356,7 @@ fn existing_part(path: &Path) -> PathBuf {
 mod tests {
     use std::{fs, os::unix::fs::symlink, path::Path};
 
-    use super::{check_destination, existing_part};
+    use super::{canonicalize_existing, check_destination};
 
     #[test]
     fn where_a_path_leads_is_known_before_it_is_there() {
@@ -367,7 +372,7 @@ mod tests {
             ("link/../there", "there"),
             ("link/none/../../there/x", "there/x"),
         ] {
-            assert_eq!(existing_part(&real.join(path)), real.join(expected), "{path}");
+            assert_eq!(canonicalize_existing(&real.join(path)), real.join(expected), "{path}");
         }
     }
 

@@ -1,29 +1,37 @@
 //! Where `fetch_url` may fetch from. Without hosts there is no such tool.
 
-use super::{Config, file, network::each};
+use super::{Config, file, network::parse_each};
 use crate::daemon::outside::policy::{
-    DEFAULT_PORTS, Policy, Words, address::Range, host::HostRule,
+    DEFAULT_PORTS, NetworkRules, RulesLabels, address::AddressRange, host::HostRule,
 };
 
 /// The tool.
 pub(crate) const FETCH_URL: &str = "fetch_url";
 
 /// How its policy is spoken of.
-const WORDS: Words =
-    Words { who: "calls of fetch_url", hosts: "fetch.hosts", addresses: "fetch.allow_addresses" };
+const FETCH_POLICY_TERMS: RulesLabels = RulesLabels {
+    connector: "calls of fetch_url",
+    hosts_setting: "fetch.hosts",
+    addresses_setting: "fetch.allow_addresses",
+};
 
 /// Reads the `[fetch]` table.
-pub(super) fn fetch(table: file::Fetch, problems: &mut Vec<String>) -> Policy {
-    let file::Fetch { hosts, ports, allow_addresses } = table;
+pub(super) fn parse_fetch(table: file::FetchTable, problems: &mut Vec<String>) -> NetworkRules {
+    let file::FetchTable { hosts, ports, allow_addresses } = table;
     let ports = ports.unwrap_or_else(|| DEFAULT_PORTS.to_vec());
     if ports.contains(&0) {
         problems.push("fetch.ports 0: give ports from 1 to 65535".to_owned());
     }
-    Policy {
-        words: &WORDS,
-        hosts: each(WORDS.hosts, &hosts, HostRule::parse, problems),
+    NetworkRules {
+        labels: &FETCH_POLICY_TERMS,
+        hosts: parse_each(FETCH_POLICY_TERMS.hosts_setting, &hosts, HostRule::parse, problems),
         ports,
-        addresses: each(WORDS.addresses, &allow_addresses, Range::parse, problems),
+        addresses: parse_each(
+            FETCH_POLICY_TERMS.addresses_setting,
+            &allow_addresses,
+            AddressRange::parse,
+            problems,
+        ),
     }
 }
 
@@ -38,15 +46,15 @@ impl Config {
 
     /// Lines that say where `fetch_url` may fetch from.
     pub(crate) fn fetch_report(&self) -> String {
-        let Policy { words: _, hosts, ports, addresses } = &self.fetch;
+        let NetworkRules { labels: _, hosts, ports, addresses } = &self.fetch;
         if hosts.is_empty() {
             return String::new();
         }
         let mut report = String::from("fetch_url\n");
         for (name, values) in [
-            ("hosts", strings(hosts)),
-            ("ports", strings(ports)),
-            ("allow_addresses", strings(addresses)),
+            ("hosts", to_strings(hosts)),
+            ("ports", to_strings(ports)),
+            ("allow_addresses", to_strings(addresses)),
         ] {
             if !values.is_empty() {
                 report += &format!("  {name:<18} {}\n", values.join(" "));
@@ -56,7 +64,7 @@ impl Config {
     }
 }
 
-fn strings<T: ToString>(values: &[T]) -> Vec<String> {
+fn to_strings<T: ToString>(values: &[T]) -> Vec<String> {
     values.iter().map(ToString::to_string).collect()
 }
 
@@ -67,13 +75,13 @@ mod tests {
     #[test]
     fn each_wrong_setting_is_named() {
         let strings = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-        let table = file::Fetch {
+        let table = file::FetchTable {
             hosts: strings(&["a.example", "http://b.example"]),
             ports: Some(vec![0, 8080]),
             allow_addresses: strings(&["127.0.0.1/8"]),
         };
         let mut problems = Vec::new();
-        let policy = fetch(table, &mut problems);
+        let policy = parse_fetch(table, &mut problems);
         assert_eq!((policy.hosts.len(), policy.addresses.len()), (1, 0));
         assert_eq!(problems.len(), 3);
         for (problem, begins) in problems.iter().zip([
@@ -88,7 +96,7 @@ mod tests {
     #[test]
     fn without_a_table_there_are_no_hosts_and_the_usual_ports() {
         let mut problems = Vec::new();
-        let policy = fetch(file::Fetch::default(), &mut problems);
+        let policy = parse_fetch(file::FetchTable::default(), &mut problems);
         assert_eq!((policy.hosts.len(), policy.ports), (0, vec![80, 443]));
         assert_eq!(problems, Vec::<String>::new());
     }

@@ -13,12 +13,12 @@ use serde::{
 };
 
 /// What a daemon that runs takes over.
-const RENEWED: [&str; 3] = ["policy", "approvals", "keys"];
+const RELOADABLE_KEYS: [&str; 3] = ["policy", "approvals", "keys"];
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct File {
+pub(super) struct ConfigFile {
     pub(super) listen: Vec<String>,
     pub(super) keys: Option<PathBuf>,
     pub(super) trust_loopback: Option<bool>,
@@ -27,25 +27,25 @@ pub(super) struct File {
     pub(super) log_level: Option<String>,
     pub(super) log_calls: Option<bool>,
     pub(super) drain_timeout: Option<String>,
-    pub(super) workspaces: Vec<Workspace>,
-    pub(super) files: Files,
-    pub(super) sandbox: Sandbox,
-    pub(super) limits: Limits,
-    pub(super) requests: Requests,
-    pub(super) jobs: Jobs,
-    pub(super) sessions: Sessions,
-    pub(super) proxy: Option<Proxy>,
-    pub(super) fetch: Fetch,
-    pub(super) tools: Vec<Tool>,
-    pub(super) policy: Policy,
-    pub(super) approvals: Approvals,
+    pub(super) workspaces: Vec<WorkspaceTable>,
+    pub(super) files: FilesTable,
+    pub(super) sandbox: SandboxTable,
+    pub(super) limits: LimitsTable,
+    pub(super) requests: RequestsTable,
+    pub(super) jobs: JobsTable,
+    pub(super) sessions: SessionsTable,
+    pub(super) proxy: Option<ProxyTable>,
+    pub(super) fetch: FetchTable,
+    pub(super) tools: Vec<CustomToolTable>,
+    pub(super) policy: PolicyTable,
+    pub(super) approvals: ApprovalsTable,
 }
 
 /// What of the file a daemon that runs takes over. Of the rest, it does not matter what it says, but it must
 /// not be a policy whose name was misspelt.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Renewed {
+pub(super) struct ReloadableConfigFile {
     listen: IgnoredAny,
     pub(super) keys: Option<PathBuf>,
     trust_loopback: IgnoredAny,
@@ -64,14 +64,14 @@ pub(super) struct Renewed {
     proxy: IgnoredAny,
     fetch: IgnoredAny,
     tools: IgnoredAny,
-    pub(super) policy: Policy,
-    pub(super) approvals: Approvals,
+    pub(super) policy: PolicyTable,
+    pub(super) approvals: ApprovalsTable,
 }
 
 /// One `[[workspaces]]` table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Workspace {
+pub(super) struct WorkspaceTable {
     pub(super) name: Option<String>,
     pub(super) path: PathBuf,
     pub(super) mount_path: Option<PathBuf>,
@@ -88,14 +88,14 @@ pub(super) struct Workspace {
 /// The `[files]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Files {
+pub(super) struct FilesTable {
     pub(super) fsync: bool,
 }
 
 /// The `[sandbox]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Sandbox {
+pub(super) struct SandboxTable {
     pub(super) minimum_level: Option<String>,
     pub(super) chown_workspace: Option<bool>,
     pub(super) network: Option<String>,
@@ -111,7 +111,7 @@ pub(super) struct Sandbox {
 /// The `[proxy]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Proxy {
+pub(super) struct ProxyTable {
     pub(super) allow_hosts: Vec<String>,
     pub(super) allow_addresses: Vec<String>,
 }
@@ -119,7 +119,7 @@ pub(super) struct Proxy {
 /// The `[fetch]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Fetch {
+pub(super) struct FetchTable {
     pub(super) hosts: Vec<String>,
     pub(super) ports: Option<Vec<u16>>,
     pub(super) allow_addresses: Vec<String>,
@@ -128,7 +128,7 @@ pub(super) struct Fetch {
 /// One `[[tools]]` table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Tool {
+pub(super) struct CustomToolTable {
     pub(super) name: String,
     pub(super) description: String,
     pub(super) argv: Vec<String>,
@@ -143,7 +143,7 @@ pub(super) struct Tool {
 /// The `[limits]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Limits {
+pub(super) struct LimitsTable {
     pub(super) cpu_sec: Option<u32>,
     pub(super) cpus: Option<f64>,
     pub(super) memory_bytes: Option<u64>,
@@ -172,7 +172,7 @@ pub(super) struct Limits {
 /// The `[requests]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Requests {
+pub(super) struct RequestsTable {
     pub(super) retention: Option<String>,
     pub(super) kept: Option<u32>,
     pub(super) kept_bytes: Option<u64>,
@@ -182,7 +182,7 @@ pub(super) struct Requests {
 /// The `[jobs]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Jobs {
+pub(super) struct JobsTable {
     pub(super) retention: Option<String>,
     pub(super) kept: Option<u32>,
     pub(super) kept_bytes: Option<u64>,
@@ -196,19 +196,19 @@ pub(super) struct Jobs {
 /// The `[policy]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Policy {
+pub(super) struct PolicyTable {
     pub(super) allow_tools: Option<Vec<String>>,
     pub(super) deny_tools: Vec<String>,
     pub(super) read_only: Option<String>,
     pub(super) safe_write: Option<String>,
     pub(super) dangerous: Option<String>,
-    pub(super) rules: Vec<PolicyRule>,
+    pub(super) rules: Vec<PolicyRuleTable>,
 }
 
 /// One `[[policy.rules]]` table.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct PolicyRule {
+pub(super) struct PolicyRuleTable {
     pub(super) name: String,
     pub(super) tool: String,
     pub(super) pattern: Option<String>,
@@ -221,7 +221,7 @@ pub(super) struct PolicyRule {
 /// The `[approvals]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Approvals {
+pub(super) struct ApprovalsTable {
     pub(super) wait: Option<String>,
     pub(super) pending: Option<usize>,
     pub(super) retention: Option<String>,
@@ -230,7 +230,7 @@ pub(super) struct Approvals {
 /// The `[sessions]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Sessions {
+pub(super) struct SessionsTable {
     pub(super) retention: Option<String>,
     pub(super) kept: Option<u32>,
     pub(super) kept_bytes: Option<u64>,
@@ -238,12 +238,12 @@ pub(super) struct Sessions {
 }
 
 /// Reads the file at `path`. Answers beside it what of it can only be changed by a restart, as text.
-pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<(T, String), String> {
+pub(super) fn read_file<T: DeserializeOwned>(path: &Path) -> Result<(T, String), String> {
     let shown = |error: &dyn std::fmt::Display| format!("--config {}: {error}", path.display());
     let text = fs::read_to_string(path).map_err(|error| shown(&error))?;
     let file = toml::from_str(&text).map_err(|error| shown(&error))?;
     let mut rest: toml::Table = toml::from_str(&text).map_err(|error| shown(&error))?;
-    for renewed in RENEWED {
+    for renewed in RELOADABLE_KEYS {
         rest.remove(renewed);
     }
     Ok((file, rest.to_string()))
@@ -259,7 +259,7 @@ mod tests {
             toml::from_str::<T>("polcy = 1").unwrap_err().to_string()
         }
         // It tells all there are.
-        assert!(refused::<File>().contains("`policy`"));
-        assert_eq!(refused::<File>(), refused::<Renewed>());
+        assert!(refused::<ConfigFile>().contains("`policy`"));
+        assert_eq!(refused::<ConfigFile>(), refused::<ReloadableConfigFile>());
     }
 }

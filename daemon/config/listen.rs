@@ -8,14 +8,14 @@ use std::{
 
 /// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Address {
+pub(crate) enum ListenAddr {
     /// A port.
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
 }
 
-impl Address {
+impl ListenAddr {
     /// Reads an address.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
@@ -43,7 +43,7 @@ impl Address {
     }
 
     /// Whether only this machine can reach it.
-    pub(super) fn is_near(&self) -> bool {
+    pub(super) fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().is_loopback(),
             Self::Unix(_) => true,
@@ -51,7 +51,7 @@ impl Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ListenAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => address.fmt(f),
@@ -62,7 +62,7 @@ impl fmt::Display for Address {
 
 #[cfg(test)]
 mod tests {
-    use super::Address;
+    use super::ListenAddr;
 
     #[test]
     fn addresses_that_others_can_reach_are_told_apart() {
@@ -74,15 +74,15 @@ mod tests {
             ("unix:/a", "unix:/a"),
             ("unix:///a/b", "unix:/a/b"),
         ] {
-            let address = Address::parse(text).unwrap();
+            let address = ListenAddr::parse(text).unwrap();
             assert_eq!(address.to_string(), shown, "{text}");
-            assert!(address.is_near(), "{text}");
+            assert!(address.is_local(), "{text}");
         }
         for text in ["0.0.0.0:50051", "[::]:1", "10.0.0.1:1", "192.168.1.1:1"] {
-            assert!(!Address::parse(text).unwrap().is_near(), "{text}");
+            assert!(!ListenAddr::parse(text).unwrap().is_local(), "{text}");
         }
         for text in ["", "50051", ":50051", "unix:a", "unix:", "127.0.0.1", "host:1"] {
-            assert!(Address::parse(text).is_err(), "{text}");
+            assert!(ListenAddr::parse(text).is_err(), "{text}");
         }
     }
 }

@@ -27,26 +27,26 @@ mod workspaces;
 use std::{env, path::PathBuf, time::Duration};
 
 use self::{
-    jobs::Jobs, keys::Keys, listen::Address, protected::Protection, requests::Requests,
-    sessions::Sessions,
+    jobs::JobsConfig, keys::KeyFile, listen::ListenAddr, protected::Protection,
+    requests::RequestsConfig, sessions::SessionsConfig,
 };
 use crate::daemon::{
-    outside::policy::Policy,
+    outside::policy::NetworkRules,
     sandbox::{
-        level::Level,
-        limits::Limits,
-        plan::{Bind, Network},
+        level::IsolationLevel,
+        limits::RunLimits,
+        plan::{BindMount, NetworkMode},
     },
-    telemetry::logs::Format,
+    telemetry::logs::LogFormat,
 };
 
 /// Where the daemon listens unless told otherwise.
-const DEFAULT_LISTEN: &str = "127.0.0.1:50051";
+const DEFAULT_LISTEN_ADDR: &str = "127.0.0.1:50051";
 /// Time for running calls when the daemon is told to end: below the 30 seconds that Kubernetes
 /// gives a pod.
-const DEFAULT_DRAIN: Duration = Duration::from_secs(25);
+const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 /// Time between SIGTERM and SIGKILL.
-const DEFAULT_GRACE: Duration = Duration::from_secs(2);
+const DEFAULT_STOP_GRACE: Duration = Duration::from_secs(2);
 /// Bytes that an artifact keeps of a stream.
 const DEFAULT_ARTIFACT_BYTES: u64 = 64 << 20;
 /// Bytes that are kept in memory of what a started command wrote.
@@ -72,15 +72,15 @@ const DEFAULT_QUEUE_WAIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     /// Where it listens.
-    pub(crate) listen: Vec<Address>,
+    pub(crate) listen: Vec<ListenAddr>,
     /// The file that it was read from, if any.
-    pub(crate) file: Option<PathBuf>,
+    pub(crate) config_path: Option<PathBuf>,
     /// What of the file can only be changed by a restart, as text.
-    pub(crate) fixed: String,
+    pub(crate) restart_only: String,
     /// What becomes of calls.
-    pub(crate) policy: policy::Policy,
+    pub(crate) policy: policy::PolicyConfig,
     /// Who may call; without, the daemon's own user and root.
-    pub(crate) keys: Option<Keys>,
+    pub(crate) keys: Option<KeyFile>,
     /// Whether everybody who reaches the loopback interface may call.
     pub(crate) trust_loopback: bool,
     /// What it serves; never empty.
@@ -88,25 +88,25 @@ pub(crate) struct Config {
     /// Where it keeps its state.
     pub(crate) state_dir: PathBuf,
     /// Isolation below which no command is run.
-    pub(crate) minimum_level: Level,
+    pub(crate) minimum_level: IsolationLevel,
     /// Whether root's files in the workspaces are given to the user that commands run as.
     pub(crate) chown_workspace: bool,
     /// Whether debuggers work inside a run.
     pub(crate) allow_ptrace: bool,
     /// Network of commands.
-    pub(crate) network: Network,
+    pub(crate) network: NetworkMode,
     /// Where they may connect to, if the network is the proxy's.
-    pub(crate) egress: Policy,
+    pub(crate) egress: NetworkRules,
     /// Where `fetch_url` may fetch from.
-    pub(crate) fetch: Policy,
+    pub(crate) fetch: NetworkRules,
     /// Tools that commands are.
-    pub(crate) tools: Vec<tools::Tool>,
+    pub(crate) tools: Vec<tools::ToolConfig>,
     /// User and group ids that a root daemon takes for its sandboxes, one for each workspace.
     pub(crate) sandbox_ids: Vec<u32>,
     /// Directories, as commands see them, in which programs are looked up before the usual ones.
-    pub(crate) path: Vec<String>,
+    pub(crate) search_path: Vec<String>,
     /// How logs are written.
-    pub(crate) log: Format,
+    pub(crate) log_format: LogFormat,
     /// Most detailed level of its own logs.
     pub(crate) log_level: tracing::Level,
     /// Whether each call has a line.
@@ -114,9 +114,9 @@ pub(crate) struct Config {
     /// Time for running calls when the daemon is told to end.
     pub(crate) drain_timeout: Duration,
     /// Time between SIGTERM and SIGKILL.
-    pub(crate) grace: Duration,
+    pub(crate) stop_grace: Duration,
     /// Limits of each run.
-    pub(crate) limits: Limits,
+    pub(crate) limits: RunLimits,
     /// Bytes that an artifact keeps of a stream.
     pub(crate) artifact_bytes: u64,
     /// Bytes that are kept in memory of what a started command wrote.
@@ -124,11 +124,11 @@ pub(crate) struct Config {
     /// How long a started command is kept when it has ended.
     pub(crate) process_retention: Duration,
     /// What is kept of calls with a request id.
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestsConfig,
     /// How jobs are done and kept.
-    pub(crate) jobs: Jobs,
+    pub(crate) jobs: JobsConfig,
     /// What is kept of sessions.
-    pub(crate) sessions: Sessions,
+    pub(crate) sessions: SessionsConfig,
     /// Whether a change of a file is answered only when the disk has written it down.
     pub(crate) sync_files: bool,
     /// Calls at one time.
@@ -155,13 +155,13 @@ pub(crate) struct WorkspaceConfig {
     /// Where commands see it.
     pub(crate) mount_path: PathBuf,
     /// What else commands see.
-    pub(crate) binds: Vec<Bind>,
+    pub(crate) binds: Vec<BindMount>,
     /// Whether file tools follow symbolic links that stay in the workspace.
     pub(crate) follow_links: bool,
     /// Paths in it that neither file tools nor commands may change.
     pub(crate) protection: Protection,
     /// Whether its commands find in their home directory what those before them left there.
-    pub(crate) keeps_home: bool,
+    pub(crate) persistent_home: bool,
     /// Time that a command has where its call does not say.
     pub(crate) run_timeout: Option<Duration>,
 }

@@ -1,68 +1,86 @@
 //! The network of commands: its mode, and where they may connect to.
 
-use super::{Config, file, listen::Address};
+use super::{Config, file, listen::ListenAddr};
 use crate::daemon::{
-    outside::policy::{DEFAULT_PORTS, Policy, Words, address::Range, host::HostRule},
-    sandbox::plan::Network,
+    outside::policy::{
+        DEFAULT_PORTS, NetworkRules, RulesLabels, address::AddressRange, host::HostRule,
+    },
+    sandbox::plan::NetworkMode,
 };
 
 /// What a daemon says that has nothing to allow.
-const NOTHING_ALLOWED: &str =
+const WARN_NO_ALLOWED_HOSTS: &str =
     "commands can connect to nothing: proxy.allow_hosts of the configuration file lists no hosts";
 /// What a daemon says that shares its network.
-const SHARED: &str = "commands have the daemon's network: what listens on 127.0.0.1, and the metadata service of a cloud, can be reached by them";
+const WARN_SHARED_NETWORK: &str = "commands have the daemon's network: what listens on 127.0.0.1, and the metadata service of a cloud, can be reached by them";
 /// What it says beside that, if it can be called there.
-const CALLABLE: &str = "commands can connect to the daemon itself on its TCP port, and call it if they come by a key: listen on a Unix socket instead (--listen unix:/path)";
+const WARN_DAEMON_REACHABLE: &str = "commands can connect to the daemon itself on its TCP port, and call it if they come by a key: listen on a Unix socket instead (--listen unix:/path)";
 
 /// How the policy of the proxy is spoken of.
-const WORDS: Words =
-    Words { who: "commands", hosts: "proxy.allow_hosts", addresses: "proxy.allow_addresses" };
+const PROXY_POLICY_TERMS: RulesLabels = RulesLabels {
+    connector: "commands",
+    hosts_setting: "proxy.allow_hosts",
+    addresses_setting: "proxy.allow_addresses",
+};
 
 /// Reads the mode and the `[proxy]` table.
-pub(super) fn network(
+pub(super) fn parse_network(
     mode: Option<&str>,
-    proxy: Option<file::Proxy>,
+    proxy: Option<file::ProxyTable>,
     problems: &mut Vec<String>,
-) -> (Network, Policy) {
+) -> (NetworkMode, NetworkRules) {
     let network = match mode {
-        None | Some("none") => Network::None,
-        Some("host") => Network::Host,
-        Some("proxy") => Network::Proxy,
+        None | Some("none") => NetworkMode::None,
+        Some("host") => NetworkMode::Host,
+        Some("proxy") => NetworkMode::Proxy,
         Some(other) => {
             problems.push(format!("--network {other}: give none, host or proxy"));
             // What is wrong with the table is of interest all the same.
-            Network::Proxy
+            NetworkMode::Proxy
         }
     };
-    if proxy.is_some() && network != Network::Proxy {
+    if proxy.is_some() && network != NetworkMode::Proxy {
         let name = network.name();
         problems.push(format!(
             "[proxy] says where commands may connect to, but their network is {name}: give --network proxy (sandbox.network = \"proxy\"), or leave [proxy] out"
         ));
     }
-    let file::Proxy { allow_hosts, allow_addresses } = proxy.unwrap_or_default();
-    let hosts = each(WORDS.hosts, &allow_hosts, HostRule::parse, problems);
-    let addresses = each(WORDS.addresses, &allow_addresses, Range::parse, problems);
-    let policy = Policy { words: &WORDS, hosts, ports: DEFAULT_PORTS.to_vec(), addresses };
+    let file::ProxyTable { allow_hosts, allow_addresses } = proxy.unwrap_or_default();
+    let hosts =
+        parse_each(PROXY_POLICY_TERMS.hosts_setting, &allow_hosts, HostRule::parse, problems);
+    let addresses = parse_each(
+        PROXY_POLICY_TERMS.addresses_setting,
+        &allow_addresses,
+        AddressRange::parse,
+        problems,
+    );
+    let policy = NetworkRules {
+        labels: &PROXY_POLICY_TERMS,
+        hosts,
+        ports: DEFAULT_PORTS.to_vec(),
+        addresses,
+    };
     (network, policy)
 }
 
 impl Config {
     /// What an operator should know of the network that commands have.
     pub(crate) fn network_warnings(&self) -> Vec<&'static str> {
-        let is_tcp = |address: &Address| matches!(address, Address::Tcp(_));
+        let is_tcp = |address: &ListenAddr| matches!(address, ListenAddr::Tcp(_));
         match self.network {
-            Network::Proxy if self.egress.hosts.is_empty() => vec![NOTHING_ALLOWED],
-            Network::None | Network::Proxy => Vec::new(),
-            Network::Host if self.listen.iter().any(is_tcp) => vec![SHARED, CALLABLE],
-            Network::Host => vec![SHARED],
+            NetworkMode::Proxy if self.egress.hosts.is_empty() => vec![WARN_NO_ALLOWED_HOSTS],
+            NetworkMode::None | NetworkMode::Proxy => Vec::new(),
+            NetworkMode::Host if self.listen.iter().any(is_tcp) => {
+                vec![WARN_SHARED_NETWORK, WARN_DAEMON_REACHABLE]
+            }
+            NetworkMode::Host => vec![WARN_SHARED_NETWORK],
         }
     }
 
     /// Lines that say which network commands have.
     pub(crate) fn network_report(&self) -> String {
         let mut report = format!("network: {}\n", self.network.name());
-        if self.network == Network::Proxy {
+        if self.network == NetworkMode::Proxy {
             let hosts = self.egress.hosts.iter().map(ToString::to_string);
             let addresses = self.egress.addresses.iter().map(ToString::to_string);
             for (name, rules) in [
@@ -82,7 +100,7 @@ impl Config {
 }
 
 /// Reads each of the texts of a setting.
-pub(super) fn each<T>(
+pub(super) fn parse_each<T>(
     key: &str,
     texts: &[String],
     parse: impl Fn(&str) -> Result<T, String>,
@@ -109,12 +127,12 @@ mod tests {
     #[test]
     fn each_wrong_rule_is_named() {
         let mut problems = Vec::new();
-        let proxy = file::Proxy {
+        let proxy = file::ProxyTable {
             allow_hosts: strings(&["a.example", "https://b.example", "*"]),
             allow_addresses: strings(&["10.0.0.0/8", "c.example"]),
         };
-        let (network, policy) = network(Some("proxy"), Some(proxy), &mut problems);
-        assert_eq!(network, Network::Proxy);
+        let (network, policy) = parse_network(Some("proxy"), Some(proxy), &mut problems);
+        assert_eq!(network, NetworkMode::Proxy);
         assert_eq!((policy.hosts.len(), policy.addresses.len()), (1, 1));
         for (problem, begins) in problems.iter().zip([
             "proxy.allow_hosts \"https://b.example\": ",
@@ -129,14 +147,15 @@ mod tests {
     #[test]
     fn rules_without_the_proxy_are_a_mistake() {
         for (mode, expected, complaint) in [
-            (None, Network::None, Some("their network is none")),
-            (Some("none"), Network::None, Some("their network is none")),
-            (Some("host"), Network::Host, Some("their network is host")),
-            (Some("proxy"), Network::Proxy, None),
-            (Some("Proxy"), Network::Proxy, Some("--network Proxy: give")),
+            (None, NetworkMode::None, Some("their network is none")),
+            (Some("none"), NetworkMode::None, Some("their network is none")),
+            (Some("host"), NetworkMode::Host, Some("their network is host")),
+            (Some("proxy"), NetworkMode::Proxy, None),
+            (Some("Proxy"), NetworkMode::Proxy, Some("--network Proxy: give")),
         ] {
             let mut problems = Vec::new();
-            let (network, _) = network(mode, Some(file::Proxy::default()), &mut problems);
+            let (network, _) =
+                parse_network(mode, Some(file::ProxyTable::default()), &mut problems);
             assert_eq!(network, expected, "{mode:?}");
             assert_eq!(problems.len(), usize::from(complaint.is_some()));
             let told = problems.first().map_or("", String::as_str);

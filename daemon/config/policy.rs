@@ -11,27 +11,27 @@ use serde::Deserialize;
 
 use super::{
     file,
-    time::{age_or, moment},
+    time::{age_or_default, parse_timestamp},
 };
 
 /// Most rules of the file: each is compared with each call of its tool.
-const MOST_RULES: usize = 1024;
+const MAX_RULES: usize = 1024;
 /// Longest name of a rule, in bytes.
-const LONGEST_NAME: usize = 64;
+const MAX_RULE_NAME_BYTES: usize = 64;
 /// Most calls that may wait to be approved at one time: each costs some kibibytes, and a task.
-const MOST_PENDING: usize = 1 << 16;
+const MAX_PENDING_APPROVALS: usize = 1 << 16;
 /// Wait of calls without a deadline: longer than it takes to look at a prompt, shorter than an agent
 /// that hangs should go unnoticed.
-const DEFAULT_WAIT: Duration = Duration::from_secs(5 * 60);
+const DEFAULT_APPROVAL_WAIT: Duration = Duration::from_secs(5 * 60);
 /// Calls that may wait at one time: more than anybody can decide about.
-const DEFAULT_PENDING: usize = 256;
+const DEFAULT_PENDING_APPROVALS: usize = 256;
 /// How long is kept what was decided: a month of looking back.
-const DEFAULT_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
+const DEFAULT_APPROVAL_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Action {
+pub(crate) enum PolicyAction {
     /// It is made.
     Allow,
     /// It waits until somebody has decided.
@@ -42,33 +42,33 @@ pub(crate) enum Action {
 
 /// The `[policy]` and `[approvals]` tables.
 #[derive(Debug, Clone)]
-pub(crate) struct Policy {
+pub(crate) struct PolicyConfig {
     /// The only tools there are; without, all.
     pub(crate) allow_tools: Option<BTreeSet<String>>,
     /// Tools that there are not.
     pub(crate) deny_tools: BTreeSet<String>,
     /// What becomes of calls that no rule is about, by the risk of their tool.
-    pub(crate) levels: Levels,
+    pub(crate) risk_actions: RiskActions,
     /// The rules, in the order of the file.
-    pub(crate) rules: Vec<PolicyRule>,
+    pub(crate) rules: Vec<PolicyRuleConfig>,
     /// How calls wait to be approved.
-    pub(crate) approvals: Approvals,
+    pub(crate) approvals: ApprovalsConfig,
 }
 
 /// What becomes of calls, by the risk of their tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Levels {
+pub(crate) struct RiskActions {
     /// Of tools that read only.
-    pub(crate) read_only: Action,
+    pub(crate) read_only: PolicyAction,
     /// Of those that add or change files in ways that are easy to undo.
-    pub(crate) safe_write: Action,
+    pub(crate) safe_write: PolicyAction,
     /// Of all others.
-    pub(crate) dangerous: Action,
+    pub(crate) dangerous: PolicyAction,
 }
 
 /// One `[[policy.rules]]` table.
 #[derive(Debug, Clone)]
-pub(crate) struct PolicyRule {
+pub(crate) struct PolicyRuleConfig {
     /// What it is called.
     pub(crate) name: String,
     /// The tool that it is about.
@@ -76,7 +76,7 @@ pub(crate) struct PolicyRule {
     /// A regular expression on its parameters; without, any.
     pub(crate) pattern: Option<String>,
     /// What becomes of calls that match.
-    pub(crate) action: Action,
+    pub(crate) action: PolicyAction,
     /// The workspaces that it is about; without, all.
     pub(crate) workspaces: Option<BTreeSet<String>>,
     /// When it ends.
@@ -87,69 +87,72 @@ pub(crate) struct PolicyRule {
 
 /// How calls wait to be approved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Approvals {
+pub(crate) struct ApprovalsConfig {
     /// How long, without a deadline.
     pub(crate) wait: Duration,
     /// How many at one time, in each workspace.
-    pub(crate) pending: usize,
+    pub(crate) max_pending: usize,
     /// How long it is kept how they ended.
     pub(crate) retention: Duration,
 }
 
-impl Default for Policy {
+impl Default for PolicyConfig {
     fn default() -> Self {
         Self {
             allow_tools: None,
             deny_tools: BTreeSet::new(),
-            levels: Levels {
-                read_only: Action::Allow,
-                safe_write: Action::Allow,
-                dangerous: Action::Allow,
+            risk_actions: RiskActions {
+                read_only: PolicyAction::Allow,
+                safe_write: PolicyAction::Allow,
+                dangerous: PolicyAction::Allow,
             },
             rules: Vec::new(),
-            approvals: Approvals {
-                wait: DEFAULT_WAIT,
-                pending: DEFAULT_PENDING,
-                retention: DEFAULT_RETENTION,
+            approvals: ApprovalsConfig {
+                wait: DEFAULT_APPROVAL_WAIT,
+                max_pending: DEFAULT_PENDING_APPROVALS,
+                retention: DEFAULT_APPROVAL_RETENTION,
             },
         }
     }
 }
 
 /// Checks the tables.
-pub(super) fn policy(
-    file: file::Policy,
-    approvals: &file::Approvals,
+pub(super) fn parse_policy(
+    file: file::PolicyTable,
+    approvals: &file::ApprovalsTable,
     problems: &mut Vec<String>,
-) -> Policy {
-    let default = Policy::default();
+) -> PolicyConfig {
+    let default = PolicyConfig::default();
     let mut level = |written: Option<String>, key: &str| match written.as_deref() {
-        None | Some("allow") => Action::Allow,
-        Some("ask") => Action::Ask,
-        Some("deny") => Action::Deny,
+        None | Some("allow") => PolicyAction::Allow,
+        Some("ask") => PolicyAction::Ask,
+        Some("deny") => PolicyAction::Deny,
         Some(text) => {
             problems.push(format!("policy.{key} {text:?}: give allow, ask or deny"));
-            Action::Deny
+            PolicyAction::Deny
         }
     };
-    let levels = Levels {
+    let levels = RiskActions {
         read_only: level(file.read_only, "read_only"),
         safe_write: level(file.safe_write, "safe_write"),
         dangerous: level(file.dangerous, "dangerous"),
     };
-    Policy {
+    PolicyConfig {
         allow_tools: file.allow_tools.map(|tools| tools.into_iter().collect()),
         deny_tools: file.deny_tools.into_iter().collect(),
-        levels,
-        rules: rules(file.rules, problems),
-        approvals: waits(approvals, default.approvals, problems),
+        risk_actions: levels,
+        rules: parse_rules(file.rules, problems),
+        approvals: parse_approvals(approvals, default.approvals, problems),
     }
 }
 
-fn rules(written: Vec<file::PolicyRule>, problems: &mut Vec<String>) -> Vec<PolicyRule> {
-    if written.len() > MOST_RULES {
+fn parse_rules(
+    written: Vec<file::PolicyRuleTable>,
+    problems: &mut Vec<String>,
+) -> Vec<PolicyRuleConfig> {
+    if written.len() > MAX_RULES {
         problems
-            .push(format!("policy.rules has {} rules; {MOST_RULES} are the most", written.len()));
+            .push(format!("policy.rules has {} rules; {MAX_RULES} are the most", written.len()));
     }
     let mut names = HashSet::new();
     let mut rules = Vec::new();
@@ -158,7 +161,8 @@ fn rules(written: Vec<file::PolicyRule>, problems: &mut Vec<String>) -> Vec<Poli
         let mut report =
             |text: String| problems.push(format!("policy.rules: rule {name:?}: {text}"));
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        if !(1..=LONGEST_NAME).contains(&rule.name.len()) || !rule.name.bytes().all(allowed) {
+        if !(1..=MAX_RULE_NAME_BYTES).contains(&rule.name.len()) || !rule.name.bytes().all(allowed)
+        {
             report("a name has 1 to 64 letters, digits, dots, underscores and hyphens".to_owned());
         }
         if !names.insert(rule.name.clone()) {
@@ -168,23 +172,23 @@ fn rules(written: Vec<file::PolicyRule>, problems: &mut Vec<String>) -> Vec<Poli
             report("workspaces is empty: name some, or leave it out for all".to_owned());
         }
         let action = match rule.action.as_str() {
-            "allow" => Action::Allow,
-            "ask" => Action::Ask,
-            "deny" => Action::Deny,
+            "allow" => PolicyAction::Allow,
+            "ask" => PolicyAction::Ask,
+            "deny" => PolicyAction::Deny,
             text => {
                 report(format!("action {text:?}: give allow, ask or deny"));
-                Action::Deny
+                PolicyAction::Deny
             }
         };
         let expires = rule.expires.as_deref().map(|text| {
-            moment(text).ok_or_else(|| {
+            parse_timestamp(text).ok_or_else(|| {
                 format!("expires {text:?}: give a time such as \"2027-01-31T00:00:00Z\"")
             })
         });
         if let Some(Err(problem)) = &expires {
             report(problem.clone());
         }
-        rules.push(PolicyRule {
+        rules.push(PolicyRuleConfig {
             name: rule.name,
             tool: rule.tool,
             pattern: rule.pattern,
@@ -197,15 +201,19 @@ fn rules(written: Vec<file::PolicyRule>, problems: &mut Vec<String>) -> Vec<Poli
     rules
 }
 
-fn waits(file: &file::Approvals, default: Approvals, problems: &mut Vec<String>) -> Approvals {
+fn parse_approvals(
+    file: &file::ApprovalsTable,
+    default: ApprovalsConfig,
+    problems: &mut Vec<String>,
+) -> ApprovalsConfig {
     let (wait, retention) = (file.wait.as_deref(), file.retention.as_deref());
-    let approvals = Approvals {
-        wait: age_or(default.wait, wait, "approvals.wait", problems),
-        pending: file.pending.unwrap_or(default.pending),
-        retention: age_or(default.retention, retention, "approvals.retention", problems),
+    let approvals = ApprovalsConfig {
+        wait: age_or_default(default.wait, wait, "approvals.wait", problems),
+        max_pending: file.pending.unwrap_or(default.max_pending),
+        retention: age_or_default(default.retention, retention, "approvals.retention", problems),
     };
-    if !(1..=MOST_PENDING).contains(&approvals.pending) {
-        problems.push(format!("approvals.pending must be from 1 to {MOST_PENDING}"));
+    if !(1..=MAX_PENDING_APPROVALS).contains(&approvals.max_pending) {
+        problems.push(format!("approvals.pending must be from 1 to {MAX_PENDING_APPROVALS}"));
     }
     approvals
 }
@@ -214,18 +222,18 @@ fn waits(file: &file::Approvals, default: Approvals, problems: &mut Vec<String>)
 mod tests {
     use super::*;
 
-    fn check(text: &str) -> (Option<Policy>, Vec<String>) {
+    fn check(text: &str) -> (Option<PolicyConfig>, Vec<String>) {
         #[derive(Deserialize)]
-        struct Whole {
+        struct PolicyTestFile {
             #[serde(default)]
-            policy: file::Policy,
+            policy: file::PolicyTable,
             #[serde(default)]
-            approvals: file::Approvals,
+            approvals: file::ApprovalsTable,
         }
         let mut problems = Vec::new();
-        match toml::from_str::<Whole>(text) {
+        match toml::from_str::<PolicyTestFile>(text) {
             Ok(whole) => {
-                let policy = policy(whole.policy, &whole.approvals, &mut problems);
+                let policy = parse_policy(whole.policy, &whole.approvals, &mut problems);
                 (Some(policy), problems)
             }
             Err(error) => (None, vec![error.message().to_owned()]),
@@ -239,14 +247,17 @@ mod tests {
         );
         assert_eq!(problems, [""; 0]);
         let policy = policy.unwrap();
-        let levels =
-            Levels { read_only: Action::Allow, safe_write: Action::Ask, dangerous: Action::Deny };
-        assert_eq!(policy.levels, levels);
+        let levels = RiskActions {
+            read_only: PolicyAction::Allow,
+            safe_write: PolicyAction::Ask,
+            dangerous: PolicyAction::Deny,
+        };
+        assert_eq!(policy.risk_actions, levels);
         let rule = &policy.rules[0];
-        assert!(!rule.enabled && rule.expires.is_some() && rule.action == Action::Allow);
-        let approvals = Approvals {
+        assert!(!rule.enabled && rule.expires.is_some() && rule.action == PolicyAction::Allow);
+        let approvals = ApprovalsConfig {
             wait: Duration::from_secs(120),
-            pending: 7,
+            max_pending: 7,
             retention: Duration::from_secs(7 * 24 * 3600),
         };
         assert_eq!(policy.approvals, approvals);

@@ -12,21 +12,21 @@ use std::{
     path::{Component, Path},
 };
 
-use crate::daemon::sandbox::plan::{Placeholder, Protected};
+use crate::daemon::sandbox::plan::{Placeholder, ProtectedPath};
 
 /// What [`Protection::of`] takes for "nothing".
-const NOTHING: &str = "none";
+const PRESET_NONE: &str = "none";
 /// Preset: what makes git run a program when the operator works in the repository.
-const GIT: &str = "@git";
+const PRESET_GIT: &str = "@git";
 /// Preset: what makes editors, shells and coding agents run a program, or trust one.
-const AGENT_CONFIGS: &str = "@agent-configs";
+const PRESET_AGENT_CONFIGS: &str = "@agent-configs";
 
 const EMPTY_FILE: Placeholder = Placeholder::File(Cow::Borrowed(""));
 
 /// Files of a git directory that name programs, or directories that have such files
 /// (gitrepository-layout(5)). A missing one is made, with a content that git reads as nothing, so
 /// that commands cannot make it. `commondir` would otherwise lead to another `config`.
-const OF_GIT: &[(&str, Placeholder)] = &[
+const GIT_DIR_PATHS: &[(&str, Placeholder)] = &[
     ("config", EMPTY_FILE),
     ("config.worktree", EMPTY_FILE),
     ("commondir", Placeholder::File(Cow::Borrowed(".\n"))),
@@ -34,12 +34,12 @@ const OF_GIT: &[(&str, Placeholder)] = &[
     ("info/attributes", EMPTY_FILE),
 ];
 /// Of them, those of a linked worktree (git-worktree(1)), which always has `commondir`.
-const OF_GIT_WORKTREE: &[(&str, Placeholder)] =
+const GIT_WORKTREE_PATHS: &[(&str, Placeholder)] =
     &[("config.worktree", EMPTY_FILE), ("commondir", EMPTY_FILE)];
 
 /// Files and directories from which programs of the operator take commands: "write, then have a
 /// trusted program execute".
-const OF_AGENTS: &[&str] = &[
+const AGENT_CONFIG_PATHS: &[&str] = &[
     ".agents",
     ".claude",
     ".codex",
@@ -58,13 +58,13 @@ const OF_AGENTS: &[&str] = &[
     "opencode.json",
 ];
 /// Likewise, and protected only where it exists: a placeholder would be in the way of a new one.
-const OF_PYTHON: &str = ".venv/pyvenv.cfg";
+const PYVENV_CONFIG_PATH: &str = ".venv/pyvenv.cfg";
 
 /// What is protected in a workspace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Protection {
     /// The paths.
-    pub(crate) paths: Vec<Protected>,
+    pub(crate) paths: Vec<ProtectedPath>,
     /// Whether the operator asked for it. Otherwise it is the default, and costs no level of
     /// isolation where it cannot be enforced.
     pub(crate) required: bool,
@@ -75,18 +75,23 @@ pub(crate) struct Protection {
 impl Protection {
     /// What `written` stands for in the workspace at `root`; `None` is the default, `@git` where
     /// the workspace is a repository. `Err` is a problem that the operator must fix.
-    pub(super) fn of(written: Option<&[String]>, root: &Path) -> Result<Self, String> {
+    pub(super) fn resolve(written: Option<&[String]>, root: &Path) -> Result<Self, String> {
         let Some(written) = written else {
-            return Ok(Self::default_of(root));
+            return Ok(Self::default_for(root));
         };
-        let mut paths: Vec<Protected> = Vec::new();
+        let mut paths: Vec<ProtectedPath> = Vec::new();
         for text in written {
             let more = match text.as_str() {
-                NOTHING if written.len() == 1 => Vec::new(),
-                NOTHING => return Err(format!("{text:?} cannot be combined with other values")),
-                GIT => git(root)?,
-                AGENT_CONFIGS => agent_configs(root)?,
-                _ => vec![Protected { path: relative(text)?, missing: Placeholder::Directory }],
+                PRESET_NONE if written.len() == 1 => Vec::new(),
+                PRESET_NONE => {
+                    return Err(format!("{text:?} cannot be combined with other values"));
+                }
+                PRESET_GIT => git_paths(root)?,
+                PRESET_AGENT_CONFIGS => agent_config_paths(root)?,
+                _ => vec![ProtectedPath {
+                    path: parse_relative(text)?,
+                    placeholder: Placeholder::Directory,
+                }],
             };
             for new in more {
                 if paths.iter().all(|known| known.path != new.path) {
@@ -97,42 +102,42 @@ impl Protection {
         Ok(Self { required: !paths.is_empty(), paths, problem: None })
     }
 
-    fn default_of(root: &Path) -> Self {
+    fn default_for(root: &Path) -> Self {
         if !git_directory::is_there(root) {
             return Self::default();
         }
-        match git(root) {
+        match git_paths(root) {
             Ok(paths) => Self { paths, ..Self::default() },
             Err(problem) => Self { problem: Some(problem), ..Self::default() },
         }
     }
 
     /// The paths alone.
-    pub(crate) fn names(&self) -> Vec<String> {
+    pub(crate) fn path_names(&self) -> Vec<String> {
         self.paths.iter().map(|protected| protected.path.clone()).collect()
     }
 }
 
 /// The paths of [`GIT`]: those of each directory in the workspace that git takes its configuration
 /// from, and `.git` where it is a file, or could be made.
-fn git(root: &Path) -> Result<Vec<Protected>, String> {
+fn git_paths(root: &Path) -> Result<Vec<ProtectedPath>, String> {
     let mut paths = Vec::new();
     if is_directory(root, ".git")? != Some(true) {
-        paths.push(Protected { path: ".git".to_owned(), missing: Placeholder::Directory });
+        paths.push(ProtectedPath { path: ".git".to_owned(), placeholder: Placeholder::Directory });
     }
     for directory in git_directory::find(root)? {
         if directory.is_worktree {
-            paths.extend(below(&directory.path, OF_GIT_WORKTREE));
+            paths.extend(protected_below(&directory.path, GIT_WORKTREE_PATHS));
             continue;
         }
-        paths.extend(below(&directory.path, OF_GIT));
+        paths.extend(protected_below(&directory.path, GIT_DIR_PATHS));
         // Linked worktrees, which may lie outside of the workspace, have their own `commondir`.
         for worktree in worktrees(root, &directory.path) {
-            paths.extend(below(&worktree, OF_GIT_WORKTREE));
+            paths.extend(protected_below(&worktree, GIT_WORKTREE_PATHS));
         }
     }
     for protected in &paths {
-        refuse_links(root, &protected.path)?;
+        reject_symlinks(root, &protected.path)?;
     }
     Ok(paths)
 }
@@ -151,20 +156,21 @@ fn worktrees(root: &Path, repository: &str) -> Vec<String> {
     names
 }
 
-fn agent_configs(root: &Path) -> Result<Vec<Protected>, String> {
-    let python = fs::symlink_metadata(root.join(OF_PYTHON)).is_ok().then_some(OF_PYTHON);
+fn agent_config_paths(root: &Path) -> Result<Vec<ProtectedPath>, String> {
+    let python =
+        fs::symlink_metadata(root.join(PYVENV_CONFIG_PATH)).is_ok().then_some(PYVENV_CONFIG_PATH);
     let mut paths = Vec::new();
-    for path in OF_AGENTS.iter().copied().chain(python) {
-        refuse_links(root, path)?;
-        paths.push(Protected { path: path.to_owned(), missing: Placeholder::Directory });
+    for path in AGENT_CONFIG_PATHS.iter().copied().chain(python) {
+        reject_symlinks(root, path)?;
+        paths.push(ProtectedPath { path: path.to_owned(), placeholder: Placeholder::Directory });
     }
     Ok(paths)
 }
 
-fn below(folder: &str, files: &[(&str, Placeholder)]) -> Vec<Protected> {
+fn protected_below(folder: &str, files: &[(&str, Placeholder)]) -> Vec<ProtectedPath> {
     let mut paths = Vec::new();
     for (name, missing) in files {
-        paths.push(Protected { path: join(folder, name), missing: missing.clone() });
+        paths.push(ProtectedPath { path: join(folder, name), placeholder: missing.clone() });
     }
     paths
 }
@@ -188,7 +194,7 @@ fn is_directory(root: &Path, path: &str) -> Result<Option<bool>, String> {
 }
 
 /// Refuses a symbolic link at any step of the path.
-fn refuse_links(root: &Path, path: &str) -> Result<(), String> {
+fn reject_symlinks(root: &Path, path: &str) -> Result<(), String> {
     let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
     for end in ends {
         is_directory(root, &path[..end])?;
@@ -197,10 +203,10 @@ fn refuse_links(root: &Path, path: &str) -> Result<(), String> {
 }
 
 /// A path relative to the workspace, without what means nothing in it.
-fn relative(text: &str) -> Result<String, String> {
+fn parse_relative(text: &str) -> Result<String, String> {
     let problem = || {
         format!(
-            "give a path in the workspace, relative to it and without .. (\".git/hooks\"), {GIT}, {AGENT_CONFIGS}, or {NOTHING} alone"
+            "give a path in the workspace, relative to it and without .. (\".git/hooks\"), {PRESET_GIT}, {PRESET_AGENT_CONFIGS}, or {PRESET_NONE} alone"
         )
     };
     if text.starts_with('@') || text.contains('\0') {
@@ -223,11 +229,11 @@ fn relative(text: &str) -> Result<String, String> {
 mod tests {
     use std::{fs, os::unix::fs::symlink, path::Path};
 
-    use super::{OF_AGENTS, Protection, relative};
+    use super::{AGENT_CONFIG_PATHS, Protection, parse_relative};
 
     fn of(written: &[&str], root: &Path) -> Result<Protection, String> {
         let written: Vec<String> = written.iter().map(|text| (*text).to_owned()).collect();
-        Protection::of(Some(&written), root)
+        Protection::resolve(Some(&written), root)
     }
 
     #[test]
@@ -243,7 +249,7 @@ mod tests {
             ("a\0", None),
             ("@unknown", None),
         ] {
-            assert_eq!(relative(text).ok().as_deref(), expected, "{text:?}");
+            assert_eq!(parse_relative(text).ok().as_deref(), expected, "{text:?}");
         }
     }
 
@@ -251,21 +257,21 @@ mod tests {
     fn presets_stand_for_several_paths() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        assert_eq!(of(&["@git"], root).unwrap().names(), [".git"]);
-        assert_eq!(Protection::of(None, root), Ok(Protection::default()));
+        assert_eq!(of(&["@git"], root).unwrap().path_names(), [".git"]);
+        assert_eq!(Protection::resolve(None, root), Ok(Protection::default()));
 
         fs::create_dir_all(root.join(".git/worktrees/w")).unwrap();
         let git = of(&["@git", ".git/hooks", "x"], root).unwrap();
         assert!(git.required);
-        let names = git.names();
+        let names = git.path_names();
         for path in [".git/config", ".git/commondir", ".git/worktrees/w/commondir", "x"] {
             assert!(names.iter().any(|name| name == path), "{path} of {names:?}");
         }
         assert_eq!(names.iter().filter(|name| *name == ".git/hooks").count(), 1);
 
-        let default = Protection::of(None, root).unwrap();
+        let default = Protection::resolve(None, root).unwrap();
         assert!(!default.required && default.paths.len() + 1 == git.paths.len());
-        assert_eq!(of(&["@agent-configs"], root).unwrap().paths.len(), OF_AGENTS.len());
+        assert_eq!(of(&["@agent-configs"], root).unwrap().paths.len(), AGENT_CONFIG_PATHS.len());
         assert_eq!(of(&["none"], root), Ok(Protection::default()));
         assert_eq!(of(&[], root), Ok(Protection::default()));
         assert!(of(&["none", "@git"], root).is_err());
@@ -278,7 +284,7 @@ mod tests {
         fs::create_dir(root.join("elsewhere")).unwrap();
         symlink("elsewhere", root.join(".git")).unwrap();
         assert!(of(&["@git"], root).unwrap_err().contains("symbolic link"));
-        let default = Protection::of(None, root).unwrap();
+        let default = Protection::resolve(None, root).unwrap();
         assert!(default.paths.is_empty() && default.problem.is_some(), "{default:?}");
 
         fs::remove_file(root.join(".git")).unwrap();

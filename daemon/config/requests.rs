@@ -4,41 +4,54 @@ use std::time::Duration;
 
 use super::{
     file,
-    time::{age_or, time_or},
+    time::{age_or_default, duration_or_default},
 };
 
 /// What is kept where nothing is said.
-const DEFAULT: Requests = Requests {
+const DEFAULT_REQUESTS: RequestsConfig = RequestsConfig {
     retention: Duration::from_secs(24 * 3600),
-    kept: 100_000,
-    kept_bytes: 256 << 20,
-    linger: Duration::from_secs(30),
+    max_entries: 100_000,
+    max_bytes: 256 << 20,
+    detached_timeout: Duration::from_secs(30),
 };
 
 /// How calls with a request id are kept.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Requests {
+pub(crate) struct RequestsConfig {
     /// How long answers are kept.
     pub(crate) retention: Duration,
     /// How many.
-    pub(crate) kept: u32,
+    pub(crate) max_entries: u32,
     /// Bytes of all of them.
-    pub(crate) kept_bytes: u64,
+    pub(crate) max_bytes: u64,
     /// How long work goes on when nobody waits for it.
-    pub(crate) linger: Duration,
+    pub(crate) detached_timeout: Duration,
 }
 
 /// Checks the table.
-pub(super) fn requests(file: &file::Requests, problems: &mut Vec<String>) -> Requests {
+pub(super) fn parse_requests(
+    file: &file::RequestsTable,
+    problems: &mut Vec<String>,
+) -> RequestsConfig {
     let retention = file.retention.as_deref();
     let linger = file.linger.as_deref();
-    let requests = Requests {
-        retention: age_or(DEFAULT.retention, retention, "requests.retention", problems),
-        kept: file.kept.unwrap_or(DEFAULT.kept),
-        kept_bytes: file.kept_bytes.unwrap_or(DEFAULT.kept_bytes),
-        linger: time_or(DEFAULT.linger, linger, "requests.linger", problems),
+    let requests = RequestsConfig {
+        retention: age_or_default(
+            DEFAULT_REQUESTS.retention,
+            retention,
+            "requests.retention",
+            problems,
+        ),
+        max_entries: file.kept.unwrap_or(DEFAULT_REQUESTS.max_entries),
+        max_bytes: file.kept_bytes.unwrap_or(DEFAULT_REQUESTS.max_bytes),
+        detached_timeout: duration_or_default(
+            DEFAULT_REQUESTS.detached_timeout,
+            linger,
+            "requests.linger",
+            problems,
+        ),
     };
-    if requests.kept == 0 || requests.kept_bytes == 0 {
+    if requests.max_entries == 0 || requests.max_bytes == 0 {
         problems.push("requests.kept and requests.kept_bytes must be at least 1".to_owned());
     }
     requests

@@ -9,12 +9,12 @@ const DEFAULT_SANDBOX_ID: u32 = 61_000;
 
 /// Chooses a user for each workspace: `first`, and those that follow it. Ids that the machine knows a
 /// user or group by are passed over, but for one that the operator names.
-pub(super) fn sandbox_ids(
+pub(super) fn choose_sandbox_ids(
     first: Option<u32>,
     workspaces: usize,
     problems: &mut Vec<String>,
 ) -> Vec<u32> {
-    let chosen = choose(first, workspaces, &taken());
+    let chosen = choose_free_ids(first, workspaces, &taken_ids());
     if first == Some(0) || first == Some(u32::MAX) {
         problems.push("sandbox.uid must be the id of a user that is not root".to_owned());
     } else if chosen.len() < workspaces {
@@ -26,7 +26,7 @@ pub(super) fn sandbox_ids(
     chosen
 }
 
-fn choose(first: Option<u32>, count: usize, taken: &BTreeSet<u32>) -> Vec<u32> {
+fn choose_free_ids(first: Option<u32>, count: usize, taken: &BTreeSet<u32>) -> Vec<u32> {
     let candidates = first.unwrap_or(DEFAULT_SANDBOX_ID)..u32::MAX;
     let is_free = |id: &u32| Some(*id) == first || !taken.contains(id);
     candidates.filter(is_free).take(count).collect()
@@ -34,17 +34,17 @@ fn choose(first: Option<u32>, count: usize, taken: &BTreeSet<u32>) -> Vec<u32> {
 
 /// Whether the machine knows a user or group by this id.
 pub(crate) fn is_taken(id: u32) -> bool {
-    taken().contains(&id)
+    taken_ids().contains(&id)
 }
 
 /// Ids by which the machine knows a user or group.
-fn taken() -> BTreeSet<u32> {
+fn taken_ids() -> BTreeSet<u32> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
-    ["/etc/passwd", "/etc/group"].map(read).iter().flat_map(|text| ids(text)).collect()
+    ["/etc/passwd", "/etc/group"].map(read).iter().flat_map(|text| parse_ids(text)).collect()
 }
 
 /// The ids in a file like passwd(5) and group(5).
-fn ids(text: &str) -> impl Iterator<Item = u32> {
+fn parse_ids(text: &str) -> impl Iterator<Item = u32> {
     text.lines().filter_map(|line| line.split(':').nth(2)?.parse().ok())
 }
 
@@ -55,20 +55,20 @@ mod tests {
     #[test]
     fn each_workspace_has_an_id_that_no_user_has() {
         let passwd = "root:x:0:0::/:/bin/sh\nalice:x:61001:61001::/:/bin/sh\nbroken\n:::\n";
-        let taken: BTreeSet<u32> = ids(passwd).collect();
+        let taken: BTreeSet<u32> = parse_ids(passwd).collect();
         assert_eq!(taken, [0, 61_001].into());
-        assert_eq!(choose(None, 3, &taken), [61_000, 61_002, 61_003]);
-        assert_eq!(choose(Some(7), 2, &taken), [7, 8]);
+        assert_eq!(choose_free_ids(None, 3, &taken), [61_000, 61_002, 61_003]);
+        assert_eq!(choose_free_ids(Some(7), 2, &taken), [7, 8]);
         // The operator's word, but no further.
-        assert_eq!(choose(Some(61_001), 2, &taken), [61_001, 61_002]);
-        assert_eq!(choose(Some(u32::MAX - 1), 2, &taken).len(), 1);
+        assert_eq!(choose_free_ids(Some(61_001), 2, &taken), [61_001, 61_002]);
+        assert_eq!(choose_free_ids(Some(u32::MAX - 1), 2, &taken).len(), 1);
     }
 
     #[test]
     fn root_is_none_of_them() {
         for first in [0, u32::MAX, u32::MAX - 1] {
             let mut problems = Vec::new();
-            sandbox_ids(Some(first), 2, &mut problems);
+            choose_sandbox_ids(Some(first), 2, &mut problems);
             assert!(problems[0].contains("sandbox.uid"), "{problems:?}");
         }
     }

@@ -8,19 +8,19 @@ use std::{collections::HashSet, path::Path, time::Duration};
 
 use serde_json::{Map, Value as Json};
 
-pub(crate) use self::{schema::Schema, template::Template};
-use super::{file, time::time};
+pub(crate) use self::{schema::ToolSchema, template::ArgTemplate};
+use super::{file, time::parse_duration};
 
 /// Most tools of one daemon: each is told to models with each request, and long before this they mix them up.
-const MOST_TOOLS: usize = 256;
+const MAX_TOOLS: usize = 256;
 /// Longest name, in bytes: what all vendors take.
-const LONGEST_NAME: usize = 64;
+const MAX_TOOL_NAME_BYTES: usize = 64;
 /// Longest description, in bytes: all of them are told to a model with each request.
-const LONGEST_DESCRIPTION: usize = 8192;
+const MAX_DESCRIPTION_BYTES: usize = 8192;
 /// Most arguments that are written down.
-const MOST_ARGUMENTS: usize = 1024;
+const MAX_ARGUMENTS: usize = 1024;
 /// Longest argument, in bytes: the kernel takes no longer one (`MAX_ARG_STRLEN`, with the NUL at its end).
-pub(crate) const LONGEST_ARGUMENT: usize = (128 << 10) - 1;
+pub(crate) const MAX_ARGUMENT_BYTES: usize = (128 << 10) - 1;
 /// Programs that read what follows an option with this letter as code.
 const INTERPRETERS: [(&str, char); 21] = [
     ("ash", 'c'),
@@ -48,26 +48,26 @@ const INTERPRETERS: [(&str, char); 21] = [
 
 /// A tool that is a command.
 #[derive(Debug, Clone)]
-pub(crate) struct Tool {
+pub(crate) struct ToolConfig {
     /// Name that models call it by.
     pub(crate) name: String,
     /// What models are told of it.
     pub(crate) description: String,
     /// JSON Schema of its parameters, an object.
-    pub(crate) schema: Schema,
+    pub(crate) schema: ToolSchema,
     /// The program and its arguments.
-    pub(crate) argv: Vec<Template>,
+    pub(crate) argv: Vec<ArgTemplate>,
     /// Whether parameters may be options of the program.
     pub(crate) allow_options: bool,
     /// What it may do.
-    pub(crate) risk: Risk,
+    pub(crate) risk: ToolRisk,
     /// How long it may take, where it is not as long as any command.
     pub(crate) timeout: Option<Duration>,
 }
 
 /// What a tool may do, as the operator says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Risk {
+pub(crate) enum ToolRisk {
     /// It changes nothing.
     ReadOnly,
     /// What it changes is easy to undo.
@@ -76,7 +76,7 @@ pub(crate) enum Risk {
     Dangerous,
 }
 
-impl Risk {
+impl ToolRisk {
     fn name(self) -> &'static str {
         match self {
             Self::ReadOnly => "read_only",
@@ -86,7 +86,7 @@ impl Risk {
     }
 }
 
-impl Tool {
+impl ToolConfig {
     /// The schemas of its parameters, by their names.
     pub(crate) fn properties(&self) -> Option<&Map<String, Json>> {
         let properties = self.schema.fields.get("properties");
@@ -95,19 +95,19 @@ impl Tool {
 }
 
 /// Lines that say which there are.
-pub(crate) fn report(tools: &[Tool]) -> String {
+pub(crate) fn tools_report(tools: &[ToolConfig]) -> String {
     let lines = tools.iter().map(|tool| {
-        let program = tool.argv.first().and_then(Template::plain);
+        let program = tool.argv.first().and_then(ArgTemplate::literal);
         format!("tool {:<20} {} ({})\n", tool.name, program.unwrap_or_default(), tool.risk.name())
     });
     lines.collect()
 }
 
 /// The tools of the configuration at `path`, whatever else is wrong with it. Blocks.
-pub(crate) fn tools_of(path: &Path) -> Result<Vec<Tool>, Vec<String>> {
-    let (file, _) = file::read::<file::File>(path).map_err(|problem| vec![problem])?;
+pub(crate) fn load_tools(path: &Path) -> Result<Vec<ToolConfig>, Vec<String>> {
+    let (file, _) = file::read_file::<file::ConfigFile>(path).map_err(|problem| vec![problem])?;
     let mut problems = Vec::new();
-    let tools = tools(file.tools, &mut problems);
+    let tools = parse_tools(file.tools, &mut problems);
     match problems.is_empty() {
         true => Ok(tools),
         false => Err(problems),
@@ -115,9 +115,12 @@ pub(crate) fn tools_of(path: &Path) -> Result<Vec<Tool>, Vec<String>> {
 }
 
 /// Checks the tables.
-pub(super) fn tools(written: Vec<file::Tool>, problems: &mut Vec<String>) -> Vec<Tool> {
-    if written.len() > MOST_TOOLS {
-        problems.push(format!("tools: there are {}; {MOST_TOOLS} are the most", written.len()));
+pub(super) fn parse_tools(
+    written: Vec<file::CustomToolTable>,
+    problems: &mut Vec<String>,
+) -> Vec<ToolConfig> {
+    if written.len() > MAX_TOOLS {
+        problems.push(format!("tools: there are {}; {MAX_TOOLS} are the most", written.len()));
     }
     let mut names = HashSet::new();
     let tools = written.into_iter().map(|tool| {
@@ -126,34 +129,34 @@ pub(super) fn tools(written: Vec<file::Tool>, problems: &mut Vec<String>) -> Vec
         if !names.insert(tool.name.clone()) {
             report("two tools have this name".to_owned());
         }
-        read(tool, &mut report)
+        parse_tool(tool, &mut report)
     });
     tools.collect()
 }
 
-fn read(tool: file::Tool, report: &mut impl FnMut(String)) -> Tool {
+fn parse_tool(tool: file::CustomToolTable, report: &mut impl FnMut(String)) -> ToolConfig {
     if !is_tool_name(&tool.name) {
         report(
             "a name has 1 to 64 letters, digits, underscores and hyphens, and begins with a letter or an underscore"
                 .to_owned(),
         );
     }
-    if !(1..=LONGEST_DESCRIPTION).contains(&tool.description.trim().len()) {
+    if !(1..=MAX_DESCRIPTION_BYTES).contains(&tool.description.trim().len()) {
         report(format!(
-            "description: say what it does in 1 to {LONGEST_DESCRIPTION} bytes: models go by nothing else"
+            "description: say what it does in 1 to {MAX_DESCRIPTION_BYTES} bytes: models go by nothing else"
         ));
     }
     let risk = match tool.risk.as_deref() {
-        Some("read_only") => Risk::ReadOnly,
-        Some("safe_write") => Risk::SafeWrite,
-        None | Some("dangerous") => Risk::Dangerous,
+        Some("read_only") => ToolRisk::ReadOnly,
+        Some("safe_write") => ToolRisk::SafeWrite,
+        None | Some("dangerous") => ToolRisk::Dangerous,
         Some(text) => {
             report(format!("risk {text:?}: give read_only, safe_write or dangerous"));
-            Risk::Dangerous
+            ToolRisk::Dangerous
         }
     };
     let timeout = tool.timeout.as_deref().and_then(|text| {
-        let timeout = time(text).filter(|time| !time.is_zero());
+        let timeout = parse_duration(text).filter(|time| !time.is_zero());
         if timeout.is_none() {
             report(format!("timeout {text:?}: give a time of at most a day, such as 30s or 10m"));
         }
@@ -162,7 +165,7 @@ fn read(tool: file::Tool, report: &mut impl FnMut(String)) -> Tool {
     let argv: Vec<_> = tool
         .argv
         .iter()
-        .filter_map(|text| match Template::parse(text) {
+        .filter_map(|text| match ArgTemplate::parse(text) {
             Ok(template) => Some(template),
             Err(problem) => {
                 report(format!("argv: {problem}"));
@@ -173,10 +176,10 @@ fn read(tool: file::Tool, report: &mut impl FnMut(String)) -> Tool {
     if argv.len() == tool.argv.len() {
         check_command(&argv, report);
     }
-    let tool = Tool {
+    let tool = ToolConfig {
         name: tool.name,
         description: tool.description.trim().to_owned(),
-        schema: schema::read(&tool.schema, report),
+        schema: schema::parse_schema(&tool.schema, report),
         argv,
         allow_options: tool.allow_options,
         risk,
@@ -189,28 +192,28 @@ fn read(tool: file::Tool, report: &mut impl FnMut(String)) -> Tool {
 /// Whether a tool may have this name.
 pub(crate) fn is_tool_name(name: &str) -> bool {
     let is_first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
-    (1..=LONGEST_NAME).contains(&name.len())
+    (1..=MAX_TOOL_NAME_BYTES).contains(&name.len())
         && name.bytes().next().is_some_and(is_first)
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
 }
 
 /// Looks whether it is a command, and one in which no shell reads a parameter.
-fn check_command(argv: &[Template], report: &mut impl FnMut(String)) {
-    let program = argv.first().and_then(Template::plain);
+fn check_command(argv: &[ArgTemplate], report: &mut impl FnMut(String)) {
+    let program = argv.first().and_then(ArgTemplate::literal);
     if program.is_none_or(|program| program.is_empty() || program.starts_with('-')) {
         report("argv: its first element names a program, and no parameter".to_owned());
     }
-    if argv.len() > MOST_ARGUMENTS {
-        report(format!("argv: {MOST_ARGUMENTS} elements are the most"));
+    if argv.len() > MAX_ARGUMENTS {
+        report(format!("argv: {MAX_ARGUMENTS} elements are the most"));
     }
-    for text in argv.iter().filter_map(Template::plain) {
-        if text.len() > LONGEST_ARGUMENT || text.contains('\0') {
+    for text in argv.iter().filter_map(ArgTemplate::literal) {
+        if text.len() > MAX_ARGUMENT_BYTES || text.contains('\0') {
             report(format!(
-                "argv: an element has no NUL characters, and at most {LONGEST_ARGUMENT} bytes"
+                "argv: an element has no NUL characters, and at most {MAX_ARGUMENT_BYTES} bytes"
             ));
         }
     }
-    if let Some(name) = reads_code(argv) {
+    if let Some(name) = interpreter_of_param(argv) {
         report(format!(
             "argv: {name} would read a parameter as code: give it as an argument of its own behind the code, which a shell calls \"$1\""
         ));
@@ -218,9 +221,9 @@ fn check_command(argv: &[Template], report: &mut impl FnMut(String)) {
 }
 
 /// The program that would read a parameter as code, if there is one.
-fn reads_code(argv: &[Template]) -> Option<&'static str> {
+fn interpreter_of_param(argv: &[ArgTemplate]) -> Option<&'static str> {
     for (index, program) in argv.iter().enumerate() {
-        let program = program.plain().unwrap_or_default();
+        let program = program.literal().unwrap_or_default();
         let name = program.rsplit('/').next().unwrap_or_default();
         let known = INTERPRETERS.iter().find(|(known, _)| *known == name);
         let Some((name, letter)) = known else {
@@ -229,10 +232,10 @@ fn reads_code(argv: &[Template]) -> Option<&'static str> {
         let behind = argv.get(index..).unwrap_or_default();
         let read = behind.windows(2).any(|pair| {
             let [option, code] = pair else { return false };
-            let is_option = option.plain().is_some_and(|option| {
+            let is_option = option.literal().is_some_and(|option| {
                 option.starts_with('-') && !option.starts_with("--") && option.contains(*letter)
             });
-            is_option && code.plain().is_none()
+            is_option && code.literal().is_none()
         });
         if read {
             return Some(name);
@@ -242,11 +245,11 @@ fn reads_code(argv: &[Template]) -> Option<&'static str> {
 }
 
 /// Looks whether the parameters are those that the arguments name.
-fn check_parameters(tool: &Tool, report: &mut impl FnMut(String)) {
+fn check_parameters(tool: &ToolConfig, report: &mut impl FnMut(String)) {
     let Some(properties) = tool.properties() else {
         return;
     };
-    let named: HashSet<_> = tool.argv.iter().flat_map(Template::names).collect();
+    let named: HashSet<_> = tool.argv.iter().flat_map(ArgTemplate::param_names).collect();
     for name in &named {
         if !properties.contains_key(*name) {
             report(format!("argv names the parameter {name}, which schema.properties has not"));
@@ -265,14 +268,14 @@ fn check_parameters(tool: &Tool, report: &mut impl FnMut(String)) {
 mod tests {
     use super::*;
 
-    fn check(text: &str) -> (Vec<Tool>, Vec<String>) {
+    fn check(text: &str) -> (Vec<ToolConfig>, Vec<String>) {
         #[derive(serde::Deserialize)]
-        struct Whole {
-            tools: Vec<file::Tool>,
+        struct ToolsTestFile {
+            tools: Vec<file::CustomToolTable>,
         }
         let mut problems = Vec::new();
-        match toml::from_str::<Whole>(text) {
-            Ok(whole) => (tools(whole.tools, &mut problems), problems),
+        match toml::from_str::<ToolsTestFile>(text) {
+            Ok(whole) => (parse_tools(whole.tools, &mut problems), problems),
             Err(error) => (Vec::new(), vec![error.message().to_owned()]),
         }
     }
@@ -286,7 +289,7 @@ mod tests {
         let tool = &tools[0];
         assert_eq!(
             (tool.name.as_str(), tool.description.as_str(), tool.risk),
-            ("grep_log", "Search.", Risk::ReadOnly)
+            ("grep_log", "Search.", ToolRisk::ReadOnly)
         );
         assert_eq!(tool.timeout, Some(Duration::from_secs(300)));
         assert_eq!(
@@ -297,7 +300,7 @@ mod tests {
         // Without a schema there are no parameters, and the worst is assumed.
         let (tools, problems) = check("[[tools]]\nname = 'x'\ndescription = 'X'\nargv = ['make']");
         assert_eq!(problems, [""; 0]);
-        assert_eq!((tools[0].risk, tools[0].timeout), (Risk::Dangerous, None));
+        assert_eq!((tools[0].risk, tools[0].timeout), (ToolRisk::Dangerous, None));
         assert!(tools[0].properties().is_some_and(Map::is_empty));
     }
 

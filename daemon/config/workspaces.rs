@@ -9,21 +9,21 @@ use std::{
 
 use super::{
     WorkspaceConfig, default_state_dir,
-    exposure::{binds, binds_into_writable_ones, check_destination, shows_the_host},
+    exposure::{binds_below_writable, check_destination, exposes_host, parse_binds},
     file,
-    limits::seconds,
+    limits::parse_timeout,
     protected::Protection,
 };
 use crate::daemon::{
     home_dir::home_dir,
-    sandbox::plan::{Bind, DEFAULT_MOUNT_PATH},
+    sandbox::plan::{BindMount, DEFAULT_MOUNT_PATH},
 };
 
 /// Puts the flags and the file's tables together and checks them. Flags name all workspaces, or none.
-pub(super) fn workspaces(
+pub(super) fn parse_workspaces(
     flags: &[String],
-    tables: Vec<file::Workspace>,
-    common: &[Bind],
+    tables: Vec<file::WorkspaceTable>,
+    common: &[BindMount],
     home: Option<&str>,
     protect: &[String],
     run_timeout: Option<Duration>,
@@ -34,7 +34,7 @@ pub(super) fn workspaces(
             Some((name, path)) if !name.contains('/') => (Some(name.to_owned()), path),
             _ => (None, text),
         };
-        file::Workspace {
+        file::WorkspaceTable {
             name,
             path: PathBuf::from(path),
             mount_path: None,
@@ -46,15 +46,15 @@ pub(super) fn workspaces(
             run_timeout: None,
         }
     };
-    let written: Vec<file::Workspace> = match (flags, tables) {
+    let written: Vec<file::WorkspaceTable> = match (flags, tables) {
         ([], tables) if tables.is_empty() => {
-            problems.extend(implied_home());
+            problems.extend(check_implied_workspace());
             vec![plain(".")]
         }
         ([], tables) => tables,
         (flags, _) => flags.iter().map(|text| plain(text)).collect(),
     };
-    let keeps_homes = keeps_home(home, "sandbox.home", problems);
+    let keeps_homes = parse_home_mode(home, "sandbox.home", problems);
     let mut names = HashSet::new();
     let mut checked = Vec::new();
     for workspace in written {
@@ -64,7 +64,7 @@ pub(super) fn workspaces(
                 problems.push("--workspace /: the root directory cannot be a workspace; give the directory of the project".to_owned());
                 continue;
             }
-            Ok(path) if shows_the_host(&path) => {
+            Ok(path) if exposes_host(&path) => {
                 problems.push(format!(
                     "--workspace {shown} would show the host to commands; give the directory of the project"
                 ));
@@ -97,10 +97,10 @@ pub(super) fn workspaces(
             problems.push(format!("workspace {name}: mount_path {problem}"));
         }
         let own = [
-            binds(&workspace.bind, "workspaces.bind", true, problems),
-            binds(&workspace.bind_ro, "workspaces.bind_ro", false, problems),
+            parse_binds(&workspace.bind, "workspaces.bind", true, problems),
+            parse_binds(&workspace.bind_ro, "workspaces.bind_ro", false, problems),
         ];
-        let binds: Vec<Bind> = common.iter().cloned().chain(own.concat()).collect();
+        let binds: Vec<BindMount> = common.iter().cloned().chain(own.concat()).collect();
         for bind in binds.iter().filter(|bind| {
             bind.destination.starts_with(&mount_path) || mount_path.starts_with(&bind.destination)
         }) {
@@ -110,7 +110,7 @@ pub(super) fn workspaces(
                 mount_path.display()
             ));
         }
-        for (outer, inner) in binds_into_writable_ones(&binds) {
+        for (outer, inner) in binds_below_writable(&binds) {
             problems.push(format!(
                 "workspace {name}: {} cannot be bound below {}, which commands may change",
                 inner.display(),
@@ -127,13 +127,13 @@ pub(super) fn workspaces(
         };
         let protect = (!protect.is_empty()).then_some(protect);
         let written = workspace.protected.as_deref().or(protect);
-        let protection = Protection::of(written, &path).unwrap_or_else(|problem| {
+        let protection = Protection::resolve(written, &path).unwrap_or_else(|problem| {
             problems.push(format!("workspace {name}: protected: {problem}"));
             Protection::default()
         });
         let keeps_home = match workspace.home.as_deref() {
             None => keeps_homes,
-            home => keeps_home(home, &format!("workspace {name}: home"), problems),
+            home => parse_home_mode(home, &format!("workspace {name}: home"), problems),
         };
         checked.push(WorkspaceConfig {
             path,
@@ -141,12 +141,12 @@ pub(super) fn workspaces(
             binds,
             follow_links,
             protection,
-            keeps_home,
+            persistent_home: keeps_home,
             run_timeout: match workspace.run_timeout.as_deref() {
                 None => run_timeout,
                 text => {
                     let key = format!("workspace {name}: run_timeout");
-                    seconds(text, &key, "that of [limits]", problems)
+                    parse_timeout(text, &key, "that of [limits]", problems)
                 }
             },
             name,
@@ -156,7 +156,7 @@ pub(super) fn workspaces(
 }
 
 /// Reads whether a home directory is kept; `key` is where that is written.
-fn keeps_home(written: Option<&str>, key: &str, problems: &mut Vec<String>) -> bool {
+fn parse_home_mode(written: Option<&str>, key: &str, problems: &mut Vec<String>) -> bool {
     match written {
         None | Some("fresh") => false,
         Some("keep") => true,
@@ -168,7 +168,7 @@ fn keeps_home(written: Option<&str>, key: &str, problems: &mut Vec<String>) -> b
 }
 
 /// Why the current directory is served only if it is named: it holds the home directory.
-fn implied_home() -> Option<String> {
+fn check_implied_workspace() -> Option<String> {
     let home = fs::canonicalize(home_dir()?).ok()?;
     let here = std::env::current_dir().ok()?;
     let holds_home = here != Path::new("/") && home.starts_with(&here);
@@ -187,7 +187,7 @@ fn implied_home() -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::keeps_home;
+    use super::parse_home_mode;
 
     #[test]
     fn a_home_is_kept_only_where_that_is_asked_for() {
@@ -199,7 +199,7 @@ mod tests {
             (Some(""), false, true),
         ] {
             let mut problems = Vec::new();
-            assert_eq!(keeps_home(written, "home", &mut problems), keeps, "{written:?}");
+            assert_eq!(parse_home_mode(written, "home", &mut problems), keeps, "{written:?}");
             assert_eq!(!problems.is_empty(), wrong, "{written:?}");
         }
     }

@@ -3,10 +3,13 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    answer::{Answer, Data, code_of},
-    parameter::{Default, Kind, Parameter, Params},
-    said::Said,
-    vocabulary::{Answering, Call, Dialect, DialectTool, Invoked, PLAIN, Tools},
+    answer::{DialectResponse, ResponseData, error_code},
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
+    said::DialectInvocation,
+    vocabulary::{
+        BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectCallSummary,
+        DialectResponseFuture, DialectTool,
+    },
 };
 use crate::daemon::error::{Error, Reason};
 
@@ -18,9 +21,13 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "list_files",
             description: "List files in a directory within the workspace. Returns at most 1000 paths, relative to root and sorted; .git and symbolic links are left out.",
             parameters: &[
-                Parameter::new("root", Kind::Text, "Directory to list (relative to workspace)")
-                    .or(Default::Text(".")),
-                Parameter::new("glob", Kind::Text, "Glob pattern to filter files"),
+                ParameterSpec::new(
+                    "root",
+                    ParameterKind::String,
+                    "Directory to list (relative to workspace)",
+                )
+                .with_default(ParameterDefault::String(".")),
+                ParameterSpec::new("glob", ParameterKind::String, "Glob pattern to filter files"),
             ],
             uses: &["list_files"],
             call: list_files,
@@ -29,15 +36,20 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "read_file",
             description: "Read file contents with optional line range. Of a file of more than 10,000 lines the first and the last 5,000 are returned.",
             parameters: &[
-                Parameter::new("path", Kind::Text, "File path relative to workspace").required(),
-                Parameter::new(
+                ParameterSpec::new(
+                    "path",
+                    ParameterKind::String,
+                    "File path relative to workspace",
+                )
+                .required(),
+                ParameterSpec::new(
                     "start_line",
-                    Kind::Integer(1, u32::MAX as i64),
+                    ParameterKind::Integer(1, u32::MAX as i64),
                     "Start line (1-indexed, inclusive)",
                 ),
-                Parameter::new(
+                ParameterSpec::new(
                     "end_line",
-                    Kind::Integer(1, u32::MAX as i64),
+                    ParameterKind::Integer(1, u32::MAX as i64),
                     "End line (1-indexed, inclusive)",
                 ),
             ],
@@ -48,18 +60,23 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "search",
             description: "Search for text patterns across files, whatever their case. Matches are ordered by file path, then line number; binary files are skipped.",
             parameters: &[
-                Parameter::new("query", Kind::Text, "Text or regex pattern").required(),
-                Parameter::new("glob", Kind::Text, "File pattern to search in"),
-                Parameter::new(
+                ParameterSpec::new("query", ParameterKind::String, "Text or regex pattern")
+                    .required(),
+                ParameterSpec::new("glob", ParameterKind::String, "File pattern to search in"),
+                ParameterSpec::new(
                     "max_results",
-                    Kind::Integer(1, i64::MAX),
+                    ParameterKind::Integer(1, i64::MAX),
                     "Maximum matches to return",
                 )
-                .or(Default::Number(50)),
-                Parameter::new("context_lines", Kind::Integer(0, 10), "Lines of context (0-10)")
-                    .or(Default::Number(2)),
-                Parameter::new("is_regex", Kind::Flag, "Treat query as regex")
-                    .or(Default::Flag(false)),
+                .with_default(ParameterDefault::Integer(50)),
+                ParameterSpec::new(
+                    "context_lines",
+                    ParameterKind::Integer(0, 10),
+                    "Lines of context (0-10)",
+                )
+                .with_default(ParameterDefault::Integer(2)),
+                ParameterSpec::new("is_regex", ParameterKind::Bool, "Treat query as regex")
+                    .with_default(ParameterDefault::Bool(false)),
             ],
             uses: &["search"],
             call: search,
@@ -67,13 +84,13 @@ pub(super) const DIALECT: Dialect = Dialect {
         DialectTool {
             name: "apply_patch",
             description: "Apply a unified diff to files: all of it, or nothing.",
-            parameters: &[Parameter::new(
+            parameters: &[ParameterSpec::new(
                 "unified_diff",
-                Kind::Text,
+                ParameterKind::String,
                 "Standard unified diff format",
             )
             .required()
-            .hidden()],
+            .redacted()],
             uses: &["apply_patch"],
             call: apply_patch,
         },
@@ -81,19 +98,29 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "run",
             description: "Execute a command in the sandbox, without a network. Its output is kept in the files that are returned.",
             parameters: &[
-                Parameter::new("command", Kind::Text, "Shell command to execute").required(),
-                Parameter::new("timeout_sec", Kind::Integer(1, 86_400), "Override default timeout"),
-                Parameter::new("env", Kind::TextMap, "Additional environment variables").hidden(),
+                ParameterSpec::new("command", ParameterKind::String, "Shell command to execute")
+                    .required(),
+                ParameterSpec::new(
+                    "timeout_sec",
+                    ParameterKind::Integer(1, 86_400),
+                    "Override default timeout",
+                ),
+                ParameterSpec::new(
+                    "env",
+                    ParameterKind::StringMap,
+                    "Additional environment variables",
+                )
+                .redacted(),
             ],
             uses: &["run"],
             call: run,
         },
     ],
-    refuse,
-    failure,
-    result: Some(tool_result),
-    events: &[("patch_applied", "PATCH_APPLIED")],
-    ..PLAIN
+    render_error,
+    failure_code,
+    render_result: Some(tool_result),
+    event_names: &[("patch_applied", "PATCH_APPLIED")],
+    ..BASE_DIALECT
 };
 
 /// No less than the operator's limit. "Large output is truncated to 100KB", but there is no other way to the rest.
@@ -101,9 +128,9 @@ const ARTIFACT_BYTES: u64 = u64::MAX;
 /// The contract's search has no more matches in one answer.
 const MAX_RESULTS: i64 = 10_000;
 
-fn list_files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn list_files(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "list_files",
             json!({
                 "root": params.text("root"),
@@ -116,13 +143,13 @@ fn list_files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         if listed.flag("truncated") {
             data["truncated"] = true.into();
         }
-        Ok(Answer::data(data))
+        Ok(DialectResponse::data(data))
     })
 }
 
-fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn read_file(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "read_file",
             json!({
                 "path": params.text("path"),
@@ -136,15 +163,15 @@ fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             names.extend(["omitted_lines", "size_bytes"]);
         }
         let content = read.content();
-        let mut data = read.only(&names);
+        let mut data = read.select(&names);
         data.insert("content".to_owned(), content.into());
-        Ok(Answer::data(data.into()))
+        Ok(DialectResponse::data(data.into()))
     })
 }
 
-fn search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn search(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "search",
             json!({
                 "query": params.text("query"),
@@ -154,14 +181,14 @@ fn search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "is_regex": params.flag("is_regex"),
             }),
         )
-        .naming(&[("globs[0]", "glob")]);
+        .with_aliases(&[("globs[0]", "glob")]);
         let found = tools.call(call).await?;
         if found.flag("timed_out") {
             let text = "the search timed out: search fewer files, or for something simpler";
-            return Ok(Answer::default().because("timeout", text));
+            return Ok(DialectResponse::default().with_failure("timeout", text));
         }
-        let matches: Vec<Json> = found.objects("matches").map(of_match).collect();
-        Ok(Answer::data(json!({
+        let matches: Vec<Json> = found.objects("matches").map(match_json).collect();
+        Ok(DialectResponse::data(json!({
             "matches": matches,
             "truncated": found.flag("truncated"),
             "total_matches": found.count("total_matches"),
@@ -169,50 +196,54 @@ fn search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     })
 }
 
-fn of_match(found: Data) -> Json {
+fn match_json(found: ResponseData) -> Json {
     let names = ["file", "line", "content", "context_before", "context_after"];
-    found.only(&names).into()
+    found.select(&names).into()
 }
 
-fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn apply_patch(
+    mut params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let diff = params.take("unified_diff");
         let text = diff.as_str().unwrap_or_default();
         if text.trim().is_empty() {
-            return Err(malformed("the diff is empty"));
+            return Err(malformed_patch("the diff is empty"));
         }
-        if let Some(line) = malformed_header(text) {
-            return Err(malformed(&format!(
+        if let Some(line) = first_malformed_header(text) {
+            return Err(malformed_patch(&format!(
                 "line {line} is no hunk header: it must read @@ -LINE,COUNT +LINE,COUNT @@"
             )));
         }
-        let applied = tools.call(Call::new("apply_patch", json!({ "unified_diff": diff }))).await?;
+        let applied =
+            tools.call(CanonicalCall::new("apply_patch", json!({ "unified_diff": diff }))).await?;
         let changed: Vec<Json> =
             applied.objects("changed_files").map(|mut file| file.take("path")).collect();
-        Ok(Answer::data(json!({
+        Ok(DialectResponse::data(json!({
             "changed_files": changed,
             "patch_size_bytes": applied.count("patch_size_bytes"),
         })))
     })
 }
 
-fn malformed(why: &str) -> Error {
+fn malformed_patch(why: &str) -> Error {
     Error::new(Reason::PatchParseError, why.to_owned())
 }
 
 /// Number of the first line that begins as a hunk header and is none. The contract takes some of these, as it finds
 /// hunks by their lines; `patch` does not.
-fn malformed_header(diff: &str) -> Option<usize> {
+fn first_malformed_header(diff: &str) -> Option<usize> {
     let mut is_of_file = false;
     diff.lines().enumerate().find_map(|(index, line)| {
         is_of_file |= line.starts_with("+++ ");
-        let is_malformed = is_of_file && line.starts_with("@@") && !is_header(line);
+        let is_malformed = is_of_file && line.starts_with("@@") && !is_hunk_header(line);
         is_malformed.then_some(index + 1)
     })
 }
 
 /// Whether a line begins with `@@ -1,2 +1,2 @@`, with or without the counts.
-fn is_header(line: &str) -> bool {
+fn is_hunk_header(line: &str) -> bool {
     let is_range = |range: &str, sign: char| {
         range.strip_prefix(sign).is_some_and(|numbers| {
             let mut numbers = numbers.splitn(2, ',');
@@ -226,9 +257,9 @@ fn is_header(line: &str) -> bool {
         && words.next().is_some_and(|word| word.starts_with("@@"))
 }
 
-fn run(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn run(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "run",
             json!({
                 "command": params.text("command"),
@@ -236,18 +267,18 @@ fn run(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "env": params.take("env"),
             }),
         );
-        let ran = tools.call(call.keeping(ARTIFACT_BYTES)).await?;
-        let answer = Answer::data(json!({
+        let ran = tools.call(call.with_artifact_bytes(ARTIFACT_BYTES)).await?;
+        let answer = DialectResponse::data(json!({
             "exit_code": ran.number("exit_code"),
             "stdout_path": ran.text("stdout_path"),
             "stderr_path": ran.text("stderr_path"),
         }));
         Ok(match ran.text("outcome") {
-            "OUTCOME_TIMED_OUT" => answer.because(
+            "OUTCOME_TIMED_OUT" => answer.with_failure(
                 "timeout",
                 "the command exceeded its timeout, and was killed: allow more time, or do less",
             ),
-            "OUTCOME_DAEMON_LOST" => answer.because(
+            "OUTCOME_DAEMON_LOST" => answer.with_failure(
                 "sandbox_error",
                 "the daemon died while the command ran: look how far it came",
             ),
@@ -257,7 +288,7 @@ fn run(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
 }
 
 /// `ToolResult`. What is absent is null.
-fn tool_result(invoked: &Invoked<'_>, data: Option<Map<String, Json>>) -> Json {
+fn tool_result(invoked: &DialectCallSummary<'_>, data: Option<Map<String, Json>>) -> Json {
     let path = |path: &str| (!path.is_empty()).then(|| path.to_owned());
     let error = invoked.error.as_ref().map(|(code, message, details)| {
         json!({ "error_type": code, "message": message, "details": details })
@@ -277,30 +308,30 @@ fn tool_result(invoked: &Invoked<'_>, data: Option<Map<String, Json>>) -> Json {
     })
 }
 
-fn failure(facts: &Map<String, Json>) -> Option<&'static str> {
+fn failure_code(facts: &Map<String, Json>) -> Option<&'static str> {
     let is_late = facts.get("outcome") == Some(&"TIMED_OUT".into())
         || facts.get("timed_out") == Some(&true.into());
     is_late.then_some("timeout")
 }
 
 /// Its error types are those of the contract, but that of a search that fails as ripgrep would.
-fn refuse(said: &Said, error: &Error) -> Answer {
+fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
     let is_of_ripgrep = matches!(error.reason, Reason::InvalidRegex | Reason::InvalidGlob);
     let is_of_sandbox = matches!(
         error.reason,
         Reason::CommandNotFound | Reason::CommandNotExecutable | Reason::SandboxUnavailable
     );
-    let code = match said.tool.as_str() {
+    let code = match invocation.tool.as_str() {
         "search" if is_of_ripgrep => "ripgrep_error".to_owned(),
         "run" if is_of_sandbox => "sandbox_error".to_owned(),
-        _ => code_of(error),
+        _ => error_code(error),
     };
-    Answer::default().because(&code, error.to_string())
+    DialectResponse::default().with_failure(&code, error.to_string())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DIALECT, is_header, malformed_header};
+    use super::{DIALECT, first_malformed_header, is_hunk_header};
     use crate::daemon::catalog::Catalog;
 
     #[test]
@@ -315,9 +346,12 @@ mod tests {
             ("@@ -a +1 @@", false),
             ("@@ -1,2,3 +1 @@", false),
         ] {
-            assert_eq!(is_header(line), is_one, "{line}");
+            assert_eq!(is_hunk_header(line), is_one, "{line}");
         }
-        assert_eq!(malformed_header("@@ note\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n@@ x @@\n"), Some(5));
+        assert_eq!(
+            first_malformed_header("@@ note\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n@@ x @@\n"),
+            Some(5)
+        );
     }
 
     #[test]

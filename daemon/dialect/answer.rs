@@ -3,7 +3,7 @@
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Map, Value as Json};
 
-use super::said::Said;
+use super::said::DialectInvocation;
 use crate::daemon::{
     error::{Error, Reason},
     process::outcome::signal_number,
@@ -11,30 +11,30 @@ use crate::daemon::{
 
 /// Most bytes of a text that a result shows: what is larger is cut by the tool, which says so, and not on the way
 /// to who called. An envelope has room for so much, and for what is beside it.
-pub(super) const MOST_SHOWN: usize = 3 << 20;
+pub(super) const MAX_RESULT_TEXT_BYTES: usize = 3 << 20;
 /// What a value takes in an envelope beside its JSON, at most.
-const AROUND: usize = 32;
+const VALUE_OVERHEAD_BYTES: usize = 32;
 
 /// What a call of a dialect answers.
 #[derive(Debug, Default)]
-pub(crate) struct Answer {
+pub(crate) struct DialectResponse {
     /// The structured result, where the document has one.
     pub(crate) data: Option<Map<String, Json>>,
     /// What goes back to the model; where it is not given, `data` as JSON.
     pub(crate) text: Option<String>,
     /// What a model is shown of `data`, where that is less.
-    pub(crate) shown: Option<Map<String, Json>>,
+    pub(crate) model_data: Option<Map<String, Json>>,
     /// Why it failed, if it did, or what is worth knowing.
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<DialectFailure>,
     /// Job that does the work, where one does.
     pub(crate) job_id: Option<String>,
     /// Whether the tool left something out, and the document has no place in the result that says so.
-    pub(crate) is_cut: bool,
+    pub(crate) is_truncated: bool,
 }
 
 /// Why a call failed, as the document of its dialect has it.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub(crate) struct DialectFailure {
     /// What programs tell it by.
     pub(crate) code: String,
     /// What people are told.
@@ -47,11 +47,11 @@ pub(crate) struct Failure {
 
 /// What a canonical tool has answered, by the names of its fields.
 #[derive(Debug, Default)]
-pub(crate) struct Data(Map<String, Json>);
+pub(crate) struct ResponseData(Map<String, Json>);
 
 // === impl Answer ===
 
-impl Answer {
+impl DialectResponse {
     /// Whether the call did what it was to.
     pub(crate) fn is_success(&self) -> bool {
         self.failure.as_ref().is_none_or(|failure| failure.is_success)
@@ -68,10 +68,10 @@ impl Answer {
     }
 
     /// The same, which lacks something that was found. The result says nothing of it: the envelope does.
-    pub(super) fn cut(self, message: String) -> Self {
+    pub(super) fn truncated(self, message: String) -> Self {
         Self {
-            is_cut: true,
-            failure: Some(Failure {
+            is_truncated: true,
+            failure: Some(DialectFailure {
                 code: "truncated".to_owned(),
                 message,
                 suggestion: Some("Ask for less at a time.".to_owned()),
@@ -82,10 +82,10 @@ impl Answer {
     }
 
     /// The same, which says why the call failed, and what to try next where the contract knows the reason.
-    pub(crate) fn because(self, code: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn with_failure(self, code: &str, message: impl Into<String>) -> Self {
         let reason = Reason::from_name(&code.to_uppercase());
         Self {
-            failure: Some(Failure {
+            failure: Some(DialectFailure {
                 code: code.to_owned(),
                 message: message.into(),
                 suggestion: reason.map(|reason| reason.suggestion().to_owned()),
@@ -96,23 +96,23 @@ impl Answer {
     }
 
     /// What a failure says in the words of the contract.
-    pub(super) fn refused(_said: &Said, error: &Error) -> Self {
-        Self::default().because(&code_of(error), error.to_string())
+    pub(super) fn from_error(_invocation: &DialectInvocation, error: &Error) -> Self {
+        Self::default().with_failure(&error_code(error), error.to_string())
     }
 }
 
 /// The reason of an error, as envelopes name it: in lower case.
-pub(crate) fn code_of(error: &Error) -> String {
+pub(crate) fn error_code(error: &Error) -> String {
     error.reason.name().to_lowercase()
 }
 
 /// The first of these that fit into a result, and whether that is all of them.
-pub(super) fn fitting(items: impl IntoIterator<Item = Json>) -> (Vec<Json>, bool) {
-    let mut room = MOST_SHOWN;
+pub(super) fn take_fitting(items: impl IntoIterator<Item = Json>) -> (Vec<Json>, bool) {
+    let mut room = MAX_RESULT_TEXT_BYTES;
     let mut fitting = Vec::new();
     for item in items {
         let fields = item.as_object().map_or(0, Map::len);
-        let size = item.to_string().len() + AROUND * (1 + fields);
+        let size = item.to_string().len() + VALUE_OVERHEAD_BYTES * (1 + fields);
         let Some(left) = room.checked_sub(size) else {
             return (fitting, false);
         };
@@ -128,14 +128,14 @@ pub(super) fn next_part(path: &str) -> String {
 }
 
 /// A text, and more on a line of its own.
-pub(super) fn on_lines(text: &str, more: &str) -> String {
+pub(super) fn join_lines(text: &str, more: &str) -> String {
     let is_apart = text.is_empty() || more.is_empty() || text.ends_with('\n');
     format!("{text}{}{more}", if is_apart { "" } else { "\n" })
 }
 
 // === impl Data ===
 
-impl Data {
+impl ResponseData {
     /// These fields.
     pub(crate) fn new(fields: Map<String, Json>) -> Self {
         Self(fields)
@@ -151,7 +151,7 @@ impl Data {
         let content = self.text("content");
         match self.text("next_path") {
             "" => content.to_owned(),
-            next => on_lines(content, &next_part(next)),
+            next => join_lines(content, &next_part(next)),
         }
     }
 
@@ -173,7 +173,7 @@ impl Data {
     }
 
     /// The name of an enum's value without the prefix that all of them have, in lower case.
-    pub(crate) fn word(&self, name: &str, prefix: &str) -> String {
+    pub(crate) fn enum_name(&self, name: &str, prefix: &str) -> String {
         self.text(name).trim_start_matches(prefix).to_lowercase()
     }
 
@@ -216,7 +216,7 @@ impl Data {
     }
 
     /// Only the fields of these names.
-    pub(crate) fn only(mut self, names: &[&str]) -> Map<String, Json> {
+    pub(crate) fn select(mut self, names: &[&str]) -> Map<String, Json> {
         self.0.retain(|name, _| names.contains(&name.as_str()));
         self.0
     }
@@ -228,10 +228,10 @@ mod tests {
 
     #[test]
     fn a_list_has_as_many_as_fit() {
-        let (few, is_all) = fitting(["a", "b"].map(Json::from));
+        let (few, is_all) = take_fitting(["a", "b"].map(Json::from));
         assert_eq!((few, is_all), (vec!["a".into(), "b".into()], true));
-        let long = Json::from("x".repeat(MOST_SHOWN / 4));
-        let (some, is_all) = fitting(std::iter::repeat_n(long, 10));
+        let long = Json::from("x".repeat(MAX_RESULT_TEXT_BYTES / 4));
+        let (some, is_all) = take_fitting(std::iter::repeat_n(long, 10));
         assert_eq!((some.len(), is_all), (3, false));
     }
 }

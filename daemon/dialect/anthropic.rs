@@ -4,25 +4,27 @@
 use serde_json::json;
 
 use super::{
-    answer::{Answer, Data, MOST_SHOWN, code_of, on_lines},
-    parameter::{Default, Kind, Parameter, Params},
-    place::is_missing,
-    said::Said,
-    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+    answer::{DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines},
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
+    place::is_not_found,
+    said::DialectInvocation,
+    vocabulary::{
+        BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectResponseFuture, DialectTool,
+    },
 };
 use crate::daemon::error::{Error, Reason};
 
 /// Largest file that is shown or changed.
-const MOST_BYTES: usize = 10 << 20;
+const MAX_FILE_BYTES: usize = 10 << 20;
 /// How deep a directory is shown, and how many of its files.
-const DEPTH: u32 = 2;
-const MOST_FILES: u32 = 1000;
+const MAX_VIEW_DEPTH: u32 = 2;
+const MAX_VIEW_FILES: u32 = 1000;
 /// Lines around a change that are shown with it.
-const AROUND: i64 = 4;
+const CONTEXT_LINES: i64 = 4;
 /// Lines that can be asked for.
-const LAST_LINE: i64 = u32::MAX as i64;
+const MAX_LINE_NUMBER: i64 = u32::MAX as i64;
 /// Characters of a text that an error repeats.
-const LONGEST: usize = 500;
+const MAX_QUOTED_CHARS: usize = 500;
 
 /// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
@@ -32,17 +34,17 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "bash",
             description: "Run a shell command in the workspace, in a shell of its own: variables and the current directory are not kept for the next one.",
             parameters: &[
-                Parameter::new(
+                ParameterSpec::new(
                     "command",
-                    Kind::Text,
+                    ParameterKind::String,
                     "The command to run. Required unless restart is true",
                 ),
-                Parameter::new(
+                ParameterSpec::new(
                     "restart",
-                    Kind::Flag,
+                    ParameterKind::Bool,
                     "True to begin anew: there is nothing to be restarted",
                 )
-                .or(Default::Flag(false)),
+                .with_default(ParameterDefault::Bool(false)),
             ],
             uses: &["run"],
             call: bash,
@@ -51,109 +53,125 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "str_replace_based_edit_tool",
             description: "View, create and edit files. view shows a file with its line numbers, or a directory; create makes or replaces a file; str_replace replaces a text that is in the file once; insert puts a text behind a line.",
             parameters: &[
-                Parameter::new(
+                ParameterSpec::new(
                     "command",
-                    Kind::OneOf(&["view", "create", "str_replace", "insert"]),
+                    ParameterKind::Enum(&["view", "create", "str_replace", "insert"]),
                     "What to do",
                 )
                 .required(),
-                Parameter::new("path", Kind::Text, "Path of the file or directory").required(),
-                Parameter::new(
+                ParameterSpec::new("path", ParameterKind::String, "Path of the file or directory")
+                    .required(),
+                ParameterSpec::new(
                     "view_range",
-                    Kind::Integers,
+                    ParameterKind::IntegerList,
                     "First and last line to view, counted from 1; -1 for the end",
                 ),
-                Parameter::new("file_text", Kind::Text, "What the file is to hold, for create")
-                    .hidden(),
-                Parameter::new("old_str", Kind::Text, "Text to replace, for str_replace").hidden(),
-                Parameter::new("new_str", Kind::Text, "Text to replace it with, for str_replace")
-                    .hidden(),
-                Parameter::new(
+                ParameterSpec::new(
+                    "file_text",
+                    ParameterKind::String,
+                    "What the file is to hold, for create",
+                )
+                .redacted(),
+                ParameterSpec::new(
+                    "old_str",
+                    ParameterKind::String,
+                    "Text to replace, for str_replace",
+                )
+                .redacted(),
+                ParameterSpec::new(
+                    "new_str",
+                    ParameterKind::String,
+                    "Text to replace it with, for str_replace",
+                )
+                .redacted(),
+                ParameterSpec::new(
                     "insert_line",
-                    Kind::Integer(0, LAST_LINE),
+                    ParameterKind::Integer(0, MAX_LINE_NUMBER),
                     "Line behind which to insert, 0 for the beginning",
                 ),
-                Parameter::new("insert_text", Kind::Text, "Text to insert").hidden(),
+                ParameterSpec::new("insert_text", ParameterKind::String, "Text to insert")
+                    .redacted(),
             ],
             uses: &["read_file", "list_files", "write_file", "edit_file"],
             call: edit,
         },
     ],
-    refuse,
-    reader: "str_replace_based_edit_tool",
-    borrowed: &["wait_job"],
-    ..PLAIN
+    render_error,
+    artifact_reader: "str_replace_based_edit_tool",
+    borrowed_tools: &["wait_job"],
+    ..BASE_DIALECT
 };
 
-fn bash(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn bash(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let Some(command) = params.text("command") else {
             return match params.flag("restart") {
-                true => Ok(Answer::text("tool has been restarted.")),
+                true => Ok(DialectResponse::text("tool has been restarted.")),
                 false => Err(Error::invalid_field("command", "must be given")),
             };
         };
-        let ran = tools.call(Call::new("run", json!({ "command": command }))).await?;
-        let text = on_lines(ran.text("stdout"), ran.text("stderr"));
-        let outcome = ran.word("outcome", "OUTCOME_");
+        let ran = tools.call(CanonicalCall::new("run", json!({ "command": command }))).await?;
+        let text = join_lines(ran.text("stdout"), ran.text("stderr"));
+        let outcome = ran.enum_name("outcome", "OUTCOME_");
         Ok(match (outcome.as_str(), ran.number("exit_code")) {
             ("timed_out", _) => {
-                let told = "timed out: the command was ended after 120 seconds";
-                Answer::text(on_lines(&text, told)).because("timeout", told)
+                let message = "timed out: the command was ended after 120 seconds";
+                DialectResponse::text(join_lines(&text, message)).with_failure("timeout", message)
             }
             ("daemon_lost", _) => {
-                let told = "the daemon died while the command ran: look how far it came";
-                Answer::text(told).because("daemon_lost", told)
+                let message = "the daemon died while the command ran: look how far it came";
+                DialectResponse::text(message).with_failure("daemon_lost", message)
             }
             // How a command ended is worth knowing, and no failure of the call.
-            ("exited", Some(0)) => Answer::text(text),
+            ("exited", Some(0)) => DialectResponse::text(text),
             ("exited", Some(code)) if text.is_empty() => {
-                Answer::text(format!("the command exited with {code}"))
+                DialectResponse::text(format!("the command exited with {code}"))
             }
-            ("exited", _) => Answer::text(text),
+            ("exited", _) => DialectResponse::text(text),
             (outcome, _) => {
                 let by = match ran.text("signal") {
                     "" => String::new(),
                     signal => format!(" by {signal}"),
                 };
-                let told = format!("the command was ended{by} ({outcome})");
-                Answer::text(on_lines(&text, &told))
+                let message = format!("the command was ended{by} ({outcome})");
+                DialectResponse::text(join_lines(&text, &message))
             }
         })
     })
 }
 
-fn edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn edit(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let path = params.str("path").to_owned();
         match params.str("command") {
             "view" => view(&path, params.integers("view_range"), tools).await,
             "create" => {
-                let content = required(&mut params, "file_text")?;
-                let call = Call::new("write_file", json!({ "path": path, "content": content }))
-                    .naming(&[("content", "file_text")]);
+                let content = required_text(&mut params, "file_text")?;
+                let call =
+                    CanonicalCall::new("write_file", json!({ "path": path, "content": content }))
+                        .with_aliases(&[("content", "file_text")]);
                 tools.call(call).await?;
-                Ok(Answer::text(format!("File created successfully at: {path}")))
+                Ok(DialectResponse::text(format!("File created successfully at: {path}")))
             }
             "str_replace" => {
-                let old = required(&mut params, "old_str")?;
+                let old = required_text(&mut params, "old_str")?;
                 if old.is_empty() {
                     return Err(Error::invalid_field("old_str", "must not be empty"));
                 }
                 let new = params.take("new_str");
                 let edits = json!([{ "old_string": old, "new_string": new }]);
-                let call =
-                    Call::new("edit_file", json!({ "path": path, "edits": edits })).naming(&[
+                let call = CanonicalCall::new("edit_file", json!({ "path": path, "edits": edits }))
+                    .with_aliases(&[
                         ("edits[0].old_string", "old_str"),
                         ("edits[0].new_string", "new_str"),
                     ]);
                 let edited = tools.call(call).await?;
                 let line = edited.objects("edits").next().unwrap_or_default();
                 let line = line.list("lines_changed").first().and_then(|line| line.as_i64());
-                changed(&path, line.unwrap_or(1), tools).await
+                edited_snippet(&path, line.unwrap_or(1), tools).await
             }
             _ => {
-                let text = required(&mut params, "insert_text")?;
+                let text = required_text(&mut params, "insert_text")?;
                 let Some(line) = params.integer("insert_line") else {
                     return Err(Error::invalid_field("insert_line", "must be given"));
                 };
@@ -163,38 +181,44 @@ fn edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     })
 }
 
-fn required(params: &mut Params, name: &str) -> Result<String, Error> {
+fn required_text(params: &mut DialectParams, name: &str) -> Result<String, Error> {
     let text = params.text(name).map(str::to_owned);
     text.ok_or_else(|| Error::invalid_field(name, "must be given for this command"))
 }
 
-async fn view(path: &str, range: Vec<i64>, tools: &mut dyn Tools) -> Result<Answer, Error> {
+async fn view(
+    path: &str,
+    range: Vec<i64>,
+    tools: &mut dyn CanonicalTools,
+) -> Result<DialectResponse, Error> {
     let (first, last) = match *range.as_slice() {
         [] => (1, None),
-        [first @ 1..=LAST_LINE, -1] => (first, None),
-        [first @ 1..=LAST_LINE, last] if first <= last => (first, Some(last.min(LAST_LINE))),
+        [first @ 1..=MAX_LINE_NUMBER, -1] => (first, None),
+        [first @ 1..=MAX_LINE_NUMBER, last] if first <= last => {
+            (first, Some(last.min(MAX_LINE_NUMBER)))
+        }
         _ => {
             let text =
                 "must be the first line, counted from 1, and the last one, or -1 for the end";
             return Err(Error::invalid_field("view_range", text));
         }
     };
-    match read(path, first, last, tools).await {
+    match read_lines(path, first, last, tools).await {
         Err(error) if error.reason == Reason::NotAFile && range.is_empty() => {
-            directory(path, tools).await
+            view_directory(path, tools).await
         }
-        read => Ok(Answer::text(shown(&read?))),
+        read => Ok(DialectResponse::text(render_lines(&read?))),
     }
 }
 
 /// As many whole lines as a result shows, and what to do for the others.
-fn shown(read: &Data) -> String {
-    let mut text = numbered(read);
+fn render_lines(read: &ResponseData) -> String {
+    let mut text = number_lines(read);
     let is_part = !read.text("next_path").is_empty();
-    if text.len() <= MOST_SHOWN && (is_part || !read.flag("truncated")) {
+    if text.len() <= MAX_RESULT_TEXT_BYTES && (is_part || !read.flag("truncated")) {
         return text;
     }
-    let most = text.floor_char_boundary(MOST_SHOWN);
+    let most = text.floor_char_boundary(MAX_RESULT_TEXT_BYTES);
     // The last one may not be whole.
     match text.get(..most).and_then(|text| text.rfind('\n')) {
         Some(end) => {
@@ -214,27 +238,27 @@ fn shown(read: &Data) -> String {
     text
 }
 
-async fn read(
+async fn read_lines(
     path: &str,
     first: i64,
     last: Option<i64>,
-    tools: &mut dyn Tools,
-) -> Result<Data, Error> {
-    let call = Call::new(
+    tools: &mut dyn CanonicalTools,
+) -> Result<ResponseData, Error> {
+    let call = CanonicalCall::new(
         "read_file",
         json!({
             "path": path,
             "start_line": first,
             "end_line": last,
-            "max_bytes": MOST_BYTES,
+            "max_bytes": MAX_FILE_BYTES,
         }),
     )
-    .naming(&[("start_line", "view_range"), ("end_line", "view_range")]);
+    .with_aliases(&[("start_line", "view_range"), ("end_line", "view_range")]);
     tools.call(call).await
 }
 
 /// As `cat -n` has it.
-fn numbered(read: &Data) -> String {
+fn number_lines(read: &ResponseData) -> String {
     let first = usize::try_from(read.count("start_line")).unwrap_or(usize::MAX);
     let content = read.content();
     let lines = content.lines().enumerate();
@@ -242,20 +266,23 @@ fn numbered(read: &Data) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-async fn directory(path: &str, tools: &mut dyn Tools) -> Result<Answer, Error> {
-    let call = Call::new(
+async fn view_directory(
+    path: &str,
+    tools: &mut dyn CanonicalTools,
+) -> Result<DialectResponse, Error> {
+    let call = CanonicalCall::new(
         "list_files",
         json!({
             "root": path,
-            "max_depth": DEPTH,
+            "max_depth": MAX_VIEW_DEPTH,
             "hidden": false,
-            "max_results": MOST_FILES,
+            "max_results": MAX_VIEW_FILES,
         }),
     )
-    .naming(&[("root", "path")]);
+    .with_aliases(&[("root", "path")]);
     let listed = tools.call(call).await?;
     let mut text = format!(
-        "Here're the files and directories up to {DEPTH} levels deep in {path}, excluding hidden items:"
+        "Here're the files and directories up to {MAX_VIEW_DEPTH} levels deep in {path}, excluding hidden items:"
     );
     for file in listed.texts("files") {
         text.push('\n');
@@ -264,25 +291,30 @@ async fn directory(path: &str, tools: &mut dyn Tools) -> Result<Answer, Error> {
     if listed.flag("truncated") {
         text.push_str("\n[there are more: view a directory in it]");
     }
-    Ok(Answer::text(text))
+    Ok(DialectResponse::text(text))
 }
 
-async fn insert(path: &str, line: i64, text: &str, tools: &mut dyn Tools) -> Result<Answer, Error> {
-    let mut old = read(path, 1, None, tools).await?;
+async fn insert(
+    path: &str,
+    line: i64,
+    text: &str,
+    tools: &mut dyn CanonicalTools,
+) -> Result<DialectResponse, Error> {
+    let mut old = read_lines(path, 1, None, tools).await?;
     if old.flag("truncated") {
-        let told = format!("{path:?} is too large to be edited: change it by a command");
-        return Err(Error::new(Reason::FileTooLarge, told).with("path", path));
+        let message = format!("{path:?} is too large to be edited: change it by a command");
+        return Err(Error::new(Reason::FileTooLarge, message).with_metadata("path", path));
     }
     let sha256 = old.take("sha256");
     let content = old.text("content");
     let lines: Vec<_> = content.split_inclusive('\n').collect();
     let at = usize::try_from(line).unwrap_or(usize::MAX);
     let Some((before, after)) = lines.split_at_checked(at) else {
-        let told = format!(
+        let message = format!(
             "Invalid `insert_line` parameter: {line}. It should be within the range of lines of the file: [0, {}]",
             lines.len()
         );
-        return Err(Error::new(Reason::LineRangeInvalid, told).with("path", path));
+        return Err(Error::new(Reason::LineRangeInvalid, message).with_metadata("path", path));
     };
     let mut new = before.concat();
     if !new.is_empty() && !new.ends_with('\n') {
@@ -293,39 +325,45 @@ async fn insert(path: &str, line: i64, text: &str, tools: &mut dyn Tools) -> Res
         new.push('\n');
     }
     new.push_str(&after.concat());
-    let call =
-        Call::new("write_file", json!({ "path": path, "content": new, "expected_sha256": sha256 }))
-            .naming(&[("content", "insert_text")]);
+    let call = CanonicalCall::new(
+        "write_file",
+        json!({ "path": path, "content": new, "expected_sha256": sha256 }),
+    )
+    .with_aliases(&[("content", "insert_text")]);
     tools.call(call).await?;
-    changed(path, line + 1, tools).await
+    edited_snippet(path, line + 1, tools).await
 }
 
 /// What is around a change.
-async fn changed(path: &str, line: i64, tools: &mut dyn Tools) -> Result<Answer, Error> {
-    let first = (line - AROUND).max(1);
-    let around = match read(path, first, Some(line + AROUND), tools).await {
-        Ok(around) => numbered(&around),
+async fn edited_snippet(
+    path: &str,
+    line: i64,
+    tools: &mut dyn CanonicalTools,
+) -> Result<DialectResponse, Error> {
+    let first = (line - CONTEXT_LINES).max(1);
+    let around = match read_lines(path, first, Some(line + CONTEXT_LINES), tools).await {
+        Ok(around) => number_lines(&around),
         // It was changed all the same.
         Err(_) => String::new(),
     };
-    Ok(Answer::text(format!(
+    Ok(DialectResponse::text(format!(
         "The file {path} has been edited. Here's the result around line {line}:\n{around}"
     )))
 }
 
-fn refuse(said: &Said, error: &Error) -> Answer {
-    let path = said.text("path");
-    let old: String = said.text("old_str").chars().take(LONGEST).collect();
+fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
+    let path = invocation.text("path");
+    let old: String = invocation.text("old_str").chars().take(MAX_QUOTED_CHARS).collect();
     let text = if error.reason == Reason::StringNotFound {
         format!("No replacement was performed, old_str `{old}` did not appear verbatim in {path}.")
     } else if error.reason == Reason::StringNotUnique {
         format!(
             "No replacement was performed. Multiple occurrences of old_str `{old}` in {path}. Please ensure it is unique"
         )
-    } else if is_missing(error) && !path.is_empty() {
+    } else if is_not_found(error) && !path.is_empty() {
         format!("The path {path} does not exist. Please provide a valid path.")
     } else {
         error.to_string()
     };
-    Answer::text(text.clone()).because(&code_of(error), text)
+    DialectResponse::text(text.clone()).with_failure(&error_code(error), text)
 }

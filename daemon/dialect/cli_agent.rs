@@ -9,18 +9,18 @@ mod terminal;
 
 use serde_json::Value as Json;
 
-use self::output::failed;
+use self::output::failure_response;
 use super::{
-    answer::{Answer, code_of},
-    parameter::{Default, Kind, Parameter},
-    place::{is_link_within, is_missing, is_outside},
-    said::Said,
-    vocabulary::{Dialect, DialectTool, PLAIN},
+    answer::{DialectResponse, error_code},
+    parameter::{ParameterDefault, ParameterKind, ParameterSpec},
+    place::{is_link_within, is_not_found, is_path_escape},
+    said::DialectInvocation,
+    vocabulary::{BASE_DIALECT, Dialect, DialectTool},
 };
 use crate::daemon::error::{Error, Reason};
 
 /// What it calls a path outside of the workspace.
-const OUTSIDE: &str = "path_outside_working_dir";
+const PATH_OUTSIDE_CODE: &str = "path_outside_working_dir";
 
 /// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
@@ -30,11 +30,19 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "create_file",
             description: "Create a new file with specified content",
             parameters: &[
-                Parameter::new("path", Kind::Text, "Relative path to the file to create")
-                    .required(),
-                Parameter::new("content", Kind::Text, "Content to write to the file")
-                    .required()
-                    .hidden(),
+                ParameterSpec::new(
+                    "path",
+                    ParameterKind::String,
+                    "Relative path to the file to create",
+                )
+                .required(),
+                ParameterSpec::new(
+                    "content",
+                    ParameterKind::String,
+                    "Content to write to the file",
+                )
+                .required()
+                .redacted(),
             ],
             uses: &["write_file"],
             call: files::create,
@@ -43,15 +51,20 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "read_file",
             description: "Read the contents of a file, optionally specifying line range",
             parameters: &[
-                Parameter::new("path", Kind::Text, "Relative path to the file to read").required(),
-                Parameter::new(
+                ParameterSpec::new(
+                    "path",
+                    ParameterKind::String,
+                    "Relative path to the file to read",
+                )
+                .required(),
+                ParameterSpec::new(
                     "start_line",
-                    Kind::Integer(1, u32::MAX as i64),
+                    ParameterKind::Integer(1, u32::MAX as i64),
                     "Starting line number (1-indexed, optional)",
                 ),
-                Parameter::new(
+                ParameterSpec::new(
                     "end_line",
-                    Kind::Integer(1, u32::MAX as i64),
+                    ParameterKind::Integer(1, u32::MAX as i64),
                     "Ending line number (1-indexed, inclusive, optional)",
                 ),
             ],
@@ -62,14 +75,22 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "replace_string_in_file",
             description: "Replace a specific string in a file with new content",
             parameters: &[
-                Parameter::new("path", Kind::Text, "Relative path to the file to modify")
-                    .required(),
-                Parameter::new("old_string", Kind::Text, "Exact string to find and replace")
+                ParameterSpec::new(
+                    "path",
+                    ParameterKind::String,
+                    "Relative path to the file to modify",
+                )
+                .required(),
+                ParameterSpec::new(
+                    "old_string",
+                    ParameterKind::String,
+                    "Exact string to find and replace",
+                )
+                .required()
+                .redacted(),
+                ParameterSpec::new("new_string", ParameterKind::String, "String to replace with")
                     .required()
-                    .hidden(),
-                Parameter::new("new_string", Kind::Text, "String to replace with")
-                    .required()
-                    .hidden(),
+                    .redacted(),
             ],
             uses: &["edit_file"],
             call: files::replace,
@@ -78,15 +99,15 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "list_dir",
             description: "List contents of a directory",
             parameters: &[
-                Parameter::new(
+                ParameterSpec::new(
                     "path",
-                    Kind::Text,
+                    ParameterKind::String,
                     "Relative path to directory (default: current directory)",
                 )
-                .or(Default::Text(".")),
-                Parameter::new(
+                .with_default(ParameterDefault::String(".")),
+                ParameterSpec::new(
                     "page_token",
-                    Kind::Text,
+                    ParameterKind::String,
                     "next_page_token of the page before this one, where a directory has more than 1000 entries",
                 ),
             ],
@@ -97,56 +118,65 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "file_search",
             description: "Search for files matching a glob pattern",
             parameters: &[
-                Parameter::new(
+                ParameterSpec::new(
                     "pattern",
-                    Kind::Text,
+                    ParameterKind::String,
                     "Glob pattern (e.g., '**/*.py', 'src/**/*.go')",
                 )
                 .required(),
-                Parameter::new(
+                ParameterSpec::new(
                     "base_path",
-                    Kind::Text,
+                    ParameterKind::String,
                     "Base directory to search from (default: current directory)",
                 )
-                .or(Default::Text(".")),
+                .with_default(ParameterDefault::String(".")),
             ],
             uses: &["list_files"],
-            call: search::files,
+            call: search::file_search,
         },
         DialectTool {
             name: "grep_search",
             description: "Search file contents for text or regex pattern",
             parameters: &[
-                Parameter::new("pattern", Kind::Text, "Text or regex pattern to search for")
-                    .required(),
-                Parameter::new("is_regex", Kind::Flag, "Whether pattern is regex (default: false)")
-                    .or(Default::Flag(false)),
-                Parameter::new(
+                ParameterSpec::new(
+                    "pattern",
+                    ParameterKind::String,
+                    "Text or regex pattern to search for",
+                )
+                .required(),
+                ParameterSpec::new(
+                    "is_regex",
+                    ParameterKind::Bool,
+                    "Whether pattern is regex (default: false)",
+                )
+                .with_default(ParameterDefault::Bool(false)),
+                ParameterSpec::new(
                     "file_pattern",
-                    Kind::Text,
+                    ParameterKind::String,
                     "Glob pattern to limit files searched (default: all files)",
                 ),
-                Parameter::new(
+                ParameterSpec::new(
                     "max_results",
-                    Kind::Integer(1, 1000),
+                    ParameterKind::Integer(1, 1000),
                     "Maximum number of results to return (default: 100)",
                 )
-                .or(Default::Number(100)),
+                .with_default(ParameterDefault::Integer(100)),
             ],
             uses: &["search"],
-            call: search::contents,
+            call: search::grep_search,
         },
         DialectTool {
             name: "run_in_terminal",
             description: "Execute a shell command",
             parameters: &[
-                Parameter::new("command", Kind::Text, "Shell command to execute").required(),
-                Parameter::new(
+                ParameterSpec::new("command", ParameterKind::String, "Shell command to execute")
+                    .required(),
+                ParameterSpec::new(
                     "timeout_seconds",
-                    Kind::Integer(1, 300),
+                    ParameterKind::Integer(1, 300),
                     "Timeout in seconds (default: 30)",
                 )
-                .or(Default::Number(30)),
+                .with_default(ParameterDefault::Integer(30)),
             ],
             uses: &["run"],
             call: terminal::run,
@@ -161,9 +191,9 @@ pub(super) const DIALECT: Dialect = Dialect {
         DialectTool {
             name: "create_directory",
             description: "Create a directory structure (equivalent to mkdir -p)",
-            parameters: &[Parameter::new(
+            parameters: &[ParameterSpec::new(
                 "path",
-                Kind::Text,
+                ParameterKind::String,
                 "Relative path to directory to create",
             )
             .required()],
@@ -174,33 +204,37 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "fetch_webpage",
             description: "Fetch content from a web page",
             parameters: &[
-                Parameter::new("url", Kind::Text, "URL to fetch (must be http or https)")
-                    .required(),
-                Parameter::new(
+                ParameterSpec::new(
+                    "url",
+                    ParameterKind::String,
+                    "URL to fetch (must be http or https)",
+                )
+                .required(),
+                ParameterSpec::new(
                     "timeout_seconds",
-                    Kind::Integer(1, 60),
+                    ParameterKind::Integer(1, 60),
                     "Request timeout (default: 10)",
                 )
-                .or(Default::Number(10)),
+                .with_default(ParameterDefault::Integer(10)),
             ],
             uses: &["fetch_url"],
-            call: fetch::page,
+            call: fetch::fetch_webpage,
         },
     ],
-    is_closed: false,
-    refuse,
-    failure: terminal::failure,
-    result: Some(output::flat),
-    ..PLAIN
+    closed_schemas: false,
+    render_error,
+    failure_code: terminal::failure_code,
+    render_result: Some(output::flat_result),
+    ..BASE_DIALECT
 };
 
-fn refuse(said: &Said, error: &Error) -> Answer {
-    let tool = said.tool.as_str();
-    let path = match said.text("path") {
-        "" => said.text("base_path"),
+fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
+    let tool = invocation.tool.as_str();
+    let path = match invocation.text("path") {
+        "" => invocation.text("base_path"),
         path => path,
     };
-    let code = code_of(error);
+    let code = error_code(error);
     let is_permission = error.reason == Reason::PermissionDenied;
     let (code, output, suggestion) = if is_link_within(error) {
         (
@@ -208,9 +242,9 @@ fn refuse(said: &Said, error: &Error) -> Answer {
             format!("Path '{path}' is or passes through a symbolic link"),
             "Use the path that the link leads to",
         )
-    } else if is_outside(error) {
+    } else if is_path_escape(error) {
         (
-            OUTSIDE,
+            PATH_OUTSIDE_CODE,
             format!("Path '{path}' is outside working directory"),
             "Use a path below the working directory",
         )
@@ -220,16 +254,16 @@ fn refuse(said: &Said, error: &Error) -> Answer {
             format!("File '{path}' not found"),
             "Check the file name and try again, or use file_search to find it",
         )
-    } else if tool != "create_file" && is_missing(error) {
+    } else if tool != "create_file" && is_not_found(error) {
         (
             "directory_not_found",
             format!("Directory '{path}' not found"),
             "Check the directory name and try again, or use list_dir to find it",
         )
-    } else if let Some(told) = files::refusal(tool, path, said, error) {
-        (code.as_str(), told.0, told.1)
-    } else if let Some(told) = search::refusal(said, error) {
-        (code.as_str(), told.0, told.1)
+    } else if let Some(explanation) = files::explain_error(tool, path, invocation, error) {
+        (code.as_str(), explanation.0, explanation.1)
+    } else if let Some(explanation) = search::explain_error(invocation, error) {
+        (code.as_str(), explanation.0, explanation.1)
     } else if error.reason == Reason::NoCommandHistory {
         (
             code.as_str(),
@@ -241,7 +275,7 @@ fn refuse(said: &Said, error: &Error) -> Answer {
     } else {
         (code.as_str(), error.to_string(), "")
     };
-    let mut answer = failed(said.since, code, &output, suggestion, Json::Null);
+    let mut answer = failure_response(invocation.started, code, &output, suggestion, Json::Null);
     if suggestion.is_empty() {
         // That of the contract will do.
         let suggestion = error.reason.suggestion();

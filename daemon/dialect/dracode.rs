@@ -5,25 +5,29 @@ use std::ops::ControlFlow;
 use serde_json::json;
 
 use super::{
-    answer::{Answer, Data, MOST_SHOWN, code_of, next_part, on_lines},
+    answer::{
+        DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines, next_part,
+    },
     pages,
-    parameter::{Default, Kind, Parameter, Params, Unknown},
-    place::{below, inside, is_missing, is_outside},
-    said::Said,
-    told::Names,
-    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec, UnknownParams},
+    place::{is_not_found, is_path_escape, join_relative, reject_drive_path},
+    said::DialectInvocation,
+    told::FieldAliases,
+    vocabulary::{
+        BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectResponseFuture, DialectTool,
+    },
 };
 use crate::daemon::error::{Error, Reason};
 
 /// Most bytes of a text: a bit more than is read of a file, where some bytes are no text.
-const MOST_TEXT: usize = MOST_SHOWN / 8 * 9;
+const MAX_TEXT_BYTES: usize = MAX_RESULT_TEXT_BYTES / 8 * 9;
 /// Files of one page of a listing, and most pages: a model can read no more.
-const PAGE: u32 = 10_000;
-const MOST_PAGES: usize = 10;
+const PAGE_FILES: u32 = 10_000;
+const MAX_PAGES: usize = 10;
 /// Matches of one search: as many as the contract has.
-const MOST_MATCHES: u32 = 10_000;
+const MAX_MATCHES: u32 = 10_000;
 /// Files of these kinds are not searched.
-const BINARY: [&str; 7] = [
+const BINARY_GLOBS: [&str; 7] = [
     "*.[pP][nN][gG]",
     "*.[jJ][pP][gG]",
     "*.[jJ][pP][eE][gG]",
@@ -41,13 +45,13 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "list_files",
             description: "List files in a directory with optional recursive search.",
             parameters: &[
-                Parameter::new(
+                ParameterSpec::new(
                     "directory",
-                    Kind::Text,
+                    ParameterKind::String,
                     "Optional path relative to workspace root to list files from",
                 ),
-                Parameter::new("recursive", Kind::Flag, "List files recursively")
-                    .or(Default::Flag(false)),
+                ParameterSpec::new("recursive", ParameterKind::Bool, "List files recursively")
+                    .with_default(ParameterDefault::Bool(false)),
             ],
             uses: &["list_files"],
             call: list_files,
@@ -55,7 +59,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         DialectTool {
             name: "read_file",
             description: "Read the contents of a file in the workspace.",
-            parameters: &[FILE.required()],
+            parameters: &[FILE_PARAM.required()],
             uses: &["read_file"],
             call: read_file,
         },
@@ -63,16 +67,20 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "write_file",
             description: "Create or overwrite a file with text content.",
             parameters: &[
-                FILE.required(),
-                Parameter::new("content", Kind::Text, "Text content to write to the file")
-                    .required()
-                    .hidden(),
-                Parameter::new(
+                FILE_PARAM.required(),
+                ParameterSpec::new(
+                    "content",
+                    ParameterKind::String,
+                    "Text content to write to the file",
+                )
+                .required()
+                .redacted(),
+                ParameterSpec::new(
                     "create_directories",
-                    Kind::Flag,
+                    ParameterKind::Bool,
                     "Create directories if they do not exist",
                 )
-                .or(Default::Flag(true)),
+                .with_default(ParameterDefault::Bool(true)),
             ],
             uses: &["write_file"],
             call: write_file,
@@ -81,20 +89,29 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "search_code",
             description: "Search for text or regex patterns in files with line numbers.",
             parameters: &[
-                Parameter::new("query", Kind::Text, "Text or regex to search for").required(),
-                Parameter::new(
+                ParameterSpec::new("query", ParameterKind::String, "Text or regex to search for")
+                    .required(),
+                ParameterSpec::new(
                     "directory",
-                    Kind::Text,
+                    ParameterKind::String,
                     "Optional subdirectory relative to workspace root to search in",
                 ),
-                Parameter::new("pattern", Kind::Text, "Optional file glob pattern (e.g., *.cs)")
-                    .or(Default::Text("*")),
-                Parameter::new("recursive", Kind::Flag, "Search recursively")
-                    .or(Default::Flag(true)),
-                Parameter::new("regex", Kind::Flag, "Treat query as regular expression")
-                    .or(Default::Flag(false)),
-                Parameter::new("case_sensitive", Kind::Flag, "Case sensitive search")
-                    .or(Default::Flag(false)),
+                ParameterSpec::new(
+                    "pattern",
+                    ParameterKind::String,
+                    "Optional file glob pattern (e.g., *.cs)",
+                )
+                .with_default(ParameterDefault::String("*")),
+                ParameterSpec::new("recursive", ParameterKind::Bool, "Search recursively")
+                    .with_default(ParameterDefault::Bool(true)),
+                ParameterSpec::new(
+                    "regex",
+                    ParameterKind::Bool,
+                    "Treat query as regular expression",
+                )
+                .with_default(ParameterDefault::Bool(false)),
+                ParameterSpec::new("case_sensitive", ParameterKind::Bool, "Case sensitive search")
+                    .with_default(ParameterDefault::Bool(false)),
             ],
             uses: &["search"],
             call: search_code,
@@ -103,107 +120,117 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "run_command",
             description: "Execute a command, without a shell, with timeout and output capture.",
             parameters: &[
-                Parameter::new("command", Kind::Text, "Executable or shell command to run")
-                    .required(),
-                Parameter::new("arguments", Kind::Text, "Optional arguments string"),
-                Parameter::new(
+                ParameterSpec::new(
+                    "command",
+                    ParameterKind::String,
+                    "Executable or shell command to run",
+                )
+                .required(),
+                ParameterSpec::new("arguments", ParameterKind::String, "Optional arguments string"),
+                ParameterSpec::new(
                     "timeout_seconds",
-                    Kind::Number(0.001, 86_400.0),
+                    ParameterKind::Number(0.001, 86_400.0),
                     "Optional timeout in seconds",
                 )
-                .or(Default::Number(120)),
+                .with_default(ParameterDefault::Integer(120)),
             ],
             uses: &["run"],
             call: run_command,
         },
     ],
-    unknown: Unknown::Ignored,
-    is_closed: false,
-    refuse,
+    unknown_params: UnknownParams::Ignore,
+    closed_schemas: false,
+    render_error,
     marks_errors: false,
-    custom: Some(written),
-    ..PLAIN
+    render_custom_tool: Some(command_response),
+    ..BASE_DIALECT
 };
 
-const FILE: Parameter =
-    Parameter::new("file_path", Kind::Text, "Path to the file relative to workspace root");
+const FILE_PARAM: ParameterSpec = ParameterSpec::new(
+    "file_path",
+    ParameterKind::String,
+    "Path to the file relative to workspace root",
+);
 /// What the contract calls it.
-const OF_FILE: Names = &[("path", "file_path")];
+const FILE_ALIASES: FieldAliases = &[("path", "file_path")];
 
-fn list_files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn list_files(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let directory = params.text("directory").unwrap_or(".");
-        inside(directory)?;
+        reject_drive_path(directory)?;
         let depth = (!params.flag("recursive")).then_some(1);
         let mut lines = Vec::new();
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "list_files",
-            json!({ "root": directory, "max_depth": depth, "max_results": PAGE }),
+            json!({ "root": directory, "max_depth": depth, "max_results": PAGE_FILES }),
         )
-        .naming(&[("root", "directory")]);
-        let is_all = pages::each(tools, call, MOST_PAGES, |listed| {
-            lines.extend(listed.texts("files").map(|file| below(directory, file)));
+        .with_aliases(&[("root", "directory")]);
+        let is_all = pages::for_each_page(tools, call, MAX_PAGES, |listed| {
+            lines.extend(listed.texts("files").map(|file| join_relative(directory, file)));
             ControlFlow::Continue(())
         });
         let is_all = is_all.await?;
-        let answer = Answer::text(lines.join("\n"));
+        let answer = DialectResponse::text(lines.join("\n"));
         Ok(match is_all {
             true => answer,
-            false => answer.cut(format!("these are the first {} files", lines.len())),
+            false => answer.truncated(format!("these are the first {} files", lines.len())),
         })
     })
 }
 
-fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn read_file(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let path = params.str("file_path");
-        inside(path)?;
+        reject_drive_path(path)?;
         // Whatever it holds is read as text.
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "read_file",
             json!({
                 "path": path,
                 "encoding": "ENCODING_BASE64",
                 // From the first line on: a long file is read whole, too.
                 "start_line": 1,
-                "max_bytes": MOST_SHOWN,
+                "max_bytes": MAX_RESULT_TEXT_BYTES,
             }),
         )
-        .naming(OF_FILE);
+        .with_aliases(FILE_ALIASES);
         let read = tools.call(call).await?;
         let bytes = read.bytes("content")?;
-        let (mut content, mut shown) = (decoded(&bytes), bytes.len());
-        if content.len() > MOST_TEXT {
+        let (mut content, mut shown) = (decode_text(&bytes), bytes.len());
+        if content.len() > MAX_TEXT_BYTES {
             // For each byte that is no text three may stand.
-            shown = MOST_SHOWN / 3;
-            content = decoded(bytes.get(..shown).unwrap_or(&bytes));
+            shown = MAX_RESULT_TEXT_BYTES / 3;
+            content = decode_text(bytes.get(..shown).unwrap_or(&bytes));
         }
         match read.text("next_path") {
             "" => {}
-            next => content = on_lines(&content, &next_part(next)),
+            next => content = join_lines(&content, &next_part(next)),
         }
         let all = read.count("size_bytes");
         let is_cut = read.flag("truncated") && read.text("next_path").is_empty();
-        let answer = Answer::text(content);
+        let answer = DialectResponse::text(content);
         Ok(match is_cut || shown < bytes.len() {
-            true => answer.cut(format!("these are the first {shown} of {all} bytes")),
+            true => answer.truncated(format!("these are the first {shown} of {all} bytes")),
             false => answer,
         })
     })
 }
 
 /// What a file holds, as text: without the mark with which it may begin.
-fn decoded(bytes: &[u8]) -> String {
+fn decode_text(bytes: &[u8]) -> String {
     let content = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     String::from_utf8_lossy(content).into_owned()
 }
 
-fn write_file(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn write_file(
+    mut params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let content = params.take("content");
         let path = params.str("file_path");
-        inside(path)?;
-        let call = Call::new(
+        reject_drive_path(path)?;
+        let call = CanonicalCall::new(
             "write_file",
             json!({
                 "path": path,
@@ -211,77 +238,78 @@ fn write_file(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "create_directories": params.flag("create_directories"),
             }),
         )
-        .naming(OF_FILE);
+        .with_aliases(FILE_ALIASES);
         tools.call(call).await?;
-        Ok(Answer::text("OK"))
+        Ok(DialectResponse::text("OK"))
     })
 }
 
-fn search_code(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn search_code(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let directory = params.text("directory").unwrap_or(".");
-        inside(directory)?;
+        reject_drive_path(directory)?;
         let pattern = params.text("pattern").filter(|pattern| *pattern != "*");
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "search",
             json!({
                 "query": params.str("query"),
                 "path": directory,
                 "globs": pattern.into_iter().collect::<Vec<_>>(),
-                "exclude_globs": BINARY,
+                "exclude_globs": BINARY_GLOBS,
                 "max_depth": (!params.flag("recursive")).then_some(1),
                 "is_regex": params.flag("regex"),
                 "case_sensitive": params.flag("case_sensitive"),
                 "context_lines": 0,
-                "max_results": MOST_MATCHES,
+                "max_results": MAX_MATCHES,
                 "hidden": true,
                 "no_ignore": true,
             }),
         )
-        .naming(&[("path", "directory"), ("globs[0]", "pattern")]);
+        .with_aliases(&[("path", "directory"), ("globs[0]", "pattern")]);
         let found = tools.call(call).await?;
-        let lines: Vec<String> = found.objects("matches").map(|found| line(&found)).collect();
+        let lines: Vec<String> =
+            found.objects("matches").map(|found| format_match(&found)).collect();
         let (shown, total) = (lines.len() as u64, found.count("total_matches"));
-        let answer = Answer::text(lines.join("\n"));
+        let answer = DialectResponse::text(lines.join("\n"));
         Ok(if found.flag("timed_out") {
-            answer.cut("the search timed out: these were found until then".to_owned())
+            answer.truncated("the search timed out: these were found until then".to_owned())
         } else if total > shown {
-            answer.cut(format!("these are the first {shown} of {total} matches"))
+            answer.truncated(format!("these are the first {shown} of {total} matches"))
         } else {
             answer
         })
     })
 }
 
-fn line(found: &Data) -> String {
+fn format_match(found: &ResponseData) -> String {
     let (file, line) = (found.text("file"), found.count("line"));
     format!("{file}:{line}: {}", found.text("content"))
 }
 
-fn run_command(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn run_command(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let mut argv = vec![params.str("command").to_owned()];
-        argv.extend(split(params.str("arguments")));
+        argv.extend(split_arguments(params.str("arguments")));
         let limit = params.seconds("timeout_seconds");
-        let call = Call::new("run", json!({ "argv": argv }))
-            .naming(&[("argv[0]", "command"), ("argv", "arguments")]);
-        let ran = tools.call(call.within(limit)).await?;
-        Ok(written(&ran))
+        let call = CanonicalCall::new("run", json!({ "argv": argv }))
+            .with_aliases(&[("argv[0]", "command"), ("argv", "arguments")]);
+        let ran = tools.call(call.with_timeout(limit)).await?;
+        Ok(command_response(&ran))
     })
 }
 
 /// What a command has written. It is the result, whatever its exit code.
-fn written(ran: &Data) -> Answer {
+fn command_response(ran: &ResponseData) -> DialectResponse {
     if ran.text("outcome") == "OUTCOME_TIMED_OUT" {
-        return told("timeout", "Error: Process timed out");
+        return error_response("timeout", "Error: Process timed out");
     }
-    Answer::text(on_lines(ran.text("stdout"), ran.text("stderr")))
+    DialectResponse::text(join_lines(ran.text("stdout"), ran.text("stderr")))
 }
 
 /// The arguments in a text, as .NET starts processes with them (`ProcessStartInfo.Arguments`): blanks end one
 /// unless they are within double quotes; of backslashes before a double quote two stand for one, and one that
 /// is left makes the quote one of the text, as two of them within quotes do.
-fn split(arguments: &str) -> Vec<String> {
+fn split_arguments(arguments: &str) -> Vec<String> {
     let mut split = Vec::new();
     let mut argument: Option<String> = None;
     let mut is_quoted = false;
@@ -318,36 +346,36 @@ fn split(arguments: &str) -> Vec<String> {
     split
 }
 
-fn refuse(said: &Said, error: &Error) -> Answer {
-    let code = code_of(error);
-    let workspace = &said.mount_path;
-    let is_of_directory = matches!(said.tool.as_str(), "list_files" | "search_code");
-    if is_outside(error) {
+fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
+    let code = error_code(error);
+    let workspace = &invocation.mount_path;
+    let is_of_directory = matches!(invocation.tool.as_str(), "list_files" | "search_code");
+    if is_path_escape(error) {
         let what = if is_of_directory { "Directory" } else { "File" };
         let text = format!("Error: Access denied. {what} must be in {workspace}");
-        return told(&code, text);
+        return error_response(&code, text);
     }
-    let directory = match said.text("directory") {
+    let directory = match invocation.text("directory") {
         "" => ".",
         directory => directory,
     };
-    let file = said.text("file_path");
+    let file = invocation.text("file_path");
     let is_directory = error.reason == Reason::NotAFile;
-    let text = match said.tool.as_str() {
+    let text = match invocation.tool.as_str() {
         "list_files" | "search_code"
-            if is_missing(error) || error.reason == Reason::NotADirectory =>
+            if is_not_found(error) || error.reason == Reason::NotADirectory =>
         {
             format!("Error: Directory not found: {directory}")
         }
         "search_code" => format!("Error searching code: {error}"),
-        "read_file" if is_missing(error) => {
+        "read_file" if is_not_found(error) => {
             format!("Error reading file: Could not find file '{file}'")
         }
         "read_file" if is_directory => {
             format!("Error reading file: Access to the path '{file}' is denied.")
         }
         "read_file" => format!("Error reading file: {error}"),
-        "write_file" if is_missing(error) => {
+        "write_file" if is_not_found(error) => {
             let parent = file.rsplit_once('/').map_or(".", |(parent, _)| parent);
             format!("Error: Directory does not exist: {parent}")
         }
@@ -355,21 +383,21 @@ fn refuse(said: &Said, error: &Error) -> Answer {
             format!("Error writing file: Access to the path '{file}' is denied.")
         }
         "write_file" => format!("Error writing file: {error}"),
-        "run_command" if is_not_started(error) => "Error: Failed to start process".to_owned(),
+        "run_command" if is_start_failure(error) => "Error: Failed to start process".to_owned(),
         "run_command" => format!("Error running command: {error}"),
         _ => format!("Error: {error}"),
     };
-    told(&code, text)
+    error_response(&code, text)
 }
 
-fn is_not_started(error: &Error) -> bool {
+fn is_start_failure(error: &Error) -> bool {
     matches!(error.reason, Reason::SandboxError | Reason::SandboxUnavailable)
 }
 
 /// A failure whose text goes to the model as it is.
-fn told(code: &str, text: impl Into<String>) -> Answer {
+fn error_response(code: &str, text: impl Into<String>) -> DialectResponse {
     let text = text.into();
-    Answer::text(text.clone()).because(code, text)
+    DialectResponse::text(text.clone()).with_failure(code, text)
 }
 
 #[cfg(test)]
@@ -394,7 +422,7 @@ mod tests {
             (r#""open to the end"#, vec!["open to the end"]),
             ("$(touch x); `y`", vec!["$(touch", "x);", "`y`"]),
         ] {
-            assert_eq!(split(text), arguments, "{text}");
+            assert_eq!(split_arguments(text), arguments, "{text}");
         }
     }
 }

@@ -22,15 +22,17 @@ mod told;
 mod vocabulary;
 
 pub(crate) use self::{
-    answer::{Answer, Data, Failure},
-    parameter::Params,
-    said::Said,
-    vocabulary::{Boxed, Call, Dialect, DialectTool, Invoked, Tools},
+    answer::{DialectFailure, DialectResponse, ResponseData},
+    parameter::DialectParams,
+    said::DialectInvocation,
+    vocabulary::{
+        CanonicalCall, CanonicalTools, Dialect, DialectCallSummary, DialectFuture, DialectTool,
+    },
 };
 use crate::daemon::error::Error;
 
 /// All of them.
-const ALL: [&Dialect; 7] = [
+const DIALECTS: [&Dialect; 7] = [
     &agentbench::DIALECT,
     &dracode::DIALECT,
     &claude::DIALECT,
@@ -42,10 +44,10 @@ const ALL: [&Dialect; 7] = [
 
 /// The dialect of this name.
 pub(crate) fn find(name: &str) -> Result<&'static Dialect, Error> {
-    ALL.into_iter()
+    DIALECTS.into_iter()
         .find(|dialect| dialect.name == name)
         .ok_or_else(|| {
-            let known: Vec<_> = ALL.iter().map(|dialect| dialect.name).collect();
+            let known: Vec<_> = DIALECTS.iter().map(|dialect| dialect.name).collect();
             let text = format!(
                 "there is no dialect {name:?}; leave it empty for the tools of this contract, or use one of {}",
                 known.join(", ")
@@ -56,12 +58,12 @@ pub(crate) fn find(name: &str) -> Result<&'static Dialect, Error> {
 
 /// All of them.
 pub(crate) fn all() -> impl Iterator<Item = &'static Dialect> {
-    ALL.into_iter()
+    DIALECTS.into_iter()
 }
 
 /// Whether there is a tool of this name in any of them.
-pub(crate) fn is_tool(name: &str) -> bool {
-    ALL.iter().any(|dialect| dialect.tools.iter().any(|tool| tool.name == name))
+pub(crate) fn is_dialect_tool(name: &str) -> bool {
+    DIALECTS.iter().any(|dialect| dialect.tools.iter().any(|tool| tool.name == name))
 }
 
 #[cfg(test)]

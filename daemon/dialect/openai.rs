@@ -6,30 +6,33 @@ use std::fmt::Write as _;
 use serde_json::{Value as Json, json};
 
 use super::{
-    answer::{Answer, code_of},
-    parameter::{Default, Kind, Parameter, Params},
-    said::Said,
-    told::Names,
-    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+    answer::{DialectResponse, error_code},
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
+    said::DialectInvocation,
+    told::FieldAliases,
+    vocabulary::{
+        BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectResponseFuture, DialectTool,
+    },
 };
 use crate::daemon::{
     error::{Error, Reason},
     text::{
         diff::unified,
-        v4a::{self, Operation, V4aError},
+        v4a::{self, V4aError, V4aOperation},
     },
 };
 
 /// Largest file that is changed.
-const MOST_BYTES: usize = 10 << 20;
+const MAX_FILE_BYTES: usize = 10 << 20;
 /// Lines of context of the diffs that are made: the file was just read, and must not have changed since.
-const LARGEST_DIFF: usize = 4 * MOST_BYTES;
+const MAX_DIFF_BYTES: usize = 4 * MAX_FILE_BYTES;
 /// Most commands of one call.
-const MOST_COMMANDS: usize = 20;
+const MAX_COMMANDS: usize = 20;
 
 /// What a call has from an operation, and from a whole patch.
-const OF_OPERATION: Names = &[("path", "operation.path"), ("unified_diff", "operation.diff")];
-const OF_PATCH: Names = &[("path", "patch"), ("unified_diff", "patch")];
+const OPERATION_ALIASES: FieldAliases =
+    &[("path", "operation.path"), ("unified_diff", "operation.diff")];
+const PATCH_ALIASES: FieldAliases = &[("path", "patch"), ("unified_diff", "patch")];
 
 /// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
@@ -39,16 +42,21 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "shell",
             description: "Run shell commands, one after the other, each in a shell of its own in the workspace. What each wrote and how it ended is returned.",
             parameters: &[
-                Parameter::new("commands", Kind::Texts, "The commands, in their order").required(),
-                Parameter::new(
+                ParameterSpec::new(
+                    "commands",
+                    ParameterKind::StringList,
+                    "The commands, in their order",
+                )
+                .required(),
+                ParameterSpec::new(
                     "timeout_ms",
-                    Kind::Number(1.0, 86_400_000.0),
+                    ParameterKind::Number(1.0, 86_400_000.0),
                     "Milliseconds that each may take",
                 )
-                .or(Default::Number(120_000)),
-                Parameter::new(
+                .with_default(ParameterDefault::Integer(120_000)),
+                ParameterSpec::new(
                     "max_output_length",
-                    Kind::Integer(0, 10_485_760),
+                    ParameterKind::Integer(0, 10_485_760),
                     "Bytes of each stream that are returned",
                 ),
             ],
@@ -59,49 +67,62 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "apply_patch",
             description: "Create, update and delete files with patches in the V4A format: give either one operation, or a whole patch from *** Begin Patch to *** End Patch. All of it is applied, or nothing.",
             parameters: &[
-                Parameter::new(
+                ParameterSpec::new(
                     "operation",
-                    Kind::Object(&[
-                        Parameter::new(
+                    ParameterKind::Object(&[
+                        ParameterSpec::new(
                             "type",
-                            Kind::OneOf(&["create_file", "update_file", "delete_file"]),
+                            ParameterKind::Enum(&["create_file", "update_file", "delete_file"]),
                             "What to do",
                         )
                         .required(),
-                        Parameter::new("path", Kind::Text, "Path of the file").required(),
-                        Parameter::new("diff", Kind::Text, "V4A diff; not of a file to delete"),
+                        ParameterSpec::new("path", ParameterKind::String, "Path of the file")
+                            .required(),
+                        ParameterSpec::new(
+                            "diff",
+                            ParameterKind::String,
+                            "V4A diff; not of a file to delete",
+                        ),
                     ]),
                     "One operation on one file",
                 )
-                .hidden(),
-                Parameter::new("patch", Kind::Text, "A whole patch, of one file or several")
-                    .hidden(),
+                .redacted(),
+                ParameterSpec::new(
+                    "patch",
+                    ParameterKind::String,
+                    "A whole patch, of one file or several",
+                )
+                .redacted(),
             ],
             uses: &["read_file", "apply_patch"],
             call: apply_patch,
         },
     ],
-    refuse,
-    borrowed: &["read_file", "wait_job"],
-    failure: |_| None,
-    ..PLAIN
+    render_error,
+    borrowed_tools: &["read_file", "wait_job"],
+    failure_code: |_| None,
+    ..BASE_DIALECT
 };
 
-fn shell(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn shell(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let commands = params.take("commands");
         let commands = commands.as_array().map_or(&[][..], Vec::as_slice);
-        if commands.is_empty() || commands.len() > MOST_COMMANDS {
-            let text = format!("must have 1 to {MOST_COMMANDS} commands");
+        if commands.is_empty() || commands.len() > MAX_COMMANDS {
+            let text = format!("must have 1 to {MAX_COMMANDS} commands");
             return Err(Error::invalid_field("commands", text));
         }
         let limit = params.seconds("timeout_ms") / 1000;
         let most = params.integer("max_output_length");
         let mut output = Vec::new();
         for command in commands {
-            let call = Call::new("run", json!({ "command": command, "max_output_bytes": most }))
-                .naming(&[("command", "commands"), ("max_output_bytes", "max_output_length")]);
-            let ran = tools.call(call.within(limit)).await?;
+            let call =
+                CanonicalCall::new("run", json!({ "command": command, "max_output_bytes": most }))
+                    .with_aliases(&[
+                        ("command", "commands"),
+                        ("max_output_bytes", "max_output_length"),
+                    ]);
+            let ran = tools.call(call.with_timeout(limit)).await?;
             let outcome = match ran.text("outcome") {
                 "OUTCOME_TIMED_OUT" => json!({ "type": "timeout" }),
                 _ => json!({ "type": "exit", "exit_code": ran.exit_code() }),
@@ -116,37 +137,43 @@ fn shell(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         if let Some(most) = most {
             data["max_output_length"] = most.into();
         }
-        Ok(Answer::data(data))
+        Ok(DialectResponse::data(data))
     })
 }
 
-fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn apply_patch(
+    mut params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let (operations, names) = operations(&mut params)?;
+        let (operations, names) = parse_operations(&mut params)?;
         let mut diff = String::new();
         for operation in &operations {
-            diff.push_str(&as_unified(operation, names, tools).await?);
+            diff.push_str(&to_unified_diff(operation, names, tools).await?);
         }
-        let call = Call::new("apply_patch", json!({ "unified_diff": diff, "max_fuzz": 0 }));
-        let applied = tools.call(call.naming(names)).await?;
+        let call =
+            CanonicalCall::new("apply_patch", json!({ "unified_diff": diff, "max_fuzz": 0 }));
+        let applied = tools.call(call.with_aliases(names)).await?;
         let changed: Vec<String> = applied
             .objects("changed_files")
             .map(|file| {
-                let change = file.word("change", "FILE_CHANGE_");
+                let change = file.enum_name("change", "FILE_CHANGE_");
                 format!("{change} {}", file.text("path"))
             })
             .collect();
-        Ok(Answer::data(json!({ "status": "completed", "output": changed.join("\n") })))
+        Ok(DialectResponse::data(json!({ "status": "completed", "output": changed.join("\n") })))
     })
 }
 
 /// What is to be done, and what the fields of calls that do it are called.
-fn operations(params: &mut Params) -> Result<(Vec<Operation>, Names), Error> {
+fn parse_operations(
+    params: &mut DialectParams,
+) -> Result<(Vec<V4aOperation>, FieldAliases), Error> {
     let (operation, patch) = (params.take("operation"), params.take("patch"));
     match (operation.as_object(), patch.as_str()) {
         (None, Some(patch)) => {
-            let operations = v4a::parse(patch).map_err(|error| malformed(&error))?;
-            Ok((operations, OF_PATCH))
+            let operations = v4a::parse(patch).map_err(|error| patch_parse_error(&error))?;
+            Ok((operations, PATCH_ALIASES))
         }
         (Some(operation), None) => {
             let text = |name: &str| {
@@ -155,30 +182,31 @@ fn operations(params: &mut Params) -> Result<(Vec<Operation>, Names), Error> {
             };
             let (path, diff) = (text("path"), text("diff"));
             let operation = match text("type").as_str() {
-                "create_file" => Operation::Add {
-                    content: v4a::created(&diff).map_err(|error| malformed(&error))?,
+                "create_file" => V4aOperation::Add {
+                    content: v4a::new_file_content(&diff)
+                        .map_err(|error| patch_parse_error(&error))?,
                     path,
                 },
-                "delete_file" => Operation::Delete { path },
-                _ => Operation::Update { path, destination: None, diff },
+                "delete_file" => V4aOperation::Delete { path },
+                _ => V4aOperation::Update { path, destination: None, diff },
             };
-            Ok((vec![operation], OF_OPERATION))
+            Ok((vec![operation], OPERATION_ALIASES))
         }
         _ => Err(Error::invalid_field("operation", "give either operation or patch")),
     }
 }
 
 /// The same as a diff that the contract knows.
-async fn as_unified(
-    operation: &Operation,
-    names: Names,
-    tools: &mut dyn Tools,
+async fn to_unified_diff(
+    operation: &V4aOperation,
+    names: FieldAliases,
+    tools: &mut dyn CanonicalTools,
 ) -> Result<String, Error> {
-    let named = |path: &str| named(path, names);
+    let named = |path: &str| check_diff_path(path, names);
     let mut diff = String::new();
     // Writing to a text does not fail.
     match operation {
-        Operation::Add { path, content } => {
+        V4aOperation::Add { path, content } => {
             named(path)?;
             let _written = write!(diff, "diff --git a/{path} b/{path}\nnew file mode 100644\n");
             if !content.is_empty() {
@@ -189,10 +217,10 @@ async fn as_unified(
                 }
             }
         }
-        Operation::Update { path, destination, diff: change } => {
+        V4aOperation::Update { path, destination, diff: change } => {
             named(path)?;
-            let old = read(path, names, tools).await?;
-            let new = v4a::apply(&old, change).map_err(|error| misfit(path, &error))?;
+            let old = read_whole(path, names, tools).await?;
+            let new = v4a::apply(&old, change).map_err(|error| patch_apply_error(path, &error))?;
             let to = destination.as_deref().unwrap_or(path);
             named(to)?;
             if to != path {
@@ -201,16 +229,16 @@ async fn as_unified(
                     "diff --git a/{path} b/{to}\nrename from {path}\nrename to {to}\n"
                 );
             }
-            let changed = unified(path, &old, &new, LARGEST_DIFF);
+            let changed = unified(path, &old, &new, MAX_DIFF_BYTES);
             // Behind the names: those are written here.
             let hunks = changed.find("\n@@ ").map_or("", |at| &changed[at + 1..]);
             if !hunks.is_empty() {
                 let _written = write!(diff, "--- a/{path}\n+++ b/{to}\n{hunks}");
             }
         }
-        Operation::Delete { path } => {
+        V4aOperation::Delete { path } => {
             named(path)?;
-            let old = read(path, names, tools).await?;
+            let old = read_whole(path, names, tools).await?;
             let _written = write!(diff, "diff --git a/{path} b/{path}\ndeleted file mode 100644\n");
             let lines = old.lines().count();
             if lines > 0 {
@@ -227,16 +255,20 @@ async fn as_unified(
     Ok(diff)
 }
 
-async fn read(path: &str, names: Names, tools: &mut dyn Tools) -> Result<String, Error> {
-    let call = Call::new(
+async fn read_whole(
+    path: &str,
+    names: FieldAliases,
+    tools: &mut dyn CanonicalTools,
+) -> Result<String, Error> {
+    let call = CanonicalCall::new(
         "read_file",
         // From the first line on: a long file is read whole, too.
-        json!({ "path": path, "start_line": 1, "max_bytes": MOST_BYTES }),
+        json!({ "path": path, "start_line": 1, "max_bytes": MAX_FILE_BYTES }),
     );
-    let mut read = tools.call(call.naming(names)).await?;
+    let mut read = tools.call(call.with_aliases(names)).await?;
     if read.flag("truncated") {
         let text = format!("{path:?} is too large to be patched: change it by a command");
-        return Err(Error::new(Reason::FileTooLarge, text).with("path", path));
+        return Err(Error::new(Reason::FileTooLarge, text).with_metadata("path", path));
     }
     match read.take("content") {
         Json::String(content) => Ok(content),
@@ -247,7 +279,7 @@ async fn read(path: &str, names: Names, tools: &mut dyn Tools) -> Result<String,
 }
 
 /// Refuses a path that a diff cannot name.
-fn named(path: &str, names: Names) -> Result<(), Error> {
+fn check_diff_path(path: &str, names: FieldAliases) -> Result<(), Error> {
     let is_plain = !path.is_empty()
         && !path.starts_with('/')
         && path.trim() == path
@@ -265,23 +297,23 @@ fn named(path: &str, names: Names) -> Result<(), Error> {
     }
 }
 
-fn malformed(error: &V4aError) -> Error {
+fn patch_parse_error(error: &V4aError) -> Error {
     Error::new(Reason::PatchParseError, error.to_string())
 }
 
-fn misfit(path: &str, error: &V4aError) -> Error {
+fn patch_apply_error(path: &str, error: &V4aError) -> Error {
     let reason = match error {
         V4aError::Malformed(_) => Reason::PatchParseError,
-        V4aError::NoPlace(_) => Reason::PatchHunkFail,
+        V4aError::ContextNotFound(_) => Reason::PatchHunkFail,
     };
-    Error::new(reason, format!("{path}: {error}")).with("path", path)
+    Error::new(reason, format!("{path}: {error}")).with_metadata("path", path)
 }
 
-fn refuse(said: &Said, error: &Error) -> Answer {
+fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
     let text = error.to_string();
-    let data = match said.tool.as_str() {
+    let data = match invocation.tool.as_str() {
         "apply_patch" => json!({ "status": "failed", "output": text }),
         _ => json!({ "output": [], "error": text }),
     };
-    Answer::data(data).because(&code_of(error), text)
+    DialectResponse::data(data).with_failure(&error_code(error), text)
 }

@@ -5,85 +5,89 @@ use std::{borrow::Cow, time::Duration};
 use serde_json::{Map, Value as Json, json};
 
 use crate::daemon::{
-    catalog::{JSON_MAP, json_entries, nearest, number_of},
-    error::{Error, MOST_VIOLATIONS, Violation},
+    catalog::{JSON_MAP, json_entries, nearest, parse_number},
+    error::{Error, MAX_VIOLATIONS, Violation},
 };
 
 /// Longest value that is told.
-pub(super) const LONGEST_TOLD: usize = 1024;
+pub(super) const MAX_DISPLAYED_BYTES: usize = 1024;
 
 /// A parameter.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Parameter {
+pub(crate) struct ParameterSpec {
     /// Its name.
     pub(crate) name: &'static str,
     /// What models are told of it; empty where the dialect's document says nothing.
     pub(crate) description: &'static str,
     /// What it may be.
-    pub(crate) kind: Kind,
+    pub(crate) kind: ParameterKind,
     /// Whether it must be given.
     pub(crate) is_required: bool,
     /// What it is where it is not given.
-    pub(crate) default: Option<Default>,
+    pub(crate) default: Option<ParameterDefault>,
     /// Whether only its size is told of it: it may be secret, or is what a file is to hold.
-    pub(crate) is_hidden: bool,
+    pub(crate) is_redacted: bool,
 }
 
 /// What a parameter may be.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum ParameterKind {
     /// A text.
-    Text,
+    String,
     /// One of these texts.
-    OneOf(&'static [&'static str]),
+    Enum(&'static [&'static str]),
     /// A whole number from the first to the second.
     Integer(i64, i64),
     /// A number, with a fraction or without, from the first to the second.
     Number(f64, f64),
     /// True or false.
-    Flag,
+    Bool,
     /// Texts.
-    Texts,
+    StringList,
     /// Whole numbers.
-    Integers,
+    IntegerList,
     /// Texts by name.
-    TextMap,
+    StringMap,
     /// Objects of these.
-    Objects(&'static [Parameter]),
+    ObjectList(&'static [ParameterSpec]),
     /// One object of these.
-    Object(&'static [Parameter]),
+    Object(&'static [ParameterSpec]),
 }
 
 /// What a parameter is where it is not given.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Default {
+pub(crate) enum ParameterDefault {
     /// This text.
-    Text(&'static str),
+    String(&'static str),
     /// This number.
-    Number(i64),
+    Integer(i64),
     /// This flag.
-    Flag(bool),
+    Bool(bool),
 }
 
 /// What becomes of parameters that a tool does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unknown {
+pub(crate) enum UnknownParams {
     /// They are left out of account.
-    Ignored,
+    Ignore,
     /// They are told, with the one that was probably meant.
-    Refused,
+    Reject,
 }
 
 /// Parameters that fit.
 #[derive(Debug, Clone)]
-pub(crate) struct Params(Map<String, Json>);
+pub(crate) struct DialectParams(Map<String, Json>);
 
 // === impl Parameter ===
 
-impl Parameter {
+impl ParameterSpec {
     /// A parameter that need not be given.
-    pub(crate) const fn new(name: &'static str, kind: Kind, description: &'static str) -> Self {
-        Self { name, description, kind, is_required: false, default: None, is_hidden: false }
+    pub(crate) const fn new(
+        name: &'static str,
+        kind: ParameterKind,
+        description: &'static str,
+    ) -> Self {
+        Self { name, description, kind, is_required: false, default: None, is_redacted: false }
     }
 
     /// The same, which must be given.
@@ -92,12 +96,12 @@ impl Parameter {
     }
 
     /// The same, of which only the size is told.
-    pub(crate) const fn hidden(self) -> Self {
-        Self { is_hidden: true, ..self }
+    pub(crate) const fn redacted(self) -> Self {
+        Self { is_redacted: true, ..self }
     }
 
     /// The same, with a default.
-    pub(crate) const fn or(self, default: Default) -> Self {
+    pub(crate) const fn with_default(self, default: ParameterDefault) -> Self {
         Self { default: Some(default), ..self }
     }
 
@@ -114,7 +118,7 @@ impl Parameter {
 }
 
 /// JSON Schema of an object with these parameters.
-pub(crate) fn schema_of(parameters: &[Parameter], is_closed: bool) -> Map<String, Json> {
+pub(crate) fn object_schema(parameters: &[ParameterSpec], is_closed: bool) -> Map<String, Json> {
     let properties: Map<_, _> = parameters
         .iter()
         .map(|parameter| (parameter.name.to_owned(), parameter.schema(is_closed)))
@@ -136,11 +140,11 @@ pub(crate) fn schema_of(parameters: &[Parameter], is_closed: bool) -> Map<String
     schema
 }
 
-impl Kind {
+impl ParameterKind {
     fn schema(self, is_closed: bool) -> Json {
         match self {
-            Self::Text => json!({"type": "string"}),
-            Self::OneOf(texts) => json!({"type": "string", "enum": texts}),
+            Self::String => json!({"type": "string"}),
+            Self::Enum(texts) => json!({"type": "string", "enum": texts}),
             Self::Integer(least, most) => {
                 let mut schema = json!({"type": "integer"});
                 if least != i64::MIN {
@@ -152,30 +156,32 @@ impl Kind {
                 schema
             }
             Self::Number(..) => json!({"type": "number"}),
-            Self::Flag => json!({"type": "boolean"}),
-            Self::Texts => json!({"type": "array", "items": {"type": "string"}}),
-            Self::Integers => json!({"type": "array", "items": {"type": "integer"}}),
-            Self::TextMap => json!({"type": "object", "additionalProperties": {"type": "string"}}),
-            Self::Objects(of) => json!({"type": "array", "items": schema_of(of, is_closed)}),
-            Self::Object(of) => schema_of(of, is_closed).into(),
+            Self::Bool => json!({"type": "boolean"}),
+            Self::StringList => json!({"type": "array", "items": {"type": "string"}}),
+            Self::IntegerList => json!({"type": "array", "items": {"type": "integer"}}),
+            Self::StringMap => {
+                json!({"type": "object", "additionalProperties": {"type": "string"}})
+            }
+            Self::ObjectList(of) => json!({"type": "array", "items": object_schema(of, is_closed)}),
+            Self::Object(of) => object_schema(of, is_closed).into(),
         }
     }
 
     /// Reads a value, which may be written as another kind of the same meaning.
-    fn read(self, value: &Json, place: &str, reader: &mut Reader) -> Option<Json> {
+    fn read(self, value: &Json, place: &str, reader: &mut DialectParamsReader) -> Option<Json> {
         let read = match (self, value) {
-            (Self::Text, Json::String(text)) => Some(text.clone().into()),
-            (Self::Text, Json::Number(number)) if reader.unknown == Unknown::Ignored => {
+            (Self::String, Json::String(text)) => Some(text.clone().into()),
+            (Self::String, Json::Number(number)) if reader.unknown == UnknownParams::Ignore => {
                 Some(number.to_string().into())
             }
-            (Self::Text, Json::Bool(flag)) if reader.unknown == Unknown::Ignored => {
+            (Self::String, Json::Bool(flag)) if reader.unknown == UnknownParams::Ignore => {
                 Some(flag.to_string().into())
             }
-            (Self::OneOf(texts), Json::String(text)) => {
+            (Self::Enum(texts), Json::String(text)) => {
                 texts.contains(&text.as_str()).then(|| text.clone().into())
             }
             (Self::Integer(least, most), Json::Number(_) | Json::String(_)) => {
-                let number = whole(value);
+                let number = read_integer(value);
                 if let Some(number) = number.filter(|number| !(least..=most).contains(number)) {
                     let range = match most {
                         i64::MAX => format!("at least {least}"),
@@ -187,7 +193,7 @@ impl Kind {
                 number.map(Json::from)
             }
             (Self::Number(least, most), Json::Number(_) | Json::String(_)) => {
-                let number = real(value);
+                let number = read_number(value);
                 if let Some(number) = number.filter(|number| !(least..=most).contains(number)) {
                     let text = format!("is {number}; it must be from {least} to {most}");
                     reader.report(place, text);
@@ -195,18 +201,18 @@ impl Kind {
                 }
                 number.map(Json::from)
             }
-            (Self::Flag, Json::Bool(flag)) => Some((*flag).into()),
-            (Self::Flag, Json::String(text)) => {
+            (Self::Bool, Json::Bool(flag)) => Some((*flag).into()),
+            (Self::Bool, Json::String(text)) => {
                 text.to_lowercase().parse::<bool>().ok().map(Json::from)
             }
-            (Self::Texts, Json::Array(items)) => {
+            (Self::StringList, Json::Array(items)) => {
                 let texts = items.iter().enumerate();
                 let texts = texts.map(|(index, item)| {
-                    Self::Text.read(item, &format!("{place}[{index}]"), reader)
+                    Self::String.read(item, &format!("{place}[{index}]"), reader)
                 });
                 return texts.collect::<Option<Vec<_>>>().map(Json::from);
             }
-            (Self::Integers, Json::Array(items)) => {
+            (Self::IntegerList, Json::Array(items)) => {
                 let items = items.iter().enumerate();
                 let numbers = items.map(|(index, item)| {
                     let place = format!("{place}[{index}]");
@@ -214,11 +220,11 @@ impl Kind {
                 });
                 return numbers.collect::<Option<Vec<_>>>().map(Json::from);
             }
-            (Self::TextMap, Json::Array(list)) => match json_entries(list) {
+            (Self::StringMap, Json::Array(list)) => match json_entries(list) {
                 Some(entries) => return self.read(&entries.into(), place, reader),
                 None => None,
             },
-            (Self::TextMap, Json::Object(entries)) => {
+            (Self::StringMap, Json::Object(entries)) => {
                 let entries = entries.iter().map(|(key, value)| {
                     let value = match value {
                         // What variables hold is text, whatever it looks like.
@@ -228,14 +234,14 @@ impl Kind {
                         | Json::String(_)
                         | Json::Array(_)
                         | Json::Object(_) => {
-                            Self::Text.read(value, &format!("{place}[{key:?}]"), reader)
+                            Self::String.read(value, &format!("{place}[{key:?}]"), reader)
                         }
                     };
                     Some((key.clone(), value?))
                 });
                 return entries.collect::<Option<Map<_, _>>>().map(Json::from);
             }
-            (Self::Objects(of), Json::Array(items)) => {
+            (Self::ObjectList(of), Json::Array(items)) => {
                 let objects = items.iter().enumerate();
                 let objects = objects.map(|(index, item)| {
                     Self::Object(of).read(item, &format!("{place}[{index}]"), reader)
@@ -250,60 +256,64 @@ impl Kind {
         if read.is_none() {
             reader.report(
                 place,
-                format!("must be {}; this is {}", self.wanted(value), self.found(value)),
+                format!(
+                    "must be {}; this is {}",
+                    self.describe_expected(value),
+                    self.describe_value(value)
+                ),
             );
         }
         read
     }
 
     /// What was given instead: of a number that is not whole the number itself.
-    fn found(self, value: &Json) -> Cow<'static, str> {
+    fn describe_value(self, value: &Json) -> Cow<'static, str> {
         match (self, value) {
             (Self::Integer(..), Json::Number(number)) => number.to_string().into(),
-            (Self::OneOf(_), Json::String(text)) if text.len() <= LONGEST_TOLD => {
+            (Self::Enum(_), Json::String(text)) if text.len() <= MAX_DISPLAYED_BYTES => {
                 format!("{text:?}").into()
             }
-            _ => found(value).into(),
+            _ => json_type_name(value).into(),
         }
     }
 
-    fn wanted(self, value: &Json) -> Cow<'static, str> {
+    fn describe_expected(self, value: &Json) -> Cow<'static, str> {
         match self {
-            Self::TextMap if value.is_array() => JSON_MAP.into(),
-            Self::Text => "a string".into(),
-            Self::OneOf(texts) => format!("one of {}", texts.join(", ")).into(),
+            Self::StringMap if value.is_array() => JSON_MAP.into(),
+            Self::String => "a string".into(),
+            Self::Enum(texts) => format!("one of {}", texts.join(", ")).into(),
             Self::Integer(..) => "a whole number".into(),
             Self::Number(..) => "a number".into(),
-            Self::Flag => "true or false".into(),
-            Self::Texts => "an array of strings".into(),
-            Self::Integers => "an array of whole numbers".into(),
-            Self::TextMap => "an object of strings".into(),
-            Self::Objects(_) => "an array of objects".into(),
+            Self::Bool => "true or false".into(),
+            Self::StringList => "an array of strings".into(),
+            Self::IntegerList => "an array of whole numbers".into(),
+            Self::StringMap => "an object of strings".into(),
+            Self::ObjectList(_) => "an array of objects".into(),
             Self::Object(_) => "an object".into(),
         }
     }
 }
 
-impl Default {
+impl ParameterDefault {
     fn json(self) -> Json {
         match self {
-            Self::Text(text) => text.into(),
-            Self::Number(number) => number.into(),
-            Self::Flag(flag) => flag.into(),
+            Self::String(text) => text.into(),
+            Self::Integer(number) => number.into(),
+            Self::Bool(flag) => flag.into(),
         }
     }
 }
 
 // === impl Params ===
 
-impl Params {
+impl DialectParams {
     /// Reads what was given, and fills in defaults. Everything that does not fit is told.
     pub(crate) fn read(
-        parameters: &'static [Parameter],
-        unknown: Unknown,
+        parameters: &'static [ParameterSpec],
+        unknown: UnknownParams,
         given: Map<String, Json>,
     ) -> Result<Self, Error> {
-        let mut reader = Reader { unknown, violations: Vec::new() };
+        let mut reader = DialectParamsReader { unknown, violations: Vec::new() };
         let read = reader.fields(parameters, &given, "");
         match reader.violations.is_empty() {
             true => Ok(Self(read)),
@@ -354,15 +364,15 @@ impl Params {
     }
 }
 
-struct Reader {
-    unknown: Unknown,
+struct DialectParamsReader {
+    unknown: UnknownParams,
     violations: Vec<Violation>,
 }
 
-impl Reader {
+impl DialectParamsReader {
     fn fields(
         &mut self,
-        parameters: &[Parameter],
+        parameters: &[ParameterSpec],
         given: &Map<String, Json>,
         prefix: &str,
     ) -> Map<String, Json> {
@@ -387,13 +397,13 @@ impl Reader {
                 }
             }
         }
-        if self.unknown == Unknown::Refused {
+        if self.unknown == UnknownParams::Reject {
             let names: Vec<_> = parameters.iter().map(|parameter| parameter.name).collect();
             for name in given.keys().filter(|name| !names.contains(&name.as_str())) {
-                if self.violations.len() > MOST_VIOLATIONS {
+                if self.violations.len() > MAX_VIOLATIONS {
                     break;
                 }
-                let text = nearest::unknown(name, &names);
+                let text = nearest::unknown_parameter_message(name, &names);
                 self.report(&format!("{prefix}{name}"), text);
             }
         }
@@ -401,36 +411,37 @@ impl Reader {
     }
 
     fn report(&mut self, place: &str, text: String) {
-        if self.violations.len() <= MOST_VIOLATIONS {
+        if self.violations.len() <= MAX_VIOLATIONS {
             self.violations.push(Violation::new(place, text));
         }
     }
 }
 
-fn whole(value: &Json) -> Option<i64> {
-    const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
+fn read_integer(value: &Json) -> Option<i64> {
+    const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
     match value {
         Json::Number(number) => number.as_i64().or_else(|| {
-            let number =
-                number.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= EXACT)?;
+            let number = number
+                .as_f64()
+                .filter(|number| number.fract() == 0.0 && number.abs() <= MAX_EXACT_INTEGER)?;
             format!("{number:.0}").parse().ok()
         }),
         // `1.0` stands for 1 also where it is a text.
-        Json::String(text) => whole(&number_of(text)?.into()),
+        Json::String(text) => read_integer(&parse_number(text)?.into()),
         Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_) => None,
     }
 }
 
-fn real(value: &Json) -> Option<f64> {
+fn read_number(value: &Json) -> Option<f64> {
     let number = match value {
         Json::Number(number) => number.as_f64(),
-        Json::String(text) => number_of(text)?.as_f64(),
+        Json::String(text) => parse_number(text)?.as_f64(),
         Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_) => None,
     };
     number.filter(|number| number.is_finite())
 }
 
-fn found(value: &Json) -> &'static str {
+fn json_type_name(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
         Json::Bool(_) => "a boolean",

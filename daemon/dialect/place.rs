@@ -3,7 +3,7 @@
 use crate::daemon::error::{Error, LEADS_OUT, Reason};
 
 /// Whether an error says that a path leads out of the workspace.
-pub(super) fn is_outside(error: &Error) -> bool {
+pub(super) fn is_path_escape(error: &Error) -> bool {
     matches!(error.reason, Reason::PathEscape | Reason::SymlinkBlocked)
 }
 
@@ -14,13 +14,13 @@ pub(super) fn is_link_within(error: &Error) -> bool {
 }
 
 /// Whether an error says that nothing is at a path.
-pub(super) fn is_missing(error: &Error) -> bool {
+pub(super) fn is_not_found(error: &Error) -> bool {
     matches!(error.reason, Reason::FileNotFound | Reason::DirectoryNotFound)
 }
 
 /// Whether a path is one of Windows with a drive: outside of every workspace, although its name could be that
 /// of a file.
-fn has_drive(path: &str) -> bool {
+fn has_drive_prefix(path: &str) -> bool {
     let mut characters = path.chars();
     matches!(
         (characters.next(), characters.next(), characters.next()),
@@ -29,8 +29,8 @@ fn has_drive(path: &str) -> bool {
 }
 
 /// Refuses a path with a drive.
-pub(super) fn inside(path: &str) -> Result<(), Error> {
-    match has_drive(path) {
+pub(super) fn reject_drive_path(path: &str) -> Result<(), Error> {
+    match has_drive_prefix(path) {
         true => Err(Error::new(
             Reason::PathEscape,
             format!(
@@ -42,7 +42,7 @@ pub(super) fn inside(path: &str) -> Result<(), Error> {
 }
 
 /// A path below `directory`, relative to the same as that.
-pub(super) fn below(directory: &str, path: &str) -> String {
+pub(super) fn join_relative(directory: &str, path: &str) -> String {
     let directory = directory.trim_start_matches("./").trim_end_matches('/');
     match directory {
         "" | "." => path.to_owned(),
@@ -64,7 +64,7 @@ mod tests {
             ("src/a", false),
             ("", false),
         ] {
-            assert_eq!(has_drive(path), has, "{path}");
+            assert_eq!(has_drive_prefix(path), has, "{path}");
         }
     }
 
@@ -78,7 +78,7 @@ mod tests {
             ("./src/", "src/a.txt"),
             ("/workspace/src", "/workspace/src/a.txt"),
         ] {
-            assert_eq!(below(directory, "a.txt"), path);
+            assert_eq!(join_relative(directory, "a.txt"), path);
         }
     }
 }

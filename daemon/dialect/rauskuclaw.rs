@@ -5,18 +5,20 @@ use std::ops::ControlFlow;
 use serde_json::{Value as Json, json};
 
 use super::{
-    answer::Answer,
+    answer::DialectResponse,
     pages,
-    parameter::{Default, Kind, Parameter, Params},
-    place::below,
-    said::Said,
-    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
+    place::join_relative,
+    said::DialectInvocation,
+    vocabulary::{
+        BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectResponseFuture, DialectTool,
+    },
 };
 use crate::daemon::error::{Error, Reason};
 
 /// Files that are looked through, a page at a time.
-const PAGE: u32 = 10_000;
-const MOST_PAGES: usize = 100;
+const PAGE_FILES: u32 = 10_000;
+const MAX_PAGES: usize = 100;
 
 /// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
@@ -26,8 +28,9 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "data_file_read",
             description: "Read a UTF-8 text file from workspace.",
             parameters: &[
-                Parameter::new("path", Kind::Text, "Workspace-relative file path.").required(),
-                Parameter::new("max_bytes", Kind::Integer(512, 1_048_576), ""),
+                ParameterSpec::new("path", ParameterKind::String, "Workspace-relative file path.")
+                    .required(),
+                ParameterSpec::new("max_bytes", ParameterKind::Integer(512, 1_048_576), ""),
             ],
             uses: &["read_file"],
             call: file_read,
@@ -36,10 +39,10 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "tools_file_search",
             description: "Search files by path/name under workspace.",
             parameters: &[
-                Parameter::new("query", Kind::Text, "").required(),
-                Parameter::new("path", Kind::Text, ""),
-                Parameter::new("max_results", Kind::Integer(1, 200), ""),
-                Parameter::new("include_hidden", Kind::Flag, ""),
+                ParameterSpec::new("query", ParameterKind::String, "").required(),
+                ParameterSpec::new("path", ParameterKind::String, ""),
+                ParameterSpec::new("max_results", ParameterKind::Integer(1, 200), ""),
+                ParameterSpec::new("include_hidden", ParameterKind::Bool, ""),
             ],
             uses: &["list_files"],
             call: file_search,
@@ -48,41 +51,45 @@ pub(super) const DIALECT: Dialect = Dialect {
             name: "tool_exec",
             description: "Run a shell command in workspace.",
             parameters: &[
-                Parameter::new("command", Kind::Text, "Shell command.").required(),
-                Parameter::new("cwd", Kind::Text, "Workspace-relative directory to run it in."),
-                Parameter::new(
+                ParameterSpec::new("command", ParameterKind::String, "Shell command.").required(),
+                ParameterSpec::new(
+                    "cwd",
+                    ParameterKind::String,
+                    "Workspace-relative directory to run it in.",
+                ),
+                ParameterSpec::new(
                     "timeout_ms",
-                    Kind::Number(1.0, 86_400_000.0),
+                    ParameterKind::Number(1.0, 86_400_000.0),
                     "Milliseconds that it may take.",
                 )
-                .or(Default::Number(120_000)),
+                .with_default(ParameterDefault::Integer(120_000)),
             ],
             uses: &["run"],
             call: exec,
         },
     ],
-    refuse,
-    has_uuids: true,
+    render_error,
+    uuid_job_ids: true,
     job_type,
-    reader: "data_file_read",
+    artifact_reader: "data_file_read",
     has_previews: true,
-    ..PLAIN
+    ..BASE_DIALECT
 };
 
 /// Where a call does not say: what a registry says of the largest read.
-const MOST_BYTES: i64 = 1_048_576;
-const MOST_RESULTS: i64 = 200;
+const DEFAULT_MAX_BYTES: i64 = 1_048_576;
+const DEFAULT_MAX_RESULTS: i64 = 200;
 
-fn file_read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn file_read(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let path = params.str("path").to_owned();
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "read_file",
             json!({
                 "path": path,
                 // From the first line on: a long file is read whole, too.
                 "start_line": 1,
-                "max_bytes": params.integer("max_bytes").unwrap_or(MOST_BYTES),
+                "max_bytes": params.integer("max_bytes").unwrap_or(DEFAULT_MAX_BYTES),
             }),
         );
         let read = tools.call(call).await?;
@@ -90,29 +97,29 @@ fn file_read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         if read.flag("truncated") {
             data["truncated"] = true.into();
         }
-        Ok(Answer::data(data))
+        Ok(DialectResponse::data(data))
     })
 }
 
-fn file_search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn file_search(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let query = params.str("query").to_lowercase();
         let root = params.text("path").unwrap_or(".");
-        let most = params.integer("max_results").unwrap_or(MOST_RESULTS);
+        let most = params.integer("max_results").unwrap_or(DEFAULT_MAX_RESULTS);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut results: Vec<Json> = Vec::new();
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "list_files",
             json!({
                 "root": root,
                 "hidden": params.flag("include_hidden"),
-                "max_results": PAGE,
+                "max_results": PAGE_FILES,
             }),
         )
-        .naming(&[("root", "path")]);
+        .with_aliases(&[("root", "path")]);
         // One more, to know whether there is one.
-        let is_all = pages::each(tools, call, MOST_PAGES, |listed| {
-            let paths = listed.texts("files").map(|file| below(root, file));
+        let is_all = pages::for_each_page(tools, call, MAX_PAGES, |listed| {
+            let paths = listed.texts("files").map(|file| join_relative(root, file));
             let found = paths.filter(|path| path.to_lowercase().contains(&query));
             let found = found.map(|path| json!({ "path": path, "type": "file" }));
             results.extend(found.take(most + 1 - results.len()));
@@ -127,21 +134,21 @@ fn file_search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         if !is_all {
             data["truncated"] = true.into();
         }
-        Ok(Answer::data(data))
+        Ok(DialectResponse::data(data))
     })
 }
 
-fn exec(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+fn exec(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let limit = params.seconds("timeout_ms") / 1000;
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "run",
             json!({ "command": params.text("command"), "cwd": params.text("cwd") }),
         );
-        let ran = tools.call(call.within(limit)).await?;
-        let outcome = ran.word("outcome", "OUTCOME_");
+        let ran = tools.call(call.with_timeout(limit)).await?;
+        let outcome = ran.enum_name("outcome", "OUTCOME_");
         let is_late = outcome == "timed_out";
-        let answer = Answer::data(json!({
+        let answer = DialectResponse::data(json!({
             "exit_code": ran.number("exit_code"),
             "outcome": outcome,
             "stdout": ran.text("stdout"),
@@ -150,7 +157,7 @@ fn exec(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         Ok(match is_late {
             true => {
                 let text = format!("Command did not complete within {} ms", limit.as_millis());
-                answer.because("COMMAND_TIMEOUT", text)
+                answer.with_failure("COMMAND_TIMEOUT", text)
             }
             false => answer,
         })
@@ -163,8 +170,8 @@ fn job_type(tool: &str) -> String {
 }
 
 /// Its codes are those of the contract, in upper case, but for what its document names.
-fn refuse(said: &Said, error: &Error) -> Answer {
-    let tool = &said.tool;
+fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
+    let tool = &invocation.tool;
     let (code, text) = if error.reason == Reason::UnknownTool {
         let text = format!("Tool '{tool}' not found in registry");
         ("UNKNOWN_TOOL", text)
@@ -176,5 +183,5 @@ fn refuse(said: &Said, error: &Error) -> Answer {
     } else {
         (error.reason.name(), error.to_string())
     };
-    Answer::default().because(code, text)
+    DialectResponse::default().with_failure(code, text)
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json};
 
 /// A call by the name of a tool, and what goes with it.
 #[derive(Debug, Clone)]
-pub(crate) struct Said {
+pub(crate) struct DialectInvocation {
     /// Name of the tool.
     pub(crate) tool: String,
     /// The parameters that texts name: those that are short. Never what may be secret.
@@ -14,18 +14,20 @@ pub(crate) struct Said {
     /// Where commands find the workspace.
     pub(crate) mount_path: String,
     /// When it was made.
-    pub(super) since: Instant,
+    pub(super) started: Instant,
 }
 
 /// Longest parameter that a text names.
-const LONGEST: usize = 4096;
+const MAX_NAMED_PARAM_BYTES: usize = 4096;
 
-impl Said {
+impl DialectInvocation {
     /// A call of `tool` with these parameters.
     pub(crate) fn new(tool: &str, params: &Map<String, Json>, mount_path: &str) -> Self {
         // Some dialects take a number or a flag where there should be a text.
         let short = params.iter().filter_map(|(name, value)| match value {
-            Json::String(text) if text.len() <= LONGEST => Some((name.clone(), text.clone())),
+            Json::String(text) if text.len() <= MAX_NAMED_PARAM_BYTES => {
+                Some((name.clone(), text.clone()))
+            }
             Json::Bool(_) | Json::Number(_) => Some((name.clone(), value.to_string())),
             Json::String(_) | Json::Null | Json::Array(_) | Json::Object(_) => None,
         });
@@ -33,7 +35,7 @@ impl Said {
             tool: tool.to_owned(),
             params: short.collect(),
             mount_path: mount_path.to_owned(),
-            since: Instant::now(),
+            started: Instant::now(),
         }
     }
 

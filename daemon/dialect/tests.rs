@@ -11,35 +11,36 @@ use std::{
 use serde_json::{Value as Json, json};
 
 use super::{
-    parameter::{Default as Otherwise, Kind, Parameter, schema_of},
+    parameter::{ParameterDefault as Otherwise, ParameterKind, ParameterSpec, object_schema},
     *,
 };
 use crate::daemon::{catalog::Catalog, error::Reason};
 
 /// Tools that hear what they are called for, and answer what they are told to, one after the other.
 #[derive(Default)]
-struct Heard {
-    calls: Vec<Call>,
+struct RecordingTools {
+    calls: Vec<CanonicalCall>,
     answers: VecDeque<Json>,
 }
 
-impl Heard {
-    fn hear(&mut self, call: Call) -> Result<Json, Error> {
+impl RecordingTools {
+    fn record(&mut self, call: CanonicalCall) -> Result<Json, Error> {
         self.calls.push(call);
         let answer = self.answers.pop_front();
         answer.ok_or_else(|| Error::internal("it was only heard"))
     }
 }
 
-impl Tools for Heard {
-    fn call(&mut self, call: Call) -> Boxed<'_, Result<Data, Error>> {
-        let answer = self.hear(call);
-        let answer = answer.map(|data| Data::new(data.as_object().cloned().unwrap_or_default()));
+impl CanonicalTools for RecordingTools {
+    fn call(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<ResponseData, Error>> {
+        let answer = self.record(call);
+        let answer =
+            answer.map(|data| ResponseData::new(data.as_object().cloned().unwrap_or_default()));
         Box::pin(future::ready(answer))
     }
 
-    fn submit(&mut self, call: Call) -> Boxed<'_, Result<String, Error>> {
-        let answer = self.hear(call);
+    fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>> {
+        let answer = self.record(call);
         Box::pin(future::ready(answer.map(|id| id.to_string())))
     }
 }
@@ -50,11 +51,12 @@ fn answer(
     tool: &str,
     params: Json,
     answers: &[Json],
-) -> (Result<Answer, Error>, Heard) {
+) -> (Result<DialectResponse, Error>, RecordingTools) {
     let dialect = find(dialect).unwrap();
     let known = dialect.tool(tool, |_| true).unwrap();
-    let params = dialect.read(known, params.as_object().unwrap().clone());
-    let mut heard = Heard { answers: answers.iter().cloned().collect(), ..Heard::default() };
+    let params = dialect.read_params(known, params.as_object().unwrap().clone());
+    let mut heard =
+        RecordingTools { answers: answers.iter().cloned().collect(), ..RecordingTools::default() };
     let mut called = known.call(params.unwrap(), &mut heard);
     // All that it calls is answered at once.
     let Poll::Ready(answer) = called.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
@@ -85,7 +87,7 @@ fn c13_tools_have_the_time_that_their_document_gives_them() {
         ("Bash", json!({"command": "true", "timeout": 300_000}), Some(300)),
     ] {
         let (_, heard) = answer("claude", tool, params, &[]);
-        let limit = heard.calls.first().unwrap().limit;
+        let limit = heard.calls.first().unwrap().timeout;
         assert_eq!(limit, seconds.map(Duration::from_secs), "{tool}");
     }
 }
@@ -94,7 +96,7 @@ fn c13_tools_have_the_time_that_their_document_gives_them() {
 fn every_dialect_is_over_tools_that_there_are() {
     let catalog = Catalog::load().unwrap();
     let mut names = BTreeSet::new();
-    for dialect in ALL {
+    for dialect in DIALECTS {
         assert!(names.insert(dialect.name), "{} twice", dialect.name);
         assert!(!dialect.tools.is_empty());
         let mut tools = BTreeSet::new();
@@ -110,7 +112,7 @@ fn every_dialect_is_over_tools_that_there_are() {
                 assert!(parameters.insert(parameter.name), "{}", parameter.name);
             }
             let definition = dialect.definition(tool, &catalog);
-            assert_eq!(definition.input["type"], "object");
+            assert_eq!(definition.input_schema["type"], "object");
         }
     }
     assert!(find("zulu").unwrap_err().message.contains("agentbench"));
@@ -137,7 +139,7 @@ fn a_search_that_took_too_long_is_told_of() {
     let params = json!({"query": "x"});
     let answer = answer("dracode", "search_code", params, from_ref(&found)).0.unwrap();
     assert_eq!(answer.text.as_deref(), Some("a:1: x"));
-    assert!(answer.is_cut && answer.failure.unwrap().message.contains("timed out"));
+    assert!(answer.is_truncated && answer.failure.unwrap().message.contains("timed out"));
     let (_, code) = told("agentbench", "search", json!({"query": "x"}), &[found]);
     assert_eq!(code.as_deref(), Some("timeout"));
 }
@@ -148,7 +150,7 @@ fn a_listing_without_end_is_cut() {
     let pages = vec![page; 10_000];
     let answer = answer("dracode", "list_files", json!({}), &pages).0.unwrap();
     assert_eq!(answer.text.unwrap().lines().count(), 10);
-    assert!(answer.is_cut && answer.failure.unwrap().message.contains("the first 10 files"));
+    assert!(answer.is_truncated && answer.failure.unwrap().message.contains("the first 10 files"));
     let (answer, _) = told("cli_agent", "file_search", json!({"pattern": "*"}), &pages);
     assert_eq!(answer["metadata"]["matches"], 100);
     let (answer, _) = told("claude", "LS", json!({"path": "."}), &pages);
@@ -203,9 +205,10 @@ fn a_file_of_which_only_a_part_was_read_is_not_changed() {
 #[test]
 fn a_parameter_is_listed_as_it_was_made() {
     let made = [
-        Parameter::new("a", Kind::Text, "A.").required().hidden(),
-        Parameter::new("b", Kind::Integer(1, 9), "B.").or(Otherwise::Number(3)),
-        Parameter::new("c", Kind::OneOf(&["x", "y"]), "C."),
+        ParameterSpec::new("a", ParameterKind::String, "A.").required().redacted(),
+        ParameterSpec::new("b", ParameterKind::Integer(1, 9), "B.")
+            .with_default(Otherwise::Integer(3)),
+        ParameterSpec::new("c", ParameterKind::Enum(&["x", "y"]), "C."),
     ];
     let expected = json!({
         "type": "object",
@@ -217,8 +220,8 @@ fn a_parameter_is_listed_as_it_was_made() {
         "required": ["a"],
         "additionalProperties": false,
     });
-    assert_eq!(Json::Object(schema_of(&made, true)), expected);
-    assert!(made.first().unwrap().is_hidden);
+    assert_eq!(Json::Object(object_schema(&made, true)), expected);
+    assert!(made.first().unwrap().is_redacted);
 }
 
 /// Names that only programs can use: of types and methods, and constants that are no values of the schema.
@@ -260,14 +263,14 @@ fn descriptions_are_for_models() {
     let found = names_for_programs(text, &schema);
     assert_eq!(found, ["RunResponse", "ReadArtifact", "STALE_FILE"]);
     let catalog = Catalog::load().unwrap();
-    let of_contract = catalog.tools().map(|name| catalog.definition(name).unwrap());
-    let of_dialects = ALL.into_iter().flat_map(|dialect| {
+    let of_contract = catalog.tool_names().map(|name| catalog.definition(name).unwrap());
+    let of_dialects = DIALECTS.into_iter().flat_map(|dialect| {
         let tools = dialect.tools().iter();
         tools.map(|tool| dialect.definition(tool, &catalog))
     });
     let mut bytes = 0;
     for tool in of_contract.chain(of_dialects) {
-        let schema = json!([tool.input, tool.output]);
+        let schema = json!([tool.input_schema, tool.output_schema]);
         let mut texts = vec![tool.description.clone()];
         descriptions(&schema, &mut texts);
         for text in texts {

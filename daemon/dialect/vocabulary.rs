@@ -5,16 +5,16 @@ use std::{fmt, future::Future, pin::Pin, time::Duration};
 use serde_json::{Map, Value as Json};
 
 use super::{
-    answer::{Answer, Data},
+    answer::{DialectResponse, ResponseData},
     given,
-    parameter::{self, Parameter, Params, Unknown},
-    said::Said,
-    told::{self, Names},
+    parameter::{self, DialectParams, ParameterSpec, UnknownParams},
+    said::DialectInvocation,
+    told::{self, FieldAliases},
 };
 use crate::daemon::{
     catalog::{
         Catalog,
-        definition::{Definition, Hints},
+        definition::{ToolDefinition, ToolHints},
         nearest,
     },
     error::{Error, Reason},
@@ -28,57 +28,57 @@ pub(crate) struct Dialect {
     /// Its tools, in the order in which its document has them.
     pub(super) tools: &'static [DialectTool],
     /// What becomes of parameters that a tool does not have.
-    pub(super) unknown: Unknown,
+    pub(super) unknown_params: UnknownParams,
     /// Whether the schemas of its tools say that there are no others.
-    pub(super) is_closed: bool,
+    pub(super) closed_schemas: bool,
     /// Says why a call could not do what it was to, as its document does.
-    pub(super) refuse: fn(&Said, &Error) -> Answer,
+    pub(super) render_error: fn(&DialectInvocation, &Error) -> DialectResponse,
     /// What a job is called that calls a tool of this name.
     pub(super) job_type: fn(&str) -> String,
     /// Whether what goes back to a model says by itself that it is an error.
     pub(crate) marks_errors: bool,
     /// The tool that reads artifacts, as texts for models name it.
-    pub(crate) reader: &'static str,
+    pub(crate) artifact_reader: &'static str,
     /// Tools of the contract that are listed beside its own. Its document names no others only where there are none.
-    pub(crate) borrowed: &'static [&'static str],
+    pub(crate) borrowed_tools: &'static [&'static str],
     /// Whether its document has a preview stand for a result of a batch that is too long.
     pub(crate) has_previews: bool,
     /// Whether ids of jobs are UUIDs.
-    pub(crate) has_uuids: bool,
+    pub(crate) uuid_job_ids: bool,
     /// Error code of a tool that has done its work, where the dialect answers that as a failure. Reads the record's
     /// facts.
-    pub(super) failure: fn(&Map<String, Json>) -> Option<&'static str>,
+    pub(super) failure_code: fn(&Map<String, Json>) -> Option<&'static str>,
     /// Writes a whole result as the document has it; none where it has no object for that.
-    pub(super) result: Option<WriteResult>,
+    pub(super) render_result: Option<ResultRenderer>,
     /// Answers a call of a tool of the configuration, from what its command has left. None where such tools answer as
     /// the contract does.
-    pub(super) custom: Option<fn(&Data) -> Answer>,
+    pub(super) render_custom_tool: Option<fn(&ResponseData) -> DialectResponse>,
     /// Names of events that the document calls something else: the contract's, and its own.
-    pub(super) events: &'static [(&'static str, &'static str)],
+    pub(super) event_names: &'static [(&'static str, &'static str)],
 }
 
 /// What most vocabularies have in common: parameters that a tool does not have are refused, and so are
 /// calls, with the words of the contract.
-pub(super) const PLAIN: Dialect = Dialect {
+pub(super) const BASE_DIALECT: Dialect = Dialect {
     name: "",
     tools: &[],
-    unknown: Unknown::Refused,
-    is_closed: true,
-    refuse: Answer::refused,
+    unknown_params: UnknownParams::Reject,
+    closed_schemas: true,
+    render_error: DialectResponse::from_error,
     job_type: str::to_owned,
     marks_errors: true,
-    reader: "read_file",
-    borrowed: &[],
+    artifact_reader: "read_file",
+    borrowed_tools: &[],
     has_previews: false,
-    has_uuids: false,
-    failure: timed_out,
-    result: None,
-    custom: None,
-    events: &[],
+    uuid_job_ids: false,
+    failure_code: timeout_code,
+    render_result: None,
+    render_custom_tool: None,
+    event_names: &[],
 };
 
 /// Whether a command's time was up.
-fn timed_out(facts: &Map<String, Json>) -> Option<&'static str> {
+fn timeout_code(facts: &Map<String, Json>) -> Option<&'static str> {
     let outcome = facts.get("outcome").and_then(Json::as_str);
     (outcome == Some("TIMED_OUT")).then_some("timeout")
 }
@@ -90,45 +90,46 @@ pub(crate) struct DialectTool {
     /// What models are told of it.
     pub(super) description: &'static str,
     /// What it takes.
-    pub(super) parameters: &'static [Parameter],
+    pub(super) parameters: &'static [ParameterSpec],
     /// The canonical tools that it calls: who may not call them all does not have it.
     pub(crate) uses: &'static [&'static str],
     /// Does what it does.
-    pub(super) call: for<'a> fn(Params, &'a mut dyn Tools) -> Answering<'a>,
+    pub(super) call:
+        for<'a> fn(DialectParams, &'a mut dyn CanonicalTools) -> DialectResponseFuture<'a>,
 }
 
 /// What a tool answers, some time.
-pub(crate) type Answering<'a> = Boxed<'a, Result<Answer, Error>>;
+pub(crate) type DialectResponseFuture<'a> = DialectFuture<'a, Result<DialectResponse, Error>>;
 
 /// What comes some time.
-pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub(crate) type DialectFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A call of a canonical tool.
 #[derive(Debug, Clone)]
-pub(crate) struct Call {
+pub(crate) struct CanonicalCall {
     /// The tool.
     pub(crate) tool: &'static str,
     /// Its parameters; null is as good as not given.
     pub(crate) params: Map<String, Json>,
     /// How long it may take, where the contract's default is not meant.
-    pub(crate) limit: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     /// Bytes that its artifacts keep of a stream, where that is not the operator's limit. They exist even if empty.
     pub(crate) artifact_bytes: Option<u64>,
     /// Whether its command is for the shell that users log in with.
     pub(crate) in_default_shell: bool,
     /// What its fields are called in the vocabulary, where that is something else.
-    names: Names,
+    aliases: FieldAliases,
 }
 
 /// Writes a whole result as a document has it, with the data of the call.
-type WriteResult = fn(&Invoked<'_>, Option<Map<String, Json>>) -> Json;
+type ResultRenderer = fn(&DialectCallSummary<'_>, Option<Map<String, Json>>) -> Json;
 
 /// Code, message and details of an error.
 type ErrorParts<'a> = (&'a str, &'a str, Option<Map<String, Json>>);
 
 /// What came of a call, for the object that a document has for it.
 #[derive(Debug)]
-pub(crate) struct Invoked<'a> {
+pub(crate) struct DialectCallSummary<'a> {
     pub(crate) request_id: &'a str,
     pub(crate) tool: &'a str,
     pub(crate) is_success: bool,
@@ -148,12 +149,12 @@ pub(crate) struct Invoked<'a> {
 }
 
 /// The canonical tools, for one call of a dialect.
-pub(crate) trait Tools: Send {
+pub(crate) trait CanonicalTools: Send {
     /// Calls one of them.
-    fn call(&mut self, call: Call) -> Boxed<'_, Result<Data, Error>>;
+    fn call(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<ResponseData, Error>>;
 
     /// Has one of them called as a job that nobody waits for. Answers its id.
-    fn submit(&mut self, call: Call) -> Boxed<'_, Result<String, Error>>;
+    fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>>;
 }
 
 // === impl Dialect ===
@@ -178,41 +179,45 @@ impl Dialect {
         self.own(name).ok_or_else(|| {
             let known = self.tools.iter().filter(|tool| is_open(tool));
             let known: Vec<_> = known.map(|tool| tool.name).collect();
-            let text = format!("{} has {}", self.name, nearest::no_tool(name, &known));
-            Error::new(Reason::UnknownTool, text).with("tool", name)
+            let text = format!("{} has {}", self.name, nearest::unknown_tool_message(name, &known));
+            Error::new(Reason::UnknownTool, text).with_metadata("tool", name)
         })
     }
 
     /// What models are told of a tool.
-    pub(crate) fn definition(&self, tool: &DialectTool, catalog: &Catalog) -> Definition {
+    pub(crate) fn definition(&self, tool: &DialectTool, catalog: &Catalog) -> ToolDefinition {
         let used = tool.uses.iter().filter_map(|name| catalog.tool(name));
-        let hints = used.map(|spec| Hints::of(&spec.options));
+        let hints = used.map(|spec| ToolHints::from_options(&spec.options));
         let risks = tool.uses.iter().map(|name| catalog.risk(name));
-        Definition {
+        ToolDefinition {
             name: tool.name.to_owned(),
             title: String::new(),
             description: tool.description.to_owned(),
-            input: parameter::schema_of(tool.parameters, self.is_closed),
-            output: None,
-            hints: hints.reduce(Hints::and).unwrap_or(Hints::WORST),
+            input_schema: parameter::object_schema(tool.parameters, self.closed_schemas),
+            output_schema: None,
+            hints: hints.reduce(ToolHints::merge).unwrap_or(ToolHints::WORST_CASE),
             risk: risks.max().unwrap_or_default(),
             requires_approval: false,
         }
     }
 
     /// Reads the parameters of a call.
-    pub(crate) fn read(
+    pub(crate) fn read_params(
         &self,
         tool: &DialectTool,
         params: Map<String, Json>,
-    ) -> Result<Params, Error> {
-        Params::read(tool.parameters, self.unknown, params)
+    ) -> Result<DialectParams, Error> {
+        DialectParams::read(tool.parameters, self.unknown_params, params)
     }
 
     /// What a call answers that could not do what it was to.
-    pub(crate) fn refuse(&self, said: &Said, error: &Error) -> Answer {
-        let mut answer = (self.refuse)(said, error);
-        let tool = self.own(&said.tool);
+    pub(crate) fn render_error(
+        &self,
+        invocation: &DialectInvocation,
+        error: &Error,
+    ) -> DialectResponse {
+        let mut answer = (self.render_error)(invocation, error);
+        let tool = self.own(&invocation.tool);
         let parameters = tool.map_or(&[][..], |tool| tool.parameters);
         if let (Some(failure), Some(suggestion)) =
             (&mut answer.failure, told::suggestion(parameters, error.reason))
@@ -223,47 +228,47 @@ impl Dialect {
     }
 
     /// Error code of a tool that has done its work, where the dialect answers that as a failure.
-    pub(crate) fn failure(&self, facts: &Map<String, Json>) -> Option<&'static str> {
-        (self.failure)(facts)
+    pub(crate) fn failure_code(&self, facts: &Map<String, Json>) -> Option<&'static str> {
+        (self.failure_code)(facts)
     }
 
     /// What the dialect calls an event of the contract.
-    pub(crate) fn event(&self, name: &'static str) -> &'static str {
-        let mut events = self.events.iter();
+    pub(crate) fn event_name(&self, name: &'static str) -> &'static str {
+        let mut events = self.event_names.iter();
         events.find(|(of_contract, _)| *of_contract == name).map_or(name, |(_, own)| own)
     }
 
     /// Parameters as they were given, for a record.
-    pub(crate) fn given(&self, tool: &str, params: &Map<String, Json>) -> Json {
+    pub(crate) fn redact_params(&self, tool: &str, params: &Map<String, Json>) -> Json {
         let tool = self.own(tool);
-        given::recorded(tool.map_or(&[], |tool| tool.parameters), params)
+        given::redact_params(tool.map_or(&[], |tool| tool.parameters), params)
     }
 
     /// Whether tools of the configuration answer as the dialect does.
-    pub(crate) fn has_custom(&self) -> bool {
-        self.custom.is_some()
+    pub(crate) fn renders_custom_tools(&self) -> bool {
+        self.render_custom_tool.is_some()
     }
 
     /// Answers a call of a tool of the configuration.
-    pub(crate) fn custom(&self, ran: Data) -> Answer {
-        match self.custom {
+    pub(crate) fn render_custom_tool(&self, ran: ResponseData) -> DialectResponse {
+        match self.render_custom_tool {
             Some(custom) => custom(&ran),
-            None => Answer::data(ran.into_fields().into()),
+            None => DialectResponse::data(ran.into_fields().into()),
         }
     }
 
     /// Whether parameters that a tool does not have are left out of account.
-    pub(crate) fn ignores_unknown(&self) -> bool {
-        self.unknown == Unknown::Ignored
+    pub(crate) fn ignores_unknown_params(&self) -> bool {
+        self.unknown_params == UnknownParams::Ignore
     }
 
     /// A whole result as the document has it, if it has an object for that.
-    pub(crate) fn result(
+    pub(crate) fn render_result(
         &self,
-        invoked: &Invoked<'_>,
+        invoked: &DialectCallSummary<'_>,
         data: Option<Map<String, Json>>,
     ) -> Option<Json> {
-        Some(self.result?(invoked, data))
+        Some(self.render_result?(invoked, data))
     }
 
     /// What a job is called that calls a tool of this name.
@@ -276,14 +281,18 @@ impl Dialect {
 
 impl DialectTool {
     /// Does what it does.
-    pub(crate) fn call<'a>(&self, params: Params, tools: &'a mut dyn Tools) -> Answering<'a> {
+    pub(crate) fn call<'a>(
+        &self,
+        params: DialectParams,
+        tools: &'a mut dyn CanonicalTools,
+    ) -> DialectResponseFuture<'a> {
         (self.call)(params, tools)
     }
 
     /// What is told of parameters of a call: names and values, of those that are long or may be secret the
     /// size.
-    pub(crate) fn shown(&self, params: &Map<String, Json>) -> Vec<(String, String)> {
-        given::shown(self.parameters, params)
+    pub(crate) fn display_params(&self, params: &Map<String, Json>) -> Vec<(String, String)> {
+        given::display_params(self.parameters, params)
     }
 }
 
@@ -295,7 +304,7 @@ impl fmt::Debug for DialectTool {
 
 // === impl Call ===
 
-impl Call {
+impl CanonicalCall {
     /// Of this tool, with the fields of this object.
     pub(crate) fn new(tool: &'static str, params: Json) -> Self {
         let params = match params {
@@ -307,25 +316,25 @@ impl Call {
         Self {
             tool,
             params,
-            limit: None,
+            timeout: None,
             artifact_bytes: None,
             in_default_shell: false,
-            names: &[],
+            aliases: &[],
         }
     }
 
     /// The same, of whose fields these are called something else in the vocabulary.
-    pub(super) fn naming(self, names: Names) -> Self {
-        Self { names, ..self }
+    pub(super) fn with_aliases(self, names: FieldAliases) -> Self {
+        Self { aliases: names, ..self }
     }
 
     /// What is wrong with the call, by the names that its caller knows.
-    pub(crate) fn told(&self, error: Error) -> Error {
-        told::told(self.names, error)
+    pub(crate) fn translate_error(&self, error: Error) -> Error {
+        told::translate_error(self.aliases, error)
     }
 
     /// The same, whose artifacts exist even if empty, and keep so many bytes of a stream.
-    pub(super) fn keeping(self, artifact_bytes: u64) -> Self {
+    pub(super) fn with_artifact_bytes(self, artifact_bytes: u64) -> Self {
         Self { artifact_bytes: Some(artifact_bytes), ..self }
     }
 
@@ -335,7 +344,7 @@ impl Call {
     }
 
     /// The same, within this time.
-    pub(crate) fn within(self, limit: Duration) -> Self {
-        Self { limit: Some(limit), ..self }
+    pub(crate) fn with_timeout(self, limit: Duration) -> Self {
+        Self { timeout: Some(limit), ..self }
     }
 }

@@ -13,8 +13,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
-    answered, cut_page,
-    outlet::{Answer, Answers, LastWord, outlet},
+    handle,
+    outlet::{ResponseStream, StreamItem, StreamTerminator, response_channel},
+    truncate_page,
 };
 use crate::{
     api::v1::{
@@ -23,20 +24,21 @@ use crate::{
     },
     daemon::{
         call::{
-            self, Pipeline, access::principal::Principal, admission::Places, context::Incoming,
+            self, Pipeline, access::principal::Principal, admission::FailFastLimiter,
+            context::CallContext,
         },
         error::{Error, Reason},
-        queue::Place,
+        queue::Permit,
         store::{
-            session::{Artifact, Kept, Session, SessionId, Step},
-            sessions::Sessions,
+            session::{ArtifactMetadata, OpenedArtifact, Session, SessionId, StepId},
+            sessions::SessionStore,
         },
         task,
         tool::{
             Tool as _,
             apply_patch::ApplyPatch,
-            page_token::{Filters, read_token, write_token},
-            run::Run,
+            page_token::{PageFilterHash, decode_page_token, encode_page_token},
+            run::RunCommand,
         },
     },
 };
@@ -44,111 +46,113 @@ use crate::{
 /// Bytes in one message.
 const CHUNK_BYTES: u64 = 64 * 1024;
 /// Messages that are read ahead of a slow client.
-const CHUNKS_AHEAD: usize = 4;
+const STREAM_BUFFER_CHUNKS: usize = 4;
 
 /// Artifacts that are read at one time, 255 of one caller: each costs a descriptor and the messages ahead.
-const READERS: usize = 272;
+const MAX_CONCURRENT_READS: usize = 272;
 /// How long a client may read nothing, as of a download.
-const SILENCE: Duration = Duration::from_secs(60);
+const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Artifacts {
+pub(crate) struct ArtifactServiceHandler {
     pipeline: Arc<Pipeline>,
-    places: Places,
+    limiter: FailFastLimiter,
 }
 
 /// An artifact that is being sent.
-struct Sending {
+struct ArtifactStream {
     /// None of one that nothing was written to.
     file: Option<Arc<File>>,
     offset: u64,
-    left: u64,
-    sender: Sender<Answer<ReadArtifactResponse>>,
-    last: LastWord<ReadArtifactResponse>,
+    remaining_bytes: u64,
+    sender: Sender<StreamItem<ReadArtifactResponse>>,
+    terminator: StreamTerminator<ReadArtifactResponse>,
     /// How long the client may read nothing.
-    silence: Duration,
+    read_timeout: Duration,
     deadline: Option<Instant>,
-    end: CancellationToken,
-    place: Arc<Place>,
+    shutdown: CancellationToken,
+    permit: Arc<Permit>,
 }
 
 #[tonic::async_trait]
-impl ArtifactService for Artifacts {
-    type ReadArtifactStream = Answers<ReadArtifactResponse>;
+impl ArtifactService for ArtifactServiceHandler {
+    type ReadArtifactStream = ResponseStream<ReadArtifactResponse>;
 
     async fn read_artifact(
         &self,
         request: Request<ReadArtifactRequest>,
     ) -> Result<Response<Self::ReadArtifactStream>, Status> {
-        answered(request, |incoming, request| self.read(incoming, request)).await
+        handle(request, |incoming, request| self.open_stream(incoming, request)).await
     }
 
     async fn list_artifacts(
         &self,
         request: Request<ListArtifactsRequest>,
     ) -> Result<Response<ListArtifactsResponse>, Status> {
-        answered(request, |incoming, request| self.list(incoming, request)).await
+        handle(request, |incoming, request| self.list_page(incoming, request)).await
     }
 }
 
-impl Artifacts {
+impl ArtifactServiceHandler {
     /// The service.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
         let what = "artifacts are read, and no more are at a time: retry after the time given";
-        Self { pipeline, places: Places::new(READERS, what) }
+        Self { pipeline, limiter: FailFastLimiter::new(MAX_CONCURRENT_READS, what) }
     }
 
-    async fn read(
+    async fn open_stream(
         &self,
-        incoming: Incoming,
+        incoming: CallContext,
         request: ReadArtifactRequest,
-    ) -> Result<Answers<ReadArtifactResponse>, Error> {
+    ) -> Result<ResponseStream<ReadArtifactResponse>, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.ReadArtifactRequest", request)?;
-        self.may_leave(&incoming.principal, &request.path)?;
-        let place = self.places.enter(&incoming.principal, &pipeline.drain)?;
+        self.authorize_path(&incoming.principal, &request.path)?;
+        let place = self.limiter.try_acquire(&incoming.principal, &pipeline.shutdown)?;
         let place = Arc::new(place);
         let (path, principal) = (request.path.clone(), Arc::clone(&incoming.principal));
-        let open = move |sessions: &Sessions, workspace: &str, id: &SessionId| {
-            let Some(session) = sessions.existing(workspace, id)? else {
-                return Ok(Artifact::Missing);
+        let open = move |sessions: &SessionStore, workspace: &str, id: &SessionId| {
+            let Some(session) = sessions.open_existing(workspace, id)? else {
+                return Ok(OpenedArtifact::Missing);
             };
             // Of tools that the key is not for, not even that they were called.
-            match Step::of_artifact(&path) {
-                Some(step) if may_see(&principal, &session, step)? => session.artifact(&path),
-                Some(_) | None => Ok(Artifact::Missing),
+            match StepId::from_artifact_path(&path) {
+                Some(step) if can_see_step(&principal, &session, step)? => {
+                    session.open_artifact(&path)
+                }
+                Some(_) | None => Ok(OpenedArtifact::Missing),
             }
         };
-        let file = match pipeline.look(&incoming, &place, open).await? {
-            Artifact::File(file) => Some(Arc::new(file)),
-            Artifact::Empty => None,
-            Artifact::Missing => return Err(missing(&request.path)),
+        let file = match pipeline.query_session(&incoming, &place, open).await? {
+            OpenedArtifact::File(file) => Some(Arc::new(file)),
+            OpenedArtifact::Empty => None,
+            OpenedArtifact::Missing => return Err(not_found_error(&request.path)),
         };
-        let (sender, last, answers) = outlet(CHUNKS_AHEAD, &incoming.call_id);
-        let sending = Sending {
+        let (sender, last, answers) = response_channel(STREAM_BUFFER_CHUNKS, &incoming.call_id);
+        let sending = ArtifactStream {
             file,
             offset: request.offset,
-            left: request.limit.unwrap_or(u64::MAX),
+            remaining_bytes: request.limit.unwrap_or(u64::MAX),
             sender,
-            last,
-            silence: SILENCE,
+            terminator: last,
+            read_timeout: CLIENT_READ_TIMEOUT,
             deadline: incoming.deadline,
-            end: pipeline.drain.end_token(),
-            place,
+            shutdown: pipeline.shutdown.terminate_token(),
+            permit: place,
         };
-        task::spawn_tracked("artifact", sending.send());
+        task::spawn_tracked("artifact", sending.run());
         Ok(answers)
     }
 
-    async fn list(
+    async fn list_page(
         &self,
-        incoming: Incoming,
+        incoming: CallContext,
         request: ListArtifactsRequest,
     ) -> Result<ListArtifactsResponse, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.ListArtifactsRequest", request)?;
-        let workspace = pipeline.scene(&incoming)?.workspace.name();
+        let workspace = pipeline.workspace_context(&incoming)?.workspace.name();
         let step = request.step.map(|step| step.to_string());
         let filters = [
             "artifacts",
@@ -156,73 +160,74 @@ impl Artifacts {
             incoming.session.as_str(),
             step.as_deref().unwrap_or_default(),
         ];
-        let filters = Filters::new(&filters, &[]);
+        let filters = PageFilterHash::new(&filters, &[]);
         let after = request.page_token.filter(|token| !token.is_empty());
-        let after = after.map(|token| read_token(&token, &filters)).transpose()?;
+        let after = after.map(|token| decode_page_token(&token, &filters)).transpose()?;
         let page_size = request.page_size.unwrap_or_default() as usize;
-        let admitted = Arc::new(pipeline.enter(&incoming).await?);
+        let admitted = Arc::new(pipeline.admit_rpc(&incoming).await?);
         let step = request.step;
         // One more than are told, to know whether there is another page.
         let principal = Arc::clone(&incoming.principal);
-        let list = move |sessions: &Sessions, workspace: &str, id: &SessionId| {
-            let Some(session) = sessions.existing(workspace, id)? else {
+        let list = move |sessions: &SessionStore, workspace: &str, id: &SessionId| {
+            let Some(session) = sessions.open_existing(workspace, id)? else {
                 return Ok((Vec::new(), None));
             };
-            let mut found = session.artifacts(after.as_deref(), step, page_size + 1)?;
-            let last = cut_page(&mut found, page_size).map(|kept| kept.path.clone());
+            let mut found = session.list_artifacts(after.as_deref(), step, page_size + 1)?;
+            let last = truncate_page(&mut found, page_size).map(|kept| kept.path.clone());
             let mut seen = Vec::with_capacity(found.len());
             for kept in found {
-                if may_see(&principal, &session, kept.step)? {
+                if can_see_step(&principal, &session, kept.step)? {
                     seen.push(kept);
                 }
             }
             Ok((seen, last))
         };
-        let (seen, last) = pipeline.look(&incoming, &admitted, list).await?;
+        let (seen, last) = pipeline.query_session(&incoming, &admitted, list).await?;
         Ok(ListArtifactsResponse {
-            next_page_token: last.map_or_else(String::new, |path| write_token(&filters, &path)),
-            artifacts: seen.into_iter().map(info).collect(),
+            next_page_token: last
+                .map_or_else(String::new, |path| encode_page_token(&filters, &path)),
+            artifacts: seen.into_iter().map(wire_artifact).collect(),
         })
     }
 
     /// Refuses who may call none of the tools that leave artifacts at such paths.
-    fn may_leave(&self, principal: &Principal, path: &str) -> Result<(), Error> {
+    fn authorize_path(&self, principal: &Principal, path: &str) -> Result<(), Error> {
         if path.starts_with("diffs/") {
-            return principal.may_call(ApplyPatch::NAME);
+            return principal.require_tool(ApplyPatch::NAME);
         }
-        let mut customs = self.pipeline.catalog.customs();
-        match customs.any(|tool| principal.may_call(tool.name()).is_ok()) {
+        let mut customs = self.pipeline.catalog.custom_tools();
+        match customs.any(|tool| principal.require_tool(tool.name()).is_ok()) {
             true => Ok(()),
-            false => principal.may_call(Run::NAME),
+            false => principal.require_tool(RunCommand::NAME),
         }
     }
 }
 
 /// Whether the step is a call of a tool that the key is for.
-fn may_see(principal: &Principal, session: &Session, step: Step) -> io::Result<bool> {
-    if principal.tools().is_none() {
+fn can_see_step(principal: &Principal, session: &Session, step: StepId) -> io::Result<bool> {
+    if principal.allowed_tools().is_none() {
         return Ok(true);
     }
-    let tool = session.tool_of(step)?;
-    Ok(tool.is_some_and(|tool| principal.may_call(&tool).is_ok()))
+    let tool = session.tool_of_step(step)?;
+    Ok(tool.is_some_and(|tool| principal.require_tool(&tool).is_ok()))
 }
 
-fn info(kept: Kept) -> ArtifactInfo {
+fn wire_artifact(kept: ArtifactMetadata) -> ArtifactInfo {
     ArtifactInfo {
         path: kept.path,
-        size_bytes: kept.size,
+        size_bytes: kept.size_bytes,
         modify_time: Some(kept.modified.into()),
         step: kept.step.number(),
     }
 }
 
-impl Sending {
+impl ArtifactStream {
     /// Reads the file and sends it, until it is sent, the client is gone or silent, its deadline has
     /// passed, or the daemon has drained long enough.
-    async fn send(mut self) {
+    async fn run(mut self) {
         let mut is_first = true;
         let error = loop {
-            let message = match self.next().await {
+            let message = match self.next_chunk().await {
                 Ok(message) => message,
                 Err(error) => break Error::internal(error),
             };
@@ -234,30 +239,30 @@ impl Sending {
             is_first = false;
             tokio::select! {
                 biased;
-                () = task::until(self.deadline) => break call::timed_out("ReadArtifact"),
-                () = self.end.cancelled() => {
+                () = task::sleep_until(self.deadline) => break call::timeout_error("ReadArtifact"),
+                () = self.shutdown.cancelled() => {
                     let text = "the daemon is shutting down: read the rest when it is back";
                     break Error::new(Reason::Draining, text);
                 }
                 sent = self.sender.send(Ok(message)) => {
-                    if sent.is_err() || is_empty || self.left == 0 {
+                    if sent.is_err() || is_empty || self.remaining_bytes == 0 {
                         return;
                     }
                 }
-                () = sleep(self.silence) => break silent(self.silence),
+                () = sleep(self.read_timeout) => break read_timeout_error(self.read_timeout),
             }
         };
-        self.last.say(&error);
+        self.terminator.fail(&error);
     }
 
-    async fn next(&mut self) -> io::Result<ReadArtifactResponse> {
+    async fn next_chunk(&mut self) -> io::Result<ReadArtifactResponse> {
         let offset = self.offset;
         let Some(file) = self.file.clone() else {
             return Ok(ReadArtifactResponse { offset, ..ReadArtifactResponse::default() });
         };
-        let length = usize::try_from(self.left.min(CHUNK_BYTES)).unwrap_or(0);
-        let place = Arc::clone(&self.place);
-        let read = task::blocking(move || {
+        let length = usize::try_from(self.remaining_bytes.min(CHUNK_BYTES)).unwrap_or(0);
+        let place = Arc::clone(&self.permit);
+        let read = task::spawn_blocking(move || {
             // Held by the thread, too, which ends when it has read.
             let _place = place;
             let mut data = vec![0; length];
@@ -270,19 +275,19 @@ impl Sending {
             Ok::<_, io::Error>((data, size))
         });
         let (data, size_bytes) = read.await.map_err(io::Error::other)??;
-        self.left -= data.len() as u64;
+        self.remaining_bytes -= data.len() as u64;
         self.offset += data.len() as u64;
         Ok(ReadArtifactResponse { data: data.into(), offset, size_bytes })
     }
 }
 
-fn silent(silence: Duration) -> Error {
+fn read_timeout_error(silence: Duration) -> Error {
     let text =
         format!("nothing was read for {} seconds: read the rest when you can", silence.as_secs());
     Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
 }
 
-fn missing(path: &str) -> Error {
+fn not_found_error(path: &str) -> Error {
     let leads_out = path.starts_with('/') || path.split('/').any(|part| part == "..");
     let (reason, text) = if leads_out {
         (
@@ -299,7 +304,7 @@ fn missing(path: &str) -> Error {
             ),
         )
     };
-    Error::new(reason, text).with("path", path)
+    Error::new(reason, text).with_metadata("path", path)
 }
 
 #[cfg(test)]
@@ -310,35 +315,35 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::daemon::queue::{Entry, Queue, Share};
+    use crate::daemon::queue::{Acquire, Limiter, Sharing};
 
     #[tokio::test]
     async fn whoever_reads_nothing_for_a_while_gives_the_place_back_and_learns_that_there_was_more()
     {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[0; 10 << 16]).unwrap();
-        let queue = Queue::new(1, Share::Alone(1), 0);
-        let place = match queue.enter(&"w".into(), 1) {
-            Ok(Entry::Place(place)) => Arc::new(place),
+        let queue = Limiter::new(1, Sharing::CapWhenContended(1), 0);
+        let place = match queue.acquire(&"w".into(), 1) {
+            Ok(Acquire::Granted(place)) => Arc::new(place),
             other => panic!("{other:?}"),
         };
-        let (sender, last, answers) = outlet(CHUNKS_AHEAD, "call");
-        let sending = Sending {
+        let (sender, last, answers) = response_channel(STREAM_BUFFER_CHUNKS, "call");
+        let sending = ArtifactStream {
             file: Some(Arc::new(file)),
             offset: 0,
-            left: u64::MAX,
+            remaining_bytes: u64::MAX,
             sender,
-            last,
-            silence: Duration::ZERO,
+            terminator: last,
+            read_timeout: Duration::ZERO,
             deadline: None,
-            end: CancellationToken::new(),
-            place,
+            shutdown: CancellationToken::new(),
+            permit: place,
         };
-        sending.send().await;
-        assert_eq!(queue.held(), 0);
+        sending.run().await;
+        assert_eq!(queue.in_use(), 0);
         let answers: Vec<_> = answers.collect().await;
         let (last, before) = answers.split_last().unwrap();
-        assert_eq!(before.len(), CHUNKS_AHEAD);
+        assert_eq!(before.len(), STREAM_BUFFER_CHUNKS);
         assert!(before.iter().all(Result::is_ok));
         assert_eq!(last.as_ref().unwrap_err().code(), Code::DeadlineExceeded);
     }

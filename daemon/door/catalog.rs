@@ -4,34 +4,34 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::{answered, dialect_of};
+use super::{handle, parse_dialect};
 use crate::{
     api::v1::{
         ListToolsRequest, ListToolsResponse, ToolFormat, catalog_service_server::CatalogService,
     },
-    daemon::{call::Pipeline, catalog::render::Format, error::Error},
+    daemon::{call::Pipeline, catalog::render::RenderFormat, error::Error},
 };
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Tools(pub(crate) Arc<Pipeline>);
+pub(crate) struct CatalogServiceHandler(pub(crate) Arc<Pipeline>);
 
 #[tonic::async_trait]
-impl CatalogService for Tools {
+impl CatalogService for CatalogServiceHandler {
     async fn list_tools(
         &self,
         request: Request<ListToolsRequest>,
     ) -> Result<Response<ListToolsResponse>, Status> {
-        answered(request, async |incoming, request| {
-            let checked = self.0.catalog.look_at("jig.v1.ListToolsRequest", request, false)?;
+        handle(request, async |incoming, request| {
+            let checked = self.0.catalog.validate("jig.v1.ListToolsRequest", request, false)?;
             let (request, mut violations) = (checked.request, checked.violations);
-            let dialect = dialect_of(&request.dialect, &mut violations);
+            let dialect = parse_dialect(&request.dialect, &mut violations);
             if !violations.is_empty() {
                 return Err(Error::invalid(violations));
             }
             let tools = self.0.definitions(&incoming, dialect, &request.names)?;
             Ok(ListToolsResponse {
-                tools_json: format_of(request.format()).render(&tools).to_string(),
+                tools_json: render_format(request.format()).render(&tools).to_string(),
                 names: tools.into_iter().map(|tool| tool.name).collect(),
             })
         })
@@ -40,14 +40,14 @@ impl CatalogService for Tools {
 }
 
 /// What a request calls it.
-pub(super) fn format_of(format: ToolFormat) -> Format {
+pub(super) fn render_format(format: ToolFormat) -> RenderFormat {
     match format {
-        ToolFormat::Unspecified | ToolFormat::JsonSchema => Format::JsonSchema,
-        ToolFormat::OpenaiChat => Format::OpenaiChat,
-        ToolFormat::OpenaiResponses => Format::OpenaiResponses,
-        ToolFormat::Anthropic => Format::Anthropic,
-        ToolFormat::Gemini => Format::Gemini,
-        ToolFormat::Mcp => Format::Mcp,
-        ToolFormat::Function => Format::Function,
+        ToolFormat::Unspecified | ToolFormat::JsonSchema => RenderFormat::JsonSchema,
+        ToolFormat::OpenaiChat => RenderFormat::OpenaiChat,
+        ToolFormat::OpenaiResponses => RenderFormat::OpenaiResponses,
+        ToolFormat::Anthropic => RenderFormat::Anthropic,
+        ToolFormat::Gemini => RenderFormat::Gemini,
+        ToolFormat::Mcp => RenderFormat::Mcp,
+        ToolFormat::Function => RenderFormat::Function,
     }
 }

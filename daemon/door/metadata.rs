@@ -7,34 +7,34 @@ use tonic::{Request, Status};
 
 use super::status::to_status;
 use crate::daemon::{
-    call::{access::principal::Principal, context::Incoming},
+    call::{access::principal::Principal, context::CallContext},
     error::{Error, Violation},
-    telemetry::calls::CallFacts,
+    telemetry::calls::AccessLogEntry,
 };
 
 /// Left by the trace layer: the call's id, its span, and when it came.
 #[derive(Debug, Clone)]
-pub(crate) struct Arrival {
+pub(crate) struct RequestTrace {
     /// Id of the call.
     pub(crate) call_id: String,
     /// The span of the RPC.
     pub(crate) context: Context,
     /// What its line in the log says.
-    pub(crate) facts: CallFacts,
+    pub(crate) facts: AccessLogEntry,
 }
 
 /// Left by the deadline layer: when the caller stops waiting.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Deadline(pub(crate) Instant);
+pub(crate) struct RequestDeadline(pub(crate) Instant);
 
 /// Reads the call's context from a request.
-pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
-    let arrival = request.extensions().get::<Arrival>().cloned();
-    let Some(Arrival { call_id, context, facts }) = arrival else {
-        return Err(around_the_layers());
+pub(crate) fn call_context<T>(request: &Request<T>) -> Result<CallContext, Status> {
+    let arrival = request.extensions().get::<RequestTrace>().cloned();
+    let Some(RequestTrace { call_id, context, facts }) = arrival else {
+        return Err(missing_extension());
     };
     let principal = principal(request)?;
-    let deadline = request.extensions().get::<Deadline>().map(|deadline| deadline.0);
+    let deadline = request.extensions().get::<RequestDeadline>().map(|deadline| deadline.0);
     let metadata = request.metadata();
     // What is there but cannot be read must not count as not there, nor one of two for the other: the
     // call would go elsewhere.
@@ -54,7 +54,7 @@ pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
     if !unclear.is_empty() {
         return Err(to_status(&Error::invalid(unclear)));
     }
-    Incoming::new(call_id, principal, deadline, (context, facts), |key| {
+    CallContext::new(call_id, principal, deadline, (context, facts), |key| {
         metadata.get(key).and_then(|value| value.to_str().ok())
     })
     .map_err(|violations| to_status(&Error::invalid(violations)))
@@ -63,9 +63,9 @@ pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
 /// Who makes a request.
 pub(crate) fn principal<T>(request: &Request<T>) -> Result<Arc<Principal>, Status> {
     let principal = request.extensions().get::<Arc<Principal>>();
-    principal.cloned().ok_or_else(around_the_layers)
+    principal.cloned().ok_or_else(missing_extension)
 }
 
-fn around_the_layers() -> Status {
+fn missing_extension() -> Status {
     to_status(&Error::internal("a request came around the layers"))
 }

@@ -20,51 +20,51 @@ use prost::Message;
 use tonic::{Request, Response, Status};
 
 use super::{
-    call::{Pipeline, context::Incoming},
+    call::{Pipeline, context::CallContext},
     config::jobs::is_queue_name,
     dialect::{self, Dialect},
     error::{Error, Violation},
 };
 
 /// Answers a request with what `work` makes of it; an error names the call.
-async fn answered<Q, A, F>(
+async fn handle<Q, A, F>(
     request: Request<Q>,
-    work: impl FnOnce(Incoming, Q) -> F,
+    work: impl FnOnce(CallContext, Q) -> F,
 ) -> Result<Response<A>, Status>
 where
     F: Future<Output = Result<A, Error>>,
 {
-    let incoming = metadata::incoming(&request)?;
+    let incoming = metadata::call_context(&request)?;
     let call_id = incoming.call_id.clone();
     work(incoming, request.into_inner())
         .await
         .map(Response::new)
-        .map_err(|error| status::answer(&error, &call_id))
+        .map_err(|error| status::to_logged_status(&error, &call_id))
 }
 
 /// As [`answered`], for a request that changes something: one that is repeated is answered with what came
 /// of the first.
-async fn once<Q, A, F>(
+async fn handle_once<Q, A, F>(
     pipeline: &Pipeline,
     method: &str,
     request: Request<Q>,
-    work: impl FnOnce(Incoming, Q) -> F,
+    work: impl FnOnce(CallContext, Q) -> F,
 ) -> Result<Response<A>, Status>
 where
     Q: Message,
     A: Message + Default + 'static,
     F: Future<Output = Result<A, Error>> + Send + 'static,
 {
-    answered(request, async |incoming, request| {
-        let call = pipeline.repeatable(&incoming, method, &request)?;
+    handle(request, async |incoming, request| {
+        let call = pipeline.idempotent_call(&incoming, method, &request)?;
         let work = work(incoming, request);
-        pipeline.once(call, method, work).await
+        pipeline.run_once(call, method, work).await
     })
     .await
 }
 
 /// The dialect that a request names; none where it names none, or one that there is not, which is told.
-fn dialect_of(name: &str, violations: &mut Vec<Violation>) -> Option<&'static Dialect> {
+fn parse_dialect(name: &str, violations: &mut Vec<Violation>) -> Option<&'static Dialect> {
     if name.is_empty() {
         return None;
     }
@@ -78,7 +78,7 @@ fn dialect_of(name: &str, violations: &mut Vec<Violation>) -> Option<&'static Di
 }
 
 /// Looks whether a queue can be called so, where nothing is known to be wrong with its name.
-fn check_queue(name: &str, violations: &mut Vec<Violation>) {
+fn validate_queue_name(name: &str, violations: &mut Vec<Violation>) {
     let is_known = violations.iter().any(|known| known.field == "queue");
     if !is_known && !is_queue_name(name) {
         let text = "must have 1 to 80 lower-case letters, digits, and . _ : -";
@@ -88,7 +88,7 @@ fn check_queue(name: &str, violations: &mut Vec<Violation>) {
 
 /// Cuts what was found to a page; answers the last of it, where there is another page behind it. One more
 /// than a page must have been looked for.
-fn cut_page<T>(found: &mut Vec<T>, size: usize) -> Option<&T> {
+fn truncate_page<T>(found: &mut Vec<T>, size: usize) -> Option<&T> {
     let has_more = found.len() > size;
     found.truncate(size);
     found.last().filter(|_| has_more)

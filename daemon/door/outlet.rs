@@ -13,30 +13,30 @@ use super::status;
 use crate::daemon::error::{Error, Reason};
 
 /// How long a client may read nothing, as of a download.
-pub(super) const SILENCE: Duration = Duration::from_secs(60);
+pub(super) const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// How one goes on who has watched what comes in an order.
-pub(super) const GO_ON: &str = "watch again when you can, from where you have got to";
+pub(super) const RESUME_HINT: &str = "watch again when you can, from where you have got to";
 
 /// A message, or why no more come.
-pub(super) type Answer<T> = Result<T, Status>;
+pub(super) type StreamItem<T> = Result<T, Status>;
 
 /// What a client reads.
-pub(super) type Answers<T> = ReceiverStream<Answer<T>>;
+pub(super) type ResponseStream<T> = ReceiverStream<StreamItem<T>>;
 
 /// Room for the error that ends a stream early: a client that reads nothing now must not take the end
 /// of the stream for the end of what it tells about when it does.
 #[derive(Debug)]
-pub(super) struct LastWord<T> {
-    room: Option<OwnedPermit<Answer<T>>>,
+pub(super) struct StreamTerminator<T> {
+    reserved: Option<OwnedPermit<StreamItem<T>>>,
     /// Of the call that the stream answers.
     call_id: String,
 }
 
-impl<T> LastWord<T> {
+impl<T> StreamTerminator<T> {
     /// Ends the stream with an error. The sender must be dropped after it.
-    pub(super) fn say(self, error: &Error) {
-        let status = status::answer(error, &self.call_id);
-        if let Some(room) = self.room {
+    pub(super) fn fail(self, error: &Error) {
+        let status = status::to_logged_status(error, &self.call_id);
+        if let Some(room) = self.reserved {
             room.send(Err(status));
         }
     }
@@ -44,14 +44,14 @@ impl<T> LastWord<T> {
 
 /// The two ends of a stream that answers the call of this id. At most `ahead` messages are on their way
 /// to a client that does not take them.
-pub(super) fn outlet<T>(
+pub(super) fn response_channel<T>(
     ahead: usize,
     call_id: &str,
-) -> (Sender<Answer<T>>, LastWord<T>, Answers<T>) {
+) -> (Sender<StreamItem<T>>, StreamTerminator<T>, ResponseStream<T>) {
     let (sender, receiver) = mpsc::channel(ahead + 1);
-    let last = LastWord {
+    let last = StreamTerminator {
         // The first place of a channel that has several is free.
-        room: sender.clone().try_reserve_owned().ok(),
+        reserved: sender.clone().try_reserve_owned().ok(),
         call_id: call_id.to_owned(),
     };
     (sender, last, ReceiverStream::new(receiver))
@@ -59,8 +59,8 @@ pub(super) fn outlet<T>(
 
 /// Sends a message, unless the client takes none for so long. Where it fails, answers what is to be said last,
 /// with `how` to go on; nothing where nobody listens.
-pub(super) async fn tell<T>(
-    sender: &Sender<Answer<T>>,
+pub(super) async fn send_or_timeout<T>(
+    sender: &Sender<StreamItem<T>>,
     message: T,
     silence: Duration,
     how: &str,
@@ -83,20 +83,20 @@ mod tests {
 
     #[tokio::test]
     async fn who_reads_nothing_is_told_so_behind_what_is_on_its_way() {
-        let (sender, last, mut answers) = outlet(1, "id");
+        let (sender, last, mut answers) = response_channel(1, "id");
         let silence = Duration::from_millis(20);
-        tell(&sender, 1, silence, GO_ON).await.unwrap();
-        let error = tell(&sender, 2, silence, GO_ON).await.unwrap_err();
+        send_or_timeout(&sender, 1, silence, RESUME_HINT).await.unwrap();
+        let error = send_or_timeout(&sender, 2, silence, RESUME_HINT).await.unwrap_err();
         let error = error.expect("somebody listens");
         assert_eq!(error.reason, Reason::Timeout);
-        last.say(&error);
+        last.fail(&error);
         drop(sender);
         assert_eq!(answers.next().await.unwrap().unwrap(), 1);
         let status = answers.next().await.unwrap().unwrap_err();
         assert_eq!(status.code(), Code::DeadlineExceeded);
         assert!(answers.next().await.is_none());
-        let (sender, _last, answers) = outlet(1, "id");
+        let (sender, _last, answers) = response_channel(1, "id");
         drop(answers);
-        assert!(matches!(tell(&sender, 1, silence, GO_ON).await, Err(None)));
+        assert!(matches!(send_or_timeout(&sender, 1, silence, RESUME_HINT).await, Err(None)));
     }
 }

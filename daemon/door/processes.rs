@@ -7,8 +7,8 @@ use std::{sync::Arc, time::Duration};
 use prost::Message;
 use tonic::{Request, Response, Status};
 
-use self::stream::{AtDeadline, Sending};
-use super::{answered, once, outlet::Answers};
+use self::stream::{OnDeadline, ProcessStream};
+use super::{handle, handle_once, outlet::ResponseStream};
 use crate::{
     api::v1::{
         self, AttachRequest, AttachResponse, ListProcessesRequest, ListProcessesResponse,
@@ -17,14 +17,14 @@ use crate::{
         WriteStdinResponse, process_service_server::ProcessService,
     },
     daemon::{
-        call::{Pipeline, context::Incoming, start::too_many},
+        call::{Pipeline, context::CallContext, start::too_many_readers_error},
         error::{Error, Reason, Violation},
         process::{
-            input::{Write, WriteError},
-            live::{Order, OrderError, Process, Reader, Refused},
+            input::{InputWrite, InputWriteError},
+            live::{AttachError, ControlError, OutputReader, ProcessControl, ProcessHandle},
             outcome::{signal_name, signal_number},
-            registry::Entry,
-            transcript::Position,
+            registry::ProcessEntry,
+            transcript::OutputPosition,
         },
         sandbox::image::TerminalSize,
         tool::run::answer::wire_outcome,
@@ -36,37 +36,37 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Processes(pub(crate) Arc<Pipeline>);
+pub(crate) struct ProcessServiceHandler(pub(crate) Arc<Pipeline>);
 
 #[tonic::async_trait]
-impl ProcessService for Processes {
-    type StartStream = Answers<StartResponse>;
-    type AttachStream = Answers<AttachResponse>;
+impl ProcessService for ProcessServiceHandler {
+    type StartStream = ResponseStream<StartResponse>;
+    type AttachStream = ResponseStream<AttachResponse>;
 
     async fn start(
         &self,
         request: Request<StartRequest>,
     ) -> Result<Response<Self::StartStream>, Status> {
-        answered(request, async |incoming, request| {
+        handle(request, async |incoming, request| {
             let (deadline, silence) = (incoming.deadline, request.keep_alive_sec);
             let (call_id, is_repeatable) =
                 (incoming.call_id.clone(), incoming.request_id.is_some());
-            let isolation = self.isolation(&incoming);
-            let reader = self.0.start(incoming, request).await?;
-            let at_deadline = if reader.process().about.ends_alone && !is_repeatable {
-                AtDeadline::End
+            let isolation = self.isolation_level(&incoming);
+            let reader = self.0.start_process(incoming, request).await?;
+            let at_deadline = if reader.process().info.ends_with_last_reader && !is_repeatable {
+                OnDeadline::EndProcess
             } else {
-                AtDeadline::Leave
+                OnDeadline::Detach
             };
-            let sending = Sending {
+            let sending = ProcessStream {
                 reader,
                 call_id,
                 isolation,
-                silence: keep_alive(silence),
+                keep_alive_interval: keep_alive_interval(silence),
                 deadline,
-                at_deadline,
+                on_deadline: at_deadline,
             };
-            Ok(sending.begin())
+            Ok(sending.spawn())
         })
         .await
     }
@@ -75,17 +75,17 @@ impl ProcessService for Processes {
         &self,
         request: Request<AttachRequest>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        answered(request, async |incoming, request| {
-            let (reader, silence) = self.read(&incoming, request)?;
-            let sending = Sending {
+        handle(request, async |incoming, request| {
+            let (reader, silence) = self.attach_reader(&incoming, request)?;
+            let sending = ProcessStream {
                 reader,
-                isolation: self.isolation(&incoming),
+                isolation: self.isolation_level(&incoming),
                 call_id: incoming.call_id,
-                silence: keep_alive(silence),
+                keep_alive_interval: keep_alive_interval(silence),
                 deadline: incoming.deadline,
-                at_deadline: AtDeadline::Leave,
+                on_deadline: OnDeadline::Detach,
             };
-            Ok(sending.begin())
+            Ok(sending.spawn())
         })
         .await
     }
@@ -94,8 +94,8 @@ impl ProcessService for Processes {
         &self,
         request: Request<WriteStdinRequest>,
     ) -> Result<Response<WriteStdinResponse>, Status> {
-        self.once("WriteStdin", request, |door, incoming, request| async move {
-            let accepted_bytes = door.write(&incoming, request).await?;
+        self.handle_once("WriteStdin", request, |door, incoming, request| async move {
+            let accepted_bytes = door.write_input(&incoming, request).await?;
             Ok(WriteStdinResponse { accepted_bytes })
         })
         .await
@@ -105,8 +105,8 @@ impl ProcessService for Processes {
         &self,
         request: Request<SendSignalRequest>,
     ) -> Result<Response<SendSignalResponse>, Status> {
-        self.once("SendSignal", request, |door, incoming, request| async move {
-            door.signal(&incoming, request).await?;
+        self.handle_once("SendSignal", request, |door, incoming, request| async move {
+            door.deliver_signal(&incoming, request).await?;
             Ok(SendSignalResponse {})
         })
         .await
@@ -116,7 +116,7 @@ impl ProcessService for Processes {
         &self,
         request: Request<ResizeTerminalRequest>,
     ) -> Result<Response<ResizeTerminalResponse>, Status> {
-        self.once("ResizeTerminal", request, |door, incoming, request| async move {
+        self.handle_once("ResizeTerminal", request, |door, incoming, request| async move {
             door.resize(&incoming, request).await?;
             Ok(ResizeTerminalResponse {})
         })
@@ -127,24 +127,24 @@ impl ProcessService for Processes {
         &self,
         request: Request<ListProcessesRequest>,
     ) -> Result<Response<ListProcessesResponse>, Status> {
-        answered(request, async |incoming, _| {
-            let workspace = self.0.scene(&incoming)?.workspace.name();
-            self.0.may_see_commands(&incoming)?;
+        handle(request, async |incoming, _| {
+            let workspace = self.0.workspace_context(&incoming)?.workspace.name();
+            self.0.require_command_access(&incoming)?;
             let entries = self.0.processes.list(workspace);
-            Ok(ListProcessesResponse { processes: entries.iter().map(info).collect() })
+            Ok(ListProcessesResponse { processes: entries.iter().map(wire_process).collect() })
         })
         .await
     }
 }
 
-impl Processes {
+impl ProcessServiceHandler {
     /// Answers a request that changes something with what `work` makes of it; a repeated one, with what
     /// came of the first.
-    async fn once<Q, A, F>(
+    async fn handle_once<Q, A, F>(
         &self,
         method: &str,
         request: Request<Q>,
-        work: impl FnOnce(Self, Incoming, Q) -> F,
+        work: impl FnOnce(Self, CallContext, Q) -> F,
     ) -> Result<Response<A>, Status>
     where
         Q: Message,
@@ -152,52 +152,56 @@ impl Processes {
         F: Future<Output = Result<A, Error>> + Send + 'static,
     {
         let method = format!("jig.v1.ProcessService/{method}");
-        once(&self.0, &method, request, |incoming, request| {
+        handle_once(&self.0, &method, request, |incoming, request| {
             work(Self(Arc::clone(&self.0)), incoming, request)
         })
         .await
     }
 
     /// Finds the process that a request names.
-    fn find(&self, incoming: &Incoming, id: &str) -> Result<Arc<Process>, Error> {
-        let workspace = self.0.scene(incoming)?.workspace.name();
-        self.0.may_see_commands(incoming)?;
+    fn find_process(&self, incoming: &CallContext, id: &str) -> Result<Arc<ProcessHandle>, Error> {
+        let workspace = self.0.workspace_context(incoming)?.workspace.name();
+        self.0.require_command_access(incoming)?;
         let found = self.0.processes.find(workspace, id);
         found.map(|entry| entry.process).ok_or_else(|| {
             let text = format!(
                 "no process {id:?} runs in workspace {workspace}, nor ended there not long ago: ListProcesses tells which do"
             );
-            Error::new(Reason::ProcessNotFound, text).with("process_id", id)
+            Error::new(Reason::ProcessNotFound, text).with_metadata("process_id", id)
         })
     }
 
-    fn isolation(&self, incoming: &Incoming) -> String {
-        let scene = self.0.scene(incoming);
+    fn isolation_level(&self, incoming: &CallContext) -> String {
+        let scene = self.0.workspace_context(incoming);
         scene.map_or_else(|_| String::new(), |scene| scene.isolation.level.to_string())
     }
 
-    fn read(
+    fn attach_reader(
         &self,
-        incoming: &Incoming,
+        incoming: &CallContext,
         request: AttachRequest,
-    ) -> Result<(Reader, Option<u32>), Error> {
+    ) -> Result<(OutputReader, Option<u32>), Error> {
         let request = self.0.catalog.check("jig.v1.AttachRequest", request)?;
-        let process = self.find(incoming, &request.process_id)?;
-        let position = Position {
+        let process = self.find_process(incoming, &request.process_id)?;
+        let position = OutputPosition {
             after_sequence: request.after_sequence,
             stdout_offset: request.stdout_offset,
             stderr_offset: request.stderr_offset,
         };
-        let reader = process.read(incoming.principal.lane(), position);
+        let reader = process.attach(incoming.principal.key(), position);
         let reader = reader.map_err(|refused| match refused {
-            Refused::Beyond(written) => beyond(position, written),
-            Refused::TooMany(full) => too_many(full),
+            AttachError::PositionBeyondEnd(written) => position_past_end_error(position, written),
+            AttachError::TooManyReaders(full) => too_many_readers_error(full),
         })?;
         Ok((reader, request.keep_alive_sec))
     }
 
-    async fn write(&self, incoming: &Incoming, request: WriteStdinRequest) -> Result<u64, Error> {
-        let mut checked = self.0.catalog.look_at("jig.v1.WriteStdinRequest", request, false)?;
+    async fn write_input(
+        &self,
+        incoming: &CallContext,
+        request: WriteStdinRequest,
+    ) -> Result<u64, Error> {
+        let mut checked = self.0.catalog.validate("jig.v1.WriteStdinRequest", request, false)?;
         let request = checked.request;
         if request.data.is_empty() && !request.eof {
             let text = "must be given, unless eof is";
@@ -206,36 +210,44 @@ impl Processes {
         if !checked.violations.is_empty() {
             return Err(Error::invalid(checked.violations));
         }
-        let process = self.find(incoming, &request.process_id)?;
-        self.0.may_feed_commands(incoming)?;
-        let write = Write { id: request.write_id.clone(), data: request.data, ends: request.eof };
+        let process = self.find_process(incoming, &request.process_id)?;
+        self.0.require_command_input_access(incoming)?;
+        let write = InputWrite {
+            id: request.write_id.clone(),
+            data: request.data,
+            ends_input: request.eof,
+        };
         process
             .input
             .write(write)
             .await
             .map_err(|error| match error {
-                WriteError::TooMany => {
+                InputWriteError::TooManyPending => {
                     let text = format!("{error}: it reads too slowly; wait for their answers");
                     Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
                 }
-                WriteError::Closed if process.has_ended() => ended(&process),
-                WriteError::Closed => {
+                InputWriteError::Closed if process.has_ended() => process_ended_error(&process),
+                InputWriteError::Closed => {
                     let text = "the process reads nothing more: its input was ended, or it has closed it";
                     Error::new(Reason::StdinClosed, text)
-                        .with("process_id", process.about.id.clone())
+                        .with_metadata("process_id", process.info.id.clone())
                 }
-                WriteError::Reused => {
+                InputWriteError::IdReused => {
                     let text = format!(
                         "write_id {:?} was that of another write of this process: give each write its own",
                         request.write_id
                     );
-                    Error::new(Reason::RequestIdReused, text).with("write_id", request.write_id)
+                    Error::new(Reason::RequestIdReused, text).with_metadata("write_id", request.write_id)
                 }
             })
     }
 
-    async fn signal(&self, incoming: &Incoming, request: SendSignalRequest) -> Result<(), Error> {
-        let mut checked = self.0.catalog.look_at("jig.v1.SendSignalRequest", request, false)?;
+    async fn deliver_signal(
+        &self,
+        incoming: &CallContext,
+        request: SendSignalRequest,
+    ) -> Result<(), Error> {
+        let mut checked = self.0.catalog.validate("jig.v1.SendSignalRequest", request, false)?;
         let request = checked.request;
         let signal = signal_number(&request.signal);
         if signal.is_none() && !request.signal.is_empty() {
@@ -246,18 +258,18 @@ impl Processes {
         let (Some(signal), []) = (signal, checked.violations.as_slice()) else {
             return Err(Error::invalid(checked.violations));
         };
-        let process = self.find(incoming, &request.process_id)?;
-        self.order(&process, Order::Signal(signal)).await
+        let process = self.find_process(incoming, &request.process_id)?;
+        self.send_order(&process, ProcessControl::Signal(signal)).await
     }
 
     async fn resize(
         &self,
-        incoming: &Incoming,
+        incoming: &CallContext,
         request: ResizeTerminalRequest,
     ) -> Result<(), Error> {
         let request = self.0.catalog.check("jig.v1.ResizeTerminalRequest", request)?;
-        let process = self.find(incoming, &request.process_id)?;
-        if !process.about.has_terminal {
+        let process = self.find_process(incoming, &request.process_id)?;
+        if !process.info.has_terminal {
             let text =
                 "must be that of a process with a terminal; this one was started without pty";
             return Err(Error::invalid_field("process_id", text));
@@ -266,13 +278,17 @@ impl Processes {
             columns: u16::try_from(request.cols).map_err(Error::internal)?,
             rows: u16::try_from(request.rows).map_err(Error::internal)?,
         };
-        self.order(&process, Order::Resize(size)).await
+        self.send_order(&process, ProcessControl::Resize(size)).await
     }
 
-    async fn order(&self, process: &Process, order: Order) -> Result<(), Error> {
-        process.order(order).await.map_err(|error| match error {
-            OrderError::Ended => ended(process),
-            OrderError::TooMany => {
+    async fn send_order(
+        &self,
+        process: &ProcessHandle,
+        order: ProcessControl,
+    ) -> Result<(), Error> {
+        process.send_control(order).await.map_err(|error| match error {
+            ControlError::Ended => process_ended_error(process),
+            ControlError::TooManyPending => {
                 let text = format!("{error}: wait for their answers");
                 Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
             }
@@ -280,17 +296,17 @@ impl Processes {
     }
 }
 
-fn keep_alive(seconds: Option<u32>) -> Duration {
+fn keep_alive_interval(seconds: Option<u32>) -> Duration {
     Duration::from_secs(u64::from(seconds.unwrap_or(30)))
 }
 
-fn ended(process: &Process) -> Error {
+fn process_ended_error(process: &ProcessHandle) -> Error {
     let text = "the process has ended; Attach tells how";
-    Error::new(Reason::ProcessEnded, text).with("process_id", process.about.id.clone())
+    Error::new(Reason::ProcessEnded, text).with_metadata("process_id", process.info.id.clone())
 }
 
 /// A position that lies behind what was written.
-fn beyond(asked: Position, written: Position) -> Error {
+fn position_past_end_error(asked: OutputPosition, written: OutputPosition) -> Error {
     let fields = [
         ("after_sequence", asked.after_sequence, written.after_sequence),
         ("stdout_offset", asked.stdout_offset, written.stdout_offset),
@@ -305,20 +321,21 @@ fn beyond(asked: Position, written: Position) -> Error {
     Error::invalid(violations.collect())
 }
 
-fn info(entry: &Entry) -> ProcessInfo {
+fn wire_process(entry: &ProcessEntry) -> ProcessInfo {
     let process = &entry.process;
-    let about = &process.about;
-    let ending = process.transcript.ending();
+    let about = &process.info;
+    let ending = process.replay_buffer.end_value();
     let exit = ending.as_deref().and_then(|ending| ending.as_ref().ok());
-    let outcome = exit.map(|exit| exit.finished.ended.outcome);
+    let outcome = exit.map(|exit| exit.result.termination.outcome);
     let state = if process.has_ended() {
         ProcessState::Ended
-    } else if process.transcript.has_started() {
+    } else if process.replay_buffer.has_started() {
         ProcessState::Running
     } else {
         ProcessState::Starting
     };
-    let on_disconnect = if about.ends_alone { OnDisconnect::Kill } else { OnDisconnect::Keep };
+    let on_disconnect =
+        if about.ends_with_last_reader { OnDisconnect::Kill } else { OnDisconnect::Keep };
     ProcessInfo {
         process_id: about.id.clone(),
         state: state.into(),
@@ -332,7 +349,7 @@ fn info(entry: &Entry) -> ProcessInfo {
         outcome: outcome.map_or(v1::Outcome::Unspecified, wire_outcome).into(),
         exit_code: outcome.and_then(|outcome| outcome.exit_code()),
         signal: outcome.and_then(|outcome| outcome.signal()).map(signal_name).unwrap_or_default(),
-        last_sequence: process.transcript.last_sequence(),
-        attached: u32::try_from(process.transcript.readers()).unwrap_or(u32::MAX),
+        last_sequence: process.replay_buffer.last_sequence(),
+        attached: u32::try_from(process.replay_buffer.reader_count()).unwrap_or(u32::MAX),
     }
 }

@@ -5,32 +5,35 @@ use std::collections::HashMap;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-use crate::daemon::error::{Error, MOST_VIOLATIONS, Reason};
+use crate::daemon::error::{Error, MAX_VIOLATIONS, Reason};
 
 /// Domain of `ErrorInfo`.
-const DOMAIN: &str = "jig.v1";
+const ERROR_DOMAIN: &str = "jig.v1";
 /// Longest message: it travels in a trailer, and clients accept 8 KiB of those.
-const LONGEST_MESSAGE: usize = 2048;
+const MAX_MESSAGE_BYTES: usize = 2048;
 
 /// The status that tells `error`.
 pub(crate) fn to_status(error: &Error) -> Status {
-    with_code(code(error.reason), error)
+    status_with_code(grpc_code(error.reason), error)
 }
 
 /// The status that tells `error` where gRPC itself has a code for what happened.
-pub(crate) fn with_code(code: Code, error: &Error) -> Status {
+pub(crate) fn status_with_code(code: Code, error: &Error) -> Status {
     let mut details = ErrorDetails::new();
     let metadata: HashMap<_, _> = error
         .metadata
         .iter()
-        .map(|(name, value)| (name.clone().into_owned(), shorten(value)))
+        .map(|(name, value)| (name.clone().into_owned(), truncate_message(value)))
         .collect();
-    details.set_error_info(error.reason.name(), DOMAIN, metadata);
+    details.set_error_info(error.reason.name(), ERROR_DOMAIN, metadata);
     if !error.violations.is_empty() {
-        let violations = error.violations.iter().take(MOST_VIOLATIONS);
+        let violations = error.violations.iter().take(MAX_VIOLATIONS);
         let violations: Vec<_> = violations
             .map(|violation| {
-                FieldViolation::new(shorten(&violation.field), shorten(&violation.description))
+                FieldViolation::new(
+                    truncate_message(&violation.field),
+                    truncate_message(&violation.description),
+                )
             })
             .collect();
         details.set_bad_request(violations);
@@ -38,11 +41,11 @@ pub(crate) fn with_code(code: Code, error: &Error) -> Status {
     if let Some(wait) = error.retry_after {
         details.set_retry_info(Some(wait));
     }
-    Status::with_error_details(code, shorten(&error.message), details)
+    Status::with_error_details(code, truncate_message(&error.message), details)
 }
 
 /// The status that tells `error` to the caller of `call_id`. A defect is logged under that id.
-pub(crate) fn answer(error: &Error, call_id: &str) -> Status {
+pub(crate) fn to_logged_status(error: &Error, call_id: &str) -> Status {
     if error.reason == Reason::Internal {
         let cause = error.cause.as_ref().map(ToString::to_string);
         tracing::error!(call_id, cause, error = %error, "a call failed by a defect");
@@ -51,7 +54,7 @@ pub(crate) fn answer(error: &Error, call_id: &str) -> Status {
 }
 
 /// The code of a reason. Each arm says what a caller should do.
-pub(crate) fn code(reason: Reason) -> Code {
+pub(crate) fn grpc_code(reason: Reason) -> Code {
     match reason {
         // Mend the request.
         Reason::InvalidParams | Reason::InvalidGlob | Reason::InvalidRegex => Code::InvalidArgument,
@@ -112,11 +115,11 @@ pub(crate) fn code(reason: Reason) -> Code {
     }
 }
 
-fn shorten(text: &str) -> String {
-    if text.len() <= LONGEST_MESSAGE {
+fn truncate_message(text: &str) -> String {
+    if text.len() <= MAX_MESSAGE_BYTES {
         return text.to_owned();
     }
-    let mut end = LONGEST_MESSAGE;
+    let mut end = MAX_MESSAGE_BYTES;
     while !text.is_char_boundary(end) {
         end -= 1;
     }

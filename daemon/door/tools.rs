@@ -5,7 +5,7 @@ use std::sync::Arc;
 use prost::Message;
 use tonic::{Request, Response, Status};
 
-use super::answered;
+use super::handle;
 use crate::{
     api::v1::{self, tool_service_server::ToolService},
     daemon::{
@@ -15,7 +15,7 @@ use crate::{
             delete_path::DeletePath, edit_file::EditFile, edit_notebook::EditNotebook,
             fetch_url::FetchUrl, last_command::LastCommand, list_directory::ListDirectory,
             list_files::ListFiles, move_path::MovePath, read_file::ReadFile,
-            read_notebook::ReadNotebook, run::Run, search::Search, stat_path::StatPath,
+            read_notebook::ReadNotebook, run::RunCommand, search::SearchFiles, stat_path::StatPath,
             write_file::WriteFile,
         },
     },
@@ -23,9 +23,9 @@ use crate::{
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Tools(pub(crate) Arc<Pipeline>);
+pub(crate) struct ToolServiceHandler(pub(crate) Arc<Pipeline>);
 
-impl Tools {
+impl ToolServiceHandler {
     async fn call<T: Tool>(
         &self,
         request: Request<T::Request>,
@@ -33,12 +33,12 @@ impl Tools {
     where
         T::Response: Message + Default,
     {
-        answered(request, |incoming, request| self.0.call::<T>(incoming, request)).await
+        handle(request, |incoming, request| self.0.call::<T>(incoming, request)).await
     }
 }
 
 #[tonic::async_trait]
-impl ToolService for Tools {
+impl ToolService for ToolServiceHandler {
     async fn apply_patch(
         &self,
         request: Request<v1::ApplyPatchRequest>,
@@ -134,14 +134,14 @@ impl ToolService for Tools {
         &self,
         request: Request<v1::RunRequest>,
     ) -> Result<Response<v1::RunResponse>, Status> {
-        self.call::<Run>(request).await
+        self.call::<RunCommand>(request).await
     }
 
     async fn search(
         &self,
         request: Request<v1::SearchRequest>,
     ) -> Result<Response<v1::SearchResponse>, Status> {
-        self.call::<Search>(request).await
+        self.call::<SearchFiles>(request).await
     }
 
     async fn stat_path(

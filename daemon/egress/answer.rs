@@ -6,22 +6,22 @@ use http_body_util::{BodyExt as _, Empty, Full, combinators::BoxBody};
 use hyper::ext::ReasonPhrase;
 
 /// Body of what the proxy answers, its own or a server's.
-pub(super) type Body = BoxBody<Bytes, hyper::Error>;
+pub(super) type ProxyBody = BoxBody<Bytes, hyper::Error>;
 
 /// Name of the refusal by policy, in texts and in status lines: that is all that some programs show
 /// of an answer to CONNECT.
 const EGRESS_DENIED: &str = "EGRESS_DENIED";
 
 /// The answer to a connection that policy refuses.
-pub(super) fn denied(why: &str) -> Response<Body> {
-    let mut response = text(StatusCode::FORBIDDEN, &format!("{EGRESS_DENIED}: {why}"));
+pub(super) fn denied_response(why: &str) -> Response<ProxyBody> {
+    let mut response = text_response(StatusCode::FORBIDDEN, &format!("{EGRESS_DENIED}: {why}"));
     let phrase = ReasonPhrase::from_static(EGRESS_DENIED.as_bytes());
     response.extensions_mut().insert(phrase);
     response
 }
 
 /// An answer with a line of text.
-pub(super) fn text(status: StatusCode, line: &str) -> Response<Body> {
+pub(super) fn text_response(status: StatusCode, line: &str) -> Response<ProxyBody> {
     let body = Full::new(Bytes::from(format!("{line}\n")));
     let mut response = Response::new(body.map_err(|never| match never {}).boxed());
     *response.status_mut() = status;
@@ -32,6 +32,6 @@ pub(super) fn text(status: StatusCode, line: &str) -> Response<Body> {
 }
 
 /// The answer to a CONNECT that leads somewhere.
-pub(super) fn connected() -> Response<Body> {
+pub(super) fn connected_response() -> Response<ProxyBody> {
     Response::new(Empty::new().map_err(|never| match never {}).boxed())
 }

@@ -24,69 +24,69 @@ use tokio::{io::copy_bidirectional_with_sizes, net::TcpStream, sync::Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    answer::{self, Body},
+    answer::{self, ProxyBody},
     dial::dial,
-    journal::{Attempt, Journal},
-    meter::Metered,
-    request::{self, Malformed, Target},
+    journal::{ConnectionAttempt, ConnectionLog},
+    meter::MeteredStream,
+    request::{self, MalformedRequest, ProxyTarget},
 };
-use crate::daemon::{outside::Outside, task};
+use crate::daemon::{outside::NetworkPolicy, task};
 
 /// Most bytes of a request's line and fields, and of what is read at a time.
-const HEAD_BYTES: usize = 16 << 10;
+const MAX_REQUEST_HEAD_BYTES: usize = 16 << 10;
 /// Most fields of a request.
-const FIELDS: usize = 100;
+const MAX_REQUEST_HEADERS: usize = 100;
 /// How long a request's head may take, and how long the next one may keep us waiting.
-const HEAD_PATIENCE: Duration = Duration::from_secs(30);
+const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes of an answer's line and fields; servers send more than clients do.
-const ANSWER_HEAD_BYTES: usize = 64 << 10;
+const MAX_RESPONSE_HEAD_BYTES: usize = 64 << 10;
 /// Most fields of an answer.
-const ANSWER_FIELDS: usize = 256;
+const MAX_RESPONSE_HEADERS: usize = 256;
 /// How long nothing may move between a command and a server: longer than any server works on an
 /// answer, or keeps a connection that nobody uses.
-const IDLE: Duration = Duration::from_secs(600);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Bytes that a tunnel holds for each direction.
-const TUNNEL_BYTES: usize = 16 << 10;
+const TUNNEL_BUFFER_BYTES: usize = 16 << 10;
 
 /// What serves the connections of one run.
 #[derive(Debug, Clone)]
-pub(super) struct Guest {
-    pub(super) outside: Arc<Outside>,
-    pub(super) journal: Arc<Journal>,
+pub(super) struct ConnectionHandler {
+    pub(super) policy: Arc<NetworkPolicy>,
+    pub(super) log: Arc<ConnectionLog>,
     /// As many permits as names may be looked up at a time.
     pub(super) lookups: Arc<Semaphore>,
     pub(super) tasks: TaskTracker,
-    pub(super) end: CancellationToken,
+    pub(super) shutdown: CancellationToken,
 }
 
 /// A tunnel whose first end is still HTTP's.
 struct Tunnel {
-    command: OnUpgrade,
-    server: Metered<TcpStream>,
-    attempt: Attempt,
+    client: OnUpgrade,
+    server: MeteredStream<TcpStream>,
+    attempt: ConnectionAttempt,
 }
 
 /// A server's body on its way to the command.
-struct PassedOn {
+struct ForwardedBody {
     body: Incoming,
     /// It ends with the body.
-    _attempt: Attempt,
+    _attempt: ConnectionAttempt,
 }
 
-impl Guest {
+impl ConnectionHandler {
     /// Serves a connection until either side ends it.
     pub(super) async fn serve(&self, stream: TcpStream) {
         let _best_effort = stream.set_nodelay(true);
         let tunnel = Mutex::new(None);
         let service = service_fn(async |request| {
-            let answered = self.answer(request, &tunnel).await;
+            let answered = self.handle_request(request, &tunnel).await;
             Ok::<_, Infallible>(answered)
         });
         let connection = server::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_PATIENCE)
-            .max_buf_size(HEAD_BYTES)
-            .max_headers(FIELDS)
+            .header_read_timeout(REQUEST_HEAD_TIMEOUT)
+            .max_buf_size(MAX_REQUEST_HEAD_BYTES)
+            .max_headers(MAX_REQUEST_HEADERS)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
         // A command that sends what is not HTTP has been told so, or is gone.
@@ -97,41 +97,41 @@ impl Guest {
         }
     }
 
-    async fn answer(
+    async fn handle_request(
         &self,
         request: Request<Incoming>,
         tunnel: &Mutex<Option<Tunnel>>,
-    ) -> Response<Body> {
-        let target = match Target::of(&request) {
+    ) -> Response<ProxyBody> {
+        let target = match ProxyTarget::from_request(&request) {
             Ok(target) => target,
-            Err(Malformed(status, text)) => return answer::text(status, text),
+            Err(MalformedRequest(status, text)) => return answer::text_response(status, text),
         };
-        let mut attempt = self.journal.begin(request.method(), &target);
-        let server = match dial(&self.outside, &target, &self.lookups, &mut attempt).await {
+        let mut attempt = self.log.begin(request.method(), &target);
+        let server = match dial(&self.policy, &target, &self.lookups, &mut attempt).await {
             Ok(server) => server,
-            Err(none) => return none.answer(&self.outside, &target),
+            Err(none) => return none.to_response(&self.policy, &target),
         };
         if request.method() != Method::CONNECT {
-            return self.pass_on(request, &target, server, attempt).await;
+            return self.forward(request, &target, server, attempt).await;
         }
         *tunnel.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some(Tunnel { command: hyper::upgrade::on(request), server, attempt });
-        answer::connected()
+            Some(Tunnel { client: hyper::upgrade::on(request), server, attempt });
+        answer::connected_response()
     }
 
     /// Sends a request to its server, and the server's answer back.
-    async fn pass_on(
+    async fn forward(
         &self,
         request: Request<Incoming>,
-        target: &Target,
-        server: Metered<TcpStream>,
-        mut attempt: Attempt,
-    ) -> Response<Body> {
-        let failed = |text: String| answer::text(StatusCode::BAD_GATEWAY, &text);
+        target: &ProxyTarget,
+        server: MeteredStream<TcpStream>,
+        mut attempt: ConnectionAttempt,
+    ) -> Response<ProxyBody> {
+        let failed = |text: String| answer::text_response(StatusCode::BAD_GATEWAY, &text);
         let meter = Arc::clone(server.meter());
         let handshake = client::Builder::new()
-            .max_buf_size(ANSWER_HEAD_BYTES)
-            .max_headers(ANSWER_FIELDS)
+            .max_buf_size(MAX_RESPONSE_HEAD_BYTES)
+            .max_headers(MAX_RESPONSE_HEADERS)
             .handshake(TokioIo::new(server));
         let (mut sender, connection) = match handshake.await {
             Ok(made) => made,
@@ -139,23 +139,26 @@ impl Guest {
                 return failed(format!("jigd could not talk to {}: {error}", target.host));
             }
         };
-        let end = self.end.clone();
+        let end = self.shutdown.clone();
         // Who waits for the answer is told of an error by its channel.
         let connection = async move {
             tokio::select! {
                 biased;
                 () = end.cancelled() => {}
                 _ended = connection => {}
-                () = meter.idle(IDLE) => {}
+                () = meter.wait_until_idle(IDLE_TIMEOUT) => {}
             }
         };
         task::spawn("egress server", self.tasks.track_future(connection));
-        let Some(request) = request::for_server(request, target) else {
-            return answer::text(StatusCode::BAD_REQUEST, "the request cannot be passed on");
+        let Some(request) = request::to_origin_form(request, target) else {
+            return answer::text_response(
+                StatusCode::BAD_REQUEST,
+                "the request cannot be passed on",
+            );
         };
         match sender.send_request(request).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                attempt.failed("server_error");
+                attempt.set_failed("server_error");
                 failed(format!(
                     "{} changed to another protocol, which nobody asked for",
                     target.host
@@ -163,13 +166,13 @@ impl Guest {
             }
             Ok(response) => {
                 let (mut parts, body) = response.into_parts();
-                request::strip(&mut parts.headers);
+                request::strip_hop_by_hop(&mut parts.headers);
                 parts.extensions.clear();
-                let body = PassedOn { body, _attempt: attempt };
+                let body = ForwardedBody { body, _attempt: attempt };
                 Response::from_parts(parts, body.boxed())
             }
             Err(error) => {
-                attempt.failed("server_error");
+                attempt.set_failed("server_error");
                 failed(format!("{} gave no answer: {error}", target.host))
             }
         }
@@ -178,24 +181,28 @@ impl Guest {
 
 impl Tunnel {
     async fn run(self) {
-        let Self { command, mut server, attempt } = self;
+        let Self { client: command, mut server, attempt } = self;
         // A command that is gone before it heard that it is connected.
         let Ok(command) = command.await else {
             return;
         };
         let mut command = TokioIo::new(command);
         let meter = Arc::clone(server.meter());
-        let both =
-            copy_bidirectional_with_sizes(&mut command, &mut server, TUNNEL_BYTES, TUNNEL_BYTES);
+        let both = copy_bidirectional_with_sizes(
+            &mut command,
+            &mut server,
+            TUNNEL_BUFFER_BYTES,
+            TUNNEL_BUFFER_BYTES,
+        );
         tokio::select! {
             _ended = both => {}
-            () = meter.idle(IDLE) => {}
+            () = meter.wait_until_idle(IDLE_TIMEOUT) => {}
         }
         drop(attempt);
     }
 }
 
-impl http_body::Body for PassedOn {
+impl http_body::Body for ForwardedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

@@ -10,29 +10,29 @@ use tokio::{
 };
 
 use super::{
-    answer::{self, Body},
-    journal::Attempt,
-    meter::Metered,
-    request::Target,
+    answer::{self, ProxyBody},
+    journal::ConnectionAttempt,
+    meter::MeteredStream,
+    request::ProxyTarget,
 };
-use crate::daemon::outside::{NoWay, Outside, policy::Denial};
+use crate::daemon::outside::{NetworkPolicy, ResolveError, policy::Denial};
 
 /// How long connecting to one address may take.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Names that one run looks up at a time: those whose servers do not answer must not keep other runs waiting.
-pub(super) const LOOKUPS_OF_RUN: usize = 8;
+pub(super) const MAX_LOOKUPS_PER_RUN: usize = 8;
 
 /// Why there is no connection.
 #[derive(Debug)]
-pub(super) enum NoConnection {
+pub(super) enum DialError {
     /// Policy refuses it.
     Denied(Denial),
     /// The name cannot be looked up.
-    Unknown(io::Error),
+    LookupFailed(io::Error),
     /// No address could be connected to; what the last one said.
     Unreachable(io::Error),
     /// Looking up or connecting took too long.
-    TooSlow,
+    TimedOut,
 }
 
 /// Connects to `target`, if what is `outside` may be reached there, for a run that looks up no more names at a
@@ -42,54 +42,54 @@ pub(super) enum NoConnection {
 ///
 /// Why there is no connection; `attempt` has been told.
 pub(super) async fn dial(
-    outside: &Outside,
-    target: &Target,
+    outside: &NetworkPolicy,
+    target: &ProxyTarget,
     lookups: &Arc<Semaphore>,
-    attempt: &mut Attempt,
-) -> Result<Metered<TcpStream>, NoConnection> {
+    attempt: &mut ConnectionAttempt,
+) -> Result<MeteredStream<TcpStream>, DialError> {
     let result = connect(outside, target, lookups, attempt).await;
     match &result {
-        Ok(stream) => attempt.connected(Arc::clone(stream.meter())),
-        Err(NoConnection::Denied(denial)) => attempt.denied(denial.name()),
-        Err(NoConnection::Unknown(_)) => attempt.failed("lookup_failed"),
-        Err(NoConnection::Unreachable(_)) => attempt.failed("connect_failed"),
-        Err(NoConnection::TooSlow) => attempt.failed("timeout"),
+        Ok(stream) => attempt.set_connected(Arc::clone(stream.meter())),
+        Err(DialError::Denied(denial)) => attempt.set_denied(denial.reason()),
+        Err(DialError::LookupFailed(_)) => attempt.set_failed("lookup_failed"),
+        Err(DialError::Unreachable(_)) => attempt.set_failed("connect_failed"),
+        Err(DialError::TimedOut) => attempt.set_failed("timeout"),
     }
     result
 }
 
 async fn connect(
-    outside: &Outside,
-    target: &Target,
+    outside: &NetworkPolicy,
+    target: &ProxyTarget,
     lookups: &Arc<Semaphore>,
-    attempt: &mut Attempt,
-) -> Result<Metered<TcpStream>, NoConnection> {
+    attempt: &mut ConnectionAttempt,
+) -> Result<MeteredStream<TcpStream>, DialError> {
     let permit = async {
         let permit = Arc::clone(lookups).acquire_owned().await;
         permit.map_err(io::Error::other)
     };
-    let addresses = outside.addresses(&target.host, target.port, permit).await;
+    let addresses = outside.resolve(&target.host, target.port, permit).await;
     let addresses = addresses.map_err(|no_way| match no_way {
-        NoWay::Denied(denial, address) => {
+        ResolveError::Denied(denial, address) => {
             if let Some(address) = address {
-                attempt.address(address);
+                attempt.set_address(address);
             }
-            NoConnection::Denied(denial)
+            DialError::Denied(denial)
         }
-        NoWay::Unknown(error) => NoConnection::Unknown(error),
-        NoWay::TooSlow => NoConnection::TooSlow,
+        ResolveError::LookupFailed(error) => DialError::LookupFailed(error),
+        ResolveError::TimedOut => DialError::TimedOut,
     })?;
-    let mut last = NoConnection::Unknown(io::Error::other("the name has no address"));
+    let mut last = DialError::LookupFailed(io::Error::other("the name has no address"));
     for address in addresses {
-        attempt.address(address);
-        last = match timeout(CONNECT_PATIENCE, TcpStream::connect(address)).await {
+        attempt.set_address(address);
+        last = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
                 // Small messages of a tunnel are not to wait for one another.
                 let _best_effort = stream.set_nodelay(true);
-                return Ok(Metered::new(stream));
+                return Ok(MeteredStream::new(stream));
             }
-            Ok(Err(error)) => NoConnection::Unreachable(error),
-            Err(Elapsed { .. }) => NoConnection::TooSlow,
+            Ok(Err(error)) => DialError::Unreachable(error),
+            Err(Elapsed { .. }) => DialError::TimedOut,
         };
     }
     Err(last)
@@ -97,21 +97,25 @@ async fn connect(
 
 // === impl NoConnection ===
 
-impl NoConnection {
+impl DialError {
     /// What the command is told.
-    pub(super) fn answer(&self, outside: &Outside, target: &Target) -> Response<Body> {
-        let Target { host, port } = target;
+    pub(super) fn to_response(
+        &self,
+        outside: &NetworkPolicy,
+        target: &ProxyTarget,
+    ) -> Response<ProxyBody> {
+        let ProxyTarget { host, port } = target;
         match self {
-            Self::Denied(denial) => answer::denied(&outside.explain(denial, host, *port)),
-            Self::Unknown(error) => answer::text(
+            Self::Denied(denial) => answer::denied_response(&outside.explain(denial, host, *port)),
+            Self::LookupFailed(error) => answer::text_response(
                 StatusCode::BAD_GATEWAY,
                 &format!("jigd could not look up {host}: {error}"),
             ),
-            Self::Unreachable(error) => answer::text(
+            Self::Unreachable(error) => answer::text_response(
                 StatusCode::BAD_GATEWAY,
                 &format!("jigd could not connect to {host}:{port}: {error}"),
             ),
-            Self::TooSlow => answer::text(
+            Self::TimedOut => answer::text_response(
                 StatusCode::GATEWAY_TIMEOUT,
                 &format!("jigd could not connect to {host}:{port} in time"),
             ),

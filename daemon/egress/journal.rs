@@ -12,27 +12,27 @@ use opentelemetry::{Context, KeyValue, trace::SpanKind};
 use opentelemetry_sdk::trace::SdkTracer;
 use serde_json::{Map, Value};
 
-use super::{meter::Meter, request::Target};
-use crate::daemon::telemetry::{logs::humantime, semconv, spans::Span};
+use super::{meter::TrafficMeter, request::ProxyTarget};
+use crate::daemon::telemetry::{logs::rfc3339_micros, semconv, spans::OtelSpan};
 
 /// Connections of one run that have a record and a span each. Those beyond are counted.
-const RECORDED: u64 = 100;
+const MAX_RECORDED_CONNECTIONS: u64 = 100;
 
 /// Writes a record's fields where the run's records are.
-pub(crate) type Write = Box<dyn Fn(Map<String, Value>) + Send + Sync>;
+pub(crate) type RecordWriter = Box<dyn Fn(Map<String, Value>) + Send + Sync>;
 
 /// What is recorded of one run.
-pub(crate) struct Journal {
-    write: Write,
+pub(crate) struct ConnectionLog {
+    write: RecordWriter,
     tracer: SdkTracer,
     /// Of the command's process: the spans' parent.
     parent: Context,
-    totals: Mutex<Totals>,
+    totals: Mutex<EgressTotals>,
 }
 
 /// What a run has done through the proxy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct EgressTotals {
     /// Connections that were asked for; each request for a whole URL is one.
     pub(crate) attempts: u64,
     /// Those that policy refused.
@@ -48,21 +48,21 @@ pub(crate) struct Totals {
 /// A connection that was asked for. It is recorded when it is dropped: also when its run is over
 /// before anything has come of it.
 #[derive(Debug)]
-pub(super) struct Attempt {
-    journal: Arc<Journal>,
+pub(super) struct ConnectionAttempt {
+    log: Arc<ConnectionLog>,
     is_recorded: bool,
     began: Instant,
     method: String,
-    target: Target,
+    target: ProxyTarget,
     address: Option<SocketAddr>,
-    outcome: Outcome,
-    meter: Option<Arc<Meter>>,
-    span: Option<Span>,
+    outcome: AttemptOutcome,
+    meter: Option<Arc<TrafficMeter>>,
+    span: Option<OtelSpan>,
 }
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum AttemptOutcome {
     Allowed,
     Denied(&'static str),
     Failed(&'static str),
@@ -70,17 +70,21 @@ enum Outcome {
 
 // === impl Journal ===
 
-impl Journal {
+impl ConnectionLog {
     /// A journal whose records `write` keeps, and whose spans are below `parent`.
-    pub(crate) fn new(write: Write, tracer: SdkTracer, parent: Context) -> Self {
+    pub(crate) fn new(write: RecordWriter, tracer: SdkTracer, parent: Context) -> Self {
         Self { write, tracer, parent, totals: Mutex::default() }
     }
 
     /// Begins the record of a connection.
-    pub(super) fn begin(self: &Arc<Self>, method: &Method, target: &Target) -> Attempt {
-        let is_recorded = self.count(|totals| {
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        method: &Method,
+        target: &ProxyTarget,
+    ) -> ConnectionAttempt {
+        let is_recorded = self.update_totals(|totals| {
             totals.attempts += 1;
-            totals.attempts <= RECORDED
+            totals.attempts <= MAX_RECORDED_CONNECTIONS
         });
         let span = is_recorded.then(|| {
             let attributes = vec![
@@ -89,29 +93,29 @@ impl Journal {
                 KeyValue::new(semconv::HTTP_REQUEST_METHOD, method_name(method)),
             ];
             let (name, kind) = ("egress", SpanKind::Client);
-            Span::start(&self.tracer, name, kind, attributes, &self.parent)
+            OtelSpan::start(&self.tracer, name, kind, attributes, &self.parent)
         });
-        Attempt {
-            journal: Arc::clone(self),
+        ConnectionAttempt {
+            log: Arc::clone(self),
             is_recorded,
             began: Instant::now(),
             method: method_name(method).to_owned(),
             target: target.clone(),
             address: None,
-            outcome: Outcome::Failed("run_ended"),
+            outcome: AttemptOutcome::Failed("run_ended"),
             meter: None,
             span,
         }
     }
 
     /// Ends it, once nothing of the run is left: says what was left out, if anything was.
-    pub(super) fn end(&self) -> Totals {
-        let totals = self.count(|totals| *totals);
-        if totals.attempts > RECORDED {
-            let mut fields = fields("egress_summary");
+    pub(super) fn finish(&self) -> EgressTotals {
+        let totals = self.update_totals(|totals| *totals);
+        if totals.attempts > MAX_RECORDED_CONNECTIONS {
+            let mut fields = record_fields("egress_summary");
             let mut add = |name: &str, value: u64| fields.insert(name.to_owned(), value.into());
             add("attempts", totals.attempts);
-            add("not_recorded", totals.attempts - RECORDED);
+            add("not_recorded", totals.attempts - MAX_RECORDED_CONNECTIONS);
             add("denied", totals.denied);
             add("failed", totals.failed);
             add("sent_bytes", totals.sent_bytes);
@@ -121,12 +125,12 @@ impl Journal {
         totals
     }
 
-    fn count<T>(&self, change: impl FnOnce(&mut Totals) -> T) -> T {
+    fn update_totals<T>(&self, change: impl FnOnce(&mut EgressTotals) -> T) -> T {
         change(&mut self.totals.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl fmt::Debug for Journal {
+impl fmt::Debug for ConnectionLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Journal").field("totals", &self.totals).finish_non_exhaustive()
     }
@@ -147,8 +151,8 @@ fn method_name(method: &Method) -> &'static str {
     }
 }
 
-fn fields(event: &str) -> Map<String, Value> {
-    [("event", event.to_owned()), ("time", humantime(SystemTime::now()))]
+fn record_fields(event: &str) -> Map<String, Value> {
+    [("event", event.to_owned()), ("time", rfc3339_micros(SystemTime::now()))]
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value.into()))
         .collect()
@@ -156,36 +160,36 @@ fn fields(event: &str) -> Map<String, Value> {
 
 // === impl Attempt ===
 
-impl Attempt {
+impl ConnectionAttempt {
     /// The address that is being tried, or was refused.
-    pub(super) fn address(&mut self, address: SocketAddr) {
+    pub(super) fn set_address(&mut self, address: SocketAddr) {
         self.address = Some(address);
     }
 
     /// There is a connection; its bytes are counted by `meter`.
-    pub(super) fn connected(&mut self, meter: Arc<Meter>) {
-        self.outcome = Outcome::Allowed;
+    pub(super) fn set_connected(&mut self, meter: Arc<TrafficMeter>) {
+        self.outcome = AttemptOutcome::Allowed;
         self.meter = Some(meter);
     }
 
     /// Policy refuses it, for this reason.
-    pub(super) fn denied(&mut self, reason: &'static str) {
-        self.outcome = Outcome::Denied(reason);
+    pub(super) fn set_denied(&mut self, reason: &'static str) {
+        self.outcome = AttemptOutcome::Denied(reason);
     }
 
     /// It is allowed and has failed, for this reason.
-    pub(super) fn failed(&mut self, reason: &'static str) {
-        self.outcome = Outcome::Failed(reason);
+    pub(super) fn set_failed(&mut self, reason: &'static str) {
+        self.outcome = AttemptOutcome::Failed(reason);
     }
 
-    fn bytes(&self) -> (u64, u64) {
-        self.meter.as_ref().map_or((0, 0), |meter| (meter.sent(), meter.received()))
+    fn byte_counts(&self) -> (u64, u64) {
+        self.meter.as_ref().map_or((0, 0), |meter| (meter.sent_bytes(), meter.received_bytes()))
     }
 
-    fn record(&self) -> Map<String, Value> {
-        let (decision, reason) = self.outcome.words();
-        let (sent, received) = self.bytes();
-        let mut fields = fields("egress");
+    fn to_record(&self) -> Map<String, Value> {
+        let (decision, reason) = self.outcome.decision_and_reason();
+        let (sent, received) = self.byte_counts();
+        let mut fields = record_fields("egress");
         let mut add = |name: &str, value: Value| fields.insert(name.to_owned(), value);
         add("method", self.method.as_str().into());
         add("host", self.target.host.to_string().into());
@@ -203,9 +207,9 @@ impl Attempt {
         fields
     }
 
-    fn end_span(&self, span: Span) {
-        let (decision, reason) = self.outcome.words();
-        let (sent, received) = self.bytes();
+    fn end_span(&self, span: OtelSpan) {
+        let (decision, reason) = self.outcome.decision_and_reason();
+        let (sent, received) = self.byte_counts();
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         if let Some(address) = self.address {
             span.set(semconv::NETWORK_PEER_ADDRESS, address.ip().to_string());
@@ -221,35 +225,35 @@ impl Attempt {
     }
 }
 
-impl Drop for Attempt {
+impl Drop for ConnectionAttempt {
     fn drop(&mut self) {
-        let (sent, received) = self.bytes();
+        let (sent, received) = self.byte_counts();
         let outcome = self.outcome;
-        self.journal.count(|totals| {
+        self.log.update_totals(|totals| {
             totals.sent_bytes = totals.sent_bytes.saturating_add(sent);
             totals.received_bytes = totals.received_bytes.saturating_add(received);
             match outcome {
-                Outcome::Allowed => {}
-                Outcome::Denied(_) => totals.denied += 1,
-                Outcome::Failed(_) => totals.failed += 1,
+                AttemptOutcome::Allowed => {}
+                AttemptOutcome::Denied(_) => totals.denied += 1,
+                AttemptOutcome::Failed(_) => totals.failed += 1,
             }
         });
         if let Some(span) = self.span.take() {
             self.end_span(span);
         }
         if self.is_recorded {
-            if let Outcome::Denied(reason) = outcome {
-                let Target { host, port } = &self.target;
+            if let AttemptOutcome::Denied(reason) = outcome {
+                let ProxyTarget { host, port } = &self.target;
                 tracing::info!(%host, port, reason, "a command's connection was refused");
             }
-            (self.journal.write)(self.record());
+            (self.log.write)(self.to_record());
         }
     }
 }
 
-impl Outcome {
+impl AttemptOutcome {
     /// The decision, and the reason where there is one to give.
-    fn words(self) -> (&'static str, Option<&'static str>) {
+    fn decision_and_reason(self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Allowed => ("allowed", None),
             Self::Denied(reason) => ("denied", Some(reason)),
@@ -270,21 +274,21 @@ mod tests {
     fn a_run_has_so_many_records_and_then_a_sum() {
         let kept = Arc::new(Mutex::new(Vec::new()));
         let keep = Arc::clone(&kept);
-        let journal = Arc::new(Journal::new(
+        let journal = Arc::new(ConnectionLog::new(
             Box::new(move |fields| keep.lock().unwrap().push(fields)),
             SdkTracerProvider::builder().build().tracer("test"),
             Context::new(),
         ));
-        let target = Target { host: Host::parse("a.example").unwrap(), port: 443 };
-        for number in 0..RECORDED + 20 {
+        let target = ProxyTarget { host: Host::parse("a.example").unwrap(), port: 443 };
+        for number in 0..MAX_RECORDED_CONNECTIONS + 20 {
             let mut attempt = journal.begin(&Method::CONNECT, &target);
             match number % 3 {
-                0 => attempt.denied("host_not_allowed"),
-                1 => attempt.failed("connect_failed"),
-                _ => attempt.outcome = Outcome::Allowed,
+                0 => attempt.set_denied("host_not_allowed"),
+                1 => attempt.set_failed("connect_failed"),
+                _ => attempt.outcome = AttemptOutcome::Allowed,
             }
         }
-        let totals = journal.end();
+        let totals = journal.finish();
         assert_eq!((totals.attempts, totals.denied, totals.failed), (120, 40, 40));
         let kept = kept.lock().unwrap();
         assert_eq!(kept.len(), 101);

@@ -18,47 +18,47 @@ use tokio::{
 
 /// What has gone through a stream.
 #[derive(Debug)]
-pub(super) struct Meter {
-    sent: AtomicU64,
-    received: AtomicU64,
+pub(super) struct TrafficMeter {
+    sent_bytes: AtomicU64,
+    received_bytes: AtomicU64,
     began: Instant,
     /// Milliseconds from then until something last moved.
-    moved: AtomicU64,
+    last_activity_ms: AtomicU64,
 }
 
 /// A stream with a meter.
 #[derive(Debug)]
-pub(super) struct Metered<S> {
+pub(super) struct MeteredStream<S> {
     inner: S,
-    meter: Arc<Meter>,
+    meter: Arc<TrafficMeter>,
 }
 
 // === impl Meter ===
 
-impl Meter {
+impl TrafficMeter {
     fn new() -> Self {
         Self {
-            sent: AtomicU64::new(0),
-            received: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
             began: Instant::now(),
-            moved: AtomicU64::new(0),
+            last_activity_ms: AtomicU64::new(0),
         }
     }
 
     /// Bytes that were written.
-    pub(super) fn sent(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed)
+    pub(super) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes that were read.
-    pub(super) fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
+    pub(super) fn received_bytes(&self) -> u64 {
+        self.received_bytes.load(Ordering::Relaxed)
     }
 
     /// Waits until nothing has moved for so long.
-    pub(super) async fn idle(&self, limit: Duration) {
+    pub(super) async fn wait_until_idle(&self, limit: Duration) {
         loop {
-            let until = self.until(limit);
+            let until = self.idle_deadline(limit);
             if until <= Instant::now() {
                 return;
             }
@@ -67,32 +67,32 @@ impl Meter {
     }
 
     /// When nothing will have moved for so long, unless something does.
-    fn until(&self, limit: Duration) -> Instant {
-        self.began + Duration::from_millis(self.moved.load(Ordering::Relaxed)) + limit
+    fn idle_deadline(&self, limit: Duration) -> Instant {
+        self.began + Duration::from_millis(self.last_activity_ms.load(Ordering::Relaxed)) + limit
     }
 
     fn count(&self, counter: &AtomicU64, bytes: usize) {
         counter.fetch_add(bytes as u64, Ordering::Relaxed);
         let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.moved.store(millis, Ordering::Relaxed);
+        self.last_activity_ms.store(millis, Ordering::Relaxed);
     }
 }
 
 // === impl Metered ===
 
-impl<S> Metered<S> {
+impl<S> MeteredStream<S> {
     /// Counts what goes through `inner` from here on.
     pub(super) fn new(inner: S) -> Self {
-        Self { inner, meter: Arc::new(Meter::new()) }
+        Self { inner, meter: Arc::new(TrafficMeter::new()) }
     }
 
     /// Its meter.
-    pub(super) fn meter(&self) -> &Arc<Meter> {
+    pub(super) fn meter(&self) -> &Arc<TrafficMeter> {
         &self.meter
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -102,28 +102,28 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
         let polled = Pin::new(&mut self.inner).poll_read(cx, buf);
         let read = buf.filled().len() - before;
         if read > 0 {
-            self.meter.count(&self.meter.received, read);
+            self.meter.count(&self.meter.received_bytes, read);
         }
         polled
     }
 }
 
-impl<S: AsyncWrite + Unpin> Metered<S> {
-    fn written(&self, polled: &Poll<io::Result<usize>>) {
+impl<S: AsyncWrite + Unpin> MeteredStream<S> {
+    fn count_written(&self, polled: &Poll<io::Result<usize>>) {
         if let Poll::Ready(Ok(bytes)) = polled {
-            self.meter.count(&self.meter.sent, *bytes);
+            self.meter.count(&self.meter.sent_bytes, *bytes);
         }
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for MeteredStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.written(&polled);
+        self.count_written(&polled);
         polled
     }
 
@@ -133,7 +133,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
-        self.written(&polled);
+        self.count_written(&polled);
         polled
     }
 
@@ -159,16 +159,16 @@ mod tests {
     #[tokio::test]
     async fn bytes_are_counted_and_put_off_idleness() {
         let (one, mut other) = duplex(64);
-        let mut one = Metered::new(one);
+        let mut one = MeteredStream::new(one);
         let meter = Arc::clone(one.meter());
         let limit = Duration::from_millis(20);
-        let before = meter.until(limit);
-        meter.idle(limit).await;
+        let before = meter.idle_deadline(limit);
+        meter.wait_until_idle(limit).await;
         assert!(Instant::now() >= before);
         one.write_all(b"abc").await.unwrap();
         other.write_all(b"12345").await.unwrap();
         one.read_exact(&mut [0; 5]).await.unwrap();
-        assert_eq!((meter.sent(), meter.received()), (3, 5));
-        assert!(meter.until(limit) >= before + limit);
+        assert_eq!((meter.sent_bytes(), meter.received_bytes()), (3, 5));
+        assert!(meter.idle_deadline(limit) >= before + limit);
     }
 }

@@ -8,10 +8,10 @@ use http::{
 use crate::daemon::outside::policy::host::Host;
 
 /// Port of HTTP.
-const HTTP_PORT: u16 = 80;
+const DEFAULT_HTTP_PORT: u16 = 80;
 /// Fields that are about one connection and not about the message (RFC 9110, 7.6.1), or for a proxy
 /// alone; beside them, what `Connection` names.
-const HOP_BY_HOP: [&str; 9] = [
+const HOP_BY_HOP_HEADERS: [&str; 9] = [
     "connection",
     "keep-alive",
     "proxy-authenticate",
@@ -27,33 +27,33 @@ const VIA: HeaderValue = HeaderValue::from_static("1.1 jig");
 
 /// Whom a request is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct ProxyTarget {
     pub(super) host: Host,
     pub(super) port: u16,
 }
 
 /// Why a request is for nobody, and what to send.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Malformed(pub(super) StatusCode, pub(super) &'static str);
+pub(super) struct MalformedRequest(pub(super) StatusCode, pub(super) &'static str);
 
-impl Target {
+impl ProxyTarget {
     /// Reads whom a request is for.
     ///
     /// # Errors
     ///
     /// It names nobody, or two, or asks for what this proxy does not do.
-    pub(super) fn of<B>(request: &Request<B>) -> Result<Self, Malformed> {
-        let bad = |text| Err(Malformed(StatusCode::BAD_REQUEST, text));
+    pub(super) fn from_request<B>(request: &Request<B>) -> Result<Self, MalformedRequest> {
+        let bad = |text| Err(MalformedRequest(StatusCode::BAD_REQUEST, text));
         let uri = request.uri();
         let is_connect = request.method() == Method::CONNECT;
         if request.method() == Method::TRACE {
             let text = "this proxy does not do TRACE";
-            return Err(Malformed(StatusCode::METHOD_NOT_ALLOWED, text));
+            return Err(MalformedRequest(StatusCode::METHOD_NOT_ALLOWED, text));
         }
         let target = match (uri.scheme(), uri.authority()) {
-            (None, Some(authority)) if is_connect => Self::read(authority, None),
+            (None, Some(authority)) if is_connect => Self::from_authority(authority, None),
             (Some(scheme), Some(authority)) if !is_connect && *scheme == Scheme::HTTP => {
-                Self::read(authority, Some(HTTP_PORT))
+                Self::from_authority(authority, Some(DEFAULT_HTTP_PORT))
             }
             (Some(_), Some(_)) if !is_connect => {
                 return bad("this proxy takes http:// URLs; for others, send CONNECT");
@@ -75,14 +75,14 @@ impl Target {
             (None, None) if !is_connect && request.version() >= Version::HTTP_11 => {
                 bad("there must be a Host field")
             }
-            (Some(host), None) if !target.is_named_by(host, is_connect) => {
+            (Some(host), None) if !target.matches_host_header(host, is_connect) => {
                 bad("the Host field must name the target")
             }
             _ => Ok(target),
         }
     }
 
-    fn read(authority: &Authority, default_port: Option<u16>) -> Option<Self> {
+    fn from_authority(authority: &Authority, default_port: Option<u16>) -> Option<Self> {
         if authority.as_str().contains('@') {
             return None;
         }
@@ -97,18 +97,18 @@ impl Target {
     }
 
     /// Whether a Host field says the same. For CONNECT some programs leave out the port.
-    fn is_named_by(&self, field: &HeaderValue, is_connect: bool) -> bool {
+    fn matches_host_header(&self, field: &HeaderValue, is_connect: bool) -> bool {
         let authority = field.to_str().ok().and_then(|text| text.parse().ok());
-        let default_port = if is_connect { self.port } else { HTTP_PORT };
-        let named =
-            authority.and_then(|authority: Authority| Self::read(&authority, Some(default_port)));
+        let default_port = if is_connect { self.port } else { DEFAULT_HTTP_PORT };
+        let named = authority
+            .and_then(|authority: Authority| Self::from_authority(&authority, Some(default_port)));
         named.is_some_and(|named| named == *self)
     }
 
     /// As a Host field names it.
-    fn field(&self) -> Option<HeaderValue> {
+    fn to_host_header(&self) -> Option<HeaderValue> {
         let text = match self.port {
-            HTTP_PORT => self.host.to_string(),
+            DEFAULT_HTTP_PORT => self.host.to_string(),
             port => format!("{}:{port}", self.host),
         };
         HeaderValue::try_from(text).ok()
@@ -116,13 +116,16 @@ impl Target {
 }
 
 /// Turns a request for a whole URL into the one that its server gets.
-pub(super) fn for_server<B>(mut request: Request<B>, target: &Target) -> Option<Request<B>> {
+pub(super) fn to_origin_form<B>(
+    mut request: Request<B>,
+    target: &ProxyTarget,
+) -> Option<Request<B>> {
     let path = request.uri().path_and_query().cloned();
     *request.uri_mut() = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     *request.version_mut() = Version::HTTP_11;
-    strip(request.headers_mut());
+    strip_hop_by_hop(request.headers_mut());
     let headers = request.headers_mut();
-    headers.insert(header::HOST, target.field()?);
+    headers.insert(header::HOST, target.to_host_header()?);
     headers.append(header::VIA, VIA);
     // One request is all that this connection is for.
     headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -130,7 +133,7 @@ pub(super) fn for_server<B>(mut request: Request<B>, target: &Target) -> Option<
 }
 
 /// Takes out of a message's fields those that are not to be passed on.
-pub(super) fn strip(headers: &mut HeaderMap) {
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -141,7 +144,7 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     for name in named {
         headers.remove(name);
     }
-    for name in HOP_BY_HOP {
+    for name in HOP_BY_HOP_HEADERS {
         headers.remove(name);
     }
 }
@@ -187,7 +190,7 @@ mod tests {
             ("OPTIONS", "*", &host("a.example"), None),
             ("TRACE", "http://a.example/", &host("a.example"), None),
         ] {
-            let target = Target::of(&request(method, uri, fields));
+            let target = ProxyTarget::from_request(&request(method, uri, fields));
             let shown = target.map(|target| format!("{} {}", target.host, target.port));
             assert_eq!(shown.as_deref().ok(), expected, "{method} {uri} {fields:?}: {shown:?}");
         }
@@ -207,8 +210,8 @@ mod tests {
             ("x-kept", "2"),
         ];
         let received = request("POST", "http://A.example:8080/p?q=1", &fields);
-        let target = Target::of(&received).unwrap();
-        let sent = for_server(received, &target).unwrap();
+        let target = ProxyTarget::from_request(&received).unwrap();
+        let sent = to_origin_form(received, &target).unwrap();
         assert_eq!(sent.uri().to_string(), "/p?q=1");
         let mut names: Vec<_> = sent.headers().iter().collect();
         names.sort_by_key(|(name, _)| name.as_str());
@@ -227,7 +230,7 @@ mod tests {
             ]
         );
         let bare =
-            for_server(request("GET", "http://a.example?x", &[("host", "a.example")]), &target);
+            to_origin_form(request("GET", "http://a.example?x", &[("host", "a.example")]), &target);
         assert_eq!(bare.unwrap().uri().to_string(), "/?x");
     }
 }

@@ -19,35 +19,35 @@ use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::sync::OnceCell;
 use url::Url;
 
-use super::failure::{failed, origin};
+use super::failure::{fetch_error, origin};
 use crate::daemon::{error::Error, task};
 
 /// How long connecting may take, of the time that there is.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes of an answer's fields by HTTP/2; by HTTP/1, it is 100 fields in what hyper reads at once.
-const HEAD_BYTES: u32 = 64 << 10;
+const MAX_HEADER_LIST_BYTES: u32 = 64 << 10;
 /// Who asks, and what for.
 const USER_AGENT: &str = concat!("jigd/", env!("CARGO_PKG_VERSION"));
 
 /// Sends requests.
 #[derive(Debug, Default)]
-pub(super) struct Get {
+pub(super) struct PinnedHttpClient {
     /// What is trusted: the certificates of the host, read when they are first needed.
     tls: OnceCell<ClientConfig>,
 }
 
 /// The addresses that were checked, whatever name is asked for: each client is for one request.
 #[derive(Debug)]
-struct Checked(Vec<SocketAddr>);
+struct PinnedResolver(Vec<SocketAddr>);
 
-impl Resolve for Checked {
+impl Resolve for PinnedResolver {
     fn resolve(&self, _: Name) -> Resolving {
         let addresses: Addrs = Box::new(self.0.clone().into_iter());
         Box::pin(async move { Ok(addresses) })
     }
 }
 
-impl Get {
+impl PinnedHttpClient {
     /// Asks for `url` at one of `addresses`; answers once there is a head.
     pub(super) async fn send(
         &self,
@@ -55,30 +55,30 @@ impl Get {
         addresses: Vec<SocketAddr>,
     ) -> Result<Response, Error> {
         let tls = match url.scheme() {
-            "https" => self.tls(url).await?,
+            "https" => self.tls_config(url).await?,
             // None is spoken; without one, reqwest would read the certificates for itself.
             _ => without_certificates().map_err(Error::internal)?,
         };
         let client = Client::builder()
             .tls_backend_preconfigured(tls)
-            .dns_resolver(Arc::new(Checked(addresses)))
+            .dns_resolver(Arc::new(PinnedResolver(addresses)))
             .no_proxy()
             .redirect(Policy::none())
             .retry(retry::never())
             .referer(false)
             .pool_max_idle_per_host(0)
-            .connect_timeout(CONNECT_PATIENCE)
-            .http2_max_header_list_size(HEAD_BYTES)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .http2_max_header_list_size(MAX_HEADER_LIST_BYTES)
             .user_agent(USER_AGENT)
             .build();
         let client = client.map_err(Error::internal)?;
         let sent = client.get(url.clone()).send().await;
-        sent.map_err(|error| broken(url, &error))
+        sent.map_err(|error| request_error(url, &error))
     }
 
-    async fn tls(&self, url: &Url) -> Result<ClientConfig, Error> {
+    async fn tls_config(&self, url: &Url) -> Result<ClientConfig, Error> {
         let read = self.tls.get_or_try_init(async || {
-            let read = task::blocking(|| {
+            let read = task::spawn_blocking(|| {
                 let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
                     .with_safe_default_protocol_versions()?
                     .with_platform_verifier()?;
@@ -92,7 +92,7 @@ impl Get {
                     "{} cannot be trusted: the daemon's host has no certificates of authorities ({error}); the operator installs its package ca-certificates",
                     origin(url)
                 );
-                failed(text, "no certificates of authorities")
+                fetch_error(text, "no certificates of authorities")
             })
         });
         read.await.cloned()
@@ -106,13 +106,13 @@ fn without_certificates() -> Result<ClientConfig, rustls::Error> {
 }
 
 /// Reads up to `most` bytes of a body, decompressed. Answers them, and whether there is more.
-pub(super) async fn body(
+pub(super) async fn read_body(
     response: &mut Response,
     url: &Url,
     most: usize,
 ) -> Result<(Vec<u8>, bool), Error> {
     let mut body = Vec::new();
-    while let Some(piece) = response.chunk().await.map_err(|error| broken(url, &error))? {
+    while let Some(piece) = response.chunk().await.map_err(|error| request_error(url, &error))? {
         let room = most - body.len();
         match piece.get(..room) {
             Some(fitting) if fitting.len() < piece.len() => {
@@ -126,7 +126,7 @@ pub(super) async fn body(
 }
 
 /// What went wrong with a request.
-fn broken(url: &Url, error: &reqwest::Error) -> Error {
+fn request_error(url: &Url, error: &reqwest::Error) -> Error {
     let mut root: &dyn StdError = error;
     while let Some(source) = root.source() {
         root = source;
@@ -142,5 +142,5 @@ fn broken(url: &Url, error: &reqwest::Error) -> Error {
         _ => root.to_string(),
     };
     let text = format!("{} could not be fetched from: {cause}", origin(url));
-    failed(text, &cause)
+    fetch_error(text, &cause)
 }

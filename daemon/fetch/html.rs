@@ -14,34 +14,34 @@ use url::Url;
 
 use self::{
     lines::{is_space, write_text},
-    tag::{Kind, Place, Tag},
+    tag::{ElementKind, MarkupToken, StartTag},
 };
 
 /// Elements in one another; whatever is deeper is as good as in the deepest of them. Parts that are nothing but
 /// parts do not count.
-const DEPTH: usize = 48;
+const MAX_DEPTH: usize = 48;
 /// Blocks in one another: what they hold has room for links.
-const BLOCKS: usize = 40;
+const MAX_BLOCK_DEPTH: usize = 40;
 /// What is written for a block that means nothing but lines of its own.
-const PART: &str = "div";
+const BLOCK_ELEMENT: &str = "div";
 /// Elements of a page, each of which takes some hundred bytes. Of the rest, there is the text.
-const ELEMENTS: usize = 100_000;
+const MAX_ELEMENTS: usize = 100_000;
 /// Pieces of a page in its tables that are in none of their cells. A parser puts each before its table, at a cost that
 /// grows with what is there already; the rest is given cells.
-const OUTSIDE: usize = 256;
+const MAX_STRAY_TABLE_PIECES: usize = 256;
 /// Longest URL of a link.
-const LONGEST_LINK: usize = 4096;
+const MAX_LINK_BYTES: usize = 4096;
 /// Bytes of links that are written as whole URLs: each has what it is relative to in it. The rest is as it was given.
-const LINKS: usize = 8 << 20;
+const MAX_TOTAL_LINK_BYTES: usize = 8 << 20;
 
 /// A page as Markdown, its links as URLs.
 pub(super) fn markdown(page: &str, base: &Url) -> io::Result<String> {
-    HtmlToMarkdown::new().convert(&plain(page, base))
+    HtmlToMarkdown::new().convert(&sanitize(page, base))
 }
 
 /// The text of a page: a line for each of its parts, and no markup.
 pub(super) fn text(page: &str, base: &Url) -> io::Result<String> {
-    let tree = HtmlToMarkdown::new().html_to_tree(&plain(page, base))?;
+    let tree = HtmlToMarkdown::new().html_to_tree(&sanitize(page, base))?;
     let mut text = String::new();
     write_text(&tree, &mut text, false);
     text.truncate(text.trim_end().len());
@@ -49,30 +49,32 @@ pub(super) fn text(page: &str, base: &Url) -> io::Result<String> {
 }
 
 /// The page that the parser gets.
-fn plain(page: &str, base: &Url) -> String {
-    let mut writer = Writer {
+fn sanitize(page: &str, base: &Url) -> String {
+    let mut writer = HtmlSanitizer {
         page: String::with_capacity(page.len()),
         open: Vec::new(),
         elements: 0,
         base: Cow::Borrowed(base),
         has_base: false,
-        outside: 0,
-        links: 0,
+        stray_table_pieces: 0,
+        link_bytes: 0,
     };
     let mut rest = page;
     while let Some(at) = memchr(b'<', rest.as_bytes()) {
-        writer.text(rest.get(..at).unwrap_or_default());
+        writer.write_text(rest.get(..at).unwrap_or_default());
         rest = rest.get(at..).unwrap_or_default();
-        rest = match Place::of(rest) {
-            Place::Text => {
-                writer.text("<");
+        rest = match MarkupToken::parse(rest) {
+            MarkupToken::Text => {
+                writer.write_text("<");
                 rest.get(1..).unwrap_or_default()
             }
-            Place::Comment(end) => rest.get(end..).unwrap_or_default(),
-            Place::Open(tag, after) => {
+            MarkupToken::Comment(end) => rest.get(end..).unwrap_or_default(),
+            MarkupToken::Open(tag, after) => {
                 let after = rest.get(after..).unwrap_or_default();
-                match tag.known {
-                    Some(known) if known.kind == Kind::Unseen => behind(after, known.written),
+                match tag.element {
+                    Some(known) if known.kind == ElementKind::Hidden => {
+                        skip_hidden(after, known.output_name)
+                    }
                     Some(known) => {
                         writer.open(known, &tag);
                         after
@@ -80,22 +82,22 @@ fn plain(page: &str, base: &Url) -> String {
                     None => after,
                 }
             }
-            Place::Close(known, after) => {
+            MarkupToken::Close(known, after) => {
                 if let Some(known) = known {
                     writer.close(known);
                 }
                 rest.get(after..).unwrap_or_default()
             }
-            Place::Nothing => "",
+            MarkupToken::Unterminated => "",
         };
     }
-    writer.text(rest);
+    writer.write_text(rest);
     writer.close_down_to(0);
     writer.page
 }
 
 /// What comes behind an element whose content is not to be seen; nothing where it has no end.
-fn behind<'a>(rest: &'a str, name: &str) -> &'a str {
+fn skip_hidden<'a>(rest: &'a str, name: &str) -> &'a str {
     let mut from = 0;
     while let Some(at) = rest.get(from..).and_then(|rest| memmem::find(rest.as_bytes(), b"</")) {
         let end = from + at;
@@ -109,133 +111,135 @@ fn behind<'a>(rest: &'a str, name: &str) -> &'a str {
     ""
 }
 
-struct Writer<'a> {
+struct HtmlSanitizer<'a> {
     page: String,
-    open: Vec<Open>,
+    open: Vec<OpenElement>,
     elements: usize,
     base: Cow<'a, Url>,
     /// Whether the page has said what its links are relative to: the first word counts.
     has_base: bool,
     /// Pieces that were in a table, and in no cell.
-    outside: usize,
+    stray_table_pieces: usize,
     /// Bytes of links that were written as whole URLs.
-    links: usize,
+    link_bytes: usize,
 }
 
 /// An element that was begun.
 #[derive(Debug)]
-struct Open {
-    known: &'static tag::Known,
+struct OpenElement {
+    element: &'static tag::ElementSpec,
     /// How many parts it stands for beside the first: parts in parts are parts one after the other.
-    more: usize,
+    merged_blocks: usize,
     /// Of a table, whether it has a row.
     has_rows: bool,
     /// Of a row, what its cells are.
-    cells: Option<&'static tag::Known>,
+    cells: Option<&'static tag::ElementSpec>,
 }
 
-impl Deref for Open {
-    type Target = tag::Known;
+impl Deref for OpenElement {
+    type Target = tag::ElementSpec;
 
-    fn deref(&self) -> &tag::Known {
-        self.known
+    fn deref(&self) -> &tag::ElementSpec {
+        self.element
     }
 }
 
-impl Writer<'_> {
+impl HtmlSanitizer<'_> {
     /// Writes a text. What stands for a character goes on doing so.
-    fn text(&mut self, text: &str) {
+    fn write_text(&mut self, text: &str) {
         if !text.chars().all(is_space) {
-            if self.open.last().is_some_and(|open| open.written == "pre") {
+            if self.open.last().is_some_and(|open| open.output_name == "pre") {
                 // It is code, also where the page does not say so: it is written as it is.
-                self.imply("code");
+                self.open_implied("code");
             }
-            self.keep_in_cell();
+            self.ensure_cell();
         }
         let mut pieces = text.split('<');
-        self.escaped(pieces.next().unwrap_or_default());
+        self.write_escaped(pieces.next().unwrap_or_default());
         for piece in pieces {
             self.page.push_str("&lt;");
-            self.escaped(piece);
+            self.write_escaped(piece);
         }
     }
 
-    fn escaped(&mut self, text: &str) {
+    fn write_escaped(&mut self, text: &str) {
         // NUL is nothing to a parser but a cause of errors.
         for piece in text.split('\0') {
             self.page.push_str(piece);
         }
     }
 
-    fn push(&mut self, known: &'static tag::Known) {
+    fn push(&mut self, known: &'static tag::ElementSpec) {
         let mut cells = None;
-        let table = self.open.iter_mut().rfind(|open| open.written == "table");
-        if let Some(table) = table.filter(|_| known.written == "tr") {
-            cells = tag::find(b"td").filter(|_| table.has_rows);
+        let table = self.open.iter_mut().rfind(|open| open.output_name == "table");
+        if let Some(table) = table.filter(|_| known.output_name == "tr") {
+            cells = tag::find_element(b"td").filter(|_| table.has_rows);
             table.has_rows = true;
         }
-        self.open.push(Open { known, more: 0, has_rows: false, cells });
+        self.open.push(OpenElement { element: known, merged_blocks: 0, has_rows: false, cells });
     }
 
     /// What a cell is written as: in Markdown the first row is the head of its table or none is, and no row has cells
     /// of both kinds.
-    fn cell(&mut self, known: &'static tag::Known) -> &'static tag::Known {
-        let row = self.open.iter_mut().rfind(|open| open.written == "tr");
+    fn cell_element(&mut self, known: &'static tag::ElementSpec) -> &'static tag::ElementSpec {
+        let row = self.open.iter_mut().rfind(|open| open.output_name == "tr");
         row.map_or(known, |row| row.cells.get_or_insert(known))
     }
 
     /// Begins an element that the page does not have.
-    fn imply(&mut self, name: &str) {
-        if let Some(known) = tag::find(name.as_bytes()) {
-            write(&mut self.page, format_args!("<{}>", known.written));
+    fn open_implied(&mut self, name: &str) {
+        if let Some(known) = tag::find_element(name.as_bytes()) {
+            write(&mut self.page, format_args!("<{}>", known.output_name));
             self.push(known);
         }
     }
 
     /// Gives what comes a cell, where it is in a table, in none, and not among the first to be so.
-    fn keep_in_cell(&mut self) {
+    fn ensure_cell(&mut self) {
         let mut open = self.open.iter().rev();
-        let within = open.find(|open| open.kind != Kind::Inline);
-        let missing: &[&str] = match within.map(|open| open.written) {
+        let within = open.find(|open| open.kind != ElementKind::Inline);
+        let missing: &[&str] = match within.map(|open| open.output_name) {
             Some("table") => &["tr", "td"],
             Some("tr") => &["td"],
             _ => return,
         };
-        self.outside += 1;
-        if self.outside > OUTSIDE {
-            missing.iter().for_each(|name| self.imply(name));
+        self.stray_table_pieces += 1;
+        if self.stray_table_pieces > MAX_STRAY_TABLE_PIECES {
+            missing.iter().for_each(|name| self.open_implied(name));
         }
     }
 
-    fn open(&mut self, known: &'static tag::Known, tag: &Tag<'_>) {
-        if known.kind == Kind::Base {
-            return self.found_base(tag);
+    fn open(&mut self, known: &'static tag::ElementSpec, tag: &StartTag<'_>) {
+        if known.kind == ElementKind::Base {
+            return self.set_base(tag);
         }
-        if self.elements >= ELEMENTS {
+        if self.elements >= MAX_ELEMENTS {
             return;
         }
         self.elements += 1;
-        if !matches!(known.written, "tr" | "td" | "th") {
-            self.keep_in_cell();
+        if !matches!(known.output_name, "tr" | "td" | "th") {
+            self.ensure_cell();
         }
         match known.kind {
-            Kind::Unseen | Kind::Base => {}
-            Kind::Line if self.is_open("pre") => self.text("\n"),
+            ElementKind::Hidden | ElementKind::Base => {}
+            ElementKind::LineBreak if self.is_open("pre") => self.write_text("\n"),
             // There is nothing but code in code.
-            Kind::Rule | Kind::Picture if self.is_open("pre") => {}
-            Kind::Inline if self.is_open("pre") && known.written != "code" => {}
-            Kind::Line | Kind::Rule => write(&mut self.page, format_args!("<{}>", known.written)),
-            Kind::Picture => self.picture(tag),
-            Kind::Inline => {
-                if known.written == "a" {
+            ElementKind::Rule | ElementKind::Image if self.is_open("pre") => {}
+            ElementKind::Inline if self.is_open("pre") && known.output_name != "code" => {}
+            ElementKind::LineBreak | ElementKind::Rule => {
+                write(&mut self.page, format_args!("<{}>", known.output_name))
+            }
+            ElementKind::Image => self.write_image(tag),
+            ElementKind::Inline => {
+                if known.output_name == "a" {
                     self.close(known);
                 }
-                let is_open = self.open.iter().any(|open| open.written == known.written);
-                if self.open.len() < DEPTH && !is_open {
-                    self.begin(known, tag);
+                let is_open = self.open.iter().any(|open| open.output_name == known.output_name);
+                if self.open.len() < MAX_DEPTH && !is_open {
+                    self.write_start_tag(known, tag);
                 }
             }
-            Kind::Block | Kind::Cell => {
+            ElementKind::Block | ElementKind::Cell => {
                 if self.is_open("pre") {
                     return;
                 }
@@ -244,55 +248,58 @@ impl Writer<'_> {
                     self.page.push(' ');
                     return;
                 }
-                let blocks = self.open.iter().rposition(|open| open.kind != Kind::Inline);
+                let blocks = self.open.iter().rposition(|open| open.kind != ElementKind::Inline);
                 self.close_down_to(blocks.map_or(0, |last| last + 1));
-                if self.open.last().is_some_and(|open| open.written == "p") {
+                if self.open.last().is_some_and(|open| open.output_name == "p") {
                     self.close_down_to(self.open.len() - 1);
                 }
                 self.close_siblings(known);
-                let known = match known.kind == Kind::Cell {
-                    true => self.cell(known),
+                let known = match known.kind == ElementKind::Cell {
+                    true => self.cell_element(known),
                     false => known,
                 };
                 // A table without a cell throws out what it holds, at some cost.
-                let needed = match known.written {
+                let needed = match known.output_name {
                     "table" => 3,
                     "tr" => 2,
                     _ => 1,
                 };
                 let depth = self.open.len() + needed;
                 match self.open.last_mut() {
-                    Some(last) if last.written == PART && known.written == PART => {
-                        last.more += 1;
-                        self.next_part();
+                    Some(last)
+                        if last.output_name == BLOCK_ELEMENT
+                            && known.output_name == BLOCK_ELEMENT =>
+                    {
+                        last.merged_blocks += 1;
+                        self.next_block();
                     }
-                    _ if depth <= BLOCKS => self.begin(known, tag),
-                    _ => self.end_of_deepest(known),
+                    _ if depth <= MAX_BLOCK_DEPTH => self.write_start_tag(known, tag),
+                    _ => self.break_at_max_depth(known),
                 }
             }
         }
     }
 
     /// Ends a part, and begins another.
-    fn next_part(&mut self) {
+    fn next_block(&mut self) {
         if self.page.ends_with("<div>") {
             return; // there is nothing in this one
         }
-        write(&mut self.page, format_args!("</{PART}><{PART}>"));
+        write(&mut self.page, format_args!("</{BLOCK_ELEMENT}><{BLOCK_ELEMENT}>"));
     }
 
     /// What is too deep to be an element is at least apart from what is around it.
-    fn end_of_deepest(&mut self, known: &tag::Known) {
-        let is_cell = known.kind == Kind::Cell;
+    fn break_at_max_depth(&mut self, known: &tag::ElementSpec) {
+        let is_cell = known.kind == ElementKind::Cell;
         let between = if is_cell { " " } else { "<br>" };
         if !self.page.ends_with(between) {
             self.page.push_str(between);
         }
     }
 
-    fn found_base(&mut self, tag: &Tag<'_>) {
+    fn set_base(&mut self, tag: &StartTag<'_>) {
         let given = tag.attribute("href").filter(|_| !self.has_base);
-        let Some(given) = given.filter(|given| given.len() <= LONGEST_LINK) else {
+        let Some(given) = given.filter(|given| given.len() <= MAX_LINK_BYTES) else {
             return;
         };
         self.has_base = true;
@@ -303,29 +310,29 @@ impl Writer<'_> {
     }
 
     /// Closes what the next of its kind closes: an item, a row, a cell.
-    fn close_siblings(&mut self, known: &tag::Known) {
-        let (siblings, within): (&[&str], &[&str]) = match known.written {
+    fn close_siblings(&mut self, known: &tag::ElementSpec) {
+        let (siblings, within): (&[&str], &[&str]) = match known.output_name {
             "li" => (&["li"], &["ul", "ol"]),
             "tr" => (&["tr"], &["table"]),
             "td" | "th" => (&["td", "th"], &["tr", "table"]),
             _ => return,
         };
-        let from = self.open.iter().rposition(|open| within.contains(&open.written));
+        let from = self.open.iter().rposition(|open| within.contains(&open.output_name));
         let from = from.map_or(0, |within| within + 1);
         let open = self.open.get(from..).unwrap_or_default();
-        if let Some(at) = open.iter().position(|open| siblings.contains(&open.written)) {
+        if let Some(at) = open.iter().position(|open| siblings.contains(&open.output_name)) {
             self.close_down_to(from + at);
         }
     }
 
-    fn begin(&mut self, known: &'static tag::Known, tag: &Tag<'_>) {
-        write(&mut self.page, format_args!("<{}", known.written));
-        match known.written {
-            "a" => self.link("href", tag.attribute("href")),
+    fn write_start_tag(&mut self, known: &'static tag::ElementSpec, tag: &StartTag<'_>) {
+        write(&mut self.page, format_args!("<{}", known.output_name));
+        match known.output_name {
+            "a" => self.write_link("href", tag.attribute("href")),
             "code" => {
                 let class = tag.attribute("class").unwrap_or_default();
                 if class.starts_with("language-") {
-                    self.attribute("class", class);
+                    self.write_attribute("class", class);
                 }
             }
             _ => {}
@@ -334,35 +341,35 @@ impl Writer<'_> {
         self.push(known);
     }
 
-    fn picture(&mut self, tag: &Tag<'_>) {
+    fn write_image(&mut self, tag: &StartTag<'_>) {
         self.page.push_str("<img");
-        self.attribute("alt", tag.attribute("alt").unwrap_or_default());
+        self.write_attribute("alt", tag.attribute("alt").unwrap_or_default());
         // One that lies in the page itself is no link.
         let source = tag.attribute("src").filter(|source| !source.starts_with("data:"));
-        self.link("src", source);
+        self.write_link("src", source);
         self.page.push('>');
     }
 
     /// A link, as a URL.
-    fn link(&mut self, name: &str, value: Option<&str>) {
-        let Some(value) = value.filter(|value| value.len() <= LONGEST_LINK) else {
+    fn write_link(&mut self, name: &str, value: Option<&str>) {
+        let Some(value) = value.filter(|value| value.len() <= MAX_LINK_BYTES) else {
             return;
         };
-        let url = match self.links < LINKS {
+        let url = match self.link_bytes < MAX_TOTAL_LINK_BYTES {
             true => self.base.join(value).ok(),
             false => None,
         };
         match url {
             Some(url) => {
-                self.links += url.as_str().len();
-                self.attribute(name, url.as_str());
+                self.link_bytes += url.as_str().len();
+                self.write_attribute(name, url.as_str());
             }
-            None => self.attribute(name, value),
+            None => self.write_attribute(name, value),
         }
     }
 
-    fn attribute(&mut self, name: &str, value: &str) {
-        let value = value.get(..value.floor_char_boundary(LONGEST_LINK * 4)).unwrap_or_default();
+    fn write_attribute(&mut self, name: &str, value: &str) {
+        let value = value.get(..value.floor_char_boundary(MAX_LINK_BYTES * 4)).unwrap_or_default();
         write(&mut self.page, format_args!(" {name}=\""));
         for letter in value.chars() {
             match letter {
@@ -377,29 +384,29 @@ impl Writer<'_> {
 
     /// Closes an element with all that is in it, where it is open: for inline ones, in the same block, for
     /// others, in the same cell of a table.
-    fn close(&mut self, known: &tag::Known) {
+    fn close(&mut self, known: &tag::ElementSpec) {
         // Blocks of code are one piece, however many the page makes of them.
-        if known.written == "code" && self.is_open("pre") {
+        if known.output_name == "code" && self.is_open("pre") {
             return;
         }
         for (at, open) in self.open.iter().enumerate().rev() {
             let is_it = open.name == known.name
-                || open.written == PART && known.written == PART
-                || open.kind == Kind::Cell && known.kind == Kind::Cell;
-            if is_it && open.more > 0 {
+                || open.output_name == BLOCK_ELEMENT && known.output_name == BLOCK_ELEMENT
+                || open.kind == ElementKind::Cell && known.kind == ElementKind::Cell;
+            if is_it && open.merged_blocks > 0 {
                 self.close_down_to(at + 1);
                 if let Some(open) = self.open.last_mut() {
-                    open.more -= 1;
+                    open.merged_blocks -= 1;
                 }
-                return self.next_part();
+                return self.next_block();
             }
             if is_it {
                 return self.close_down_to(at);
             }
-            let is_border = if known.kind == Kind::Inline {
-                open.kind != Kind::Inline
+            let is_border = if known.kind == ElementKind::Inline {
+                open.kind != ElementKind::Inline
             } else {
-                open.kind == Kind::Cell && !tag::is_of_table(known.written)
+                open.kind == ElementKind::Cell && !tag::is_table_part(known.output_name)
             };
             if is_border {
                 return;
@@ -409,12 +416,12 @@ impl Writer<'_> {
 
     fn close_down_to(&mut self, depth: usize) {
         for open in self.open.drain(depth..).rev() {
-            write(&mut self.page, format_args!("</{}>", open.written));
+            write(&mut self.page, format_args!("</{}>", open.output_name));
         }
     }
 
     fn is_open(&self, written: &str) -> bool {
-        self.open.iter().any(|open| open.written == written)
+        self.open.iter().any(|open| open.output_name == written)
     }
 }
 

@@ -39,32 +39,32 @@ use tokio::sync::Semaphore;
 use url::Url;
 
 use self::{
-    failure::{failed, origin},
-    get::Get,
-    target::{Target, without_final_dot},
+    failure::{fetch_error, origin},
+    get::PinnedHttpClient,
+    target::{FetchTarget, strip_final_dot},
 };
 use super::{
     error::{Error, Reason},
-    outside::{NoWay, Outside, policy::Policy},
+    outside::{NetworkPolicy, ResolveError, policy::NetworkRules},
     task,
 };
 
 /// Redirects that are followed; browsers follow 20, and nobody needs so many.
-const REDIRECTS: usize = 10;
+const MAX_REDIRECTS: usize = 10;
 /// Pages that are converted at a time: each takes a core meanwhile, and some ten times its size.
-const CONVERSIONS: usize = 4;
+const MAX_CONCURRENT_CONVERSIONS: usize = 4;
 
 /// What fetches.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
-    outside: Outside,
-    get: Get,
+    policy: NetworkPolicy,
+    client: PinnedHttpClient,
     conversions: Arc<Semaphore>,
 }
 
 /// How content is to be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ContentFormat {
     /// As it is.
     Raw,
     /// HTML as its text.
@@ -75,7 +75,7 @@ pub(crate) enum Form {
 
 /// What was fetched.
 #[derive(Debug)]
-pub(crate) struct Fetched {
+pub(crate) struct FetchResult {
     /// Where it was in the end.
     pub(crate) url: Url,
     /// The status of the answer, whatever it is.
@@ -83,22 +83,22 @@ pub(crate) struct Fetched {
     /// Its media type, as the server says; empty where it does not.
     pub(crate) content_type: String,
     /// Bytes of the body that were read.
-    pub(crate) bytes: usize,
+    pub(crate) body_bytes: usize,
     /// The body.
     pub(crate) content: String,
     /// Whether there is more than that.
-    pub(crate) is_cut: bool,
+    pub(crate) truncated: bool,
 }
 
 impl Fetcher {
     /// One that fetches what `policy` allows, but for the daemon itself, which listens on `own_ports`; none
     /// where that is nothing.
-    pub(crate) fn new(policy: Policy, own_ports: Vec<u16>) -> Option<Arc<Self>> {
+    pub(crate) fn new(policy: NetworkRules, own_ports: Vec<u16>) -> Option<Arc<Self>> {
         let fetcher = || {
             Arc::new(Self {
-                outside: Outside::new(policy.clone(), own_ports),
-                get: Get::default(),
-                conversions: Arc::new(Semaphore::new(CONVERSIONS)),
+                policy: NetworkPolicy::new(policy.clone(), own_ports),
+                client: PinnedHttpClient::default(),
+                conversions: Arc::new(Semaphore::new(MAX_CONCURRENT_CONVERSIONS)),
             })
         };
         (!policy.hosts.is_empty()).then(fetcher)
@@ -113,21 +113,22 @@ impl Fetcher {
     pub(crate) async fn fetch(
         &self,
         url: &Url,
-        form: Form,
+        form: ContentFormat,
         most: usize,
         hold: impl Clone + Send + 'static,
-    ) -> Result<Fetched, Error> {
+    ) -> Result<FetchResult, Error> {
         let mut url = url.clone();
-        for _ in 0..=REDIRECTS {
+        for _ in 0..=MAX_REDIRECTS {
             url.set_fragment(None);
-            url = without_final_dot(url);
-            let target = Target::of(&url).map_err(|problem| denied(&url, problem))?;
+            url = strip_final_dot(url);
+            let target =
+                FetchTarget::from_url(&url).map_err(|problem| denied_error(&url, problem))?;
             let holds = async { Ok::<_, io::Error>(hold.clone()) };
-            let Target { host, port } = &target;
-            let addresses = self.outside.addresses(host, *port, holds).await;
-            let addresses = addresses.map_err(|no_way| self.no_way(&target, no_way))?;
-            let mut response = self.get.send(&url, addresses).await?;
-            if let Some(next) = redirect(&url, response.status(), response.headers())? {
+            let FetchTarget { host, port } = &target;
+            let addresses = self.policy.resolve(host, *port, holds).await;
+            let addresses = addresses.map_err(|no_way| self.resolve_error(&target, no_way))?;
+            let mut response = self.client.send(&url, addresses).await?;
+            if let Some(next) = redirect_target(&url, response.status(), response.headers())? {
                 url = next;
                 continue;
             }
@@ -135,83 +136,85 @@ impl Fetcher {
             let content_type = response.headers().get(header::CONTENT_TYPE);
             let content_type = content_type.map(|value| String::from_utf8_lossy(value.as_bytes()));
             let content_type = content_type.unwrap_or_default().into_owned();
-            let (body, is_cut) = get::body(&mut response, &url, most).await?;
+            let (body, is_cut) = get::read_body(&mut response, &url, most).await?;
             let bytes = body.len();
-            let text = text::of(body, &content_type, is_cut).map_err(|()| {
+            let text = text::decode(body, &content_type, is_cut).map_err(|()| {
                 let text = format!(
                     "{} answers with {content_type}, which is no text: fetch it with a command that keeps it as a file",
                     origin(&url)
                 );
-                failed(text, "the content is no text").with("content_type", &content_type)
+                fetch_error(text, "the content is no text").with_metadata("content_type", &content_type)
             })?;
             let (content, is_shortened) = match form {
-                Form::Text | Form::Markdown if text::is_html(&content_type) => {
+                ContentFormat::Text | ContentFormat::Markdown if text::is_html(&content_type) => {
                     self.convert(text, form, url.clone(), most, hold).await?
                 }
-                Form::Raw | Form::Text | Form::Markdown => text::cut(text, most),
+                ContentFormat::Raw | ContentFormat::Text | ContentFormat::Markdown => {
+                    text::truncate(text, most)
+                }
             };
-            return Ok(Fetched {
+            return Ok(FetchResult {
                 url,
                 status,
                 content_type,
-                bytes,
+                body_bytes: bytes,
                 content,
-                is_cut: is_cut || is_shortened,
+                truncated: is_cut || is_shortened,
             });
         }
         let text = format!(
-            "{} redirects for the {REDIRECTS}th time and more: give the URL where that ends",
+            "{} redirects for the {MAX_REDIRECTS}th time and more: give the URL where that ends",
             origin(&url)
         );
-        Err(failed(text, "too many redirects"))
+        Err(fetch_error(text, "too many redirects"))
     }
 
     /// Converts a page, in its turn and on a thread that may block.
     async fn convert(
         &self,
         page: String,
-        form: Form,
+        form: ContentFormat,
         base: Url,
         most: usize,
         hold: impl Send + 'static,
     ) -> Result<(String, bool), Error> {
         let permit = Arc::clone(&self.conversions).acquire_owned().await;
         let permit = permit.map_err(Error::internal)?;
-        let converted = task::blocking(move || {
+        let converted = task::spawn_blocking(move || {
             let _held = (permit, hold);
             let converted = match form {
-                Form::Text => html::text(&page, &base),
-                Form::Raw | Form::Markdown => html::markdown(&page, &base),
+                ContentFormat::Text => html::text(&page, &base),
+                ContentFormat::Raw | ContentFormat::Markdown => html::markdown(&page, &base),
             };
-            converted.map(|content| text::cut(content, most))
+            converted.map(|content| text::truncate(content, most))
         });
         let converted = converted.await.map_err(Error::internal)?;
         converted.map_err(Error::internal)
     }
 
-    fn no_way(&self, target: &Target, no_way: NoWay) -> Error {
-        let Target { host, port } = target;
+    fn resolve_error(&self, target: &FetchTarget, no_way: ResolveError) -> Error {
+        let FetchTarget { host, port } = target;
         match no_way {
-            NoWay::Denied(denial, _) => {
-                let text = self.outside.explain(&denial, host, *port);
+            ResolveError::Denied(denial, _) => {
+                let text = self.policy.explain(&denial, host, *port);
                 Error::new(Reason::EgressDenied, text)
-                    .with("host", host.to_string())
-                    .with("denied", denial.name())
+                    .with_metadata("host", host.to_string())
+                    .with_metadata("denied", denial.reason())
             }
-            NoWay::Unknown(error) => {
+            ResolveError::LookupFailed(error) => {
                 let text = format!("{host} could not be looked up: {error}");
-                failed(text, "the name could not be looked up")
+                fetch_error(text, "the name could not be looked up")
             }
-            NoWay::TooSlow => {
+            ResolveError::TimedOut => {
                 let text = format!("{host} could not be looked up in time");
-                failed(text, "the name could not be looked up in time")
+                fetch_error(text, "the name could not be looked up in time")
             }
         }
     }
 }
 
 /// Where an answer redirects to, if it does.
-fn redirect(
+fn redirect_target(
     url: &Url,
     status: StatusCode,
     headers: &header::HeaderMap,
@@ -223,14 +226,14 @@ fn redirect(
     let location = String::from_utf8_lossy(location.as_bytes());
     url.join(&location).map(Some).map_err(|error| {
         let text = format!("{} redirects to what is no URL: {error}", origin(url));
-        failed(text, "a redirect to what is no URL")
+        fetch_error(text, "a redirect to what is no URL")
     })
 }
 
 /// A URL that a server redirects to and that is not fetched, whatever the operator allows.
-fn denied(url: &Url, problem: &str) -> Error {
+fn denied_error(url: &Url, problem: &str) -> Error {
     let text = format!("a redirect leads to a URL that {problem}");
     Error::new(Reason::EgressDenied, text)
-        .with("scheme", url.scheme())
-        .with("denied", "url_not_allowed")
+        .with_metadata("scheme", url.scheme())
+        .with_metadata("denied", "url_not_allowed")
 }

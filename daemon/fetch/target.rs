@@ -4,24 +4,24 @@ use url::Url;
 
 use crate::daemon::outside::policy::host::Host;
 
-const FORM: &str = "give one that begins with http:// or https://, as https://example.com/page";
+const URL_HINT: &str = "give one that begins with http:// or https://, as https://example.com/page";
 
 /// Whom a request is for.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct FetchTarget {
     /// The host.
     pub(crate) host: Host,
     /// The port.
     pub(crate) port: u16,
 }
 
-impl Target {
+impl FetchTarget {
     /// Whom a request for `url` is for.
     ///
     /// # Errors
     ///
     /// What is wrong with the URL, as the end of a sentence about it.
-    pub(crate) fn of(url: &Url) -> Result<Self, &'static str> {
+    pub(crate) fn from_url(url: &Url) -> Result<Self, &'static str> {
         const NO_HOST: &str = "names no host that can be connected to";
         if !matches!(url.scheme(), "http" | "https") {
             return Err("is neither http nor https");
@@ -46,30 +46,30 @@ impl Target {
 /// # Errors
 ///
 /// What is wrong with it, and what to give.
-pub(crate) fn parse(text: &str) -> Result<Url, String> {
+pub(crate) fn parse_url(text: &str) -> Result<Url, String> {
     let begins = |scheme: &str| {
         let start = text.get(..scheme.len());
         start.is_some_and(|start| start.eq_ignore_ascii_case(scheme))
     };
     if !begins("http://") && !begins("https://") {
-        return Err(format!("is no URL that can be fetched: {FORM}"));
+        return Err(format!("is no URL that can be fetched: {URL_HINT}"));
     }
     // Parsers pass over some of these, and not all over the same.
     let is_unclear = |letter: char| letter.is_whitespace() || letter.is_control() || letter == '\\';
     if text.contains(is_unclear) {
-        return Err(format!("is no URL (it holds a space, a backslash or the like): {FORM}"));
+        return Err(format!("is no URL (it holds a space, a backslash or the like): {URL_HINT}"));
     }
-    let url = Url::parse(text).map_err(|error| format!("is no URL ({error}): {FORM}"))?;
-    let url = without_final_dot(url);
-    match Target::of(&url) {
+    let url = Url::parse(text).map_err(|error| format!("is no URL ({error}): {URL_HINT}"))?;
+    let url = strip_final_dot(url);
+    match FetchTarget::from_url(&url) {
         Ok(_) => Ok(url),
-        Err(problem) => Err(format!("{problem}: {FORM}")),
+        Err(problem) => Err(format!("{problem}: {URL_HINT}")),
     }
 }
 
 /// Takes the final dot from the name of a host, so that what rules read, what is looked up, the `Host`
 /// field and the name in TLS are the same. A second dot stays, and makes it no name.
-pub(super) fn without_final_dot(mut url: Url) -> Url {
+pub(super) fn strip_final_dot(mut url: Url) -> Url {
     let name = url.domain().and_then(|name| name.strip_suffix('.'));
     if let Some(name) = name.filter(|name| !name.ends_with('.')).map(str::to_owned) {
         // Of a name that was one with its dot, setting does not fail; if it did, the dot would stay.
@@ -101,7 +101,7 @@ mod tests {
             ("http://[::ffff:127.0.0.1]/", "[::ffff:127.0.0.1]", 80),
             ("http://[64:ff9b::7f00:1]/", "[64:ff9b::7f00:1]", 80),
         ] {
-            let target = Target::of(&parse(text).unwrap()).unwrap();
+            let target = FetchTarget::from_url(&parse_url(text).unwrap()).unwrap();
             assert_eq!((target.host.to_string().as_str(), target.port), (host, port), "{text}");
         }
     }
@@ -114,10 +114,10 @@ mod tests {
             ("http://b\u{fc}cher.example\u{3002}/", "http://xn--bcher-kva.example/"),
             ("http://127.0.0.1./", "http://127.0.0.1/"),
         ] {
-            assert_eq!(parse(text).unwrap().as_str(), shown, "{text}");
+            assert_eq!(parse_url(text).unwrap().as_str(), shown, "{text}");
         }
         for text in ["http://example.com../", "http://./", "http://../"] {
-            assert!(parse(text).is_err(), "{text}");
+            assert!(parse_url(text).is_err(), "{text}");
         }
     }
 
@@ -143,7 +143,7 @@ mod tests {
             ("http://example.com@evil.example/", "holds a user name"),
             ("http://-a.example/", "names no host"),
         ] {
-            let problem = parse(text).unwrap_err();
+            let problem = parse_url(text).unwrap_err();
             assert!(problem.contains(part), "{text}: {problem}");
             assert!(problem.contains("https://example.com/page"), "{problem}");
             assert!(!problem.contains("secret"), "{problem}");

@@ -3,18 +3,18 @@
 use encoding_rs::{Encoding, UTF_8};
 
 /// Bytes at the beginning of a page in which it may say how its characters are encoded, as in browsers.
-const PRESCAN: usize = 1024;
+const CHARSET_PRESCAN_BYTES: usize = 1024;
 
 /// The text that a body is, if it is one. Its encoding is that of a byte order mark, that which its type names,
 /// or UTF-8; of what calls itself a text, bytes that do not belong there are U+FFFD. `is_cut` says that more would
 /// come.
-pub(super) fn of(body: Vec<u8>, content_type: &str, is_cut: bool) -> Result<String, ()> {
+pub(super) fn decode(body: Vec<u8>, content_type: &str, is_cut: bool) -> Result<String, ()> {
     if Encoding::for_bom(&body).is_some() {
         return Ok(UTF_8.decode(&body).0.into_owned());
     }
     let mut named = charset(content_type);
     if named.is_none() && is_html(content_type) {
-        let head = body.get(..PRESCAN).unwrap_or(&body);
+        let head = body.get(..CHARSET_PRESCAN_BYTES).unwrap_or(&body);
         named = charset(&String::from_utf8_lossy(head));
     }
     if let Some(encoding) = named.filter(|encoding| *encoding != UTF_8) {
@@ -39,11 +39,11 @@ pub(super) fn of(body: Vec<u8>, content_type: &str, is_cut: bool) -> Result<Stri
 
 /// Whether content is HTML.
 pub(super) fn is_html(content_type: &str) -> bool {
-    matches!(essence(content_type).as_str(), "text/html" | "application/xhtml+xml")
+    matches!(media_type(content_type).as_str(), "text/html" | "application/xhtml+xml")
 }
 
 /// The beginning of a text, in so many bytes; and whether there is more.
-pub(super) fn cut(mut text: String, most: usize) -> (String, bool) {
+pub(super) fn truncate(mut text: String, most: usize) -> (String, bool) {
     let is_long = text.len() > most;
     if is_long {
         text.truncate(text.floor_char_boundary(most));
@@ -53,7 +53,7 @@ pub(super) fn cut(mut text: String, most: usize) -> (String, bool) {
 
 /// Whether a type is one of texts.
 fn is_text(content_type: &str) -> bool {
-    let essence = essence(content_type);
+    let essence = media_type(content_type);
     essence.starts_with("text/")
         || essence.ends_with("+xml")
         || essence.ends_with("+json")
@@ -64,7 +64,7 @@ fn is_text(content_type: &str) -> bool {
 }
 
 /// The type without its parameters.
-fn essence(content_type: &str) -> String {
+fn media_type(content_type: &str) -> String {
     let essence = content_type.split(';').next().unwrap_or_default();
     essence.trim().to_ascii_lowercase()
 }
@@ -98,7 +98,7 @@ mod tests {
             (b"\xff", "", Err(())),
             (b"", "image/png", Ok("")),
         ] {
-            let read = of(body.to_vec(), content_type, false);
+            let read = decode(body.to_vec(), content_type, false);
             assert_eq!(read, text.map(str::to_owned), "{body:?} {content_type}");
         }
     }
@@ -106,9 +106,9 @@ mod tests {
     #[test]
     fn a_character_that_was_cut_is_left_out() {
         let cut = b"gr\xc3".to_vec();
-        assert_eq!(of(cut.clone(), "", true), Ok("gr".to_owned()));
-        assert_eq!(of(cut, "", false), Err(()));
-        assert_eq!(super::cut("grün".to_owned(), 3), ("gr".to_owned(), true));
-        assert_eq!(super::cut("grün".to_owned(), 5), ("grün".to_owned(), false));
+        assert_eq!(decode(cut.clone(), "", true), Ok("gr".to_owned()));
+        assert_eq!(decode(cut, "", false), Err(()));
+        assert_eq!(super::truncate("grün".to_owned(), 3), ("gr".to_owned(), true));
+        assert_eq!(super::truncate("grün".to_owned(), 5), ("grün".to_owned(), false));
     }
 }

@@ -16,20 +16,20 @@ use tokio::{
     time::{error::Elapsed, timeout},
 };
 
-use self::policy::{Denial, Policy, host::Host};
+use self::policy::{Denial, NetworkRules, host::Host};
 use super::task;
 
 /// How long looking a name up may take; a resolver's own patience is usually 10 s.
-const LOOKUP_PATIENCE: Duration = Duration::from_secs(20);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Addresses of one name that are tried.
-const ADDRESSES: usize = 4;
+const MAX_ADDRESSES_PER_NAME: usize = 4;
 /// Names that are looked up at a time: each keeps a thread, for as long as name servers take.
-const LOOKUPS: usize = 64;
+const MAX_CONCURRENT_LOOKUPS: usize = 64;
 
 /// What lies outside, as far as it is allowed.
 #[derive(Debug)]
-pub(crate) struct Outside {
-    policy: Policy,
+pub(crate) struct NetworkPolicy {
+    rules: NetworkRules,
     /// The ports that the daemon listens on.
     own_ports: Vec<u16>,
     lookups: Arc<Semaphore>,
@@ -37,30 +37,30 @@ pub(crate) struct Outside {
 
 /// Why there is no address to connect to.
 #[derive(Debug)]
-pub(crate) enum NoWay {
+pub(crate) enum ResolveError {
     /// Policy refuses it; beside that the address that it refuses, where it is about one.
     Denied(Denial, Option<SocketAddr>),
     /// The name cannot be looked up.
-    Unknown(io::Error),
+    LookupFailed(io::Error),
     /// Looking up took too long.
-    TooSlow,
+    TimedOut,
 }
 
-impl Outside {
+impl NetworkPolicy {
     /// All that `policy` allows, but for the daemon itself, which listens on `own_ports`: it would take whoever
     /// comes from here for the user that it is.
-    pub(crate) fn new(policy: Policy, own_ports: Vec<u16>) -> Self {
-        Self { policy, own_ports, lookups: Arc::new(Semaphore::new(LOOKUPS)) }
+    pub(crate) fn new(policy: NetworkRules, own_ports: Vec<u16>) -> Self {
+        Self { rules: policy, own_ports, lookups: Arc::new(Semaphore::new(MAX_CONCURRENT_LOOKUPS)) }
     }
 
     /// What is allowed.
-    pub(crate) fn policy(&self) -> &Policy {
-        &self.policy
+    pub(crate) fn rules(&self) -> &NetworkRules {
+        &self.rules
     }
 
     /// What is told of a connection that is refused so, and what the operator could set.
     pub(crate) fn explain(&self, denial: &Denial, host: &Host, port: u16) -> String {
-        denial.explain(&self.policy, host, port)
+        denial.explain(&self.rules, host, port)
     }
 
     /// The addresses that may be connected to for `host` on `port`, at least one. What `hold` gives is waited
@@ -70,13 +70,13 @@ impl Outside {
     /// # Errors
     ///
     /// Why there is none.
-    pub(crate) async fn addresses<H: Send + 'static>(
+    pub(crate) async fn resolve<H: Send + 'static>(
         &self,
         host: &Host,
         port: u16,
         hold: impl Future<Output = io::Result<H>>,
-    ) -> Result<Vec<SocketAddr>, NoWay> {
-        self.policy.check_host(host, port).map_err(|denial| NoWay::Denied(denial, None))?;
+    ) -> Result<Vec<SocketAddr>, ResolveError> {
+        self.rules.check_host(host, port).map_err(|denial| ResolveError::Denied(denial, None))?;
         let addresses = match host {
             Host::Address(address) => vec![*address],
             Host::Name(name) => self.look_up(name.clone(), hold).await?,
@@ -85,7 +85,7 @@ impl Outside {
         let mut allowed = Vec::new();
         for address in addresses {
             let address = SocketAddr::new(address, port);
-            match self.check(address) {
+            match self.check_address(address) {
                 Ok(()) => allowed.push(address),
                 Err(denial) => {
                     refused.get_or_insert((denial, address));
@@ -94,20 +94,20 @@ impl Outside {
         }
         match refused {
             _ if !allowed.is_empty() => {
-                allowed.truncate(ADDRESSES);
+                allowed.truncate(MAX_ADDRESSES_PER_NAME);
                 Ok(allowed)
             }
-            Some((denial, address)) => Err(NoWay::Denied(denial, Some(address))),
-            None => Err(NoWay::Unknown(io::Error::other("the name has no address"))),
+            Some((denial, address)) => Err(ResolveError::Denied(denial, Some(address))),
+            None => Err(ResolveError::LookupFailed(io::Error::other("the name has no address"))),
         }
     }
 
-    fn check(&self, address: SocketAddr) -> Result<(), Denial> {
+    fn check_address(&self, address: SocketAddr) -> Result<(), Denial> {
         let ip = address.ip();
-        if self.own_ports.contains(&address.port()) && is_of_this_host(ip) {
+        if self.own_ports.contains(&address.port()) && is_local_address(ip) {
             return Err(Denial::Daemon);
         }
-        self.policy.check_address(ip).map_err(|kind| Denial::Address(ip, kind))
+        self.rules.check_address(ip).map_err(|kind| Denial::Address(ip, kind))
     }
 
     /// Looks a name up, as the daemon's host does. What it holds comes first: what waits for that does not stand
@@ -116,28 +116,28 @@ impl Outside {
         &self,
         name: String,
         hold: impl Future<Output = io::Result<H>>,
-    ) -> Result<Vec<IpAddr>, NoWay> {
+    ) -> Result<Vec<IpAddr>, ResolveError> {
         let lookup = async {
             let held = hold.await?;
             let permit = Arc::clone(&self.lookups).acquire_owned().await;
             let held = (held, permit.map_err(io::Error::other)?);
-            let found = task::blocking(move || {
+            let found = task::spawn_blocking(move || {
                 let _held = held;
                 let found = (name.as_str(), 0).to_socket_addrs()?;
                 Ok::<_, io::Error>(found.map(|address| address.ip()).collect())
             });
             found.await.map_err(io::Error::other)?
         };
-        timeout(LOOKUP_PATIENCE, lookup)
+        timeout(LOOKUP_TIMEOUT, lookup)
             .await
-            .map_err(|Elapsed { .. }| NoWay::TooSlow)?
-            .map_err(NoWay::Unknown)
+            .map_err(|Elapsed { .. }| ResolveError::TimedOut)?
+            .map_err(ResolveError::LookupFailed)
     }
 }
 
 /// Whether an address is one of this host's: the kernel lets sockets be bound to those only. Where it does
 /// not say, it may be.
-fn is_of_this_host(address: IpAddr) -> bool {
+fn is_local_address(address: IpAddr) -> bool {
     let address = address.to_canonical();
     if address.is_unspecified() || address.is_loopback() {
         return true;
@@ -151,20 +151,24 @@ fn is_of_this_host(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::outside::policy::{Words, address::Range};
+    use crate::daemon::outside::policy::{RulesLabels, address::AddressRange};
 
-    const WORDS: Words = Words { who: "tests", hosts: "tests.hosts", addresses: "tests.addresses" };
+    const WORDS: RulesLabels = RulesLabels {
+        connector: "tests",
+        hosts_setting: "tests.hosts",
+        addresses_setting: "tests.addresses",
+    };
 
     #[test]
     fn the_daemon_itself_is_never_connected_to() {
-        let everything = ["0.0.0.0/0", "::/0"].map(|text| Range::parse(text).unwrap());
-        let policy = Policy {
-            words: &WORDS,
+        let everything = ["0.0.0.0/0", "::/0"].map(|text| AddressRange::parse(text).unwrap());
+        let policy = NetworkRules {
+            labels: &WORDS,
             hosts: Vec::new(),
             ports: Vec::new(),
             addresses: everything.to_vec(),
         };
-        let outside = Outside::new(policy, vec![50051]);
+        let outside = NetworkPolicy::new(policy, vec![50051]);
         for (address, expected) in [
             ("127.0.0.1:50051", Err(Denial::Daemon)),
             ("127.9.9.9:50051", Err(Denial::Daemon)),
@@ -176,7 +180,7 @@ mod tests {
             ("127.0.0.1:50052", Ok(())),
             ("192.0.2.1:50051", Ok(())),
         ] {
-            let checked = outside.check(address.parse().unwrap());
+            let checked = outside.check_address(address.parse().unwrap());
             assert_eq!(checked, expected, "{address}");
         }
     }

@@ -6,26 +6,26 @@ use memchr::memchr_iter;
 
 /// Head and tail of a stream, in bounded memory.
 #[derive(Debug)]
-pub(super) struct Capture {
+pub(super) struct HeadTailBuffer {
     head: Vec<u8>,
-    head_at_most: usize,
+    max_head_bytes: usize,
     tail: VecDeque<u8>,
-    tail_at_most: usize,
-    pub(super) bytes: u64,
+    max_tail_bytes: usize,
+    pub(super) total_bytes: u64,
     newlines: u64,
     /// Whether the last line has no line ending.
     is_line_open: bool,
 }
-impl Capture {
+impl HeadTailBuffer {
     /// Keeps at most `inline_bytes`: the first half of them, and the last.
     pub(super) fn new(inline_bytes: usize) -> Self {
         let head_at_most = inline_bytes.div_ceil(2);
         Self {
             head: Vec::new(),
-            head_at_most,
+            max_head_bytes: head_at_most,
             tail: VecDeque::new(),
-            tail_at_most: inline_bytes - head_at_most,
-            bytes: 0,
+            max_tail_bytes: inline_bytes - head_at_most,
+            total_bytes: 0,
             newlines: 0,
             is_line_open: false,
         }
@@ -33,35 +33,35 @@ impl Capture {
 
     /// Takes what comes next.
     pub(super) fn push(&mut self, data: &[u8]) {
-        self.bytes += data.len() as u64;
+        self.total_bytes += data.len() as u64;
         self.newlines += memchr_iter(b'\n', data).count() as u64;
         self.is_line_open = data.last().map_or(self.is_line_open, |last| *last != b'\n');
-        let (head, rest) = data.split_at(data.len().min(self.head_at_most - self.head.len()));
+        let (head, rest) = data.split_at(data.len().min(self.max_head_bytes - self.head.len()));
         self.head.extend_from_slice(head);
-        let rest = rest.get(rest.len().saturating_sub(self.tail_at_most)..).unwrap_or_default();
-        let excess = (self.tail.len() + rest.len()).saturating_sub(self.tail_at_most);
+        let rest = rest.get(rest.len().saturating_sub(self.max_tail_bytes)..).unwrap_or_default();
+        let excess = (self.tail.len() + rest.len()).saturating_sub(self.max_tail_bytes);
         self.tail.drain(..excess);
         self.tail.extend(rest);
     }
 
     /// All lines, with a last one that has no line ending.
-    pub(super) fn lines(&self) -> u64 {
+    pub(super) fn total_lines(&self) -> u64 {
         self.newlines + u64::from(self.is_line_open)
     }
 
     /// What the answer holds, and whether it leaves something out. Bytes that are not UTF-8 become
     /// U+FFFD; a character is never cut by the gap.
-    pub(super) fn text(&self, path: &str) -> (String, bool) {
+    pub(super) fn render(&self, path: &str) -> (String, bool) {
         let (first, second) = self.tail.as_slices();
         let kept = (self.head.len() + self.tail.len()) as u64;
-        if kept == self.bytes {
+        if kept == self.total_bytes {
             let whole = [self.head.as_slice(), first, second].concat();
-            return (lossy(whole), false);
+            return (into_lossy_string(whole), false);
         }
-        let head = self.head.get(..whole_characters(&self.head)).unwrap_or_default();
+        let head = self.head.get(..complete_characters_length(&self.head)).unwrap_or_default();
         let tail = [first, second].concat();
-        let tail = tail.get(continuation_bytes(&tail)..).unwrap_or_default();
-        let omitted = self.bytes - (head.len() + tail.len()) as u64;
+        let tail = tail.get(leading_continuation_bytes(&tail)..).unwrap_or_default();
+        let omitted = self.total_bytes - (head.len() + tail.len()) as u64;
         let newline = if head.is_empty() || head.ends_with(b"\n") { "" } else { "\n" };
         let head = String::from_utf8_lossy(head);
         let tail = String::from_utf8_lossy(tail);
@@ -74,13 +74,13 @@ impl Capture {
     }
 }
 
-fn lossy(bytes: Vec<u8>) -> String {
+fn into_lossy_string(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes)
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 /// Length of `bytes` without the beginning of a character that its end cuts off.
-fn whole_characters(bytes: &[u8]) -> usize {
+fn complete_characters_length(bytes: &[u8]) -> usize {
     for back in 1..=bytes.len().min(3) {
         let at = bytes.len() - back;
         let length = match bytes.get(at) {
@@ -96,19 +96,19 @@ fn whole_characters(bytes: &[u8]) -> usize {
 }
 
 /// How many bytes at the start of `bytes` belong to a character that began before.
-fn continuation_bytes(bytes: &[u8]) -> usize {
+fn leading_continuation_bytes(bytes: &[u8]) -> usize {
     bytes.iter().take(3).take_while(|byte| matches!(byte, 0x80..=0xbf)).count()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Capture;
+    use super::HeadTailBuffer;
 
     fn captured(inline: usize, chunks: &[&[u8]]) -> (String, bool, u64) {
-        let mut capture = Capture::new(inline);
+        let mut capture = HeadTailBuffer::new(inline);
         chunks.iter().for_each(|chunk| capture.push(chunk));
-        let (text, truncated) = capture.text("p");
-        (text, truncated, capture.bytes)
+        let (text, truncated) = capture.render("p");
+        (text, truncated, capture.total_bytes)
     }
 
     #[test]
@@ -143,9 +143,9 @@ mod tests {
             (vec!["aaaa\naaaa\naaaa\naaaa\naaaa", "a", "\n", "a"], 6),
         ] {
             for inline in [0, 4, 100] {
-                let mut capture = Capture::new(inline);
+                let mut capture = HeadTailBuffer::new(inline);
                 chunks.iter().for_each(|chunk| capture.push(chunk.as_bytes()));
-                assert_eq!(capture.lines(), lines, "{chunks:?}");
+                assert_eq!(capture.total_lines(), lines, "{chunks:?}");
             }
         }
     }

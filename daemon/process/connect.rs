@@ -16,100 +16,100 @@ use rustix::{
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    input::Feed,
-    live::Process,
-    output::{Stream, Tap},
-    spec::{Spec, Stdin},
+    input::InputFeed,
+    live::ProcessHandle,
+    output::{OutputStream, ReplayTap},
+    spec::{CommandSpec, StdinSource},
 };
 use crate::daemon::{
     sandbox::{
         image::TerminalSize,
-        pool::Pool,
-        running::{Streams, sealed_file},
+        pool::SandboxPool,
+        running::{StdioStreams, sealed_memory_file},
     },
-    store::{artifact::Sink, session::StreamName},
-    sys::readiness::watch,
+    store::{artifact::ArtifactWriter, session::StreamName},
+    sys::readiness::watch_readable,
 };
 
 /// The daemon's side.
 #[derive(Debug)]
-pub(super) struct Connections {
-    pub(super) stdout: Stream,
-    pub(super) stderr: Stream,
+pub(super) struct DaemonEnds {
+    pub(super) stdout: OutputStream,
+    pub(super) stderr: OutputStream,
     /// What feeds it; nothing for a command that is not fed, or whose terminal is not there yet.
-    feed: Option<Feed>,
+    input_feed: Option<InputFeed>,
     /// Tells that it was executed; nothing once that is known, or where nobody asks.
-    start: Option<AsyncFd<OwnedFd>>,
+    exec_pipe: Option<AsyncFd<OwnedFd>>,
     /// Its terminal's other end, once it is there.
     terminal: Option<OwnedFd>,
     /// Size that its terminal was told to have before it was there.
-    size: Option<TerminalSize>,
+    pending_size: Option<TerminalSize>,
 }
 
 /// The command's side, to be sent into its sandbox.
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct CommandEnds {
     stdin: Option<OwnedFd>,
     /// None where it gets a terminal.
     outputs: Option<[OwnedFd; 2]>,
-    pub(super) start: Option<OwnedFd>,
+    pub(super) exec_pipe: Option<OwnedFd>,
 }
 
 /// Makes what connects a command with the daemon.
-pub(super) fn connect(
-    spec: &Spec,
-    stdout: Sink,
-    stderr: Sink,
-    process: Option<&Arc<Process>>,
-) -> io::Result<(Connections, Ends)> {
-    let tap = |stream| process.map(|process| Tap { process: Arc::clone(process), stream });
-    let mut connections = Connections {
-        stdout: Stream::new(spec.inline_bytes, stdout, tap(StreamName::Stdout)),
-        stderr: Stream::new(spec.inline_bytes, stderr, tap(StreamName::Stderr)),
-        feed: None,
-        start: None,
+pub(super) fn open_stdio(
+    spec: &CommandSpec,
+    stdout: ArtifactWriter,
+    stderr: ArtifactWriter,
+    process: Option<&Arc<ProcessHandle>>,
+) -> io::Result<(DaemonEnds, CommandEnds)> {
+    let tap = |stream| process.map(|process| ReplayTap { process: Arc::clone(process), stream });
+    let mut connections = DaemonEnds {
+        stdout: OutputStream::new(spec.max_inline_bytes, stdout, tap(StreamName::Stdout)),
+        stderr: OutputStream::new(spec.max_inline_bytes, stderr, tap(StreamName::Stderr)),
+        input_feed: None,
+        exec_pipe: None,
         terminal: None,
-        size: None,
+        pending_size: None,
     };
-    let mut ends = Ends { stdin: None, outputs: None, start: None };
+    let mut ends = CommandEnds { stdin: None, outputs: None, exec_pipe: None };
     if process.is_some() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         ioctl_fionbio(&reader, true)?;
-        connections.start = Some(watch(reader)?);
-        ends.start = Some(writer);
+        connections.exec_pipe = Some(watch_readable(reader)?);
+        ends.exec_pipe = Some(writer);
     }
     if spec.terminal.is_some() {
         return Ok((connections, ends));
     }
-    ends.outputs = Some([connections.stdout.pipe()?, connections.stderr.pipe()?]);
+    ends.outputs = Some([connections.stdout.open_pipe()?, connections.stderr.open_pipe()?]);
     match &spec.stdin {
-        Stdin::Fed => {
+        StdinSource::Streamed => {
             let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-            connections.feed = Some(Feed::to_pipe(writer)?);
+            connections.input_feed = Some(InputFeed::to_pipe(writer)?);
             ends.stdin = Some(reader);
         }
-        Stdin::Whole(bytes) if bytes.is_empty() => {}
-        Stdin::Whole(bytes) => ends.stdin = Some(sealed_file(c"jig-stdin", bytes)?),
+        StdinSource::Bytes(bytes) if bytes.is_empty() => {}
+        StdinSource::Bytes(bytes) => ends.stdin = Some(sealed_memory_file(c"jig-stdin", bytes)?),
     }
     Ok((connections, ends))
 }
 
-impl Ends {
+impl CommandEnds {
     /// The streams to be sent into the sandbox.
-    pub(super) fn streams(&self, spec: &Spec) -> Streams<'_> {
+    pub(super) fn stdio_streams(&self, spec: &CommandSpec) -> StdioStreams<'_> {
         match (&self.outputs, spec.terminal) {
-            (Some([stdout, stderr]), _) => Streams::Descriptors {
+            (Some([stdout, stderr]), _) => StdioStreams::Descriptors {
                 stdin: self.stdin.as_ref().map(AsFd::as_fd),
                 stdout: stdout.as_fd(),
                 stderr: stderr.as_fd(),
             },
-            (None, size) => Streams::Terminal(size.unwrap_or_default()),
+            (None, size) => StdioStreams::Terminal(size.unwrap_or_default()),
         }
     }
 
     /// Gives the pipes to the command's user, who could not open them by name (`/dev/stderr`)
     /// otherwise: that asks whose they are, also of who has them open.
-    pub(super) fn give_to(&self, pool: &Pool) {
+    pub(super) fn chown_to_sandbox_user(&self, pool: &SandboxPool) {
         let Some(identity) = pool.identity() else {
             return;
         };
@@ -117,36 +117,36 @@ impl Ends {
             // They are the daemon's own user's already where it may not give them away.
             let _own = fchown(
                 pipe,
-                Some(Uid::from_raw(identity.outside.0)),
-                Some(Gid::from_raw(identity.outside.1)),
+                Some(Uid::from_raw(identity.host_ids.0)),
+                Some(Gid::from_raw(identity.host_ids.1)),
             );
         }
     }
 
     /// Closes what the daemon must not hold while the command runs; answers what it may.
-    pub(super) fn dispatched(self) -> Option<[OwnedFd; 2]> {
+    pub(super) fn into_outputs(self) -> Option<[OwnedFd; 2]> {
         self.outputs
     }
 }
 
-impl Connections {
+impl DaemonEnds {
     /// Whether it is known what has become of the command's execution, or nobody asks.
-    pub(super) fn know_the_start(&self) -> bool {
-        self.start.is_none()
+    pub(super) fn is_start_known(&self) -> bool {
+        self.exec_pipe.is_none()
     }
 
     /// All bytes that the command wrote, as far as they were read.
-    pub(super) fn bytes(&self) -> u64 {
-        self.stdout.bytes() + self.stderr.bytes()
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.stdout.total_bytes() + self.stderr.total_bytes()
     }
 
     /// Takes the other end of the command's terminal.
-    pub(super) fn connect_terminal(&mut self, end: OwnedFd) -> io::Result<()> {
+    pub(super) fn attach_terminal(&mut self, end: OwnedFd) -> io::Result<()> {
         let copy = || Ok::<_, io::Error>(fcntl_dupfd_cloexec(&end, 0)?);
         self.stdout.read_from_terminal(copy()?)?;
-        self.feed = Some(Feed::to_terminal(copy()?)?);
+        self.input_feed = Some(InputFeed::to_terminal(copy()?)?);
         self.terminal = Some(end);
-        if let Some(size) = self.size.take() {
+        if let Some(size) = self.pending_size.take() {
             self.resize(size);
         }
         Ok(())
@@ -155,7 +155,7 @@ impl Connections {
     /// Gives the command's terminal another size; its foreground processes get SIGWINCH.
     pub(super) fn resize(&mut self, size: TerminalSize) {
         let Some(terminal) = &self.terminal else {
-            self.size = Some(size);
+            self.pending_size = Some(size);
             return;
         };
         let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
@@ -165,25 +165,25 @@ impl Connections {
 
     /// Waits until something can be done for the command, and does it: reads what it writes, feeds
     /// it, learns that it was executed. No one of these before another. May be cancelled.
-    pub(super) async fn advance(&mut self, process: Option<&Process>) {
+    pub(super) async fn drive(&mut self, process: Option<&ProcessHandle>) {
         tokio::select! {
-            () = self.stdout.advance() => {}
-            () = self.stderr.advance() => {}
-            () = feed(&mut self.feed, process) => {}
-            () = start(&mut self.start, process) => {}
+            () = self.stdout.read_some() => {}
+            () = self.stderr.read_some() => {}
+            () = feed_input(&mut self.input_feed, process) => {}
+            () = wait_for_exec(&mut self.exec_pipe, process) => {}
         }
     }
 }
 
-async fn feed(feed: &mut Option<Feed>, process: Option<&Process>) {
+async fn feed_input(feed: &mut Option<InputFeed>, process: Option<&ProcessHandle>) {
     match (feed, process) {
-        (Some(feed), Some(process)) => feed.advance(&process.input).await,
+        (Some(feed), Some(process)) => feed.write_some(&process.input).await,
         (None, _) | (_, None) => std::future::pending().await,
     }
 }
 
 /// Waits until it is known whether the command was executed, and tells it if it was.
-async fn start(start: &mut Option<AsyncFd<OwnedFd>>, process: Option<&Process>) {
+async fn wait_for_exec(start: &mut Option<AsyncFd<OwnedFd>>, process: Option<&ProcessHandle>) {
     let (Some(pipe), Some(process)) = (start.as_ref(), process) else {
         return std::future::pending().await;
     };
@@ -196,7 +196,7 @@ async fn start(start: &mut Option<AsyncFd<OwnedFd>>, process: Option<&Process>) 
         Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
         // It was closed by the execution, or with the process: then its end is told next.
         Ok(Ok(0)) => {
-            process.start();
+            process.mark_started();
             *start = None;
         }
         // It was not executed; the sandbox tells why.

@@ -3,27 +3,28 @@
 
 use std::{collections::BTreeMap, ffi::CString};
 
-use crate::daemon::sandbox::plan::{HOME, USER};
+use crate::daemon::sandbox::plan::{SANDBOX_HOME, SANDBOX_USER};
 
 /// Longest argument or variable, in bytes without its NUL (MAX_ARG_STRLEN of linux/binfmts.h is 32
 /// pages with it).
-const LONGEST_STRING: usize = 131_071;
+const MAX_VARIABLE_BYTES: usize = 131_071;
 /// Where programs are looked up unless the request or the workspace says otherwise.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Variables by name. None holds a NUL, and no name is empty or holds `=`.
 #[derive(Debug, Clone)]
-pub(crate) struct Environment(BTreeMap<String, String>);
+pub(crate) struct CommandEnvironment(BTreeMap<String, String>);
 
-impl Environment {
+impl CommandEnvironment {
     /// What every command gets; `path` is looked up before the usual directories.
     pub(crate) fn base(path: &[String]) -> Self {
-        let path = path.iter().map(String::as_str).chain([PATH]).collect::<Vec<_>>().join(":");
+        let path =
+            path.iter().map(String::as_str).chain([DEFAULT_PATH]).collect::<Vec<_>>().join(":");
         let variables = [
             ("PATH", path.as_str()),
-            ("HOME", HOME),
-            ("USER", USER),
-            ("LOGNAME", USER),
+            ("HOME", SANDBOX_HOME),
+            ("USER", SANDBOX_USER),
+            ("LOGNAME", SANDBOX_USER),
             ("SHELL", "/bin/sh"),
             ("LANG", "C.UTF-8"),
             ("TMPDIR", "/tmp"),
@@ -47,7 +48,7 @@ impl Environment {
         if name.contains('\0') || value.contains('\0') {
             return Err("a variable cannot hold a NUL character");
         }
-        if name.len() + 1 + value.len() > LONGEST_STRING {
+        if name.len() + 1 + value.len() > MAX_VARIABLE_BYTES {
             return Err("a variable and its value can have at most 131,071 bytes together");
         }
         self.0.insert(name, value);
@@ -55,7 +56,7 @@ impl Environment {
     }
 
     /// Sets a variable that the daemon provides, unless there is one of that name.
-    pub(crate) fn provide(&mut self, name: &str, value: String) {
+    pub(crate) fn set_default(&mut self, name: &str, value: String) {
         if !value.contains('\0') {
             self.0.entry(name.to_owned()).or_insert(value);
         }
@@ -67,7 +68,7 @@ impl Environment {
     }
 
     /// The variables as execve(2) takes them.
-    pub(super) fn strings(&self) -> Vec<CString> {
+    pub(super) fn to_envp(&self) -> Vec<CString> {
         self.0
             .iter()
             .filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok())

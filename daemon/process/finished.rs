@@ -2,44 +2,44 @@
 
 use std::time::Duration;
 
-use super::outcome::{Limit, Outcome};
-use crate::daemon::sys::process::Usage;
+use super::outcome::{CommandOutcome, ResourceLimit};
+use crate::daemon::sys::process::ResourceUsage;
 
 /// A command that was run.
 #[derive(Debug, Clone)]
-pub(crate) struct Finished {
+pub(crate) struct CommandResult {
     /// How it ended.
-    pub(crate) ended: Ended,
+    pub(crate) termination: Termination,
     /// What it wrote.
-    pub(crate) stdout: Captured,
+    pub(crate) stdout: CapturedOutput,
     /// What it wrote as errors.
-    pub(crate) stderr: Captured,
+    pub(crate) stderr: CapturedOutput,
     /// From dispatch until nothing of it was left.
     pub(crate) duration: Duration,
 }
 
 /// A command that ended, and all that is known about it but its output.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ended {
+pub(crate) struct Termination {
     /// How.
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: CommandOutcome,
     /// What it used, as far as that is known.
-    pub(crate) usage: Option<Usage>,
+    pub(crate) usage: Option<ResourceUsage>,
     /// The limit that ended it, if one did.
-    pub(crate) limit: Option<Limit>,
+    pub(crate) exceeded_limit: Option<ResourceLimit>,
     /// Whether something of it could not be killed in time.
     pub(crate) kill_pending: bool,
 }
 
 /// What a command wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Captured {
+pub(crate) struct CapturedOutput {
     /// Text for the answer.
     pub(crate) text: String,
     /// All bytes that it wrote.
-    pub(crate) bytes: u64,
+    pub(crate) total_bytes: u64,
     /// All lines of that, with a last one that has no line ending.
-    pub(crate) lines: u64,
+    pub(crate) total_lines: u64,
     /// Whether the text leaves some out.
     pub(crate) truncated: bool,
     /// Why the artifact is incomplete though it is under its cap; empty when it is not.

@@ -2,7 +2,7 @@
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum CommandOutcome {
     /// It exited with this code.
     Exited(i32),
     /// A signal ended it: one that the daemon did not send, or its limit of CPU time.
@@ -19,18 +19,18 @@ pub(crate) enum Outcome {
 
 /// Why the daemon ended a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum StopReason {
     /// Its time was up.
-    TimeUp,
+    TimedOut,
     /// Nobody waits for it any more, or the daemon is shutting down.
     Cancelled,
     /// It was over a limit.
-    Limit(Limit),
+    Limit(ResourceLimit),
 }
 
 /// What ended a run, besides its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Limit {
+pub(crate) enum ResourceLimit {
     /// Processes.
     Pids,
     /// CPU time.
@@ -47,7 +47,7 @@ pub(crate) enum Limit {
     Output,
 }
 
-impl Limit {
+impl ResourceLimit {
     /// Its name in the contract.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -62,39 +62,43 @@ impl Limit {
     }
 }
 
-impl Outcome {
+impl CommandOutcome {
     /// Reads a wait status (wait(2)) in the light of what the daemon did.
-    pub(crate) fn from_status(status: i32, cause: Option<Cause>) -> Self {
+    pub(crate) fn from_status(status: i32, cause: Option<StopReason>) -> Self {
         let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
         match (cause, signal) {
-            (Some(Cause::TimeUp), signal) => Self::TimedOut(signal),
-            (Some(Cause::Cancelled), signal) => Self::Cancelled(signal),
+            (Some(StopReason::TimedOut), signal) => Self::TimedOut(signal),
+            (Some(StopReason::Cancelled), signal) => Self::Cancelled(signal),
             // It ended by itself before it was killed.
-            (Some(Cause::Limit(_)) | None, Some(signal)) => Self::Signaled(signal),
-            (Some(Cause::Limit(_)) | None, None) => Self::Exited(libc::WEXITSTATUS(status)),
+            (Some(StopReason::Limit(_)) | None, Some(signal)) => Self::Signaled(signal),
+            (Some(StopReason::Limit(_)) | None, None) => Self::Exited(libc::WEXITSTATUS(status)),
         }
     }
 
     /// What became of a command that the daemon killed with its whole sandbox.
-    pub(crate) fn killed(cause: Cause) -> Self {
+    pub(crate) fn killed(cause: StopReason) -> Self {
         match cause {
-            Cause::TimeUp => Self::TimedOut(Some(libc::SIGKILL)),
-            Cause::Cancelled => Self::Cancelled(Some(libc::SIGKILL)),
-            Cause::Limit(Limit::Memory) => Self::OomKilled,
-            Cause::Limit(Limit::Output) => Self::OutputLimit(Some(libc::SIGKILL)),
-            Cause::Limit(
-                Limit::Cpu | Limit::Pids | Limit::Disk | Limit::OpenFiles | Limit::Epoll,
+            StopReason::TimedOut => Self::TimedOut(Some(libc::SIGKILL)),
+            StopReason::Cancelled => Self::Cancelled(Some(libc::SIGKILL)),
+            StopReason::Limit(ResourceLimit::Memory) => Self::OomKilled,
+            StopReason::Limit(ResourceLimit::Output) => Self::OutputLimit(Some(libc::SIGKILL)),
+            StopReason::Limit(
+                ResourceLimit::Cpu
+                | ResourceLimit::Pids
+                | ResourceLimit::Disk
+                | ResourceLimit::OpenFiles
+                | ResourceLimit::Epoll,
             ) => Self::Signaled(libc::SIGKILL),
         }
     }
 
     /// The limit that ended it, where the way it ended says so.
-    pub(crate) fn limit(self) -> Option<Limit> {
+    pub(crate) fn exceeded_limit(self) -> Option<ResourceLimit> {
         match self {
-            Self::Signaled(libc::SIGXCPU) => Some(Limit::Cpu),
-            Self::Signaled(libc::SIGXFSZ) => Some(Limit::Disk),
-            Self::OomKilled => Some(Limit::Memory),
-            Self::OutputLimit(_) => Some(Limit::Output),
+            Self::Signaled(libc::SIGXCPU) => Some(ResourceLimit::Cpu),
+            Self::Signaled(libc::SIGXFSZ) => Some(ResourceLimit::Disk),
+            Self::OomKilled => Some(ResourceLimit::Memory),
+            Self::OutputLimit(_) => Some(ResourceLimit::Output),
             Self::Exited(_) | Self::Signaled(_) | Self::TimedOut(_) | Self::Cancelled(_) => None,
         }
     }
@@ -123,7 +127,7 @@ impl Outcome {
 }
 
 /// Names of the signals that have one (signal(7)).
-const SIGNALS: &[(i32, &str)] = &[
+const SIGNAL_NAMES: &[(i32, &str)] = &[
     (libc::SIGHUP, "SIGHUP"),
     (libc::SIGINT, "SIGINT"),
     (libc::SIGQUIT, "SIGQUIT"),
@@ -157,16 +161,18 @@ const SIGNALS: &[(i32, &str)] = &[
     (libc::SIGSYS, "SIGSYS"),
 ];
 /// The first real-time signal: the kernel's begin at 32, of which the C library keeps two to itself.
-const FIRST_REAL_TIME: i32 = 34;
+const FIRST_REAL_TIME_SIGNAL: i32 = 34;
 /// The last one.
 const LAST_SIGNAL: i32 = 64;
 
 /// Name of a signal: `SIGKILL`.
 pub(crate) fn signal_name(signal: i32) -> String {
-    let known = SIGNALS.iter().find(|(number, _)| *number == signal);
+    let known = SIGNAL_NAMES.iter().find(|(number, _)| *number == signal);
     match known {
         Some((_, name)) => (*name).to_owned(),
-        None if signal >= FIRST_REAL_TIME => format!("SIGRTMIN+{}", signal - FIRST_REAL_TIME),
+        None if signal >= FIRST_REAL_TIME_SIGNAL => {
+            format!("SIGRTMIN+{}", signal - FIRST_REAL_TIME_SIGNAL)
+        }
         // The C library's own have no names.
         None => format!("SIG{signal}"),
     }
@@ -180,12 +186,12 @@ pub(crate) fn signal_number(text: &str) -> Option<i32> {
         let text = text.to_ascii_uppercase();
         let name = text.strip_prefix("SIG").unwrap_or(&text);
         match name.strip_prefix("RTMIN") {
-            Some("") => FIRST_REAL_TIME,
+            Some("") => FIRST_REAL_TIME_SIGNAL,
             Some(offset) => {
-                FIRST_REAL_TIME + i32::from(offset.strip_prefix('+')?.parse::<u8>().ok()?)
+                FIRST_REAL_TIME_SIGNAL + i32::from(offset.strip_prefix('+')?.parse::<u8>().ok()?)
             }
             None if name.bytes().all(|byte| byte.is_ascii_digit()) => name.parse().ok()?,
-            None => SIGNALS.iter().find(|(_, known)| &known[3..] == name)?.0,
+            None => SIGNAL_NAMES.iter().find(|(_, known)| &known[3..] == name)?.0,
         }
     };
     (1..=LAST_SIGNAL).contains(&number).then_some(number)
@@ -193,7 +199,7 @@ pub(crate) fn signal_number(text: &str) -> Option<i32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cause, Outcome, signal_name, signal_number};
+    use super::{CommandOutcome, StopReason, signal_name, signal_number};
 
     #[test]
     fn signals_are_known_by_their_names_and_numbers() {
@@ -213,15 +219,19 @@ mod tests {
     fn a_wait_status_is_read_in_the_light_of_what_the_daemon_did() {
         let (exited_3, killed_9) = (3 << 8, 9);
         for (status, cause, outcome) in [
-            (exited_3, None, Outcome::Exited(3)),
-            (0, None, Outcome::Exited(0)),
-            (killed_9, None, Outcome::Signaled(9)),
-            (killed_9 | 0x80, None, Outcome::Signaled(9)), // with a core dump
-            (exited_3, Some(Cause::TimeUp), Outcome::TimedOut(None)),
-            (15, Some(Cause::TimeUp), Outcome::TimedOut(Some(15))),
-            (15, Some(Cause::Cancelled), Outcome::Cancelled(Some(15))),
+            (exited_3, None, CommandOutcome::Exited(3)),
+            (0, None, CommandOutcome::Exited(0)),
+            (killed_9, None, CommandOutcome::Signaled(9)),
+            (killed_9 | 0x80, None, CommandOutcome::Signaled(9)), // with a core dump
+            (exited_3, Some(StopReason::TimedOut), CommandOutcome::TimedOut(None)),
+            (15, Some(StopReason::TimedOut), CommandOutcome::TimedOut(Some(15))),
+            (15, Some(StopReason::Cancelled), CommandOutcome::Cancelled(Some(15))),
         ] {
-            assert_eq!(Outcome::from_status(status, cause), outcome, "{status:#x} {cause:?}");
+            assert_eq!(
+                CommandOutcome::from_status(status, cause),
+                outcome,
+                "{status:#x} {cause:?}"
+            );
         }
     }
 }

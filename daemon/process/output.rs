@@ -18,92 +18,92 @@ use tokio::{
     time::timeout_at,
 };
 
-use super::{capture::Capture, finished::Captured, live::Process};
+use super::{capture::HeadTailBuffer, finished::CapturedOutput, live::ProcessHandle};
 use crate::daemon::{
-    store::{artifact::Sink, session::StreamName},
-    sys::readiness::watch,
+    store::{artifact::ArtifactWriter, session::StreamName},
+    sys::readiness::watch_readable,
     task,
 };
 
 /// Bytes read at a time: the capacity of a pipe.
-const CHUNK_BYTES: usize = 64 * 1024;
+const READ_BYTES: usize = 64 * 1024;
 /// Bytes read first: most commands write less, or nothing.
-const FIRST_CHUNK_BYTES: usize = 4 * 1024;
+const FIRST_READ_BYTES: usize = 4 * 1024;
 /// Bytes gathered before they are written to the artifact.
-const FLUSH_BYTES: usize = 256 * 1024;
+const ARTIFACT_WRITE_BYTES: usize = 256 * 1024;
 /// Most bytes that a terminal holds between its two ends, where it does not tell how many there are
 /// (TTYB_DEFAULT_MEM_LIMIT of drivers/tty/tty_buffer.c and the line discipline's own buffer).
-const TERMINAL_HOLDS: u64 = 640 * 1024 + 4096;
+const MAX_TERMINAL_BUFFER_BYTES: u64 = 640 * 1024 + 4096;
 /// Chunks read before others get a turn.
-const CHUNKS_PER_TURN: usize = 4;
+const MAX_READS_PER_POLL: usize = 4;
 /// How long the disk may take for what is left when the command has ended. Its caller gets its
 /// answer then, without the whole output.
-const DISK_PATIENCE: Duration = Duration::from_secs(5);
+const ARTIFACT_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One output stream of a command, from the daemon's side.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct OutputStream {
     /// The end that is read; none once the other end was closed.
     pipe: Option<AsyncFd<OwnedFd>>,
     is_terminal: bool,
-    capture: Capture,
+    inline_output: HeadTailBuffer,
     /// Read but not yet given to the artifact.
-    pending: Vec<u8>,
+    unwritten: Vec<u8>,
     /// Memory for what is read while `pending` is being written.
-    spare: Vec<u8>,
-    artifact: Artifact,
+    spare_buffer: Vec<u8>,
+    artifact: ArtifactState,
     /// Whether what was read is written at once, and not by the block.
-    is_prompt: bool,
+    writes_at_once: bool,
     /// Who else gets all of it.
-    tap: Option<Tap>,
+    tap: Option<ReplayTap>,
 }
 
 /// Where a stream's bytes go beside the answer and the artifact.
 #[derive(Debug)]
-pub(super) struct Tap {
+pub(super) struct ReplayTap {
     /// Whose they are.
-    pub(super) process: Arc<Process>,
+    pub(super) process: Arc<ProcessHandle>,
     /// Which of its streams.
     pub(super) stream: StreamName,
 }
 
 /// Where a stream's artifact is.
 #[derive(Debug)]
-enum Artifact {
+enum ArtifactState {
     /// Here, to be written to.
-    Idle(Sink),
+    Idle(ArtifactWriter),
     /// On a thread that writes to it, with the bytes.
-    Writing(JoinHandle<(Sink, Vec<u8>)>),
+    Writing(JoinHandle<(ArtifactWriter, Vec<u8>)>),
     /// Lost with such a thread.
-    Lost,
+    Failed,
 }
 
 /// Whether the runtime has said that a pipe can be read.
 #[derive(Debug, Clone, Copy)]
-enum Readiness {
-    Known,
+enum PipeReadiness {
+    Reported,
     Unknown,
 }
 
 // === impl Stream ===
 
-impl Stream {
+impl OutputStream {
     /// A stream that nothing is read from yet.
-    pub(super) fn new(inline_bytes: usize, sink: Sink, tap: Option<Tap>) -> Self {
+    pub(super) fn new(inline_bytes: usize, sink: ArtifactWriter, tap: Option<ReplayTap>) -> Self {
         Self {
             pipe: None,
             is_terminal: false,
-            capture: Capture::new(inline_bytes),
-            pending: Vec::new(),
-            spare: Vec::new(),
-            is_prompt: sink.is_followed(),
-            artifact: Artifact::Idle(sink),
+            inline_output: HeadTailBuffer::new(inline_bytes),
+            unwritten: Vec::new(),
+            spare_buffer: Vec::new(),
+            writes_at_once: sink.is_followed(),
+            artifact: ArtifactState::Idle(sink),
             tap,
         }
     }
 
     /// Makes a pipe to be read; answers the end that the command writes to.
-    pub(super) fn pipe(&mut self) -> io::Result<OwnedFd> {
+    pub(super) fn open_pipe(&mut self) -> io::Result<OwnedFd> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         self.read_from(reader)?;
         Ok(writer)
@@ -117,45 +117,45 @@ impl Stream {
 
     fn read_from(&mut self, reader: OwnedFd) -> io::Result<()> {
         ioctl_fionbio(&reader, true)?;
-        self.pipe = Some(watch(reader)?);
+        self.pipe = Some(watch_readable(reader)?);
         Ok(())
     }
 
     /// All bytes that were read.
-    pub(super) fn bytes(&self) -> u64 {
-        self.capture.bytes
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.inline_output.total_bytes
     }
 
     /// Waits until there is something to read and reads a bounded amount of it; while the disk, or
     /// whoever taps it, is behind, waits for them. Never ready once the stream was closed. May be
     /// cancelled: nothing that was read is lost.
-    pub(super) async fn advance(&mut self) {
-        if self.pending.len() >= FLUSH_BYTES {
-            written(&mut self.artifact, &mut self.spare).await;
+    pub(super) async fn read_some(&mut self) {
+        if self.unwritten.len() >= ARTIFACT_WRITE_BYTES {
+            wait_for_write(&mut self.artifact, &mut self.spare_buffer).await;
             self.flush();
         }
-        if self.is_prompt && !self.pending.is_empty() {
+        if self.writes_at_once && !self.unwritten.is_empty() {
             tokio::select! {
-                () = written(&mut self.artifact, &mut self.spare) => {
+                () = wait_for_write(&mut self.artifact, &mut self.spare_buffer) => {
                     self.flush();
                     return;
                 }
-                () = readable(self.pipe.as_ref()) => {}
+                () = wait_until_readable(self.pipe.as_ref()) => {}
             }
         }
-        readable(self.pipe.as_ref()).await;
+        wait_until_readable(self.pipe.as_ref()).await;
         if let Some(tap) = &self.tap {
-            tap.process.transcript.room().await;
+            tap.process.replay_buffer.wait_for_capacity().await;
         }
-        for _ in 0..CHUNKS_PER_TURN {
-            if !self.read_chunk(Readiness::Known) {
+        for _ in 0..MAX_READS_PER_POLL {
+            if !self.read_chunk(PipeReadiness::Reported) {
                 return;
             }
-            if self.pending.len() >= FLUSH_BYTES && !self.flush() {
+            if self.unwritten.len() >= ARTIFACT_WRITE_BYTES && !self.flush() {
                 return;
             }
             if let Some(tap) = &self.tap
-                && !tap.process.transcript.has_room()
+                && !tap.process.replay_buffer.has_capacity()
             {
                 return;
             }
@@ -166,52 +166,52 @@ impl Stream {
 
     /// Reads what the command had written when it ended, and hardly more: somebody else may hold
     /// the other end and write on.
-    pub(super) async fn finish(mut self, path: &str) -> Captured {
-        let deadline = Instant::now() + DISK_PATIENCE;
+    pub(super) async fn finish(mut self, path: &str) -> CapturedOutput {
+        let deadline = Instant::now() + ARTIFACT_WRITE_TIMEOUT;
         let mut left = match &self.pipe {
             Some(pipe) if self.is_terminal => {
                 let there = ioctl_fionread(pipe.get_ref()).unwrap_or(0);
-                there.max(TERMINAL_HOLDS)
+                there.max(MAX_TERMINAL_BUFFER_BYTES)
             }
             Some(pipe) => ioctl_fionread(pipe.get_ref()).unwrap_or(0),
             None => 0,
         };
         while left > 0 {
-            let before = self.capture.bytes;
-            if !self.read_chunk(Readiness::Unknown) {
+            let before = self.inline_output.total_bytes;
+            if !self.read_chunk(PipeReadiness::Unknown) {
                 break;
             }
-            left = left.saturating_sub(self.capture.bytes - before);
+            left = left.saturating_sub(self.inline_output.total_bytes - before);
         }
-        let artifact_error = self.close(deadline).await;
-        let (text, truncated) = self.capture.text(path);
-        Captured {
+        let artifact_error = self.finish_artifact(deadline).await;
+        let (text, truncated) = self.inline_output.render(path);
+        CapturedOutput {
             text,
-            bytes: self.capture.bytes,
-            lines: self.capture.lines(),
+            total_bytes: self.inline_output.total_bytes,
+            total_lines: self.inline_output.total_lines(),
             truncated,
             artifact_error,
         }
     }
 
     /// Reads once. Answers whether there may be more.
-    fn read_chunk(&mut self, readiness: Readiness) -> bool {
+    fn read_chunk(&mut self, readiness: PipeReadiness) -> bool {
         let Some(pipe) = &self.pipe else {
             return false;
         };
-        let before = self.pending.len();
-        let pending = &mut self.pending;
-        pending.reserve(match self.capture.bytes {
-            0 => FIRST_CHUNK_BYTES,
-            _ => CHUNK_BYTES,
+        let before = self.unwritten.len();
+        let pending = &mut self.unwritten;
+        pending.reserve(match self.inline_output.total_bytes {
+            0 => FIRST_READ_BYTES,
+            _ => READ_BYTES,
         });
         let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, spare_capacity(pending))?);
         let read = match readiness {
             // Forgets the readiness when the pipe is empty, without losing one that comes
             // meanwhile.
-            Readiness::Known => pipe.try_io(Interest::READABLE, read),
+            PipeReadiness::Reported => pipe.try_io(Interest::READABLE, read),
             // The runtime may not have looked at the pipe yet, and would not read.
-            Readiness::Unknown => read(pipe.get_ref()),
+            PipeReadiness::Unknown => read(pipe.get_ref()),
         };
         match read {
             Ok(0) => {
@@ -219,13 +219,13 @@ impl Stream {
                 false
             }
             Ok(_) => {
-                let chunk = self.pending.get(before..).unwrap_or_default();
-                self.capture.push(chunk);
+                let chunk = self.unwritten.get(before..).unwrap_or_default();
+                self.inline_output.push(chunk);
                 if let Some(tap) = &self.tap {
-                    tap.process.transcript.push(tap.stream, chunk);
+                    tap.process.replay_buffer.push(tap.stream, chunk);
                 }
-                if !self.artifact.wants_more() {
-                    self.pending.truncate(before);
+                if !self.artifact.accepts_more() {
+                    self.unwritten.truncate(before);
                 }
                 true
             }
@@ -241,78 +241,81 @@ impl Stream {
     /// Has what was gathered written to the artifact, on a thread that may block. Answers whether
     /// it has; not while that thread is still writing.
     fn flush(&mut self) -> bool {
-        match std::mem::replace(&mut self.artifact, Artifact::Lost) {
-            Artifact::Idle(mut sink) => {
-                let spare = std::mem::take(&mut self.spare);
-                let mut bytes = std::mem::replace(&mut self.pending, spare);
-                self.artifact = Artifact::Writing(task::blocking(move || {
+        match std::mem::replace(&mut self.artifact, ArtifactState::Failed) {
+            ArtifactState::Idle(mut sink) => {
+                let spare = std::mem::take(&mut self.spare_buffer);
+                let mut bytes = std::mem::replace(&mut self.unwritten, spare);
+                self.artifact = ArtifactState::Writing(task::spawn_blocking(move || {
                     sink.write(&bytes);
                     bytes.clear();
                     (sink, bytes)
                 }));
                 true
             }
-            writing @ Artifact::Writing(_) => {
+            writing @ ArtifactState::Writing(_) => {
                 self.artifact = writing;
                 false
             }
-            Artifact::Lost => {
-                self.pending.clear();
+            ArtifactState::Failed => {
+                self.unwritten.clear();
                 true
             }
         }
     }
 
     /// Writes the rest to the artifact. Answers what is wrong with it; nothing when it is whole.
-    async fn close(&mut self, deadline: Instant) -> String {
+    async fn finish_artifact(&mut self, deadline: Instant) -> String {
         let all_written = async {
-            written(&mut self.artifact, &mut self.spare).await;
-            let needs_file = matches!(&self.artifact, Artifact::Idle(sink) if sink.needs_file());
-            if !self.pending.is_empty() || needs_file {
+            wait_for_write(&mut self.artifact, &mut self.spare_buffer).await;
+            let needs_file =
+                matches!(&self.artifact, ArtifactState::Idle(sink) if sink.needs_file());
+            if !self.unwritten.is_empty() || needs_file {
                 self.flush();
-                written(&mut self.artifact, &mut self.spare).await;
+                wait_for_write(&mut self.artifact, &mut self.spare_buffer).await;
             }
         };
         let in_time = timeout_at(deadline.into(), all_written).await.is_ok();
         match &mut self.artifact {
-            Artifact::Idle(sink) => {
+            ArtifactState::Idle(sink) => {
                 sink.take_error().map(|error| error.to_string()).unwrap_or_default()
             }
-            Artifact::Writing(_) if !in_time => {
-                let patience = DISK_PATIENCE.as_secs();
+            ArtifactState::Writing(_) if !in_time => {
+                let patience = ARTIFACT_WRITE_TIMEOUT.as_secs();
                 format!("the disk did not take the rest within {patience} s")
             }
-            Artifact::Writing(_) | Artifact::Lost => "the thread that wrote it failed".to_owned(),
+            ArtifactState::Writing(_) | ArtifactState::Failed => {
+                "the thread that wrote it failed".to_owned()
+            }
         }
     }
 }
 
-impl Artifact {
+impl ArtifactState {
     /// Whether what is read is worth keeping for it.
-    fn wants_more(&self) -> bool {
+    fn accepts_more(&self) -> bool {
         match self {
-            Self::Idle(sink) => sink.wants_more(),
+            Self::Idle(sink) => sink.has_capacity(),
             Self::Writing(_) => true, // it will leave out what does not fit
-            Self::Lost => false,
+            Self::Failed => false,
         }
     }
 }
 
 /// Waits until nothing is being written, and takes back the buffer that was. May be cancelled.
-async fn written(artifact: &mut Artifact, spare: &mut Vec<u8>) {
-    if let Artifact::Writing(thread) = artifact {
+async fn wait_for_write(artifact: &mut ArtifactState, spare: &mut Vec<u8>) {
+    if let ArtifactState::Writing(thread) = artifact {
         *artifact = match thread.await {
             Ok((sink, buffer)) => {
                 *spare = buffer;
-                Artifact::Idle(sink)
+                ArtifactState::Idle(sink)
             }
-            Err(_) => Artifact::Lost,
+            Err(_) => ArtifactState::Failed,
         };
     }
 }
 
 /// Waits until there is something to read; for ever, where there never will be.
-async fn readable(pipe: Option<&AsyncFd<OwnedFd>>) {
+async fn wait_until_readable(pipe: Option<&AsyncFd<OwnedFd>>) {
     match pipe {
         Some(pipe) if pipe.readable().await.is_ok() => {}
         Some(_) | None => std::future::pending().await,

@@ -9,24 +9,24 @@ use std::{
 
 use bytes::Bytes;
 
-use super::environment::Environment;
+use super::environment::CommandEnvironment;
 use crate::daemon::{
     error::Violation,
     sandbox::{
-        image::{Command, TerminalSize},
-        limits::Limits,
+        image::{ExecRequest, TerminalSize},
+        limits::RunLimits,
     },
 };
 
 /// Most bytes that arguments and environment may take together, pointers included: a quarter of the
 /// stack limit of 8 MiB (execve(2)), less room for what the kernel puts there itself and for the
 /// caller's trace context and baggage, which come out of 16 KiB of metadata.
-const LARGEST_IMAGE: usize = (2 << 20) - (64 << 10);
+const MAX_EXEC_BYTES: usize = (2 << 20) - (64 << 10);
 
 /// Longest command or directory that is shown, in bytes: a list of two thousand fits into a message.
-const LONGEST_DISPLAY: usize = 512;
+const MAX_DISPLAY_BYTES: usize = 512;
 /// Longest name of a program that is told, in characters: that of a file (NAME_MAX).
-const LONGEST_NAME: usize = 255;
+const MAX_PROGRAM_NAME_CHARS: usize = 255;
 
 /// The program and its arguments.
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ pub(crate) enum Program {
 
 /// A command to be run.
 #[derive(Debug, Clone)]
-pub(crate) struct Spec {
+pub(crate) struct CommandSpec {
     /// What is executed.
     pub(crate) program: Program,
     /// Absolute path, inside the sandbox, of the directory to start in.
@@ -49,26 +49,26 @@ pub(crate) struct Spec {
     /// Device and inode that this directory must have, where somebody approved it.
     pub(crate) cwd_identity: Option<(u64, u64)>,
     /// Its environment.
-    pub(crate) environment: Environment,
+    pub(crate) environment: CommandEnvironment,
     /// What it reads.
-    pub(crate) stdin: Stdin,
+    pub(crate) stdin: StdinSource,
     /// Size of the terminal that it gets instead of pipes, if it is to get one.
     pub(crate) terminal: Option<TerminalSize>,
     /// How long it may take; nothing for as long as it wants.
     pub(crate) timeout: Option<Duration>,
     /// Its limits.
-    pub(crate) limits: Limits,
+    pub(crate) limits: RunLimits,
     /// Most bytes of each stream that the answer holds.
-    pub(crate) inline_bytes: usize,
+    pub(crate) max_inline_bytes: usize,
 }
 
 /// What a command reads.
 #[derive(Debug, Clone)]
-pub(crate) enum Stdin {
+pub(crate) enum StdinSource {
     /// These bytes, and then the end.
-    Whole(Bytes),
+    Bytes(Bytes),
     /// What it is fed while it runs.
-    Fed,
+    Streamed,
 }
 
 /// The shell that users log in with. Sandboxes have the programs of the host.
@@ -82,18 +82,18 @@ pub(crate) fn default_shell() -> &'static CStr {
 
 impl Program {
     /// What is wrong with a program that no kernel would execute in `environment`, whatever it is.
-    pub(crate) fn violation(&self, environment: &Environment) -> Option<Violation> {
-        let strings = self.argv().into_iter().chain(environment.strings());
+    pub(crate) fn size_violation(&self, environment: &CommandEnvironment) -> Option<Violation> {
+        let strings = self.argv().into_iter().chain(environment.to_envp());
         let bytes: usize =
             strings.map(|string| string.as_bytes_with_nul().len() + size_of::<usize>()).sum();
         let field = match self {
             Self::Shell(_) | Self::DefaultShell(_) => "command",
             Self::Argv(_) => "argv",
         };
-        (bytes > LARGEST_IMAGE).then(|| Violation {
+        (bytes > MAX_EXEC_BYTES).then(|| Violation {
             field: field.to_owned(),
             description: format!(
-                "with the environment it takes {bytes} bytes; the kernel executes at most {LARGEST_IMAGE}: pass large input through stdin or a file"
+                "with the environment it takes {bytes} bytes; the kernel executes at most {MAX_EXEC_BYTES}: pass large input through stdin or a file"
             ),
         })
     }
@@ -118,7 +118,7 @@ impl Program {
                 words.join(" ")
             }
         };
-        shortened(&text)
+        truncate_for_display(&text)
     }
 
     /// Name of the program, for people: `sh` for a shell's text.
@@ -132,33 +132,34 @@ impl Program {
                 .unwrap_or_default(),
         };
         let name = program.rsplit('/').next().unwrap_or_default();
-        name.chars().take(LONGEST_NAME).collect()
+        name.chars().take(MAX_PROGRAM_NAME_CHARS).collect()
     }
 }
 
 /// A text for people, not longer than such are.
-pub(crate) fn shortened(text: &str) -> String {
-    let end = text.floor_char_boundary(LONGEST_DISPLAY);
+pub(crate) fn truncate_for_display(text: &str) -> String {
+    let end = text.floor_char_boundary(MAX_DISPLAY_BYTES);
     text.get(..end).unwrap_or_default().to_owned()
 }
 
-impl Spec {
+impl CommandSpec {
     /// The command as the sandbox receives it.
-    pub(crate) fn command(&self) -> Command {
+    pub(crate) fn exec_request(&self) -> ExecRequest {
         let argv = self.program.argv();
-        let programs = argv.first().map(|program| self.candidates(program)).unwrap_or_default();
-        Command {
+        let programs =
+            argv.first().map(|program| self.executable_candidates(program)).unwrap_or_default();
+        ExecRequest {
             cwd: self.cwd.clone(),
             cwd_identity: self.cwd_identity,
             programs,
             argv,
-            envp: self.environment.strings(),
+            envp: self.environment.to_envp(),
         }
     }
 
     /// Where the program may lie: itself if it names a path, else in each directory of the
     /// command's `PATH`, as execvp(3) looks.
-    fn candidates(&self, program: &CString) -> Vec<CString> {
+    fn executable_candidates(&self, program: &CString) -> Vec<CString> {
         let name = program.as_bytes();
         if name.is_empty() || name.contains(&b'/') {
             return vec![program.clone()];

@@ -3,46 +3,46 @@
 
 use std::time::{Duration, Instant};
 
-use super::outcome::{Cause, Limit};
+use super::outcome::{ResourceLimit, StopReason};
 
 /// Where on the ladder a command is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ladder {
+pub(super) enum StopSequence {
     /// It runs, until its time is up.
     Running {
         /// When that is, if ever.
-        until: Option<Instant>,
+        deadline: Option<Instant>,
     },
     /// It was asked to end.
-    Ending {
+    Terminating {
         /// Why.
-        cause: Cause,
+        reason: StopReason,
         /// When the grace is over.
-        until: Instant,
+        kill_at: Instant,
     },
     /// It is being killed.
     Killing {
         /// Why.
-        cause: Cause,
+        reason: StopReason,
     },
 }
 
 /// What has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Event {
+pub(super) enum StopEvent {
     /// The time that [`Ladder::next`] named has come.
-    Timer(Instant),
+    DeadlineReached(Instant),
     /// The daemon is shutting down.
-    Drain(Instant),
+    Terminate(Instant),
     /// Nobody waits any more.
     Abandoned,
     /// It is over a limit.
-    Over(Limit),
+    LimitExceeded(ResourceLimit),
 }
 
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum StopAction {
     /// Nothing.
     Wait,
     /// Send SIGTERM.
@@ -51,53 +51,62 @@ pub(super) enum Action {
     Kill,
 }
 
-impl Ladder {
+impl StopSequence {
     /// When the next step is due.
-    pub(super) fn next(self) -> Option<Instant> {
+    pub(super) fn next_deadline(self) -> Option<Instant> {
         match self {
-            Self::Running { until } => until,
-            Self::Ending { until, .. } => Some(until),
+            Self::Running { deadline: until } => until,
+            Self::Terminating { kill_at: until, .. } => Some(until),
             Self::Killing { .. } => None,
         }
     }
 
     /// Why the command is being ended, if it is.
-    pub(super) fn cause(self) -> Option<Cause> {
+    pub(super) fn reason(self) -> Option<StopReason> {
         match self {
             Self::Running { .. } => None,
-            Self::Ending { cause, .. } | Self::Killing { cause } => Some(cause),
+            Self::Terminating { reason: cause, .. } | Self::Killing { reason: cause } => {
+                Some(cause)
+            }
         }
     }
 
     /// Takes the step that `event` asks for.
-    pub(super) fn on(self, event: Event, grace: Duration) -> (Self, Action) {
+    pub(super) fn on_event(self, event: StopEvent, grace: Duration) -> (Self, StopAction) {
         match (self, event) {
-            (Self::Running { until }, Event::Timer(now))
+            (Self::Running { deadline: until }, StopEvent::DeadlineReached(now))
                 if until.is_none_or(|until| now < until) =>
             {
-                (self, Action::Wait)
+                (self, StopAction::Wait)
             }
-            (Self::Running { .. }, Event::Timer(now)) => {
-                (Self::Ending { cause: Cause::TimeUp, until: now + grace }, Action::Terminate)
+            (Self::Running { .. }, StopEvent::DeadlineReached(now)) => (
+                Self::Terminating { reason: StopReason::TimedOut, kill_at: now + grace },
+                StopAction::Terminate,
+            ),
+            (Self::Running { .. }, StopEvent::Terminate(now)) => (
+                Self::Terminating { reason: StopReason::Cancelled, kill_at: now + grace },
+                StopAction::Terminate,
+            ),
+            (Self::Terminating { kill_at: until, .. }, StopEvent::DeadlineReached(now))
+                if now < until =>
+            {
+                (self, StopAction::Wait)
             }
-            (Self::Running { .. }, Event::Drain(now)) => {
-                (Self::Ending { cause: Cause::Cancelled, until: now + grace }, Action::Terminate)
+            (Self::Terminating { reason: cause, .. }, StopEvent::DeadlineReached(_)) => {
+                (Self::Killing { reason: cause }, StopAction::Kill)
             }
-            (Self::Ending { until, .. }, Event::Timer(now)) if now < until => (self, Action::Wait),
-            (Self::Ending { cause, .. }, Event::Timer(_)) => {
-                (Self::Killing { cause }, Action::Kill)
+            (Self::Running { .. }, StopEvent::Abandoned) => {
+                (Self::Killing { reason: StopReason::Cancelled }, StopAction::Kill)
             }
-            (Self::Running { .. }, Event::Abandoned) => {
-                (Self::Killing { cause: Cause::Cancelled }, Action::Kill)
+            (Self::Running { .. }, StopEvent::LimitExceeded(limit)) => {
+                (Self::Killing { reason: StopReason::Limit(limit) }, StopAction::Kill)
             }
-            (Self::Running { .. }, Event::Over(limit)) => {
-                (Self::Killing { cause: Cause::Limit(limit) }, Action::Kill)
-            }
-            (Self::Ending { cause, .. }, Event::Abandoned | Event::Over(_)) => {
-                (Self::Killing { cause }, Action::Kill)
-            }
-            (Self::Ending { .. }, Event::Drain(_)) | (Self::Killing { .. }, _) => {
-                (self, Action::Wait)
+            (
+                Self::Terminating { reason: cause, .. },
+                StopEvent::Abandoned | StopEvent::LimitExceeded(_),
+            ) => (Self::Killing { reason: cause }, StopAction::Kill),
+            (Self::Terminating { .. }, StopEvent::Terminate(_)) | (Self::Killing { .. }, _) => {
+                (self, StopAction::Wait)
             }
         }
     }
@@ -107,41 +116,67 @@ impl Ladder {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{Action, Cause, Event, Ladder, Limit};
+    use super::{ResourceLimit, StopAction, StopEvent, StopReason, StopSequence};
 
     #[test]
     fn the_ladder_goes_down_only() {
         let now = Instant::now();
         let (second, grace) = (Duration::from_secs(1), Duration::from_secs(2));
-        let running = Ladder::Running { until: Some(now + second) };
-        let endless = Ladder::Running { until: None };
-        let ending = |cause| Ladder::Ending { cause, until: now + second + grace };
-        let killing = |cause| Ladder::Killing { cause };
-        let (time, cancelled) = (Cause::TimeUp, Cause::Cancelled);
+        let running = StopSequence::Running { deadline: Some(now + second) };
+        let endless = StopSequence::Running { deadline: None };
+        let ending =
+            |cause| StopSequence::Terminating { reason: cause, kill_at: now + second + grace };
+        let killing = |cause| StopSequence::Killing { reason: cause };
+        let (time, cancelled) = (StopReason::TimedOut, StopReason::Cancelled);
         for (from, event, to, action) in [
-            (running, Event::Timer(now), running, Action::Wait),
-            (running, Event::Timer(now + second), ending(time), Action::Terminate),
-            (running, Event::Drain(now + second), ending(cancelled), Action::Terminate),
-            (running, Event::Abandoned, killing(cancelled), Action::Kill),
-            (endless, Event::Timer(now + 9 * second), endless, Action::Wait),
-            (endless, Event::Drain(now + second), ending(cancelled), Action::Terminate),
-            (ending(time), Event::Timer(now + second), ending(time), Action::Wait),
-            (ending(time), Event::Drain(now + second), ending(time), Action::Wait),
-            (ending(time), Event::Timer(now + 4 * second), killing(time), Action::Kill),
-            (ending(time), Event::Abandoned, killing(time), Action::Kill),
-            (ending(cancelled), Event::Abandoned, killing(cancelled), Action::Kill),
+            (running, StopEvent::DeadlineReached(now), running, StopAction::Wait),
             (
                 running,
-                Event::Over(Limit::Memory),
-                killing(Cause::Limit(Limit::Memory)),
-                Action::Kill,
+                StopEvent::DeadlineReached(now + second),
+                ending(time),
+                StopAction::Terminate,
             ),
-            (ending(time), Event::Over(Limit::Output), killing(time), Action::Kill),
-            (killing(time), Event::Abandoned, killing(time), Action::Wait),
-            (killing(time), Event::Drain(now), killing(time), Action::Wait),
-            (killing(time), Event::Timer(now + 9 * second), killing(time), Action::Wait),
+            (running, StopEvent::Terminate(now + second), ending(cancelled), StopAction::Terminate),
+            (running, StopEvent::Abandoned, killing(cancelled), StopAction::Kill),
+            (endless, StopEvent::DeadlineReached(now + 9 * second), endless, StopAction::Wait),
+            (endless, StopEvent::Terminate(now + second), ending(cancelled), StopAction::Terminate),
+            (
+                ending(time),
+                StopEvent::DeadlineReached(now + second),
+                ending(time),
+                StopAction::Wait,
+            ),
+            (ending(time), StopEvent::Terminate(now + second), ending(time), StopAction::Wait),
+            (
+                ending(time),
+                StopEvent::DeadlineReached(now + 4 * second),
+                killing(time),
+                StopAction::Kill,
+            ),
+            (ending(time), StopEvent::Abandoned, killing(time), StopAction::Kill),
+            (ending(cancelled), StopEvent::Abandoned, killing(cancelled), StopAction::Kill),
+            (
+                running,
+                StopEvent::LimitExceeded(ResourceLimit::Memory),
+                killing(StopReason::Limit(ResourceLimit::Memory)),
+                StopAction::Kill,
+            ),
+            (
+                ending(time),
+                StopEvent::LimitExceeded(ResourceLimit::Output),
+                killing(time),
+                StopAction::Kill,
+            ),
+            (killing(time), StopEvent::Abandoned, killing(time), StopAction::Wait),
+            (killing(time), StopEvent::Terminate(now), killing(time), StopAction::Wait),
+            (
+                killing(time),
+                StopEvent::DeadlineReached(now + 9 * second),
+                killing(time),
+                StopAction::Wait,
+            ),
         ] {
-            assert_eq!(from.on(event, grace), (to, action), "{from:?} {event:?}");
+            assert_eq!(from.on_event(event, grace), (to, action), "{from:?} {event:?}");
         }
     }
 }

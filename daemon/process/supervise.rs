@@ -11,52 +11,52 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    connect::{Connections, connect},
-    finished::{Ended, Finished},
-    live::{Live, Order, Orders, Process},
-    outcome::{Cause, Limit, Outcome},
-    spec::Spec,
-    stop::{Action, Event, Ladder},
-    watch::Watch,
+    connect::{DaemonEnds, open_stdio},
+    finished::{CommandResult, Termination},
+    live::{ControlReceiver, ProcessControl, ProcessHandle, SupervisedProcess},
+    outcome::{CommandOutcome, ResourceLimit, StopReason},
+    spec::CommandSpec,
+    stop::{StopAction, StopEvent, StopSequence},
+    watch::LimitMonitor,
     watchdog::Watchdog,
 };
 use crate::daemon::{
-    descriptors::Attempts,
-    queue::Seat,
+    descriptors::FdRetry,
+    queue::DeferredPermit,
     sandbox::{
-        entrance::Visit,
-        pool::Pool,
-        running::{End, Running, Word},
-        stage::{Failure, Stage},
+        entrance::ProxyLease,
+        pool::SandboxPool,
+        running::{CommandEnd, RunningSandbox, SandboxEvent},
+        stage::{Stage, StageFailure},
     },
-    store::artifact::Sink,
-    sys::{Errno, process::Usage},
+    store::artifact::ArtifactWriter,
+    sys::{Errno, process::ResourceUsage},
     task,
 };
 
 /// Dead sandboxes that are passed over: more than a pool keeps warm.
-const STALE_AT_MOST: usize = 16;
+const MAX_STALE_SANDBOXES: usize = 16;
 
 /// How a command may be ended before it ends.
 #[derive(Debug, Clone)]
-pub(crate) struct Stop {
+pub(crate) struct CancelSignals {
     /// At once: nobody waits any more.
-    pub(crate) abandon: CancellationToken,
+    pub(crate) abandoned: CancellationToken,
     /// Before it has a sandbox: the daemon begins to shut down.
     pub(crate) draining: CancellationToken,
     /// By the ladder: the daemon is shutting down.
-    pub(crate) drain: CancellationToken,
+    pub(crate) terminate: CancellationToken,
     /// Time between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
 }
 
 /// Where the two streams go.
 #[derive(Debug)]
-pub(crate) struct Artifacts {
+pub(crate) struct OutputArtifacts {
     /// Artifact of the standard output, with the path under which it can be read.
-    pub(crate) stdout: (Sink, String),
+    pub(crate) stdout: (ArtifactWriter, String),
     /// Artifact of the standard error, likewise.
-    pub(crate) stderr: (Sink, String),
+    pub(crate) stderr: (ArtifactWriter, String),
 }
 
 /// Why a command was not run, or is not known to have ended.
@@ -64,10 +64,10 @@ pub(crate) struct Artifacts {
 pub(crate) enum RunError {
     /// A step of starting it failed: the sandbox's, or the command's own.
     #[error("the command was not started")]
-    NotStarted(#[source] Failure),
+    NotStarted(#[source] StageFailure),
     /// No sandbox became free in the time that the command had.
     #[error("no sandbox became free in time")]
-    NoSandboxInTime,
+    SandboxTimeout,
     /// Nobody waits any more; nothing was started.
     #[error("the call was cancelled before a sandbox was free")]
     Abandoned,
@@ -76,128 +76,132 @@ pub(crate) enum RunError {
     Draining,
     /// A signal was to end it; nothing was started.
     #[error("the command was ended before a sandbox was free")]
-    EndedBefore,
+    EndedBeforeStart,
     /// The sandbox was lost while the command ran.
     #[error("the sandbox was lost while the command ran")]
-    Lost,
+    SandboxLost,
 }
 
 /// Told once the command is in its sandbox.
-pub(crate) trait Observer: Send {
+pub(crate) trait RunObserver: Send {
     /// The command's process id in the daemon's namespace, where it is known.
     fn started(&mut self, pid: Option<i32>);
 
     /// How the command reaches the daemon's proxy, where it does.
-    fn visited(&mut self, _visit: Visit) {}
+    fn proxy_opened(&mut self, _visit: ProxyLease) {}
 }
 
 /// Runs a command in a sandbox of the pool, once it has its place there; where somebody watches it, `live` is
 /// the side of this task. To be polled to its end: what is to end it early comes through `stop`.
 pub(crate) async fn run(
-    spec: &Spec,
-    pool: &Arc<Pool>,
-    seat: Seat,
-    artifacts: Artifacts,
-    stop: &Stop,
-    observer: &mut impl Observer,
-    live: Option<Live>,
-) -> Result<Finished, RunError> {
-    let (process, mut orders) = live.map(|live| (live.process, live.orders)).unzip();
+    spec: &CommandSpec,
+    pool: &Arc<SandboxPool>,
+    seat: DeferredPermit,
+    artifacts: OutputArtifacts,
+    cancel: &CancelSignals,
+    observer: &mut impl RunObserver,
+    supervised: Option<SupervisedProcess>,
+) -> Result<CommandResult, RunError> {
+    let (process, mut orders) = supervised.map(|live| (live.process, live.controls)).unzip();
     let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
-    let Artifacts { stdout, stderr } = artifacts;
+    let OutputArtifacts { stdout, stderr } = artifacts;
     let (stdout_path, stderr_path) = (stdout.1, stderr.1);
     let mut held_back = VecDeque::new();
     let place = tokio::select! {
         biased;
-        place = seat.place() => place,
-        () = task::until(deadline) => return Err(RunError::NoSandboxInTime),
-        () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
-        () = stop.draining.cancelled() => return Err(RunError::Draining),
-        () = told_to_end(&mut orders, &mut held_back) => return Err(RunError::EndedBefore),
+        place = seat.wait() => place,
+        () = task::sleep_until(deadline) => return Err(RunError::SandboxTimeout),
+        () = cancel.abandoned.cancelled() => return Err(RunError::Abandoned),
+        () = cancel.draining.cancelled() => return Err(RunError::Draining),
+        () = wait_for_end_signal(&mut orders, &mut held_back) => return Err(RunError::EndedBeforeStart),
     };
-    let mut attempts = Attempts::until(deadline);
+    let mut attempts = FdRetry::with_deadline(deadline);
     let (mut connections, ends) = loop {
-        let sinks = (stdout.0.anew(), stderr.0.anew());
-        let connected = connect(spec, sinks.0, sinks.1, process.as_ref());
+        let sinks = (stdout.0.fresh_copy(), stderr.0.fresh_copy());
+        let connected = open_stdio(spec, sinks.0, sinks.1, process.as_ref());
         match connected {
-            Err(error) if attempts.another_of_start(&error).await => {}
-            connected => break connected.map_err(not_connected)?,
+            Err(error) if attempts.should_retry_spawn(&error).await => {}
+            connected => break connected.map_err(stdio_failure)?,
         }
-        early(stop)?;
+        check_cancelled(cancel)?;
     };
-    let streams = ends.streams(spec);
-    let command = spec.command();
+    let streams = ends.stdio_streams(spec);
+    let command = spec.exec_request();
     let mut stale = 0;
     let (running, dispatched) = loop {
         let warm = tokio::select! {
             biased;
-            taken = pool.lend(&spec.limits) => taken,
-            () = task::until(deadline) => return Err(RunError::NoSandboxInTime),
-            () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
-            () = stop.drain.cancelled() => return Err(RunError::Draining),
-            () = told_to_end(&mut orders, &mut held_back) => return Err(RunError::EndedBefore),
+            taken = pool.acquire(&spec.limits) => taken,
+            () = task::sleep_until(deadline) => return Err(RunError::SandboxTimeout),
+            () = cancel.abandoned.cancelled() => return Err(RunError::Abandoned),
+            () = cancel.terminate.cancelled() => return Err(RunError::Draining),
+            () = wait_for_end_signal(&mut orders, &mut held_back) => return Err(RunError::EndedBeforeStart),
         };
         let warm = match warm {
-            Err(failure) if attempts.another_of_start(&failure.error()).await => {
-                early(stop)?;
+            Err(failure) if attempts.should_retry_spawn(&failure.to_io_error()).await => {
+                check_cancelled(cancel)?;
                 continue;
             }
             warm => warm.map_err(RunError::NotStarted)?,
         };
         let dispatched = Instant::now();
-        ends.give_to(pool);
-        match warm.dispatch(&command, &streams, ends.start.as_ref().map(AsFd::as_fd), &spec.limits)
-        {
+        ends.chown_to_sandbox_user(pool);
+        match warm.dispatch(
+            &command,
+            &streams,
+            ends.exec_pipe.as_ref().map(AsFd::as_fd),
+            &spec.limits,
+        ) {
             Ok(running) => break (running, dispatched),
             // It died while it was warm, as all do when their launcher dies: it has not seen the
             // command, so another can be asked.
-            Err(failure) if failure.is_disconnection() && stale < STALE_AT_MOST => stale += 1,
+            Err(failure) if failure.is_disconnection() && stale < MAX_STALE_SANDBOXES => stale += 1,
             Err(failure) => return Err(RunError::NotStarted(failure)),
         }
     };
-    let outputs = ends.dispatched();
+    let outputs = ends.into_outputs();
     observer.started(running.pid());
-    if let Some(visit) = running.visit() {
-        observer.visited(visit);
+    if let Some(visit) = running.proxy_lease() {
+        observer.proxy_opened(visit);
     }
 
-    let dog = Watchdog::new(&spec.limits, running.is_counted(), cpus());
-    let watch = Watch::new(dog, running.measurer());
-    let mut watched = Watched {
-        running,
-        connections: &mut connections,
+    let dog = Watchdog::new(&spec.limits, running.has_memory_accounting(), machine_cpus());
+    let watch = LimitMonitor::new(dog, running.measurer());
+    let mut watched = RunSupervisor {
+        sandbox: running,
+        daemon_ends: &mut connections,
         process,
-        orders,
-        held_back,
-        ladder: Ladder::Running { until: deadline },
-        output_bytes: spec.limits.output_bytes.unwrap_or(u64::MAX),
-        cpu_sec: spec.limits.cpu_sec,
-        watch,
-        share: Share::new(dispatched),
+        controls: orders,
+        deferred_controls: held_back,
+        stop_sequence: StopSequence::Running { deadline },
+        max_output_bytes: spec.limits.output_bytes.unwrap_or(u64::MAX),
+        max_cpu_sec: spec.limits.cpu_sec,
+        limit_monitor: watch,
+        cpu_share: CpuShareSchedule::new(dispatched),
     };
-    let ended = watched.wait(stop).await;
+    let ended = watched.wait_for_end(cancel).await;
     // Kept until now, so that the daemon is not woken by the pipes' end just before it is by the
     // command's: what ends a command is told by its init, who is not to wait for that.
     drop(outputs);
     let duration = dispatched.elapsed();
     // Of one that has to be killed it is not known: it was perhaps killed before.
-    let was_executed = matches!(ended, Waited::Ended(Ok(_) | Err(RunError::Lost)));
+    let was_executed = matches!(ended, WaitOutcome::Ended(Ok(_) | Err(RunError::SandboxLost)));
     if was_executed && let Some(process) = &watched.process {
         // Its end may be known before the word that it was executed has come.
-        process.start();
+        process.mark_started();
     }
     let ended = match ended {
-        Waited::Ended(ended) => ended,
-        Waited::ToKill(cause) => Ok(Ended {
-            outcome: Outcome::killed(cause),
+        WaitOutcome::Ended(ended) => ended,
+        WaitOutcome::MustKill(cause) => Ok(Termination {
+            outcome: CommandOutcome::killed(cause),
             usage: None,
-            limit: match cause {
-                Cause::Limit(limit) => Some(limit),
-                Cause::TimeUp | Cause::Cancelled => {
-                    watched.running.held().pids.then_some(Limit::Pids)
+            exceeded_limit: match cause {
+                StopReason::Limit(limit) => Some(limit),
+                StopReason::TimedOut | StopReason::Cancelled => {
+                    watched.sandbox.limit_hits().pids.then_some(ResourceLimit::Pids)
                 }
             },
-            kill_pending: !watched.running.kill().await,
+            kill_pending: !watched.sandbox.kill().await,
         }),
     };
     // The sandbox is gone, and its slot another's.
@@ -208,32 +212,37 @@ pub(crate) async fn run(
         connections.stderr.finish(&stderr_path)
     );
     let mut ended = ended?;
-    if ended.limit.is_none()
-        && stdout.bytes + stderr.bytes > spec.limits.output_bytes.unwrap_or(u64::MAX)
+    if ended.exceeded_limit.is_none()
+        && stdout.total_bytes + stderr.total_bytes > spec.limits.output_bytes.unwrap_or(u64::MAX)
     {
         // It was faster than whoever counts.
-        ended.outcome = Outcome::OutputLimit(ended.outcome.signal());
-        ended.limit = Some(Limit::Output);
+        ended.outcome = CommandOutcome::OutputLimit(ended.outcome.signal());
+        ended.exceeded_limit = Some(ResourceLimit::Output);
     }
-    Ok(Finished { ended, stdout, stderr, duration: duration.max(dispatched.elapsed()) })
+    Ok(CommandResult {
+        termination: ended,
+        stdout,
+        stderr,
+        duration: duration.max(dispatched.elapsed()),
+    })
 }
 
 /// Ends what has not begun, if nobody waits for it any more.
-fn early(stop: &Stop) -> Result<(), RunError> {
-    match (stop.abandon.is_cancelled(), stop.drain.is_cancelled()) {
+fn check_cancelled(cancel: &CancelSignals) -> Result<(), RunError> {
+    match (cancel.abandoned.is_cancelled(), cancel.terminate.is_cancelled()) {
         (true, _) => Err(RunError::Abandoned),
         (_, true) => Err(RunError::Draining),
         _ => Ok(()),
     }
 }
 
-fn not_connected(error: std::io::Error) -> RunError {
+fn stdio_failure(error: std::io::Error) -> RunError {
     let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    RunError::NotStarted(Failure::kernel(Stage::StandardStreams, errno, ""))
+    RunError::NotStarted(StageFailure::from_errno(Stage::StandardStreams, errno, ""))
 }
 
 /// CPUs of the machine: commands can run on others than the daemon does (sched_setaffinity(2)).
-fn cpus() -> u64 {
+fn machine_cpus() -> u64 {
     static CPUS: OnceLock<u64> = OnceLock::new();
     *CPUS.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -244,157 +253,158 @@ fn cpus() -> u64 {
 }
 
 /// A command that runs, and what is watched meanwhile.
-struct Watched<'a> {
-    running: Running,
-    connections: &'a mut Connections,
-    process: Option<Arc<Process>>,
-    orders: Option<Orders>,
+struct RunSupervisor<'a> {
+    sandbox: RunningSandbox,
+    daemon_ends: &'a mut DaemonEnds,
+    process: Option<Arc<ProcessHandle>>,
+    controls: Option<ControlReceiver>,
     /// What it was told before it was there.
-    held_back: VecDeque<(Order, oneshot::Sender<()>)>,
-    ladder: Ladder,
+    deferred_controls: VecDeque<(ProcessControl, oneshot::Sender<()>)>,
+    stop_sequence: StopSequence,
     /// Bytes that it may write.
-    output_bytes: u64,
+    max_output_bytes: u64,
     /// Seconds of CPU time that it may take; without limit if none.
-    cpu_sec: Option<u32>,
-    watch: Watch,
-    share: Share,
+    max_cpu_sec: Option<u32>,
+    limit_monitor: LimitMonitor,
+    cpu_share: CpuShareSchedule,
 }
 
 /// Lowering the share of the CPUs that a run has. Those that are over soon need not be bothered with.
-struct Share {
+struct CpuShareSchedule {
     /// When to try next, as long as it is worth it.
-    next: Option<Instant>,
-    pause: Duration,
+    next_attempt: Option<Instant>,
+    delay: Duration,
 }
 
-impl Share {
-    const FIRST: Duration = Duration::from_millis(25);
+impl CpuShareSchedule {
+    const FIRST_DELAY: Duration = Duration::from_millis(25);
     /// No pause between two attempts is longer: the kernel may refuse some.
-    const LAST: Duration = Duration::from_secs(5);
+    const MAX_DELAY: Duration = Duration::from_secs(5);
 
     fn new(now: Instant) -> Self {
-        Self { next: Some(now + Self::FIRST), pause: Self::FIRST }
+        Self { next_attempt: Some(now + Self::FIRST_DELAY), delay: Self::FIRST_DELAY }
     }
 
-    fn tried(&mut self, now: Instant) {
-        self.pause *= 3;
-        self.next = (self.pause <= Self::LAST).then(|| now + self.pause);
+    fn schedule_next(&mut self, now: Instant) {
+        self.delay *= 3;
+        self.next_attempt = (self.delay <= Self::MAX_DELAY).then(|| now + self.delay);
     }
 }
 
-enum Waited {
-    Ended(Result<Ended, RunError>),
-    ToKill(Cause),
+enum WaitOutcome {
+    Ended(Result<Termination, RunError>),
+    MustKill(StopReason),
 }
 
-impl Watched<'_> {
+impl RunSupervisor<'_> {
     /// Waits until the command ends or has to be killed, reading what it writes.
-    async fn wait(&mut self, stop: &Stop) -> Waited {
+    async fn wait_for_end(&mut self, cancel: &CancelSignals) -> WaitOutcome {
         loop {
-            let draining = self.ladder.cause().is_some();
+            let draining = self.stop_sequence.reason().is_some();
             let event = tokio::select! {
                 biased;
-                word = self.running.word() => match word {
-                    Word::End(end) => return self.ended(end),
-                    Word::Terminal(end) => match self.connections.connect_terminal(end) {
+                word = self.sandbox.next_event() => match word {
+                    SandboxEvent::CommandEnded(end) => return self.interpret_end(end),
+                    SandboxEvent::TerminalOpened(end) => match self.daemon_ends.attach_terminal(end) {
                         Ok(()) => continue,
                         // Without its terminal it could not be heard.
-                        Err(_) => Event::Abandoned,
+                        Err(_) => StopEvent::Abandoned,
                     },
                 },
-                () = stop.abandon.cancelled() => Event::Abandoned,
-                () = task::until(self.ladder.next()) => Event::Timer(Instant::now()),
-                () = stop.drain.cancelled(), if !draining => Event::Drain(Instant::now()),
-                () = self.connections.advance(self.process.as_deref()) => {
-                    if self.connections.bytes() <= self.output_bytes {
+                () = cancel.abandoned.cancelled() => StopEvent::Abandoned,
+                () = task::sleep_until(self.stop_sequence.next_deadline()) => StopEvent::DeadlineReached(Instant::now()),
+                () = cancel.terminate.cancelled(), if !draining => StopEvent::Terminate(Instant::now()),
+                () = self.daemon_ends.drive(self.process.as_deref()) => {
+                    if self.daemon_ends.total_bytes() <= self.max_output_bytes {
                         continue;
                     }
-                    Event::Over(Limit::Output)
+                    StopEvent::LimitExceeded(ResourceLimit::Output)
                 }
-                limit = self.watch.over() => Event::Over(limit),
-                () = task::until(self.share.next) => {
-                    self.running.lower_share();
-                    self.share.tried(Instant::now());
+                limit = self.limit_monitor.wait_until_exceeded() => StopEvent::LimitExceeded(limit),
+                () = task::sleep_until(self.cpu_share.next_attempt) => {
+                    self.sandbox.lower_cpu_share();
+                    self.cpu_share.schedule_next(Instant::now());
                     continue;
                 }
-                (order, done) = next_order(&mut self.orders, &mut self.held_back), if self.connections.know_the_start() => {
-                    self.obey(order);
+                (order, done) = next_control(&mut self.controls, &mut self.deferred_controls), if self.daemon_ends.is_start_known() => {
+                    self.apply_control(order);
                     // Whoever said so may have gone.
                     let _unheard = done.send(());
                     continue;
                 }
             };
-            let (ladder, action) = self.ladder.on(event, stop.grace);
-            self.ladder = ladder;
-            match (action, ladder.cause()) {
-                (Action::Terminate, _) => {
-                    self.running.signal(libc::SIGTERM);
+            let (ladder, action) = self.stop_sequence.on_event(event, cancel.grace);
+            self.stop_sequence = ladder;
+            match (action, ladder.reason()) {
+                (StopAction::Terminate, _) => {
+                    self.sandbox.signal(libc::SIGTERM);
                     // One that was stopped could not mind it.
-                    self.running.signal(libc::SIGCONT);
+                    self.sandbox.signal(libc::SIGCONT);
                 }
-                (Action::Kill, Some(cause)) => return Waited::ToKill(cause),
-                (Action::Wait | Action::Kill, _) => {}
+                (StopAction::Kill, Some(cause)) => return WaitOutcome::MustKill(cause),
+                (StopAction::Wait | StopAction::Kill, _) => {}
             }
         }
     }
 
-    fn obey(&mut self, order: Order) {
+    fn apply_control(&mut self, order: ProcessControl) {
         match order {
-            Order::Signal(signal) => self.running.signal(signal),
-            Order::Resize(size) => self.connections.resize(size),
+            ProcessControl::Signal(signal) => self.sandbox.signal(signal),
+            ProcessControl::Resize(size) => self.daemon_ends.resize(size),
         }
     }
 
     /// Whether it took the CPU time that it may take.
-    fn came_to_cpu(&self, usage: &Usage) -> bool {
+    fn reached_cpu_limit(&self, usage: &ResourceUsage) -> bool {
         let taken = Duration::from_micros(usage.user_us.saturating_add(usage.system_us));
-        let limit = self.cpu_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));
+        let limit = self.max_cpu_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));
         // The kernel compares what it counts in ticks, which can be far from what it tells at the end.
         limit.is_some_and(|limit| taken >= limit / 2)
     }
 
-    fn ended(&self, end: End) -> Waited {
-        let cause = self.ladder.cause();
+    fn interpret_end(&self, end: CommandEnd) -> WaitOutcome {
+        let cause = self.stop_sequence.reason();
         match (end, cause) {
-            (End::Ended { status, usage }, _) => {
-                let held = self.running.held();
-                let mut outcome = Outcome::from_status(status, cause);
-                if held.memory && outcome == Outcome::Signaled(libc::SIGKILL) {
-                    outcome = Outcome::OomKilled;
+            (CommandEnd::Exited { status, usage }, _) => {
+                let held = self.sandbox.limit_hits();
+                let mut outcome = CommandOutcome::from_status(status, cause);
+                if held.memory && outcome == CommandOutcome::Signaled(libc::SIGKILL) {
+                    outcome = CommandOutcome::OomKilled;
                 }
                 // One that went on all the same, and ended well, was not ended by it.
-                let came_to_pids = held.pids && outcome != Outcome::Exited(0);
-                let limit = outcome.limit();
+                let came_to_pids = held.pids && outcome != CommandOutcome::Exited(0);
+                let limit = outcome.exceeded_limit();
                 // Anybody can send that signal.
-                let limit = limit.filter(|limit| *limit != Limit::Cpu || self.came_to_cpu(&usage));
-                Waited::Ended(Ok(Ended {
+                let limit = limit
+                    .filter(|limit| *limit != ResourceLimit::Cpu || self.reached_cpu_limit(&usage));
+                WaitOutcome::Ended(Ok(Termination {
                     outcome,
                     usage: Some(usage),
-                    limit: limit.or(came_to_pids.then_some(Limit::Pids)),
+                    exceeded_limit: limit.or(came_to_pids.then_some(ResourceLimit::Pids)),
                     kill_pending: false,
                 }))
             }
-            (End::NotStarted { stage, errno }, _) => {
-                Waited::Ended(Err(RunError::NotStarted(Failure::kernel(stage, errno, ""))))
-            }
+            (CommandEnd::NotStarted { stage, errno }, _) => WaitOutcome::Ended(Err(
+                RunError::NotStarted(StageFailure::from_errno(stage, errno, "")),
+            )),
             // It did not say that all is gone, so that must be seen to.
-            (End::Gone, Some(cause)) => Waited::ToKill(cause),
-            (End::Gone, None) => Waited::Ended(Err(RunError::Lost)),
+            (CommandEnd::SandboxDied, Some(cause)) => WaitOutcome::MustKill(cause),
+            (CommandEnd::SandboxDied, None) => WaitOutcome::Ended(Err(RunError::SandboxLost)),
         }
     }
 }
 
 /// Waits until a command that is not there yet is told to end; keeps what else it is told.
-async fn told_to_end(
-    orders: &mut Option<Orders>,
-    held_back: &mut VecDeque<(Order, oneshot::Sender<()>)>,
+async fn wait_for_end_signal(
+    orders: &mut Option<ControlReceiver>,
+    held_back: &mut VecDeque<(ProcessControl, oneshot::Sender<()>)>,
 ) {
-    const ENDING: [i32; 5] =
+    const END_SIGNALS: [i32; 5] =
         [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGKILL, libc::SIGTERM];
     loop {
-        let told = next_order(orders, &mut VecDeque::new()).await;
-        if let (Order::Signal(signal), _) = &told
-            && ENDING.contains(signal)
+        let told = next_control(orders, &mut VecDeque::new()).await;
+        if let (ProcessControl::Signal(signal), _) = &told
+            && END_SIGNALS.contains(signal)
         {
             let _unheard = told.1.send(());
             return;
@@ -404,10 +414,10 @@ async fn told_to_end(
 }
 
 /// Waits for an order; for ever where nobody can give one.
-async fn next_order(
-    orders: &mut Option<Orders>,
-    held_back: &mut VecDeque<(Order, oneshot::Sender<()>)>,
-) -> (Order, oneshot::Sender<()>) {
+async fn next_control(
+    orders: &mut Option<ControlReceiver>,
+    held_back: &mut VecDeque<(ProcessControl, oneshot::Sender<()>)>,
+) -> (ProcessControl, oneshot::Sender<()>) {
     if let Some(order) = held_back.pop_front() {
         return order;
     }

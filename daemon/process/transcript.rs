@@ -17,53 +17,53 @@ use std::{
 use bytes::Bytes;
 use tokio::{sync::Notify, time::timeout_at};
 
-pub(crate) use self::chunk::Chunk;
-use self::chunk::PerStream;
+pub(crate) use self::chunk::OutputChunk;
+use self::chunk::StreamOffsets;
 use crate::daemon::store::session::StreamName;
 
 /// How long a reader may take nothing while there is something for it, before the command goes on
 /// without it.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const READER_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long readers that fall behind others are waited for: those others may be about to stop, having
 /// taken at once what there is room for on the way to them.
-const ALLOWANCE: Duration = Duration::from_secs(1);
+const SLOW_READER_GRACE: Duration = Duration::from_secs(1);
 /// From when on that begins, how long until it can begin again: whatever readers do, the others and the
 /// command are held up for no more than a tenth of the time.
-const ALLOWED_EVERY: Duration = Duration::from_secs(10);
+const SLOW_READER_GRACE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long one that is waited for so may take nothing.
-const MOVES_WITHIN: Duration = Duration::from_millis(100);
+const SLOW_READER_PROGRESS_TIMEOUT: Duration = Duration::from_millis(100);
 /// Most chunks that are kept, so that many small ones cost no more than few large ones.
-const CHUNKS_AT_MOST: usize = 16 * 1024;
+const MAX_RETAINED_CHUNKS: usize = 16 * 1024;
 
 /// The chunks, and who reads them. `E` is how it ends.
 #[derive(Debug)]
-pub(crate) struct Transcript<E> {
-    state: Mutex<State<E>>,
+pub(crate) struct ReplayBuffer<E> {
+    state: Mutex<ReplayState<E>>,
     /// Something was added.
-    added: Notify,
+    appended: Notify,
     /// Something was read, or somebody left.
-    taken: Notify,
-    keep_bytes: usize,
+    consumed: Notify,
+    max_retained_bytes: usize,
     /// How long a reader that takes nothing is waited for; for ever if none.
-    patience: Option<Duration>,
+    stall_timeout: Option<Duration>,
 }
 
 /// What a reader gets.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Event<E> {
+pub(crate) enum OutputEvent<E> {
     /// The command was executed. Comes once, and first.
     Started,
     /// It wrote something.
-    Chunk(Chunk),
+    Chunk(OutputChunk),
     /// What it wrote up to here is not kept any more.
-    Gap(Gap),
+    Gap(OutputGap),
     /// It is over. Comes once, and last.
     End(E),
 }
 
 /// What a reader has missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Gap {
+pub(crate) struct OutputGap {
     /// Number of the next chunk.
     pub(crate) next_sequence: u64,
     /// Position in standard output of the next byte that comes of it.
@@ -74,7 +74,7 @@ pub(crate) struct Gap {
 
 /// Where a reader begins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Position {
+pub(crate) struct OutputPosition {
     /// Number of the last chunk that it has; 0 for none.
     pub(crate) after_sequence: u64,
     /// Bytes of standard output that it has, whatever their chunks.
@@ -84,103 +84,103 @@ pub(crate) struct Position {
 }
 
 #[derive(Debug)]
-struct State<E> {
-    kept: VecDeque<Kept>,
+struct ReplayState<E> {
+    retained: VecDeque<RetainedChunk>,
     /// Number of the next chunk.
-    next: u64,
+    next_sequence: u64,
     /// Bytes of both streams that were written.
-    written: PerStream,
+    written: StreamOffsets,
     /// Bytes of both streams that are not kept any more.
-    dropped: PerStream,
+    dropped: StreamOffsets,
     started: bool,
-    end: Option<E>,
-    readers: HashMap<u64, Progress>,
+    end_value: Option<E>,
+    readers: HashMap<u64, ReaderProgress>,
     next_reader: u64,
     /// When [`ALLOWANCE`] began last.
-    allowed: Option<Instant>,
+    grace_started: Option<Instant>,
 }
 
 #[derive(Debug)]
-struct Kept {
-    chunk: Chunk,
+struct RetainedChunk {
+    chunk: OutputChunk,
     /// Bytes of both streams that were written up to its end.
-    end: u64,
+    end_offset: u64,
 }
 
 /// Where a reader has got to.
 #[derive(Debug, Clone, Copy)]
-struct Progress {
+struct ReaderProgress {
     /// Number of the chunk that it is to get next.
-    next: u64,
+    next_sequence: u64,
     /// Bytes of both streams that were written up to there.
     position: u64,
     /// When it last had all there was, or took something.
-    moved: Instant,
+    last_progress: Instant,
     /// Whether it has had all there was at some time.
-    has_kept_up: bool,
+    was_caught_up: bool,
 }
 
 /// A reader's place. Given back with [`Transcript::leave`].
 #[derive(Debug)]
-pub(crate) struct Place {
-    id: u64,
-    next: u64,
+pub(crate) struct ReaderCursor {
+    reader_id: u64,
+    next_sequence: u64,
     /// What it has of each stream, as far as it has said so.
-    has: PerStream,
-    told_start: bool,
-    told_end: bool,
+    delivered: StreamOffsets,
+    start_delivered: bool,
+    end_delivered: bool,
 }
 
 /// A position lies behind this, which is all that was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Beyond(pub(super) Position);
+pub(super) struct PositionBeyondEnd(pub(super) OutputPosition);
 
 /// Who may be waited for.
 #[derive(Debug, PartialEq, Eq)]
-enum Room {
+enum Backpressure {
     /// There is room.
-    Free,
+    Released,
     /// Readers are behind; the last of them is given up at this time, if ever.
-    Until(Option<Instant>),
+    HeldUntil(Option<Instant>),
 }
 
-impl<E: Clone> Transcript<E> {
+impl<E: Clone> ReplayBuffer<E> {
     /// An empty one that keeps at most `keep_bytes`, and waits so long for readers.
     pub(super) fn new(keep_bytes: usize, patience: Option<Duration>) -> Self {
         Self {
-            state: Mutex::new(State {
-                kept: VecDeque::new(),
-                next: 1,
-                written: PerStream::default(),
-                dropped: PerStream::default(),
+            state: Mutex::new(ReplayState {
+                retained: VecDeque::new(),
+                next_sequence: 1,
+                written: StreamOffsets::default(),
+                dropped: StreamOffsets::default(),
                 started: false,
-                end: None,
+                end_value: None,
                 readers: HashMap::new(),
                 next_reader: 0,
-                allowed: None,
+                grace_started: None,
             }),
-            added: Notify::new(),
-            taken: Notify::new(),
-            keep_bytes,
-            patience,
+            appended: Notify::new(),
+            consumed: Notify::new(),
+            max_retained_bytes: keep_bytes,
+            stall_timeout: patience,
         }
     }
 
     /// The command was executed.
-    pub(crate) fn start(&self) {
+    pub(crate) fn mark_started(&self) {
         self.state().started = true;
-        self.added.notify_waiters();
+        self.appended.notify_waiters();
     }
 
     /// Waits until the command was executed, or it is over without. May be cancelled.
-    pub(crate) async fn begun(&self) {
+    pub(crate) async fn wait_until_started(&self) {
         loop {
-            let mut added = std::pin::pin!(self.added.notified());
+            let mut added = std::pin::pin!(self.appended.notified());
             // What is added from here on wakes it.
             added.as_mut().enable();
             {
                 let state = self.state();
-                if state.started || state.end.is_some() {
+                if state.started || state.end_value.is_some() {
                     return;
                 }
             }
@@ -194,45 +194,47 @@ impl<E: Clone> Transcript<E> {
             return;
         }
         let mut state = self.state();
-        let (now, before) = (Instant::now(), state.written.sum());
+        let (now, before) = (Instant::now(), state.written.total());
         for reader in state.readers.values_mut() {
             if reader.position == before {
                 // It had all there was.
-                reader.moved = now;
-                reader.has_kept_up = true;
+                reader.last_progress = now;
+                reader.was_caught_up = true;
             }
         }
-        let chunk = Chunk {
-            sequence: state.next,
+        let chunk = OutputChunk {
+            sequence: state.next_sequence,
             stream,
-            offset: *state.written.of(stream),
+            offset: *state.written.get_mut(stream),
             data: Bytes::copy_from_slice(data),
         };
         state.started = true;
-        state.next += 1;
-        *state.written.of(stream) += data.len() as u64;
-        let end = state.written.sum();
-        state.kept.push_back(Kept { chunk, end });
-        while state.kept_bytes() > self.keep_bytes as u64 || state.kept.len() > CHUNKS_AT_MOST {
-            let Some(Kept { chunk, .. }) = state.kept.pop_front() else {
+        state.next_sequence += 1;
+        *state.written.get_mut(stream) += data.len() as u64;
+        let end = state.written.total();
+        state.retained.push_back(RetainedChunk { chunk, end_offset: end });
+        while state.retained_bytes() > self.max_retained_bytes as u64
+            || state.retained.len() > MAX_RETAINED_CHUNKS
+        {
+            let Some(RetainedChunk { chunk, .. }) = state.retained.pop_front() else {
                 break;
             };
-            *state.dropped.of(chunk.stream) += chunk.data.len() as u64;
+            *state.dropped.get_mut(chunk.stream) += chunk.data.len() as u64;
         }
         drop(state);
-        self.added.notify_waiters();
+        self.appended.notify_waiters();
     }
 
     /// It is over. Whatever is said later is not heard.
-    pub(crate) fn end(&self, end: E) {
-        self.state().end.get_or_insert(end);
-        self.added.notify_waiters();
-        self.taken.notify_waiters();
+    pub(crate) fn mark_ended(&self, end: E) {
+        self.state().end_value.get_or_insert(end);
+        self.appended.notify_waiters();
+        self.consumed.notify_waiters();
     }
 
     /// How it ended, if it has.
-    pub(crate) fn ending(&self) -> Option<E> {
-        self.state().end.clone()
+    pub(crate) fn end_value(&self) -> Option<E> {
+        self.state().end_value.clone()
     }
 
     /// Whether the command was executed.
@@ -242,24 +244,25 @@ impl<E: Clone> Transcript<E> {
 
     /// Number of the last chunk.
     pub(crate) fn last_sequence(&self) -> u64 {
-        self.state().next - 1
+        self.state().next_sequence - 1
     }
 
     /// Bytes in memory.
-    pub(crate) fn kept_bytes(&self) -> u64 {
-        self.state().kept_bytes()
+    pub(crate) fn retained_bytes(&self) -> u64 {
+        self.state().retained_bytes()
     }
 
     /// Waits until what comes next may be read from the command: until all readers that are waited for
     /// are close enough behind. May be cancelled.
-    pub(crate) async fn room(&self) {
+    pub(crate) async fn wait_for_capacity(&self) {
         loop {
-            let taken = self.taken.notified();
-            let room = self.state().room(self.window(), self.patience, Instant::now());
+            let taken = self.consumed.notified();
+            let room =
+                self.state().backpressure(self.max_lag_bytes(), self.stall_timeout, Instant::now());
             match room {
-                Room::Free => return,
-                Room::Until(None) => taken.await,
-                Room::Until(Some(instant)) => {
+                Backpressure::Released => return,
+                Backpressure::HeldUntil(None) => taken.await,
+                Backpressure::HeldUntil(Some(instant)) => {
                     // Either is a reason to look again.
                     let _either = timeout_at(instant.into(), taken).await;
                 }
@@ -268,34 +271,38 @@ impl<E: Clone> Transcript<E> {
     }
 
     /// Whether [`Transcript::room`] would not wait.
-    pub(crate) fn has_room(&self) -> bool {
-        self.state().room(self.window(), self.patience, Instant::now()) == Room::Free
+    pub(crate) fn has_capacity(&self) -> bool {
+        self.state().backpressure(self.max_lag_bytes(), self.stall_timeout, Instant::now())
+            == Backpressure::Released
     }
 
     /// How far readers that are waited for may be behind: not so far that one could miss something before
     /// it is its turn.
-    fn window(&self) -> u64 {
-        self.keep_bytes as u64 / 2
+    fn max_lag_bytes(&self) -> u64 {
+        self.max_retained_bytes as u64 / 2
     }
 
     /// Drops all that is kept, for want of memory: whoever has not read it meets a gap.
-    pub(super) fn forget(&self) {
+    pub(super) fn drop_retained(&self) {
         let mut state = self.state();
-        state.kept = VecDeque::new();
+        state.retained = VecDeque::new();
         state.dropped = state.written;
     }
 
     /// Puts another ending in the place of the one that there is.
-    pub(super) fn replace_end(&self, replace: impl FnOnce(&E) -> E) {
+    pub(super) fn replace_end_value(&self, replace: impl FnOnce(&E) -> E) {
         let mut state = self.state();
-        state.end = state.end.as_ref().map(replace);
+        state.end_value = state.end_value.as_ref().map(replace);
     }
 
     /// Begins to read behind `position`.
-    pub(super) fn enter(&self, position: Position) -> Result<Place, Beyond> {
+    pub(super) fn add_reader(
+        &self,
+        position: OutputPosition,
+    ) -> Result<ReaderCursor, PositionBeyondEnd> {
         let mut state = self.state();
-        let written = Position {
-            after_sequence: state.next - 1,
+        let written = OutputPosition {
+            after_sequence: state.next_sequence - 1,
             stdout_offset: state.written.stdout,
             stderr_offset: state.written.stderr,
         };
@@ -303,163 +310,173 @@ impl<E: Clone> Transcript<E> {
             || position.stdout_offset > written.stdout_offset
             || position.stderr_offset > written.stderr_offset
         {
-            return Err(Beyond(written));
+            return Err(PositionBeyondEnd(written));
         }
         let id = state.next_reader;
         state.next_reader += 1;
         let next = position.after_sequence + 1;
-        let progress = Progress {
-            next,
-            position: state.end_of(position.after_sequence),
-            moved: Instant::now(),
-            has_kept_up: false,
+        let progress = ReaderProgress {
+            next_sequence: next,
+            position: state.end_offset_of(position.after_sequence),
+            last_progress: Instant::now(),
+            was_caught_up: false,
         };
         state.readers.insert(id, progress);
-        Ok(Place {
-            id,
-            next,
-            has: PerStream { stdout: position.stdout_offset, stderr: position.stderr_offset },
-            told_start: false,
-            told_end: false,
+        Ok(ReaderCursor {
+            reader_id: id,
+            next_sequence: next,
+            delivered: StreamOffsets {
+                stdout: position.stdout_offset,
+                stderr: position.stderr_offset,
+            },
+            start_delivered: false,
+            end_delivered: false,
         })
     }
 
     /// How many read.
-    pub(crate) fn readers(&self) -> usize {
+    pub(crate) fn reader_count(&self) -> usize {
         self.state().readers.len()
     }
 
     /// Stops reading. Answers how many others go on.
-    pub(crate) fn leave(&self, place: &Place) -> usize {
+    pub(crate) fn remove_reader(&self, place: &ReaderCursor) -> usize {
         let mut state = self.state();
-        state.readers.remove(&place.id);
+        state.readers.remove(&place.reader_id);
         let left = state.readers.len();
         drop(state);
-        self.taken.notify_waiters();
+        self.consumed.notify_waiters();
         left
     }
 
     /// Waits for what comes next. Answers nothing behind the end. May be cancelled: nothing is lost.
-    pub(crate) async fn next(&self, place: &mut Place) -> Option<Event<E>> {
-        if place.told_end {
+    pub(crate) async fn next_event(&self, place: &mut ReaderCursor) -> Option<OutputEvent<E>> {
+        if place.end_delivered {
             return None;
         }
         loop {
-            let added = self.added.notified();
-            let event = self.state().next(place);
+            let added = self.appended.notified();
+            let event = self.state().next_event(place);
             if let Some(event) = event {
-                self.taken.notify_waiters();
+                self.consumed.notify_waiters();
                 return Some(event);
             }
             added.await;
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State<E>> {
+    fn state(&self) -> MutexGuard<'_, ReplayState<E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<E: Clone> State<E> {
-    fn first_kept(&self) -> u64 {
-        self.kept.front().map_or(self.next, |kept| kept.chunk.sequence)
+impl<E: Clone> ReplayState<E> {
+    fn first_retained_sequence(&self) -> u64 {
+        self.retained.front().map_or(self.next_sequence, |kept| kept.chunk.sequence)
     }
 
-    fn kept_bytes(&self) -> u64 {
-        self.written.sum() - self.dropped.sum()
+    fn retained_bytes(&self) -> u64 {
+        self.written.total() - self.dropped.total()
     }
 
-    fn kept(&self, sequence: u64) -> Option<&Kept> {
-        let index = sequence.checked_sub(self.first_kept())?;
-        self.kept.get(usize::try_from(index).ok()?)
+    fn retained_chunk(&self, sequence: u64) -> Option<&RetainedChunk> {
+        let index = sequence.checked_sub(self.first_retained_sequence())?;
+        self.retained.get(usize::try_from(index).ok()?)
     }
 
     /// Bytes of both streams that were written up to the end of a chunk, or that are not kept any
     /// more.
-    fn end_of(&self, sequence: u64) -> u64 {
-        self.kept(sequence).map_or(self.dropped.sum(), |kept| kept.end)
+    fn end_offset_of(&self, sequence: u64) -> u64 {
+        self.retained_chunk(sequence).map_or(self.dropped.total(), |kept| kept.end_offset)
     }
 
-    fn next(&mut self, place: &mut Place) -> Option<Event<E>> {
-        if self.started && !place.told_start {
-            place.told_start = true;
-            return Some(Event::Started);
+    fn next_event(&mut self, place: &mut ReaderCursor) -> Option<OutputEvent<E>> {
+        if self.started && !place.start_delivered {
+            place.start_delivered = true;
+            return Some(OutputEvent::Started);
         }
         let event = loop {
-            let first = self.first_kept();
-            if place.next < first {
-                place.next = first;
-                let (has, dropped) = (place.has, self.dropped);
-                place.has = PerStream {
+            let first = self.first_retained_sequence();
+            if place.next_sequence < first {
+                place.next_sequence = first;
+                let (has, dropped) = (place.delivered, self.dropped);
+                place.delivered = StreamOffsets {
                     stdout: has.stdout.max(dropped.stdout),
                     stderr: has.stderr.max(dropped.stderr),
                 };
                 // What it has already is no loss to it.
-                if place.has != has {
-                    break Some(Event::Gap(Gap {
+                if place.delivered != has {
+                    break Some(OutputEvent::Gap(OutputGap {
                         next_sequence: first,
-                        stdout_offset: place.has.stdout,
-                        stderr_offset: place.has.stderr,
+                        stdout_offset: place.delivered.stdout,
+                        stderr_offset: place.delivered.stderr,
                     }));
                 }
             }
-            let Some(Kept { chunk, .. }) = self.kept(place.next) else {
+            let Some(RetainedChunk { chunk, .. }) = self.retained_chunk(place.next_sequence) else {
                 break None;
             };
-            place.next += 1;
-            let has = place.has.of(chunk.stream);
-            if let Some(chunk) = chunk.behind(*has) {
+            place.next_sequence += 1;
+            let has = place.delivered.get_mut(chunk.stream);
+            if let Some(chunk) = chunk.after_offset(*has) {
                 *has = chunk.offset + chunk.data.len() as u64;
-                break Some(Event::Chunk(chunk));
+                break Some(OutputEvent::Chunk(chunk));
             }
         };
-        let position = self.end_of(place.next - 1);
-        if let Some(progress) = self.readers.get_mut(&place.id) {
-            progress.next = place.next;
+        let position = self.end_offset_of(place.next_sequence - 1);
+        if let Some(progress) = self.readers.get_mut(&place.reader_id) {
+            progress.next_sequence = place.next_sequence;
             progress.position = position;
-            progress.moved = Instant::now();
+            progress.last_progress = Instant::now();
         }
-        if event.is_none() && self.end.is_some() {
-            place.told_end = true;
-            return self.end.clone().map(Event::End);
+        if event.is_none() && self.end_value.is_some() {
+            place.end_delivered = true;
+            return self.end_value.clone().map(OutputEvent::End);
         }
         event
     }
 
     /// Whether all readers that are waited for are less than `window` bytes behind, and not too many
     /// chunks.
-    fn room(&mut self, window: u64, patience: Option<Duration>, now: Instant) -> Room {
-        if self.end.is_some() || self.readers.is_empty() {
-            return Room::Free;
+    fn backpressure(
+        &mut self,
+        window: u64,
+        patience: Option<Duration>,
+        now: Instant,
+    ) -> Backpressure {
+        if self.end_value.is_some() || self.readers.is_empty() {
+            return Backpressure::Released;
         }
-        let (written, dropped, next) = (self.written.sum(), self.dropped.sum(), self.next);
-        let is_close = |reader: &Progress| {
-            let chunks = next.saturating_sub(reader.next);
-            written - reader.position < window && chunks < CHUNKS_AT_MOST as u64 / 2
+        let (written, dropped, next) =
+            (self.written.total(), self.dropped.total(), self.next_sequence);
+        let is_close = |reader: &ReaderProgress| {
+            let chunks = next.saturating_sub(reader.next_sequence);
+            written - reader.position < window && chunks < MAX_RETAINED_CHUNKS as u64 / 2
         };
         let given_up = if self.readers.values().any(is_close) {
             let behind = self.readers.values().filter(|reader| {
                 // One that has missed something has lost already what it could be waited for.
-                reader.has_kept_up && !is_close(reader) && reader.position >= dropped
+                reader.was_caught_up && !is_close(reader) && reader.position >= dropped
             });
-            let moves_until = behind.map(|reader| reader.moved + MOVES_WITHIN).max();
-            moves_until.map(|until| until.min(self.allowed_until(now)))
+            let moves_until =
+                behind.map(|reader| reader.last_progress + SLOW_READER_PROGRESS_TIMEOUT).max();
+            moves_until.map(|until| until.min(self.slow_reader_deadline(now)))
         } else if let Some(patience) = patience {
-            let until = self.readers.values().map(|reader| reader.moved + patience);
+            let until = self.readers.values().map(|reader| reader.last_progress + patience);
             until.max()
         } else {
-            return Room::Until(None);
+            return Backpressure::HeldUntil(None);
         };
         match given_up {
-            Some(until) if until > now => Room::Until(Some(until)),
-            Some(_) | None => Room::Free,
+            Some(until) if until > now => Backpressure::HeldUntil(Some(until)),
+            Some(_) | None => Backpressure::Released,
         }
     }
 
     /// Until when readers that have fallen behind others are waited for.
-    fn allowed_until(&mut self, now: Instant) -> Instant {
-        let begun = self.allowed.filter(|begun| now < *begun + ALLOWED_EVERY);
-        *self.allowed.insert(begun.unwrap_or(now)) + ALLOWANCE
+    fn slow_reader_deadline(&mut self, now: Instant) -> Instant {
+        let begun = self.grace_started.filter(|begun| now < *begun + SLOW_READER_GRACE_INTERVAL);
+        *self.grace_started.insert(begun.unwrap_or(now)) + SLOW_READER_GRACE
     }
 }
 

@@ -7,58 +7,60 @@ use tokio::{
     time::sleep_until,
 };
 
-use super::{outcome::Limit, watchdog::Watchdog};
+use super::{outcome::ResourceLimit, watchdog::Watchdog};
 use crate::daemon::{
     descriptors,
-    sandbox::{running::Measurer, wire::Measure},
+    sandbox::{running::Measurer, wire::RunMeasurement},
 };
 
 /// The measurements of one run.
-pub(super) struct Watch {
-    dog: Watchdog,
+pub(super) struct LimitMonitor {
+    watchdog: Watchdog,
     measurer: Measurer,
     /// When to measure next.
-    next: Instant,
+    next_measurement: Instant,
     /// What is being measured, until it is known.
-    asked: Option<oneshot::Receiver<Measure>>,
+    pending_measurement: Option<oneshot::Receiver<RunMeasurement>>,
     /// Changes when the daemon meets the end of what it shares with runs.
     shortages: watch::Receiver<()>,
 }
 
-impl Watch {
+impl LimitMonitor {
     pub(super) fn new(dog: Watchdog, measurer: Measurer) -> Self {
         Self {
-            dog,
+            watchdog: dog,
             measurer,
-            next: dog.next(&Measure::default(), Instant::now()),
-            asked: None,
-            shortages: descriptors::shortages(),
+            next_measurement: dog.next_measurement(&RunMeasurement::default(), Instant::now()),
+            pending_measurement: None,
+            shortages: descriptors::subscribe_shortages(),
         }
     }
 
     /// Waits until the run is known to be over a limit. May be cancelled.
-    pub(super) async fn over(&mut self) -> Limit {
+    pub(super) async fn wait_until_exceeded(&mut self) -> ResourceLimit {
         loop {
-            let Some(asked) = &mut self.asked else {
+            let Some(asked) = &mut self.pending_measurement else {
                 let recount = tokio::select! {
-                    () = sleep_until(self.next.into()) => false,
+                    () = sleep_until(self.next_measurement.into()) => false,
                     Ok(()) = self.shortages.changed() => true,
                 };
-                self.asked = self.measurer.measure(self.dog.bounds(recount));
-                if self.asked.is_none() {
-                    self.next = self.dog.next(&Measure::default(), Instant::now());
+                self.pending_measurement =
+                    self.measurer.measure(self.watchdog.measurement_bounds(recount));
+                if self.pending_measurement.is_none() {
+                    self.next_measurement =
+                        self.watchdog.next_measurement(&RunMeasurement::default(), Instant::now());
                 }
                 continue;
             };
             let mut measure = asked.await.unwrap_or_default();
-            self.asked = None;
+            self.pending_measurement = None;
             if let Some(cpu_us) = self.measurer.cpu_us() {
                 measure.cpu_us = cpu_us;
             }
-            if let Some(limit) = self.dog.judge(&measure) {
+            if let Some(limit) = self.watchdog.exceeded_limit(&measure) {
                 return limit;
             }
-            self.next = self.dog.next(&measure, Instant::now());
+            self.next_measurement = self.watchdog.next_measurement(&measure, Instant::now());
         }
     }
 }

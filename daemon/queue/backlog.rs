@@ -6,67 +6,73 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{line::Name, reserve::Reserve};
+use super::{line::PrincipalKey, reserve::Headroom};
 
 /// Bytes of all requests that wait.
-const OF_ALL: u64 = 256 << 20;
+const MAX_TOTAL_BYTES: u64 = 256 << 20;
 /// Bytes of those of one caller: several of the largest there can be.
-const OF_ONE: u64 = 64 << 20;
+const MAX_PRINCIPAL_BYTES: u64 = 64 << 20;
 /// What of those of all is there for callers who have little.
-const RESERVE: Reserve = Reserve::of(OF_ALL);
+const HEADROOM: Headroom = Headroom::of(MAX_TOTAL_BYTES);
 
 /// The requests that wait.
 #[derive(Debug, Default)]
-pub(crate) struct Backlog(Mutex<Held>);
+pub(crate) struct ByteBudget(Mutex<BudgetUsage>);
 
 #[derive(Debug, Default)]
-struct Held {
-    of_all: u64,
+struct BudgetUsage {
+    total_bytes: u64,
     /// Of those callers who have any.
-    of_each: HashMap<Name, u64>,
+    bytes_by_principal: HashMap<PrincipalKey, u64>,
 }
 
 /// One that waits, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Waits {
-    backlog: Arc<Backlog>,
-    name: Name,
+pub(crate) struct ByteReservation {
+    budget: Arc<ByteBudget>,
+    principal: PrincipalKey,
     bytes: u64,
 }
 
 /// There is no room for it: so many bytes of this caller's wait already.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct TooMuch(pub(crate) u64);
+pub(crate) struct ByteBudgetExceeded(pub(crate) u64);
 
-impl Backlog {
+impl ByteBudget {
     /// Adds a request of so many bytes, if there is room for it.
-    pub(crate) fn add(self: &Arc<Self>, name: &Name, bytes: u64) -> Result<Waits, TooMuch> {
-        let mut held = self.held();
-        let own = held.of_each.get(name).copied().unwrap_or_default();
-        let (with, all) = (own.saturating_add(bytes), held.of_all.saturating_add(bytes));
-        let fits = with <= OF_ONE && all <= OF_ALL && RESERVE.allows(with, OF_ALL - all);
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        principal: &PrincipalKey,
+        bytes: u64,
+    ) -> Result<ByteReservation, ByteBudgetExceeded> {
+        let mut held = self.lock();
+        let own = held.bytes_by_principal.get(principal).copied().unwrap_or_default();
+        let (with, all) = (own.saturating_add(bytes), held.total_bytes.saturating_add(bytes));
+        let fits = with <= MAX_PRINCIPAL_BYTES
+            && all <= MAX_TOTAL_BYTES
+            && HEADROOM.allows(with, MAX_TOTAL_BYTES - all);
         if !fits {
-            return Err(TooMuch(own));
+            return Err(ByteBudgetExceeded(own));
         }
-        held.of_all = all;
-        held.of_each.insert(Arc::clone(name), with);
-        Ok(Waits { backlog: Arc::clone(self), name: Arc::clone(name), bytes })
+        held.total_bytes = all;
+        held.bytes_by_principal.insert(Arc::clone(principal), with);
+        Ok(ByteReservation { budget: Arc::clone(self), principal: Arc::clone(principal), bytes })
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, BudgetUsage> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Waits {
+impl Drop for ByteReservation {
     fn drop(&mut self) {
-        let mut held = self.backlog.held();
-        held.of_all -= self.bytes;
-        let left = held.of_each.get(&self.name).copied().unwrap_or_default();
+        let mut held = self.budget.lock();
+        held.total_bytes -= self.bytes;
+        let left = held.bytes_by_principal.get(&self.principal).copied().unwrap_or_default();
         // Requests without a byte may wait, too: who has none left is forgotten all the same.
         match left.saturating_sub(self.bytes) {
-            0 => drop(held.of_each.remove(&self.name)),
-            left => drop(held.of_each.insert(Arc::clone(&self.name), left)),
+            0 => drop(held.bytes_by_principal.remove(&self.principal)),
+            left => drop(held.bytes_by_principal.insert(Arc::clone(&self.principal), left)),
         }
     }
 }
@@ -79,15 +85,15 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_for_each_and_for_all() {
-        let backlog = Arc::new(Backlog::default());
-        let names: Vec<Name> = (0..20).map(|name| name.to_string().into()).collect();
+        let backlog = Arc::new(ByteBudget::default());
+        let names: Vec<PrincipalKey> = (0..20).map(|name| name.to_string().into()).collect();
         let fill = |name| {
-            let all = std::iter::from_fn(|| backlog.add(name, 4 * MIB).ok());
+            let all = std::iter::from_fn(|| backlog.reserve(name, 4 * MIB).ok());
             all.collect::<Vec<_>>()
         };
         let mut held: Vec<_> = names.iter().take(3).map(fill).collect();
         assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 16]);
-        assert_eq!(backlog.add(&names[0], 1).unwrap_err(), TooMuch(64 * MIB));
+        assert_eq!(backlog.reserve(&names[0], 1).unwrap_err(), ByteBudgetExceeded(64 * MIB));
         // The rest is for those who have little.
         for name in &names[3..19] {
             let few = fill(name);
@@ -96,8 +102,8 @@ mod tests {
         }
         assert!(fill(&names[19]).is_empty());
         held.clear();
-        assert_eq!(backlog.held().of_all, 0);
-        assert!(backlog.held().of_each.is_empty());
-        let _large = backlog.add(&names[19], 16 * MIB).unwrap();
+        assert_eq!(backlog.lock().total_bytes, 0);
+        assert!(backlog.lock().bytes_by_principal.is_empty());
+        let _large = backlog.reserve(&names[19], 16 * MIB).unwrap();
     }
 }

@@ -10,10 +10,10 @@ mod seat;
 mod turn;
 
 pub(crate) use self::{
-    backlog::{Backlog, TooMuch, Waits},
-    line::{Name, Share},
-    place::{Entry, Full, Place, Queue},
-    reserve::Reserve,
-    seat::Seat,
-    turn::Turn,
+    backlog::{ByteBudget, ByteBudgetExceeded, ByteReservation},
+    line::{PrincipalKey, Sharing},
+    place::{Acquire, Limiter, Permit, Saturated},
+    reserve::Headroom,
+    seat::DeferredPermit,
+    turn::SharedPermit,
 };

@@ -8,160 +8,179 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    line::{Line, Name, Share},
-    pace::{Pace, number, told},
+    line::{FairQueue, PrincipalKey, Sharing},
+    pace::{RetryEstimate, at_least_one, clamp_retry_after},
 };
 
 /// A number of places, and those who wait for them.
 #[derive(Debug)]
-pub(crate) struct Queue {
-    state: Mutex<State>,
+pub(crate) struct Limiter {
+    state: Mutex<LimiterState>,
     /// Calls of one caller that may wait.
-    bound: usize,
+    max_queued_per_principal: usize,
 }
 
 #[derive(Debug)]
-struct State {
-    line: Line<oneshot::Sender<Place>>,
-    pace: Pace,
+struct LimiterState {
+    queue: FairQueue<oneshot::Sender<Permit>>,
+    retry_estimate: RetryEstimate,
 }
 
 /// A place, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
-    queue: Arc<Queue>,
-    name: Name,
-    since: Instant,
+pub(crate) struct Permit {
+    limiter: Arc<Limiter>,
+    principal: PrincipalKey,
+    acquired_at: Instant,
 }
 
 /// There is no place, and none to wait for one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Full {
+pub(crate) struct Saturated {
     /// Places that the caller has.
-    pub(crate) held: usize,
+    pub(crate) in_use: usize,
     /// Calls of the caller that wait.
-    pub(crate) waiting: usize,
+    pub(crate) queued: usize,
     /// Places that others have.
-    pub(crate) elsewhere: usize,
+    pub(crate) in_use_by_others: usize,
     /// When there may be room.
     pub(crate) retry_after: Duration,
 }
 
 /// What was found at the door.
 #[derive(Debug)]
-pub(crate) enum Entry {
+pub(crate) enum Acquire {
     /// A place.
-    Place(Place),
+    Granted(Permit),
     /// None is free: it will come.
-    Wait(Waiting),
+    Queued(PendingPermit),
 }
 
 /// Somebody who waits for a place, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Waiting {
-    queue: Arc<Queue>,
-    name: Name,
-    number: u64,
-    place: oneshot::Receiver<Place>,
+pub(crate) struct PendingPermit {
+    limiter: Arc<Limiter>,
+    principal: PrincipalKey,
+    waiter_id: u64,
+    granted: oneshot::Receiver<Permit>,
 }
 
-impl Queue {
+impl Limiter {
     /// `at_most` places, of which one caller has his `share`; `bound` of his calls may wait.
-    pub(crate) fn new(at_most: usize, share: Share, bound: usize) -> Arc<Self> {
+    pub(crate) fn new(capacity: usize, sharing: Sharing, max_queued: usize) -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State {
-                line: Line::new(at_most, share),
-                pace: Pace::new(Instant::now()),
+            state: Mutex::new(LimiterState {
+                queue: FairQueue::new(capacity, sharing),
+                retry_estimate: RetryEstimate::new(Instant::now()),
             }),
-            bound,
+            max_queued_per_principal: max_queued,
         })
     }
 
     /// Has so many places from now on, of which one caller has his `share`.
-    pub(crate) fn change(self: &Arc<Self>, at_most: usize, share: Share) {
-        let mut state = self.state();
-        state.line.change(at_most, share);
-        self.hand_over(state);
+    pub(crate) fn reconfigure(self: &Arc<Self>, capacity: usize, sharing: Sharing) {
+        let mut state = self.lock();
+        state.queue.reconfigure(capacity, sharing);
+        self.grant_free_permits(state);
     }
 
     /// Another share of them is one caller's from now on.
-    pub(crate) fn share(self: &Arc<Self>, share: Share) {
-        let at_most = self.state().line.at_most();
-        self.change(at_most, share);
+    pub(crate) fn set_sharing(self: &Arc<Self>, sharing: Sharing) {
+        let at_most = self.lock().queue.capacity();
+        self.reconfigure(at_most, sharing);
     }
 
     /// Takes a place for a caller who may have `most`, or gets in line for one.
-    pub(crate) fn enter(self: &Arc<Self>, name: &Name, most: usize) -> Result<Entry, Full> {
+    pub(crate) fn acquire(
+        self: &Arc<Self>,
+        principal: &PrincipalKey,
+        max_in_use: usize,
+    ) -> Result<Acquire, Saturated> {
         let now = Instant::now();
-        let mut state = self.state();
-        if state.line.take(name, most) {
-            state.pace.took(now);
-            return Ok(Entry::Place(self.place(name, now)));
+        let mut state = self.lock();
+        if state.queue.try_acquire(principal, max_in_use) {
+            state.retry_estimate.record_acquire(now);
+            return Ok(Acquire::Granted(self.permit(principal, now)));
         }
-        if self.bound == 0 {
-            return Err(self.full(&mut state, name, most));
+        if self.max_queued_per_principal == 0 {
+            return Err(self.saturated(&mut state, principal, max_in_use));
         }
         let (sender, receiver) = oneshot::channel();
-        match state.line.wait(name, most, self.bound, sender) {
-            Ok(number) => Ok(Entry::Wait(Waiting {
-                queue: Arc::clone(self),
-                name: Arc::clone(name),
-                number,
-                place: receiver,
+        match state.queue.enqueue(principal, max_in_use, self.max_queued_per_principal, sender) {
+            Ok(number) => Ok(Acquire::Queued(PendingPermit {
+                limiter: Arc::clone(self),
+                principal: Arc::clone(principal),
+                waiter_id: number,
+                granted: receiver,
             })),
-            Err(_) => Err(self.full(&mut state, name, most)),
+            Err(_) => Err(self.saturated(&mut state, principal, max_in_use)),
         }
     }
 
     /// Takes a place for a caller who may have `most`, or does not wait for one.
-    pub(crate) fn at_once(self: &Arc<Self>, name: &Name, most: usize) -> Result<Place, Full> {
-        match self.enter(name, most)? {
-            Entry::Place(place) => Ok(place),
-            Entry::Wait(_) => Err(self.fullness(name, most)),
+    pub(crate) fn try_acquire(
+        self: &Arc<Self>,
+        principal: &PrincipalKey,
+        max_in_use: usize,
+    ) -> Result<Permit, Saturated> {
+        match self.acquire(principal, max_in_use)? {
+            Acquire::Granted(place) => Ok(place),
+            Acquire::Queued(_) => Err(self.saturation(principal, max_in_use)),
         }
     }
 
     /// How full it is for a caller who may have `most`.
-    pub(crate) fn fullness(&self, name: &Name, most: usize) -> Full {
-        self.full(&mut self.state(), name, most)
+    pub(crate) fn saturation(&self, principal: &PrincipalKey, max_in_use: usize) -> Saturated {
+        self.saturated(&mut self.lock(), principal, max_in_use)
     }
 
     /// Places that are taken.
-    pub(crate) fn held(&self) -> usize {
-        self.state().line.held()
+    pub(crate) fn in_use(&self) -> usize {
+        self.lock().queue.in_use()
     }
 
     /// Those who wait.
-    pub(crate) fn waiting(&self) -> usize {
-        self.state().line.waiting()
+    pub(crate) fn queued(&self) -> usize {
+        self.lock().queue.queued()
     }
 
-    fn full(&self, state: &mut State, name: &Name, most: usize) -> Full {
-        let (held, waiting) = (state.line.held_by(name), state.line.waiting_of(name));
-        let (lanes, width) = (state.line.lanes_waiting(), state.line.at_most().min(most));
+    fn saturated(
+        &self,
+        state: &mut LimiterState,
+        principal: &PrincipalKey,
+        max_in_use: usize,
+    ) -> Saturated {
+        let (held, waiting) = (state.queue.in_use_by(principal), state.queue.queued_by(principal));
+        let (lanes, width) =
+            (state.queue.waiting_flow_count(), state.queue.capacity().min(max_in_use));
         let now = Instant::now();
-        let each = state.pace.between(lanes, width, now);
+        let each = state.retry_estimate.release_interval(lanes, width, now);
         // Where the line is as long as it may be, its first must get a place, and those of the others who
         // are sent away; else all of it must.
-        let retry_after = match waiting >= self.bound {
-            true => state.pace.put_off(name, each, now),
-            false => told(each.saturating_mul(number(waiting + 1))),
+        let retry_after = match waiting >= self.max_queued_per_principal {
+            true => state.retry_estimate.schedule_retry(principal, each, now),
+            false => clamp_retry_after(each.saturating_mul(at_least_one(waiting + 1))),
         };
-        Full { held, waiting, elsewhere: state.line.held() - held, retry_after }
+        Saturated {
+            in_use: held,
+            queued: waiting,
+            in_use_by_others: state.queue.in_use() - held,
+            retry_after,
+        }
     }
 
-    fn place(self: &Arc<Self>, name: &Name, since: Instant) -> Place {
-        Place { queue: Arc::clone(self), name: Arc::clone(name), since }
+    fn permit(self: &Arc<Self>, principal: &PrincipalKey, acquired_at: Instant) -> Permit {
+        Permit { limiter: Arc::clone(self), principal: Arc::clone(principal), acquired_at }
     }
 
     /// Gives free places to whose turn it is. The lock is not held while they are told: one who has left
     /// gives his place back at once.
-    fn hand_over(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    fn grant_free_permits(self: &Arc<Self>, mut state: MutexGuard<'_, LimiterState>) {
         let mut given = Vec::new();
         let now = Instant::now();
-        while let Some((name, waiter)) = state.line.next() {
-            state.pace.took(now);
-            given.push((waiter, self.place(&name, now)));
+        while let Some((name, waiter)) = state.queue.grant_next() {
+            state.retry_estimate.record_acquire(now);
+            given.push((waiter, self.permit(&name, now)));
         }
         drop(state);
         for (waiter, place) in given {
@@ -170,15 +189,15 @@ impl Queue {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LimiterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Waiting {
+impl PendingPermit {
     /// Waits for the place.
-    pub(crate) async fn place(&mut self) -> Place {
-        match (&mut self.place).await {
+    pub(crate) async fn wait(&mut self) -> Permit {
+        match (&mut self.granted).await {
             Ok(place) => place,
             // It cannot close: the queue, which holds the sender, is held by this.
             Err(_) => std::future::pending().await,
@@ -186,26 +205,26 @@ impl Waiting {
     }
 
     /// As [`Self::place`], on a thread that may block; none if it cannot come any more.
-    pub(crate) fn blocking_place(mut self) -> Option<Place> {
+    pub(crate) fn blocking_wait(mut self) -> Option<Permit> {
         let (_, never) = oneshot::channel();
-        std::mem::replace(&mut self.place, never).blocking_recv().ok()
+        std::mem::replace(&mut self.granted, never).blocking_recv().ok()
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PendingPermit {
     fn drop(&mut self) {
-        let mut state = self.queue.state();
-        state.line.leave(&self.name, self.number);
+        let mut state = self.limiter.lock();
+        state.queue.cancel(&self.principal, self.waiter_id);
         // Others may have waited for this one's turn.
-        self.queue.hand_over(state);
+        self.limiter.grant_free_permits(state);
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let mut state = self.queue.state();
-        state.line.give_back(&self.name);
-        state.pace.gave_back(self.since, Instant::now());
-        self.queue.hand_over(state);
+        let mut state = self.limiter.lock();
+        state.queue.release(&self.principal);
+        state.retry_estimate.record_release(self.acquired_at, Instant::now());
+        self.limiter.grant_free_permits(state);
     }
 }

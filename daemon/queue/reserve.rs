@@ -2,25 +2,25 @@
 //! something, however long the others keep theirs.
 
 /// Of so much, one part is the reserve.
-const PART: u64 = 4;
+const HEADROOM_DIVISOR: u64 = 4;
 /// So many callers have something of it.
-const CALLERS: u64 = 16;
+const HEADROOM_PRINCIPALS: u64 = 16;
 
 /// The reserve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Reserve(u64);
+pub(crate) struct Headroom(u64);
 
-impl Reserve {
+impl Headroom {
     /// None: all is for whoever comes.
     pub(crate) const NONE: Self = Self(0);
 
     /// That of so much.
     pub(crate) const fn of(most: u64) -> Self {
-        Self(most / PART)
+        Self(most / HEADROOM_DIVISOR)
     }
 
     /// That of so many places: where there are several, one at least.
-    pub(crate) fn of_places(places: usize) -> Self {
+    pub(crate) fn of_permits(places: usize) -> Self {
         match places {
             0 | 1 => Self::NONE,
             several => Self(Self::of(several as u64).0.max(1)),
@@ -29,7 +29,7 @@ impl Reserve {
 
     /// Whether somebody may have `own` in all, where `left` is left then for others.
     pub(crate) fn allows(self, own: u64, left: u64) -> bool {
-        left >= self.0 || own <= (self.0 / CALLERS).max(1)
+        left >= self.0 || own <= (self.0 / HEADROOM_PRINCIPALS).max(1)
     }
 }
 
@@ -39,10 +39,10 @@ mod tests {
 
     #[test]
     fn a_quarter_is_for_those_who_have_little() {
-        let reserve = Reserve::of(1600);
+        let reserve = Headroom::of(1600);
         assert!(reserve.allows(1200, 400) && !reserve.allows(1201, 399));
         assert!(reserve.allows(25, 0) && !reserve.allows(26, 0));
-        assert!(Reserve::NONE.allows(u64::MAX, 0));
-        assert_eq!([1, 2, 3, 8].map(Reserve::of_places), [0, 1, 1, 2].map(Reserve));
+        assert!(Headroom::NONE.allows(u64::MAX, 0));
+        assert_eq!([1, 2, 3, 8].map(Headroom::of_permits), [0, 1, 1, 2].map(Headroom));
     }
 }

@@ -1,25 +1,25 @@
 //! A place that somebody has, or that comes while he does other things.
 
 use super::{
-    backlog::Waits,
-    place::{Place, Waiting},
+    backlog::ByteReservation,
+    place::{PendingPermit, Permit},
 };
 
 /// A place, now or later.
 #[derive(Debug)]
-pub(crate) enum Seat {
+pub(crate) enum DeferredPermit {
     /// It is had.
-    Taken(Place),
+    Ready(Permit),
     /// It is waited for, by one of whose request so much is held.
-    Coming(Waiting, Waits),
+    Pending(PendingPermit, ByteReservation),
 }
 
-impl Seat {
+impl DeferredPermit {
     /// Waits for the place. May be cancelled: then it does not come any more.
-    pub(crate) async fn place(self) -> Place {
+    pub(crate) async fn wait(self) -> Permit {
         match self {
-            Self::Taken(place) => place,
-            Self::Coming(mut waiting, _held) => waiting.place().await,
+            Self::Ready(place) => place,
+            Self::Pending(mut waiting, _held) => waiting.wait().await,
         }
     }
 }

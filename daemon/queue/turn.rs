@@ -2,20 +2,20 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::place::Place;
+use super::place::Permit;
 
 /// A turn, for all who have a part in the call. It ends when one of them says so, or with the last.
 #[derive(Debug, Clone)]
-pub(crate) struct Turn(Arc<Mutex<Option<Place>>>);
+pub(crate) struct SharedPermit(Arc<Mutex<Option<Permit>>>);
 
-impl Turn {
+impl SharedPermit {
     /// The turn that a place among those that have one is.
-    pub(crate) fn new(place: Place) -> Self {
+    pub(crate) fn new(place: Permit) -> Self {
         Self(Arc::new(Mutex::new(Some(place))))
     }
 
     /// Lets another call have its turn.
-    pub(crate) fn end(&self) {
+    pub(crate) fn release(&self) {
         let place = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(place);
     }

@@ -22,109 +22,129 @@ use rustix::{
 
 use super::{
     capabilities,
-    entrance::PORT,
-    level::Level,
-    plan::{self, Network, Plan},
-    stage::{Failure, Stage},
+    entrance::PROXY_PORT,
+    level::IsolationLevel,
+    plan::{self, NetworkMode, SandboxPlan},
+    stage::{Stage, StageFailure},
 };
 use crate::daemon::sys::{
     Errno,
-    process::{in_copy, unshare},
+    process::{run_in_fork, unshare},
     refused,
 };
 
 /// A check: what it shows, and whether it holds.
 #[derive(Debug)]
-struct Check {
+struct ProbeCheck {
     /// What a failure means.
     name: &'static str,
-    holds: fn() -> bool,
+    passes: fn() -> bool,
 }
 
 /// The check that does not hold with the daemon's network.
-const NO_ROUTE: &str = "there is no route to the metadata address";
+const NO_ROUTE_CHECK: &str = "there is no route to the metadata address";
 /// The check of the host name. It is a convenience and no boundary: where it does not hold, the level
 /// stays and the layer `uts_namespace` says so.
-pub(super) const HOST_NAME: &str = "the host name is jig";
+pub(super) const HOST_NAME_CHECK: &str = "the host name is jig";
 /// The check that is about the network `proxy`.
-const PROXY: &str = "the proxy can be connected to";
+const PROXY_CHECK: &str = "the proxy can be connected to";
 
 /// Checks that hold at every level.
-const ALWAYS: &[Check] = &[
-    Check { name: "the command is not root", holds: || !getuid().is_root() && !getgid().is_root() },
-    Check {
+const COMMON_CHECKS: &[ProbeCheck] = &[
+    ProbeCheck {
+        name: "the command is not root",
+        passes: || !getuid().is_root() && !getgid().is_root(),
+    },
+    ProbeCheck {
         name: "a seccomp filter is on",
-        holds: || secure_computing_mode() == Ok(SecureComputingMode::Filter),
+        passes: || secure_computing_mode() == Ok(SecureComputingMode::Filter),
     },
-    Check {
+    ProbeCheck {
         name: "unshare(CLONE_NEWUSER) answers EPERM",
-        holds: || unshare(libc::CLONE_NEWUSER) == Err(Errno::PERM),
+        passes: || unshare(libc::CLONE_NEWUSER) == Err(Errno::PERM),
     },
-    Check {
+    ProbeCheck {
         name: "mount answers EPERM",
-        holds: || mount(c"tmpfs", c"/tmp", c"tmpfs", MountFlags::empty(), None) == Err(Errno::PERM),
+        passes: || {
+            mount(c"tmpfs", c"/tmp", c"tmpfs", MountFlags::empty(), None) == Err(Errno::PERM)
+        },
     },
-    Check { name: "clone3 answers ENOSYS", holds: || refused::clone3() == Errno::NOSYS },
-    Check { name: "keyctl answers EPERM", holds: || refused::keyctl() == Errno::PERM },
-    Check {
+    ProbeCheck { name: "clone3 answers ENOSYS", passes: || refused::clone3() == Errno::NOSYS },
+    ProbeCheck { name: "keyctl answers EPERM", passes: || refused::keyctl() == Errno::PERM },
+    ProbeCheck {
         name: "io_uring_setup answers ENOSYS",
-        holds: || refused::io_uring_setup() == Errno::NOSYS,
+        passes: || refused::io_uring_setup() == Errno::NOSYS,
     },
-    Check { name: "bpf answers EPERM", holds: || refused::bpf() == Errno::PERM },
-    Check { name: "ioctl(TIOCSTI) answers EPERM", holds: || refused::tiocsti() == Errno::PERM },
-    Check { name: "AF_VSOCK sockets cannot be made", holds: || cannot_make(libc::AF_VSOCK) },
-    Check { name: "AF_ALG sockets cannot be made", holds: || cannot_make(libc::AF_ALG) },
-    Check { name: "AF_PACKET sockets cannot be made", holds: || cannot_make(libc::AF_PACKET) },
-    Check {
+    ProbeCheck { name: "bpf answers EPERM", passes: || refused::bpf() == Errno::PERM },
+    ProbeCheck {
+        name: "ioctl(TIOCSTI) answers EPERM",
+        passes: || refused::tiocsti() == Errno::PERM,
+    },
+    ProbeCheck {
+        name: "AF_VSOCK sockets cannot be made",
+        passes: || socket_is_refused(libc::AF_VSOCK),
+    },
+    ProbeCheck {
+        name: "AF_ALG sockets cannot be made",
+        passes: || socket_is_refused(libc::AF_ALG),
+    },
+    ProbeCheck {
+        name: "AF_PACKET sockets cannot be made",
+        passes: || socket_is_refused(libc::AF_PACKET),
+    },
+    ProbeCheck {
         name: "no descriptor is open but the standard streams and the control socket",
-        holds: only_known_descriptors,
+        passes: has_only_expected_descriptors,
     },
-    Check { name: "chroot answers EPERM", holds: || chroot(c"/") == Err(Errno::PERM) },
+    ProbeCheck { name: "chroot answers EPERM", passes: || chroot(c"/") == Err(Errno::PERM) },
 ];
 
 /// Checks of a sandbox with namespaces of its own.
-const IN_NAMESPACES: &[Check] = &[
-    Check {
+const NAMESPACE_CHECKS: &[ProbeCheck] = &[
+    ProbeCheck {
         name: "the command is process 2 of its own process namespace",
-        holds: || getpid().as_raw_nonzero().get() == 2,
+        passes: || getpid().as_raw_nonzero().get() == 2,
     },
-    Check {
+    ProbeCheck {
         name: "all capability sets are empty and no_new_privs is on",
-        holds: || capabilities::check_none().is_ok(),
+        passes: || capabilities::check_all_sets_empty().is_ok(),
     },
-    Check { name: NO_ROUTE, holds: no_route },
-    Check { name: PROXY, holds: proxy_listens },
-    Check {
-        name: HOST_NAME,
-        holds: || uname().nodename().to_bytes() == plan::HOST_NAME.as_bytes(),
+    ProbeCheck { name: NO_ROUTE_CHECK, passes: has_no_route },
+    ProbeCheck { name: PROXY_CHECK, passes: proxy_is_reachable },
+    ProbeCheck {
+        name: HOST_NAME_CHECK,
+        passes: || uname().nodename().to_bytes() == plan::SANDBOX_HOST_NAME.as_bytes(),
     },
-    Check {
+    ProbeCheck {
         name: "the root directory is read-only",
-        holds: || cannot_create(c"/.canary", Errno::ROFS),
+        passes: || cannot_create(c"/.canary", Errno::ROFS),
     },
-    Check { name: "/usr is read-only", holds: || cannot_create(c"/usr/.canary", Errno::ROFS) },
-    Check { name: "/sys is not there", holds: || is_absent(c"/sys") },
+    ProbeCheck {
+        name: "/usr is read-only",
+        passes: || cannot_create(c"/usr/.canary", Errno::ROFS),
+    },
+    ProbeCheck { name: "/sys is not there", passes: || is_absent(c"/sys") },
 ];
 
 /// Checks of a `/proc` of the run's own.
-const FRESH_PROC: &[Check] = &[
-    Check {
+const FRESH_PROC_CHECKS: &[ProbeCheck] = &[
+    ProbeCheck {
         name: "the init's memory, descriptors and environment cannot be opened",
-        holds: || {
-            elsewhere(|| {
+        passes: || {
+            check_in_fork(|| {
                 [c"/proc/1/mem", c"/proc/1/fd/3", c"/proc/1/environ"]
                     .iter()
                     .all(|file| cannot_open(file))
             })
         },
     },
-    Check { name: "no third process is there", holds: || is_absent(c"/proc/3") },
+    ProbeCheck { name: "no third process is there", passes: || is_absent(c"/proc/3") },
 ];
 
 /// Checks of a `/proc` that is the daemon's too.
-const SHARED_PROC: &[Check] = &[Check {
+const SHARED_PROC_CHECKS: &[ProbeCheck] = &[ProbeCheck {
     name: "nothing in /proc can be written",
-    holds: || {
+    passes: || {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         matches!(
             open(c"/proc/self/oom_score_adj", flags, Mode::empty()),
@@ -134,57 +154,57 @@ const SHARED_PROC: &[Check] = &[Check {
 }];
 
 /// Checks of a sandbox in the daemon's own namespaces.
-const IN_PLACE: &[Check] = &[
-    Check {
+const NO_NAMESPACES_CHECKS: &[ProbeCheck] = &[
+    ProbeCheck {
         name: "no capability is held and no_new_privs is on",
-        holds: || capabilities::check_given_up().is_ok(),
+        passes: || capabilities::check_dropped().is_ok(),
     },
-    Check {
+    ProbeCheck {
         name: "no socket can be made",
-        holds: || {
+        passes: || {
             [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK]
                 .into_iter()
-                .all(cannot_make)
+                .all(socket_is_refused)
         },
     },
-    Check {
+    ProbeCheck {
         name: "no pair of datagram sockets can be made",
-        holds: || {
+        passes: || {
             let pair =
                 socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
             matches!(pair, Err(Errno::AFNOSUPPORT))
         },
     },
-    Check { name: "the root directory cannot be listed", holds: || cannot_open(c"/") },
-    Check {
+    ProbeCheck { name: "the root directory cannot be listed", passes: || cannot_open(c"/") },
+    ProbeCheck {
         name: "nothing can be made in the system's directories",
-        holds: || {
+        passes: || {
             [c"/.canary", c"/usr/.canary", c"/etc/.canary", c"/tmp/.canary"]
                 .iter()
                 .all(|path| cannot_create(path, Errno::ROFS))
         },
     },
-    Check {
+    ProbeCheck {
         name: "message passing answers EPERM",
-        holds: || refused::shmget() == Errno::PERM && refused::mq_open() == Errno::PERM,
+        passes: || refused::shmget() == Errno::PERM && refused::mq_open() == Errno::PERM,
     },
-    Check {
+    ProbeCheck {
         name: "ptrace and process_vm_readv answer EPERM",
-        holds: || refused::ptrace() == Errno::PERM && refused::process_vm_readv() == Errno::PERM,
+        passes: || refused::ptrace() == Errno::PERM && refused::process_vm_readv() == Errno::PERM,
     },
-    Check {
+    ProbeCheck {
         name: "tuning another process answers EPERM",
-        holds: || getppid().is_some_and(|parent| refused::tuning(parent).is_ok()),
+        passes: || getppid().is_some_and(|parent| refused::process_tuning(parent).is_ok()),
     },
-    Check {
+    ProbeCheck {
         name: "the supervisor cannot be signalled",
-        holds: || getppid().is_some_and(|parent| test_kill_process(parent) == Err(Errno::PERM)),
+        passes: || getppid().is_some_and(|parent| test_kill_process(parent) == Err(Errno::PERM)),
     },
 ];
 
 /// What commands must not reach although they can name it.
 #[derive(Debug, Default)]
-pub(super) struct Guarded {
+pub(super) struct GuardedTargets {
     /// Files that they cannot open.
     files: Vec<CString>,
     /// Processes that they cannot signal.
@@ -192,23 +212,23 @@ pub(super) struct Guarded {
 }
 
 /// Files of a process that show what it knows, or change what it does.
-const OF_PROCESSES: &[&str] =
+const GUARDED_PROC_FILES: &[&str] =
     &["mem", "environ", "maps", "auxv", "fd/0", "fd/2", "root", "cwd", "exe", "io", "ns/net"];
 
-impl Guarded {
+impl GuardedTargets {
     /// What of the daemon's own can be named where `/proc` is the daemon's too, and at L1 the numbers
     /// of processes mean the same.
-    pub(super) fn of(plan: &Plan, level: Level) -> Result<Self, Failure> {
+    pub(super) fn collect(plan: &SandboxPlan, level: IsolationLevel) -> Result<Self, StageFailure> {
         let of = |process: &u32| {
             let folder = format!("/proc/{process}");
-            OF_PROCESSES.iter().map(move |file| format!("{folder}/{file}"))
+            GUARDED_PROC_FILES.iter().map(move |file| format!("{folder}/{file}"))
         };
-        let files = plan.processes.iter().flat_map(of).map(String::into_bytes);
+        let files = plan.daemon_processes.iter().flat_map(of).map(String::into_bytes);
         let state = plan.state_dir.clone().into_os_string().into_encoded_bytes();
         let files = files.chain([state]).map(CString::new);
         let files = files.collect::<Result<_, _>>();
-        let files = files.map_err(|_| Failure::other(Stage::Canary, "a path holds a NUL"))?;
-        let processes = plan.processes.iter().filter(|_| !level.has_namespaces());
+        let files = files.map_err(|_| StageFailure::other(Stage::Canary, "a path holds a NUL"))?;
+        let processes = plan.daemon_processes.iter().filter(|_| !level.has_namespaces());
         let processes =
             processes.filter_map(|process| Pid::from_raw(i32::try_from(*process).ok()?));
         Ok(Self { files, processes: processes.collect() })
@@ -216,41 +236,47 @@ impl Guarded {
 }
 
 /// The checks of what is guarded; their bits follow those of the lists.
-const GUARDED: [&str; 2] =
+const GUARDED_CHECKS: [&str; 2] =
     ["what is the daemon's own cannot be opened", "the daemon cannot be signalled"];
 
 /// The lists of checks that hold at a level.
-fn lists(level: Level) -> [&'static [Check]; 3] {
+fn check_lists(level: IsolationLevel) -> [&'static [ProbeCheck]; 3] {
     match level {
-        Level::L3 => [ALWAYS, IN_NAMESPACES, FRESH_PROC],
-        Level::L2 => [ALWAYS, IN_NAMESPACES, SHARED_PROC],
-        Level::L1 | Level::L0 => [ALWAYS, IN_PLACE, SHARED_PROC],
+        IsolationLevel::L3 => [COMMON_CHECKS, NAMESPACE_CHECKS, FRESH_PROC_CHECKS],
+        IsolationLevel::L2 => [COMMON_CHECKS, NAMESPACE_CHECKS, SHARED_PROC_CHECKS],
+        IsolationLevel::L1 | IsolationLevel::L0 => {
+            [COMMON_CHECKS, NO_NAMESPACES_CHECKS, SHARED_PROC_CHECKS]
+        }
     }
 }
 
 /// Names of the checks that hold at a level, by the bits of the probe's answer.
-fn names(level: Level) -> impl Iterator<Item = &'static str> {
-    let checks = lists(level).into_iter().flatten();
-    checks.map(|check| check.name).chain(GUARDED)
+fn check_names(level: IsolationLevel) -> impl Iterator<Item = &'static str> {
+    let checks = check_lists(level).into_iter().flatten();
+    checks.map(|check| check.name).chain(GUARDED_CHECKS)
 }
 
 /// Runs the checks of `level`, those that there are with this network.
-pub(super) fn run(level: Level, guarded: &Guarded, network: Network) -> u64 {
+pub(super) fn run_checks(
+    level: IsolationLevel,
+    guarded: &GuardedTargets,
+    network: NetworkMode,
+) -> u64 {
     let mut failed = 0;
     let mut bit = 0;
     let mut add = |holds: bool| {
         failed |= u64::from(!holds) << bit;
         bit += 1;
     };
-    for check in lists(level).into_iter().flatten() {
+    for check in check_lists(level).into_iter().flatten() {
         let is_meant = match check.name {
-            NO_ROUTE => network != Network::Host,
-            PROXY => network == Network::Proxy,
+            NO_ROUTE_CHECK => network != NetworkMode::Host,
+            PROXY_CHECK => network == NetworkMode::Proxy,
             _ => true,
         };
-        add(!is_meant || (check.holds)());
+        add(!is_meant || (check.passes)());
     }
-    add(elsewhere(|| {
+    add(check_in_fork(|| {
         let mut files = guarded.files.iter();
         files.all(|file| cannot_open(file) || is_absent(file))
     }));
@@ -261,26 +287,29 @@ pub(super) fn run(level: Level, guarded: &Guarded, network: Network) -> u64 {
 }
 
 /// Names of the checks of `level` whose bits are set in `failed`.
-pub(crate) fn failed_checks(level: Level, failed: u64) -> impl Iterator<Item = &'static str> {
+pub(crate) fn failed_checks(
+    level: IsolationLevel,
+    failed: u64,
+) -> impl Iterator<Item = &'static str> {
     let set = move |(bit, _): &(usize, &str)| failed & (1 << bit) != 0;
-    names(level).enumerate().filter(set).map(|(_, name)| name)
+    check_names(level).enumerate().filter(set).map(|(_, name)| name)
 }
 
-const MOST: usize = ALWAYS.len()
-    + IN_NAMESPACES.len()
-    + IN_PLACE.len()
-    + FRESH_PROC.len()
-    + SHARED_PROC.len()
-    + GUARDED.len();
-const _: () = assert!(MOST <= 64, "the answer has 64 bits");
+const MAX_CHECKS: usize = COMMON_CHECKS.len()
+    + NAMESPACE_CHECKS.len()
+    + NO_NAMESPACES_CHECKS.len()
+    + FRESH_PROC_CHECKS.len()
+    + SHARED_PROC_CHECKS.len()
+    + GUARDED_CHECKS.len();
+const _: () = assert!(MAX_CHECKS <= 64, "the answer has 64 bits");
 
 /// Has a process with memory of its own see: this one shares that of its init, as the command that
 /// it would become does not, and whoever shares memory may look into it.
-fn elsewhere(holds: impl FnOnce() -> bool) -> bool {
-    in_copy(holds).unwrap_or(false)
+fn check_in_fork(holds: impl FnOnce() -> bool) -> bool {
+    run_in_fork(holds).unwrap_or(false)
 }
 
-fn cannot_make(family: i32) -> bool {
+fn socket_is_refused(family: i32) -> bool {
     let Ok(family) = RawAddressFamily::try_from(family) else {
         return false;
     };
@@ -291,7 +320,7 @@ fn cannot_make(family: i32) -> bool {
     )
 }
 
-fn no_route() -> bool {
+fn has_no_route() -> bool {
     let Ok(socket) =
         socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
     else {
@@ -301,12 +330,12 @@ fn no_route() -> bool {
     connect(&socket, &metadata) == Err(Errno::NETUNREACH)
 }
 
-fn proxy_listens() -> bool {
+fn proxy_is_reachable() -> bool {
     let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
     let Ok(socket) = socket_with(family, kind, SocketFlags::CLOEXEC, None) else {
         return false;
     };
-    let proxy = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PORT);
+    let proxy = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PROXY_PORT);
     connect(&socket, &proxy).is_ok()
 }
 
@@ -327,7 +356,7 @@ fn is_absent(path: &CStr) -> bool {
 }
 
 /// Numbers 0 to 3 are open; nothing is up to 255, far beyond what the sandbox's makers ever hold.
-fn only_known_descriptors() -> bool {
+fn has_only_expected_descriptors() -> bool {
     let mut path = *b"/proc/self/fd/000\0";
     for number in 4u8..=255 {
         let digits = [number / 100, number / 10 % 10, number % 10];

@@ -10,10 +10,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    stage::{Failure, Stage},
-    wire::{Answer, Identity, Received, receive_bytes, send_bytes},
+    stage::{Stage, StageFailure},
+    wire::{ReceivedMessage, SandboxIdentity, SetupReply, receive_bytes, send_bytes},
 };
-use crate::daemon::sys::{Errno, readiness::watch};
+use crate::daemon::sys::{Errno, readiness::watch_readable};
 
 /// A socket that keeps messages apart.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl Channel {
     /// Registers `socket` with the runtime.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         ioctl_fionbio(&socket, true)?;
-        watch(socket).map(Self)
+        watch_readable(socket).map(Self)
     }
 
     /// Sends one message.
@@ -38,7 +38,7 @@ impl Channel {
     pub(super) async fn receive(
         &self,
         bytes: &mut [u8],
-    ) -> Result<(Received, Vec<OwnedFd>), Errno> {
+    ) -> Result<(ReceivedMessage, Vec<OwnedFd>), Errno> {
         loop {
             let mut guard = self.0.readable().await.map_err(|_| Errno::IO)?;
             let mut fds = Vec::new();
@@ -52,24 +52,24 @@ impl Channel {
 
     /// Sends `message` about the workspace with this index and waits for the answer, with the
     /// socket that comes with it. Must not be cancelled: the answer would be taken for the next's.
-    pub(super) async fn ask<T: Serialize>(
+    pub(super) async fn request<T: Serialize>(
         &self,
         message: &T,
         workspace: usize,
         stage: Stage,
-    ) -> Result<(Identity, OwnedFd), Failure> {
+    ) -> Result<(SandboxIdentity, OwnedFd), StageFailure> {
         let bytes = serde_json::to_vec(message)
-            .map_err(|error| Failure::other(stage, error.to_string()))?;
+            .map_err(|error| StageFailure::other(stage, error.to_string()))?;
         let (identity, fds) = match self.send(&bytes, &[]) {
-            Ok(()) => self.answer(workspace, stage).await?,
+            Ok(()) => self.receive_reply(workspace, stage).await?,
             Err(errno) => {
                 // One that has failed says why before it ends: that is still to be read when it
                 // cannot be asked any more.
-                let failure = Failure::kernel(stage, errno, "asking");
+                let failure = StageFailure::from_errno(stage, errno, "asking");
                 if !failure.is_disconnection() {
                     return Err(failure); // it was not asked, and will not answer
                 }
-                return Err(match self.answer(workspace, stage).await {
+                return Err(match self.receive_reply(workspace, stage).await {
                     Err(why) if !why.is_disconnection() => why,
                     _ => failure,
                 });
@@ -78,40 +78,40 @@ impl Channel {
         let socket = fds
             .into_iter()
             .next()
-            .ok_or_else(|| Failure::other(stage, "an answer came without its socket"))?;
+            .ok_or_else(|| StageFailure::other(stage, "an answer came without its socket"))?;
         Ok((identity, socket))
     }
 
     /// Waits for an answer about the workspace with this index.
-    pub(super) async fn answer(
+    pub(super) async fn receive_reply(
         &self,
         workspace: usize,
         stage: Stage,
-    ) -> Result<(Identity, Vec<OwnedFd>), Failure> {
+    ) -> Result<(SandboxIdentity, Vec<OwnedFd>), StageFailure> {
         let mut bytes = [0; 4096];
         let (received, fds) = self
             .receive(&mut bytes)
             .await
-            .map_err(|errno| Failure::kernel(stage, errno, "answer"))?;
+            .map_err(|errno| StageFailure::from_errno(stage, errno, "answer"))?;
         let text = bytes.get(..received.length).unwrap_or_default();
         if text.is_empty() {
-            return Err(Failure::kernel(stage, Errno::CONNRESET, "its process died"));
+            return Err(StageFailure::from_errno(stage, Errno::CONNRESET, "its process died"));
         }
-        match parse::<Answer>(text, stage)? {
-            Answer::Done { workspace: answered, identity } if answered == workspace => {
+        match parse_message::<SetupReply>(text, stage)? {
+            SetupReply::Done { workspace: answered, identity } if answered == workspace => {
                 Ok((identity, fds))
             }
             // Never used: its sandboxes would hold somebody else's files.
-            Answer::Done { .. } => {
-                Err(Failure::other(stage, "an answer is about another workspace"))
+            SetupReply::Done { .. } => {
+                Err(StageFailure::other(stage, "an answer is about another workspace"))
             }
-            Answer::Failed(failure) => Err(failure),
+            SetupReply::Failed(failure) => Err(failure),
         }
     }
 }
 
-fn parse<T: DeserializeOwned>(text: &[u8], stage: Stage) -> Result<T, Failure> {
-    serde_json::from_slice(text).map_err(|error| Failure::other(stage, error.to_string()))
+fn parse_message<T: DeserializeOwned>(text: &[u8], stage: Stage) -> Result<T, StageFailure> {
+    serde_json::from_slice(text).map_err(|error| StageFailure::other(stage, error.to_string()))
 }
 
 impl AsFd for Channel {

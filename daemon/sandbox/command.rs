@@ -21,46 +21,48 @@ use rustix::{
 
 use super::{
     canary,
-    image::{HEADER_BYTES, Header, TerminalSize, Wiring},
-    init::{State, tell},
-    limits::RESOURCES,
+    image::{HEADER_BYTES, ImageHeader, StdioLayout, TerminalSize},
+    init::{SandboxState, send_report},
+    limits::RLIMIT_COUNT,
     priority,
     stage::Stage,
-    wire::{Received, Report, receive_bytes, send_bytes},
+    wire::{ReceivedMessage, SandboxReport, receive_bytes, send_bytes},
 };
-use crate::daemon::sys::{Errno, exec::ExecImage, fd::kept, memory::Cabin, process::exit_now};
+use crate::daemon::sys::{
+    Errno, exec::ExecImage, fd::kept_fd, memory::SharedArea, process::exit_now,
+};
 
 /// Runs as the command's process: leads a session of its own, and waits for the request.
-pub(super) fn run(cabin: &'static Cabin<State>) -> ! {
+pub(super) fn run(cabin: &'static SharedArea<SandboxState>) -> ! {
     let state = &cabin.state;
     if let Err(errno) = setsid() {
         let stage = Stage::Session;
-        tell(Report::Failed { stage, errno });
+        send_report(SandboxReport::Failed { stage, errno });
         exit_now(1);
     }
-    priority::lower();
-    tell(Report::Ready);
+    priority::lower_own_share();
+    send_report(SandboxReport::Ready);
     let errno = become_command(cabin);
     state.errno.store(errno.raw_os_error(), Ordering::Release);
     exit_now(127)
 }
 
 /// Receives the request and executes it. Returns only when a step fails.
-fn become_command(cabin: &'static Cabin<State>) -> Errno {
+fn become_command(cabin: &'static SharedArea<SandboxState>) -> Errno {
     match try_become_command(cabin) {
         Ok(never) => match never {},
         Err(errno) => errno,
     }
 }
 
-fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno> {
+fn try_become_command(cabin: &'static SharedArea<SandboxState>) -> Result<Infallible, Errno> {
     let state = &cabin.state;
     let at = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
 
     let buffer = cabin.take_image().ok_or(Errno::BUSY)?;
     let mut fds: [Option<OwnedFd>; 5] = [const { None }; 5];
     let mut received = fds.iter_mut();
-    let Received { length, .. } = receive_bytes(kept(), buffer, |fd| {
+    let ReceivedMessage { length, .. } = receive_bytes(kept_fd(), buffer, |fd| {
         if let Some(place) = received.next() {
             *place = Some(fd);
         }
@@ -69,13 +71,14 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
         exit_now(0); // the daemon dropped the sandbox
     }
     at(Stage::ReceiveRequest);
-    let header = Header::parse(buffer.get(..length).ok_or(Errno::BADMSG)?).ok_or(Errno::BADMSG)?;
-    if header.probe {
+    let header =
+        ImageHeader::parse(buffer.get(..length).ok_or(Errno::BADMSG)?).ok_or(Errno::BADMSG)?;
+    if header.is_probe {
         at(Stage::Canary);
-        tell(Report::Probed {
-            failed: canary::run(
+        send_report(SandboxReport::Probed {
+            failed_checks: canary::run_checks(
                 state.blueprint.level,
-                &state.blueprint.guarded,
+                &state.blueprint.guarded_targets,
                 state.blueprint.network,
             ),
         });
@@ -84,7 +87,7 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
     let mut fds = fds.into_iter().flatten();
     // Closed by the execution: whoever waits for it learns by that, or by what is written before,
     // what has become of it.
-    let start = match header.has_start {
+    let start = match header.has_exec_pipe {
         true => Some(fds.next().ok_or(Errno::BADF)?),
         false => None,
     };
@@ -97,17 +100,17 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
 
 /// Connects the command to what it reads and writes, and executes it.
 fn connect_and_execute(
-    cabin: &'static Cabin<State>,
+    cabin: &'static SharedArea<SandboxState>,
     buffer: &'static mut [u8],
     length: usize,
-    header: &Header,
+    header: &ImageHeader,
     mut fds: impl Iterator<Item = OwnedFd>,
 ) -> Result<Infallible, Errno> {
     let state = &cabin.state;
     let at = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
-    let descriptors = match header.wiring {
-        Wiring::Terminal(_) => None,
-        Wiring::Descriptors { stdin } => {
+    let descriptors = match header.stdio {
+        StdioLayout::Terminal(_) => None,
+        StdioLayout::Descriptors { stdin } => {
             let stdin = match stdin {
                 true => Some(fds.next().ok_or(Errno::BADF)?),
                 false => None,
@@ -125,17 +128,17 @@ fn connect_and_execute(
     let image = ExecImage::relocate(image, header.argv, header.argc, header.envp, header.envc)
         .ok_or(Errno::BADMSG)?;
 
-    let (stdin, stdout, stderr) = match (header.wiring, descriptors) {
-        (Wiring::Terminal(size), _) => {
+    let (stdin, stdout, stderr) = match (header.stdio, descriptors) {
+        (StdioLayout::Terminal(size), _) => {
             at(Stage::Terminal);
-            let terminal = make_terminal(size)?;
+            let terminal = open_terminal(size)?;
             let stdout = dup(&terminal)?;
             (Some(terminal), stdout, None)
         }
-        (Wiring::Descriptors { .. }, Some((stdin, stdout, stderr))) => {
+        (StdioLayout::Descriptors { .. }, Some((stdin, stdout, stderr))) => {
             (stdin, stdout, Some(stderr))
         }
-        (Wiring::Descriptors { .. }, None) => return Err(Errno::BADF),
+        (StdioLayout::Descriptors { .. }, None) => return Err(Errno::BADF),
     };
     at(Stage::StandardStreams);
     match stdin {
@@ -153,15 +156,15 @@ fn connect_and_execute(
         }
     }
     at(Stage::ResourceLimits);
-    set_resources(header.resources, state.blueprint.other_processes)?;
+    set_rlimits(header.rlimits, state.blueprint.other_process_count)?;
     at(Stage::Execute);
-    Err(execute(&image, header))
+    Err(execute_first_program(&image, header))
 }
 
 /// Sets the limits that come with the request. None can be above those that the sandbox was built
 /// with: nobody here may raise a limit.
-fn set_resources(
-    [processes, files, files_hard, file_size, cpu]: [u64; RESOURCES],
+fn set_rlimits(
+    [processes, files, files_hard, file_size, cpu]: [u64; RLIMIT_COUNT],
     other_processes: u64,
 ) -> Result<(), Errno> {
     // The run's own are no more than may be (see `set_limits` of the slot); with those that count beside
@@ -187,7 +190,7 @@ fn set_resources(
 
 /// Makes a terminal, sends its other end to the daemon, and makes it the controlling terminal of
 /// this process, which leads a session.
-fn make_terminal(size: TerminalSize) -> Result<OwnedFd, Errno> {
+fn open_terminal(size: TerminalSize) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let daemons_end = open(c"/dev/pts/ptmx", flags, Mode::empty())?;
     unlockpt(&daemons_end)?;
@@ -201,14 +204,14 @@ fn make_terminal(size: TerminalSize) -> Result<OwnedFd, Errno> {
     // So that erasing a character erases all bytes of it.
     modes.input_modes |= InputModes::IUTF8;
     tcsetattr(&terminal, OptionalActions::Now, &modes)?;
-    let report = Report::Terminal.encode();
-    send_bytes(kept(), &report, &[daemons_end.as_fd()])?;
+    let report = SandboxReport::TerminalOpened.encode();
+    send_bytes(kept_fd(), &report, &[daemons_end.as_fd()])?;
     ioctl_tiocsctty(&terminal)?;
     Ok(terminal)
 }
 
 /// Tries the programs in order, as execvp(3) does. Returns only when none could be executed.
-fn execute(image: &ExecImage<'_>, header: &Header) -> Errno {
+fn execute_first_program(image: &ExecImage<'_>, header: &ImageHeader) -> Errno {
     let mut offset = header.programs;
     let mut refused = None;
     let mut last = Errno::NOENT;

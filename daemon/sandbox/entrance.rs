@@ -31,72 +31,72 @@ use rustix::net::{
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 
-use super::stage::{Failure, Stage, at};
-use crate::daemon::sys::{Errno, readiness::watch};
+use super::stage::{Stage, StageFailure, at_stage};
+use crate::daemon::sys::{Errno, readiness::watch_readable};
 
 /// Port of 127.0.0.1 at which a run finds the proxy: that of squid, which people know.
-pub(crate) const PORT: u16 = 3128;
+pub(crate) const PROXY_PORT: u16 = 3128;
 /// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+const MAX_PENDING_CONNECTIONS: i32 = 128;
 
 /// The listener of one slot.
 #[derive(Debug)]
-pub(crate) struct Entrance {
+pub(crate) struct ProxyListener {
     listener: AsyncFd<OwnedFd>,
     /// The end of the visit that it is open for.
-    open: Mutex<Option<CancellationToken>>,
+    current_lease: Mutex<Option<CancellationToken>>,
 }
 
 /// The right to accept what comes from one run.
 #[derive(Debug, Clone)]
-pub(crate) struct Visit {
-    entrance: Arc<Entrance>,
-    end: CancellationToken,
+pub(crate) struct ProxyLease {
+    listener: Arc<ProxyListener>,
+    ended: CancellationToken,
 }
 
 /// Makes the listener, in the network namespace that this process is in.
-pub(super) fn listen() -> Result<OwnedFd, Failure> {
-    let failed = |what| at(Stage::NetworkNamespace, what);
+pub(super) fn bind_proxy_listener() -> Result<OwnedFd, StageFailure> {
+    let failed = |what| at_stage(Stage::NetworkNamespace, what);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)
         .map_err(failed("the proxy's socket"))?;
-    let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PORT);
+    let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PROXY_PORT);
     bind(&socket, &address).map_err(failed("the proxy's address"))?;
-    start_listening(&socket, BACKLOG).map_err(failed("the proxy's listener"))?;
+    start_listening(&socket, MAX_PENDING_CONNECTIONS).map_err(failed("the proxy's listener"))?;
     Ok(socket)
 }
 
 // === impl Entrance ===
 
-impl Entrance {
+impl ProxyListener {
     /// Takes over a listener that [`listen`] has made.
     pub(super) fn new(listener: OwnedFd) -> io::Result<Self> {
-        Ok(Self { listener: watch(listener)?, open: Mutex::new(None) })
+        Ok(Self { listener: watch_readable(listener)?, current_lease: Mutex::new(None) })
     }
 
     /// Opens it for the run whose command is sent next. Nothing of that run can be waiting yet:
     /// what is, was left by one that was killed meanwhile.
-    pub(super) fn open(self: &Arc<Self>) -> Visit {
-        let mut open = self.lock();
+    pub(super) fn lease(self: &Arc<Self>) -> ProxyLease {
+        let mut open = self.current_lease();
         if let Some(end) = open.take() {
             end.cancel();
         }
-        self.drop_waiting();
+        self.drop_pending_connections();
         let end = CancellationToken::new();
         *open = Some(end.clone());
-        Visit { entrance: Arc::clone(self), end }
+        ProxyLease { listener: Arc::clone(self), ended: end }
     }
 
     /// Drops what waits to be accepted: as many as can wait at one time, however fast more come.
-    fn drop_waiting(&self) {
-        for _ in 0..=BACKLOG {
-            if self.accept_one().is_err() {
+    fn drop_pending_connections(&self) {
+        for _ in 0..=MAX_PENDING_CONNECTIONS {
+            if self.accept_pending().is_err() {
                 return;
             }
         }
     }
 
-    fn accept_one(&self) -> Result<OwnedFd, Errno> {
+    fn accept_pending(&self) -> Result<OwnedFd, Errno> {
         loop {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match accept_with(self.listener.get_ref(), flags) {
@@ -107,32 +107,32 @@ impl Entrance {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<CancellationToken>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current_lease(&self) -> MutexGuard<'_, Option<CancellationToken>> {
+        self.current_lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 // === impl Visit ===
 
-impl Visit {
+impl ProxyLease {
     /// Waits for the run's next connection. Answers nothing once the visit is over; an error is
     /// this process's want of descriptors or memory.
     pub(crate) async fn accept(&self) -> Option<io::Result<TcpStream>> {
         loop {
             let mut ready = tokio::select! {
                 biased;
-                () = self.end.cancelled() => return None,
-                ready = self.entrance.listener.readable() => match ready {
+                () = self.ended.cancelled() => return None,
+                ready = self.listener.listener.readable() => match ready {
                     Ok(ready) => ready,
                     Err(error) => return Some(Err(error)),
                 },
             };
             let accepted = {
-                let _open = self.entrance.lock();
-                if self.end.is_cancelled() {
+                let _open = self.listener.current_lease();
+                if self.ended.is_cancelled() {
                     return None;
                 }
-                self.entrance.accept_one()
+                self.listener.accept_pending()
             };
             match accepted {
                 Ok(stream) => return Some(Ok(stream.into())),
@@ -143,17 +143,17 @@ impl Visit {
     }
 
     /// Cancelled when the run is over: nothing that it has opened may live on.
-    pub(crate) fn end(&self) -> &CancellationToken {
-        &self.end
+    pub(crate) fn ended(&self) -> &CancellationToken {
+        &self.ended
     }
 
     /// Ends the visit. What waits to be accepted would keep the slot from the next run
     /// ([`super::vacancy`]).
     pub(super) fn close(&self) {
-        let _open = self.entrance.lock();
-        if !self.end.is_cancelled() {
-            self.end.cancel();
-            self.entrance.drop_waiting();
+        let _open = self.listener.current_lease();
+        if !self.ended.is_cancelled() {
+            self.ended.cancel();
+            self.listener.drop_pending_connections();
         }
     }
 }
@@ -173,8 +173,8 @@ mod tests {
         let made = thread::spawn(move || {
             unshare(libc::CLONE_NEWNET).unwrap();
             bring_up_loopback().unwrap();
-            let listener = listen().unwrap();
-            let connect = |_| TcpStream::connect(("127.0.0.1", PORT)).unwrap();
+            let listener = bind_proxy_listener().unwrap();
+            let connect = |_| TcpStream::connect(("127.0.0.1", PROXY_PORT)).unwrap();
             (listener, (0..connections).map(connect).collect())
         });
         made.join().unwrap()
@@ -183,34 +183,34 @@ mod tests {
     #[tokio::test]
     async fn what_one_run_left_waiting_is_not_the_next_ones() {
         let (listener, waiting) = entrance(5);
-        let entrance = Arc::new(Entrance::new(listener).unwrap());
-        let first = entrance.open();
+        let entrance = Arc::new(ProxyListener::new(listener).unwrap());
+        let first = entrance.lease();
         for stream in waiting {
             // Dropped by the opening.
             let mut byte = [0];
             assert_eq!(io::Read::read(&mut &stream, &mut byte).unwrap_or(0), 0);
         }
-        let second = entrance.open();
-        assert!(first.end().is_cancelled());
+        let second = entrance.lease();
+        assert!(first.ended().is_cancelled());
         assert!(first.accept().await.is_none());
-        assert!(!second.end().is_cancelled());
+        assert!(!second.ended().is_cancelled());
         second.close();
         assert!(second.accept().await.is_none());
     }
 
     #[tokio::test]
     async fn who_connects_without_end_does_not_keep_others_from_the_runtime() {
-        let (listener, _waiting) = entrance(BACKLOG as usize + 1);
-        let entrance = Arc::new(Entrance::new(listener).unwrap());
+        let (listener, _waiting) = entrance(MAX_PENDING_CONNECTIONS as usize + 1);
+        let entrance = Arc::new(ProxyListener::new(listener).unwrap());
         let end = CancellationToken::new();
-        *entrance.lock() = Some(end.clone());
-        let visit = Visit { entrance, end };
+        *entrance.current_lease() = Some(end.clone());
+        let visit = ProxyLease { listener: entrance, ended: end };
         let others = task::spawn("others", async {});
         let mut accepted = 0;
         while !others.is_finished() {
             visit.accept().await.unwrap().unwrap();
             accepted += 1;
         }
-        assert!(accepted <= BACKLOG, "{accepted}");
+        assert!(accepted <= MAX_PENDING_CONNECTIONS, "{accepted}");
     }
 }

@@ -11,8 +11,8 @@ use std::{
 };
 
 use super::{
-    plan::{HOME, Network, SYSTEM, USER},
-    wire::Identity,
+    plan::{NetworkMode, SANDBOX_HOME, SANDBOX_USER, SYSTEM_DIRECTORIES},
+    wire::SandboxIdentity,
 };
 
 /// Directories of `/etc` that commands see, read-only: what programs look up there that is no
@@ -63,13 +63,13 @@ pub(super) const ETC_FILES: &[&str] = &[
     "maven/logging/simplelogger.properties",
 ];
 /// The one that is copied where commands have the daemon's network: whom it asks for names.
-const RESOLVER: &str = "resolv.conf";
+const RESOLV_CONF: &str = "resolv.conf";
 /// Largest file that is copied, in bytes: caches of the dynamic linker are a tenth of it.
-const LARGEST_COPY: u64 = 2 << 20;
+const MAX_COPIED_FILE_BYTES: u64 = 2 << 20;
 /// Users and groups beside the commands' own. Neither can be become; root is named because archives
 /// and packages name it as the owner of what they hold.
-const OTHER_USERS: &str = "root:x:0:0:root:/root:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
-const OTHER_GROUPS: &str = "root:x:0:\nnogroup:x:65534:\n";
+const EXTRA_PASSWD_LINES: &str = "root:x:0:0:root:/root:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
+const EXTRA_GROUP_LINES: &str = "root:x:0:\nnogroup:x:65534:\n";
 /// Debian keeps the configuration of a Java runtime in `/etc/java-VERSION-openjdk`, and no runtime
 /// starts without.
 pub(super) fn java_directories() -> impl Iterator<Item = PathBuf> {
@@ -87,7 +87,7 @@ pub(super) struct EtcFiles {
 }
 
 /// The link to the time zone, where there is one: programs read its name off it.
-fn zone() -> Option<(&'static str, PathBuf)> {
+fn timezone_link() -> Option<(&'static str, PathBuf)> {
     let target = fs::read_link("/etc/localtime").ok()?;
     let path = Path::new("/etc").join(&target);
     // Commands see /usr as it is.
@@ -98,10 +98,10 @@ fn zone() -> Option<(&'static str, PathBuf)> {
 
 impl EtcFiles {
     /// Reads what there is.
-    pub(super) fn read(network: Network) -> Self {
+    pub(super) fn read(network: NetworkMode) -> Self {
         let small = |path: &Path| {
             fs::metadata(path)
-                .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= LARGEST_COPY)
+                .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_COPIED_FILE_BYTES)
         };
         let read = |path: PathBuf| {
             let content = small(&path).then(|| fs::read(&path).ok()).flatten()?;
@@ -118,7 +118,7 @@ impl EtcFiles {
             let target = fs::read_link(name).ok()?;
             Some((name.trim_start_matches('/'), target))
         };
-        let links = SYSTEM.iter().filter_map(link).chain(zone());
+        let links = SYSTEM_DIRECTORIES.iter().filter_map(link).chain(timezone_link());
         let links: Vec<_> =
             links.chain([("etc/mtab", PathBuf::from("../proc/self/mounts"))]).collect();
         let is_linked = |name: &str| {
@@ -129,7 +129,7 @@ impl EtcFiles {
             files: ETC_FILES
                 .iter()
                 .filter(|name| !is_linked(name))
-                .chain((network == Network::Host).then_some(&RESOLVER))
+                .chain((network == NetworkMode::Host).then_some(&RESOLV_CONF))
                 .flat_map(each)
                 .filter_map(read)
                 .collect(),
@@ -138,14 +138,14 @@ impl EtcFiles {
     }
 
     /// Writes the files and links below the scaffold, which is the working directory.
-    pub(super) fn write(self, identity: Identity) -> io::Result<()> {
+    pub(super) fn write(self, identity: SandboxIdentity) -> io::Result<()> {
         for (name, target) in self.links {
             symlink(target, name)?;
         }
-        let Identity { uid, gid, .. } = identity;
+        let SandboxIdentity { uid, gid, .. } = identity;
         let made: [(&str, String); 6] = [
-            ("passwd", format!("{USER}:x:{uid}:{gid}:agent:{HOME}:/bin/sh\n{OTHER_USERS}")),
-            ("group", format!("{USER}:x:{gid}:\n{OTHER_GROUPS}")),
+            ("passwd", format!("{SANDBOX_USER}:x:{uid}:{gid}:agent:{SANDBOX_HOME}:/bin/sh\n{EXTRA_PASSWD_LINES}")),
+            ("group", format!("{SANDBOX_USER}:x:{gid}:\n{EXTRA_GROUP_LINES}")),
             ("nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n".to_owned()),
             ("hosts", "127.0.0.1 localhost jig\n::1 localhost ip6-localhost ip6-loopback\n".to_owned()),
             ("hostname", "jig\n".to_owned()),

@@ -16,8 +16,8 @@ use rustix::{
 };
 
 use super::{
-    stage::{Failure, Stage, at},
-    wire::{pair, receive},
+    stage::{Stage, StageFailure, at_stage},
+    wire::{receive, seqpacket_pair},
 };
 use crate::daemon::sys::{
     Errno,
@@ -27,14 +27,14 @@ use crate::daemon::sys::{
 
 /// User and group that a directory belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Owner {
+pub(super) struct DirectoryOwner {
     /// User id.
     pub(super) uid: u32,
     /// Group id.
     pub(super) gid: u32,
 }
 
-impl Owner {
+impl DirectoryOwner {
     /// The owner of `directory`.
     pub(super) fn of(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
         let stat = fstat(directory)?;
@@ -43,21 +43,21 @@ impl Owner {
 }
 
 /// Makes a user namespace whose map turns `owner` into `id`, for an id-mapped mount.
-pub(super) fn user_namespace(
+pub(super) fn create_user_namespace(
     proof: &SingleThreaded,
-    owner: Owner,
+    owner: DirectoryOwner,
     id: u32,
-) -> Result<OwnedFd, Failure> {
-    let (keeper, waiting) = pair().map_err(at(Stage::MapOwner, "socket"))?;
+) -> Result<OwnedFd, StageFailure> {
+    let (keeper, waiting) = seqpacket_pair().map_err(at_stage(Stage::MapOwner, "socket"))?;
     // The namespace of a process that is not dumpable is opened only by who has CAP_SYS_PTRACE.
     let dumpable =
-        |behavior| set_dumpable_behavior(behavior).map_err(at(Stage::MapOwner, "dumpable"));
+        |behavior| set_dumpable_behavior(behavior).map_err(at_stage(Stage::MapOwner, "dumpable"));
     dumpable(DumpableBehavior::Dumpable)?;
     let forked = fork(proof, libc::CLONE_NEWUSER);
     if !matches!(forked, Ok(Fork::Child)) {
         dumpable(DumpableBehavior::NotDumpable)?;
     }
-    let (child, pidfd) = match forked.map_err(at(Stage::UserNamespace, "clone"))? {
+    let (child, pidfd) = match forked.map_err(at_stage(Stage::UserNamespace, "clone"))? {
         Fork::Parent { child, pidfd } => (child, pidfd),
         Fork::Child => {
             drop(keeper);
@@ -70,14 +70,15 @@ pub(super) fn user_namespace(
     // only its own ids can be.
     let write_map = |file: &str, from: u32| {
         let path = format!("/proc/{process}/{file}");
-        write(&path, &exchange(from, id)).or_else(|_| write(&path, &format!("{from} {id} 1\n")))
+        write_proc_file(&path, &exchange_map(from, id))
+            .or_else(|_| write_proc_file(&path, &format!("{from} {id} 1\n")))
     };
     let opened = write_map("uid_map", owner.uid)
         .and_then(|()| write_map("gid_map", owner.gid))
         .and_then(|()| {
             let path = format!("/proc/{process}/ns/user");
             open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-                .map_err(at(Stage::MapOwner, &path))
+                .map_err(at_stage(Stage::MapOwner, &path))
         });
     let _ended = signal::send(pidfd.as_fd(), libc::SIGKILL);
     let _reaped = waitpid(Some(child), WaitOptions::empty());
@@ -86,13 +87,13 @@ pub(super) fn user_namespace(
 }
 
 /// Whether there is a user and a group `id` in this process's user namespace.
-pub(super) fn exists(id: u32) -> bool {
+pub(super) fn id_exists(id: u32) -> bool {
     is_mapped("/proc/self/uid_map", id) && is_mapped("/proc/self/gid_map", id)
 }
 
 /// A map of each id to another, both sorted: the kernel takes 340 lines, so those that follow one
 /// another share one.
-pub(super) fn lines(ids: &[(u32, u32)]) -> String {
+pub(super) fn format_id_map(ids: &[(u32, u32)]) -> String {
     let mut ranges: Vec<(u32, u32, u32)> = Vec::new();
     for (inside, outside) in ids {
         match ranges.last_mut() {
@@ -122,15 +123,15 @@ fn is_mapped(file: &str, id: u32) -> bool {
 }
 
 /// Writes a file of /proc that takes one write.
-pub(super) fn write(path: &str, text: &str) -> Result<(), Failure> {
+pub(super) fn write_proc_file(path: &str, text: &str) -> Result<(), StageFailure> {
     fs::write(path, text).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        Failure::kernel(Stage::IdMap, errno, path)
+        StageFailure::from_errno(Stage::IdMap, errno, path)
     })
 }
 
 /// A map (user_namespaces(7)) that exchanges two ids and leaves all others alone.
-fn exchange(first: u32, second: u32) -> String {
+fn exchange_map(first: u32, second: u32) -> String {
     let (low, high) = (first.min(second), first.max(second));
     if low == high {
         return format!("0 0 {}\n", u32::MAX);
@@ -151,22 +152,22 @@ fn exchange(first: u32, second: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{exchange, lines};
+    use super::{exchange_map, format_id_map};
 
     #[test]
     fn ids_that_follow_one_another_share_a_line() {
         let ids = [(5, 5), (6, 6), (7, 7), (9, 9), (10, 0)];
-        assert_eq!(lines(&ids), "5 5 3\n9 9 1\n10 0 1\n");
-        assert_eq!(lines(&[]), "");
+        assert_eq!(format_id_map(&ids), "5 5 3\n9 9 1\n10 0 1\n");
+        assert_eq!(format_id_map(&[]), "");
     }
 
     #[test]
     fn two_ids_are_exchanged_and_all_others_stay() {
         assert_eq!(
-            exchange(0, 61_000),
+            exchange_map(0, 61_000),
             "0 61000 1\n1 1 60999\n61000 0 1\n61001 61001 4294906294\n"
         );
-        assert_eq!(exchange(5, 4), "0 0 4\n4 5 1\n5 4 1\n6 6 4294967289\n");
-        assert_eq!(exchange(7, 7), "0 0 4294967295\n");
+        assert_eq!(exchange_map(5, 4), "0 0 4\n4 5 1\n5 4 1\n6 6 4294967289\n");
+        assert_eq!(exchange_map(7, 7), "0 0 4294967295\n");
     }
 }

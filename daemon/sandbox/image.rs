@@ -7,11 +7,11 @@
 
 use std::ffi::CString;
 
-use super::limits::{Limits, RESOURCES};
+use super::limits::{RLIMIT_COUNT, RunLimits};
 
 /// What a command's process needs to know.
 #[derive(Debug, Clone)]
-pub(crate) struct Command {
+pub(crate) struct ExecRequest {
     /// Absolute path of the directory to start in.
     pub(crate) cwd: CString,
     /// Device and inode that this directory must have, if it must be a certain one.
@@ -26,7 +26,7 @@ pub(crate) struct Command {
 
 /// What a command is connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wiring {
+pub(crate) enum StdioLayout {
     /// Descriptors that come with the request, in this order.
     Descriptors {
         /// Whether there is one for its standard input before those of its two outputs; without, it
@@ -48,14 +48,14 @@ pub(crate) struct TerminalSize {
 
 /// Where things are in an image.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Header {
+pub(super) struct ImageHeader {
     /// Whether to run the probe instead of a command.
-    pub(super) probe: bool,
+    pub(super) is_probe: bool,
     /// Whether a descriptor comes first, to be written to when the command cannot be executed, and
     /// closed by its execution.
-    pub(super) has_start: bool,
+    pub(super) has_exec_pipe: bool,
     /// What the command is connected to.
-    pub(super) wiring: Wiring,
+    pub(super) stdio: StdioLayout,
     /// Bytes of the image.
     pub(super) length: usize,
     /// Offset of the directory's path.
@@ -75,70 +75,72 @@ pub(super) struct Header {
     /// How many there are.
     pub(super) envc: usize,
     /// Limits of the command's processes, see [`Limits::resources`].
-    pub(super) resources: [u64; RESOURCES],
+    pub(super) rlimits: [u64; RLIMIT_COUNT],
 }
 
 /// Flags of a header.
-const PROBE: u32 = 1;
-const START: u32 = 2;
-const STDIN: u32 = 4;
-const TERMINAL: u32 = 8;
-const CWD_IDENTITY: u32 = 16;
+const FLAG_PROBE: u32 = 1;
+const FLAG_EXEC_PIPE: u32 = 2;
+const FLAG_STDIN: u32 = 4;
+const FLAG_TERMINAL: u32 = 8;
+const FLAG_CWD_IDENTITY: u32 = 16;
 
-const WORDS: usize = 16;
+const HEADER_WORDS: usize = 16;
 /// Bytes of the header, its limits included; a multiple of 8, so that the lists are aligned.
-pub(super) const HEADER_BYTES: usize = WORDS * 4 + RESOURCES * 8;
-const MAGIC: u32 = 0x6a69_6704;
+pub(super) const HEADER_BYTES: usize = HEADER_WORDS * 4 + RLIMIT_COUNT * 8;
+const IMAGE_MAGIC: u32 = 0x6a69_6704;
 
 /// Image that asks for the probe.
 pub(crate) fn probe_image() -> Vec<u8> {
     let mut image = vec![0; HEADER_BYTES + 8];
     let length = u32::try_from(image.len()).expect("a header is short");
-    let mut header = [0; WORDS];
-    (header[0], header[1], header[2]) = (MAGIC, PROBE, length);
+    let mut header = [0; HEADER_WORDS];
+    (header[0], header[1], header[2]) = (IMAGE_MAGIC, FLAG_PROBE, length);
     write_header(&mut image, header);
     image
 }
 
-impl Command {
+impl ExecRequest {
     /// Lays the command out. Answers nothing when it is larger than 4 GiB, which no kernel would
     /// execute.
-    pub(crate) fn image(
+    pub(crate) fn to_image(
         &self,
-        wiring: Wiring,
+        wiring: StdioLayout,
         has_start: bool,
-        limits: &Limits,
+        limits: &RunLimits,
     ) -> Option<Vec<u8>> {
         let argv = HEADER_BYTES;
         let envp = argv + 8 * (self.argv.len() + 1);
         let cwd = envp + 8 * (self.envp.len() + 1);
         let mut image = vec![0; cwd];
-        append(&mut image, &self.cwd);
+        append_string(&mut image, &self.cwd);
         let programs = image.len();
         for program in &self.programs {
-            append(&mut image, program);
+            append_string(&mut image, program);
         }
         for (list, strings) in [(argv, &self.argv), (envp, &self.envp)] {
             for (index, string) in strings.iter().enumerate() {
-                let offset = u64::try_from(append(&mut image, string)).ok()?;
+                let offset = u64::try_from(append_string(&mut image, string)).ok()?;
                 let entry = list + 8 * index;
                 image.get_mut(entry..entry + 8)?.copy_from_slice(&offset.to_ne_bytes());
             }
         }
         let word = |value: usize| u32::try_from(value).ok();
-        let start = if has_start { START } else { 0 };
+        let start = if has_start { FLAG_EXEC_PIPE } else { 0 };
         let (flags, size) = match wiring {
-            Wiring::Descriptors { stdin: true } => (STDIN, [0, 0]),
-            Wiring::Descriptors { stdin: false } => (0, [0, 0]),
-            Wiring::Terminal(TerminalSize { columns, rows }) => (TERMINAL, [columns, rows]),
+            StdioLayout::Descriptors { stdin: true } => (FLAG_STDIN, [0, 0]),
+            StdioLayout::Descriptors { stdin: false } => (0, [0, 0]),
+            StdioLayout::Terminal(TerminalSize { columns, rows }) => {
+                (FLAG_TERMINAL, [columns, rows])
+            }
         };
-        let identity = self.cwd_identity.map_or(0, |_| CWD_IDENTITY);
+        let identity = self.cwd_identity.map_or(0, |_| FLAG_CWD_IDENTITY);
         let (device, inode) = self.cwd_identity.unwrap_or_default();
         let half = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or_default();
         let halves = |number: u64| [half(number >> 32), half(number)];
         let ([device_high, device_low], [inode_high, inode_low]) = (halves(device), halves(inode));
         let header = [
-            MAGIC,
+            IMAGE_MAGIC,
             flags | start | identity,
             word(image.len())?,
             word(cwd)?,
@@ -156,18 +158,18 @@ impl Command {
             inode_low,
         ];
         write_header(&mut image, header);
-        let resources = image.get_mut(WORDS * 4..HEADER_BYTES)?;
-        for (bytes, value) in resources.chunks_exact_mut(8).zip(limits.resources()) {
+        let resources = image.get_mut(HEADER_WORDS * 4..HEADER_BYTES)?;
+        for (bytes, value) in resources.chunks_exact_mut(8).zip(limits.rlimits()) {
             bytes.copy_from_slice(&value.to_ne_bytes());
         }
         Some(image)
     }
 }
 
-impl Header {
+impl ImageHeader {
     /// Reads the header of `image`. Allocates nothing.
     pub(super) fn parse(image: &[u8]) -> Option<Self> {
-        let mut words = [0usize; WORDS];
+        let mut words = [0usize; HEADER_WORDS];
         for (word, bytes) in words.iter_mut().zip(image.get(..HEADER_BYTES)?.chunks_exact(4)) {
             *word = u32::from_ne_bytes(bytes.try_into().ok()?) as usize;
         }
@@ -189,47 +191,47 @@ impl Header {
             inode_high,
             inode_low,
         ] = words;
-        let mut resources = [0; RESOURCES];
-        let bytes = image.get(WORDS * 4..HEADER_BYTES)?;
+        let mut resources = [0; RLIMIT_COUNT];
+        let bytes = image.get(HEADER_WORDS * 4..HEADER_BYTES)?;
         for (resource, bytes) in resources.iter_mut().zip(bytes.chunks_exact(8)) {
             *resource = u64::from_ne_bytes(bytes.try_into().ok()?);
         }
         let is = |flag: u32| flags & flag as usize != 0;
-        let wiring = if is(TERMINAL) {
-            Wiring::Terminal(TerminalSize {
+        let wiring = if is(FLAG_TERMINAL) {
+            StdioLayout::Terminal(TerminalSize {
                 columns: u16::try_from(columns).ok()?,
                 rows: u16::try_from(rows).ok()?,
             })
         } else {
-            Wiring::Descriptors { stdin: is(STDIN) }
+            StdioLayout::Descriptors { stdin: is(FLAG_STDIN) }
         };
         let number = |high: usize, low: usize| (high as u64) << 32 | low as u64;
         let identity = (number(device_high, device_low), number(inode_high, inode_low));
-        (magic == MAGIC as usize).then_some(Self {
-            probe: is(PROBE),
-            has_start: is(START),
-            wiring,
+        (magic == IMAGE_MAGIC as usize).then_some(Self {
+            is_probe: is(FLAG_PROBE),
+            has_exec_pipe: is(FLAG_EXEC_PIPE),
+            stdio: wiring,
             length,
             cwd,
-            cwd_identity: is(CWD_IDENTITY).then_some(identity),
+            cwd_identity: is(FLAG_CWD_IDENTITY).then_some(identity),
             programs,
             program_count,
             argv,
             argc,
             envp,
             envc,
-            resources,
+            rlimits: resources,
         })
     }
 }
 
-fn append(image: &mut Vec<u8>, string: &CString) -> usize {
+fn append_string(image: &mut Vec<u8>, string: &CString) -> usize {
     let offset = image.len();
     image.extend_from_slice(string.as_bytes_with_nul());
     offset
 }
 
-fn write_header(image: &mut [u8], words: [u32; WORDS]) {
+fn write_header(image: &mut [u8], words: [u32; HEADER_WORDS]) {
     for (bytes, word) in image.chunks_exact_mut(4).zip(words) {
         bytes.copy_from_slice(&word.to_ne_bytes());
     }

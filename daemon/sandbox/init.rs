@@ -28,58 +28,58 @@ use rustix::{
 };
 
 use super::{
-    canary::Guarded,
+    canary::GuardedTargets,
     capabilities,
-    landlock::Rules,
-    level::Level,
-    limits::Limits,
-    plan::{HOME, Network},
-    root::EMPTY,
+    landlock::LandlockRules,
+    level::IsolationLevel,
+    limits::RunLimits,
+    plan::{NetworkMode, SANDBOX_HOME},
+    root::EMPTY_DIRECTORY,
     stage::Stage,
-    wire::{Report, send_bytes},
+    wire::{SandboxReport, send_bytes},
 };
 use crate::daemon::sys::{
     Errno,
     bpf::{Instruction, load_filter},
-    fd::{keep_only, kept},
-    memory::Cabin,
-    name_process,
-    process::{end_with, exit_now, kill_all, unshare, usage_of_children, wait_any},
-    signal::install_relay,
+    fd::{close_all_except, kept_fd},
+    memory::SharedArea,
+    process::{children_usage, die_with_parent, exit_now, kill_all, unshare, wait_any},
+    set_process_name,
+    signal::install_signal_relay,
 };
 
 /// What a sandbox is built from, prepared by its slot keeper.
 #[derive(Debug)]
 pub(super) struct Blueprint {
     /// The level of isolation that it gives.
-    pub(super) level: Level,
+    pub(super) level: IsolationLevel,
     /// What commands must not reach although they see its name.
-    pub(super) guarded: Guarded,
+    pub(super) guarded_targets: GuardedTargets,
     /// Files of `/proc` that `/dev/null` covers.
     pub(super) masked_files: Vec<&'static CStr>,
     /// Directories of `/proc` that an empty one covers.
     pub(super) masked_directories: Vec<&'static CStr>,
     /// Processes that count beside the run's own.
-    pub(super) other_processes: u64,
+    pub(super) other_process_count: u64,
     /// Limits of the run, as far as its request does not lower them.
-    pub(super) limits: Limits,
+    pub(super) limits: RunLimits,
     /// Landlock rules.
-    pub(super) rules: Rules,
+    pub(super) rules: LandlockRules,
     /// The part of the seccomp filter that closes what building needs.
     pub(super) filter: Vec<Instruction>,
     /// Network of the run, for the probe.
-    pub(super) network: Network,
+    pub(super) network: NetworkMode,
     /// Stands for the slot's keeper, with whom the init ends; none at L1, where it has no init.
-    pub(super) slot: Option<OwnedFd>,
+    pub(super) slot_pidfd: Option<OwnedFd>,
 }
 
 /// Options of the file systems that a run gets for itself (tmpfs(5)); none at L1.
 #[derive(Debug, Default)]
-pub(super) struct Scratch {
+pub(super) struct ScratchOptions {
     /// Those of `/tmp` and `/dev/shm`.
-    pub(super) shared: MountOptions,
+    pub(super) shared_options: MountOptions,
     /// Those of the home directory; none where the workspace's is kept.
-    pub(super) home: Option<MountOptions>,
+    pub(super) home_options: Option<MountOptions>,
 }
 
 /// Text for mount(2) that needs no memory of its own: what a sandbox's memory holds is never freed,
@@ -109,11 +109,11 @@ impl MountOptions {
 
 /// What the two processes tell one another.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct SandboxState {
     /// What to build.
     pub(super) blueprint: &'static Blueprint,
     /// Its own file systems.
-    scratch: Scratch,
+    scratch: ScratchOptions,
     /// Number of the socket to the daemon, as the init inherits it.
     pub(super) control: i32,
     /// The step that the command's process is at; 0 until it has a request.
@@ -124,41 +124,45 @@ pub(super) struct State {
 
 /// Processes that count in the slot's user namespace beside the command's: the slot's keeper and the
 /// init.
-pub(super) const PROCESSES_OF_OURS: u64 = 2;
+pub(super) const OWN_PROCESS_COUNT: u64 = 2;
 
 /// A step that failed.
-pub(super) struct Broken(pub(super) Stage, pub(super) Errno);
+pub(super) struct StageError(pub(super) Stage, pub(super) Errno);
 
-impl State {
+impl SandboxState {
     /// The state of a sandbox that is about to be built.
-    pub(super) fn new(blueprint: &'static Blueprint, scratch: Scratch, control: i32) -> Self {
+    pub(super) fn new(
+        blueprint: &'static Blueprint,
+        scratch: ScratchOptions,
+        control: i32,
+    ) -> Self {
         Self { blueprint, scratch, control, stage: AtomicU32::new(0), errno: AtomicI32::new(0) }
     }
 }
 
 /// Runs as process 1.
-pub(super) fn run_init(cabin: &'static Cabin<State>) -> ! {
-    name_process(c"jig-init");
+pub(super) fn run_init(cabin: &'static SharedArea<SandboxState>) -> ! {
+    set_process_name(c"jig-init");
     let state = &cabin.state;
-    if let Err(Broken(stage, errno)) = build(state) {
-        tell(Report::Failed { stage, errno });
+    if let Err(StageError(stage, errno)) = build_sandbox(state) {
+        send_report(SandboxReport::Failed { stage, errno });
         exit_now(1);
     }
     let command = match cabin.start_second() {
         Ok(command) => command,
         Err(errno) => {
-            tell(Report::Failed { stage: Stage::CommandProcess, errno });
+            send_report(SandboxReport::Failed { stage: Stage::CommandProcess, errno });
             exit_now(1);
         }
     };
-    see_through(cabin, command);
+    wait_for_command_end(cabin, command);
     exit_now(0)
 }
 
 /// Waits until the command has ended, ends whatever it left behind, and tells.
-pub(super) fn see_through(cabin: &'static Cabin<State>, command: Pid) {
+pub(super) fn wait_for_command_end(cabin: &'static SharedArea<SandboxState>, command: Pid) {
     let state = &cabin.state;
-    let status = wait_for(command);
+    let status = wait_for_exit(command);
     let Some(stage) = Stage::from_number(state.stage.load(Ordering::Acquire)) else {
         return; // the daemon dropped the sandbox without a request
     };
@@ -167,14 +171,14 @@ pub(super) fn see_through(cabin: &'static Cabin<State>, command: Pid) {
     let _none_left = kill_all(libc::SIGKILL);
     while wait_any().is_ok() {}
     cabin.unmap_image();
-    tell(match state.errno.load(Ordering::Acquire) {
-        0 => Report::Ended { status, usage: usage_of_children() },
-        errno => Report::NotStarted { stage, errno: Errno::from_raw_os_error(errno) },
+    send_report(match state.errno.load(Ordering::Acquire) {
+        0 => SandboxReport::Ended { status, usage: children_usage() },
+        errno => SandboxReport::NotStarted { stage, errno: Errno::from_raw_os_error(errno) },
     });
 }
 
 /// Waits until `command` has ended, reaping everybody else who ends meanwhile.
-fn wait_for(command: Pid) -> i32 {
+fn wait_for_exit(command: Pid) -> i32 {
     loop {
         match wait_any() {
             Ok((ended, status)) if ended == command => return status,
@@ -186,12 +190,12 @@ fn wait_for(command: Pid) -> i32 {
 
 /// Builds the sandbox. The order matters: mounts need capabilities and come before Landlock, which
 /// forbids them; seccomp comes last.
-fn build(state: &State) -> Result<(), Broken> {
+fn build_sandbox(state: &SandboxState) -> Result<(), StageError> {
     let blueprint = state.blueprint;
-    if let Some(slot) = &blueprint.slot {
-        end_with(slot.as_fd()).map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
+    if let Some(slot) = &blueprint.slot_pidfd {
+        die_with_parent(slot.as_fd()).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     }
-    keep_only(state.control).map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
+    close_all_except(state.control).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     setrlimit(
         Resource::Nofile,
         Rlimit {
@@ -199,31 +203,32 @@ fn build(state: &State) -> Result<(), Broken> {
             maximum: Some(u64::from(blueprint.limits.open_files_hard)),
         },
     )
-    .map_err(|errno| Broken(Stage::ResourceLimits, errno))?;
+    .map_err(|errno| StageError(Stage::ResourceLimits, errno))?;
 
     // At L2, the template's is the only one, and was made read-only by the slot's keeper.
-    if blueprint.level == Level::L3 {
+    if blueprint.level == IsolationLevel::L3 {
         let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount(c"proc", c"/proc", c"proc", proc_flags, None)
-            .map_err(|errno| Broken(Stage::MountProc, errno))?;
+            .map_err(|errno| StageError(Stage::MountProc, errno))?;
     }
     for file in &blueprint.masked_files {
-        mount_bind(c"/dev/null", *file).map_err(|errno| Broken(Stage::MaskProc, errno))?;
+        mount_bind(c"/dev/null", *file).map_err(|errno| StageError(Stage::MaskProc, errno))?;
     }
     for directory in &blueprint.masked_directories {
-        mount_bind(EMPTY, *directory).map_err(|errno| Broken(Stage::MaskProc, errno))?;
+        mount_bind(EMPTY_DIRECTORY, *directory)
+            .map_err(|errno| StageError(Stage::MaskProc, errno))?;
     }
     for (target, options) in [
-        (c"/tmp", Some(&state.scratch.shared)),
-        (c"/dev/shm", Some(&state.scratch.shared)),
-        (HOME_PATH, state.scratch.home.as_ref()),
+        (c"/tmp", Some(&state.scratch.shared_options)),
+        (c"/dev/shm", Some(&state.scratch.shared_options)),
+        (HOME_PATH, state.scratch.home_options.as_ref()),
     ] {
         let Some(options) = options else {
             continue;
         };
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         mount(c"tmpfs", target, c"tmpfs", flags, options.as_c_str())
-            .map_err(|errno| Broken(Stage::MountScratch, errno))?;
+            .map_err(|errno| StageError(Stage::MountScratch, errno))?;
     }
 
     mount(
@@ -231,29 +236,29 @@ fn build(state: &State) -> Result<(), Broken> {
         c"/dev/pts",
         c"devpts",
         MountFlags::NOSUID | MountFlags::NOEXEC,
-        TERMINAL_OPTIONS,
+        DEVPTS_OPTIONS,
     )
-    .map_err(|errno| Broken(Stage::MountTerminals, errno))?;
+    .map_err(|errno| StageError(Stage::MountTerminals, errno))?;
 
-    capabilities::give_up_all().map_err(|errno| Broken(Stage::Capabilities, errno))?;
-    blueprint.rules.apply().map_err(|errno| Broken(Stage::Landlock, errno))?;
-    install_relay().map_err(|errno| Broken(Stage::Seccomp, errno))?;
-    load_filter(&blueprint.filter).map_err(|errno| Broken(Stage::Seccomp, errno))?;
-    check().map_err(|errno| Broken(Stage::SelfCheck, errno))
+    capabilities::drop_all().map_err(|errno| StageError(Stage::Capabilities, errno))?;
+    blueprint.rules.apply().map_err(|errno| StageError(Stage::Landlock, errno))?;
+    install_signal_relay().map_err(|errno| StageError(Stage::Seccomp, errno))?;
+    load_filter(&blueprint.filter).map_err(|errno| StageError(Stage::Seccomp, errno))?;
+    verify_restrictions().map_err(|errno| StageError(Stage::SelfCheck, errno))
 }
 
 /// Terminals of the run alone, fewer than the machine has for all (devpts, kernel documentation
 /// filesystems/devpts.rst).
-const TERMINAL_OPTIONS: &CStr = c"newinstance,ptmxmode=0666,mode=0620,max=64";
+const DEVPTS_OPTIONS: &CStr = c"newinstance,ptmxmode=0666,mode=0620,max=64";
 const HOME_PATH: &CStr = c"/home/agent";
 const _: () = assert!(
-    HOME_PATH.to_bytes().len() == HOME.len(),
+    HOME_PATH.to_bytes().len() == SANDBOX_HOME.len(),
     "the two spellings of the home directory are one path"
 );
 
 /// Reads back what must be in force in every sandbox; the probe of [`super::canary`] looks further, once.
-pub(super) fn check() -> Result<(), Errno> {
-    capabilities::check_given_up()?;
+pub(super) fn verify_restrictions() -> Result<(), Errno> {
+    capabilities::check_dropped()?;
     if secure_computing_mode()? != SecureComputingMode::Filter {
         return Err(Errno::PERM);
     }
@@ -263,7 +268,7 @@ pub(super) fn check() -> Result<(), Errno> {
     }
 }
 
-pub(super) fn tell(report: Report) {
+pub(super) fn send_report(report: SandboxReport) {
     // A daemon that is gone needs no answer: this process dies with it.
-    let _sent = send_bytes(kept(), &report.encode(), &[]);
+    let _sent = send_bytes(kept_fd(), &report.encode(), &[]);
 }

@@ -27,9 +27,9 @@ const IOCTL_DEV: u64 = 1 << 15;
 /// and neither the host's nor, which the kernel cannot tell from them, those of other runs.
 const RESOLVE_UNIX: u64 = 1 << 16;
 /// The first version that has it (Linux 7.1).
-pub(crate) const REFUSES_HOST_SOCKETS: u32 = 9;
+pub(crate) const RESOLVE_UNIX_ABI: u32 = 9;
 /// What can be granted on a file that is no directory.
-const ON_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
+const FILE_RIGHTS: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 
 // Rights on the network, from version 4 on.
 const BIND_TCP: u64 = 1;
@@ -41,7 +41,7 @@ const SCOPE_SIGNAL: u64 = 1 << 1;
 
 /// What a run, or the daemon, may do below a path.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Access {
+pub(crate) enum PathAccess {
     /// Read and execute.
     Read,
     /// Read and write what is there.
@@ -52,38 +52,38 @@ pub(crate) enum Access {
     Write,
     /// Nothing but to move and link files from one directory to another, as far as other rules allow it:
     /// that is refused by all that do not grant it, whatever they handle.
-    Moves,
+    MoveOnly,
 }
 
 /// Which processes may be signalled, and met at abstract Unix sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum ScopeReach {
     /// Those under the same rules.
-    Own,
+    SameDomain,
     /// Those under the same rules, and nobody by TCP.
-    OwnWithoutTcp,
+    SameDomainWithoutTcp,
     /// Those under the same rules, and of files nothing is handled but that they are moved.
-    OwnAndAllFiles,
+    SameDomainAndAllFiles,
     /// Any, as far as other walls allow it.
-    Any,
+    Unrestricted,
 }
 
 /// The rules, ready to be applied without allocating.
 #[derive(Debug)]
-pub(crate) struct Rules {
+pub(crate) struct LandlockRules {
     abi: u32,
     attributes: landlock::RulesetAttributes,
     paths: Vec<(CString, u64)>,
     /// What must be at a path: device and inode.
-    expected: Vec<(CString, (u64, u64))>,
+    expected_identities: Vec<(CString, (u64, u64))>,
 }
 
-impl Rules {
+impl LandlockRules {
     /// Prepares rules for version `abi` of Landlock; 0 stands for a kernel without.
     pub(crate) fn new(
         abi: u32,
-        reach: Reach,
-        paths: impl IntoIterator<Item = (CString, Access)>,
+        reach: ScopeReach,
+        paths: impl IntoIterator<Item = (CString, PathAccess)>,
     ) -> Self {
         // Version 1 knows the 13 lowest rights, the later ones one more each.
         let mut handled = REFER - 1;
@@ -92,31 +92,38 @@ impl Rules {
                 handled |= right;
             }
         }
-        if abi >= REFUSES_HOST_SOCKETS && reach != Reach::Any {
+        if abi >= RESOLVE_UNIX_ABI && reach != ScopeReach::Unrestricted {
             handled |= RESOLVE_UNIX;
         }
-        let scoped = if abi >= 6 && reach != Reach::Any {
+        let scoped = if abi >= 6 && reach != ScopeReach::Unrestricted {
             SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL
         } else {
             0
         };
         let rights = |access| match access {
-            Access::Read => EXECUTE | READ_FILE | READ_DIR,
-            Access::Devices => EXECUTE | READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV,
-            Access::Sockets => MAKE_SOCK | REMOVE_FILE,
-            Access::Write => !RESOLVE_UNIX,
-            Access::Moves => REFER,
+            PathAccess::Read => EXECUTE | READ_FILE | READ_DIR,
+            PathAccess::Devices => {
+                EXECUTE | READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV
+            }
+            PathAccess::Sockets => MAKE_SOCK | REMOVE_FILE,
+            PathAccess::Write => !RESOLVE_UNIX,
+            PathAccess::MoveOnly => REFER,
         };
         Self {
             abi,
             attributes: landlock::RulesetAttributes {
                 handled_access_fs: match reach {
-                    Reach::OwnAndAllFiles => handled & REFER,
-                    Reach::Own | Reach::OwnWithoutTcp | Reach::Any => handled,
+                    ScopeReach::SameDomainAndAllFiles => handled & REFER,
+                    ScopeReach::SameDomain
+                    | ScopeReach::SameDomainWithoutTcp
+                    | ScopeReach::Unrestricted => handled,
                 },
                 handled_access_net: match reach {
-                    Reach::OwnWithoutTcp if abi >= 4 => BIND_TCP | CONNECT_TCP,
-                    Reach::OwnWithoutTcp | Reach::Own | Reach::OwnAndAllFiles | Reach::Any => 0,
+                    ScopeReach::SameDomainWithoutTcp if abi >= 4 => BIND_TCP | CONNECT_TCP,
+                    ScopeReach::SameDomainWithoutTcp
+                    | ScopeReach::SameDomain
+                    | ScopeReach::SameDomainAndAllFiles
+                    | ScopeReach::Unrestricted => 0,
                 },
                 scoped,
             },
@@ -124,13 +131,13 @@ impl Rules {
                 .into_iter()
                 .map(|(path, access)| (path, rights(access) & handled))
                 .collect(),
-            expected: Vec::new(),
+            expected_identities: Vec::new(),
         }
     }
 
     /// Has [`Self::apply`] fail where another directory or file is at `path` by then.
-    pub(super) fn expect(mut self, path: CString, identity: (u64, u64)) -> Self {
-        self.expected.push((path, identity));
+    pub(super) fn expect_identity(mut self, path: CString, identity: (u64, u64)) -> Self {
+        self.expected_identities.push((path, identity));
         self
     }
 
@@ -143,7 +150,7 @@ impl Rules {
         for (path, rights) in &self.paths {
             let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
             let stat = fstat(&parent)?;
-            let mut expected = self.expected.iter();
+            let mut expected = self.expected_identities.iter();
             let is_other = |(at, identity): &(CString, (u64, u64))| {
                 at == path && *identity != (stat.st_dev, stat.st_ino)
             };
@@ -151,7 +158,7 @@ impl Rules {
                 return Err(Errno::STALE);
             }
             let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
-            let rights = if is_directory { *rights } else { *rights & ON_FILES };
+            let rights = if is_directory { *rights } else { *rights & FILE_RIGHTS };
             landlock::allow_beneath(ruleset.as_fd(), parent.as_fd(), rights)?;
         }
         landlock::restrict_self(ruleset.as_fd())
@@ -162,17 +169,23 @@ impl Rules {
 mod tests {
     use std::{ffi::CString, fs, os::unix::fs::MetadataExt as _, thread};
 
-    use super::{Access, Errno, RESOLVE_UNIX, Reach, Rules, landlock};
+    use super::{Errno, LandlockRules, PathAccess, RESOLVE_UNIX, ScopeReach, landlock};
 
     #[test]
     fn unix_sockets_of_others_are_refused_where_the_kernel_can() {
         let rules = |abi, reach| {
-            let every =
-                [Access::Read, Access::Devices, Access::Sockets, Access::Write, Access::Moves];
-            Rules::new(abi, reach, every.map(|access| (c"/".to_owned(), access)))
+            let every = [
+                PathAccess::Read,
+                PathAccess::Devices,
+                PathAccess::Sockets,
+                PathAccess::Write,
+                PathAccess::MoveOnly,
+            ];
+            LandlockRules::new(abi, reach, every.map(|access| (c"/".to_owned(), access)))
         };
-        let handled = |rules: &Rules| rules.attributes.handled_access_fs & RESOLVE_UNIX != 0;
-        for reach in [Reach::Own, Reach::OwnWithoutTcp] {
+        let handled =
+            |rules: &LandlockRules| rules.attributes.handled_access_fs & RESOLVE_UNIX != 0;
+        for reach in [ScopeReach::SameDomain, ScopeReach::SameDomainWithoutTcp] {
             assert!(!handled(&rules(8, reach)), "{reach:?}: it would be EINVAL");
             for abi in [9, 10] {
                 let rules = rules(abi, reach);
@@ -182,7 +195,7 @@ mod tests {
             }
         }
         // The daemon asks name services and sends to collectors.
-        assert!(!handled(&rules(9, Reach::Any)));
+        assert!(!handled(&rules(9, ScopeReach::Unrestricted)));
     }
 
     #[test]
@@ -193,12 +206,13 @@ mod tests {
         let stat = own.metadata().unwrap();
         let path = CString::new(own.to_str().unwrap()).unwrap();
         let rules = || {
-            let paths = [(path.clone(), Access::Write)];
-            let rules = Rules::new(landlock::abi(), Reach::Any, paths);
-            rules.expect(path.clone(), (stat.dev(), stat.ino()))
+            let paths = [(path.clone(), PathAccess::Write)];
+            let rules =
+                LandlockRules::new(landlock::abi_version(), ScopeReach::Unrestricted, paths);
+            rules.expect_identity(path.clone(), (stat.dev(), stat.ino()))
         };
         // Rules are a thread's own.
-        let apply = |rules: Rules| thread::spawn(move || rules.apply()).join().unwrap();
+        let apply = |rules: LandlockRules| thread::spawn(move || rules.apply()).join().unwrap();
         apply(rules()).unwrap();
         fs::rename(&own, folder.path().join("moved")).unwrap();
         std::os::unix::fs::symlink("/etc", &own).unwrap();

@@ -13,8 +13,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{
     keeper,
-    plan::Plan,
-    wire::{self, ToKeeper},
+    plan::SandboxPlan,
+    wire::{self, KeeperRequest},
 };
 
 /// The keeper's process and the socket to it, before the runtime runs.
@@ -28,14 +28,14 @@ pub(crate) struct KeeperProcess {
 impl KeeperProcess {
     /// Starts the keeper and tells it what to build. The process must have one thread: the keeper
     /// inherits what it is.
-    pub(crate) fn start(plan: Plan, directories: &[BorrowedFd<'_>]) -> io::Result<Self> {
-        let (daemon, keeper) = wire::pair()?;
+    pub(crate) fn start(plan: SandboxPlan, directories: &[BorrowedFd<'_>]) -> io::Result<Self> {
+        let (daemon, keeper) = wire::seqpacket_pair()?;
         #[expect(
             clippy::disallowed_methods,
             reason = "the one child of the daemon, started before it has threads"
         )]
         let child = std::process::Command::new("/proc/self/exe")
-            .arg0(keeper::ARG0)
+            .arg0(keeper::KEEPER_ARG0)
             .env_clear()
             .current_dir("/")
             .stdin(Stdio::from(keeper))
@@ -45,7 +45,7 @@ impl KeeperProcess {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| io::Error::other("a child has no process id"))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        wire::send(&daemon, &ToKeeper::Plan(plan), directories)?;
+        wire::send(&daemon, &KeeperRequest::Plan(plan), directories)?;
         Ok(Self { socket: daemon, child, pidfd })
     }
 }

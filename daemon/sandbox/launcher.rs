@@ -11,15 +11,15 @@ use rustix::{
 };
 
 use super::{
-    plan::{Network, Plan},
+    plan::{NetworkMode, SandboxPlan},
     root,
-    stage::{Failure, Stage, at},
+    stage::{Stage, StageFailure, at_stage},
     template,
-    wire::{Answer, Identity, Order, StartTemplate, receive, send},
+    wire::{SandboxIdentity, SetupReply, StartTemplateRequest, TemplateSpec, receive, send},
 };
 use crate::daemon::sys::{
-    name_process,
     process::{Fork, SingleThreaded, exit_now, fork, unshare},
+    set_process_name,
 };
 
 /// Namespaces that a template gets, beside that of the network. Its process namespace makes its end
@@ -31,54 +31,55 @@ const TEMPLATE_NAMESPACES: i32 = libc::CLONE_NEWPID
     | libc::CLONE_NEWCGROUP;
 
 /// Namespaces that a process gets which passes the antechamber on its way to be the launcher.
-pub(super) const ANTECHAMBER: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
+pub(super) const INTERMEDIATE_NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
 
 /// Mounts a `/proc` that nothing covers, then makes the user and mount namespace of the launcher,
 /// which takes it along: the kernel lets a user namespace mount a fresh `/proc` only where it sees
 /// one without masks (mount_namespaces(7)), and the masks that a container runtime has made in the
 /// daemon's own user namespace hold nobody back who has CAP_SYS_ADMIN there.
-pub(super) fn pass_antechamber() -> Result<(), Failure> {
+pub(super) fn enter_intermediate_namespaces() -> Result<(), StageFailure> {
     root::make_private()?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount(c"proc", c"/proc", c"proc", flags, None)
-        .map_err(at(Stage::MountTemplateProc, "mounting it over one with masks"))?;
-    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS).map_err(at(Stage::UserNamespace, "unshare"))
+        .map_err(at_stage(Stage::MountTemplateProc, "mounting it over one with masks"))?;
+    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
+        .map_err(at_stage(Stage::UserNamespace, "unshare"))
 }
 
 /// Runs as the launcher, in namespaces whose maps the keeper has written, until the keeper is gone.
 pub(super) fn run(
     socket: BorrowedFd<'_>,
-    plan: &Plan,
-    identity: Identity,
+    plan: &SandboxPlan,
+    identity: SandboxIdentity,
     proof: &SingleThreaded,
 ) -> ! {
-    name_process(c"jig-launcher");
+    set_process_name(c"jig-launcher");
     // Changing user ids clears the death signal, so it comes after.
     let ready = template::become_user(identity)
         .and_then(|()| {
             set_parent_process_death_signal(Some(Signal::KILL))
-                .map_err(at(Stage::Launcher, "death signal"))
+                .map_err(at_stage(Stage::Launcher, "death signal"))
         })
         .and_then(|()| root::make_private());
     let sent = match ready {
         Ok(()) => {
-            let answer = Answer::Done { workspace: 0, identity };
+            let answer = SetupReply::Done { workspace: 0, identity };
             send(socket, &answer, &[])
         }
-        Err(failure) => send(socket, &Answer::Failed(failure), &[]),
+        Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
     };
     if sent.is_err() {
         exit_now(0);
     }
     loop {
-        let Ok(Some((order, fds))) = receive::<StartTemplate>(socket) else {
+        let Ok(Some((order, fds))) = receive::<StartTemplateRequest>(socket) else {
             exit_now(0);
         };
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
-        let workspace = order.order.workspace;
+        let workspace = order.template.workspace;
         let answer = match start_template(order, fds, plan, proof) {
-            Ok(identity) => Answer::Done { workspace, identity },
-            Err(failure) => Answer::Failed(failure),
+            Ok(identity) => SetupReply::Done { workspace, identity },
+            Err(failure) => SetupReply::Failed(failure),
         };
         if send(socket, &answer, &[]).is_err() {
             exit_now(0);
@@ -87,29 +88,29 @@ pub(super) fn run(
 }
 
 fn start_template(
-    order: StartTemplate,
+    order: StartTemplateRequest,
     fds: Vec<OwnedFd>,
-    plan: &Plan,
+    plan: &SandboxPlan,
     proof: &SingleThreaded,
-) -> Result<Identity, Failure> {
-    let malformed = || Failure::other(Stage::Launcher, "malformed order");
-    let Order { workspace, level } = order.order;
+) -> Result<SandboxIdentity, StageFailure> {
+    let malformed = || StageFailure::other(Stage::Launcher, "malformed order");
+    let TemplateSpec { workspace, level } = order.template;
     let workspace = plan.workspaces.get(workspace).ok_or_else(malformed)?;
     let mut fds = fds.into_iter();
     let socket = fds.next().ok_or_else(malformed)?;
     let trees: Vec<OwnedFd> = fds.collect();
-    if order.with_trees && trees.len() != 1 + workspace.all_binds().count() {
+    if order.has_trees && trees.len() != 1 + workspace.all_binds().count() {
         return Err(malformed());
     }
     let network = match plan.network {
-        Network::None | Network::Proxy => libc::CLONE_NEWNET,
-        Network::Host => 0,
+        NetworkMode::None | NetworkMode::Proxy => libc::CLONE_NEWNET,
+        NetworkMode::Host => 0,
     };
     let namespaces = TEMPLATE_NAMESPACES | network;
-    match fork(proof, namespaces).map_err(at(Stage::TemplateNamespaces, "clone"))? {
+    match fork(proof, namespaces).map_err(at_stage(Stage::TemplateNamespaces, "clone"))? {
         Fork::Parent { .. } => Ok(order.identity),
         Fork::Child => {
-            template::run(socket, plan, workspace, level, order.identity, trees, proof.in_copy())
+            template::run(socket, plan, workspace, level, order.identity, trees, proof.for_fork())
         }
     }
 }

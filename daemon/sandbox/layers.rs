@@ -2,25 +2,25 @@
 
 use super::{
     canary,
-    cgroup::Accounting,
+    cgroup::MemoryAccounting,
     entrance,
-    landlock::REFUSES_HOST_SOCKETS,
-    level::{Isolation, Level},
-    plan::Network,
+    landlock::RESOLVE_UNIX_ABI,
+    level::{Isolation, IsolationLevel},
+    plan::NetworkMode,
 };
 
 /// The layer that says which network commands have.
-const NETWORK_NAMESPACE: &str = "network_namespace";
+const NETWORK_NAMESPACE_LAYER: &str = "network_namespace";
 /// The layer of the host name.
-const UTS_NAMESPACE: &str = "uts_namespace";
+const UTS_NAMESPACE_LAYER: &str = "uts_namespace";
 /// The layer that says how processes are limited.
-const PROCESS_LIMIT: &str = "process_limit";
+const PROCESS_LIMIT_LAYER: &str = "process_limit";
 /// The layer that says what a run finds of others in its temporary files.
-const SCRATCH: &str = "scratch";
+const SCRATCH_LAYER: &str = "scratch";
 
 /// One layer of the sandbox.
 #[derive(Debug)]
-pub(crate) struct Layer {
+pub(crate) struct IsolationLayer {
     /// Its name.
     pub(crate) name: &'static str,
     /// Whether it is in force.
@@ -33,25 +33,25 @@ pub(crate) struct Layer {
 
 /// What a layer is at one level.
 #[derive(Debug, Clone, Copy)]
-enum Is {
+enum LayerState {
     /// In force, in these words.
     On(&'static str),
     /// Not in force; what that means.
     Off(&'static str),
 }
 
-use Is::{Off, On};
+use LayerState::{Off, On};
 
 /// What a layer is at L3, L2 and L1.
-struct Row(&'static str, [Is; 3]);
+struct LayerRow(&'static str, [LayerState; 3]);
 
-const fn with_namespaces(name: &'static str, detail: &'static str, at_l1: Is) -> Row {
-    Row(name, [On(detail), On(detail), at_l1])
+const fn with_namespaces(name: &'static str, detail: &'static str, at_l1: LayerState) -> LayerRow {
+    LayerRow(name, [On(detail), On(detail), at_l1])
 }
 
 /// The layers, in the order in which they are applied. Seccomp and Landlock, which depend on more
 /// than the level, follow.
-const ROWS: &[Row] = &[
+const LAYER_ROWS: &[LayerRow] = &[
     with_namespaces(
         "user_namespace",
         "one user, not root, without capabilities",
@@ -73,7 +73,7 @@ const ROWS: &[Row] = &[
              command lines can be read; a supervisor ends what a run leaves behind",
         ),
     ),
-    Row(
+    LayerRow(
         "fresh_proc",
         [
             On("a /proc of the run's own"),
@@ -84,8 +84,8 @@ const ROWS: &[Row] = &[
             Off("the daemon's /proc, read-only"),
         ],
     ),
-    Row(
-        NETWORK_NAMESPACE,
+    LayerRow(
+        NETWORK_NAMESPACE_LAYER,
         [
             On("a loopback interface and no route"),
             On("a loopback interface and no route; made anew for each run"),
@@ -97,13 +97,17 @@ const ROWS: &[Row] = &[
         "of the run alone",
         Off("System V and POSIX message passing is refused"),
     ),
-    with_namespaces(UTS_NAMESPACE, "host name jig", Off("commands see the daemon's host name")),
+    with_namespaces(
+        UTS_NAMESPACE_LAYER,
+        "host name jig",
+        Off("commands see the daemon's host name"),
+    ),
     with_namespaces(
         "cgroup_namespace",
         "of the workspace",
         Off("commands see the daemon's control groups"),
     ),
-    Row(
+    LayerRow(
         "kernel_quotas",
         [
             On(
@@ -119,14 +123,14 @@ const ROWS: &[Row] = &[
         ],
     ),
     with_namespaces(
-        SCRATCH,
+        SCRATCH_LAYER,
         "fresh file systems of limited size for /tmp, /dev/shm and the home directory",
         Off(
             "a fresh directory for temporary files and the home directory, of no limited size; no /dev/shm",
         ),
     ),
     with_namespaces(
-        PROCESS_LIMIT,
+        PROCESS_LIMIT_LAYER,
         "RLIMIT_NPROC in the run's own user namespace, and over all runs of one user id half of the machine's process ids; that a run came to it is not reported",
         On(
             "RLIMIT_NPROC, counted over all processes of the commands' user; that a run came to it is not reported",
@@ -137,50 +141,51 @@ const ROWS: &[Row] = &[
         "all five sets empty, securebits locked",
         On("none, and none to be gained by executing a program"),
     ),
-    Row("no_new_privs", [On("set-user-id programs gain nothing"); 3]),
+    LayerRow("no_new_privs", [On("set-user-id programs gain nothing"); 3]),
 ];
 
 impl Isolation {
     /// The layers, in the order in which they are applied.
-    pub(crate) fn layers(&self) -> Vec<Layer> {
-        let mut layers: Vec<Layer> = ROWS.iter().map(|row| self.layer(row)).collect();
+    pub(crate) fn layers(&self) -> Vec<IsolationLayer> {
+        let mut layers: Vec<IsolationLayer> =
+            LAYER_ROWS.iter().map(|row| self.row_layer(row)).collect();
         let seccomp = match (self.level, self.allow_ptrace) {
-            (Level::L1, _) => "an allowlist of system calls, without sockets and ptrace",
+            (IsolationLevel::L1, _) => "an allowlist of system calls, without sockets and ptrace",
             (_, true) => "an allowlist of system calls, with ptrace (sandbox.allow_ptrace)",
             (_, false) => "an allowlist of system calls, without ptrace",
         };
-        layers.push(self.layer(&Row("seccomp", [On(seccomp); 3])));
+        layers.push(self.row_layer(&LayerRow("seccomp", [On(seccomp); 3])));
         layers.extend(self.protected_paths());
         layers.push(self.memory_limit());
         layers.push(self.cpu_share());
-        self.tell_network(&mut layers);
-        self.tell_pids(&mut layers);
-        self.tell_home(&mut layers);
-        self.tell_host_name(&mut layers);
+        self.describe_network(&mut layers);
+        self.describe_process_limit(&mut layers);
+        self.describe_home(&mut layers);
+        self.describe_host_name(&mut layers);
         layers.push(match (self.landlock_abi, self.level) {
-            (0, _) => Layer {
+            (0, _) => IsolationLayer {
                 name: "landlock",
                 applied: false,
                 detail: "the kernel does not offer it; the mounts are the only wall on files"
                     .to_owned(),
                 remedy: "use Linux 5.13 or newer with landlock in the boot parameter lsm=",
             },
-            (abi, Level::L0) => Layer {
+            (abi, IsolationLevel::L0) => IsolationLayer {
                 name: "landlock",
                 applied: false,
                 detail: format!("the kernel offers version {abi}, but no sandbox could be built"),
                 remedy: self.remedy(),
             },
-            (abi, Level::L1) => Layer {
+            (abi, IsolationLevel::L1) => IsolationLayer {
                 name: "landlock",
                 applied: true,
                 detail: format!("version {abi}: files, TCP, signals and abstract sockets"),
                 remedy: "",
             },
-            (abi, Level::L2 | Level::L3) => Layer {
+            (abi, IsolationLevel::L2 | IsolationLevel::L3) => IsolationLayer {
                 name: "landlock",
                 applied: true,
-                detail: format!("version {abi}; {}", host_sockets(abi)),
+                detail: format!("version {abi}; {}", host_sockets_detail(abi)),
                 remedy: "",
             },
         });
@@ -188,129 +193,135 @@ impl Isolation {
     }
 
     /// Paths of the workspace that commands cannot change, where there are any.
-    fn protected_paths(&self) -> Option<Layer> {
-        if self.protected.is_empty() {
+    fn protected_paths(&self) -> Option<IsolationLayer> {
+        if self.protected_paths.is_empty() {
             return None;
         }
-        let paths = self.protected.join(", ");
+        let paths = self.protected_paths.join(", ");
         let applied = self.level.has_namespaces();
         let detail = if applied {
             format!("read-only for commands and file tools: {paths}")
         } else {
             format!("file tools refuse to change {paths}; commands can, since that needs a mount")
         };
-        Some(self.told("protected_paths", applied, detail))
+        Some(self.layer_with_remedy("protected_paths", applied, detail))
     }
 
-    fn memory_limit(&self) -> Layer {
-        let detail = match &self.accounting {
-            Accounting::Cgroups(_) => {
+    fn memory_limit(&self) -> IsolationLayer {
+        let detail = match &self.memory_accounting {
+            MemoryAccounting::Cgroups(_) => {
                 "cgroup v2: memory.max with memory.oom.group, of all that the run occupies"
                     .to_owned()
             }
-            Accounting::Watchdog(why) => format!(
+            MemoryAccounting::Watchdog(why) => format!(
                 "a watchdog: memory of the run's processes, files in memory that they hold, its own file systems, mappings and epoll watches, looked at before they can be \
                  over the limit; what lies in sockets, pipes and System V segments is not counted, nor kernel memory of open files, nor what is shared and not mapped any more. \
                  A daemon for several callers wants cgroups. The kernel would count all of it in cgroups of \
                  version 2, which the daemon cannot make ({why}); with systemd, Delegate=yes lets it"
             ),
         };
-        self.told("memory_limit", self.level > Level::L0, detail)
+        self.layer_with_remedy("memory_limit", self.level > IsolationLevel::L0, detail)
     }
 
-    fn cpu_share(&self) -> Layer {
-        let detail = match &self.accounting {
-            Accounting::Cgroups(cgroups) if cgroups.has_cpu() => {
+    fn cpu_share(&self) -> IsolationLayer {
+        let detail = match &self.memory_accounting {
+            MemoryAccounting::Cgroups(cgroups) if cgroups.has_cpu_controller() => {
                 "cgroup v2: cpu.weight, all runs together a tenth of the daemon's; cpu.max holds limits.cpus"
             }
-            Accounting::Cgroups(_) | Accounting::Watchdog(_) => {
+            MemoryAccounting::Cgroups(_) | MemoryAccounting::Watchdog(_) => {
                 "commands are 10 nicer than the daemon, and so are their sessions where those have shares (autogroup), of which a command can make \
                  more or raise its own again; limits.cpus is held in cgroups of version 2 with the controller cpu alone, which are not there"
             }
         };
-        self.told("cpu_share", self.level > Level::L0, detail.to_owned())
+        self.layer_with_remedy("cpu_share", self.level > IsolationLevel::L0, detail.to_owned())
     }
 
     /// Says of the layer that limits processes what is true where the kernel counts them.
-    fn tell_pids(&self, layers: &mut [Layer]) {
-        let layer = layers.iter_mut().find(|layer| layer.name == PROCESS_LIMIT && layer.applied);
-        if let (Some(layer), Accounting::Cgroups(_)) = (layer, &self.accounting) {
+    fn describe_process_limit(&self, layers: &mut [IsolationLayer]) {
+        let layer =
+            layers.iter_mut().find(|layer| layer.name == PROCESS_LIMIT_LAYER && layer.applied);
+        if let (Some(layer), MemoryAccounting::Cgroups(_)) = (layer, &self.memory_accounting) {
             layer.detail = "pids.max of cgroup v2, which reports that a run came to it, and RLIMIT_NPROC behind it".to_owned();
         }
     }
 
-    fn layer(&self, Row(name, [l3, l2, l1]): &Row) -> Layer {
+    fn row_layer(&self, LayerRow(name, [l3, l2, l1]): &LayerRow) -> IsolationLayer {
         let is = match self.level {
-            Level::L3 => *l3,
-            Level::L2 => *l2,
-            Level::L1 => *l1,
-            Level::L0 => {
-                let why = self.refused.first();
+            IsolationLevel::L3 => *l3,
+            IsolationLevel::L2 => *l2,
+            IsolationLevel::L1 => *l1,
+            IsolationLevel::L0 => {
+                let why = self.rejected.first();
                 let why = why.map(|refused| refused.failure.to_string());
                 let detail = format!(
                     "no sandbox could be built for workspace {}: {}",
                     self.workspace,
                     why.unwrap_or_default()
                 );
-                return self.told(name, false, detail);
+                return self.layer_with_remedy(name, false, detail);
             }
         };
         let (applied, detail) = match is {
             On(detail) => (true, detail),
             Off(detail) => (false, detail),
         };
-        self.told(name, applied, detail.to_owned())
+        self.layer_with_remedy(name, applied, detail.to_owned())
     }
 
     /// A layer that is in force, or would be at a higher level.
-    fn told(&self, name: &'static str, applied: bool, detail: String) -> Layer {
-        Layer { name, applied, detail, remedy: if applied { "" } else { self.remedy() } }
+    fn layer_with_remedy(
+        &self,
+        name: &'static str,
+        applied: bool,
+        detail: String,
+    ) -> IsolationLayer {
+        IsolationLayer { name, applied, detail, remedy: if applied { "" } else { self.remedy() } }
     }
 
     /// What to change so that the level becomes higher.
     fn remedy(&self) -> &'static str {
-        let last = self.refused.last().filter(|_| self.level > Level::L0);
-        let refused = last.or(self.refused.first());
+        let last = self.rejected.last().filter(|_| self.level > IsolationLevel::L0);
+        let refused = last.or(self.rejected.first());
         refused.map_or("", |refused| refused.failure.stage.remedy())
     }
 }
 
 impl Isolation {
     /// Says that a home directory is kept, where it is.
-    fn tell_home(&self, layers: &mut [Layer]) {
-        let scratch = layers.iter_mut().find(|layer| layer.name == SCRATCH);
-        if let Some(scratch) = scratch.filter(|layer| layer.applied && self.keeps_home) {
+    fn describe_home(&self, layers: &mut [IsolationLayer]) {
+        let scratch = layers.iter_mut().find(|layer| layer.name == SCRATCH_LAYER);
+        if let Some(scratch) = scratch.filter(|layer| layer.applied && self.has_persistent_home) {
             scratch.detail = "fresh file systems of limited size for /tmp and /dev/shm; the home directory is the workspace's and kept (sandbox.home), of no limited size: what a run leaves there, later ones find".to_owned();
         }
     }
 
     /// Says that commands see the daemon's host name, where the sandbox could not have another.
-    fn tell_host_name(&self, layers: &mut [Layer]) {
-        let layer = layers.iter_mut().find(|layer| layer.name == UTS_NAMESPACE);
-        let is_refused = self.left_out.contains(&canary::HOST_NAME);
+    fn describe_host_name(&self, layers: &mut [IsolationLayer]) {
+        let layer = layers.iter_mut().find(|layer| layer.name == UTS_NAMESPACE_LAYER);
+        let is_refused = self.waived_checks.contains(&canary::HOST_NAME_CHECK);
         if let Some(layer) = layer.filter(|layer| layer.applied && is_refused) {
             layer.detail = "of the workspace, with the daemon's host name: the name jig was refused (sethostname, by a seccomp profile)".to_owned();
         }
     }
 
     /// Says of the layer that is the network's what is true of a network other than none.
-    fn tell_network(&self, layers: &mut [Layer]) {
+    fn describe_network(&self, layers: &mut [IsolationLayer]) {
         let layer =
-            layers.iter_mut().find(|layer| layer.name == NETWORK_NAMESPACE && layer.applied);
+            layers.iter_mut().find(|layer| layer.name == NETWORK_NAMESPACE_LAYER && layer.applied);
         let Some(layer) = layer else {
             return;
         };
         match self.network {
-            Network::None => {}
-            Network::Proxy => {
+            NetworkMode::None => {}
+            NetworkMode::Proxy => {
                 layer.detail = format!(
                     "a loopback interface and no route; the daemon's proxy at 127.0.0.1:{} connects to the hosts that proxy.allow_hosts lists",
-                    entrance::PORT
+                    entrance::PROXY_PORT
                 );
             }
-            Network::Host => {
+            NetworkMode::Host => {
                 layer.applied = false;
-                layer.detail = host_network(self.landlock_abi);
+                layer.detail = host_network_detail(self.landlock_abi);
                 layer.remedy = "give commands none, or only the hosts that they need: --network none, --network proxy";
             }
         }
@@ -318,8 +329,8 @@ impl Isolation {
 }
 
 /// Whether commands reach Unix sockets of the host in what they are shown of it.
-fn host_sockets(landlock: u32) -> &'static str {
-    if landlock >= REFUSES_HOST_SOCKETS {
+fn host_sockets_detail(landlock: u32) -> &'static str {
+    if landlock >= RESOLVE_UNIX_ABI {
         "commands connect only to Unix sockets that their own run made"
     } else {
         "commands can connect to Unix sockets of the host below workspaces and binds, which it refuses from version 9 on (Linux 7.1)"
@@ -327,7 +338,7 @@ fn host_sockets(landlock: u32) -> &'static str {
 }
 
 /// What commands reach that have the daemon's network.
-fn host_network(landlock: u32) -> String {
+fn host_network_detail(landlock: u32) -> String {
     let abstract_sockets = if landlock >= 6 {
         "not its abstract Unix sockets, which Landlock keeps apart"
     } else {

@@ -4,33 +4,36 @@
 use std::sync::Arc;
 
 use super::{
-    limits::Limits,
-    pool::{Pool, shutting_down},
-    running::Warm,
-    stage::Failure,
+    limits::RunLimits,
+    pool::{SandboxPool, pool_closed},
+    running::IdleSandbox,
+    stage::StageFailure,
 };
-use crate::daemon::queue::{Queue, Share};
+use crate::daemon::queue::{Limiter, Sharing};
 
-impl Pool {
+impl SandboxPool {
     /// Leaves some sandboxes for others from now on: callers are told apart.
-    pub(crate) fn share(&self) {
-        self.places.share(Share::Reserve);
+    pub(crate) fn keep_headroom(&self) {
+        self.limiter.set_sharing(Sharing::KeepHeadroom);
     }
 
     /// The places of those who have sandboxes. One is had until the sandbox is given back. Any number may
     /// wait: they have places among the calls, or the started processes.
-    pub(crate) fn places(&self) -> &Arc<Queue> {
-        &self.places
+    pub(crate) fn limiter(&self) -> &Arc<Limiter> {
+        &self.limiter
     }
 
     /// Takes a sandbox with these limits, for who has a place, waiting while it is made. Fails when building
     /// one fails.
-    pub(crate) async fn lend(self: &Arc<Self>, limits: &Limits) -> Result<Warm, Failure> {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        limits: &RunLimits,
+    ) -> Result<IdleSandbox, StageFailure> {
         loop {
-            let mut warm = self.take().await?;
-            if !limits.share_scratch_with(&self.context.limits) {
-                let rebuilt = warm.rebuilt(*limits).await;
-                warm = rebuilt.unwrap_or_else(|| Err(shutting_down()))?;
+            let mut warm = self.take_idle().await?;
+            if !limits.has_same_scratch_as(&self.context.limits) {
+                let rebuilt = warm.rebuild_for(*limits).await;
+                warm = rebuilt.unwrap_or_else(|| Err(pool_closed()))?;
             }
             // One made before a protected file was replaced does not protect it; it ends unused.
             if !warm.level.has_namespaces() || warm.generation == self.check_protected_files() {
@@ -43,7 +46,7 @@ impl Pool {
     fn check_protected_files(&self) -> u64 {
         let (generation, is_new) = self.protected_files.check();
         // The sandbox that this is for is lent, too.
-        let others = self.lent().saturating_sub(1);
+        let others = self.in_use_count().saturating_sub(1);
         if is_new && others > 0 {
             tracing::warn!(
                 commands = others,

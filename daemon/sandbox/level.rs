@@ -5,17 +5,17 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    cgroup::Accounting,
-    plan::Network,
-    stage::{Failure, Stage},
-    surroundings::Surroundings,
+    cgroup::MemoryAccounting,
+    plan::NetworkMode,
+    stage::{Stage, StageFailure},
+    surroundings::HostEnvironment,
 };
 
 /// How strongly commands are isolated.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
-pub(crate) enum Level {
+pub(crate) enum IsolationLevel {
     /// Not at all: no command is run.
     #[default]
     L0,
@@ -31,46 +31,47 @@ pub(crate) enum Level {
 #[derive(Debug, Clone)]
 pub(crate) struct Isolation {
     /// The level in force.
-    pub(crate) level: Level,
+    pub(crate) level: IsolationLevel,
     /// The level below which no command is run.
-    pub(crate) minimum: Level,
+    pub(crate) minimum: IsolationLevel,
     /// The workspace.
     pub(crate) workspace: String,
     /// The levels that were tried in vain, highest first.
-    pub(crate) refused: Vec<Refused>,
+    pub(crate) rejected: Vec<RejectedLevel>,
     /// Where no command is run, the highest level below the minimum that could be given.
-    pub(crate) possible: Option<Level>,
+    pub(crate) best_below_minimum: Option<IsolationLevel>,
     /// Checks of the probe that do not hold and cost no level.
-    pub(crate) left_out: Vec<&'static str>,
+    pub(crate) waived_checks: Vec<&'static str>,
     /// What the daemon runs in.
-    pub(crate) surroundings: Surroundings,
+    pub(crate) host_environment: HostEnvironment,
     /// Version of Landlock that the kernel offers; 0 where there is none.
     pub(crate) landlock_abi: u32,
     /// Whether debuggers work inside a run.
     pub(crate) allow_ptrace: bool,
     /// Network that commands have.
-    pub(crate) network: Network,
+    pub(crate) network: NetworkMode,
     /// How their memory is held.
-    pub(crate) accounting: Accounting,
+    pub(crate) memory_accounting: MemoryAccounting,
     /// Whether the home directory is the workspace's, and not the run's.
-    pub(crate) keeps_home: bool,
+    pub(crate) has_persistent_home: bool,
     /// Paths of the workspace that the operator protects.
-    pub(crate) protected: Vec<String>,
+    pub(crate) protected_paths: Vec<String>,
 }
 
 /// A level that this host does not give.
 #[derive(Debug, Clone)]
-pub(crate) struct Refused {
+pub(crate) struct RejectedLevel {
     /// The level.
-    pub(crate) level: Level,
+    pub(crate) level: IsolationLevel,
     /// The first step towards it that failed.
-    pub(crate) failure: Failure,
+    pub(crate) failure: StageFailure,
 }
 
 /// The levels at which commands are run, highest first: the order in which they are tried.
-pub(crate) const TRIED: [Level; 3] = [Level::L3, Level::L2, Level::L1];
+pub(crate) const LEVELS_HIGHEST_FIRST: [IsolationLevel; 3] =
+    [IsolationLevel::L3, IsolationLevel::L2, IsolationLevel::L1];
 
-impl Level {
+impl IsolationLevel {
     /// Whether commands get namespaces of their own.
     pub(crate) fn has_namespaces(self) -> bool {
         self >= Self::L2
@@ -78,7 +79,7 @@ impl Level {
 
     /// Whether the next run may get the network namespace of the one before it. Where `/proc/sys`
     /// is not the daemon's to write, what a run leaves in it cannot be kept from the next.
-    pub(super) fn recycles_networks(self) -> bool {
+    pub(super) fn reuses_network_namespaces(self) -> bool {
         self != Self::L2
     }
 }
@@ -86,46 +87,47 @@ impl Level {
 impl Isolation {
     /// Whether commands are run.
     pub(crate) fn is_ready(&self) -> bool {
-        self.level >= self.minimum && self.level > Level::L0
+        self.level >= self.minimum && self.level > IsolationLevel::L0
     }
 
     /// Why no command is run, where none is: what failed first at the highest level.
-    pub(crate) fn failure(&self) -> Option<&Failure> {
-        let first = self.refused.first().filter(|_| !self.is_ready());
+    pub(crate) fn failure(&self) -> Option<&StageFailure> {
+        let first = self.rejected.first().filter(|_| !self.is_ready());
         first.map(|refused| &refused.failure)
     }
 
     /// What to change so that commands are run, or get a higher level. Nothing where they have the
     /// highest.
     pub(crate) fn next_step(&self) -> Option<String> {
-        let mut stages = self.refused.iter().map(|refused| refused.failure.stage);
+        let mut stages = self.rejected.iter().map(|refused| refused.failure.stage);
         // What keeps commands from being run at all comes before what keeps a level from them.
         let owner = stages.clone().find(|stage| *stage == Stage::WorkspaceOwner);
-        let stage = owner.filter(|_| self.possible.is_none()).or(stages.next())?;
-        let step = self.surroundings.remedy(stage);
-        let is_protected = |refused: &Refused| refused.failure.stage == Stage::ProtectedPaths;
-        Some(if self.refused.iter().any(is_protected) {
+        let stage = owner.filter(|_| self.best_below_minimum.is_none()).or(stages.next())?;
+        let step = self.host_environment.remedy(stage);
+        let is_protected = |refused: &RejectedLevel| refused.failure.stage == Stage::ProtectedPaths;
+        Some(if self.rejected.iter().any(is_protected) {
             let remedy = Stage::ProtectedPaths.remedy();
-            format!("{step}; or for {}: {remedy}", Level::L1)
+            format!("{step}; or for {}: {remedy}", IsolationLevel::L1)
         } else {
             step
         })
     }
 
     /// The flags with which a daemon would run commands here, where none is run and some would do.
-    pub(crate) fn flags(&self) -> Option<String> {
+    pub(crate) fn suggested_flags(&self) -> Option<String> {
         if self.is_ready() {
             return None;
         }
-        if let Some(possible) = self.possible {
+        if let Some(possible) = self.best_below_minimum {
             return Some(format!("--minimum-level {possible}"));
         }
-        let mut stages = self.refused.iter().map(|refused| refused.failure.stage);
+        let mut stages = self.rejected.iter().map(|refused| refused.failure.stage);
         let is_owner = |stage| matches!(stage, Stage::WorkspaceOwner | Stage::MapOwner);
         let stage = stages.find(|stage| is_owner(*stage))?;
-        let needs_lower_level = stage == Stage::WorkspaceOwner && !self.surroundings.is_open();
+        let needs_lower_level =
+            stage == Stage::WorkspaceOwner && !self.host_environment.is_unrestricted();
         Some(if needs_lower_level {
-            format!("--chown-workspace --minimum-level {}", Level::L1)
+            format!("--chown-workspace --minimum-level {}", IsolationLevel::L1)
         } else {
             "--chown-workspace".to_owned()
         })
@@ -133,9 +135,9 @@ impl Isolation {
 
     /// One line: what was found, what commands get, and what gives more.
     pub(crate) fn summary(&self) -> Option<String> {
-        let (more, found) = (self.next_step()?, &self.surroundings);
-        let highest = Level::L3;
-        Some(match (self.is_ready(), self.possible) {
+        let (more, found) = (self.next_step()?, &self.host_environment);
+        let highest = IsolationLevel::L3;
+        Some(match (self.is_ready(), self.best_below_minimum) {
             (true, _) => {
                 format!("found: {found}; commands get {}; for {highest}: {more}", self.level)
             }
@@ -148,7 +150,7 @@ impl Isolation {
     }
 }
 
-impl fmt::Display for Level {
+impl fmt::Display for IsolationLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::L0 => "L0",
@@ -159,7 +161,7 @@ impl fmt::Display for Level {
     }
 }
 
-impl FromStr for Level {
+impl FromStr for IsolationLevel {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {

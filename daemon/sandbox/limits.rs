@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Limits of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Limits {
+pub(crate) struct RunLimits {
     /// Seconds of CPU time, of all its processes together; without limit if none.
     pub(crate) cpu_sec: Option<u32>,
     /// Thousandths of a CPU at one time, where cgroup v2 is there to hold it; without limit if none.
@@ -32,13 +32,13 @@ pub(crate) struct Limits {
     /// Bytes that it may write to both outputs together; without limit if none.
     pub(crate) output_bytes: Option<u64>,
     /// How long it may take, whatever its request says; without limit if none.
-    pub(crate) wall: Option<Duration>,
+    pub(crate) wall_time: Option<Duration>,
 }
 
 /// What each process of a run is limited to by the kernel (setrlimit(2)), in the order of a request.
-pub(super) const RESOURCES: usize = 5;
+pub(super) const RLIMIT_COUNT: usize = 5;
 
-impl Default for Limits {
+impl Default for RunLimits {
     fn default() -> Self {
         Self {
             cpu_sec: None,
@@ -53,15 +53,15 @@ impl Default for Limits {
             tmp_bytes: 512 << 20,
             tmp_inodes: 65_536,
             output_bytes: None,
-            wall: None,
+            wall_time: None,
         }
     }
 }
 
-impl Limits {
+impl RunLimits {
     /// What travels with a request: processes, open files soft and hard, size of a file, seconds of
     /// CPU time; 0 for no limit.
-    pub(super) fn resources(&self) -> [u64; RESOURCES] {
+    pub(super) fn rlimits(&self) -> [u64; RLIMIT_COUNT] {
         [
             u64::from(self.processes),
             u64::from(self.open_files),
@@ -73,7 +73,7 @@ impl Limits {
 
     /// Whether sandboxes that were built for `other` hold these limits, too: the rest is set when a
     /// command is executed.
-    pub(super) fn share_scratch_with(&self, other: &Self) -> bool {
+    pub(super) fn has_same_scratch_as(&self, other: &Self) -> bool {
         (self.tmp_bytes, self.tmp_inodes) == (other.tmp_bytes, other.tmp_inodes)
     }
 }

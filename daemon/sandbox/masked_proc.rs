@@ -22,7 +22,7 @@ use rustix::{
 
 use super::{
     proc_masks,
-    stage::{Failure, Stage, at},
+    stage::{Stage, StageFailure, at_stage},
 };
 use crate::daemon::sys::{
     Errno,
@@ -33,16 +33,16 @@ const PROC: &CStr = c"/proc";
 /// PROC_SUPER_MAGIC of linux/magic.h.
 const PROC_MAGIC: rustix::fs::FsWord = 0x9fa0;
 /// What is mounted below `/proc` without hiding anything: interfaces to the kernel of their own.
-const HARMLESS: &[&str] = &["autofs", "binfmt_misc"];
+const HARMLESS_FILE_SYSTEMS: &[&str] = &["autofs", "binfmt_misc"];
 /// Flags that are never taken off again.
-const ALWAYS: MountFlags =
+const BIND_FLAGS: MountFlags =
     MountFlags::BIND.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// Whether something covers parts of `/proc`.
-pub(super) fn is_masked() -> Result<bool, Failure> {
+pub(super) fn is_masked() -> Result<bool, StageFailure> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        Failure::kernel(Stage::MountTemplateProc, errno, "/proc/self/mountinfo")
+        StageFailure::from_errno(Stage::MountTemplateProc, errno, "/proc/self/mountinfo")
     })?;
     Ok(mounts.lines().any(covers_proc))
 }
@@ -51,49 +51,49 @@ pub(super) fn is_masked() -> Result<bool, Failure> {
 fn covers_proc(line: &str) -> bool {
     let point = line.split(' ').nth(4).unwrap_or_default();
     let kind = line.split(" - ").nth(1).and_then(|rest| rest.split(' ').next());
-    point.starts_with("/proc/") && !HARMLESS.contains(&kind.unwrap_or_default())
+    point.starts_with("/proc/") && !HARMLESS_FILE_SYSTEMS.contains(&kind.unwrap_or_default())
 }
 
 /// Mounts a copy of `/proc`, with everything on it, at `target`. What is mounted on it can only be
 /// read from now on.
-pub(super) fn bind(target: &str) -> Result<(), Failure> {
-    let failed = |what: &'static str| at(Stage::BindProc, what);
+pub(super) fn bind_host_proc(target: &str) -> Result<(), StageFailure> {
+    let failed = |what: &'static str| at_stage(Stage::BindProc, what);
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE;
     let tree = open_tree(CWD, PROC, flags).map_err(failed("opening /proc"))?;
     if fstatfs(&tree).map_err(failed("/proc"))?.f_type != PROC_MAGIC {
-        return Err(Failure::other(Stage::BindProc, "/proc is something else"));
+        return Err(StageFailure::other(Stage::BindProc, "/proc is something else"));
     }
     let attributes = attribute::RDONLY | attribute::NOSUID | attribute::NODEV | attribute::NOEXEC;
     set_attributes(tree.as_fd(), attributes, None).map_err(failed("making it read-only"))?;
     let empty = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     move_mount(tree.as_fd(), "", CWD, target, empty).map_err(failed("mounting it"))?;
     // The template's own processes write their maps in it.
-    let flags = ALWAYS | times(target).map_err(failed("its flags"))?;
+    let flags = BIND_FLAGS | access_time_flags(target).map_err(failed("its flags"))?;
     mount_remount(target, flags, c"").map_err(failed("keeping it writable for the template"))
 }
 
 /// Covers what the sandbox's user could read of the whole machine, with `empty`, an empty
 /// directory, and `/dev/null`.
-pub(super) fn hide(empty: &CStr) -> Result<(), Failure> {
-    for (path, is_directory) in proc_masks::readable() {
+pub(super) fn hide_host_files(empty: &CStr) -> Result<(), StageFailure> {
+    for (path, is_directory) in proc_masks::readable_masks() {
         let cover = if is_directory { empty } else { c"/dev/null" };
         let shown = || path.to_string_lossy();
-        mount_bind(cover, path).map_err(|errno| at(Stage::MaskProc, &shown())(errno))?;
+        mount_bind(cover, path).map_err(|errno| at_stage(Stage::MaskProc, &shown())(errno))?;
     }
     Ok(())
 }
 
 /// Makes it read-only for this mount namespace and all made from it.
-pub(super) fn seal() -> Result<(), Failure> {
-    let failed = at(Stage::BindProc, "making it read-only");
-    let flags = times(PROC).map(|times| ALWAYS | MountFlags::RDONLY | times);
+pub(super) fn make_read_only() -> Result<(), StageFailure> {
+    let failed = at_stage(Stage::BindProc, "making it read-only");
+    let flags = access_time_flags(PROC).map(|times| BIND_FLAGS | MountFlags::RDONLY | times);
     flags.and_then(|flags| mount_remount(PROC, flags, c"")).map_err(failed)
 }
 
 /// The flags about times of access, which a mount from a user namespace above must keep.
-fn times(path: impl rustix::path::Arg) -> Result<MountFlags, Errno> {
+fn access_time_flags(path: impl rustix::path::Arg) -> Result<MountFlags, Errno> {
     let held = statvfs(path)?.f_flag;
     let pairs = [
         (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),

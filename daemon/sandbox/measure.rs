@@ -25,14 +25,14 @@ use rustix::{
     process::Pid,
 };
 
-pub(crate) use self::objects::RECOUNT_CPU_US;
-use self::objects::{Counter, Process};
-use super::wire::{Measure, MeasureBounds};
+pub(crate) use self::objects::MIN_RECOUNT_CPU_US;
+use self::objects::{ObjectCounter, ProcessSample};
+use super::wire::{MeasurementBounds, RunMeasurement};
 
 /// Most descriptors that are looked at: a run has no more time than that.
-const DESCRIPTORS_AT_MOST: usize = 16 * 1024;
+const MAX_SCANNED_DESCRIPTORS: usize = 16 * 1024;
 /// Most processes: far more than a run may have.
-const PROCESSES_AT_MOST: usize = 64 * 1024;
+const MAX_SCANNED_PROCESSES: usize = 64 * 1024;
 
 /// Units of the times in proc_pid_stat(5) per second: sysconf(_SC_CLK_TCK), which is 100 wherever there
 /// is a system-call filter for (include/asm-generic/param.h). Before Linux 6.4 asking for it reads a
@@ -41,31 +41,36 @@ const USER_HZ: u64 = 100;
 
 /// Measures one run.
 #[derive(Debug)]
-pub(super) struct Meter {
+pub(super) struct RunMeter {
     init: Pid,
-    counter: Counter,
+    counter: ObjectCounter,
 }
 
-impl Meter {
+impl RunMeter {
     /// For the run below `init`.
     pub(super) fn new(init: Pid) -> Self {
-        Self { init, counter: Counter::new() }
+        Self { init, counter: ObjectCounter::new() }
     }
 
     /// Measures it. Memory is estimated, not below what it is, while that is within the bounds.
     ///
     /// `own_file_systems` says where the run sees those that are its own; what it has in others is
     /// not counted.
-    pub(super) fn measure(&mut self, bounds: &MeasureBounds, own_file_systems: &[&str]) -> Measure {
+    pub(super) fn measure(
+        &mut self,
+        bounds: &MeasurementBounds,
+        own_file_systems: &[&str],
+    ) -> RunMeasurement {
         let init = self.init.as_raw_nonzero().get();
         let processes = descendants(init);
-        let mut used: Vec<Used> = processes.iter().filter_map(|pid| Used::of(*pid)).collect();
+        let mut used: Vec<ProcessUsage> =
+            processes.iter().filter_map(|pid| ProcessUsage::read_process(*pid)).collect();
         let cpu_us = used.iter().map(|used| used.cpu_us).sum();
         // What it has is the keeper's, or at L1 a copy of that: no run has a part in it.
         used.retain(|used| used.process.pid != init);
-        let holders: Vec<Process> = used.iter().map(|used| used.process).collect();
+        let holders: Vec<ProcessSample> = used.iter().map(|used| used.process).collect();
         let objects = self.counter.objects(&holders, cpu_us, bounds);
-        let mut measure = Measure {
+        let mut measure = RunMeasurement {
             memory_bytes: 0,
             cpu_us,
             open_files: objects.open_files(),
@@ -76,9 +81,9 @@ impl Meter {
             return measure; // the kernel counts it
         }
 
-        let files = Files::of(&holders, own_file_systems);
+        let files = MemoryFiles::scan(&holders, own_file_systems);
         let fixed = files.bytes + objects.bytes();
-        let sum = |used: &[Used]| used.iter().map(Used::bytes).sum::<u64>();
+        let sum = |used: &[ProcessUsage]| used.iter().map(ProcessUsage::bytes).sum::<u64>();
         let estimate = sum(&used) + fixed;
         measure.memory_bytes = estimate + self.counter.mapping_bytes_bound(&holders);
         if measure.memory_bytes < enough {
@@ -91,10 +96,10 @@ impl Meter {
         }
 
         // Before it is looked closer: what executes a program meanwhile has its own memory then.
-        let borrowers = borrowers(&processes);
+        let borrowers = vfork_children(&processes);
         used.retain(|used| !borrowers.contains(&used.process.pid));
-        let exact = used.into_iter().map(|used| used.apportioned(&files));
-        let exact: Vec<Used> = exact.collect();
+        let exact = used.into_iter().map(|used| used.with_proportional_share(&files));
+        let exact: Vec<ProcessUsage> = exact.collect();
         measure.memory_bytes = sum(&exact) + fixed + mappings;
         measure
     }
@@ -102,62 +107,62 @@ impl Meter {
 
 /// What one process uses.
 #[derive(Debug)]
-struct Used {
-    process: Process,
+struct ProcessUsage {
+    process: ProcessSample,
     /// Memory that is not a file's, also where it was put off to a disk.
-    own_bytes: u64,
+    private_bytes: u64,
     /// Page tables: of memory that is only read, they may be all that there is.
-    table_bytes: u64,
+    page_table_bytes: u64,
     /// Memory of files that lie in memory, those without a name included.
     shared_bytes: u64,
     cpu_us: u64,
 }
 
-impl Used {
+impl ProcessUsage {
     /// From proc_pid_stat(5), whose fields are counted behind the name, and proc_pid_status(5).
     /// Everything that several processes share is counted for each of them.
-    fn of(pid: i32) -> Option<Self> {
-        let stat = read(format!("/proc/{pid}/stat")).ok()?;
+    fn read_process(pid: i32) -> Option<Self> {
+        let stat = read_lossy(format!("/proc/{pid}/stat")).ok()?;
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
         // Fields 14 to 17: its own time and that of its children, in user and kernel mode.
         let ticks: u64 = (11..=14).filter_map(number).sum();
-        let (pid, status) = status(pid);
+        let (pid, status) = read_status(pid);
         let bytes = |name: &str| kibibytes(&status, name).unwrap_or(0);
         let count = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|count| count.trim().parse().ok())
         };
         Some(Self {
-            process: Process {
+            process: ProcessSample {
                 pid,
                 mapped_bytes: bytes("VmSize:"),
-                table_size: count("FDSize:").unwrap_or(0),
+                descriptor_table_size: count("FDSize:").unwrap_or(0),
             },
-            own_bytes: bytes("RssAnon:") + bytes("VmSwap:"),
-            table_bytes: bytes("VmPTE:"),
+            private_bytes: bytes("RssAnon:") + bytes("VmSwap:"),
+            page_table_bytes: bytes("VmPTE:"),
             shared_bytes: bytes("RssShmem:"),
             cpu_us: ticks * (1_000_000 / USER_HZ),
         })
     }
 
     fn bytes(&self) -> u64 {
-        self.own_bytes + self.table_bytes + self.shared_bytes
+        self.private_bytes + self.page_table_bytes + self.shared_bytes
     }
 
     /// The same with its part only of what several processes share (proc_pid_smaps(5)), and without
     /// what is in `files` already. Where it may not be looked into, all of it stays its own.
-    fn apportioned(self, files: &Files) -> Self {
-        match read(format!("/proc/{}/smaps_rollup", self.process.pid)) {
+    fn with_proportional_share(self, files: &MemoryFiles) -> Self {
+        match read_lossy(format!("/proc/{}/smaps_rollup", self.process.pid)) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => self,
             // It has ended meanwhile, and gives back what it had.
-            Err(_) => Self { own_bytes: 0, table_bytes: 0, shared_bytes: 0, ..self },
+            Err(_) => Self { private_bytes: 0, page_table_bytes: 0, shared_bytes: 0, ..self },
             Ok(rollup) => {
                 let bytes = |name: &str| kibibytes(&rollup, name).unwrap_or(0);
                 let shared = bytes("Pss_Shmem:");
-                let counted = if shared > 0 { files.mapped(self.process.pid) } else { 0 };
+                let counted = if shared > 0 { files.mapped_bytes(self.process.pid) } else { 0 };
                 Self {
-                    own_bytes: bytes("Pss_Anon:") + bytes("SwapPss:"),
+                    private_bytes: bytes("Pss_Anon:") + bytes("SwapPss:"),
                     shared_bytes: shared.saturating_sub(counted),
                     ..self
                 }
@@ -168,14 +173,14 @@ impl Used {
 
 /// Those of the processes that have their parent's memory until they execute a program (vfork(2)): the
 /// newest child of each thread that waits for such a one.
-fn borrowers(processes: &[i32]) -> HashSet<i32> {
+fn vfork_children(processes: &[i32]) -> HashSet<i32> {
     let mut found = HashSet::new();
     for pid in processes {
         let threads = fs::read_dir(format!("/proc/{pid}/task"));
         for thread in threads.into_iter().flatten().flatten() {
-            let call = read(thread.path().join("syscall")).unwrap_or_default();
-            if waits_for_borrower(&call) {
-                let children = read(thread.path().join("children")).unwrap_or_default();
+            let call = read_lossy(thread.path().join("syscall")).unwrap_or_default();
+            if waits_for_vfork_child(&call) {
+                let children = read_lossy(thread.path().join("children")).unwrap_or_default();
                 let newest = children.split_ascii_whitespace().next_back();
                 found.extend(newest.and_then(|child| child.parse::<i32>().ok()));
             }
@@ -186,7 +191,7 @@ fn borrowers(processes: &[i32]) -> HashSet<i32> {
 
 /// Whether a thread is in a call that ends when the child that it made no longer has its memory, from
 /// `/proc/PID/syscall`: number and arguments of the call, where it waits in one.
-fn waits_for_borrower(call: &str) -> bool {
+fn waits_for_vfork_child(call: &str) -> bool {
     let mut words = call.split_ascii_whitespace();
     let number = words.next().and_then(|number| number.parse().ok());
     let flags = words.next().and_then(|flags| flags.strip_prefix("0x"));
@@ -207,8 +212,8 @@ fn waits_for_borrower(call: &str) -> bool {
 
 /// proc_pid_status(5) of a process, with the number by which it was found: one whose first thread has
 /// ended tells of its memory and its descriptors only by another.
-fn status(pid: i32) -> (i32, String) {
-    let of = |pid: i32| read(format!("/proc/{pid}/status")).unwrap_or_default();
+fn read_status(pid: i32) -> (i32, String) {
+    let of = |pid: i32| read_lossy(format!("/proc/{pid}/status")).unwrap_or_default();
     let first = of(pid);
     if kibibytes(&first, "RssAnon:").is_some() {
         return (pid, first);
@@ -223,7 +228,7 @@ fn status(pid: i32) -> (i32, String) {
 }
 
 /// Reads a file whose text a run may have a part in: processes and files can have any name.
-fn read(path: impl AsRef<Path>) -> io::Result<String> {
+fn read_lossy(path: impl AsRef<Path>) -> io::Result<String> {
     let bytes = fs::read(path)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -249,7 +254,7 @@ fn descendants(pid: i32) -> Vec<i32> {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
             found.extend(children.split(' ').filter_map(|text| text.parse::<i32>().ok()));
         }
-        if found.len() >= PROCESSES_AT_MOST {
+        if found.len() >= MAX_SCANNED_PROCESSES {
             break;
         }
     }
@@ -258,22 +263,22 @@ fn descendants(pid: i32) -> Vec<i32> {
 
 /// What the run has in files in memory, mapped or not.
 #[derive(Debug, Default)]
-struct Files {
+struct MemoryFiles {
     /// Bytes of all of them.
     bytes: u64,
     /// Those that no name leads to: device and number.
-    nameless: HashSet<(u64, u64)>,
+    unlinked: HashSet<(u64, u64)>,
     /// Devices of the run's own file systems.
     file_systems: HashSet<u64>,
 }
 
-impl Files {
-    fn of(processes: &[Process], own_file_systems: &[&str]) -> Self {
+impl MemoryFiles {
+    fn scan(processes: &[ProcessSample], own_file_systems: &[&str]) -> Self {
         let mut files = Self::default();
-        files.find_nameless(processes);
-        for Process { pid, .. } in processes {
+        files.find_unlinked(processes);
+        for ProcessSample { pid, .. } in processes {
             let found: Option<Vec<_>> =
-                own_file_systems.iter().map(|path| file_system(*pid, path)).collect();
+                own_file_systems.iter().map(|path| file_system_usage(*pid, path)).collect();
             if let Some(found) = found {
                 files.bytes += found.iter().map(|(_, bytes)| bytes).sum::<u64>();
                 files.file_systems = found.into_iter().map(|(device, _)| device).collect();
@@ -284,15 +289,15 @@ impl Files {
     }
 
     /// Finds files that no name leads to, each once.
-    fn find_nameless(&mut self, processes: &[Process]) {
+    fn find_unlinked(&mut self, processes: &[ProcessSample]) {
         let mut looked_at = 0;
-        for Process { pid, .. } in processes {
+        for ProcessSample { pid, .. } in processes {
             let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
                 continue;
             };
             for descriptor in descriptors.flatten() {
                 looked_at += 1;
-                if looked_at > DESCRIPTORS_AT_MOST {
+                if looked_at > MAX_SCANNED_DESCRIPTORS {
                     return;
                 }
                 let path = descriptor.path();
@@ -301,7 +306,7 @@ impl Files {
                     continue;
                 }
                 if let Ok(file) = fs::metadata(&path)
-                    && self.nameless.insert((file.dev(), file.ino()))
+                    && self.unlinked.insert((file.dev(), file.ino()))
                 {
                     self.bytes += file.blocks() * 512;
                 }
@@ -310,13 +315,13 @@ impl Files {
     }
 
     /// Bytes that a process has mapped of them: its part of what several share (proc_pid_smaps(5)).
-    fn mapped(&self, pid: i32) -> u64 {
-        let smaps = read(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    fn mapped_bytes(&self, pid: i32) -> u64 {
+        let smaps = read_lossy(format!("/proc/{pid}/smaps")).unwrap_or_default();
         let (mut is_ours, mut bytes) = (false, 0_u64);
         for line in smaps.lines() {
             if let Some((device, inode)) = mapped_file(line) {
                 is_ours =
-                    self.file_systems.contains(&device) || self.nameless.contains(&(device, inode));
+                    self.file_systems.contains(&device) || self.unlinked.contains(&(device, inode));
             } else if is_ours {
                 bytes += kibibytes(line, "Pss:").unwrap_or(0);
                 // Copies of its own, which a private mapping holds beside the file's pages.
@@ -339,7 +344,7 @@ fn mapped_file(line: &str) -> Option<(u64, u64)> {
 }
 
 /// Device of the file system at `path`, as a process of the run sees it, and the bytes in it.
-fn file_system(pid: i32, path: &str) -> Option<(u64, u64)> {
+fn file_system_usage(pid: i32, path: &str) -> Option<(u64, u64)> {
     let below = Path::new(path).strip_prefix("/").unwrap_or(Path::new(path));
     let path = PathBuf::from(format!("/proc/{pid}/root")).join(below);
     let StatVfs { f_blocks, f_bfree, f_frsize, .. } = statvfs(&path).ok()?;
@@ -382,7 +387,7 @@ mod tests {
             ("-1 0x7ffe 0x7f00", false),
             ("", false),
         ] {
-            assert_eq!(waits_for_borrower(call), expected, "{call}");
+            assert_eq!(waits_for_vfork_child(call), expected, "{call}");
         }
     }
 }

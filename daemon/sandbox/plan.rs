@@ -5,37 +5,37 @@ use std::{borrow::Cow, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::limits::Limits;
+use super::limits::RunLimits;
 
 /// Everything that sandboxes are built from. No request can change it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Plan {
+pub(crate) struct SandboxPlan {
     /// The workspaces; a template is built for each.
     pub(crate) workspaces: Vec<WorkspacePlan>,
     /// Limits of each run.
-    pub(crate) limits: Limits,
+    pub(crate) limits: RunLimits,
     /// Whether a command may ptrace(2) processes of its own run.
     pub(crate) allow_ptrace: bool,
     /// Network of commands.
-    pub(crate) network: Network,
+    pub(crate) network: NetworkMode,
     /// Version of Landlock that the daemon has seen and tells about; 0 where there is none.
     pub(crate) landlock_abi: u32,
     /// Processes that all runs of one user may have together.
-    pub(crate) processes_of_all_runs: u64,
+    pub(crate) max_processes_of_all_runs: u64,
     /// Processes of the daemon's own, which commands that can name them must not reach.
-    pub(crate) processes: Vec<u32>,
+    pub(crate) daemon_processes: Vec<u32>,
     /// Where the daemon keeps its state, likewise.
     pub(crate) state_dir: PathBuf,
     /// Where runs without a file system of their own have their temporary files.
-    pub(crate) temporary: PathBuf,
+    pub(crate) temporary_directory: PathBuf,
 }
 
 /// All runs of one user may have one of so many parts of the machine's process ids.
-pub(crate) const PROCESS_ID_PARTS: u64 = 2;
+pub(crate) const PROCESS_ID_DIVISOR: u64 = 2;
 
 /// Network that commands have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) enum Network {
+pub(crate) enum NetworkMode {
     /// A loopback interface of their own, and no route.
     #[default]
     None,
@@ -59,33 +59,33 @@ pub(crate) struct WorkspacePlan {
     pub(crate) path: PathBuf,
     /// Device and inode of the directory that the daemon holds open: what is mounted must be the
     /// same.
-    pub(crate) identity: (u64, u64),
+    pub(crate) file_identity: (u64, u64),
     /// Where commands see it.
     pub(crate) mount_path: PathBuf,
     /// More directories and files that its commands see.
-    pub(crate) binds: Vec<Bind>,
+    pub(crate) binds: Vec<BindMount>,
     /// User that root's files in it are given to when the daemon serves it; none where they were
     /// already, or stay root's.
-    pub(crate) given_to: Option<u32>,
+    pub(crate) chowned_to: Option<u32>,
     /// Paths in it that its commands may not change.
-    pub(crate) protected: Vec<Protected>,
+    pub(crate) protected_paths: Vec<ProtectedPath>,
     /// Whether the operator asked for that. Otherwise a level that cannot enforce it is given all
     /// the same.
     pub(crate) requires_protection: bool,
     /// Whether all its runs have one home directory, in place of a fresh one each.
-    pub(crate) keeps_home: bool,
+    pub(crate) has_persistent_home: bool,
     /// That directory, bound over the fresh one; none where it is only looked whether commands could
     /// be run, which leaves the state directory alone.
-    pub(crate) kept_home: Option<Bind>,
+    pub(crate) home_bind: Option<BindMount>,
 }
 
 /// A path of a workspace that commands may not change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Protected {
+pub(crate) struct ProtectedPath {
     /// Relative to the workspace.
     pub(crate) path: String,
     /// What is made there if nothing exists, so that commands cannot make it.
-    pub(crate) missing: Placeholder,
+    pub(crate) placeholder: Placeholder,
 }
 
 /// What stands in for a protected path that is missing.
@@ -99,7 +99,7 @@ pub(crate) enum Placeholder {
 
 /// A directory or file of the daemon's file system that commands see.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Bind {
+pub(crate) struct BindMount {
     /// Where it lies.
     pub(crate) source: PathBuf,
     /// Where commands see it.
@@ -107,17 +107,17 @@ pub(crate) struct Bind {
     /// Whether commands may change it.
     pub(crate) writable: bool,
     /// Device and inode of what is there: what is mounted must be the same.
-    pub(crate) identity: (u64, u64),
+    pub(crate) file_identity: (u64, u64),
 }
 
 impl WorkspacePlan {
     /// Everything that is bound: what the configuration lists, and the home directory if it is kept.
-    pub(super) fn all_binds(&self) -> impl Iterator<Item = &Bind> {
-        self.binds.iter().chain(&self.kept_home)
+    pub(super) fn all_binds(&self) -> impl Iterator<Item = &BindMount> {
+        self.binds.iter().chain(&self.home_bind)
     }
 }
 
-impl Network {
+impl NetworkMode {
     /// Its name in the configuration, in spans and in the contract.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -130,14 +130,14 @@ impl Network {
 
 /// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link
 /// (`/bin` of a merged `/usr`), so it is for them.
-pub(crate) const SYSTEM: &[&str] =
+pub(crate) const SYSTEM_DIRECTORIES: &[&str] =
     &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"];
 
 /// Where commands see the workspace, unless its configuration names another path.
 pub(crate) const DEFAULT_MOUNT_PATH: &str = "/workspace";
 /// Host name that commands see in namespaces of their own.
-pub(super) const HOST_NAME: &str = "jig";
+pub(super) const SANDBOX_HOST_NAME: &str = "jig";
 /// Directory that commands have as `HOME`.
-pub(crate) const HOME: &str = "/home/agent";
+pub(crate) const SANDBOX_HOME: &str = "/home/agent";
 /// Name of the user that commands run as.
-pub(crate) const USER: &str = "agent";
+pub(crate) const SANDBOX_USER: &str = "agent";

@@ -6,11 +6,11 @@
 
 /// An entry of `/proc` and why it is hidden.
 #[derive(Debug)]
-struct Mask {
+struct ProcMask {
     /// Path below `/proc`.
     path: &'static std::ffi::CStr,
     /// Whether it is a directory: an empty one covers it, and `/dev/null` covers a file.
-    directory: bool,
+    is_directory: bool,
     /// Why it is hidden.
     #[cfg_attr(
         not(test),
@@ -19,16 +19,16 @@ struct Mask {
     reason: &'static str,
 }
 
-const fn file(path: &'static std::ffi::CStr, reason: &'static str) -> Mask {
-    Mask { path, directory: false, reason }
+const fn file(path: &'static std::ffi::CStr, reason: &'static str) -> ProcMask {
+    ProcMask { path, is_directory: false, reason }
 }
 
-const fn directory(path: &'static std::ffi::CStr, reason: &'static str) -> Mask {
-    Mask { path, directory: true, reason }
+const fn directory(path: &'static std::ffi::CStr, reason: &'static str) -> ProcMask {
+    ProcMask { path, is_directory: true, reason }
 }
 
 /// The entries. Those that a kernel does not have, or that only root may open, are passed over.
-const MASKS: &[Mask] = &[
+const PROC_MASKS: &[ProcMask] = &[
     file(c"/proc/kcore", "the kernel's memory"),
     file(c"/proc/keys", "other users' keyrings"),
     file(c"/proc/key-users", "other users' keyrings"),
@@ -60,20 +60,20 @@ const MASKS: &[Mask] = &[
 
 /// The entries that this kernel has and that this process's user could open, and whether each is a
 /// directory.
-pub(super) fn readable() -> impl Iterator<Item = (&'static std::ffi::CStr, bool)> {
-    MASKS
+pub(super) fn readable_masks() -> impl Iterator<Item = (&'static std::ffi::CStr, bool)> {
+    PROC_MASKS
         .iter()
         .filter(|mask| rustix::fs::access(mask.path, rustix::fs::Access::READ_OK).is_ok())
-        .map(|mask| (mask.path, mask.directory))
+        .map(|mask| (mask.path, mask.is_directory))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::MASKS;
+    use super::PROC_MASKS;
 
     #[test]
     fn every_mask_has_a_reason_and_lies_in_proc() {
-        for mask in MASKS {
+        for mask in PROC_MASKS {
             assert!(!mask.reason.is_empty(), "{:?}", mask.path);
             assert!(mask.path.to_bytes().starts_with(b"/proc/"), "{:?}", mask.path);
         }

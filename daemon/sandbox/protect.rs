@@ -18,8 +18,8 @@ use rustix::{
 };
 
 use super::{
-    plan::{Placeholder, Protected},
-    stage::{Failure, Stage, at},
+    plan::{Placeholder, ProtectedPath},
+    stage::{Stage, StageFailure, at_stage},
 };
 use crate::daemon::sys::{
     Errno,
@@ -28,10 +28,10 @@ use crate::daemon::sys::{
 
 /// Protects `paths` in the workspace that is mounted at `workspace`, a path relative to the working
 /// directory. One that is missing is made, as its placeholder: otherwise commands could make it.
-pub(super) fn protect(workspace: &Path, paths: &[Protected]) -> Result<(), Failure> {
+pub(super) fn protect(workspace: &Path, paths: &[ProtectedPath]) -> Result<(), StageFailure> {
     let mut mounted = HashSet::new();
-    for Protected { path, missing } in paths {
-        let failed = |errno| at(Stage::BuildRoot, path)(errno);
+    for ProtectedPath { path, placeholder: missing } in paths {
+        let failed = |errno| at_stage(Stage::BuildRoot, path)(errno);
         let mut here =
             open(workspace, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(failed)?;
@@ -42,17 +42,21 @@ pub(super) fn protect(workspace: &Path, paths: &[Protected]) -> Result<(), Failu
             let last = names.peek().is_none();
             if mounted.insert(so_far.clone()) || last {
                 let missing = if last { missing } else { &Placeholder::Directory };
-                let found = find(&here, name, missing).map_err(failed)?;
-                mount_onto_itself(&found, last).map_err(failed)?;
+                let found = open_or_create(&here, name, missing).map_err(failed)?;
+                bind_onto_itself(&found, last).map_err(failed)?;
             }
             // Opened again: this is the mount now.
-            here = find(&here, name, &Placeholder::Directory).map_err(failed)?;
+            here = open_or_create(&here, name, &Placeholder::Directory).map_err(failed)?;
         }
     }
     Ok(())
 }
 
-fn find(directory: &OwnedFd, name: &str, missing: &Placeholder) -> Result<OwnedFd, Errno> {
+fn open_or_create(
+    directory: &OwnedFd,
+    name: &str,
+    missing: &Placeholder,
+) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let find = || {
         openat2(
@@ -65,7 +69,7 @@ fn find(directory: &OwnedFd, name: &str, missing: &Placeholder) -> Result<OwnedF
     };
     match find() {
         Err(Errno::NOENT) => {
-            make(directory, name, missing)?;
+            create_placeholder(directory, name, missing)?;
             find()
         }
         // BENEATH refuses to enter the mount that was just made: a name cannot lead elsewhere.
@@ -80,7 +84,11 @@ fn find(directory: &OwnedFd, name: &str, missing: &Placeholder) -> Result<OwnedF
     }
 }
 
-fn make(directory: &OwnedFd, name: &str, placeholder: &Placeholder) -> Result<(), Errno> {
+fn create_placeholder(
+    directory: &OwnedFd,
+    name: &str,
+    placeholder: &Placeholder,
+) -> Result<(), Errno> {
     match placeholder {
         Placeholder::Directory => mkdirat(directory, name, Mode::from_raw_mode(0o755)),
         Placeholder::File(content) => {
@@ -92,7 +100,7 @@ fn make(directory: &OwnedFd, name: &str, placeholder: &Placeholder) -> Result<()
     }
 }
 
-fn mount_onto_itself(found: &OwnedFd, read_only: bool) -> Result<(), Errno> {
+fn bind_onto_itself(found: &OwnedFd, read_only: bool) -> Result<(), Errno> {
     let tree = open_tree(
         found,
         "",

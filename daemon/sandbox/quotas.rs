@@ -48,47 +48,47 @@ use std::{fs, io, path::Path};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::stage::{Failure, Stage};
+use super::stage::{Stage, StageFailure};
 use crate::daemon::sys::Errno;
 
 /// What of the kernel's counts a slot may have.
-const QUOTAS: &[(&str, Quota)] = &[
-    ("/proc/sys/user/max_user_namespaces", Quota::None),
-    ("/proc/sys/user/max_net_namespaces", Quota::None),
-    ("/proc/sys/user/max_fanotify_groups", Quota::None),
+const NAMESPACE_QUOTAS: &[(&str, NamespaceQuota)] = &[
+    ("/proc/sys/user/max_user_namespaces", NamespaceQuota::Zero),
+    ("/proc/sys/user/max_net_namespaces", NamespaceQuota::Zero),
+    ("/proc/sys/user/max_fanotify_groups", NamespaceQuota::Zero),
     (
         "/proc/sys/user/max_inotify_instances",
-        Quota::QuarterOf("/proc/sys/fs/inotify/max_user_instances"),
+        NamespaceQuota::QuarterOf("/proc/sys/fs/inotify/max_user_instances"),
     ),
     (
         "/proc/sys/user/max_inotify_watches",
-        Quota::QuarterOf("/proc/sys/fs/inotify/max_user_watches"),
+        NamespaceQuota::QuarterOf("/proc/sys/fs/inotify/max_user_watches"),
     ),
 ];
 
 /// A part of what there is.
 #[derive(Debug)]
-enum Quota {
+enum NamespaceQuota {
     /// Nothing: no command needs it.
-    None,
+    Zero,
     /// A quarter of what a user may have, whom all runs share.
     QuarterOf(&'static str),
 }
 
 /// Sets what the slot's user namespace may have of what the kernel counts by user, who is the same
 /// in all runs (namespaces(7), /proc/sys/user): one run must not use up the others' share.
-pub(super) fn set_quotas() -> Result<(), Failure> {
+pub(super) fn set_quotas() -> Result<(), StageFailure> {
     let failed = |path: &str, error: &io::Error| {
         let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
-        Failure::kernel(Stage::SlotNamespace, errno, path)
+        StageFailure::from_errno(Stage::SlotNamespace, errno, path)
     };
-    for (path, quota) in QUOTAS {
+    for (path, quota) in NAMESPACE_QUOTAS {
         if !Path::new(path).exists() {
             continue; // this kernel does not count it
         }
         let quota = match quota {
-            Quota::None => 0,
-            Quota::QuarterOf(all) => {
+            NamespaceQuota::Zero => 0,
+            NamespaceQuota::QuarterOf(all) => {
                 let text = fs::read_to_string(all).map_err(|error| failed(all, &error))?;
                 text.trim().parse().unwrap_or(0_u64).div_ceil(4)
             }
@@ -101,14 +101,15 @@ pub(super) fn set_quotas() -> Result<(), Failure> {
 /// Bounds the processes of all slots that this process makes. The kernel gives a new user namespace
 /// the soft limit of its maker, and holds the user of the namespace above to it (Linux 5.14). The
 /// hard limit stays: it bounds what a run may have.
-pub(super) fn bound_processes(most: u64) -> Result<(), Failure> {
+pub(super) fn limit_total_processes(most: u64) -> Result<(), StageFailure> {
     let now = getrlimit(Resource::Nproc);
     let bounded = Rlimit {
         current: Some(now.current.map_or(most, |current| current.min(most))),
         maximum: now.maximum,
     };
-    setrlimit(Resource::Nproc, bounded)
-        .map_err(|errno| Failure::kernel(Stage::ResourceLimits, errno, "processes of all runs"))
+    setrlimit(Resource::Nproc, bounded).map_err(|errno| {
+        StageFailure::from_errno(Stage::ResourceLimits, errno, "processes of all runs")
+    })
 }
 
 #[cfg(test)]

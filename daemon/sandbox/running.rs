@@ -20,106 +20,111 @@ use tokio::{
 
 use super::{
     canary,
-    cgroup::{Clock, Held, PIDS_BEHIND, RunCgroup},
+    cgroup::{CgroupLimitHits, CpuClock, RLIMIT_NPROC_MARGIN, RunCgroup},
     channel::Channel,
-    entrance::{Entrance, Visit},
-    image::{Command, HEADER_BYTES, TerminalSize, Wiring, probe_image},
-    in_place::scratch::settle,
-    kill::{SlotFate, kill, kill_and_wait},
-    level::Level,
-    limits::Limits,
-    measure::RECOUNT_CPU_US,
+    entrance::{ProxyLease, ProxyListener},
+    image::{ExecRequest, HEADER_BYTES, StdioLayout, TerminalSize, probe_image},
+    in_place::scratch::redirect_to_scratch,
+    kill::{SlotOutcome, kill_and_wait, kill_sandbox},
+    level::IsolationLevel,
+    limits::RunLimits,
+    measure::MIN_RECOUNT_CPU_US,
     priority,
-    stage::{Failure, Stage},
-    wire::{Measure, MeasureBounds, REPORT_BYTES, Report, ToKeeper},
+    stage::{Stage, StageFailure},
+    wire::{KeeperRequest, MeasurementBounds, RunMeasurement, SANDBOX_REPORT_BYTES, SandboxReport},
 };
 use crate::daemon::{
-    sys::{Errno, memory::IMAGE_BYTES, process::Usage, signal},
+    sys::{Errno, memory::MAX_INLINE_IMAGE_BYTES, process::ResourceUsage, signal},
     task,
 };
 
 /// How long a sandbox that says nothing may take to answer the probe.
-const PROBE_PATIENCE: Duration = Duration::from_secs(10);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What whoever holds a sandbox asks its slot.
 #[derive(Debug)]
-pub(super) enum Ask {
+pub(super) enum SlotRequest {
     /// What the sandbox occupies.
     Measure {
         /// How closely.
-        bounds: MeasureBounds,
+        bounds: MeasurementBounds,
         /// Where the answer goes.
-        reply: oneshot::Sender<Measure>,
+        reply: oneshot::Sender<RunMeasurement>,
     },
     /// Another sandbox instead, for these limits.
     Rebuild {
         /// The limits.
-        limits: Limits,
+        limits: RunLimits,
         /// Where it goes.
-        reply: oneshot::Sender<Result<Warm, Failure>>,
+        reply: oneshot::Sender<Result<IdleSandbox, StageFailure>>,
     },
 }
 
 /// A sandbox that waits for its request.
 #[derive(Debug)]
-pub(crate) struct Warm {
+pub(crate) struct IdleSandbox {
     pub(super) control: Channel,
     pub(super) pidfd: OwnedFd,
     /// The process that becomes the command, as the daemon's namespace numbers it.
     pub(super) command: Option<Pid>,
-    pub(super) fate: oneshot::Sender<SlotFate>,
-    pub(super) asks: mpsc::Sender<Ask>,
+    pub(super) slot_outcome: oneshot::Sender<SlotOutcome>,
+    pub(super) slot_requests: mpsc::Sender<SlotRequest>,
     /// The cgroup that its command is in, where there are such.
     pub(super) cgroup: Option<RunCgroup>,
     /// The slot's listener, where its runs reach the daemon by one.
-    pub(super) entrance: Option<Arc<Entrance>>,
+    pub(super) proxy_listener: Option<Arc<ProxyListener>>,
     /// The isolation that it gives.
-    pub(super) level: Level,
+    pub(super) level: IsolationLevel,
     /// The generation of protected files that it has mounted.
     pub(super) generation: u64,
     /// Who can lower its share of the CPUs.
     pub(super) keeper: Arc<Mutex<Channel>>,
     /// The directory that it has in place of file systems of its own, at L1.
-    pub(super) scratch: Option<OsString>,
+    pub(super) scratch_directory: Option<OsString>,
 }
 
 /// A sandbox with a command in it. Dropping it kills everything in it.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningSandbox {
     control: Channel,
     pidfd: Option<OwnedFd>,
     command: Option<Pid>,
-    fate: Option<oneshot::Sender<SlotFate>>,
-    asks: mpsc::Sender<Ask>,
+    slot_outcome: Option<oneshot::Sender<SlotOutcome>>,
+    slot_requests: mpsc::Sender<SlotRequest>,
     cgroup: Option<RunCgroup>,
-    visit: Option<Visit>,
-    level: Level,
+    proxy_lease: Option<ProxyLease>,
+    level: IsolationLevel,
     keeper: Arc<Mutex<Channel>>,
 }
 
 /// Has what runs in a sandbox measured by its slot's keeper.
 #[derive(Debug)]
 pub(crate) struct Measurer {
-    asks: mpsc::Sender<Ask>,
+    slot_requests: mpsc::Sender<SlotRequest>,
     /// Where the kernel holds the run's memory by itself: its CPU time.
-    clock: Option<Clock>,
+    cpu_clock: Option<CpuClock>,
     /// CPU time at which the keeper was last asked, where there is a clock.
-    asked_at_us: u64,
+    last_measured_cpu_us: u64,
 }
 
 impl Measurer {
     /// Begins to measure. Answers nothing where that cannot be, or goes on already.
-    pub(crate) fn measure(&mut self, bounds: MeasureBounds) -> Option<oneshot::Receiver<Measure>> {
+    pub(crate) fn measure(
+        &mut self,
+        bounds: MeasurementBounds,
+    ) -> Option<oneshot::Receiver<RunMeasurement>> {
         let (reply, answer) = oneshot::channel();
         let asked = match self.cpu_us() {
-            Some(cpu_us) if !bounds.recount && cpu_us < self.asked_at_us + RECOUNT_CPU_US => {
+            Some(cpu_us)
+                if !bounds.recount && cpu_us < self.last_measured_cpu_us + MIN_RECOUNT_CPU_US =>
+            {
                 // It holds nothing new.
-                let measure = Measure { cpu_us, ..Measure::default() };
+                let measure = RunMeasurement { cpu_us, ..RunMeasurement::default() };
                 reply.send(measure).is_ok()
             }
             cpu_us => {
-                self.asked_at_us = cpu_us.unwrap_or(0);
-                self.asks.try_send(Ask::Measure { bounds, reply }).is_ok()
+                self.last_measured_cpu_us = cpu_us.unwrap_or(0);
+                self.slot_requests.try_send(SlotRequest::Measure { bounds, reply }).is_ok()
             }
         };
         asked.then_some(answer)
@@ -127,19 +132,19 @@ impl Measurer {
 
     /// CPU time that the run has used, where the kernel counts it.
     pub(crate) fn cpu_us(&self) -> Option<u64> {
-        self.clock.as_ref().map(Clock::micros)
+        self.cpu_clock.as_ref().map(CpuClock::micros)
     }
 }
 
 /// How a command in a sandbox ended.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum CommandEnd {
     /// It ended by itself; nothing of it is left.
-    Ended {
+    Exited {
         /// Wait status (wait(2)).
         status: i32,
         /// What it and its descendants used.
-        usage: Usage,
+        usage: ResourceUsage,
     },
     /// It was never executed.
     NotStarted {
@@ -149,21 +154,21 @@ pub(crate) enum End {
         errno: Errno,
     },
     /// The sandbox died without a word: it was killed, from here or from elsewhere.
-    Gone,
+    SandboxDied,
 }
 
 /// What a sandbox says while a command is in it.
 #[derive(Debug)]
-pub(crate) enum Word {
+pub(crate) enum SandboxEvent {
     /// The command's terminal was made; this is its other end.
-    Terminal(OwnedFd),
+    TerminalOpened(OwnedFd),
     /// It is over.
-    End(End),
+    CommandEnded(CommandEnd),
 }
 
 /// Standard streams of a command.
 #[derive(Debug)]
-pub(crate) enum Streams<'a> {
+pub(crate) enum StdioStreams<'a> {
     /// Descriptors.
     Descriptors {
         /// What it reads; nothing for an empty input.
@@ -179,44 +184,49 @@ pub(crate) enum Streams<'a> {
 
 // === impl Warm ===
 
-impl Warm {
+impl IdleSandbox {
     /// Sends the command in. What comes back is told by [`Running::word`].
     ///
     /// `start` is closed in the sandbox when the command was executed, and written to before when
     /// it could not be.
     pub(crate) fn dispatch(
         mut self,
-        command: &Command,
-        streams: &Streams<'_>,
+        command: &ExecRequest,
+        streams: &StdioStreams<'_>,
         start: Option<BorrowedFd<'_>>,
-        limits: &Limits,
-    ) -> Result<Running, Failure> {
-        let failed = |errno| Failure::kernel(Stage::ReceiveRequest, errno, "sending the request");
+        limits: &RunLimits,
+    ) -> Result<RunningSandbox, StageFailure> {
+        let failed =
+            |errno| StageFailure::from_errno(Stage::ReceiveRequest, errno, "sending the request");
         let mut fds: Vec<BorrowedFd<'_>> = start.into_iter().collect();
         let wiring = match *streams {
-            Streams::Terminal(size) => Wiring::Terminal(size),
-            Streams::Descriptors { stdin, stdout, stderr } => {
+            StdioStreams::Terminal(size) => StdioLayout::Terminal(size),
+            StdioStreams::Descriptors { stdin, stdout, stderr } => {
                 fds.extend(stdin.into_iter().chain([stdout, stderr]));
-                Wiring::Descriptors { stdin: stdin.is_some() }
+                StdioLayout::Descriptors { stdin: stdin.is_some() }
             }
         };
         let mut behind = *limits;
         if let Some(cgroup) = &mut self.cgroup {
-            cgroup.set(limits).map_err(|error| Failure::other(Stage::Cgroup, error.to_string()))?;
+            cgroup
+                .set_limits(limits)
+                .map_err(|error| StageFailure::other(Stage::Cgroup, error.to_string()))?;
             // It counts what it refuses, if it is asked first.
-            behind.processes = behind.processes.saturating_add(PIDS_BEHIND);
+            behind.processes = behind.processes.saturating_add(RLIMIT_NPROC_MARGIN);
         }
         let limits = &behind;
-        let image = match &self.scratch {
-            None => command.image(wiring, start.is_some(), limits),
-            Some(scratch) => settle(command, scratch).image(wiring, start.is_some(), limits),
+        let image = match &self.scratch_directory {
+            None => command.to_image(wiring, start.is_some(), limits),
+            Some(scratch) => {
+                redirect_to_scratch(command, scratch).to_image(wiring, start.is_some(), limits)
+            }
         };
         let image = image.ok_or_else(|| failed(Errno::TOOBIG))?;
-        let running = self.start();
-        if image.len() <= IMAGE_BYTES {
+        let running = self.into_running();
+        if image.len() <= MAX_INLINE_IMAGE_BYTES {
             running.control.send(&image, &fds).map_err(failed)?;
         } else {
-            let file = sealed_file(c"jig-request", &image)
+            let file = sealed_memory_file(c"jig-request", &image)
                 .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
             fds.push(file.as_fd());
             running
@@ -229,63 +239,63 @@ impl Warm {
 
     /// Runs the probe instead of a command; fails naming the checks that failed. Returns those that
     /// failed and cost no level.
-    pub(crate) async fn probe(self) -> Result<Vec<&'static str>, Failure> {
+    pub(crate) async fn probe(self) -> Result<Vec<&'static str>, StageFailure> {
         let level = self.level;
-        let mut running = self.start();
-        let failed = |errno| Failure::kernel(Stage::Canary, errno, "sending the probe");
+        let mut running = self.into_running();
+        let failed = |errno| StageFailure::from_errno(Stage::Canary, errno, "sending the probe");
         running.control.send(&probe_image(), &[]).map_err(failed)?;
-        let report = timeout(PROBE_PATIENCE, running.report())
+        let report = timeout(PROBE_TIMEOUT, running.receive_report())
             .await
-            .map_err(|_| Failure::other(Stage::Canary, "it did not answer"))?;
+            .map_err(|_| StageFailure::other(Stage::Canary, "it did not answer"))?;
         let result = match report.map(|(report, _)| report) {
-            Some(Report::Probed { failed }) => {
+            Some(SandboxReport::Probed { failed_checks: failed }) => {
                 let checks = canary::failed_checks(level, failed);
                 let (left_out, broken): (Vec<_>, Vec<_>) =
-                    checks.partition(|check| *check == canary::HOST_NAME);
+                    checks.partition(|check| *check == canary::HOST_NAME_CHECK);
                 if broken.is_empty() {
                     Ok(left_out)
                 } else {
                     let text = format!("what must hold does not: {}", broken.join("; "));
-                    Err(Failure::other(Stage::Canary, text))
+                    Err(StageFailure::other(Stage::Canary, text))
                 }
             }
-            Some(Report::NotStarted { stage, errno } | Report::Failed { stage, errno }) => {
-                Err(Failure::kernel(stage, errno, "probe"))
-            }
             Some(
-                Report::Ready
-                | Report::Ended { .. }
-                | Report::Terminal
-                | Report::Measured(_)
-                | Report::Occupied,
+                SandboxReport::NotStarted { stage, errno } | SandboxReport::Failed { stage, errno },
+            ) => Err(StageFailure::from_errno(stage, errno, "probe")),
+            Some(
+                SandboxReport::Ready
+                | SandboxReport::Ended { .. }
+                | SandboxReport::TerminalOpened
+                | SandboxReport::Measured(_)
+                | SandboxReport::NetnsInUse,
             )
-            | None => Err(Failure::other(Stage::Canary, "the sandbox died")),
+            | None => Err(StageFailure::other(Stage::Canary, "the sandbox died")),
         };
-        while matches!(running.word().await, Word::Terminal(_)) {}
+        while matches!(running.next_event().await, SandboxEvent::TerminalOpened(_)) {}
         result
     }
 
     /// Another sandbox of the same slot, built for `limits`, instead of this one. Answers nothing
     /// where the slot is gone.
-    pub(super) async fn rebuilt(self, limits: Limits) -> Option<Result<Self, Failure>> {
+    pub(super) async fn rebuild_for(self, limits: RunLimits) -> Option<Result<Self, StageFailure>> {
         let (reply, answer) = oneshot::channel();
-        let Self { asks, fate, .. } = self;
-        asks.send(Ask::Rebuild { limits, reply }).await.ok()?;
+        let Self { slot_requests: asks, slot_outcome: fate, .. } = self;
+        asks.send(SlotRequest::Rebuild { limits, reply }).await.ok()?;
         let rebuilt = answer.await.ok();
         // Kept until now: to the slot, it being dropped would mean that it is free.
         drop(fate);
         rebuilt
     }
 
-    fn start(self) -> Running {
-        Running {
+    fn into_running(self) -> RunningSandbox {
+        RunningSandbox {
             control: self.control,
             pidfd: Some(self.pidfd),
             command: self.command,
-            fate: Some(self.fate),
-            asks: self.asks,
+            slot_outcome: Some(self.slot_outcome),
+            slot_requests: self.slot_requests,
             cgroup: self.cgroup,
-            visit: self.entrance.as_ref().map(Entrance::open),
+            proxy_lease: self.proxy_listener.as_ref().map(ProxyListener::lease),
             level: self.level,
             keeper: self.keeper,
         }
@@ -294,7 +304,7 @@ impl Warm {
 
 // === impl Running ===
 
-impl Running {
+impl RunningSandbox {
     /// Process id of the command in the daemon's namespace.
     pub(crate) fn pid(&self) -> Option<i32> {
         self.command.map(|pid| pid.as_raw_nonzero().get())
@@ -302,64 +312,69 @@ impl Running {
 
     /// How the command reaches the daemon's proxy, where it does: until the command has ended and
     /// everything that it left behind is gone, or is being killed.
-    pub(crate) fn visit(&self) -> Option<Visit> {
-        self.visit.clone()
+    pub(crate) fn proxy_lease(&self) -> Option<ProxyLease> {
+        self.proxy_lease.clone()
     }
 
     /// Waits until the sandbox has something to say; at the latest when the command has ended and
     /// everything that it left behind is gone, or the sandbox has died. May be cancelled and called
     /// again.
-    pub(crate) async fn word(&mut self) -> Word {
+    pub(crate) async fn next_event(&mut self) -> SandboxEvent {
         loop {
-            let end = match self.report().await {
-                Some((Report::Ended { status, usage }, _)) => End::Ended { status, usage },
+            let end = match self.receive_report().await {
+                Some((SandboxReport::Ended { status, usage }, _)) => {
+                    CommandEnd::Exited { status, usage }
+                }
                 Some((
-                    Report::NotStarted { stage, errno } | Report::Failed { stage, errno },
+                    SandboxReport::NotStarted { stage, errno }
+                    | SandboxReport::Failed { stage, errno },
                     _,
-                )) => End::NotStarted { stage, errno },
-                Some((Report::Terminal, Some(terminal))) => return Word::Terminal(terminal),
+                )) => CommandEnd::NotStarted { stage, errno },
+                Some((SandboxReport::TerminalOpened, Some(terminal))) => {
+                    return SandboxEvent::TerminalOpened(terminal);
+                }
                 Some((
-                    Report::Ready
-                    | Report::Probed { .. }
-                    | Report::Terminal
-                    | Report::Measured(_)
-                    | Report::Occupied,
+                    SandboxReport::Ready
+                    | SandboxReport::Probed { .. }
+                    | SandboxReport::TerminalOpened
+                    | SandboxReport::Measured(_)
+                    | SandboxReport::NetnsInUse,
                     _,
                 )) => continue,
                 // The socket may close while processes still live: only the pidfd tells.
-                None => return Word::End(End::Gone),
+                None => return SandboxEvent::CommandEnded(CommandEnd::SandboxDied),
             };
-            self.free();
-            return Word::End(end);
+            self.free_slot();
+            return SandboxEvent::CommandEnded(end);
         }
     }
 
     /// What the kernel has held of the run, where it counts.
-    pub(crate) fn held(&self) -> Held {
-        self.cgroup.as_ref().map(RunCgroup::held).unwrap_or_default()
+    pub(crate) fn limit_hits(&self) -> CgroupLimitHits {
+        self.cgroup.as_ref().map(RunCgroup::limit_hits).unwrap_or_default()
     }
 
     /// Whether the kernel counts the run's memory.
-    pub(crate) fn is_counted(&self) -> bool {
+    pub(crate) fn has_memory_accounting(&self) -> bool {
         self.cgroup.is_some()
     }
 
     /// What has it measured.
     pub(crate) fn measurer(&self) -> Measurer {
         Measurer {
-            asks: self.asks.clone(),
-            clock: self.cgroup.as_ref().map(RunCgroup::clock),
-            asked_at_us: 0,
+            slot_requests: self.slot_requests.clone(),
+            cpu_clock: self.cgroup.as_ref().map(RunCgroup::cpu_clock),
+            last_measured_cpu_us: 0,
         }
     }
 
     /// Has the share of the CPUs lowered that the command's session has, where sessions have shares. May
     /// come to nothing.
-    pub(crate) fn lower_share(&self) {
-        if !priority::sessions_have_shares() {
+    pub(crate) fn lower_cpu_share(&self) {
+        if !priority::has_autogroups() {
             return;
         }
-        let order = self.pid().map(ToKeeper::Lower);
+        let order = self.pid().map(KeeperRequest::LowerCpuShare);
         let order = order.and_then(|order| serde_json::to_vec(&order).ok());
         // One who makes something has no time for this.
         if let (Some(order), Ok(keeper)) = (order, self.keeper.try_lock()) {
@@ -378,45 +393,45 @@ impl Running {
     /// Kills everything in the sandbox and waits until it is gone. Answers whether it is; if not,
     /// the slot is set aside and keeps waiting by itself.
     pub(crate) async fn kill(mut self) -> bool {
-        self.close();
-        let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.fate.take()) else {
+        self.close_proxy_lease();
+        let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.slot_outcome.take()) else {
             return true;
         };
         kill_and_wait(pidfd, fate, self.level).await
     }
 
     /// Ends what the command has opened outside of its sandbox: the slot is the next run's soon.
-    fn close(&mut self) {
-        if let Some(visit) = self.visit.take() {
+    fn close_proxy_lease(&mut self) {
+        if let Some(visit) = self.proxy_lease.take() {
             visit.close();
         }
     }
 
     /// What comes next, with the descriptor that came with it.
-    async fn report(&self) -> Option<(Report, Option<OwnedFd>)> {
-        let mut bytes = [0; REPORT_BYTES];
+    async fn receive_report(&self) -> Option<(SandboxReport, Option<OwnedFd>)> {
+        let mut bytes = [0; SANDBOX_REPORT_BYTES];
         let (received, fds) = self.control.receive(&mut bytes).await.ok()?;
-        let report = Report::decode(bytes.get(..received.length)?)?;
+        let report = SandboxReport::decode(bytes.get(..received.length)?)?;
         Some((report, fds.into_iter().next()))
     }
 
-    fn free(&mut self) {
-        self.close();
+    fn free_slot(&mut self) {
+        self.close_proxy_lease();
         self.pidfd = None;
-        if let Some(fate) = self.fate.take() {
+        if let Some(fate) = self.slot_outcome.take() {
             // A slot that nobody keeps any more needs no word.
-            let _dropped = fate.send(SlotFate::Free);
+            let _dropped = fate.send(SlotOutcome::Free);
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningSandbox {
     fn drop(&mut self) {
-        self.close();
-        if let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.fate.take()) {
+        self.close_proxy_lease();
+        if let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.slot_outcome.take()) {
             // Nobody waits any more, but the slot may be used again only when all is gone.
             let level = self.level;
-            kill(&pidfd, level);
+            kill_sandbox(&pidfd, level);
             task::spawn("sandbox kill", async move {
                 kill_and_wait(pidfd, fate, level).await;
             });
@@ -426,7 +441,7 @@ impl Drop for Running {
 
 /// Makes a file in memory with `content` that nobody can change any more, open for reading from its
 /// start.
-pub(crate) fn sealed_file(name: &std::ffi::CStr, content: &[u8]) -> io::Result<OwnedFd> {
+pub(crate) fn sealed_memory_file(name: &std::ffi::CStr, content: &[u8]) -> io::Result<OwnedFd> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut writer = File::from(file);
     writer.write_all(content)?;

@@ -17,99 +17,98 @@ use rustix::process::{
 };
 
 use super::{
-    canary::Guarded,
+    canary::GuardedTargets,
     capabilities, command, entrance,
-    init::{Blueprint, MountOptions, PROCESSES_OF_OURS, Scratch, State, run_init},
-    landlock::{Access, Reach, Rules},
-    level::Level,
-    limits::Limits,
+    init::{Blueprint, MountOptions, OWN_PROCESS_COUNT, SandboxState, ScratchOptions, run_init},
+    landlock::{LandlockRules, PathAccess, ScopeReach},
+    level::IsolationLevel,
+    limits::RunLimits,
     masked_proc,
-    measure::Meter,
-    plan::{HOME, Network, Plan, WorkspacePlan},
+    measure::RunMeter,
+    plan::{NetworkMode, SANDBOX_HOME, SandboxPlan, WorkspacePlan},
     proc_masks, quotas,
-    stage::{Failure, Stage, at},
-    vacancy::Vacancy,
+    stage::{Stage, StageFailure, at_stage},
+    vacancy::NetnsCheck,
     wire::{
-        Answer, Identity, ORDER_BYTES, Report, SlotOrder, receive_bytes, send, send_answer,
-        send_bytes,
+        SLOT_COMMAND_BYTES, SandboxIdentity, SandboxReport, SetupReply, SlotCommand, receive_bytes,
+        send, send_bytes, send_reply,
     },
 };
 use crate::daemon::sys::{
     Errno,
     bpf::Instruction,
-    memory::Berth,
-    name_process,
+    memory::ProcessArena,
     process::{exit_now, wait_any},
-    signal,
+    set_process_name, signal,
 };
 
 /// Sandboxes of one slot that can exist at a time: the live one, and those that are still being
 /// torn down.
-const BERTHS: usize = 4;
+const MAX_LIVE_SANDBOXES: usize = 4;
 /// Signals that may be queued for a run's processes, timers included.
-const QUEUED_SIGNALS: u64 = 4096;
+const MAX_QUEUED_SIGNALS: u64 = 4096;
 /// What comes with a sandbox's pidfd; at L1, the path of its directory follows.
-pub(super) const TOKEN: &[u8] = b"t";
+pub(super) const SANDBOX_TOKEN: &[u8] = b"t";
 /// Most bytes of it.
-pub(super) const TOKEN_BYTES: usize = 256;
+pub(super) const MAX_TOKEN_BYTES: usize = 256;
 
 /// Runs as a slot keeper. Tells the daemon whether it is ready, then makes a sandbox each time it
 /// is asked, until the daemon closes the socket.
 pub(super) fn run(
     socket: BorrowedFd<'_>,
-    plan: &Plan,
+    plan: &SandboxPlan,
     workspace: &WorkspacePlan,
-    level: Level,
-    identity: Identity,
+    level: IsolationLevel,
+    identity: SandboxIdentity,
     filter: Vec<Instruction>,
 ) -> ! {
-    name_process(c"jig-slot");
-    let mut berths: Vec<Berth<State>> = Vec::new();
+    set_process_name(c"jig-slot");
+    let mut berths: Vec<ProcessArena<SandboxState>> = Vec::new();
     let mut latest = None;
-    let keeps_home = workspace.kept_home.is_some();
+    let keeps_home = workspace.home_bind.is_some();
     let own_file_systems: &[&str] =
-        if keeps_home { &["/tmp", "/dev/shm"] } else { &["/tmp", "/dev/shm", HOME] };
-    let prepared = prepare(plan, workspace, level, identity, filter)
-        .and_then(|blueprint| Ok((blueprint, listener(plan.network)?)))
-        .and_then(|made| Ok((made, Vacancy::of(plan.network, level)?)));
+        if keeps_home { &["/tmp", "/dev/shm"] } else { &["/tmp", "/dev/shm", SANDBOX_HOME] };
+    let prepared = prepare_blueprint(plan, workspace, level, identity, filter)
+        .and_then(|blueprint| Ok((blueprint, make_proxy_listener(plan.network)?)))
+        .and_then(|made| Ok((made, NetnsCheck::for_slot(plan.network, level)?)));
     let (blueprint, listener, vacancy) = match prepared {
         Ok(((blueprint, listener), vacancy)) => (Box::leak(Box::new(blueprint)), listener, vacancy),
         Err(failure) => {
-            let _gone = send(socket, &Answer::Failed(failure), &[]);
+            let _gone = send(socket, &SetupReply::Failed(failure), &[]);
             exit_now(1);
         }
     };
-    let ready = Answer::Done { workspace: workspace.index, identity };
+    let ready = SetupReply::Done { workspace: workspace.index, identity };
     let fds: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
-    if send_answer(socket, &ready, &fds, Stage::NetworkNamespace).is_err() {
+    if send_reply(socket, &ready, &fds, Stage::NetworkNamespace).is_err() {
         exit_now(0);
     }
     // From here on it is the daemon's alone.
     drop(listener);
     loop {
-        let (mut order, mut control) = ([0; ORDER_BYTES], None);
+        let (mut order, mut control) = ([0; SLOT_COMMAND_BYTES], None);
         let received = match receive_bytes(socket, &mut order, |fd| control = Some(fd)) {
             Ok(received) if received.length > 0 => received.length,
             _ => exit_now(0),
         };
-        let order = SlotOrder::decode(order.get(..received).unwrap_or_default());
+        let order = SlotCommand::decode(order.get(..received).unwrap_or_default());
         let sent = match (order, control) {
-            (Some(SlotOrder::Make { .. }), Some(_)) if !vacancy.awaits() => {
-                send_bytes(socket, &Report::Occupied.encode(), &[])
+            (Some(SlotCommand::MakeSandbox { .. }), Some(_)) if !vacancy.wait_until_clear() => {
+                send_bytes(socket, &SandboxReport::NetnsInUse.encode(), &[])
             }
-            (Some(SlotOrder::Make { tmp_bytes, tmp_inodes }), Some(control)) => {
-                let made = scratch(tmp_bytes, tmp_inodes, identity, keeps_home)
+            (Some(SlotCommand::MakeSandbox { tmp_bytes, tmp_inodes }), Some(control)) => {
+                let made = scratch_options(tmp_bytes, tmp_inodes, identity, keeps_home)
                     .and_then(|scratch| make_sandbox(&mut berths, blueprint, scratch, control));
                 let made = made.map(|(pidfd, init)| {
-                    latest = Some(Meter::new(newest_child().unwrap_or(init)));
+                    latest = Some(RunMeter::new(newest_child().unwrap_or(init)));
                     pidfd
                 });
-                hand_over(socket, made)
+                send_sandbox(socket, made)
             }
-            (Some(SlotOrder::Measure(bounds)), None) => {
+            (Some(SlotCommand::Measure(bounds)), None) => {
                 let measure = latest.as_mut();
                 let measure = measure.map(|meter| meter.measure(&bounds, own_file_systems));
-                let report = Report::Measured(measure.unwrap_or_default());
+                let report = SandboxReport::Measured(measure.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }
             _ => exit_now(1),
@@ -129,58 +128,58 @@ fn newest_child() -> Option<Pid> {
 }
 
 /// Sends a sandbox to the daemon, or why there is none.
-fn hand_over(socket: BorrowedFd<'_>, made: Result<OwnedFd, Failure>) -> Result<(), Errno> {
+fn send_sandbox(socket: BorrowedFd<'_>, made: Result<OwnedFd, StageFailure>) -> Result<(), Errno> {
     let failed = |stage, errno| {
-        let report = Report::Failed { stage, errno };
+        let report = SandboxReport::Failed { stage, errno };
         send_bytes(socket, &report.encode(), &[])
     };
     match made {
         // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
-        Ok(pidfd) => send_bytes(socket, TOKEN, &[pidfd.as_fd()])
+        Ok(pidfd) => send_bytes(socket, SANDBOX_TOKEN, &[pidfd.as_fd()])
             .or_else(|errno| failed(Stage::RunNamespaces, errno)),
-        Err(failure) => failed(failure.stage, failure.told_as()),
+        Err(failure) => failed(failure.stage, failure.wire_errno()),
     }
 }
 
 /// Options of a sandbox's own file systems.
-fn scratch(
+fn scratch_options(
     tmp_bytes: u64,
     tmp_inodes: u64,
-    identity: Identity,
+    identity: SandboxIdentity,
     keeps_home: bool,
-) -> Result<Scratch, Failure> {
-    let Identity { uid, gid, .. } = identity;
+) -> Result<ScratchOptions, StageFailure> {
+    let SandboxIdentity { uid, gid, .. } = identity;
     let options = |mode: &str| {
         let text =
             format!("size={tmp_bytes},nr_inodes={tmp_inodes},mode={mode},uid={uid},gid={gid}");
-        MountOptions::new(&text).ok_or_else(|| Failure::other(Stage::MountScratch, "options"))
+        MountOptions::new(&text).ok_or_else(|| StageFailure::other(Stage::MountScratch, "options"))
     };
-    Ok(Scratch {
-        shared: options("1777")?,
-        home: (!keeps_home).then(|| options("0755")).transpose()?,
+    Ok(ScratchOptions {
+        shared_options: options("1777")?,
+        home_options: (!keeps_home).then(|| options("0755")).transpose()?,
     })
 }
 
 /// What the daemon is to accept connections from, where its runs reach it.
-fn listener(network: Network) -> Result<Option<OwnedFd>, Failure> {
+fn make_proxy_listener(network: NetworkMode) -> Result<Option<OwnedFd>, StageFailure> {
     match network {
-        Network::Proxy => entrance::listen().map(Some),
-        Network::None | Network::Host => Ok(None),
+        NetworkMode::Proxy => entrance::bind_proxy_listener().map(Some),
+        NetworkMode::None | NetworkMode::Host => Ok(None),
     }
 }
 
 /// Becomes the user of the slot's own user namespace and prepares what its sandboxes are built
 /// from.
-fn prepare(
-    plan: &Plan,
+fn prepare_blueprint(
+    plan: &SandboxPlan,
     workspace: &WorkspacePlan,
-    level: Level,
-    identity: Identity,
+    level: IsolationLevel,
+    identity: SandboxIdentity,
     filter: Vec<Instruction>,
-) -> Result<Blueprint, Failure> {
-    let in_stage = |stage| move |errno: Errno| Failure::kernel(stage, errno, "slot");
+) -> Result<Blueprint, StageFailure> {
+    let in_stage = |stage| move |errno: Errno| StageFailure::from_errno(stage, errno, "slot");
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(in_stage(Stage::SlotNamespace))?;
-    signal::wait_for_children().map_err(in_stage(Stage::SlotNamespace))?;
+    signal::disable_auto_reap().map_err(in_stage(Stage::SlotNamespace))?;
     // While a process is not dumpable, its files in /proc belong to root and it could not write its
     // own maps.
     set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(in_stage(Stage::SlotNamespace))?;
@@ -191,48 +190,57 @@ fn prepare(
     ] {
         fs::write(file, text).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Failure::kernel(Stage::SlotNamespace, errno, file)
+            StageFailure::from_errno(Stage::SlotNamespace, errno, file)
         })?;
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(in_stage(Stage::SlotNamespace))?;
-    if level == Level::L3 {
+    if level == IsolationLevel::L3 {
         quotas::set_quotas()?;
     } else {
-        masked_proc::seal()?;
+        masked_proc::make_read_only()?;
     }
-    capabilities::forbid_gaining().map_err(in_stage(Stage::Capabilities))?;
+    capabilities::forbid_privilege_gain().map_err(in_stage(Stage::Capabilities))?;
     let limits = plan.limits;
     set_limits(limits).map_err(in_stage(Stage::ResourceLimits))?;
     let writable =
         workspace.binds.iter().filter(|bind| bind.writable).map(|bind| bind.destination.clone());
-    let paths = [("/", Access::Read), ("/proc", Access::Devices), ("/dev", Access::Devices)]
-        .into_iter()
-        .chain([("/dev/shm", Access::Write), ("/tmp", Access::Write), (HOME, Access::Write)])
-        .map(|(path, access)| (path.into(), access))
-        .chain([(workspace.mount_path.clone(), Access::Write)])
-        .chain(writable.map(|path| (path, Access::Write)))
-        .map(|(path, access)| {
-            let path = CString::new(path.into_os_string().into_encoded_bytes());
-            path.map(|path| (path, access))
-                .map_err(|_| Failure::other(Stage::Landlock, "a path holds a NUL"))
-        })
-        .collect::<Result<Vec<_>, _>>()?;
-    let masks = (level == Level::L3).then(proc_masks::readable);
+    let paths =
+        [("/", PathAccess::Read), ("/proc", PathAccess::Devices), ("/dev", PathAccess::Devices)]
+            .into_iter()
+            .chain([
+                ("/dev/shm", PathAccess::Write),
+                ("/tmp", PathAccess::Write),
+                (SANDBOX_HOME, PathAccess::Write),
+            ])
+            .map(|(path, access)| (path.into(), access))
+            .chain([(workspace.mount_path.clone(), PathAccess::Write)])
+            .chain(writable.map(|path| (path, PathAccess::Write)))
+            .map(|(path, access)| {
+                let path = CString::new(path.into_os_string().into_encoded_bytes());
+                path.map(|path| (path, access))
+                    .map_err(|_| StageFailure::other(Stage::Landlock, "a path holds a NUL"))
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+    let masks = (level == IsolationLevel::L3).then(proc_masks::readable_masks);
     let (masked_directories, masked_files) =
         masks.into_iter().flatten().partition::<Vec<_>, _>(|(_, directory)| *directory);
     let names =
         |masks: Vec<(&'static CStr, bool)>| masks.into_iter().map(|(path, _)| path).collect();
     Ok(Blueprint {
         level,
-        guarded: if level == Level::L3 { Guarded::default() } else { Guarded::of(plan, level)? },
+        guarded_targets: if level == IsolationLevel::L3 {
+            GuardedTargets::default()
+        } else {
+            GuardedTargets::collect(plan, level)?
+        },
         masked_files: names(masked_files),
         masked_directories: names(masked_directories),
-        other_processes: PROCESSES_OF_OURS,
+        other_process_count: OWN_PROCESS_COUNT,
         limits,
-        rules: Rules::new(plan.landlock_abi, Reach::Own, paths),
+        rules: LandlockRules::new(plan.landlock_abi, ScopeReach::SameDomain, paths),
         filter,
         network: plan.network,
-        slot: Some(
+        slot_pidfd: Some(
             pidfd_open(getpid(), PidfdFlags::empty()).map_err(in_stage(Stage::SlotNamespace))?,
         ),
     })
@@ -242,7 +250,7 @@ fn prepare(
 /// the slot keeper's too: what a process may open bounds what it may send while its user has
 /// descriptors in flight (unix(7), ETOOMANYREFS), and commands fill that up to their own limit. The
 /// one on processes is set last of all, by the command's own process: that it can be is seen here.
-pub(super) fn set_limits(limits: Limits) -> Result<(), Errno> {
+pub(super) fn set_limits(limits: RunLimits) -> Result<(), Errno> {
     let processes = getrlimit(Resource::Nproc).maximum;
     if processes.is_some_and(|most| most < u64::from(limits.processes)) {
         return Err(Errno::PERM);
@@ -257,36 +265,37 @@ pub(super) fn set_limits(limits: Limits) -> Result<(), Errno> {
     }
     // Counted by user over all runs, like the quotas above.
     let signals = getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX);
-    setrlimit(Resource::Sigpending, same(signals.min(QUEUED_SIGNALS)))
+    setrlimit(Resource::Sigpending, same(signals.min(MAX_QUEUED_SIGNALS)))
 }
 
 fn make_sandbox(
-    berths: &mut Vec<Berth<State>>,
+    berths: &mut Vec<ProcessArena<SandboxState>>,
     blueprint: &'static Blueprint,
-    scratch: Scratch,
+    scratch: ScratchOptions,
     control: OwnedFd,
-) -> Result<(OwnedFd, Pid), Failure> {
-    let in_stage = |errno| at(Stage::RunNamespaces, "slot")(errno);
+) -> Result<(OwnedFd, Pid), StageFailure> {
+    let in_stage = |errno| at_stage(Stage::RunNamespaces, "slot")(errno);
     while let Ok(Some((ended, _))) = wait(WaitOptions::NOHANG) {
-        berths.iter_mut().for_each(|berth| berth.child_ended(ended));
+        berths.iter_mut().for_each(|berth| berth.on_child_ended(ended));
     }
     let free = loop {
         if let Some(free) = berths.iter().position(|berth| !berth.is_occupied()) {
             break free;
         }
-        if berths.len() < BERTHS {
-            berths.push(Berth::new().map_err(in_stage)?);
+        if berths.len() < MAX_LIVE_SANDBOXES {
+            berths.push(ProcessArena::new().map_err(in_stage)?);
             continue;
         }
         let (ended, _) = wait_any().map_err(in_stage)?;
-        berths.iter_mut().for_each(|berth| berth.child_ended(ended));
+        berths.iter_mut().for_each(|berth| berth.on_child_ended(ended));
     };
-    let berth =
-        berths.get_mut(free).ok_or_else(|| Failure::other(Stage::RunNamespaces, "no berth"))?;
+    let berth = berths
+        .get_mut(free)
+        .ok_or_else(|| StageFailure::other(Stage::RunNamespaces, "no berth"))?;
     let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
     berth
         .start(
-            State::new(blueprint, scratch, control.as_raw_fd()),
+            SandboxState::new(blueprint, scratch, control.as_raw_fd()),
             run_init,
             command::run,
             namespaces,

@@ -82,9 +82,9 @@ pub(crate) enum Stage {
     /// Executing the command.
     Execute,
     /// Checking what isolation without namespaces depends on, and preparing for it.
-    InPlace,
+    NoNamespaces,
     /// Showing commands the home directory that is kept for their workspace.
-    KeptHome,
+    PersistentHome,
     /// Keeping commands from changing paths of the workspace.
     ProtectedPaths,
     /// Finding that the workspace belongs to root, whose files commands could not write.
@@ -95,7 +95,7 @@ pub(crate) enum Stage {
 
 /// A step that failed, where and why.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Failure {
+pub(crate) struct StageFailure {
     /// The step.
     pub(crate) stage: Stage,
     /// The kernel's error number; 0 when the failure was not the kernel's.
@@ -104,14 +104,14 @@ pub(crate) struct Failure {
     pub(crate) detail: String,
 }
 
-const LAST: Stage = Stage::Canary;
+const LAST_STAGE: Stage = Stage::Canary;
 
 // === impl Stage ===
 
 impl Stage {
     /// The step of this number.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
-        ALL.iter().copied().find(|stage| *stage as u32 == number)
+        ALL_STAGES.iter().copied().find(|stage| *stage as u32 == number)
     }
 
     /// Name of the step, as errors and `GetInfo` give it.
@@ -151,8 +151,8 @@ impl Stage {
             Self::StandardStreams => "standard_streams",
             Self::ChangeDirectory => "change_directory",
             Self::Execute => "execute",
-            Self::InPlace => "in_place",
-            Self::KeptHome => "kept_home",
+            Self::NoNamespaces => "in_place",
+            Self::PersistentHome => "kept_home",
             Self::ProtectedPaths => "protected_paths",
             Self::WorkspaceOwner => "workspace_owner",
             Self::Canary => "canary",
@@ -195,12 +195,12 @@ impl Stage {
             Self::MountTemplateProc | Self::MountProc | Self::MaskProc => {
                 "the container runtime masks /proc: in Kubernetes set hostUsers: false and procMount: Unmasked, elsewhere unmask it for this container"
             }
-            Self::InPlace => {
+            Self::NoNamespaces => {
                 "give the daemon what L2 and L3 need; L1 needs Linux 6.12 with landlock in the boot parameter lsm=, the workspace and binds at their own \
                  paths, no protected paths, a system that belongs to another user than the commands', and a directory for temporary files (TMPDIR) \
                  outside of the workspace"
             }
-            Self::KeptHome => {
+            Self::PersistentHome => {
                 "give each run an empty home directory (home = \"fresh\"), or the daemon what keeping one needs: mounts (L2 or L3), as root CAP_SYS_ADMIN \
                  or a workspace of its own user's, and a home that belongs to the commands' user"
             }
@@ -246,7 +246,7 @@ impl Stage {
     }
 }
 
-const ALL: [Stage; LAST as usize] = [
+const ALL_STAGES: [Stage; LAST_STAGE as usize] = [
     Stage::Launcher,
     Stage::Identity,
     Stage::UserNamespace,
@@ -281,8 +281,8 @@ const ALL: [Stage; LAST as usize] = [
     Stage::StandardStreams,
     Stage::ChangeDirectory,
     Stage::Execute,
-    Stage::InPlace,
-    Stage::KeptHome,
+    Stage::NoNamespaces,
+    Stage::PersistentHome,
     Stage::ProtectedPaths,
     Stage::WorkspaceOwner,
     Stage::Canary,
@@ -290,14 +290,14 @@ const ALL: [Stage; LAST as usize] = [
 
 // === impl Failure ===
 
-impl Failure {
+impl StageFailure {
     /// A failure that the kernel gave `errno` for.
-    pub(crate) fn kernel(stage: Stage, errno: Errno, detail: impl Into<String>) -> Self {
+    pub(crate) fn from_errno(stage: Stage, errno: Errno, detail: impl Into<String>) -> Self {
         Self { stage, errno: errno.raw_os_error(), detail: detail.into() }
     }
 
     /// The kernel's error, if it was one.
-    pub(crate) fn error(&self) -> std::io::Error {
+    pub(crate) fn to_io_error(&self) -> std::io::Error {
         std::io::Error::from_raw_os_error(self.errno)
     }
 
@@ -308,7 +308,7 @@ impl Failure {
 
     /// What a sandbox's maker can tell of it in a few bytes: the kernel's error, or that of input and
     /// output where it was not the kernel's.
-    pub(super) fn told_as(&self) -> Errno {
+    pub(super) fn wire_errno(&self) -> Errno {
         match self.errno {
             0 => Errno::IO,
             number => Errno::from_raw_os_error(number),
@@ -323,8 +323,8 @@ impl Failure {
     }
 
     /// That something of an earlier run is left in a slot's network namespace.
-    pub(super) fn occupied() -> Self {
-        Self::kernel(
+    pub(super) fn netns_in_use() -> Self {
+        Self::from_errno(
             Stage::NetworkNamespace,
             Errno::ADDRINUSE,
             "a socket of an earlier run is left",
@@ -332,7 +332,7 @@ impl Failure {
     }
 
     /// Whether that is what is the matter.
-    pub(super) fn is_occupation(&self) -> bool {
+    pub(super) fn is_netns_in_use(&self) -> bool {
         self.stage == Stage::NetworkNamespace && self.errno == Errno::ADDRINUSE.raw_os_error()
     }
 
@@ -345,7 +345,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for StageFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "step {} failed", self.stage.name())?;
         if self.errno != 0 {
@@ -360,11 +360,11 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for StageFailure {}
 
 /// Answers where the failed step is known: for `map_err`.
-pub(crate) fn at(stage: Stage, detail: &str) -> impl FnOnce(Errno) -> Failure {
-    move |errno| Failure::kernel(stage, errno, detail)
+pub(crate) fn at_stage(stage: Stage, detail: &str) -> impl FnOnce(Errno) -> StageFailure {
+    move |errno| StageFailure::from_errno(stage, errno, detail)
 }
 
 fn errno_name(number: i32) -> String {

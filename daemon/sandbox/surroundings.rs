@@ -11,22 +11,22 @@ use super::{masked_proc, stage::Stage};
 
 /// What the daemon runs in.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Surroundings {
-    engine: Engine,
+pub(crate) struct HostEnvironment {
+    engine: ContainerEngine,
     user: u32,
     /// Whether it may become other users.
-    becomes_others: bool,
+    can_set_user: bool,
     /// Whether it may mount.
-    mounts: bool,
+    can_mount: bool,
     /// Whether a seccomp filter is on it.
-    filtered: bool,
+    has_seccomp_filter: bool,
     /// Whether parts of `/proc` are covered.
-    masked: bool,
+    has_masked_proc: bool,
 }
 
 /// Who started it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Engine {
+enum ContainerEngine {
     /// No container engine that leaves a mark.
     #[default]
     None,
@@ -35,35 +35,35 @@ enum Engine {
     Kubernetes,
 }
 
-impl Surroundings {
+impl HostEnvironment {
     /// Looks at this process. To be called before it gives up privileges and is confined.
-    pub(crate) fn find() -> Self {
+    pub(crate) fn detect() -> Self {
         let held = capabilities(None).map(|sets| sets.effective);
         let held = held.unwrap_or(CapabilitySet::empty());
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let engine = if is_set("KUBERNETES_SERVICE_HOST") {
-            Engine::Kubernetes
+            ContainerEngine::Kubernetes
         } else if Path::new("/run/.containerenv").exists() {
-            Engine::Podman
+            ContainerEngine::Podman
         } else if Path::new("/.dockerenv").exists() {
-            Engine::Docker
+            ContainerEngine::Docker
         } else {
-            Engine::None
+            ContainerEngine::None
         };
         Self {
             engine,
             user: geteuid().as_raw(),
-            becomes_others: held.contains(CapabilitySet::SETUID | CapabilitySet::SETGID),
-            mounts: held.contains(CapabilitySet::SYS_ADMIN),
-            filtered: status.lines().any(|line| line == "Seccomp:\t2"),
-            masked: masked_proc::is_masked().unwrap_or(false),
+            can_set_user: held.contains(CapabilitySet::SETUID | CapabilitySet::SETGID),
+            can_mount: held.contains(CapabilitySet::SYS_ADMIN),
+            has_seccomp_filter: status.lines().any(|line| line == "Seccomp:\t2"),
+            has_masked_proc: masked_proc::is_masked().unwrap_or(false),
         }
     }
 
     /// Whether nothing of a container's keeps commands from the highest level.
-    pub(super) fn is_open(&self) -> bool {
-        !self.filtered && !self.masked
+    pub(super) fn is_unrestricted(&self) -> bool {
+        !self.has_seccomp_filter && !self.has_masked_proc
     }
 
     /// What an operator can change so that commands are run, or get a higher level: an option of the
@@ -73,33 +73,33 @@ impl Surroundings {
             (Stage::MapOwner, _) => {
                 "--chown-workspace (gives root's files in the workspace to the user of commands), or a volume for the workspace".to_owned()
             }
-            (Stage::WorkspaceOwner, _) if self.is_open() => {
+            (Stage::WorkspaceOwner, _) if self.is_unrestricted() => {
                 "--chown-workspace (gives root's files in the workspace to the user of commands)".to_owned()
             }
             (Stage::WorkspaceOwner, _) => {
                 "--chown-workspace --minimum-level L1 (gives root's files in the workspace to the user of commands)".to_owned()
             }
-            (Stage::Identity, Engine::Docker | Engine::Podman) => {
+            (Stage::Identity, ContainerEngine::Docker | ContainerEngine::Podman) => {
                 "the container's option --user 1000:1000, as whom the workspace is (or --cap-add SETUID,SETGID,CHOWN,KILL and --chown-workspace), and --minimum-level L1".to_owned()
             }
-            (Stage::Identity, Engine::Kubernetes) => {
+            (Stage::Identity, ContainerEngine::Kubernetes) => {
                 "securityContext.runAsUser: 1000, as whom the workspace is, and --minimum-level L1".to_owned()
             }
-            (_, Engine::Docker | Engine::Podman) if self.filtered || self.masked => {
+            (_, ContainerEngine::Docker | ContainerEngine::Podman) if self.has_seccomp_filter || self.has_masked_proc => {
                 let is_of_proc = matches!(stage, Stage::MountTemplateProc | Stage::MountProc | Stage::MaskProc);
                 let mut options = Vec::new();
-                if self.filtered && !is_of_proc {
+                if self.has_seccomp_filter && !is_of_proc {
                     options.push("--security-opt seccomp=unconfined");
                 }
-                if self.masked {
+                if self.has_masked_proc {
                     options.push(match self.engine {
-                        Engine::Docker => "--security-opt systempaths=unconfined",
-                        Engine::Podman | Engine::Kubernetes | Engine::None => "--security-opt unmask=ALL",
+                        ContainerEngine::Docker => "--security-opt systempaths=unconfined",
+                        ContainerEngine::Podman | ContainerEngine::Kubernetes | ContainerEngine::None => "--security-opt unmask=ALL",
                     });
                 }
                 format!("the container's options {}", options.join(" "))
             }
-            (_, Engine::Kubernetes) if self.filtered || self.masked => {
+            (_, ContainerEngine::Kubernetes) if self.has_seccomp_filter || self.has_masked_proc => {
                 "hostUsers: false, procMount: Unmasked and a seccompProfile that allows namespaces and mounts, in the pod's securityContext".to_owned()
             }
             (stage, _) => stage.remedy().to_owned(),
@@ -107,24 +107,24 @@ impl Surroundings {
     }
 }
 
-impl fmt::Display for Surroundings {
+impl fmt::Display for HostEnvironment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.engine {
-            Engine::None => "host",
-            Engine::Docker => "Docker container",
-            Engine::Podman => "Podman container",
-            Engine::Kubernetes => "pod",
+            ContainerEngine::None => "host",
+            ContainerEngine::Docker => "Docker container",
+            ContainerEngine::Podman => "Podman container",
+            ContainerEngine::Kubernetes => "pod",
         })?;
-        match (self.user, self.mounts, self.becomes_others) {
+        match (self.user, self.can_mount, self.can_set_user) {
             (0, true, _) => f.write_str(", root with CAP_SYS_ADMIN")?,
             (0, false, true) => f.write_str(", root without CAP_SYS_ADMIN")?,
             (0, false, false) => f.write_str(", root without CAP_SETUID")?,
             (user, ..) => write!(f, ", user {user}")?,
         }
-        if self.filtered {
+        if self.has_seccomp_filter {
             f.write_str(", seccomp profile")?;
         }
-        if self.masked {
+        if self.has_masked_proc {
             f.write_str(", masked /proc")?;
         }
         Ok(())
@@ -137,17 +137,19 @@ mod tests {
 
     #[test]
     fn the_line_names_options_of_the_engine() {
-        let docker = Surroundings {
-            engine: Engine::Docker,
-            becomes_others: true,
-            filtered: true,
-            masked: true,
-            ..Surroundings::default()
+        let docker = HostEnvironment {
+            engine: ContainerEngine::Docker,
+            can_set_user: true,
+            has_seccomp_filter: true,
+            has_masked_proc: true,
+            ..HostEnvironment::default()
         };
-        let podman = Surroundings { engine: Engine::Podman, ..docker.clone() };
-        let open = Surroundings { filtered: false, masked: false, ..podman.clone() };
-        let pod = Surroundings { engine: Engine::Kubernetes, user: 1000, ..docker.clone() };
-        let host = Surroundings { engine: Engine::None, ..open.clone() };
+        let podman = HostEnvironment { engine: ContainerEngine::Podman, ..docker.clone() };
+        let open =
+            HostEnvironment { has_seccomp_filter: false, has_masked_proc: false, ..podman.clone() };
+        let pod =
+            HostEnvironment { engine: ContainerEngine::Kubernetes, user: 1000, ..docker.clone() };
+        let host = HostEnvironment { engine: ContainerEngine::None, ..open.clone() };
         for (found, stage, expected) in [
             (
                 &docker,

@@ -24,40 +24,41 @@ use rustix::{
 };
 
 use super::{
-    level::Level,
-    plan::{HOST_NAME, Network, Plan, WorkspacePlan},
+    level::IsolationLevel,
+    plan::{NetworkMode, SANDBOX_HOST_NAME, SandboxPlan, WorkspacePlan},
     quotas, root,
-    seccomp::Filters,
+    seccomp::SeccompFilters,
     slot,
-    stage::{Failure, Stage, at},
-    wire::{Answer, Identity, MakeSlot, pair, receive, send, send_answer},
+    stage::{Stage, StageFailure, at_stage},
+    wire::{
+        MakeSlotRequest, SandboxIdentity, SetupReply, receive, send, send_reply, seqpacket_pair,
+    },
 };
 use crate::daemon::sys::{
     Errno,
     bpf::load_filter,
-    fd::keep_only,
-    name_process,
+    fd::close_all_except,
     network::bring_up_loopback,
     process::{Fork, SingleThreaded, exit_now, fork, unshare},
-    signal,
+    set_process_name, signal,
 };
 
 /// Settings of a slot's network namespace. Two leave nothing of a run behind for the next: no socket
 /// in TIME_WAIT, no metrics of old connections. With the third a command may listen on any port of
 /// an interface that is its own alone.
-const NETWORK_SETTINGS: &[(&str, &str)] = &[
+const NETWORK_SYSCTLS: &[(&str, &str)] = &[
     ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0"),
     ("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"),
     ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
 ];
 
 /// What a template knows.
-struct Template<'a> {
-    plan: &'a Plan,
+struct TemplateState<'a> {
+    plan: &'a SandboxPlan,
     workspace: &'a WorkspacePlan,
-    level: Level,
-    identity: Identity,
-    filters: Filters,
+    level: IsolationLevel,
+    identity: SandboxIdentity,
+    filters: SeccompFilters,
     /// Its own network namespace, in which nothing runs.
     own_network: OwnedFd,
     proof: SingleThreaded,
@@ -67,48 +68,48 @@ struct Template<'a> {
 /// asked, until the daemon closes the socket.
 pub(super) fn run(
     socket: OwnedFd,
-    plan: &Plan,
+    plan: &SandboxPlan,
     workspace: &WorkspacePlan,
-    level: Level,
-    identity: Identity,
+    level: IsolationLevel,
+    identity: SandboxIdentity,
     trees: Vec<OwnedFd>,
     proof: SingleThreaded,
 ) -> ! {
-    name_process(c"jig-template");
+    set_process_name(c"jig-template");
     // From here on it is closed by `keep_only` only.
     let number = socket.as_raw_fd();
     let socket = ManuallyDrop::new(socket);
-    if let Err(failure) = build(workspace, plan.network, level, identity, trees) {
-        give_up(socket.as_fd(), failure);
+    if let Err(failure) = build_root(workspace, plan.network, level, identity, trees) {
+        report_failure_and_exit(socket.as_fd(), failure);
     }
-    let socket = match keep_only(number) {
+    let socket = match close_all_except(number) {
         Ok(socket) => socket,
-        Err(errno) => give_up(
+        Err(errno) => report_failure_and_exit(
             socket.as_fd(),
-            Failure::kernel(Stage::TemplateNamespaces, errno, "descriptors"),
+            StageFailure::from_errno(Stage::TemplateNamespaces, errno, "descriptors"),
         ),
     };
-    let template = match confine(plan, workspace, level, identity, proof) {
+    let template = match drop_privileges(plan, workspace, level, identity, proof) {
         Ok(template) => template,
-        Err(failure) => give_up(socket, failure),
+        Err(failure) => report_failure_and_exit(socket, failure),
     };
     // Slots that end, and what was left in them.
-    if let Err(errno) = signal::leave_no_zombies() {
-        let failure = Failure::kernel(Stage::TemplateNamespaces, errno, "children");
-        give_up(socket, failure);
+    if let Err(errno) = signal::enable_auto_reap() {
+        let failure = StageFailure::from_errno(Stage::TemplateNamespaces, errno, "children");
+        report_failure_and_exit(socket, failure);
     }
-    let done = Answer::Done { workspace: workspace.index, identity };
+    let done = SetupReply::Done { workspace: workspace.index, identity };
     if send(socket, &done, &[]).is_err() {
         exit_now(0);
     }
     loop {
-        match receive::<MakeSlot>(socket) {
+        match receive::<MakeSlotRequest>(socket) {
             Ok(Some(_)) => {}
             _ => exit_now(0),
         }
         let sent = match template.make_slot() {
-            Ok(slot) => send_answer(socket, &done, &[slot.as_fd()], Stage::SlotNamespace),
-            Err(failure) => send(socket, &Answer::Failed(failure), &[]),
+            Ok(slot) => send_reply(socket, &done, &[slot.as_fd()], Stage::SlotNamespace),
+            Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
         };
         if sent.is_err() {
             exit_now(0);
@@ -117,106 +118,107 @@ pub(super) fn run(
 }
 
 /// Tells why, and ends.
-pub(super) fn give_up(socket: BorrowedFd<'_>, failure: Failure) -> ! {
+pub(super) fn report_failure_and_exit(socket: BorrowedFd<'_>, failure: StageFailure) -> ! {
     // A daemon that is gone needs no answer.
-    let _sent = send(socket, &Answer::Failed(failure), &[]);
+    let _sent = send(socket, &SetupReply::Failed(failure), &[]);
     exit_now(1)
 }
 
 /// Becomes the sandboxes' user and builds their root.
-fn build(
+fn build_root(
     workspace: &WorkspacePlan,
-    network: Network,
-    level: Level,
-    identity: Identity,
+    network: NetworkMode,
+    level: IsolationLevel,
+    identity: SandboxIdentity,
     trees: Vec<OwnedFd>,
-) -> Result<(), Failure> {
+) -> Result<(), StageFailure> {
     become_user(identity)?;
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(at(Stage::TemplateNamespaces, "death signal"))?;
+        .map_err(at_stage(Stage::TemplateNamespaces, "death signal"))?;
     signal::reset_all()
-        .and_then(|()| signal::outlive_the_daemons_signals())
-        .map_err(at(Stage::TemplateNamespaces, "signals"))?;
+        .and_then(|()| signal::ignore_termination_signals())
+        .map_err(at_stage(Stage::TemplateNamespaces, "signals"))?;
     umask(Mode::from_raw_mode(0o022));
     // The kernel ends runs before it ends anything else when memory runs out. Raising the score
     // needs no right, but while a process is not dumpable its files in /proc belong to root.
     // `confine` ends that.
     set_dumpable_behavior(DumpableBehavior::Dumpable)
-        .map_err(at(Stage::TemplateNamespaces, "dumpable"))?;
+        .map_err(at_stage(Stage::TemplateNamespaces, "dumpable"))?;
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
-    root::build(workspace, network, level, identity, trees)?;
+    root::build_root(workspace, network, level, identity, trees)?;
     // Container engines' profiles refuse it. The probe sees what the name is.
-    let _refused = sethostname(HOST_NAME.as_bytes());
+    let _refused = sethostname(SANDBOX_HOST_NAME.as_bytes());
     replace_standard_streams()
 }
 
 /// Gives up what making slots does not need.
-fn confine<'a>(
-    plan: &'a Plan,
+fn drop_privileges<'a>(
+    plan: &'a SandboxPlan,
     workspace: &'a WorkspacePlan,
-    level: Level,
-    identity: Identity,
+    level: IsolationLevel,
+    identity: SandboxIdentity,
     proof: SingleThreaded,
-) -> Result<Template<'a>, Failure> {
-    set_no_new_privs(true).map_err(at(Stage::NoNewPrivileges, ""))?;
-    quotas::bound_processes(plan.processes_of_all_runs)?;
-    let filters = Filters::new(plan.allow_ptrace, (identity.uid, identity.gid));
-    load_filter(&filters.inherited).map_err(at(Stage::Seccomp, "the inherited part"))?;
+) -> Result<TemplateState<'a>, StageFailure> {
+    set_no_new_privs(true).map_err(at_stage(Stage::NoNewPrivileges, ""))?;
+    quotas::limit_total_processes(plan.max_processes_of_all_runs)?;
+    let filters = SeccompFilters::new(plan.allow_ptrace, (identity.uid, identity.gid));
+    load_filter(&filters.inherited).map_err(at_stage(Stage::Seccomp, "the inherited part"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(at(Stage::TemplateNamespaces, "dumpable"))?;
+        .map_err(at_stage(Stage::TemplateNamespaces, "dumpable"))?;
     let own_network = open_network_namespace()?;
-    Ok(Template { plan, workspace, level, identity, filters, own_network, proof })
+    Ok(TemplateState { plan, workspace, level, identity, filters, own_network, proof })
 }
 
 /// Takes on the user id of the sandboxes. Ids are mapped one to one, so they are the same inside
 /// and outside.
-pub(super) fn become_user(identity: Identity) -> Result<(), Failure> {
+pub(super) fn become_user(identity: SandboxIdentity) -> Result<(), StageFailure> {
     let (uid, gid) =
         (rustix::fs::Uid::from_raw(identity.uid), rustix::fs::Gid::from_raw(identity.gid));
-    set_thread_res_gid(gid, gid, gid).map_err(at(Stage::SetUser, "group"))?;
-    set_thread_res_uid(uid, uid, uid).map_err(at(Stage::SetUser, "user"))
+    set_thread_res_gid(gid, gid, gid).map_err(at_stage(Stage::SetUser, "group"))?;
+    set_thread_res_uid(uid, uid, uid).map_err(at_stage(Stage::SetUser, "user"))
 }
 
 /// Replaces what the daemon's own standard streams were: nothing of a sandbox must reach the
 /// daemon's terminal or log.
-pub(super) fn replace_standard_streams() -> Result<(), Failure> {
-    let failed = |errno| Failure::kernel(Stage::StandardStreams, errno, "/dev/null");
+pub(super) fn replace_standard_streams() -> Result<(), StageFailure> {
+    let failed = |errno| StageFailure::from_errno(Stage::StandardStreams, errno, "/dev/null");
     let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     rustix::stdio::dup2_stdin(&null).map_err(failed)?;
     rustix::stdio::dup2_stdout(&null).map_err(failed)?;
     rustix::stdio::dup2_stderr(&null).map_err(failed)
 }
 
-fn open_network_namespace() -> Result<OwnedFd, Failure> {
+fn open_network_namespace() -> Result<OwnedFd, StageFailure> {
     open("/proc/self/ns/net", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .map_err(at(Stage::NetworkNamespace, "/proc/self/ns/net"))
+        .map_err(at_stage(Stage::NetworkNamespace, "/proc/self/ns/net"))
 }
 
-impl Template<'_> {
+impl TemplateState<'_> {
     /// Makes a slot: a network namespace, unless its runs are to have the daemon's, and in it a
     /// keeper with a user and mount namespace of its own. Answers the daemon's end of its socket.
-    fn make_slot(&self) -> Result<OwnedFd, Failure> {
-        let (daemon, keeper) = pair().map_err(at(Stage::SlotNamespace, "socket"))?;
+    fn make_slot(&self) -> Result<OwnedFd, StageFailure> {
+        let (daemon, keeper) =
+            seqpacket_pair().map_err(at_stage(Stage::SlotNamespace, "socket"))?;
         let network = match self.plan.network {
-            Network::None | Network::Proxy => new_network(self.level),
+            NetworkMode::None | NetworkMode::Proxy => enter_new_network(self.level),
             // Already in it, and nothing of it is ours to set.
-            Network::Host => Ok(()),
+            NetworkMode::Host => Ok(()),
         };
         let forked = network.and_then(|()| {
             fork(&self.proof, libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
-                .map_err(at(Stage::SlotNamespace, "clone"))
+                .map_err(at_stage(Stage::SlotNamespace, "clone"))
         });
         if let Ok(Fork::Child) = forked {
-            self.run_slot(keeper.as_raw_fd());
+            self.run_slot_keeper(keeper.as_raw_fd());
         }
-        if self.plan.network != Network::Host {
+        if self.plan.network != NetworkMode::Host {
             self.return_to_own_network()?;
         }
         forked.map(|_| daemon)
     }
 
-    fn run_slot(&self, socket: i32) -> ! {
-        match keep_only(socket) {
+    fn run_slot_keeper(&self, socket: i32) -> ! {
+        match close_all_except(socket) {
             Ok(socket) => slot::run(
                 socket,
                 self.plan,
@@ -229,23 +231,23 @@ impl Template<'_> {
         }
     }
 
-    fn return_to_own_network(&self) -> Result<(), Failure> {
+    fn return_to_own_network(&self) -> Result<(), StageFailure> {
         let own: BorrowedFd<'_> = self.own_network.as_fd();
         move_into_link_name_space(own, Some(LinkNameSpaceType::Network))
-            .map_err(at(Stage::NetworkNamespace, "returning"))
+            .map_err(at_stage(Stage::NetworkNamespace, "returning"))
     }
 }
 
 /// Moves this process into a new network namespace with nothing but a loopback interface.
-fn new_network(level: Level) -> Result<(), Failure> {
-    unshare(libc::CLONE_NEWNET).map_err(at(Stage::NetworkNamespace, "unshare"))?;
-    bring_up_loopback().map_err(at(Stage::NetworkNamespace, "bringing up lo"))?;
-    if !level.recycles_networks() {
+fn enter_new_network(level: IsolationLevel) -> Result<(), StageFailure> {
+    unshare(libc::CLONE_NEWNET).map_err(at_stage(Stage::NetworkNamespace, "unshare"))?;
+    bring_up_loopback().map_err(at_stage(Stage::NetworkNamespace, "bringing up lo"))?;
+    if !level.reuses_network_namespaces() {
         return Ok(()); // nor could the settings be made
     }
-    for (path, value) in NETWORK_SETTINGS {
+    for (path, value) in NETWORK_SYSCTLS {
         fs::write(path, value).map_err(|error| {
-            Failure::kernel(
+            StageFailure::from_errno(
                 Stage::NetworkNamespace,
                 Errno::from_io_error(&error).unwrap_or(Errno::IO),
                 *path,

@@ -10,66 +10,69 @@
 use std::{fs::File, os::unix::fs::FileExt as _, thread::sleep, time::Duration};
 
 use super::{
-    level::Level,
-    plan::Network,
-    stage::{Failure, Stage},
+    level::IsolationLevel,
+    plan::NetworkMode,
+    stage::{Stage, StageFailure},
 };
 use crate::daemon::sys::Errno;
 
 /// Where the kernel tells it, for the network namespace of who opens it.
-const COUNTS: &str = "/proc/self/net/sockstat";
+const SOCKSTAT_PATH: &str = "/proc/self/net/sockstat";
 /// How often it is looked at: the daemon closes its ends of a run's connections at the same time as
 /// the slot is made free, and what only messages hold is found by a kernel thread.
-const LOOKS: u32 = 20;
+const MAX_POLLS: u32 = 20;
 /// Pause between two looks.
-const PAUSE: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The network namespace of a slot, if its runs have one after the other.
 #[derive(Debug)]
-pub(super) struct Vacancy {
+pub(super) struct NetnsCheck {
     /// What the kernel counts, and how many sockets belong there: the proxy's listener.
-    counted: Option<(File, u64)>,
+    baseline: Option<(File, u64)>,
 }
 
-impl Vacancy {
+impl NetnsCheck {
     /// That of a slot whose keeper this is.
-    pub(super) fn of(network: Network, level: Level) -> Result<Self, Failure> {
+    pub(super) fn for_slot(
+        network: NetworkMode,
+        level: IsolationLevel,
+    ) -> Result<Self, StageFailure> {
         let own = match network {
-            Network::None => Some(0),
-            Network::Proxy => Some(1),
-            Network::Host => None,
+            NetworkMode::None => Some(0),
+            NetworkMode::Proxy => Some(1),
+            NetworkMode::Host => None,
         };
-        let counted = own.filter(|_| level.recycles_networks()).map(|own| {
-            let counts = File::open(COUNTS).map_err(|error| {
+        let counted = own.filter(|_| level.reuses_network_namespaces()).map(|own| {
+            let counts = File::open(SOCKSTAT_PATH).map_err(|error| {
                 let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                Failure::kernel(Stage::NetworkNamespace, errno, COUNTS)
+                StageFailure::from_errno(Stage::NetworkNamespace, errno, SOCKSTAT_PATH)
             });
             counts.map(|counts| (counts, own))
         });
-        Ok(Self { counted: counted.transpose()? })
+        Ok(Self { baseline: counted.transpose()? })
     }
 
     /// Waits a moment for all that a run has left to be gone. Answers whether it is.
-    pub(super) fn awaits(&self) -> bool {
-        let Some((counts, own)) = &self.counted else {
+    pub(super) fn wait_until_clear(&self) -> bool {
+        let Some((counts, own)) = &self.baseline else {
             return true; // no run gets it after another
         };
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_POLLS {
             // Its first line is what matters.
             let mut bytes = [0; 256];
             let read = counts.read_at(&mut bytes, 0).unwrap_or_default();
             let text = str::from_utf8(bytes.get(..read).unwrap_or_default()).unwrap_or_default();
-            if sockets(text).is_some_and(|sockets| sockets <= *own) {
+            if count_sockets(text).is_some_and(|sockets| sockets <= *own) {
                 return true;
             }
-            sleep(PAUSE);
+            sleep(POLL_INTERVAL);
         }
         false
     }
 }
 
 /// How many sockets there are.
-fn sockets(counts: &str) -> Option<u64> {
+fn count_sockets(counts: &str) -> Option<u64> {
     let line = counts.lines().find_map(|line| line.strip_prefix("sockets: used "))?;
     line.trim().parse().ok()
 }
@@ -81,8 +84,8 @@ mod tests {
     #[test]
     fn what_cannot_be_counted_is_not_nothing() {
         let counts = "sockets: used 19\nTCP: inuse 1 orphan 0 tw 0 alloc 1 mem 54\n";
-        assert_eq!(sockets(counts), Some(19));
-        assert_eq!(sockets(""), None);
-        assert_eq!(sockets("sockets: used many\n"), None);
+        assert_eq!(count_sockets(counts), Some(19));
+        assert_eq!(count_sockets(""), None);
+        assert_eq!(count_sockets("sockets: used many\n"), None);
     }
 }

@@ -21,66 +21,66 @@ use rustix::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    level::Level,
-    plan::Plan,
-    stage::{Failure, Stage},
+    level::IsolationLevel,
+    plan::SandboxPlan,
+    stage::{Stage, StageFailure},
 };
-use crate::daemon::sys::{Errno, process::Usage};
+use crate::daemon::sys::{Errno, process::ResourceUsage};
 
 /// Most bytes of a JSON message. A plan with a thousand binds fits; the kernel's default send
 /// buffer is larger.
-const MESSAGE_BYTES: usize = 128 * 1024;
+const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 /// Most descriptors in one message (SCM_MAX_FD of the kernel is 253).
-pub(super) const MESSAGE_FDS: usize = 128;
+pub(super) const MAX_MESSAGE_FDS: usize = 128;
 
 /// What the daemon tells the keeper. Version 1 of the protocol: both ends are always the same
 /// binary.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum ToKeeper {
+pub(super) enum KeeperRequest {
     /// What to build. Sent first, with the workspaces' directories.
-    Plan(Plan),
+    Plan(SandboxPlan),
     /// Start a template.
-    Template(Order),
+    StartTemplate(TemplateSpec),
     /// Lower the share of the CPUs that the session of a command has, which has this number. Not
     /// answered.
-    Lower(i32),
+    LowerCpuShare(i32),
 }
 
 /// What to start a template for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct TemplateSpec {
     /// Index of the workspace in the plan.
     pub(super) workspace: usize,
     /// Level of isolation that its sandboxes give. A template gives this one or none.
-    pub(super) level: Level,
+    pub(super) level: IsolationLevel,
 }
 
 /// What the keeper answers, and the keeper's own orders to the launcher are answered.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Answer {
+pub(super) enum SetupReply {
     /// Done; sockets that belong to it come with the message.
     Done {
         /// Index of the workspace in the plan.
         workspace: usize,
         /// As whom its sandboxes run.
-        identity: Identity,
+        identity: SandboxIdentity,
     },
     /// Not done.
-    Failed(Failure),
+    Failed(StageFailure),
 }
 
 /// As whom the sandboxes of a workspace run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) struct Identity {
+pub(crate) struct SandboxIdentity {
     /// User id, as commands see it.
     pub(crate) uid: u32,
     /// Group id, as commands see it.
     pub(crate) gid: u32,
     /// User and group id, as the daemon sees them: the same, but where root of a container's user
     /// namespace can only be itself.
-    pub(crate) outside: (u32, u32),
+    pub(crate) host_ids: (u32, u32),
     /// Whether the workspace is mounted with its owner mapped to that user.
     pub(crate) id_mapped: bool,
 }
@@ -88,37 +88,37 @@ pub(crate) struct Identity {
 /// What the keeper tells the launcher: start a template. Its socket comes first, then the trees
 /// that the keeper has opened for it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct StartTemplate {
+pub(super) struct StartTemplateRequest {
     /// What for.
-    pub(super) order: Order,
+    pub(super) template: TemplateSpec,
     /// As whom it runs.
-    pub(super) identity: Identity,
+    pub(super) identity: SandboxIdentity,
     /// Whether trees of the workspace and its binds come with the message, in the plan's order.
-    pub(super) with_trees: bool,
+    pub(super) has_trees: bool,
 }
 
 /// What the daemon tells a template: make a slot.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct MakeSlot;
+pub(super) struct MakeSlotRequest;
 
 /// What the daemon tells a slot's keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SlotOrder {
+pub(super) enum SlotCommand {
     /// Make a sandbox. Its end of the socket to the daemon comes with the order: one that was made in
     /// the slot's network namespace would count as left there ([`super::vacancy`]).
-    Make {
+    MakeSandbox {
         /// Bytes in each of its own file systems.
         tmp_bytes: u64,
         /// Inodes in each of them.
         tmp_inodes: u64,
     },
     /// Tell what the sandbox that was made last occupies.
-    Measure(MeasureBounds),
+    Measure(MeasurementBounds),
 }
 
 /// How closely a run is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct MeasureBounds {
+pub(crate) struct MeasurementBounds {
     /// Memory up to which an estimate will do, in bytes; the largest number where memory is not
     /// wanted.
     pub(crate) memory_bytes: u64,
@@ -132,11 +132,11 @@ pub(crate) struct MeasureBounds {
 }
 
 /// Bytes of an order on the wire.
-pub(super) const ORDER_BYTES: usize = 40;
+pub(super) const SLOT_COMMAND_BYTES: usize = 40;
 
 /// What a sandbox's init and its command's process tell the daemon, and its slot's keeper.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Report {
+pub(crate) enum SandboxReport {
     /// The sandbox is built and waits for its request.
     Ready,
     /// Building it failed.
@@ -158,24 +158,24 @@ pub(crate) enum Report {
         /// Wait status of the command (wait(2)).
         status: i32,
         /// What all of them used.
-        usage: Usage,
+        usage: ResourceUsage,
     },
     /// What the sandbox occupies.
-    Measured(Measure),
+    Measured(RunMeasurement),
     /// No sandbox was made: something of an earlier run is left in the slot's network namespace.
-    Occupied,
+    NetnsInUse,
     /// The command's terminal was made; the descriptor of its other end comes with the report.
-    Terminal,
+    TerminalOpened,
     /// The probe was run: bits of the checks that failed.
     Probed {
         /// Bits by the place of the check in the lists of [`super::canary`].
-        failed: u64,
+        failed_checks: u64,
     },
 }
 
 /// What a run occupies at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Measure {
+pub(crate) struct RunMeasurement {
     /// Bytes of memory.
     pub(crate) memory_bytes: u64,
     /// Microseconds of CPU time so far, of processes that were waited for included.
@@ -187,7 +187,7 @@ pub(crate) struct Measure {
 }
 
 /// Bytes of a report on the wire.
-pub(crate) const REPORT_BYTES: usize = 40;
+pub(crate) const SANDBOX_REPORT_BYTES: usize = 40;
 
 // === JSON messages ===
 
@@ -196,23 +196,23 @@ pub(crate) const REPORT_BYTES: usize = 40;
 ///
 /// The kernel counts descriptors in flight per user, so commands can make a send fail that is none
 /// of their business (ETOOMANYREFS, unix(7)).
-pub(super) fn send_answer(
+pub(super) fn send_reply(
     socket: impl AsFd,
-    answer: &Answer,
+    answer: &SetupReply,
     fds: &[BorrowedFd<'_>],
     stage: Stage,
 ) -> Result<(), Errno> {
     match send(&socket, answer, fds) {
-        Err(errno) if !Failure::kernel(stage, errno, "").is_disconnection() => {
-            let failure = Failure::kernel(stage, errno, "sending a descriptor");
-            send(&socket, &Answer::Failed(failure), &[])
+        Err(errno) if !StageFailure::from_errno(stage, errno, "").is_disconnection() => {
+            let failure = StageFailure::from_errno(stage, errno, "sending a descriptor");
+            send(&socket, &SetupReply::Failed(failure), &[])
         }
         sent => sent,
     }
 }
 
 /// Makes a pair of connected sockets that keep messages apart.
-pub(super) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+pub(super) fn seqpacket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
@@ -230,9 +230,9 @@ pub(super) fn send<T: Serialize>(
 pub(super) fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
 ) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
-    let mut bytes = vec![0; MESSAGE_BYTES];
+    let mut bytes = vec![0; MAX_MESSAGE_BYTES];
     let mut fds = Vec::new();
-    let Received { length, .. } = receive_bytes(socket, &mut bytes, |fd| fds.push(fd))?;
+    let ReceivedMessage { length, .. } = receive_bytes(socket, &mut bytes, |fd| fds.push(fd))?;
     if length == 0 {
         return Ok(None);
     }
@@ -247,7 +247,7 @@ pub(super) fn send_bytes(
     bytes: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MESSAGE_FDS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::TOOBIG);
@@ -263,7 +263,7 @@ pub(super) fn send_bytes(
 
 /// A message that was received.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Received {
+pub(super) struct ReceivedMessage {
     /// Its length; 0 when the peer is gone.
     pub(super) length: usize,
     /// The process that sent it, as this one's namespace numbers it, where the socket was told to
@@ -276,9 +276,9 @@ pub(super) fn receive_bytes(
     socket: impl AsFd,
     bytes: &mut [u8],
     mut keep: impl FnMut(OwnedFd),
-) -> Result<Received, Errno> {
+) -> Result<ReceivedMessage, Errno> {
     let mut space =
-        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS), ScmCredentials(1))];
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MESSAGE_FDS), ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         match recvmsg(
@@ -305,24 +305,24 @@ pub(super) fn receive_bytes(
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(Errno::MFILE);
     }
-    Ok(Received { length: received.bytes, sender })
+    Ok(ReceivedMessage { length: received.bytes, sender })
 }
 
 // === impl Identity ===
 
-impl Identity {
+impl SandboxIdentity {
     /// A user who is the same inside and outside.
-    pub(super) fn same(uid: u32, gid: u32) -> Self {
-        Self { uid, gid, outside: (uid, gid), id_mapped: false }
+    pub(super) fn unmapped(uid: u32, gid: u32) -> Self {
+        Self { uid, gid, host_ids: (uid, gid), id_mapped: false }
     }
 }
 
 // === impl SlotOrder ===
 
-impl SlotOrder {
-    pub(super) fn encode(self) -> [u8; ORDER_BYTES] {
+impl SlotCommand {
+    pub(super) fn encode(self) -> [u8; SLOT_COMMAND_BYTES] {
         let values = match self {
-            Self::Make { tmp_bytes, tmp_inodes } => [1, tmp_bytes, tmp_inodes, 0, 0],
+            Self::MakeSandbox { tmp_bytes, tmp_inodes } => [1, tmp_bytes, tmp_inodes, 0, 0],
             Self::Measure(bounds) => [
                 2,
                 bounds.memory_bytes,
@@ -331,7 +331,7 @@ impl SlotOrder {
                 u64::from(bounds.recount),
             ],
         };
-        let mut bytes = [0; ORDER_BYTES];
+        let mut bytes = [0; SLOT_COMMAND_BYTES];
         for (chunk, value) in bytes.chunks_exact_mut(8).zip(values) {
             chunk.copy_from_slice(&value.to_le_bytes());
         }
@@ -341,16 +341,16 @@ impl SlotOrder {
     /// Reads an order. Answers nothing when these bytes are none.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut values = [0; 5];
-        if bytes.len() != ORDER_BYTES {
+        if bytes.len() != SLOT_COMMAND_BYTES {
             return None;
         }
         for (value, chunk) in values.iter_mut().zip(bytes.chunks_exact(8)) {
             *value = u64::from_le_bytes(chunk.try_into().ok()?);
         }
         match values {
-            [1, tmp_bytes, tmp_inodes, _, _] => Some(Self::Make { tmp_bytes, tmp_inodes }),
+            [1, tmp_bytes, tmp_inodes, _, _] => Some(Self::MakeSandbox { tmp_bytes, tmp_inodes }),
             [2, memory_bytes, open_files, epoll_watches, recount] => {
-                Some(Self::Measure(MeasureBounds {
+                Some(Self::Measure(MeasurementBounds {
                     memory_bytes,
                     open_files,
                     epoll_watches,
@@ -363,10 +363,10 @@ impl SlotOrder {
 }
 
 // === impl Report ===
-impl Report {
+impl SandboxReport {
     /// The report's bytes. Allocates nothing.
-    pub(crate) fn encode(&self) -> [u8; REPORT_BYTES] {
-        let mut bytes = [0; REPORT_BYTES];
+    pub(crate) fn encode(&self) -> [u8; SANDBOX_REPORT_BYTES] {
+        let mut bytes = [0; SANDBOX_REPORT_BYTES];
         let (kind, words): (u32, [u64; 4]) = match *self {
             Self::Ready => (1, [0; 4]),
             Self::Failed { stage, errno } => {
@@ -384,13 +384,13 @@ impl Report {
                     usage.max_rss_kib,
                 ],
             ),
-            Self::Probed { failed } => (5, [failed, 0, 0, 0]),
-            Self::Terminal => (6, [0; 4]),
+            Self::Probed { failed_checks: failed } => (5, [failed, 0, 0, 0]),
+            Self::TerminalOpened => (6, [0; 4]),
             Self::Measured(measure) => (
                 7,
                 [measure.memory_bytes, measure.cpu_us, measure.open_files, measure.epoll_watches],
             ),
-            Self::Occupied => (8, [0; 4]),
+            Self::NetnsInUse => (8, [0; 4]),
         };
         let mut chunks = bytes.chunks_exact_mut(8);
         let values = [u64::from(kind), words[0], words[1], words[2], words[3]];
@@ -403,7 +403,7 @@ impl Report {
     /// Reads a report. Answers nothing when these bytes are none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut values = [0u64; 5];
-        if bytes.len() != REPORT_BYTES {
+        if bytes.len() != SANDBOX_REPORT_BYTES {
             return None;
         }
         for (value, chunk) in values.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -418,17 +418,17 @@ impl Report {
             3 => Self::NotStarted { stage: stage()?, errno: errno()? },
             4 => Self::Ended {
                 status: u32::try_from(first).ok()?.cast_signed(),
-                usage: Usage { user_us: second, system_us: third, max_rss_kib: fourth },
+                usage: ResourceUsage { user_us: second, system_us: third, max_rss_kib: fourth },
             },
-            5 => Self::Probed { failed: first },
-            6 => Self::Terminal,
-            7 => Self::Measured(Measure {
+            5 => Self::Probed { failed_checks: first },
+            6 => Self::TerminalOpened,
+            7 => Self::Measured(RunMeasurement {
                 memory_bytes: first,
                 cpu_us: second,
                 open_files: third,
                 epoll_watches: fourth,
             }),
-            8 => Self::Occupied,
+            8 => Self::NetnsInUse,
             _ => return None,
         })
     }

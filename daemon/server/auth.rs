@@ -14,27 +14,27 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use super::{
-    connection::Peer,
-    dismissal::{dismissed, until_dismissed},
-    places::Check,
+    connection::PeerInfo,
+    dismissal::{end_on_revocation, revoked_status},
+    places::HealthCheckPermit,
 };
 use crate::daemon::{
     call::{
         Pipeline,
-        access::{Origin, principal::Principal},
+        access::{PeerOrigin, principal::Principal},
     },
-    config::keys::Role,
-    door::{metadata::Arrival, status::to_status},
+    config::keys::AccessRole,
+    door::{metadata::RequestTrace, status::to_status},
     error::{Error, Reason},
     telemetry::semconv,
 };
 
 /// What anybody may ask: whoever watches over the daemon has no key (Kubernetes' probes).
-const PUBLIC: &str = "grpc.health.v1.Health/";
+const PUBLIC_METHOD_PREFIX: &str = "grpc.health.v1.Health/";
 /// What answers once, and may take as long as a job does: it ends as streams do.
-const WAITS: &str = "jig.v1.JobService/WaitJob";
+const LONG_POLL_METHOD: &str = "jig.v1.JobService/WaitJob";
 /// The metadata key for keys beside `authorization`.
-const API_KEY: &str = "x-api-key";
+const API_KEY_HEADER: &str = "x-api-key";
 
 /// The layer.
 #[derive(Debug, Clone)]
@@ -42,32 +42,32 @@ pub(super) struct AuthLayer(pub(super) Arc<Pipeline>);
 
 /// A service behind it.
 #[derive(Debug, Clone)]
-pub(super) struct Guarded<S> {
+pub(super) struct AuthService<S> {
     inner: S,
     pipeline: Arc<Pipeline>,
 }
 
 /// Whose call it is, and what becomes of its answer.
-enum Admitted {
+enum AuthOutcome {
     /// Anybody's. What keeps the connection meanwhile, where that is known.
-    Public(Option<Check>),
+    Public(Option<HealthCheckPermit>),
     /// It is finished, whatever becomes of its caller.
-    Finished,
+    RunToCompletion,
     /// It goes on for as long as its caller may call.
-    WhileAllowed(Arc<Principal>),
+    UntilRevoked(Arc<Principal>),
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<S> Layer<S> for AuthLayer {
-    type Service = Guarded<S>;
+    type Service = AuthService<S>;
 
-    fn layer(&self, inner: S) -> Guarded<S> {
-        Guarded { inner, pipeline: Arc::clone(&self.0) }
+    fn layer(&self, inner: S) -> AuthService<S> {
+        AuthService { inner, pipeline: Arc::clone(&self.0) }
     }
 }
 
-impl<S> Service<Request<Body>> for Guarded<S>
+impl<S> Service<Request<Body>> for AuthService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>>,
     S::Future: Send + 'static,
@@ -82,23 +82,25 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        match admit(&self.pipeline, &mut request) {
-            Ok(Admitted::Finished | Admitted::Public(None)) => Box::pin(self.inner.call(request)),
-            Ok(Admitted::Public(Some(check))) => {
+        match authenticate(&self.pipeline, &mut request) {
+            Ok(AuthOutcome::RunToCompletion | AuthOutcome::Public(None)) => {
+                Box::pin(self.inner.call(request))
+            }
+            Ok(AuthOutcome::Public(Some(check))) => {
                 let answer = self.inner.call(request);
                 Box::pin(async move {
                     let answer = answer.await?;
-                    Ok(answer.map(|body| check.until_told(body)))
+                    Ok(answer.map(|body| check.hold_until_sent(body)))
                 })
             }
-            Ok(Admitted::WhileAllowed(principal)) => {
+            Ok(AuthOutcome::UntilRevoked(principal)) => {
                 let answer = self.inner.call(request);
                 Box::pin(async move {
                     tokio::select! {
                         answer = answer => {
-                            Ok(answer?.map(|body| until_dismissed(body, principal)))
+                            Ok(answer?.map(|body| end_on_revocation(body, principal)))
                         }
-                        () = principal.dismissed() => Ok(dismissed().into_http()),
+                        () = principal.revoked() => Ok(revoked_status().into_http()),
                     }
                 })
             }
@@ -108,47 +110,48 @@ where
 }
 
 /// Lets a request in, and tells its connection whether it was.
-fn admit(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<Admitted, Error> {
+fn authenticate(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<AuthOutcome, Error> {
     let key = take_key(request.headers_mut());
     let method = request.uri().path().trim_start_matches('/').to_owned();
-    let peer = request.extensions().get::<Peer>();
-    let standing = peer.map(|peer| Arc::clone(&peer.standing));
-    if method.starts_with(PUBLIC) {
-        let check = standing.as_ref().map(Check::begin);
-        let check = check.map(|check| check.ok_or_else(Check::too_many));
-        return Ok(Admitted::Public(check.transpose()?));
+    let peer = request.extensions().get::<PeerInfo>();
+    let standing = peer.map(|peer| Arc::clone(&peer.auth));
+    if method.starts_with(PUBLIC_METHOD_PREFIX) {
+        let check = standing.as_ref().map(HealthCheckPermit::try_acquire);
+        let check = check.map(|check| check.ok_or_else(HealthCheckPermit::limit_error));
+        return Ok(AuthOutcome::Public(check.transpose()?));
     }
-    let origin = peer.map_or(Origin::Elsewhere, |peer| peer.origin);
-    let has_keys = pipeline.access.has_keys();
+    let origin = peer.map_or(PeerOrigin::Elsewhere, |peer| peer.origin);
+    let has_keys = pipeline.access.requires_key();
     let shown = match has_keys {
         true => key?,
         // Nothing that could be shown is looked at.
         false => key.ok().flatten(),
     };
-    let admitted = pipeline.access.admit(shown.as_deref(), origin);
+    let admitted = pipeline.access.authenticate(shown.as_deref(), origin);
     if let Some(standing) = standing {
         match &admitted {
-            Ok(_) => standing.welcome(),
+            Ok(_) => standing.mark_authenticated(),
             // Where there are no keys, it is the connection that is refused, whatever is called.
-            Err(_) if !has_keys => standing.dismiss(),
+            Err(_) if !has_keys => standing.mark_rejected(),
             Err(_) => {}
         }
     }
     let principal: Arc<Principal> = admitted?;
-    if let Some(arrival) = request.extensions().get::<Arrival>() {
+    if let Some(arrival) = request.extensions().get::<RequestTrace>() {
         let name = || principal.name().to_owned();
         let span = arrival.context.span();
         span.set_attribute(KeyValue::new(semconv::PRINCIPAL, name()));
-        arrival.facts.note(|facts| facts.caller = Some(name()));
+        arrival.facts.update(|facts| facts.caller = Some(name()));
     }
     // What is none of the daemon's own methods is reflection, or nothing.
-    let access = pipeline.catalog.access(&method);
-    let (needed, streams) = access.map_or((Role::Read, true), |it| (it.role, it.streams));
-    principal.has_role(needed, &method)?;
+    let access = pipeline.catalog.method_access(&method);
+    let (needed, streams) =
+        access.map_or((AccessRole::Read, true), |it| (it.role, it.server_streaming));
+    principal.require_role(needed, &method)?;
     request.extensions_mut().insert(Arc::clone(&principal));
-    Ok(match streams || method == WAITS {
-        true => Admitted::WhileAllowed(principal),
-        false => Admitted::Finished,
+    Ok(match streams || method == LONG_POLL_METHOD {
+        true => AuthOutcome::UntilRevoked(principal),
+        false => AuthOutcome::RunToCompletion,
     })
 }
 
@@ -157,15 +160,15 @@ fn take_key(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Error> {
     let mut shown: Vec<Vec<u8>> = Vec::new();
     let mut is_other_scheme = false;
     for value in headers.get_all(AUTHORIZATION) {
-        match bearer(value.as_bytes()) {
+        match bearer_token(value.as_bytes()) {
             Some(key) => shown.push(key.to_vec()),
             None => is_other_scheme = true,
         }
     }
     shown.extend(
-        headers.get_all(API_KEY).iter().map(|value| value.as_bytes().trim_ascii().to_vec()),
+        headers.get_all(API_KEY_HEADER).iter().map(|value| value.as_bytes().trim_ascii().to_vec()),
     );
-    while headers.remove(AUTHORIZATION).is_some() || headers.remove(API_KEY).is_some() {}
+    while headers.remove(AUTHORIZATION).is_some() || headers.remove(API_KEY_HEADER).is_some() {}
     // What a client sends that has a place for a key and none in it.
     shown.retain(|key| !key.is_empty());
     shown.dedup();
@@ -180,7 +183,7 @@ fn take_key(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Error> {
 
 /// The key in a value of `authorization`, whose scheme may be written in any case (RFC 9110, section
 /// 11.1).
-fn bearer(value: &[u8]) -> Option<&[u8]> {
+fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (scheme, key) = value.split_at_checked(b"bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
 }

@@ -12,10 +12,10 @@ mod tests;
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const FRAME_HEADER_BYTES: usize = 9;
 // Types and flags of frames (RFC 9113, section 6).
-const HEADERS: u8 = 1;
-const CONTINUATION: u8 = 9;
-const PADDED: u8 = 0x08;
-const PRIORITY: u8 = 0x20;
+const HEADERS_FRAME: u8 = 1;
+const CONTINUATION_FRAME: u8 = 9;
+const PADDED_FLAG: u8 = 0x08;
+const PRIORITY_FLAG: u8 = 0x20;
 const PRIORITY_BYTES: u32 = 5;
 
 /// Index of `:authority` in HPACK's static table (RFC 7541, appendix A).
@@ -29,13 +29,13 @@ const MAX_INTEGER_SHIFT: u32 = 14;
 /// Reads what a client sends on one connection, and rewrites values of `:authority` in it.
 #[derive(Debug)]
 pub(super) struct AuthorityRewriter {
-    frame: Frame,
-    field: Field,
+    frame: FrameState,
+    field: FieldState,
 }
 
 /// Position in the sequence of frames.
 #[derive(Debug, Clone, Copy)]
-enum Frame {
+enum FrameState {
     Preface {
         matched: usize,
     },
@@ -60,16 +60,16 @@ enum Frame {
 
 /// Position in a field block (RFC 7541, section 6).
 #[derive(Debug, Clone, Copy)]
-enum Field {
+enum FieldState {
     Start,
     /// In an integer that has more bytes.
     Integer {
         value: u32,
         shift: u32,
-        meaning: Integer,
+        meaning: IntegerMeaning,
     },
     /// Before the length of a string.
-    Length(Text),
+    Length(StringKind),
     /// In a name, with what is left of `:authority` where it was that so far.
     Name {
         left: u32,
@@ -77,24 +77,24 @@ enum Field {
     },
     Value {
         left: u32,
-        coding: Coding,
+        coding: ValueCoding,
     },
     Malformed,
 }
 
 /// What an integer says.
 #[derive(Debug, Clone, Copy)]
-enum Integer {
+enum IntegerMeaning {
     /// The index of a whole field, or a size of the dynamic table.
     Other,
     NameIndex,
-    PlainLength(Text),
-    HuffmanLength(Text),
+    PlainLength(StringKind),
+    HuffmanLength(StringKind),
 }
 
 /// What a string is.
 #[derive(Debug, Clone, Copy)]
-enum Text {
+enum StringKind {
     Name,
     Authority,
     OtherValue,
@@ -102,16 +102,16 @@ enum Text {
 
 /// How the bytes of a value are read.
 #[derive(Debug, Clone, Copy)]
-enum Coding {
+enum ValueCoding {
     /// Not at all: it is another field's.
     Skipped,
     Plain,
-    Huffman(Code),
+    Huffman(HuffmanSymbol),
 }
 
 /// The bits of a symbol of the Huffman code that were read.
 #[derive(Debug, Clone, Copy, Default)]
-struct Code {
+struct HuffmanSymbol {
     bits: u32,
     count: u32,
 }
@@ -119,7 +119,7 @@ struct Code {
 impl AuthorityRewriter {
     /// At the begin of a connection.
     pub(super) fn new() -> Self {
-        Self { frame: Frame::Preface { matched: 0 }, field: Field::Start }
+        Self { frame: FrameState::Preface { matched: 0 }, field: FieldState::Start }
     }
 
     /// Rewrites the next bytes of the connection.
@@ -127,40 +127,42 @@ impl AuthorityRewriter {
         while let Some(&mut first) = data.first_mut() {
             let mut taken = 1;
             self.frame = match self.frame {
-                Frame::Malformed => return,
-                Frame::Preface { matched } if PREFACE.get(matched) != Some(&first) => {
-                    Frame::Malformed
+                FrameState::Malformed => return,
+                FrameState::Preface { matched } if PREFACE.get(matched) != Some(&first) => {
+                    FrameState::Malformed
                 }
-                Frame::Preface { matched } if matched + 1 == PREFACE.len() => Frame::START,
-                Frame::Preface { matched } => Frame::Preface { matched: matched + 1 },
-                Frame::Header { mut bytes, filled } => {
+                FrameState::Preface { matched } if matched + 1 == PREFACE.len() => {
+                    FrameState::START
+                }
+                FrameState::Preface { matched } => FrameState::Preface { matched: matched + 1 },
+                FrameState::Header { mut bytes, filled } => {
                     bytes[filled] = first;
                     match filled + 1 {
                         FRAME_HEADER_BYTES => self.begin_payload(bytes),
-                        filled => Frame::Header { bytes, filled },
+                        filled => FrameState::Header { bytes, filled },
                     }
                 }
-                Frame::PadLength { left, priority } => {
+                FrameState::PadLength { left, priority } => {
                     let padding = u32::from(first);
                     match left.checked_sub(1 + priority + padding) {
-                        Some(block) => Frame::payload(priority, block, padding),
-                        None => Frame::Malformed,
+                        Some(block) => FrameState::payload(priority, block, padding),
+                        None => FrameState::Malformed,
                     }
                 }
-                Frame::Payload { skip, block, padding } => {
+                FrameState::Payload { skip, block, padding } => {
                     let part = [skip, block].into_iter().find(|&part| part > 0);
                     let available = u32::try_from(data.len()).unwrap_or(u32::MAX);
                     let count = part.unwrap_or(padding).min(available);
                     taken = count as usize;
                     if skip > 0 {
-                        Frame::payload(skip - count, block, padding)
+                        FrameState::payload(skip - count, block, padding)
                     } else if block > 0 {
                         for byte in &mut data[..taken] {
                             self.field = self.field.next(byte);
                         }
-                        Frame::payload(0, block - count, padding)
+                        FrameState::payload(0, block - count, padding)
                     } else {
-                        Frame::payload(0, 0, padding - count)
+                        FrameState::payload(0, 0, padding - count)
                     }
                 }
             };
@@ -168,29 +170,29 @@ impl AuthorityRewriter {
         }
     }
 
-    fn begin_payload(&mut self, header: [u8; FRAME_HEADER_BYTES]) -> Frame {
+    fn begin_payload(&mut self, header: [u8; FRAME_HEADER_BYTES]) -> FrameState {
         let [length_1, length_2, length_3, kind, flags, ..] = header;
         let left = u32::from_be_bytes([0, length_1, length_2, length_3]);
         match kind {
-            HEADERS => {
-                self.field = Field::Start;
+            HEADERS_FRAME => {
+                self.field = FieldState::Start;
                 let has = |flag| flags & flag != 0;
-                let priority = if has(PRIORITY) { PRIORITY_BYTES } else { 0 };
-                if has(PADDED) && left > 0 {
-                    return Frame::PadLength { left, priority };
+                let priority = if has(PRIORITY_FLAG) { PRIORITY_BYTES } else { 0 };
+                if has(PADDED_FLAG) && left > 0 {
+                    return FrameState::PadLength { left, priority };
                 }
                 match left.checked_sub(priority) {
-                    Some(block) => Frame::payload(priority, block, 0),
-                    None => Frame::Malformed,
+                    Some(block) => FrameState::payload(priority, block, 0),
+                    None => FrameState::Malformed,
                 }
             }
-            CONTINUATION => Frame::payload(0, left, 0),
-            _ => Frame::payload(left, 0, 0),
+            CONTINUATION_FRAME => FrameState::payload(0, left, 0),
+            _ => FrameState::payload(left, 0, 0),
         }
     }
 }
 
-impl Frame {
+impl FrameState {
     const START: Self = Self::Header { bytes: [0; FRAME_HEADER_BYTES], filled: 0 };
 
     fn payload(skip: u32, block: u32, padding: u32) -> Self {
@@ -201,15 +203,15 @@ impl Frame {
     }
 }
 
-impl Field {
+impl FieldState {
     fn next(self, byte: &mut u8) -> Self {
         match self {
             Self::Malformed => Self::Malformed,
             Self::Start => match *byte {
-                byte if byte & 0x80 != 0 => Self::integer(byte, 7, Integer::Other),
-                byte if byte & 0x40 != 0 => Self::integer(byte, 6, Integer::NameIndex),
-                byte if byte & 0x20 != 0 => Self::integer(byte, 5, Integer::Other),
-                byte => Self::integer(byte, 4, Integer::NameIndex),
+                byte if byte & 0x80 != 0 => Self::integer(byte, 7, IntegerMeaning::Other),
+                byte if byte & 0x40 != 0 => Self::integer(byte, 6, IntegerMeaning::NameIndex),
+                byte if byte & 0x20 != 0 => Self::integer(byte, 5, IntegerMeaning::Other),
+                byte => Self::integer(byte, 4, IntegerMeaning::NameIndex),
             },
             Self::Integer { value, shift, meaning } => {
                 let value = value + (u32::from(*byte & 0x7f) << shift);
@@ -223,26 +225,26 @@ impl Field {
             }
             Self::Length(text) => {
                 let meaning = match *byte & 0x80 {
-                    0 => Integer::PlainLength(text),
-                    _ => Integer::HuffmanLength(text),
+                    0 => IntegerMeaning::PlainLength(text),
+                    _ => IntegerMeaning::HuffmanLength(text),
                 };
                 Self::integer(*byte, 7, meaning)
             }
             Self::Name { left, rest } => {
                 let rest = rest.and_then(|rest| rest.strip_prefix(&[*byte]));
                 if left == 1 {
-                    return Self::Length(Text::value(rest.is_some_and(<[u8]>::is_empty)));
+                    return Self::Length(StringKind::value(rest.is_some_and(<[u8]>::is_empty)));
                 }
                 Self::Name { left: left - 1, rest }
             }
             Self::Value { left, mut coding } => {
                 match &mut coding {
-                    Coding::Skipped => {}
-                    Coding::Plain => {
+                    ValueCoding::Skipped => {}
+                    ValueCoding::Plain => {
                         let fits = byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
                         *byte = if fits { *byte } else { b'.' };
                     }
-                    Coding::Huffman(code) => code.rewrite(byte),
+                    ValueCoding::Huffman(code) => code.rewrite(byte),
                 }
                 if left == 1 {
                     return Self::Start;
@@ -253,7 +255,7 @@ impl Field {
     }
 
     /// Begins an integer in the lowest `prefix` bits of a byte (RFC 7541, section 5.1).
-    fn integer(byte: u8, prefix: u32, meaning: Integer) -> Self {
+    fn integer(byte: u8, prefix: u32, meaning: IntegerMeaning) -> Self {
         let largest = (1 << prefix) - 1;
         let value = u32::from(byte) & largest;
         if value < largest {
@@ -262,40 +264,42 @@ impl Field {
         Self::Integer { value, shift: 0, meaning }
     }
 
-    fn after_integer(value: u32, meaning: Integer) -> Self {
+    fn after_integer(value: u32, meaning: IntegerMeaning) -> Self {
         match (meaning, value) {
-            (Integer::Other, _) => Self::Start,
-            (Integer::NameIndex, 0) => Self::Length(Text::Name),
-            (Integer::NameIndex, index) => Self::Length(Text::value(index == AUTHORITY_INDEX)),
-            (Integer::PlainLength(text), length) => {
-                text.begin(length, AUTHORITY_NAME, Coding::Plain)
+            (IntegerMeaning::Other, _) => Self::Start,
+            (IntegerMeaning::NameIndex, 0) => Self::Length(StringKind::Name),
+            (IntegerMeaning::NameIndex, index) => {
+                Self::Length(StringKind::value(index == AUTHORITY_INDEX))
             }
-            (Integer::HuffmanLength(text), length) => {
-                let coding = Coding::Huffman(Code::default());
+            (IntegerMeaning::PlainLength(text), length) => {
+                text.begin(length, AUTHORITY_NAME, ValueCoding::Plain)
+            }
+            (IntegerMeaning::HuffmanLength(text), length) => {
+                let coding = ValueCoding::Huffman(HuffmanSymbol::default());
                 text.begin(length, AUTHORITY_NAME_HUFFMAN, coding)
             }
         }
     }
 }
 
-impl Text {
+impl StringKind {
     fn value(is_authority: bool) -> Self {
         if is_authority { Self::Authority } else { Self::OtherValue }
     }
 
     /// Begins a string; `name` is how `:authority` would be written in its coding.
-    fn begin(self, length: u32, name: &'static [u8], coding: Coding) -> Field {
+    fn begin(self, length: u32, name: &'static [u8], coding: ValueCoding) -> FieldState {
         match (self, length) {
-            (Self::Name, 0) => Field::Length(Self::OtherValue),
-            (Self::Name, left) => Field::Name { left, rest: Some(name) },
-            (Self::Authority | Self::OtherValue, 0) => Field::Start,
-            (Self::Authority, left) => Field::Value { left, coding },
-            (Self::OtherValue, left) => Field::Value { left, coding: Coding::Skipped },
+            (Self::Name, 0) => FieldState::Length(Self::OtherValue),
+            (Self::Name, left) => FieldState::Name { left, rest: Some(name) },
+            (Self::Authority | Self::OtherValue, 0) => FieldState::Start,
+            (Self::Authority, left) => FieldState::Value { left, coding },
+            (Self::OtherValue, left) => FieldState::Value { left, coding: ValueCoding::Skipped },
         }
     }
 }
 
-impl Code {
+impl HuffmanSymbol {
     /// Rewrites the symbols of paths that no host name has by setting one bit of each: ` ` and `%`
     /// become `-` and `.`, `/` becomes `3`, `:` becomes `B`. Other such symbols are left to h2.
     fn rewrite(&mut self, byte: &mut u8) {

@@ -23,14 +23,14 @@ use tonic::transport::server::Connected;
 use super::{
     authority::AuthorityRewriter,
     peer,
-    places::{FAREWELL, Place, STRANGERS_PATIENCE, Standing, Term},
+    places::{AUTH_TIMEOUT, ConnectionAuth, ConnectionLifetime, ConnectionPermit, REJECTION_GRACE},
 };
-use crate::daemon::call::access::Origin;
+use crate::daemon::call::access::PeerOrigin;
 
 /// How long a new connection may take to send its preface: nothing else bounds that, and graceful
 /// shutdown waits for it for ever (hyper issue 4170). From then on a peer that does not answer is
 /// found by pings.
-const PREFACE_PATIENCE: Duration = Duration::from_secs(10);
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of the preface (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 
@@ -45,51 +45,51 @@ pub(super) enum Socket {
 
 /// A connection.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ServerConnection {
     socket: Socket,
     /// For a Unix socket, whose path some clients send as authority.
     authority: Option<AuthorityRewriter>,
     /// There until the preface has come.
-    greeting: Option<Greeting>,
+    preface_timeout: Option<PrefaceTimeout>,
     /// There until a call was let in.
-    probation: Option<Probation>,
-    origin: Origin,
-    place: Place,
+    auth_timeout: Option<AuthTimeout>,
+    origin: PeerOrigin,
+    permit: ConnectionPermit,
 }
 
 /// What ends a connection that does not send its preface.
 #[derive(Debug)]
-struct Greeting {
+struct PrefaceTimeout {
     /// Bytes that have come. Whether they are the right ones is looked at elsewhere.
     bytes: usize,
-    patience: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
     draining: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 /// What ends a connection on which no call is let in.
 #[derive(Debug)]
-struct Probation {
-    end: Pin<Box<Sleep>>,
+struct AuthTimeout {
+    timer: Pin<Box<Sleep>>,
     /// Somebody else has its place.
-    sent_away: Pin<Box<WaitForCancellationFutureOwned>>,
+    evicted: Pin<Box<WaitForCancellationFutureOwned>>,
     /// It has been told that it has to go.
-    is_farewell: bool,
+    is_rejected: bool,
 }
 
 /// Who is at the other end.
 #[derive(Debug, Clone)]
-pub(crate) struct Peer {
+pub(crate) struct PeerInfo {
     /// Where that is.
-    pub(crate) end: End,
+    pub(crate) address: PeerAddress,
     /// Whose process it is.
-    pub(crate) origin: Origin,
+    pub(crate) origin: PeerOrigin,
     /// What becomes of its connection.
-    pub(crate) standing: Arc<Standing>,
+    pub(crate) auth: Arc<ConnectionAuth>,
 }
 
 /// The other end of a connection.
 #[derive(Debug, Clone)]
-pub(crate) enum End {
+pub(crate) enum PeerAddress {
     /// A port.
     Tcp(SocketAddr),
     /// A process on this machine, at the socket of this path.
@@ -100,15 +100,15 @@ pub(crate) enum End {
 
 impl Socket {
     /// Where it comes from.
-    pub(super) fn origin(&self) -> Origin {
+    pub(super) fn origin(&self) -> PeerOrigin {
         match self {
-            Self::Tcp(socket) => peer::of_tcp(socket),
-            Self::Unix(socket) => peer::of_unix(socket),
+            Self::Tcp(socket) => peer::tcp_origin(socket),
+            Self::Unix(socket) => peer::unix_origin(socket),
         }
     }
 
     /// The address at the other end.
-    pub(super) fn peer(&self) -> Option<IpAddr> {
+    pub(super) fn peer_ip(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(socket) => socket.peer_addr().ok().map(|peer| peer.ip()),
             Self::Unix(_) => None,
@@ -116,95 +116,99 @@ impl Socket {
     }
 }
 
-impl Probation {
-    fn begin(standing: &Standing) -> Self {
+impl AuthTimeout {
+    fn new(standing: &ConnectionAuth) -> Self {
         Self {
-            end: Box::pin(sleep(STRANGERS_PATIENCE)),
-            sent_away: Box::pin(standing.sent_away()),
-            is_farewell: false,
+            timer: Box::pin(sleep(AUTH_TIMEOUT)),
+            evicted: Box::pin(standing.evicted()),
+            is_rejected: false,
         }
     }
 
     /// Whether the connection has to end.
-    fn is_over(&mut self, standing: &Standing, context: &mut Context<'_>) -> bool {
-        if standing.term() == Term::Farewell && !self.is_farewell {
-            self.is_farewell = true;
-            self.end.as_mut().reset(Instant::now() + FAREWELL);
+    fn has_expired(&mut self, standing: &ConnectionAuth, context: &mut Context<'_>) -> bool {
+        if standing.lifetime() == ConnectionLifetime::UntilRejectionGrace && !self.is_rejected {
+            self.is_rejected = true;
+            self.timer.as_mut().reset(Instant::now() + REJECTION_GRACE);
         }
-        while self.end.as_mut().poll(context).is_ready() {
-            if self.is_farewell || !standing.is_checking() {
+        while self.timer.as_mut().poll(context).is_ready() {
+            if self.is_rejected || !standing.has_health_check() {
                 return true;
             }
-            let again = Instant::now() + STRANGERS_PATIENCE;
-            self.end.as_mut().reset(again);
+            let again = Instant::now() + AUTH_TIMEOUT;
+            self.timer.as_mut().reset(again);
         }
         false
     }
 }
 
-impl Connection {
+impl ServerConnection {
     pub(super) fn new(
         socket: Socket,
-        origin: Origin,
-        place: Place,
+        origin: PeerOrigin,
+        place: ConnectionPermit,
         draining: CancellationToken,
     ) -> Self {
-        let greeting = Greeting {
+        let greeting = PrefaceTimeout {
             bytes: 0,
-            patience: Box::pin(sleep(PREFACE_PATIENCE)),
+            timer: Box::pin(sleep(PREFACE_TIMEOUT)),
             draining: Box::pin(draining.cancelled_owned()),
         };
         let authority = matches!(socket, Socket::Unix(_)).then(AuthorityRewriter::new);
         Self {
             socket,
             authority,
-            greeting: Some(greeting),
-            probation: Some(Probation::begin(place.standing())),
+            preface_timeout: Some(greeting),
+            auth_timeout: Some(AuthTimeout::new(place.auth())),
             origin,
-            place,
+            permit: place,
         }
     }
 
     /// Ends it, whatever it does, where somebody else has its place: also when its other end reads nothing.
-    fn keep_place(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        let Some(probation) = &mut self.probation else {
+    fn check_eviction(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let Some(probation) = &mut self.auth_timeout else {
             return Ok(());
         };
         // Who is known is not sent away any more.
-        let is_known = self.place.standing().term() == Term::Open;
-        if probation.sent_away.as_mut().poll(context).is_ready() {
+        let is_known = self.permit.auth().lifetime() == ConnectionLifetime::Unlimited;
+        if probation.evicted.as_mut().poll(context).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         if is_known {
-            self.probation = None;
+            self.auth_timeout = None;
         }
         Ok(())
     }
 }
 
-impl Connected for Connection {
-    type ConnectInfo = Peer;
+impl Connected for ServerConnection {
+    type ConnectInfo = PeerInfo;
 
-    fn connect_info(&self) -> Peer {
+    fn connect_info(&self) -> PeerInfo {
         let end = match &self.socket {
-            Socket::Tcp(socket) => socket.peer_addr().map_or(End::Unknown, End::Tcp),
+            Socket::Tcp(socket) => {
+                socket.peer_addr().map_or(PeerAddress::Unknown, PeerAddress::Tcp)
+            }
             Socket::Unix(socket) => {
                 let address = socket.local_addr().ok();
-                End::Unix(address.and_then(|address| address.as_pathname().map(Path::to_owned)))
+                PeerAddress::Unix(
+                    address.and_then(|address| address.as_pathname().map(Path::to_owned)),
+                )
             }
         };
-        Peer { end, origin: self.origin, standing: Arc::clone(self.place.standing()) }
+        PeerInfo { address: end, origin: self.origin, auth: Arc::clone(self.permit.auth()) }
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for ServerConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.keep_place(context)?;
+        this.check_eviction(context)?;
         let before = buffer.filled().len();
         let read = match &mut this.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_read(context, buffer),
@@ -213,21 +217,21 @@ impl AsyncRead for Connection {
         if let Some(authority) = &mut this.authority {
             authority.rewrite(&mut buffer.filled_mut()[before..]);
         }
-        let standing = this.place.standing();
-        if let Some(probation) = &mut this.probation
-            && probation.is_over(standing, context)
+        let standing = this.permit.auth();
+        if let Some(probation) = &mut this.auth_timeout
+            && probation.has_expired(standing, context)
         {
             // As if the other end had nothing more to say: nothing of value is going on.
             return Poll::Ready(Ok(()));
         }
-        let Some(greeting) = &mut this.greeting else {
+        let Some(greeting) = &mut this.preface_timeout else {
             return read;
         };
         greeting.bytes += buffer.filled().len() - before;
         if greeting.bytes >= PREFACE_BYTES {
-            this.greeting = None;
+            this.preface_timeout = None;
         } else if read.is_pending() {
-            let too_long = greeting.patience.as_mut().poll(context).is_ready();
+            let too_long = greeting.timer.as_mut().poll(context).is_ready();
             if too_long || greeting.draining.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
@@ -236,13 +240,13 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for ServerConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.keep_place(context)?;
+        self.check_eviction(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write(context, data),
             Socket::Unix(socket) => Pin::new(socket).poll_write(context, data),
@@ -250,7 +254,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.keep_place(context)?;
+        self.check_eviction(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_flush(context),
             Socket::Unix(socket) => Pin::new(socket).poll_flush(context),
@@ -269,7 +273,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.keep_place(context)?;
+        self.check_eviction(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write_vectored(context, data),
             Socket::Unix(socket) => Pin::new(socket).poll_write_vectored(context, data),

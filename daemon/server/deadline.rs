@@ -17,11 +17,11 @@ use tower::{Layer, Service};
 
 use crate::daemon::{
     call,
-    door::{metadata::Deadline, status::to_status},
+    door::{metadata::RequestDeadline, status::to_status},
 };
 
 /// Longest deadline that is kept; a longer one is as good as none.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+const MAX_DEADLINE: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The layer.
 #[derive(Debug, Clone, Copy)]
@@ -56,22 +56,23 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let method = request.uri().path().trim_start_matches('/').to_owned();
-        let Some(deadline) = timeout(request.headers()).map(|timeout| Instant::now() + timeout)
+        let Some(deadline) =
+            parse_grpc_timeout(request.headers()).map(|timeout| Instant::now() + timeout)
         else {
             return Box::pin(self.0.call(request));
         };
         // Timers have no more than milliseconds: by then, much would be done.
         if deadline <= Instant::now() {
-            let late = to_status(&call::timed_out(&method)).into_http();
+            let late = to_status(&call::timeout_error(&method)).into_http();
             return Box::pin(async move { Ok(late) });
         }
-        request.extensions_mut().insert(Deadline(deadline));
+        request.extensions_mut().insert(RequestDeadline(deadline));
         let answer = self.0.call(request);
         Box::pin(async move {
             tokio::select! {
                 biased;
                 answer = answer => answer,
-                () = tokio::time::sleep_until(deadline.into()) => Ok(to_status(&call::timed_out(&method)).into_http()),
+                () = tokio::time::sleep_until(deadline.into()) => Ok(to_status(&call::timeout_error(&method)).into_http()),
             }
         })
     }
@@ -79,7 +80,7 @@ where
 
 /// Reads `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2). A malformed one counts as
 /// none, as in the other implementations.
-fn timeout(headers: &HeaderMap) -> Option<Duration> {
+fn parse_grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if number.is_empty() || number.len() > 8 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -95,7 +96,7 @@ fn timeout(headers: &HeaderMap) -> Option<Duration> {
         "n" => Duration::from_nanos(number),
         _ => return None,
     };
-    Some(timeout.min(LONGEST))
+    Some(timeout.min(MAX_DEADLINE))
 }
 
 #[cfg(test)]
@@ -104,14 +105,14 @@ mod tests {
 
     use http::{HeaderMap, HeaderValue};
 
-    use super::{LONGEST, timeout};
+    use super::{MAX_DEADLINE, parse_grpc_timeout};
 
     #[test]
     fn a_malformed_timeout_counts_as_none() {
         let read = |text: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("grpc-timeout", HeaderValue::from_str(text).unwrap());
-            timeout(&headers)
+            parse_grpc_timeout(&headers)
         };
         assert_eq!(read("1H"), Some(Duration::from_secs(3600)));
         assert_eq!(read("2M"), Some(Duration::from_secs(120)));
@@ -119,7 +120,7 @@ mod tests {
         assert_eq!(read("4m"), Some(Duration::from_millis(4)));
         assert_eq!(read("5u"), Some(Duration::from_micros(5)));
         assert_eq!(read("6n"), Some(Duration::from_nanos(6)));
-        assert_eq!(read("99999999H"), Some(LONGEST));
+        assert_eq!(read("99999999H"), Some(MAX_DEADLINE));
         for bad in ["", "S", "5", "-5S", "+5S", "5s", "5 S", "123456789S", "1.5S"] {
             assert_eq!(read(bad), None, "{bad}");
         }

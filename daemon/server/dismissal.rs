@@ -19,27 +19,27 @@ use crate::daemon::{
 };
 
 /// An answer that goes on for as long as its caller may call.
-struct Dismissible {
+struct RevocableBody {
     body: Body,
     /// Without it, the stream has ended.
-    dismissed: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    revoked: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 /// What somebody is told who may not call any more.
-pub(super) fn dismissed() -> Status {
+pub(super) fn revoked_status() -> Status {
     let text = "the key of this call was taken away, has expired, or was given other rights: call again with one that is right";
     to_status(&Error::new(Reason::Unauthenticated, text))
 }
 
 /// Ends `body` when `principal` may not call any more.
-pub(super) fn until_dismissed(body: Body, principal: Arc<Principal>) -> Body {
-    Body::new(Dismissible {
+pub(super) fn end_on_revocation(body: Body, principal: Arc<Principal>) -> Body {
+    Body::new(RevocableBody {
         body,
-        dismissed: Some(Box::pin(async move { principal.dismissed().await })),
+        revoked: Some(Box::pin(async move { principal.revoked().await })),
     })
 }
 
-impl http_body::Body for Dismissible {
+impl http_body::Body for RevocableBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -47,16 +47,16 @@ impl http_body::Body for Dismissible {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Some(until) = &mut self.dismissed else {
+        let Some(until) = &mut self.revoked else {
             return Poll::Ready(None);
         };
         if until.as_mut().poll(context).is_pending() {
             return Pin::new(&mut self.body).poll_frame(context);
         }
-        self.dismissed = None;
+        self.revoked = None;
         // Whoever makes it learns that nobody reads it.
         self.body = Body::empty();
-        let status = dismissed();
+        let status = revoked_status();
         let mut trailers = http::HeaderMap::new();
         Poll::Ready(Some(match status.add_header(&mut trailers) {
             Ok(()) => Ok(Frame::trailers(trailers)),
@@ -65,7 +65,7 @@ impl http_body::Body for Dismissible {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.dismissed.is_none() || self.body.is_end_stream()
+        self.revoked.is_none() || self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

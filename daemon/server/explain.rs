@@ -18,29 +18,29 @@ use tonic::{Code, Status, body::Body};
 use tower::{Layer, Service};
 
 use crate::daemon::{
-    door::status::{to_status, with_code},
+    door::status::{status_with_code, to_status},
     error::{Error, Reason},
 };
 
 /// The layer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ExplainLayer;
+pub(super) struct ErrorDetailsLayer;
 
 /// A service behind it.
 #[derive(Debug, Clone)]
-pub(super) struct Explained<S>(S);
+pub(super) struct ErrorDetailsService<S>(S);
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-impl<S> Layer<S> for ExplainLayer {
-    type Service = Explained<S>;
+impl<S> Layer<S> for ErrorDetailsLayer {
+    type Service = ErrorDetailsService<S>;
 
-    fn layer(&self, inner: S) -> Explained<S> {
-        Explained(inner)
+    fn layer(&self, inner: S) -> ErrorDetailsService<S> {
+        ErrorDetailsService(inner)
     }
 }
 
-impl<S> Service<Request<Body>> for Explained<S>
+impl<S> Service<Request<Body>> for ErrorDetailsService<S>
 where
     S: Service<Request<Body>, Response = Response<Body>>,
     S::Future: Send + 'static,
@@ -55,14 +55,14 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        if !speaks_grpc(request.headers()) {
-            return Box::pin(future::ready(Ok(other_protocol())));
+        if !is_grpc(request.headers()) {
+            return Box::pin(future::ready(Ok(unsupported_media_type())));
         }
         let path = request.uri().path().to_owned();
         let answer = self.0.call(request);
         Box::pin(async move {
             let mut response = answer.await?;
-            if let Some(status) = explained(&path, response.headers()) {
+            if let Some(status) = detailed_status(&path, response.headers()) {
                 // A status that cannot be written as headers leaves the answer as it was.
                 let _unchanged = status.add_header(response.headers_mut());
             }
@@ -73,7 +73,7 @@ where
 
 /// Whether a request is one of gRPC with messages in protobuf. tonic would read any other as if it
 /// were.
-fn speaks_grpc(headers: &HeaderMap) -> bool {
+fn is_grpc(headers: &HeaderMap) -> bool {
     let Some(given) = headers.get(CONTENT_TYPE) else {
         return false;
     };
@@ -85,7 +85,7 @@ fn speaks_grpc(headers: &HeaderMap) -> bool {
 }
 
 /// The answer to what is not gRPC: an HTTP status for those who know no other (gRPC over HTTP/2).
-fn other_protocol() -> Response<Body> {
+fn unsupported_media_type() -> Response<Body> {
     let error = Error::invalid_field(
         "content-type",
         "must be application/grpc or application/grpc+proto: only gRPC is spoken here",
@@ -96,7 +96,7 @@ fn other_protocol() -> Response<Body> {
 }
 
 /// The status that an answer should have had, where it is one without details.
-fn explained(path: &str, headers: &HeaderMap) -> Option<Status> {
+fn detailed_status(path: &str, headers: &HeaderMap) -> Option<Status> {
     if !headers.contains_key("grpc-status") || headers.contains_key("grpc-status-details-bin") {
         return None;
     }
@@ -110,9 +110,9 @@ fn explained(path: &str, headers: &HeaderMap) -> Option<Status> {
             Error::new(Reason::InvalidParams, message)
         } else {
             let message = format!("there is no method {method}: reflection lists those that are");
-            Error::new(Reason::UnknownTool, message).with("method", method)
+            Error::new(Reason::UnknownTool, message).with_metadata("method", method)
         };
-        return Some(with_code(code, &error));
+        return Some(status_with_code(code, &error));
     }
     if !method.starts_with("jig.") {
         return None;
@@ -137,14 +137,14 @@ mod tests {
     use http::HeaderMap;
     use tonic::{Code, Status};
 
-    use super::{explained, speaks_grpc};
+    use super::{detailed_status, is_grpc};
 
     #[test]
     fn only_answers_without_details_are_changed() {
         let answer = |status: &Status, path: &str| {
             let mut headers = HeaderMap::new();
             status.add_header(&mut headers).unwrap();
-            explained(path, &headers).map(|status| status.code())
+            detailed_status(path, &headers).map(|status| status.code())
         };
         let ours = "/jig.v1.ToolService/Run";
         let foreign = "/grpc.health.v1.Health/Check";
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(answer(&bare(Code::Cancelled), ours), None);
         let own = Status::with_details(Code::Internal, "why", "details".into());
         assert_eq!(answer(&own, ours), None);
-        assert!(explained(ours, &HeaderMap::new()).is_none(), "no answer yet");
+        assert!(detailed_status(ours, &HeaderMap::new()).is_none(), "no answer yet");
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         let speaks = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("content-type", value.parse().unwrap());
-            speaks_grpc(&headers)
+            is_grpc(&headers)
         };
         for good in [
             "application/grpc",
@@ -180,6 +180,6 @@ mod tests {
         {
             assert!(!speaks(bad), "{bad}");
         }
-        assert!(!speaks_grpc(&HeaderMap::new()));
+        assert!(!is_grpc(&HeaderMap::new()));
     }
 }

@@ -12,26 +12,26 @@ use tokio::sync::Mutex;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 /// For a probe that restarts the daemon.
-const LIVENESS: &str = "liveness";
+const LIVENESS_SERVICE: &str = "liveness";
 /// For a probe that sends calls elsewhere.
-const READINESS: &str = "readiness";
+const READINESS_SERVICE: &str = "readiness";
 /// Services whose work is to run commands.
-const RUN_COMMANDS: [&str; 4] =
+const COMMAND_SERVICES: [&str; 4] =
     ["jig.v1.InvokeService", "jig.v1.JobService", "jig.v1.ProcessService", "jig.v1.ToolService"];
 
 /// What is reported, and from what.
 #[derive(Clone)]
-pub(super) struct Health(Arc<Mutex<Report>>);
+pub(super) struct Health(Arc<Mutex<HealthReport>>);
 
-struct Report {
+struct HealthReport {
     reporter: HealthReporter,
     services: Vec<String>,
-    conditions: Conditions,
+    conditions: HealthConditions,
 }
 
 /// What the daemon knows about itself.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Conditions {
+pub(super) struct HealthConditions {
     pub(super) is_draining: bool,
     pub(super) runs_commands: bool,
     /// Listeners that can accept no connection at the moment.
@@ -41,19 +41,19 @@ pub(super) struct Conditions {
 
 impl Health {
     /// Reports the health of these services, and of the whole.
-    pub(super) async fn report(
+    pub(super) async fn start(
         reporter: HealthReporter,
         services: Vec<String>,
-        conditions: Conditions,
+        conditions: HealthConditions,
     ) -> Self {
-        reporter.set_service_status(LIVENESS, ServingStatus::Serving).await;
-        let report = Report { reporter, services, conditions };
+        reporter.set_service_status(LIVENESS_SERVICE, ServingStatus::Serving).await;
+        let report = HealthReport { reporter, services, conditions };
         report.publish().await;
         Self(Arc::new(Mutex::new(report)))
     }
 
     /// Changes what is known; returns what `change` does. Changes are reported one after the other.
-    pub(super) async fn change<T>(&self, change: impl FnOnce(&mut Conditions) -> T) -> T {
+    pub(super) async fn update<T>(&self, change: impl FnOnce(&mut HealthConditions) -> T) -> T {
         let mut report = self.0.lock().await;
         let result = change(&mut report.conditions);
         report.publish().await;
@@ -61,15 +61,15 @@ impl Health {
     }
 }
 
-impl Report {
+impl HealthReport {
     async fn publish(&self) {
-        let Conditions { is_draining, runs_commands, failing_listeners, has_lost_state } =
+        let HealthConditions { is_draining, runs_commands, failing_listeners, has_lost_state } =
             self.conditions;
         let serves = !is_draining && failing_listeners == 0 && !has_lost_state;
-        let wholes = ["", READINESS].map(|name| (name, true));
+        let wholes = ["", READINESS_SERVICE].map(|name| (name, true));
         let services = self.services.iter().map(|service| {
             let name = service.as_str();
-            (name, RUN_COMMANDS.contains(&name))
+            (name, COMMAND_SERVICES.contains(&name))
         });
         for (name, needs_commands) in wholes.into_iter().chain(services) {
             let status = if serves && (runs_commands || !needs_commands) {

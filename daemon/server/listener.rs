@@ -20,18 +20,18 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    connection::{Connection, Socket},
+    connection::{ServerConnection, Socket},
     health::Health,
-    places::Places,
+    places::ConnectionLimits,
 };
-use crate::daemon::{config::listen::Address, descriptors, task};
+use crate::daemon::{config::listen::ListenAddr, descriptors, task};
 
 /// Connections accepted but not yet served.
-const BACKLOG: usize = 16;
+const ACCEPTED_BUFFER_CONNECTIONS: usize = 16;
 /// Pause after accept(2) has failed for want of descriptors or memory: it would fail again at once.
-const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Wait for a connection after that before a socket pair is tried in its place.
-const PROBE_INTERVAL: Duration = Duration::from_millis(500);
+const ACCEPT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Sockets that are bound, but not driven by the runtime yet.
 #[derive(Debug)]
@@ -60,16 +60,16 @@ pub(crate) struct BindError {
 
 impl Listeners {
     /// Binds all addresses.
-    pub(crate) fn bind(addresses: &[Address]) -> Result<Self, BindError> {
+    pub(crate) fn bind(addresses: &[ListenAddr]) -> Result<Self, BindError> {
         let mut listeners = Self { tcp: Vec::new(), unix: Vec::new() };
         for address in addresses {
             let failed = |error: io::Error| BindError {
                 address: address.to_string(),
-                problem: explain(&error),
+                problem: bind_problem(&error),
             };
             match address {
-                Address::Tcp(address) => listeners.tcp.push(bind_tcp(*address).map_err(failed)?),
-                Address::Unix(path) => listeners.unix.push(bind_unix(path).map_err(failed)?),
+                ListenAddr::Tcp(address) => listeners.tcp.push(bind_tcp(*address).map_err(failed)?),
+                ListenAddr::Unix(path) => listeners.unix.push(bind_unix(path).map_err(failed)?),
             }
         }
         Ok(listeners)
@@ -97,8 +97,8 @@ impl Listeners {
         self,
         health: &Health,
         stop: CancellationToken,
-    ) -> mpsc::Receiver<io::Result<Connection>> {
-        let (sender, receiver) = mpsc::channel(BACKLOG);
+    ) -> mpsc::Receiver<io::Result<ServerConnection>> {
+        let (sender, receiver) = mpsc::channel(ACCEPTED_BUFFER_CONNECTIONS);
         let tcp =
             self.tcp.into_iter().map(|listener| TcpListener::from_std(listener).map(Acceptor::Tcp));
         let unix = self.unix.into_iter().map(|bound| {
@@ -108,13 +108,13 @@ impl Listeners {
         for acceptor in tcp.chain(unix) {
             match acceptor {
                 Ok(acceptor) => {
-                    let door = Door {
+                    let door = AcceptLoop {
                         sender: sender.clone(),
-                        places: Places::new(),
+                        limits: ConnectionLimits::new(),
                         health: health.clone(),
                         stop: stop.clone(),
                     };
-                    task::spawn("accept", door.accept_until_stopped(acceptor));
+                    task::spawn("accept", door.run(acceptor));
                 }
                 Err(error) => tracing::error!(%error, "a listener could not be driven"),
             }
@@ -152,17 +152,17 @@ impl Acceptor {
 }
 
 /// Where accepted connections go.
-struct Door {
-    sender: mpsc::Sender<io::Result<Connection>>,
-    places: Places,
+struct AcceptLoop {
+    sender: mpsc::Sender<io::Result<ServerConnection>>,
+    limits: ConnectionLimits,
     health: Health,
     stop: CancellationToken,
 }
 
-impl Door {
+impl AcceptLoop {
     /// Accepts until it is to stop, whatever it is waiting for then: a connection, a place for one, or
     /// somebody to serve it.
-    async fn accept_until_stopped(self, acceptor: Acceptor) {
+    async fn run(self, acceptor: Acceptor) {
         tokio::select! {
             () = self.accept_all(&acceptor) => {}
             () = self.stop.cancelled() => {}
@@ -175,7 +175,7 @@ impl Door {
             let socket = match acceptor.accept().await {
                 Ok(socket) => Some(socket),
                 Err(error) => match descriptors::remedy(&error) {
-                    Some(remedy) => self.accept_again(acceptor, &error, remedy).await,
+                    Some(remedy) => self.recover_accept(acceptor, &error, remedy).await,
                     // The peer went away between connecting and being accepted.
                     None => {
                         tracing::debug!(%error, "a connection was lost before it was accepted");
@@ -185,11 +185,11 @@ impl Door {
             };
             let Some(socket) = socket else { continue };
             let origin = socket.origin();
-            let Some(place) = self.places.take(origin, socket.peer()).await else {
+            let Some(place) = self.limits.acquire(origin, socket.peer_ip()).await else {
                 tracing::debug!(?origin, "a connection was closed: its peer has too many");
                 continue;
             };
-            let connection = Connection::new(socket, origin, place, self.stop.clone());
+            let connection = ServerConnection::new(socket, origin, place, self.stop.clone());
             if self.sender.send(Ok(connection)).await.is_err() {
                 return;
             }
@@ -198,14 +198,14 @@ impl Door {
 
     /// Tries until connections can be accepted again; returns the first one, if there is one already.
     /// All listeners that fail at one time log one line.
-    async fn accept_again(
+    async fn recover_accept(
         &self,
         acceptor: &Acceptor,
         error: &io::Error,
         remedy: &str,
     ) -> Option<Socket> {
         descriptors::report_shortage(error);
-        let failing = self.health.change(|known| {
+        let failing = self.health.update(|known| {
             known.failing_listeners += 1;
             known.failing_listeners
         });
@@ -213,8 +213,8 @@ impl Door {
             tracing::error!(%error, remedy, "no connection can be accepted: health is NOT_SERVING");
         }
         let accepted = loop {
-            sleep(EXHAUSTED_PAUSE).await;
-            match timeout(PROBE_INTERVAL, acceptor.accept()).await {
+            sleep(ACCEPT_RETRY_DELAY).await;
+            match timeout(ACCEPT_PROBE_TIMEOUT, acceptor.accept()).await {
                 Ok(Ok(socket)) => break Some(socket),
                 Ok(Err(error)) if descriptors::remedy(&error).is_some() => {
                     descriptors::report_shortage(&error);
@@ -225,7 +225,7 @@ impl Door {
                 Err(_elapsed) => {}
             }
         };
-        let failing = self.health.change(|known| {
+        let failing = self.health.update(|known| {
             known.failing_listeners -= 1;
             known.failing_listeners
         });
@@ -275,7 +275,7 @@ fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
     Ok(BoundUnix { listener, path: SocketPath(path.to_owned()) })
 }
 
-fn explain(error: &io::Error) -> String {
+fn bind_problem(error: &io::Error) -> String {
     match Errno::from_io_error(error) {
         Some(Errno::ADDRINUSE) => {
             "something else listens there: stop it, or choose another port (0 picks a free one)"

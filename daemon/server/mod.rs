@@ -40,7 +40,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use self::{
-    health::{Conditions, Health},
+    health::{Health, HealthConditions},
     listener::Listeners,
     trace::STANDARD_METHODS,
 };
@@ -58,47 +58,50 @@ use crate::{
         },
     },
     daemon::{
-        call::{Pipeline, drain::Drain},
-        catalog::LARGEST_REQUEST,
+        call::{Pipeline, drain::Shutdown},
+        catalog::MAX_REQUEST_BYTES,
         door::{
-            approvals::Approvals, artifacts::Artifacts, catalog::Tools as Catalog, events::Events,
-            info::Info, invoke::Invoke, jobs::Jobs, processes::Processes, tools::Tools,
-            transfer::Transfers,
+            approvals::ApprovalServiceHandler, artifacts::ArtifactServiceHandler,
+            catalog::CatalogServiceHandler as Catalog, events::EventServiceHandler,
+            info::DaemonServiceHandler, invoke::InvokeServiceHandler, jobs::JobServiceHandler,
+            processes::ProcessServiceHandler, tools::ToolServiceHandler,
+            transfer::TransferServiceHandler,
         },
-        sandbox::sandboxes::Sandboxes,
+        sandbox::sandboxes::SandboxPools,
         task,
     },
 };
 
 /// Largest request of the standard services: names of services, files and types.
-const LARGEST_QUESTION: usize = 64 << 10;
+const MAX_STANDARD_REQUEST_BYTES: usize = 64 << 10;
 /// Calls on one connection at one time; the default of the protocol's own library is no limit.
-const STREAMS_PER_CONNECTION: u32 = 1024;
+const MAX_STREAMS_PER_CONNECTION: u32 = 1024;
 /// Streams that a client may reset before they were accepted (rapid reset, CVE-2023-44487).
-const PENDING_RESETS: usize = 64;
+const MAX_PENDING_RESETS: usize = 64;
 /// Streams that were reset from here over a connection's life: every call that a client gives up is
 /// one, so it must not be a small number.
-const LOCAL_RESETS: usize = 1 << 20;
+const MAX_LOCAL_RESETS: usize = 1 << 20;
 /// Bytes under way on one stream and on one connection.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 8 << 20;
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 /// Bytes of a request's metadata.
-const HEADER_BYTES: u32 = 16 << 10;
+const MAX_HEADER_LIST_BYTES: u32 = 16 << 10;
 /// A connection that is silent for so long is asked whether its peer still lives, and closed when
 /// it does not answer.
-const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+const KEEPALIVE_INTERVAL_AND_TIMEOUT: (Duration, Duration) =
+    (Duration::from_secs(30), Duration::from_secs(10));
 /// How long answers that are written already may take to reach their callers.
-const LAST_FRAMES: Duration = Duration::from_secs(2);
+const CONNECTION_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is served.
 #[derive(Debug)]
-pub(crate) struct Services {
+pub(crate) struct ServerContext {
     /// What calls go through.
     pub(crate) pipeline: Arc<Pipeline>,
     /// What is told about the daemon.
-    pub(crate) info: Info,
+    pub(crate) info: DaemonServiceHandler,
     /// The sandboxes, to see that they can still be made.
-    pub(crate) sandboxes: Arc<Sandboxes>,
+    pub(crate) sandboxes: Arc<SandboxPools>,
     /// Whether commands are run.
     pub(crate) runs_commands: bool,
     /// Whether the state directory is lost, where that is looked at.
@@ -107,16 +110,16 @@ pub(crate) struct Services {
 
 /// How the daemon is told to end.
 #[derive(Debug)]
-pub(crate) enum Until {
+pub(crate) enum ShutdownTrigger {
     /// By SIGTERM or SIGINT; a second one ends everything at once.
-    Signals(Signals),
+    Signals(ShutdownSignals),
     /// By whoever embeds it, when the sender is dropped.
-    Told(tokio::sync::oneshot::Receiver<()>),
+    Channel(tokio::sync::oneshot::Receiver<()>),
 }
 
 /// The signals that end the daemon. They are caught from the moment that this exists.
 #[derive(Debug)]
-pub(crate) struct Signals {
+pub(crate) struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
 }
@@ -125,72 +128,72 @@ pub(crate) struct Signals {
 /// answered.
 pub(crate) async fn serve(
     listeners: Listeners,
-    services: Services,
-    until: Until,
+    services: ServerContext,
+    until: ShutdownTrigger,
     drain_timeout: Duration,
     announce: bool,
 ) -> io::Result<()> {
-    let Services { pipeline, info, sandboxes, runs_commands, state_lost } = services;
-    let drain = pipeline.drain.clone();
+    let ServerContext { pipeline, info, sandboxes, runs_commands, state_lost } = services;
+    let drain = pipeline.shutdown.clone();
     let (reporter, health_service) = tonic_health::server::health_reporter();
-    let methods: HashSet<_> = pipeline.catalog.methods().map(str::to_owned).collect();
+    let methods: HashSet<_> = pipeline.catalog.method_paths().map(str::to_owned).collect();
     let services = methods
         .iter()
         .map(String::as_str)
         .chain(STANDARD_METHODS)
         .filter_map(|method| method.split_once('/'));
     let services: BTreeSet<_> = services.map(|(service, _)| service.to_owned()).collect();
-    let conditions = Conditions { runs_commands, ..Conditions::default() };
-    let health = Health::report(reporter, services.into_iter().collect(), conditions).await;
+    let conditions = HealthConditions { runs_commands, ..HealthConditions::default() };
+    let health = Health::start(reporter, services.into_iter().collect(), conditions).await;
 
-    let upload = pipeline.catalog.measure("jig.v1.TransferService/Upload");
-    let largest_part = upload.map_or(0, |measure| measure.most_bytes);
+    let upload = pipeline.catalog.request_limits("jig.v1.TransferService/Upload");
+    let largest_part = upload.map_or(0, |measure| measure.max_bytes);
     let router = Server::builder()
-        .max_concurrent_streams(STREAMS_PER_CONNECTION)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .http2_keepalive_interval(Some(KEEPALIVE.0))
-        .http2_keepalive_timeout(Some(KEEPALIVE.1))
-        .http2_max_header_list_size(HEADER_BYTES)
-        .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS))
-        .http2_max_local_error_reset_streams(Some(LOCAL_RESETS))
+        .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL_AND_TIMEOUT.0))
+        .http2_keepalive_timeout(Some(KEEPALIVE_INTERVAL_AND_TIMEOUT.1))
+        .http2_max_header_list_size(MAX_HEADER_LIST_BYTES)
+        .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
+        .http2_max_local_error_reset_streams(Some(MAX_LOCAL_RESETS))
         .layer(trace::TraceLayer::new(pipeline.telemetry.clone(), methods))
-        .layer(explain::ExplainLayer)
-        .layer(panic::PanicLayer)
+        .layer(explain::ErrorDetailsLayer)
+        .layer(panic::CatchPanicLayer)
         .layer(deadline::DeadlineLayer)
         .layer(auth::AuthLayer(Arc::clone(&pipeline)))
-        .layer(intake::IntakeLayer::new(Arc::clone(&pipeline)))
-        .add_service(health_service.max_decoding_message_size(LARGEST_QUESTION))
+        .layer(intake::BodyLimitsLayer::new(Arc::clone(&pipeline)))
+        .add_service(health_service.max_decoding_message_size(MAX_STANDARD_REQUEST_BYTES))
         .add_service(reflection_v1())
         .add_service(reflection_v1alpha())
         .add_service(
-            ToolServiceServer::new(Tools(Arc::clone(&pipeline)))
-                .max_decoding_message_size(LARGEST_REQUEST),
+            ToolServiceServer::new(ToolServiceHandler(Arc::clone(&pipeline)))
+                .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
-        .add_service(ArtifactServiceServer::new(Artifacts::new(Arc::clone(&pipeline))))
+        .add_service(ArtifactServiceServer::new(ArtifactServiceHandler::new(Arc::clone(&pipeline))))
         .add_service(CatalogServiceServer::new(Catalog(Arc::clone(&pipeline))))
         .add_service(
-            InvokeServiceServer::new(Invoke(Arc::clone(&pipeline)))
-                .max_decoding_message_size(LARGEST_REQUEST),
+            InvokeServiceServer::new(InvokeServiceHandler(Arc::clone(&pipeline)))
+                .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
-        .add_service(ApprovalServiceServer::new(Approvals(Arc::clone(&pipeline))))
-        .add_service(EventServiceServer::new(Events::new(Arc::clone(&pipeline))))
+        .add_service(ApprovalServiceServer::new(ApprovalServiceHandler(Arc::clone(&pipeline))))
+        .add_service(EventServiceServer::new(EventServiceHandler::new(Arc::clone(&pipeline))))
         .add_service(
-            TransferServiceServer::new(Transfers::new(Arc::clone(&pipeline)))
+            TransferServiceServer::new(TransferServiceHandler::new(Arc::clone(&pipeline)))
                 .max_decoding_message_size(largest_part),
         )
         .add_service(
-            ProcessServiceServer::new(Processes(Arc::clone(&pipeline)))
-                .max_decoding_message_size(LARGEST_REQUEST),
+            ProcessServiceServer::new(ProcessServiceHandler(Arc::clone(&pipeline)))
+                .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
         .add_service(
-            JobServiceServer::new(Jobs::new(Arc::clone(&pipeline)))
-                .max_decoding_message_size(LARGEST_REQUEST),
+            JobServiceServer::new(JobServiceHandler::new(Arc::clone(&pipeline)))
+                .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
         .add_service(DaemonServiceServer::new(info));
     let addresses = listeners.addresses();
     // Its end would be the server's.
-    let accepted = listeners.accept(&health, drain.begun_token());
+    let accepted = listeners.accept(&health, drain.draining_token());
     let incoming = ReceiverStream::new(accepted).chain(tokio_stream::pending());
     // Not when the drain begins: who talks to a process that goes on meanwhile goes on, too. New
     // connections are not taken, and other calls are refused by the pipeline.
@@ -213,7 +216,7 @@ pub(crate) async fn serve(
         task::spawn("state watch", async move {
             while state_lost.changed().await.is_ok() {
                 let is_lost = *state_lost.borrow_and_update();
-                health.change(|known| known.has_lost_state = is_lost).await;
+                health.update(|known| known.has_lost_state = is_lost).await;
             }
         });
     }
@@ -223,8 +226,8 @@ pub(crate) async fn serve(
             let mut runs_commands = runs_commands;
             loop {
                 let can_run = tokio::select! {
-                    () = sandboxes.keeper_gone() => break,
-                    can_run = sandboxes.can_run_changed() => can_run,
+                    () = sandboxes.keeper_died() => break,
+                    can_run = sandboxes.availability_changed() => can_run,
                 };
                 if can_run == runs_commands {
                     continue;
@@ -235,44 +238,44 @@ pub(crate) async fn serve(
                 } else {
                     tracing::error!("no sandbox can be made: no command is run until one can");
                 }
-                health.change(|known| known.runs_commands = runs_commands).await;
+                health.update(|known| known.runs_commands = runs_commands).await;
             }
             tracing::error!(
                 "the keeper of sandboxes has died: no commands can be run until the daemon is restarted"
             );
-            health.change(|known| known.runs_commands = false).await;
+            health.update(|known| known.runs_commands = false).await;
         })
     };
-    let end_at_once = until.told().await;
+    let end_at_once = until.wait().await;
     watch.abort();
     tracing::info!("draining");
-    health.change(|known| known.is_draining = true).await;
-    drain.begin();
-    finish_calls(&drain, end_at_once, drain_timeout).await;
+    health.update(|known| known.is_draining = true).await;
+    drain.drain();
+    drain_calls(&drain, end_at_once, drain_timeout).await;
     // Who watches has seen all of them end.
-    drain.end();
+    drain.terminate();
     closing.cancel();
     // What is left are connections on which the last answers are being written, or which nobody
     // closes.
-    if timeout(LAST_FRAMES, server).await.is_err() {
+    if timeout(CONNECTION_CLOSE_TIMEOUT, server).await.is_err() {
         tracing::warn!("connections were cut that did not close in time");
     }
     Ok(())
 }
 
 /// Waits for running calls, then ends them.
-async fn finish_calls(drain: &Drain, mut again: Again, drain_timeout: Duration) {
+async fn drain_calls(drain: &Shutdown, mut again: SecondSignal, drain_timeout: Duration) {
     let at_once = async {
-        again.told().await;
+        again.wait().await;
         tracing::warn!("told to end a second time: killing what runs");
         drain.kill();
         std::future::pending::<()>().await;
     };
     let in_order = async {
-        if timeout(drain_timeout, task::all_done()).await.is_err() {
+        if timeout(drain_timeout, task::wait_for_tracked()).await.is_err() {
             tracing::warn!("the drain timeout has passed: ending what runs");
-            drain.end();
-            task::all_done().await;
+            drain.terminate();
+            task::wait_for_tracked().await;
         }
     };
     tokio::select! {
@@ -284,10 +287,10 @@ async fn finish_calls(drain: &Drain, mut again: Again, drain_timeout: Duration) 
 }
 
 /// Waits for a second word that the daemon is to end.
-struct Again(Option<Signals>);
+struct SecondSignal(Option<ShutdownSignals>);
 
-impl Again {
-    async fn told(&mut self) {
+impl SecondSignal {
+    async fn wait(&mut self) {
         match &mut self.0 {
             Some(signals) => signals.recv().await,
             None => std::future::pending().await,
@@ -295,23 +298,23 @@ impl Again {
     }
 }
 
-impl Until {
-    async fn told(self) -> Again {
+impl ShutdownTrigger {
+    async fn wait(self) -> SecondSignal {
         match self {
             Self::Signals(mut signals) => {
                 signals.recv().await;
-                Again(Some(signals))
+                SecondSignal(Some(signals))
             }
-            Self::Told(receiver) => {
+            Self::Channel(receiver) => {
                 // An error means that the sender was dropped, which is the word.
                 let _dropped = receiver.await;
-                Again(None)
+                SecondSignal(None)
             }
         }
     }
 }
 
-impl Signals {
+impl ShutdownSignals {
     /// Catches the signals from now on.
     pub(crate) fn catch() -> io::Result<Self> {
         Ok(Self {
@@ -328,7 +331,7 @@ impl Signals {
     }
 }
 
-fn reflection() -> tonic_reflection::server::Builder<'static> {
+fn reflection_builder() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(api::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -342,22 +345,22 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
 fn reflection_v1() -> tonic_reflection::server::v1::ServerReflectionServer<
     impl tonic_reflection::server::v1::ServerReflection,
 > {
-    reflection()
+    reflection_builder()
         .build_v1()
         .expect("the descriptors were read when the daemon was built")
-        .max_decoding_message_size(LARGEST_QUESTION)
+        .max_decoding_message_size(MAX_STANDARD_REQUEST_BYTES)
 }
 
 fn reflection_v1alpha() -> tonic_reflection::server::v1alpha::ServerReflectionServer<
     impl tonic_reflection::server::v1alpha::ServerReflection,
 > {
-    reflection()
+    reflection_builder()
         .build_v1alpha()
         .expect("the descriptors were read when the daemon was built")
-        .max_decoding_message_size(LARGEST_QUESTION)
+        .max_decoding_message_size(MAX_STANDARD_REQUEST_BYTES)
 }
 
 /// When the daemon started, by both clocks.
-pub(crate) fn now() -> (SystemTime, Instant) {
+pub(crate) fn start_time() -> (SystemTime, Instant) {
     (SystemTime::now(), Instant::now())
 }

@@ -17,54 +17,54 @@ use crate::daemon::{door::status::to_status, error::Error};
 
 /// The layer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PanicLayer;
+pub(super) struct CatchPanicLayer;
 
 /// A service behind it.
 #[derive(Debug, Clone)]
-pub(super) struct PanicGuard<S>(S);
+pub(super) struct CatchPanicService<S>(S);
 
 /// An answer behind it.
 #[derive(Debug)]
-pub(super) struct Guarded<F>(Pin<Box<F>>);
+pub(super) struct CatchPanicFuture<F>(Pin<Box<F>>);
 
-impl<S> Layer<S> for PanicLayer {
-    type Service = PanicGuard<S>;
+impl<S> Layer<S> for CatchPanicLayer {
+    type Service = CatchPanicService<S>;
 
-    fn layer(&self, inner: S) -> PanicGuard<S> {
-        PanicGuard(inner)
+    fn layer(&self, inner: S) -> CatchPanicService<S> {
+        CatchPanicService(inner)
     }
 }
 
 impl<S: Service<Request<Body>, Response = Response<Body>>> Service<Request<Body>>
-    for PanicGuard<S>
+    for CatchPanicService<S>
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = Guarded<S::Future>;
+    type Future = CatchPanicFuture<S::Future>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.0.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Guarded<S::Future> {
-        Guarded(Box::pin(self.0.call(request)))
+    fn call(&mut self, request: Request<Body>) -> CatchPanicFuture<S::Future> {
+        CatchPanicFuture(Box::pin(self.0.call(request)))
     }
 }
 
-impl<F: Future<Output = Result<Response<Body>, E>>, E> Future for Guarded<F> {
+impl<F: Future<Output = Result<Response<Body>, E>>, E> Future for CatchPanicFuture<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         // A future that has panicked is not polled again, so nothing sees it broken.
         catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))).unwrap_or_else(|panic| {
-            let error = Error::internal(text(panic.as_ref()));
-            tracing::error!(panic = %text(panic.as_ref()), "a handler panicked");
+            let error = Error::internal(panic_message(panic.as_ref()));
+            tracing::error!(panic = %panic_message(panic.as_ref()), "a handler panicked");
             Poll::Ready(Ok(to_status(&error).into_http()))
         })
     }
 }
 
-fn text(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "without a message".to_owned())

@@ -21,7 +21,7 @@ use rustix::{
 };
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::daemon::call::access::Origin;
+use crate::daemon::call::access::PeerOrigin;
 
 // linux/sock_diag.h, linux/inet_diag.h, linux/netlink.h, linux/tcp.h, linux/socket.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -33,23 +33,25 @@ const AF_INET6: u8 = 10;
 /// The kernel's own choice, should it not say: linux/highuid.h.
 const DEFAULT_OVERFLOWUID: u32 = 65534;
 /// Bytes of `struct nlmsghdr`.
-const HEADER: usize = 16;
+const NLMSG_HEADER_BYTES: usize = 16;
 /// Bytes of `struct inet_diag_sockid`.
-const SOCKET_ID: usize = 48;
+const DIAG_SOCKET_ID_BYTES: usize = 48;
 /// Bytes of a whole question: `nlmsghdr`, and `inet_diag_req_v2`.
-const QUESTION: usize = HEADER + 8 + SOCKET_ID;
+const DIAG_REQUEST_BYTES: usize = NLMSG_HEADER_BYTES + 8 + DIAG_SOCKET_ID_BYTES;
 /// Bytes of an answer that are looked at: `nlmsghdr`, and `inet_diag_msg`.
-const ANSWER: usize = HEADER + 4 + SOCKET_ID + 20;
+const DIAG_RESPONSE_BYTES: usize = NLMSG_HEADER_BYTES + 4 + DIAG_SOCKET_ID_BYTES + 20;
 
 /// Where a Unix connection comes from.
-pub(super) fn of_unix(socket: &UnixStream) -> Origin {
+pub(super) fn unix_origin(socket: &UnixStream) -> PeerOrigin {
     match socket.peer_cred() {
         // Only a daemon for one call connects to itself. No other process has its number, while a user
         // may have the number of others (see `own_user`).
-        Ok(credentials) if credentials.pid() == Some(own_process()) => Origin::Itself,
-        Ok(credentials) if is_privileged(credentials.uid(), socket) => Origin::Socket { uid: 0 },
-        Ok(credentials) => Origin::Socket { uid: credentials.uid() },
-        Err(_) => Origin::Elsewhere,
+        Ok(credentials) if credentials.pid() == Some(own_process()) => PeerOrigin::Itself,
+        Ok(credentials) if is_parent_namespace_root(credentials.uid(), socket) => {
+            PeerOrigin::Socket { uid: 0 }
+        }
+        Ok(credentials) => PeerOrigin::Socket { uid: credentials.uid() },
+        Err(_) => PeerOrigin::Elsewhere,
     }
 }
 
@@ -60,8 +62,8 @@ fn own_process() -> i32 {
 
 /// Whether a peer that has no number in the daemon's user namespace must be root of one above: nobody else
 /// gets past the mode of a socket that is its owner's alone (unix(7), path_resolution(7)).
-fn is_privileged(uid: u32, socket: &UnixStream) -> bool {
-    if *UNKNOWN_USER != Numbering::Partial(uid) {
+fn is_parent_namespace_root(uid: u32, socket: &UnixStream) -> bool {
+    if *UID_MAPPING != UidMapping::Partial(uid) {
         return false;
     }
     let address = socket.local_addr().ok();
@@ -78,40 +80,40 @@ fn is_privileged(uid: u32, socket: &UnixStream) -> bool {
 
 /// Which users have numbers in this user namespace, as long as it lasts. It is first looked at when the
 /// daemon starts, which has all its descriptors then.
-static UNKNOWN_USER: LazyLock<Numbering> = LazyLock::new(|| {
+static UID_MAPPING: LazyLock<UidMapping> = LazyLock::new(|| {
     let map = fs::read_to_string("/proc/self/uid_map").ok();
     let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
-    numbering(map.as_deref(), number.ok().as_deref())
+    parse_uid_mapping(map.as_deref(), number.ok().as_deref())
 });
 
 /// Which users have numbers of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Numbering {
+enum UidMapping {
     /// Each.
-    Whole,
+    Full,
     /// Some: all others have this one (user_namespaces(7), "overflowuid").
     Partial(u32),
     /// Nobody says: some may have this one, and nothing follows from it.
-    Unclear(u32),
+    Unknown(u32),
 }
 
-fn numbering(map: Option<&str>, overflow: Option<&str>) -> Numbering {
+fn parse_uid_mapping(map: Option<&str>, overflow: Option<&str>) -> UidMapping {
     let read = overflow.and_then(|text| text.trim().parse().ok());
     let number = read.unwrap_or(DEFAULT_OVERFLOWUID);
     match map.filter(|map| !map.trim().is_empty()) {
-        Some(map) if map.split_whitespace().eq(["0", "0", "4294967295"]) => Numbering::Whole,
-        Some(_) if read.is_some() => Numbering::Partial(number),
-        Some(_) | None => Numbering::Unclear(number),
+        Some(map) if map.split_whitespace().eq(["0", "0", "4294967295"]) => UidMapping::Full,
+        Some(_) if read.is_some() => UidMapping::Partial(number),
+        Some(_) | None => UidMapping::Unknown(number),
     }
 }
 
 /// Where a TCP connection comes from.
-pub(super) fn of_tcp(socket: &TcpStream) -> Origin {
+pub(super) fn tcp_origin(socket: &TcpStream) -> PeerOrigin {
     let ends = socket.peer_addr().and_then(|peer| Ok((peer, socket.local_addr()?)));
     match ends {
         Ok((peer, local)) if is_loopback(peer.ip()) && is_loopback(local.ip()) => {
-            let uid = owner(socket, peer, local);
-            Origin::Loopback {
+            let uid = socket_owner(socket, peer, local);
+            PeerOrigin::Loopback {
                 // Where there are no keys, its first call is refused, and the connection is closed: who
                 // connects again is asked for again.
                 uid: uid
@@ -121,7 +123,7 @@ pub(super) fn of_tcp(socket: &TcpStream) -> Origin {
                     .ok(),
             }
         }
-        Ok(_) | Err(_) => Origin::Elsewhere,
+        Ok(_) | Err(_) => PeerOrigin::Elsewhere,
     }
 }
 
@@ -130,8 +132,8 @@ fn is_loopback(address: IpAddr) -> bool {
 }
 
 /// The user whose socket is connected from `peer` to `local`.
-fn owner(socket: &TcpStream, peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
-    let uid = ask(peer, local)?;
+fn socket_owner(socket: &TcpStream, peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
+    let uid = query_sock_diag(peer, local)?;
     // Had the peer gone meanwhile, and another one got its port, this end would have been reset.
     match socket.take_error()? {
         Some(error) => Err(error),
@@ -139,27 +141,27 @@ fn owner(socket: &TcpStream, peer: SocketAddr, local: SocketAddr) -> io::Result<
     }
 }
 
-fn ask(peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
+fn query_sock_diag(peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
     let netlink: OwnedFd = socket_with(
         AddressFamily::NETLINK,
         SocketType::DGRAM,
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         Some(netlink::SOCK_DIAG),
     )?;
-    let question = question(peer, local);
+    let question = encode_diag_request(peer, local);
     let kernel = SocketAddrNetlink::new(0, 0);
     sendto(&netlink, &question, SendFlags::empty(), &kernel)?;
     // The kernel has answered before it returns from that.
     let mut answer = [0; 1024];
     let (length, _) = recv(&netlink, &mut answer, RecvFlags::empty())?;
     let answer = answer.get(..length).unwrap_or_default();
-    read(answer, peer, local).ok_or_else(|| io::Error::other("no such connection"))
+    parse_diag_response(answer, peer, local).ok_or_else(|| io::Error::other("no such connection"))
 }
 
 /// Asks for the socket that is bound to `peer` and connected to `local`.
-fn question(peer: SocketAddr, local: SocketAddr) -> [u8; QUESTION] {
-    let mut text = Vec::with_capacity(QUESTION);
-    let length = u32::try_from(QUESTION).unwrap_or_default();
+fn encode_diag_request(peer: SocketAddr, local: SocketAddr) -> [u8; DIAG_REQUEST_BYTES] {
+    let mut text = Vec::with_capacity(DIAG_REQUEST_BYTES);
+    let length = u32::try_from(DIAG_REQUEST_BYTES).unwrap_or_default();
     text.extend(length.to_ne_bytes());
     text.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     text.extend(NLM_F_REQUEST.to_ne_bytes());
@@ -170,18 +172,18 @@ fn question(peer: SocketAddr, local: SocketAddr) -> [u8; QUESTION] {
     text.extend(u32::MAX.to_ne_bytes()); // in all states
     text.extend(peer.port().to_be_bytes());
     text.extend(local.port().to_be_bytes());
-    text.extend(address(peer_ip));
-    text.extend(address(local_ip));
+    text.extend(ip_octets(peer_ip));
+    text.extend(ip_octets(local_ip));
     text.extend([0; 4]); // on any interface
     text.extend([0xff; 8]); // whatever its cookie
-    let mut question = [0; QUESTION];
+    let mut question = [0; DIAG_REQUEST_BYTES];
     for (to, from) in question.iter_mut().zip(text) {
         *to = from;
     }
     question
 }
 
-fn address(ip: IpAddr) -> [u8; 16] {
+fn ip_octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V6(ip) => ip.octets(),
         IpAddr::V4(ip) => {
@@ -195,7 +197,7 @@ fn address(ip: IpAddr) -> [u8; 16] {
 }
 
 /// An address of a socket of this family: one of IPv6 may be connected by IPv4.
-fn ip(family: u8, bytes: &[u8]) -> Option<IpAddr> {
+fn parse_ip(family: u8, bytes: &[u8]) -> Option<IpAddr> {
     match family {
         AF_INET => Some(IpAddr::from(<[u8; 4]>::try_from(bytes.get(..4)?).ok()?)),
         AF_INET6 => {
@@ -208,20 +210,20 @@ fn ip(family: u8, bytes: &[u8]) -> Option<IpAddr> {
 
 /// Reads the user from an answer, if it is about the socket that was asked for and this belongs to a
 /// process: one that was closed counts as root's.
-fn read(answer: &[u8], peer: SocketAddr, local: SocketAddr) -> Option<u32> {
-    let answer = answer.get(..ANSWER)?;
+fn parse_diag_response(answer: &[u8], peer: SocketAddr, local: SocketAddr) -> Option<u32> {
+    let answer = answer.get(..DIAG_RESPONSE_BYTES)?;
     let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
-    let [family, state, ..] = answer.get(HEADER..)? else {
+    let [family, state, ..] = answer.get(NLMSG_HEADER_BYTES..)? else {
         return None;
     };
-    let id = answer.get(HEADER + 4..)?;
+    let id = answer.get(NLMSG_HEADER_BYTES + 4..)?;
     let port = |at: usize| Some(u16::from_be_bytes(id.get(at..at + 2)?.try_into().ok()?));
     let ends = [(peer, port(0)?, 4), (local, port(2)?, 20)];
     let is_the_same = ends.into_iter().all(|(end, port, at)| {
-        let ip = ip(*family, id.get(at..).unwrap_or_default());
+        let ip = parse_ip(*family, id.get(at..).unwrap_or_default());
         end.port() == port && ip == Some(end.ip().to_canonical())
     });
-    let after = answer.get(HEADER + 4 + SOCKET_ID..)?;
+    let after = answer.get(NLMSG_HEADER_BYTES + 4 + DIAG_SOCKET_ID_BYTES..)?;
     // idiag_expires, idiag_rqueue, idiag_wqueue come before.
     let uid = u32::from_ne_bytes(after.get(12..16)?.try_into().ok()?);
     let inode = u32::from_ne_bytes(after.get(16..20)?.try_into().ok()?);
@@ -230,11 +232,11 @@ fn read(answer: &[u8], peer: SocketAddr, local: SocketAddr) -> Option<u32> {
 }
 
 /// The user that the daemon runs as, unless the kernel tells others by the same number.
-pub(crate) fn own_user() -> Option<u32> {
+pub(crate) fn own_uid() -> Option<u32> {
     let own = geteuid().as_raw();
-    match *UNKNOWN_USER {
-        Numbering::Partial(number) | Numbering::Unclear(number) if number == own => None,
-        Numbering::Whole | Numbering::Partial(_) | Numbering::Unclear(_) => Some(own),
+    match *UID_MAPPING {
+        UidMapping::Partial(number) | UidMapping::Unknown(number) if number == own => None,
+        UidMapping::Full | UidMapping::Partial(_) | UidMapping::Unknown(_) => Some(own),
     }
 }
 
@@ -265,8 +267,8 @@ mod tests {
             ("0.0.0.0:0", "127.0.0.2"),
         ] {
             let (client, server) = connection(listen, connect).await;
-            let origin = of_tcp(&server);
-            assert_eq!(origin, Origin::Loopback { uid: Some(own) }, "{connect}");
+            let origin = tcp_origin(&server);
+            assert_eq!(origin, PeerOrigin::Loopback { uid: Some(own) }, "{connect}");
             drop(client);
         }
     }
@@ -281,7 +283,7 @@ mod tests {
                 client.shutdown(std::net::Shutdown::Write).unwrap();
             }
             let kept = half.then_some(client);
-            assert_eq!(of_tcp(&server), Origin::Loopback { uid: None });
+            assert_eq!(tcp_origin(&server), PeerOrigin::Loopback { uid: None });
             drop(kept);
         }
     }
@@ -290,14 +292,14 @@ mod tests {
     fn where_nobody_says_which_users_have_numbers_nobody_is_privileged() {
         let whole = "         0          0 4294967295\n";
         for (map, overflow, expected) in [
-            (Some(whole), Some("65534\n"), Numbering::Whole),
-            (Some(whole), None, Numbering::Whole),
-            (Some("0 1000 1\n"), Some("7\n"), Numbering::Partial(7)),
-            (Some("0 1000 1\n"), None, Numbering::Unclear(DEFAULT_OVERFLOWUID)),
-            (Some(""), Some("7\n"), Numbering::Unclear(7)),
-            (None, Some("7\n"), Numbering::Unclear(7)),
+            (Some(whole), Some("65534\n"), UidMapping::Full),
+            (Some(whole), None, UidMapping::Full),
+            (Some("0 1000 1\n"), Some("7\n"), UidMapping::Partial(7)),
+            (Some("0 1000 1\n"), None, UidMapping::Unknown(DEFAULT_OVERFLOWUID)),
+            (Some(""), Some("7\n"), UidMapping::Unknown(7)),
+            (None, Some("7\n"), UidMapping::Unknown(7)),
         ] {
-            assert_eq!(numbering(map, overflow), expected, "{map:?} {overflow:?}");
+            assert_eq!(parse_uid_mapping(map, overflow), expected, "{map:?} {overflow:?}");
         }
     }
 

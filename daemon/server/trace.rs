@@ -22,14 +22,14 @@ use tonic_types::StatusExt as _;
 use tower::{Layer, Service};
 use ulid::Ulid;
 
-use super::connection::{End, Peer};
+use super::connection::{PeerAddress, PeerInfo};
 use crate::daemon::{
-    door::metadata::Arrival,
+    door::metadata::RequestTrace,
     telemetry::{
         Telemetry,
-        calls::{CallEnd, CallFacts},
+        calls::{AccessLogEntry, CallCompletion},
         semconv,
-        spans::Span,
+        spans::OtelSpan,
     },
 };
 
@@ -58,26 +58,26 @@ pub(super) struct TraceService<S> {
 /// A span, and a line in the log, that end with the call: at its trailers, at an error, or when the
 /// caller goes away.
 #[derive(Debug)]
-struct Open {
-    span: Option<Span>,
-    line: Option<Line>,
+struct TracedCall {
+    span: Option<OtelSpan>,
+    log_entry: Option<PendingLogEntry>,
 }
 
 /// What the line says, with what was noted of the call on its way.
 #[derive(Debug)]
-struct Line {
-    facts: CallFacts,
+struct PendingLogEntry {
+    facts: AccessLogEntry,
     method: String,
     call_id: String,
     trace_id: String,
-    begun: Instant,
+    started: Instant,
 }
 
 /// A body whose end is the end of the call.
 #[derive(Debug)]
-struct Traced {
+struct TracedBody {
     body: Body,
-    open: Open,
+    call: TracedCall,
 }
 
 impl TraceLayer {
@@ -88,7 +88,12 @@ impl TraceLayer {
     }
 
     /// Starts the span of a call below `parent`; none for a standard service.
-    fn start(&self, request: &Request<Body>, call_id: &str, parent: &Context) -> Option<Span> {
+    fn start_span(
+        &self,
+        request: &Request<Body>,
+        call_id: &str,
+        parent: &Context,
+    ) -> Option<OtelSpan> {
         let asked = request.uri().path().trim_start_matches('/');
         if STANDARD_METHODS.contains(&asked) {
             return None;
@@ -104,9 +109,9 @@ impl TraceLayer {
             attributes.push(KeyValue::new(semconv::RPC_METHOD, "_OTHER"));
             "grpc".to_owned()
         };
-        let peer = request.extensions().get::<Peer>();
-        attributes.extend(addresses(request.uri(), peer.map(|peer| &peer.end)));
-        let span = Span::start(
+        let peer = request.extensions().get::<PeerInfo>();
+        attributes.extend(address_attributes(request.uri(), peer.map(|peer| &peer.address)));
+        let span = OtelSpan::start(
             self.telemetry.tracer(),
             name.clone(),
             SpanKind::Server,
@@ -125,8 +130,8 @@ impl TraceLayer {
 
 /// Where the call was sent, and where it comes from. A Unix socket is its path: clients send that, or
 /// anything else, as authority.
-fn addresses(uri: &Uri, end: Option<&End>) -> Vec<KeyValue> {
-    if let Some(End::Unix(path)) = end {
+fn address_attributes(uri: &Uri, end: Option<&PeerAddress>) -> Vec<KeyValue> {
+    if let Some(PeerAddress::Unix(path)) = end {
         let path = path.iter().map(|path| path.display().to_string());
         return path
             .flat_map(|path| {
@@ -145,7 +150,7 @@ fn addresses(uri: &Uri, end: Option<&End>) -> Vec<KeyValue> {
         let port = authority.port_u16();
         attributes.extend(port.map(|port| KeyValue::new(semconv::SERVER_PORT, i64::from(port))));
     }
-    if let Some(End::Tcp(peer)) = end {
+    if let Some(PeerAddress::Tcp(peer)) = end {
         let (address, port) = (peer.ip().to_string(), i64::from(peer.port()));
         attributes.push(KeyValue::new(semconv::NETWORK_PEER_ADDRESS, address));
         attributes.push(KeyValue::new(semconv::NETWORK_PEER_PORT, port));
@@ -177,21 +182,21 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let call_id = Ulid::generate().to_string();
         let parent = self.layer.telemetry.propagators().extract(request.headers());
-        let span = self.layer.start(&request, &call_id, &parent);
+        let span = self.layer.start_span(&request, &call_id, &parent);
         let context = span.as_ref().map_or(parent, |span| span.context().clone());
-        let facts = CallFacts::default();
+        let facts = AccessLogEntry::default();
         let method = request.uri().path().trim_start_matches('/');
         let is_logged = self.layer.telemetry.logs_calls() && span.is_some();
-        let line = is_logged.then(|| Line {
+        let line = is_logged.then(|| PendingLogEntry {
             facts: facts.clone(),
             method: method.to_owned(),
             call_id: call_id.clone(),
             trace_id: context.span().span_context().trace_id().to_string(),
-            begun: Instant::now(),
+            started: Instant::now(),
         });
-        let arrival = Arrival { call_id: call_id.clone(), context, facts };
+        let arrival = RequestTrace { call_id: call_id.clone(), context, facts };
         request.extensions_mut().insert(arrival);
-        let mut open = Open { span, line };
+        let mut open = TracedCall { span, log_entry: line };
         let answer = self.inner.call(request);
         Box::pin(async move {
             let mut response = match answer.await {
@@ -205,20 +210,20 @@ where
                 response.headers_mut().insert("jig-call-id", id);
             }
             // An answer without a body has its status in its headers.
-            if let Some(code) = code(response.headers()) {
+            if let Some(code) = grpc_status(response.headers()) {
                 open.end(code, response.headers());
                 return Ok(response);
             }
-            Ok(response.map(|body| Body::new(Traced { body, open })))
+            Ok(response.map(|body| Body::new(TracedBody { body, call: open })))
         })
     }
 }
 
-impl Open {
+impl TracedCall {
     /// Ends them; `trailers` may say why the call was refused.
     fn end(&mut self, code: Code, trailers: &HeaderMap) {
-        let name = name(code);
-        if let Some(line) = self.line.take() {
+        let name = code_name(code);
+        if let Some(line) = self.log_entry.take() {
             line.log(code, trailers);
         }
         let Some(span) = self.span.take() else { return };
@@ -240,29 +245,29 @@ impl Open {
     }
 }
 
-impl Line {
+impl PendingLogEntry {
     fn log(self, code: Code, trailers: &HeaderMap) {
         let status = Status::from_header_map(trailers).filter(|_| code != Code::Ok);
         let info = status.and_then(|status| status.get_details_error_info());
         let reason = info.map(|info| info.reason);
-        self.facts.known().log(CallEnd {
+        self.facts.snapshot().log(CallCompletion {
             method: Some(&self.method),
             call_id: Some(&self.call_id),
             trace_id: Some(&self.trace_id),
-            status: Some(name(code)),
+            status: Some(code_name(code)),
             reason: reason.as_deref(),
-            duration: self.begun.elapsed(),
+            duration: self.started.elapsed(),
         });
     }
 }
 
-impl Drop for Open {
+impl Drop for TracedCall {
     fn drop(&mut self) {
         self.end(Code::Cancelled, &HeaderMap::new());
     }
 }
 
-impl HttpBody for Traced {
+impl HttpBody for TracedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -274,12 +279,12 @@ impl HttpBody for Traced {
         match &frame {
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_ref() {
-                    let code = code(trailers).unwrap_or(Code::Unknown);
-                    self.open.end(code, trailers);
+                    let code = grpc_status(trailers).unwrap_or(Code::Unknown);
+                    self.call.end(code, trailers);
                 }
             }
-            Some(Err(status)) => self.open.end(status.code(), &HeaderMap::new()),
-            None => self.open.end(Code::Unknown, &HeaderMap::new()),
+            Some(Err(status)) => self.call.end(status.code(), &HeaderMap::new()),
+            None => self.call.end(Code::Unknown, &HeaderMap::new()),
         }
         Poll::Ready(frame)
     }
@@ -293,12 +298,12 @@ impl HttpBody for Traced {
     }
 }
 
-fn code(headers: &HeaderMap) -> Option<Code> {
+fn grpc_status(headers: &HeaderMap) -> Option<Code> {
     headers.get("grpc-status").map(|value| Code::from_bytes(value.as_bytes()))
 }
 
 /// Name of a code, as the conventions write it.
-fn name(code: Code) -> &'static str {
+fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",

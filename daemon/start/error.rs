@@ -6,7 +6,7 @@ use super::homes::HomeError;
 use crate::daemon::{
     config::ConfigError,
     server::listener::BindError,
-    store::{database, state_dir::OpenError},
+    store::{database, state_dir::StateDirError},
 };
 
 /// Why the daemon did not start, or did not end well.
@@ -17,10 +17,10 @@ pub(crate) enum StartError {
     Config(#[from] ConfigError),
     /// The state directory cannot be held.
     #[error("{}", chain(.0))]
-    State(#[from] OpenError),
+    State(#[from] StateDirError),
     /// The database cannot be used.
     #[error("{}", chain(.0))]
-    Database(#[from] database::OpenError),
+    Database(#[from] database::DatabaseOpenError),
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),

@@ -13,16 +13,16 @@ use std::{
 use crate::daemon::{
     checksum::sha256,
     config::{Config, WorkspaceConfig},
-    sandbox::plan::{Bind, HOME},
+    sandbox::plan::{BindMount, SANDBOX_HOME},
     store::state_dir::StateDir,
     sys::Errno,
     workspace::Workspace,
 };
 
 /// Longest part of a workspace's name in the name of its home.
-const LONGEST_NAME: usize = 64;
+const MAX_READABLE_NAME_BYTES: usize = 64;
 /// Digits that tell apart the homes of workspaces whose names look alike.
-const DIGITS: usize = 16;
+const NAME_DIGEST_DIGITS: usize = 16;
 
 /// Why a home that is to be kept is not there.
 #[derive(Debug, thiserror::Error)]
@@ -37,24 +37,28 @@ pub(crate) struct HomeError {
 }
 
 /// The home of each workspace, where it is kept: made, if it is missing.
-pub(super) fn kept(
+pub(super) fn create_persistent_homes(
     config: &Config,
     workspaces: &[Workspace],
-) -> Result<Vec<Option<Bind>>, HomeError> {
+) -> Result<Vec<Option<BindMount>>, HomeError> {
     let home = |(of, workspace): (&WorkspaceConfig, &Workspace)| {
-        if !of.keeps_home {
+        if !of.persistent_home {
             return Ok(None);
         }
-        let made = make(&config.state_dir, of, workspace);
+        let made = create_home(&config.state_dir, of, workspace);
         made.map(Some).map_err(|source| HomeError { workspace: of.name.clone(), source })
     };
     config.workspaces.iter().zip(workspaces).map(home).collect()
 }
 
-fn make(state: &Path, config: &WorkspaceConfig, workspace: &Workspace) -> io::Result<Bind> {
-    let source = StateDir::folder_in(state, "homes")?.join(name(config));
+fn create_home(
+    state: &Path,
+    config: &WorkspaceConfig,
+    workspace: &Workspace,
+) -> io::Result<BindMount> {
+    let source = StateDir::create_folder_in(state, "homes")?.join(home_dir_name(config));
     match DirBuilder::new().mode(0o700).create(&source) {
-        Ok(()) => hand_over(&source, workspace)?,
+        Ok(()) => chown_to_workspace_owner(&source, workspace)?,
         // What is in it belongs to whom it was made for: a new owner of the directory alone could do
         // nothing with it. Where owners are mapped, it is its commands' all the same; elsewhere the
         // sandbox's makers look.
@@ -62,16 +66,16 @@ fn make(state: &Path, config: &WorkspaceConfig, workspace: &Workspace) -> io::Re
         Err(error) => return Err(error),
     }
     let home = source.metadata()?;
-    Ok(Bind {
-        identity: (home.dev(), home.ino()),
+    Ok(BindMount {
+        file_identity: (home.dev(), home.ino()),
         source,
-        destination: PathBuf::from(HOME),
+        destination: PathBuf::from(SANDBOX_HOME),
         writable: true,
     })
 }
 
 /// Gives a new home to the workspace's owner, as whom commands make files.
-fn hand_over(home: &Path, workspace: &Workspace) -> io::Result<()> {
+fn chown_to_workspace_owner(home: &Path, workspace: &Workspace) -> io::Result<()> {
     let owner = rustix::fs::fstat(workspace)?;
     if !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -87,24 +91,24 @@ fn hand_over(home: &Path, workspace: &Workspace) -> io::Result<()> {
 
 /// Name of a workspace's home: another directory of the same name is another workspace, whose
 /// commands must not find what these left.
-fn name(config: &WorkspaceConfig) -> String {
+fn home_dir_name(config: &WorkspaceConfig) -> String {
     let plain = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => char::from(byte),
         _ => '_',
     };
-    let readable: String = config.name.bytes().take(LONGEST_NAME).map(plain).collect();
+    let readable: String = config.name.bytes().take(MAX_READABLE_NAME_BYTES).map(plain).collect();
     let path = config.path.as_os_str().as_encoded_bytes();
     let sum = sha256(&[config.name.as_bytes(), path].join(&0));
-    format!("{readable}-{}", &sum[..DIGITS])
+    format!("{readable}-{}", &sum[..NAME_DIGEST_DIGITS])
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{WorkspaceConfig, name};
+    use super::{WorkspaceConfig, home_dir_name};
     use crate::daemon::config::protected::Protection;
 
     fn of(workspace: &str, path: &str) -> String {
-        name(&WorkspaceConfig {
+        home_dir_name(&WorkspaceConfig {
             name: workspace.to_owned(),
             path: path.into(),
             mount_path: "/workspace".into(),
@@ -112,7 +116,7 @@ mod tests {
             follow_links: false,
             protection: Protection::default(),
             run_timeout: None,
-            keeps_home: true,
+            persistent_home: true,
         })
     }
 

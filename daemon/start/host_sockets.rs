@@ -15,7 +15,7 @@ use std::{
 
 use crate::daemon::{
     config::{Config, WorkspaceConfig},
-    sandbox::{landlock, level::Level},
+    sandbox::{landlock, level::IsolationLevel},
 };
 
 /// Sockets that a message names.
@@ -23,7 +23,7 @@ const MAX_NAMED_SOCKETS: usize = 8;
 /// What an operator can do about them.
 pub(super) const REMEDY: &str = "move them elsewhere or end the programs that listen there, or use Linux 7.1 or newer, whose Landlock refuses commands the sockets of others";
 /// The kernel's list of Unix sockets in the daemon's network namespace.
-const LIST: &str = "/proc/net/unix";
+const PROC_NET_UNIX: &str = "/proc/net/unix";
 
 /// Sockets of the host that commands of a workspace could connect to.
 #[derive(Debug, Default)]
@@ -31,15 +31,20 @@ pub(super) struct HostSockets(BTreeSet<PathBuf>);
 
 impl HostSockets {
     /// Looks for those that are there now. Without a list there are none to be named.
-    pub(super) fn find(config: &Config, workspace: &str, level: Level, landlock_abi: u32) -> Self {
+    pub(super) fn find(
+        config: &Config,
+        workspace: &str,
+        level: IsolationLevel,
+        landlock_abi: u32,
+    ) -> Self {
         // At L1 a command cannot make a socket.
-        if level < Level::L2 || landlock_abi >= landlock::REFUSES_HOST_SOCKETS {
+        if level < IsolationLevel::L2 || landlock_abi >= landlock::RESOLVE_UNIX_ABI {
             return Self::default();
         }
-        let list = fs::read(LIST).unwrap_or_default();
+        let list = fs::read(PROC_NET_UNIX).unwrap_or_default();
         let of_name = config.workspaces.iter();
         let of_name = of_name.filter(|config| config.name == workspace);
-        Self(of_name.flat_map(|config| below(config, &list)).collect())
+        Self(of_name.flat_map(|config| sockets_below(config, &list)).collect())
     }
 
     /// Adds those of another workspace.
@@ -72,24 +77,24 @@ impl HostSockets {
 }
 
 /// Sockets of `list` that lie below the workspace or one of its binds.
-fn below(workspace: &WorkspaceConfig, list: &[u8]) -> Vec<PathBuf> {
+fn sockets_below(workspace: &WorkspaceConfig, list: &[u8]) -> Vec<PathBuf> {
     let binds = workspace.binds.iter().map(|bind| &bind.source);
     let roots: Vec<&PathBuf> = binds.chain([&workspace.path]).collect();
-    let identities: Vec<_> = roots.iter().filter_map(identity).collect();
+    let identities: Vec<_> = roots.iter().filter_map(file_identity).collect();
     let lines = list.split(|byte| *byte == b'\n').skip(1);
     lines
-        .filter_map(name)
+        .filter_map(socket_path)
         .flat_map(|name| {
             // A relative name tells nothing of where its program was: the roots are looked at, an
             // absolute one stays what it is.
             roots.iter().map(move |root| root.join(name))
         })
-        .filter_map(|path| lies_below(&path, &identities))
+        .filter_map(|path| resolve_socket_below(&path, &identities))
         .collect()
 }
 
 /// The path of a line of the list, if it has one.
-fn name(line: &[u8]) -> Option<&Path> {
+fn socket_path(line: &[u8]) -> Option<&Path> {
     // Address, references, protocol, flags, type, state, inode.
     let mut rest = line;
     for _ in 0..7 {
@@ -105,15 +110,15 @@ fn name(line: &[u8]) -> Option<&Path> {
 
 /// The true path of a socket, if a directory above it is one of these: by device and inode, because
 /// links and mounts give a directory other names.
-fn lies_below(path: &Path, identities: &[(u64, u64)]) -> Option<PathBuf> {
+fn resolve_socket_below(path: &Path, identities: &[(u64, u64)]) -> Option<PathBuf> {
     let folder = fs::canonicalize(path.parent()?).ok()?;
     let path = folder.join(path.file_name()?);
     let is_socket = path.symlink_metadata().ok()?.file_type().is_socket();
-    let mut above = folder.ancestors().filter_map(identity);
+    let mut above = folder.ancestors().filter_map(file_identity);
     (is_socket && above.any(|above| identities.contains(&above))).then_some(path)
 }
 
-fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
+fn file_identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
     let found = fs::metadata(path).ok()?;
     Some((found.dev(), found.ino()))
 }
@@ -122,14 +127,14 @@ fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
 mod tests {
     use std::{collections::BTreeSet, path::Path};
 
-    use super::{HostSockets, MAX_NAMED_SOCKETS, name};
+    use super::{HostSockets, MAX_NAMED_SOCKETS, socket_path};
 
     #[test]
     fn names_are_read_from_the_list() {
         let line = |name: &str| {
             format!("0000000000000000: 00000002 00000000 00010000 0001 01    42{name}")
         };
-        let read = |text: &str| name(line(text).as_bytes()).map(Path::to_owned);
+        let read = |text: &str| socket_path(line(text).as_bytes()).map(Path::to_owned);
         assert_eq!(read(""), None);
         assert_eq!(read(" @abstract"), None);
         assert_eq!(read(" /run/a b"), Some("/run/a b".into()));

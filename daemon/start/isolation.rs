@@ -6,51 +6,51 @@ use super::host_sockets::{self, HostSockets};
 use crate::daemon::{
     config::Config,
     sandbox::{
-        cgroup::Accounting,
+        cgroup::MemoryAccounting,
         launch::KeeperProcess,
-        level::{Isolation, Level},
-        proof::Proven,
+        level::{Isolation, IsolationLevel},
+        proof::ProbedIsolation,
         protected_files::ProtectedFiles,
-        sandboxes::Sandboxes,
-        surroundings::Surroundings,
-        wire::Identity,
+        sandboxes::SandboxPools,
+        surroundings::HostEnvironment,
+        wire::SandboxIdentity,
     },
     sys::landlock,
     workspace::Workspace,
 };
 
 /// What makes sandboxes, and what it was found in.
-pub(super) struct Keeper {
+pub(super) struct StartedKeeper {
     pub(super) process: KeeperProcess,
-    pub(super) found: Found,
+    pub(super) environment: KeeperEnvironment,
 }
 
 /// What sandboxes are made in.
-pub(super) struct Found {
+pub(super) struct KeeperEnvironment {
     /// What counts what they use.
-    pub(super) accounting: Accounting,
+    pub(super) accounting: MemoryAccounting,
     /// What the daemon runs in.
-    pub(super) surroundings: Surroundings,
+    pub(super) surroundings: HostEnvironment,
 }
 
 /// The sandboxes, and what the probe has found in each workspace.
-pub(super) struct Probed {
-    pub(super) sandboxes: Arc<Sandboxes>,
-    pub(super) results: Vec<Proven>,
+pub(super) struct ProbedSandboxes {
+    pub(super) sandboxes: Arc<SandboxPools>,
+    pub(super) results: Vec<ProbedIsolation>,
 }
 
 /// Has each workspace's pool prove what isolation it gives.
-pub(super) async fn prove(
+pub(super) async fn probe_workspaces(
     keeper: KeeperProcess,
-    accounting: &Accounting,
+    accounting: &MemoryAccounting,
     config: &Config,
-) -> io::Result<Probed> {
+) -> io::Result<ProbedSandboxes> {
     let count = config.workspaces.len();
     let protected_files = config.workspaces.iter().map(|workspace| {
-        let names = workspace.protection.names().into_iter();
+        let names = workspace.protection.path_names().into_iter();
         ProtectedFiles::new(names.map(|name| workspace.path.join(name)).collect())
     });
-    let sandboxes = Sandboxes::new(
+    let sandboxes = SandboxPools::new(
         keeper,
         protected_files.collect(),
         config.concurrent_runs,
@@ -62,52 +62,54 @@ pub(super) async fn prove(
         let Some(pool) = sandboxes.pool(index) else {
             return Err(io::Error::other("a workspace has no sandboxes"));
         };
-        results.push(pool.prove(config.minimum_level).await);
+        results.push(pool.probe_levels(config.minimum_level).await);
     }
-    Ok(Probed { sandboxes: Arc::new(sandboxes), results })
+    Ok(ProbedSandboxes { sandboxes: Arc::new(sandboxes), results })
 }
 
 /// What is true of a workspace's commands.
-pub(super) fn isolation(
+pub(super) fn workspace_isolation(
     config: &Config,
-    keeper: &Found,
+    keeper: &KeeperEnvironment,
     workspace: &str,
-    found: &Proven,
+    found: &ProbedIsolation,
 ) -> Isolation {
     let of_workspace = config.workspaces.iter().find(|config| config.name == workspace);
     Isolation {
         level: found.level,
         minimum: config.minimum_level,
         workspace: workspace.to_owned(),
-        refused: found.refused.clone(),
-        possible: found.possible,
-        left_out: found.left_out.clone(),
-        surroundings: keeper.surroundings.clone(),
-        landlock_abi: landlock::abi(),
+        rejected: found.rejected.clone(),
+        best_below_minimum: found.best_below_minimum,
+        waived_checks: found.waived_checks.clone(),
+        host_environment: keeper.surroundings.clone(),
+        landlock_abi: landlock::abi_version(),
         allow_ptrace: config.allow_ptrace,
         network: config.network,
-        accounting: keeper.accounting.clone(),
-        keeps_home: of_workspace.is_some_and(|config| config.keeps_home),
-        protected: of_workspace.map(|config| config.protection.names()).unwrap_or_default(),
+        memory_accounting: keeper.accounting.clone(),
+        has_persistent_home: of_workspace.is_some_and(|config| config.persistent_home),
+        protected_paths: of_workspace
+            .map(|config| config.protection.path_names())
+            .unwrap_or_default(),
     }
 }
 
 /// Has a workspace be where its commands see it: without namespaces, at its own path.
-pub(super) fn place(workspace: &mut Workspace, isolation: &Isolation) {
-    if isolation.level == Level::L1 {
-        workspace.stay_in_place();
+pub(super) fn set_command_path(workspace: &mut Workspace, isolation: &Isolation) {
+    if isolation.level == IsolationLevel::L1 {
+        workspace.mount_in_place();
     }
 }
 
 /// Tells the log what was found. Whoever embeds the daemon is told of failures by its answer.
-pub(super) fn log(isolation: &Isolation, failures: bool) {
+pub(super) fn log_isolation(isolation: &Isolation, failures: bool) {
     let workspace = isolation.workspace.as_str();
     if let Some(summary) = isolation.summary().filter(|_| failures) {
         tracing::warn!(workspace, "{summary}");
     }
     if isolation.is_ready() {
         tracing::info!(workspace, isolation = %isolation.level, "commands are isolated");
-        for refused in &isolation.refused {
+        for refused in &isolation.rejected {
             tracing::warn!(
                 workspace,
                 level = %refused.level,
@@ -119,7 +121,7 @@ pub(super) fn log(isolation: &Isolation, failures: bool) {
             );
         }
     } else if failures {
-        for refused in &isolation.refused {
+        for refused in &isolation.rejected {
             tracing::error!(
                 workspace,
                 level = %refused.level,
@@ -134,10 +136,10 @@ pub(super) fn log(isolation: &Isolation, failures: bool) {
 }
 
 /// What `--check` prints about a workspace.
-pub(super) fn report(
+pub(super) fn isolation_report(
     workspace: &Workspace,
     isolation: &Isolation,
-    identity: Option<Identity>,
+    identity: Option<SandboxIdentity>,
     sockets: &HostSockets,
 ) -> String {
     let ready = isolation.is_ready();
@@ -154,7 +156,7 @@ pub(super) fn report(
     if let Some(identity) = identity.filter(|_| ready) {
         report += &format!("  commands are user {}\n", identity.uid);
     }
-    for refused in &isolation.refused {
+    for refused in &isolation.rejected {
         report += &format!(
             "  {}: {}\n  remedy: {}\n",
             refused.level,
@@ -166,7 +168,7 @@ pub(super) fn report(
         let mark = if layer.applied { "yes" } else { "no" };
         report += &format!("  {:<18} {mark:<4} {}\n", layer.name, layer.detail);
         // That of a level was told above.
-        if !layer.remedy.is_empty() && isolation.refused.is_empty() {
+        if !layer.remedy.is_empty() && isolation.rejected.is_empty() {
             report += &format!("  {:<23} remedy: {}\n", "", layer.remedy);
         }
     }

@@ -3,25 +3,28 @@
 use super::error::StartError;
 use crate::daemon::{
     config::Config,
-    workspace::{Given, Workspace},
+    workspace::{ChownSummary, Workspace},
 };
 
 /// The user that a workspace's files are given to: another one for each, so that commands without
 /// namespaces cannot change modes and times of another workspace's files.
-pub(super) fn user_of(config: &Config, workspace: usize) -> u32 {
+pub(super) fn sandbox_user(config: &Config, workspace: usize) -> u32 {
     // There is one for each workspace; the last number is no user.
     config.sandbox_ids.get(workspace).copied().unwrap_or(u32::MAX)
 }
 
 /// Gives root's files in a workspace to `user`, and logs it. Only root can, and only for root is there a
 /// need. Returns what has changed, as a line.
-pub(super) fn give(workspace: &mut Workspace, user: u32) -> Result<Option<String>, StartError> {
+pub(super) fn chown_workspace(
+    workspace: &mut Workspace,
+    user: u32,
+) -> Result<Option<String>, StartError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
     }
     let path = workspace.path().display().to_string();
-    let given = workspace.give_to(user);
-    let Given { changed, left, example } =
+    let given = workspace.chown_to(user);
+    let ChownSummary { changed, skipped: left, skipped_example: example } =
         given.map_err(|source| StartError::Chown { path: path.clone(), user, source })?;
     if changed == 0 && left == 0 {
         return Ok(None);

@@ -1,10 +1,10 @@
 //! What the daemon says of paths that it protects without having been asked for.
 
-use super::shared_limits::Warning;
-use crate::daemon::{config::Config, sandbox::level::Level};
+use super::shared_limits::StartWarning;
+use crate::daemon::{config::Config, sandbox::level::IsolationLevel};
 
 /// Logs what is protected in the workspace at this level, or that it is not.
-pub(super) fn log(config: &Config, workspace: &str, level: Level) {
+pub(super) fn log(config: &Config, workspace: &str, level: IsolationLevel) {
     if let Some(warning) = warning(config, workspace, level) {
         warning.log();
         return;
@@ -15,7 +15,7 @@ pub(super) fn log(config: &Config, workspace: &str, level: Level) {
     {
         tracing::info!(
             workspace,
-            paths = protection.names().join(", "),
+            paths = protection.path_names().join(", "),
             remedy = "--protect none lets tools and commands change them",
             "the workspace is a repository: what makes git run programs is protected"
         );
@@ -24,19 +24,24 @@ pub(super) fn log(config: &Config, workspace: &str, level: Level) {
 
 /// A warning where commands can change what makes git run programs, and the operator did not say
 /// that they may.
-pub(super) fn warning(config: &Config, workspace: &str, level: Level) -> Option<Warning> {
+pub(super) fn warning(
+    config: &Config,
+    workspace: &str,
+    level: IsolationLevel,
+) -> Option<StartWarning> {
     let protection = config.protection(workspace)?;
     if let Some(problem) = &protection.problem {
-        return Some(Warning {
+        return Some(StartWarning {
             text: format!("workspace {workspace} is a repository that is not protected: {problem}"),
             remedy: "replace the link, list what to protect with --protect, or accept it with --protect none",
         });
     }
-    let is_open = level == Level::L1 && !protection.required && !protection.paths.is_empty();
-    is_open.then(|| Warning {
+    let is_open =
+        level == IsolationLevel::L1 && !protection.required && !protection.paths.is_empty();
+    is_open.then(|| StartWarning {
         text: format!(
             "workspace {workspace} is a repository, and commands can change what makes git run programs: these paths are NOT protected at {level}, where only file tools refuse to change them: {}",
-            protection.names().join(", ")
+            protection.path_names().join(", ")
         ),
         remedy: "give the daemon what L2 needs, or run git in a clone of the workspace and not in the workspace; --protect none accepts it",
     })

@@ -14,18 +14,18 @@ use rustix::{
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::daemon::{
-    call::{Pipeline, access::unknown_names, policy::decision::Settings},
-    config::{Config, ConfigError, WorkspaceConfig, args::Args, renewal::Renewal},
+    call::{Pipeline, access::unknown_names, policy::decision::CompiledPolicy},
+    config::{Config, ConfigError, WorkspaceConfig, args::Args, renewal::ReloadedConfig},
     task,
 };
 
 /// What is needed to read it again. SIGHUP is caught from the moment that this exists.
 #[derive(Debug)]
-pub(super) struct Reload {
+pub(super) struct ConfigReloader {
     args: Args,
-    hangups: Signal,
+    sighup: Signal,
     /// What of the file takes a restart, as it was when the daemon started.
-    fixed: String,
+    restart_only: String,
     /// Tools that have nothing to do, likewise.
     idle_tools: &'static [&'static str],
     /// What it serves, whatever the file says by now.
@@ -33,13 +33,13 @@ pub(super) struct Reload {
     has_terminal: bool,
 }
 
-impl Reload {
+impl ConfigReloader {
     /// Catches the signal from now on. `args` led to `config`.
-    pub(super) fn catch(args: Args, config: &Config) -> io::Result<Self> {
+    pub(super) fn install(args: Args, config: &Config) -> io::Result<Self> {
         Ok(Self {
             args,
-            hangups: signal(SignalKind::hangup())?,
-            fixed: config.fixed.clone(),
+            sighup: signal(SignalKind::hangup())?,
+            restart_only: config.restart_only.clone(),
             idle_tools: config.idle_tools(),
             workspaces: config.workspaces.clone().into(),
             has_terminal: has_terminal(),
@@ -47,9 +47,9 @@ impl Reload {
     }
 
     /// Reads it again each time that the signal comes.
-    pub(super) fn watch(mut self, pipeline: Arc<Pipeline>) {
+    pub(super) fn spawn(mut self, pipeline: Arc<Pipeline>) {
         task::spawn("reload", async move {
-            while self.hangups.recv().await.is_some() {
+            while self.sighup.recv().await.is_some() {
                 if self.has_terminal && !has_terminal() {
                     // As told by the one that was taken away: the server drains.
                     let ended = kill_process(getpid(), SignalName::TERM);
@@ -73,21 +73,21 @@ impl Reload {
 
     async fn reload(&self, pipeline: &Pipeline) -> Result<(), Vec<String>> {
         let (args, workspaces) = (self.args.clone(), Arc::clone(&self.workspaces));
-        let read = task::blocking(move || {
-            let renewal = Renewal::read(args.clone(), &workspaces)?;
+        let read = task::spawn_blocking(move || {
+            let renewal = ReloadedConfig::read(args.clone(), &workspaces)?;
             Ok((renewal, Config::load(args).err()))
         });
         let (config, unusable) = match read.await {
             Ok(read) => read.map_err(|error: ConfigError| error.0)?,
             Err(panic) => return Err(vec![panic.to_string()]),
         };
-        let scenes = pipeline.scenes.iter();
+        let scenes = pipeline.workspaces.iter();
         let names: Vec<_> = scenes.map(|scene| scene.workspace.name()).collect();
         let (catalog, access) = (&pipeline.catalog, &pipeline.access);
-        let settings = Settings::new(config.policy, catalog, &names, self.idle_tools);
+        let settings = CompiledPolicy::new(config.policy, catalog, &names, self.idle_tools);
         let keys = match &config.keys {
             Some(keys) => unknown_names(keys, catalog, &names),
-            None if access.has_keys() => vec![
+            None if access.requires_key() => vec![
                 "keys: there were some, and nobody can be let in without any from now on: restart the daemon".to_owned(),
             ],
             None => Vec::new(),
@@ -106,12 +106,12 @@ impl Reload {
         if let Some(keys) = config.keys {
             access.set_keys(keys, catalog, &names)?;
             // There may have been none before.
-            pipeline.share();
-            pipeline.drop_revoked_answers().await;
+            pipeline.keep_headroom();
+            pipeline.drop_revoked_replies().await;
         }
-        pipeline.policy.replace(settings);
+        pipeline.policy.replace_policy(settings);
         tracing::info!(rules, keys = count, "the configuration was read again");
-        if config.fixed != self.fixed {
+        if config.restart_only != self.restart_only {
             tracing::warn!(
                 remedy = "restart the daemon",
                 "the configuration file was changed in more than its tables policy and approvals, and keys: that does not count yet"

@@ -8,19 +8,19 @@ use rustix::{
     process::geteuid,
 };
 
-use super::shared_limits::Warning;
+use super::shared_limits::StartWarning;
 use crate::daemon::workspace::Workspace;
 
 /// A warning where the workspace's owner and mode keep the daemon, and so its commands, from writing it.
 /// An ordinary user cannot change that by any flag.
-pub(super) fn warning(workspace: &Workspace) -> Option<Warning> {
+pub(super) fn warning(workspace: &Workspace) -> Option<StartWarning> {
     let path = workspace.path();
     let (access, flags) = (Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
     if accessat(CWD, path, access, flags) != Err(Errno::ACCESS) {
         return None;
     }
     let owner = fs::metadata(path).ok()?.uid();
-    Some(Warning {
+    Some(StartWarning {
         text: format!(
             "workspace {} at {path:?} belongs to user {owner}, and the daemon's user {} cannot write it: tools and commands can only read",
             workspace.name(),

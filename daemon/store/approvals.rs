@@ -9,13 +9,13 @@ use super::{
 };
 
 /// Most approvals that are kept: each takes up to some 40 KiB.
-const MOST_KEPT: u32 = 100_000;
+const MAX_APPROVALS: u32 = 100_000;
 /// Most that are removed in one go: others wait meanwhile.
-const REMOVED_TOGETHER: u32 = 1000;
+const DELETE_BATCH_ROWS: u32 = 1000;
 
 /// The log.
 #[derive(Debug, Clone)]
-pub(crate) struct ApprovalLog(Database);
+pub(crate) struct ApprovalTable(Database);
 
 /// What was asked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(crate) struct ApprovalRecord {
     /// What it was called as in a dialect: `cli_agent/create_file`; empty, where that was by its name.
     pub(crate) said_as: String,
     /// Its parameters.
-    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) parameters: Vec<ApprovalParameter>,
     /// Files that it is about, the first of them.
     pub(crate) files: Vec<String>,
     /// How many more there are.
@@ -43,7 +43,7 @@ pub(crate) struct ApprovalRecord {
     /// What has it asked.
     pub(crate) asked_by: String,
     /// When, in milliseconds since 1970.
-    pub(crate) asked_ms: i64,
+    pub(crate) requested_ms: i64,
     /// When it stops waiting, likewise.
     pub(crate) expires_ms: i64,
     /// How it ended; none while it waits.
@@ -52,7 +52,7 @@ pub(crate) struct ApprovalRecord {
 
 /// A parameter for people, without what may be secret.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Parameter {
+pub(crate) struct ApprovalParameter {
     /// Its name.
     pub(crate) name: String,
     /// Its value, or the beginning of it.
@@ -69,11 +69,11 @@ pub(crate) struct Parameter {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApprovalEnd {
     /// In which way.
-    pub(crate) state: EndState,
+    pub(crate) state: ApprovalEndState,
     /// When, in milliseconds since 1970.
-    pub(crate) at_ms: i64,
+    pub(crate) ended_ms: i64,
     /// Who ended it.
-    pub(crate) by: String,
+    pub(crate) ended_by: String,
     /// Why, in that one's words.
     pub(crate) comment: String,
     /// The rule that was made with it; empty without.
@@ -82,7 +82,7 @@ pub(crate) struct ApprovalEnd {
 
 /// In which way an approval ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EndState {
+pub(crate) enum ApprovalEndState {
     /// Somebody has allowed it.
     Allowed,
     /// Somebody has denied it.
@@ -95,7 +95,7 @@ pub(crate) enum EndState {
     Lost,
 }
 
-impl EndState {
+impl ApprovalEndState {
     /// All of them.
     const ALL: [Self; 5] =
         [Self::Allowed, Self::Denied, Self::Expired, Self::Withdrawn, Self::Lost];
@@ -112,14 +112,14 @@ impl EndState {
     }
 }
 
-impl ApprovalLog {
+impl ApprovalTable {
     /// The log in `database`.
     pub(crate) fn new(database: Database) -> Self {
         Self(database)
     }
 
     /// Notes that a call waits.
-    pub(crate) async fn ask(&self, record: ApprovalRecord) -> Result<(), DatabaseError> {
+    pub(crate) async fn insert_pending(&self, record: ApprovalRecord) -> Result<(), DatabaseError> {
         let json = |value: serde_json::Result<String>| value.unwrap_or_else(|_| "[]".to_owned());
         let parameters = json(serde_json::to_string(&record.parameters));
         let files = json(serde_json::to_string(&(&record.files, record.more_files)));
@@ -139,7 +139,7 @@ impl ApprovalLog {
                         parameters,
                         files,
                         record.asked_by,
-                        record.asked_ms,
+                        record.requested_ms,
                         record.expires_ms,
                         record.said_as
                     ])
@@ -149,7 +149,7 @@ impl ApprovalLog {
     }
 
     /// Notes how one ended, and the rule that was made with it: both, or neither.
-    pub(crate) async fn end(
+    pub(crate) async fn record_end(
         &self,
         id: String,
         end: ApprovalEnd,
@@ -161,7 +161,7 @@ impl ApprovalLog {
                     .prepare_cached(
                         "UPDATE approval SET state = ?2, decided_ms = ?3, decided_by = ?4, comment = ?5, rule_id = ?6 WHERE id = ?1 AND state = 'PENDING'",
                     )?
-                    .execute(params![id, end.state.name(), end.at_ms, end.by, end.comment, end.rule_id])?;
+                    .execute(params![id, end.state.name(), end.ended_ms, end.ended_by, end.comment, end.rule_id])?;
                 match &rule {
                     Some(rule) => insert_rule(connection, rule),
                     None => Ok(()),
@@ -171,11 +171,11 @@ impl ApprovalLog {
     }
 
     /// Those that waited when the daemon died: to be called before any waits.
-    pub(crate) async fn left_behind(&self) -> Result<Vec<ApprovalRecord>, DatabaseError> {
+    pub(crate) async fn find_orphaned(&self) -> Result<Vec<ApprovalRecord>, DatabaseError> {
         self.0
             .read(|connection| {
-                let sql = format!("{SELECT} WHERE state = 'PENDING' ORDER BY id");
-                connection.prepare(&sql)?.query_map([], read)?.collect()
+                let sql = format!("{SELECT_APPROVAL} WHERE state = 'PENDING' ORDER BY id");
+                connection.prepare(&sql)?.query_map([], approval_from_row)?.collect()
             })
             .await
     }
@@ -184,9 +184,9 @@ impl ApprovalLog {
     pub(crate) async fn find(&self, id: String) -> Result<Option<ApprovalRecord>, DatabaseError> {
         self.0
             .read(move |connection| {
-                let sql = format!("{SELECT} WHERE id = ?1");
+                let sql = format!("{SELECT_APPROVAL} WHERE id = ?1");
                 let mut select = connection.prepare_cached(&sql)?;
-                select.query_row([&id], read).optional()
+                select.query_row([&id], approval_from_row).optional()
             })
             .await
     }
@@ -202,44 +202,44 @@ impl ApprovalLog {
         self.0
             .read(move |connection| {
                 let sql = format!(
-                    "{SELECT} WHERE workspace IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR id < ?2) ORDER BY id DESC LIMIT ?3"
+                    "{SELECT_APPROVAL} WHERE workspace IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR id < ?2) ORDER BY id DESC LIMIT ?3"
                 );
                 let mut select = connection.prepare_cached(&sql)?;
-                select.query_map(params![workspaces, before, most], read)?.collect()
+                select.query_map(params![workspaces, before, most], approval_from_row)?.collect()
             })
             .await
     }
 
     /// Removes what ended before that time, and what is too much: what nobody has decided before what
     /// somebody has, of who has most, and oldest first; never what waits.
-    pub(crate) async fn retain(&self, since_ms: i64) -> Result<(), DatabaseError> {
-        self.retain_most(since_ms, MOST_KEPT).await
+    pub(crate) async fn apply_retention(&self, since_ms: i64) -> Result<(), DatabaseError> {
+        self.retain_at_most(since_ms, MAX_APPROVALS).await
     }
 
-    async fn retain_most(&self, since_ms: i64, most: u32) -> Result<(), DatabaseError> {
+    async fn retain_at_most(&self, since_ms: i64, most: u32) -> Result<(), DatabaseError> {
         loop {
             let removed =
-                self.0.apply(move |connection| remove(connection, since_ms, most)).await?;
-            if removed < REMOVED_TOGETHER as usize {
+                self.0.apply(move |connection| delete_batch(connection, since_ms, most)).await?;
+            if removed < DELETE_BATCH_ROWS as usize {
                 return Ok(());
             }
         }
     }
 }
 
-const SELECT: &str = "SELECT id, workspace, session, principal, call_id, tool, parameters, files, asked_by, asked_ms, expires_ms, state, decided_ms, decided_by, comment, rule_id, said_as FROM approval";
+const SELECT_APPROVAL: &str = "SELECT id, workspace, session, principal, call_id, tool, parameters, files, asked_by, asked_ms, expires_ms, state, decided_ms, decided_by, comment, rule_id, said_as FROM approval";
 
-fn read(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
+fn approval_from_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
     let json = |column: usize| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from);
     let state = row.get_ref(11)?.as_str()?;
-    let state = EndState::ALL.into_iter().find(|end| end.name() == state);
+    let state = ApprovalEndState::ALL.into_iter().find(|end| end.name() == state);
     let (files, more_files) = serde_json::from_str(json(7)?).unwrap_or_default();
     let end = match state {
         None => None,
         Some(state) => Some(ApprovalEnd {
             state,
-            at_ms: row.get::<_, Option<i64>>(12)?.unwrap_or_default(),
-            by: row.get(13)?,
+            ended_ms: row.get::<_, Option<i64>>(12)?.unwrap_or_default(),
+            ended_by: row.get(13)?,
             comment: row.get(14)?,
             rule_id: row.get(15)?,
         }),
@@ -256,20 +256,20 @@ fn read(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
         files,
         more_files,
         asked_by: row.get(8)?,
-        asked_ms: row.get(9)?,
+        requested_ms: row.get(9)?,
         expires_ms: row.get(10)?,
         end,
     })
 }
 
 /// Removes some of what is not to be kept any more; answers how many.
-fn remove(connection: &Connection, since_ms: i64, most: u32) -> rusqlite::Result<usize> {
+fn delete_batch(connection: &Connection, since_ms: i64, most: u32) -> rusqlite::Result<usize> {
     let old = connection.execute(
         "DELETE FROM approval WHERE id IN (SELECT id FROM approval WHERE decided_ms < ?1 LIMIT ?2)",
-        params![since_ms, REMOVED_TOGETHER],
+        params![since_ms, DELETE_BATCH_ROWS],
     )?;
     let count: u32 = connection.query_row("SELECT count(*) FROM approval", [], |row| row.get(0))?;
-    let excess = count.saturating_sub(most).min(REMOVED_TOGETHER);
+    let excess = count.saturating_sub(most).min(DELETE_BATCH_ROWS);
     if old > 0 || excess == 0 {
         return Ok(old);
     }
@@ -298,7 +298,7 @@ mod tests {
             call_id: "c".to_owned(),
             tool: "run".to_owned(),
             said_as: String::new(),
-            parameters: vec![Parameter {
+            parameters: vec![ApprovalParameter {
                 name: "command".to_owned(),
                 value: "a\n\"b\"".to_owned(),
                 omitted_bytes: 7,
@@ -307,17 +307,17 @@ mod tests {
             files: vec!["f".to_owned()],
             more_files: 3,
             asked_by: "risk dangerous".to_owned(),
-            asked_ms: 1,
+            requested_ms: 1,
             expires_ms: 2,
             end: None,
         }
     }
 
-    fn end(state: EndState, at_ms: i64) -> ApprovalEnd {
+    fn end(state: ApprovalEndState, at_ms: i64) -> ApprovalEnd {
         ApprovalEnd {
             state,
-            at_ms,
-            by: "key:b".to_owned(),
+            ended_ms: at_ms,
+            ended_by: "key:b".to_owned(),
             comment: "no".to_owned(),
             rule_id: String::new(),
         }
@@ -325,14 +325,14 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_asked_and_how_it_ended_is_kept_for_a_while() {
-        let log = ApprovalLog::new(Database::in_memory().unwrap());
+        let log = ApprovalTable::new(Database::in_memory().unwrap());
         for (id, workspace) in [("1", "a"), ("2", "b"), ("3", "a"), ("4", "a")] {
-            log.ask(record(id, workspace)).await.unwrap();
+            log.insert_pending(record(id, workspace)).await.unwrap();
         }
-        let ended = end(EndState::Denied, 10);
-        log.end("1".into(), ended.clone(), None).await.unwrap();
-        let again = end(EndState::Allowed, 11);
-        log.end("1".into(), again, None).await.unwrap();
+        let ended = end(ApprovalEndState::Denied, 10);
+        log.record_end("1".into(), ended.clone(), None).await.unwrap();
+        let again = end(ApprovalEndState::Allowed, 11);
+        log.record_end("1".into(), again, None).await.unwrap();
         let found = log.find("1".into()).await.unwrap().unwrap();
         assert_eq!(found.end, Some(ended), "the first end is the one");
         let asked = record("1", "a");
@@ -350,33 +350,33 @@ mod tests {
         assert_eq!(ids(&["a"], Some("3"), 2).await, ["1"]);
         assert_eq!(ids(&["a", "b"], None, 9).await, ["4", "3", "2", "1"]);
         assert_eq!(ids(&[], None, 9).await, [""; 0]);
-        assert_eq!(log.left_behind().await.unwrap().len(), 3);
-        log.retain(10).await.unwrap();
+        assert_eq!(log.find_orphaned().await.unwrap().len(), 3);
+        log.apply_retention(10).await.unwrap();
         assert_eq!(ids(&["a", "b"], None, 9).await.len(), 4);
-        log.retain(11).await.unwrap();
+        log.apply_retention(11).await.unwrap();
         assert_eq!(ids(&["a", "b"], None, 9).await, ["4", "3", "2"]);
     }
 
     #[tokio::test]
     async fn who_floods_does_not_push_out_what_was_decided() {
-        let log = ApprovalLog::new(Database::in_memory().unwrap());
-        let ask = async |id: &str, principal: &str, state: Option<EndState>| {
+        let log = ApprovalTable::new(Database::in_memory().unwrap());
+        let ask = async |id: &str, principal: &str, state: Option<ApprovalEndState>| {
             let record = ApprovalRecord { principal: principal.to_owned(), ..record(id, "a") };
-            log.ask(record).await.unwrap();
+            log.insert_pending(record).await.unwrap();
             if let Some(state) = state {
-                log.end(id.into(), end(state, 10), None).await.unwrap();
+                log.record_end(id.into(), end(state, 10), None).await.unwrap();
             }
         };
-        ask("1", "key:a", Some(EndState::Allowed)).await;
-        ask("2", "key:a", Some(EndState::Expired)).await;
+        ask("1", "key:a", Some(ApprovalEndState::Allowed)).await;
+        ask("2", "key:a", Some(ApprovalEndState::Expired)).await;
         ask("3", "key:flood", None).await;
         for id in ["4", "5", "6", "7"] {
-            ask(id, "key:flood", Some(EndState::Withdrawn)).await;
+            ask(id, "key:flood", Some(ApprovalEndState::Withdrawn)).await;
         }
         for (most, left) in
             [(5, &["1", "2", "3", "6", "7"][..]), (4, &["1", "2", "3", "7"]), (1, &["3"])]
         {
-            log.retain_most(0, most).await.unwrap();
+            log.retain_at_most(0, most).await.unwrap();
             let listed = log.list(vec!["a".to_owned()], None, 9).await.unwrap();
             let mut ids: Vec<_> = listed.into_iter().map(|record| record.id).collect();
             ids.sort();

@@ -16,9 +16,10 @@ pub(crate) fn state_failure(error: &io::Error) -> Error {
             Reason::NoSpace,
             "the disk that holds the daemon's state directory is full; nothing was started: make room there, and try again",
         ),
-        Some(errno @ (libc::EMFILE | libc::ENFILE)) => {
-            descriptors::exhausted(io::Error::from_raw_os_error(errno), "the records of the call")
-        }
+        Some(errno @ (libc::EMFILE | libc::ENFILE)) => descriptors::fd_exhausted_error(
+            io::Error::from_raw_os_error(errno),
+            "the records of the call",
+        ),
         Some(libc::ENOENT | libc::ENOTDIR) => Error::new(
             Reason::StateLost,
             "the daemon's state directory was removed or replaced; nothing was started: its operator must put it back, or restart the daemon",
@@ -36,5 +37,5 @@ pub(crate) fn state_failure(error: &io::Error) -> Error {
             ),
         ),
     };
-    error.not_begun()
+    error.not_started()
 }

@@ -6,7 +6,7 @@ use std::{io, sync::Arc};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
-use super::session::{Numbered, Session};
+use super::session::{SequencedRecord, Session};
 
 /// Bytes of records that are read at a time, but for the last one, which may be longer.
 const BATCH_BYTES: u64 = 64 * 1024;
@@ -15,16 +15,16 @@ const BATCH_BYTES: u64 = 64 * 1024;
 #[derive(Debug)]
 pub(crate) struct Follower {
     session: Arc<Session>,
-    last: watch::Receiver<u64>,
+    last_written: watch::Receiver<u64>,
     /// Number of the next record.
-    next: u64,
+    next_sequence: u64,
     /// Which file it is in, and where, once it was looked for.
-    place: Option<(u64, u64)>,
+    position: Option<(u64, u64)>,
 }
 
 /// What comes next.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Followed {
+pub(crate) enum FollowerItem {
     /// A record.
     Record {
         /// Its number.
@@ -41,60 +41,60 @@ pub(crate) enum Followed {
 
 /// A place behind the last record, which has this number.
 #[derive(Debug)]
-pub(crate) struct Beyond(pub(crate) u64);
+pub(crate) struct SequencePastEnd(pub(crate) u64);
 
 impl Follower {
     /// The place behind the record of this number.
-    pub(crate) fn new(session: Arc<Session>, after_sequence: u64) -> Result<Self, Beyond> {
-        let last = session.last_sequence();
+    pub(crate) fn new(session: Arc<Session>, after_sequence: u64) -> Result<Self, SequencePastEnd> {
+        let last = session.subscribe_last_sequence();
         let written = *last.borrow();
         if after_sequence > written {
-            return Err(Beyond(written));
+            return Err(SequencePastEnd(written));
         }
-        Ok(Self { last, session, next: after_sequence + 1, place: None })
+        Ok(Self { last_written: last, session, next_sequence: after_sequence + 1, position: None })
     }
 
     /// Number of the last record that was read, or that is not kept any more.
     pub(crate) fn last_sequence(&self) -> u64 {
-        self.next - 1
+        self.next_sequence - 1
     }
 
     /// Reads what comes next, as far as it has been written; nothing where all was read. Blocks.
-    pub(crate) fn read(&mut self) -> io::Result<Vec<Followed>> {
+    pub(crate) fn read(&mut self) -> io::Result<Vec<FollowerItem>> {
         let records = self.session.records();
-        let place = match self.place {
+        let place = match self.position {
             Some((generation, at)) if generation == records.generation() => at,
-            Some(_) | None => records.find(self.next)?,
+            Some(_) | None => records.offset_of(self.next_sequence)?,
         };
-        let (found, end) = records.read(place, BATCH_BYTES)?;
-        self.place = Some((records.generation(), end));
+        let (found, end) = records.read_from(place, BATCH_BYTES)?;
+        self.position = Some((records.generation(), end));
         let mut followed = Vec::new();
-        for Numbered { sequence, record } in found {
-            if sequence < self.next {
+        for SequencedRecord { sequence, record } in found {
+            if sequence < self.next_sequence {
                 continue; // never, but for a file that somebody else has written to
             }
-            self.gap(sequence, &mut followed);
-            followed.push(Followed::Record { sequence, record });
-            self.next = sequence + 1;
+            self.push_gap(sequence, &mut followed);
+            followed.push(FollowerItem::Record { sequence, record });
+            self.next_sequence = sequence + 1;
         }
         if end == records.length() {
             // The last ones may be gone, too.
-            self.gap(records.last_sequence() + 1, &mut followed);
+            self.push_gap(records.last_sequence() + 1, &mut followed);
         }
         Ok(followed)
     }
 
     /// Waits until there is more to be read. May be cancelled.
-    pub(crate) async fn more(&mut self) {
-        let next = self.next;
+    pub(crate) async fn wait_for_more(&mut self) {
+        let next = self.next_sequence;
         // The session, which this holds, keeps the sender.
-        let _more = self.last.wait_for(|last| *last >= next).await;
+        let _more = self.last_written.wait_for(|last| *last >= next).await;
     }
 
-    fn gap(&mut self, first_sequence: u64, followed: &mut Vec<Followed>) {
-        if first_sequence > self.next {
-            followed.push(Followed::Gap { first_sequence });
-            self.next = first_sequence;
+    fn push_gap(&mut self, first_sequence: u64, followed: &mut Vec<FollowerItem>) {
+        if first_sequence > self.next_sequence {
+            followed.push(FollowerItem::Gap { first_sequence });
+            self.next_sequence = first_sequence;
         }
     }
 }

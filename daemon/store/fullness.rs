@@ -7,83 +7,83 @@ use tokio::sync::Notify;
 
 /// What there is of them, and how much there may be. Nothing is too much until that was said.
 #[derive(Debug)]
-pub(crate) struct Fullness {
+pub(crate) struct SessionUsage {
     /// Bytes of the records of one session.
-    most_record_bytes: AtomicU64,
+    max_record_bytes: AtomicU64,
     /// Bytes of all sessions that somebody is told of.
-    alarm_bytes: AtomicU64,
+    notify_above_bytes: AtomicU64,
     /// Bytes when it was last looked, and what was written since.
     bytes: AtomicU64,
     /// Sessions of one workspace.
-    most_sessions: AtomicU64,
+    max_sessions: AtomicU64,
     /// Told when a session has more records.
-    pub(super) is_long: Notify,
+    pub(super) records_exceeded: Notify,
     /// Told when all sessions have more bytes, or a workspace has more of them.
-    pub(super) is_full: Notify,
+    pub(super) usage_exceeded: Notify,
 }
 
-impl Default for Fullness {
+impl Default for SessionUsage {
     fn default() -> Self {
         Self {
-            most_record_bytes: AtomicU64::new(u64::MAX),
-            alarm_bytes: AtomicU64::new(u64::MAX),
+            max_record_bytes: AtomicU64::new(u64::MAX),
+            notify_above_bytes: AtomicU64::new(u64::MAX),
             bytes: AtomicU64::new(0),
-            most_sessions: AtomicU64::new(u64::MAX),
-            is_long: Notify::new(),
-            is_full: Notify::new(),
+            max_sessions: AtomicU64::new(u64::MAX),
+            records_exceeded: Notify::new(),
+            usage_exceeded: Notify::new(),
         }
     }
 }
 
-impl Fullness {
+impl SessionUsage {
     /// Has somebody be told of sessions with more records, and of workspaces with more sessions.
-    pub(super) fn set(&self, most_record_bytes: u64, most_sessions: u64) {
-        self.most_record_bytes.store(most_record_bytes, Ordering::Relaxed);
-        self.most_sessions.store(most_sessions, Ordering::Relaxed);
+    pub(super) fn set_limits(&self, most_record_bytes: u64, most_sessions: u64) {
+        self.max_record_bytes.store(most_record_bytes, Ordering::Relaxed);
+        self.max_sessions.store(most_sessions, Ordering::Relaxed);
     }
 
     /// What was counted so far, for [`Self::measured`].
-    pub(super) fn counted(&self) -> u64 {
+    pub(super) fn counted_bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
     /// Has somebody be told when there is more than `most`. It was looked how much there is since so much
     /// was `counted`, and found `bytes`: what was written meanwhile may be among them, or not. Where there
     /// is more already, which could not be removed, it is told when some more has come.
-    pub(super) fn measured(&self, counted: u64, bytes: u64, most: u64) {
+    pub(super) fn set_measured(&self, counted: u64, bytes: u64, most: u64) {
         let alarm = if bytes > most { bytes + most / 16 } else { most };
-        self.alarm_bytes.store(alarm, Ordering::Relaxed);
-        let all = bytes + self.counted().saturating_sub(counted);
+        self.notify_above_bytes.store(alarm, Ordering::Relaxed);
+        let all = bytes + self.counted_bytes().saturating_sub(counted);
         self.bytes.store(all, Ordering::Relaxed);
         if all > alarm {
-            self.is_full.notify_one();
+            self.usage_exceeded.notify_one();
         }
     }
 
     /// So many bytes more were written.
-    pub(super) fn wrote(&self, bytes: u64) {
+    pub(super) fn add_written(&self, bytes: u64) {
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let alarm = self.alarm_bytes.load(Ordering::Relaxed);
+        let alarm = self.notify_above_bytes.load(Ordering::Relaxed);
         if before <= alarm && before + bytes > alarm {
-            self.is_full.notify_one();
+            self.usage_exceeded.notify_one();
         }
     }
 
     /// The records of a session have got to so many bytes. So many `stayed` when somebody last looked
     /// after them.
-    pub(super) fn records(&self, bytes: u64, stayed: u64) {
-        let most = self.most_record_bytes.load(Ordering::Relaxed);
+    pub(super) fn check_record_bytes(&self, bytes: u64, stayed: u64) {
+        let most = self.max_record_bytes.load(Ordering::Relaxed);
         // Of what could not be removed then, as it goes on, nobody is told again with each record.
         let alarm = if stayed > most { stayed.saturating_add(most / 16) } else { most };
         if bytes > alarm {
-            self.is_long.notify_one();
+            self.records_exceeded.notify_one();
         }
     }
 
     /// A workspace has got so many sessions.
-    pub(super) fn sessions(&self, count: u64) {
-        if count > self.most_sessions.load(Ordering::Relaxed) {
-            self.is_full.notify_one();
+    pub(super) fn check_session_count(&self, count: u64) {
+        if count > self.max_sessions.load(Ordering::Relaxed) {
+            self.usage_exceeded.notify_one();
         }
     }
 }
@@ -106,34 +106,34 @@ mod tests {
 
     #[test]
     fn somebody_is_told_once_of_what_is_too_much() {
-        let fullness = Fullness::default();
-        fullness.wrote(1 << 40);
-        fullness.records(1 << 40, 0);
-        fullness.sessions(1 << 40);
-        assert!(!told(&fullness.is_full) && !told(&fullness.is_long));
-        fullness.set(160, 2);
-        fullness.measured(fullness.counted(), 900, 1600);
-        fullness.wrote(700);
-        assert!(!told(&fullness.is_full));
-        fullness.wrote(1);
-        assert!(told(&fullness.is_full));
-        fullness.wrote(1);
-        assert!(!told(&fullness.is_full));
+        let fullness = SessionUsage::default();
+        fullness.add_written(1 << 40);
+        fullness.check_record_bytes(1 << 40, 0);
+        fullness.check_session_count(1 << 40);
+        assert!(!told(&fullness.usage_exceeded) && !told(&fullness.records_exceeded));
+        fullness.set_limits(160, 2);
+        fullness.set_measured(fullness.counted_bytes(), 900, 1600);
+        fullness.add_written(700);
+        assert!(!told(&fullness.usage_exceeded));
+        fullness.add_written(1);
+        assert!(told(&fullness.usage_exceeded));
+        fullness.add_written(1);
+        assert!(!told(&fullness.usage_exceeded));
         // What cannot be removed.
-        fullness.measured(fullness.counted(), 2000, 1600);
-        fullness.wrote(100);
-        assert!(!told(&fullness.is_full));
-        fullness.wrote(1);
-        assert!(told(&fullness.is_full));
+        fullness.set_measured(fullness.counted_bytes(), 2000, 1600);
+        fullness.add_written(100);
+        assert!(!told(&fullness.usage_exceeded));
+        fullness.add_written(1);
+        assert!(told(&fullness.usage_exceeded));
         // What was written while it was looked.
-        let counted = fullness.counted();
-        fullness.wrote(800);
-        fullness.measured(counted, 900, 1600);
-        assert!(told(&fullness.is_full));
-        fullness.sessions(2);
-        assert!(!told(&fullness.is_full));
-        fullness.sessions(3);
-        assert!(told(&fullness.is_full));
+        let counted = fullness.counted_bytes();
+        fullness.add_written(800);
+        fullness.set_measured(counted, 900, 1600);
+        assert!(told(&fullness.usage_exceeded));
+        fullness.check_session_count(2);
+        assert!(!told(&fullness.usage_exceeded));
+        fullness.check_session_count(3);
+        assert!(told(&fullness.usage_exceeded));
         for (bytes, stayed, is_told) in [
             (160, 0, false),
             (161, 0, true),
@@ -142,8 +142,8 @@ mod tests {
             (200, 190, false),
             (201, 190, true),
         ] {
-            fullness.records(bytes, stayed);
-            assert_eq!(told(&fullness.is_long), is_told, "{bytes}");
+            fullness.check_record_bytes(bytes, stayed);
+            assert_eq!(told(&fullness.records_exceeded), is_told, "{bytes}");
         }
     }
 }

@@ -14,11 +14,11 @@ use super::folder;
 
 /// The files.
 #[derive(Debug, Clone)]
-pub(crate) struct JobParams {
+pub(crate) struct JobParamFiles {
     folder: PathBuf,
 }
 
-impl JobParams {
+impl JobParamFiles {
     /// Those in `folder`.
     pub(super) fn new(folder: PathBuf) -> Self {
         Self { folder }
@@ -27,7 +27,7 @@ impl JobParams {
     /// Keeps the parameters of a job: all of them, or nothing. Like the database, they outlive the daemon, and
     /// not a machine that loses power at that moment: a job whose file is empty then is lost, and not done
     /// without any. Blocks.
-    pub(crate) fn keep(&self, id: &str, params: &[u8]) -> io::Result<()> {
+    pub(crate) fn save(&self, id: &str, params: &[u8]) -> io::Result<()> {
         let path = self.path(id);
         let made = create(&path).or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
@@ -37,7 +37,7 @@ impl JobParams {
             create(&path)
         });
         let mut file = made?;
-        file.write_all(params).inspect_err(|_| self.erase(id))
+        file.write_all(params).inspect_err(|_| self.remove(id))
     }
 
     /// The parameters of a job. Blocks.
@@ -46,7 +46,7 @@ impl JobParams {
     }
 
     /// Removes the parameters of a job. Blocks.
-    pub(crate) fn erase(&self, id: &str) {
+    pub(crate) fn remove(&self, id: &str) {
         if let Err(error) = fs::remove_file(self.path(id))
             && error.kind() != io::ErrorKind::NotFound
         {
@@ -56,7 +56,10 @@ impl JobParams {
 
     /// Removes those of all jobs but these, which a daemon that died has left. Answers how many bytes these
     /// have. What cannot be removed, or is no file, stays. Blocks.
-    pub(crate) fn sweep(&self, queued: &HashSet<&str>) -> io::Result<HashMap<String, u64>> {
+    pub(crate) fn remove_orphaned(
+        &self,
+        queued: &HashSet<&str>,
+    ) -> io::Result<HashMap<String, u64>> {
         let mut sizes = HashMap::new();
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
@@ -98,17 +101,17 @@ mod tests {
     #[test]
     fn they_are_kept_until_they_are_erased() {
         let folder = tempfile::tempdir().unwrap();
-        let params = JobParams::new(folder.path().join("jobs"));
-        assert!(params.sweep(&HashSet::new()).unwrap().is_empty());
-        params.keep("1", b"{}").unwrap();
-        params.keep("2", b"[]").unwrap();
-        params.keep("3", b"[]").unwrap();
-        assert!(params.keep("1", b"x").is_err());
+        let params = JobParamFiles::new(folder.path().join("jobs"));
+        assert!(params.remove_orphaned(&HashSet::new()).unwrap().is_empty());
+        params.save("1", b"{}").unwrap();
+        params.save("2", b"[]").unwrap();
+        params.save("3", b"[]").unwrap();
+        assert!(params.save("1", b"x").is_err());
         assert_eq!(params.read("1").unwrap(), b"{}");
-        params.erase("2");
-        params.erase("2");
+        params.remove("2");
+        params.remove("2");
         fs::create_dir(folder.path().join("jobs/3.json.d")).unwrap();
-        let sizes = params.sweep(&["1"].into()).unwrap();
+        let sizes = params.remove_orphaned(&["1"].into()).unwrap();
         assert_eq!(sizes, [("1".to_owned(), 2)].into());
         fs::remove_dir(folder.path().join("jobs/3.json.d")).unwrap();
         let left = fs::read_dir(folder.path().join("jobs")).unwrap().count();

@@ -12,110 +12,117 @@ use tokio::{sync::Notify, time::timeout};
 use super::milliseconds;
 
 /// Most rows that are removed in one go, and bytes in them: others wait meanwhile.
-const REMOVED_TOGETHER: usize = 1000;
-const REMOVED_TOGETHER_BYTES: u64 = 16 << 20;
+const DELETE_BATCH_ROWS: usize = 1000;
+const DELETE_BATCH_BYTES: u64 = 16 << 20;
 /// The part of what is kept by which more may be there before it is looked again.
-const PART: u64 = 10;
+const TRIGGER_DIVISOR: u64 = 10;
 /// Most rows by which more may be there: to look is the cheaper the oftener it is done.
-const BETWEEN: u64 = 1000;
+const MAX_ROWS_BETWEEN_RUNS: u64 = 1000;
 /// Time after which it is looked all the same: some may have grown old.
-const TIME_BETWEEN: Duration = Duration::from_secs(600);
+const MAX_RUN_INTERVAL: Duration = Duration::from_secs(600);
 
 /// How much is kept.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounds {
+pub(crate) struct RetentionLimits {
     /// How long, from the end.
-    pub(crate) age: Duration,
+    pub(crate) max_age: Duration,
     /// How many.
-    pub(crate) number: u32,
+    pub(crate) max_rows: u32,
     /// Bytes of all of them.
-    pub(crate) bytes: u64,
+    pub(crate) max_bytes: u64,
 }
 
 /// Tells when so much has been added that it is to be looked whether too much is kept.
 #[derive(Debug)]
-pub(crate) struct Growth {
-    number_between: u64,
-    bytes_between: u64,
-    number: AtomicU64,
-    bytes: AtomicU64,
-    look: Notify,
+pub(crate) struct RetentionTrigger {
+    rows_between_runs: u64,
+    bytes_between_runs: u64,
+    added_rows: AtomicU64,
+    added_bytes: AtomicU64,
+    due: Notify,
 }
 
 /// A table of what is kept: with columns `principal` and `ended_ms`, and an index over these and the bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Table {
+pub(super) struct RetainedTable {
     pub(super) name: &'static str,
     /// The column that has the bytes of a row.
-    pub(super) bytes: &'static str,
+    pub(super) bytes_column: &'static str,
 }
 
 /// Rows of which there are too many.
 #[derive(Debug, Default)]
-pub(super) struct Surplus {
+pub(super) struct ExcessRows {
     /// Rows that are too old, or too many.
     pub(super) rows: Vec<i64>,
     /// Rows that have too many bytes.
-    pub(super) large: Vec<i64>,
+    pub(super) oversized: Vec<i64>,
     bytes: u64,
 }
 
 /// What is kept of one who calls.
 #[derive(Debug)]
-struct Holding {
+struct PrincipalUsage {
     principal: String,
-    number: u64,
+    rows: u64,
     bytes: u64,
 }
 
-impl Growth {
+impl RetentionTrigger {
     /// Of what has these bounds.
-    pub(super) fn new(bounds: Bounds) -> Self {
+    pub(super) fn new(bounds: RetentionLimits) -> Self {
         Self {
-            number_between: (u64::from(bounds.number) / PART).clamp(1, BETWEEN),
-            bytes_between: (bounds.bytes / PART).max(1),
-            number: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            look: Notify::new(),
+            rows_between_runs: (u64::from(bounds.max_rows) / TRIGGER_DIVISOR)
+                .clamp(1, MAX_ROWS_BETWEEN_RUNS),
+            bytes_between_runs: (bounds.max_bytes / TRIGGER_DIVISOR).max(1),
+            added_rows: AtomicU64::new(0),
+            added_bytes: AtomicU64::new(0),
+            due: Notify::new(),
         }
     }
 
     /// Counts a row of so many bytes.
-    pub(super) fn add(&self, bytes: usize) {
+    pub(super) fn add_row(&self, bytes: usize) {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-        let number = self.number.fetch_add(1, Ordering::Relaxed) + 1;
-        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if number >= self.number_between || bytes >= self.bytes_between {
-            self.number.store(0, Ordering::Relaxed);
-            self.bytes.store(0, Ordering::Relaxed);
-            self.look.notify_one();
+        let number = self.added_rows.fetch_add(1, Ordering::Relaxed) + 1;
+        let bytes = self.added_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if number >= self.rows_between_runs || bytes >= self.bytes_between_runs {
+            self.added_rows.store(0, Ordering::Relaxed);
+            self.added_bytes.store(0, Ordering::Relaxed);
+            self.due.notify_one();
         }
     }
 
     /// Waits until it is to be looked.
-    pub(crate) async fn wait(&self) {
+    pub(crate) async fn wait_until_due(&self) {
         // Either will do.
-        let _time_is_up = timeout(TIME_BETWEEN, self.look.notified()).await;
+        let _time_is_up = timeout(MAX_RUN_INTERVAL, self.due.notified()).await;
     }
 }
 
-impl Surplus {
+impl ExcessRows {
     /// Looks for some of what a table has too much of. Never the newest of a caller, for its number or
     /// bytes: he may just be asking for it.
     pub(super) fn find(
         connection: &Connection,
-        table: Table,
-        bounds: Bounds,
+        table: RetainedTable,
+        bounds: RetentionLimits,
     ) -> rusqlite::Result<Self> {
-        let holdings = holdings(connection, table)?;
-        let most = share(holdings.iter().map(|holding| holding.number), bounds.number.into());
-        let most_bytes = share(holdings.iter().map(|holding| holding.bytes), bounds.bytes);
-        let age = i64::try_from(bounds.age.as_millis()).unwrap_or(i64::MAX);
+        let holdings = usage_by_principal(connection, table)?;
+        let most = fair_share(holdings.iter().map(|holding| holding.rows), bounds.max_rows.into());
+        let most_bytes = fair_share(holdings.iter().map(|holding| holding.bytes), bounds.max_bytes);
+        let age = i64::try_from(bounds.max_age.as_millis()).unwrap_or(i64::MAX);
         let oldest = milliseconds::now().saturating_sub(age);
         let mut surplus = Self::default();
         for holding in holdings {
             if !surplus.is_full() {
-                surplus.add(connection, table, &holding, (most.max(1), most_bytes), oldest)?;
+                surplus.add_of_principal(
+                    connection,
+                    table,
+                    &holding,
+                    (most.max(1), most_bytes),
+                    oldest,
+                )?;
             }
         }
         Ok(surplus)
@@ -123,20 +130,20 @@ impl Surplus {
 
     /// Whether there may be more.
     pub(super) fn is_full(&self) -> bool {
-        self.rows.len() + self.large.len() >= REMOVED_TOGETHER
-            || self.bytes >= REMOVED_TOGETHER_BYTES
+        self.rows.len() + self.oversized.len() >= DELETE_BATCH_ROWS
+            || self.bytes >= DELETE_BATCH_BYTES
     }
 
-    fn add(
+    fn add_of_principal(
         &mut self,
         connection: &Connection,
-        table: Table,
-        holding: &Holding,
+        table: RetainedTable,
+        holding: &PrincipalUsage,
         (most, most_bytes): (u64, u64),
         oldest: i64,
     ) -> rusqlite::Result<()> {
-        let Table { name, bytes } = table;
-        let mut too_many = holding.number.saturating_sub(most);
+        let RetainedTable { name, bytes_column: bytes } = table;
+        let mut too_many = holding.rows.saturating_sub(most);
         let mut held = holding.bytes;
         if held > most_bytes {
             // What does not fit by itself must not take the place of all the others.
@@ -151,7 +158,7 @@ impl Surplus {
                 let bytes = unsigned(row.get(1)?);
                 held = held.saturating_sub(bytes);
                 if row.get(2)? && !self.is_full() {
-                    self.large.push(row.get(0)?);
+                    self.oversized.push(row.get(0)?);
                     self.bytes = self.bytes.saturating_add(bytes);
                 }
             }
@@ -173,7 +180,7 @@ impl Surplus {
                 self.rows.push(id);
                 too_many = too_many.saturating_sub(1);
             } else if bytes > 0 && is_counted {
-                self.large.push(id);
+                self.oversized.push(id);
             } else {
                 continue;
             }
@@ -186,16 +193,19 @@ impl Surplus {
     }
 }
 
-fn holdings(connection: &Connection, table: Table) -> rusqlite::Result<Vec<Holding>> {
-    let Table { name, bytes } = table;
+fn usage_by_principal(
+    connection: &Connection,
+    table: RetainedTable,
+) -> rusqlite::Result<Vec<PrincipalUsage>> {
+    let RetainedTable { name, bytes_column: bytes } = table;
     let sql = format!(
         "SELECT principal, count(*), sum({bytes}) FROM {name} WHERE ended_ms IS NOT NULL GROUP BY principal"
     );
     let mut select = connection.prepare_cached(&sql)?;
     let rows = select.query_map([], |row| {
-        Ok(Holding {
+        Ok(PrincipalUsage {
             principal: row.get(0)?,
-            number: unsigned(row.get(1)?),
+            rows: unsigned(row.get(1)?),
             bytes: unsigned(row.get(2)?),
         })
     })?;
@@ -204,7 +214,7 @@ fn holdings(connection: &Connection, table: Table) -> rusqlite::Result<Vec<Holdi
 
 /// What each who calls, or each workspace, may have at most, where all together may have `bound`: who has
 /// less than others loses nothing before they have come down to as much.
-pub(super) fn share(held: impl Iterator<Item = u64>, bound: u64) -> u64 {
+pub(super) fn fair_share(held: impl Iterator<Item = u64>, bound: u64) -> u64 {
     let mut held: Vec<_> = held.collect();
     held.sort_unstable();
     let (mut left, mut callers) = (bound, held.len() as u64);
@@ -239,7 +249,7 @@ mod tests {
             (&[5, 5, 5], 0, 0),
             (&[u64::MAX, 1], u64::MAX, u64::MAX - 1),
         ] {
-            let found = share(held.iter().copied(), bound);
+            let found = fair_share(held.iter().copied(), bound);
             assert_eq!(found, expected, "{held:?} {bound}");
         }
     }

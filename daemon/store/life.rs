@@ -12,7 +12,7 @@ use super::database::{Database, DatabaseError};
 /// does not: SQLite itself takes frames of its log that are damaged, or a log that is missing, for the end of
 /// what was written (<https://sqlite.org/walformat.html>). From here on, this daemon is the last one. Blocks for
 /// a moment.
-pub(crate) async fn begin(database: &Database, file: &Path) -> Result<(), DatabaseError> {
+pub(crate) async fn advance(database: &Database, file: &Path) -> Result<(), DatabaseError> {
     let said = match fs::read_to_string(file) {
         Ok(said) => said,
         Err(error) => {
@@ -26,7 +26,7 @@ pub(crate) async fn begin(database: &Database, file: &Path) -> Result<(), Databa
     let life = Ulid::generate().to_string();
     let change = {
         let life = life.clone();
-        move |connection: &Connection| replace(connection, &life)
+        move |connection: &Connection| swap_generation(connection, &life)
     };
     match database.apply(change).await {
         Ok(before) => {
@@ -48,7 +48,7 @@ pub(crate) async fn begin(database: &Database, file: &Path) -> Result<(), Databa
 }
 
 /// Notes which daemon uses the database; answers which did before.
-fn replace(connection: &Connection, life: &str) -> rusqlite::Result<String> {
+fn swap_generation(connection: &Connection, life: &str) -> rusqlite::Result<String> {
     let sql = "SELECT CAST(value AS TEXT) FROM fact WHERE name = 'life'";
     let before = connection.query_row(sql, [], |row| row.get(0)).optional()?;
     let sql = "INSERT OR REPLACE INTO fact VALUES ('life', CAST(?1 AS BLOB))";

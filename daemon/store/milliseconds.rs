@@ -3,14 +3,14 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The milliseconds of a time.
-pub(crate) fn of(time: SystemTime) -> i64 {
+pub(crate) fn from_time(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// The milliseconds of now.
 pub(crate) fn now() -> i64 {
-    of(SystemTime::now())
+    from_time(SystemTime::now())
 }
 
 /// The time of so many milliseconds.

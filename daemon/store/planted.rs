@@ -14,7 +14,7 @@ use std::{
 /// # Errors
 ///
 /// What is not to be trusted, and what to do.
-pub(super) fn check(folder: &Path) -> io::Result<()> {
+pub(super) fn check_ownership(folder: &Path) -> io::Result<()> {
     let refused = |path: &Path, problem: &str| {
         let path = path.display();
         let text = format!("{path} {problem}");

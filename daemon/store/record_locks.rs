@@ -19,9 +19,9 @@ use rustix::fs::{FlockOperation, flock};
 use crate::daemon::sys::Errno;
 
 /// Extension of a record that is being written.
-pub(super) const UNFINISHED: &str = "new";
+pub(super) const TEMPORARY_EXTENSION: &str = "new";
 /// Age from which on nobody is writing it any more.
-const ABANDONED: Duration = Duration::from_secs(3600);
+const MAX_TEMPORARY_AGE: Duration = Duration::from_secs(3600);
 
 /// The records that are this daemon's.
 #[derive(Debug, Default)]
@@ -29,41 +29,41 @@ pub(super) struct RecordLocks(Mutex<HashMap<PathBuf, File>>);
 
 impl RecordLocks {
     /// Takes the record at `path`. Answers whether it is this daemon's now and was not before.
-    pub(super) fn take(&self, path: &Path) -> io::Result<bool> {
+    pub(super) fn try_lock_record(&self, path: &Path) -> io::Result<bool> {
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened?,
         };
-        if is_being_written(path, &file.metadata()?) || !lock(&file)? {
+        if is_in_progress(path, &file.metadata()?) || !try_flock(&file)? {
             return Ok(false);
         }
         // Replaced or deleted by whoever had it until now.
         if file.metadata()?.nlink() == 0 {
             return Ok(false);
         }
-        self.held().insert(path.to_owned(), file);
+        self.locked().insert(path.to_owned(), file);
         Ok(true)
     }
 
     /// Has `file`, which is about to be renamed to `path`, be this daemon's.
-    pub(super) fn keep(
+    pub(super) fn lock_renamed(
         &self,
         path: &Path,
         file: File,
         rename: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<()> {
-        lock(&file)?;
+        try_flock(&file)?;
         rename()?;
-        self.held().insert(path.to_owned(), file);
+        self.locked().insert(path.to_owned(), file);
         Ok(())
     }
 
     /// Leaves the record at `path` to others.
-    pub(super) fn let_go(&self, path: &Path) {
-        self.held().remove(path);
+    pub(super) fn unlock(&self, path: &Path) {
+        self.locked().remove(path);
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<PathBuf, File>> {
+    fn locked(&self) -> MutexGuard<'_, HashMap<PathBuf, File>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -71,7 +71,7 @@ impl RecordLocks {
 /// Has nobody else look through a folder until the answer is dropped: who looks holds the records
 /// for a moment, and another one would take them for those of a daemon that lives. Without `wait`,
 /// none where another one looks now.
-pub(super) fn look(folder: &Path, wait: bool) -> Option<File> {
+pub(super) fn lock_folder(folder: &Path, wait: bool) -> Option<File> {
     let folder = File::open(folder).ok()?;
     let operation = match wait {
         true => FlockOperation::LockExclusive,
@@ -82,7 +82,7 @@ pub(super) fn look(folder: &Path, wait: bool) -> Option<File> {
 }
 
 /// Whether the lock was free.
-fn lock(file: &File) -> io::Result<bool> {
+fn try_flock(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(Errno::WOULDBLOCK) => Ok(false),
@@ -90,8 +90,8 @@ fn lock(file: &File) -> io::Result<bool> {
     }
 }
 
-fn is_being_written(path: &Path, data: &Metadata) -> bool {
+fn is_in_progress(path: &Path, data: &Metadata) -> bool {
     let age = || data.modified().ok()?.elapsed().ok();
-    let is_unfinished = path.extension().is_some_and(|it| it == UNFINISHED);
-    is_unfinished && age().is_none_or(|age| age < ABANDONED)
+    let is_unfinished = path.extension().is_some_and(|it| it == TEMPORARY_EXTENSION);
+    is_unfinished && age().is_none_or(|age| age < MAX_TEMPORARY_AGE)
 }

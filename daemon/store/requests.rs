@@ -10,27 +10,27 @@ use ulid::Ulid;
 
 use super::{
     database::{Database, DatabaseError},
-    keeping::{Bounds, Growth, Surplus, Table},
+    keeping::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
     milliseconds,
 };
 
 /// Where what is kept is found.
-const TABLE: Table = Table { name: "request", bytes: "answer_bytes" };
+const TABLE: RetainedTable = RetainedTable { name: "request", bytes_column: "answer_bytes" };
 
 /// The log.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestLog {
+pub(crate) struct RequestTable {
     database: Database,
     /// Of this life of the daemon: a ULID.
-    life: String,
+    generation: String,
     salt: [u8; 32],
-    bounds: Bounds,
-    growth: Arc<Growth>,
+    bounds: RetentionLimits,
+    retention_trigger: Arc<RetentionTrigger>,
 }
 
 /// What a request id belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
+pub(crate) struct RequestKey {
     /// Who calls.
     pub(crate) principal: String,
     /// Name of the workspace.
@@ -38,16 +38,16 @@ pub(crate) struct Key {
     /// The id.
     pub(crate) id: String,
     /// What tells the caller from another that had its name before.
-    pub(crate) holder: Holder,
+    pub(crate) key_fingerprint: KeyFingerprint,
 }
 
 /// The key that a caller has shown, as [`RequestLog::holder`] makes it; empty where it has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Holder(Vec<u8>);
+pub(crate) struct KeyFingerprint(Vec<u8>);
 
 /// What was asked under it. A repeat asks the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct RequestIdentity {
     /// The method or tool.
     pub(crate) method: String,
     /// The session.
@@ -58,47 +58,50 @@ pub(crate) struct Asked {
 
 /// What the log knows of a request id.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum RecordState {
     /// Nothing: it is claimed now.
-    New,
+    Claimed,
     /// The call was answered.
-    Answered {
+    Completed {
         /// What it asked.
-        asked: Asked,
+        request: RequestIdentity,
         /// The answer, as it was given to [`RequestLog::answer`].
-        answer: Bytes,
+        response: Bytes,
         /// Whether this life of the daemon gave it.
-        is_recent: bool,
+        is_current_generation: bool,
     },
     /// It was claimed, and there is no answer: the daemon died while the call went on, or had no room for
     /// its answer. Or it goes on, which whoever claimed it knows.
-    Unanswered {
+    Incomplete {
         /// What it asked.
-        asked: Asked,
+        request: RequestIdentity,
         /// Its step of the session, where it had got so far.
         step: Option<u64>,
     },
     /// It was done, and what came of it is not kept any more.
-    Forgotten {
+    Evicted {
         /// What it asked.
-        asked: Asked,
+        request: RequestIdentity,
         /// Its step of the session, where it is known.
         step: Option<u64>,
     },
 }
 
-impl RequestLog {
+impl RequestTable {
     /// The log in `database`, which keeps so much of calls that have ended.
-    pub(crate) async fn open(database: Database, bounds: Bounds) -> Result<Self, DatabaseError> {
+    pub(crate) async fn open(
+        database: Database,
+        bounds: RetentionLimits,
+    ) -> Result<Self, DatabaseError> {
         let salt = |connection: &Connection| {
             connection.query_row("SELECT value FROM fact WHERE name = 'salt'", [], |row| row.get(0))
         };
         Ok(Self {
             salt: database.read(salt).await?,
-            life: Ulid::generate().to_string(),
+            generation: Ulid::generate().to_string(),
             database,
             bounds,
-            growth: Arc::new(Growth::new(bounds)),
+            retention_trigger: Arc::new(RetentionTrigger::new(bounds)),
         })
     }
 
@@ -110,15 +113,15 @@ impl RequestLog {
     }
 
     /// What tells the holder of the key with this digest from others.
-    pub(crate) fn holder(&self, digest: Option<&[u8]>) -> Holder {
-        Holder(digest.map_or_else(Vec::new, |digest| self.fingerprint(digest).to_vec()))
+    pub(crate) fn key_fingerprint(&self, digest: Option<&[u8]>) -> KeyFingerprint {
+        KeyFingerprint(digest.map_or_else(Vec::new, |digest| self.fingerprint(digest).to_vec()))
     }
 
     /// Drops what belongs to a key that is none of `keys`, given as principals and what tells their
     /// holders. What an earlier daemon wrote says no holder: it becomes the present one's.
-    pub(crate) async fn keep_holders(
+    pub(crate) async fn remove_revoked(
         &self,
-        keys: Vec<(String, Holder)>,
+        keys: Vec<(String, KeyFingerprint)>,
     ) -> Result<(), DatabaseError> {
         let drop_others = move |connection: &Connection| {
             let mut adopt = connection.prepare_cached(
@@ -130,8 +133,9 @@ impl RequestLog {
             let mut select = connection.prepare_cached(
                 "SELECT DISTINCT principal, holder FROM request WHERE principal LIKE 'key:%'",
             )?;
-            let found = select.query_map([], |row| Ok((row.get(0)?, Holder(row.get(1)?))))?;
-            let found: Vec<(String, Holder)> = found.collect::<rusqlite::Result<_>>()?;
+            let found =
+                select.query_map([], |row| Ok((row.get(0)?, KeyFingerprint(row.get(1)?))))?;
+            let found: Vec<(String, KeyFingerprint)> = found.collect::<rusqlite::Result<_>>()?;
             let mut delete = connection
                 .prepare_cached("DELETE FROM request WHERE principal = ?1 AND holder = ?2")?;
             for (principal, holder) in found.iter().filter(|found| !keys.contains(found)) {
@@ -144,147 +148,173 @@ impl RequestLog {
 
     /// Claims a request id, unless it was claimed before. A claim of another holder is dropped: that
     /// one's key is revoked.
-    pub(crate) async fn claim(&self, key: Key, asked: Asked) -> Result<Found, DatabaseError> {
-        let life = self.life.clone();
+    pub(crate) async fn claim(
+        &self,
+        key: RequestKey,
+        asked: RequestIdentity,
+    ) -> Result<RecordState, DatabaseError> {
+        let life = self.generation.clone();
         self.database
-            .apply(move |connection| match find(connection, &key, &life)? {
+            .apply(move |connection| match find_record(connection, &key, &life)? {
                 Some(found) => Ok(found),
                 None => {
                     let mut insert = connection.prepare_cached(
                         "INSERT OR REPLACE INTO request (principal, workspace, id, holder, method, session, fingerprint, life, begun_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
                     )?;
                     insert.execute(params![
-                        key.principal, key.workspace, key.id, key.holder.0, asked.method, asked.session, asked.fingerprint, life, milliseconds::now()
+                        key.principal, key.workspace, key.id, key.key_fingerprint.0, asked.method, asked.session, asked.fingerprint, life, milliseconds::now()
                     ])?;
-                    Ok(Found::New)
+                    Ok(RecordState::Claimed)
                 }
             })
             .await
     }
 
     /// Says which step of its session the work of a claim is: from here on, it may have been done.
-    pub(crate) async fn begin(&self, key: Key, step: u64) -> Result<(), DatabaseError> {
+    pub(crate) async fn record_step(
+        &self,
+        key: RequestKey,
+        step: u64,
+    ) -> Result<(), DatabaseError> {
         let step = i64::try_from(step).unwrap_or(i64::MAX);
-        self.change(key, move |connection, key| {
+        self.execute(key, move |connection, key| {
             connection
                 .prepare_cached(
                     "UPDATE request SET step = ?5 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
-                .execute(params![key.principal, key.workspace, key.id, key.holder.0, step])
+                .execute(params![key.principal, key.workspace, key.id, key.key_fingerprint.0, step])
         })
         .await
     }
 
     /// Takes over a claim that the daemon died under: its work goes on.
-    pub(crate) async fn resume(&self, key: Key) -> Result<(), DatabaseError> {
-        let life = self.life.clone();
-        self.change(key, move |connection, key| {
+    pub(crate) async fn reclaim(&self, key: RequestKey) -> Result<(), DatabaseError> {
+        let life = self.generation.clone();
+        self.execute(key, move |connection, key| {
             connection
                 .prepare_cached(
                     "UPDATE request SET ended_ms = NULL, life = ?5 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
-                .execute(params![key.principal, key.workspace, key.id, key.holder.0, life])
+                .execute(params![key.principal, key.workspace, key.id, key.key_fingerprint.0, life])
         })
         .await
     }
 
     /// Keeps the answer of a claimed call.
-    pub(crate) async fn answer(&self, key: Key, answer: Bytes) -> Result<(), DatabaseError> {
+    pub(crate) async fn complete(
+        &self,
+        key: RequestKey,
+        answer: Bytes,
+    ) -> Result<(), DatabaseError> {
         let bytes = answer.len();
-        self.change(key, move |connection, key| {
+        self.execute(key, move |connection, key| {
             connection
                 .prepare_cached(
                     "UPDATE request SET answer = ?5, answer_bytes = ?6, ended_ms = ?7 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
                 .execute(params![
-                    key.principal, key.workspace, key.id, key.holder.0, &*answer, i64::try_from(bytes).unwrap_or(i64::MAX), milliseconds::now()
+                    key.principal, key.workspace, key.id, key.key_fingerprint.0, &*answer, i64::try_from(bytes).unwrap_or(i64::MAX), milliseconds::now()
                 ])
         })
         .await?;
-        self.growth.add(bytes);
+        self.retention_trigger.add_row(bytes);
         Ok(())
     }
 
     /// Gives a claim back: nothing was done.
-    pub(crate) async fn release(&self, key: Key) -> Result<(), DatabaseError> {
-        self.change(key, |connection, key| {
+    pub(crate) async fn release(&self, key: RequestKey) -> Result<(), DatabaseError> {
+        self.execute(key, |connection, key| {
             connection
                 .prepare_cached(
                     "DELETE FROM request WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
-                .execute(params![key.principal, key.workspace, key.id, key.holder.0])
+                .execute(params![key.principal, key.workspace, key.id, key.key_fingerprint.0])
         })
         .await
     }
 
     /// What tells when to [`Self::retain`].
-    pub(crate) fn growth(&self) -> Arc<Growth> {
-        Arc::clone(&self.growth)
+    pub(crate) fn retention_trigger(&self) -> Arc<RetentionTrigger> {
+        Arc::clone(&self.retention_trigger)
     }
 
     /// Removes what is not to be kept any more. `goes_on` says whether there is still work under a claim
     /// that has no answer: it stays then, and is kept from now on otherwise. Of a call that has too large
     /// an answer it stays known that it was made.
-    pub(crate) async fn retain(
+    pub(crate) async fn apply_retention(
         &self,
-        goes_on: impl Fn(&Key) -> bool + Send + 'static,
+        goes_on: impl Fn(&RequestKey) -> bool + Send + 'static,
     ) -> Result<(), DatabaseError> {
-        let end = move |connection: &Connection| end_lost(connection, &goes_on);
+        let end = move |connection: &Connection| end_abandoned(connection, &goes_on);
         self.database.apply(end).await?;
         let bounds = self.bounds;
         loop {
-            let is_all = self.database.apply(move |connection| remove(connection, bounds));
+            let is_all = self.database.apply(move |connection| delete_batch(connection, bounds));
             if is_all.await? {
-                return self.database.shrink().await;
+                return self.database.vacuum().await;
             }
         }
     }
 
-    async fn change(
+    async fn execute(
         &self,
-        key: Key,
-        change: impl Fn(&Connection, &Key) -> rusqlite::Result<usize> + Send + 'static,
+        key: RequestKey,
+        change: impl Fn(&Connection, &RequestKey) -> rusqlite::Result<usize> + Send + 'static,
     ) -> Result<(), DatabaseError> {
         self.database.apply(move |connection| change(connection, &key).map(drop)).await
     }
 }
 
-fn find(connection: &Connection, key: &Key, life: &str) -> rusqlite::Result<Option<Found>> {
+fn find_record(
+    connection: &Connection,
+    key: &RequestKey,
+    life: &str,
+) -> rusqlite::Result<Option<RecordState>> {
     let mut select = connection.prepare_cached(
         "SELECT method, session, fingerprint, life, step, answer FROM request WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
     )?;
     let found = |row: &Row<'_>| {
-        let asked = Asked { method: row.get(0)?, session: row.get(1)?, fingerprint: row.get(2)? };
+        let asked =
+            RequestIdentity { method: row.get(0)?, session: row.get(1)?, fingerprint: row.get(2)? };
         let is_recent = row.get_ref(3)?.as_str()? == life;
         let step: Option<i64> = row.get(4)?;
         let step = step.and_then(|step| u64::try_from(step).ok());
         let answer: Option<Vec<u8>> = row.get(5)?;
         Ok(match answer {
-            Some(answer) if answer.is_empty() => Found::Forgotten { asked, step },
-            Some(answer) => Found::Answered { asked, answer: answer.into(), is_recent },
-            None => Found::Unanswered { asked, step },
+            Some(answer) if answer.is_empty() => RecordState::Evicted { request: asked, step },
+            Some(answer) => RecordState::Completed {
+                request: asked,
+                response: answer.into(),
+                is_current_generation: is_recent,
+            },
+            None => RecordState::Incomplete { request: asked, step },
         })
     };
-    select.query_row(params![key.principal, key.workspace, key.id, key.holder.0], found).optional()
+    select
+        .query_row(params![key.principal, key.workspace, key.id, key.key_fingerprint.0], found)
+        .optional()
 }
 
 /// Notes of claims whose work has ended without an answer that they have ended.
-fn end_lost(connection: &Connection, goes_on: &impl Fn(&Key) -> bool) -> rusqlite::Result<()> {
+fn end_abandoned(
+    connection: &Connection,
+    goes_on: &impl Fn(&RequestKey) -> bool,
+) -> rusqlite::Result<()> {
     let mut select = connection.prepare_cached(
         "SELECT rowid, principal, workspace, id, holder FROM request INDEXED BY request_by_holder WHERE ended_ms IS NULL",
     )?;
     let mut update =
         connection.prepare_cached("UPDATE request SET ended_ms = ?2 WHERE rowid = ?1")?;
     let claims = select.query_map([], |row| {
-        let key = Key {
+        let key = RequestKey {
             principal: row.get(1)?,
             workspace: row.get(2)?,
             id: row.get(3)?,
-            holder: Holder(row.get(4)?),
+            key_fingerprint: KeyFingerprint(row.get(4)?),
         };
         Ok((row.get(0)?, key))
     })?;
-    let claims: Vec<(i64, Key)> = claims.collect::<rusqlite::Result<_>>()?;
+    let claims: Vec<(i64, RequestKey)> = claims.collect::<rusqlite::Result<_>>()?;
     for (row, _) in claims.iter().filter(|(_, key)| !goes_on(key)) {
         update.execute([*row, milliseconds::now()])?;
     }
@@ -292,8 +322,8 @@ fn end_lost(connection: &Connection, goes_on: &impl Fn(&Key) -> bool) -> rusqlit
 }
 
 /// Removes some of what is not to be kept any more; answers whether that was all.
-fn remove(connection: &Connection, bounds: Bounds) -> rusqlite::Result<bool> {
-    let surplus = Surplus::find(connection, TABLE, bounds)?;
+fn delete_batch(connection: &Connection, bounds: RetentionLimits) -> rusqlite::Result<bool> {
+    let surplus = ExcessRows::find(connection, TABLE, bounds)?;
     let mut delete = connection.prepare_cached("DELETE FROM request WHERE rowid = ?1")?;
     for row in &surplus.rows {
         delete.execute([row])?;
@@ -301,7 +331,7 @@ fn remove(connection: &Connection, bounds: Bounds) -> rusqlite::Result<bool> {
     // No answer is empty: this says that there was one.
     let mut strip = connection
         .prepare_cached("UPDATE request SET answer = x'', answer_bytes = 0 WHERE rowid = ?1")?;
-    for row in &surplus.large {
+    for row in &surplus.oversized {
         strip.execute([row])?;
     }
     Ok(!surplus.is_full())
@@ -309,7 +339,7 @@ fn remove(connection: &Connection, bounds: Bounds) -> rusqlite::Result<bool> {
 
 /// Notes, before a job is removed, that the call which submitted it was done, where that has no answer: who
 /// repeats it must not submit the job again for not finding it.
-pub(super) fn forget_job(connection: &Connection, row: i64) -> rusqlite::Result<()> {
+pub(super) fn mark_job_evicted(connection: &Connection, row: i64) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
             "UPDATE request SET answer = x'' WHERE answer IS NULL AND (principal, workspace, id) = (SELECT principal, workspace, request FROM job WHERE rowid = ?1)",

@@ -6,7 +6,7 @@ use super::database::{Database, DatabaseError};
 
 /// The rules.
 #[derive(Debug, Clone)]
-pub(crate) struct RuleLog(Database);
+pub(crate) struct RuleTable(Database);
 
 /// A rule, as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,20 +35,20 @@ pub(crate) struct StoredRule {
     pub(crate) approval_id: Option<String>,
 }
 
-impl RuleLog {
+impl RuleTable {
     /// The rules in `database`.
     pub(crate) fn new(database: Database) -> Self {
         Self(database)
     }
 
     /// All of them.
-    pub(crate) async fn all(&self) -> Result<Vec<StoredRule>, DatabaseError> {
+    pub(crate) async fn load_all(&self) -> Result<Vec<StoredRule>, DatabaseError> {
         self.0
             .read(|connection| {
                 let mut select = connection.prepare(
                     "SELECT id, workspace, name, tool, pattern, action, expires_ms, enabled, created_by, created_ms, approval_id FROM rule",
                 )?;
-                select.query_map([], read)?.collect()
+                select.query_map([], rule_from_row)?.collect()
             })
             .await
     }
@@ -59,7 +59,7 @@ impl RuleLog {
     }
 
     /// Changes whether one counts, and when it ends.
-    pub(crate) async fn change(
+    pub(crate) async fn update(
         &self,
         id: String,
         enabled: bool,
@@ -111,7 +111,7 @@ pub(super) fn insert(connection: &Connection, rule: &StoredRule) -> rusqlite::Re
         .map(drop)
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<StoredRule> {
+fn rule_from_row(row: &Row<'_>) -> rusqlite::Result<StoredRule> {
     Ok(StoredRule {
         id: row.get(0)?,
         workspace: row.get(1)?,

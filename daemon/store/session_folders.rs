@@ -14,30 +14,30 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     folder,
-    session::{SessionId, go_on},
+    session::{SessionId, check_not_cancelled},
 };
 
 /// Name of the file that says whose a session is.
-const OWNER: &str = "workspace";
+const OWNER_FILE: &str = "workspace";
 
 /// What the name of a folder begins with that is being made, or is to be deleted: no id has a dot there.
-const UNFINISHED: &str = ".new-";
-const REMOVED: &str = ".removed-";
+const UNFINISHED_PREFIX: &str = ".new-";
+const REMOVED_PREFIX: &str = ".removed-";
 
 /// Name of the file that tells of sessions that were removed.
-const PAST: &str = ".past";
+const TOMBSTONES_FILE: &str = ".past";
 
 /// The folders.
 #[derive(Debug)]
 pub(super) struct SessionFolders {
     path: PathBuf,
     /// How many have been made or taken away: each has another name while it is.
-    count: AtomicU64,
+    rename_count: AtomicU64,
 }
 
 /// A session.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct SessionLocation {
     pub(super) workspace: String,
     pub(super) id: SessionId,
     pub(super) folder: PathBuf,
@@ -46,12 +46,12 @@ pub(super) struct Found {
 impl SessionFolders {
     /// Those below `path`.
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, count: AtomicU64::new(0) }
+        Self { path, rename_count: AtomicU64::new(0) }
     }
 
     /// The file that tells of sessions that were removed.
-    pub(super) fn past(&self) -> PathBuf {
-        self.path.join(PAST)
+    pub(super) fn tombstones_path(&self) -> PathBuf {
+        self.path.join(TOMBSTONES_FILE)
     }
 
     /// The folder of a session, if it has one.
@@ -66,14 +66,14 @@ impl SessionFolders {
 
     /// Makes the folder of a session that has none, whole or not at all: half a name could be another
     /// one's, and on a full disk nothing is left behind. `fill` puts into it what it begins with.
-    pub(super) fn make(
+    pub(super) fn create(
         &self,
         workspace: &str,
         id: &SessionId,
         fill: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<PathBuf> {
-        let unfinished = self.path.join(format!("{UNFINISHED}{}", self.number()));
-        let made = self.make_at(&unfinished, workspace, id, fill);
+        let unfinished = self.path.join(format!("{UNFINISHED_PREFIX}{}", self.next_number()));
+        let made = self.create_at(&unfinished, workspace, id, fill);
         if made.is_err() {
             // Where it cannot be removed either, it is when the daemon starts again.
             let _gone = fs::remove_dir_all(&unfinished);
@@ -81,7 +81,7 @@ impl SessionFolders {
         made
     }
 
-    fn make_at(
+    fn create_at(
         &self,
         unfinished: &Path,
         workspace: &str,
@@ -99,20 +99,20 @@ impl SessionFolders {
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(unfinished.join(OWNER))?;
+            .open(unfinished.join(OWNER_FILE))?;
         file.write_all(workspace.as_bytes())?;
         fill(unfinished)?;
         let [plain, own] = self.candidates(workspace, id);
         match fs::rename(unfinished, &plain) {
             Ok(()) => Ok(plain),
             // Another workspace has it, or nobody knows whose it is.
-            Err(error) if is_taken(&error) => fs::rename(unfinished, &own).map(|()| own),
+            Err(error) if already_exists(&error) => fs::rename(unfinished, &own).map(|()| own),
             Err(error) => Err(error),
         }
     }
 
     /// All sessions: whose each is, and its folder. What is none is left alone.
-    pub(super) fn list(&self) -> io::Result<Vec<Found>> {
+    pub(super) fn list(&self) -> io::Result<Vec<SessionLocation>> {
         let mut found = Vec::new();
         for entry in self.entries()? {
             let folder = entry?.path();
@@ -120,7 +120,7 @@ impl SessionFolders {
             if name.starts_with('.') {
                 continue; // no session's
             }
-            match self.look(&folder, &name) {
+            match self.identify(&folder, &name) {
                 Ok(Some(session)) => found.push(session),
                 Ok(None) => {
                     tracing::warn!(name = %name, "what is in the folder of the sessions is none: it is left alone");
@@ -134,26 +134,26 @@ impl SessionFolders {
     }
 
     /// The session that a folder of this name is.
-    fn look(&self, folder: &Path, name: &str) -> io::Result<Option<Found>> {
+    fn identify(&self, folder: &Path, name: &str) -> io::Result<Option<SessionLocation>> {
         let Some(workspace) = owner(folder)? else {
             return Ok(None);
         };
         let of_several = name.strip_suffix(&format!("@{workspace}"));
         let id = SessionId::parse(of_several.unwrap_or(name));
-        Ok(id.map(|id| Found { workspace, id, folder: folder.to_owned() }))
+        Ok(id.map(|id| SessionLocation { workspace, id, folder: folder.to_owned() }))
     }
 
     /// Takes a session away, so that there is none from then on; what it had is yet to be deleted. Answers
     /// where that is.
-    pub(super) fn take_away(&self, folder: &Path) -> io::Result<PathBuf> {
+    pub(super) fn mark_removed(&self, folder: &Path) -> io::Result<PathBuf> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         loop {
-            let removed = format!("{REMOVED}{}-{name}", self.number());
+            let removed = format!("{REMOVED_PREFIX}{}-{name}", self.next_number());
             let removed = self.path.join(removed);
             match fs::rename(folder, &removed) {
                 Ok(()) => return Ok(removed),
                 // By a daemon that died: each one takes another number.
-                Err(error) if is_taken(&error) => {}
+                Err(error) if already_exists(&error) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -161,14 +161,14 @@ impl SessionFolders {
 
     /// What was taken away and is not deleted yet: which session it was, if that can be told, and where it
     /// lies.
-    pub(super) fn removed(&self) -> io::Result<Vec<(Option<Found>, PathBuf)>> {
+    pub(super) fn list_removed(&self) -> io::Result<Vec<(Option<SessionLocation>, PathBuf)>> {
         let mut removed = Vec::new();
         for entry in self.entries()? {
             let folder = entry?.path();
             let name = folder.file_name().unwrap_or_default().to_string_lossy();
-            if let Some(rest) = name.strip_prefix(REMOVED) {
+            if let Some(rest) = name.strip_prefix(REMOVED_PREFIX) {
                 let name = rest.split_once('-').map_or(rest, |(_, name)| name);
-                let session = self.look(&folder, name).ok().flatten();
+                let session = self.identify(&folder, name).ok().flatten();
                 removed.push((session, folder));
             }
         }
@@ -179,7 +179,7 @@ impl SessionFolders {
     pub(super) fn delete_unfinished(&self) -> io::Result<()> {
         for entry in self.entries()? {
             let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED_PREFIX) {
                 fs::remove_dir_all(entry.path())?;
             }
         }
@@ -191,8 +191,8 @@ impl SessionFolders {
         delete(folder, end)
     }
 
-    fn number(&self) -> u64 {
-        self.count.fetch_add(1, Ordering::Relaxed)
+    fn next_number(&self) -> u64 {
+        self.rename_count.fetch_add(1, Ordering::Relaxed)
     }
 
     fn entries(&self) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
@@ -218,7 +218,7 @@ fn delete(folder: &Path, end: &CancellationToken) -> io::Result<()> {
     };
     for entry in entries {
         let entry = entry?;
-        go_on(end)?;
+        check_not_cancelled(end)?;
         match entry.file_type()?.is_dir() {
             true => delete(&entry.path(), end)?,
             false => fs::remove_file(entry.path())?,
@@ -229,7 +229,7 @@ fn delete(folder: &Path, end: &CancellationToken) -> io::Result<()> {
 
 /// The workspace that a session's folder belongs to.
 fn owner(folder: &Path) -> io::Result<Option<String>> {
-    match fs::read_to_string(folder.join(OWNER)) {
+    match fs::read_to_string(folder.join(OWNER_FILE)) {
         Ok(name) => Ok(Some(name)),
         // One that is no folder belongs to nobody, too.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -240,7 +240,7 @@ fn owner(folder: &Path) -> io::Result<Option<String>> {
 }
 
 /// Whether something has the name already that is no empty folder.
-fn is_taken(error: &io::Error) -> bool {
+fn already_exists(error: &io::Error) -> bool {
     use ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
     matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory)
 }
@@ -262,7 +262,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folders = SessionFolders::new(folder.path().to_owned());
         let id = SessionId::default();
-        let make = |workspace| folders.make(workspace, &id, |_| Ok(())).unwrap();
+        let make = |workspace| folders.create(workspace, &id, |_| Ok(())).unwrap();
         let find = |workspace| folders.find(workspace, &id).unwrap();
         assert_eq!(find("a"), None);
         let [plain, own] = ["default", "default@b"].map(|name| folder.path().join(name));
@@ -281,10 +281,10 @@ mod tests {
         assert_eq!(make("a"), other);
         let both = [("a".to_owned(), other.clone()), ("b".to_owned(), own.clone())];
         assert_eq!(listed(&folders), both.into());
-        let removed = folders.take_away(&own).unwrap();
+        let removed = folders.mark_removed(&own).unwrap();
         assert_eq!(listed(&folders), [("a".to_owned(), other)].into());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-        let (session, place) = folders.removed().unwrap().pop().unwrap();
+        let (session, place) = folders.list_removed().unwrap().pop().unwrap();
         let session = session.unwrap();
         assert_eq!((&*session.workspace, session.id), ("b", id));
         assert_eq!(place, removed);
@@ -303,9 +303,9 @@ mod tests {
         assert!(listed(&folders).is_empty());
         assert_eq!(folders.find("a", &id).unwrap(), None);
         let full = |_: &Path| Err(io::Error::from(ErrorKind::StorageFull));
-        assert!(folders.make("a", &id, full).is_err());
+        assert!(folders.create("a", &id, full).is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-        let made = folders.make("a", &id, |_| Ok(())).unwrap();
+        let made = folders.create("a", &id, |_| Ok(())).unwrap();
         assert_eq!(made, folder.path().join("default@a"));
         assert_eq!(listed(&folders), [("a".to_owned(), made.clone())].into());
         // One that is told to end in the middle leaves the rest to the next one.

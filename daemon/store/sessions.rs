@@ -16,67 +16,67 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    fullness::Fullness,
-    past_sessions::PastSessions,
-    session::{Numbers, Session, SessionId},
-    session_folders::{Found, SessionFolders},
+    fullness::SessionUsage,
+    past_sessions::SessionTombstones,
+    session::{Session, SessionCounters, SessionId},
+    session_folders::{SessionFolders, SessionLocation},
 };
 
 /// Sessions held open beyond those in use; each costs a descriptor.
-const OPEN_SESSIONS: usize = 256;
+const MAX_IDLE_OPEN_SESSIONS: usize = 256;
 
 /// All of them.
 #[derive(Debug)]
-pub(crate) struct Sessions {
+pub(crate) struct SessionStore {
     folders: SessionFolders,
-    slots: Mutex<HashMap<Key, Arc<Slot>>>,
-    index: Mutex<Index>,
+    slots: Mutex<HashMap<SessionKey, Arc<SessionSlot>>>,
+    index: Mutex<SessionIndex>,
     /// Held while the folders are looked through for the index.
-    looking: Mutex<()>,
+    index_scan: Mutex<()>,
     /// None before it was first asked for.
-    past: Mutex<Option<PastSessions>>,
+    tombstones: Mutex<Option<SessionTombstones>>,
     /// How many have been opened, for those who wait for one that is not there yet.
-    opened: watch::Sender<u64>,
-    fullness: Arc<Fullness>,
+    opened_count: watch::Sender<u64>,
+    usage: Arc<SessionUsage>,
 }
 
 /// Workspace and id.
-type Key = (String, SessionId);
+type SessionKey = (String, SessionId);
 
 /// A session that is open, if it is.
-type Slot = Mutex<Option<Arc<Session>>>;
+type SessionSlot = Mutex<Option<Arc<Session>>>;
 
 /// What is known of where sessions lie: of each workspace, and in the order in which they are listed.
 #[derive(Debug, Default)]
-struct Index {
-    known: BTreeMap<String, BTreeMap<SessionId, Known>>,
+struct SessionIndex {
+    workspaces: BTreeMap<String, BTreeMap<SessionId, IndexedSession>>,
     /// Whether it has those, too, that other daemons have made.
-    is_whole: bool,
+    is_complete: bool,
 }
 
 #[derive(Debug)]
-struct Known {
+struct IndexedSession {
     folder: PathBuf,
     /// Whether this daemon has opened it.
     was_opened: bool,
 }
 
-impl Sessions {
+impl SessionStore {
     /// Those below `path`.
     pub(super) fn new(path: PathBuf) -> Self {
         Self {
             folders: SessionFolders::new(path),
             slots: Mutex::default(),
             index: Mutex::default(),
-            looking: Mutex::default(),
-            past: Mutex::default(),
-            opened: watch::Sender::new(0),
-            fullness: Arc::default(),
+            index_scan: Mutex::default(),
+            tombstones: Mutex::default(),
+            opened_count: watch::Sender::new(0),
+            usage: Arc::default(),
         }
     }
 
     /// The session of this id in a workspace, if it is open, and nobody is opening it.
-    pub(crate) fn open(&self, workspace: &str, id: &SessionId) -> Option<Arc<Session>> {
+    pub(crate) fn get_open(&self, workspace: &str, id: &SessionId) -> Option<Arc<Session>> {
         let key = (workspace.to_owned(), id.clone());
         let slot = Arc::clone(lock(&self.slots).get(&key)?);
         let open = slot.try_lock().ok()?;
@@ -84,7 +84,11 @@ impl Sessions {
     }
 
     /// The session of this id in a workspace, made where it is new. Blocks.
-    pub(crate) fn make(&self, workspace: &str, id: &SessionId) -> io::Result<Arc<Session>> {
+    pub(crate) fn open_or_create(
+        &self,
+        workspace: &str,
+        id: &SessionId,
+    ) -> io::Result<Arc<Session>> {
         self.with_slot(workspace, id, |open| {
             if let Some(session) = open {
                 return Ok(Arc::clone(session));
@@ -92,17 +96,17 @@ impl Sessions {
             let folder = match self.folders.find(workspace, id)? {
                 Some(folder) => folder,
                 None => {
-                    let past = self.past_numbers(workspace, id)?;
-                    let make = |folder: &Path| Session::make(folder, past.as_ref());
-                    self.folders.make(workspace, id, make)?
+                    let past = self.tombstone_counters(workspace, id)?;
+                    let make = |folder: &Path| Session::create_in(folder, past.as_ref());
+                    self.folders.create(workspace, id, make)?
                 }
             };
-            self.opened(open, workspace, id, folder)
+            self.open_in_slot(open, workspace, id, folder)
         })
     }
 
     /// The session of this id in a workspace, if there is one. Blocks.
-    pub(crate) fn existing(
+    pub(crate) fn open_existing(
         &self,
         workspace: &str,
         id: &SessionId,
@@ -112,31 +116,31 @@ impl Sessions {
                 return Ok(Some(Arc::clone(session)));
             }
             match self.folders.find(workspace, id)? {
-                Some(folder) => self.opened(open, workspace, id, folder).map(Some),
+                Some(folder) => self.open_in_slot(open, workspace, id, folder).map(Some),
                 None => Ok(None),
             }
         })
     }
 
     /// Whether a session is known to be there: each is that was opened or listed.
-    pub(crate) fn knows(&self, workspace: &str, id: &SessionId) -> bool {
+    pub(crate) fn is_indexed(&self, workspace: &str, id: &SessionId) -> bool {
         let index = lock(&self.index);
-        let known = index.known.get(workspace);
+        let known = index.workspaces.get(workspace);
         known.is_some_and(|known| known.contains_key(id))
     }
 
     /// What numbers a session had got to that was removed: one of its id goes on behind them. Blocks.
-    pub(crate) fn past_numbers(
+    pub(crate) fn tombstone_counters(
         &self,
         workspace: &str,
         id: &SessionId,
-    ) -> io::Result<Option<Numbers>> {
-        self.with_past(|past| Ok(past.numbers(workspace, id).cloned()))
+    ) -> io::Result<Option<SessionCounters>> {
+        self.with_tombstones(|past| Ok(past.counters(workspace, id).cloned()))
     }
 
     /// Waits for sessions that are not there yet: changes whenever one is opened.
-    pub(crate) fn wait_for_more(&self) -> watch::Receiver<u64> {
-        self.opened.subscribe()
+    pub(crate) fn subscribe_opened(&self) -> watch::Receiver<u64> {
+        self.opened_count.subscribe()
     }
 
     /// The sessions of a workspace by their ids, those behind `after` where it is given, and at most so
@@ -146,16 +150,16 @@ impl Sessions {
         workspace: &str,
         after: Option<&SessionId>,
         at_most: usize,
-    ) -> io::Result<Vec<(SessionId, Numbers)>> {
-        self.look_through()?;
+    ) -> io::Result<Vec<(SessionId, SessionCounters)>> {
+        self.complete_index()?;
         let mut found = Vec::new();
         let mut after = after.cloned();
         while found.len() < at_most {
-            let next = self.next(workspace, after.as_ref(), at_most - found.len());
+            let next = self.next_indexed(workspace, after.as_ref(), at_most - found.len());
             let Some((last, _)) = next.last() else { break };
             after = Some(last.clone());
             for (id, folder) in next {
-                match Session::numbers_in(&folder) {
+                match Session::read_counters(&folder) {
                     Ok(numbers) => found.push((id, numbers)),
                     // Removed at this moment.
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -170,7 +174,7 @@ impl Sessions {
         Ok(found)
     }
 
-    fn next(
+    fn next_indexed(
         &self,
         workspace: &str,
         after: Option<&SessionId>,
@@ -178,7 +182,7 @@ impl Sessions {
     ) -> Vec<(SessionId, PathBuf)> {
         let index = lock(&self.index);
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let known = index.known.get(workspace).into_iter();
+        let known = index.workspaces.get(workspace).into_iter();
         let next = known.flat_map(|known| known.range::<SessionId, _>((from, Bound::Unbounded)));
         let next = next.take(at_most);
         next.map(|(id, known)| (id.clone(), known.folder.clone())).collect()
@@ -187,27 +191,27 @@ impl Sessions {
     // === What is to be kept ===
 
     /// Says when somebody is to look after what is kept of them.
-    pub(super) fn fullness(&self) -> &Arc<Fullness> {
-        &self.fullness
+    pub(super) fn usage(&self) -> &Arc<SessionUsage> {
+        &self.usage
     }
 
     /// All sessions. Blocks.
-    pub(super) fn all(&self) -> io::Result<Vec<Found>> {
-        self.look_through()?;
+    pub(super) fn all_locations(&self) -> io::Result<Vec<SessionLocation>> {
+        self.complete_index()?;
         let index = lock(&self.index);
-        let of_workspace = |(workspace, known): (&String, &BTreeMap<SessionId, Known>)| {
-            let found = known.iter().map(|(id, known)| Found {
+        let of_workspace = |(workspace, known): (&String, &BTreeMap<SessionId, IndexedSession>)| {
+            let found = known.iter().map(|(id, known)| SessionLocation {
                 workspace: workspace.clone(),
                 id: id.clone(),
                 folder: known.folder.clone(),
             });
             found.collect::<Vec<_>>()
         };
-        Ok(index.known.iter().flat_map(of_workspace).collect())
+        Ok(index.workspaces.iter().flat_map(of_workspace).collect())
     }
 
     /// Those that are open. Blocks.
-    pub(super) fn all_open(&self) -> Vec<Arc<Session>> {
+    pub(super) fn open_sessions(&self) -> Vec<Arc<Session>> {
         let slots: Vec<_> = lock(&self.slots).values().map(Arc::clone).collect();
         let open = slots.iter().filter_map(|slot| lock(slot).clone());
         open.collect()
@@ -217,24 +221,24 @@ impl Sessions {
     /// `unused` by when that was last. Answers whether it did. Blocks.
     pub(super) fn remove(
         &self,
-        session: &Found,
+        session: &SessionLocation,
         unused: impl FnOnce(SystemTime) -> bool,
         end: &CancellationToken,
     ) -> io::Result<bool> {
-        let Found { workspace, id, folder } = session;
+        let SessionLocation { workspace, id, folder } = session;
         let removed = self.with_slot(workspace, id, |open| {
             let is_used = open.as_ref().is_some_and(|session| Arc::strong_count(session) > 1);
             if is_used || !unused(Session::last_used(folder)?) {
                 return Ok(None);
             }
-            let numbers = Session::numbers_in(folder)?;
-            self.with_past(|past| {
-                past.add(workspace, id, numbers);
+            let numbers = Session::read_counters(folder)?;
+            self.with_tombstones(|past| {
+                past.insert(workspace, id, numbers);
                 Ok(())
             })?;
-            let removed = self.folders.take_away(folder)?;
+            let removed = self.folders.mark_removed(folder)?;
             *open = None;
-            if let Some(known) = lock(&self.index).known.get_mut(workspace) {
+            if let Some(known) = lock(&self.index).workspaces.get_mut(workspace) {
                 known.remove(id);
             }
             Ok::<_, io::Error>(Some(removed))
@@ -249,8 +253,8 @@ impl Sessions {
     /// Deletes what a daemon that died was deleting. Blocks.
     pub(super) fn finish_removals(&self, end: &CancellationToken) -> io::Result<()> {
         // Those who are removed are known from here on.
-        self.with_past(|_| Ok(()))?;
-        for (session, folder) in self.folders.removed()? {
+        self.with_tombstones(|_| Ok(()))?;
+        for (session, folder) in self.folders.list_removed()? {
             match session {
                 Some(session) => self.finish_removal(&session, &folder, end)?,
                 None => self.folders.delete(&folder, end)?,
@@ -260,57 +264,62 @@ impl Sessions {
     }
 
     /// Forgets what numbers sessions had got to that were removed longer ago. Blocks.
-    pub(super) fn forget_past(&self, age: Duration) -> io::Result<()> {
-        self.with_past(|past| past.forget(age))
+    pub(super) fn prune_tombstones(&self, age: Duration) -> io::Result<()> {
+        self.with_tombstones(|past| past.prune(age))
     }
 
     /// Deletes a session that was taken away. What is large goes first: on a full disk there is room then
     /// to write down what is to be known of it.
     fn finish_removal(
         &self,
-        session: &Found,
+        session: &SessionLocation,
         folder: &Path,
         end: &CancellationToken,
     ) -> io::Result<()> {
         Session::delete_artifacts(folder, end)?;
-        self.with_past(|past| past.keep(&session.workspace, &session.id))?;
+        self.with_tombstones(|past| past.persist(&session.workspace, &session.id))?;
         self.folders.delete(folder, end)
     }
 
     /// Has the index be whole. Blocks.
-    fn look_through(&self) -> io::Result<()> {
-        let _alone = lock(&self.looking);
-        if lock(&self.index).is_whole {
+    fn complete_index(&self) -> io::Result<()> {
+        let _alone = lock(&self.index_scan);
+        if lock(&self.index).is_complete {
             return Ok(());
         }
         // Nobody removes one meanwhile: who does has the index whole.
         let found = self.folders.list()?;
         let mut index = lock(&self.index);
         for found in found {
-            let known = index.known.entry(found.workspace).or_default();
-            known.entry(found.id).or_insert(Known { folder: found.folder, was_opened: false });
+            let known = index.workspaces.entry(found.workspace).or_default();
+            known
+                .entry(found.id)
+                .or_insert(IndexedSession { folder: found.folder, was_opened: false });
         }
-        index.is_whole = true;
+        index.is_complete = true;
         Ok(())
     }
 
-    fn with_past<T>(&self, work: impl FnOnce(&mut PastSessions) -> io::Result<T>) -> io::Result<T> {
-        let mut past = lock(&self.past);
+    fn with_tombstones<T>(
+        &self,
+        work: impl FnOnce(&mut SessionTombstones) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let mut past = lock(&self.tombstones);
         let past = match &mut *past {
             Some(past) => past,
             none => {
                 // Nobody makes one before that was asked for.
                 self.folders.delete_unfinished()?;
-                let mut past = PastSessions::read(self.folders.past())?;
+                let mut past = SessionTombstones::load(self.folders.tombstones_path())?;
                 // Taken away by a daemon that died before it had written down what they had got to.
-                for (session, folder) in self.folders.removed()? {
+                for (session, folder) in self.folders.list_removed()? {
                     if let Some(session) = session
-                        && let Ok(numbers) = Session::numbers_in(&folder)
+                        && let Ok(numbers) = Session::read_counters(&folder)
                         && past
-                            .numbers(&session.workspace, &session.id)
+                            .counters(&session.workspace, &session.id)
                             .is_none_or(|past| past.sequence < numbers.sequence)
                     {
-                        past.add(&session.workspace, &session.id, numbers);
+                        past.insert(&session.workspace, &session.id, numbers);
                     }
                 }
                 none.insert(past)
@@ -329,9 +338,9 @@ impl Sessions {
         let key = (workspace.to_owned(), id.clone());
         let slot = {
             let mut slots = lock(&self.slots);
-            if slots.len() >= OPEN_SESSIONS && !slots.contains_key(&key) {
+            if slots.len() >= MAX_IDLE_OPEN_SESSIONS && !slots.contains_key(&key) {
                 // Whoever holds one keeps it; the others are found again by their files.
-                slots.retain(|_, slot| Arc::strong_count(slot) > 1 || is_used(slot));
+                slots.retain(|_, slot| Arc::strong_count(slot) > 1 || is_in_use(slot));
             }
             Arc::clone(slots.entry(key.clone()).or_default())
         };
@@ -349,7 +358,7 @@ impl Sessions {
         done
     }
 
-    fn opened(
+    fn open_in_slot(
         &self,
         open: &mut Option<Arc<Session>>,
         workspace: &str,
@@ -358,10 +367,10 @@ impl Sessions {
     ) -> io::Result<Arc<Session>> {
         let was_opened = {
             let index = lock(&self.index);
-            let known = index.known.get(workspace).and_then(|known| known.get(id));
+            let known = index.workspaces.get(workspace).and_then(|known| known.get(id));
             known.is_some_and(|known| known.was_opened)
         };
-        let session = Session::open(folder.clone(), Arc::clone(&self.fullness))?;
+        let session = Session::open(folder.clone(), Arc::clone(&self.usage))?;
         if !was_opened {
             // What it says to go on was another daemon's.
             session.end_lost_steps();
@@ -370,20 +379,20 @@ impl Sessions {
         *open = Some(Arc::clone(&session));
         let count = {
             let mut index = lock(&self.index);
-            let known = index.known.entry(workspace.to_owned()).or_default();
+            let known = index.workspaces.entry(workspace.to_owned()).or_default();
             let is_new = known.get(id).is_none();
             let was_opened = true;
-            known.insert(id.clone(), Known { folder, was_opened });
+            known.insert(id.clone(), IndexedSession { folder, was_opened });
             if is_new { known.len() as u64 } else { 0 }
         };
-        self.fullness.sessions(count);
-        self.opened.send_modify(|opened| *opened += 1);
+        self.usage.check_session_count(count);
+        self.opened_count.send_modify(|opened| *opened += 1);
         Ok(session)
     }
 }
 
 /// Whether somebody holds the session of a slot.
-fn is_used(slot: &Slot) -> bool {
+fn is_in_use(slot: &SessionSlot) -> bool {
     let open = lock(slot);
     open.as_ref().is_some_and(|session| Arc::strong_count(session) > 1)
 }

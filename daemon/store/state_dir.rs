@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use super::{
-    job_params::JobParams, planted, sessions::Sessions, state_files::StateFiles,
+    job_params::JobParamFiles, planted, sessions::SessionStore, state_files::StateFiles,
     uploads::UploadRecords,
 };
 
@@ -22,19 +22,19 @@ use super::{
 #[derive(Debug)]
 pub(crate) struct StateDir {
     path: PathBuf,
-    sessions: Arc<Sessions>,
+    sessions: Arc<SessionStore>,
     uploads: UploadRecords,
     _lock: File,
 }
 
 /// Why a state directory cannot be held.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenError {
+pub(crate) enum StateDirError {
     /// Another daemon holds it.
     #[error(
         "{path} is held by another daemon (process {pid}): stop it, or give this one a state directory of its own with --state-dir"
     )]
-    Held {
+    InUse {
         /// The directory.
         path: String,
         /// Who holds it, as it says itself.
@@ -70,17 +70,17 @@ pub(crate) enum OpenError {
 
 impl StateDir {
     /// The file of the database.
-    pub(crate) fn database(&self) -> PathBuf {
+    pub(crate) fn database_path(&self) -> PathBuf {
         self.path.join("jig.db")
     }
 
     /// The file that says which daemon wrote to the database last.
-    pub(crate) fn life(&self) -> PathBuf {
+    pub(crate) fn generation_path(&self) -> PathBuf {
         self.path.join("life")
     }
 
     /// The files that must stay where they are now, once the database is open.
-    pub(crate) fn files(&self) -> io::Result<StateFiles> {
+    pub(crate) fn state_files(&self) -> io::Result<StateFiles> {
         let names = ["lock", "jig.db", "jig.db-wal"];
         StateFiles::new(names.map(|name| self.path.join(name)))
     }
@@ -94,34 +94,34 @@ impl StateDir {
     }
 
     /// What jobs that wait are to do.
-    pub(crate) fn job_params(&self) -> JobParams {
-        JobParams::new(self.path.join("jobs"))
+    pub(crate) fn job_params(&self) -> JobParamFiles {
+        JobParamFiles::new(self.path.join("jobs"))
     }
 
     /// Folder for what changes of files are about to do.
-    pub(crate) fn changes(&self) -> PathBuf {
+    pub(crate) fn change_journals_dir(&self) -> PathBuf {
         self.path.join("changes")
     }
 
     /// Makes a folder in a state directory that somebody else may hold. Answers its path, without
     /// links.
-    pub(crate) fn folder_in(path: &Path, name: &str) -> io::Result<PathBuf> {
+    pub(crate) fn create_folder_in(path: &Path, name: &str) -> io::Result<PathBuf> {
         let folder = path.join(name);
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         std::fs::canonicalize(folder)
     }
 
     /// Takes hold of the directory at `path`, making it where it is missing.
-    pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, StateDirError> {
         let named = path.display().to_string();
         let unusable = |source: io::Error| match source.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => OpenError::Full { path: named.clone() },
-            _ => OpenError::Unusable { path: named.clone(), source },
+            Some(libc::ENOSPC | libc::EDQUOT) => StateDirError::Full { path: named.clone() },
+            _ => StateDirError::Unusable { path: named.clone(), source },
         };
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
         let path = fs::canonicalize(path).map_err(unusable)?;
-        planted::check(&path)
-            .map_err(|source| OpenError::Untrusted { path: named.clone(), source })?;
+        planted::check_ownership(&path)
+            .map_err(|source| StateDirError::Untrusted { path: named.clone(), source })?;
         let options = OpenOptions::new()
             .read(true)
             .write(true)
@@ -136,7 +136,7 @@ impl StateDir {
             Err(Errno::WOULDBLOCK) => {
                 let mut pid = String::new();
                 lock.read_to_string(&mut pid).map_err(unusable)?;
-                return Err(OpenError::Held {
+                return Err(StateDirError::InUse {
                     path: path.display().to_string(),
                     pid: pid.trim().to_owned(),
                 });
@@ -150,14 +150,14 @@ impl StateDir {
             .map_err(unusable)?;
         Ok(Self {
             uploads: UploadRecords::new(path.join("uploads")),
-            sessions: Arc::new(Sessions::new(path.join("sessions"))),
+            sessions: Arc::new(SessionStore::new(path.join("sessions"))),
             path,
             _lock: lock,
         })
     }
 
     /// The sessions.
-    pub(crate) fn sessions(&self) -> &Arc<Sessions> {
+    pub(crate) fn sessions(&self) -> &Arc<SessionStore> {
         &self.sessions
     }
 
@@ -168,10 +168,10 @@ impl StateDir {
 
     /// Has the records of uploads be in a folder that daemons share; without one, be of no use when
     /// this daemon has ended, as the directory is removed then.
-    pub(crate) fn keep_uploads_in(&mut self, shared: Option<PathBuf>) {
+    pub(crate) fn set_uploads_folder(&mut self, shared: Option<PathBuf>) {
         self.uploads = match shared {
             Some(folder) => UploadRecords::shared(folder),
-            None => UploadRecords::for_one_call(self.path.join("uploads")),
+            None => UploadRecords::ephemeral(self.path.join("uploads")),
         };
     }
 }

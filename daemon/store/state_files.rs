@@ -19,12 +19,12 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Files that must stay: the daemon has them open, so that no other file can get their inodes.
 #[derive(Debug)]
 pub(crate) struct StateFiles {
-    files: Vec<(PathBuf, Identity)>,
-    are_lost: watch::Sender<bool>,
+    files: Vec<(PathBuf, FileIdentity)>,
+    lost: watch::Sender<bool>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Identity {
+struct FileIdentity {
     device: u64,
     inode: u64,
 }
@@ -34,23 +34,23 @@ impl StateFiles {
     pub(super) fn new(paths: impl IntoIterator<Item = PathBuf>) -> io::Result<Self> {
         let mut files = Vec::new();
         for path in paths {
-            match identity(&path) {
+            match file_identity(&path) {
                 Ok(identity) => files.push((path, identity)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(Self { files, are_lost: watch::Sender::new(false) })
+        Ok(Self { files, lost: watch::Sender::new(false) })
     }
 
     /// Whether any of them was removed or replaced. The first look that finds so is logged, and the
     /// first that finds them in place again. Blocks for as long as stat(2) does.
-    pub(crate) fn check(&self) -> bool {
+    pub(crate) fn check_lost(&self) -> bool {
         let lost = self.files.iter().find(|(path, opened)| {
-            let found = identity(path);
+            let found = file_identity(path);
             found.map_or(true, |found| found != *opened)
         });
-        let changed = self.are_lost.send_if_modified(|are_lost| {
+        let changed = self.lost.send_if_modified(|are_lost| {
             std::mem::replace(are_lost, lost.is_some()) != lost.is_some()
         });
         match lost {
@@ -66,17 +66,17 @@ impl StateFiles {
     }
 
     /// Whether they are lost, as of the last look.
-    pub(crate) fn are_lost(&self) -> watch::Receiver<bool> {
-        self.are_lost.subscribe()
+    pub(crate) fn subscribe_lost(&self) -> watch::Receiver<bool> {
+        self.lost.subscribe()
     }
 
     /// Checks them from time to time.
-    pub(crate) fn watch(self: Arc<Self>) {
+    pub(crate) fn spawn_watch(self: Arc<Self>) {
         task::spawn("state files", async move {
             loop {
                 sleep(CHECK_INTERVAL).await;
                 let files = Arc::clone(&self);
-                let checked = task::blocking(move || files.check()).await;
+                let checked = task::spawn_blocking(move || files.check_lost()).await;
                 if checked.is_err() {
                     return;
                 }
@@ -85,9 +85,9 @@ impl StateFiles {
     }
 }
 
-fn identity(path: &Path) -> io::Result<Identity> {
+fn file_identity(path: &Path) -> io::Result<FileIdentity> {
     let metadata = fs::symlink_metadata(path)?;
-    Ok(Identity { device: metadata.dev(), inode: metadata.ino() })
+    Ok(FileIdentity { device: metadata.dev(), inode: metadata.ino() })
 }
 
 #[cfg(test)]
@@ -104,20 +104,20 @@ mod tests {
         let [lock, missing] = ["lock", "missing"].map(|name| state.join(name));
         let _open = File::create(&lock).unwrap();
         let files = StateFiles::new([lock.clone(), missing]).unwrap();
-        let are_lost = files.are_lost();
-        assert!(!files.check());
+        let are_lost = files.subscribe_lost();
+        assert!(!files.check_lost());
         let aside = folder.path().join("aside");
         fs::rename(&state, &aside).unwrap();
-        assert!(files.check());
+        assert!(files.check_lost());
         assert!(*are_lost.borrow());
         fs::create_dir(&state).unwrap();
         fs::copy(aside.join("lock"), &lock).unwrap();
-        assert!(files.check());
+        assert!(files.check_lost());
         fs::remove_dir_all(&state).unwrap();
         fs::rename(&aside, &state).unwrap();
-        assert!(!files.check());
+        assert!(!files.check_lost());
         assert!(!*are_lost.borrow());
         fs::remove_file(&lock).unwrap();
-        assert!(files.check());
+        assert!(files.check_lost());
     }
 }

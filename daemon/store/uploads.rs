@@ -12,35 +12,35 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     folder,
-    record_locks::{RecordLocks, UNFINISHED, look},
+    record_locks::{RecordLocks, TEMPORARY_EXTENSION, lock_folder},
 };
 
 /// Records that are read at the start; what is beyond was not written by this daemon.
-const MOST: usize = 4096;
+const MAX_UPLOAD_RECORDS: usize = 4096;
 /// Largest file that can be a record.
-const LARGEST: u64 = 64 * 1024;
+const MAX_UPLOAD_RECORD_BYTES: u64 = 64 * 1024;
 
 /// The folder of the records.
 #[derive(Debug, Clone)]
 pub(crate) struct UploadRecords {
     folder: PathBuf,
-    keeper: Keeper,
+    ownership: FolderOwnership,
 }
 
 /// Who keeps records in the folder.
 #[derive(Debug, Clone)]
-enum Keeper {
+enum FolderOwnership {
     /// One daemon at a time, whose state directory it is in.
-    One,
+    Exclusive,
     /// One daemon, with which it goes.
-    OneCall,
+    Ephemeral,
     /// Several daemons at a time. These are the records of this one.
-    Several(Arc<RecordLocks>),
+    Shared(Arc<RecordLocks>),
 }
 
 /// While it is held, no other daemon looks through the folder.
 #[derive(Debug)]
-pub(crate) struct Look(
+pub(crate) struct FolderLock(
     #[expect(dead_code, reason = "held for what dropping it does")] Option<File>,
 );
 
@@ -61,7 +61,7 @@ pub(crate) struct UploadRecord {
     pub(crate) sha256: String,
     /// What else its caller wants of it; none in records of earlier versions.
     #[serde(default)]
-    pub(crate) wishes: UploadWishes,
+    pub(crate) wishes: UploadOptions,
     /// Name of what has come.
     pub(crate) draft_name: String,
     /// Its device and inode; none before it is made.
@@ -76,7 +76,7 @@ pub(crate) struct UploadRecord {
 
 /// What a caller wants of an upload beside the bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct UploadWishes {
+pub(crate) struct UploadOptions {
     /// Whether nothing may be there.
     pub(crate) create_new: bool,
     /// Hash that the file there must have.
@@ -88,43 +88,43 @@ pub(crate) struct UploadWishes {
 impl UploadRecords {
     /// Those of a daemon that alone has the folder.
     pub(super) fn new(folder: PathBuf) -> Self {
-        let keeper = Keeper::One;
-        Self { folder, keeper }
+        let keeper = FolderOwnership::Exclusive;
+        Self { folder, ownership: keeper }
     }
 
     /// Those of a daemon whose folder is removed with it.
-    pub(crate) fn for_one_call(folder: PathBuf) -> Self {
-        let keeper = Keeper::OneCall;
-        Self { folder, keeper }
+    pub(crate) fn ephemeral(folder: PathBuf) -> Self {
+        let keeper = FolderOwnership::Ephemeral;
+        Self { folder, ownership: keeper }
     }
 
     /// Those of a daemon that shares the folder with others.
     pub(crate) fn shared(folder: PathBuf) -> Self {
-        let keeper = Keeper::Several(Arc::default());
-        Self { folder, keeper }
+        let keeper = FolderOwnership::Shared(Arc::default());
+        Self { folder, ownership: keeper }
     }
 
     /// Whether other daemons keep records in the folder.
     pub(crate) fn are_shared(&self) -> bool {
-        matches!(self.keeper, Keeper::Several(_))
+        matches!(self.ownership, FolderOwnership::Shared(_))
     }
 
     /// Whether they are there when the daemon is not any more.
-    pub(crate) fn outlast_the_daemon(&self) -> bool {
-        !matches!(self.keeper, Keeper::OneCall)
+    pub(crate) fn are_persistent(&self) -> bool {
+        !matches!(self.ownership, FolderOwnership::Ephemeral)
     }
 
     /// Has others not look through the folder meanwhile. Waits for one that does. Blocks.
-    pub(crate) fn look(&self) -> Look {
+    pub(crate) fn lock_folder(&self) -> FolderLock {
         // One that fails keeps nobody away: then an upload may start again that could go on.
-        Look(self.locks().and_then(|_| look(&self.folder, true)))
+        FolderLock(self.locks().and_then(|_| lock_folder(&self.folder, true)))
     }
 
     /// As [`Self::look`]; none where another daemon looks now.
-    pub(crate) fn try_look(&self) -> Option<Look> {
+    pub(crate) fn try_lock_folder(&self) -> Option<FolderLock> {
         match self.locks() {
-            Some(_) => look(&self.folder, false).map(|folder| Look(Some(folder))),
-            None => Some(Look(None)),
+            Some(_) => lock_folder(&self.folder, false).map(|folder| FolderLock(Some(folder))),
+            None => Some(FolderLock(None)),
         }
     }
 
@@ -136,10 +136,10 @@ impl UploadRecords {
             return Vec::new();
         };
         let mut records = Vec::new();
-        for entry in entries.flatten().take(MOST) {
+        for entry in entries.flatten().take(MAX_UPLOAD_RECORDS) {
             let path = entry.path();
-            let found = match self.locks().map_or(Ok(true), |locks| locks.take(&path)) {
-                Ok(true) => read(&entry),
+            let found = match self.locks().map_or(Ok(true), |locks| locks.try_lock_record(&path)) {
+                Ok(true) => read_record(&entry),
                 Ok(false) => continue,
                 Err(error) => Err(error),
             };
@@ -157,7 +157,7 @@ impl UploadRecords {
                     tracing::warn!(file = %path.display(), %error, "the record of an upload cannot be read");
                 }
             }
-            self.let_go_of(&path);
+            self.release_path(&path);
         }
         records
     }
@@ -167,7 +167,7 @@ impl UploadRecords {
     pub(crate) fn save(&self, record: &UploadRecord, sync: bool) -> io::Result<()> {
         folder::make(&self.folder)?;
         let path = self.path_of(&record.name);
-        let temporary = path.with_extension(UNFINISHED);
+        let temporary = path.with_extension(TEMPORARY_EXTENSION);
         let mut file = File::create(&temporary)?;
         file.write_all(&serde_json::to_vec(record)?)?;
         if sync {
@@ -176,7 +176,7 @@ impl UploadRecords {
         }
         let rename = || fs::rename(&temporary, &path);
         match self.locks() {
-            Some(locks) => locks.keep(&path, file, rename)?,
+            Some(locks) => locks.lock_renamed(&path, file, rename)?,
             None => rename()?,
         }
         if sync {
@@ -192,24 +192,24 @@ impl UploadRecords {
         {
             tracing::warn!(name, %error, "the record of an upload cannot be deleted");
         }
-        self.let_go(name);
+        self.release(name);
     }
 
     /// Leaves a record to other daemons.
-    pub(crate) fn let_go(&self, name: &str) {
-        self.let_go_of(&self.path_of(name));
+    pub(crate) fn release(&self, name: &str) {
+        self.release_path(&self.path_of(name));
     }
 
-    fn let_go_of(&self, path: &Path) {
+    fn release_path(&self, path: &Path) {
         if let Some(locks) = self.locks() {
-            locks.let_go(path);
+            locks.unlock(path);
         }
     }
 
     fn locks(&self) -> Option<&RecordLocks> {
-        match &self.keeper {
-            Keeper::Several(locks) => Some(locks),
-            Keeper::One | Keeper::OneCall => None,
+        match &self.ownership {
+            FolderOwnership::Shared(locks) => Some(locks),
+            FolderOwnership::Exclusive | FolderOwnership::Ephemeral => None,
         }
     }
 
@@ -219,8 +219,8 @@ impl UploadRecords {
 }
 
 /// The record in a file; none where it holds something else.
-fn read(entry: &DirEntry) -> io::Result<Option<UploadRecord>> {
-    if entry.metadata()?.len() > LARGEST {
+fn read_record(entry: &DirEntry) -> io::Result<Option<UploadRecord>> {
+    if entry.metadata()?.len() > MAX_UPLOAD_RECORD_BYTES {
         return Ok(None);
     }
     let json = fs::read(entry.path())?;
@@ -260,7 +260,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let shared = || UploadRecords::shared(folder.path().join("uploads"));
         let (one, other) = (shared(), shared());
-        assert!(one.try_look().is_none(), "there is no folder yet");
+        assert!(one.try_lock_folder().is_none(), "there is no folder yet");
         assert_eq!(one.load(), []);
         one.save(&record("01ABC"), false).unwrap();
         assert_eq!(other.load(), []);
@@ -271,7 +271,7 @@ mod tests {
         // What is being written at this moment is nobody's to sweep.
         let unfinished = folder.path().join("uploads/01ABD.new");
         fs::write(&unfinished, "{").unwrap();
-        one.let_go("01ABC");
+        one.release("01ABC");
         assert_eq!(other.load(), std::slice::from_ref(&changed));
         assert!(unfinished.exists());
         assert_eq!(one.load(), []);
@@ -280,10 +280,10 @@ mod tests {
         one.remove("01ABC");
         assert_eq!(shared().load(), []);
 
-        let looks = one.look();
-        assert!(shared().try_look().is_none());
+        let looks = one.lock_folder();
+        assert!(shared().try_lock_folder().is_none());
         drop(looks);
-        assert!(shared().try_look().is_some());
+        assert!(shared().try_lock_folder().is_some());
     }
 
     #[test]
@@ -295,7 +295,7 @@ mod tests {
         records.save(&record, true).unwrap();
         let at = |name: &str| folder.path().join("uploads").join(name);
         fs::write(at("01ABD.json"), "{\"name\"").unwrap();
-        File::create(at("large.json")).unwrap().set_len(LARGEST + 1).unwrap();
+        File::create(at("large.json")).unwrap().set_len(MAX_UPLOAD_RECORD_BYTES + 1).unwrap();
         fs::copy(at("01ABC.json"), at("other.json")).unwrap();
         // What cannot be read may be a record all the same, and be read another time.
         symlink(".", at("01ABE.json")).unwrap();

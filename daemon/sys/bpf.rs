@@ -17,7 +17,7 @@ pub(crate) struct Instruction {
 }
 
 #[repr(C)]
-struct Program {
+struct FilterProgram {
     length: u16,
     instructions: *const Instruction,
 }
@@ -26,7 +26,7 @@ struct Program {
 /// CAP_SYS_ADMIN in its user namespace.
 pub(crate) fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
     let length = u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?;
-    let program = Program { length, instructions: filter.as_ptr() };
+    let program = FilterProgram { length, instructions: filter.as_ptr() };
     // SAFETY: the kernel reads one sock_fprog and `length` instructions, both alive here, and
     // checks the program itself.
     unsafe {

@@ -22,13 +22,13 @@ pub(crate) struct RulesetAttributes {
 }
 
 #[repr(C, packed)]
-struct PathBeneath {
+struct PathBeneathAttributes {
     allowed_access: u64,
     parent: i32,
 }
 
 /// Version of Landlock that the kernel has; 0 when it has none, or it is off.
-pub(crate) fn abi() -> u32 {
+pub(crate) fn abi_version() -> u32 {
     // SAFETY: with a null pointer, size 0 and this flag the call only answers the version.
     unsafe { syscall(libc::SYS_landlock_create_ruleset, [0, 0, CREATE_RULESET_VERSION, 0, 0, 0]) }
         .ok()
@@ -61,7 +61,7 @@ pub(crate) fn allow_beneath(
     parent: BorrowedFd<'_>,
     allowed: u64,
 ) -> Result<(), Errno> {
-    let rule = PathBeneath { allowed_access: allowed, parent: parent.as_raw_fd() };
+    let rule = PathBeneathAttributes { allowed_access: allowed, parent: parent.as_raw_fd() };
     // SAFETY: the kernel reads one landlock_path_beneath_attr, which is packed as here.
     unsafe {
         syscall(

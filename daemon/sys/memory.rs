@@ -25,16 +25,16 @@ const STACK_BYTES: usize = 256 * 1024;
 /// damaging its neighbour.
 const GUARD_BYTES: usize = 4096;
 /// Bytes of a request that travels in one message; larger ones come as a memory file.
-pub(crate) const IMAGE_BYTES: usize = 64 * 1024;
+pub(crate) const MAX_INLINE_IMAGE_BYTES: usize = 64 * 1024;
 
 /// What a process in a berth runs. It must follow the rules of [`super`]: raw system calls, no
 /// allocation, no lock, no thread-local storage.
-pub(crate) type Entry<S> = fn(&'static Cabin<S>) -> !;
+pub(crate) type EntryPoint<S> = fn(&'static SharedArea<S>) -> !;
 
 /// A request, aligned as the lists of addresses in it must be.
 #[derive(Debug)]
 #[repr(align(8))]
-struct Image([u8; IMAGE_BYTES]);
+struct ImageBuffer([u8; MAX_INLINE_IMAGE_BYTES]);
 
 /// Room for the two processes of one sandbox: two stacks, a [`Cabin`], and room for a request.
 ///
@@ -42,36 +42,37 @@ struct Image([u8; IMAGE_BYTES]);
 /// | guard | stack of the first | guard | stack of the second | cabin | image |
 /// ```
 #[derive(Debug)]
-pub(crate) struct Berth<S: 'static> {
+pub(crate) struct ProcessArena<S: 'static> {
     base: NonNull<c_void>,
-    occupant: Option<Pid>,
+    first_process: Option<Pid>,
     _state: std::marker::PhantomData<S>,
 }
 
 /// What the two processes and their maker see of a berth.
 #[derive(Debug)]
-pub(crate) struct Cabin<S: 'static> {
+pub(crate) struct SharedArea<S: 'static> {
     /// What they tell one another.
     pub(crate) state: S,
-    first: Entry<S>,
-    second: Entry<S>,
+    first: EntryPoint<S>,
+    second: EntryPoint<S>,
     /// Lies behind the cabin, and not in it: so it need not be written with each new cabin.
-    image: NonNull<Image>,
+    image: NonNull<ImageBuffer>,
     image_taken: AtomicBool,
-    mapped_at: AtomicUsize,
+    mapped_address: AtomicUsize,
     mapped_bytes: AtomicUsize,
 }
 
 // SAFETY: what `image` points to is handed out once, by a swap of `image_taken`; the rest is
 // immutable or atomic, and `S` is Sync.
-unsafe impl<S: Sync> Sync for Cabin<S> {}
+unsafe impl<S: Sync> Sync for SharedArea<S> {}
 
 // === impl Berth ===
 
-impl<S: Sync + 'static> Berth<S> {
-    const CABIN_AT: usize = 2 * (GUARD_BYTES + STACK_BYTES);
-    const IMAGE_AT: usize = (Self::CABIN_AT + size_of::<Cabin<S>>()).next_multiple_of(4096);
-    const BYTES: usize = Self::IMAGE_AT + size_of::<Image>();
+impl<S: Sync + 'static> ProcessArena<S> {
+    const SHARED_AREA_OFFSET: usize = 2 * (GUARD_BYTES + STACK_BYTES);
+    const IMAGE_OFFSET: usize =
+        (Self::SHARED_AREA_OFFSET + size_of::<SharedArea<S>>()).next_multiple_of(4096);
+    const MAPPING_BYTES: usize = Self::IMAGE_OFFSET + size_of::<ImageBuffer>();
 
     /// Maps the memory. Nothing of it is touched until a process moves in.
     pub(crate) fn new() -> Result<Self, Errno> {
@@ -79,7 +80,7 @@ impl<S: Sync + 'static> Berth<S> {
         let base = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
-                Self::BYTES,
+                Self::MAPPING_BYTES,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
@@ -91,12 +92,12 @@ impl<S: Sync + 'static> Berth<S> {
             unsafe { mprotect(page, GUARD_BYTES, MprotectFlags::empty()) }?;
         }
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, occupant: None, _state: std::marker::PhantomData })
+        Ok(Self { base, first_process: None, _state: std::marker::PhantomData })
     }
 
     /// Whether a process lives here.
     pub(crate) fn is_occupied(&self) -> bool {
-        self.occupant.is_some()
+        self.first_process.is_some()
     }
 
     /// Starts a process that runs `first` in `namespaces` of its own; `second` is what it may start
@@ -107,14 +108,14 @@ impl<S: Sync + 'static> Berth<S> {
     pub(crate) fn start(
         &mut self,
         state: S,
-        first: Entry<S>,
-        second: Entry<S>,
+        first: EntryPoint<S>,
+        second: EntryPoint<S>,
         namespaces: Namespaces,
     ) -> Result<(OwnedFd, Pid), Errno> {
         if self.is_occupied() || namespaces & libc::CLONE_NEWPID == 0 {
             return Err(Errno::BUSY);
         }
-        let place = self.furnish(state, first, second);
+        let place = self.write_shared_area(state, first, second);
         // SAFETY: one past the end of the first stack, in the same mapping.
         let stack_top = unsafe { self.base.byte_add(GUARD_BYTES + STACK_BYTES) };
         let mut pidfd: i32 = -1;
@@ -130,7 +131,7 @@ impl<S: Sync + 'static> Berth<S> {
                 Some(&mut pidfd),
             )
         }?;
-        self.occupant = Some(child);
+        self.first_process = Some(child);
         // SAFETY: the kernel has just made this descriptor for us.
         Ok((unsafe { OwnedFd::from_raw_fd(pidfd) }, child))
     }
@@ -138,39 +139,48 @@ impl<S: Sync + 'static> Berth<S> {
     /// Makes this process the first one of a berth that nobody has ever after. Like one that
     /// [`Self::start`] makes, it may start the second, whose end it must wait for before it does
     /// anything that the rules of [`super`] forbid.
-    pub(crate) fn occupy(state: S, second: Entry<S>) -> Result<&'static Cabin<S>, Errno> {
+    pub(crate) fn become_first_process(
+        state: S,
+        second: EntryPoint<S>,
+    ) -> Result<&'static SharedArea<S>, Errno> {
         let mut berth = Self::new()?;
-        let place = berth.furnish(state, second, second);
+        let place = berth.write_shared_area(state, second, second);
         // SAFETY: the cabin has just been written, and its mapping is never unmapped.
         Ok(unsafe { place.as_ref() })
     }
 
     /// Writes the cabin of a berth that is not occupied.
-    fn furnish(&mut self, state: S, first: Entry<S>, second: Entry<S>) -> NonNull<Cabin<S>> {
+    fn write_shared_area(
+        &mut self,
+        state: S,
+        first: EntryPoint<S>,
+        second: EntryPoint<S>,
+    ) -> NonNull<SharedArea<S>> {
         // SAFETY: the address lies in the mapping of this berth.
-        let image = unsafe { self.base.byte_add(Self::IMAGE_AT) }.cast::<Image>();
-        let cabin = Cabin {
+        let image = unsafe { self.base.byte_add(Self::IMAGE_OFFSET) }.cast::<ImageBuffer>();
+        let cabin = SharedArea {
             state,
             first,
             second,
             image,
             image_taken: AtomicBool::new(false),
-            mapped_at: AtomicUsize::new(0),
+            mapped_address: AtomicUsize::new(0),
             mapped_bytes: AtomicUsize::new(0),
         };
         // SAFETY: the address lies in the mapping of this berth, page-aligned.
-        let place = unsafe { self.base.byte_add(Self::CABIN_AT) }.cast::<Cabin<S>>();
+        let place = unsafe { self.base.byte_add(Self::SHARED_AREA_OFFSET) }.cast::<SharedArea<S>>();
         // SAFETY: the place is large enough, aligned, and nobody's: the berth is not occupied.
         unsafe { place.write(cabin) };
         place
     }
 
     /// Tells the berth that `ended`, a child of this process, is gone and waited for.
-    pub(crate) fn child_ended(&mut self, ended: Pid) {
-        if self.occupant == Some(ended) {
-            self.occupant = None;
+    pub(crate) fn on_child_ended(&mut self, ended: Pid) {
+        if self.first_process == Some(ended) {
+            self.first_process = None;
             // SAFETY: the address lies in the mapping of this berth.
-            let cabin = unsafe { self.base.byte_add(Self::CABIN_AT) }.cast::<Cabin<S>>();
+            let cabin =
+                unsafe { self.base.byte_add(Self::SHARED_AREA_OFFSET) }.cast::<SharedArea<S>>();
             // SAFETY: the cabin was written when the occupant was started; its processes are gone,
             // so nobody else uses it.
             unsafe { cabin.as_ref() }.unmap_image();
@@ -180,20 +190,20 @@ impl<S: Sync + 'static> Berth<S> {
 
 unsafe extern "C" fn run_first<S: Sync + 'static>(cabin: *mut c_void) -> ! {
     // SAFETY: `start` has passed a cabin that lives as long as this process.
-    let cabin: &'static Cabin<S> = unsafe { &*cabin.cast::<Cabin<S>>() };
+    let cabin: &'static SharedArea<S> = unsafe { &*cabin.cast::<SharedArea<S>>() };
     (cabin.first)(cabin)
 }
 
 unsafe extern "C" fn run_second<S: Sync + 'static>(cabin: *mut c_void) -> ! {
     // SAFETY: `start_second` has passed the cabin in which the first process lives, and it outlives
     // its namespace's processes.
-    let cabin: &'static Cabin<S> = unsafe { &*cabin.cast::<Cabin<S>>() };
+    let cabin: &'static SharedArea<S> = unsafe { &*cabin.cast::<SharedArea<S>>() };
     (cabin.second)(cabin)
 }
 
 // === impl Cabin ===
 
-impl<S: Sync + 'static> Cabin<S> {
+impl<S: Sync + 'static> SharedArea<S> {
     /// Starts the second process, which shares the first one's namespaces. Only the first process
     /// calls this, once.
     pub(crate) fn start_second(&'static self) -> Result<Pid, Errno> {
@@ -205,7 +215,7 @@ impl<S: Sync + 'static> Cabin<S> {
 
     /// Room for a request. Answers nothing when it was taken before.
     #[expect(clippy::mut_from_ref, reason = "handed out once: the swap guards it")]
-    pub(crate) fn take_image(&self) -> Option<&mut [u8; IMAGE_BYTES]> {
+    pub(crate) fn take_image(&self) -> Option<&mut [u8; MAX_INLINE_IMAGE_BYTES]> {
         if self.image_taken.swap(true, Ordering::Relaxed) {
             return None;
         }
@@ -234,7 +244,7 @@ impl<S: Sync + 'static> Cabin<S> {
                 0,
             )
         }?;
-        self.mapped_at.store(at as usize, Ordering::Relaxed);
+        self.mapped_address.store(at as usize, Ordering::Relaxed);
         // SAFETY: the mapping is `bytes` long, ours alone, and its file is sealed, so no page of it
         // can vanish.
         Ok(unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), bytes) })
@@ -243,7 +253,7 @@ impl<S: Sync + 'static> Cabin<S> {
     /// Unmaps what [`Cabin::map_image`] mapped. The process that used it must be gone, or have
     /// executed another program.
     pub(crate) fn unmap_image(&self) {
-        let at = self.mapped_at.swap(0, Ordering::Relaxed);
+        let at = self.mapped_address.swap(0, Ordering::Relaxed);
         let bytes = self.mapped_bytes.swap(0, Ordering::Relaxed);
         if at != 0 {
             // Nothing can be said about a failure here, where two processes share this memory.

@@ -32,7 +32,7 @@ mod syscall;
 pub(crate) use rustix::io::Errno;
 
 /// Gives this process a name for `ps` (prctl(2), PR_SET_NAME).
-pub(crate) fn name_process(name: &std::ffi::CStr) {
+pub(crate) fn set_process_name(name: &std::ffi::CStr) {
     // Nothing depends on it.
     let _named = rustix::thread::set_name(name);
 }

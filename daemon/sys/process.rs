@@ -14,7 +14,7 @@ use rustix::{
 
 use super::{
     Errno,
-    syscall::{check, syscall},
+    syscall::{result_of, syscall},
 };
 
 /// Namespaces that a new process gets for itself: an or of `libc::CLONE_NEW*`.
@@ -41,7 +41,7 @@ pub(crate) enum Fork {
 
 /// How a process ended, and what it and its descendants used.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Usage {
+pub(crate) struct ResourceUsage {
     /// CPU time in user mode, in microseconds.
     pub(crate) user_us: u64,
     /// CPU time in kernel mode, in microseconds.
@@ -64,7 +64,7 @@ impl SingleThreaded {
     }
 
     /// The same proof for a copy of the process, which has one thread by nature.
-    pub(crate) fn in_copy(&self) -> Self {
+    pub(crate) fn for_fork(&self) -> Self {
         Self(())
     }
 }
@@ -94,7 +94,7 @@ pub(crate) fn fork(_proof: &SingleThreaded, namespaces: Namespaces) -> Result<Fo
 
 /// Has this process killed when the one that made it, which `parent` stands for, has ended; fails
 /// with ESRCH if it has already, as then no signal would come (PR_SET_PDEATHSIG(2const)).
-pub(crate) fn end_with(parent: BorrowedFd<'_>) -> Result<(), Errno> {
+pub(crate) fn die_with_parent(parent: BorrowedFd<'_>) -> Result<(), Errno> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let mut ended = [PollFd::from_borrowed_fd(parent, PollFlags::IN)];
     match poll(&mut ended, Some(&Timespec::default()))? {
@@ -106,7 +106,7 @@ pub(crate) fn end_with(parent: BorrowedFd<'_>) -> Result<(), Errno> {
 /// Has a copy of this process, with memory of its own, compute something, and waits for it. No other
 /// child may be there. `compute` must follow the rules of [`super`]: the copy may have been made
 /// while somebody who shares this memory held a lock.
-pub(crate) fn in_copy(compute: impl FnOnce() -> bool) -> Result<bool, Errno> {
+pub(crate) fn run_in_fork(compute: impl FnOnce() -> bool) -> Result<bool, Errno> {
     // SAFETY: without CLONE_VM and with no stack given, the child runs on a copy of this stack in a
     // copy of this memory; it takes no lock, as the caller vouches for.
     let child = unsafe { syscall(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) }?;
@@ -172,7 +172,7 @@ pub(super) unsafe fn spawn_sharing_memory(
             lateout("r11") _,
         );
     }
-    let child = check(result)?;
+    let child = result_of(result)?;
     i32::try_from(child).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)
 }
 
@@ -200,7 +200,7 @@ pub(crate) fn wait_any() -> Result<(Pid, i32), Errno> {
 
 /// What this process's children, and theirs, have used, as far as they were waited for
 /// (getrusage(2)).
-pub(crate) fn usage_of_children() -> Usage {
+pub(crate) fn children_usage() -> ResourceUsage {
     // SAFETY: all-zero bytes are a valid rusage: it holds integers only.
     let mut raw: libc::rusage = unsafe { std::mem::zeroed() };
     let who = libc::RUSAGE_CHILDREN as isize as usize;
@@ -208,12 +208,12 @@ pub(crate) fn usage_of_children() -> Usage {
     let result =
         unsafe { syscall(libc::SYS_getrusage, [who, (&raw mut raw) as usize, 0, 0, 0, 0]) };
     if result.is_err() {
-        return Usage::default();
+        return ResourceUsage::default();
     }
     let micros = |time: libc::timeval| {
         (time.tv_sec as u64).saturating_mul(1_000_000).saturating_add(time.tv_usec as u64)
     };
-    Usage {
+    ResourceUsage {
         user_us: micros(raw.ru_utime),
         system_us: micros(raw.ru_stime),
         max_rss_kib: raw.ru_maxrss as u64,

@@ -5,12 +5,12 @@ use std::{io, os::fd::OwnedFd};
 use tokio::io::{Interest, unix::AsyncFd};
 
 /// Registers `fd` with the runtime, to learn when it can be read.
-pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    try_watch(fd).map_err(|(_, error)| error)
+pub(crate) fn watch_readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    try_watch_readable(fd).map_err(|(_, error)| error)
 }
 
 /// As [`watch`]; gives the descriptor back where it cannot be registered.
-pub(crate) fn try_watch(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, (OwnedFd, io::Error)> {
+pub(crate) fn try_watch_readable(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, (OwnedFd, io::Error)> {
     // SAFETY: the number behind an OwnedFd never changes, and it stays open until the AsyncFd,
     // which owns it, is dropped and has taken it out of the runtime's set.
     unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
@@ -18,7 +18,7 @@ pub(crate) fn try_watch(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, (OwnedFd, io::E
 }
 
 /// Registers `fd` with the runtime, to learn when it can be written to.
-pub(crate) fn watch_writes(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watch_writable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: as in `watch`.
     unsafe { AsyncFd::register_with_interest(fd, Interest::WRITABLE) }.map_err(io::Error::from)
 }

@@ -4,7 +4,7 @@ use rustix::process::Pid;
 
 use super::{Errno, syscall::syscall};
 
-fn answer(number: i64, arguments: [usize; 6]) -> Errno {
+fn call_errno(number: i64, arguments: [usize; 6]) -> Errno {
     // SAFETY: callers below pass integers and null pointers only, which every kernel checks.
     match unsafe { syscall(number, arguments) } {
         Ok(_) => Errno::from_raw_os_error(0),
@@ -14,55 +14,55 @@ fn answer(number: i64, arguments: [usize; 6]) -> Errno {
 
 /// clone3(2) without arguments: EINVAL where it is let through.
 pub(crate) fn clone3() -> Errno {
-    answer(libc::SYS_clone3, [0; 6])
+    call_errno(libc::SYS_clone3, [0; 6])
 }
 
 /// keyctl(2) asking for the session keyring: its number where it is let through.
 pub(crate) fn keyctl() -> Errno {
     const GET_KEYRING_ID: usize = 0;
     const SESSION_KEYRING: usize = -3_isize as usize;
-    answer(libc::SYS_keyctl, [GET_KEYRING_ID, SESSION_KEYRING, 0, 0, 0, 0])
+    call_errno(libc::SYS_keyctl, [GET_KEYRING_ID, SESSION_KEYRING, 0, 0, 0, 0])
 }
 
 /// io_uring_setup(2) with no parameters: EFAULT where it is let through.
 pub(crate) fn io_uring_setup() -> Errno {
-    answer(libc::SYS_io_uring_setup, [1, 0, 0, 0, 0, 0])
+    call_errno(libc::SYS_io_uring_setup, [1, 0, 0, 0, 0, 0])
 }
 
 /// bpf(2) with no attributes: EINVAL where it is let through to one who may.
 pub(crate) fn bpf() -> Errno {
-    answer(libc::SYS_bpf, [usize::MAX, 0, 0, 0, 0, 0])
+    call_errno(libc::SYS_bpf, [usize::MAX, 0, 0, 0, 0, 0])
 }
 
 /// ioctl(2) TIOCSTI on the standard input, with bits set above the 32 that the kernel looks at:
 /// ENOTTY where it is let through.
 pub(crate) fn tiocsti() -> Errno {
-    answer(libc::SYS_ioctl, [0, 0x1_0000_0000 | 0x5412, 0, 0, 0, 0])
+    call_errno(libc::SYS_ioctl, [0, 0x1_0000_0000 | 0x5412, 0, 0, 0, 0])
 }
 
 /// shmget(2) of a private segment of no bytes: EINVAL where it is let through.
 pub(crate) fn shmget() -> Errno {
-    answer(libc::SYS_shmget, [0; 6])
+    call_errno(libc::SYS_shmget, [0; 6])
 }
 
 /// mq_open(2) without a name: EFAULT where it is let through.
 pub(crate) fn mq_open() -> Errno {
-    answer(libc::SYS_mq_open, [0; 6])
+    call_errno(libc::SYS_mq_open, [0; 6])
 }
 
 /// ptrace(2) with a request that there is not, of nobody: ESRCH or EIO where it is let through.
 pub(crate) fn ptrace() -> Errno {
-    answer(libc::SYS_ptrace, [usize::MAX, usize::MAX >> 33, 0, 0, 0, 0])
+    call_errno(libc::SYS_ptrace, [usize::MAX, usize::MAX >> 33, 0, 0, 0, 0])
 }
 
 /// process_vm_readv(2) of nothing: 0 where it is let through.
 pub(crate) fn process_vm_readv() -> Errno {
-    answer(libc::SYS_process_vm_readv, [usize::MAX >> 33, 0, 0, 0, 0, 0])
+    call_errno(libc::SYS_process_vm_readv, [usize::MAX >> 33, 0, 0, 0, 0, 0])
 }
 
 /// The calls that tune a process, made so that nothing is changed where one is let through. An error
 /// tells which was.
-pub(crate) fn tuning(process: Pid) -> Result<(), &'static str> {
+pub(crate) fn process_tuning(process: Pid) -> Result<(), &'static str> {
     const WHO_PROCESS: usize = 1;
     let pid = process.as_raw_nonzero().get() as usize;
     let calls = [
@@ -75,7 +75,7 @@ pub(crate) fn tuning(process: Pid) -> Result<(), &'static str> {
         ("ioprio_set", libc::SYS_ioprio_set, [WHO_PROCESS, pid, 0, 0, 0, 0]),
     ];
     for (name, number, arguments) in calls {
-        if answer(number, arguments) != Errno::PERM {
+        if call_errno(number, arguments) != Errno::PERM {
             return Err(name);
         }
     }

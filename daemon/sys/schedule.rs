@@ -8,7 +8,7 @@ use super::{Errno, syscall::syscall};
 
 /// `struct sched_attr` as it was in its first version (sched_setattr(2)).
 #[repr(C)]
-struct Attributes {
+struct SchedulingAttributes {
     size: u32,
     policy: u32,
     flags: u64,
@@ -22,9 +22,9 @@ struct Attributes {
 /// Has this thread, and those that it starts, run for no longer than `slice` at a time, for which the
 /// kernel lets it have its turn sooner when it wakes: its share stays the same. Needs no privilege.
 /// Linux before 6.12 passes over it.
-pub(crate) fn shorten_slice(slice: Duration) -> Result<(), Errno> {
-    let attributes = Attributes {
-        size: size_of::<Attributes>() as u32,
+pub(crate) fn set_time_slice(slice: Duration) -> Result<(), Errno> {
+    let attributes = SchedulingAttributes {
+        size: size_of::<SchedulingAttributes>() as u32,
         policy: libc::SCHED_OTHER as u32,
         flags: 0,
         nice: getpriority_process(None)?,

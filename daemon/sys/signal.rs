@@ -16,20 +16,20 @@ use super::{
 
 /// Signal that asks a sandbox's init to send another, given as its value, to the command's process
 /// group. A real-time signal, of which several wait in order (signal(7)).
-pub(crate) const RELAY: i32 = 40;
+pub(crate) const RELAY_SIGNAL: i32 = 40;
 /// Signal by which the supervisor of a run without a process namespace is told that its parent has
 /// died.
-pub(crate) const PARENT_DIED: i32 = libc::SIGUSR1;
+pub(crate) const PARENT_DEATH_SIGNAL: i32 = libc::SIGUSR1;
 /// Process group of a sandbox's command, which leads a session of its own: it is process 2, where it
 /// has a process namespace.
 static COMMAND_GROUP: AtomicI32 = AtomicI32::new(2);
 
 const LAST_SIGNAL: i32 = 64;
 /// Bytes of the kernel's signal set on x86-64.
-const SET_BYTES: usize = 8;
+const SIGNAL_SET_BYTES: usize = 8;
 
 #[repr(C)]
-struct Action {
+struct SignalAction {
     handler: usize,
     flags: u64,
     restorer: usize,
@@ -38,7 +38,7 @@ struct Action {
 
 /// Fields of `siginfo_t` that a queued signal uses (sigaction(2)).
 #[repr(C)]
-struct Queued {
+struct QueuedSignalInfo {
     signal: i32,
     errno: i32,
     code: i32,
@@ -52,7 +52,7 @@ struct Queued {
 /// Gives every signal its default action and unblocks all: what was ignored or blocked would stay
 /// so across execve(2).
 pub(crate) fn reset_all() -> Result<(), Errno> {
-    let default = Action { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
+    let default = SignalAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
     for signal in 1..=LAST_SIGNAL {
         if signal != libc::SIGKILL && signal != libc::SIGSTOP {
             set_action(signal, &default)?;
@@ -63,7 +63,7 @@ pub(crate) fn reset_all() -> Result<(), Errno> {
     unsafe {
         syscall(
             libc::SYS_rt_sigprocmask,
-            [libc::SIG_SETMASK as usize, (&raw const empty) as usize, 0, SET_BYTES, 0, 0],
+            [libc::SIG_SETMASK as usize, (&raw const empty) as usize, 0, SIGNAL_SET_BYTES, 0, 0],
         )
     }
     .map(|_| ())
@@ -73,11 +73,11 @@ pub(crate) fn reset_all() -> Result<(), Errno> {
 /// to a whole process group or control group, and it must outlive the calls that the daemon drains.
 ///
 /// They are caught and not ignored: what is ignored stays so across execve(2).
-pub(crate) fn outlive_the_daemons_signals() -> Result<(), Errno> {
-    let action = Action {
-        handler: shrug as *const () as usize,
+pub(crate) fn ignore_termination_signals() -> Result<(), Errno> {
+    let action = SignalAction {
+        handler: ignore_signal as *const () as usize,
         flags: libc::SA_RESTART as u64 | SA_RESTORER,
-        restorer: restore as *const () as usize,
+        restorer: restore_context as *const () as usize,
         mask: 0,
     };
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
@@ -88,48 +88,48 @@ pub(crate) fn outlive_the_daemons_signals() -> Result<(), Errno> {
 
 /// Has the kernel reap the children of this process, and the orphans that it is given, so that none
 /// stays a zombie until somebody looks (sigaction(2), SA_NOCLDWAIT). Its children inherit that.
-pub(crate) fn leave_no_zombies() -> Result<(), Errno> {
-    set_child_action(libc::SA_NOCLDWAIT as u64)
+pub(crate) fn enable_auto_reap() -> Result<(), Errno> {
+    set_sigchld_action(libc::SA_NOCLDWAIT as u64)
 }
 
 /// Has the children of this process be waited for again.
-pub(crate) fn wait_for_children() -> Result<(), Errno> {
-    set_child_action(0)
+pub(crate) fn disable_auto_reap() -> Result<(), Errno> {
+    set_sigchld_action(0)
 }
 
-fn set_child_action(flags: u64) -> Result<(), Errno> {
-    let action = Action { handler: libc::SIG_DFL, flags, restorer: 0, mask: 0 };
+fn set_sigchld_action(flags: u64) -> Result<(), Errno> {
+    let action = SignalAction { handler: libc::SIG_DFL, flags, restorer: 0, mask: 0 };
     set_action(libc::SIGCHLD, &action)
 }
 
 /// Makes this process, a sandbox's init, relay what comes with [`RELAY`] to the command.
 ///
 /// A command may send it too; it then reaches nothing that the command could not reach by itself.
-pub(crate) fn install_relay() -> Result<(), Errno> {
-    let action = Action {
-        handler: relay as *const () as usize,
+pub(crate) fn install_signal_relay() -> Result<(), Errno> {
+    let action = SignalAction {
+        handler: relay_signal as *const () as usize,
         flags: (libc::SA_SIGINFO | libc::SA_RESTART) as u64 | SA_RESTORER,
-        restorer: restore as *const () as usize,
+        restorer: restore_context as *const () as usize,
         mask: 0,
     };
-    set_action(RELAY, &action)
+    set_action(RELAY_SIGNAL, &action)
 }
 
 /// Makes this process, the supervisor of a run without a process namespace, relay what comes with
 /// [`RELAY`], and kill whatever it may signal when that is SIGKILL, or when [`PARENT_DIED`] comes.
-pub(crate) fn relay_and_end() -> Result<(), Errno> {
-    let action = Action {
-        handler: relay_or_end as *const () as usize,
+pub(crate) fn install_signal_relay_and_kill() -> Result<(), Errno> {
+    let action = SignalAction {
+        handler: relay_or_kill_all as *const () as usize,
         flags: (libc::SA_SIGINFO | libc::SA_RESTART) as u64 | SA_RESTORER,
-        restorer: restore as *const () as usize,
+        restorer: restore_context as *const () as usize,
         mask: 0,
     };
-    set_action(RELAY, &action)?;
-    set_action(PARENT_DIED, &action)
+    set_action(RELAY_SIGNAL, &action)?;
+    set_action(PARENT_DEATH_SIGNAL, &action)
 }
 
 /// Says which process is, or will be, the leader of the command's group.
-pub(crate) fn lead(command: Pid) {
+pub(crate) fn set_command_group(command: Pid) {
     COMMAND_GROUP.store(command.as_raw_nonzero().get(), Ordering::Relaxed);
 }
 
@@ -147,8 +147,8 @@ pub(crate) fn send(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
 
 /// Asks the init of `pidfd` to send `signal` to its command's process group.
 pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
-    let info = Queued {
-        signal: RELAY,
+    let info = QueuedSignalInfo {
+        signal: RELAY_SIGNAL,
         errno: 0,
         code: libc::SI_QUEUE,
         padding: 0,
@@ -157,12 +157,19 @@ pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<()
         value: i64::from(signal),
         rest: [0; 96],
     };
-    const { assert!(size_of::<Queued>() == 128, "a siginfo_t has 128 bytes") };
+    const { assert!(size_of::<QueuedSignalInfo>() == 128, "a siginfo_t has 128 bytes") };
     // SAFETY: the kernel reads one siginfo_t, which has the size of `Queued`.
     unsafe {
         syscall(
             libc::SYS_pidfd_send_signal,
-            [pidfd.as_raw_fd() as usize, RELAY as usize, (&raw const info) as usize, 0, 0, 0],
+            [
+                pidfd.as_raw_fd() as usize,
+                RELAY_SIGNAL as usize,
+                (&raw const info) as usize,
+                0,
+                0,
+                0,
+            ],
         )
     }
     .map(|_| ())
@@ -171,21 +178,28 @@ pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<()
 /// The kernel needs this flag with a restorer; libc does not export it.
 const SA_RESTORER: u64 = 0x0400_0000;
 
-fn set_action(signal: i32, action: &Action) -> Result<(), Errno> {
+fn set_action(signal: i32, action: &SignalAction) -> Result<(), Errno> {
     // SAFETY: the kernel reads one sigaction of its own layout; handlers in it are functions of
     // this file.
     unsafe {
         syscall(
             libc::SYS_rt_sigaction,
-            [signal as u32 as usize, std::ptr::from_ref(action) as usize, 0, SET_BYTES, 0, 0],
+            [
+                signal as u32 as usize,
+                std::ptr::from_ref(action) as usize,
+                0,
+                SIGNAL_SET_BYTES,
+                0,
+                0,
+            ],
         )
     }
     .map(|_| ())
 }
 
-extern "C" fn shrug(_signal: i32) {}
+extern "C" fn ignore_signal(_signal: i32) {}
 
-extern "C" fn relay(_signal: i32, info: *const Queued, _context: *const u8) {
+extern "C" fn relay_signal(_signal: i32, info: *const QueuedSignalInfo, _context: *const u8) {
     // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.
     let code = unsafe { (*info).code };
     if code != libc::SI_QUEUE {
@@ -197,7 +211,7 @@ extern "C" fn relay(_signal: i32, info: *const Queued, _context: *const u8) {
     let _gone = kill_group(COMMAND_GROUP.load(Ordering::Relaxed), value as i32);
 }
 
-extern "C" fn relay_or_end(_signal: i32, info: *const Queued, _context: *const u8) {
+extern "C" fn relay_or_kill_all(_signal: i32, info: *const QueuedSignalInfo, _context: *const u8) {
     // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.
     let code = unsafe { (*info).code };
     let signal = match code {
@@ -213,6 +227,6 @@ extern "C" fn relay_or_end(_signal: i32, info: *const Queued, _context: *const u
 
 /// Returns from a handler: rt_sigreturn(2), number 15.
 #[unsafe(naked)]
-extern "C" fn restore() {
+extern "C" fn restore_context() {
     naked_asm!("mov eax, 15", "syscall")
 }

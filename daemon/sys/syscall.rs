@@ -34,11 +34,11 @@ pub(super) unsafe fn syscall(number: i64, arguments: [usize; 6]) -> Result<usize
             options(nostack),
         );
     }
-    check(result)
+    result_of(result)
 }
 
 /// Turns the kernel's answer into a result: values from -4095 to -1 are negated error numbers.
-pub(super) fn check(result: isize) -> Result<usize, Errno> {
+pub(super) fn result_of(result: isize) -> Result<usize, Errno> {
     match usize::try_from(result) {
         Ok(value) => Ok(value),
         Err(_) => Err(Errno::from_raw_os_error(i32::try_from(-result).unwrap_or(i32::MAX))),

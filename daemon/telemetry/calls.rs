@@ -7,11 +7,11 @@ use std::{
 
 /// Facts of a call, noted on its way.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct CallFacts(Arc<Mutex<Facts>>);
+pub(crate) struct AccessLogEntry(Arc<Mutex<AccessLogFields>>);
 
 /// The same. What is not known, or is not of this call, is none.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Facts {
+pub(crate) struct AccessLogFields {
     /// The principal.
     pub(crate) caller: Option<String>,
     /// Name of the workspace.
@@ -36,7 +36,7 @@ pub(crate) struct Facts {
 
 /// How an RPC, or a job, has ended.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CallEnd<'a> {
+pub(crate) struct CallCompletion<'a> {
     /// The RPC; for a job, none.
     pub(crate) method: Option<&'a str>,
     /// Id of the call; a job has that of its own.
@@ -51,21 +51,21 @@ pub(crate) struct CallEnd<'a> {
     pub(crate) duration: Duration,
 }
 
-impl CallFacts {
+impl AccessLogEntry {
     /// Notes what is known now.
-    pub(crate) fn note(&self, note: impl FnOnce(&mut Facts)) {
+    pub(crate) fn update(&self, note: impl FnOnce(&mut AccessLogFields)) {
         note(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// What is known.
-    pub(crate) fn known(&self) -> Facts {
+    pub(crate) fn snapshot(&self) -> AccessLogFields {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl Facts {
+impl AccessLogFields {
     /// Writes the line.
-    pub(crate) fn log(&self, end: CallEnd<'_>) {
+    pub(crate) fn log(&self, end: CallCompletion<'_>) {
         tracing::info!(
             method = end.method,
             tool = self.tool,

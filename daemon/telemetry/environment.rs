@@ -14,7 +14,7 @@ const SAMPLERS: &[&str] = &[
 const BOOLEANS: &[&str] = &["true", "false"];
 
 /// Variables with a list of supported values.
-const CHOICES: &[(&str, &[&str])] = &[
+const CHOICE_VARIABLES: &[(&str, &[&str])] = &[
     ("OTEL_SDK_DISABLED", BOOLEANS),
     ("OTEL_TRACES_SAMPLER", SAMPLERS),
     ("OTEL_METRICS_EXPORTER", &["none"]),
@@ -27,7 +27,7 @@ const CHOICES: &[(&str, &[&str])] = &[
     ("OTEL_EXPORTER_OTLP_TRACES_INSECURE", BOOLEANS),
 ];
 /// Variables with a number.
-const NUMBERS: &[&str] = &[
+const NUMBER_VARIABLES: &[&str] = &[
     "OTEL_EXPORTER_OTLP_TIMEOUT",
     "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
     "OTEL_BSP_SCHEDULE_DELAY",
@@ -44,25 +44,26 @@ const PAIRS: &[(&str, bool)] = &[
     ("OTEL_EXPORTER_OTLP_HEADERS", true),
     ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", true),
 ];
-const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+const ENDPOINT_VARIABLES: [&str; 2] =
+    ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
 /// Looks variables up. An empty one counts as not set.
-pub(super) struct Environment<F>(F);
+pub(super) struct OtelEnvironment<F>(F);
 
 /// A value that is not supported.
 #[derive(Debug, PartialEq, Eq)]
-struct Problem {
+struct UnsupportedVariable {
     variable: &'static str,
     value: String,
     supported: String,
 }
 
 /// That of the process.
-pub(super) fn of_process() -> Environment<impl Fn(&str) -> Option<String>> {
-    Environment(|name: &str| env::var(name).ok())
+pub(super) fn from_process() -> OtelEnvironment<impl Fn(&str) -> Option<String>> {
+    OtelEnvironment(|name: &str| env::var(name).ok())
 }
 
-impl<F: Fn(&str) -> Option<String>> Environment<F> {
+impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
     fn get(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.trim().is_empty())
     }
@@ -75,7 +76,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         {
             return None;
         }
-        ENDPOINTS.iter().find_map(|name| self.get(name))
+        ENDPOINT_VARIABLES.iter().find_map(|name| self.get(name))
     }
 
     /// The file with the certificates of authorities that the collector's is looked up in, in place of
@@ -86,8 +87,8 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
     }
 
     /// Logs a warning for each value that is not supported.
-    pub(super) fn warn(&self) {
-        for Problem { variable, value, supported } in self.problems() {
+    pub(super) fn warn_unsupported(&self) {
+        for UnsupportedVariable { variable, value, supported } in self.unsupported() {
             tracing::warn!(
                 variable,
                 value,
@@ -97,12 +98,12 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         }
     }
 
-    fn problems(&self) -> Vec<Problem> {
+    fn unsupported(&self) -> Vec<UnsupportedVariable> {
         let mut problems = Vec::new();
         let mut report = |variable, value, supported: &str| {
-            problems.push(Problem { variable, value, supported: supported.to_owned() });
+            problems.push(UnsupportedVariable { variable, value, supported: supported.to_owned() });
         };
-        for (variable, choices) in CHOICES {
+        for (variable, choices) in CHOICE_VARIABLES {
             if let Some(value) = self.get(variable)
                 && !choices.contains(&value.to_ascii_lowercase().as_str())
             {
@@ -127,7 +128,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                 report(variable, entry, "KEY=VALUE,KEY=VALUE; the other entries are used");
             }
         }
-        for variable in NUMBERS {
+        for variable in NUMBER_VARIABLES {
             if let Some(value) = self.get(variable)
                 && value.parse::<u64>().is_err()
             {
@@ -142,7 +143,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         if samples_ratio && !is_ratio {
             report("OTEL_TRACES_SAMPLER_ARG", ratio, "a number from 0 to 1");
         }
-        for variable in ENDPOINTS {
+        for variable in ENDPOINT_VARIABLES {
             if let Some(value) = self.get(variable)
                 && !["http://", "https://"].iter().any(|scheme| value.starts_with(scheme))
             {
@@ -169,11 +170,11 @@ mod tests {
 
     use super::*;
 
-    fn with(variables: &[(&str, &str)]) -> Environment<impl Fn(&str) -> Option<String>> {
+    fn with(variables: &[(&str, &str)]) -> OtelEnvironment<impl Fn(&str) -> Option<String>> {
         let variables =
             variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let variables: HashMap<String, String> = variables.collect();
-        Environment(move |name: &str| variables.get(name).cloned())
+        OtelEnvironment(move |name: &str| variables.get(name).cloned())
     }
 
     #[test]
@@ -194,7 +195,7 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "127.0.0.1:4317"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
         ] {
-            let problems = with(&[(variable, value)]).problems();
+            let problems = with(&[(variable, value)]).unsupported();
             let found: Vec<_> =
                 problems.iter().map(|problem| (problem.variable, problem.value.as_str())).collect();
             assert_eq!(found, [(variable, value)]);
@@ -204,14 +205,14 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "a=b,=secret", &["entry 2"]),
             ("OTEL_RESOURCE_ATTRIBUTES", "a=b,,c", &["entry 2: \"\"", "entry 3: \"c\""]),
         ] {
-            let problems = with(&[(variable, value)]).problems();
+            let problems = with(&[(variable, value)]).unsupported();
             let found: Vec<_> = problems.iter().map(|problem| &problem.value).collect();
             assert_eq!(found, entries, "{variable}");
         }
         for ratio in ["", "2", "half"] {
             let variables =
                 [("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", ratio)];
-            let problems = with(&variables).problems();
+            let problems = with(&variables).unsupported();
             assert_eq!(problems[0].variable, "OTEL_TRACES_SAMPLER_ARG", "{ratio}");
         }
         let usual = [
@@ -229,7 +230,7 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "10000"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4317"),
         ];
-        assert_eq!(with(&usual).problems(), []);
+        assert_eq!(with(&usual).unsupported(), []);
     }
 
     #[test]

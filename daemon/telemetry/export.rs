@@ -19,36 +19,36 @@ use opentelemetry_sdk::{
 };
 use tonic::transport::{Certificate, ClientTlsConfig};
 
-use super::environment::Environment;
+use super::environment::OtelEnvironment;
 
 /// Spans that ended, and what became of them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Delivery(Arc<Counts>);
+pub(super) struct ExportStats(Arc<SpanCounts>);
 
 #[derive(Debug, Default)]
-struct Counts {
+struct SpanCounts {
     ended: AtomicU64,
     delivered: AtomicU64,
     /// Those that could not be delivered, of all that the exporter tried.
     failed: AtomicU64,
     /// Those that could not be delivered since the collector was lost; 0 while it is not.
-    lost_now: AtomicU64,
+    lost_since_outage: AtomicU64,
 }
 
 /// Counts spans that end, whether there is room for them or not.
 #[derive(Debug)]
-pub(super) struct Counter(pub(super) Delivery);
+pub(super) struct SpanCounter(pub(super) ExportStats);
 
 /// Exports spans, and counts those that were delivered.
 #[derive(Debug)]
 pub(super) struct CountingExporter<E> {
     inner: E,
-    delivery: Delivery,
+    stats: ExportStats,
 }
 
 /// Makes the exporter that the environment asks for.
-pub(super) fn exporter<F: Fn(&str) -> Option<String>>(
-    environment: &Environment<F>,
+pub(super) fn build_exporter<F: Fn(&str) -> Option<String>>(
+    environment: &OtelEnvironment<F>,
     endpoint: &str,
 ) -> Result<Otlp, Box<dyn std::error::Error>> {
     let builder = Otlp::builder().with_tonic();
@@ -65,14 +65,14 @@ pub(super) fn exporter<F: Fn(&str) -> Option<String>>(
     Ok(builder.with_tls_config(tls).build()?)
 }
 
-impl Delivery {
+impl ExportStats {
     /// Counts what `exporter` delivers.
-    pub(super) fn of<E>(&self, exporter: E) -> CountingExporter<E> {
-        CountingExporter { inner: exporter, delivery: self.clone() }
+    pub(super) fn wrap<E>(&self, exporter: E) -> CountingExporter<E> {
+        CountingExporter { inner: exporter, stats: self.clone() }
     }
 
     /// Spans that ended and were not delivered.
-    pub(super) fn lost(&self) -> u64 {
+    pub(super) fn undelivered(&self) -> u64 {
         let delivered = self.0.delivered.load(Ordering::Relaxed);
         self.0.ended.load(Ordering::Relaxed).saturating_sub(delivered)
     }
@@ -82,18 +82,18 @@ impl Delivery {
         self.0.failed.load(Ordering::Relaxed)
     }
 
-    fn note(&self, spans: u64, result: &OTelSdkResult) {
+    fn record(&self, spans: u64, result: &OTelSdkResult) {
         match result {
             Ok(()) => {
                 self.0.delivered.fetch_add(spans, Ordering::Relaxed);
-                let lost = self.0.lost_now.swap(0, Ordering::Relaxed);
+                let lost = self.0.lost_since_outage.swap(0, Ordering::Relaxed);
                 if lost > 0 {
                     tracing::info!(lost_spans = lost, "the collector takes spans again");
                 }
             }
             Err(error) => {
                 self.0.failed.fetch_add(spans, Ordering::Relaxed);
-                if self.0.lost_now.fetch_add(spans, Ordering::Relaxed) == 0 {
+                if self.0.lost_since_outage.fetch_add(spans, Ordering::Relaxed) == 0 {
                     tracing::warn!(
                         %error,
                         "the collector does not take spans: those that end until it does are lost"
@@ -104,7 +104,7 @@ impl Delivery {
     }
 }
 
-impl SpanProcessor for Counter {
+impl SpanProcessor for SpanCounter {
     fn on_start(&self, _span: &mut Span, _context: &Context) {}
 
     fn on_end(&self, span: SpanData) {
@@ -126,7 +126,7 @@ impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let spans = batch.len() as u64;
         let result = self.inner.export(batch).await;
-        self.delivery.note(spans, &result);
+        self.stats.record(spans, &result);
         result
     }
 
@@ -144,8 +144,8 @@ impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
 }
 
 /// What is said of spans that were not delivered when the daemon ends.
-pub(super) fn log_end(delivery: &Delivery, flushed: Result<(), OTelSdkError>) {
-    let lost = delivery.lost();
+pub(super) fn log_undelivered(delivery: &ExportStats, flushed: Result<(), OTelSdkError>) {
+    let lost = delivery.undelivered();
     if let Err(error) = flushed {
         tracing::warn!(%error, lost_spans = lost, "the last spans were not delivered");
     } else if lost > 0 {

@@ -16,19 +16,19 @@ use tracing_subscriber::{
 };
 
 /// Fields that are lists of texts, as `tracing` has no such.
-const LISTS: [&str; 1] = ["addresses"];
+const LIST_FIELDS: [&str; 1] = ["addresses"];
 
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Format {
+pub(crate) enum LogFormat {
     /// Text for a person.
     Text,
     /// One JSON object a line.
     Json,
 }
 
-impl Format {
+impl LogFormat {
     /// What suits where standard error goes.
     pub(crate) fn for_stderr() -> Self {
         if io::stderr().is_terminal() { Self::Text } else { Self::Json }
@@ -36,7 +36,7 @@ impl Format {
 }
 
 /// Starts logging. A second call in one process changes nothing.
-pub(crate) fn start(format: Format, level: Level) {
+pub(crate) fn init(format: LogFormat, level: Level) {
     // The libraries below speak at these levels about what is ordinary for a server, such as a
     // client that goes away.
     let filter = Targets::new()
@@ -46,7 +46,7 @@ pub(crate) fn start(format: Format, level: Level) {
         .with_target("hyper", Level::ERROR);
     let registry = tracing_subscriber::registry();
     let started = match format {
-        Format::Text => registry
+        LogFormat::Text => registry
             .with(
                 text::layer()
                     .with_writer(io::stderr)
@@ -55,7 +55,7 @@ pub(crate) fn start(format: Format, level: Level) {
                     .with_filter(filter),
             )
             .try_init(),
-        Format::Json => registry.with(Json.with_filter(filter)).try_init(),
+        LogFormat::Json => registry.with(JsonLayer.with_filter(filter)).try_init(),
     };
     if started.is_err() {
         tracing::debug!("logging was started before");
@@ -63,14 +63,14 @@ pub(crate) fn start(format: Format, level: Level) {
 }
 
 /// Writes each event as a JSON object, with the fields of the spans that it happened in.
-struct Json;
+struct JsonLayer;
 
 /// Fields, as a span keeps them.
-struct Fields(Map<String, Value>);
+struct JsonFields(Map<String, Value>);
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JsonLayer {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        let mut fields = Fields(Map::new());
+        let mut fields = JsonFields(Map::new());
         attributes.record(&mut fields);
         if let Some(span) = context.span(id) {
             span.extensions_mut().insert(fields);
@@ -78,15 +78,15 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut line = Fields(Map::new());
+        let mut line = JsonFields(Map::new());
         for span in context.event_scope(event).into_iter().flatten() {
-            if let Some(fields) = span.extensions().get::<Fields>() {
+            if let Some(fields) = span.extensions().get::<JsonFields>() {
                 line.0.extend(fields.0.clone());
             }
         }
         event.record(&mut line);
         // Last, so that no field of these names takes their place.
-        let time = humantime(SystemTime::now());
+        let time = rfc3339_micros(SystemTime::now());
         line.0.insert("timestamp".to_owned(), time.into());
         line.0.insert("level".to_owned(), event.metadata().level().as_str().into());
         // A log that cannot be written has nowhere to be told.
@@ -97,11 +97,11 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
     }
 }
 
-impl Visit for Fields {
+impl Visit for JsonFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let text = format!("{value:?}");
         // Debug writes a list of texts as JSON does, unless they hold what cannot be printed.
-        let is_list = LISTS.contains(&field.name());
+        let is_list = LIST_FIELDS.contains(&field.name());
         let list = is_list.then(|| serde_json::from_str(&text).ok()).flatten();
         let value = list.unwrap_or(Value::String(text));
         self.0.insert(field.name().to_owned(), value);
@@ -129,7 +129,7 @@ impl Visit for Fields {
 }
 
 /// A time as RFC 3339 in UTC, with microseconds.
-pub(crate) fn humantime(time: SystemTime) -> String {
+pub(crate) fn rfc3339_micros(time: SystemTime) -> String {
     let mut text = prost_types::Timestamp::from(time);
     text.nanos -= text.nanos % 1000;
     text.to_string()

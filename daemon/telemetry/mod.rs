@@ -20,20 +20,20 @@ use opentelemetry_sdk::{
 };
 
 use self::{
-    export::{Counter, Delivery},
+    export::{ExportStats, SpanCounter},
     propagation::Propagators,
 };
 use crate::daemon::task;
 
 /// How long the last spans may take to be delivered when the daemon ends.
-const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The tracing of one daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Telemetry {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
-    delivery: Delivery,
+    export_stats: ExportStats,
     /// Whether each call has a line in the log.
     logs_calls: bool,
     propagators: Propagators,
@@ -43,16 +43,16 @@ impl Telemetry {
     /// Sets tracing up from the `OTEL_*` environment. To be called inside the runtime: the
     /// exporter's connection belongs to it.
     pub(crate) fn start(logs_calls: bool) -> Self {
-        let environment = environment::of_process();
-        environment.warn();
-        let delivery = Delivery::default();
+        let environment = environment::from_process();
+        environment.warn_unsupported();
+        let delivery = ExportStats::default();
         let mut builder = SdkTracerProvider::builder().with_resource(resource());
         if let Some(endpoint) = environment.endpoint() {
-            match export::exporter(&environment, &endpoint) {
+            match export::build_exporter(&environment, &endpoint) {
                 Ok(exporter) => {
                     builder = builder
-                        .with_span_processor(Counter(delivery.clone()))
-                        .with_batch_exporter(delivery.of(exporter));
+                        .with_span_processor(SpanCounter(delivery.clone()))
+                        .with_batch_exporter(delivery.wrap(exporter));
                 }
                 Err(error) => {
                     tracing::error!(
@@ -72,7 +72,7 @@ impl Telemetry {
         Self {
             provider,
             tracer,
-            delivery,
+            export_stats: delivery,
             logs_calls,
             propagators: Propagators::from_environment(),
         }
@@ -84,8 +84,8 @@ impl Telemetry {
     }
 
     /// Spans that could not be exported so far.
-    pub(crate) fn spans_lost(&self) -> u64 {
-        self.delivery.failed()
+    pub(crate) fn failed_spans(&self) -> u64 {
+        self.export_stats.failed()
     }
 
     /// Whether each call has a line in the log.
@@ -102,9 +102,10 @@ impl Telemetry {
     /// itself.
     pub(crate) async fn flush(self) {
         let provider = self.provider;
-        let flushed = task::blocking(move || provider.shutdown_with_timeout(FLUSH_PATIENCE)).await;
+        let flushed =
+            task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT)).await;
         if let Ok(flushed) = flushed {
-            export::log_end(&self.delivery, flushed);
+            export::log_undelivered(&self.export_stats, flushed);
         }
     }
 }

@@ -11,7 +11,7 @@ use opentelemetry::{
 use opentelemetry_sdk::propagation::{BaggagePropagator, TraceContextPropagator};
 
 /// Where the operator says what is carried; the SDK for Rust does not read it.
-const VARIABLE: &str = "OTEL_PROPAGATORS";
+const PROPAGATORS_VARIABLE: &str = "OTEL_PROPAGATORS";
 
 /// What is carried across.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,9 +20,9 @@ pub(crate) struct Propagators {
     baggage: bool,
 }
 
-struct Headers<'a>(&'a HeaderMap);
+struct HeaderExtractor<'a>(&'a HeaderMap);
 
-impl Extractor for Headers<'_> {
+impl Extractor for HeaderExtractor<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key)?.to_str().ok()
     }
@@ -32,9 +32,9 @@ impl Extractor for Headers<'_> {
     }
 }
 
-struct Variables(Vec<(String, String)>);
+struct EnvInjector(Vec<(String, String)>);
 
-impl Injector for Variables {
+impl Injector for EnvInjector {
     fn set(&mut self, key: &str, value: String) {
         // An empty tracestate is no tracestate.
         if !value.is_empty() {
@@ -46,7 +46,7 @@ impl Injector for Variables {
 impl Propagators {
     /// Those that the environment names. What it names in vain is told.
     pub(super) fn from_environment() -> Self {
-        let list = env::var(VARIABLE).unwrap_or_default();
+        let list = env::var(PROPAGATORS_VARIABLE).unwrap_or_default();
         let (propagators, unknown) = Self::parse(&list);
         if !unknown.is_empty() {
             tracing::warn!(
@@ -88,11 +88,12 @@ impl Propagators {
     pub(crate) fn extract(self, headers: &HeaderMap) -> Context {
         let mut context = Context::new();
         if self.trace_context {
-            context =
-                TraceContextPropagator::new().extract_with_context(&context, &Headers(headers));
+            context = TraceContextPropagator::new()
+                .extract_with_context(&context, &HeaderExtractor(headers));
         }
         if self.baggage {
-            context = BaggagePropagator::new().extract_with_context(&context, &Headers(headers));
+            context =
+                BaggagePropagator::new().extract_with_context(&context, &HeaderExtractor(headers));
         }
         context
     }
@@ -100,8 +101,8 @@ impl Propagators {
     /// Variables that carry `context` to a child: `TRACEPARENT`, and `TRACESTATE` and `BAGGAGE`
     /// where there is something to carry (OpenTelemetry, environment variables as context
     /// propagation carriers).
-    pub(crate) fn variables(self, context: &Context) -> Vec<(String, String)> {
-        let mut variables = Variables(Vec::new());
+    pub(crate) fn child_variables(self, context: &Context) -> Vec<(String, String)> {
+        let mut variables = EnvInjector(Vec::new());
         if self.trace_context {
             TraceContextPropagator::new().inject_context(context, &mut variables);
         }
@@ -113,14 +114,14 @@ impl Propagators {
 }
 
 /// Which span a context is about, as text that [`read_parent`] reads; empty, where it is about none.
-pub(crate) fn write_parent(context: &Context) -> String {
+pub(crate) fn to_traceparent(context: &Context) -> String {
     let mut fields = HashMap::new();
     TraceContextPropagator::new().inject_context(context, &mut fields);
     fields.remove("traceparent").unwrap_or_default()
 }
 
 /// The context of a span that may have ended long ago.
-pub(crate) fn read_parent(text: &str) -> Context {
+pub(crate) fn from_traceparent(text: &str) -> Context {
     let fields = HashMap::from([("traceparent".to_owned(), text.to_owned())]);
     TraceContextPropagator::new().extract_with_context(&Context::new(), &fields)
 }
@@ -169,7 +170,8 @@ mod tests {
         let carried = |list: &str| {
             let (propagators, _) = Propagators::parse(list);
             let context = propagators.extract(&headers);
-            let variables: BTreeMap<_, _> = propagators.variables(&context).into_iter().collect();
+            let variables: BTreeMap<_, _> =
+                propagators.child_variables(&context).into_iter().collect();
             variables
         };
         let both = carried("tracecontext,baggage");
@@ -195,6 +197,6 @@ mod tests {
             .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
             .collect();
         let context = propagators.extract(&headers);
-        assert!(propagators.variables(&context).is_empty());
+        assert!(propagators.child_variables(&context).is_empty());
     }
 }

@@ -15,16 +15,16 @@ use opentelemetry_sdk::trace::SdkTracer;
 use super::semconv;
 
 /// Longest value of a text attribute, in bytes; the SDK has no such limit of its own.
-const LONGEST_VALUE: usize = 4096;
+const MAX_ATTRIBUTE_BYTES: usize = 4096;
 
 /// An open span. Ended by [`Span::end`], or as cancelled when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Span {
+pub(crate) struct OtelSpan {
     context: Context,
     ended: bool,
 }
 
-impl Span {
+impl OtelSpan {
     /// Starts a span below `parent`.
     pub(crate) fn start(
         tracer: &SdkTracer,
@@ -50,7 +50,7 @@ impl Span {
 
     /// Sets a text attribute, shortened to what a collector should get.
     pub(crate) fn set_text(&self, key: &'static str, value: &str) {
-        self.set(key, shortened(value).to_owned());
+        self.set(key, truncate(value).to_owned());
     }
 
     /// Marks the span as failed.
@@ -61,7 +61,7 @@ impl Span {
     /// As [`Self::fail`], with a description for people.
     pub(crate) fn fail_with(&self, error_type: &'static str, description: &str) {
         self.set(semconv::ERROR_TYPE, error_type);
-        let status = Status::error(shortened(description).to_owned());
+        let status = Status::error(truncate(description).to_owned());
         self.context.span().set_status(status);
     }
 
@@ -77,12 +77,12 @@ impl Span {
     }
 }
 
-fn shortened(value: &str) -> &str {
-    let end = value.floor_char_boundary(LONGEST_VALUE);
+fn truncate(value: &str) -> &str {
+    let end = value.floor_char_boundary(MAX_ATTRIBUTE_BYTES);
     value.get(..end).unwrap_or_default()
 }
 
-impl Drop for Span {
+impl Drop for OtelSpan {
     fn drop(&mut self) {
         self.finish();
     }

@@ -19,16 +19,16 @@ use similar::{
 };
 
 /// Lines of context before and after a change.
-const CONTEXT: usize = 3;
+const CONTEXT_LINES: usize = 3;
 /// Most lines of either text that are compared. Beyond, all that lies between the first and the
 /// last difference is one change.
-const MOST_LINES: usize = 200_000;
+const MAX_COMPARED_LINES: usize = 200_000;
 /// How long lines may be compared; what was not reached by then is one change.
-const LONGEST: Duration = Duration::from_millis(500);
+const MAX_COMPARE_TIME: Duration = Duration::from_millis(500);
 
 /// A change: these lines of the old text became those of the new one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Change {
+struct LineChange {
     old: Range<usize>,
     new: Range<usize>,
 }
@@ -36,19 +36,19 @@ struct Change {
 /// Collects the changes: what lies between the lines that stay. How the algorithm calls that, or
 /// what it gives up on when its time is over, does not matter then.
 #[derive(Debug, Default)]
-struct Changes {
-    found: Vec<Change>,
+struct ChangeCollector {
+    changes: Vec<LineChange>,
     /// Where the lines that stayed last end in the old text, and in the new one.
     end: (usize, usize),
 }
 
 /// The diff as far as it was written.
 #[derive(Debug)]
-struct Output {
+struct DiffWriter {
     text: String,
-    most: usize,
+    max_bytes: usize,
     /// Lines that were left out.
-    left_out: usize,
+    omitted_lines: usize,
 }
 
 /// The unified diff of two versions of the file at `path`; empty when they are equal. Over about
@@ -57,21 +57,21 @@ pub(crate) fn unified(path: &str, old: &str, new: &str, most: usize) -> String {
     if old == new {
         return String::new();
     }
-    let mut output = Output { text: String::new(), most, left_out: 0 };
-    output.names(path);
-    let (start, old_end, new_end) = differing(old, new);
-    let before = lines_in(&old[..start]);
+    let mut output = DiffWriter { text: String::new(), max_bytes: most, omitted_lines: 0 };
+    output.write_file_header(path);
+    let (start, old_end, new_end) = trim_common(old, new);
+    let before = count_lines(&old[..start]);
     let (old, new) = (&old[start..old_end], &new[start..new_end]);
-    if lines_in(old).max(lines_in(new)) > MOST_LINES {
-        output.coarse_hunk(before, old, new);
+    if count_lines(old).max(count_lines(new)) > MAX_COMPARED_LINES {
+        output.write_coarse_hunk(before, old, new);
     } else {
         let old: Vec<&str> = old.split_inclusive('\n').collect();
         let new: Vec<&str> = new.split_inclusive('\n').collect();
         let changes = changes(&old, &new);
         let mut rest = changes.as_slice();
-        while let Some(count) = first_hunk(rest) {
+        while let Some(count) = first_hunk_length(rest) {
             let (hunk, later) = rest.split_at(count);
-            output.hunk(before, &old, &new, hunk);
+            output.write_hunk(before, &old, &new, hunk);
             rest = later;
         }
     }
@@ -80,28 +80,29 @@ pub(crate) fn unified(path: &str, old: &str, new: &str, most: usize) -> String {
 
 /// Where the texts differ, with the context around: a common start, and an end in each. All of
 /// them are starts of lines.
-fn differing(old: &str, new: &str) -> (usize, usize, usize) {
+fn trim_common(old: &str, new: &str) -> (usize, usize, usize) {
     let (old, new) = (old.as_bytes(), new.as_bytes());
     let common = old.iter().zip(new).take_while(|(a, b)| a == b).count();
     let start = memrchr(b'\n', &old[..common]).map_or(0, |newline| newline + 1);
-    let context = memrchr_iter(b'\n', &old[..start]).nth(CONTEXT);
+    let context = memrchr_iter(b'\n', &old[..start]).nth(CONTEXT_LINES);
     let first = context.map_or(0, |newline| newline + 1);
 
     let (old_rest, new_rest) = (old[start..].iter().rev(), new[start..].iter().rev());
     let common = old_rest.zip(new_rest).take_while(|(a, b)| a == b).count();
     // The first line of what is in common may be the end of a longer one.
     let tail = &old[old.len() - common..];
-    let after = memchr_iter(b'\n', tail).nth(CONTEXT).map_or(0, |newline| tail.len() - newline - 1);
+    let after =
+        memchr_iter(b'\n', tail).nth(CONTEXT_LINES).map_or(0, |newline| tail.len() - newline - 1);
     (first, old.len() - after, new.len() - after)
 }
 
 /// Lines in a text, a last one without an ending included.
-fn lines_in(text: &str) -> usize {
+fn count_lines(text: &str) -> usize {
     let endings = memchr_iter(b'\n', text.as_bytes()).count();
     endings + usize::from(!text.is_empty() && !text.ends_with('\n'))
 }
 
-fn changes(old: &[&str], new: &[&str]) -> Vec<Change> {
+fn changes(old: &[&str], new: &[&str]) -> Vec<LineChange> {
     let mut numbers = HashMap::new();
     let mut numbered = |lines: &[&str]| -> Vec<usize> {
         let mut number = |line| {
@@ -111,93 +112,93 @@ fn changes(old: &[&str], new: &[&str]) -> Vec<Change> {
         lines.iter().map(|line| number((*line).to_owned())).collect()
     };
     let (old, new) = (numbered(old), numbered(new));
-    let mut changes = Changes::default();
-    let deadline = Instant::now().checked_add(LONGEST);
+    let mut changes = ChangeCollector::default();
+    let deadline = Instant::now().checked_add(MAX_COMPARE_TIME);
     let Ok(()) = diff_slices_deadline(Algorithm::Myers, &mut changes, &old, &new, deadline);
     // What stays at the very end is nothing.
     let Ok(()) = changes.equal(old.len(), new.len(), 0);
-    changes.found
+    changes.changes
 }
 
 /// How many of the changes belong into one hunk: their context touches.
-fn first_hunk(changes: &[Change]) -> Option<usize> {
+fn first_hunk_length(changes: &[LineChange]) -> Option<usize> {
     changes.first()?;
-    let near = |pair: &&[Change]| match pair {
-        [one, next] => next.old.start - one.old.end <= 2 * CONTEXT,
+    let near = |pair: &&[LineChange]| match pair {
+        [one, next] => next.old.start - one.old.end <= 2 * CONTEXT_LINES,
         _ => false,
     };
     Some(1 + changes.windows(2).take_while(near).count())
 }
 
-impl DiffHook for Changes {
+impl DiffHook for ChangeCollector {
     type Error = Infallible;
 
     fn equal(&mut self, old: usize, new: usize, len: usize) -> Result<(), Infallible> {
         if self.end != (old, new) {
-            self.found.push(Change { old: self.end.0..old, new: self.end.1..new });
+            self.changes.push(LineChange { old: self.end.0..old, new: self.end.1..new });
         }
         self.end = (old + len, new + len);
         Ok(())
     }
 }
 
-impl Output {
+impl DiffWriter {
     /// The header of the file. The first line tells git for sure that the file is neither made nor
     /// deleted, even when nothing is left in it.
-    fn names(&mut self, path: &str) {
-        let (old, new) = (quoted("a/", path), quoted("b/", path));
+    fn write_file_header(&mut self, path: &str) {
+        let (old, new) = (git_quoted("a/", path), git_quoted("b/", path));
         // Where a name holds a space, a tab says where it ends.
         let end = if path.contains(' ') && !old.starts_with('"') { "\t" } else { "" };
         self.text = format!("diff --git {old} {new}\n--- {old}{end}\n+++ {new}{end}\n");
     }
 
     /// A hunk. `before` lines come before those that are given.
-    fn hunk(&mut self, before: usize, old: &[&str], new: &[&str], changes: &[Change]) {
+    fn write_hunk(&mut self, before: usize, old: &[&str], new: &[&str], changes: &[LineChange]) {
         let (Some(first), Some(last)) = (changes.first(), changes.last()) else {
             return;
         };
-        let lead = first.old.start.min(CONTEXT);
-        let trail = (old.len() - last.old.end).min(CONTEXT);
+        let lead = first.old.start.min(CONTEXT_LINES);
+        let trail = (old.len() - last.old.end).min(CONTEXT_LINES);
         let old_range = first.old.start - lead..last.old.end + trail;
         let new_range = first.new.start - lead..last.new.end + trail;
-        self.header(before, &old_range, &new_range);
+        self.write_hunk_header(before, &old_range, &new_range);
         let mut at = old_range.start;
         for change in changes {
-            self.lines(' ', &old[at..change.old.start]);
-            self.lines('-', &old[change.old.clone()]);
-            self.lines('+', &new[change.new.clone()]);
+            self.write_lines(' ', &old[at..change.old.start]);
+            self.write_lines('-', &old[change.old.clone()]);
+            self.write_lines('+', &new[change.new.clone()]);
             at = change.old.end;
         }
-        self.lines(' ', &old[at..old_range.end]);
+        self.write_lines(' ', &old[at..old_range.end]);
     }
 
     /// One hunk that replaces everything.
-    fn coarse_hunk(&mut self, before: usize, old: &str, new: &str) {
-        self.header(before, &(0..lines_in(old)), &(0..lines_in(new)));
+    fn write_coarse_hunk(&mut self, before: usize, old: &str, new: &str) {
+        self.write_hunk_header(before, &(0..count_lines(old)), &(0..count_lines(new)));
         for (sign, text) in [('-', old), ('+', new)] {
             for line in text.split_inclusive('\n') {
-                self.line(sign, line);
+                self.write_line(sign, line);
             }
         }
     }
 
-    fn header(&mut self, before: usize, old: &Range<usize>, new: &Range<usize>) {
+    fn write_hunk_header(&mut self, before: usize, old: &Range<usize>, new: &Range<usize>) {
         // Once a line was left out, hunks are counted and not shown.
-        if self.left_out == 0 {
-            let (old, new) = (span(before, old), span(before, new));
+        if self.omitted_lines == 0 {
+            let (old, new) = (format_range(before, old), format_range(before, new));
             writeln!(self.text, "@@ -{old} +{new} @@").expect("a String takes everything");
         }
     }
 
-    fn lines(&mut self, sign: char, lines: &[&str]) {
+    fn write_lines(&mut self, sign: char, lines: &[&str]) {
         for line in lines {
-            self.line(sign, line);
+            self.write_line(sign, line);
         }
     }
 
-    fn line(&mut self, sign: char, line: &str) {
-        if self.left_out > 0 || self.text.len() + line.len() >= self.most {
-            self.left_out += 1;
+    fn write_line(&mut self, sign: char, line: &str) {
+        if self.omitted_lines > 0 || self.text.len() + line.len() >= self.max_bytes {
+            self.omitted_lines += 1;
             return;
         }
         self.text.push(sign);
@@ -208,8 +209,8 @@ impl Output {
     }
 
     fn finish(mut self) -> String {
-        if self.left_out > 0 {
-            let left_out = self.left_out;
+        if self.omitted_lines > 0 {
+            let left_out = self.omitted_lines;
             writeln!(self.text, "[the diff was cut: {left_out} more lines]")
                 .expect("a String takes everything");
         }
@@ -218,7 +219,7 @@ impl Output {
 }
 
 /// Lines as a hunk's header names them: a range that is empty by the line before it.
-fn span(before: usize, lines: &Range<usize>) -> String {
+fn format_range(before: usize, lines: &Range<usize>) -> String {
     let start = before + lines.start;
     match lines.len() {
         0 => format!("{start},0"),
@@ -228,7 +229,7 @@ fn span(before: usize, lines: &Range<usize>) -> String {
 }
 
 /// A name as git writes it: in quotes when it holds what would end it.
-fn quoted(side: &str, path: &str) -> String {
+fn git_quoted(side: &str, path: &str) -> String {
     let special = |byte: u8| byte < b' ' || matches!(byte, b'"' | b'\\' | 0x7f);
     if memchr(b'"', path.as_bytes()).is_none() && !path.bytes().any(special) {
         return format!("{side}{path}");

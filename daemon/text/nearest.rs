@@ -9,43 +9,44 @@ use std::{cmp::Reverse, collections::HashSet};
 use memchr::{memchr_iter, memmem};
 
 /// Bytes of the text that are looked at.
-const LOOKED_AT: usize = 16 << 20;
+const MAX_SEARCHED_BYTES: usize = 16 << 20;
 /// Bytes of a line that are compared.
-const COMPARED: usize = 400;
+const MAX_COMPARED_LINE_BYTES: usize = 400;
 /// Words of the string's first line that count.
-const WORDS: usize = 64;
+const MAX_COMPARED_WORDS: usize = 64;
 /// Lines that are looked at a second time, with those behind them.
-const SECOND_LOOKS: usize = 20_000;
+const MAX_RESCORED_LINES: usize = 20_000;
 /// Lines of the string that are compared at the second look, the first one included.
-const LINES: usize = 8;
+const MAX_COMPARED_LINES: usize = 8;
 /// Candidates that are shown.
-const SHOWN: usize = 3;
+const MAX_CANDIDATES: usize = 3;
 /// Lines that are shown where only white space differs.
-const LINES_SHOWN: usize = 5;
+const MAX_SHOWN_LINES: usize = 5;
 /// Bytes of a line that are shown.
-const BYTES_SHOWN: usize = 160;
+const MAX_SHOWN_LINE_BYTES: usize = 160;
 /// Likeness below which a line is no candidate; 200 is the same line.
-const LEAST: usize = 70;
+const MIN_SIMILARITY: usize = 70;
 
 /// What to say of a text that does not hold `wanted`.
 pub(super) fn hint(text: &str, wanted: &str) -> String {
-    if let Some(hint) = line_endings(text, wanted) {
+    if let Some(hint) = line_ending_hint(text, wanted) {
         return hint.to_owned();
     }
-    let text = start_of(text, LOOKED_AT);
-    if let Some(hint) = white_space(text, wanted) {
+    let text = truncate_str(text, MAX_SEARCHED_BYTES);
+    if let Some(hint) = whitespace_hint(text, wanted) {
         return hint;
     }
-    let candidates = candidates(text, wanted);
+    let candidates = similar_lines(text, wanted);
     if candidates.is_empty() {
         return "nothing in it comes near: read it again".to_owned();
     }
-    let shown: Vec<String> = candidates.iter().map(|(number, line)| show(*number, line)).collect();
+    let shown: Vec<String> =
+        candidates.iter().map(|(number, line)| quote_line(*number, line)).collect();
     format!("the nearest lines are:\n{}", shown.join("\n"))
 }
 
 /// Whether the string is there with other line endings.
-fn line_endings(text: &str, wanted: &str) -> Option<&'static str> {
+fn line_ending_hint(text: &str, wanted: &str) -> Option<&'static str> {
     if !wanted.contains('\n') {
         return None;
     }
@@ -60,7 +61,7 @@ fn line_endings(text: &str, wanted: &str) -> Option<&'static str> {
 }
 
 /// Whether the string is there with other white space.
-fn white_space(text: &str, wanted: &str) -> Option<String> {
+fn whitespace_hint(text: &str, wanted: &str) -> Option<String> {
     let without = |text: &str| -> String { text.split_whitespace().collect() };
     let wanted = without(wanted);
     if wanted.is_empty() || wanted.len() > text.len() {
@@ -68,14 +69,14 @@ fn white_space(text: &str, wanted: &str) -> Option<String> {
     }
     let squeezed = without(text);
     let start = memmem::find(squeezed.as_bytes(), wanted.as_bytes())?;
-    let first = unsqueezed(text, start)?;
-    let last = unsqueezed(text, start + wanted.len() - 1)?;
+    let first = offset_of_nonblank(text, start)?;
+    let last = offset_of_nonblank(text, start + wanted.len() - 1)?;
     let line_of = |offset: usize| 1 + memchr_iter(b'\n', &text.as_bytes()[..offset]).count();
     let (first, last) = (line_of(first), line_of(last));
     let lines = text.split('\n').enumerate().skip(first - 1);
     let shown: Vec<String> = lines
-        .take((last - first + 1).min(LINES_SHOWN))
-        .map(|(index, line)| show(index + 1, line))
+        .take((last - first + 1).min(MAX_SHOWN_LINES))
+        .map(|(index, line)| quote_line(index + 1, line))
         .collect();
     let place = match first == last {
         true => format!("line {first} differs"),
@@ -88,7 +89,7 @@ fn white_space(text: &str, wanted: &str) -> Option<String> {
 }
 
 /// Where the byte with this position among those that are no white space is.
-fn unsqueezed(text: &str, position: usize) -> Option<usize> {
+fn offset_of_nonblank(text: &str, position: usize) -> Option<usize> {
     let mut left = position;
     for (offset, character) in text.char_indices() {
         if character.is_whitespace() {
@@ -103,66 +104,67 @@ fn unsqueezed(text: &str, position: usize) -> Option<usize> {
 }
 
 /// The lines that come nearest, with their numbers, best first.
-fn candidates<'a>(text: &'a str, wanted: &str) -> Vec<(usize, &'a str)> {
+fn similar_lines<'a>(text: &'a str, wanted: &str) -> Vec<(usize, &'a str)> {
     let mut wanted = wanted
         .lines()
-        .map(|line| start_of(line.trim(), COMPARED))
+        .map(|line| truncate_str(line.trim(), MAX_COMPARED_LINE_BYTES))
         .skip_while(|line| line.is_empty());
-    let Some(first) = wanted.next().map(Likeness::to) else {
+    let Some(first) = wanted.next().map(LineSimilarity::new) else {
         return Vec::new();
     };
-    let others: Vec<Likeness<'_>> = wanted.take(LINES - 1).map(Likeness::to).collect();
+    let others: Vec<LineSimilarity<'_>> =
+        wanted.take(MAX_COMPARED_LINES - 1).map(LineSimilarity::new).collect();
 
-    let mut second_looks = SECOND_LOOKS;
+    let mut second_looks = MAX_RESCORED_LINES;
     // Likeness, number, and the text from the line on.
     let mut best: Vec<(usize, usize, &str)> = Vec::new();
     let mut rest = text;
     for (index, line) in text.split_inclusive('\n').enumerate() {
         let from_here = rest;
         rest = rest.get(line.len()..).unwrap_or_default();
-        let mut likeness = first.of(line);
-        if likeness < LEAST {
+        let mut likeness = first.score(line);
+        if likeness < MIN_SIMILARITY {
             continue;
         }
         if second_looks > 0 {
             second_looks -= 1;
             let pairs = others.iter().zip(rest.split_inclusive('\n'));
-            likeness += pairs.map(|(other, line)| other.of(line)).sum::<usize>();
+            likeness += pairs.map(|(other, line)| other.score(line)).sum::<usize>();
         }
         best.push((likeness, index + 1, from_here));
-        if best.len() > 2 * SHOWN {
-            keep_best(&mut best);
+        if best.len() > 2 * MAX_CANDIDATES {
+            retain_best(&mut best);
         }
     }
-    keep_best(&mut best);
+    retain_best(&mut best);
     best.iter().filter_map(|(_, number, text)| Some((*number, text.lines().next()?))).collect()
 }
 
 /// Keeps those with the greatest likeness, the first ones of equals, best first.
-fn keep_best(lines: &mut Vec<(usize, usize, &str)>) {
+fn retain_best(lines: &mut Vec<(usize, usize, &str)>) {
     lines.sort_by_key(|(likeness, number, _)| (Reverse(*likeness), *number));
-    lines.truncate(SHOWN);
+    lines.truncate(MAX_CANDIDATES);
 }
 
 /// Compares lines with one.
 #[derive(Debug)]
-struct Likeness<'a> {
+struct LineSimilarity<'a> {
     line: &'a str,
     words: HashSet<&'a str>,
     /// Bytes in the words.
-    weight: usize,
+    word_bytes: usize,
 }
 
-impl<'a> Likeness<'a> {
-    fn to(line: &'a str) -> Self {
-        let words: HashSet<&str> = words(line).take(WORDS).collect();
-        Self { line, weight: words.iter().map(|word| word.len()).sum(), words }
+impl<'a> LineSimilarity<'a> {
+    fn new(line: &'a str) -> Self {
+        let words: HashSet<&str> = words(line).take(MAX_COMPARED_WORDS).collect();
+        Self { line, word_bytes: words.iter().map(|word| word.len()).sum(), words }
     }
 
     /// 0 for nothing in common, 200 for the same: a half each for words, and for how the lines
     /// begin and end.
-    fn of(&self, line: &str) -> usize {
-        let line = start_of(line.trim(), COMPARED);
+    fn score(&self, line: &str) -> usize {
+        let line = truncate_str(line.trim(), MAX_COMPARED_LINE_BYTES);
         if line == self.line {
             return 200;
         }
@@ -180,10 +182,10 @@ impl<'a> Likeness<'a> {
         let start = a.iter().zip(b).take_while(|(a, b)| a == b).count();
         let (a, b) = (&a[start..], &b[start..]);
         let end = (a.iter().rev().zip(b.iter().rev())).take_while(|(a, b)| a == b).count();
-        let of_words = 200 * common.min(self.weight) / (weight + self.weight).max(1);
+        let of_words = 200 * common.min(self.word_bytes) / (weight + self.word_bytes).max(1);
         let of_ends = 200 * (start + end) / (line.len() + self.line.len());
         // A line without words has its ends only.
-        match weight + self.weight {
+        match weight + self.word_bytes {
             0 => 2 * of_ends,
             _ => of_words + of_ends,
         }
@@ -196,9 +198,9 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// A line as a message shows it.
-fn show(number: usize, line: &str) -> String {
+fn quote_line(number: usize, line: &str) -> String {
     let line = line.trim_end_matches(['\r', '\n']);
-    let start = start_of(line, BYTES_SHOWN);
+    let start = truncate_str(line, MAX_SHOWN_LINE_BYTES);
     let more = if start.len() < line.len() { "…" } else { "" };
     // Carriage returns and other control characters would spoil how it is read.
     let start: String = start
@@ -213,7 +215,7 @@ fn show(number: usize, line: &str) -> String {
 }
 
 /// The start of a text, at most so many bytes of it.
-fn start_of(text: &str, most: usize) -> &str {
+fn truncate_str(text: &str, most: usize) -> &str {
     text.get(..text.floor_char_boundary(most)).unwrap_or(text)
 }
 
@@ -258,7 +260,7 @@ mod tests {
         let text = "if a {\n    b();\n}\n".repeat(50) + "if a {\n    special();\n}\n";
         let hint = hint(&text, "if a {\n    specials();\n");
         assert!(hint.starts_with("the nearest lines are:\n151: if a {\n"), "{hint}");
-        assert_eq!(hint.lines().count(), 1 + SHOWN);
+        assert_eq!(hint.lines().count(), 1 + MAX_CANDIDATES);
     }
 
     #[test]

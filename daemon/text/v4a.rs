@@ -17,7 +17,7 @@
 
 /// What a patch does to one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Operation {
+pub(crate) enum V4aOperation {
     /// Makes it.
     Add {
         /// Its path.
@@ -49,32 +49,32 @@ pub(crate) enum V4aError {
     Malformed(String),
     /// The file has nothing like it.
     #[error("the context does not fit: the file has no place with\n{0}")]
-    NoPlace(String),
+    ContextNotFound(String),
 }
 
 /// A change of some lines.
 #[derive(Debug)]
-struct Chunk {
+struct V4aChange {
     /// First of the lines that go, counted from 0.
-    at: usize,
+    first_line: usize,
     removed: usize,
     added: Vec<String>,
 }
 
 /// One section of a diff: what is there before, and what changes of it.
 #[derive(Debug, Default)]
-struct Section {
+struct V4aSection {
     /// Lines above the place, in their order.
     anchors: Vec<String>,
     /// Lines that are there.
     before: Vec<String>,
     /// Changes, by the positions of their first lines among those.
-    changes: Vec<Chunk>,
-    is_at_end: bool,
+    changes: Vec<V4aChange>,
+    at_end_of_file: bool,
 }
 
 /// Reads a patch of several files.
-pub(crate) fn parse(patch: &str) -> Result<Vec<Operation>, V4aError> {
+pub(crate) fn parse(patch: &str) -> Result<Vec<V4aOperation>, V4aError> {
     let malformed = |text: String| Err(V4aError::Malformed(text));
     let mut lines = patch.trim().lines().peekable();
     if lines.next().map(str::trim_end) != Some("*** Begin Patch") {
@@ -90,7 +90,7 @@ pub(crate) fn parse(patch: &str) -> Result<Vec<Operation>, V4aError> {
                 (Some(line), _) => malformed(format!("{line:?} stands behind *** End Patch")),
             };
         }
-        let is_of_file = |line: &&str| !line.starts_with("*** ") || *line == END_OF_FILE;
+        let is_of_file = |line: &&str| !line.starts_with("*** ") || *line == END_OF_FILE_MARKER;
         let body = |lines: &mut std::iter::Peekable<std::str::Lines<'_>>| {
             let mut body = String::new();
             while let Some(line) = lines.next_if(is_of_file) {
@@ -100,10 +100,10 @@ pub(crate) fn parse(patch: &str) -> Result<Vec<Operation>, V4aError> {
             body
         };
         if let Some(path) = line.strip_prefix("*** Add File: ") {
-            let content = created(&body(&mut lines))?;
-            operations.push(Operation::Add { path: path.to_owned(), content });
+            let content = new_file_content(&body(&mut lines))?;
+            operations.push(V4aOperation::Add { path: path.to_owned(), content });
         } else if let Some(path) = line.strip_prefix("*** Delete File: ") {
-            operations.push(Operation::Delete { path: path.to_owned() });
+            operations.push(V4aOperation::Delete { path: path.to_owned() });
         } else if let Some(path) = line.strip_prefix("*** Update File: ") {
             let destination = lines
                 .peek()
@@ -112,7 +112,7 @@ pub(crate) fn parse(patch: &str) -> Result<Vec<Operation>, V4aError> {
             if destination.is_some() {
                 lines.next();
             }
-            operations.push(Operation::Update {
+            operations.push(V4aOperation::Update {
                 path: path.to_owned(),
                 destination,
                 diff: body(&mut lines),
@@ -126,10 +126,10 @@ pub(crate) fn parse(patch: &str) -> Result<Vec<Operation>, V4aError> {
     malformed("the last line must be *** End Patch".to_owned())
 }
 
-const END_OF_FILE: &str = "*** End of File";
+const END_OF_FILE_MARKER: &str = "*** End of File";
 
 /// What a new file holds, of which every line begins with `+`.
-pub(crate) fn created(diff: &str) -> Result<String, V4aError> {
+pub(crate) fn new_file_content(diff: &str) -> Result<String, V4aError> {
     let mut content = String::new();
     for line in diff.lines() {
         let Some(line) = line.strip_prefix('+') else {
@@ -153,34 +153,38 @@ pub(crate) fn apply(text: &str, diff: &str) -> Result<String, V4aError> {
     let mut chunks = Vec::new();
     for section in sections(diff)? {
         for anchor in &section.anchors {
-            cursor =
-                below(&lines, anchor, cursor).ok_or_else(|| V4aError::NoPlace(anchor.clone()))?;
+            cursor = line_after_anchor(&lines, anchor, cursor)
+                .ok_or_else(|| V4aError::ContextNotFound(anchor.clone()))?;
         }
-        let at = place(&lines, &section, cursor)
-            .ok_or_else(|| V4aError::NoPlace(section.before.join("\n")))?;
+        let at = find_section(&lines, &section, cursor)
+            .ok_or_else(|| V4aError::ContextNotFound(section.before.join("\n")))?;
         cursor = at + section.before.len();
-        chunks
-            .extend(section.changes.into_iter().map(|chunk| Chunk { at: at + chunk.at, ..chunk }));
+        chunks.extend(
+            section
+                .changes
+                .into_iter()
+                .map(|chunk| V4aChange { first_line: at + chunk.first_line, ..chunk }),
+        );
     }
     let mut changed: Vec<&str> = Vec::with_capacity(lines.len());
     let mut next = 0;
     for chunk in &chunks {
-        changed.extend(lines.get(next..chunk.at).unwrap_or_default());
+        changed.extend(lines.get(next..chunk.first_line).unwrap_or_default());
         changed.extend(chunk.added.iter().map(String::as_str));
-        next = chunk.at + chunk.removed;
+        next = chunk.first_line + chunk.removed;
     }
     changed.extend(lines.get(next..).unwrap_or_default());
     Ok(changed.join(newline))
 }
 
-fn sections(diff: &str) -> Result<Vec<Section>, V4aError> {
-    let mut sections: Vec<Section> = Vec::new();
-    let mut section = Section::default();
-    let is_begun = |section: &Section| !section.before.is_empty() || !section.changes.is_empty();
+fn sections(diff: &str) -> Result<Vec<V4aSection>, V4aError> {
+    let mut sections: Vec<V4aSection> = Vec::new();
+    let mut section = V4aSection::default();
+    let is_begun = |section: &V4aSection| !section.before.is_empty() || !section.changes.is_empty();
     for line in diff.lines() {
         let line = line.strip_suffix('\r').unwrap_or(line);
-        if line == END_OF_FILE {
-            section.is_at_end = true;
+        if line == END_OF_FILE_MARKER {
+            section.at_end_of_file = true;
             continue;
         }
         if let Some(anchor) = line.strip_prefix("@@") {
@@ -201,11 +205,11 @@ fn sections(diff: &str) -> Result<Vec<Section>, V4aError> {
         match kind {
             ' ' => section.before.push(content.to_owned()),
             '-' => {
-                let chunk = section.chunk();
+                let chunk = section.current_change();
                 chunk.removed += 1;
                 section.before.push(content.to_owned());
             }
-            '+' => section.chunk().added.push(content.to_owned()),
+            '+' => section.current_change().added.push(content.to_owned()),
             _ => {
                 let text = format!(
                     "every line begins with a space, - or +, or is @@ and a line above, and {line:?} is none of these"
@@ -223,13 +227,14 @@ fn sections(diff: &str) -> Result<Vec<Section>, V4aError> {
     }
 }
 
-impl Section {
+impl V4aSection {
     /// The change that the next line belongs to.
-    fn chunk(&mut self) -> &mut Chunk {
+    fn current_change(&mut self) -> &mut V4aChange {
         let at = self.before.len();
-        let goes_on = self.changes.last().is_some_and(|chunk| chunk.at + chunk.removed == at);
+        let goes_on =
+            self.changes.last().is_some_and(|chunk| chunk.first_line + chunk.removed == at);
         if !goes_on {
-            self.changes.push(Chunk { at, removed: 0, added: Vec::new() });
+            self.changes.push(V4aChange { first_line: at, removed: 0, added: Vec::new() });
         }
         let last = self.changes.len() - 1;
         &mut self.changes[last]
@@ -237,7 +242,7 @@ impl Section {
 }
 
 /// The line below one that is an anchor: from `cursor` on or, where there is none, above it.
-fn below(lines: &[&str], anchor: &str, cursor: usize) -> Option<usize> {
+fn line_after_anchor(lines: &[&str], anchor: &str, cursor: usize) -> Option<usize> {
     let find = |is: &dyn Fn(&str) -> bool| {
         let from_here = lines.iter().skip(cursor).position(|line| is(line));
         from_here.map(|position| cursor + position + 1)
@@ -246,10 +251,10 @@ fn below(lines: &[&str], anchor: &str, cursor: usize) -> Option<usize> {
 }
 
 /// Where the lines of a section are, from `cursor` on: exactly, or but for blanks at their ends, or around them.
-fn place(lines: &[&str], section: &Section, cursor: usize) -> Option<usize> {
+fn find_section(lines: &[&str], section: &V4aSection, cursor: usize) -> Option<usize> {
     let before = &section.before;
     if before.is_empty() {
-        return Some(match section.is_at_end {
+        return Some(match section.at_end_of_file {
             true => lines.len().saturating_sub(1),
             false => cursor,
         });
@@ -265,7 +270,7 @@ fn place(lines: &[&str], section: &Section, cursor: usize) -> Option<usize> {
             .or_else(|| fits(&|one, other| one.trim_end() == other.trim_end()))
             .or_else(|| fits(&|one, other| one.trim() == other.trim()))
     };
-    if section.is_at_end {
+    if section.at_end_of_file {
         // With or without the end of the last line.
         let last = lines.len().checked_sub(before.len())?;
         let at_end = [last.checked_sub(1), Some(last)].into_iter().flatten();
@@ -334,13 +339,13 @@ mod tests {
         assert_eq!(
             parse(patch).unwrap(),
             [
-                Operation::Add { path: "a.txt".to_owned(), content: "one\ntwo\n".to_owned() },
-                Operation::Update {
+                V4aOperation::Add { path: "a.txt".to_owned(), content: "one\ntwo\n".to_owned() },
+                V4aOperation::Update {
                     path: "b.txt".to_owned(),
                     destination: Some("c.txt".to_owned()),
                     diff: "@@\n-x\n+y\n*** End of File\n".to_owned()
                 },
-                Operation::Delete { path: "d.txt".to_owned() },
+                V4aOperation::Delete { path: "d.txt".to_owned() },
             ]
         );
         for patch in [

@@ -14,27 +14,27 @@ pub(crate) struct Activity {
 
 /// A call that goes on, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Going(Arc<Activity>);
+pub(crate) struct ActiveCall(Arc<Activity>);
 
 impl Activity {
     /// Counts a call.
-    pub(crate) fn begin(self: &Arc<Self>) -> Going {
+    pub(crate) fn begin(self: &Arc<Self>) -> ActiveCall {
         self.active.fetch_add(1, Ordering::Relaxed);
-        Going(Arc::clone(self))
+        ActiveCall(Arc::clone(self))
     }
 
     /// Calls that go on.
-    pub(crate) fn active(&self) -> usize {
+    pub(crate) fn active_calls(&self) -> usize {
         self.active.load(Ordering::Relaxed)
     }
 
     /// Calls that have ended.
-    pub(crate) fn finished(&self) -> u64 {
+    pub(crate) fn finished_calls(&self) -> u64 {
         self.finished.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Going {
+impl Drop for ActiveCall {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, Ordering::Relaxed);
         self.0.finished.fetch_add(1, Ordering::Relaxed);

@@ -3,46 +3,46 @@
 
 use std::sync::Arc;
 
-use super::Work;
+use super::ToolContext;
 use crate::daemon::{
     descriptors,
     error::{Error, Reason},
-    store::session::{Artifact, Session, Step},
+    store::session::{OpenedArtifact, Session, StepId},
     workspace::RegularFile,
 };
 
 /// The artifacts of a session that one caller may read.
 #[derive(Debug, Clone)]
-pub(super) struct Artifacts {
+pub(super) struct SessionArtifacts {
     session: Arc<Session>,
     /// Tools whose artifacts the caller may read; without, those of all tools.
-    tools: Option<Arc<[String]>>,
+    allowed_tools: Option<Arc<[String]>>,
 }
 
-impl Artifacts {
+impl SessionArtifacts {
     /// Those that the caller of this work may read.
-    pub(super) fn of(work: &Work) -> Self {
-        Self { session: Arc::clone(&work.session), tools: work.tools_of_caller.clone() }
+    pub(super) fn for_call(context: &ToolContext) -> Self {
+        Self { session: Arc::clone(&context.session), allowed_tools: context.allowed_tools.clone() }
     }
 
     /// Whether this path is the name of an artifact, existing or not.
-    pub(super) fn is_name(path: &str) -> bool {
-        Step::of_artifact(path).is_some()
+    pub(super) fn is_artifact_path(path: &str) -> bool {
+        StepId::from_artifact_path(path).is_some()
     }
 
     /// Takes the `@OFFSET` off a path that names a part of an artifact: `logs/tool_step_0001_stdout.txt@1048576`.
     pub(super) fn part(path: &str) -> Option<(&str, u64)> {
         let (name, offset) = path.split_once('@')?;
-        Self::is_name(name).then_some((name, offset.parse().ok()?))
+        Self::is_artifact_path(name).then_some((name, offset.parse().ok()?))
     }
 
     /// Opens the artifact of this name where the workspace `failed` to open a file of it, because there is none. Blocks.
-    pub(super) fn instead_of(&self, path: &str, failed: Error) -> Result<RegularFile, Error> {
+    pub(super) fn open_fallback(&self, path: &str, failed: Error) -> Result<RegularFile, Error> {
         // Behind a link lies nothing that a caller could read instead.
         let is_nothing = matches!(failed.reason, Reason::FileNotFound | Reason::SymlinkBlocked);
         match is_nothing.then(|| self.open(path)).transpose()?.flatten() {
             Some(file) => Ok(file),
-            None if failed.reason == Reason::FileNotFound && Step::is_beside_artifacts(path) => {
+            None if failed.reason == Reason::FileNotFound && StepId::is_beside_artifacts(path) => {
                 Err(no_output(path))
             }
             None => Err(failed),
@@ -50,25 +50,25 @@ impl Artifacts {
     }
 
     fn open(&self, path: &str) -> Result<Option<RegularFile>, Error> {
-        let Some(step) = Step::of_artifact(path) else {
+        let Some(step) = StepId::from_artifact_path(path) else {
             return Ok(None);
         };
         let look = || {
-            if let Some(tools) = &self.tools {
-                let tool = self.session.tool_of(step)?;
+            if let Some(tools) = &self.allowed_tools {
+                let tool = self.session.tool_of_step(step)?;
                 if !tool.is_some_and(|tool| tools.contains(&tool)) {
                     return Ok(None);
                 }
             }
-            let file = match self.session.artifact(path)? {
-                Artifact::File(file) => Some(file),
-                Artifact::Empty => None,
-                Artifact::Missing => return Ok(None),
+            let file = match self.session.open_artifact(path)? {
+                OpenedArtifact::File(file) => Some(file),
+                OpenedArtifact::Empty => None,
+                OpenedArtifact::Missing => return Ok(None),
             };
-            RegularFile::from_outside(file, path).map(Some)
+            RegularFile::from_external(file, path).map(Some)
         };
-        look().map_err(|error| match descriptors::are_missing(&error) {
-            true => descriptors::exhausted(error, path),
+        look().map_err(|error| match descriptors::is_fd_exhaustion(&error) {
+            true => descriptors::fd_exhausted_error(error, path),
             false => Error::internal(error),
         })
     }
@@ -79,5 +79,5 @@ fn no_output(path: &str) -> Error {
     let text = format!(
         "no file is at {path:?} in the workspace, and no output of this session has that name: give a path that the result of a command names, or one of the workspace"
     );
-    Error::new(Reason::FileNotFound, text).with("path", path)
+    Error::new(Reason::FileNotFound, text).with_metadata("path", path)
 }

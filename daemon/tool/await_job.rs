@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Done, Scene, Tool, Work, limit};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, response_deadline};
 use crate::{
     api::v1,
     daemon::{
         error::{Error, Reason, Violation},
-        workspace::Stop as FileStop,
+        workspace::CancelToken as FileStop,
     },
 };
 
@@ -18,32 +18,35 @@ pub(crate) struct AwaitJob;
 impl Tool for AwaitJob {
     const NAME: &'static str = "wait_job";
     // It answers that the job is pending when its time is up.
-    const LIMITS_ITSELF: bool = true;
+    const ENFORCES_OWN_TIMEOUT: bool = true;
     const WAITS_FOR_JOBS: bool = true;
     type Request = v1::AwaitJobRequest;
     type Response = v1::AwaitJobResponse;
     type Params = v1::AwaitJobRequest;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        _scene: &Scene,
+        _scene: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
         Ok(violations.is_empty().then_some(request))
     }
 
-    async fn execute(request: Self::Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        let Some(jobs) = &work.jobs else {
+    async fn execute(
+        request: Self::Params,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        let Some(jobs) = &context.job_waiter else {
             return Err(Error::internal("a call that waits for a job sees no jobs"));
         };
         // It costs nothing from here on.
-        work.turn.end();
+        context.start_permit.release();
         let wait = Duration::from_millis(request.wait_ms.unwrap_or_default().into());
-        let until = limit(Instant::now(), wait, work.deadline);
+        let until = response_deadline(Instant::now(), wait, context.deadline);
         tokio::select! {
-            response = jobs.wait(request.job_id, until) => response.map(Done::plain),
-            () = work.stop.abandon.cancelled() => Err(FileStop::late()),
-            () = work.stop.drain.cancelled() => {
+            response = jobs.wait(request.job_id, until) => response.map(ToolOutput::new),
+            () = context.cancel.abandoned.cancelled() => Err(FileStop::timeout_error()),
+            () = context.cancel.terminate.cancelled() => {
                 let text = "the daemon is shutting down, and the job has not ended: wait for it when the daemon is back";
                 Err(Error::new(Reason::Draining, text))
             }

@@ -1,17 +1,17 @@
 //! `create_directory`: a directory of the workspace, with those above it.
 
-use super::{Done, Scene, Tool, Work, on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
     api::v1,
     daemon::{
         error::{Error, Violation},
-        workspace::{RelativePath, Stop, Workspace},
+        workspace::{CancelToken, RelativePath, Workspace},
     },
 };
 
 /// Most bytes of paths that are answered: each path repeats those above it, and clients accept
 /// messages of 4 MiB.
-const MOST_CREATED: usize = 3 << 20;
+const MAX_CREATED_PATH_BYTES: usize = 3 << 20;
 
 /// The tool.
 #[derive(Debug)]
@@ -23,40 +23,43 @@ impl Tool for CreateDirectory {
     type Response = v1::CreateDirectoryResponse;
     type Params = RelativePath;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<RelativePath>, Error> {
         if !violations.is_empty() {
             return Ok(None);
         }
-        scene.workspace.resolve(&request.path).map(Some)
+        workspace_context.workspace.resolve(&request.path).map(Some)
     }
 
-    fn files(path: &Self::Params, _scene: &Scene) -> Vec<String> {
+    fn affected_paths(path: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
         vec![path.as_str().to_owned()]
     }
 
-    async fn execute(path: RelativePath, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| create(workspace, &path, stop)).await
+    async fn execute(
+        path: RelativePath,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        run_on_files(context, move |workspace, stop| create_directory(workspace, &path, stop)).await
     }
 }
 
-fn create(
+fn create_directory(
     workspace: &Workspace,
     path: &RelativePath,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::CreateDirectoryResponse, Error> {
-    let mut change = workspace.change(std::slice::from_ref(path), stop)?;
-    change.make_directories(path)?;
-    let response = response(change.made());
-    change.commit()?.written_down()?;
+    let mut change = workspace.begin_transaction(std::slice::from_ref(path), stop)?;
+    change.create_directories(path)?;
+    let response = response(change.created_directories());
+    change.commit()?.sync_result()?;
     Ok(response)
 }
 
 fn response<'a>(made: impl Iterator<Item = &'a str>) -> v1::CreateDirectoryResponse {
-    let mut left = MOST_CREATED;
+    let mut left = MAX_CREATED_PATH_BYTES;
     let fitting = made.take_while(|path| {
         let less = left.checked_sub(path.len());
         left = less.unwrap_or(0);
@@ -91,7 +94,7 @@ mod tests {
             ("link/x", Err(R::SymlinkBlocked)),
         ] {
             let path = workspace.resolve(path).unwrap();
-            let created = create(&workspace, &path, &Stop::new());
+            let created = create_directory(&workspace, &path, &CancelToken::new());
             let created = created.map(|response| response.created);
             let expected = expected.map(|paths| paths.into_iter().map(str::to_owned).collect());
             assert_eq!(created.map_err(|error| error.reason), expected, "{path}");

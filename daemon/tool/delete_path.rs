@@ -1,6 +1,6 @@
 //! `delete_path`: a file or directory of the workspace is deleted.
 
-use super::{Done, Scene, Tool, Work, on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
     api::v1,
     daemon::{
@@ -26,26 +26,29 @@ impl Tool for DeletePath {
     type Response = v1::DeletePathResponse;
     type Params = Params;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Params>, Error> {
         if !violations.is_empty() {
             return Ok(None);
         }
         Ok(Some(Params {
-            path: scene.workspace.resolve(&request.path)?,
+            path: workspace_context.workspace.resolve(&request.path)?,
             recursive: request.recursive.unwrap_or_default(),
         }))
     }
 
-    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
-    async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| {
+    async fn execute(
+        params: Params,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        run_on_files(context, move |workspace, stop| {
             let deleted = workspace.remove(&params.path, params.recursive, stop)?;
             Ok(v1::DeletePathResponse { deleted_count: u32::try_from(deleted).unwrap_or(u32::MAX) })
         })

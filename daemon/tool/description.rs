@@ -4,25 +4,25 @@ use prost_types::Timestamp;
 
 use crate::{
     api::v1,
-    daemon::workspace::{Description, Kind},
+    daemon::workspace::{FileKind, PathMetadata},
 };
 
 /// The type of a file.
-pub(super) fn file_type(kind: Kind) -> v1::FileType {
+pub(super) fn file_type(kind: FileKind) -> v1::FileType {
     match kind {
-        Kind::File => v1::FileType::File,
-        Kind::Directory => v1::FileType::Directory,
-        Kind::Symlink => v1::FileType::Symlink,
-        Kind::Fifo => v1::FileType::Fifo,
-        Kind::Socket => v1::FileType::Socket,
-        Kind::CharacterDevice => v1::FileType::CharacterDevice,
-        Kind::BlockDevice => v1::FileType::BlockDevice,
-        Kind::Unknown => v1::FileType::Unspecified,
+        FileKind::File => v1::FileType::File,
+        FileKind::Directory => v1::FileType::Directory,
+        FileKind::Symlink => v1::FileType::Symlink,
+        FileKind::Fifo => v1::FileType::Fifo,
+        FileKind::Socket => v1::FileType::Socket,
+        FileKind::CharacterDevice => v1::FileType::CharacterDevice,
+        FileKind::BlockDevice => v1::FileType::BlockDevice,
+        FileKind::Unknown => v1::FileType::Unspecified,
     }
 }
 
 /// When its content was last changed.
-pub(super) fn modify_time(description: &Description) -> Option<Timestamp> {
+pub(super) fn modify_time(description: &PathMetadata) -> Option<Timestamp> {
     let (seconds, nanos) = description.modified;
     Some(Timestamp { seconds, nanos })
 }

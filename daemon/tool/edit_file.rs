@@ -5,22 +5,24 @@
 
 use std::cell::RefCell;
 
-use super::{Done, Scene, Tool, Work, on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
     api::v1,
     daemon::{
-        checksum::{sha256, sum_rule},
+        checksum::{sha256, sha256_violation},
         error::{Error, Reason, Violation},
         text::{
             diff,
-            edit::{self, Edit, Which},
+            edit::{self, Occurrence, StringEdit},
         },
-        workspace::{Content, RelativePath, Room, Stop, Workspace, no_file_at},
+        workspace::{
+            CancelToken, MemoryReservation, NewContent, RelativePath, Workspace, file_not_found,
+        },
     },
 };
 
 /// About as many bytes of the diff are answered: with the rest it fits into a message.
-const MOST_DIFF: usize = 1 << 20;
+const MAX_DIFF_BYTES: usize = 1 << 20;
 
 /// The tool.
 #[derive(Debug)]
@@ -30,7 +32,7 @@ pub(crate) struct EditFile;
 #[derive(Debug)]
 pub(crate) struct Params {
     path: RelativePath,
-    edits: Vec<Edit>,
+    edits: Vec<StringEdit>,
     expected_sha256: Option<String>,
     dry_run: bool,
 }
@@ -41,24 +43,27 @@ impl Tool for EditFile {
     type Response = v1::EditFileResponse;
     type Params = Params;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        params(request, &scene.workspace, violations)
+        parse_params(request, &workspace_context.workspace, violations)
     }
 
-    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
-    async fn execute(params: Self::Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| edit_file(workspace, &params, stop)).await
+    async fn execute(
+        params: Self::Params,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        run_on_files(context, move |workspace, stop| edit_file(workspace, &params, stop)).await
     }
 }
 
-fn params(
+fn parse_params(
     request: v1::EditFileRequest,
     workspace: &Workspace,
     violations: &mut Vec<Violation>,
@@ -66,17 +71,17 @@ fn params(
     let mut edits = Vec::with_capacity(request.edits.len());
     for (index, wanted) in request.edits.into_iter().enumerate() {
         let which = match wanted.occurrence() {
-            v1::Occurrence::Unspecified | v1::Occurrence::Unique => Which::Unique,
-            v1::Occurrence::First => Which::First,
-            v1::Occurrence::All => Which::All,
+            v1::Occurrence::Unspecified | v1::Occurrence::Unique => Occurrence::Unique,
+            v1::Occurrence::First => Occurrence::First,
+            v1::Occurrence::All => Occurrence::All,
         };
-        match Edit::new(index, wanted.old_string, wanted.new_string, which) {
+        match StringEdit::new(index, wanted.old_string, wanted.new_string, which) {
             Ok(edit) => edits.push(edit),
             Err(violation) => violations.push(violation),
         }
     }
     let hash = request.expected_sha256.as_deref();
-    violations.extend(hash.and_then(|hash| sum_rule("expected_sha256", hash)));
+    violations.extend(hash.and_then(|hash| sha256_violation("expected_sha256", hash)));
     if !violations.is_empty() {
         return Ok(None);
     }
@@ -92,43 +97,43 @@ fn params(
 fn edit_file(
     workspace: &Workspace,
     params: &Params,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::EditFileResponse, Error> {
     let path = &params.path;
-    let mut change = workspace.change(std::slice::from_ref(path), stop)?;
-    let most = u64::try_from(edit::LARGEST).unwrap_or(u64::MAX);
-    let original = change.read(path, most)?.ok_or_else(|| no_file_at(path))?;
-    original.expect(path, params.expected_sha256.as_deref())?;
+    let mut change = workspace.begin_transaction(std::slice::from_ref(path), stop)?;
+    let most = u64::try_from(edit::MAX_TEXT_BYTES).unwrap_or(u64::MAX);
+    let original = change.read(path, most)?.ok_or_else(|| file_not_found(path))?;
+    original.check_sha256(path, params.expected_sha256.as_deref())?;
     let text = str::from_utf8(&original.content).map_err(|problem| {
         let path = path.as_str();
         let message = format!("{path:?} holds bytes that are not UTF-8: only text can be edited");
-        Error::new(Reason::BinaryFile, message).with("path", path).caused_by(problem)
+        Error::new(Reason::BinaryFile, message).with_metadata("path", path).with_cause(problem)
     })?;
-    let room = RefCell::new(Room::default());
-    let hold = |bytes: usize| room.borrow_mut().reach(bytes as u64);
+    let room = RefCell::new(MemoryReservation::default());
+    let hold = |bytes: usize| room.borrow_mut().grow_to(bytes as u64);
     let edited = edit::apply(text, &params.edits, &|| stop.check(), &hold)
-        .map_err(|error| error.with("path", path.as_str()))?;
+        .map_err(|error| error.with_metadata("path", path.as_str()))?;
     let results = edited.results.into_iter().map(|result| v1::EditResult {
-        replacements: clamped(result.replacements),
-        occurrences_found: clamped(result.found),
+        replacements: saturating_u32(result.replacements),
+        occurrences_found: saturating_u32(result.occurrences),
         lines_changed: result.lines,
     });
     let response = v1::EditFileResponse {
         edits: results.collect(),
-        diff: diff::unified(path.as_str(), text, &edited.text, MOST_DIFF),
+        diff: diff::unified(path.as_str(), text, &edited.text, MAX_DIFF_BYTES),
         sha256: sha256(edited.text.as_bytes()),
     };
     original.check_writable(path, None)?;
     // Edits may take each other back.
     if !params.dry_run && edited.text != text {
-        change.write(path, Some(&original), Content::new(edited.text.as_bytes()))?;
-        change.commit()?.written_down()?;
+        change.write(path, Some(&original), NewContent::new(edited.text.as_bytes()))?;
+        change.commit()?.sync_result()?;
     }
     Ok(response)
 }
 
 /// A count for the wire. A text of 256 MiB has no more than that.
-fn clamped(count: usize) -> u32 {
+fn saturating_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
@@ -147,8 +152,8 @@ mod tests {
         let file = directory.path().join("f");
         fs::write(&file, content).unwrap();
         let mut violations = Vec::new();
-        let result = match params(request, &workspace, &mut violations) {
-            Ok(Some(params)) => edit_file(&workspace, &params, &Stop::new()),
+        let result = match parse_params(request, &workspace, &mut violations) {
+            Ok(Some(params)) => edit_file(&workspace, &params, &CancelToken::new()),
             Ok(None) => Err(Error::invalid(violations)),
             Err(error) => Err(error),
         };

@@ -4,15 +4,16 @@
 //! and makes the change.
 
 use super::{
-    Done, Scene, Tool, Work, on_files,
-    read_notebook::{LARGEST, text, wanted},
+    Tool, ToolContext, ToolOutput, WorkspaceContext,
+    read_notebook::{MAX_NOTEBOOK_BYTES, notebook_text, requested_cell},
+    run_on_files,
 };
 use crate::{
     api::v1,
     daemon::{
         error::{Error, Violation},
-        text::notebook::{Cell, Edit, Kind, Notebook},
-        workspace::{Content, RelativePath, Stop, Workspace, no_file_at},
+        text::notebook::{CellChange, CellKind, NewCell, Notebook},
+        workspace::{CancelToken, NewContent, RelativePath, Workspace, file_not_found},
     },
 };
 
@@ -24,7 +25,7 @@ pub(crate) struct EditNotebook;
 #[derive(Debug)]
 pub(crate) struct Params {
     path: RelativePath,
-    edit: Edit,
+    edit: CellChange,
 }
 
 impl Tool for EditNotebook {
@@ -33,30 +34,33 @@ impl Tool for EditNotebook {
     type Response = v1::EditNotebookResponse;
     type Params = Params;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        params(request, &scene.workspace, violations)
+        parse_params(request, &workspace_context.workspace, violations)
     }
 
-    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
-    async fn execute(params: Self::Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| edit_notebook(workspace, &params, stop)).await
+    async fn execute(
+        params: Self::Params,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        run_on_files(context, move |workspace, stop| edit_notebook(workspace, &params, stop)).await
     }
 }
 
-fn params(
+fn parse_params(
     request: v1::EditNotebookRequest,
     workspace: &Workspace,
     violations: &mut Vec<Violation>,
 ) -> Result<Option<Params>, Error> {
     let path = request.path.clone();
-    let edit = edit(request, violations);
+    let edit = parse_edit(request, violations);
     if !violations.is_empty() {
         return Ok(None);
     }
@@ -65,10 +69,13 @@ fn params(
 }
 
 /// The change that is asked for; none when there are violations.
-fn edit(request: v1::EditNotebookRequest, violations: &mut Vec<Violation>) -> Option<Edit> {
-    let (mode, kind) = (request.mode(), kind(request.cell_type()));
+fn parse_edit(
+    request: v1::EditNotebookRequest,
+    violations: &mut Vec<Violation>,
+) -> Option<CellChange> {
+    let (mode, kind) = (request.mode(), cell_kind(request.cell_type()));
     let is_named = request.cell_id.is_some() || request.cell_index.is_some();
-    let wanted = wanted(request.cell_id, request.cell_index, violations);
+    let wanted = requested_cell(request.cell_id, request.cell_index, violations);
     let mut need = |field: &str, description: &str| {
         violations.push(Violation { field: field.to_owned(), description: description.to_owned() });
         None
@@ -76,9 +83,9 @@ fn edit(request: v1::EditNotebookRequest, violations: &mut Vec<Violation>) -> Op
     let without_source = "must be given, empty or not, unless a cell is deleted";
     let without_cell = "either it or cell_index must be given, unless a cell is inserted";
     match (mode, wanted, kind, request.source) {
-        (v1::CellEdit::Delete, Some(wanted), _, _) => Some(Edit::Delete(wanted)),
+        (v1::CellEdit::Delete, Some(wanted), _, _) => Some(CellChange::Delete(wanted)),
         (v1::CellEdit::Insert, wanted, Some(kind), Some(source)) => {
-            Some(Edit::Insert(wanted, Cell { kind, source }))
+            Some(CellChange::Insert(wanted, NewCell { kind, source }))
         }
         (v1::CellEdit::Insert, _, None, _) => {
             need("cell_type", "must be given for a cell that is inserted")
@@ -86,19 +93,19 @@ fn edit(request: v1::EditNotebookRequest, violations: &mut Vec<Violation>) -> Op
         (v1::CellEdit::Unspecified | v1::CellEdit::Replace | v1::CellEdit::Insert, _, _, None) => {
             need("source", without_source)
         }
-        (_, Some(wanted), kind, Some(source)) => Some(Edit::Replace(wanted, kind, source)),
+        (_, Some(wanted), kind, Some(source)) => Some(CellChange::Replace(wanted, kind, source)),
         // Twice, as was told.
         (_, None, _, _) if is_named => None,
         (_, None, _, _) => need("cell_id", without_cell),
     }
 }
 
-fn kind(kind: v1::CellType) -> Option<Kind> {
+fn cell_kind(kind: v1::CellType) -> Option<CellKind> {
     match kind {
         v1::CellType::Unspecified => None,
-        v1::CellType::Code => Some(Kind::Code),
-        v1::CellType::Markdown => Some(Kind::Markdown),
-        v1::CellType::Raw => Some(Kind::Raw),
+        v1::CellType::Code => Some(CellKind::Code),
+        v1::CellType::Markdown => Some(CellKind::Markdown),
+        v1::CellType::Raw => Some(CellKind::Raw),
     }
 }
 
@@ -106,19 +113,19 @@ fn kind(kind: v1::CellType) -> Option<Kind> {
 fn edit_notebook(
     workspace: &Workspace,
     params: &Params,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::EditNotebookResponse, Error> {
     let path = &params.path;
-    let mut change = workspace.change(std::slice::from_ref(path), stop)?;
-    let original = change.read(path, LARGEST)?.ok_or_else(|| no_file_at(path))?;
-    let text = text(&original.content)?;
+    let mut change = workspace.begin_transaction(std::slice::from_ref(path), stop)?;
+    let original = change.read(path, MAX_NOTEBOOK_BYTES)?.ok_or_else(|| file_not_found(path))?;
+    let text = notebook_text(&original.content)?;
     stop.check()?;
     let changed = Notebook::parse(text)?
-        .edit(&params.edit)
-        .map_err(|error| error.with("path", path.as_str()))?;
+        .apply_change(&params.edit)
+        .map_err(|error| error.with_metadata("path", path.as_str()))?;
     if changed.text != text {
-        change.write(path, Some(&original), Content::new(changed.text.as_bytes()))?;
-        change.commit()?.written_down()?;
+        change.write(path, Some(&original), NewContent::new(changed.text.as_bytes()))?;
+        change.commit()?.sync_result()?;
     }
     Ok(v1::EditNotebookResponse {
         cell_id: changed.id,
@@ -141,8 +148,8 @@ mod tests {
         let file = directory.path().join("n.ipynb");
         fs::write(&file, NOTEBOOK).unwrap();
         let mut violations = Vec::new();
-        let result = match params(request, &workspace, &mut violations) {
-            Ok(Some(params)) => edit_notebook(&workspace, &params, &Stop::new()),
+        let result = match parse_params(request, &workspace, &mut violations) {
+            Ok(Some(params)) => edit_notebook(&workspace, &params, &CancelToken::new()),
             Ok(None) => Err(Error::invalid(violations)),
             Err(error) => Err(error),
         };

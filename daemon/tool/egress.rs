@@ -6,83 +6,86 @@ use std::sync::Arc;
 use opentelemetry::{Context, KeyValue, trace::TraceContextExt as _};
 use serde_json::{Map, Value};
 
-use super::Scene;
+use super::WorkspaceContext;
 use crate::daemon::{
     egress::{
-        journal::{Journal, Totals},
-        proxy::{Attendance, Proxy},
+        journal::{ConnectionLog, EgressTotals},
+        proxy::{EgressProxy, ProxyRun},
         variables,
     },
-    process::{environment::Environment, supervise::Observer},
-    sandbox::entrance::Visit,
-    store::session::{Session, Step},
+    process::{environment::CommandEnvironment, supervise::RunObserver},
+    sandbox::entrance::ProxyLease,
+    store::session::{Session, StepId},
     telemetry::{Telemetry, semconv},
 };
 
 /// An observer of a command that lets it through the proxy meanwhile.
-pub(super) struct Connected<O> {
+pub(super) struct ProxiedObserver<O> {
     observer: O,
     /// Until the command is there.
-    waiting: Option<(Arc<Proxy>, Journal)>,
-    attendance: Option<Attendance>,
+    pending: Option<(Arc<EgressProxy>, ConnectionLog)>,
+    attendance: Option<ProxyRun>,
     /// Of the command's process.
     span: Context,
 }
 
 /// Where the records of a call go.
-pub(super) struct Records {
+pub(super) struct RunRecorder {
     session: Arc<Session>,
-    step: Step,
+    step: StepId,
     /// What each of them says.
-    about: Map<String, Value>,
+    common_fields: Map<String, Value>,
 }
 
 /// Gives a command the variables by which it finds the proxy, beside those that it has.
-pub(super) fn provide(scene: &Scene, environment: &mut Environment) {
-    if scene.settings.proxy.is_some() {
-        for (name, value) in variables::missing(|name| environment.get(name).is_some()) {
-            environment.provide(name, value);
+pub(super) fn set_proxy_variables(
+    workspace_context: &WorkspaceContext,
+    environment: &mut CommandEnvironment,
+) {
+    if workspace_context.run_settings.proxy.is_some() {
+        for (name, value) in variables::proxy_variables(|name| environment.get(name).is_some()) {
+            environment.set_default(name, value);
         }
     }
 }
 
-impl Records {
+impl RunRecorder {
     /// Those of `step`.
-    pub(super) fn new(session: Arc<Session>, step: Step, about: Map<String, Value>) -> Self {
-        Self { session, step, about }
+    pub(super) fn new(session: Arc<Session>, step: StepId, about: Map<String, Value>) -> Self {
+        Self { session, step, common_fields: about }
     }
 
     fn write(&self, fields: Map<String, Value>) {
-        let record = self.about.clone().into_iter().chain(fields).collect();
+        let record = self.common_fields.clone().into_iter().chain(fields).collect();
         if let Err(error) = self.session.record(self.step, record) {
             tracing::error!(%error, "a connection could not be recorded");
         }
     }
 }
 
-impl<O: Observer> Connected<O> {
+impl<O: RunObserver> ProxiedObserver<O> {
     /// Connects the command that `observer` observes, and whose span this is.
     pub(super) fn new(
         observer: O,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         telemetry: &Telemetry,
         span: &Context,
-        records: Records,
+        records: RunRecorder,
     ) -> Self {
-        let waiting = scene.settings.proxy.clone().map(|proxy| {
+        let waiting = workspace_context.run_settings.proxy.clone().map(|proxy| {
             let write = Box::new(move |fields| records.write(fields));
-            let journal = Journal::new(write, telemetry.tracer().clone(), span.clone());
+            let journal = ConnectionLog::new(write, telemetry.tracer().clone(), span.clone());
             (proxy, journal)
         });
-        Self { observer, waiting, attendance: None, span: span.clone() }
+        Self { observer, pending: waiting, attendance: None, span: span.clone() }
     }
 
     /// Waits until nothing of the command that has ended is left at the proxy; gives the observer
     /// back.
-    pub(super) async fn end(self) -> O {
+    pub(super) async fn finish(self) -> O {
         if let Some(attendance) = self.attendance {
-            let Totals { attempts, denied, sent_bytes, received_bytes, .. } =
-                attendance.end().await;
+            let EgressTotals { attempts, denied, sent_bytes, received_bytes, .. } =
+                attendance.finish().await;
             for (name, number) in [
                 (semconv::EGRESS_ATTEMPTS, attempts),
                 (semconv::EGRESS_DENIED, denied),
@@ -97,14 +100,14 @@ impl<O: Observer> Connected<O> {
     }
 }
 
-impl<O: Observer> Observer for Connected<O> {
+impl<O: RunObserver> RunObserver for ProxiedObserver<O> {
     fn started(&mut self, pid: Option<i32>) {
         self.observer.started(pid);
     }
 
-    fn visited(&mut self, visit: Visit) {
-        if let Some((proxy, journal)) = self.waiting.take() {
-            self.attendance = Some(proxy.attend(visit, journal));
+    fn proxy_opened(&mut self, visit: ProxyLease) {
+        if let Some((proxy, journal)) = self.pending.take() {
+            self.attendance = Some(proxy.serve_run(visit, journal));
         }
     }
 }

@@ -5,19 +5,19 @@ use std::{fs::File, io, os::unix::fs::FileExt as _, sync::Arc};
 use prost_types::Timestamp;
 use serde_json::{Map, Value};
 
-use super::{Done, Scene, Tool, Work};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext};
 use crate::{
     api::v1::{LastCommandRequest, LastCommandResponse, Outcome},
     daemon::{
         descriptors,
         error::{Error, Reason, Violation},
-        store::session::{Artifact, Command, Session, Step},
+        store::session::{OpenedArtifact, RecordedCommand, Session, StepId},
         task,
     },
 };
 
 /// Bytes of each stream that are told.
-const HEAD_BYTES: usize = 4096;
+const MAX_HEAD_BYTES: usize = 4096;
 
 /// The tool.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct LastCommand;
 
 /// How a stream begins.
 #[derive(Debug, Default)]
-struct Head {
+struct StreamHead {
     text: String,
     is_truncated: bool,
 }
@@ -36,23 +36,26 @@ impl Tool for LastCommand {
     type Response = LastCommandResponse;
     type Params = ();
 
-    fn check(
+    fn validate(
         LastCommandRequest {}: LastCommandRequest,
-        _: &Scene,
+        _: &WorkspaceContext,
         _: &mut Vec<Violation>,
     ) -> Result<Option<()>, Error> {
         Ok(Some(()))
     }
 
-    async fn execute((): (), work: Work) -> Result<Done<LastCommandResponse>, Error> {
-        let (session, place) = (work.session, work.place);
-        let look = task::blocking(move || {
+    async fn execute(
+        (): (),
+        context: ToolContext,
+    ) -> Result<ToolOutput<LastCommandResponse>, Error> {
+        let (session, place) = (context.session, context.permit);
+        let look = task::spawn_blocking(move || {
             let _place = place;
-            descriptors::retrying(|| look(&session))
+            descriptors::retry_blocking(|| find_last_command(&session))
         });
         let response = look.await.map_err(Error::internal)?;
-        let response = response.map_err(|error| match descriptors::are_missing(&error) {
-            true => descriptors::exhausted(error, "what the last command has left behind"),
+        let response = response.map_err(|error| match descriptors::is_fd_exhaustion(&error) {
+            true => descriptors::fd_exhausted_error(error, "what the last command has left behind"),
             false => Error::internal(error),
         });
         response?.map_or_else(
@@ -60,23 +63,23 @@ impl Tool for LastCommand {
                 let text = "this session has run no command, or none that is kept: run one, or name its session (jig-session)";
                 Err(Error::new(Reason::NoCommandHistory, text))
             },
-            |response| Ok(Done::plain(response)),
+            |response| Ok(ToolOutput::new(response)),
         )
     }
 }
 
 /// Looks for it. Blocks.
-fn look(session: &Arc<Session>) -> io::Result<Option<LastCommandResponse>> {
+fn find_last_command(session: &Arc<Session>) -> io::Result<Option<LastCommandResponse>> {
     let Some(command) = session.last_command()? else {
         return Ok(None);
     };
-    let [stdout_path, stderr_path] = Step::paths(command.step.number());
+    let [stdout_path, stderr_path] = StepId::stream_paths(command.step.number());
     let total = |name: &str| {
-        let ended = command.ended.as_ref()?;
+        let ended = command.end_record.as_ref()?;
         ended.get(name).and_then(Value::as_u64)
     };
-    let stdout = head(session, &stdout_path, total("stdout_bytes"))?;
-    let stderr = head(session, &stderr_path, total("stderr_bytes"))?;
+    let stdout = read_head(session, &stdout_path, total("stdout_bytes"))?;
+    let stderr = read_head(session, &stderr_path, total("stderr_bytes"))?;
     Ok(Some(LastCommandResponse {
         stdout: stdout.text,
         stderr: stderr.text,
@@ -84,14 +87,14 @@ fn look(session: &Arc<Session>) -> io::Result<Option<LastCommandResponse>> {
         stderr_truncated: stderr.is_truncated,
         stdout_path,
         stderr_path,
-        ..told(&command)
+        ..response(&command)
     }))
 }
 
 /// What the records say.
-fn told(command: &Command) -> LastCommandResponse {
-    let params = command.started.get("tool_params");
-    let params = params.or_else(|| command.started.get("params"));
+fn response(command: &RecordedCommand) -> LastCommandResponse {
+    let params = command.start_record.get("tool_params");
+    let params = params.or_else(|| command.start_record.get("params"));
     let param = |name: &str| params.and_then(|params| params.get(name));
     let argv: Vec<String> = match param("argv").and_then(Value::as_array) {
         Some(words) => {
@@ -107,11 +110,11 @@ fn told(command: &Command) -> LastCommandResponse {
     });
     let none = Map::new();
     // Of one that was lost, the record says when that was seen, and nothing of how it ended.
-    let was_lost = match &command.ended {
+    let was_lost = match &command.end_record {
         Some(ended) => ended.get("error_type").and_then(Value::as_str) == Some("daemon_lost"),
         None => !command.is_running,
     };
-    let ended = command.ended.as_ref().filter(|_| !was_lost);
+    let ended = command.end_record.as_ref().filter(|_| !was_lost);
     let ended = ended.unwrap_or(&none);
     let text = |name: &str| {
         let text = ended.get(name).and_then(Value::as_str);
@@ -130,8 +133,8 @@ fn told(command: &Command) -> LastCommandResponse {
         exit_code: exit_code.and_then(|code| i32::try_from(code).ok()),
         signal: text("signal"),
         running: command.is_running,
-        start_time: time(&command.started),
-        end_time: time(ended),
+        start_time: timestamp(&command.start_record),
+        end_time: timestamp(ended),
         step: command.step.number(),
         error_type: text("error_type"),
         error_message: text("message"),
@@ -140,24 +143,24 @@ fn told(command: &Command) -> LastCommandResponse {
     }
 }
 
-fn time(record: &Map<String, Value>) -> Option<Timestamp> {
+fn timestamp(record: &Map<String, Value>) -> Option<Timestamp> {
     record.get("time")?.as_str()?.parse().ok()
 }
 
 /// How a stream begins that has `total` bytes, where that is known.
-fn head(session: &Session, path: &str, total: Option<u64>) -> io::Result<Head> {
-    let file = match session.artifact(path)? {
-        Artifact::File(file) => file,
-        Artifact::Empty | Artifact::Missing => return Ok(Head::default()),
+fn read_head(session: &Session, path: &str, total: Option<u64>) -> io::Result<StreamHead> {
+    let file = match session.open_artifact(path)? {
+        OpenedArtifact::File(file) => file,
+        OpenedArtifact::Empty | OpenedArtifact::Missing => return Ok(StreamHead::default()),
     };
     let bytes = first_bytes(&file)?;
     let total = total.unwrap_or(file.metadata()?.len());
     let is_truncated = total > bytes.len() as u64;
-    Ok(Head { text: lossy(&bytes, is_truncated), is_truncated })
+    Ok(StreamHead { text: lossy_text(&bytes, is_truncated), is_truncated })
 }
 
 fn first_bytes(file: &File) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; HEAD_BYTES];
+    let mut bytes = vec![0; MAX_HEAD_BYTES];
     let mut length = 0;
     while let Some(room) = bytes.get_mut(length..).filter(|room| !room.is_empty()) {
         match file.read_at(room, length as u64)? {
@@ -170,10 +173,12 @@ fn first_bytes(file: &File) -> io::Result<Vec<u8>> {
 }
 
 /// Bytes as text. A character that the cut has split is left out.
-fn lossy(bytes: &[u8], is_cut: bool) -> String {
+fn lossy_text(bytes: &[u8], is_cut: bool) -> String {
     let whole = match bytes.utf8_chunks().last() {
         // The longest beginning of a character.
-        Some(last) if is_cut && last.invalid().len() <= 3 && begins_character(last.invalid()) => {
+        Some(last)
+            if is_cut && last.invalid().len() <= 3 && is_character_prefix(last.invalid()) =>
+        {
             bytes.len() - last.invalid().len()
         }
         Some(_) | None => bytes.len(),
@@ -182,7 +187,7 @@ fn lossy(bytes: &[u8], is_cut: bool) -> String {
 }
 
 /// Whether more bytes could make a character of these.
-fn begins_character(bytes: &[u8]) -> bool {
+fn is_character_prefix(bytes: &[u8]) -> bool {
     str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
@@ -201,7 +206,7 @@ mod tests {
             (b"a\xff", true, "a\u{fffd}"),
             (b"", true, ""),
         ] {
-            assert_eq!(lossy(bytes, is_cut), text, "{bytes:?}");
+            assert_eq!(lossy_text(bytes, is_cut), text, "{bytes:?}");
         }
     }
 }

@@ -1,21 +1,21 @@
 //! `list_dir`: the entries of one directory, page by page.
 
 use super::{
-    Done, Scene, Tool, Work,
+    Tool, ToolContext, ToolOutput, WorkspaceContext,
     description::{file_type, modify_time},
-    on_files,
-    page_token::{Filters, read_token, write_token},
+    page_token::{PageFilterHash, decode_page_token, encode_page_token},
+    run_on_files,
 };
 use crate::{
     api::v1,
     daemon::{
         error::{Error, Violation},
-        workspace::{RelativePath, Stop, Workspace},
+        workspace::{CancelToken, RelativePath, Workspace},
     },
 };
 
 /// Entries on a page that says nothing about it.
-const DEFAULT_ENTRIES: u32 = 1000;
+const DEFAULT_PAGE_ENTRIES: u32 = 1000;
 
 /// The tool.
 #[derive(Debug)]
@@ -27,14 +27,15 @@ impl Tool for ListDirectory {
     type Response = v1::ListDirectoryResponse;
     type Params = v1::ListDirectoryRequest;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        let base = scene.workspace.resolve(request.path.as_deref().unwrap_or("."));
+        let base = workspace_context.workspace.resolve(request.path.as_deref().unwrap_or("."));
         if let Ok(base) = &base
-            && let Err(error) = after(&request, &filters(&scene.workspace, base))
+            && let Err(error) =
+                page_start(&request, &filter_hash(&workspace_context.workspace, base))
         {
             violations.extend(error.violations);
         }
@@ -45,23 +46,27 @@ impl Tool for ListDirectory {
         Ok(Some(request))
     }
 
-    async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| list_directory(workspace, &request, stop)).await
+    async fn execute(
+        request: Self::Request,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        run_on_files(context, move |workspace, stop| list_directory(workspace, &request, stop))
+            .await
     }
 }
 
 fn list_directory(
     workspace: &Workspace,
     request: &v1::ListDirectoryRequest,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::ListDirectoryResponse, Error> {
     let base = workspace.resolve(request.path.as_deref().unwrap_or("."))?;
-    let filters = filters(workspace, &base);
-    let after = after(request, &filters)?;
+    let filters = filter_hash(workspace, &base);
+    let after = page_start(request, &filters)?;
     // With its names as long as they can be, a page of the largest size fits into 4 MiB.
-    let most = request.page_size.unwrap_or(DEFAULT_ENTRIES).max(1);
+    let most = request.page_size.unwrap_or(DEFAULT_PAGE_ENTRIES).max(1);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
-    let contents = workspace.contents(&base, after.as_deref(), most, stop)?;
+    let contents = workspace.read_directory_page(&base, after.as_deref(), most, stop)?;
     let entries = contents.entries.into_iter().map(|(name, description)| v1::DirectoryEntry {
         name,
         r#type: file_type(description.kind).into(),
@@ -74,21 +79,24 @@ fn list_directory(
         file_count: contents.files,
         directory_count: contents.directories,
         next_page_token: contents
-            .more_behind
-            .map_or_else(String::new, |last| write_token(&filters, &last)),
-        skipped_names: contents.skipped,
+            .continue_after
+            .map_or_else(String::new, |last| encode_page_token(&filters, &last)),
+        skipped_names: contents.skipped_names,
     })
 }
 
-fn filters(workspace: &Workspace, base: &RelativePath) -> Filters {
-    Filters::new(&["list_dir", workspace.name(), base.as_str()], &[])
+fn filter_hash(workspace: &Workspace, base: &RelativePath) -> PageFilterHash {
+    PageFilterHash::new(&["list_dir", workspace.name(), base.as_str()], &[])
 }
 
 /// The name behind which the page begins.
-fn after(request: &v1::ListDirectoryRequest, filters: &Filters) -> Result<Option<String>, Error> {
+fn page_start(
+    request: &v1::ListDirectoryRequest,
+    filters: &PageFilterHash,
+) -> Result<Option<String>, Error> {
     match request.page_token.as_deref() {
         None | Some("") => Ok(None),
-        Some(token) => read_token(token, filters).map(Some),
+        Some(token) => decode_page_token(token, filters).map(Some),
     }
 }
 
@@ -120,7 +128,7 @@ mod tests {
                 v1::ListDirectoryRequest { page_size: Some(size), ..Default::default() };
             let mut names = Vec::new();
             loop {
-                let page = list_directory(&workspace, &request, &Stop::new()).unwrap();
+                let page = list_directory(&workspace, &request, &CancelToken::new()).unwrap();
                 assert_eq!((page.file_count, page.directory_count), (8, 2));
                 assert_eq!(page.skipped_names, 1);
                 assert!(page.entries.len() <= usize::try_from(size).unwrap());
@@ -132,7 +140,7 @@ mod tests {
             }
             assert_eq!(names, expected, "{size}");
             request.path = Some("directory".to_owned());
-            let other = list_directory(&workspace, &request, &Stop::new());
+            let other = list_directory(&workspace, &request, &CancelToken::new());
             if request.page_token.is_some() {
                 assert_eq!(other.unwrap_err().reason, Reason::InvalidParams);
             }
@@ -147,12 +155,12 @@ mod tests {
         }
         let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         let request = v1::ListDirectoryRequest { page_size: Some(3), ..Default::default() };
-        let page = list_directory(&workspace, &request, &Stop::new()).unwrap();
+        let page = list_directory(&workspace, &request, &CancelToken::new()).unwrap();
         let names: Vec<_> = page.entries.iter().map(|entry| &entry.name).collect();
         assert_eq!(names, ["0000", "0001", "0002"]);
         assert_eq!(page.file_count, 6000);
-        let stop = Stop::new();
-        stop.stop();
+        let stop = CancelToken::new();
+        stop.cancel();
         let error = list_directory(&workspace, &request, &stop).unwrap_err();
         assert_eq!(error.reason, Reason::Timeout);
     }

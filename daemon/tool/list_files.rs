@@ -3,25 +3,26 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    COST_OF_GLOBS, Done, Scene, Tool, Work, in_time,
-    page_token::{Filters, read_token, write_token},
+    GLOB_VALIDATION_COST_PER_BYTE, Tool, ToolContext, ToolOutput, WorkspaceContext,
+    page_token::{PageFilterHash, decode_page_token, encode_page_token},
+    run_on_files_until,
 };
 use crate::{
     api::v1,
     daemon::{
-        descriptors::Attempts,
+        descriptors::FdRetry,
         error::{Error, Violation},
-        workspace::{RelativePath, Selection, Stop, Workspace, globs},
+        workspace::{CancelToken, RelativePath, WalkFilter, Workspace, compile_globs},
     },
 };
 
 /// Files on a page that says nothing about it.
-const DEFAULT_RESULTS: u32 = 1000;
+const DEFAULT_PAGE_FILES: u32 = 1000;
 /// Most bytes of paths on a page, one path in any case: with what encodes them, they fit into a
 /// message of 4 MiB, which clients accept by default.
-const PAGE_BYTES: usize = 3 << 20;
+const MAX_PAGE_PATH_BYTES: usize = 3 << 20;
 /// Bytes that a path takes in a message beyond its own, at most.
-const PER_PATH: usize = 4;
+const PATH_OVERHEAD_BYTES: usize = 4;
 
 /// The tool.
 #[derive(Debug)]
@@ -29,22 +30,23 @@ pub(crate) struct ListFiles;
 
 impl Tool for ListFiles {
     const NAME: &'static str = "list_files";
-    const COST: usize = COST_OF_GLOBS;
+    const VALIDATION_COST_PER_BYTE: usize = GLOB_VALIDATION_COST_PER_BYTE;
     // It answers with what it has listed when its time is up.
-    const LIMITS_ITSELF: bool = true;
+    const ENFORCES_OWN_TIMEOUT: bool = true;
     type Request = v1::ListFilesRequest;
     type Response = v1::ListFilesResponse;
     type Params = v1::ListFilesRequest;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        let base = scene.workspace.resolve(request.root.as_deref().unwrap_or("."));
+        let base = workspace_context.workspace.resolve(request.root.as_deref().unwrap_or("."));
         let token = request.page_token.as_deref().filter(|token| !token.is_empty());
         if let (Ok(base), Some(token)) = (&base, token)
-            && let Err(error) = read_token(token, &filters(&scene.workspace, base, &request))
+            && let Err(error) =
+                decode_page_token(token, &filter_hash(&workspace_context.workspace, base, &request))
         {
             violations.extend(error.violations);
         }
@@ -52,82 +54,85 @@ impl Tool for ListFiles {
             return Ok(None);
         }
         base?;
-        globs(request.glob.as_deref())?;
+        compile_globs(request.glob.as_deref())?;
         Ok(Some(request))
     }
 
-    async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
+    async fn execute(
+        request: Self::Request,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
         let request = Arc::new(request);
-        let until = work.until();
-        let mut attempts = Attempts::until(Some(until));
+        let until = context.soft_deadline();
+        let mut attempts = FdRetry::with_deadline(Some(until));
         loop {
-            let page = Arc::new(Mutex::new(Page::default()));
+            let page = Arc::new(Mutex::new(FilePage::default()));
             let (told, request) = (Arc::clone(&page), Arc::clone(&request));
-            let list = in_time(&work, until, move |workspace, stop| {
-                list(workspace, &request, &told, stop)
+            let list = run_on_files_until(&context, until, move |workspace, stop| {
+                fill_page(workspace, &request, &told, stop)
             });
             let complete = match list.await?.transpose() {
-                Err(error) if work.again(&mut attempts, &error).await => continue,
+                Err(error) if context.should_retry(&mut attempts, &error).await => continue,
                 complete => complete?.unwrap_or(false),
             };
-            let page = std::mem::take(&mut *locked(&page));
-            return page.finish(complete);
+            let page = std::mem::take(&mut *lock_page(&page));
+            return page.into_output(complete);
         }
     }
 }
 
 /// A page, as far as it has got.
 #[derive(Debug, Default)]
-struct Page {
+struct FilePage {
     response: v1::ListFilesResponse,
-    filters: Option<Filters>,
+    filter_hash: Option<PageFilterHash>,
 }
 
-impl Page {
+impl FilePage {
     /// The answer. Unless it is `complete` its time was up: then the next page goes on from here.
-    fn finish(self, complete: bool) -> Result<Done<v1::ListFilesResponse>, Error> {
-        let Self { mut response, filters } = self;
+    fn into_output(self, complete: bool) -> Result<ToolOutput<v1::ListFilesResponse>, Error> {
+        let Self { mut response, filter_hash: filters } = self;
         response.truncated |= !complete;
         match (response.files.last(), filters) {
             (Some(last), Some(filters)) if response.truncated => {
-                response.next_page_token = write_token(&filters, last);
+                response.next_page_token = encode_page_token(&filters, last);
             }
-            (None, _) if !complete => return Err(Stop::late()),
+            (None, _) if !complete => return Err(CancelToken::timeout_error()),
             _ => {}
         }
         Ok(match complete {
-            true => Done::plain(response),
-            false => Done::cut_short(response),
+            true => ToolOutput::new(response),
+            false => ToolOutput::timed_out(response),
         })
     }
 }
 
-fn locked(page: &Mutex<Page>) -> MutexGuard<'_, Page> {
+fn lock_page(page: &Mutex<FilePage>) -> MutexGuard<'_, FilePage> {
     page.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Lists files, as far as a page goes. Answers whether it got so far in time.
-fn list(
+fn fill_page(
     workspace: &Workspace,
     request: &v1::ListFilesRequest,
-    page: &Mutex<Page>,
-    stop: &Stop,
+    page: &Mutex<FilePage>,
+    stop: &CancelToken,
 ) -> Result<bool, Error> {
     let base = workspace.resolve(request.root.as_deref().unwrap_or("."))?;
-    let filters = filters(workspace, &base, request);
+    let filters = filter_hash(workspace, &base, request);
     let after = match request.page_token.as_deref() {
         None | Some("") => None,
-        Some(token) => Some(read_token(token, &filters)?),
+        Some(token) => Some(decode_page_token(token, &filters)?),
     };
-    locked(page).filters = Some(filters);
-    let selection = Selection {
-        globs: globs(request.glob.as_deref())?,
+    lock_page(page).filter_hash = Some(filters);
+    let selection = WalkFilter {
+        globs: compile_globs(request.glob.as_deref())?,
         respect_ignore: request.respect_ignore.unwrap_or(false),
-        hidden: request.hidden.unwrap_or(true),
-        git: false,
+        include_hidden: request.hidden.unwrap_or(true),
+        include_git: false,
         max_depth: request.max_depth.map(|levels| usize::try_from(levels).unwrap_or(usize::MAX)),
     };
-    let most = request.max_results.unwrap_or(DEFAULT_RESULTS).max(1);
+    let most = request.max_results.unwrap_or(DEFAULT_PAGE_FILES).max(1);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
 
     let mut walk = workspace.walk(&base, selection, after.as_deref(), stop)?;
@@ -136,30 +141,35 @@ fn list(
         let path = match walk.next() {
             Ok(Some(path)) => path,
             Ok(None) => {
-                locked(page).response.skipped_names = walk.skipped();
+                lock_page(page).response.skipped_names = walk.skipped_entries();
                 break true;
             }
-            Err(_) if stop.is_stopped() => break false,
+            Err(_) if stop.is_cancelled() => break false,
             Err(error) => return Err(error),
         };
-        bytes += path.len() + PER_PATH;
-        let response = &mut locked(page).response;
+        bytes += path.len() + PATH_OVERHEAD_BYTES;
+        let response = &mut lock_page(page).response;
         // Whatever was skipped since the last file is counted for the next page: it starts right
         // behind that file.
-        if response.files.len() == most || !response.files.is_empty() && bytes > PAGE_BYTES {
+        if response.files.len() == most || !response.files.is_empty() && bytes > MAX_PAGE_PATH_BYTES
+        {
             response.truncated = true;
             break true;
         }
         response.files.push(path.to_owned());
-        response.skipped_names = walk.skipped();
+        response.skipped_names = walk.skipped_entries();
     };
-    locked(page).response.ignore_files_cut = walk.ignore_files_cut();
+    lock_page(page).response.ignore_files_cut = walk.truncated_ignore_files();
     Ok(complete)
 }
 
 /// A hash of everything that decides which files there are to list.
-fn filters(workspace: &Workspace, base: &RelativePath, request: &v1::ListFilesRequest) -> Filters {
-    Filters::new(
+fn filter_hash(
+    workspace: &Workspace,
+    base: &RelativePath,
+    request: &v1::ListFilesRequest,
+) -> PageFilterHash {
+    PageFilterHash::new(
         &[workspace.name(), base.as_str(), request.glob.as_deref().unwrap_or("")],
         &[
             u32::from(request.respect_ignore.unwrap_or(false)),

@@ -1,6 +1,6 @@
 //! `move_path`: a file or directory of the workspace gets another path.
 
-use super::{Done, Scene, Tool, Work, on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
     api::v1,
     daemon::{
@@ -27,29 +27,32 @@ impl Tool for MovePath {
     type Response = v1::MovePathResponse;
     type Params = Params;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Params>, Error> {
         if !violations.is_empty() {
             return Ok(None);
         }
         Ok(Some(Params {
-            source: scene.workspace.resolve(&request.source)?,
-            destination: scene.workspace.resolve(&request.destination)?,
+            source: workspace_context.workspace.resolve(&request.source)?,
+            destination: workspace_context.workspace.resolve(&request.destination)?,
             overwrite: request.overwrite.unwrap_or_default(),
         }))
     }
 
-    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
         [&params.source, &params.destination].map(|path| path.as_str().to_owned()).into()
     }
 
-    async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| {
+    async fn execute(
+        params: Params,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        run_on_files(context, move |workspace, stop| {
             let replaced =
-                workspace.relocate(&params.source, &params.destination, params.overwrite, stop)?;
+                workspace.move_path(&params.source, &params.destination, params.overwrite, stop)?;
             Ok(v1::MovePathResponse { replaced })
         })
         .await

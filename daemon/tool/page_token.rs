@@ -9,13 +9,13 @@ use crate::daemon::error::Error;
 const TOKEN_VERSION: u8 = 1;
 /// Bytes of the filters' hash in a token: tokens are made to be given back unchanged, not to keep a
 /// secret.
-const FILTERS_BYTES: usize = 16;
+const FILTER_HASH_BYTES: usize = 16;
 
 /// A hash of everything that decides what there is to list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Filters([u8; FILTERS_BYTES]);
+pub(crate) struct PageFilterHash([u8; FILTER_HASH_BYTES]);
 
-impl Filters {
+impl PageFilterHash {
     /// The hash of what a request says.
     pub(crate) fn new(texts: &[&str], numbers: &[u32]) -> Self {
         let mut hash = Sha256::new();
@@ -26,20 +26,20 @@ impl Filters {
         for number in numbers {
             hash.update(number.to_le_bytes());
         }
-        let mut filters = [0; FILTERS_BYTES];
-        filters.copy_from_slice(&hash.finalize()[..FILTERS_BYTES]);
+        let mut filters = [0; FILTER_HASH_BYTES];
+        filters.copy_from_slice(&hash.finalize()[..FILTER_HASH_BYTES]);
         Self(filters)
     }
 }
 
 /// The token of the page that begins behind `last`.
-pub(crate) fn write_token(filters: &Filters, last: &str) -> String {
+pub(crate) fn encode_page_token(filters: &PageFilterHash, last: &str) -> String {
     let token = [&[TOKEN_VERSION], filters.0.as_slice(), last.as_bytes()].concat();
     BASE64_URL_SAFE_NO_PAD.encode(token)
 }
 
 /// What the page begins behind.
-pub(crate) fn read_token(token: &str, filters: &Filters) -> Result<String, Error> {
+pub(crate) fn decode_page_token(token: &str, filters: &PageFilterHash) -> Result<String, Error> {
     let unknown = || {
         Error::invalid_field(
             "page_token",
@@ -48,7 +48,7 @@ pub(crate) fn read_token(token: &str, filters: &Filters) -> Result<String, Error
     };
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).map_err(|_error| unknown())?;
     let rest = bytes.strip_prefix(&[TOKEN_VERSION]).ok_or_else(unknown)?;
-    let (for_filters, last) = rest.split_first_chunk::<FILTERS_BYTES>().ok_or_else(unknown)?;
+    let (for_filters, last) = rest.split_first_chunk::<FILTER_HASH_BYTES>().ok_or_else(unknown)?;
     if *for_filters != filters.0 {
         return Err(Error::invalid_field(
             "page_token",

@@ -4,24 +4,26 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use super::{Done, Scene, Tool, Work, artifacts::Artifacts, on_files};
+use super::{
+    Tool, ToolContext, ToolOutput, WorkspaceContext, artifacts::SessionArtifacts, run_on_files,
+};
 use crate::{
     api::v1,
     daemon::{
-        checksum::hexadecimal,
+        checksum::to_hex,
         error::{Error, Reason, Violation},
-        workspace::{Excerpt, RegularFile, Stop, Wish},
+        workspace::{CancelToken, FileExcerpt, ReadOptions, RegularFile},
     },
 };
 
 /// Bytes to answer with when a request says nothing about it.
-const DEFAULT_BYTES: u32 = 3 << 20;
+const DEFAULT_RESPONSE_BYTES: u32 = 3 << 20;
 
 /// Most bytes of an artifact in one answer, where no lines are asked for. As JSON in JSON they still fit into a message.
 const PART_BYTES: u64 = 512 << 10;
 
 /// Largest file that is read without a thread that may block, where the kernel has it in memory.
-const SMALL: usize = 64 << 10;
+const MAX_NONBLOCKING_READ_BYTES: usize = 64 << 10;
 
 /// The tool.
 #[derive(Debug)]
@@ -33,44 +35,50 @@ impl Tool for ReadFile {
     type Response = v1::ReadFileResponse;
     type Params = v1::ReadFileRequest;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        if let Err(error) = lines(&request) {
+        if let Err(error) = line_range(&request) {
             violations.extend(error.violations);
         }
         if !violations.is_empty() {
             return Ok(None);
         }
-        scene.workspace.resolve(&request.path)?;
+        workspace_context.workspace.resolve(&request.path)?;
         Ok(Some(request))
     }
 
-    fn files(request: &Self::Params, scene: &Scene) -> Vec<String> {
-        let path = scene.workspace.resolve(&request.path);
+    fn affected_paths(request: &Self::Params, workspace_context: &WorkspaceContext) -> Vec<String> {
+        let path = workspace_context.workspace.resolve(&request.path);
         path.iter().map(|path| path.as_str().to_owned()).collect()
     }
 
-    async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        let path = work.scene.workspace.resolve(&request.path)?;
+    async fn execute(
+        request: Self::Request,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        let path = context.workspace_context.workspace.resolve(&request.path)?;
         // Handing the work to a thread that may block costs two wake-ups, more than the work.
-        if let Some(file) = work.scene.workspace.open_from_memory(&path, SMALL) {
-            return excerpt(&file, &request, &Stop::new()).map(Done::plain);
+        if let Some(file) =
+            context.workspace_context.workspace.open_file_cached(&path, MAX_NONBLOCKING_READ_BYTES)
+        {
+            return read_excerpt(&file, &request, &CancelToken::new()).map(ToolOutput::new);
         }
-        let artifacts = Artifacts::of(&work);
-        on_files(work, move |workspace, stop| match workspace.open_file(&path) {
-            Ok(file) => excerpt(&file, &request, stop),
+        let artifacts = SessionArtifacts::for_call(&context);
+        run_on_files(context, move |workspace, stop| match workspace.open_file(&path) {
+            Ok(file) => read_excerpt(&file, &request, stop),
             Err(error) => {
-                let (name, offset) = Artifacts::part(path.as_str()).unwrap_or((path.as_str(), 0));
-                let file = artifacts.instead_of(name, error)?;
+                let (name, offset) =
+                    SessionArtifacts::part(path.as_str()).unwrap_or((path.as_str(), 0));
+                let file = artifacts.open_fallback(name, error)?;
                 let has_range = request.start_line() > 1 || request.end_line.is_some();
-                let most = u64::from(request.max_bytes.unwrap_or(DEFAULT_BYTES));
+                let most = u64::from(request.max_bytes.unwrap_or(DEFAULT_RESPONSE_BYTES));
                 let is_long = file.size() > most.min(PART_BYTES);
                 match offset > 0 || is_long && !has_range {
                     true => part(&file, name, offset, &request),
-                    false => output(&file, &request, stop),
+                    false => read_artifact(&file, &request, stop),
                 }
             }
         })
@@ -91,7 +99,7 @@ fn part(
         return Err(Error::invalid_field("path", text));
     }
     let as_text = request.encoding() != v1::Encoding::Base64;
-    let most = u64::from(request.max_bytes.unwrap_or(DEFAULT_BYTES)).clamp(1, PART_BYTES);
+    let most = u64::from(request.max_bytes.unwrap_or(DEFAULT_RESPONSE_BYTES)).clamp(1, PART_BYTES);
     let length = usize::try_from(most).unwrap_or(usize::MAX);
     let mut bytes = file.bytes_at(offset, length)?;
     if as_text && str::from_utf8(&bytes).is_err_and(|error| error.error_len().is_some()) {
@@ -112,7 +120,7 @@ fn part(
         encoding: request.encoding().into(),
         truncated: next < size,
         start_line: 1,
-        end_line: clamped(lines),
+        end_line: saturating_u32(lines),
         size_bytes: size,
         next_path: match next < size {
             true => format!("{name}@{next}"),
@@ -134,21 +142,21 @@ fn end_of_part(bytes: &[u8]) -> usize {
 
 /// Answers what is asked of an artifact. What a command writes need not be UTF-8: as in the answer of the command,
 /// U+FFFD stands for each byte that is not.
-fn output(
+fn read_artifact(
     file: &RegularFile,
     request: &v1::ReadFileRequest,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::ReadFileResponse, Error> {
-    match excerpt(file, request, stop) {
+    match read_excerpt(file, request, stop) {
         Err(error) if error.reason == Reason::BinaryFile => {}
         result => return result,
     }
-    let most = request.max_bytes.unwrap_or(DEFAULT_BYTES);
+    let most = request.max_bytes.unwrap_or(DEFAULT_RESPONSE_BYTES);
     let mut request = request.clone();
     request.set_encoding(v1::Encoding::Base64);
     // U+FFFD takes three bytes.
     request.max_bytes = Some((most / 3).max(1));
-    let mut response = excerpt(file, &request, stop)?;
+    let mut response = read_excerpt(file, &request, stop)?;
     let bytes = BASE64_STANDARD.decode(&response.content);
     let bytes = bytes.map_err(Error::internal)?;
     response.content = String::from_utf8_lossy(&bytes).into_owned();
@@ -157,19 +165,22 @@ fn output(
 }
 
 /// Answers what is asked of a file.
-fn excerpt(
+fn read_excerpt(
     file: &RegularFile,
     request: &v1::ReadFileRequest,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::ReadFileResponse, Error> {
     let as_text = request.encoding() != v1::Encoding::Base64;
-    let most = request.max_bytes.unwrap_or(DEFAULT_BYTES).max(1);
-    let wish =
-        Wish { lines: lines(request)?, most: usize::try_from(most).unwrap_or(usize::MAX), as_text };
-    let excerpt = Excerpt::read(file, wish, stop)?;
+    let most = request.max_bytes.unwrap_or(DEFAULT_RESPONSE_BYTES).max(1);
+    let wish = ReadOptions {
+        lines: line_range(request)?,
+        max_bytes: usize::try_from(most).unwrap_or(usize::MAX),
+        require_utf8: as_text,
+    };
+    let excerpt = FileExcerpt::read(file, wish, stop)?;
     let (total_lines, sha256) = excerpt
-        .whole
-        .map_or((0, String::new()), |whole| (whole.total_lines, hexadecimal(&whole.sha256)));
+        .totals
+        .map_or((0, String::new()), |whole| (whole.total_lines, to_hex(&whole.sha256)));
     Ok(v1::ReadFileResponse {
         content: match as_text {
             true => String::from_utf8(excerpt.content).map_err(Error::internal)?,
@@ -181,10 +192,10 @@ fn excerpt(
         }
         .into(),
         truncated: excerpt.truncated,
-        omitted_lines: clamped(excerpt.omitted_lines),
-        total_lines: clamped(total_lines),
-        start_line: clamped(excerpt.start_line),
-        end_line: clamped(excerpt.end_line),
+        omitted_lines: saturating_u32(excerpt.omitted_lines),
+        total_lines: saturating_u32(total_lines),
+        start_line: saturating_u32(excerpt.start_line),
+        end_line: saturating_u32(excerpt.end_line),
         size_bytes: excerpt.size,
         sha256,
         next_path: String::new(),
@@ -192,7 +203,7 @@ fn excerpt(
 }
 
 /// First and last line to read, counted from 1; none for the whole file.
-fn lines(request: &v1::ReadFileRequest) -> Result<Option<(u64, u64)>, Error> {
+fn line_range(request: &v1::ReadFileRequest) -> Result<Option<(u64, u64)>, Error> {
     if request.start_line.is_none() && request.end_line.is_none() {
         return Ok(None);
     }
@@ -209,7 +220,7 @@ fn lines(request: &v1::ReadFileRequest) -> Result<Option<(u64, u64)>, Error> {
 
 /// A number of lines for the wire. Only a file of more than 4 GiB of line endings alone reaches the
 /// limit.
-fn clamped(lines: u64) -> u32 {
+fn saturating_u32(lines: u64) -> u32 {
     u32::try_from(lines).unwrap_or(u32::MAX)
 }
 

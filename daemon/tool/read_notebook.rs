@@ -2,18 +2,20 @@
 //!
 //! [`Notebook`] understands the file; this file translates what is asked for and what is answered.
 
-use super::{Done, Scene, Tool, Work, on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
     api::v1,
     daemon::{
         error::{Error, Reason, Violation},
-        text::notebook::{CellText, Kind, Notebook, Wanted, no_notebook},
-        workspace::{Excerpt, RelativePath, Room, Stop, Wish, Workspace},
+        text::notebook::{CellKind, CellSelector, Notebook, RenderedCell, not_a_notebook},
+        workspace::{
+            CancelToken, FileExcerpt, MemoryReservation, ReadOptions, RelativePath, Workspace,
+        },
     },
 };
 
 /// Most bytes of a notebook.
-pub(super) const LARGEST: u64 = 256 << 20;
+pub(super) const MAX_NOTEBOOK_BYTES: u64 = 256 << 20;
 
 /// The tool.
 #[derive(Debug)]
@@ -23,7 +25,7 @@ pub(crate) struct ReadNotebook;
 #[derive(Debug)]
 pub(crate) struct Params {
     path: RelativePath,
-    wanted: Option<Wanted>,
+    requested_cell: Option<CellSelector>,
 }
 
 impl Tool for ReadNotebook {
@@ -32,41 +34,44 @@ impl Tool for ReadNotebook {
     type Response = v1::ReadNotebookResponse;
     type Params = Params;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        params(request, &scene.workspace, violations)
+        parse_params(request, &workspace_context.workspace, violations)
     }
 
-    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
-    async fn execute(params: Self::Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| read_notebook(workspace, &params, stop)).await
+    async fn execute(
+        params: Self::Params,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        run_on_files(context, move |workspace, stop| read_notebook(workspace, &params, stop)).await
     }
 }
 
-fn params(
+fn parse_params(
     request: v1::ReadNotebookRequest,
     workspace: &Workspace,
     violations: &mut Vec<Violation>,
 ) -> Result<Option<Params>, Error> {
-    let wanted = wanted(request.cell_id, request.cell_index, violations);
+    let wanted = requested_cell(request.cell_id, request.cell_index, violations);
     if !violations.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Params { path: workspace.resolve(&request.path)?, wanted }))
+    Ok(Some(Params { path: workspace.resolve(&request.path)?, requested_cell: wanted }))
 }
 
 /// The cell that a request names, by its id or its position.
-pub(super) fn wanted(
+pub(super) fn requested_cell(
     id: Option<String>,
     index: Option<u32>,
     violations: &mut Vec<Violation>,
-) -> Option<Wanted> {
+) -> Option<CellSelector> {
     match (id, index) {
         (Some(_), Some(_)) => {
             violations.push(Violation {
@@ -77,50 +82,56 @@ pub(super) fn wanted(
             });
             None
         }
-        (Some(id), None) => Some(Wanted::Id(id)),
+        (Some(id), None) => Some(CellSelector::Id(id)),
         // An index that does not fit is behind every cell.
-        (None, Some(index)) => Some(Wanted::Index(usize::try_from(index).unwrap_or(usize::MAX))),
+        (None, Some(index)) => {
+            Some(CellSelector::Index(usize::try_from(index).unwrap_or(usize::MAX)))
+        }
         (None, None) => None,
     }
 }
 
 /// The text of a notebook's file.
-pub(super) fn text(content: &[u8]) -> Result<&str, Error> {
-    str::from_utf8(content).map_err(|problem| no_notebook("it is not UTF-8").caused_by(problem))
+pub(super) fn notebook_text(content: &[u8]) -> Result<&str, Error> {
+    str::from_utf8(content).map_err(|problem| not_a_notebook("it is not UTF-8").with_cause(problem))
 }
 
 /// Reads a notebook.
 fn read_notebook(
     workspace: &Workspace,
     params: &Params,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::ReadNotebookResponse, Error> {
-    let (content, _room) = read(workspace, &params.path, stop)?;
-    let text = text(&content)?;
+    let (content, _room) = read_file_bytes(workspace, &params.path, stop)?;
+    let text = notebook_text(&content)?;
     stop.check()?;
     let notebook = Notebook::parse(text)?;
     stop.check()?;
     let cells = notebook
-        .read(params.wanted.as_ref())
-        .map_err(|error| error.with("path", params.path.as_str()))?;
+        .read_cells(params.requested_cell.as_ref())
+        .map_err(|error| error.with_metadata("path", params.path.as_str()))?;
     Ok(v1::ReadNotebookResponse {
-        cells: cells.into_iter().map(cell).collect(),
+        cells: cells.into_iter().map(wire_cell).collect(),
         language: notebook.language(),
     })
 }
 
 /// All bytes of a file. Nobody has to wait for whoever reads.
-fn read(workspace: &Workspace, path: &RelativePath, stop: &Stop) -> Result<(Vec<u8>, Room), Error> {
+fn read_file_bytes(
+    workspace: &Workspace,
+    path: &RelativePath,
+    stop: &CancelToken,
+) -> Result<(Vec<u8>, MemoryReservation), Error> {
     let file = workspace.open_file(path)?;
-    let room = Room::take(file.size().min(LARGEST))?;
-    let wish = Wish {
+    let room = MemoryReservation::reserve(file.size().min(MAX_NOTEBOOK_BYTES))?;
+    let wish = ReadOptions {
         lines: Some((1, u64::MAX)),
-        most: usize::try_from(LARGEST).unwrap_or(usize::MAX),
-        as_text: false,
+        max_bytes: usize::try_from(MAX_NOTEBOOK_BYTES).unwrap_or(usize::MAX),
+        require_utf8: false,
     };
     let excerpt = match file.size() {
-        size if size > LARGEST => None,
-        _ => Some(Excerpt::read(&file, wish, stop)?),
+        size if size > MAX_NOTEBOOK_BYTES => None,
+        _ => Some(FileExcerpt::read(&file, wish, stop)?),
     };
     match excerpt {
         Some(excerpt) if !excerpt.truncated => Ok((excerpt.content, room)),
@@ -128,15 +139,15 @@ fn read(workspace: &Workspace, path: &RelativePath, stop: &Stop) -> Result<(Vec<
             Reason::FileTooLarge,
             format!("{:?} is over 256 MiB: no notebook of that size is read", path.as_str()),
         )
-        .with("path", path.as_str())),
+        .with_metadata("path", path.as_str())),
     }
 }
 
-fn cell(cell: CellText) -> v1::NotebookCell {
+fn wire_cell(cell: RenderedCell) -> v1::NotebookCell {
     let kind = match cell.kind {
-        Some(Kind::Code) => v1::CellType::Code,
-        Some(Kind::Markdown) => v1::CellType::Markdown,
-        Some(Kind::Raw) => v1::CellType::Raw,
+        Some(CellKind::Code) => v1::CellType::Code,
+        Some(CellKind::Markdown) => v1::CellType::Markdown,
+        Some(CellKind::Raw) => v1::CellType::Raw,
         None => v1::CellType::Unspecified,
     };
     let outputs = cell.outputs.into_iter().map(|output| v1::CellOutput {
@@ -171,8 +182,8 @@ mod tests {
             v1::ReadNotebookRequest { path: "n.ipynb".to_owned(), ..Default::default() };
         change(&mut request);
         let mut violations = Vec::new();
-        match params(request, &workspace, &mut violations)? {
-            Some(params) => read_notebook(&workspace, &params, &Stop::new()),
+        match parse_params(request, &workspace, &mut violations)? {
+            Some(params) => read_notebook(&workspace, &params, &CancelToken::new()),
             None => Err(Error::invalid(violations)),
         }
     }

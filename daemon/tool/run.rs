@@ -9,26 +9,26 @@ pub(crate) mod answer;
 use std::{ffi::CString, time::Duration};
 
 use self::{
-    answer::{facts, response},
-    limits::lowered,
+    answer::{record_fields, response},
+    limits::lower_limits,
     span::ProcessSpan,
 };
 use super::{
-    Done, Scene, Tool, Work,
-    egress::{self, Connected},
+    Tool, ToolContext, ToolOutput, WorkspaceContext,
+    egress::{self, ProxiedObserver},
 };
 use crate::{
     api::v1,
     daemon::{
-        error::{Error, MOST_VIOLATIONS, Violation},
+        error::{Error, MAX_VIOLATIONS, Violation},
         process::{
-            environment::Environment,
-            live::{Exit, Live},
-            outcome::Outcome,
-            spec::{Program, Spec, Stdin},
-            supervise::{self, Artifacts, RunError},
+            environment::CommandEnvironment,
+            live::{ProcessExit, SupervisedProcess},
+            outcome::CommandOutcome,
+            spec::{CommandSpec, Program, StdinSource},
+            supervise::{self, OutputArtifacts, RunError},
         },
-        sandbox::{image::TerminalSize, limits::Limits},
+        sandbox::{image::TerminalSize, limits::RunLimits},
         store::session::StreamName,
         telemetry::semconv::process_error,
         workspace::RelativePath,
@@ -37,44 +37,44 @@ use crate::{
 
 /// How long a command keeps the turn of its call: as long as it takes to start one. From then on the
 /// kernel shares out the CPUs.
-pub(super) const TURN: Duration = Duration::from_millis(3);
+pub(super) const START_PERMIT_HOLD: Duration = Duration::from_millis(3);
 
 /// The tool.
 #[derive(Debug)]
-pub(crate) struct Run;
+pub(crate) struct RunCommand;
 
 /// A request that was checked.
 #[derive(Debug)]
 pub(crate) struct Params {
     pub(super) program: Program,
     pub(super) cwd: RelativePath,
-    pub(super) environment: Environment,
+    pub(super) environment: CommandEnvironment,
     pub(super) stdin: bytes::Bytes,
     pub(super) timeout: Option<Duration>,
-    limits: Limits,
-    pub(super) inline_bytes: usize,
+    limits: RunLimits,
+    pub(super) max_inline_bytes: usize,
 }
 
-impl Tool for Run {
+impl Tool for RunCommand {
     const NAME: &'static str = "run";
     const NEEDS_SANDBOX: bool = true;
-    const LIMITS_ITSELF: bool = true;
-    const TURN: Duration = TURN;
+    const ENFORCES_OWN_TIMEOUT: bool = true;
+    const START_PERMIT_HOLD: Duration = START_PERMIT_HOLD;
     type Request = v1::RunRequest;
     type Response = v1::RunResponse;
     type Params = Params;
 
-    fn lost(step: Option<u64>) -> Result<v1::RunResponse, Error> {
-        Ok(answer::lost(step))
+    fn daemon_lost_response(step: Option<u64>) -> Result<v1::RunResponse, Error> {
+        Ok(answer::daemon_lost_response(step))
     }
 
     fn cwd(params: &Params) -> Option<&RelativePath> {
         Some(&params.cwd)
     }
 
-    fn check(
+    fn validate(
         request: v1::RunRequest,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Params>, Error> {
         let v1::RunRequest {
@@ -118,11 +118,12 @@ impl Tool for Run {
                 argv.into_iter().map(CString::new).collect::<Result<_, _>>().ok().map(Program::Argv)
             }
         };
-        let mut environment = Environment::base(&scene.settings.path);
+        let mut environment =
+            CommandEnvironment::base(&workspace_context.run_settings.path_directories);
         let mut variables: Vec<_> = env.into_iter().collect();
         variables.sort_unstable();
         for (name, value) in variables {
-            if violations.len() > MOST_VIOLATIONS {
+            if violations.len() > MAX_VIOLATIONS {
                 break;
             }
             let field = format!("env[{name:?}]");
@@ -134,16 +135,16 @@ impl Tool for Run {
             }
         }
         if let Some(program) = &program {
-            violations.extend(program.violation(&environment));
+            violations.extend(program.size_violation(&environment));
         }
-        let limits = lowered(
-            scene.settings.limits,
+        let limits = lower_limits(
+            workspace_context.run_settings.limits,
             limits.unwrap_or_default(),
-            scene.isolation.level,
+            workspace_context.isolation.level,
             violations,
         );
         let timeout = timeout_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));
-        if let (Some(timeout), Some(wall)) = (timeout, limits.wall)
+        if let (Some(timeout), Some(wall)) = (timeout, limits.wall_time)
             && timeout > wall
         {
             let text = format!("must be at most {}, which the operator set", wall.as_secs());
@@ -152,7 +153,10 @@ impl Tool for Run {
         if !violations.is_empty() {
             return Ok(None);
         }
-        let cwd = RelativePath::parse(cwd.as_deref().unwrap_or("."), scene.workspace.mount_path())?;
+        let cwd = RelativePath::parse(
+            cwd.as_deref().unwrap_or("."),
+            workspace_context.workspace.mount_path(),
+        )?;
         Ok(program.map(|program| Params {
             program,
             cwd,
@@ -160,24 +164,30 @@ impl Tool for Run {
             stdin,
             timeout,
             limits,
-            inline_bytes: max_output_bytes.map_or(0, |bytes| bytes as usize),
+            max_inline_bytes: max_output_bytes.map_or(0, |bytes| bytes as usize),
         }))
     }
 
-    async fn execute(params: Params, work: Work) -> Result<Done<v1::RunResponse>, Error> {
+    async fn execute(
+        params: Params,
+        context: ToolContext,
+    ) -> Result<ToolOutput<v1::RunResponse>, Error> {
         // Nobody waits for a job: it is as good as a process that was started.
-        let default = work.job.is_none().then_some(work.default_timeout);
-        let timeout = params.timeout.or(work.limit).or(default);
-        let connection =
-            Connection { stdin: Stdin::Whole(params.stdin.clone()), terminal: None, live: None };
-        let isolation = work.scene.isolation.level.to_string();
-        let done = perform(params, timeout, connection, work).await?;
-        Ok(done.map(|exit| response(exit, isolation)))
+        let default = context.job.is_none().then_some(context.default_timeout);
+        let timeout = params.timeout.or(context.call_timeout).or(default);
+        let connection = CommandIo {
+            stdin: StdinSource::Bytes(params.stdin.clone()),
+            terminal: None,
+            supervised: None,
+        };
+        let isolation = context.workspace_context.isolation.level.to_string();
+        let done = run_command(params, timeout, connection, context).await?;
+        Ok(done.map_response(|exit| response(exit, isolation)))
     }
 }
 
 /// Where the rest of an output is, for who reads the answer.
-fn rest_in(path: String, reader: Option<&str>) -> String {
+fn full_output_location(path: String, reader: Option<&str>) -> String {
     match reader {
         Some(reader) => format!("{path}: read it with {reader}, commands cannot see it"),
         None => path,
@@ -185,60 +195,60 @@ fn rest_in(path: String, reader: Option<&str>) -> String {
 }
 
 /// What a command is connected to.
-pub(super) struct Connection {
+pub(super) struct CommandIo {
     /// What it reads.
-    pub(super) stdin: Stdin,
+    pub(super) stdin: StdinSource,
     /// Size of the terminal that it gets, if any.
     pub(super) terminal: Option<TerminalSize>,
     /// The side of its task, where it is watched while it runs.
-    pub(super) live: Option<Live>,
+    pub(super) supervised: Option<SupervisedProcess>,
 }
 
 /// Runs a command, whoever asked for it and however its output is told.
-pub(super) async fn perform(
+pub(super) async fn run_command(
     params: Params,
     timeout: Option<Duration>,
-    connection: Connection,
-    work: Work,
-) -> Result<Done<Exit>, Error> {
-    let Work {
-        scene,
+    connection: CommandIo,
+    tool_context: ToolContext,
+) -> Result<ToolOutput<ProcessExit>, Error> {
+    let ToolContext {
+        workspace_context: scene,
         session,
         step,
-        stop,
+        cancel: stop,
         span,
         telemetry,
-        about,
-        seat,
+        common_record_fields: about,
+        sandbox_permit: seat,
         job,
-        reader,
-        artifact_bytes,
-        in_default_shell,
+        artifact_reader: reader,
+        max_artifact_bytes: artifact_bytes,
+        uses_default_shell: in_default_shell,
         approved_cwd,
         ..
-    } = work;
+    } = tool_context;
     let seat = seat.ok_or_else(|| Error::internal("a run was let in without a sandbox"))?;
     if !scene.isolation.is_ready() {
-        return Err(refusal::unavailable(&scene));
+        return Err(refusal::commands_unavailable(&scene));
     }
-    if scene.sandboxes.is_lost() {
-        return Err(refusal::lost());
+    if scene.sandbox_pool.is_keeper_dead() {
+        return Err(refusal::keeper_lost());
     }
     let cwd = params.cwd.absolute(scene.workspace.mount_path());
-    let Params { program, mut environment, limits, inline_bytes, .. } = params;
+    let Params { program, mut environment, limits, max_inline_bytes: inline_bytes, .. } = params;
     let program = match program {
         Program::Shell(text) if in_default_shell => Program::DefaultShell(text),
         Program::Shell(_) | Program::DefaultShell(_) | Program::Argv(_) => program,
     };
-    let timeout = timeout.into_iter().chain(limits.wall).min();
+    let timeout = timeout.into_iter().chain(limits.wall_time).min();
     let name = program.name();
     let process = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &limits, &scene);
-    for (name, value) in telemetry.propagators().variables(process.context()) {
-        environment.provide(&name, value);
+    for (name, value) in telemetry.propagators().child_variables(process.context()) {
+        environment.set_default(&name, value);
     }
-    egress::provide(&scene, &mut environment);
-    let Connection { stdin, terminal, live } = connection;
-    let spec = Spec {
+    egress::set_proxy_variables(&scene, &mut environment);
+    let CommandIo { stdin, terminal, supervised: live } = connection;
+    let spec = CommandSpec {
         program,
         cwd: CString::new(cwd.into_os_string().into_encoded_bytes()).map_err(Error::internal)?,
         cwd_identity: approved_cwd,
@@ -247,51 +257,53 @@ pub(super) async fn perform(
         terminal,
         timeout,
         limits,
-        inline_bytes,
+        max_inline_bytes: inline_bytes,
     };
-    let cap = scene.settings.artifact_bytes;
+    let cap = scene.run_settings.max_artifact_bytes;
     let cap = artifact_bytes.map_or(cap, |bytes| bytes.min(cap));
-    let written = job.map(|job| job.written);
+    let written = job.map(|job| job.output_written);
     let [stdout, stderr] = [StreamName::Stdout, StreamName::Stderr].map(|stream| {
-        let (sink, path) = session.sink(step, stream, cap);
-        let sink = sink.telling(written.clone());
+        let (sink, path) = session.artifact_writer(step, stream, cap);
+        let sink = sink.notifying(written.clone());
         match artifact_bytes {
-            Some(_) => (sink.even_if_empty(), path),
+            Some(_) => (sink.create_if_empty(), path),
             None => (sink, path),
         }
     });
     let (stdout_path, stderr_path) = (stdout.1.clone(), stderr.1.clone());
     if let Some(live) = &live {
-        live.process.set_paths(stdout_path.clone(), stderr_path.clone());
+        live.process.set_output_paths(stdout_path.clone(), stderr_path.clone());
     }
-    let [stdout, stderr] = [stdout, stderr].map(|(sink, path)| (sink, rest_in(path, reader)));
-    let artifacts = Artifacts { stdout, stderr };
+    let [stdout, stderr] =
+        [stdout, stderr].map(|(sink, path)| (sink, full_output_location(path, reader)));
+    let artifacts = OutputArtifacts { stdout, stderr };
     let context = process.context().clone();
-    let records = egress::Records::new(session, step, about);
-    let mut observer = Connected::new(process, &scene, &telemetry, &context, records);
+    let records = egress::RunRecorder::new(session, step, about);
+    let mut observer = ProxiedObserver::new(process, &scene, &telemetry, &context, records);
     let finished =
-        supervise::run(&spec, &scene.sandboxes, seat, artifacts, &stop, &mut observer, live).await;
-    let observer = observer.end().await;
+        supervise::run(&spec, &scene.sandbox_pool, seat, artifacts, &stop, &mut observer, live)
+            .await;
+    let observer = observer.finish().await;
     match finished {
         Ok(finished) => {
-            observer.finished(&finished);
-            let timed_out = matches!(finished.ended.outcome, Outcome::TimedOut(_));
-            let exit = Exit { finished, stdout_path, stderr_path };
-            Ok(Done {
-                facts: facts(&exit),
+            observer.finish(&finished);
+            let timed_out = matches!(finished.termination.outcome, CommandOutcome::TimedOut(_));
+            let exit = ProcessExit { result: finished, stdout_path, stderr_path };
+            Ok(ToolOutput {
+                record_fields: record_fields(&exit),
                 error_type: timed_out.then_some(process_error::TIMEOUT),
-                ..Done::plain(exit)
+                ..ToolOutput::new(exit)
             })
         }
         Err(error) => {
             let error_type = match error {
-                RunError::Lost => process_error::SANDBOX_LOST,
-                RunError::Abandoned | RunError::Draining | RunError::EndedBefore => {
+                RunError::SandboxLost => process_error::SANDBOX_LOST,
+                RunError::Abandoned | RunError::Draining | RunError::EndedBeforeStart => {
                     process_error::CANCELLED
                 }
-                RunError::NotStarted(_) | RunError::NoSandboxInTime => process_error::SPAWN_FAILED,
+                RunError::NotStarted(_) | RunError::SandboxTimeout => process_error::SPAWN_FAILED,
             };
-            Err(observer.failed(refusal::run_error(error, &spec), error_type))
+            Err(observer.fail(refusal::error_of_run(error, &spec), error_type))
         }
     }
 }

@@ -2,80 +2,88 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{COST_OF_GLOBS, Done, Scene, Tool, Work, artifacts::Artifacts, in_time};
+use super::{
+    GLOB_VALIDATION_COST_PER_BYTE, Tool, ToolContext, ToolOutput, WorkspaceContext,
+    artifacts::SessionArtifacts, run_on_files_until,
+};
 use crate::{
     api::v1,
     daemon::{
-        descriptors::Attempts,
+        descriptors::FdRetry,
         error::{Error, Violation},
         workspace::{
-            Finds, Hit, Pattern, Progress, Query, SearchWish, Selection, Stop, Workspace, globs,
-            search_one,
+            CancelToken, Match, SearchOptions, SearchPattern, SearchProgress, SearchQuery,
+            SearchResults, WalkFilter, Workspace, compile_globs, search_file,
         },
     },
 };
 
 /// Lines around a match when a request says nothing about it.
-const DEFAULT_CONTEXT: u32 = 2;
+const DEFAULT_CONTEXT_LINES: u32 = 2;
 /// Matches to answer with when a request says nothing about it.
-const DEFAULT_RESULTS: u32 = 50;
+const DEFAULT_MAX_MATCHES: u32 = 50;
 /// Most bytes of lines in an answer, one match in any case: with what encodes them, they fit into a
 /// message of 4 MiB, which clients accept by default.
-const ANSWER_BYTES: usize = 3 << 20;
+const MAX_RESPONSE_LINE_BYTES: usize = 3 << 20;
 /// How long a search keeps the turn of its call. Few go on at one time, so that the kernel can share out the
 /// CPUs among these and what other callers call, who need not wait for the end of a long one.
-const TURN: Duration = Duration::from_millis(3);
+const START_PERMIT_HOLD: Duration = Duration::from_millis(3);
 
 /// The tool.
 #[derive(Debug)]
-pub(crate) struct Search;
+pub(crate) struct SearchFiles;
 
-impl Tool for Search {
+impl Tool for SearchFiles {
     const NAME: &'static str = "search";
-    const COST: usize = COST_OF_GLOBS;
+    const VALIDATION_COST_PER_BYTE: usize = GLOB_VALIDATION_COST_PER_BYTE;
     // It answers with what it has found when its time is up.
-    const LIMITS_ITSELF: bool = true;
-    const TURN: Duration = TURN;
+    const ENFORCES_OWN_TIMEOUT: bool = true;
+    const START_PERMIT_HOLD: Duration = START_PERMIT_HOLD;
     type Request = v1::SearchRequest;
     type Response = v1::SearchResponse;
     type Params = v1::SearchRequest;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
         if !violations.is_empty() {
             return Ok(None);
         }
-        scene.workspace.resolve(request.path.as_deref().unwrap_or("."))?;
+        workspace_context.workspace.resolve(request.path.as_deref().unwrap_or("."))?;
         selection(&request)?;
         Ok(Some(request))
     }
 
-    async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
+    async fn execute(
+        request: Self::Request,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
         let request = Arc::new(request);
-        let until = work.until();
-        let artifacts = Artifacts::of(&work);
-        let mut attempts = Attempts::until(Some(until));
+        let until = context.soft_deadline();
+        let artifacts = SessionArtifacts::for_call(&context);
+        let mut attempts = FdRetry::with_deadline(Some(until));
         loop {
-            let place = work.wait_for(&work.scene.files.searches, Some(until));
+            let place = context
+                .acquire_permit(&context.workspace_context.file_limiters.searches, Some(until));
             let place = place.await?;
-            let progress = Arc::new(Progress::new(most(&request), ANSWER_BYTES));
+            let progress =
+                Arc::new(SearchProgress::new(max_matches(&request), MAX_RESPONSE_LINE_BYTES));
             let (told, request) = (Arc::clone(&progress), Arc::clone(&request));
             let artifacts = artifacts.clone();
-            let complete = in_time(&work, until, move |workspace, stop| {
+            let complete = run_on_files_until(&context, until, move |workspace, stop| {
                 let _place = place;
                 search(workspace, &artifacts, &request, &told, stop)
             });
             let complete = match complete.await?.transpose() {
-                Err(error) if work.again(&mut attempts, &error).await => continue,
+                Err(error) if context.should_retry(&mut attempts, &error).await => continue,
                 complete => complete?.unwrap_or(false),
             };
             let answer = response(progress.take(), complete);
             return Ok(match complete {
-                true => Done::plain(answer),
-                false => Done::cut_short(answer),
+                true => ToolOutput::new(answer),
+                false => ToolOutput::timed_out(answer),
             });
         }
     }
@@ -84,61 +92,61 @@ impl Tool for Search {
 /// Searches, and answers whether it came to the end.
 fn search(
     workspace: &Workspace,
-    artifacts: &Artifacts,
+    artifacts: &SessionArtifacts,
     request: &v1::SearchRequest,
-    progress: &Progress,
-    stop: &Stop,
+    progress: &SearchProgress,
+    stop: &CancelToken,
 ) -> Result<bool, Error> {
     let path = workspace.resolve(request.path.as_deref().unwrap_or("."))?;
-    let pattern = Pattern::new(Query {
+    let pattern = SearchPattern::new(SearchQuery {
         text: &request.query,
         is_regex: request.is_regex.unwrap_or(false),
         case_sensitive: request.case_sensitive.unwrap_or(false),
         multiline: request.multiline.unwrap_or(false),
     })?;
-    let wish = SearchWish {
+    let wish = SearchOptions {
         pattern,
-        context: size(request.context_lines.unwrap_or(DEFAULT_CONTEXT)),
-        most: most(request),
-        most_bytes: ANSWER_BYTES,
+        context_lines: to_usize(request.context_lines.unwrap_or(DEFAULT_CONTEXT_LINES)),
+        max_matches: max_matches(request),
+        max_bytes: MAX_RESPONSE_LINE_BYTES,
     };
     // In some vocabularies only a glob can name a file.
     if let (".", [glob]) = (path.as_str(), request.globs.as_slice())
-        && Artifacts::is_name(glob)
+        && SessionArtifacts::is_artifact_path(glob)
         && let Err(error) = workspace.open_file(&workspace.resolve(glob)?)
-        && let Ok(file) = artifacts.instead_of(glob, error)
+        && let Ok(file) = artifacts.open_fallback(glob, error)
     {
-        return Ok(search_one(file, &wish, progress, stop));
+        return Ok(search_file(file, &wish, progress, stop));
     }
     let selection = selection(request)?;
     match workspace.search(&path, selection, &wish, progress, stop) {
         Err(error) => {
-            let file = artifacts.instead_of(path.as_str(), error)?;
-            Ok(search_one(file, &wish, progress, stop))
+            let file = artifacts.open_fallback(path.as_str(), error)?;
+            Ok(search_file(file, &wish, progress, stop))
         }
         complete => complete,
     }
 }
 
-fn response(finds: Finds, complete: bool) -> v1::SearchResponse {
+fn response(finds: SearchResults, complete: bool) -> v1::SearchResponse {
     v1::SearchResponse {
-        truncated: finds.total > finds.hits.len() as u64,
-        matches: finds.hits.into_iter().map(|(file, hit)| found(&file, hit)).collect(),
-        total_matches: clamped(finds.total),
-        files_searched: clamped(finds.searched),
+        truncated: finds.total > finds.matches.len() as u64,
+        matches: finds.matches.into_iter().map(|(file, hit)| wire_match(&file, hit)).collect(),
+        total_matches: saturating_u32(finds.total),
+        files_searched: saturating_u32(finds.files_searched),
         timed_out: !complete,
-        files_left_out: clamped(finds.left_out),
-        ignore_files_cut: finds.ignore_files_cut,
+        files_left_out: saturating_u32(finds.files_incomplete),
+        ignore_files_cut: finds.truncated_ignore_files,
     }
 }
 
 /// Matches to answer with.
-fn most(request: &v1::SearchRequest) -> usize {
-    size(request.max_results.unwrap_or(DEFAULT_RESULTS).max(1))
+fn max_matches(request: &v1::SearchRequest) -> usize {
+    to_usize(request.max_results.unwrap_or(DEFAULT_MAX_MATCHES).max(1))
 }
 
 /// Which files to search.
-fn selection(request: &v1::SearchRequest) -> Result<Selection, Error> {
+fn selection(request: &v1::SearchRequest) -> Result<WalkFilter, Error> {
     let without: Vec<String> = request
         .exclude_globs
         .iter()
@@ -147,31 +155,31 @@ fn selection(request: &v1::SearchRequest) -> Result<Selection, Error> {
         .collect();
     let wanted = request.globs.iter().chain(&without).map(String::as_str);
     let hidden = request.hidden.unwrap_or(false);
-    Ok(Selection {
-        globs: globs(wanted)?,
+    Ok(WalkFilter {
+        globs: compile_globs(wanted)?,
         respect_ignore: !request.no_ignore.unwrap_or(false),
-        hidden,
+        include_hidden: hidden,
         // As ripgrep has it: a hidden directory like any other.
-        git: hidden,
-        max_depth: request.max_depth.map(size),
+        include_git: hidden,
+        max_depth: request.max_depth.map(to_usize),
     })
 }
 
-fn found(file: &str, hit: Hit) -> v1::SearchMatch {
+fn wire_match(file: &str, hit: Match) -> v1::SearchMatch {
     v1::SearchMatch {
         file: file.to_owned(),
-        line: clamped(hit.line),
-        column: clamped(hit.column),
+        line: saturating_u32(hit.line),
+        column: saturating_u32(hit.column),
         content: hit.content,
         context_before: hit.before,
         context_after: hit.after,
     }
 }
 
-fn size(number: u32) -> usize {
+fn to_usize(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-fn clamped(number: u64) -> u32 {
+fn saturating_u32(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }

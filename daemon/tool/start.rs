@@ -4,64 +4,64 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Done, Scene, Tool, Work,
-    run::{self, Connection, Run},
+    Tool, ToolContext, ToolOutput, WorkspaceContext,
+    run::{self, CommandIo, RunCommand},
 };
 use crate::{
     api::v1,
     daemon::{
         error::{Error, Violation},
         process::{
-            input::Input,
-            live::{About, Exit, Live, Process},
-            spec::{Stdin, shortened},
+            input::InputQueue,
+            live::{ProcessExit, ProcessHandle, ProcessInfo, SupervisedProcess},
+            spec::{StdinSource, truncate_for_display},
         },
-        sandbox::{image::TerminalSize, level::Level},
+        sandbox::{image::TerminalSize, level::IsolationLevel},
         workspace::RelativePath,
     },
 };
 
 /// What a terminal of ours is to programs: what clients understand, whatever they run in.
-const TERM: &str = "xterm-256color";
+const TERMINAL_TYPE: &str = "xterm-256color";
 
 /// The tool `run`, started and not waited for.
 #[derive(Debug)]
-pub(crate) struct Start;
+pub(crate) struct StartCommand;
 
 /// A request that was checked.
 #[derive(Debug)]
 pub(crate) struct Params {
-    run: run::Params,
-    stdin: Stdin,
+    run_params: run::Params,
+    stdin: StdinSource,
     terminal: Option<TerminalSize>,
-    live: Live,
+    supervised: SupervisedProcess,
 }
 
 impl Params {
     /// The command, for those who watch it.
-    pub(crate) fn process(&self) -> &Arc<Process> {
-        &self.live.process
+    pub(crate) fn process(&self) -> &Arc<ProcessHandle> {
+        &self.supervised.process
     }
 }
 
-impl Tool for Start {
-    const NAME: &'static str = Run::NAME;
-    const MESSAGE: Option<&'static str> = Some("jig.v1.StartRequest");
+impl Tool for StartCommand {
+    const NAME: &'static str = RunCommand::NAME;
+    const REQUEST_MESSAGE: Option<&'static str> = Some("jig.v1.StartRequest");
     const NEEDS_SANDBOX: bool = true;
-    const IS_WAITED_FOR: bool = false;
-    const LIMITS_ITSELF: bool = true;
-    const TURN: Duration = run::TURN;
+    const CALLER_WAITS: bool = false;
+    const ENFORCES_OWN_TIMEOUT: bool = true;
+    const START_PERMIT_HOLD: Duration = run::START_PERMIT_HOLD;
     type Request = v1::StartRequest;
-    type Response = Exit;
+    type Response = ProcessExit;
     type Params = Params;
 
     fn cwd(params: &Params) -> Option<&RelativePath> {
-        Run::cwd(&params.run)
+        RunCommand::cwd(&params.run_params)
     }
 
-    fn check(
+    fn validate(
         request: v1::StartRequest,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Params>, Error> {
         let ends_alone = request.on_disconnect() == v1::OnDisconnect::Kill;
@@ -85,7 +85,7 @@ impl Tool for Start {
                 rows: u16::try_from(pty.rows).ok()?,
             })
         });
-        if terminal.is_some() && scene.isolation.level == Level::L1 {
+        if terminal.is_some() && workspace_context.isolation.level == IsolationLevel::L1 {
             let text = "no terminals are given at isolation L1, where they would be the daemon's";
             violations.push(Violation::new("pty", text));
         }
@@ -99,39 +99,45 @@ impl Tool for Start {
             max_output_bytes,
             limits,
         };
-        let Some(mut run) = Run::check(request, scene, violations)? else {
+        let Some(mut run) = RunCommand::validate(request, workspace_context, violations)? else {
             return Ok(None);
         };
         let is_open = stdin_open.unwrap_or(run.stdin.is_empty());
         // A terminal is always fed: it has no other way to be read from.
         let (stdin, input) = if is_open || terminal.is_some() {
             let first = std::mem::take(&mut run.stdin);
-            (Stdin::Fed, Input::new(first, !is_open))
+            (StdinSource::Streamed, InputQueue::new(first, !is_open))
         } else {
             let all = run.stdin.clone();
-            (Stdin::Whole(all), Input::new(bytes::Bytes::new(), true))
+            (StdinSource::Bytes(all), InputQueue::new(bytes::Bytes::new(), true))
         };
         if terminal.is_some() {
-            run.environment.provide("TERM", TERM.to_owned());
+            run.environment.set_default("TERM", TERMINAL_TYPE.to_owned());
         }
-        let about = About {
+        let about = ProcessInfo {
             id: ulid::Ulid::generate().to_string(),
             command: run.program.display(),
-            cwd: shortened(&run.cwd.absolute(scene.workspace.mount_path()).to_string_lossy()),
+            cwd: truncate_for_display(
+                &run.cwd.absolute(workspace_context.workspace.mount_path()).to_string_lossy(),
+            ),
             has_terminal: terminal.is_some(),
-            ends_alone,
+            ends_with_last_reader: ends_alone,
         };
-        let live = Process::prepare(about, input, scene.settings.replay_bytes);
-        Ok(Some(Params { run, stdin, terminal, live }))
+        let live =
+            ProcessHandle::prepare(about, input, workspace_context.run_settings.max_replay_bytes);
+        Ok(Some(Params { run_params: run, stdin, terminal, supervised: live }))
     }
 
-    async fn execute(params: Params, work: Work) -> Result<Done<Exit>, Error> {
-        let Params { run, stdin, terminal, live } = params;
-        let connection = Connection { stdin, terminal, live: Some(live) };
-        let (timeout, repeats_output) = (run.timeout, run.inline_bytes > 0);
-        let mut done = run::perform(run, timeout, connection, work).await?;
+    async fn execute(
+        params: Params,
+        context: ToolContext,
+    ) -> Result<ToolOutput<ProcessExit>, Error> {
+        let Params { run_params: run, stdin, terminal, supervised: live } = params;
+        let connection = CommandIo { stdin, terminal, supervised: Some(live) };
+        let (timeout, repeats_output) = (run.timeout, run.max_inline_bytes > 0);
+        let mut done = run::run_command(run, timeout, connection, context).await?;
         if !repeats_output {
-            let finished = &mut done.response.finished;
+            let finished = &mut done.response.result;
             // Nobody asked for it: not even for the line that says how much was left out.
             finished.stdout.text.clear();
             finished.stderr.text.clear();

@@ -1,15 +1,15 @@
 //! `stat`: what is at a path.
 
 use super::{
-    Done, Scene, Tool, Work,
+    Tool, ToolContext, ToolOutput, WorkspaceContext,
     description::{file_type, modify_time},
-    on_files,
+    run_on_files,
 };
 use crate::{
     api::v1,
     daemon::{
         error::{Error, Violation},
-        workspace::{Stop, Workspace},
+        workspace::{CancelToken, Workspace},
     },
 };
 
@@ -23,34 +23,38 @@ impl Tool for StatPath {
     type Response = v1::StatPathResponse;
     type Params = v1::StatPathRequest;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
         if !violations.is_empty() {
             return Ok(None);
         }
-        scene.workspace.resolve(&request.path)?;
+        workspace_context.workspace.resolve(&request.path)?;
         Ok(Some(request))
     }
 
-    fn files(request: &Self::Params, scene: &Scene) -> Vec<String> {
-        let path = scene.workspace.resolve(&request.path);
+    fn affected_paths(request: &Self::Params, workspace_context: &WorkspaceContext) -> Vec<String> {
+        let path = workspace_context.workspace.resolve(&request.path);
         path.iter().map(|path| path.as_str().to_owned()).collect()
     }
 
-    async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| stat_path(workspace, &request.path, stop)).await
+    async fn execute(
+        request: Self::Request,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        run_on_files(context, move |workspace, stop| stat_path(workspace, &request.path, stop))
+            .await
     }
 }
 
 fn stat_path(
     workspace: &Workspace,
     path: &str,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::StatPathResponse, Error> {
-    let (description, sha256) = workspace.describe(&workspace.resolve(path)?, stop)?;
+    let (description, sha256) = workspace.metadata(&workspace.resolve(path)?, stop)?;
     Ok(v1::StatPathResponse {
         r#type: file_type(description.kind).into(),
         size_bytes: description.size,

@@ -4,20 +4,20 @@ use std::borrow::Cow;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use super::{Done, Scene, Tool, Work, on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
     api::v1::{self, Encoding, WriteMode},
     daemon::{
-        checksum::{sha256, sum_rule},
+        checksum::{sha256, sha256_violation},
         error::{Error, Reason, Violation},
-        workspace::{Content, Original, RelativePath, Stop, Workspace},
+        workspace::{CancelToken, FileSnapshot, NewContent, RelativePath, Workspace},
     },
 };
 
 /// Most bytes of content, however it is encoded.
-const MOST_CONTENT: usize = 10 << 20;
+const MAX_CONTENT_BYTES: usize = 10 << 20;
 /// Most bytes of a file that is appended to, or whose hash is asked for.
-const MOST_OLD: u64 = 256 << 20;
+const MAX_EXISTING_FILE_BYTES: u64 = 256 << 20;
 
 /// The tool.
 #[derive(Debug)]
@@ -40,9 +40,9 @@ impl Tool for WriteFile {
     type Response = v1::WriteFileResponse;
     type Params = Params;
 
-    fn check(
+    fn validate(
         request: Self::Request,
-        scene: &Scene,
+        workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Params>, Error> {
         let (encoding, mode) = (request.encoding(), request.mode());
@@ -52,22 +52,22 @@ impl Tool for WriteFile {
             Ok(request.content.into_bytes())
         };
         let content = content.and_then(|content| match content.len() {
-            0..=MOST_CONTENT => Ok(content),
+            0..=MAX_CONTENT_BYTES => Ok(content),
             bytes => Err(format!(
-                "holds {bytes} bytes; at most {MOST_CONTENT} are allowed: upload it instead"
+                "holds {bytes} bytes; at most {MAX_CONTENT_BYTES} are allowed: upload it instead"
             )),
         });
         if let Err(problem) = &content {
             violations.push(Violation::new("content", problem.clone()));
         }
         let expected = request.expected_sha256.as_deref();
-        violations.extend(expected.and_then(|sum| sum_rule("expected_sha256", sum)));
+        violations.extend(expected.and_then(|sum| sha256_violation("expected_sha256", sum)));
         if mode == WriteMode::CreateNew && request.expected_sha256.is_some() {
             let problem =
                 "cannot be given for a file that must not be there (WRITE_MODE_CREATE_NEW)";
             violations.push(Violation::new("expected_sha256", problem));
         }
-        let path = scene.workspace.resolve(&request.path);
+        let path = workspace_context.workspace.resolve(&request.path);
         match content {
             Ok(content) if violations.is_empty() => Ok(Some(Params {
                 path: path?,
@@ -81,55 +81,59 @@ impl Tool for WriteFile {
         }
     }
 
-    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
-    async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| write_file(workspace, &params, stop)).await
+    async fn execute(
+        params: Params,
+        context: ToolContext,
+    ) -> Result<ToolOutput<Self::Response>, Error> {
+        run_on_files(context, move |workspace, stop| write_file(workspace, &params, stop)).await
     }
 }
 
 fn write_file(
     workspace: &Workspace,
     params: &Params,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::WriteFileResponse, Error> {
     let Params { path, content, .. } = params;
-    let mut change = workspace.change(std::slice::from_ref(path), stop)?;
+    let mut change = workspace.begin_transaction(std::slice::from_ref(path), stop)?;
     if !params.create_directories {
-        change.keep_to_directories();
+        change.require_parent_directories();
     }
     let needs_old = params.mode == WriteMode::Append || params.expected_sha256.is_some();
-    let old = if needs_old { change.read(path, MOST_OLD)? } else { change.look(path)? };
+    let old =
+        if needs_old { change.read(path, MAX_EXISTING_FILE_BYTES)? } else { change.stat(path)? };
     match &old {
         Some(_) if params.mode == WriteMode::CreateNew => {
             let text = format!(
                 "{:?} is there already: choose another path, or WRITE_MODE_OVERWRITE",
                 path.as_str()
             );
-            return Err(Error::new(Reason::FileExists, text).with("path", path.as_str()));
+            return Err(Error::new(Reason::FileExists, text).with_metadata("path", path.as_str()));
         }
-        Some(old) => old.expect(path, params.expected_sha256.as_deref())?,
+        Some(old) => old.check_sha256(path, params.expected_sha256.as_deref())?,
         None if params.expected_sha256.is_some() => {
             let text = format!(
                 "no file is at {:?}, so it cannot be the one of expected_sha256",
                 path.as_str()
             );
-            return Err(Error::new(Reason::FileNotFound, text).with("path", path.as_str()));
+            return Err(Error::new(Reason::FileNotFound, text).with_metadata("path", path.as_str()));
         }
         None => {}
     }
     let bytes_written = content.len() as u64;
     let whole = match &old {
-        Some(Original { content: before, .. }) if params.mode == WriteMode::Append => {
+        Some(FileSnapshot { content: before, .. }) if params.mode == WriteMode::Append => {
             Cow::Owned([before.as_slice(), content].concat())
         }
         _ => Cow::Borrowed(content),
     };
-    let content = Content { mode: params.file_mode, ..Content::new(&whole) };
+    let content = NewContent { mode: params.file_mode, ..NewContent::new(&whole) };
     change.write(path, old.as_ref(), content)?;
-    change.commit()?.written_down()?;
+    change.commit()?.sync_result()?;
     Ok(v1::WriteFileResponse { bytes_written, created: old.is_none(), sha256: sha256(&whole) })
 }
 
@@ -181,7 +185,7 @@ mod tests {
                 expected_sha256: expected.map(|hash| hash.to_uppercase()),
                 ..params(&workspace, "d/f", "n")
             };
-            let result = write_file(&workspace, &params, &Stop::new());
+            let result = write_file(&workspace, &params, &CancelToken::new());
             let found = result.as_ref().map(|_| fs::read_to_string(&file).unwrap());
             assert_eq!(
                 found.as_deref().map_err(|error| error.reason),
@@ -212,7 +216,7 @@ mod tests {
         };
         set("user.jig", b"kept").unwrap();
         let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
-        write_file(&workspace, &params(&workspace, "f", "new"), &Stop::new()).unwrap();
+        write_file(&workspace, &params(&workspace, "f", "new"), &CancelToken::new()).unwrap();
         let metadata = fs::metadata(at("f")).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (1234, 4321));
         assert_eq!(metadata.mode() & 0o7777, 0o750, "no set-user-id bit");
@@ -250,7 +254,7 @@ mod tests {
             ("safe/in/x", true, R::PolicyDenied),
         ] {
             let params = Params { create_directories, ..params(&workspace, path, "x") };
-            let error = write_file(&workspace, &params, &Stop::new()).unwrap_err();
+            let error = write_file(&workspace, &params, &CancelToken::new()).unwrap_err();
             assert_eq!(error.reason, reason, "{path}: {error}");
         }
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);

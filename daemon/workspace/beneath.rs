@@ -23,49 +23,49 @@ use crate::daemon::sys::Errno;
 
 /// Most attempts while directories on the way are renamed: each fails only when another rename was
 /// in between.
-const ATTEMPTS: usize = 128;
+const MAX_OPEN_ATTEMPTS: usize = 128;
 /// Most bytes of a path in one system call: less than PATH_MAX with its final NUL. Longer paths are
 /// opened in several steps.
-const STEP: usize = 4000;
+const MAX_OPEN_PATH_BYTES: usize = 4000;
 /// Where a descriptor only names a place and gives no access to it.
-const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+const HANDLE_FLAGS: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 /// Reading a directory. Nothing but a directory is opened, so no FIFO waits and no device wakes up.
-const READ_DIRECTORY: OFlags =
+const READ_DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// A directory beneath which paths are opened.
 #[derive(Debug)]
 pub(super) struct Root {
     directory: OwnedFd,
-    way: Way,
-    links: Links,
+    method: ResolveMethod,
+    symlinks: SymlinkPolicy,
 }
 
 /// What becomes of symbolic links on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Links {
+enum SymlinkPolicy {
     /// They are refused.
     Refuse,
     /// Those that stay beneath the directory are followed.
-    Beneath,
+    Within,
 }
 
 /// How paths are resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum ResolveMethod {
     /// By the kernel.
     Openat2,
     /// Component by component.
     Components,
 }
 
-impl Links {
+impl SymlinkPolicy {
     /// The rules by which the kernel resolves a path.
-    fn resolve(self) -> ResolveFlags {
+    fn resolve_flags(self) -> ResolveFlags {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         match self {
             Self::Refuse => beneath | ResolveFlags::NO_SYMLINKS,
-            Self::Beneath => beneath,
+            Self::Within => beneath,
         }
     }
 }
@@ -73,85 +73,90 @@ impl Links {
 impl Root {
     /// Opens the directory at a path of the operator's, whose symbolic links are followed.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
-        let directory = open(path, PLACE | OFlags::DIRECTORY, Mode::empty())?;
-        let links = Links::Refuse;
-        let way = match beneath(directory.as_fd(), b".", PLACE, links) {
-            Ok(_) => Way::Openat2,
-            Err(Errno::NOSYS | Errno::PERM) => Way::Components,
+        let directory = open(path, HANDLE_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
+        let links = SymlinkPolicy::Refuse;
+        let way = match open_by_openat2(directory.as_fd(), b".", HANDLE_FLAGS, links) {
+            Ok(_) => ResolveMethod::Openat2,
+            Err(Errno::NOSYS | Errno::PERM) => ResolveMethod::Components,
             Err(errno) => return Err(errno.into()),
         };
-        Ok(Self { directory, way, links })
+        Ok(Self { directory, method: way, symlinks: links })
     }
 
     /// Follows symbolic links that stay beneath the directory. Only the kernel can do that without
     /// being deceived.
     pub(super) fn follow_links(&mut self) -> io::Result<()> {
-        if self.way == Way::Components {
+        if self.method == ResolveMethod::Components {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "this kernel has no openat2(2), without which symlinks = \"beneath\" is not safe",
             ));
         }
-        self.links = Links::Beneath;
+        self.symlinks = SymlinkPolicy::Within;
         Ok(())
     }
 
     /// Whether symbolic links that stay beneath the directory are followed.
     pub(super) fn follows_links(&self) -> bool {
-        self.links == Links::Beneath
+        self.symlinks == SymlinkPolicy::Within
     }
 
     /// Opens whatever is at `path` without access to it.
     pub(super) fn open_path(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
-        self.open_with(path, PLACE)
+        self.open_with(path, HANDLE_FLAGS)
     }
 
     /// Whether symbolic links on `path` lead out of the directory, as absolute ones do. Nothing outside is looked
     /// at: the kernel stops there. False where the kernel cannot tell.
     pub(super) fn leads_out(&self, path: &[u8]) -> bool {
-        self.way == Way::Openat2
-            && beneath(self.as_fd(), path, PLACE, Links::Beneath).is_err_and(|e| e == Errno::XDEV)
+        self.method == ResolveMethod::Openat2
+            && open_by_openat2(self.as_fd(), path, HANDLE_FLAGS, SymlinkPolicy::Within)
+                .is_err_and(|e| e == Errno::XDEV)
     }
 
     /// Opens whatever is at `path` without access to it, if the kernel has all that it takes in
     /// memory: then nothing is waited for.
-    pub(super) fn open_path_from_memory(&self, path: &[u8]) -> Option<OwnedFd> {
-        if self.way == Way::Components || path.is_empty() || path.len() > STEP {
+    pub(super) fn open_path_cached(&self, path: &[u8]) -> Option<OwnedFd> {
+        if self.method == ResolveMethod::Components
+            || path.is_empty()
+            || path.len() > MAX_OPEN_PATH_BYTES
+        {
             return None;
         }
-        let resolve = self.links.resolve() | ResolveFlags::CACHED;
+        let resolve = self.symlinks.resolve_flags() | ResolveFlags::CACHED;
         let path = OsStr::from_bytes(path);
-        openat2(&self.directory, path, PLACE, Mode::empty(), resolve).ok()
+        openat2(&self.directory, path, HANDLE_FLAGS, Mode::empty(), resolve).ok()
     }
 
     /// Opens the directory at `path` for reading.
     pub(super) fn open_directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
-        self.open_with(path, READ_DIRECTORY)
+        self.open_with(path, READ_DIRECTORY_FLAGS)
     }
 
     /// Opens the directory at `path` as a place to work in, without access to its list.
-    pub(super) fn open_place(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
-        let place = self.open_with(path, PLACE.union(OFlags::DIRECTORY))?;
+    pub(super) fn open_directory_handle(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let place = self.open_with(path, HANDLE_FLAGS.union(OFlags::DIRECTORY))?;
         Ok(place)
     }
 
     fn open_with(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-        if self.way == Way::Components {
-            return by_components(self.directory.as_fd(), path, flags);
+        if self.method == ResolveMethod::Components {
+            return open_by_components(self.directory.as_fd(), path, flags);
         }
         let mut rest = path;
         let mut base: Option<OwnedFd> = None;
-        while rest.len() > STEP {
+        while rest.len() > MAX_OPEN_PATH_BYTES {
             // A component longer than a step is no name of any file system.
-            let slash = memchr::memrchr(b'/', &rest[..STEP]).ok_or(Errno::NAMETOOLONG)?;
+            let slash =
+                memchr::memrchr(b'/', &rest[..MAX_OPEN_PATH_BYTES]).ok_or(Errno::NAMETOOLONG)?;
             let from = base.as_ref().map_or(self.directory.as_fd(), AsFd::as_fd);
-            let flags = PLACE | OFlags::DIRECTORY;
-            base = Some(beneath(from, &rest[..slash], flags, self.links)?);
+            let flags = HANDLE_FLAGS | OFlags::DIRECTORY;
+            base = Some(open_by_openat2(from, &rest[..slash], flags, self.symlinks)?);
             rest = &rest[slash + 1..];
         }
         let from = base.as_ref().map_or(self.directory.as_fd(), AsFd::as_fd);
         let rest = if rest.is_empty() { b"." } else { rest };
-        beneath(from, rest, flags, self.links)
+        open_by_openat2(from, rest, flags, self.symlinks)
     }
 }
 
@@ -163,21 +168,21 @@ impl AsFd for Root {
 
 /// Opens the directory `name` in `parent` for reading. A name, one component, cannot lead
 /// elsewhere.
-pub(super) fn open_child(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
-    retry_on_intr(|| openat(parent, OsStr::from_bytes(name), READ_DIRECTORY, Mode::empty()))
+pub(super) fn open_child_directory(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+    retry_on_intr(|| openat(parent, OsStr::from_bytes(name), READ_DIRECTORY_FLAGS, Mode::empty()))
 }
 
 /// Opens whatever is called `name` in `parent` without access to it; a symbolic link is opened
 /// itself.
-pub(super) fn open_name(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+pub(super) fn open_entry(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     retry_on_intr(|| {
-        openat(parent, OsStr::from_bytes(name), PLACE | OFlags::NOFOLLOW, Mode::empty())
+        openat(parent, OsStr::from_bytes(name), HANDLE_FLAGS | OFlags::NOFOLLOW, Mode::empty())
     })
 }
 
 /// Opens the directory `name` in `parent` as a place to work in. A symbolic link is refused.
-pub(super) fn open_directory_named(parent: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
-    let place = open_name(parent.as_fd(), name.as_bytes())?;
+pub(super) fn open_child_handle(parent: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    let place = open_entry(parent.as_fd(), name.as_bytes())?;
     let kind = FileType::from_raw_mode(fstat(&place)?.st_mode);
     if kind == FileType::Directory {
         Ok(place)
@@ -188,11 +193,11 @@ pub(super) fn open_directory_named(parent: &OwnedFd, name: &str) -> Result<Owned
     }
 }
 
-fn beneath(
+fn open_by_openat2(
     base: BorrowedFd<'_>,
     path: &[u8],
     flags: OFlags,
-    links: Links,
+    links: SymlinkPolicy,
 ) -> Result<OwnedFd, Errno> {
     let mut attempt = 1;
     loop {
@@ -202,26 +207,26 @@ fn beneath(
             // With O_PATH it would open a link at the end instead of refusing it.
             flags.difference(OFlags::NOFOLLOW),
             Mode::empty(),
-            links.resolve(),
+            links.resolve_flags(),
         );
         match opened {
-            Err(Errno::AGAIN | Errno::INTR) if attempt < ATTEMPTS => attempt += 1,
+            Err(Errno::AGAIN | Errno::INTR) if attempt < MAX_OPEN_ATTEMPTS => attempt += 1,
             result => return result,
         }
     }
 }
 
-fn by_components(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-    let mut place = open_name(base, b".")?;
+fn open_by_components(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let mut place = open_entry(base, b".")?;
     for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-        let next = open_name(place.as_fd(), name)?;
+        let next = open_entry(place.as_fd(), name)?;
         if FileType::from_raw_mode(fstat(&next)?.st_mode) == FileType::Symlink {
             return Err(Errno::LOOP);
         }
         place = next;
     }
     if flags.contains(OFlags::DIRECTORY) {
-        return open_child(place.as_fd(), b".");
+        return open_child_directory(place.as_fd(), b".");
     }
     Ok(place)
 }
@@ -245,10 +250,10 @@ mod tests {
         symlink("/", path.join("a/everything")).unwrap();
         let long = "n".repeat(256);
         let longer = "n".repeat(5000);
-        for way in [Way::Openat2, Way::Components] {
+        for way in [ResolveMethod::Openat2, ResolveMethod::Components] {
             let mut root = Root::open(&path).unwrap();
-            assert_eq!(root.way, Way::Openat2, "this kernel should have openat2");
-            root.way = way;
+            assert_eq!(root.method, ResolveMethod::Openat2, "this kernel should have openat2");
+            root.method = way;
             for (path, place, listing) in [
                 ("", None, None),
                 ("a", None, None),
@@ -294,10 +299,10 @@ mod tests {
         ] {
             let link = path.join("a/link");
             symlink(target, &link).unwrap();
-            root.way = Way::Openat2;
+            root.method = ResolveMethod::Openat2;
             assert_eq!(root.leads_out(b"a/link"), leads_out, "{target}");
             assert_eq!(root.leads_out(b"a/link/x"), leads_out, "{target}");
-            root.way = Way::Components;
+            root.method = ResolveMethod::Components;
             assert!(!root.leads_out(b"a/link"), "{target}");
             fs::remove_file(link).unwrap();
         }
@@ -312,13 +317,13 @@ mod tests {
         let mut place = root.open_path(b"").unwrap();
         for _ in 0..40 {
             rustix::fs::mkdirat(&place, name.as_str(), Mode::RWXU).unwrap();
-            place = open_name(place.as_fd(), name.as_bytes()).unwrap();
+            place = open_entry(place.as_fd(), name.as_bytes()).unwrap();
             path.push_str(&name);
             path.push('/');
         }
         let bottom = fstat(&place).unwrap().st_ino;
-        for way in [Way::Openat2, Way::Components] {
-            root.way = way;
+        for way in [ResolveMethod::Openat2, ResolveMethod::Components] {
+            root.method = way;
             let opened = root.open_directory(path.trim_end_matches('/').as_bytes());
             assert_eq!(fstat(opened.unwrap()).unwrap().st_ino, bottom);
         }

@@ -22,45 +22,45 @@ use rustix::{
 use crate::daemon::sys::Errno;
 
 /// How entries are resolved.
-const WITHIN: ResolveFlags = ResolveFlags::BENEATH
+const RESOLVE_FLAGS: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_XDEV);
 /// A descriptor that names an entry, a symbolic link too, and gives no access to it.
-const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const ENTRY_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// A directory to list.
-const LIST: OFlags =
+const LIST_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// What has changed hands.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Given {
+pub(crate) struct ChownSummary {
     /// Files, directories and symbolic links that were given.
     pub(crate) changed: u64,
     /// Entries of root that were not.
-    pub(crate) left: u64,
+    pub(crate) skipped: u64,
     /// One of these and why.
-    pub(crate) example: Option<String>,
+    pub(crate) skipped_example: Option<String>,
 }
 
 /// Gives what belongs to root in the directory `root`, and that itself, to `owner`. Groups other than
 /// root's stay. Fails where the directory itself cannot be given.
-pub(super) fn give_all(root: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Given, Errno> {
-    let mut found = Given::default();
+pub(super) fn chown_all(root: BorrowedFd<'_>, owner: (u32, u32)) -> Result<ChownSummary, Errno> {
+    let mut found = ChownSummary::default();
     let given = &mut found;
-    let top = open(root, b".", ENTRY)?;
-    give(&top, owner, b".", given)?;
+    let top = open(root, b".", ENTRY_FLAGS)?;
+    chown_entry(&top, owner, b".", given)?;
     let mut pending = vec![Vec::new()];
     while let Some(path) = pending.pop() {
         let at = if path.is_empty() { b"." } else { &*path };
-        let entries = open(root, at, LIST).and_then(|directory| {
+        let entries = open(root, at, LIST_FLAGS).and_then(|directory| {
             let entries = Dir::read_from(&directory)?;
             Ok((directory, entries))
         });
         let (directory, entries) = match entries {
             Ok(opened) => opened,
             Err(errno) => {
-                given.leave(at, &because(errno));
+                given.record_skipped(at, &errno_reason(errno));
                 continue;
             }
         };
@@ -68,7 +68,7 @@ pub(super) fn give_all(root: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Given,
             let name = match &entry {
                 Ok(entry) => entry.file_name().to_bytes(),
                 Err(errno) => {
-                    given.leave(at, &because(*errno));
+                    given.record_skipped(at, &errno_reason(*errno));
                     break;
                 }
             };
@@ -80,12 +80,12 @@ pub(super) fn give_all(root: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Given,
                 path.push(b'/');
             }
             path.extend_from_slice(name);
-            let entered = open(directory.as_fd(), name, ENTRY)
-                .and_then(|entry| give(&entry, owner, &path, given));
+            let entered = open(directory.as_fd(), name, ENTRY_FLAGS)
+                .and_then(|entry| chown_entry(&entry, owner, &path, given));
             match entered {
                 Ok(FileType::Directory) => pending.push(path),
                 Ok(_) | Err(Errno::NOENT) => {}
-                Err(errno) => given.leave(&path, &because(errno)),
+                Err(errno) => given.record_skipped(&path, &errno_reason(errno)),
             }
         }
     }
@@ -93,11 +93,11 @@ pub(super) fn give_all(root: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Given,
 }
 
 /// Gives one entry, if it is root's and of a kind that changes hands. Returns what it is.
-fn give(
+fn chown_entry(
     entry: &OwnedFd,
     (user, group): (u32, u32),
     path: &[u8],
-    given: &mut Given,
+    given: &mut ChownSummary,
 ) -> Result<FileType, Errno> {
     let stat = fstat(entry)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
@@ -108,7 +108,7 @@ fn give(
         FileType::Directory => {}
         FileType::RegularFile | FileType::Symlink if stat.st_nlink == 1 => {}
         FileType::RegularFile | FileType::Symlink => {
-            given.leave(path, "it has several names, of which some may lie elsewhere");
+            given.record_skipped(path, "it has several names, of which some may lie elsewhere");
             return Ok(kind);
         }
         FileType::Fifo
@@ -116,7 +116,7 @@ fn give(
         | FileType::CharacterDevice
         | FileType::BlockDevice
         | FileType::Unknown => {
-            given.leave(path, "it is neither a file nor a directory");
+            given.record_skipped(path, "it is neither a file nor a directory");
             return Ok(kind);
         }
     }
@@ -127,20 +127,21 @@ fn give(
 }
 
 fn open(at: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-    retry_on_intr(|| openat2(at, OsStr::from_bytes(path), flags, Mode::empty(), WITHIN))
+    retry_on_intr(|| openat2(at, OsStr::from_bytes(path), flags, Mode::empty(), RESOLVE_FLAGS))
 }
 
-fn because(errno: Errno) -> String {
+fn errno_reason(errno: Errno) -> String {
     match errno {
         Errno::XDEV => "another file system is mounted there".to_owned(),
         errno => io::Error::from(errno).to_string(),
     }
 }
 
-impl Given {
-    fn leave(&mut self, path: &[u8], why: &str) {
-        self.left += 1;
-        self.example.get_or_insert_with(|| format!("{:?}: {why}", String::from_utf8_lossy(path)));
+impl ChownSummary {
+    fn record_skipped(&mut self, path: &[u8], why: &str) {
+        self.skipped += 1;
+        self.skipped_example
+            .get_or_insert_with(|| format!("{:?}: {why}", String::from_utf8_lossy(path)));
     }
 }
 
@@ -182,9 +183,9 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
 
         let work = fs::File::open(path("work")).unwrap();
-        let given = give_all(work.as_fd(), (USER, USER)).unwrap();
+        let given = chown_all(work.as_fd(), (USER, USER)).unwrap();
         // The directory, two in it, three files and two links.
-        assert_eq!((given.changed, given.left), (8, 2), "{given:?}");
+        assert_eq!((given.changed, given.skipped), (8, 2), "{given:?}");
         for own in
             ["work", "work/a", "work/a/b", "work/a/b/file", "work/set", "work/out", "work/way-out"]
         {
@@ -198,8 +199,8 @@ mod tests {
         let mode = path("work/set").metadata().unwrap().mode();
         assert_eq!(mode & 0o7000, 0, "no program runs as the user of commands");
 
-        let again = give_all(work.as_fd(), (USER + 1, USER + 1)).unwrap();
-        assert_eq!((again.changed, again.left), (0, 2), "{again:?}");
+        let again = chown_all(work.as_fd(), (USER + 1, USER + 1)).unwrap();
+        assert_eq!((again.changed, again.skipped), (0, 2), "{again:?}");
         assert_eq!(owners(&path("work")), (USER, USER));
     }
 }

@@ -6,22 +6,22 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use rustix::fs::{FileType, Stat, fstat};
 
 use super::{
-    beneath::{Root, open_name},
-    failure::{Wanted, failure},
-    file::{hash, reopen},
+    beneath::{Root, open_entry},
+    failure::{ExpectedKind, os_error},
+    file::{hash_file, reopen},
     path::RelativePath,
-    stop::Stop,
+    stop::CancelToken,
 };
 use crate::daemon::{error::Error, sys::Errno};
 
 /// Size up to which files are hashed.
-const LARGEST_HASHED: u64 = 256 << 20;
+const MAX_HASHED_FILE_BYTES: u64 = 256 << 20;
 
 /// What is at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Description {
+pub(crate) struct PathMetadata {
     /// What it is.
-    pub(crate) kind: Kind,
+    pub(crate) kind: FileKind,
     /// Bytes of a regular file; 0 for anything else.
     pub(crate) size: u64,
     /// Permission bits.
@@ -32,7 +32,7 @@ pub(crate) struct Description {
 
 /// Types of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     /// A regular file.
     File,
     /// A directory.
@@ -51,20 +51,21 @@ pub(crate) enum Kind {
     Unknown,
 }
 
-impl Description {
+impl PathMetadata {
     /// What the kernel says.
-    pub(super) fn of(stat: &Stat) -> Self {
+    pub(super) fn from_stat(stat: &Stat) -> Self {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Kind::File,
-            FileType::Directory => Kind::Directory,
-            FileType::Symlink => Kind::Symlink,
-            FileType::Fifo => Kind::Fifo,
-            FileType::Socket => Kind::Socket,
-            FileType::CharacterDevice => Kind::CharacterDevice,
-            FileType::BlockDevice => Kind::BlockDevice,
-            FileType::Unknown => Kind::Unknown,
+            FileType::RegularFile => FileKind::File,
+            FileType::Directory => FileKind::Directory,
+            FileType::Symlink => FileKind::Symlink,
+            FileType::Fifo => FileKind::Fifo,
+            FileType::Socket => FileKind::Socket,
+            FileType::CharacterDevice => FileKind::CharacterDevice,
+            FileType::BlockDevice => FileKind::BlockDevice,
+            FileType::Unknown => FileKind::Unknown,
         };
-        let size = if kind == Kind::File { u64::try_from(stat.st_size).unwrap_or(0) } else { 0 };
+        let size =
+            if kind == FileKind::File { u64::try_from(stat.st_size).unwrap_or(0) } else { 0 };
         Self {
             kind,
             size,
@@ -76,22 +77,22 @@ impl Description {
 
 /// Describes what is at a path, with the hash of a regular file that can be read and is not too
 /// large.
-pub(super) fn describe(
+pub(super) fn read_metadata(
     root: &Root,
     path: &RelativePath,
-    stop: &Stop,
-) -> Result<(Description, Option<String>), Error> {
-    let wanted = |errno| failure(errno, path.as_str(), Wanted::File);
-    let place = open(root, path.as_bytes()).map_err(wanted)?;
+    cancel: &CancelToken,
+) -> Result<(PathMetadata, Option<String>), Error> {
+    let wanted = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
+    let place = open_final_symlink(root, path.as_bytes()).map_err(wanted)?;
     let stat = fstat(&place).map_err(wanted)?;
-    let description = Description::of(&stat);
-    if description.kind != Kind::File || description.size > LARGEST_HASHED {
+    let description = PathMetadata::from_stat(&stat);
+    if description.kind != FileKind::File || description.size > MAX_HASHED_FILE_BYTES {
         return Ok((description, None));
     }
     match reopen(place.as_fd()) {
         Ok(Ok((file, _stat))) => {
-            let (sum, length) = hash(file, path.as_str(), LARGEST_HASHED, stop)?;
-            let is_whole = length <= LARGEST_HASHED;
+            let (sum, length) = hash_file(file, path.as_str(), MAX_HASHED_FILE_BYTES, cancel)?;
+            let is_whole = length <= MAX_HASHED_FILE_BYTES;
             Ok((description, is_whole.then(|| sum.finish())))
         }
         Ok(Err(_)) | Err(Errno::ACCESS | Errno::PERM) => Ok((description, None)),
@@ -100,13 +101,13 @@ pub(super) fn describe(
 }
 
 /// Opens what is at a path without access to it; a symbolic link at its end is opened itself.
-fn open(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
+fn open_final_symlink(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
     match memchr::memrchr(b'/', path) {
         None if path.is_empty() => root.open_path(path),
         slash => {
             let (above, name) =
                 slash.map_or((&b""[..], path), |slash| (&path[..slash], &path[slash + 1..]));
-            open_name(root.open_path(above)?.as_fd(), name)
+            open_entry(root.open_path(above)?.as_fd(), name)
         }
     }
 }

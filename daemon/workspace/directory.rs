@@ -7,39 +7,39 @@ use rustix::{
     io::retry_on_intr,
 };
 
-use super::stop::Stop;
+use super::stop::CancelToken;
 use crate::daemon::{error::Error, sys::Errno};
 
 /// Entries between two looks at the time.
 pub(super) const ENTRIES_PER_CHECK: usize = 256;
 /// Bytes of entries that the kernel gives at once: what the C library takes too.
-pub(super) const BUFFER: usize = 32 * 1024;
+pub(super) const DIRENT_BUFFER_BYTES: usize = 32 * 1024;
 
 /// Regular files and directories of one directory.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     /// Names, one after the other: a directory may have a million of them.
     names: Vec<u8>,
-    entries: Vec<Entry>,
+    entries: Vec<ListingEntry>,
     next: usize,
     /// Which special entries it has.
-    pub(super) found: Found,
+    pub(super) special_entries: SpecialEntries,
 }
 
 /// One entry.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Entry {
+pub(super) struct ListingEntry {
     start: u32,
     length: u8,
     /// Whether it is a directory.
     pub(super) is_directory: bool,
     /// Whether it is only counted.
-    pub(super) left_out: bool,
+    pub(super) is_excluded: bool,
 }
 
 /// Entries that say what to leave out.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct SpecialEntries {
     /// Anything named `.git`: a repository begins here.
     pub(super) git: bool,
     /// A file `.gitignore`.
@@ -52,7 +52,7 @@ pub(super) struct Found {
 
 /// How many entries may still be held.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Room {
+pub(super) struct ListingBudget {
     /// Entries.
     pub(super) entries: usize,
     /// Bytes of their names.
@@ -61,41 +61,41 @@ pub(super) struct Room {
 
 /// Why a directory could not be read.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum ReadDirectoryError {
     /// The kernel's answer.
-    Kernel(Errno),
+    Os(Errno),
     /// There is no room for its entries.
-    Full,
+    OverBudget,
     /// The call must end.
-    Call(Error),
+    Aborted(Error),
 }
 
 /// Reads directories, one after the other, through one buffer.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct DirectoryReader {
     buffer: Vec<u8>,
 }
 
-impl Reader {
+impl DirectoryReader {
     /// A reader.
     pub(super) fn new() -> Self {
-        Self { buffer: Vec::with_capacity(BUFFER) }
+        Self { buffer: Vec::with_capacity(DIRENT_BUFFER_BYTES) }
     }
 
     /// Reads a directory. The entries come as the file system keeps them; see [`Listing::arrange`].
     pub(super) fn read(
         &mut self,
         directory: BorrowedFd<'_>,
-        room: Room,
-        stop: &Stop,
-    ) -> Result<Listing, Trouble> {
+        room: ListingBudget,
+        cancel: &CancelToken,
+    ) -> Result<Listing, ReadDirectoryError> {
         let mut listing = Listing::default();
         let mut entries = RawDir::new(directory, self.buffer.spare_capacity_mut());
         let mut seen = 0_usize;
         while let Some(entry) = entries.next() {
             seen += 1;
             if seen.is_multiple_of(ENTRIES_PER_CHECK) {
-                stop.check()?;
+                cancel.check()?;
             }
             let entry = match entry {
                 Err(Errno::INTR) => continue,
@@ -105,14 +105,14 @@ impl Reader {
             let mut kind = entry.file_type();
             // Some file systems do not say.
             if kind == FileType::Unknown {
-                kind = match kind_of(directory, entry.file_name()) {
+                kind = match file_type_of(directory, entry.file_name()) {
                     Err(Errno::NOENT) => continue,
                     kind => kind?,
                 };
             }
             listing.add(name, kind);
             if listing.entries.len() > room.entries || listing.names.len() > room.bytes {
-                return Err(Trouble::Full);
+                return Err(ReadDirectoryError::OverBudget);
             }
         }
         Ok(listing)
@@ -121,23 +121,23 @@ impl Reader {
 
 impl Listing {
     /// The next entry and its name.
-    pub(super) fn next(&mut self) -> Option<(Entry, &[u8])> {
+    pub(super) fn next(&mut self) -> Option<(ListingEntry, &[u8])> {
         let entry = *self.entries.get(self.next)?;
         self.next += 1;
-        Some((entry, name(&self.names, entry)))
+        Some((entry, entry_name(&self.names, entry)))
     }
 
     /// Keeps the entries that `wanted` wants, which may also mark them as left out, and sorts them:
     /// by their names, where a directory's name ends with a slash, since that is what the paths of
     /// its files go on with.
-    pub(super) fn arrange(
+    pub(super) fn filter_and_sort(
         &mut self,
-        mut wanted: impl FnMut(&mut Entry, &[u8]) -> Result<bool, Error>,
+        mut wanted: impl FnMut(&mut ListingEntry, &[u8]) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         let names = &self.names;
         let mut trouble = Ok(());
         self.entries.retain_mut(|entry| {
-            let name = name(names, *entry);
+            let name = entry_name(names, *entry);
             match wanted(entry, name) {
                 Ok(keep) => keep,
                 Err(error) => {
@@ -148,19 +148,22 @@ impl Listing {
         });
         trouble?;
         self.entries.sort_unstable_by(|a, b| {
-            order((name(names, *a), a.is_directory), (name(names, *b), b.is_directory))
+            compare_paths(
+                (entry_name(names, *a), a.is_directory),
+                (entry_name(names, *b), b.is_directory),
+            )
         });
         Ok(())
     }
 
     /// Whether directories are still to come.
     pub(super) fn has_directories(&self) -> bool {
-        self.entries[self.next..].iter().any(|entry| entry.is_directory && !entry.left_out)
+        self.entries[self.next..].iter().any(|entry| entry.is_directory && !entry.is_excluded)
     }
 
     /// What it takes up.
-    pub(super) fn size(&self) -> Room {
-        Room { entries: self.entries.len(), bytes: self.names.len() }
+    pub(super) fn memory_use(&self) -> ListingBudget {
+        ListingBudget { entries: self.entries.len(), bytes: self.names.len() }
     }
 
     fn add(&mut self, name: &[u8], kind: FileType) {
@@ -168,10 +171,10 @@ impl Listing {
         let is_file = kind == FileType::RegularFile;
         match name {
             b"." | b".." => return,
-            b".git" => self.found.git = true,
-            b".gitignore" => self.found.gitignore |= is_file,
-            b".ignore" => self.found.ignore |= is_file,
-            b".rgignore" => self.found.rgignore |= is_file,
+            b".git" => self.special_entries.git = true,
+            b".gitignore" => self.special_entries.gitignore |= is_file,
+            b".ignore" => self.special_entries.ignore |= is_file,
+            b".rgignore" => self.special_entries.rgignore |= is_file,
             _ => {}
         }
         if !is_directory && !is_file {
@@ -184,29 +187,29 @@ impl Listing {
             return;
         };
         self.names.extend_from_slice(name);
-        self.entries.push(Entry {
+        self.entries.push(ListingEntry {
             start,
             length,
             is_directory,
-            left_out: str::from_utf8(name).is_err(),
+            is_excluded: str::from_utf8(name).is_err(),
         });
     }
 }
 
-impl From<Errno> for Trouble {
+impl From<Errno> for ReadDirectoryError {
     fn from(errno: Errno) -> Self {
-        Self::Kernel(errno)
+        Self::Os(errno)
     }
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for ReadDirectoryError {
     fn from(error: Error) -> Self {
-        Self::Call(error)
+        Self::Aborted(error)
     }
 }
 
 /// How the paths of two entries of one directory, or of what is in them, sort.
-fn order(a: (&[u8], bool), b: (&[u8], bool)) -> Ordering {
+fn compare_paths(a: (&[u8], bool), b: (&[u8], bool)) -> Ordering {
     let ((a, a_is_directory), (b, b_is_directory)) = (a, b);
     let common = a.len().min(b.len());
     let byte_after = |name: &[u8], is_directory: bool| {
@@ -218,13 +221,16 @@ fn order(a: (&[u8], bool), b: (&[u8], bool)) -> Ordering {
         .then_with(|| byte_after(a, a_is_directory).cmp(&byte_after(b, b_is_directory)))
 }
 
-fn name(names: &[u8], entry: Entry) -> &[u8] {
+fn entry_name(names: &[u8], entry: ListingEntry) -> &[u8] {
     let start = entry.start as usize;
     &names[start..start + usize::from(entry.length)]
 }
 
 /// What the entry called `name` is.
-pub(super) fn kind_of(directory: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<FileType, Errno> {
+pub(super) fn file_type_of(
+    directory: BorrowedFd<'_>,
+    name: &std::ffi::CStr,
+) -> Result<FileType, Errno> {
     retry_on_intr(|| statat(directory, name, AtFlags::SYMLINK_NOFOLLOW))
         .map(|stat| FileType::from_raw_mode(stat.st_mode))
 }
@@ -250,7 +256,10 @@ mod tests {
                         false => name.to_owned(),
                     };
                     assert_eq!(
-                        order((a.as_bytes(), a_is_directory), (b.as_bytes(), b_is_directory)),
+                        compare_paths(
+                            (a.as_bytes(), a_is_directory),
+                            (b.as_bytes(), b_is_directory)
+                        ),
                         path(a, a_is_directory).cmp(&path(b, b_is_directory)),
                         "{a} {a_is_directory} {b} {b_is_directory}"
                     );
@@ -266,19 +275,19 @@ mod tests {
             std::fs::write(directory.path().join(number.to_string()), "").unwrap();
         }
         let open = std::fs::File::open(directory.path()).unwrap();
-        let read = |room, stop: &Stop| {
+        let read = |room, cancel: &CancelToken| {
             use std::{io::Seek as _, os::fd::AsFd as _};
             (&open).rewind().unwrap();
-            Reader::new().read(open.as_fd(), room, stop)
+            DirectoryReader::new().read(open.as_fd(), room, cancel)
         };
-        let stop = Stop::new();
-        let room = |entries, bytes| Room { entries, bytes };
-        assert_eq!(read(room(300, 1000), &stop).unwrap().size().entries, 300);
+        let stop = CancelToken::new();
+        let room = |entries, bytes| ListingBudget { entries, bytes };
+        assert_eq!(read(room(300, 1000), &stop).unwrap().memory_use().entries, 300);
         for room in [room(299, 1000), room(300, 100)] {
-            assert!(matches!(read(room, &stop), Err(Trouble::Full)));
+            assert!(matches!(read(room, &stop), Err(ReadDirectoryError::OverBudget)));
         }
-        stop.stop();
-        let Err(Trouble::Call(error)) = read(room(300, 1000), &stop) else {
+        stop.cancel();
+        let Err(ReadDirectoryError::Aborted(error)) = read(room(300, 1000), &stop) else {
             panic!("it goes on");
         };
         assert_eq!(error.reason, Reason::Timeout);

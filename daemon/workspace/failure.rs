@@ -10,11 +10,11 @@ use crate::daemon::{
 };
 
 /// When to try again: those that rename last about as long.
-const RETRY: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// What a call hoped to find at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum ExpectedKind {
     /// A file.
     File,
     /// A directory.
@@ -22,7 +22,7 @@ pub(super) enum Wanted {
 }
 
 /// Why the `wanted` thing at `path` could not be used.
-pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
+pub(super) fn os_error(errno: Errno, path: &str, wanted: ExpectedKind) -> Error {
     let (reason, message) = match (errno, wanted) {
         (Errno::LOOP, _) => (
             Reason::SymlinkBlocked,
@@ -32,17 +32,21 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
         ),
         (Errno::XDEV, _) => (Reason::PathEscape, format!("{path:?} leads out of the workspace")),
         // A name that no file system takes cannot be there either.
-        (Errno::NAMETOOLONG, Wanted::File) => (Reason::FileNotFound, too_long(path)),
-        (Errno::NAMETOOLONG, Wanted::Directory) => (Reason::DirectoryNotFound, too_long(path)),
-        (Errno::NOENT | Errno::NOTDIR, Wanted::File) => (
+        (Errno::NAMETOOLONG, ExpectedKind::File) => {
+            (Reason::FileNotFound, name_too_long_message(path))
+        }
+        (Errno::NAMETOOLONG, ExpectedKind::Directory) => {
+            (Reason::DirectoryNotFound, name_too_long_message(path))
+        }
+        (Errno::NOENT | Errno::NOTDIR, ExpectedKind::File) => (
             Reason::FileNotFound,
             format!("no file is at {path:?}: list its directory to see what is there"),
         ),
-        (Errno::NOENT, Wanted::Directory) => (
+        (Errno::NOENT, ExpectedKind::Directory) => (
             Reason::DirectoryNotFound,
             format!("no directory is at {path:?}: list the one above it to see what is there"),
         ),
-        (Errno::NOTDIR, Wanted::Directory) => (
+        (Errno::NOTDIR, ExpectedKind::Directory) => (
             Reason::NotADirectory,
             format!("{path:?} is not a directory, or passes through something that is none"),
         ),
@@ -84,7 +88,8 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
         ),
         (Errno::MFILE | Errno::NFILE, _) => {
             let error = io::Error::from(errno);
-            return descriptors::exhausted(error, &format!("{path:?}")).with("path", path);
+            return descriptors::fd_exhausted_error(error, &format!("{path:?}"))
+                .with_metadata("path", path);
         }
         (Errno::AGAIN, _) => (
             Reason::ResourceExhausted,
@@ -107,31 +112,32 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
                 "the disk or the file system that holds {path:?} has failed: its operator must look at it"
             ),
         ),
-        _ => return Error::internal(io::Error::from(errno)).with("path", path),
+        _ => return Error::internal(io::Error::from(errno)).with_metadata("path", path),
     };
-    let error = Error::new(reason, message).with("path", path).caused_by(io::Error::from(errno));
+    let error =
+        Error::new(reason, message).with_metadata("path", path).with_cause(io::Error::from(errno));
     if reason == Reason::ResourceExhausted {
-        return error.retry_after(RETRY);
+        return error.retry_after(RETRY_DELAY);
     }
     error
 }
 
-fn too_long(path: &str) -> String {
+fn name_too_long_message(path: &str) -> String {
     format!("a name in {path:?} is longer than the file system takes")
 }
 
 /// The error for a file that must be there and is not.
-pub(crate) fn no_file_at(path: &RelativePath) -> Error {
-    failure(Errno::NOENT, path.as_str(), Wanted::File)
+pub(crate) fn file_not_found(path: &RelativePath) -> Error {
+    os_error(Errno::NOENT, path.as_str(), ExpectedKind::File)
 }
 
 /// The error for something that is there and must not be.
-pub(super) fn exists(path: &RelativePath) -> Error {
+pub(super) fn already_exists(path: &RelativePath) -> Error {
     let text = format!(
         "something is at {:?} already: choose another path, or say that it may be replaced",
         path.as_str()
     );
-    Error::new(Reason::FileExists, text).with("path", path.as_str())
+    Error::new(Reason::FileExists, text).with_metadata("path", path.as_str())
 }
 
 #[cfg(test)]
@@ -140,7 +146,7 @@ mod tests {
 
     #[test]
     fn each_errno_has_its_reason() {
-        use {Reason as R, Wanted::*};
+        use {ExpectedKind::*, Reason as R};
         for (errno, wanted, reason) in [
             (Errno::LOOP, File, R::SymlinkBlocked),
             (Errno::LOOP, Directory, R::SymlinkBlocked),
@@ -172,7 +178,7 @@ mod tests {
             (Errno::NODEV, File, R::Internal),
             (Errno::INVAL, File, R::Internal),
         ] {
-            let error = failure(errno, "a/b", wanted);
+            let error = os_error(errno, "a/b", wanted);
             assert_eq!(error.reason, reason, "{errno:?} {wanted:?}");
             assert_eq!(error.retry_after.is_some(), reason == R::ResourceExhausted, "{errno:?}");
             assert_eq!(error.metadata, [("path".into(), "a/b".to_owned())]);

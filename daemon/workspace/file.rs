@@ -18,8 +18,8 @@ use rustix::{
 };
 
 use super::{
-    failure::{Wanted, failure},
-    stop::Stop,
+    failure::{ExpectedKind, os_error},
+    stop::CancelToken,
 };
 use crate::daemon::{
     checksum::Checksum,
@@ -28,7 +28,7 @@ use crate::daemon::{
 };
 
 /// Bytes that are hashed at once, and between two looks at the time.
-const CHUNK: usize = 128 * 1024;
+const HASH_CHUNK_BYTES: usize = 128 * 1024;
 
 /// A regular file of the workspace, open for reading.
 #[derive(Debug)]
@@ -49,14 +49,14 @@ impl RegularFile {
                 Errno::NOENT | Errno::NOTDIR | Errno::LOOP => {
                     Error::internal(std::io::Error::from(errno))
                 }
-                errno => failure(errno, path, Wanted::File),
+                errno => os_error(errno, path, ExpectedKind::File),
             })?
             .map_err(|found| {
                 Error::new(
                     Reason::NotAFile,
-                    format!("{path:?} is {}, not a regular file", describe(found)),
+                    format!("{path:?} is {}, not a regular file", file_type_name(found)),
                 )
-                .with("path", path)
+                .with_metadata("path", path)
             })?;
         Ok(Self {
             descriptor,
@@ -81,7 +81,7 @@ impl RegularFile {
     }
 
     /// A file that does not lie in the workspace; without one, an empty file. `path` is for messages.
-    pub(crate) fn from_outside(file: Option<File>, path: &str) -> io::Result<Self> {
+    pub(crate) fn from_external(file: Option<File>, path: &str) -> io::Result<Self> {
         let descriptor = match file {
             Some(file) => file.into(),
             None => memfd_create("empty", MemfdFlags::CLOEXEC)?,
@@ -92,7 +92,7 @@ impl RegularFile {
 
     /// Reads all of it, if it has at most `most` bytes and the kernel has them in memory: then
     /// nothing is waited for. Answers whether it did.
-    pub(super) fn read_from_memory(&mut self, most: usize) -> bool {
+    pub(super) fn read_cached(&mut self, most: usize) -> bool {
         let Some(size) = usize::try_from(self.size).ok().filter(|size| *size <= most) else {
             return false;
         };
@@ -120,7 +120,7 @@ impl RegularFile {
 
     /// What the kernel says about it now.
     pub(crate) fn stat(&self) -> Result<Stat, Error> {
-        fstat(&self.descriptor).map_err(|errno| failure(errno, &self.path, Wanted::File))
+        fstat(&self.descriptor).map_err(|errno| os_error(errno, &self.path, ExpectedKind::File))
     }
 
     /// Reads from `offset` on, as much as the kernel gives at once; 0 at the end.
@@ -136,7 +136,7 @@ impl RegularFile {
             return Ok(length);
         }
         retry_on_intr(|| pread(&self.descriptor, &mut *buffer, offset))
-            .map_err(|errno| failure(errno, &self.path, Wanted::File))
+            .map_err(|errno| os_error(errno, &self.path, ExpectedKind::File))
     }
 }
 
@@ -162,24 +162,24 @@ pub(super) fn reopen(found: BorrowedFd<'_>) -> Result<Result<(OwnedFd, Stat), Fi
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let link = DecInt::from_fd(found);
     let link = link.as_c_str();
-    let opened = retry_on_intr(|| openat(descriptors()?, link, flags, Mode::empty()))?;
+    let opened = retry_on_intr(|| openat(proc_self_fd()?, link, flags, Mode::empty()))?;
     Ok(Ok((opened, stat)))
 }
 
 /// Hashes a file from its start to its end, or until it turns out to have more than `most` bytes:
 /// one can grow meanwhile. Answers how many were hashed. `path` is for messages.
-pub(super) fn hash(
+pub(super) fn hash_file(
     file: impl AsFd,
     path: &str,
     most: u64,
-    stop: &Stop,
+    cancel: &CancelToken,
 ) -> Result<(Checksum, u64), Error> {
     let (mut sum, mut length) = (Checksum::default(), 0);
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; HASH_CHUNK_BYTES];
     while length <= most {
-        stop.check()?;
+        cancel.check()?;
         let read = retry_on_intr(|| pread(&file, &mut buffer, length))
-            .map_err(|errno| failure(errno, path, Wanted::File))?;
+            .map_err(|errno| os_error(errno, path, ExpectedKind::File))?;
         if read == 0 {
             break;
         }
@@ -191,9 +191,9 @@ pub(super) fn hash(
 
 /// The directory with the links to this process's descriptors. It stays open, so that no file needs
 /// it to be looked up and checked again: it is a /proc, and its links lead nowhere else.
-fn descriptors() -> Result<BorrowedFd<'static>, Errno> {
-    static DESCRIPTORS: OnceLock<OwnedFd> = OnceLock::new();
-    if let Some(directory) = DESCRIPTORS.get() {
+fn proc_self_fd() -> Result<BorrowedFd<'static>, Errno> {
+    static PROC_SELF_FD: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(directory) = PROC_SELF_FD.get() {
         return Ok(directory.as_fd());
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -201,10 +201,10 @@ fn descriptors() -> Result<BorrowedFd<'static>, Errno> {
     if fstatfs(&directory)?.f_type != PROC_SUPER_MAGIC {
         return Err(Errno::STALE);
     }
-    Ok(DESCRIPTORS.get_or_init(|| directory).as_fd())
+    Ok(PROC_SELF_FD.get_or_init(|| directory).as_fd())
 }
 
-fn describe(kind: FileType) -> &'static str {
+fn file_type_name(kind: FileType) -> &'static str {
     match kind {
         FileType::Directory => "a directory",
         FileType::Symlink => "a symbolic link",

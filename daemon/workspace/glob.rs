@@ -6,10 +6,12 @@ use crate::daemon::error::{Error, Reason};
 
 /// Understands globs as ripgrep's `--glob` does: of those that match, the last one decides; empty
 /// ones say nothing.
-pub(crate) fn globs<'a>(globs: impl IntoIterator<Item = &'a str>) -> Result<Override, Error> {
+pub(crate) fn compile_globs<'a>(
+    globs: impl IntoIterator<Item = &'a str>,
+) -> Result<Override, Error> {
     let mut builder = OverrideBuilder::new("");
     for glob in globs.into_iter().filter(|glob| !glob.is_empty()) {
-        builder.add(&as_line(glob)).map_err(|error| {
+        builder.add(&to_ignore_line(glob)).map_err(|error| {
             let problem = if let ignore::Error::Glob { err, .. } = &error {
                 err.clone()
             } else {
@@ -24,14 +26,15 @@ pub(crate) fn globs<'a>(globs: impl IntoIterator<Item = &'a str>) -> Result<Over
 }
 
 fn invalid_glob(glob: &str, problem: &str) -> Error {
-    Error::new(Reason::InvalidGlob, format!("{glob:?} is not a glob: {problem}")).with("glob", glob)
+    Error::new(Reason::InvalidGlob, format!("{glob:?} is not a glob: {problem}"))
+        .with_metadata("glob", glob)
 }
 
 /// A glob as a line of an ignore file, which is how the matcher reads it. There, `#` would begin a
 /// comment and white space at the end would not count.
-fn as_line(glob: &str) -> String {
+fn to_ignore_line(glob: &str) -> String {
     if glob.starts_with('#') {
-        return as_line(&format!("\\{glob}"));
+        return to_ignore_line(&format!("\\{glob}"));
     }
     match glob.char_indices().next_back() {
         Some((end, last)) if last.is_whitespace() => {
@@ -62,16 +65,16 @@ mod tests {
             ("#", "#", "x"),
             ("a\nb", "a\nb", "a"),
         ] {
-            let globs = globs([glob]).unwrap();
+            let globs = compile_globs([glob]).unwrap();
             assert!(!globs.matched(matching, false).is_ignore(), "{glob:?}");
             assert!(globs.matched(other, false).is_ignore(), "{glob:?}");
         }
-        assert!(globs([""]).unwrap().is_empty());
+        assert!(compile_globs([""]).unwrap().is_empty());
     }
 
     #[test]
     fn the_last_matching_glob_decides() {
-        let globs = globs(["*.rs", "!a*", "ab.rs"]).unwrap();
+        let globs = compile_globs(["*.rs", "!a*", "ab.rs"]).unwrap();
         for (path, wanted) in [("b.rs", true), ("a.rs", false), ("ab.rs", true), ("c", false)] {
             assert_eq!(!globs.matched(path, false).is_ignore(), wanted, "{path}");
         }

@@ -16,13 +16,13 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use ulid::Ulid;
 
-use super::original::Stamp;
+use super::original::FileVersion;
 use crate::daemon::sys::Errno;
 
 /// Something that a change says before it does it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Entry {
+pub(super) enum JournalEntry {
     /// This directory is made.
     Make(String),
     /// A new content is written beside this path, under this name.
@@ -33,49 +33,49 @@ pub(super) enum Entry {
         temporary: String,
     },
     /// All new contents are there: now they are put in place.
-    Ready(Vec<Step>),
+    Ready(Vec<JournalStep>),
     /// All are in place: what they have replaced is removed.
     Done,
 }
 
 /// One file of a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Step {
+pub(super) struct JournalStep {
     /// Its path.
     pub(super) path: String,
     /// Name, in the same directory, of the new content before this step, and of the old one after
     /// it.
     pub(super) temporary: String,
     /// What comes there; none where what is there is deleted.
-    pub(super) new: Option<Stamp>,
+    pub(super) new: Option<FileVersion>,
     /// Whether anything is there before.
     pub(super) replaces: bool,
 }
 
 /// The journals of a workspace's changes.
 #[derive(Debug)]
-pub(super) struct Journals {
+pub(super) struct JournalDirectory {
     folder: PathBuf,
 }
 
 /// The journal of one change. Removed when it is dropped: then the change is made, or undone.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(super) struct TransactionJournal {
     file: File,
     path: PathBuf,
-    stays: bool,
+    is_kept: bool,
 }
 
 /// The journal of a change whose daemon has died.
 #[derive(Debug)]
-pub(super) struct Left {
+pub(super) struct OrphanedJournal {
     /// What it says.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<JournalEntry>,
     path: PathBuf,
     _lock: File,
 }
 
-impl Journals {
+impl JournalDirectory {
     /// Keeps journals in `folder`, made where it is missing.
     pub(super) fn open(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
@@ -83,29 +83,29 @@ impl Journals {
     }
 
     /// Begins the journal of a change.
-    pub(super) fn begin(&self) -> io::Result<Journal> {
+    pub(super) fn begin(&self) -> io::Result<TransactionJournal> {
         let path = self.folder.join(format!("{}.jsonl", Ulid::generate()));
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
         // Nobody else has it yet, but for who looks for what was left.
         flock(&file, FlockOperation::LockExclusive)?;
         let stays = false;
-        Ok(Journal { file, path, stays })
+        Ok(TransactionJournal { file, path, is_kept: stays })
     }
 
     /// The journals that a daemon before this one has left, the oldest first.
-    pub(super) fn left(&self) -> io::Result<Vec<Left>> {
+    pub(super) fn orphaned(&self) -> io::Result<Vec<OrphanedJournal>> {
         let mut left = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
-            left.extend(Left::find(entry?.path())?);
+            left.extend(OrphanedJournal::read_orphaned(entry?.path())?);
         }
         left.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(left)
     }
 }
 
-impl Left {
+impl OrphanedJournal {
     /// Reads a journal, unless the daemon whose it is lives.
-    fn find(path: PathBuf) -> io::Result<Option<Self>> {
+    fn read_orphaned(path: PathBuf) -> io::Result<Option<Self>> {
         let mut file = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened?,
@@ -130,14 +130,14 @@ impl Left {
     }
 
     /// Removes it: there is nothing left to do.
-    pub(super) fn settle(self) -> io::Result<()> {
+    pub(super) fn remove(self) -> io::Result<()> {
         fs::remove_file(&self.path)
     }
 }
 
-impl Journal {
+impl TransactionJournal {
     /// Says something. It must succeed before any of it is done.
-    pub(super) fn say(&mut self, entries: &[Entry]) -> io::Result<()> {
+    pub(super) fn append(&mut self, entries: &[JournalEntry]) -> io::Result<()> {
         let mut lines = Vec::new();
         for entry in entries {
             serde_json::to_writer(&mut lines, entry)?;
@@ -147,14 +147,14 @@ impl Journal {
     }
 
     /// Has it stay for the next daemon.
-    pub(super) fn leave(&mut self) {
-        self.stays = true;
+    pub(super) fn keep_on_drop(&mut self) {
+        self.is_kept = true;
     }
 }
 
-impl Drop for Journal {
+impl Drop for TransactionJournal {
     fn drop(&mut self) {
-        if !self.stays {
+        if !self.is_kept {
             // One that cannot be removed is found at the next start, and has nothing left to do.
             let _removed = fs::remove_file(&self.path);
         }
@@ -168,30 +168,30 @@ mod tests {
     #[test]
     fn what_was_said_is_found_but_for_what_was_cut_off() {
         let folder = tempfile::tempdir().unwrap();
-        let journals = Journals::open(folder.path().join("changes")).unwrap();
+        let journals = JournalDirectory::open(folder.path().join("changes")).unwrap();
         let mut journal = journals.begin().unwrap();
         let entries = [
-            Entry::Make("a/b".to_owned()),
-            Entry::Put { path: "a/b/\u{e9}\n".to_owned(), temporary: "t".to_owned() },
-            Entry::Ready(vec![Step {
+            JournalEntry::Make("a/b".to_owned()),
+            JournalEntry::Put { path: "a/b/\u{e9}\n".to_owned(), temporary: "t".to_owned() },
+            JournalEntry::Ready(vec![JournalStep {
                 path: "a/b/c".to_owned(),
                 temporary: "t".to_owned(),
-                new: Some(Stamp::at(rustix::fs::CWD, "/").unwrap()),
+                new: Some(FileVersion::read(rustix::fs::CWD, "/").unwrap()),
                 replaces: true,
             }]),
-            Entry::Done,
+            JournalEntry::Done,
         ];
         let (first, rest) = entries.split_at(1);
-        journal.say(first).unwrap();
-        journal.say(rest).unwrap();
+        journal.append(first).unwrap();
+        journal.append(rest).unwrap();
         journal.file.write_all(b"{\"make\":\"x").unwrap();
-        assert!(journals.left().unwrap().is_empty(), "its daemon lives");
-        journal.leave();
+        assert!(journals.orphaned().unwrap().is_empty(), "its daemon lives");
+        journal.keep_on_drop();
         drop(journal);
-        let mut left = journals.left().unwrap();
+        let mut left = journals.orphaned().unwrap();
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].entries, entries);
-        left.remove(0).settle().unwrap();
-        assert!(journals.left().unwrap().is_empty());
+        left.remove(0).remove().unwrap();
+        assert!(journals.orphaned().unwrap().is_empty());
     }
 }

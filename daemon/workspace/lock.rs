@@ -5,67 +5,71 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{path::RelativePath, stop::Stop};
+use super::{path::RelativePath, stop::CancelToken};
 use crate::daemon::error::Error;
 
 /// The paths that are being changed.
 #[derive(Debug, Default)]
-pub(super) struct Locks(Arc<Shared>);
+pub(super) struct PathLocks(Arc<PathLockState>);
 
 #[derive(Debug, Default)]
-struct Shared {
-    held: Mutex<BTreeSet<RelativePath>>,
+struct PathLockState {
+    locked: Mutex<BTreeSet<RelativePath>>,
     /// Something was released, or a call that waits must end.
     changed: Condvar,
 }
 
 /// Paths that nobody else changes until this is dropped.
 #[derive(Debug)]
-pub(super) struct Held<'a> {
-    locks: &'a Locks,
+pub(super) struct PathLockGuard<'a> {
+    locks: &'a PathLocks,
     paths: Vec<RelativePath>,
 }
 
-impl Locks {
+impl PathLocks {
     /// Waits until none of `paths`, nothing above and nothing below one of them is being changed.
     /// All are taken at once, so two changes cannot wait for each other. Blocks, until `stop` says
     /// that the call must end: then it answers `TIMEOUT`.
-    pub(super) fn hold(&self, paths: &[RelativePath], stop: &Stop) -> Result<Held<'_>, Error> {
-        let mut held = self.0.held();
+    pub(super) fn lock(
+        &self,
+        paths: &[RelativePath],
+        cancel: &CancelToken,
+    ) -> Result<PathLockGuard<'_>, Error> {
+        let mut held = self.0.locked();
         let mut told = None;
         loop {
-            stop.check()?;
+            cancel.check()?;
             if paths.iter().all(|path| is_free(path, &held)) {
                 break;
             }
             if told.is_none() {
                 drop(held);
                 // Who waits for others is not to keep them from their work.
-                stop.leave_place();
+                cancel.release_permit();
                 let shared = Arc::clone(&self.0);
                 // With the lock, or it might come between the look and the wait.
-                told = Some(stop.tell(Arc::new(move || {
-                    let _held = shared.held();
+                told = Some(cancel.on_cancel(Arc::new(move || {
+                    let _held = shared.locked();
                     shared.changed.notify_all();
                 })));
-                held = self.0.held();
+                held = self.0.locked();
                 continue;
             }
             held = (self.0.changed.wait(held)).unwrap_or_else(PoisonError::into_inner);
         }
         held.extend(paths.iter().cloned());
         drop(held);
-        let held = Held { locks: self, paths: paths.to_vec() };
+        let held = PathLockGuard { locks: self, paths: paths.to_vec() };
         if told.is_some() {
-            stop.come_back();
+            cancel.reacquire_permit();
         }
         Ok(held)
     }
 }
 
-impl Shared {
-    fn held(&self) -> MutexGuard<'_, BTreeSet<RelativePath>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+impl PathLockState {
+    fn locked(&self) -> MutexGuard<'_, BTreeSet<RelativePath>> {
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -85,9 +89,9 @@ fn is_free(path: &RelativePath, held: &BTreeSet<RelativePath>) -> bool {
     true
 }
 
-impl Drop for Held<'_> {
+impl Drop for PathLockGuard<'_> {
     fn drop(&mut self) {
-        let mut held = self.locks.0.held();
+        let mut held = self.locks.0.locked();
         for path in &self.paths {
             held.remove(path);
         }
@@ -103,8 +107,8 @@ mod tests {
     use super::*;
     use crate::daemon::{
         error::Reason,
-        queue::{Entry, Name, Place, Queue, Share},
-        workspace::Occupied,
+        queue::{Acquire, Limiter, Permit, PrincipalKey, Sharing},
+        workspace::BlockingPermit,
     };
 
     fn paths(texts: &[&str]) -> Vec<RelativePath> {
@@ -129,7 +133,7 @@ mod tests {
 
     #[test]
     fn changes_of_the_same_paths_take_turns_in_whatever_order_they_name_them() {
-        let locks = Arc::new(Locks::default());
+        let locks = Arc::new(PathLocks::default());
         let inside = Arc::new(Mutex::new(()));
         let threads: Vec<_> = [["a", "b"], ["b", "a"], ["b/c", "a"]]
             .into_iter()
@@ -137,75 +141,75 @@ mod tests {
                 let (locks, inside) = (Arc::clone(&locks), Arc::clone(&inside));
                 thread::spawn(move || {
                     for _ in 0..1000 {
-                        let _held = locks.hold(&paths(&names), &Stop::new()).unwrap();
+                        let _held = locks.lock(&paths(&names), &CancelToken::new()).unwrap();
                         drop(inside.try_lock().expect("two at once"));
                     }
                 })
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(locks.0.held().is_empty());
+        assert!(locks.0.locked().is_empty());
     }
 
     #[test]
     fn who_waits_has_no_place_among_work_with_files_meanwhile() {
-        let name: Name = "a".into();
-        let queue = Queue::new(1, Share::Alone(1), usize::MAX);
-        let take = || -> Place {
-            match queue.enter(&name, usize::MAX) {
-                Ok(Entry::Place(place)) => place,
+        let name: PrincipalKey = "a".into();
+        let queue = Limiter::new(1, Sharing::CapWhenContended(1), usize::MAX);
+        let take = || -> Permit {
+            match queue.acquire(&name, usize::MAX) {
+                Ok(Acquire::Granted(place)) => place,
                 other => panic!("{other:?}"),
             }
         };
-        let locks = Locks::default();
-        let held = locks.hold(&paths(&["a"]), &Stop::new()).unwrap();
-        let occupied = Occupied::new(Arc::clone(&queue), name.clone(), take(), None);
-        let stop = Stop::occupying(occupied);
+        let locks = PathLocks::default();
+        let held = locks.lock(&paths(&["a"]), &CancelToken::new()).unwrap();
+        let occupied = BlockingPermit::new(Arc::clone(&queue), name.clone(), take(), None);
+        let stop = CancelToken::with_permit(occupied);
         thread::scope(|scope| {
             let (told, waits) = std::sync::mpsc::channel();
             let (locks, stop) = (&locks, &stop);
             scope.spawn(move || {
-                let held = locks.hold(&paths(&["a"]), stop).unwrap();
+                let held = locks.lock(&paths(&["a"]), stop).unwrap();
                 told.send(()).unwrap();
                 drop(held);
             });
-            while queue.held() > 0 {
+            while queue.in_use() > 0 {
                 thread::yield_now();
             }
             let place = take();
             // It has the lock now, and waits for its place.
             drop(held);
-            while queue.waiting() == 0 {
+            while queue.queued() == 0 {
                 thread::yield_now();
             }
             assert!(waits.try_recv().is_err());
             drop(place);
             assert_eq!(waits.recv_timeout(Duration::from_secs(10)), Ok(()));
         });
-        assert_eq!(queue.held(), 1);
+        assert_eq!(queue.in_use(), 1);
         drop(stop);
-        assert_eq!((queue.held(), queue.waiting()), (0, 0));
+        assert_eq!((queue.in_use(), queue.queued()), (0, 0));
     }
 
     #[test]
     fn who_waits_ends_with_its_call_and_holds_nothing() {
-        let locks = Locks::default();
-        let held = locks.hold(&paths(&["a"]), &Stop::new()).unwrap();
-        let stop = Stop::new();
+        let locks = PathLocks::default();
+        let held = locks.lock(&paths(&["a"]), &CancelToken::new()).unwrap();
+        let stop = CancelToken::new();
         thread::scope(|scope| {
             let (told, waits) = std::sync::mpsc::channel();
             let (locks, stop) = (&locks, &stop);
             scope.spawn(move || {
-                let ended = locks.hold(&paths(&["a/b", "c"]), stop);
+                let ended = locks.lock(&paths(&["a/b", "c"]), stop);
                 told.send(ended.map(drop).unwrap_err().reason).unwrap();
             });
             assert!(waits.recv_timeout(Duration::from_millis(60)).is_err(), "it does not wait");
-            stop.stop();
+            stop.cancel();
             let ended = waits.recv_timeout(Duration::from_secs(10));
             // Whatever was answered, the thread must end for the test to do so.
             drop(held);
             assert_eq!(ended, Ok(Reason::Timeout));
         });
-        assert!(locks.0.held().is_empty());
+        assert!(locks.0.locked().is_empty());
     }
 }

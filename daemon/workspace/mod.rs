@@ -79,27 +79,31 @@ use std::{
 };
 
 use beneath::Root;
-pub(crate) use chown::Given;
-use chown::give_all;
-pub(crate) use contents::Contents;
-pub(crate) use description::{Description, Kind};
-pub(crate) use draft::{Draft, DraftError, DraftPlace, Left, Target};
-pub(crate) use failure::no_file_at;
-use failure::{Wanted, failure};
+pub(crate) use chown::ChownSummary;
+use chown::chown_all;
+pub(crate) use contents::DirectoryPage;
+pub(crate) use description::{FileKind, PathMetadata};
+pub(crate) use draft::{
+    PartialFile, PartialFileError, PartialFileLocation, PartialFileState, PartialFileTarget,
+};
+pub(crate) use failure::file_not_found;
+use failure::{ExpectedKind, os_error};
 pub(crate) use file::RegularFile;
-pub(crate) use glob::globs;
-use journal::Journals;
-use lock::Locks;
-pub(crate) use occupied::Occupied;
-pub(crate) use original::{Content, Original};
-pub(crate) use parallel::{cores, in_parallel};
+pub(crate) use glob::compile_globs;
+use journal::JournalDirectory;
+use lock::PathLocks;
+pub(crate) use occupied::BlockingPermit;
+pub(crate) use original::{FileSnapshot, NewContent};
+pub(crate) use parallel::{available_cores, parallel_map};
 pub(crate) use path::RelativePath;
-pub(crate) use room::Room;
-pub(crate) use scan::{Excerpt, Wish};
-pub(crate) use search::{Finds, Hit, Pattern, Progress, Query, SearchWish, search_one};
-pub(crate) use stop::Stop;
+pub(crate) use room::MemoryReservation;
+pub(crate) use scan::{FileExcerpt, ReadOptions};
+pub(crate) use search::{
+    Match, SearchOptions, SearchPattern, SearchProgress, SearchQuery, SearchResults, search_file,
+};
+pub(crate) use stop::CancelToken;
 use temporary::is_temporary;
-pub(crate) use walk::{Selection, Walk};
+pub(crate) use walk::{FileWalk, WalkFilter};
 
 use super::{
     error::{Error, Reason},
@@ -118,8 +122,8 @@ pub(crate) struct Workspace {
     is_local: bool,
     /// User and group of the directory, to whom new files belong.
     owner: (u32, u32),
-    locks: Locks,
-    journals: Option<Journals>,
+    locks: PathLocks,
+    journals: Option<JournalDirectory>,
     protected: Vec<RelativePath>,
     /// Whether the disk has written down a change before it is answered.
     sync: bool,
@@ -144,7 +148,7 @@ impl Workspace {
             is_local: is_local(&root)?,
             root,
             owner: (stat.st_uid, stat.st_gid),
-            locks: Locks::default(),
+            locks: PathLocks::default(),
             journals: None,
             protected: Vec::new(),
             sync: false,
@@ -176,13 +180,13 @@ impl Workspace {
     }
 
     /// Gives what belongs to root in the workspace to its owner, or to `user` if that is root.
-    pub(crate) fn give_to(&mut self, user: u32) -> io::Result<Given> {
+    pub(crate) fn chown_to(&mut self, user: u32) -> io::Result<ChownSummary> {
         let owner = match self.owner {
             (0, 0) => (user, user),
             (0, group) => (user, group),
             owner => owner,
         };
-        let given = give_all(self.root.as_fd(), owner)?;
+        let given = chown_all(self.root.as_fd(), owner)?;
         self.owner = owner;
         Ok(given)
     }
@@ -195,18 +199,18 @@ impl Workspace {
     /// Checks that something may be made or written at a path: that no name in it is one of the
     /// daemon's own, which nobody would see there and a later daemon could take for its own, and as
     /// [`Self::allow_removal`].
-    fn allow_change(&self, path: &RelativePath) -> Result<(), Error> {
-        if let Some(name) = path.names().find(|name| is_temporary(name.as_bytes())) {
+    fn check_change_allowed(&self, path: &RelativePath) -> Result<(), Error> {
+        if let Some(name) = path.components().find(|name| is_temporary(name.as_bytes())) {
             let text = format!(
                 "{name:?} is a name that the daemon keeps for files on the way to their places, and lists leave it out: choose another"
             );
-            return Err(Error::new(Reason::PolicyDenied, text).with("path", path.as_str()));
+            return Err(Error::new(Reason::PolicyDenied, text).with_metadata("path", path.as_str()));
         }
-        self.allow_removal(path)
+        self.check_removal_allowed(path)
     }
 
     /// Checks that the operator protects neither a path nor what is above or below it.
-    fn allow_removal(&self, path: &RelativePath) -> Result<(), Error> {
+    fn check_removal_allowed(&self, path: &RelativePath) -> Result<(), Error> {
         let overlaps = |protected: &&RelativePath| protected.overlaps(path);
         // The workspace itself is changed by no tool, for other reasons.
         let found = self.protected.iter().find(overlaps);
@@ -218,11 +222,11 @@ impl Workspace {
             protected.as_str(),
             path.as_str()
         );
-        Err(Error::new(Reason::PolicyDenied, text).with("path", path.as_str()))
+        Err(Error::new(Reason::PolicyDenied, text).with_metadata("path", path.as_str()))
     }
 
     /// Has commands see it where it is.
-    pub(crate) fn stay_in_place(&mut self) {
+    pub(crate) fn mount_in_place(&mut self) {
         self.mount_path.clone_from(&self.path);
     }
 
@@ -257,39 +261,42 @@ impl Workspace {
         let found = self
             .root
             .open_path(path.as_bytes())
-            .map_err(|errno| failure(errno, path.as_str(), Wanted::File))?;
+            .map_err(|errno| os_error(errno, path.as_str(), ExpectedKind::File))?;
         RegularFile::open(&found, path.as_str())
     }
 
     /// Opens a regular file of at most `most` bytes with its content, if the kernel has both in
     /// memory. Waits for no disk, so it may be called where nothing may block; what it does not
     /// answer, [`Workspace::open_file`] does.
-    pub(crate) fn open_from_memory(&self, path: &RelativePath, most: usize) -> Option<RegularFile> {
+    pub(crate) fn open_file_cached(&self, path: &RelativePath, most: usize) -> Option<RegularFile> {
         // Elsewhere even opening what is in memory asks a server, which may not answer.
         if !self.is_local {
             return None;
         }
-        let found = self.root.open_path_from_memory(path.as_bytes())?;
+        let found = self.root.open_path_cached(path.as_bytes())?;
         let mut file = RegularFile::open(&found, path.as_str()).ok()?;
-        file.read_from_memory(most).then_some(file)
+        file.read_cached(most).then_some(file)
     }
 
     /// Checks that the operator does not protect what is called `name` in a directory that was
     /// opened: with links, and in file systems that do not tell upper from lower case, it may have
     /// been found under another path.
-    fn allow_change_in(&self, directory: BorrowedFd<'_>, name: &str) -> Result<(), Error> {
+    fn check_change_allowed_in(&self, directory: BorrowedFd<'_>, name: &str) -> Result<(), Error> {
         if self.protected.is_empty() {
             return Ok(());
         }
-        let Some(below) = self.below(directory) else {
+        let Some(below) = self.path_of(directory) else {
             let text = "where this lies cannot be told, and the operator protects some paths";
-            return Err(Error::new(Reason::PolicyDenied, text).with("path", name));
+            return Err(Error::new(Reason::PolicyDenied, text).with_metadata("path", name));
         };
-        self.allow_removal(&below.join(name))
+        self.check_removal_allowed(&below.join(name))
     }
 
     /// Has the disk write down which names these directories hold, if changes wait for the disk.
-    fn sync(&self, directories: impl IntoIterator<Item = RelativePath>) -> Result<(), Error> {
+    fn sync_directories(
+        &self,
+        directories: impl IntoIterator<Item = RelativePath>,
+    ) -> Result<(), Error> {
         let mut result = Ok(());
         for directory in directories.into_iter().filter(|_| self.sync) {
             let synced = self.root.open_directory(directory.as_bytes());
@@ -301,7 +308,7 @@ impl Workspace {
                     let text = format!(
                         "the change was made, but the disk could not write down {path:?} ({errno}): it may be gone when the machine is started again"
                     );
-                    result = Err(Error::internal(text).with("path", path));
+                    result = Err(Error::internal(text).with_metadata("path", path));
                 }
             }
         }
@@ -310,23 +317,23 @@ impl Workspace {
 
     /// Describes what is at a path; a symbolic link at its end is not followed. The hash is that of
     /// a file that can be read and is not too large.
-    pub(crate) fn describe(
+    pub(crate) fn metadata(
         &self,
         path: &RelativePath,
-        stop: &Stop,
-    ) -> Result<(Description, Option<String>), Error> {
-        description::describe(&self.root, path, stop)
+        cancel: &CancelToken,
+    ) -> Result<(PathMetadata, Option<String>), Error> {
+        description::read_metadata(&self.root, path, cancel)
     }
 
     /// Reads the entries of a directory behind the name `after`, at most `most`.
-    pub(crate) fn contents(
+    pub(crate) fn read_directory_page(
         &self,
         path: &RelativePath,
         after: Option<&str>,
         most: usize,
-        stop: &Stop,
-    ) -> Result<Contents, Error> {
-        Contents::read(&self.root, path, after, most, stop)
+        cancel: &CancelToken,
+    ) -> Result<DirectoryPage, Error> {
+        DirectoryPage::read(&self.root, path, after, most, cancel)
     }
 
     /// Starts a walk over the files below a directory, from behind `after`, a path relative to that
@@ -334,11 +341,11 @@ impl Workspace {
     pub(crate) fn walk<'a>(
         &'a self,
         base: &RelativePath,
-        selection: Selection,
+        selection: WalkFilter,
         after: Option<&str>,
-        stop: &'a Stop,
-    ) -> Result<Walk<'a>, Error> {
-        Walk::start(&self.root, base, selection, after, stop)
+        cancel: &'a CancelToken,
+    ) -> Result<FileWalk<'a>, Error> {
+        FileWalk::start(&self.root, base, selection, after, cancel)
     }
 
     /// Searches the files below a directory, or one file. Answers whether it came to its end before
@@ -346,19 +353,19 @@ impl Workspace {
     pub(crate) fn search(
         &self,
         path: &RelativePath,
-        selection: Selection,
-        wish: &SearchWish,
-        progress: &Progress,
-        stop: &Stop,
+        selection: WalkFilter,
+        wish: &SearchOptions,
+        progress: &SearchProgress,
+        cancel: &CancelToken,
     ) -> Result<bool, Error> {
-        search::search(&self.root, path, selection, wish, progress, stop)
+        search::search(&self.root, path, selection, wish, progress, cancel)
     }
 }
 
 /// Whether a directory lies in one of the file systems whose contents are those of local disks or
 /// of memory (statfs(2)).
 fn is_local(root: &Root) -> io::Result<bool> {
-    const LOCAL: [u32; 8] = [
+    const LOCAL_FILE_SYSTEMS: [u32; 8] = [
         0xef53,      // ext4
         0x5846_5342, // XFS
         0x9123_683e, // Btrfs
@@ -369,7 +376,7 @@ fn is_local(root: &Root) -> io::Result<bool> {
         0xca45_1a4e, // bcachefs
     ];
     let kind = rustix::fs::fstatfs(root)?.f_type;
-    Ok(u32::try_from(kind).is_ok_and(|kind| LOCAL.contains(&kind)))
+    Ok(u32::try_from(kind).is_ok_and(|kind| LOCAL_FILE_SYSTEMS.contains(&kind)))
 }
 
 impl AsFd for Workspace {
@@ -412,7 +419,7 @@ mod tests {
         let mut workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         let change = |workspace: &Workspace| {
             let path = workspace.resolve("safe/x").unwrap();
-            workspace.allow_change(&path).is_ok()
+            workspace.check_change_allowed(&path).is_ok()
         };
         assert!(change(&workspace));
         for bad in ["../x", "/etc", "a\0"] {
@@ -446,12 +453,12 @@ mod tests {
             )
             .unwrap();
             let path = |text: &str| workspace.resolve(text).unwrap();
-            let stop = Stop::new();
-            let selection = || Selection {
+            let stop = CancelToken::new();
+            let selection = || WalkFilter {
                 globs: Override::empty(),
                 respect_ignore: true,
-                hidden: true,
-                git: false,
+                include_hidden: true,
+                include_git: false,
                 max_depth: None,
             };
             let mut walk = workspace.walk(&path("."), selection(), None, &stop).unwrap();
@@ -465,7 +472,7 @@ mod tests {
                 workspace
                     .root
                     .open_directory(b"closed")
-                    .map_err(|errno| failure(errno, "closed", Wanted::Directory))
+                    .map_err(|errno| os_error(errno, "closed", ExpectedKind::Directory))
                     .unwrap_err(),
                 workspace.walk(&path("closed"), selection(), None, &stop).unwrap_err(),
             ];

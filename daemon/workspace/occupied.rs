@@ -3,40 +3,45 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::daemon::queue::{Entry, Name, Place, Queue, Turn};
+use crate::daemon::queue::{Acquire, Limiter, Permit, PrincipalKey, SharedPermit};
 
 /// A place, and whose.
 #[derive(Debug)]
-pub(crate) struct Occupied {
-    queue: Arc<Queue>,
-    name: Name,
-    place: Mutex<Option<Place>>,
+pub(crate) struct BlockingPermit {
+    queue: Arc<Limiter>,
+    principal: PrincipalKey,
+    permit: Mutex<Option<Permit>>,
     /// The turn of its call, if that has one.
-    turn: Option<Turn>,
+    shared_permit: Option<SharedPermit>,
 }
 
-impl Occupied {
+impl BlockingPermit {
     /// A `place` of `queue`, which `name` has.
-    pub(crate) fn new(queue: Arc<Queue>, name: Name, place: Place, turn: Option<Turn>) -> Self {
-        Self { queue, name, place: Mutex::new(Some(place)), turn }
+    pub(crate) fn new(
+        queue: Arc<Limiter>,
+        name: PrincipalKey,
+        place: Permit,
+        turn: Option<SharedPermit>,
+    ) -> Self {
+        Self { queue, principal: name, permit: Mutex::new(Some(place)), shared_permit: turn }
     }
 
     /// Gives the place to others, before it is waited for them.
-    pub(super) fn leave(&self) {
-        if let Some(turn) = &self.turn {
-            turn.end();
+    pub(super) fn release(&self) {
+        if let Some(turn) = &self.shared_permit {
+            turn.release();
         }
-        let left = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let left = self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(left);
     }
 
     /// Waits for a place again. Blocks.
-    pub(super) fn come_back(&self) {
-        let place = match self.queue.enter(&self.name, usize::MAX) {
-            Ok(Entry::Place(place)) => Some(place),
-            Ok(Entry::Wait(waiting)) => waiting.blocking_place(),
+    pub(super) fn reacquire(&self) {
+        let place = match self.queue.acquire(&self.principal, usize::MAX) {
+            Ok(Acquire::Granted(place)) => Some(place),
+            Ok(Acquire::Queued(waiting)) => waiting.blocking_wait(),
             Err(_) => None,
         };
-        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = place;
+        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = place;
     }
 }

@@ -16,10 +16,10 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    failure::{Wanted, failure},
+    failure::{ExpectedKind, os_error},
     file::RegularFile,
     path::RelativePath,
-    room::Room,
+    room::MemoryReservation,
 };
 use crate::daemon::{
     checksum::sha256,
@@ -29,33 +29,33 @@ use crate::daemon::{
 
 /// Permission bits that a file may have: the kernel, too, takes the set-user-id and set-group-id
 /// bits from a file that is written to.
-const PERMISSIONS: u32 = 0o1777;
+const PERMISSION_BITS: u32 = 0o1777;
 /// Most bytes of the names, and of one value, of a file's extended attributes (xattr(7)).
-const ATTRIBUTE_BYTES: usize = 64 * 1024;
+const MAX_ATTRIBUTE_BYTES: usize = 64 * 1024;
 /// Most bytes of the values of all that are kept. Most file systems take one block of them, some any
 /// number.
-const MOST_ATTRIBUTE_BYTES: usize = 1 << 20;
+const MAX_TOTAL_ATTRIBUTE_BYTES: usize = 1 << 20;
 /// The list of who may do what (acl(5)).
-const ACCESS_LIST: &CStr = c"system.posix_acl_access";
+const ACL_ATTRIBUTE: &CStr = c"system.posix_acl_access";
 
 /// A regular file before a change.
 #[derive(Debug)]
-pub(crate) struct Original {
+pub(crate) struct FileSnapshot {
     /// All of its bytes.
     pub(crate) content: Vec<u8>,
     /// Permission bits.
     pub(crate) mode: u32,
-    pub(super) stamp: Stamp,
+    pub(super) version: FileVersion,
     owner: (u32, u32),
     /// Extended attributes, those that belong to the owner.
     attributes: Vec<(CString, Vec<u8>)>,
     /// For its content.
-    _room: Option<Room>,
+    _memory: Option<MemoryReservation>,
 }
 
 /// What tells a file, as it was at one time, from any other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Stamp {
+pub(super) struct FileVersion {
     device: u64,
     inode: u64,
     size: i64,
@@ -64,25 +64,25 @@ pub(super) struct Stamp {
 
 /// What a file is to hold.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Content<'a> {
+pub(crate) struct NewContent<'a> {
     /// All of it.
     pub(crate) bytes: &'a [u8],
     /// Permission bits; none for those of the file that it is made of, or of a new one.
     pub(crate) mode: Option<u32>,
     /// The file that it is made of, from another place: it keeps its owner and attributes.
-    pub(crate) like: Option<&'a Original>,
+    pub(crate) attributes_from: Option<&'a FileSnapshot>,
 }
 
-impl<'a> Content<'a> {
+impl<'a> NewContent<'a> {
     /// These bytes, in a file that is otherwise as it was.
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, mode: None, like: None }
+        Self { bytes, mode: None, attributes_from: None }
     }
 }
 
 /// What a new file gets.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Fresh {
+pub(super) struct NewFileMetadata {
     /// User and group.
     pub(super) owner: (u32, u32),
     /// Permission bits.
@@ -91,49 +91,50 @@ pub(super) struct Fresh {
 
 /// Why what was made for a place could not be made what it is to be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Misfit {
+pub(super) enum ApplyMetadataError {
     /// The kernel refused a step.
-    Refused(Errno),
+    Os(Errno),
     /// The file that it was to replace is this user's and group's, and it could not be.
-    Anothers(u32, u32),
+    ForeignOwner(u32, u32),
 }
 
-impl Original {
+impl FileSnapshot {
     /// Looks at a file without reading it.
-    pub(super) fn look(file: &RegularFile, path: &RelativePath) -> Result<Self, Error> {
-        Self::look_at(file.as_fd()).map_err(|errno| failure(errno, path.as_str(), Wanted::File))
+    pub(super) fn stat(file: &RegularFile, path: &RelativePath) -> Result<Self, Error> {
+        Self::stat_descriptor(file.as_fd())
+            .map_err(|errno| os_error(errno, path.as_str(), ExpectedKind::File))
     }
 
-    fn look_at(file: BorrowedFd<'_>) -> Result<Self, Errno> {
+    fn stat_descriptor(file: BorrowedFd<'_>) -> Result<Self, Errno> {
         let stat = fstat(file)?;
         Ok(Self {
             content: Vec::new(),
             mode: stat.st_mode & 0o7777,
-            stamp: Stamp::of(&stat),
+            version: FileVersion::from_stat(&stat),
             owner: (stat.st_uid, stat.st_gid),
-            attributes: attributes(file)?,
-            _room: None,
+            attributes: read_attributes(file)?,
+            _memory: None,
         })
     }
 
     /// Reads a file of at most `most` bytes.
     pub(super) fn read(file: &RegularFile, path: &RelativePath, most: u64) -> Result<Self, Error> {
-        let failed = |errno| failure(errno, path.as_str(), Wanted::File);
+        let failed = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
         let too_large = || {
             let path = path.as_str();
             let text = format!(
                 "{path:?} has more than {} MiB, the most that can be changed here: use a command",
                 most >> 20
             );
-            Error::new(Reason::FileTooLarge, text).with("path", path)
+            Error::new(Reason::FileTooLarge, text).with_metadata("path", path)
         };
-        let original = Self::look_at(file.as_fd()).map_err(failed)?;
-        if u64::try_from(original.stamp.size).unwrap_or(0) > most {
+        let original = Self::stat_descriptor(file.as_fd()).map_err(failed)?;
+        if u64::try_from(original.version.size).unwrap_or(0) > most {
             return Err(too_large());
         }
-        let room = Room::take(u64::try_from(original.stamp.size).unwrap_or(0))?;
+        let room = MemoryReservation::reserve(u64::try_from(original.version.size).unwrap_or(0))?;
         let limit = usize::try_from(most).unwrap_or(usize::MAX);
-        let size = usize::try_from(original.stamp.size).unwrap_or(0);
+        let size = usize::try_from(original.version.size).unwrap_or(0);
         // One byte more, to see that there is none.
         let mut content = Vec::with_capacity(size + 1);
         loop {
@@ -153,7 +154,7 @@ impl Original {
                 return Err(too_large()); // it grows while it is read
             }
         }
-        Ok(Self { content, _room: Some(room), ..original })
+        Ok(Self { content, _memory: Some(room), ..original })
     }
 
     /// SHA-256 of the content, in lower-case hexadecimal.
@@ -162,7 +163,11 @@ impl Original {
     }
 
     /// Checks that this is the file that the caller has read, if it says which that was.
-    pub(crate) fn expect(&self, path: &RelativePath, expected: Option<&str>) -> Result<(), Error> {
+    pub(crate) fn check_sha256(
+        &self,
+        path: &RelativePath,
+        expected: Option<&str>,
+    ) -> Result<(), Error> {
         let Some(expected) = expected else {
             return Ok(());
         };
@@ -170,7 +175,7 @@ impl Original {
         if found.eq_ignore_ascii_case(expected) {
             return Ok(());
         }
-        Err(stale(path).with("sha256", found))
+        Err(stale_error(path).with_metadata("sha256", found))
     }
 
     /// Checks that whoever it belongs to may write to it: what no command could change is not
@@ -186,23 +191,27 @@ impl Original {
         let path = path.as_str();
         let text =
             format!("{path:?} is read-only (mode {:04o}): make it writable first", self.mode);
-        Err(Error::new(Reason::PermissionDenied, text).with("path", path))
+        Err(Error::new(Reason::PermissionDenied, text).with_metadata("path", path))
     }
 
     /// Gives a file that takes this one's place its owner, mode and extended attributes. Answers
     /// what the file is then, but for its mode.
-    pub(super) fn dress(&self, file: BorrowedFd<'_>, mode: Option<u32>) -> Result<Stat, Misfit> {
-        let stat = give(file, self.owner)?;
+    pub(super) fn apply_metadata(
+        &self,
+        file: BorrowedFd<'_>,
+        mode: Option<u32>,
+    ) -> Result<Stat, ApplyMetadataError> {
+        let stat = chown(file, self.owner)?;
         if (stat.st_uid, stat.st_gid) != self.owner {
             let (user, group) = self.owner;
-            return Err(Misfit::Anothers(user, group));
+            return Err(ApplyMetadataError::ForeignOwner(user, group));
         }
         // Its directory may give new files a list of who may do what, which the old one has not.
         let is_listed = |attributes: &[(CString, Vec<u8>)]| {
-            attributes.iter().any(|(name, _)| name.as_c_str() == ACCESS_LIST)
+            attributes.iter().any(|(name, _)| name.as_c_str() == ACL_ATTRIBUTE)
         };
-        if !is_listed(&self.attributes) && is_listed(&attributes(file)?) {
-            fremovexattr(file, ACCESS_LIST)?;
+        if !is_listed(&self.attributes) && is_listed(&read_attributes(file)?) {
+            fremovexattr(file, ACL_ATTRIBUTE)?;
         }
         // While the mode lets the owner write: else these could not be written either.
         for (name, value) in &self.attributes {
@@ -216,13 +225,13 @@ impl Original {
 }
 
 /// A file's extended attributes that are kept.
-fn attributes(file: BorrowedFd<'_>) -> Result<Vec<(CString, Vec<u8>)>, Errno> {
-    let names = attribute_names(file)?;
+fn read_attributes(file: BorrowedFd<'_>) -> Result<Vec<(CString, Vec<u8>)>, Errno> {
+    let names = read_attribute_names(file)?;
     let mut attributes = Vec::new();
-    let mut room = MOST_ATTRIBUTE_BYTES;
-    for name in names.split(|byte| *byte == 0).filter(|name| kept(name)) {
+    let mut room = MAX_TOTAL_ATTRIBUTE_BYTES;
+    for name in names.split(|byte| *byte == 0).filter(|name| is_preserved_attribute(name)) {
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-        let mut value = vec![0; ATTRIBUTE_BYTES];
+        let mut value = vec![0; MAX_ATTRIBUTE_BYTES];
         match fgetxattr(file, &name, &mut value[..]) {
             Err(Errno::NODATA) => {} // removed meanwhile
             length => {
@@ -234,19 +243,19 @@ fn attributes(file: BorrowedFd<'_>) -> Result<Vec<(CString, Vec<u8>)>, Errno> {
         }
     }
     // Last, as it may take the owner the right to set others.
-    attributes.sort_by_key(|(name, _)| name.as_c_str() == ACCESS_LIST);
+    attributes.sort_by_key(|(name, _)| name.as_c_str() == ACL_ATTRIBUTE);
     Ok(attributes)
 }
 
 /// Names of a file's extended attributes, each with a NUL behind it.
-fn attribute_names(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
+fn read_attribute_names(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     // Most files have none: no room is made for those.
     match flistxattr_query(file) {
         Ok(0) | Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(Vec::new()),
         Err(errno) => return Err(errno),
         Ok(_) => {}
     }
-    let mut names = vec![0; ATTRIBUTE_BYTES];
+    let mut names = vec![0; MAX_ATTRIBUTE_BYTES];
     let length = flistxattr(file, &mut names[..])?;
     names.truncate(length);
     Ok(names)
@@ -254,26 +263,26 @@ fn attribute_names(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
 
 /// Attributes that belong to the file's owner. Others, capabilities above all, are not for a file
 /// with other content.
-fn kept(name: &[u8]) -> bool {
-    name.starts_with(b"user.") || name == ACCESS_LIST.to_bytes()
+fn is_preserved_attribute(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name == ACL_ATTRIBUTE.to_bytes()
 }
 
-impl Fresh {
+impl NewFileMetadata {
     /// Gives a file its owner and mode. Answers what the file is then, but for its mode.
-    pub(super) fn dress(self, file: BorrowedFd<'_>) -> Result<Stat, Errno> {
-        let stat = give(file, self.owner)?;
+    pub(super) fn apply(self, file: BorrowedFd<'_>) -> Result<Stat, Errno> {
+        let stat = chown(file, self.owner)?;
         set_mode(file, self.mode)?;
         Ok(stat)
     }
 }
 
 fn set_mode(file: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
-    fchmod(file, Mode::from_raw_mode(mode & PERMISSIONS))
+    fchmod(file, Mode::from_raw_mode(mode & PERMISSION_BITS))
 }
 
 /// Gives what was made to a user and a group, and answers what it is then. The descriptor may be one
 /// that only names a place.
-pub(super) fn give(made: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Stat, Errno> {
+pub(super) fn chown(made: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Stat, Errno> {
     let stat = fstat(made)?;
     if (stat.st_uid, stat.st_gid) == owner {
         return Ok(stat);
@@ -291,8 +300,8 @@ pub(super) fn give(made: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Stat, Errn
     }
 }
 
-impl Stamp {
-    pub(super) fn of(stat: &Stat) -> Self {
+impl FileVersion {
+    pub(super) fn from_stat(stat: &Stat) -> Self {
         Self {
             device: stat.st_dev,
             inode: stat.st_ino,
@@ -302,8 +311,8 @@ impl Stamp {
     }
 
     /// What is called `name` in a directory, itself and not what it may link to.
-    pub(super) fn at(directory: BorrowedFd<'_>, name: &str) -> Result<Self, Errno> {
-        statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| Self::of(&stat))
+    pub(super) fn read(directory: BorrowedFd<'_>, name: &str) -> Result<Self, Errno> {
+        statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| Self::from_stat(&stat))
     }
 
     /// Device and inode.
@@ -312,29 +321,29 @@ impl Stamp {
     }
 }
 
-impl Misfit {
+impl ApplyMetadataError {
     /// The error for the file at `path`.
-    pub(super) fn told(self, path: &str) -> Error {
+    pub(super) fn into_error(self, path: &str) -> Error {
         let (user, group) = match self {
-            Self::Refused(errno) => return failure(errno, path, Wanted::File),
-            Self::Anothers(user, group) => (user, group),
+            Self::Os(errno) => return os_error(errno, path, ExpectedKind::File),
+            Self::ForeignOwner(user, group) => (user, group),
         };
         let text = format!(
             "{path:?} belongs to user {user} and group {group}, and what the daemon's user would put in its place could not: write to it with a command, if its mode allows that, or have the daemon's user own it (chown)"
         );
-        Error::new(Reason::PermissionDenied, text).with("path", path)
+        Error::new(Reason::PermissionDenied, text).with_metadata("path", path)
     }
 }
 
-impl From<Errno> for Misfit {
+impl From<Errno> for ApplyMetadataError {
     fn from(errno: Errno) -> Self {
-        Self::Refused(errno)
+        Self::Os(errno)
     }
 }
 
 /// The error for a file that is not as the caller has read it.
-pub(super) fn stale(path: &RelativePath) -> Error {
+pub(super) fn stale_error(path: &RelativePath) -> Error {
     let path = path.as_str();
     let text = format!("{path:?} was changed since it was read: read it again");
-    Error::new(Reason::StaleFile, text).with("path", path)
+    Error::new(Reason::StaleFile, text).with_metadata("path", path)
 }

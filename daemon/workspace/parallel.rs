@@ -8,16 +8,16 @@ use std::{
 };
 
 /// Most threads for one call.
-const THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 /// Files, at least, for each thread: starting one takes about as long as work on one or two.
-const SHARE: usize = 16;
+const MIN_FILES_PER_THREAD: usize = 16;
 
 /// Does `work` for each of `items` and answers what came of it, in their order.
-pub(crate) fn in_parallel<'t, T: Sync, R: Send>(
+pub(crate) fn parallel_map<'t, T: Sync, R: Send>(
     items: &'t [T],
     work: impl Fn(&'t T) -> R + Sync,
 ) -> Vec<R> {
-    let threads = cores().min(THREADS).min(items.len() / SHARE).max(1);
+    let threads = available_cores().min(MAX_THREADS).min(items.len() / MIN_FILES_PER_THREAD).max(1);
     let share = items.len().div_ceil(threads).max(1);
     let work = &work;
     thread::scope(|scope| {
@@ -43,7 +43,7 @@ pub(crate) fn in_parallel<'t, T: Sync, R: Send>(
 }
 
 /// Threads that can run at once. Asked for once: the answer is in several files.
-pub(crate) fn cores() -> usize {
+pub(crate) fn available_cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
@@ -54,10 +54,17 @@ mod tests {
 
     #[test]
     fn each_item_has_its_answer() {
-        for length in [0, 1, SHARE - 1, 2 * SHARE, 2 * SHARE + 1, 1000] {
+        for length in [
+            0,
+            1,
+            MIN_FILES_PER_THREAD - 1,
+            2 * MIN_FILES_PER_THREAD,
+            2 * MIN_FILES_PER_THREAD + 1,
+            1000,
+        ] {
             let items: Vec<usize> = (0..length).collect();
             let doubled: Vec<usize> = items.iter().map(|item| 2 * item).collect();
-            assert_eq!(in_parallel(&items, |item| 2 * item), doubled);
+            assert_eq!(parallel_map(&items, |item| 2 * item), doubled);
         }
     }
 
@@ -65,6 +72,6 @@ mod tests {
     #[should_panic(expected = "item 99")]
     fn a_panic_is_the_callers() {
         let items: Vec<usize> = (0..100).collect();
-        in_parallel(&items, |item| assert!(*item < 99, "item {item}"));
+        parallel_map(&items, |item| assert!(*item < 99, "item {item}"));
     }
 }

@@ -22,7 +22,7 @@ impl RelativePath {
                 Reason::InvalidParams,
                 format!("{text:?} holds a NUL character: no path can"),
             )
-            .with("path", text));
+            .with_metadata("path", text));
         }
         let absolute = text.starts_with('/');
         let mut components = Vec::new();
@@ -33,7 +33,7 @@ impl RelativePath {
                 // even when the path comes back.
                 ".." => {
                     if components.pop().is_none() && !absolute {
-                        return Err(escape(text, mount_path));
+                        return Err(path_escape_error(text, mount_path));
                     }
                 }
                 name => components.push(name),
@@ -47,7 +47,7 @@ impl RelativePath {
                 };
                 below = match below.split_first() {
                     Some((first, rest)) if OsStr::new(first) == name => rest,
-                    _ => return Err(escape(text, mount_path)),
+                    _ => return Err(path_escape_error(text, mount_path)),
                 };
             }
         }
@@ -65,7 +65,7 @@ impl RelativePath {
     }
 
     /// The names that it is made of; for the workspace itself, one that is empty.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn components(&self) -> impl Iterator<Item = &str> {
         self.0.split('/')
     }
 
@@ -96,7 +96,7 @@ impl RelativePath {
     pub(super) fn split_file(&self) -> Result<(Self, &str), Error> {
         self.split().ok_or_else(|| {
             let text = "that is the workspace itself: name a file in it";
-            Error::new(Reason::NotAFile, text).with("path", self.as_str())
+            Error::new(Reason::NotAFile, text).with_metadata("path", self.as_str())
         })
     }
 
@@ -120,7 +120,7 @@ impl RelativePath {
 impl Ord for RelativePath {
     /// Component by component: what lies below a path stands right behind it.
     fn cmp(&self, other: &Self) -> Ordering {
-        self.names().cmp(other.names())
+        self.components().cmp(other.components())
     }
 }
 
@@ -136,14 +136,14 @@ impl fmt::Display for RelativePath {
     }
 }
 
-fn escape(text: &str, mount_path: &Path) -> Error {
+fn path_escape_error(text: &str, mount_path: &Path) -> Error {
     Error::new(
         Reason::PathEscape,
         format!(
             "{text:?} leads out of the workspace: give a path relative to it, or an absolute one below {mount_path:?}"
         ),
     )
-    .with("path", text)
+    .with_metadata("path", text)
 }
 
 #[cfg(test)]

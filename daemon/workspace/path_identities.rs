@@ -6,7 +6,7 @@ use rustix::fs::{FileType, fstat};
 
 use super::{
     Workspace,
-    failure::{Wanted, failure},
+    failure::{ExpectedKind, os_error},
     path::RelativePath,
 };
 use crate::daemon::{error::Error, sys::Errno};
@@ -14,13 +14,13 @@ use crate::daemon::{error::Error, sys::Errno};
 /// The identities of the directories on the way to some paths, at one moment.
 #[derive(Debug)]
 pub(crate) struct PathIdentities {
-    cwd: Option<Directories>,
-    files: Vec<Directories>,
+    cwd: Option<AncestorIdentities>,
+    files: Vec<AncestorIdentities>,
 }
 
 /// The directories of one path, from the workspace down to the last that exists.
 #[derive(Debug, PartialEq, Eq)]
-struct Directories {
+struct AncestorIdentities {
     path: RelativePath,
     /// Device and inode of each.
     identities: Vec<(u64, u64)>,
@@ -29,27 +29,27 @@ struct Directories {
 impl PathIdentities {
     /// Looks at the paths of a call. A link at or above its working directory is an error: the command would
     /// follow it, and the approver would not see where to.
-    pub(crate) fn of(
+    pub(crate) fn capture(
         workspace: &Workspace,
         cwd: Option<&RelativePath>,
         files: &[RelativePath],
     ) -> Result<Self, Error> {
         let mut of_cwd = None;
         if let Some(path) = cwd {
-            let (directories, end) = Directories::of(workspace, path);
+            let (directories, end) = AncestorIdentities::capture(workspace, path);
             if let Some(errno @ (Errno::LOOP | Errno::XDEV)) = end {
-                return Err(failure(errno, path.as_str(), Wanted::Directory));
+                return Err(os_error(errno, path.as_str(), ExpectedKind::Directory));
             }
             of_cwd = Some(directories);
         }
-        let files = files.iter().map(|path| Directories::of(workspace, path).0);
+        let files = files.iter().map(|path| AncestorIdentities::capture(workspace, path).0);
         Ok(Self { cwd: of_cwd, files: files.collect() })
     }
 
     /// A path whose directories are no longer the same.
-    pub(crate) fn changed(&self, workspace: &Workspace) -> Option<&RelativePath> {
+    pub(crate) fn first_changed(&self, workspace: &Workspace) -> Option<&RelativePath> {
         let mut all = self.cwd.iter().chain(&self.files);
-        all.find(|before| Directories::of(workspace, &before.path).0 != **before)
+        all.find(|before| AncestorIdentities::capture(workspace, &before.path).0 != **before)
             .map(|before| &before.path)
     }
 
@@ -59,13 +59,13 @@ impl PathIdentities {
     }
 }
 
-impl Directories {
+impl AncestorIdentities {
     /// Returns also the error that ended the way, if one did.
-    fn of(workspace: &Workspace, path: &RelativePath) -> (Self, Option<Errno>) {
+    fn capture(workspace: &Workspace, path: &RelativePath) -> (Self, Option<Errno>) {
         let mut identities = Vec::new();
         let mut end = None;
         let mut below = RelativePath::default();
-        for name in path.names().filter(|name| !name.is_empty()) {
+        for name in path.components().filter(|name| !name.is_empty()) {
             below = below.join(name);
             match workspace.root.open_path(below.as_bytes()).and_then(fstat) {
                 Ok(stat) if FileType::from_raw_mode(stat.st_mode).is_dir() => {

@@ -9,9 +9,9 @@ use rustix::{
 
 use super::{
     Workspace,
-    failure::{Wanted, exists, failure},
+    failure::{ExpectedKind, already_exists, os_error},
     path::RelativePath,
-    stop::Stop,
+    stop::CancelToken,
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -21,22 +21,23 @@ use crate::daemon::{
 impl Workspace {
     /// Moves what is at `source`, a symbolic link itself, to `destination`. Answers whether it
     /// replaced something, which it does only if `overwrite` says so.
-    pub(crate) fn relocate(
+    pub(crate) fn move_path(
         &self,
         source: &RelativePath,
         destination: &RelativePath,
         overwrite: bool,
-        stop: &Stop,
+        cancel: &CancelToken,
     ) -> Result<bool, Error> {
-        self.allow_removal(source)?;
-        self.allow_change(destination)?;
-        let _held = self.locks.hold(&[source.clone(), destination.clone()], stop)?;
+        self.check_removal_allowed(source)?;
+        self.check_change_allowed(destination)?;
+        let _held = self.locks.lock(&[source.clone(), destination.clone()], cancel)?;
         if destination != source && destination.is_at_or_below(source) {
-            return Err(lies_in_source(source));
+            return Err(destination_in_source_error(source));
         }
-        let (from, from_name) = self.place(source, "source", Wanted::File)?;
-        let (to, to_name) = self.place(destination, "destination", Wanted::Directory)?;
-        let failed = |errno| failure(errno, source.as_str(), Wanted::File);
+        let (from, from_name) = self.parent_for_field(source, "source", ExpectedKind::File)?;
+        let (to, to_name) =
+            self.parent_for_field(destination, "destination", ExpectedKind::Directory)?;
+        let failed = |errno| os_error(errno, source.as_str(), ExpectedKind::File);
         let moved = statat(&from, &from_name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
         if source == destination {
             return Ok(false);
@@ -48,7 +49,7 @@ impl Workspace {
             Ok(in_one_place && from_name.eq_ignore_ascii_case(&to_name))
         };
         loop {
-            stop.check()?;
+            cancel.check()?;
             let replaced = match statat(&to, &to_name, AtFlags::SYMLINK_NOFOLLOW) {
                 // One name, written in two ways: through a link, or in another case where that
                 // makes no difference. rename(2) knows, and does what there is to do.
@@ -61,39 +62,43 @@ impl Workspace {
                     let renamed = retry_on_intr(|| renameat(&from, &from_name, &to, &to_name));
                     return renamed
                         .map(|()| false)
-                        .map_err(|errno| not_moved(errno, source, destination));
+                        .map_err(|errno| move_error(errno, source, destination));
                 }
                 Ok(found) => Some(found),
                 Err(Errno::NOENT) => None,
-                Err(errno) => return Err(failure(errno, destination.as_str(), Wanted::File)),
+                Err(errno) => {
+                    return Err(os_error(errno, destination.as_str(), ExpectedKind::File));
+                }
             };
             let renamed = match replaced {
-                Some(_) if !overwrite => return Err(exists(destination)),
+                Some(_) if !overwrite => return Err(already_exists(destination)),
                 // Two names of one file: rename(2) would leave both.
                 Some(found) if is_moved(&found) => unlinkat(&from, &from_name, AtFlags::empty()),
                 Some(_) => retry_on_intr(|| renameat(&from, &from_name, &to, &to_name)),
-                None => rename_to_free_name((&from, &from_name), (&to, &to_name)),
+                None => rename_noreplace((&from, &from_name), (&to, &to_name)),
             };
             return match renamed {
                 Ok(()) => {
                     let places = [source.split(), destination.split()];
-                    self.sync(places.into_iter().flatten().map(|(directory, _)| directory))?;
+                    self.sync_directories(
+                        places.into_iter().flatten().map(|(directory, _)| directory),
+                    )?;
                     Ok(replaced.is_some())
                 }
                 // Somebody has made something there a moment ago.
                 Err(Errno::EXIST) if replaced.is_none() => continue,
-                Err(errno) => Err(not_moved(errno, source, destination)),
+                Err(errno) => Err(move_error(errno, source, destination)),
             };
         }
     }
 
     /// The directory of a path and the name in it. The workspace itself has none; `field` is the
     /// request's field that named it.
-    pub(super) fn place(
+    pub(super) fn parent_for_field(
         &self,
         path: &RelativePath,
         field: &'static str,
-        wanted: Wanted,
+        wanted: ExpectedKind,
     ) -> Result<(OwnedFd, String), Error> {
         let Some((directory, name)) = path.split() else {
             return Err(Error::invalid_field(
@@ -101,12 +106,12 @@ impl Workspace {
                 "is the workspace itself: name something in it",
             ));
         };
-        let opened = self.root.open_place(directory.as_bytes());
+        let opened = self.root.open_directory_handle(directory.as_bytes());
         let opened = opened.map_err(|errno| match wanted {
-            Wanted::File => failure(errno, path.as_str(), wanted),
-            Wanted::Directory => failure(errno, directory.as_str(), wanted),
+            ExpectedKind::File => os_error(errno, path.as_str(), wanted),
+            ExpectedKind::Directory => os_error(errno, directory.as_str(), wanted),
         })?;
-        self.allow_change_in(opened.as_fd(), name)?;
+        self.check_change_allowed_in(opened.as_fd(), name)?;
         Ok((opened, name.to_owned()))
     }
 }
@@ -116,7 +121,7 @@ fn is_directory(stat: &Stat) -> bool {
 }
 
 /// Why what is at `source` could not be moved to `destination`.
-fn not_moved(errno: Errno, source: &RelativePath, destination: &RelativePath) -> Error {
+fn move_error(errno: Errno, source: &RelativePath, destination: &RelativePath) -> Error {
     let path = destination.as_str();
     let (reason, text) = match errno {
         Errno::ISDIR | Errno::NOTDIR => (
@@ -135,18 +140,18 @@ fn not_moved(errno: Errno, source: &RelativePath, destination: &RelativePath) ->
             format!("{path:?} lies on another file system: copy instead"),
         ),
         // Through a symbolic link: else it is seen before.
-        Errno::INVAL => return lies_in_source(source),
-        errno => return failure(errno, source.as_str(), Wanted::File),
+        Errno::INVAL => return destination_in_source_error(source),
+        errno => return os_error(errno, source.as_str(), ExpectedKind::File),
     };
-    Error::new(reason, text).with("path", path)
+    Error::new(reason, text).with_metadata("path", path)
 }
 
-fn lies_in_source(source: &RelativePath) -> Error {
+fn destination_in_source_error(source: &RelativePath) -> Error {
     let problem = format!("lies in {:?}, which is to be moved", source.as_str());
     Error::invalid_field("destination", problem)
 }
 
-fn rename_to_free_name(from: (&OwnedFd, &str), to: (&OwnedFd, &str)) -> Result<(), Errno> {
+fn rename_noreplace(from: (&OwnedFd, &str), to: (&OwnedFd, &str)) -> Result<(), Errno> {
     let renamed =
         retry_on_intr(|| renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE));
     match renamed {
@@ -204,7 +209,7 @@ mod tests {
             workspace.protect(&["safe".to_owned()]).unwrap();
             let [from, to] = [source, destination].map(|path| workspace.resolve(path).unwrap());
             let before = fs::symlink_metadata(at(source)).ok();
-            let moved = workspace.relocate(&from, &to, overwrite, &Stop::new());
+            let moved = workspace.move_path(&from, &to, overwrite, &CancelToken::new());
             let moved = moved.map_err(|error| error.reason);
             assert_eq!(moved, expected, "{source} to {destination}");
             if moved.is_ok() && source != destination {
@@ -232,8 +237,12 @@ mod tests {
             for (source, destination) in [("link/x", "real/x"), ("real/x", "link/x")] {
                 for overwrite in [true, false] {
                     let [from, to] = [source, destination].map(|path| workspace.resolve(path));
-                    let moved =
-                        workspace.relocate(&from.unwrap(), &to.unwrap(), overwrite, &Stop::new());
+                    let moved = workspace.move_path(
+                        &from.unwrap(),
+                        &to.unwrap(),
+                        overwrite,
+                        &CancelToken::new(),
+                    );
                     assert!(!moved.unwrap());
                     assert_eq!(fs::read_to_string(at("real/x")).unwrap(), "kept");
                 }
@@ -252,7 +261,7 @@ mod tests {
         workspace.follow_links().unwrap();
         let error = |source: &str, destination: &str, overwrite| {
             let [from, to] = [source, destination].map(|path| workspace.resolve(path).unwrap());
-            let moved = workspace.relocate(&from, &to, overwrite, &Stop::new());
+            let moved = workspace.move_path(&from, &to, overwrite, &CancelToken::new());
             moved.unwrap_err()
         };
         for (source, destination) in [("file", "dir"), ("dir", "file")] {

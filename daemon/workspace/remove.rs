@@ -2,10 +2,10 @@
 
 use super::{
     Workspace,
-    failure::Wanted,
+    failure::ExpectedKind,
     path::RelativePath,
-    stop::Stop,
-    tree::{Removal, delete},
+    stop::CancelToken,
+    tree::{TreeRemoval, delete},
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -20,25 +20,25 @@ impl Workspace {
         &self,
         path: &RelativePath,
         recursive: bool,
-        stop: &Stop,
+        cancel: &CancelToken,
     ) -> Result<u64, Error> {
-        self.allow_removal(path)?;
-        let _held = self.locks.hold(std::slice::from_ref(path), stop)?;
-        let (parent, name) = self.place(path, "path", Wanted::File)?;
-        let removal = Removal::of(path, stop);
+        self.check_removal_allowed(path)?;
+        let _held = self.locks.lock(std::slice::from_ref(path), cancel)?;
+        let (parent, name) = self.parent_for_field(path, "path", ExpectedKind::File)?;
+        let removal = TreeRemoval::new(path, cancel);
         let removed = match delete(&parent, &name) {
             Ok(()) => Ok(1),
-            Err(Errno::NOTEMPTY) if recursive => removal.tree(&parent, &name),
+            Err(Errno::NOTEMPTY) if recursive => removal.run(&parent, &name),
             Err(Errno::NOTEMPTY) => {
                 let path = path.as_str();
                 let text = format!(
                     "the directory {path:?} holds entries: set recursive to delete it with them"
                 );
-                Err(Error::new(Reason::DirectoryNotEmpty, text).with("path", path))
+                Err(Error::new(Reason::DirectoryNotEmpty, text).with_metadata("path", path))
             }
-            Err(errno) => Err(removal.failed(errno)),
+            Err(errno) => Err(removal.to_error(errno)),
         };
-        self.sync(path.split().map(|(directory, _)| directory))?;
+        self.sync_directories(path.split().map(|(directory, _)| directory))?;
         removed
     }
 }
@@ -60,7 +60,7 @@ mod tests {
     fn remove(folder: &Path, path: &str, recursive: bool) -> Result<u64, Reason> {
         let workspace = Workspace::open("w", folder, "/workspace").unwrap();
         let path = workspace.resolve(path).unwrap();
-        workspace.remove(&path, recursive, &Stop::new()).map_err(|error| error.reason)
+        workspace.remove(&path, recursive, &CancelToken::new()).map_err(|error| error.reason)
     }
 
     #[test]

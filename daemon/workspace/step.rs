@@ -15,10 +15,10 @@ use rustix::{
 use ulid::Ulid;
 
 use super::{
-    failure::{Wanted, exists, failure},
+    failure::{ExpectedKind, already_exists, os_error},
     fault,
-    journal::Step,
-    original::{Stamp, stale},
+    journal::JournalStep,
+    original::{FileVersion, stale_error},
     path::RelativePath,
     subtree::Subtree,
     tree::remove_entry,
@@ -27,35 +27,35 @@ use crate::daemon::{error::Error, sys::Errno};
 
 /// What becomes of a place.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum StagedAction {
     /// What it gets is being written.
     Unfinished,
     /// It gets this.
-    Put(Stamp),
+    Put(FileVersion),
     /// What is there is deleted.
     Delete,
 }
 
 /// What is at a place before.
 #[derive(Debug)]
-pub(super) enum Old {
+pub(super) enum Previous {
     /// Nothing.
     Nothing,
     /// A file.
-    File(Stamp),
+    File(FileVersion),
     /// A directory with nothing but these files in it.
     Directory(Subtree),
 }
 
 /// One step of a change.
 #[derive(Debug)]
-pub(super) struct Staged {
+pub(super) struct StagedChange {
     pub(super) path: RelativePath,
     pub(super) directory: Arc<OwnedFd>,
     pub(super) name: String,
     pub(super) temporary: String,
-    pub(super) kind: Kind,
-    pub(super) old: Old,
+    pub(super) action: StagedAction,
+    pub(super) previous: Previous,
 }
 
 /// A name that nothing else has, and that tells whose it is should it ever be left.
@@ -63,27 +63,27 @@ pub(super) fn temporary_name() -> String {
     format!(".jig-{}.tmp", Ulid::generate())
 }
 
-impl Staged {
+impl StagedChange {
     /// What a journal says of it.
-    pub(super) fn step(&self) -> Step {
-        Step {
+    pub(super) fn journal_step(&self) -> JournalStep {
+        JournalStep {
             path: self.path.as_str().to_owned(),
             temporary: self.temporary.clone(),
-            new: match self.kind {
-                Kind::Put(new) => Some(new),
-                Kind::Unfinished | Kind::Delete => None,
+            new: match self.action {
+                StagedAction::Put(new) => Some(new),
+                StagedAction::Unfinished | StagedAction::Delete => None,
             },
-            replaces: !matches!(self.old, Old::Nothing),
+            replaces: !matches!(self.previous, Previous::Nothing),
         }
     }
 }
 
-impl Old {
+impl Previous {
     /// Whether that is what `name` is.
     fn is_at(&self, directory: BorrowedFd<'_>, name: &str) -> bool {
         match self {
             Self::Nothing => false,
-            Self::File(old) => Stamp::at(directory, name) == Ok(*old),
+            Self::File(old) => FileVersion::read(directory, name) == Ok(*old),
             Self::Directory(old) => old.is_at(directory, name),
         }
     }
@@ -91,36 +91,40 @@ impl Old {
 
 /// Puts what is new in place, or what is old aside. Fails, with everything as it was, when what is
 /// there is not what the change starts from.
-pub(super) fn apply(staged: &Staged) -> Result<(), Error> {
+pub(super) fn apply(staged: &StagedChange) -> Result<(), Error> {
     let (directory, name, temporary) = (&staged.directory, &staged.name, &staged.temporary);
-    let failed = |errno| match (errno, &staged.old) {
-        (Errno::EXIST, Old::Nothing) => exists(&staged.path),
-        (Errno::NOENT, Old::File(_) | Old::Directory(_)) => stale(&staged.path),
-        _ => failure(errno, staged.path.as_str(), Wanted::File),
+    let failed = |errno| match (errno, &staged.previous) {
+        (Errno::EXIST, Previous::Nothing) => already_exists(&staged.path),
+        (Errno::NOENT, Previous::File(_) | Previous::Directory(_)) => stale_error(&staged.path),
+        _ => os_error(errno, staged.path.as_str(), ExpectedKind::File),
     };
     let aside = |errno: Result<(), Errno>| errno.map_err(failed);
-    match (staged.kind, &staged.old) {
-        (Kind::Unfinished, _) => Err(Error::internal("a change whose content is not written")),
-        (Kind::Put(_), Old::Nothing) => aside(put_new(directory, temporary, name)),
-        (Kind::Put(new), old) => {
+    match (staged.action, &staged.previous) {
+        (StagedAction::Unfinished, _) => {
+            Err(Error::internal("a change whose content is not written"))
+        }
+        (StagedAction::Put(_), Previous::Nothing) => {
+            aside(rename_noreplace(directory, temporary, name))
+        }
+        (StagedAction::Put(new), old) => {
             aside(exchange(directory, temporary, name))?;
             if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
             aside(exchange(directory, temporary, name))?;
             // Replaced once more in between: what comes out now is newer than what went back in.
-            if Stamp::at(directory.as_fd(), temporary) != Ok(new) {
+            if FileVersion::read(directory.as_fd(), temporary) != Ok(new) {
                 aside(exchange(directory, temporary, name))?;
             }
-            Err(stale(&staged.path))
+            Err(stale_error(&staged.path))
         }
-        (Kind::Delete, old) => {
-            aside(put_new(directory, name, temporary))?;
+        (StagedAction::Delete, old) => {
+            aside(rename_noreplace(directory, name, temporary))?;
             if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
-            aside(put_new(directory, temporary, name))?;
-            Err(stale(&staged.path))
+            aside(rename_noreplace(directory, temporary, name))?;
+            Err(stale_error(&staged.path))
         }
     }
 }
@@ -128,62 +132,62 @@ pub(super) fn apply(staged: &Staged) -> Result<(), Error> {
 /// Takes back what [`apply`] did, as far as it did it, and removes what was new. Does nothing the
 /// second time. What somebody else has put there since, or changed there, is left alone: then what
 /// was there before stays aside.
-pub(super) fn undo(directory: &OwnedFd, name: &str, step: &Step) -> Result<(), Errno> {
-    let at = |name: &str| match Stamp::at(directory.as_fd(), name) {
+pub(super) fn undo(directory: &OwnedFd, name: &str, step: &JournalStep) -> Result<(), Errno> {
+    let at = |name: &str| match FileVersion::read(directory.as_fd(), name) {
         Ok(stamp) => Ok(Some(stamp)),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno),
     };
     let temporary = step.temporary.as_str();
-    let old_link = old_link(temporary);
+    let old_link = fallback_link_name(temporary);
     if at(temporary)?.is_none() && at(&old_link)?.is_some() {
         renameat(directory, &old_link, directory, temporary)?;
     }
-    finish(directory, &old_link)?;
+    remove_leftover(directory, &old_link)?;
     let (aside, in_place) = (at(temporary)?, at(name)?);
-    let is_one = |one: Option<Stamp>, other: Option<Stamp>| {
-        one.is_some() && one.map(Stamp::identity) == other.map(Stamp::identity)
+    let is_one = |one: Option<FileVersion>, other: Option<FileVersion>| {
+        one.is_some() && one.map(FileVersion::identity) == other.map(FileVersion::identity)
     };
     match (aside, in_place) {
         // Nothing was put in place, or it has got its second name only.
         (Some(_), _) if is_one(aside, step.new) => {
             if is_one(aside, in_place) && !step.replaces {
-                finish(directory, name)?;
+                remove_leftover(directory, name)?;
             }
-            finish(directory, temporary)
+            remove_leftover(directory, temporary)
         }
         // What was there has a second name, and still its own.
-        (Some(_), _) if is_one(aside, in_place) => finish(directory, temporary),
+        (Some(_), _) if is_one(aside, in_place) => remove_leftover(directory, temporary),
         (Some(_), None) => renameat(directory, temporary, directory, name),
         (Some(_), Some(_)) if in_place == step.new => {
             exchange(directory, temporary, name)?;
             if at(temporary)? == step.new {
-                return finish(directory, temporary);
+                return remove_leftover(directory, temporary);
             }
             // It was replaced just now: what has come out is somebody else's.
             exchange(directory, temporary, name)?;
-            leave(step);
+            warn_left_aside(step);
             Ok(())
         }
         (Some(_), Some(_)) => {
-            leave(step);
+            warn_left_aside(step);
             Ok(())
         }
         (None, Some(_)) if in_place == step.new && !step.replaces => {
-            match put_new(directory, name, temporary) {
+            match rename_noreplace(directory, name, temporary) {
                 Err(Errno::NOENT) => return Ok(()), // gone just now
                 taken => taken?,
             }
             if at(temporary)? == step.new {
-                return finish(directory, temporary);
+                return remove_leftover(directory, temporary);
             }
-            put_new(directory, temporary, name)
+            rename_noreplace(directory, temporary, name)
         }
         (None, _) => Ok(()),
     }
 }
 
-fn leave(step: &Step) {
+fn warn_left_aside(step: &JournalStep) {
     let (path, temporary) = (&step.path, &step.temporary);
     tracing::warn!(
         path,
@@ -193,7 +197,7 @@ fn leave(step: &Step) {
 }
 
 /// Removes what is not needed any more, a directory with all that is in it.
-pub(super) fn finish(directory: &OwnedFd, name: &str) -> Result<(), Errno> {
+pub(super) fn remove_leftover(directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     match remove_entry(directory, name) {
         Err(Errno::NOENT) => Ok(()), // removed before
         removed => removed,
@@ -201,7 +205,7 @@ pub(super) fn finish(directory: &OwnedFd, name: &str) -> Result<(), Errno> {
 }
 
 /// Renames `from` to a name that nothing may have.
-fn put_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
+fn rename_noreplace(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     match retry_on_intr(|| renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE)) {
         // A file system that cannot: a link, too, is made only where nothing is.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
@@ -219,7 +223,7 @@ pub(super) fn exchange(directory: &OwnedFd, temporary: &str, name: &str) -> Resu
     }) {
         // A file system that cannot: the old file gets a second name first.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            let old_link = old_link(temporary);
+            let old_link = fallback_link_name(temporary);
             linkat(directory, name, directory, &old_link, AtFlags::empty())?;
             fault::step();
             renameat(directory, temporary, directory, name)?;
@@ -230,6 +234,6 @@ pub(super) fn exchange(directory: &OwnedFd, temporary: &str, name: &str) -> Resu
     }
 }
 
-pub(super) fn old_link(temporary: &str) -> String {
+pub(super) fn fallback_link_name(temporary: &str) -> String {
     format!("{temporary}~")
 }

@@ -8,7 +8,7 @@ use std::{
 
 use rustix::fs::RawDir;
 
-use super::{beneath::open_child, directory::BUFFER, original::Stamp};
+use super::{beneath::open_child_directory, directory::DIRENT_BUFFER_BYTES, original::FileVersion};
 use crate::daemon::sys::Errno;
 
 /// A directory that holds some files and nothing else.
@@ -16,26 +16,31 @@ use crate::daemon::sys::Errno;
 pub(crate) struct Subtree {
     identity: (u64, u64),
     /// By their paths in it.
-    files: BTreeMap<String, Stamp>,
+    files: BTreeMap<String, FileVersion>,
 }
 
 impl Subtree {
     /// The directory that `top` tells, with these files.
-    pub(super) fn new(top: Stamp, files: impl Iterator<Item = (String, Stamp)>) -> Self {
+    pub(super) fn new(
+        top: FileVersion,
+        files: impl Iterator<Item = (String, FileVersion)>,
+    ) -> Self {
         Self { identity: top.identity(), files: files.collect() }
     }
 
     /// Whether that is what `name` is.
     pub(super) fn is_at(&self, directory: BorrowedFd<'_>, name: &str) -> bool {
-        let is_it = Stamp::at(directory, name).map(Stamp::identity) == Ok(self.identity);
-        let found = open_child(directory, name.as_bytes()).and_then(|top| self.count(&top, ""));
+        let is_it =
+            FileVersion::read(directory, name).map(FileVersion::identity) == Ok(self.identity);
+        let found = open_child_directory(directory, name.as_bytes())
+            .and_then(|top| self.count_files(&top, ""));
         is_it && found == Ok(Some(self.files.len()))
     }
 
     /// How many of the files are in a directory; none if there is anything else.
-    fn count(&self, directory: &OwnedFd, above: &str) -> Result<Option<usize>, Errno> {
+    fn count_files(&self, directory: &OwnedFd, above: &str) -> Result<Option<usize>, Errno> {
         let mut count = 0;
-        let mut buffer = vec![MaybeUninit::uninit(); BUFFER];
+        let mut buffer = vec![MaybeUninit::uninit(); DIRENT_BUFFER_BYTES];
         let mut entries = RawDir::new(directory, &mut buffer);
         while let Some(entry) = entries.next() {
             let entry = entry?;
@@ -47,7 +52,7 @@ impl Subtree {
             }
             let path = format!("{above}{name}");
             if let Some(file) = self.files.get(&path) {
-                if Stamp::at(directory.as_fd(), name) != Ok(*file) {
+                if FileVersion::read(directory.as_fd(), name) != Ok(*file) {
                     return Ok(None);
                 }
                 count += 1;
@@ -58,8 +63,8 @@ impl Subtree {
             if !next.is_some_and(|(next, _)| next.starts_with(&below)) {
                 return Ok(None);
             }
-            let child = open_child(directory.as_fd(), name.as_bytes())?;
-            match self.count(&child, &below)? {
+            let child = open_child_directory(directory.as_fd(), name.as_bytes())?;
+            match self.count_files(&child, &below)? {
                 Some(more) => count += more,
                 None => return Ok(None),
             }

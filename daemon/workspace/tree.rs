@@ -18,11 +18,11 @@ use rustix::{
 };
 
 use super::{
-    beneath::{open_child, open_name},
-    failure::{Wanted, failure},
-    original::Stamp,
+    beneath::{open_child_directory, open_entry},
+    failure::{ExpectedKind, os_error},
+    original::FileVersion,
     path::RelativePath,
-    stop::Stop,
+    stop::CancelToken,
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -30,22 +30,22 @@ use crate::daemon::{
 };
 
 /// Bytes of entries that the kernel gives at once.
-const BUFFER: usize = 32 * 1024;
+const DIRENT_BUFFER_BYTES: usize = 32 * 1024;
 /// Most times that something is looked at again because somebody else changes it meanwhile.
-const SURPRISES: usize = 1000;
+const MAX_CONFLICTS: usize = 1000;
 
 /// A tree that is being deleted.
 #[derive(Debug)]
-pub(super) struct Removal<'a> {
+pub(super) struct TreeRemoval<'a> {
     path: &'a RelativePath,
-    stop: &'a Stop,
+    cancel: &'a CancelToken,
     removed: u64,
-    surprises: usize,
+    conflicts: usize,
 }
 
 /// A directory that is being emptied.
 #[derive(Debug)]
-struct Level {
+struct TreeLevel {
     name: Vec<u8>,
     identity: (u64, u64),
 }
@@ -56,8 +56,8 @@ pub(super) fn remove_entry(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
         Err(Errno::NOTEMPTY) => {}
         deleted => return deleted,
     }
-    let (path, stop) = (RelativePath::default(), Stop::new());
-    match Removal::of(&path, &stop).tree(parent, name) {
+    let (path, stop) = (RelativePath::default(), CancelToken::new());
+    match TreeRemoval::new(&path, &stop).run(parent, name) {
         Ok(_) => Ok(()),
         Err(error) => {
             tracing::warn!(%error, name, "a directory cannot be removed");
@@ -66,21 +66,21 @@ pub(super) fn remove_entry(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     }
 }
 
-impl<'a> Removal<'a> {
+impl<'a> TreeRemoval<'a> {
     /// Of what is at a path.
-    pub(super) fn of(path: &'a RelativePath, stop: &'a Stop) -> Self {
-        Self { path, stop, removed: 0, surprises: 0 }
+    pub(super) fn new(path: &'a RelativePath, cancel: &'a CancelToken) -> Self {
+        Self { path, cancel, removed: 0, conflicts: 0 }
     }
 
     /// Deletes a directory with all that is in it. Answers how many entries that were.
-    pub(super) fn tree(mut self, parent: &OwnedFd, name: &str) -> Result<u64, Error> {
+    pub(super) fn run(mut self, parent: &OwnedFd, name: &str) -> Result<u64, Error> {
         loop {
             self.empty_all(parent, name)?;
             match delete(parent, name) {
                 Ok(()) => return Ok(self.removed + 1),
                 Err(Errno::NOENT) => return Ok(self.removed), // somebody else was quicker
-                Err(Errno::NOTEMPTY) => self.surprised()?,
-                Err(errno) => return Err(self.failed(errno)),
+                Err(Errno::NOTEMPTY) => self.note_conflict()?,
+                Err(errno) => return Err(self.to_error(errno)),
             }
         }
     }
@@ -90,14 +90,14 @@ impl<'a> Removal<'a> {
         let mut levels = Vec::new();
         let mut here = match descend(parent, name.into(), &mut levels) {
             Err(errno) if has_changed(errno) => return Ok(()),
-            opened => opened.map_err(|errno| self.failed(errno))?,
+            opened => opened.map_err(|errno| self.to_error(errno))?,
         };
         loop {
             if let Some(below) = self.empty(&here)? {
                 match descend(&here, below, &mut levels) {
                     Ok(below) => here = below,
-                    Err(errno) if has_changed(errno) => self.surprised()?,
-                    Err(errno) => return Err(self.failed(errno)),
+                    Err(errno) if has_changed(errno) => self.note_conflict()?,
+                    Err(errno) => return Err(self.to_error(errno)),
                 }
                 continue;
             }
@@ -116,24 +116,24 @@ impl<'a> Removal<'a> {
     fn ascend(
         &mut self,
         here: &OwnedFd,
-        emptied: &Level,
-        above: &Level,
+        emptied: &TreeLevel,
+        above: &TreeLevel,
     ) -> Result<Option<OwnedFd>, Error> {
-        let up = open_name(here.as_fd(), b"..").map_err(|errno| self.failed(errno))?;
-        if identity(&up).map_err(|errno| self.failed(errno))? != above.identity {
-            self.surprised()?;
+        let up = open_entry(here.as_fd(), b"..").map_err(|errno| self.to_error(errno))?;
+        if identity(&up).map_err(|errno| self.to_error(errno))? != above.identity {
+            self.note_conflict()?;
             return Ok(None);
         }
         match retry_on_intr(|| unlinkat(&up, emptied.name.as_slice(), AtFlags::REMOVEDIR)) {
             Ok(()) => self.removed += 1,
-            Err(Errno::NOTEMPTY | Errno::EXIST) => self.surprised()?,
-            Err(errno) if has_changed(errno) => self.surprised()?,
-            Err(errno) => return Err(self.failed(errno)),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => self.note_conflict()?,
+            Err(errno) if has_changed(errno) => self.note_conflict()?,
+            Err(errno) => return Err(self.to_error(errno)),
         }
-        match open_child(up.as_fd(), b".") {
+        match open_child_directory(up.as_fd(), b".") {
             // It could be listed a moment ago: whoever comes from above allows that again.
-            Err(Errno::ACCESS) => self.surprised().map(|()| None),
-            opened => opened.map(Some).map_err(|errno| self.failed(errno)),
+            Err(Errno::ACCESS) => self.note_conflict().map(|()| None),
+            opened => opened.map(Some).map_err(|errno| self.to_error(errno)),
         }
     }
 
@@ -142,14 +142,14 @@ impl<'a> Removal<'a> {
     fn empty(&mut self, here: &OwnedFd) -> Result<Option<Vec<u8>>, Error> {
         // Read anew from its start each time: what was deleted may have moved the rest.
         rustix::fs::seek(here, rustix::fs::SeekFrom::Start(0))
-            .map_err(|errno| self.failed(errno))?;
-        let mut buffer = vec![MaybeUninit::uninit(); BUFFER];
+            .map_err(|errno| self.to_error(errno))?;
+        let mut buffer = vec![MaybeUninit::uninit(); DIRENT_BUFFER_BYTES];
         let mut entries = RawDir::new(here, &mut buffer);
         while let Some(entry) = entries.next() {
-            self.stop.check()?;
+            self.cancel.check()?;
             let entry = match entry {
                 Err(Errno::NOENT) => break, // the directory itself was deleted
-                entry => entry.map_err(|errno| self.failed(errno))?,
+                entry => entry.map_err(|errno| self.to_error(errno))?,
             };
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
@@ -167,28 +167,28 @@ impl<'a> Removal<'a> {
                 // It has become something else, or is gone: the next reading sees what it is.
                 Err(Errno::ISDIR) => {}
                 Err(errno) if has_changed(errno) => {}
-                Err(errno) => return Err(self.failed(errno)),
+                Err(errno) => return Err(self.to_error(errno)),
             }
         }
         Ok(None)
     }
 
     /// Looks again, but not for ever.
-    fn surprised(&mut self) -> Result<(), Error> {
-        self.stop.check()?;
-        self.surprises += 1;
-        if self.surprises <= SURPRISES {
+    fn note_conflict(&mut self) -> Result<(), Error> {
+        self.cancel.check()?;
+        self.conflicts += 1;
+        if self.conflicts <= MAX_CONFLICTS {
             return Ok(());
         }
         let path = self.path.as_str();
         let text = format!(
             "the directory {path:?} is filled as fast as it is emptied: end the command that does so first"
         );
-        Err(Error::new(Reason::DirectoryNotEmpty, text).with("path", path))
+        Err(Error::new(Reason::DirectoryNotEmpty, text).with_metadata("path", path))
     }
 
-    pub(super) fn failed(&self, errno: Errno) -> Error {
-        failure(errno, self.path.as_str(), Wanted::File)
+    pub(super) fn to_error(&self, errno: Errno) -> Error {
+        os_error(errno, self.path.as_str(), ExpectedKind::File)
     }
 }
 
@@ -200,7 +200,7 @@ fn has_changed(errno: Errno) -> bool {
 /// Deletes what is called `name`. `NOTEMPTY` is the answer for a directory with entries.
 pub(super) fn delete(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     let unlink = |flags| retry_on_intr(|| unlinkat(parent, name, flags));
-    for _ in 0..SURPRISES {
+    for _ in 0..MAX_CONFLICTS {
         match unlink(AtFlags::empty()) {
             Err(Errno::ISDIR) => {}
             // What POSIX has for a directory.
@@ -217,26 +217,26 @@ pub(super) fn delete(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
 }
 
 fn identity(directory: &OwnedFd) -> Result<(u64, u64), Errno> {
-    Ok(Stamp::of(&fstat(directory)?).identity())
+    Ok(FileVersion::from_stat(&fstat(directory)?).identity())
 }
 
 /// Opens a directory to empty it.
-fn descend(parent: &OwnedFd, name: Vec<u8>, levels: &mut Vec<Level>) -> Result<OwnedFd, Errno> {
-    let here = match open_child(parent.as_fd(), &name) {
+fn descend(parent: &OwnedFd, name: Vec<u8>, levels: &mut Vec<TreeLevel>) -> Result<OwnedFd, Errno> {
+    let here = match open_child_directory(parent.as_fd(), &name) {
         // Its owner may change that, and a command that belongs to the same user has set it.
         Err(Errno::ACCESS) => {
-            allow_listing(parent, &name)?;
-            open_child(parent.as_fd(), &name)?
+            make_listable(parent, &name)?;
+            open_child_directory(parent.as_fd(), &name)?
         }
         opened => opened?,
     };
     let identity = identity(&here)?;
-    levels.push(Level { name, identity });
+    levels.push(TreeLevel { name, identity });
     Ok(here)
 }
 
-fn allow_listing(parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
-    let place = open_name(parent.as_fd(), name)?;
+fn make_listable(parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
+    let place = open_entry(parent.as_fd(), name)?;
     if FileType::from_raw_mode(fstat(&place)?.st_mode) != FileType::Directory {
         return Err(Errno::NOTDIR);
     }
@@ -244,7 +244,7 @@ fn allow_listing(parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
 }
 
 fn is_directory(parent: &OwnedFd, name: &[u8]) -> bool {
-    open_name(parent.as_fd(), name)
+    open_entry(parent.as_fd(), name)
         .and_then(fstat)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
@@ -255,12 +255,12 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_filled_as_fast_as_it_is_emptied_is_not_empty() {
-        let (path, stop) = (RelativePath::default(), Stop::new());
-        let mut removal = Removal::of(&path, &stop);
-        for _ in 0..SURPRISES {
-            removal.surprised().unwrap();
+        let (path, stop) = (RelativePath::default(), CancelToken::new());
+        let mut removal = TreeRemoval::new(&path, &stop);
+        for _ in 0..MAX_CONFLICTS {
+            removal.note_conflict().unwrap();
         }
-        let error = removal.surprised().unwrap_err();
+        let error = removal.note_conflict().unwrap_err();
         assert_eq!(error.reason, Reason::DirectoryNotEmpty);
     }
 }

@@ -10,20 +10,20 @@ use clap::Args;
 use jig::client::Client;
 use tokio::task::JoinSet;
 
-use super::kind::Kind;
-use crate::{connection, failure::Failure, global::Global};
+use super::kind::FairBenchCase;
+use crate::{connection, failure::CliError, global::GlobalArgs};
 
 /// Connections over which the calls are spread.
-const CONNECTIONS: usize = 8;
+const FLOOD_CONNECTIONS: usize = 8;
 /// How much the process yields (setpriority(2)).
-const NICE: i32 = 19;
+const FLOOD_NICE: i32 = 19;
 
 /// Call one tool without end.
 #[derive(Debug, Args)]
 pub(crate) struct FloodArgs {
     /// What to call.
     #[arg(long)]
-    kind: Kind,
+    kind: FairBenchCase,
     /// Calls at one time.
     #[arg(long)]
     streams: NonZeroUsize,
@@ -38,9 +38,9 @@ impl Flood {
     pub(super) fn start(
         address: &str,
         key: &str,
-        kind: Kind,
+        kind: FairBenchCase,
         streams: usize,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CliError> {
         let name = clap::ValueEnum::to_possible_value(&kind);
         #[expect(
             clippy::disallowed_methods,
@@ -54,7 +54,7 @@ impl Flood {
             .env("JIG_KEY", key)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        command.spawn().map(Self).map_err(Failure::system)
+        command.spawn().map(Self).map_err(CliError::system)
     }
 }
 
@@ -67,13 +67,13 @@ impl Drop for Flood {
 }
 
 /// Floods until it is killed.
-pub(in super::super) fn bench_flood(global: &Global, args: &FloodArgs) -> Result<(), Failure> {
-    rustix::process::nice(NICE).map_err(Failure::system)?;
+pub(in super::super) fn bench_flood(global: &GlobalArgs, args: &FloodArgs) -> Result<(), CliError> {
+    rustix::process::nice(FLOOD_NICE).map_err(CliError::system)?;
     let address = global.address().unwrap_or_default();
     connection::runtime()?.block_on(async {
         let mut clients = Vec::new();
-        for _ in 0..CONNECTIONS {
-            clients.push(Client::connect(address, global.options()).await?);
+        for _ in 0..FLOOD_CONNECTIONS {
+            clients.push(Client::connect(address, global.client_options()).await?);
         }
         let mut streams = JoinSet::new();
         for client in clients.iter().cycle().take(args.streams.get()) {
@@ -89,7 +89,7 @@ pub(in super::super) fn bench_flood(global: &Global, args: &FloodArgs) -> Result
         }
         // None of them ends.
         match streams.join_next().await {
-            Some(Err(error)) => Err(Failure::system(error)),
+            Some(Err(error)) => Err(CliError::system(error)),
             Some(Ok(never)) => never,
             None => Ok(()),
         }

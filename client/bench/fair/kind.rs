@@ -16,13 +16,13 @@ use jig::{
 };
 
 /// The file that is read.
-const READ: &str = "read";
+const TEST_FILE: &str = "read";
 /// Its size.
-const READ_BYTES: usize = 10 * 1024;
+const TEST_FILE_BYTES: usize = 10 * 1024;
 
 /// A call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum Kind {
+pub(super) enum FairBenchCase {
     Run,
     ReadFile,
     ListDirectory,
@@ -32,13 +32,13 @@ pub(super) enum Kind {
 }
 
 /// Makes the file that is read.
-pub(super) fn prepare(workspace: &Path) -> io::Result<()> {
-    fs::write(workspace.join(READ), vec![b'x'; READ_BYTES])
+pub(super) fn create_test_file(workspace: &Path) -> io::Result<()> {
+    fs::write(workspace.join(TEST_FILE), vec![b'x'; TEST_FILE_BYTES])
 }
 
-impl Kind {
+impl FairBenchCase {
     /// The name of its tool.
-    pub(super) fn name(self) -> &'static str {
+    pub(super) fn tool_name(self) -> &'static str {
         match self {
             Self::Run => "run",
             Self::ReadFile => "read_file",
@@ -58,7 +58,7 @@ impl Kind {
                 client.run(request).await.map(drop)
             }
             Self::ReadFile => {
-                let path = READ.to_owned();
+                let path = TEST_FILE.to_owned();
                 let request = ReadFileRequest { path, ..ReadFileRequest::default() };
                 client.read_file(request).await.map(drop)
             }
@@ -77,8 +77,8 @@ impl Kind {
                 client.list_files(request).await.map(drop)
             }
             Self::CreateDirectory => {
-                static MADE: AtomicU64 = AtomicU64::new(0);
-                let number = MADE.fetch_add(1, Ordering::Relaxed);
+                static NEXT_DIRECTORY: AtomicU64 = AtomicU64::new(0);
+                let number = NEXT_DIRECTORY.fetch_add(1, Ordering::Relaxed);
                 let path = format!("made/{}-{}/{number}", std::process::id(), number / 1000);
                 let request = CreateDirectoryRequest { path };
                 client.create_directory(request).await.map(drop)

@@ -5,47 +5,47 @@ use serde_json::{Value, json};
 use super::{
     super::{
         machine::Machine,
-        statistics::{Bound, Samples, Target, Unit, ratio},
-        table::{self, milliseconds, table},
+        statistics::{BenchTarget, Samples, TargetBound, TargetUnit, ratio},
+        table::{self, align_columns, format_milliseconds},
     },
-    kind::Kind,
+    kind::FairBenchCase,
 };
 
 /// All that is reported.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct FairReport {
     pub(super) machine: Machine,
     pub(super) streams: usize,
     pub(super) count: usize,
-    pub(super) measured: Vec<Beside>,
+    pub(super) measurements: Vec<FloodMeasurement>,
 }
 
 /// Times of one caller beside one kind of flood.
 #[derive(Debug)]
-pub(super) struct Beside {
-    pub(super) flood: Kind,
-    pub(super) victim: Kind,
+pub(super) struct FloodMeasurement {
+    pub(super) flood: FairBenchCase,
+    pub(super) victim: FairBenchCase,
     pub(super) alone: Samples,
-    pub(super) beside: Samples,
+    pub(super) beside_flood: Samples,
     /// How long a call of the flood takes when nobody else calls.
-    pub(super) own: Samples,
+    pub(super) flood_alone: Samples,
     /// Calls of the flood that ended in a second.
-    pub(super) rate: f64,
+    pub(super) flood_calls_per_second: f64,
 }
 
-impl Beside {
+impl FloodMeasurement {
     /// How much longer the slowest calls take beside the flood, in calls of the flood.
-    fn rise(&self) -> f64 {
-        let [beside, alone, own] =
-            [&self.beside, &self.alone, &self.own].map(|samples| samples.p99().as_secs_f64());
+    fn slowdown(&self) -> f64 {
+        let [beside, alone, own] = [&self.beside_flood, &self.alone, &self.flood_alone]
+            .map(|samples| samples.p99().as_secs_f64());
         ratio(beside - alone, own)
     }
 }
 
-impl Report {
+impl FairReport {
     /// For people.
     pub(super) fn to_text(&self) -> String {
-        let Self { machine, streams, count, measured } = self;
+        let Self { machine, streams, count, measurements: measured } = self;
         let mut text = format!(
             "{} cores, {}, Linux {}\n{count} calls of each kind, alone and beside {streams} at a time of another caller\n\n",
             machine.cores, machine.cpu, machine.kernel
@@ -53,55 +53,55 @@ impl Report {
         let head =
             ["flood", "own p99", "per second", "call", "p50 alone", "p99", "p50 beside", "p99"];
         let mut rows = vec![head.map(String::from)];
-        let time = |time: std::time::Duration| milliseconds(time.as_secs_f64());
+        let time = |time: std::time::Duration| format_milliseconds(time.as_secs_f64());
         for beside in measured {
             rows.push([
-                beside.flood.name().to_owned(),
-                time(beside.own.p99()),
-                format!("{:.0}", beside.rate),
-                beside.victim.name().to_owned(),
+                beside.flood.tool_name().to_owned(),
+                time(beside.flood_alone.p99()),
+                format!("{:.0}", beside.flood_calls_per_second),
+                beside.victim.tool_name().to_owned(),
                 time(beside.alone.p50()),
                 time(beside.alone.p99()),
-                time(beside.beside.p50()),
-                time(beside.beside.p99()),
+                time(beside.beside_flood.p50()),
+                time(beside.beside_flood.p99()),
             ]);
         }
-        text += &table(&rows);
+        text += &align_columns(&rows);
         text.push('\n');
-        text + &table::targets(&self.targets())
+        text + &table::targets_table(&self.targets())
     }
 
     /// For programs.
     pub(super) fn to_json(&self) -> Value {
         let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
-        let measured = self.measured.iter().map(|beside| {
+        let measured = self.measurements.iter().map(|beside| {
             json!({
-                "flood": beside.flood.name(),
-                "flood_own_p99_ms": ms(beside.own.p99()),
-                "flood_per_sec": beside.rate,
-                "call": beside.victim.name(),
+                "flood": beside.flood.tool_name(),
+                "flood_own_p99_ms": ms(beside.flood_alone.p99()),
+                "flood_per_sec": beside.flood_calls_per_second,
+                "call": beside.victim.tool_name(),
                 "alone_p50_ms": ms(beside.alone.p50()),
                 "alone_p99_ms": ms(beside.alone.p99()),
-                "beside_p50_ms": ms(beside.beside.p50()),
-                "beside_p99_ms": ms(beside.beside.p99()),
-                "rise": beside.rise(),
+                "beside_p50_ms": ms(beside.beside_flood.p50()),
+                "beside_p99_ms": ms(beside.beside_flood.p99()),
+                "rise": beside.slowdown(),
             })
         });
         json!({
             "streams": self.streams,
             "measured": measured.collect::<Vec<_>>(),
-            "met": self.targets().iter().all(Target::is_met),
+            "met": self.targets().iter().all(BenchTarget::is_met),
         })
     }
 
-    fn targets(&self) -> Vec<Target> {
-        let target = |beside: &Beside| Target {
+    fn targets(&self) -> Vec<BenchTarget> {
+        let target = |beside: &FloodMeasurement| BenchTarget {
             promise: "p99 rises by, in calls of the flood",
-            measured: beside.rise(),
-            unit: Unit::Times,
-            bound: Bound::AtMost(1.0),
+            measured: beside.slowdown(),
+            unit: TargetUnit::Ratio,
+            bound: TargetBound::AtMost(1.0),
             stretch: None,
         };
-        self.measured.iter().map(target).collect()
+        self.measurements.iter().map(target).collect()
     }
 }

@@ -6,17 +6,17 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// The program that is run: it does nothing, so that all the time is that of running it.
-pub(super) const PROGRAM: &str = "/bin/true";
+pub(super) const BARE_PROGRAM: &str = "/bin/true";
 
 /// A command that sleeps for longer than any bench.
-pub(super) const SLEEP: [&str; 2] = ["sleep", "100000"];
+pub(super) const SLEEP_COMMAND: [&str; 2] = ["sleep", "100000"];
 
 /// What bubblewrap is asked for: all its namespaces, a read-only system, and a fresh /proc, /dev
 /// and /tmp. It has no seccomp filter and no limits of its own, which jig's runs have.
-const BUBBLEWRAP: [&str; 22] = [
+const BUBBLEWRAP_ARGS: [&str; 22] = [
     "--unshare-all",
     "--new-session",
     "--die-with-parent",
@@ -38,35 +38,35 @@ const BUBBLEWRAP: [&str; 22] = [
     "/dev",
     "--tmpfs",
     "/tmp",
-    PROGRAM,
+    BARE_PROGRAM,
 ];
 
 /// Starts a bare process and waits for it. With null streams and nothing to do in the child, std
 /// uses `posix_spawn`.
-pub(super) fn spawn_bare() -> Result<(), Failure> {
-    wait("a bare process", &mut command(PROGRAM))
+pub(super) fn spawn_bare() -> Result<(), CliError> {
+    run_to_end("a bare process", &mut command(BARE_PROGRAM))
 }
 
 /// The same in a sandbox of bubblewrap.
-pub(super) fn spawn_bubblewrap() -> Result<(), Failure> {
-    wait("bubblewrap", command("bwrap").args(BUBBLEWRAP))
+pub(super) fn spawn_bubblewrap() -> Result<(), CliError> {
+    run_to_end("bubblewrap", command("bwrap").args(BUBBLEWRAP_ARGS))
 }
 
 /// Starts a process that sleeps.
-pub(super) fn sleep() -> io::Result<Child> {
-    let [program, argument] = SLEEP;
+pub(super) fn spawn_sleep() -> io::Result<Child> {
+    let [program, argument] = SLEEP_COMMAND;
     command(program).arg(argument).spawn()
 }
 
 /// Starts a process that writes a file to a pipe, so many times.
-pub(super) fn cat(file: &Path, times: usize) -> io::Result<Child> {
+pub(super) fn spawn_cat(file: &Path, times: usize) -> io::Result<Child> {
     let files = std::iter::repeat_n(file, times);
     command("cat").args(files).stdout(Stdio::piped()).spawn()
 }
 
 /// Whether bubblewrap is installed and works, or why it cannot be compared with.
 pub(super) fn find_bubblewrap() -> Result<(), String> {
-    match command("bwrap").args(BUBBLEWRAP).stderr(Stdio::piped()).output() {
+    match command("bwrap").args(BUBBLEWRAP_ARGS).stderr(Stdio::piped()).output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(format!(
             "it does not work here: {}",
@@ -79,12 +79,12 @@ pub(super) fn find_bubblewrap() -> Result<(), String> {
     }
 }
 
-fn wait(what: &str, command: &mut Command) -> Result<(), Failure> {
+fn run_to_end(what: &str, command: &mut Command) -> Result<(), CliError> {
     match command.status() {
         Ok(status) if status.success() => Ok(()),
         // A bench of failures would be fast and wrong.
-        Ok(status) => Err(Failure::System(format!("{what} failed: {status}"))),
-        Err(error) => Err(Failure::System(format!("{what} did not start: {error}"))),
+        Ok(status) => Err(CliError::System(format!("{what} failed: {status}"))),
+        Err(error) => Err(CliError::System(format!("{what} did not start: {error}"))),
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_failure_is_not_measured() {
         assert!(spawn_bare().is_ok());
-        assert!(wait("false", &mut command("/bin/false")).is_err());
-        assert!(wait("nothing", &mut command("/no/such/program")).is_err());
+        assert!(run_to_end("false", &mut command("/bin/false")).is_err());
+        assert!(run_to_end("nothing", &mut command("/no/such/program")).is_err());
     }
 }

@@ -18,19 +18,19 @@ use tokio::{runtime::Runtime, task::JoinSet};
 
 use super::{
     super::statistics::Samples,
-    bare::{PROGRAM, spawn_bare, spawn_bubblewrap},
+    bare::{BARE_PROGRAM, spawn_bare, spawn_bubblewrap},
 };
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Runs of one kind before another kind has its turn: long enough for caches to be those of the
 /// kind, short enough that the machine stays the same.
-const BLOCK: usize = 50;
+const RUNS_PER_BLOCK: usize = 50;
 /// Turns of each kind in the second part.
 const ROUNDS: usize = 5;
 
 /// How much is measured.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scale {
+pub(super) struct RunScale {
     /// Runs of each kind in each part.
     pub(super) count: usize,
     /// Clients at one time in the second part.
@@ -39,7 +39,7 @@ pub(super) struct Scale {
 
 /// Something of which the time is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RunBenchCase {
     /// A process without isolation.
     Bare,
     /// A sandboxed run by the daemon.
@@ -47,27 +47,27 @@ pub(super) enum Kind {
     /// A process in a sandbox of bubblewrap.
     Bubblewrap,
     /// A health check of the daemon: what a call costs that does nothing.
-    Check,
+    HealthCheck,
 }
 
 /// What was measured, by kind.
 #[derive(Debug)]
-pub(super) struct Measured {
+pub(super) struct RunMeasurements {
     /// Isolation that the daemon's runs had.
     pub(super) isolation: String,
     /// Times with one client.
-    pub(super) times: Vec<(Kind, Samples)>,
+    pub(super) times: Vec<(RunBenchCase, Samples)>,
     /// Runs per second with several clients.
-    pub(super) rates: Vec<(Kind, f64)>,
+    pub(super) rates: Vec<(RunBenchCase, f64)>,
 }
 
-impl Measured {
-    pub(super) fn times_of(&self, kind: Kind) -> Option<&Samples> {
+impl RunMeasurements {
+    pub(super) fn times_of(&self, kind: RunBenchCase) -> Option<&Samples> {
         let found = self.times.iter().find(|(of, _)| *of == kind);
         found.map(|(_, samples)| samples)
     }
 
-    pub(super) fn rate_of(&self, kind: Kind) -> Option<f64> {
+    pub(super) fn rate_of(&self, kind: RunBenchCase) -> Option<f64> {
         let found = self.rates.iter().find(|(of, _)| *of == kind);
         found.map(|(_, rate)| *rate)
     }
@@ -78,46 +78,51 @@ pub(super) fn measure(
     runtime: &Runtime,
     client: &Client,
     clients: &[Client],
-    scale: Scale,
+    scale: RunScale,
     has_bubblewrap: bool,
-) -> Result<Measured, Failure> {
-    let mut kinds = vec![Kind::Bare, Kind::Jig, Kind::Bubblewrap, Kind::Check];
-    kinds.retain(|kind| has_bubblewrap || *kind != Kind::Bubblewrap);
+) -> Result<RunMeasurements, CliError> {
+    let mut kinds = vec![
+        RunBenchCase::Bare,
+        RunBenchCase::Jig,
+        RunBenchCase::Bubblewrap,
+        RunBenchCase::HealthCheck,
+    ];
+    kinds.retain(|kind| has_bubblewrap || *kind != RunBenchCase::Bubblewrap);
 
     let isolation = runtime.block_on(client.run(request()))?.isolation;
-    let times = one_client(runtime, client, scale.count, &kinds)?;
-    kinds.retain(|kind| *kind != Kind::Check);
-    let rates = many_clients(runtime, clients, scale.count, &kinds)?;
-    Ok(Measured { isolation, times, rates })
+    let times = measure_one_client(runtime, client, scale.count, &kinds)?;
+    kinds.retain(|kind| *kind != RunBenchCase::HealthCheck);
+    let rates = measure_many_clients(runtime, clients, scale.count, &kinds)?;
+    Ok(RunMeasurements { isolation, times, rates })
 }
 
 /// The first part: the time of each run, one after the other.
-fn one_client(
+fn measure_one_client(
     runtime: &Runtime,
     client: &Client,
     count: usize,
-    kinds: &[Kind],
-) -> Result<Vec<(Kind, Samples)>, Failure> {
-    let mut times: Vec<(Kind, Vec<Duration>)> =
+    kinds: &[RunBenchCase],
+) -> Result<Vec<(RunBenchCase, Samples)>, CliError> {
+    let mut times: Vec<(RunBenchCase, Vec<Duration>)> =
         kinds.iter().map(|&kind| (kind, Vec::new())).collect();
     for (kind, _) in &times {
-        block(runtime, client, *kind, BLOCK.min(count))?;
+        run_block(runtime, client, *kind, RUNS_PER_BLOCK.min(count))?;
     }
-    for done in (0..count).step_by(BLOCK) {
+    for done in (0..count).step_by(RUNS_PER_BLOCK) {
         for (kind, times) in &mut times {
-            times.extend(block(runtime, client, *kind, BLOCK.min(count - done))?);
+            times.extend(run_block(runtime, client, *kind, RUNS_PER_BLOCK.min(count - done))?);
         }
     }
     Ok(times.into_iter().map(|(kind, times)| (kind, Samples::new(times))).collect())
 }
 
-fn block(
+fn run_block(
     runtime: &Runtime,
     client: &Client,
-    kind: Kind,
+    kind: RunBenchCase,
     count: usize,
-) -> Result<Vec<Duration>, Failure> {
-    let processes = |spawn: fn() -> Result<(), Failure>| {
+) -> Result<Vec<Duration>, CliError> {
+    let processes = |spawn: fn() -> Result<(), CliError>| {
         (0..count)
             .map(|_| {
                 let start = Instant::now();
@@ -126,13 +131,13 @@ fn block(
             .collect()
     };
     match kind {
-        Kind::Bare => processes(spawn_bare),
-        Kind::Bubblewrap => processes(spawn_bubblewrap),
-        Kind::Jig | Kind::Check => runtime.block_on(async {
+        RunBenchCase::Bare => processes(spawn_bare),
+        RunBenchCase::Bubblewrap => processes(spawn_bubblewrap),
+        RunBenchCase::Jig | RunBenchCase::HealthCheck => runtime.block_on(async {
             let mut times = Vec::with_capacity(count);
             for _ in 0..count {
                 let start = Instant::now();
-                if kind == Kind::Jig {
+                if kind == RunBenchCase::Jig {
                     run(client).await?;
                 } else {
                     client.check_health("").await?;
@@ -146,22 +151,22 @@ fn block(
 
 /// The second part: how many runs there are in a second when several clients run as fast as they
 /// can.
-fn many_clients(
+fn measure_many_clients(
     runtime: &Runtime,
     clients: &[Client],
     count: usize,
-    kinds: &[Kind],
-) -> Result<Vec<(Kind, f64)>, Failure> {
-    let mut totals: Vec<(Kind, Duration)> =
+    kinds: &[RunBenchCase],
+) -> Result<Vec<(RunBenchCase, f64)>, CliError> {
+    let mut totals: Vec<(RunBenchCase, Duration)> =
         kinds.iter().map(|&kind| (kind, Duration::ZERO)).collect();
     let in_round = count.div_ceil(ROUNDS);
     for (kind, _) in &totals {
-        round(runtime, clients, *kind, clients.len() * 2)?;
+        run_round(runtime, clients, *kind, clients.len() * 2)?;
     }
     for _ in 0..ROUNDS {
         for (kind, total) in &mut totals {
             let start = Instant::now();
-            round(runtime, clients, *kind, in_round)?;
+            run_round(runtime, clients, *kind, in_round)?;
             *total += start.elapsed();
         }
     }
@@ -173,12 +178,17 @@ fn many_clients(
 }
 
 /// As many runs as said, by whichever client is free.
-fn round(runtime: &Runtime, clients: &[Client], kind: Kind, count: usize) -> Result<(), Failure> {
-    let left = Tickets::new(count);
+fn run_round(
+    runtime: &Runtime,
+    clients: &[Client],
+    kind: RunBenchCase,
+    count: usize,
+) -> Result<(), CliError> {
+    let left = RemainingRuns::new(count);
     match kind {
-        Kind::Bare => threads(&left, clients.len(), spawn_bare),
-        Kind::Bubblewrap => threads(&left, clients.len(), spawn_bubblewrap),
-        Kind::Jig | Kind::Check => runtime.block_on(async {
+        RunBenchCase::Bare => run_in_threads(&left, clients.len(), spawn_bare),
+        RunBenchCase::Bubblewrap => run_in_threads(&left, clients.len(), spawn_bubblewrap),
+        RunBenchCase::Jig | RunBenchCase::HealthCheck => runtime.block_on(async {
             let mut tasks = JoinSet::new();
             for client in clients {
                 let (client, left) = (client.clone(), left.clone());
@@ -186,22 +196,22 @@ fn round(runtime: &Runtime, clients: &[Client], kind: Kind, count: usize) -> Res
                     while left.take() {
                         run(&client).await?;
                     }
-                    Ok::<(), Failure>(())
+                    Ok::<(), CliError>(())
                 });
             }
             while let Some(ended) = tasks.join_next().await {
-                ended.map_err(Failure::system)??;
+                ended.map_err(CliError::system)??;
             }
             Ok(())
         }),
     }
 }
 
-fn threads(
-    left: &Tickets,
+fn run_in_threads(
+    left: &RemainingRuns,
     threads: usize,
-    spawn: fn() -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    spawn: fn() -> Result<(), CliError>,
+) -> Result<(), CliError> {
     thread::scope(|scope| {
         let running: Vec<_> = (0..threads)
             .map(|_| {
@@ -215,33 +225,33 @@ fn threads(
             .collect();
         running.into_iter().try_for_each(|thread| match thread.join() {
             Ok(result) => result,
-            Err(_) => Err(Failure::System("a thread of the bench panicked".to_owned())),
+            Err(_) => Err(CliError::System("a thread of the bench panicked".to_owned())),
         })
     })
 }
 
 /// One run.
-pub(super) async fn run(client: &Client) -> Result<(), Failure> {
+pub(super) async fn run(client: &Client) -> Result<(), CliError> {
     let response = client.run(request()).await?;
     if response.outcome() == Outcome::Exited && response.exit_code == Some(0) {
         return Ok(());
     }
-    Err(Failure::System(format!(
-        "a run of {PROGRAM} ended with {}: {}",
+    Err(CliError::System(format!(
+        "a run of {BARE_PROGRAM} ended with {}: {}",
         response.outcome().as_str_name(),
         response.stderr
     )))
 }
 
 fn request() -> RunRequest {
-    RunRequest { argv: vec![PROGRAM.to_owned()], ..RunRequest::default() }
+    RunRequest { argv: vec![BARE_PROGRAM.to_owned()], ..RunRequest::default() }
 }
 
 /// Runs that are still to be done, shared by those who do them.
 #[derive(Debug, Clone)]
-struct Tickets(Arc<AtomicUsize>);
+struct RemainingRuns(Arc<AtomicUsize>);
 
-impl Tickets {
+impl RemainingRuns {
     fn new(count: usize) -> Self {
         Self(Arc::new(AtomicUsize::new(count)))
     }
@@ -259,7 +269,7 @@ mod tests {
 
     #[test]
     fn tickets_run_out() {
-        let tickets = Tickets::new(2);
+        let tickets = RemainingRuns::new(2);
         assert_eq!(
             [tickets.take(), tickets.take(), tickets.take(), tickets.take()],
             [true, true, false, false]
@@ -268,10 +278,10 @@ mod tests {
 
     #[test]
     fn threads_do_all_of_it_or_say_why_not() {
-        let left = Tickets::new(10);
-        threads(&left, 3, || Ok(())).unwrap();
+        let left = RemainingRuns::new(10);
+        run_in_threads(&left, 3, || Ok(())).unwrap();
         assert!(!left.take());
-        let fails = || Err(Failure::System(String::new()));
-        assert!(threads(&Tickets::new(10), 3, fails).is_err());
+        let fails = || Err(CliError::System(String::new()));
+        assert!(run_in_threads(&RemainingRuns::new(10), 3, fails).is_err());
     }
 }

@@ -16,16 +16,16 @@ use std::num::NonZeroUsize;
 use clap::Args;
 use jig::client::Client;
 
-use self::{calls::Scale, own_daemon::OfOurDaemon, report::Report};
+use self::{calls::RunScale, own_daemon::OwnDaemonReport, report::RunReport};
 use super::{daemon::Daemon, machine::Machine};
-use crate::{connection, failure::Failure, global::Global, output};
+use crate::{connection, failure::CliError, global::GlobalArgs, output};
 
 /// Time of a sandboxed run of /bin/true, beside that of a bare process and of bubblewrap; and of a
 /// daemon of our own, its output streams, its start, its memory and what many runs leave behind.
 ///
 /// Starts daemons of its own. With --address, that daemon's runs are measured, and nothing else.
 #[derive(Debug, Args)]
-pub(crate) struct RunArgs {
+pub(crate) struct BenchRunArgs {
     /// Runs of each kind, in each of the two parts.
     #[arg(long, default_value = "2000", value_name = "N")]
     count: NonZeroUsize,
@@ -48,8 +48,8 @@ pub(crate) struct RunArgs {
 }
 
 /// Measures and prints.
-pub(super) fn bench_run(global: &Global, args: &RunArgs) -> Result<(), Failure> {
-    let scale = Scale { count: args.count.get(), clients: args.clients.get() };
+pub(super) fn bench_run(global: &GlobalArgs, args: &BenchRunArgs) -> Result<(), CliError> {
+    let scale = RunScale { count: args.count.get(), clients: args.clients.get() };
     let bubblewrap = bare::find_bubblewrap();
     if let Err(reason) = &bubblewrap {
         output::note(&format!("without bubblewrap: {reason}"));
@@ -63,33 +63,39 @@ pub(super) fn bench_run(global: &Global, args: &RunArgs) -> Result<(), Failure> 
             (started.address(), Some(&started))
         }
     };
-    let connect = || runtime.block_on(Client::connect(address, global.options()));
+    let connect = || runtime.block_on(Client::connect(address, global.client_options()));
     let clients: Vec<Client> = (0..scale.clients).map(|_| connect()).collect::<Result<_, _>>()?;
     let client = connect()?;
     let calls = calls::measure(&runtime, &client, &clients, scale, bubblewrap.is_ok())?;
     let of_our_daemon = match own {
-        None => OfOurDaemon::default(),
-        Some(daemon) => OfOurDaemon {
-            stream: part(args.stream, |mib| stream::measure(&runtime, &client, daemon, mib))?,
-            sequence: part(args.sequence, |runs| {
+        None => OwnDaemonReport::default(),
+        Some(daemon) => OwnDaemonReport {
+            stream: measure_unless_zero(args.stream, |mib| {
+                stream::measure(&runtime, &client, daemon, mib)
+            })?,
+            sequence: measure_unless_zero(args.sequence, |runs| {
                 sequence::measure(&runtime, &client, daemon, runs)
             })?,
-            sleeping: part(args.sleeping, |runs| sleeping::measure(&runtime, &clients, runs))?,
-            starts: part(args.starts, |count| start::measure(&runtime, &global.options(), count))?,
+            sleeping: measure_unless_zero(args.sleeping, |runs| {
+                sleeping::measure(&runtime, &clients, runs)
+            })?,
+            starts: measure_unless_zero(args.starts, |count| {
+                start::measure(&runtime, &global.client_options(), count)
+            })?,
         },
     };
-    let report = Report { machine: Machine::here(), scale, calls, of_our_daemon };
+    let report = RunReport { machine: Machine::detect(), scale, calls, own_daemon: of_our_daemon };
     if global.json {
-        output::json(&report.to_json())
+        output::write_json(&report.to_json())
     } else {
-        output::stdout(report.to_text().as_bytes())
+        output::write_stdout(report.to_text().as_bytes())
     }
 }
 
 /// A part of the bench, unless it is left out.
-fn part<T>(
+fn measure_unless_zero<T>(
     size: usize,
-    measure: impl FnOnce(usize) -> Result<T, Failure>,
-) -> Result<Option<T>, Failure> {
+    measure: impl FnOnce(usize) -> Result<T, CliError>,
+) -> Result<Option<T>, CliError> {
     (size > 0).then(|| measure(size)).transpose()
 }

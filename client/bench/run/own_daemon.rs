@@ -4,42 +4,42 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        statistics::{Bound, Target, Unit, ratio},
-        table::{milliseconds, table},
+        statistics::{BenchTarget, TargetBound, TargetUnit, ratio},
+        table::{align_columns, format_milliseconds},
     },
-    sequence::Sequence,
-    sleeping::Sleeping,
-    start::Starts,
-    stream::Streamed,
-    tree::Held,
+    sequence::SequenceUsage,
+    sleeping::SleepingMemory,
+    start::DaemonStarts,
+    stream::StreamThroughput,
+    tree::ProcessTreeUsage,
 };
 
 const MIB: f64 = 1024.0 * 1024.0;
 /// Slots that a daemon keeps for later runs: in each, the last run's init may wait to be reaped until
 /// the next sandbox is made.
-const SLOTS_KEPT: f64 = 8.0;
+const MAX_IDLE_SLOTS: f64 = 8.0;
 
 /// What is measured of a daemon only whose processes we may look at.
 #[derive(Debug, Default)]
-pub(super) struct OfOurDaemon {
-    pub(super) stream: Option<Streamed>,
-    pub(super) sleeping: Option<Sleeping>,
-    pub(super) sequence: Option<Sequence>,
-    pub(super) starts: Option<Starts>,
+pub(super) struct OwnDaemonReport {
+    pub(super) stream: Option<StreamThroughput>,
+    pub(super) sleeping: Option<SleepingMemory>,
+    pub(super) sequence: Option<SequenceUsage>,
+    pub(super) starts: Option<DaemonStarts>,
 }
 
-impl OfOurDaemon {
+impl OwnDaemonReport {
     pub(super) fn to_text(&self) -> String {
         let mut rows = Vec::new();
         let mut add = |what: &str, measured: String| rows.push([what.to_owned(), measured]);
         let mib = |bytes: u64| format!("{:.2} MiB", bytes as f64 / MIB);
         if let Some(stream) = &self.stream {
             let per_second = |rate: f64| format!("{:.0} MiB/s", rate / MIB);
-            add("cat into a pipe", per_second(stream.pipe_rate));
-            add("cat, streamed to one client", per_second(stream.jig_rate));
+            add("cat into a pipe", per_second(stream.pipe_bytes_per_second));
+            add("cat, streamed to one client", per_second(stream.jig_bytes_per_second));
             let streamed =
                 format!("daemon's memory, at most, of {} MiB streamed", stream.bytes >> 20);
-            add(&streamed, mib(stream.most_bytes));
+            add(&streamed, mib(stream.peak_memory_bytes));
         }
         if let Some(sleeping) = &self.sleeping {
             let bare = format!("each of {} bare processes that sleep", sleeping.runs);
@@ -64,16 +64,16 @@ impl OfOurDaemon {
             add(&memory, measured);
         }
         if let Some(starts) = &self.starts {
-            let time = |time: std::time::Duration| milliseconds(time.as_secs_f64());
+            let time = |time: std::time::Duration| format_milliseconds(time.as_secs_f64());
             add("start to SERVING, p50", time(starts.times.p50()));
             add("start to SERVING, longest", time(starts.times.percentile(100)));
             add("idle, all processes", mib(starts.idle_bytes));
         }
-        table(&rows)
+        align_columns(&rows)
     }
 
     pub(super) fn to_json(&self) -> Value {
-        let held = |held: Held| {
+        let held = |held: ProcessTreeUsage| {
             json!({
                 "descriptors": held.descriptors,
                 "processes": held.processes,
@@ -85,9 +85,9 @@ impl OfOurDaemon {
         json!({
             "stream": self.stream.as_ref().map(|stream| json!({
                 "bytes": stream.bytes,
-                "pipe_bytes_per_sec": stream.pipe_rate,
-                "jig_bytes_per_sec": stream.jig_rate,
-                "most_resident_bytes": stream.most_bytes,
+                "pipe_bytes_per_sec": stream.pipe_bytes_per_second,
+                "jig_bytes_per_sec": stream.jig_bytes_per_second,
+                "most_resident_bytes": stream.peak_memory_bytes,
             })),
             "sleeping": self.sleeping.as_ref().map(|sleeping| json!({
                 "runs": sleeping.runs,
@@ -107,28 +107,28 @@ impl OfOurDaemon {
         })
     }
 
-    pub(super) fn targets(&self) -> Vec<Target> {
+    pub(super) fn targets(&self) -> Vec<BenchTarget> {
         let mut targets = Vec::new();
         let mut add = |promise, measured: f64, unit, bound| {
-            targets.push(Target { promise, measured, unit, bound, stretch: None });
+            targets.push(BenchTarget { promise, measured, unit, bound, stretch: None });
         };
         if let Some(stream) = &self.stream {
-            let rate = ratio(stream.jig_rate, stream.pipe_rate);
-            let bound = Bound::AtLeast(0.5);
-            add("streamed / cat into a pipe", rate, Unit::Times, bound);
+            let rate = ratio(stream.jig_bytes_per_second, stream.pipe_bytes_per_second);
+            let bound = TargetBound::AtLeast(0.5);
+            add("streamed / cat into a pipe", rate, TargetUnit::Ratio, bound);
         }
         if let Some(starts) = &self.starts {
             let idle = starts.idle_bytes as f64 / MIB;
-            add("memory when idle", idle, Unit::Mebibytes, Bound::AtMost(25.0));
+            add("memory when idle", idle, TargetUnit::Mebibytes, TargetBound::AtMost(25.0));
         }
         if let Some(sleeping) = &self.sleeping {
             let beyond = sleeping.run_bytes.saturating_sub(sleeping.bare_bytes) as f64 / MIB;
             let promise = "a run that sleeps, beyond its command";
-            add(promise, beyond, Unit::Mebibytes, Bound::AtMost(1.0));
+            add(promise, beyond, TargetUnit::Mebibytes, TargetBound::AtMost(1.0));
         }
         if let Some(starts) = &self.starts {
             let start = starts.times.p50().as_secs_f64() * 1e3;
-            add("start to SERVING", start, Unit::Milliseconds, Bound::AtMost(100.0));
+            add("start to SERVING", start, TargetUnit::Milliseconds, TargetBound::AtMost(100.0));
         }
         if let Some(sequence) = &self.sequence {
             let (before, after) = (sequence.before, sequence.after);
@@ -138,15 +138,15 @@ impl OfOurDaemon {
                 ("more mounts after many runs", before.mounts, after.mounts),
             ] {
                 let more = after as f64 - before as f64;
-                add(promise, more, Unit::Pieces, Bound::AtMost(0.0));
+                add(promise, more, TargetUnit::Count, TargetBound::AtMost(0.0));
             }
             let zombies = after.zombies as f64;
-            let kept = Bound::AtMost(SLOTS_KEPT);
-            add("zombies after many runs", zombies, Unit::Pieces, kept);
+            let kept = TargetBound::AtMost(MAX_IDLE_SLOTS);
+            add("zombies after many runs", zombies, TargetUnit::Count, kept);
             let more = (after.bytes as f64 - before.bytes as f64) / MIB;
             // What an allocator may keep.
             let promise = "more memory after many runs";
-            add(promise, more, Unit::Mebibytes, Bound::AtMost(4.0));
+            add(promise, more, TargetUnit::Mebibytes, TargetBound::AtMost(4.0));
         }
         targets
     }
@@ -157,25 +157,30 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::bench::statistics::{Samples, verdicts};
+    use crate::bench::statistics::{Samples, target_verdicts};
 
-    fn of_our_daemon() -> OfOurDaemon {
-        let held =
-            Held { descriptors: 20, processes: 10, zombies: 1, mounts: 100, bytes: 20 << 20 };
-        OfOurDaemon {
-            stream: Some(Streamed {
+    fn of_our_daemon() -> OwnDaemonReport {
+        let held = ProcessTreeUsage {
+            descriptors: 20,
+            processes: 10,
+            zombies: 1,
+            mounts: 100,
+            bytes: 20 << 20,
+        };
+        OwnDaemonReport {
+            stream: Some(StreamThroughput {
                 bytes: 1 << 30,
-                pipe_rate: 2e9,
-                jig_rate: 1.5e9,
-                most_bytes: 30 << 20,
+                pipe_bytes_per_second: 2e9,
+                jig_bytes_per_second: 1.5e9,
+                peak_memory_bytes: 30 << 20,
             }),
-            sleeping: Some(Sleeping { runs: 1000, bare_bytes: 1 << 18, run_bytes: 3 << 18 }),
-            sequence: Some(Sequence {
+            sleeping: Some(SleepingMemory { runs: 1000, bare_bytes: 1 << 18, run_bytes: 3 << 18 }),
+            sequence: Some(SequenceUsage {
                 runs: 5000,
                 before: held,
-                after: Held { mounts: 101, ..held },
+                after: ProcessTreeUsage { mounts: 101, ..held },
             }),
-            starts: Some(Starts {
+            starts: Some(DaemonStarts {
                 times: Samples::new(vec![Duration::from_millis(70)]),
                 idle_bytes: 18 << 20,
             }),
@@ -185,7 +190,7 @@ mod tests {
     #[test]
     fn what_our_daemon_holds_is_judged() {
         assert_eq!(
-            verdicts(&of_our_daemon().targets()),
+            target_verdicts(&of_our_daemon().targets()),
             [
                 ("0.75".to_owned(), "met"),
                 ("18.00".to_owned(), "met"),
@@ -198,7 +203,7 @@ mod tests {
                 ("0.00".to_owned(), "met"),
             ]
         );
-        assert!(OfOurDaemon::default().targets().is_empty());
+        assert!(OwnDaemonReport::default().targets().is_empty());
     }
 
     #[test]
@@ -207,6 +212,6 @@ mod tests {
         assert!(text.contains("mounts before and after 5000 runs"), "{text}");
         let value = of_our_daemon().to_json();
         assert_eq!(value["sequence"]["after"]["mounts"], 101);
-        assert_eq!(OfOurDaemon::default().to_text(), "");
+        assert_eq!(OwnDaemonReport::default().to_text(), "");
     }
 }

@@ -6,7 +6,7 @@
 
 /// Another server.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct PeerServer {
     pub(super) name: &'static str,
     pub(super) isolation: &'static str,
     /// Median with one client, in milliseconds.
@@ -18,26 +18,26 @@ pub(super) struct Peer {
 /// Median of a bare process in the same hour, in milliseconds.
 const BARE_P50_MS: f64 = 0.60;
 /// Bare processes per second in the same hour, with eight clients.
-const BARE_RATE: f64 = 2750.0;
+const BARE_RUNS_PER_SECOND: f64 = 2750.0;
 
-pub(super) const PEERS: [Peer; 4] = [
-    Peer {
+pub(super) const PEERS: [PeerServer; 4] = [
+    PeerServer {
         name: "Kubernetes agent-sandbox sandboxd",
         isolation: "none",
         p50_ms: 1.1,
         rates: Some([880.0, 1900.0]),
     },
-    Peer {
+    PeerServer {
         name: "go-judge",
         isolation: "pooled containers",
         p50_ms: 3.15,
         rates: Some([295.0, 550.0]),
     },
-    Peer { name: "E2B envd", isolation: "none", p50_ms: 3.3, rates: Some([290.0, 560.0]) },
-    Peer { name: "OpenSandbox execd", isolation: "none", p50_ms: 1006.0, rates: None },
+    PeerServer { name: "E2B envd", isolation: "none", p50_ms: 3.3, rates: Some([290.0, 560.0]) },
+    PeerServer { name: "OpenSandbox execd", isolation: "none", p50_ms: 1006.0, rates: None },
 ];
 
-impl Peer {
+impl PeerServer {
     /// Its median by that of a bare process.
     pub(super) fn p50_to_bare(&self) -> f64 {
         self.p50_ms / BARE_P50_MS
@@ -45,12 +45,12 @@ impl Peer {
 
     /// Its runs per second with eight clients by those of bare processes.
     pub(super) fn rate_to_bare(&self) -> Option<f64> {
-        self.rates.map(|[_, eight]| eight / BARE_RATE)
+        self.rates.map(|[_, eight]| eight / BARE_RUNS_PER_SECOND)
     }
 }
 
 /// The least median of all, by that of a bare process.
-pub(super) fn fastest() -> f64 {
-    let ratios = PEERS.iter().map(Peer::p50_to_bare);
+pub(super) fn least_p50_to_bare() -> f64 {
+    let ratios = PEERS.iter().map(PeerServer::p50_to_bare);
     ratios.fold(f64::INFINITY, f64::min)
 }

@@ -5,27 +5,27 @@ use serde_json::{Value, json};
 use super::{
     super::{
         machine::Machine,
-        statistics::{Bound, Target, Unit, ratio},
-        table::{self, milliseconds, table, times},
+        statistics::{BenchTarget, TargetBound, TargetUnit, ratio},
+        table::{self, align_columns, format_milliseconds, format_ratio},
     },
-    calls::{Kind, Measured, Scale},
-    own_daemon::OfOurDaemon,
-    peers::{PEERS, fastest},
+    calls::{RunBenchCase, RunMeasurements, RunScale},
+    own_daemon::OwnDaemonReport,
+    peers::{PEERS, least_p50_to_bare},
 };
 
 /// All that is reported.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct RunReport {
     pub(super) machine: Machine,
-    pub(super) scale: Scale,
-    pub(super) calls: Measured,
-    pub(super) of_our_daemon: OfOurDaemon,
+    pub(super) scale: RunScale,
+    pub(super) calls: RunMeasurements,
+    pub(super) own_daemon: OwnDaemonReport,
 }
 
-impl Report {
+impl RunReport {
     /// For people.
     pub(super) fn to_text(&self) -> String {
-        let Self { machine, scale, calls, of_our_daemon } = self;
+        let Self { machine, scale, calls, own_daemon: of_our_daemon } = self;
         let head = format!(
             "{} cores, {}, Linux {}\n{} runs of /bin/true of each kind; jig's are isolated at {}\n",
             machine.cores, machine.cpu, machine.kernel, scale.count, calls.isolation
@@ -36,75 +36,79 @@ impl Report {
             self.many_clients(),
             self.peers(),
             of_our_daemon.to_text(),
-            table::targets(&self.targets()),
+            table::targets_table(&self.targets()),
         ];
         let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         parts.join("\n")
     }
 
     fn one_client(&self) -> String {
-        let bare = self.calls.times_of(Kind::Bare);
+        let bare = self.calls.times_of(RunBenchCase::Bare);
         let head = ["1 client", "p50", "p99", "p50 / bare", "p99 / p50", "per s"];
         let mut rows = vec![head.map(String::from)];
         for (kind, samples) in &self.calls.times {
             let own = ratio(samples.p99().as_secs_f64(), samples.p50().as_secs_f64());
             rows.push([
                 label(*kind).to_owned(),
-                milliseconds(samples.p50().as_secs_f64()),
-                milliseconds(samples.p99().as_secs_f64()),
-                bare.map_or_else(String::new, |bare| times(samples.ratio(bare))),
-                times(own),
+                format_milliseconds(samples.p50().as_secs_f64()),
+                format_milliseconds(samples.p99().as_secs_f64()),
+                bare.map_or_else(String::new, |bare| format_ratio(samples.ratio(bare))),
+                format_ratio(own),
                 format!("{:.0}", samples.per_second()),
             ]);
         }
-        table(&rows)
+        align_columns(&rows)
     }
 
     fn many_clients(&self) -> String {
-        let bare = self.calls.rate_of(Kind::Bare).unwrap_or_default();
+        let bare = self.calls.rate_of(RunBenchCase::Bare).unwrap_or_default();
         let clients = format!("{} clients", self.scale.clients);
         let mut rows = vec![[clients, "per s".to_owned(), "/ bare".to_owned()]];
         for (kind, rate) in &self.calls.rates {
-            rows.push([label(*kind).to_owned(), format!("{rate:.0}"), times(ratio(*rate, bare))]);
+            rows.push([
+                label(*kind).to_owned(),
+                format!("{rate:.0}"),
+                format_ratio(ratio(*rate, bare)),
+            ]);
         }
-        table(&rows)
+        align_columns(&rows)
     }
 
     /// The others, beside what jig's runs need here.
     fn peers(&self) -> String {
         let head = ["measured elsewhere", "isolation", "p50 / bare", "per s, 8 clients / bare"];
         let mut rows = vec![head.map(String::from)];
-        let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), times);
+        let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), format_ratio);
         for peer in &PEERS {
             rows.push([
                 peer.name.to_owned(),
                 peer.isolation.to_owned(),
-                times(peer.p50_to_bare()),
+                format_ratio(peer.p50_to_bare()),
                 rate(peer.rate_to_bare()),
             ]);
         }
         rows.push([
             "jig run, here".to_owned(),
             self.calls.isolation.clone(),
-            times(self.p50_to_bare().unwrap_or(f64::NAN)),
+            format_ratio(self.p50_to_bare().unwrap_or(f64::NAN)),
             rate(self.rate_to_bare()),
         ]);
-        table(&rows)
+        align_columns(&rows)
     }
 
     fn p50_to_bare(&self) -> Option<f64> {
         let of = |kind| self.calls.times_of(kind);
-        Some(of(Kind::Jig)?.ratio(of(Kind::Bare)?))
+        Some(of(RunBenchCase::Jig)?.ratio(of(RunBenchCase::Bare)?))
     }
 
     fn rate_to_bare(&self) -> Option<f64> {
         let of = |kind| self.calls.rate_of(kind);
-        Some(ratio(of(Kind::Jig)?, of(Kind::Bare)?))
+        Some(ratio(of(RunBenchCase::Jig)?, of(RunBenchCase::Bare)?))
     }
 
     /// For programs.
     pub(super) fn to_json(&self) -> Value {
-        let bare = self.calls.times_of(Kind::Bare);
+        let bare = self.calls.times_of(RunBenchCase::Bare);
         let times = self.calls.times.iter().map(|(kind, samples)| {
             json!({
                 "kind": name(*kind),
@@ -128,7 +132,7 @@ impl Report {
         let targets = targets.iter().map(|target| {
             json!({
                 "target": target.promise,
-                "bound": table::bound(target),
+                "bound": table::format_bound(target),
                 "measured": target.measured,
                 "met": target.is_met(),
             })
@@ -145,84 +149,86 @@ impl Report {
             "one_client": times.collect::<Vec<_>>(),
             "many_clients": rates.collect::<Vec<_>>(),
             "measured_elsewhere": peers.collect::<Vec<_>>(),
-            "daemon": self.of_our_daemon.to_json(),
+            "daemon": self.own_daemon.to_json(),
             "targets": targets.collect::<Vec<_>>(),
         })
     }
 
     /// The design's table of targets, as far as it is about runs and there is something to compare
     /// with.
-    fn targets(&self) -> Vec<Target> {
+    fn targets(&self) -> Vec<BenchTarget> {
         let times = |kind| self.calls.times_of(kind);
         let rate = |kind| self.calls.rate_of(kind);
         let mut targets = Vec::new();
         let mut add = |promise, measured: Option<f64>, bound, stretch| {
-            targets.extend(measured.map(|measured| Target {
+            targets.extend(measured.map(|measured| BenchTarget {
                 promise,
                 measured,
-                unit: Unit::Times,
+                unit: TargetUnit::Ratio,
                 bound,
                 stretch,
             }));
         };
-        let over = |one: Kind, other: Kind| Some(times(one)?.ratio(times(other)?));
-        let rate_over = |one: Kind, other: Kind| Some(ratio(rate(one)?, rate(other)?));
+        let over = |one: RunBenchCase, other: RunBenchCase| Some(times(one)?.ratio(times(other)?));
+        let rate_over =
+            |one: RunBenchCase, other: RunBenchCase| Some(ratio(rate(one)?, rate(other)?));
         add(
             "p50 of jig / p50 of a bare process",
             self.p50_to_bare(),
-            Bound::AtMost(1.4),
-            Some(Bound::AtMost(1.25)),
+            TargetBound::AtMost(1.4),
+            Some(TargetBound::AtMost(1.25)),
         );
         add(
             "p50 of jig / the fastest other's, each / bare",
-            self.p50_to_bare().map(|own| own / fastest()),
-            Bound::AtMost(1.0),
+            self.p50_to_bare().map(|own| own / least_p50_to_bare()),
+            TargetBound::AtMost(1.0),
             None,
         );
         add(
             "p50 of bubblewrap / p50 of jig",
-            over(Kind::Bubblewrap, Kind::Jig),
-            Bound::AtLeast(3.0),
+            over(RunBenchCase::Bubblewrap, RunBenchCase::Jig),
+            TargetBound::AtLeast(3.0),
             None,
         );
         add(
             "p99 of jig / p50 of jig",
-            times(Kind::Jig).map(|jig| ratio(jig.p99().as_secs_f64(), jig.p50().as_secs_f64())),
-            Bound::AtMost(2.0),
+            times(RunBenchCase::Jig)
+                .map(|jig| ratio(jig.p99().as_secs_f64(), jig.p50().as_secs_f64())),
+            TargetBound::AtMost(2.0),
             None,
         );
         add(
             "runs/s of jig / runs/s of bare processes",
             self.rate_to_bare(),
-            Bound::AtLeast(0.5),
-            Some(Bound::AtLeast(0.6)),
+            TargetBound::AtLeast(0.5),
+            Some(TargetBound::AtLeast(0.6)),
         );
         add(
             "runs/s of jig / runs/s of bubblewrap",
-            rate_over(Kind::Jig, Kind::Bubblewrap),
-            Bound::AtLeast(3.0),
+            rate_over(RunBenchCase::Jig, RunBenchCase::Bubblewrap),
+            TargetBound::AtLeast(3.0),
             None,
         );
-        targets.extend(self.of_our_daemon.targets());
+        targets.extend(self.own_daemon.targets());
         targets
     }
 }
 
-fn label(kind: Kind) -> &'static str {
+fn label(kind: RunBenchCase) -> &'static str {
     match kind {
-        Kind::Bare => "bare posix_spawn + wait",
-        Kind::Jig => "jig run, sandboxed",
-        Kind::Bubblewrap => "bwrap --unshare-all",
-        Kind::Check => "health check (runs nothing)",
+        RunBenchCase::Bare => "bare posix_spawn + wait",
+        RunBenchCase::Jig => "jig run, sandboxed",
+        RunBenchCase::Bubblewrap => "bwrap --unshare-all",
+        RunBenchCase::HealthCheck => "health check (runs nothing)",
     }
 }
 
-fn name(kind: Kind) -> &'static str {
+fn name(kind: RunBenchCase) -> &'static str {
     match kind {
-        Kind::Bare => "bare",
-        Kind::Jig => "jig",
-        Kind::Bubblewrap => "bwrap",
-        Kind::Check => "health_check",
+        RunBenchCase::Bare => "bare",
+        RunBenchCase::Jig => "jig",
+        RunBenchCase::Bubblewrap => "bwrap",
+        RunBenchCase::HealthCheck => "health_check",
     }
 }
 
@@ -231,32 +237,33 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::bench::statistics::{Samples, verdicts};
+    use crate::bench::statistics::{Samples, target_verdicts};
 
     fn samples(micros: u64) -> Samples {
         Samples::new(vec![Duration::from_micros(micros)])
     }
 
-    fn report(with_bubblewrap: bool) -> Report {
-        let mut times = vec![(Kind::Bare, samples(1000)), (Kind::Jig, samples(1300))];
-        let mut rates = vec![(Kind::Bare, 2000.0), (Kind::Jig, 900.0)];
+    fn report(with_bubblewrap: bool) -> RunReport {
+        let mut times =
+            vec![(RunBenchCase::Bare, samples(1000)), (RunBenchCase::Jig, samples(1300))];
+        let mut rates = vec![(RunBenchCase::Bare, 2000.0), (RunBenchCase::Jig, 900.0)];
         if with_bubblewrap {
-            times.push((Kind::Bubblewrap, samples(5200)));
-            rates.push((Kind::Bubblewrap, 200.0));
+            times.push((RunBenchCase::Bubblewrap, samples(5200)));
+            rates.push((RunBenchCase::Bubblewrap, 200.0));
         }
-        times.push((Kind::Check, samples(100)));
-        Report {
+        times.push((RunBenchCase::HealthCheck, samples(100)));
+        RunReport {
             machine: Machine { cores: 2, kernel: "6.18".into(), cpu: "X".into() },
-            scale: Scale { count: 1, clients: 8 },
-            calls: Measured { isolation: "L3".into(), times, rates },
-            of_our_daemon: OfOurDaemon::default(),
+            scale: RunScale { count: 1, clients: 8 },
+            calls: RunMeasurements { isolation: "L3".into(), times, rates },
+            own_daemon: OwnDaemonReport::default(),
         }
     }
 
     #[test]
     fn targets_are_judged() {
         assert_eq!(
-            verdicts(&report(true).targets()),
+            target_verdicts(&report(true).targets()),
             [
                 ("1.30".to_owned(), "met"),
                 ("0.71".to_owned(), "met"),

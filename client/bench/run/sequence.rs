@@ -3,18 +3,18 @@
 use jig::client::Client;
 use tokio::runtime::Runtime;
 
-use super::{super::daemon::Daemon, calls, tree::Held};
-use crate::failure::Failure;
+use super::{super::daemon::Daemon, calls, tree::ProcessTreeUsage};
+use crate::failure::CliError;
 
 /// Runs before it is looked for the first time: what is kept for the next run is there then.
-const WARM_UP: usize = 500;
+const WARM_UP_RUNS: usize = 500;
 
 /// What was held before the runs and after them.
 #[derive(Debug)]
-pub(super) struct Sequence {
+pub(super) struct SequenceUsage {
     pub(super) runs: usize,
-    pub(super) before: Held,
-    pub(super) after: Held,
+    pub(super) before: ProcessTreeUsage,
+    pub(super) after: ProcessTreeUsage,
 }
 
 pub(super) fn measure(
@@ -22,18 +22,18 @@ pub(super) fn measure(
     client: &Client,
     daemon: &Daemon,
     runs: usize,
-) -> Result<Sequence, Failure> {
+) -> Result<SequenceUsage, CliError> {
     let run = |count: usize| {
         runtime.block_on(async {
             for _ in 0..count {
                 calls::run(client).await?;
             }
-            Ok::<(), Failure>(())
+            Ok::<(), CliError>(())
         })
     };
-    run(WARM_UP.min(runs))?;
-    let before = Held::by_idle(runtime, client, daemon.process())?;
+    run(WARM_UP_RUNS.min(runs))?;
+    let before = ProcessTreeUsage::measure_idle(runtime, client, daemon.process())?;
     run(runs)?;
-    let after = Held::by_idle(runtime, client, daemon.process())?;
-    Ok(Sequence { runs, before, after })
+    let after = ProcessTreeUsage::measure_idle(runtime, client, daemon.process())?;
+    Ok(SequenceUsage { runs, before, after })
 }

@@ -7,13 +7,13 @@ use tokio::runtime::Runtime;
 
 use super::{
     super::{daemon::Daemon, statistics::Samples},
-    tree::Held,
+    tree::ProcessTreeUsage,
 };
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// What was measured of daemons that were started one after the other.
 #[derive(Debug)]
-pub(super) struct Starts {
+pub(super) struct DaemonStarts {
     /// From the start of its process to SERVING.
     pub(super) times: Samples,
     /// Memory of one that nobody has called, all its processes together, in bytes; the most of all.
@@ -24,7 +24,7 @@ pub(super) fn measure(
     runtime: &Runtime,
     options: &Options,
     count: usize,
-) -> Result<Starts, Failure> {
+) -> Result<DaemonStarts, CliError> {
     let mut times = Vec::new();
     let mut idle_bytes = 0;
     for _ in 0..count {
@@ -34,10 +34,10 @@ pub(super) fn measure(
         let status = runtime.block_on(client.check_health(""))?;
         times.push(start.elapsed());
         if status != ServingStatus::Serving {
-            return Err(Failure::system(format_args!("the daemon is {}", status.name())));
+            return Err(CliError::system(format_args!("the daemon is {}", status.name())));
         }
-        let held = Held::by_idle(runtime, &client, daemon.process())?;
+        let held = ProcessTreeUsage::measure_idle(runtime, &client, daemon.process())?;
         idle_bytes = held.bytes.max(idle_bytes);
     }
-    Ok(Starts { times: Samples::new(times), idle_bytes })
+    Ok(DaemonStarts { times: Samples::new(times), idle_bytes })
 }

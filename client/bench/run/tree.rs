@@ -11,20 +11,20 @@ use jig::client::Client;
 use rustix::io::Errno;
 use tokio::runtime::Runtime;
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// How long what a run has left may take to be gone.
-const SETTLING: Duration = Duration::from_secs(10);
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often is looked whether it is; what has not changed meanwhile is taken for the rest.
-const INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Sandboxes that are warm when nothing is going on.
-const WARM: u32 = 2;
+const IDLE_WARM_SANDBOXES: u32 = 2;
 /// What runs in a sandbox before its command does: it shares the memory of whoever made it.
-const INIT: &str = "jig-init";
+const INIT_NAME: &str = "jig-init";
 
 /// What a daemon and the processes below it hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct ProcessTreeUsage {
     /// Descriptors of the daemon.
     pub(super) descriptors: usize,
     /// Processes, itself too.
@@ -37,34 +37,34 @@ pub(super) struct Held {
     pub(super) bytes: u64,
 }
 
-impl Held {
+impl ProcessTreeUsage {
     /// What the daemon of this process id holds while nothing is going on.
-    pub(super) fn by_idle(
+    pub(super) fn measure_idle(
         runtime: &Runtime,
         client: &Client,
         daemon: i32,
-    ) -> Result<Self, Failure> {
-        let until = Instant::now() + SETTLING;
+    ) -> Result<Self, CliError> {
+        let until = Instant::now() + SETTLE_TIMEOUT;
         let mut last = None;
         loop {
             let counts = runtime.block_on(client.get_info())?.counts;
             let counts = counts.unwrap_or_default();
-            if counts.runs_active == 0 && counts.sandboxes_warm >= WARM {
-                let now = Some(Self::by(daemon).map_err(unseen)?);
+            if counts.runs_active == 0 && counts.sandboxes_warm >= IDLE_WARM_SANDBOXES {
+                let now = Some(Self::measure(daemon).map_err(unreadable_process_error)?);
                 if let (Some(now), true) = (now, now == last) {
                     return Ok(now);
                 }
                 last = now;
             }
             if Instant::now() > until {
-                return Err(Failure::system("the daemon does not come to rest"));
+                return Err(CliError::system("the daemon does not come to rest"));
             }
-            std::thread::sleep(INTERVAL);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    fn by(daemon: i32) -> io::Result<Self> {
-        let all = tree(daemon)?;
+    fn measure(daemon: i32) -> io::Result<Self> {
+        let all = process_tree(daemon)?;
         let mut held = Self {
             descriptors: fs::read_dir(format!("/proc/{daemon}/fd"))?.count(),
             processes: 0,
@@ -74,7 +74,7 @@ impl Held {
         };
         for process in all {
             let directory = PathBuf::from(format!("/proc/{process}"));
-            match unless_gone(fs::read_to_string(directory.join("stat")))? {
+            match none_if_gone(fs::read_to_string(directory.join("stat")))? {
                 None => continue,
                 Some(stat) if matches!(state_and_parent(&stat), Some(("Z", _))) => {
                     held.zombies += 1;
@@ -82,15 +82,17 @@ impl Held {
                 }
                 Some(_) => held.processes += 1,
             }
-            let Some(mounts) = unless_gone(fs::read_to_string(directory.join("mountinfo")))? else {
+            let Some(mounts) = none_if_gone(fs::read_to_string(directory.join("mountinfo")))?
+            else {
                 continue;
             };
             held.mounts += mounts.lines().count();
-            let name = unless_gone(fs::read_to_string(directory.join("comm")))?;
-            if name.is_some_and(|name| name.trim_end() == INIT) {
+            let name = none_if_gone(fs::read_to_string(directory.join("comm")))?;
+            if name.is_some_and(|name| name.trim_end() == INIT_NAME) {
                 continue;
             }
-            if let Some(rollup) = unless_gone(fs::read_to_string(directory.join("smaps_rollup")))? {
+            if let Some(rollup) = none_if_gone(fs::read_to_string(directory.join("smaps_rollup")))?
+            {
                 held.bytes += kibibytes(&rollup, "Pss:") * 1024;
             }
         }
@@ -98,20 +100,20 @@ impl Held {
     }
 }
 
-fn unseen(error: io::Error) -> Failure {
+fn unreadable_process_error(error: io::Error) -> CliError {
     let may = if error.kind() == ErrorKind::PermissionDenied { ": root may look" } else { "" };
-    Failure::system(format_args!("what the daemon's processes hold cannot be seen: {error}{may}"))
+    CliError::system(format_args!("what the daemon's processes hold cannot be seen: {error}{may}"))
 }
 
 /// A process and all below it.
-fn tree(root: i32) -> io::Result<Vec<i32>> {
+fn process_tree(root: i32) -> io::Result<Vec<i32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(process) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        if let Some(stat) = unless_gone(fs::read_to_string(format!("/proc/{process}/stat")))? {
+        if let Some(stat) = none_if_gone(fs::read_to_string(format!("/proc/{process}/stat")))? {
             parents.extend(state_and_parent(&stat).map(|(_, parent)| (process, parent)));
         }
     }
@@ -143,7 +145,7 @@ pub(super) fn kibibytes(text: &str, label: &str) -> u64 {
 
 /// Nothing where the process has ended meanwhile. One that is a zombie is in no mount namespace any
 /// more (EINVAL).
-fn unless_gone(read: io::Result<String>) -> io::Result<Option<String>> {
+fn none_if_gone(read: io::Result<String>) -> io::Result<Option<String>> {
     match read {
         Ok(text) => Ok(Some(text)),
         Err(error)
@@ -173,7 +175,7 @@ mod tests {
     #[test]
     fn this_process_is_seen_with_its_mounts_and_memory() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let held = Held::by(own).unwrap();
+        let held = ProcessTreeUsage::measure(own).unwrap();
         assert!(held.descriptors > 2 && held.processes >= 1, "{held:?}");
         assert!(held.mounts > 0 && held.bytes > 1 << 20, "{held:?}");
     }

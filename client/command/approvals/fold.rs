@@ -7,7 +7,7 @@ const MAX_BLANKS: usize = 40;
 
 /// The text with marks in place of many empty lines, `⟨60 empty lines⟩`, and of many blanks,
 /// `⟨3000 blanks⟩`. A line of blanks is empty.
-pub(super) fn folded(text: &str) -> String {
+pub(super) fn fold_blanks(text: &str) -> String {
     let mut folded = String::with_capacity(text.len());
     let mut rest = text;
     while !rest.is_empty() {
@@ -28,7 +28,7 @@ fn push_run(folded: &mut String, run: &str) {
     // The first ends the line before it, unless there is none; the last begins the line after it.
     let empty = lines.len().saturating_sub(if folded.is_empty() { 1 } else { 2 });
     if empty <= MAX_EMPTY_LINES {
-        let lines = lines.into_iter().map(folded_blanks);
+        let lines = lines.into_iter().map(blanks_mark);
         folded.push_str(&lines.collect::<Vec<_>>().join("\n"));
         return;
     }
@@ -36,10 +36,10 @@ fn push_run(folded: &mut String, run: &str) {
         folded.push('\n');
     }
     folded.push_str(&format!("⟨{empty} empty lines⟩\n"));
-    folded.push_str(&folded_blanks(lines.last().unwrap_or(&"")));
+    folded.push_str(&blanks_mark(lines.last().unwrap_or(&"")));
 }
 
-fn folded_blanks(blanks: &str) -> String {
+fn blanks_mark(blanks: &str) -> String {
     match blanks.chars().count() {
         count if count > MAX_BLANKS => format!("⟨{count} blanks⟩"),
         _ => blanks.to_owned(),
@@ -81,17 +81,17 @@ mod tests {
             ("\n\n\n\n\na", "⟨5 empty lines⟩\na"),
             ("a\n\n\n\n\n", "a\n⟨4 empty lines⟩\n"),
         ] {
-            assert_eq!(folded(text), expected, "{text:?}");
+            assert_eq!(fold_blanks(text), expected, "{text:?}");
         }
         let blanks = |count| " ".repeat(count);
-        assert_eq!(folded(&blanks(40)), blanks(40));
-        assert_eq!(folded(&blanks(41)), "⟨41 blanks⟩");
+        assert_eq!(fold_blanks(&blanks(40)), blanks(40));
+        assert_eq!(fold_blanks(&blanks(41)), "⟨41 blanks⟩");
         let joiners = "\u{200d}".repeat(3000);
-        assert_eq!(folded(&format!("a{joiners}b")), "a⟨3000 blanks⟩b");
+        assert_eq!(fold_blanks(&format!("a{joiners}b")), "a⟨3000 blanks⟩b");
         let attack =
             format!("echo EVIL{}rm -rf ~{}{}#fine", "\n".repeat(61), blanks(3000), "\n".repeat(61));
         assert_eq!(
-            folded(&attack),
+            fold_blanks(&attack),
             "echo EVIL\n⟨60 empty lines⟩\nrm -rf ~\n⟨60 empty lines⟩\n#fine"
         );
     }

@@ -10,26 +10,26 @@ use rustix::{
 };
 use tokio::sync::mpsc;
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Most bytes of a line: a terminal lets no more be typed.
-const LONGEST: usize = 4096;
+const MAX_LINE_BYTES: usize = 4096;
 /// No time to wait.
-const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The terminal that is standard input.
-pub(super) struct Keyboard {
+pub(super) struct TerminalInput {
     /// Has the thread look.
-    look: mpsc::Sender<()>,
+    poll_requests: mpsc::Sender<()>,
     /// Told by the thread that there is something to read, or why it cannot tell.
-    found: mpsc::Receiver<io::Result<bool>>,
+    poll_results: mpsc::Receiver<io::Result<bool>>,
     /// Whether the thread looks.
-    is_looking: bool,
+    is_polling: bool,
     /// The beginning of a line.
-    typed: Vec<u8>,
+    partial_line: Vec<u8>,
 }
 
-impl Keyboard {
+impl TerminalInput {
     /// That of standard input. A thread of its own, which ends with the process, waits for what is typed,
     /// and reads nothing.
     pub(super) fn open() -> Self {
@@ -42,47 +42,53 @@ impl Keyboard {
                 }
             }
         });
-        Self { look, found, is_looking: false, typed: Vec::new() }
+        Self {
+            poll_requests: look,
+            poll_results: found,
+            is_polling: false,
+            partial_line: Vec::new(),
+        }
     }
 
     /// Throws away what was typed so far.
-    pub(super) fn forget(&mut self) {
-        self.typed.clear();
+    pub(super) fn discard_typed(&mut self) {
+        self.partial_line.clear();
         tcflush(io::stdin(), QueueSelector::IFlush).ok();
     }
 
     /// The next line; none where nobody types any more. May be cancelled.
-    pub(super) async fn line(&mut self) -> Result<Option<String>, Failure> {
+    pub(super) async fn next_line(&mut self) -> Result<Option<String>, CliError> {
         loop {
-            if !self.is_looking {
+            if !self.is_polling {
                 // The thread ends after this does.
-                self.look.send(()).await.map_err(Failure::system)?;
-                self.is_looking = true;
+                self.poll_requests.send(()).await.map_err(CliError::system)?;
+                self.is_polling = true;
             }
-            let found = self.found.recv().await;
-            self.is_looking = false;
+            let found = self.poll_results.recv().await;
+            self.is_polling = false;
             // What was found may have been thrown away: a read would wait for more.
-            if !found.transpose().map_err(Failure::system)?.unwrap_or(false)
-                || !is_readable(Some(&AT_ONCE)).map_err(Failure::system)?
+            if !found.transpose().map_err(CliError::system)?.unwrap_or(false)
+                || !is_readable(Some(&NO_WAIT)).map_err(CliError::system)?
             {
                 continue;
             }
-            let mut bytes = [0; LONGEST];
+            let mut bytes = [0; MAX_LINE_BYTES];
             let read = rustix::io::read(io::stdin(), &mut bytes);
-            let read = read.map_err(|error| Failure::system(io::Error::from(error)))?;
+            let read = read.map_err(|error| CliError::system(io::Error::from(error)))?;
             if read == 0 {
                 return Ok(None);
             }
-            self.typed.extend(bytes.iter().take(read));
-            if let Some(end) = self.typed.iter().position(|byte| *byte == b'\n') {
-                let line = String::from_utf8_lossy(self.typed.get(..end).unwrap_or_default());
+            self.partial_line.extend(bytes.iter().take(read));
+            if let Some(end) = self.partial_line.iter().position(|byte| *byte == b'\n') {
+                let line =
+                    String::from_utf8_lossy(self.partial_line.get(..end).unwrap_or_default());
                 let line = line.into_owned();
-                self.typed.clear();
+                self.partial_line.clear();
                 return Ok(Some(line));
             }
             // Nobody types so much: what is pasted here is no answer.
-            if self.typed.len() > LONGEST {
-                self.typed.clear();
+            if self.partial_line.len() > MAX_LINE_BYTES {
+                self.partial_line.clear();
             }
         }
     }

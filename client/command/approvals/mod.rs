@@ -19,28 +19,28 @@ use rustix::termios::isatty;
 use serde_json::{Value, json};
 
 use self::{
-    fold::folded,
-    prompt::{columns_of_terminal, question, state},
+    fold::fold_blanks,
+    prompt::{format_question, state_name, terminal_columns},
 };
-use super::{columns::columns, finish, rules::rule_json};
-use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
+use super::{columns::align_columns, report_and_exit, rules::rule_json};
+use crate::{connection, escape, failure::CliError, global::GlobalArgs, json::enum_name, output};
 
 /// Most characters of a call's parameters in a list.
-const SHOWN: usize = 100;
+const MAX_PARAMETER_CHARS: usize = 100;
 /// Seconds of a day.
-const DAY: u32 = 24 * 3600;
+const SECONDS_PER_DAY: u32 = 24 * 3600;
 
 /// Approve the calls of others: on a terminal, asks about each that waits and each that comes; elsewhere,
 /// lists those that wait.
 #[derive(Debug, Args)]
 pub(crate) struct ApprovalsArgs {
     #[command(subcommand)]
-    action: Option<Action>,
+    action: Option<ApprovalsCommand>,
 }
 
 /// What to do with approvals.
 #[derive(Debug, Subcommand)]
-enum Action {
+enum ApprovalsCommand {
     /// List the calls that wait, oldest first.
     #[command(visible_alias = "ls")]
     List {
@@ -62,7 +62,7 @@ struct DecideArgs {
     /// The approval, by its id.
     id: String,
     /// What is decided, `y` and `n` for short; `always` allows the call and makes a rule that allows its like.
-    decision: Word,
+    decision: DecisionArg,
     /// Why, for the record and, where it is denied, for the caller.
     #[arg(long, value_name = "TEXT", default_value = "")]
     comment: String,
@@ -76,7 +76,7 @@ struct DecideArgs {
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Word {
+enum DecisionArg {
     #[value(alias = "y", alias = "yes")]
     Allow,
     #[value(alias = "n", alias = "no")]
@@ -84,20 +84,20 @@ enum Word {
     Always,
 }
 
-pub(crate) fn approvals(global: &Global, args: ApprovalsArgs) -> ExitCode {
+pub(crate) fn approvals(global: &GlobalArgs, args: ApprovalsArgs) -> ExitCode {
     let is_terminal = isatty(io::stdin()) && isatty(io::stdout());
-    let result = global.daemon().and_then(|address| match args.action {
-        Some(Action::List { all }) => list(address, global, all),
-        Some(Action::Show { id }) => show(address, global, id),
-        Some(Action::Decide(args)) => decide(address, global, args),
+    let result = global.require_address().and_then(|address| match args.action {
+        Some(ApprovalsCommand::List { all }) => list(address, global, all),
+        Some(ApprovalsCommand::Show { id }) => show(address, global, id),
+        Some(ApprovalsCommand::Decide(args)) => decide(address, global, args),
         None if is_terminal && !global.json => watch::watch(global),
         None => list(address, global, false),
     });
-    finish(result, global.json)
+    report_and_exit(result, global.json)
 }
 
-fn list(address: &str, global: &Global, all: bool) -> Result<(), Failure> {
-    let listed = connection::call_at(address, global, async |client: Client| {
+fn list(address: &str, global: &GlobalArgs, all: bool) -> Result<(), CliError> {
+    let listed = connection::call_address(address, global, async |client: Client| {
         let mut approvals = Vec::new();
         let mut page_token = String::new();
         loop {
@@ -116,59 +116,59 @@ fn list(address: &str, global: &Global, all: bool) -> Result<(), Failure> {
     })?;
     if global.json {
         let list: Vec<Value> = listed.iter().map(approval_json).collect();
-        return output::json(&json!({ "approvals": list }));
+        return output::write_json(&json!({ "approvals": list }));
     }
     if listed.is_empty() {
         output::note("nothing waits to be approved");
         return Ok(());
     }
-    output::stdout(table(&listed, SystemTime::now()).as_bytes())
+    output::write_stdout(approvals_table(&listed, SystemTime::now()).as_bytes())
 }
 
-fn show(address: &str, global: &Global, approval_id: String) -> Result<(), Failure> {
+fn show(address: &str, global: &GlobalArgs, approval_id: String) -> Result<(), CliError> {
     let request = GetApprovalRequest { approval_id };
-    let found = connection::call_at(address, global, async |client: Client| {
+    let found = connection::call_address(address, global, async |client: Client| {
         Ok(client.get_approval(request).await?)
     })?;
     let approval = found.approval.unwrap_or_default();
     match global.json {
-        true => output::json(&approval_json(&approval)),
-        false => output::stdout(question(&approval, columns_of_terminal()).as_bytes()),
+        true => output::write_json(&approval_json(&approval)),
+        false => output::write_stdout(format_question(&approval, terminal_columns()).as_bytes()),
     }
 }
 
-fn decide(address: &str, global: &Global, args: DecideArgs) -> Result<(), Failure> {
+fn decide(address: &str, global: &GlobalArgs, args: DecideArgs) -> Result<(), CliError> {
     let decision = match args.decision {
-        Word::Allow => Decision::Allow,
-        Word::Deny => Decision::Deny,
-        Word::Always => Decision::Always,
+        DecisionArg::Allow => Decision::Allow,
+        DecisionArg::Deny => Decision::Deny,
+        DecisionArg::Always => Decision::Always,
     };
     let request = DecideApprovalRequest {
         approval_id: args.id,
         decision: decision.into(),
         comment: args.comment,
-        rule_lifetime_sec: args.days.map(|days| days * DAY),
+        rule_lifetime_sec: args.days.map(|days| days * SECONDS_PER_DAY),
         pattern: args.pattern,
     };
-    let decided = connection::call_at(address, global, async |client: Client| {
+    let decided = connection::call_address(address, global, async |client: Client| {
         Ok(client.decide_approval(request).await?)
     })?;
     let approval = decided.approval.unwrap_or_default();
     if global.json {
-        return output::json(&json!({
+        return output::write_json(&json!({
             "approval": approval_json(&approval),
             "rule": decided.rule.as_ref().map(rule_json),
         }));
     }
-    let mut text = format!("{} {}", state(&approval), approval.approval_id);
+    let mut text = format!("{} {}", state_name(&approval), approval.approval_id);
     if let Some(rule) = decided.rule {
         text += &format!(", and its like by the rule {}", rule.rule_id);
     }
-    output::stdout((escape::text(&text).replace('\n', " ") + "\n").as_bytes())
+    output::write_stdout((escape::text(&text).replace('\n', " ") + "\n").as_bytes())
 }
 
 /// A line for each, below one that names the columns.
-fn table(approvals: &[Approval], now: SystemTime) -> String {
+fn approvals_table(approvals: &[Approval], now: SystemTime) -> String {
     let header = ["APPROVAL", "STATE", "AGE", "WORKSPACE", "CALLER", "TOOL", "PARAMETERS"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     rows.extend(approvals.iter().map(|approval| {
@@ -178,27 +178,27 @@ fn table(approvals: &[Approval], now: SystemTime) -> String {
         let parameters = parameters.collect::<Vec<_>>().join(" ");
         let row = [
             approval.approval_id.clone(),
-            state(approval),
-            age(approval, now),
+            state_name(approval),
+            format_age(approval, now),
             approval.workspace.clone(),
             approval.principal.clone(),
             approval.tool.clone(),
-            shortened(&folded(&parameters)),
+            shorten(&fold_blanks(&parameters)),
         ];
         row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " ")).to_vec()
     }));
-    columns(&rows)
+    align_columns(&rows)
 }
 
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
+fn shorten(text: &str) -> String {
+    match text.char_indices().nth(MAX_PARAMETER_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
 }
 
 /// How long ago it was asked: `12s`, `3m`, `2h`, `4d`.
-fn age(approval: &Approval, now: SystemTime) -> String {
+fn format_age(approval: &Approval, now: SystemTime) -> String {
     let asked = approval.request_time.and_then(|time| SystemTime::try_from(time).ok());
     let Some(age) = asked.and_then(|asked| now.duration_since(asked).ok()) else {
         return "-".to_owned();
@@ -228,11 +228,11 @@ fn approval_json(approval: &Approval) -> Value {
         .collect();
     json!({
         "approval_id": approval.approval_id,
-        "state": name(state, approval.state),
+        "state": enum_name(state, approval.state),
         "tool": approval.tool,
         "said_as": approval.said_as,
         "title": approval.title,
-        "risk": name(risk, approval.risk),
+        "risk": enum_name(risk, approval.risk),
         "parameters": parameters,
         "files_affected": approval.files_affected,
         "more_files": approval.more_files,
@@ -278,12 +278,12 @@ mod tests {
             ..Approval::default()
         };
         let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(200);
-        let text = table(std::slice::from_ref(&approval), now);
+        let text = approvals_table(std::slice::from_ref(&approval), now);
         assert_eq!(text.lines().count(), 2, "{text}");
         let padded = format!("echo{}rm -rf{}#", "\n".repeat(61), " ".repeat(3000));
         let hidden =
             Approval { parameters: vec![parameter("command", &padded)], ..approval.clone() };
-        let shown = table(&[hidden], now);
+        let shown = approvals_table(&[hidden], now);
         let expected = "command=echo ⟨60 empty lines⟩ rm -rf⟨3000 blanks⟩#\n";
         assert!(shown.ends_with(expected), "{shown}");
         assert!(text.contains("01A       pending  3m   w"), "{text}");

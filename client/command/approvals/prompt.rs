@@ -5,100 +5,106 @@ use std::io;
 use jig::api::v1::{Approval, Decision, Risk};
 use rustix::termios::tcgetwinsize;
 
-use super::fold::folded;
+use super::fold::fold_blanks;
 use crate::escape;
 
 /// What stands before lines that go on from the one above: no value can begin a line as ours do.
-const INDENT: &str = "    ";
+const CONTINUATION_INDENT: &str = "    ";
 /// Columns of a terminal that does not say.
-const COLUMNS: usize = 80;
+const DEFAULT_COLUMNS: usize = 80;
 /// Least columns that are made use of.
-const NARROW: usize = 40;
+const MIN_COLUMNS: usize = 40;
 /// Lines of a terminal that does not say.
-const LINES: usize = 24;
+const DEFAULT_LINES: usize = 24;
 /// Least lines that are made use of.
-const FEW: usize = 8;
+const MIN_LINES: usize = 8;
 
 /// What somebody has answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum PromptAnswer {
     /// A decision.
     Decided(Decision),
     /// Show what is not shown.
-    All,
+    ShowAll,
     /// Nothing that is known.
     Unknown,
 }
 
 /// The question, for a terminal of so many columns, up to what asks for the answer.
-pub(super) fn question(approval: &Approval, width: usize) -> String {
+pub(super) fn format_question(approval: &Approval, width: usize) -> String {
     // As the agent knows it.
     let said = approval.said_as.rsplit('/').next();
     let tool = said.filter(|tool| !tool.is_empty());
     let tool = tool.unwrap_or(&approval.tool);
-    let mut text = line(&format!("Tool: {tool}"), width);
+    let mut text = wrap_line(&format!("Tool: {tool}"), width);
     text += "Parameters:\n";
     for parameter in &approval.parameters {
-        let value = folded(&parameter.value);
-        text += &line(&format!("  {}: {value}", parameter.name), width);
+        let value = fold_blanks(&parameter.value);
+        text += &wrap_line(&format!("  {}: {value}", parameter.name), width);
         if parameter.omitted_bytes > 0 {
             let omitted = parameter.omitted_bytes;
             text += &format!("  … {omitted} bytes of {} are not shown …\n", parameter.name);
-            text += &line(&format!("{INDENT}{}", folded(&parameter.ending)), width);
+            text += &wrap_line(
+                &format!("{CONTINUATION_INDENT}{}", fold_blanks(&parameter.ending)),
+                width,
+            );
         }
     }
-    let files = approval.files_affected.iter().map(|file| escape::name(&folded(file)).into_owned());
+    let files =
+        approval.files_affected.iter().map(|file| escape::name(&fold_blanks(file)).into_owned());
     let files = files.collect::<Vec<_>>().join(", ");
     let files = if files.is_empty() { "-" } else { &files };
-    text += &line(&format!("Files affected: {files}"), width);
+    text += &wrap_line(&format!("Files affected: {files}"), width);
     if approval.more_files > 0 {
         text += &format!("  … and {} more\n", approval.more_files);
     }
-    text += &format!("Risk level: {}\n\n", risk(approval));
+    text += &format!("Risk level: {}\n\n", risk_text(approval));
     text
 }
 
 /// Columns of the terminal.
-pub(super) fn columns_of_terminal() -> usize {
+pub(super) fn terminal_columns() -> usize {
     let size = tcgetwinsize(io::stdout()).ok();
     let columns = size.map(|size| usize::from(size.ws_col));
-    columns.filter(|columns| *columns > 0).unwrap_or(COLUMNS)
+    columns.filter(|columns| *columns > 0).unwrap_or(DEFAULT_COLUMNS)
 }
 
 /// Lines of the terminal.
-pub(super) fn lines_of_terminal() -> usize {
+pub(super) fn terminal_lines() -> usize {
     let size = tcgetwinsize(io::stdout()).ok();
     let lines = size.map(|size| usize::from(size.ws_row));
-    lines.filter(|lines| *lines > 0).unwrap_or(LINES).max(FEW)
+    lines.filter(|lines| *lines > 0).unwrap_or(DEFAULT_LINES).max(MIN_LINES)
 }
 
 /// What asks for the answer.
-pub(super) const ASK: &str = "Approve? (y/n/always): ";
+pub(super) const DECISION_PROMPT: &str = "Approve? (y/n/always): ";
 
 /// Whether there is more of a call than is shown.
-pub(super) fn is_cut(approval: &Approval) -> bool {
+pub(super) fn is_truncated(approval: &Approval) -> bool {
     let mut parameters = approval.parameters.iter();
     approval.more_files > 0 || parameters.any(|parameter| parameter.omitted_bytes > 0)
 }
 
 /// The rule that `always` makes of a call with this pattern, for a terminal of so many columns, up to what
 /// asks for the answer. Without a pattern, that one is to be typed.
-pub(super) fn rule(approval: &Approval, pattern: &str, width: usize) -> String {
+pub(super) fn format_rule(approval: &Approval, pattern: &str, width: usize) -> String {
     let Approval { tool, workspace, .. } = approval;
     let about = format!("Rule for 30 days: allow {tool} in workspace {workspace}, where");
     match pattern {
-        "" => line(
+        "" => wrap_line(
             &format!(
                 "{about} a pattern matches: none is made of a call like this one, as no one would see what else it lets in"
             ),
             width,
         ),
-        pattern => line(&about, width) + &line(&format!("  {}", folded(pattern)), width),
+        pattern => {
+            wrap_line(&about, width) + &wrap_line(&format!("  {}", fold_blanks(pattern)), width)
+        }
     }
 }
 
 /// What asks for the answer about a rule.
-pub(super) fn ask_rule(pattern: &str) -> &'static str {
+pub(super) fn rule_prompt(pattern: &str) -> &'static str {
     match pattern.is_empty() {
         true => "Pattern (n for no rule): ",
         false => "Make this rule? (y/n, or another pattern): ",
@@ -107,7 +113,7 @@ pub(super) fn ask_rule(pattern: &str) -> &'static str {
 
 /// What somebody has answered about a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum RuleAnswer {
+pub(super) enum RulePromptAnswer {
     /// Make it as it was shown.
     Make,
     /// Show it with this pattern, and ask again: a slip of a finger is a pattern, too, and `m` is in every
@@ -118,32 +124,36 @@ pub(super) enum RuleAnswer {
 }
 
 /// Understands an answer about the rule that `always` makes, which was shown with this pattern.
-pub(super) fn rule_answer(pattern: &str, line: &str) -> RuleAnswer {
-    match answer(line) {
-        Answer::Decided(Decision::Allow) if !pattern.is_empty() => RuleAnswer::Make,
-        Answer::Unknown if !line.trim().is_empty() => RuleAnswer::Show(line.trim().to_owned()),
-        Answer::Decided(_) | Answer::Unknown | Answer::All => RuleAnswer::No,
+pub(super) fn parse_rule_answer(pattern: &str, line: &str) -> RulePromptAnswer {
+    match parse_answer(line) {
+        PromptAnswer::Decided(Decision::Allow) if !pattern.is_empty() => RulePromptAnswer::Make,
+        PromptAnswer::Unknown if !line.trim().is_empty() => {
+            RulePromptAnswer::Show(line.trim().to_owned())
+        }
+        PromptAnswer::Decided(_) | PromptAnswer::Unknown | PromptAnswer::ShowAll => {
+            RulePromptAnswer::No
+        }
     }
 }
 
 /// Understands an answer.
-pub(super) fn answer(line: &str) -> Answer {
+pub(super) fn parse_answer(line: &str) -> PromptAnswer {
     match line.trim().to_lowercase().as_str() {
-        "y" | "yes" => Answer::Decided(Decision::Allow),
-        "n" | "no" => Answer::Decided(Decision::Deny),
-        "always" => Answer::Decided(Decision::Always),
-        "all" => Answer::All,
-        _ => Answer::Unknown,
+        "y" | "yes" => PromptAnswer::Decided(Decision::Allow),
+        "n" | "no" => PromptAnswer::Decided(Decision::Deny),
+        "always" => PromptAnswer::Decided(Decision::Always),
+        "all" => PromptAnswer::ShowAll,
+        _ => PromptAnswer::Unknown,
     }
 }
 
 /// In which state it is, in a word.
-pub(super) fn state(approval: &Approval) -> String {
+pub(super) fn state_name(approval: &Approval) -> String {
     let name = approval.state().as_str_name();
     name.trim_start_matches("APPROVAL_STATE_").to_lowercase()
 }
 
-fn risk(approval: &Approval) -> String {
+fn risk_text(approval: &Approval) -> String {
     match Risk::try_from(approval.risk) {
         Ok(risk) => risk.as_str_name().trim_start_matches("RISK_").to_lowercase(),
         Err(_) => approval.risk.to_string(),
@@ -152,8 +162,8 @@ fn risk(approval: &Approval) -> String {
 
 /// A line, and those that it needs below it, broken here and not by the terminal: what a caller chose cannot
 /// reach the beginning of a line.
-fn line(text: &str, width: usize) -> String {
-    let width = width.max(NARROW);
+fn wrap_line(text: &str, width: usize) -> String {
+    let width = width.max(MIN_COLUMNS);
     let mut lines = String::new();
     let mut column = 0;
     for character in escape::text(text).chars() {
@@ -162,8 +172,8 @@ fn line(text: &str, width: usize) -> String {
         let columns = if character.is_ascii() { 1 } else { 2 };
         if character == '\n' || column + columns >= width {
             lines.push('\n');
-            lines.push_str(INDENT);
-            column = INDENT.len();
+            lines.push_str(CONTINUATION_INDENT);
+            column = CONTINUATION_INDENT.len();
         }
         if character != '\n' {
             lines.push(character);
@@ -199,7 +209,7 @@ mod tests {
     fn the_question_is_as_the_document_has_it() {
         let approval = approval(&[("path", "hello.py"), ("content", "<20 bytes>")]);
         assert_eq!(
-            question(&approval, 80),
+            format_question(&approval, 80),
             "Tool: write_file\nParameters:\n  path: hello.py\n  content: <20 bytes>\nFiles affected: hello.py\nRisk level: safe_write\n\n"
         );
     }
@@ -207,12 +217,12 @@ mod tests {
     #[test]
     fn what_is_not_shown_is_told() {
         let mut approval = approval(&[("command", "begins")]);
-        assert!(!is_cut(&approval));
+        assert!(!is_truncated(&approval));
         approval.parameters[0].omitted_bytes = 7;
         approval.parameters[0].ending = "ends".to_owned();
         approval.more_files = 3;
-        assert!(is_cut(&approval));
-        let text = question(&approval, 80);
+        assert!(is_truncated(&approval));
+        let text = format_question(&approval, 80);
         let expected = "  command: begins\n  … 7 bytes of command are not shown …\n    ends\nFiles affected: hello.py\n  … and 3 more\n";
         assert!(text.contains(expected), "{text}");
     }
@@ -220,25 +230,27 @@ mod tests {
     #[test]
     fn a_rule_is_shown_before_it_is_made() {
         let mut approval = approval(&[("command", "cat")]);
-        let show = |pattern: &str| RuleAnswer::Show(pattern.to_owned());
-        let text = rule(&approval, "", 80).replace("\n    ", "");
+        let show = |pattern: &str| RulePromptAnswer::Show(pattern.to_owned());
+        let text = format_rule(&approval, "", 80).replace("\n    ", "");
         assert!(text.contains("none is made"), "{text}");
-        for (line, expected) in [("y", RuleAnswer::No), ("", RuleAnswer::No), ("^x", show("^x"))] {
-            assert_eq!(rule_answer("", line), expected, "{line}");
+        for (line, expected) in
+            [("y", RulePromptAnswer::No), ("", RulePromptAnswer::No), ("^x", show("^x"))]
+        {
+            assert_eq!(parse_rule_answer("", line), expected, "{line}");
         }
         approval.workspace = "w".to_owned();
         assert_eq!(
-            rule(&approval, "^cat$", 80),
+            format_rule(&approval, "^cat$", 80),
             "Rule for 30 days: allow write_file in workspace w, where\n  ^cat$\n"
         );
         for (line, expected) in [
-            ("y\n", RuleAnswer::Make),
-            ("n", RuleAnswer::No),
-            ("", RuleAnswer::No),
+            ("y\n", RulePromptAnswer::Make),
+            ("n", RulePromptAnswer::No),
+            ("", RulePromptAnswer::No),
             ("m", show("m")),
             ("^c", show("^c")),
         ] {
-            assert_eq!(rule_answer("^cat$", line), expected, "{line}");
+            assert_eq!(parse_rule_answer("^cat$", line), expected, "{line}");
         }
     }
 
@@ -249,7 +261,7 @@ mod tests {
         let wide = "日本語".repeat(40) + "Tool: stat";
         let mut approval = approval(&[("command", lie), ("cwd", &long), ("stdin", &wide)]);
         approval.files_affected = vec!["a\nRisk level: none, b".to_owned()];
-        let text = question(&approval, 80);
+        let text = format_question(&approval, 80);
         for heading in ["Tool: ", "Parameters:", "Files affected: ", "Risk level: "] {
             let count = text.lines().filter(|line| line.starts_with(heading)).count();
             assert_eq!(count, 1, "{heading}: {text}");
@@ -264,16 +276,16 @@ mod tests {
     #[test]
     fn only_what_was_asked_for_is_an_answer() {
         for (line, expected) in [
-            ("y\n", Answer::Decided(Decision::Allow)),
-            (" Yes ", Answer::Decided(Decision::Allow)),
-            ("n", Answer::Decided(Decision::Deny)),
-            ("NO\n", Answer::Decided(Decision::Deny)),
-            ("always", Answer::Decided(Decision::Always)),
-            ("", Answer::Unknown),
-            ("yy", Answer::Unknown),
-            ("a", Answer::Unknown),
+            ("y\n", PromptAnswer::Decided(Decision::Allow)),
+            (" Yes ", PromptAnswer::Decided(Decision::Allow)),
+            ("n", PromptAnswer::Decided(Decision::Deny)),
+            ("NO\n", PromptAnswer::Decided(Decision::Deny)),
+            ("always", PromptAnswer::Decided(Decision::Always)),
+            ("", PromptAnswer::Unknown),
+            ("yy", PromptAnswer::Unknown),
+            ("a", PromptAnswer::Unknown),
         ] {
-            assert_eq!(answer(line), expected, "{line:?}");
+            assert_eq!(parse_answer(line), expected, "{line:?}");
         }
     }
 }

@@ -9,17 +9,18 @@ use std::{
 };
 
 use super::{
-    keyboard::Keyboard,
+    keyboard::TerminalInput,
     prompt::{
-        ASK, Answer, RuleAnswer, answer, ask_rule, columns_of_terminal, is_cut, lines_of_terminal,
-        question, rule, rule_answer, state,
+        DECISION_PROMPT, PromptAnswer, RulePromptAnswer, format_question, format_rule,
+        is_truncated, parse_answer, parse_rule_answer, rule_prompt, state_name, terminal_columns,
+        terminal_lines,
     },
 };
 use crate::{
-    connection::{self, Connecting},
+    connection::{self, PendingClient},
     escape,
-    failure::Failure,
-    global::Global,
+    failure::CliError,
+    global::GlobalArgs,
     output,
 };
 use jig::{
@@ -31,59 +32,60 @@ use jig::{
 };
 
 /// Lines of the terminal beside those of a call: who asks, a note, and what asks for the answer.
-const LINES_BESIDE: usize = 5;
+const RESERVED_TERMINAL_LINES: usize = 5;
 
 /// Rest between two attempts to watch, where the daemon does not say how long.
-const REST: Duration = Duration::from_secs(1);
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
 /// What a decision can be refused with that leaves its call waiting, and another answer possible.
-const UNDECIDED: [&str; 4] = ["INVALID_PARAMS", "INVALID_REGEX", "RESOURCE_EXHAUSTED", "NO_SPACE"];
+const RETRYABLE_REASONS: [&str; 4] =
+    ["INVALID_PARAMS", "INVALID_REGEX", "RESOURCE_EXHAUSTED", "NO_SPACE"];
 
 /// Asks until somebody has had enough.
-pub(super) fn watch(global: &Global) -> Result<(), Failure> {
-    global.refuse_request_id("each answer is a call")?;
-    connection::call_minding_signals(global, |connecting, mut signals| async move {
-        let mut session = Session::default();
+pub(super) fn watch(global: &GlobalArgs) -> Result<(), CliError> {
+    global.reject_request_id("each answer is a call")?;
+    connection::call_with_signals(global, |connecting, mut signals| async move {
+        let mut session = ApprovalSession::default();
         let result = tokio::select! {
             biased;
-            code = signals.next() => Err(Failure::Interrupted(code)),
+            code = signals.next() => Err(CliError::Interrupted(code)),
             result = session.ask_all(connecting) => result,
         };
-        session.leave();
+        session.note_unanswered();
         (result, signals)
     })?
 }
 
 /// What goes on at the terminal.
 #[derive(Debug, Default)]
-struct Session {
+struct ApprovalSession {
     waiting: BTreeMap<String, Approval>,
     /// The call that is asked about.
-    asked: Option<String>,
+    current: Option<String>,
     /// Pattern of the rule of `always` that is asked about; empty where one must be typed.
-    rule: Option<String>,
+    rule_pattern: Option<String>,
     /// Whether all of the call that is asked about was shown: only then it can be allowed.
-    is_shown: bool,
+    fully_shown: bool,
     /// Whether a line is to be read before the next question.
-    is_held: bool,
+    discards_next_line: bool,
 }
 
-impl Session {
-    async fn ask_all(&mut self, connecting: Connecting) -> Result<(), Failure> {
+impl ApprovalSession {
+    async fn ask_all(&mut self, connecting: PendingClient) -> Result<(), CliError> {
         let client = connecting.await?;
-        let mut keyboard = Keyboard::open();
+        let mut keyboard = TerminalInput::open();
         let mut events = client.watch_approvals(WatchApprovalsRequest::default()).await?;
         loop {
             tokio::select! {
                 event = events.next() => match event {
-                    Ok(Some(event)) => self.note(event)?,
-                    Ok(None) => return Err(Failure::Daemon("the daemon has ended the stream of approvals".to_owned())),
+                    Ok(Some(event)) => self.apply_event(event)?,
+                    Ok(None) => return Err(CliError::Daemon("the daemon has ended the stream of approvals".to_owned())),
                     Err(error) => {
                         events = self.watch_again(&client, error).await?;
                     }
                 },
-                line = keyboard.line() => match line? {
-                    Some(line) => self.take(&client, &mut keyboard, &line).await?,
+                line = keyboard.next_line() => match line? {
+                    Some(line) => self.handle_line(&client, &mut keyboard, &line).await?,
                     None => return Ok(()),
                 },
             }
@@ -92,15 +94,15 @@ impl Session {
     }
 
     /// Notes what has happened.
-    fn note(&mut self, event: Event) -> Result<(), Failure> {
+    fn apply_event(&mut self, event: Event) -> Result<(), CliError> {
         match event {
             Event::Approval(approval) if approval.state() == ApprovalState::Pending => {
                 self.waiting.insert(approval.approval_id.clone(), approval);
             }
             Event::Approval(approval) => {
                 self.waiting.remove(&approval.approval_id);
-                if self.asked.as_ref() == Some(&approval.approval_id) {
-                    self.give_up(&approval)?;
+                if self.current.as_ref() == Some(&approval.approval_id) {
+                    self.withdraw_question(&approval)?;
                 }
             }
             Event::Listed(listed) if listed.count == 0 => {
@@ -114,100 +116,100 @@ impl Session {
     }
 
     /// Says that the call that is asked about does not wait any more.
-    fn give_up(&mut self, approval: &Approval) -> Result<(), Failure> {
-        self.asked = None;
-        self.rule = None;
-        self.is_held = true;
-        output::stdout(b"\n")?;
+    fn withdraw_question(&mut self, approval: &Approval) -> Result<(), CliError> {
+        self.current = None;
+        self.rule_pattern = None;
+        self.discards_next_line = true;
+        output::write_stdout(b"\n")?;
         output::note(&format!(
             "this call does not wait any more: {} by {}. Press Enter to go on",
-            state(approval),
+            state_name(approval),
             approval.decided_by
         ));
         Ok(())
     }
 
     /// Asks about the call that has waited longest, where none is asked about.
-    fn ask_next(&mut self, keyboard: &mut Keyboard) -> Result<(), Failure> {
-        if self.asked.is_some() || self.is_held {
+    fn ask_next(&mut self, keyboard: &mut TerminalInput) -> Result<(), CliError> {
+        if self.current.is_some() || self.discards_next_line {
             return Ok(());
         }
         let Some((id, approval)) = self.waiting.first_key_value() else {
             return Ok(());
         };
-        self.asked = Some(id.clone());
-        self.rule = None;
-        output::note(&about(approval, SystemTime::now()));
-        let text = question(approval, columns_of_terminal());
-        output::stdout(text.as_bytes())?;
-        let (lines, room) = (text.lines().count() + LINES_BESIDE, lines_of_terminal());
-        self.is_shown = lines <= room && !is_cut(approval);
-        if is_cut(approval) {
+        self.current = Some(id.clone());
+        self.rule_pattern = None;
+        output::note(&approval_header(approval, SystemTime::now()));
+        let text = format_question(approval, terminal_columns());
+        output::write_stdout(text.as_bytes())?;
+        let (lines, room) = (text.lines().count() + RESERVED_TERMINAL_LINES, terminal_lines());
+        self.fully_shown = lines <= room && !is_truncated(approval);
+        if is_truncated(approval) {
             output::note("not all of this call is shown: answer all to see the rest");
-        } else if !self.is_shown {
+        } else if !self.fully_shown {
             output::note(&format!(
                 "this call has {lines} lines and the terminal {room}: answer all, and read from \"Tool:\" on"
             ));
         }
-        ask(keyboard, ASK)
+        ask_question(keyboard, DECISION_PROMPT)
     }
 
     /// Takes a line that was typed.
-    async fn take(
+    async fn handle_line(
         &mut self,
         client: &Client,
-        keyboard: &mut Keyboard,
+        keyboard: &mut TerminalInput,
         line: &str,
-    ) -> Result<(), Failure> {
-        if self.is_held {
-            self.is_held = false;
+    ) -> Result<(), CliError> {
+        if self.discards_next_line {
+            self.discards_next_line = false;
             return Ok(());
         }
-        let asked = self.asked.as_ref().and_then(|id| self.waiting.get(id));
+        let asked = self.current.as_ref().and_then(|id| self.waiting.get(id));
         let Some(approval) = asked.cloned() else {
             return Ok(());
         };
-        if let Some(pattern) = self.rule.take() {
-            return match rule_answer(&pattern, line) {
-                RuleAnswer::Make => {
+        if let Some(pattern) = self.rule_pattern.take() {
+            return match parse_rule_answer(&pattern, line) {
+                RulePromptAnswer::Make => {
                     let other = (pattern != approval.suggested_pattern).then_some(pattern);
-                    let request = decision(&approval, Decision::Always, other);
+                    let request = decision_request(&approval, Decision::Always, other);
                     self.decide(client, keyboard, request).await
                 }
-                RuleAnswer::Show(other) => self.ask_about_rule(keyboard, &approval, other),
-                RuleAnswer::No => ask(keyboard, ASK),
+                RulePromptAnswer::Show(other) => self.ask_about_rule(keyboard, &approval, other),
+                RulePromptAnswer::No => ask_question(keyboard, DECISION_PROMPT),
             };
         }
-        let answer = answer(line);
+        let answer = parse_answer(line);
         match answer {
-            Answer::Decided(Decision::Allow | Decision::Always) if !self.is_shown => {
+            PromptAnswer::Decided(Decision::Allow | Decision::Always) if !self.fully_shown => {
                 output::note(
                     "not allowed yet, as not all of this call was shown: answer all first",
                 );
-                ask(keyboard, ASK)
+                ask_question(keyboard, DECISION_PROMPT)
             }
             // The document of this vocabulary asks once. What the rule is, is said when it is made.
-            Answer::Decided(Decision::Always)
+            PromptAnswer::Decided(Decision::Always)
                 if approval.said_as.starts_with("cli_agent/")
                     && !approval.suggested_pattern.is_empty() =>
             {
-                let text = rule(&approval, &approval.suggested_pattern, columns_of_terminal());
-                output::stdout(text.as_bytes())?;
-                let request = decision(&approval, Decision::Always, None);
+                let text = format_rule(&approval, &approval.suggested_pattern, terminal_columns());
+                output::write_stdout(text.as_bytes())?;
+                let request = decision_request(&approval, Decision::Always, None);
                 self.decide(client, keyboard, request).await
             }
-            Answer::Decided(Decision::Always) => {
+            PromptAnswer::Decided(Decision::Always) => {
                 let suggested = approval.suggested_pattern.clone();
                 self.ask_about_rule(keyboard, &approval, suggested)
             }
-            Answer::Decided(decided) => {
-                let request = decision(&approval, decided, None);
+            PromptAnswer::Decided(decided) => {
+                let request = decision_request(&approval, decided, None);
                 self.decide(client, keyboard, request).await
             }
-            Answer::All => self.show_all(client, keyboard, approval.approval_id).await,
-            Answer::Unknown => {
+            PromptAnswer::ShowAll => self.show_all(client, keyboard, approval.approval_id).await,
+            PromptAnswer::Unknown => {
                 output::note("answer y (this call), n (not), or always (this call and its like)");
-                ask(keyboard, ASK)
+                ask_question(keyboard, DECISION_PROMPT)
             }
         }
     }
@@ -215,13 +217,13 @@ impl Session {
     /// Shows the rule that `always` makes with this pattern, and asks whether to.
     fn ask_about_rule(
         &mut self,
-        keyboard: &mut Keyboard,
+        keyboard: &mut TerminalInput,
         approval: &Approval,
         pattern: String,
-    ) -> Result<(), Failure> {
-        output::stdout(rule(approval, &pattern, columns_of_terminal()).as_bytes())?;
-        ask(keyboard, ask_rule(&pattern))?;
-        self.rule = Some(pattern);
+    ) -> Result<(), CliError> {
+        output::write_stdout(format_rule(approval, &pattern, terminal_columns()).as_bytes())?;
+        ask_question(keyboard, rule_prompt(&pattern))?;
+        self.rule_pattern = Some(pattern);
         Ok(())
     }
 
@@ -229,30 +231,30 @@ impl Session {
     async fn show_all(
         &mut self,
         client: &Client,
-        keyboard: &mut Keyboard,
+        keyboard: &mut TerminalInput,
         approval_id: String,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CliError> {
         match client.get_approval(GetApprovalRequest { approval_id }).await {
             Ok(found) => {
                 let whole = found.approval.unwrap_or_default();
-                output::stdout(question(&whole, columns_of_terminal()).as_bytes())?;
-                self.is_shown = !is_cut(&whole);
+                output::write_stdout(format_question(&whole, terminal_columns()).as_bytes())?;
+                self.fully_shown = !is_truncated(&whole);
             }
             Err(error) => output::note(&error.message),
         }
-        ask(keyboard, ASK)
+        ask_question(keyboard, DECISION_PROMPT)
     }
 
     /// Decides about the call that is asked about.
     async fn decide(
         &mut self,
         client: &Client,
-        keyboard: &mut Keyboard,
+        keyboard: &mut TerminalInput,
         request: DecideApprovalRequest,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CliError> {
         let id = request.approval_id.clone();
         let decision = request.decision();
-        self.asked = None;
+        self.current = None;
         match client.decide_approval(request).await {
             Ok(decided) => {
                 self.waiting.remove(&id);
@@ -272,10 +274,10 @@ impl Session {
                 Ok(())
             }
             // It waits on, and can be answered otherwise.
-            Err(error) if UNDECIDED.contains(&error.name()) => {
+            Err(error) if RETRYABLE_REASONS.contains(&error.name()) => {
                 output::note(&error.message);
-                self.asked = Some(id);
-                ask(keyboard, ASK)
+                self.current = Some(id);
+                ask_question(keyboard, DECISION_PROMPT)
             }
             Err(error) => Err(error.into()),
         }
@@ -286,11 +288,11 @@ impl Session {
         &mut self,
         client: &Client,
         error: CallError,
-    ) -> Result<ApprovalEvents, Failure> {
+    ) -> Result<ApprovalEvents, CliError> {
         if error.name() != "RESOURCE_EXHAUSTED" {
             return Err(error.into());
         }
-        tokio::time::sleep(error.retry_after.unwrap_or(REST)).await;
+        tokio::time::sleep(error.retry_after.unwrap_or(RECONNECT_DELAY)).await;
         let request = WatchApprovalsRequest::default();
         let mut events = client.watch_approvals(request).await?;
         self.waiting.clear();
@@ -299,32 +301,32 @@ impl Session {
             if matches!(event, Event::Listed(_)) {
                 break;
             }
-            self.note(event)?;
+            self.apply_event(event)?;
         }
-        if let Some(id) = self.asked.take()
+        if let Some(id) = self.current.take()
             && self.waiting.contains_key(&id)
         {
-            self.asked = Some(id);
+            self.current = Some(id);
         }
         Ok(events)
     }
 
     /// Says what becomes of the call that is asked about when nobody answers.
-    fn leave(&self) {
-        if self.asked.is_some() {
-            output::stderr(b"\n");
+    fn note_unanswered(&self) {
+        if self.current.is_some() {
+            output::write_stderr(b"\n");
             output::note("nothing was decided about this call: it waits on");
         }
     }
 }
 
 /// Asks for an answer: what was typed before was not typed at this question.
-fn ask(keyboard: &mut Keyboard, question: &str) -> Result<(), Failure> {
-    keyboard.forget();
-    output::stdout(question.as_bytes())
+fn ask_question(keyboard: &mut TerminalInput, question: &str) -> Result<(), CliError> {
+    keyboard.discard_typed();
+    output::write_stdout(question.as_bytes())
 }
 
-fn decision(
+fn decision_request(
     approval: &Approval,
     decision: Decision,
     pattern: Option<String>,
@@ -338,7 +340,7 @@ fn decision(
 }
 
 /// Who asks, and for how long.
-fn about(approval: &Approval, now: SystemTime) -> String {
+fn approval_header(approval: &Approval, now: SystemTime) -> String {
     let end = approval.expire_time.and_then(|time| SystemTime::try_from(time).ok());
     let left = end.and_then(|end| end.duration_since(now).ok());
     let left = left.unwrap_or_default().as_secs();

@@ -5,38 +5,40 @@ use clap::ValueEnum as _;
 use jig::api::v1::{BatchCall, BatchMode, InvokeBatchRequest, ToolFormat};
 use serde_json::{Map, Value};
 
-use crate::{command::tools::Format, failure::Failure};
+use crate::{command::tools::ToolFormatArg, failure::CliError};
 
 /// What is wrong with a document, all of it.
 #[derive(Debug, Default)]
-struct Wrong(Vec<String>);
+struct DocumentErrors(Vec<String>);
 
 /// Reads the document. What the calls say is looked at by the daemon.
-pub(super) fn request(text: &str) -> Result<InvokeBatchRequest, Failure> {
-    let fails = |error| Failure::Usage(format!("the file is no JSON: {error}"));
+pub(super) fn parse_request(text: &str) -> Result<InvokeBatchRequest, CliError> {
+    let fails = |error| CliError::Usage(format!("the file is no JSON: {error}"));
     let Value::Object(mut document) = serde_json::from_str(text).map_err(fails)? else {
         let text = r#"the file must be a JSON object: {"calls": [{"call_id": …, "name": …, "arguments": {…}}]}"#;
-        return Err(Failure::Usage(text.to_owned()));
+        return Err(CliError::Usage(text.to_owned()));
     };
-    let mut wrong = Wrong::default();
+    let mut wrong = DocumentErrors::default();
     let request = InvokeBatchRequest {
-        calls: calls(&mut document, &mut wrong),
-        mode: wrong.text(&mut document, "", "mode").map(|word| mode(&word, &mut wrong).into()),
-        wait_ms: wait_ms(&mut document, &mut wrong),
-        queue: wrong.text(&mut document, "", "queue"),
-        dialect: wrong.text(&mut document, "", "dialect").unwrap_or_default(),
+        calls: parse_calls(&mut document, &mut wrong),
+        mode: wrong
+            .take_text(&mut document, "", "mode")
+            .map(|word| parse_mode(&word, &mut wrong).into()),
+        wait_ms: parse_wait_ms(&mut document, &mut wrong),
+        queue: wrong.take_text(&mut document, "", "queue"),
+        dialect: wrong.take_text(&mut document, "", "dialect").unwrap_or_default(),
         result_format: wrong
-            .text(&mut document, "", "result_format")
-            .map(|word| format(&word, &mut wrong).into()),
+            .take_text(&mut document, "", "result_format")
+            .map(|word| parse_format(&word, &mut wrong).into()),
     };
-    wrong.left_over(&document, "");
+    wrong.reject_unknown(&document, "");
     match wrong.0.is_empty() {
         true => Ok(request),
-        false => Err(Failure::Usage(format!("the file: {}", wrong.0.join("; ")))),
+        false => Err(CliError::Usage(format!("the file: {}", wrong.0.join("; ")))),
     }
 }
 
-fn calls(document: &mut Map<String, Value>, wrong: &mut Wrong) -> Vec<BatchCall> {
+fn parse_calls(document: &mut Map<String, Value>, wrong: &mut DocumentErrors) -> Vec<BatchCall> {
     let calls = match document.remove("calls") {
         Some(Value::Array(calls)) => calls,
         Some(_) => {
@@ -55,19 +57,23 @@ fn calls(document: &mut Map<String, Value>, wrong: &mut Wrong) -> Vec<BatchCall>
                 return None;
             };
             let read = BatchCall {
-                call_id: wrong.text(&mut call, &place, "call_id").unwrap_or_default(),
-                name: wrong.text(&mut call, &place, "name").unwrap_or_default(),
+                call_id: wrong.take_text(&mut call, &place, "call_id").unwrap_or_default(),
+                name: wrong.take_text(&mut call, &place, "name").unwrap_or_default(),
                 arguments: None,
-                arguments_json: arguments(&mut call, &place, wrong),
+                arguments_json: parse_arguments(&mut call, &place, wrong),
             };
-            wrong.left_over(&call, &place);
+            wrong.reject_unknown(&call, &place);
             Some(read)
         })
         .collect()
 }
 
 /// An object, or its text, as models of OpenAI write it.
-fn arguments(call: &mut Map<String, Value>, place: &str, wrong: &mut Wrong) -> String {
+fn parse_arguments(
+    call: &mut Map<String, Value>,
+    place: &str,
+    wrong: &mut DocumentErrors,
+) -> String {
     match call.remove("arguments") {
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) => text,
@@ -79,7 +85,7 @@ fn arguments(call: &mut Map<String, Value>, place: &str, wrong: &mut Wrong) -> S
     }
 }
 
-fn mode(word: &str, wrong: &mut Wrong) -> BatchMode {
+fn parse_mode(word: &str, wrong: &mut DocumentErrors) -> BatchMode {
     let known = match word {
         "sync" => Some(BatchMode::Sync),
         "async" => Some(BatchMode::Async),
@@ -92,10 +98,10 @@ fn mode(word: &str, wrong: &mut Wrong) -> BatchMode {
     })
 }
 
-fn format(word: &str, wrong: &mut Wrong) -> ToolFormat {
-    let named = Format::from_str(word, true).ok().map(Format::on_the_wire);
+fn parse_format(word: &str, wrong: &mut DocumentErrors) -> ToolFormat {
+    let named = ToolFormatArg::from_str(word, true).ok().map(ToolFormatArg::to_proto);
     named.or_else(|| ToolFormat::from_str_name(word)).unwrap_or_else(|| {
-        let names = Format::value_variants().iter();
+        let names = ToolFormatArg::value_variants().iter();
         let names = names.filter_map(clap::ValueEnum::to_possible_value);
         let names: Vec<_> = names.map(|name| name.get_name().to_owned()).collect();
         let text = format!("result_format is {word:?}; it must be one of {}", names.join(", "));
@@ -104,7 +110,7 @@ fn format(word: &str, wrong: &mut Wrong) -> ToolFormat {
     })
 }
 
-fn wait_ms(document: &mut Map<String, Value>, wrong: &mut Wrong) -> Option<u32> {
+fn parse_wait_ms(document: &mut Map<String, Value>, wrong: &mut DocumentErrors) -> Option<u32> {
     let value = document.remove("wait_ms").filter(|value| !value.is_null())?;
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
     if number.is_none() {
@@ -113,9 +119,14 @@ fn wait_ms(document: &mut Map<String, Value>, wrong: &mut Wrong) -> Option<u32> 
     number
 }
 
-impl Wrong {
+impl DocumentErrors {
     /// A text; null is as good as none.
-    fn text(&mut self, of: &mut Map<String, Value>, place: &str, name: &str) -> Option<String> {
+    fn take_text(
+        &mut self,
+        of: &mut Map<String, Value>,
+        place: &str,
+        name: &str,
+    ) -> Option<String> {
         match of.remove(name)? {
             Value::Null => None,
             Value::String(text) => Some(text),
@@ -127,7 +138,7 @@ impl Wrong {
     }
 
     /// What is not known.
-    fn left_over(&mut self, of: &Map<String, Value>, place: &str) {
+    fn reject_unknown(&mut self, of: &Map<String, Value>, place: &str) {
         let names = of.keys();
         self.0.extend(names.map(|name| format!("{place}{name} is not known")));
     }
@@ -139,7 +150,7 @@ mod tests {
 
     #[test]
     fn the_example_of_the_document_is_read() {
-        let request = request(
+        let request = parse_request(
             r#"{
               "calls": [
                 { "call_id": "call-abc-123", "name": "data_file_read", "arguments": { "path": "README.md" } },
@@ -174,7 +185,7 @@ mod tests {
 
     #[test]
     fn what_the_document_does_not_have() {
-        let request = request(
+        let request = parse_request(
             r#"{"mode": "async", "dialect": "rauskuclaw", "result_format": "anthropic", "wait_ms": null}"#,
         )
         .unwrap();
@@ -182,8 +193,9 @@ mod tests {
             (request.mode(), request.dialect.as_str(), request.result_format(), request.wait_ms),
             (BatchMode::Async, "rauskuclaw", ToolFormat::Anthropic, None)
         );
-        let by_name =
-            super::request(r#"{"result_format": "TOOL_FORMAT_MCP", "mode": "BATCH_MODE_SYNC"}"#);
+        let by_name = super::parse_request(
+            r#"{"result_format": "TOOL_FORMAT_MCP", "mode": "BATCH_MODE_SYNC"}"#,
+        );
         let by_name = by_name.unwrap();
         assert_eq!((by_name.mode(), by_name.result_format()), (BatchMode::Sync, ToolFormat::Mcp));
     }
@@ -210,7 +222,7 @@ mod tests {
                 ],
             ),
         ] {
-            let Err(Failure::Usage(message)) = request(text) else {
+            let Err(CliError::Usage(message)) = parse_request(text) else {
                 panic!("{text}");
             };
             for part in told {

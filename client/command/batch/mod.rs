@@ -11,19 +11,19 @@ use jig::{
 };
 use serde_json::{Value, json};
 
-use self::document::request;
-use super::{columns::columns, finish};
+use self::document::parse_request;
+use super::{columns::align_columns, report_and_exit};
 use crate::{
     connection, escape, exit,
-    failure::Failure,
-    global::Global,
-    input::{of_file, string},
+    failure::CliError,
+    global::GlobalArgs,
+    input::{read_file, utf8_string},
     output,
-    structure::json_of,
+    structure::struct_to_json,
 };
 
 /// Most characters of an output that its line shows.
-const SHOWN: usize = 120;
+const MAX_OUTPUT_CHARS: usize = 120;
 
 /// Make several calls of tools at once, as jobs, and tell what came of each.
 ///
@@ -43,22 +43,22 @@ pub(crate) struct BatchArgs {
     is_async: bool,
 }
 
-pub(crate) fn batch(global: &Global, args: BatchArgs) -> ExitCode {
-    match make(global, args) {
+pub(crate) fn batch(global: &GlobalArgs, args: BatchArgs) -> ExitCode {
+    match invoke_batch(global, args) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            if matches!(failure, Failure::Interrupted(_)) {
+            if matches!(failure, CliError::Interrupted(_)) {
                 output::note(
                     "calls that have begun go on as jobs: jig job ls lists them, jig job cancel ends one",
                 );
             }
-            finish(Err(failure), global.json)
+            report_and_exit(Err(failure), global.json)
         }
     }
 }
 
-fn make(global: &Global, args: BatchArgs) -> Result<u8, Failure> {
-    let mut request = request(&string(of_file(args.file)?)?)?;
+fn invoke_batch(global: &GlobalArgs, args: BatchArgs) -> Result<u8, CliError> {
+    let mut request = parse_request(&utf8_string(read_file(args.file)?)?)?;
     if let Some(dialect) = args.dialect {
         request.dialect = dialect;
     }
@@ -69,8 +69,8 @@ fn make(global: &Global, args: BatchArgs) -> Result<u8, Failure> {
         Ok(client.invoke_batch(request).await?)
     })?;
     match global.json {
-        true => output::json(&to_json(&response))?,
-        false => output::stdout(lines(&response.results).as_bytes())?,
+        true => output::write_json(&to_json(&response))?,
+        false => output::write_stdout(result_lines(&response.results).as_bytes())?,
     }
     let has_failed = |result: &BatchResult| !result.ok && !result.pending;
     Ok(match response.results.iter().any(has_failed) {
@@ -80,11 +80,11 @@ fn make(global: &Global, args: BatchArgs) -> Result<u8, Failure> {
 }
 
 /// A line for each call.
-fn lines(results: &[BatchResult]) -> String {
+fn result_lines(results: &[BatchResult]) -> String {
     let rows: Vec<_> = results
         .iter()
         .map(|result| {
-            let (state, told) = told(result);
+            let (state, told) = result_status(result);
             let told = told.lines().collect::<Vec<_>>().join(" ");
             vec![
                 escape::name(&result.call_id).into_owned(),
@@ -94,19 +94,19 @@ fn lines(results: &[BatchResult]) -> String {
             ]
         })
         .collect();
-    columns(&rows)
+    align_columns(&rows)
 }
 
 /// How far a call is, and what came of it.
-fn told(result: &BatchResult) -> (&'static str, String) {
+fn result_status(result: &BatchResult) -> (&'static str, String) {
     if result.pending {
         return ("pending", result.job_id.clone());
     }
     match (&result.error, &result.output) {
         (Some(error), _) if !result.ok => ("failed", format!("{}: {}", error.code, error.message)),
         (_, Some(output)) => {
-            let text = json_of(output).to_string();
-            let told = match text.char_indices().nth(SHOWN) {
+            let text = struct_to_json(output).to_string();
+            let told = match text.char_indices().nth(MAX_OUTPUT_CHARS) {
                 Some((end, _)) => format!("{}…", text.get(..end).unwrap_or(&text)),
                 None => text,
             };
@@ -119,15 +119,15 @@ fn told(result: &BatchResult) -> (&'static str, String) {
 
 fn to_json(response: &InvokeBatchResponse) -> Value {
     json!({
-        "results": response.results.iter().map(result).collect::<Vec<_>>(),
-        "tool_messages": response.tool_messages.iter().map(message).collect::<Vec<_>>(),
+        "results": response.results.iter().map(result_json).collect::<Vec<_>>(),
+        "tool_messages": response.tool_messages.iter().map(message_json).collect::<Vec<_>>(),
         "messages_json": response.messages_json,
         "ok": response.ok,
         "mode": response.mode,
     })
 }
 
-fn result(result: &BatchResult) -> Value {
+fn result_json(result: &BatchResult) -> Value {
     json!({
         "call_id": result.call_id,
         "name": result.name,
@@ -135,20 +135,20 @@ fn result(result: &BatchResult) -> Value {
         "pending": result.pending,
         "job_id": result.job_id,
         "job_type": result.job_type,
-        "output": result.output.as_ref().map(json_of),
-        "error": result.error.as_ref().map(error),
+        "output": result.output.as_ref().map(struct_to_json),
+        "error": result.error.as_ref().map(error_json),
     })
 }
 
-fn error(error: &BatchError) -> Value {
+fn error_json(error: &BatchError) -> Value {
     json!({
         "code": error.code,
         "message": error.message,
-        "details": error.details.as_ref().map(json_of),
+        "details": error.details.as_ref().map(struct_to_json),
     })
 }
 
-fn message(message: &ToolMessage) -> Value {
+fn message_json(message: &ToolMessage) -> Value {
     json!({
         "role": message.role,
         "tool_call_id": message.tool_call_id,
@@ -192,7 +192,7 @@ mod tests {
             BatchResult { pending: true, job_id: "01A".into(), ..result_of("3", false) },
             BatchResult { job_id: "01B".into(), ..result_of("4", true) },
         ];
-        let lines = lines(&results);
+        let lines = result_lines(&results);
         let lines: Vec<_> = lines.lines().collect();
         assert!(lines[0].starts_with("one     read_file  ok       {\"a\":\"ü"));
         assert!(lines[0].ends_with("ü…"), "{}", lines[0]);

@@ -4,22 +4,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-use crate::{escape, failure::Failure, output, progress::amount, style::Style};
+use crate::{escape, failure::CliError, output, progress::format_bytes, style::Style};
 
 /// What was copied so far, and what was not. Clones share it: whoever waits for the copy can tell
 /// what it did also when it was broken off.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Copies(Arc<Mutex<Lists>>);
+pub(super) struct CopyLog(Arc<Mutex<CopyLogEntries>>);
 
 #[derive(Debug, Default)]
-struct Lists {
-    files: Vec<Copied>,
-    left_out: Vec<(String, Why)>,
+struct CopyLogEntries {
+    files: Vec<CopiedFile>,
+    skipped: Vec<(String, SkipReason)>,
 }
 
 /// A file that was copied.
 #[derive(Debug)]
-pub(super) struct Copied {
+pub(super) struct CopiedFile {
     pub(super) source: String,
     pub(super) destination: String,
     pub(super) size_bytes: u64,
@@ -28,7 +28,7 @@ pub(super) struct Copied {
 
 /// Why something was left out.
 #[derive(Debug)]
-pub(super) enum Why {
+pub(super) enum SkipReason {
     /// Its name is, or may be taken for, `.git`.
     GitName,
     /// Its name is, or may be taken for, `.hg` or the like.
@@ -37,115 +37,120 @@ pub(super) enum Why {
     GitRepository,
     Symlink,
     /// A FIFO, a socket, a device.
-    NoFile,
-    NoUtf8,
+    NotRegularFile,
+    NotUtf8,
     TooLong,
     /// A name that the daemon keeps for itself.
-    Temporary,
+    ReservedName,
     /// It could not be copied; the others can.
-    Failed(Failure),
+    Failed(CliError),
 }
 
-impl Copies {
+impl CopyLog {
     /// A file was copied.
-    pub(super) fn copied(&self, file: Copied) {
-        self.lists().files.push(file);
+    pub(super) fn record_copied(&self, file: CopiedFile) {
+        self.entries().files.push(file);
     }
 
     /// Leaves something out.
-    pub(super) fn leave_out(&self, path: String, why: Why) {
-        self.lists().left_out.push((path, why));
+    pub(super) fn record_skipped(&self, path: String, why: SkipReason) {
+        self.entries().skipped.push((path, why));
     }
 
     /// Leaves something out that could not be copied, unless the rest would fail as it did.
-    pub(super) fn failed(&self, path: String, failure: Failure) -> Result<(), Failure> {
-        if !failure.is_of_one_file() {
+    pub(super) fn record_failed(&self, path: String, failure: CliError) -> Result<(), CliError> {
+        if !failure.is_file_error() {
             return Err(failure);
         }
-        self.leave_out(path, Why::Failed(failure));
+        self.record_skipped(path, SkipReason::Failed(failure));
         Ok(())
     }
 
     /// Whether everything was copied that should be. Of a `.git` or the like it is known
     /// that it is not.
-    pub(super) fn is_all(&self) -> bool {
-        let lists = self.lists();
-        lists.left_out.iter().all(|(_, why)| matches!(why, Why::GitName | Why::VcsName))
+    pub(super) fn is_complete(&self) -> bool {
+        let lists = self.entries();
+        lists
+            .skipped
+            .iter()
+            .all(|(_, why)| matches!(why, SkipReason::GitName | SkipReason::VcsName))
     }
 
     /// Whether there is nothing to tell.
-    pub(super) fn is_nothing(&self) -> bool {
-        let lists = self.lists();
-        lists.files.is_empty() && lists.left_out.is_empty()
+    pub(super) fn is_empty(&self) -> bool {
+        let lists = self.entries();
+        lists.files.is_empty() && lists.skipped.is_empty()
     }
 
     /// Says what was copied, and what not.
-    pub(super) fn print(&self) -> Result<(), Failure> {
-        let lists = self.lists();
+    pub(super) fn print(&self) -> Result<(), CliError> {
+        let lists = self.entries();
         let style = Style::of_stdout();
         let mut text = String::new();
         for file in &lists.files {
             text.push_str(&format!(
                 "{} -> {} ({})\n",
-                style.name(&file.source),
-                style.name(&file.destination),
-                amount(file.size_bytes)
+                style.escape_name(&file.source),
+                style.escape_name(&file.destination),
+                format_bytes(file.size_bytes)
             ));
         }
-        for (path, why) in &lists.left_out {
+        for (path, why) in &lists.skipped {
             let path = escape::name(path);
             output::note(&match why.failure() {
                 Some(failure) => format!("left out: {path}: {}", failure.summary()),
-                None => format!("left out, {}: {path}", why.text()),
+                None => format!("left out, {}: {path}", why.message()),
             });
         }
-        if let count @ 1.. = lists.left_out_of_vcs() {
+        if let count @ 1.. = lists.skipped_vcs_entries() {
             output::note(&format!(
                 "left out because a version control tool would act on it: {count}; copy it too with --with-git"
             ));
         }
-        output::stdout(text.as_bytes())
+        output::write_stdout(text.as_bytes())
     }
 
     /// The same for programs, with what broke the copy off.
-    pub(super) fn print_json(&self, end: Option<&Failure>) -> Result<(), Failure> {
-        let lists = self.lists();
-        let files: Vec<Value> = lists.files.iter().map(Copied::json).collect();
+    pub(super) fn print_json(&self, end: Option<&CliError>) -> Result<(), CliError> {
+        let lists = self.entries();
+        let files: Vec<Value> = lists.files.iter().map(CopiedFile::to_json).collect();
         let left_out: Vec<Value> = lists
-            .left_out
+            .skipped
             .iter()
             .map(|(path, why)| {
-                let error = why.failure().map(Failure::json);
-                json!({ "path": path, "why": why.text(), "reason": why.reason(), "error": error })
+                let error = why.failure().map(CliError::to_json);
+                json!({ "path": path, "why": why.message(), "reason": why.reason(), "error": error })
             })
             .collect();
         let mut told = json!({
             "files": files,
             "left_out": left_out,
-            "left_out_of_vcs": lists.left_out_of_vcs(),
+            "left_out_of_vcs": lists.skipped_vcs_entries(),
         });
         if let (Some(end), Some(told)) = (end, told.as_object_mut()) {
-            told.insert("error".to_owned(), end.json());
+            told.insert("error".to_owned(), end.to_json());
         }
-        output::json(&told)
+        output::write_json(&told)
     }
 
-    fn lists(&self) -> MutexGuard<'_, Lists> {
+    fn entries(&self) -> MutexGuard<'_, CopyLogEntries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Lists {
+impl CopyLogEntries {
     /// How much is left out that a version control tool would act on.
-    fn left_out_of_vcs(&self) -> usize {
-        let is_of_vcs = |why: &Why| matches!(why, Why::GitName | Why::VcsName | Why::GitRepository);
-        let left_out = self.left_out.iter();
+    fn skipped_vcs_entries(&self) -> usize {
+        let is_of_vcs = |why: &SkipReason| {
+            matches!(why, SkipReason::GitName | SkipReason::VcsName | SkipReason::GitRepository)
+        };
+        let left_out = self.skipped.iter();
         left_out.filter(|(_, why)| is_of_vcs(why)).count()
     }
 }
 
-impl Copied {
-    fn json(&self) -> Value {
+impl CopiedFile {
+    fn to_json(&self) -> Value {
         json!({
             "source": self.source,
             "destination": self.destination,
@@ -155,21 +160,21 @@ impl Copied {
     }
 }
 
-impl Why {
-    fn failure(&self) -> Option<&Failure> {
+impl SkipReason {
+    fn failure(&self) -> Option<&CliError> {
         if let Self::Failed(failure) = self { Some(failure) } else { None }
     }
 
-    pub(super) fn text(&self) -> &'static str {
+    pub(super) fn message(&self) -> &'static str {
         match self {
             Self::GitName => "a name that git takes for .git",
             Self::VcsName => "a name that a version control tool takes for its repository",
             Self::GitRepository => "a directory that git takes for a repository",
             Self::Symlink => "a symbolic link",
-            Self::NoFile => "neither a file nor a directory",
-            Self::NoUtf8 => "a name that is not UTF-8",
+            Self::NotRegularFile => "neither a file nor a directory",
+            Self::NotUtf8 => "a name that is not UTF-8",
             Self::TooLong => "a path that is too long",
-            Self::Temporary => "a name that the daemon keeps for its own files",
+            Self::ReservedName => "a name that the daemon keeps for its own files",
             Self::Failed(_) => "it cannot be copied",
         }
     }
@@ -180,10 +185,10 @@ impl Why {
             Self::VcsName => "VCS_NAME",
             Self::GitRepository => "GIT_REPOSITORY",
             Self::Symlink => "SYMLINK",
-            Self::NoFile => "NOT_A_FILE",
-            Self::NoUtf8 => "NOT_UTF8",
+            Self::NotRegularFile => "NOT_A_FILE",
+            Self::NotUtf8 => "NOT_UTF8",
             Self::TooLong => "PATH_TOO_LONG",
-            Self::Temporary => "RESERVED_NAME",
+            Self::ReservedName => "RESERVED_NAME",
             Self::Failed(_) => "FAILED",
         }
     }

@@ -12,8 +12,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{copies::Why, manner::name_of};
-use crate::local::Local;
+use super::{copies::SkipReason, manner::base_name};
+use crate::local::LocalError;
 
 /// Dangling links that [`resolve`] follows, as many as the kernel does.
 const MAX_LINKS: u32 = 40;
@@ -21,21 +21,24 @@ const MAX_LINKS: u32 = 40;
 /// hooks and extensions of Mercurial and Sapling, the pager and the diff program of Jujutsu,
 /// `post_commit` of Bazaar and Breezy, hooks of Pijul and Darcs, settings of Fossil. The `.svn` of
 /// Subversion names none.
-const OTHERS: &[&str] = &[".HG", ".SL", ".JJ", ".BZR", ".PIJUL", "_DARCS", ".FSLCKOUT", "_FOSSIL_"];
+const OTHER_VCS_NAMES: &[&str] =
+    &[".HG", ".SL", ".JJ", ".BZR", ".PIJUL", "_DARCS", ".FSLCKOUT", "_FOSSIL_"];
 
 /// Why something of this name is left out: some file system, or the tool itself, takes it for the
 /// repository of a version control tool.
-pub(super) fn why_left_out(name: &str) -> Option<Why> {
+pub(super) fn skip_reason(name: &str) -> Option<SkipReason> {
     // A Windows client, or a mount of its file system, takes a backslash for a separator.
-    name.split('\\').find_map(|part| match folded(part).as_str() {
-        ".GIT" | "GIT~1" => Some(Why::GitName),
-        part if OTHERS.iter().any(|other| is_or_is_short_for(part, other)) => Some(Why::VcsName),
+    name.split('\\').find_map(|part| match fold_name(part).as_str() {
+        ".GIT" | "GIT~1" => Some(SkipReason::GitName),
+        part if OTHER_VCS_NAMES.iter().any(|other| matches_short_name(part, other)) => {
+            Some(SkipReason::VcsName)
+        }
         _ => None,
     })
 }
 
 /// Whether the folded name is that of a repository, or the short one that Windows gives to it.
-fn is_or_is_short_for(name: &str, repository: &str) -> bool {
+fn matches_short_name(name: &str, repository: &str) -> bool {
     let is_short = |long: &str| {
         let start = &long[..long.len().min(6)];
         name.strip_suffix("~1") == Some(start)
@@ -48,7 +51,7 @@ fn is_or_is_short_for(name: &str, repository: &str) -> bool {
 pub(super) fn is_repository<'a>(names: impl IntoIterator<Item = Cow<'a, str>>) -> bool {
     let (mut has_head, mut has_refs) = (false, false);
     for name in names {
-        match folded(&name).as_str() {
+        match fold_name(&name).as_str() {
             "HEAD" => has_head = true,
             "REFS" | "COMMONDIR" => has_refs = true,
             _ => {}
@@ -61,41 +64,44 @@ pub(super) fn is_repository<'a>(names: impl IntoIterator<Item = Cow<'a, str>>) -
 pub(super) fn becomes_repository<'a>(
     directory: &Path,
     names: impl IntoIterator<Item = &'a str>,
-) -> Result<bool, Local> {
+) -> Result<bool, LocalError> {
     let mut all: Vec<Cow<'_, str>> = names.into_iter().map(Cow::Borrowed).collect();
-    all.extend(names_in(directory)?.into_iter().map(Cow::Owned));
+    all.extend(list_names(directory)?.into_iter().map(Cow::Owned));
     Ok(is_repository(all))
 }
 
 /// Refuses a source or destination of this name. `shown` is for the error.
-pub(super) fn check_name(path: &str, shown: &str) -> Result<(), Local> {
-    match name_of(path).and_then(why_left_out) {
-        Some(why) => Err(of_vcs(Path::new(shown), &why)),
+pub(super) fn check_name(path: &str, shown: &str) -> Result<(), LocalError> {
+    match base_name(path).and_then(skip_reason) {
+        Some(why) => Err(vcs_path_error(Path::new(shown), &why)),
         None => Ok(()),
     }
 }
 
-fn of_vcs(path: &Path, why: &Why) -> Local {
-    Local::of_vcs(path, &format!("has {}", why.text()))
+fn vcs_path_error(path: &Path, why: &SkipReason) -> LocalError {
+    LocalError::vcs_path(path, &format!("has {}", why.message()))
 }
 
 /// Refuses a local destination that is in a `.git` or the like, or that makes a repository of the
 /// directory that it is put into, by its own name or through symbolic links.
-pub(super) fn check_destination(to: &Path) -> Result<(), Local> {
-    let reason = |part: Component<'_>| why_left_out(&part.as_os_str().to_string_lossy());
+pub(super) fn check_destination(to: &Path) -> Result<(), LocalError> {
+    let reason = |part: Component<'_>| skip_reason(&part.as_os_str().to_string_lossy());
     if let Some(why) = to.components().find_map(reason) {
-        return Err(of_vcs(to, &why));
+        return Err(vcs_path_error(to, &why));
     }
-    let resolved = resolve(to).map_err(|error| Local::file(to, &error))?;
+    let resolved = resolve(to).map_err(|error| LocalError::file(to, &error))?;
     if let Some(why) = resolved.components().find_map(reason) {
-        let problem = format!("leads to a path that has {}", why.text());
-        return Err(Local::of_vcs(to, &problem));
+        let problem = format!("leads to a path that has {}", why.message());
+        return Err(LocalError::vcs_path(to, &problem));
     }
     // Each directory above it, with the name below that the copy may add to it.
     let mut path = resolved.as_path();
     while let (Some(above), Some(name)) = (path.parent(), path.file_name()) {
         if above.is_dir() && becomes_repository(above, [&*name.to_string_lossy()])? {
-            return Err(Local::of_vcs(to, "is in a directory that git takes for a repository"));
+            return Err(LocalError::vcs_path(
+                to,
+                "is in a directory that git takes for a repository",
+            ));
         }
         path = above;
     }
@@ -147,7 +153,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
 
 /// Names of what is in a local directory. Nothing is in one that does not exist. One that may be
 /// passed but not listed (mode 0711, such as other people's homes) is the user's own arrangement.
-fn names_in(directory: &Path) -> Result<Vec<String>, Local> {
+fn list_names(directory: &Path) -> Result<Vec<String>, LocalError> {
     let list = || -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(directory) {
             Err(error)
@@ -160,12 +166,12 @@ fn names_in(directory: &Path) -> Result<Vec<String>, Local> {
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
         entries.map(|entry| entry.map(name)).collect()
     };
-    list().map_err(|error| Local::file(directory, &error))
+    list().map_err(|error| LocalError::file(directory, &error))
 }
 
 /// The name as file systems compare it that fold case, leave out what is not seen, or end a name
 /// before blanks, dots and a colon.
-fn folded(name: &str) -> String {
+fn fold_name(name: &str) -> String {
     let seen = name.chars().filter(|character| !is_ignorable(*character));
     let upper: String = seen.flat_map(char::to_uppercase).collect();
     let end = upper.find(':').unwrap_or(upper.len());
@@ -227,8 +233,8 @@ mod tests {
             "x\\.git",
             ".git\\config",
         ] {
-            let why = why_left_out(name);
-            assert!(matches!(why, Some(Why::GitName)), "{name:?}: {why:?}");
+            let why = skip_reason(name);
+            assert!(matches!(why, Some(SkipReason::GitName)), "{name:?}: {why:?}");
         }
         for name in [
             "",
@@ -246,7 +252,7 @@ mod tests {
             ".git-x",
             ":.git",
         ] {
-            let why = why_left_out(name);
+            let why = skip_reason(name);
             assert!(why.is_none(), "{name:?}: {why:?}");
         }
     }
@@ -269,8 +275,8 @@ mod tests {
             "_fossil_",
             "x\\.hg",
         ] {
-            let why = why_left_out(name);
-            assert!(matches!(why, Some(Why::VcsName)), "{name:?}: {why:?}");
+            let why = skip_reason(name);
+            assert!(matches!(why, Some(SkipReason::VcsName)), "{name:?}: {why:?}");
         }
         for name in [
             ".hgignore",
@@ -283,7 +289,7 @@ mod tests {
             "_darcs~1",
             "FSLCKOUT~1",
         ] {
-            let why = why_left_out(name);
+            let why = skip_reason(name);
             assert!(why.is_none(), "{name:?}: {why:?}");
         }
     }

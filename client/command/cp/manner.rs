@@ -5,32 +5,32 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Longest path that either side takes, in bytes.
-pub(super) const LONGEST_PATH: usize = 4095;
+pub(super) const MAX_PATH_BYTES: usize = 4095;
 
 /// How files are copied.
 #[derive(Debug, Clone)]
-pub(super) struct Manner {
+pub(super) struct CopyOptions {
     pub(super) recursive: bool,
     pub(super) no_clobber: bool,
     /// Copies what git acts on as well.
     pub(super) with_git: bool,
-    pub(super) expect: Option<String>,
+    pub(super) expected_sha256: Option<String>,
     pub(super) quiet: bool,
 }
 
 /// The name that the copy of a path keeps. None for `.` and `..`, however they are written, and for
 /// the root: what is in those is meant.
-pub(super) fn name_of(path: &str) -> Option<&str> {
+pub(super) fn base_name(path: &str) -> Option<&str> {
     let name = path.trim_end_matches('/').rsplit('/').next()?;
     (!matches!(name, "" | "." | "..")).then_some(name)
 }
 
 /// There is no name for the copy of a file.
-pub(super) fn nameless() -> Failure {
-    Failure::Usage("SRC has no name to keep: name the file in DST".to_owned())
+pub(super) fn no_file_name_error() -> CliError {
+    CliError::Usage("SRC has no name to keep: name the file in DST".to_owned())
 }
 
 /// The path of `name` in the directory at `path` of the workspace.
@@ -43,7 +43,7 @@ pub(super) fn join(path: &str, name: &str) -> String {
 
 /// Whether a daemon keeps a name for its own files: `.jig-`, a ULID and `.tmp`, maybe with a `~`
 /// behind it. It takes no file of such a name.
-pub(super) fn is_the_daemons(name: &str) -> bool {
+pub(super) fn is_reserved_name(name: &str) -> bool {
     let name = name.strip_suffix('~').unwrap_or(name);
     let id = name.strip_prefix(".jig-").and_then(|name| name.strip_suffix(".tmp"));
     let in_alphabet =
@@ -52,7 +52,7 @@ pub(super) fn is_the_daemons(name: &str) -> bool {
 }
 
 /// Something that no other copy has in its name.
-pub(super) fn unique() -> String {
+pub(super) fn unique_suffix() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |now| now.as_nanos());
     format!("{}-{now}", process::id())
@@ -72,7 +72,7 @@ mod tests {
             (".jig-notes.tmp", false),
             ("", false),
         ] {
-            assert_eq!(is_the_daemons(name), is_kept, "{name}");
+            assert_eq!(is_reserved_name(name), is_kept, "{name}");
         }
     }
 
@@ -90,7 +90,7 @@ mod tests {
             ("a/.", None),
             ("a/../", None),
         ] {
-            assert_eq!(name_of(path), name, "{path}");
+            assert_eq!(base_name(path), name, "{path}");
         }
         assert_eq!(join("", "a"), "a");
         assert_eq!(join("a/", "b"), "a/b");

@@ -20,9 +20,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use self::{copies::Copies, manner::Manner};
-use super::{exit_code, failed};
-use crate::{connection, exit, failure::Failure, global::Global};
+use self::{copies::CopyLog, manner::CopyOptions};
+use super::{exit_code, report_failure};
+use crate::{connection, exit, failure::CliError, global::GlobalArgs};
 
 /// Copy files into the workspace or out of it, of any size.
 ///
@@ -71,56 +71,58 @@ pub(crate) struct CpArgs {
 
 /// One end of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Side {
-    Here(String),
+enum Endpoint {
+    Local(String),
     Workspace(String),
 }
 
-pub(crate) fn cp(global: &Global, args: CpArgs) -> ExitCode {
+pub(crate) fn cp(global: &GlobalArgs, args: CpArgs) -> ExitCode {
     let as_json = global.json;
-    let manner = Manner {
+    let manner = CopyOptions {
         recursive: args.recursive,
         no_clobber: args.no_clobber,
         with_git: args.with_git,
-        expect: args.expect,
+        expected_sha256: args.expect,
         quiet: as_json,
     };
-    let copies = Copies::default();
+    let copies = CopyLog::default();
     let to_fill = copies.clone();
     if args.recursive
-        && let Err(failure) = global.refuse_request_id("each file of a directory is a call")
+        && let Err(failure) = global.reject_request_id("each file of a directory is a call")
     {
-        return failed(&failure, as_json).into();
+        return report_failure(&failure, as_json).into();
     }
-    let result = match (side(&args.source), side(&args.destination)) {
-        (Side::Here(from), Side::Workspace(to)) => {
+    let result = match (parse_endpoint(&args.source), parse_endpoint(&args.destination)) {
+        (Endpoint::Local(from), Endpoint::Workspace(to)) => {
             connection::call(global, move |client| send::send(client, from, to, manner, to_fill))
         }
-        (Side::Workspace(from), Side::Here(to)) => connection::call(global, move |client| {
-            receive::receive(client, from, to.into(), manner, to_fill)
-        }),
-        _ => Err(Failure::Usage(
+        (Endpoint::Workspace(from), Endpoint::Local(to)) => {
+            connection::call(global, move |client| {
+                receive::receive(client, from, to.into(), manner, to_fill)
+            })
+        }
+        _ => Err(CliError::Usage(
             "exactly one of SRC and DST must begin with `:`, as what is in the workspace does"
                 .to_owned(),
         )),
     };
     ExitCode::from(match result {
-        Ok(()) => match told(&copies, None, as_json) {
-            Ok(()) if copies.is_all() => exit::SUCCESS,
+        Ok(()) => match print_outcome(&copies, None, as_json) {
+            Ok(()) if copies.is_complete() => exit::SUCCESS,
             Ok(()) => exit::FAILURE,
-            Err(failure) => failed(&failure, as_json),
+            Err(failure) => report_failure(&failure, as_json),
         },
-        Err(failure) if copies.is_nothing() => failed(&failure, as_json),
+        Err(failure) if copies.is_empty() => report_failure(&failure, as_json),
         Err(failure) => {
             // Why it ended matters more than that nobody reads what it did before.
-            let _unread = told(&copies, Some(&failure), as_json);
+            let _unread = print_outcome(&copies, Some(&failure), as_json);
             exit_code(&failure)
         }
     })
 }
 
 /// Says what was copied, and what broke the copy off.
-fn told(copies: &Copies, end: Option<&Failure>, as_json: bool) -> Result<(), Failure> {
+fn print_outcome(copies: &CopyLog, end: Option<&CliError>, as_json: bool) -> Result<(), CliError> {
     if as_json {
         return copies.print_json(end);
     }
@@ -131,10 +133,10 @@ fn told(copies: &Copies, end: Option<&Failure>, as_json: bool) -> Result<(), Fai
     printed
 }
 
-fn side(text: &str) -> Side {
+fn parse_endpoint(text: &str) -> Endpoint {
     match text.strip_prefix("jig:").or_else(|| text.strip_prefix(':')) {
-        Some(path) => Side::Workspace(path.to_owned()),
-        None => Side::Here(text.to_owned()),
+        Some(path) => Endpoint::Workspace(path.to_owned()),
+        None => Endpoint::Local(text.to_owned()),
     }
 }
 
@@ -145,14 +147,14 @@ mod tests {
     #[test]
     fn sides() {
         for (text, expected) in [
-            (":a/b", Side::Workspace("a/b".into())),
-            ("jig:a", Side::Workspace("a".into())),
-            (":", Side::Workspace(String::new())),
-            (":/workspace/a", Side::Workspace("/workspace/a".into())),
-            ("a:b", Side::Here("a:b".into())),
-            ("./:a", Side::Here("./:a".into())),
+            (":a/b", Endpoint::Workspace("a/b".into())),
+            ("jig:a", Endpoint::Workspace("a".into())),
+            (":", Endpoint::Workspace(String::new())),
+            (":/workspace/a", Endpoint::Workspace("/workspace/a".into())),
+            ("a:b", Endpoint::Local("a:b".into())),
+            ("./:a", Endpoint::Local("./:a".into())),
         ] {
-            assert_eq!(side(text), expected, "{text}");
+            assert_eq!(parse_endpoint(text), expected, "{text}");
         }
     }
 }

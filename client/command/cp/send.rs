@@ -16,33 +16,36 @@ use jig::{
 };
 
 use super::{
-    copies::{Copied, Copies, Why},
-    git::{check_name, is_repository, why_left_out},
-    manner::{LONGEST_PATH, Manner, is_the_daemons, join, name_of, nameless, unique},
+    copies::{CopiedFile, CopyLog, SkipReason},
+    git::{check_name, is_repository, skip_reason},
+    manner::{
+        CopyOptions, MAX_PATH_BYTES, base_name, is_reserved_name, join, no_file_name_error,
+        unique_suffix,
+    },
 };
-use crate::{failure::Failure, local::Local, progress::Progress};
+use crate::{failure::CliError, local::LocalError, progress::ProgressLine};
 
 /// Files up to this size are sent again from the start when the connection is lost.
-const SMALL: u64 = 1 << 20;
+const MAX_SINGLE_SHOT_BYTES: u64 = 1 << 20;
 /// Larger files cannot be resumed: the daemon keeps no more of all uploads together.
-const MOST_KEPT: u64 = 64 << 30;
+const MAX_RESUMABLE_BYTES: u64 = 64 << 30;
 /// Copies of one file to one place that are looked for: more than a daemon keeps uploads.
-const MOST_REPEATS: u32 = 100;
+const MAX_UPLOAD_ID_ATTEMPTS: u32 = 100;
 
 /// Copies a file or directory to a path of the workspace.
 pub(super) async fn send(
     client: Client,
     from: String,
     mut to: String,
-    manner: Manner,
-    copies: Copies,
-) -> Result<(), Failure> {
+    manner: CopyOptions,
+    copies: CopyLog,
+) -> Result<(), CliError> {
     let is_directory = Path::new(&from).is_dir();
     if to.is_empty() || to.ends_with('/') {
-        match name_of(&from) {
+        match base_name(&from) {
             Some(name) => to = join(&to, name),
             None if is_directory && manner.recursive => {}
-            None => return Err(nameless()),
+            None => return Err(no_file_name_error()),
         }
     }
     if !manner.with_git {
@@ -50,31 +53,31 @@ pub(super) async fn send(
         check_name(&to, &format!(":{to}"))?;
     }
     if is_directory && !manner.recursive {
-        return Err(Failure::Usage(format!("{from:?} is a directory: copy it with -r")));
+        return Err(CliError::Usage(format!("{from:?} is a directory: copy it with -r")));
     }
     if is_directory {
-        return tree(&client, &from, to, &manner, &copies).await;
+        return send_tree(&client, &from, to, &manner, &copies).await;
     }
-    copies.copied(file(&client, Path::new(&from), to, &manner).await?);
+    copies.record_copied(send_file(&client, Path::new(&from), to, &manner).await?);
     Ok(())
 }
 
-async fn tree(
+async fn send_tree(
     client: &Client,
     from: &str,
     to: String,
-    manner: &Manner,
-    copies: &Copies,
-) -> Result<(), Failure> {
+    manner: &CopyOptions,
+    copies: &CopyLog,
+) -> Result<(), CliError> {
     let from = Path::new(from);
     let mut open = vec![(from.to_owned(), to)];
     while let Some((directory, to)) = open.pop() {
-        let entries = match entries(&directory) {
+        let entries = match sorted_entries(&directory) {
             Ok(entries) => entries,
-            Err(error) if directory == from => return Err(Local::file(from, &error).into()),
+            Err(error) if directory == from => return Err(LocalError::file(from, &error).into()),
             Err(error) => {
-                let local = Local::file(&directory, &error);
-                copies.failed(directory.display().to_string(), local.into())?;
+                let local = LocalError::file(&directory, &error);
+                copies.record_failed(directory.display().to_string(), local.into())?;
                 continue;
             }
         };
@@ -82,9 +85,9 @@ async fn tree(
         if !manner.with_git && is_repository(names) {
             if directory == from {
                 let problem = "is a directory that git takes for a repository";
-                return Err(Local::of_vcs(from, problem).into());
+                return Err(LocalError::vcs_path(from, problem).into());
             }
-            copies.leave_out(directory.display().to_string(), Why::GitRepository);
+            copies.record_skipped(directory.display().to_string(), SkipReason::GitRepository);
             continue;
         }
         // Files bring their directory with them.
@@ -93,38 +96,41 @@ async fn tree(
             let path = directory.join(&name);
             let shown = path.display().to_string();
             let Some(name) = name.to_str() else {
-                copies.leave_out(shown, Why::NoUtf8);
+                copies.record_skipped(shown, SkipReason::NotUtf8);
                 continue;
             };
             let to = join(&to, name);
             if !manner.with_git
-                && let Some(why) = why_left_out(name)
+                && let Some(why) = skip_reason(name)
             {
-                copies.leave_out(shown, why);
-            } else if is_the_daemons(name) {
-                copies.leave_out(shown, Why::Temporary);
-            } else if to.len() > LONGEST_PATH {
-                copies.leave_out(shown, Why::TooLong);
+                copies.record_skipped(shown, why);
+            } else if is_reserved_name(name) {
+                copies.record_skipped(shown, SkipReason::ReservedName);
+            } else if to.len() > MAX_PATH_BYTES {
+                copies.record_skipped(shown, SkipReason::TooLong);
             } else if kind.is_dir() {
                 open.push((path, to));
                 is_made = true;
             } else if kind.is_file() {
-                match file(client, &path, to, manner).await {
+                match send_file(client, &path, to, manner).await {
                     Ok(file) => {
-                        copies.copied(file);
+                        copies.record_copied(file);
                         is_made = true;
                     }
-                    Err(failure) => copies.failed(shown, failure)?,
+                    Err(failure) => copies.record_failed(shown, failure)?,
                 }
             } else {
                 let is_link = kind.is_symlink();
-                copies.leave_out(shown, if is_link { Why::Symlink } else { Why::NoFile });
+                copies.record_skipped(
+                    shown,
+                    if is_link { SkipReason::Symlink } else { SkipReason::NotRegularFile },
+                );
             }
         }
         if !is_made {
             let request = CreateDirectoryRequest { path: to };
             if let Err(error) = client.create_directory(request).await {
-                copies.failed(directory.display().to_string(), error.into())?;
+                copies.record_failed(directory.display().to_string(), error.into())?;
             }
         }
     }
@@ -132,7 +138,7 @@ async fn tree(
 }
 
 /// Names and kinds of what is in a directory, by name.
-fn entries(directory: &Path) -> io::Result<Vec<(OsString, FileType)>> {
+fn sorted_entries(directory: &Path) -> io::Result<Vec<(OsString, FileType)>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
@@ -142,16 +148,16 @@ fn entries(directory: &Path) -> io::Result<Vec<(OsString, FileType)>> {
     Ok(entries)
 }
 
-async fn file(
+async fn send_file(
     client: &Client,
     from: &Path,
     to: String,
-    manner: &Manner,
-) -> Result<Copied, Failure> {
-    let fails = |error| Local::file(from, &error);
+    manner: &CopyOptions,
+) -> Result<CopiedFile, CliError> {
+    let fails = |error| LocalError::file(from, &error);
     // Opening a FIFO could wait for ever.
     if !fs::metadata(from).map_err(fails)?.is_file() {
-        return Err(Local::no_file(from).into());
+        return Err(LocalError::not_a_file(from).into());
     }
     let file = File::open(from).map_err(fails)?;
     let mode = file.metadata().map_err(fails)?.permissions().mode() & 0o777;
@@ -162,18 +168,18 @@ async fn file(
         sha256: sha256.clone(),
         mode: manner.no_clobber.then(|| WriteMode::CreateNew.into()),
         create_directories: None,
-        expected_sha256: manner.expect.clone(),
+        expected_sha256: manner.expected_sha256.clone(),
         file_mode: Some(mode),
         upload_id: None,
     };
-    if size > SMALL && size <= MOST_KEPT {
+    if size > MAX_SINGLE_SHOT_BYTES && size <= MAX_RESUMABLE_BYTES {
         start.upload_id = Some(upload_id(client, &start).await?);
     }
-    let progress = Arc::new(Progress::new(&to, manner.quiet));
-    let show = move |bytes| progress.at(bytes, size);
+    let progress = Arc::new(ProgressLine::new(&to, manner.quiet));
+    let show = move |bytes| progress.update(bytes, size);
     let sent = client.send_file(&file, start, show).await;
-    sent.map_err(|error| Failure::of_transfer(from, error))?;
-    Ok(Copied {
+    sent.map_err(|error| CliError::from_transfer(from, error))?;
+    Ok(CopiedFile {
         source: from.display().to_string(),
         destination: format!(":{to}"),
         size_bytes: size,
@@ -183,13 +189,13 @@ async fn file(
 
 /// The same for the same copy, so that one that was broken off is found again. One that is complete
 /// would not be made again: the copy after it has the next number, which is the same each time, too.
-async fn upload_id(client: &Client, start: &UploadStart) -> Result<String, Failure> {
+async fn upload_id(client: &Client, start: &UploadStart) -> Result<String, CliError> {
     let mut path = DefaultHasher::new();
     start.path.hash(&mut path);
     let path = path.finish();
     let sum = start.sha256.get(..32).unwrap_or_default();
     let first = format!("cp-{path:016x}-{sum}");
-    for number in 0..MOST_REPEATS {
+    for number in 0..MAX_UPLOAD_ID_ATTEMPTS {
         let id = match number {
             0 => first.clone(),
             number => format!("{first}-{number}"),
@@ -202,5 +208,5 @@ async fn upload_id(client: &Client, start: &UploadStart) -> Result<String, Failu
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(format!("cp-{}", unique()))
+    Ok(format!("cp-{}", unique_suffix()))
 }

@@ -6,15 +6,15 @@ use super::terminal;
 use crate::output;
 
 /// Tells something on standard error, by a thread of its own: nothing is held up by who does not read.
-pub(super) fn aside(text: &str) {
-    let bytes = noted(text);
-    thread::spawn(move || output::stderr(&bytes));
+pub(super) fn note_in_background(text: &str) {
+    let bytes = format_note(text);
+    thread::spawn(move || output::write_stderr(&bytes));
 }
 
 /// A note of our own. On a terminal that was handed over, a line ends only where a carriage return
 /// says so.
-pub(super) fn noted(text: &str) -> Vec<u8> {
-    let note = output::noted(text);
-    let note = if terminal::is_handed_over() { note.replace('\n', "\r\n") } else { note };
+pub(super) fn format_note(text: &str) -> Vec<u8> {
+    let note = output::format_note(text);
+    let note = if terminal::is_terminal_raw() { note.replace('\n', "\r\n") } else { note };
     note.into_bytes()
 }

@@ -9,43 +9,43 @@ use jig::api::v1::WriteStdinRequest;
 use tokio::sync::mpsc;
 
 use super::{
-    aside::aside,
-    ending::End,
-    loss::{Tries, is_loss},
-    running::Known,
-    typed::{PART_BYTES, Part},
+    aside::note_in_background,
+    ending::FollowEnd,
+    loss::{ReconnectAttempts, is_connection_loss},
+    running::FollowedProcessWatch,
+    typed::{LocalStdinPart, MAX_PART_BYTES},
 };
-use crate::{failure::Failure, local::Local};
+use crate::{failure::CliError, local::LocalError};
 
 /// How long what is typed is offered to a daemon that refuses it although the process is read: one
 /// that ends takes no more calls, and goes on with those that there are.
-const REFUSALS: Duration = Duration::from_secs(3);
+const MAX_REFUSAL_TIME: Duration = Duration::from_secs(3);
 
 /// What is typed, in the order in which it was typed.
-struct Input {
-    parts: mpsc::Receiver<Part>,
+struct LocalStdinReader {
+    parts: mpsc::Receiver<LocalStdinPart>,
     /// What came behind bytes that are given first.
-    held: Option<Part>,
+    held_back: Option<LocalStdinPart>,
 }
 
 /// Gives the process what is typed as soon as it runs. Ends when who types leaves, or nothing can be
 /// read here any more.
-pub(super) async fn feed(
-    parts: mpsc::Receiver<Part>,
-    mut known: Known,
+pub(super) async fn forward_stdin(
+    parts: mpsc::Receiver<LocalStdinPart>,
+    mut known: FollowedProcessWatch,
     are_keys: bool,
-) -> Result<End, Failure> {
-    let mut input = Input { parts, held: None };
+) -> Result<FollowEnd, CliError> {
+    let mut input = LocalStdinReader { parts, held_back: None };
     let mut number = 0_u64;
-    let name = own_name();
+    let name = write_id_prefix();
     loop {
         // First that it runs: what is typed meanwhile is given at once then.
-        let process_id = known.running().await.process_id;
-        let data = match input.next().await {
-            Some(Part::Data(data)) => Some(data),
-            Some(Part::Leave) => return Ok(End::Left),
-            Some(Part::Fails(error)) => {
-                return Err(Local::new("standard input cannot be read", &error).into());
+        let process_id = known.started().await.process_id;
+        let data = match input.next_part().await {
+            Some(LocalStdinPart::Data(data)) => Some(data),
+            Some(LocalStdinPart::Leave) => return Ok(FollowEnd::LeftByUser),
+            Some(LocalStdinPart::ReadFailed(error)) => {
+                return Err(LocalError::new("standard input cannot be read", &error).into());
             }
             None => None,
         };
@@ -57,7 +57,7 @@ pub(super) async fn feed(
             eof: is_end,
             write_id: format!("{name}-{number}"),
         };
-        if !give(&mut known, request).await? || is_end {
+        if !write_part(&mut known, request).await? || is_end {
             break;
         }
     }
@@ -66,31 +66,34 @@ pub(super) async fn feed(
     if !are_keys {
         return pending().await;
     }
-    while let Some(part) = input.next().await {
-        if matches!(part, Part::Leave) {
-            return Ok(End::Left);
+    while let Some(part) = input.next_part().await {
+        if matches!(part, LocalStdinPart::Leave) {
+            return Ok(FollowEnd::LeftByUser);
         }
     }
     pending().await
 }
 
 /// Gives it one part, again while the connection is lost. Answers whether it takes more.
-async fn give(known: &mut Known, request: WriteStdinRequest) -> Result<bool, Failure> {
+async fn write_part(
+    known: &mut FollowedProcessWatch,
+    request: WriteStdinRequest,
+) -> Result<bool, CliError> {
     // From the first one that was refused: one may wait for as long as the process reads nothing.
-    let mut refused: Option<Tries> = None;
+    let mut refused: Option<ReconnectAttempts> = None;
     loop {
-        let client = known.running().await.client;
+        let client = known.started().await.client;
         let Err(error) = client.write_stdin(request.clone()).await else {
             return Ok(true);
         };
         if matches!(error.name(), "STDIN_CLOSED" | "PROCESS_ENDED") {
             return Ok(false);
         }
-        let is_lost = is_loss(&error);
-        let is_read = known.now().is_none_or(|running| running.is_read);
-        let tries = refused.get_or_insert_with(Tries::begin);
-        if error.name() == "DRAINING" || is_lost && is_read && tries.last(REFUSALS) {
-            aside(&format!(
+        let is_lost = is_connection_loss(&error);
+        let is_read = known.current().is_none_or(|running| running.is_connected);
+        let tries = refused.get_or_insert_with(ReconnectAttempts::start);
+        if error.name() == "DRAINING" || is_lost && is_read && tries.have_lasted(MAX_REFUSAL_TIME) {
+            note_in_background(&format!(
                 "input cannot be given any more, what is written still comes: {}",
                 error.message
             ));
@@ -100,42 +103,42 @@ async fn give(known: &mut Known, request: WriteStdinRequest) -> Result<bool, Fai
             return Err(error.into());
         }
         // The write id makes sure that it is given once.
-        tries.pause().await;
-        if known.now().is_some_and(|running| !running.is_read) {
+        tries.wait_backoff().await;
+        if known.current().is_some_and(|running| !running.is_connected) {
             // How long that is tried is not decided here.
-            known.read().await;
+            known.connected().await;
             refused = None;
         }
     }
 }
 
-impl Input {
+impl LocalStdinReader {
     /// What comes next; bytes that have come already are one part, so that who types faster than the
     /// network answers is not left behind more and more.
-    async fn next(&mut self) -> Option<Part> {
-        let first = match self.held.take() {
+    async fn next_part(&mut self) -> Option<LocalStdinPart> {
+        let first = match self.held_back.take() {
             Some(part) => Some(part),
             None => self.parts.recv().await,
         };
-        let Some(Part::Data(mut data)) = first else {
+        let Some(LocalStdinPart::Data(mut data)) = first else {
             return first;
         };
-        while data.len() < PART_BYTES {
+        while data.len() < MAX_PART_BYTES {
             match self.parts.try_recv() {
-                Ok(Part::Data(more)) => data.extend_from_slice(&more),
+                Ok(LocalStdinPart::Data(more)) => data.extend_from_slice(&more),
                 Ok(other) => {
-                    self.held = Some(other);
+                    self.held_back = Some(other);
                     break;
                 }
                 Err(_) => break,
             }
         }
-        Some(Part::Data(data))
+        Some(LocalStdinPart::Data(data))
     }
 }
 
 /// A name that no other run of jig gives its writes.
-fn own_name() -> String {
+fn write_id_prefix() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let nanos = since.map_or(0, |time| time.as_nanos());
     format!("{nanos:x}-{}", std::process::id())
@@ -148,13 +151,19 @@ mod tests {
     #[tokio::test]
     async fn keys_that_came_together_are_given_together() {
         let (sender, parts) = mpsc::channel(8);
-        for part in [Part::Data(b"a".to_vec()), Part::Data(b"b".to_vec()), Part::Leave] {
+        for part in [
+            LocalStdinPart::Data(b"a".to_vec()),
+            LocalStdinPart::Data(b"b".to_vec()),
+            LocalStdinPart::Leave,
+        ] {
             sender.send(part).await.unwrap();
         }
-        let mut input = Input { parts, held: None };
-        assert!(matches!(input.next().await, Some(Part::Data(data)) if data == b"ab"));
-        assert!(matches!(input.next().await, Some(Part::Leave)));
+        let mut input = LocalStdinReader { parts, held_back: None };
+        assert!(
+            matches!(input.next_part().await, Some(LocalStdinPart::Data(data)) if data == b"ab")
+        );
+        assert!(matches!(input.next_part().await, Some(LocalStdinPart::Leave)));
         drop(sender);
-        assert!(input.next().await.is_none());
+        assert!(input.next_part().await.is_none());
     }
 }

@@ -2,7 +2,7 @@
 //! the beginning of a line, as in ssh(1).
 
 /// What `~?` tells.
-pub(super) const HELP: &str = "\
+pub(super) const ESCAPE_HELP: &str = "\
 ~.   leave the command
 ~^Z  suspend jig
 ~?   this list
@@ -11,7 +11,7 @@ pub(super) const HELP: &str = "\
 
 /// Where in a line the keys are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Keys {
+pub(super) enum EscapeParser {
     /// At its beginning.
     LineStart,
     /// Behind a tilde at its beginning, which was held back.
@@ -22,7 +22,7 @@ pub(super) enum Keys {
 
 /// What is for this side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Command {
+pub(super) enum EscapeCommand {
     /// Leave. Nothing behind it is looked at.
     Leave,
     /// Suspend this side.
@@ -30,37 +30,37 @@ pub(super) enum Command {
     /// Tell what there is.
     Help,
     /// Give up what has not started yet; to a command that has, it is a key as any other.
-    GiveUp,
+    CancelStart,
 }
 
 /// What keys come to.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Passed {
+pub(super) struct ParsedKeys {
     /// What goes to the command.
     pub(super) bytes: Vec<u8>,
     /// What is for this side.
-    pub(super) commands: Vec<Command>,
+    pub(super) commands: Vec<EscapeCommand>,
 }
 
-impl Keys {
+impl EscapeParser {
     /// Takes what was typed. `~~` at the beginning of a line is a tilde.
-    pub(super) fn pass(&mut self, typed: &[u8]) -> Passed {
-        let mut passed = Passed::default();
+    pub(super) fn parse(&mut self, typed: &[u8]) -> ParsedKeys {
+        let mut passed = ParsedKeys::default();
         for byte in typed {
             if *byte == CTRL_C {
-                passed.commands.push(Command::GiveUp);
+                passed.commands.push(EscapeCommand::CancelStart);
             }
             let command = match byte {
-                b'.' => Some(Command::Leave),
-                b'?' => Some(Command::Help),
-                &CTRL_Z => Some(Command::Suspend),
+                b'.' => Some(EscapeCommand::Leave),
+                b'?' => Some(EscapeCommand::Help),
+                &CTRL_Z => Some(EscapeCommand::Suspend),
                 _ => None,
             };
             *self = match (*self, byte, command) {
                 (Self::LineStart, b'~', _) => Self::Tilde,
                 (Self::Tilde, _, Some(command)) => {
                     passed.commands.push(command);
-                    if command == Command::Leave {
+                    if command == EscapeCommand::Leave {
                         return passed;
                     }
                     Self::LineStart
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_is_for_this_side_is_at_the_beginning_of_a_line_only() {
-        use Command::{GiveUp, Help, Leave, Suspend};
+        use EscapeCommand::{CancelStart, Help, Leave, Suspend};
         for (typed, expected, commands) in [
             ("ls\r", "ls\r", &[][..]),
             ("~.", "", &[Leave]),
@@ -102,20 +102,20 @@ mod tests {
             ("~?~.", "", &[Help, Leave]),
             ("a\r~\x1ab", "a\rb", &[Suspend]),
             ("a\x1a", "a\x1a", &[]),
-            ("\x03~.", "\x03~.", &[GiveUp]),
+            ("\x03~.", "\x03~.", &[CancelStart]),
         ] {
-            let mut keys = Keys::LineStart;
-            let mut whole = Passed::default();
+            let mut keys = EscapeParser::LineStart;
+            let mut whole = ParsedKeys::default();
             // However the keys are cut into parts.
             for byte in typed.as_bytes() {
-                let passed = keys.pass(&[*byte]);
+                let passed = keys.parse(&[*byte]);
                 whole.bytes.extend(passed.bytes);
                 whole.commands.extend(passed.commands);
                 if whole.commands.contains(&Leave) {
                     break;
                 }
             }
-            let at_once = Keys::LineStart.pass(typed.as_bytes());
+            let at_once = EscapeParser::LineStart.parse(typed.as_bytes());
             assert_eq!(at_once, whole, "{typed:?}");
             assert_eq!(at_once.bytes, expected.as_bytes(), "{typed:?}");
             assert_eq!(at_once.commands, commands, "{typed:?}");

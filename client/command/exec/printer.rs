@@ -14,39 +14,39 @@ use jig::{api::v1::ProcessOutput, client::ProcessEvent};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::aside::noted;
-use crate::{failure::Failure, json, local::Local};
+use super::aside::format_note;
+use crate::{failure::CliError, json, local::LocalError};
 
 /// Pages that wait to be written, beside the one that is being written.
-const AHEAD: usize = 1;
+const MAX_QUEUED_PAGES: usize = 1;
 
 /// What writes events.
 #[derive(Debug)]
 pub(super) struct Printer {
-    pages: mpsc::Sender<Page>,
+    pages: mpsc::Sender<PrinterPage>,
     ended: oneshot::Receiver<io::Result<()>>,
     as_json: bool,
 }
 
 #[derive(Debug)]
-enum Page {
+enum PrinterPage {
     Stdout(Vec<u8>),
     Stderr(Vec<u8>),
 }
 
 impl Printer {
     /// Begins to write.
-    pub(super) fn start(as_json: bool) -> Result<Self, Failure> {
-        let fails = |error| Local::new("the output cannot be written", &error);
+    pub(super) fn start(as_json: bool) -> Result<Self, CliError> {
+        let fails = |error| LocalError::new("the output cannot be written", &error);
         // Not the library's own handles: who is blocked in writing to them holds their locks, and
         // whoever had something to say at the end would wait, too.
         let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(fails)?;
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(fails)?;
-        let (pages, waiting) = mpsc::channel(AHEAD);
+        let (pages, waiting) = mpsc::channel(MAX_QUEUED_PAGES);
         let (end, ended) = oneshot::channel();
         // Dropped with the process, when nobody reads and the session has ended.
         thread::spawn(move || {
-            let result = write(waiting, File::from(stdout), File::from(stderr));
+            let result = write_pages(waiting, File::from(stdout), File::from(stderr));
             // Nobody waits any more where the session has ended.
             let _unheard = end.send(result);
         });
@@ -54,44 +54,45 @@ impl Printer {
     }
 
     /// Writes an event behind those before it.
-    pub(super) async fn print(&mut self, event: &ProcessEvent) -> Result<(), Failure> {
-        let Some(page) = self.page(event) else {
+    pub(super) async fn print(&mut self, event: &ProcessEvent) -> Result<(), CliError> {
+        let Some(page) = self.to_page(event) else {
             return Ok(());
         };
         match self.pages.send(page).await {
             Ok(()) => Ok(()),
-            Err(_ended) => Err(self.fails().await),
+            Err(_ended) => Err(self.wait_for_failure().await),
         }
     }
 
     /// Waits until what is written here cannot be written any more.
-    pub(super) async fn fails(&mut self) -> Failure {
+    pub(super) async fn wait_for_failure(&mut self) -> CliError {
         match (&mut self.ended).await {
-            Ok(Err(error)) => Failure::Output(error),
+            Ok(Err(error)) => CliError::Output(error),
             Ok(Ok(())) | Err(_) => {
-                Failure::Output(io::Error::other("the thread that writes it is gone"))
+                CliError::Output(io::Error::other("the thread that writes it is gone"))
             }
         }
     }
 
     /// Waits until all is written.
-    pub(super) async fn finish(self) -> Result<(), Failure> {
+    pub(super) async fn finish(self) -> Result<(), CliError> {
         drop(self.pages);
         match self.ended.await {
             // What became of the command does not depend on whether somebody reads to its end.
-            Ok(Err(error)) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+            Ok(Err(error)) if error.kind() != ErrorKind::BrokenPipe => Err(CliError::Output(error)),
             Ok(_) | Err(_) => Ok(()),
         }
     }
 
-    fn page(&self, event: &ProcessEvent) -> Option<Page> {
+    fn to_page(&self, event: &ProcessEvent) -> Option<PrinterPage> {
         if self.as_json {
-            return to_json(event).map(|value| Page::Stdout(format!("{value}\n").into_bytes()));
+            return to_json(event)
+                .map(|value| PrinterPage::Stdout(format!("{value}\n").into_bytes()));
         }
         match event {
-            ProcessEvent::Stdout(part) => Some(Page::Stdout(part.data.to_vec())),
-            ProcessEvent::Stderr(part) => Some(Page::Stderr(part.data.to_vec())),
-            ProcessEvent::Gap(gap) => Some(Page::Stderr(noted(&format!(
+            ProcessEvent::Stdout(part) => Some(PrinterPage::Stdout(part.data.to_vec())),
+            ProcessEvent::Stderr(part) => Some(PrinterPage::Stderr(part.data.to_vec())),
+            ProcessEvent::Gap(gap) => Some(PrinterPage::Stderr(format_note(&format!(
                 "output was left out that is not kept any more; it goes on at byte {} of stdout and {} of stderr",
                 gap.stdout_offset, gap.stderr_offset
             )))),
@@ -102,12 +103,16 @@ impl Printer {
     }
 }
 
-fn write(mut waiting: mpsc::Receiver<Page>, mut stdout: File, stderr: File) -> io::Result<()> {
+fn write_pages(
+    mut waiting: mpsc::Receiver<PrinterPage>,
+    mut stdout: File,
+    stderr: File,
+) -> io::Result<()> {
     let mut stderr = Some(stderr);
     while let Some(page) = waiting.blocking_recv() {
         match page {
-            Page::Stdout(bytes) => stdout.write_all(&bytes)?,
-            Page::Stderr(bytes) => {
+            PrinterPage::Stdout(bytes) => stdout.write_all(&bytes)?,
+            PrinterPage::Stderr(bytes) => {
                 // Nobody wants to read it any more; standard output may still be wanted.
                 stderr = stderr.filter(|mut stderr| stderr.write_all(&bytes).is_ok());
             }

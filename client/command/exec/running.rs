@@ -7,36 +7,36 @@ use tokio::sync::watch;
 
 /// A process that was started.
 #[derive(Debug, Clone)]
-pub(super) struct Running {
+pub(super) struct FollowedProcess {
     /// Whom to call about it.
     pub(super) client: Client,
     /// Its id.
     pub(super) process_id: String,
     /// Whether it is read, and not a lost connection being made again.
-    pub(super) is_read: bool,
+    pub(super) is_connected: bool,
 }
 
 /// Tells of the process as soon as it is known.
 #[derive(Debug, Clone)]
-pub(super) struct Known(pub(super) watch::Receiver<Option<Running>>);
+pub(super) struct FollowedProcessWatch(pub(super) watch::Receiver<Option<FollowedProcess>>);
 
-impl Known {
+impl FollowedProcessWatch {
     /// The process, if it is known.
-    pub(super) fn now(&self) -> Option<Running> {
+    pub(super) fn current(&self) -> Option<FollowedProcess> {
         self.0.borrow().clone()
     }
 
     /// Waits until it is known.
-    pub(super) async fn running(&mut self) -> Running {
-        self.until(|_| true).await
+    pub(super) async fn started(&mut self) -> FollowedProcess {
+        self.wait_until(|_| true).await
     }
 
     /// Waits until it is read, and no lost connection being made again.
-    pub(super) async fn read(&mut self) -> Running {
-        self.until(|running| running.is_read).await
+    pub(super) async fn connected(&mut self) -> FollowedProcess {
+        self.wait_until(|running| running.is_connected).await
     }
 
-    async fn until(&mut self, holds: impl Fn(&Running) -> bool) -> Running {
+    async fn wait_until(&mut self, holds: impl Fn(&FollowedProcess) -> bool) -> FollowedProcess {
         let found = self.0.wait_for(|known| known.as_ref().is_some_and(&holds));
         match found.await.ok().and_then(|known| known.clone()) {
             Some(running) => running,

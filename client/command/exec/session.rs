@@ -17,133 +17,138 @@ use tokio::{
 };
 
 use super::{
-    aside::aside,
-    ending::{End, Followed},
-    feed::feed,
-    keys::{Command, HELP},
-    loss::{PATIENCE, Tries, is_loss},
+    aside::note_in_background,
+    ending::{FollowEnd, FollowOutcome},
+    feed::forward_stdin,
+    keys::{ESCAPE_HELP, EscapeCommand},
+    loss::{RECONNECT_TIMEOUT, ReconnectAttempts, is_connection_loss},
     printer::Printer,
-    running::{Known, Running},
-    terminal::{LocalTerminal, size_of_terminal},
+    running::{FollowedProcess, FollowedProcessWatch},
+    terminal::{RawTerminal, terminal_size},
     typed,
-    watch::{Begin, Watcher},
+    watch::{FollowStart, ProcessFollower},
 };
 use crate::{
-    connection::{Connecting, Signals},
+    connection::{PendingClient, TerminationSignals},
     exit,
-    failure::Failure,
-    local::Local,
+    failure::CliError,
+    local::LocalError,
 };
 
 /// How long what was typed before the way out may take to reach the command.
-const LAST_KEYS: Duration = Duration::from_millis(500);
+const MAX_FLUSH_TIME: Duration = Duration::from_millis(500);
 
 /// How a process is to be followed.
 #[derive(Debug)]
-pub(super) struct Session {
-    pub(super) begin: Begin,
+pub(super) struct ExecSession {
+    pub(super) start: FollowStart,
     /// Whether it is given what is typed.
-    pub(super) is_fed: bool,
+    pub(super) forwards_stdin: bool,
     /// Whether it has a terminal, whose size is this side's.
     pub(super) has_terminal: bool,
     /// Whether it is left as soon as it was started.
     pub(super) detaches: bool,
     /// Whether it goes on without a reader.
-    pub(super) keeps: bool,
+    pub(super) keeps_running: bool,
     /// Whether a lost connection is made again.
-    pub(super) comes_back: bool,
+    pub(super) reconnects: bool,
     /// Whether the first interrupt is sent on to the process. Otherwise it ends this side.
     pub(super) forwards_interrupts: bool,
     /// Whether events are printed as JSON.
     pub(super) as_json: bool,
 }
 
-impl Session {
+impl ExecSession {
     /// Follows it to its end.
-    pub(super) async fn follow(self, connecting: Connecting, signals: &mut Signals) -> Followed {
-        let (keeps, is_fed) = (self.keeps, self.is_fed);
+    pub(super) async fn follow(
+        self,
+        connecting: PendingClient,
+        signals: &mut TerminationSignals,
+    ) -> FollowOutcome {
+        let (keeps, is_fed) = (self.keeps_running, self.forwards_stdin);
         // Without input, somebody else's process is only looked at.
-        let (named, is_viewed) = match &self.begin {
-            Begin::Start(_) => (None, false),
-            Begin::Attach(request) => (Some(request.process_id.clone()), !is_fed),
+        let (named, is_viewed) = match &self.start {
+            FollowStart::Start(_) => (None, false),
+            FollowStart::Attach(request) => (Some(request.process_id.clone()), !is_fed),
         };
         let (process, known) = watch::channel(None);
-        let known = Known(known);
+        let known = FollowedProcessWatch(known);
         let ended = self.run(connecting, signals, process, &known);
         let end = ended.await;
-        Followed {
-            process_id: known.now().map(|running| running.process_id).or(named),
-            keeps,
-            is_fed,
-            is_viewed,
+        FollowOutcome {
+            process_id: known.current().map(|running| running.process_id).or(named),
+            keeps_running: keeps,
+            forwards_stdin: is_fed,
+            is_view_only: is_viewed,
             end,
         }
     }
 
     async fn run(
         self,
-        connecting: Connecting,
-        signals: &mut Signals,
-        process: watch::Sender<Option<Running>>,
-        known: &Known,
-    ) -> Result<End, Failure> {
-        let is_fed = self.is_fed && !self.detaches;
+        connecting: PendingClient,
+        signals: &mut TerminationSignals,
+        process: watch::Sender<Option<FollowedProcess>>,
+        known: &FollowedProcessWatch,
+    ) -> Result<FollowEnd, CliError> {
+        let is_fed = self.forwards_stdin && !self.detaches;
         // Signals are listened for already: nothing ends this side before it has taken it back.
         let terminal = match is_fed && self.has_terminal {
-            true => LocalTerminal::hand_over()?,
+            true => RawTerminal::enter()?,
             false => None,
         };
         let are_keys = terminal.is_some();
         let printer = Printer::start(self.as_json)?;
-        let watcher = Watcher {
-            begin: self.begin,
+        let watcher = ProcessFollower {
+            start: self.start,
             process,
-            comes_back: self.comes_back,
+            reconnects: self.reconnects,
             detaches: self.detaches,
         };
         let typing = async {
             if !is_fed {
                 return pending().await;
             }
-            let typed = typed::read(are_keys);
+            let typed = typed::spawn_stdin_reader(are_keys);
             tokio::select! {
-                end = feed(typed.parts, known.clone(), are_keys) => end,
-                end = obey(typed.commands, known, terminal.as_ref()) => end,
+                end = forward_stdin(typed.parts, known.clone(), are_keys) => end,
+                end = handle_commands(typed.commands, known, terminal.as_ref()) => end,
             }
         };
         tokio::select! {
-            end = watcher.watch(connecting, printer) => end,
+            end = watcher.follow(connecting, printer) => end,
             end = typing => end,
-            failure = mind(signals, known, self.forwards_interrupts) => Err(failure),
-            failure = follow_size(known.clone(), self.has_terminal && !self.detaches) => Err(failure),
+            failure = handle_signals(signals, known, self.forwards_interrupts) => Err(failure),
+            failure = forward_terminal_size(known.clone(), self.has_terminal && !self.detaches) => Err(failure),
         }
     }
 }
 
 /// Does what who types wants of this side.
-async fn obey(
-    mut commands: mpsc::Receiver<Command>,
-    known: &Known,
-    terminal: Option<&LocalTerminal>,
-) -> Result<End, Failure> {
+async fn handle_commands(
+    mut commands: mpsc::Receiver<EscapeCommand>,
+    known: &FollowedProcessWatch,
+    terminal: Option<&RawTerminal>,
+) -> Result<FollowEnd, CliError> {
     while let Some(command) = commands.recv().await {
         match command {
-            Command::Leave => {
+            EscapeCommand::Leave => {
                 // Who feeds leaves earlier, if all that was typed before is given.
-                sleep(LAST_KEYS).await;
-                return Ok(End::Left);
+                sleep(MAX_FLUSH_TIME).await;
+                return Ok(FollowEnd::LeftByUser);
             }
-            Command::Suspend => {
+            EscapeCommand::Suspend => {
                 if let Some(terminal) = terminal {
                     let suspended = terminal.suspend().await;
-                    suspended.map_err(|error| Local::new("jig cannot be suspended", &error))?;
+                    suspended
+                        .map_err(|error| LocalError::new("jig cannot be suspended", &error))?;
                 }
             }
-            Command::Help => aside(HELP),
-            Command::GiveUp if known.now().is_none() => {
-                return Err(Failure::Interrupted(exit::CANCELLED));
+            EscapeCommand::Help => note_in_background(ESCAPE_HELP),
+            EscapeCommand::CancelStart if known.current().is_none() => {
+                return Err(CliError::Interrupted(exit::CANCELLED));
             }
-            Command::GiveUp => {}
+            EscapeCommand::CancelStart => {}
         }
     }
     pending().await
@@ -151,7 +156,11 @@ async fn obey(
 
 /// Sends an interrupt on to the process; a second one, or another signal, ends this side. So does the
 /// first where there is nothing to send it to, or it is not for this side to end it.
-async fn mind(signals: &mut Signals, known: &Known, sends: bool) -> Failure {
+async fn handle_signals(
+    signals: &mut TerminationSignals,
+    known: &FollowedProcessWatch,
+    sends: bool,
+) -> CliError {
     let mut interrupted = false;
     let mut sending: Pin<Box<dyn Future<Output = Infallible> + Send>> = Box::pin(pending());
     loop {
@@ -159,25 +168,29 @@ async fn mind(signals: &mut Signals, known: &Known, sends: bool) -> Failure {
             code = signals.next() => code,
             never = &mut sending => match never {},
         };
-        if code != exit::CANCELLED || interrupted || !sends || known.now().is_none() {
-            return Failure::Interrupted(code);
+        if code != exit::CANCELLED || interrupted || !sends || known.current().is_none() {
+            return CliError::Interrupted(code);
         }
         interrupted = true;
-        sending = Box::pin(interrupt(known.clone()));
+        sending = Box::pin(send_interrupt(known.clone()));
     }
 }
 
 /// Interrupts the process, trying again while the connection is lost.
-async fn interrupt(mut known: Known) -> Infallible {
-    let mut tries = Tries::begin();
+async fn send_interrupt(mut known: FollowedProcessWatch) -> Infallible {
+    let mut tries = ReconnectAttempts::start();
     loop {
-        let running = known.running().await;
+        let running = known.started().await;
         let request =
             SendSignalRequest { process_id: running.process_id, signal: "SIGINT".to_owned() };
         match running.client.send_signal(request).await {
-            Err(error) if is_loss(&error) && !tries.last(PATIENCE) => tries.pause().await,
+            Err(error) if is_connection_loss(&error) && !tries.have_lasted(RECONNECT_TIMEOUT) => {
+                tries.wait_backoff().await
+            }
             Err(error) if error.name() != "PROCESS_ENDED" => {
-                aside(&format!("the interrupt cannot be sent, another one ends jig: {error}"));
+                note_in_background(&format!(
+                    "the interrupt cannot be sent, another one ends jig: {error}"
+                ));
                 return pending().await;
             }
             Ok(_) | Err(_) => return pending().await,
@@ -186,18 +199,18 @@ async fn interrupt(mut known: Known) -> Infallible {
 }
 
 /// Tells the process's terminal each size that this side's gets.
-async fn follow_size(mut known: Known, has_terminal: bool) -> Failure {
+async fn forward_terminal_size(mut known: FollowedProcessWatch, has_terminal: bool) -> CliError {
     if !has_terminal {
         return pending().await;
     }
     let mut changes = match signal(SignalKind::window_change()) {
         Ok(changes) => changes,
-        Err(error) => return Local::new("signals cannot be listened for", &error).into(),
+        Err(error) => return LocalError::new("signals cannot be listened for", &error).into(),
     };
-    let mut tries = Tries::begin();
+    let mut tries = ReconnectAttempts::start();
     loop {
-        let running = known.read().await;
-        let size = size_of_terminal();
+        let running = known.connected().await;
+        let size = terminal_size();
         let request = ResizeTerminalRequest {
             process_id: running.process_id,
             cols: size.cols,
@@ -205,10 +218,10 @@ async fn follow_size(mut known: Known, has_terminal: bool) -> Failure {
         };
         // Whether it is told is told by the stream: it ends with the process.
         match running.client.resize_terminal(request).await {
-            Err(error) if is_loss(&error) => tries.pause().await,
+            Err(error) if is_connection_loss(&error) => tries.wait_backoff().await,
             Ok(_) | Err(_) => {
                 changes.recv().await;
-                tries = Tries::begin();
+                tries = ReconnectAttempts::start();
             }
         }
     }

@@ -19,41 +19,42 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{failure::Failure, local::Local};
+use crate::{failure::CliError, local::LocalError};
 
 /// Size of a terminal that nobody knows.
-const USUAL: TerminalSize = TerminalSize { cols: 80, rows: 24 };
+const DEFAULT_SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
 /// How long a stop that was asked for may take to happen. In a process group that nobody could
 /// continue it never does.
-const STOPPING: Duration = Duration::from_millis(200);
+const MAX_STOP_TIME: Duration = Duration::from_millis(200);
 
 /// The terminal that was handed over, and how it was before. Here, where a panic finds it.
-static HANDED_OVER: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
+static SAVED_TERMINAL: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 
 /// A terminal that was handed over. Dropping it takes it back.
 #[derive(Debug)]
-pub(super) struct LocalTerminal {
+pub(super) struct RawTerminal {
     raw: Termios,
 }
 
-impl LocalTerminal {
+impl RawTerminal {
     /// Hands standard input over, where it is a terminal.
-    pub(super) fn hand_over() -> Result<Option<Self>, Failure> {
-        Self::hand_over_of(io::stdin())
+    pub(super) fn enter() -> Result<Option<Self>, CliError> {
+        Self::enter_on(io::stdin())
     }
 
-    fn hand_over_of(stdin: impl AsFd) -> Result<Option<Self>, Failure> {
+    fn enter_on(stdin: impl AsFd) -> Result<Option<Self>, CliError> {
         if !isatty(&stdin) {
             return Ok(None);
         }
-        let fails = |error: io::Error| Local::new("the terminal cannot be handed over", &error);
+        let fails =
+            |error: io::Error| LocalError::new("the terminal cannot be handed over", &error);
         let before = tcgetattr(&stdin).map_err(|errno| fails(errno.into()))?;
         let mut raw = before.clone();
         raw.make_raw();
         let terminal = stdin.as_fd().try_clone_to_owned().map_err(fails)?;
-        take_back_when_panicking();
+        restore_on_panic();
         // Known before it is done, so that nothing can come between.
-        *handed_over() = Some((terminal, before));
+        *saved_terminal() = Some((terminal, before));
         let handed = Self { raw };
         handed.make_raw().map_err(fails)?;
         Ok(Some(handed))
@@ -63,41 +64,41 @@ impl LocalTerminal {
     /// somebody continues it.
     pub(super) async fn suspend(&self) -> io::Result<()> {
         let mut continued = signal(SignalKind::from_raw(Signal::CONT.as_raw()))?;
-        if let Some((terminal, before)) = &*handed_over() {
+        if let Some((terminal, before)) = &*saved_terminal() {
             tcsetattr(terminal, OptionalActions::Now, before)?;
         }
         // All that the shell takes for one job, or it would go on waiting for the rest of it.
         kill_current_process_group(Signal::TSTP)?;
         // Not before it was continued: the terminal must not become ours while it is the shell's.
-        timeout(STOPPING, continued.recv()).await.ok();
+        timeout(MAX_STOP_TIME, continued.recv()).await.ok();
         self.make_raw()
     }
 
     fn make_raw(&self) -> io::Result<()> {
-        match &*handed_over() {
+        match &*saved_terminal() {
             Some((terminal, _)) => Ok(tcsetattr(terminal, OptionalActions::Now, &self.raw)?),
             None => Ok(()),
         }
     }
 }
 
-impl Drop for LocalTerminal {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
-        take_back();
+        restore();
     }
 }
 
 /// Whether a terminal is handed over.
-pub(super) fn is_handed_over() -> bool {
-    handed_over().is_some()
+pub(super) fn is_terminal_raw() -> bool {
+    saved_terminal().is_some()
 }
 
-fn handed_over() -> MutexGuard<'static, Option<(OwnedFd, Termios)>> {
-    HANDED_OVER.lock().unwrap_or_else(PoisonError::into_inner)
+fn saved_terminal() -> MutexGuard<'static, Option<(OwnedFd, Termios)>> {
+    SAVED_TERMINAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn take_back() {
-    if let Some((terminal, before)) = handed_over().take() {
+fn restore() {
+    if let Some((terminal, before)) = saved_terminal().take() {
         // At once: what was written may wait for a terminal that is held up, for ever. One that is
         // gone needs nothing more.
         tcsetattr(&terminal, OptionalActions::Now, &before).ok();
@@ -105,25 +106,25 @@ fn take_back() {
 }
 
 /// Has a panic take the terminal back before it is told.
-fn take_back_when_panicking() {
+fn restore_on_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let tell = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
-            take_back();
+            restore();
             tell(info);
         }));
     });
 }
 
 /// Size of this side's terminal.
-pub(super) fn size_of_terminal() -> TerminalSize {
+pub(super) fn terminal_size() -> TerminalSize {
     let sizes = [tcgetwinsize(io::stdin()), tcgetwinsize(io::stdout()), tcgetwinsize(io::stderr())];
     let known = sizes.into_iter().flatten();
     known
         .map(|size| TerminalSize { cols: size.ws_col.into(), rows: size.ws_row.into() })
         .find(|size| size.cols > 0 && size.rows > 0)
-        .unwrap_or(USUAL)
+        .unwrap_or(DEFAULT_SIZE)
 }
 
 #[cfg(test)]
@@ -147,7 +148,7 @@ mod tests {
             let modes = tcgetattr(&terminal).unwrap().local_modes;
             !modes.contains(LocalModes::ICANON)
         };
-        let handed = LocalTerminal::hand_over_of(&terminal).unwrap();
+        let handed = RawTerminal::enter_on(&terminal).unwrap();
         assert!(handed.is_some() && is_raw());
         // By another thread, which drops nothing of ours.
         std::thread::spawn(|| panic!("as is wanted")).join().unwrap_err();

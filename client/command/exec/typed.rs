@@ -9,74 +9,74 @@ use std::{
 
 use tokio::sync::mpsc;
 
-use super::keys::{Command, Keys};
+use super::keys::{EscapeCommand, EscapeParser};
 
 /// Bytes read at a time. A terminal gives 4 KiB at most.
-pub(super) const PART_BYTES: usize = 64 * 1024;
+pub(super) const MAX_PART_BYTES: usize = 64 * 1024;
 /// Parts of a file or pipe that are read ahead.
-const AHEAD: usize = 2;
+const MAX_QUEUED_PARTS: usize = 2;
 /// Parts of a terminal that are read ahead, where a part may be a single key. Behind so many the way
 /// out is not found any more; without an end, a paste would be held here whole.
-const KEYS_AHEAD: usize = 4096;
+const MAX_QUEUED_KEY_PARTS: usize = 4096;
 /// Commands to this side that wait: they are taken at once.
-const COMMANDS_AHEAD: usize = 16;
+const MAX_QUEUED_COMMANDS: usize = 16;
 
 /// What is read.
 #[derive(Debug)]
-pub(super) struct Typed {
+pub(super) struct LocalStdin {
     /// What goes to the command. The end of the parts is the end of the input.
-    pub(super) parts: mpsc::Receiver<Part>,
+    pub(super) parts: mpsc::Receiver<LocalStdinPart>,
     /// What is for this side, as soon as it was typed.
-    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) commands: mpsc::Receiver<EscapeCommand>,
 }
 
 /// A part of the input.
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum LocalStdinPart {
     /// Bytes.
     Data(Vec<u8>),
     /// It cannot be read any more.
-    Fails(io::Error),
+    ReadFailed(io::Error),
     /// Who types leaves, having typed what came before.
     Leave,
 }
 
 /// Begins to read standard input: keys, where it is a terminal that was handed over.
-pub(super) fn read(are_keys: bool) -> Typed {
-    let ahead = if are_keys { KEYS_AHEAD } else { AHEAD };
+pub(super) fn spawn_stdin_reader(are_keys: bool) -> LocalStdin {
+    let ahead = if are_keys { MAX_QUEUED_KEY_PARTS } else { MAX_QUEUED_PARTS };
     let (sender, parts) = mpsc::channel(ahead);
-    let (told, commands) = mpsc::channel(COMMANDS_AHEAD);
+    let (told, commands) = mpsc::channel(MAX_QUEUED_COMMANDS);
     // It ends with the process, when nobody types any more.
     thread::spawn(move || {
-        let last = pass_on(are_keys, &sender, &told).err();
+        let last = forward_parts(are_keys, &sender, &told).err();
         // Nobody listens where the session has ended.
         last.and_then(|part| sender.blocking_send(part).err());
     });
-    Typed { parts, commands }
+    LocalStdin { parts, commands }
 }
 
 /// Passes on what is read until its end, or until something else comes last.
-fn pass_on(
+fn forward_parts(
     are_keys: bool,
-    parts: &mpsc::Sender<Part>,
-    told: &mpsc::Sender<Command>,
-) -> Result<(), Part> {
+    parts: &mpsc::Sender<LocalStdinPart>,
+    told: &mpsc::Sender<EscapeCommand>,
+) -> Result<(), LocalStdinPart> {
     let mut stdin = io::stdin().lock();
-    let mut buffer = vec![0; PART_BYTES];
-    let mut keys = Keys::LineStart;
+    let mut buffer = vec![0; MAX_PART_BYTES];
+    let mut keys = EscapeParser::LineStart;
     loop {
         let bytes = match stdin.read(&mut buffer) {
             Ok(0) => return Ok(()),
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(Part::Fails(error)),
+            Err(error) => return Err(LocalStdinPart::ReadFailed(error)),
         };
         let read = buffer.get(..bytes).unwrap_or_default();
         let mut leaves = false;
         let data = if are_keys {
-            let passed = keys.pass(read);
+            let passed = keys.parse(read);
             for command in passed.commands {
-                leaves |= command == Command::Leave;
+                leaves |= command == EscapeCommand::Leave;
                 if told.blocking_send(command).is_err() {
                     return Ok(());
                 }
@@ -85,11 +85,11 @@ fn pass_on(
         } else {
             read.to_vec()
         };
-        if !data.is_empty() && parts.blocking_send(Part::Data(data)).is_err() {
+        if !data.is_empty() && parts.blocking_send(LocalStdinPart::Data(data)).is_err() {
             return Ok(());
         }
         if leaves {
-            return Err(Part::Leave);
+            return Err(LocalStdinPart::Leave);
         }
     }
 }

@@ -12,20 +12,20 @@ use tokio::{
 };
 
 use super::{
-    aside::aside,
-    ending::{End, Exit},
-    loss::{PATIENCE, Tries, is_loss},
+    aside::note_in_background,
+    ending::{FollowEnd, ObservedExit},
+    loss::{RECONNECT_TIMEOUT, ReconnectAttempts, is_connection_loss},
     printer::Printer,
-    running::Running,
+    running::FollowedProcess,
 };
-use crate::{connection::Connecting, failure::Failure};
+use crate::{connection::PendingClient, failure::CliError};
 
 /// A command that is not started within this time waits for something.
-const LATE: Duration = Duration::from_secs(2);
+const SLOW_START_AFTER: Duration = Duration::from_secs(2);
 
 /// What is to be followed.
 #[derive(Debug)]
-pub(super) enum Begin {
+pub(super) enum FollowStart {
     /// A command that is started first.
     Start(Box<StartRequest>),
     /// A process from a position on.
@@ -34,65 +34,65 @@ pub(super) enum Begin {
 
 /// Who reads what becomes of the process.
 #[derive(Debug)]
-pub(super) struct Watcher {
-    pub(super) begin: Begin,
+pub(super) struct ProcessFollower {
+    pub(super) start: FollowStart,
     /// Where it is told as soon as it is known.
-    pub(super) process: watch::Sender<Option<Running>>,
+    pub(super) process: watch::Sender<Option<FollowedProcess>>,
     /// Whether a lost connection is made again.
-    pub(super) comes_back: bool,
+    pub(super) reconnects: bool,
     /// Whether it is left as soon as it was started.
     pub(super) detaches: bool,
 }
 
-impl Watcher {
+impl ProcessFollower {
     /// Reads to the end.
-    pub(super) async fn watch(
+    pub(super) async fn follow(
         self,
-        connecting: Connecting,
+        connecting: PendingClient,
         mut printer: Printer,
-    ) -> Result<End, Failure> {
+    ) -> Result<FollowEnd, CliError> {
         let client = connecting.await?;
-        let mut events = match self.begin {
-            Begin::Start(request) => started(client.start(*request)).await?,
-            Begin::Attach(request) => client.attach(request).await?,
+        let mut events = match self.start {
+            FollowStart::Start(request) => note_slow_start(client.start(*request)).await?,
+            FollowStart::Attach(request) => client.attach(request).await?,
         };
-        let mut exit = Exit::default();
+        let mut exit = ObservedExit::default();
         // Bytes that came of each stream.
         let mut ends = [events.position().stdout_offset, events.position().stderr_offset];
         loop {
             let event = tokio::select! {
                 event = events.next() => event,
                 // Also while the command writes nothing.
-                failure = printer.fails() => return Err(failure),
+                failure = printer.wait_for_failure() => return Err(failure),
             };
             let event = match event {
                 Ok(Some(event)) => event,
-                Ok(None) => return Err(Failure::Daemon("the process has no end".to_owned())),
+                Ok(None) => return Err(CliError::Daemon("the process has no end".to_owned())),
                 Err(error) => {
-                    if !self.comes_back {
+                    if !self.reconnects {
                         return Err(error.into());
                     }
-                    tell_read(&self.process, false);
-                    events = come_back(&client, &events, error, exit.was_lost).await?;
-                    tell_read(&self.process, true);
-                    exit.was_lost = true;
+                    set_connected(&self.process, false);
+                    events = reconnect(&client, &events, error, exit.connection_was_lost).await?;
+                    set_connected(&self.process, true);
+                    exit.connection_was_lost = true;
                     continue;
                 }
             };
             match &event {
                 ProcessEvent::Started(started) => {
-                    self.process.send_replace(Some(Running {
+                    self.process.send_replace(Some(FollowedProcess {
                         client: client.without_request_id(),
                         process_id: started.process_id.clone(),
-                        is_read: true,
+                        is_connected: true,
                     }));
                     if self.detaches {
-                        return Ok(End::Detached);
+                        return Ok(FollowEnd::Detached);
                     }
                 }
                 ProcessEvent::Gap(gap) => {
-                    exit.left_out[0] |= gap.stdout_offset > ends[0];
-                    exit.left_out[1] |= gap.stderr_offset > ends[1];
+                    exit.has_gaps[0] |= gap.stdout_offset > ends[0];
+                    exit.has_gaps[1] |= gap.stderr_offset > ends[1];
                 }
                 ProcessEvent::Stdout(_)
                 | ProcessEvent::Stderr(_)
@@ -106,34 +106,34 @@ impl Watcher {
             if let ProcessEvent::Exited(exited) = event {
                 printer.finish().await?;
                 exit.exited = exited;
-                return Ok(End::Exited(Box::new(exit)));
+                return Ok(FollowEnd::Exited(Box::new(exit)));
             }
         }
     }
 }
 
 /// Waits for a start, and says what that may wait for where it takes long: nothing else tells.
-async fn started<T>(starting: impl Future<Output = T>) -> T {
+async fn note_slow_start<T>(starting: impl Future<Output = T>) -> T {
     let mut starting = pin!(starting);
-    if let Ok(started) = timeout(LATE, &mut starting).await {
+    if let Ok(started) = timeout(SLOW_START_AFTER, &mut starting).await {
         return started;
     }
-    aside(
+    note_in_background(
         "the command has not been started yet: it waits for its turn, or to be approved (jig approvals)",
     );
     starting.await
 }
 
-fn tell_read(process: &watch::Sender<Option<Running>>, is_read: bool) {
+fn set_connected(process: &watch::Sender<Option<FollowedProcess>>, is_read: bool) {
     process.send_modify(|known| {
         if let Some(running) = known {
-            running.is_read = is_read;
+            running.is_connected = is_read;
         }
     });
 }
 
 /// What is told where the connection is back, and the process is not.
-fn gone(mut error: CallError) -> Failure {
+fn process_gone_error(mut error: CallError) -> CliError {
     if error.name() == "PROCESS_NOT_FOUND" {
         error.message += "; the daemon was restarted, and the command ended with it, or it ended too long ago: how is not known any more";
     }
@@ -142,26 +142,31 @@ fn gone(mut error: CallError) -> Failure {
 
 /// Makes a lost connection again, and goes on where it broke off. `was_lost` says whether it was lost
 /// before.
-async fn come_back(
+async fn reconnect(
     client: &Client,
     before: &ProcessEvents,
     error: CallError,
     was_lost: bool,
-) -> Result<ProcessEvents, Failure> {
+) -> Result<ProcessEvents, CliError> {
     let position = before.position();
-    if position.process_id.is_empty() || !is_loss(&error) {
-        return Err(if was_lost { gone(error) } else { error.into() });
+    if position.process_id.is_empty() || !is_connection_loss(&error) {
+        return Err(if was_lost { process_gone_error(error) } else { error.into() });
     }
-    let mut tries = Tries::begin();
+    let mut tries = ReconnectAttempts::start();
     let mut last = error;
     loop {
-        tries.pause().await;
+        tries.wait_backoff().await;
         // Also where somebody takes the call and does not answer.
-        let attached = timeout_at(tries.end(PATIENCE), client.attach(position.clone())).await;
+        let attached =
+            timeout_at(tries.deadline(RECONNECT_TIMEOUT), client.attach(position.clone())).await;
         last = match attached {
             Ok(Ok(events)) => return Ok(events),
-            Ok(Err(again)) if is_loss(&again) && !tries.last(PATIENCE) => again,
-            Ok(Err(again)) => return Err(gone(again)),
+            Ok(Err(again))
+                if is_connection_loss(&again) && !tries.have_lasted(RECONNECT_TIMEOUT) =>
+            {
+                again
+            }
+            Ok(Err(again)) => return Err(process_gone_error(again)),
             Err(_elapsed) => return Err(last.into()),
         };
     }

@@ -16,26 +16,26 @@ use jig::{
 use serde_json::json;
 
 use self::{
-    print::{print_job, print_list, to_json},
-    watch::{code, watch},
+    print::{job_json, print_job, print_list},
+    watch::{exit_code, watch},
 };
-use super::params::Parameters;
-use crate::{connection, exit, failure::Failure, global::Global, output};
+use super::params::ToolParameters;
+use crate::{connection, exit, failure::CliError, global::GlobalArgs, output};
 
 /// Most jobs of one page.
-const PAGE: u32 = 1000;
+const MAX_JOBS_PER_PAGE: u32 = 1000;
 
 /// Submit, list, wait for, watch and cancel jobs: calls of tools that the daemon makes when their turn
 /// comes, and whose results it keeps.
 #[derive(Debug, Args)]
 pub(crate) struct JobArgs {
     #[command(subcommand)]
-    action: Action,
+    action: JobCommand,
 }
 
 /// What to do with jobs.
 #[derive(Debug, Subcommand)]
-enum Action {
+enum JobCommand {
     Submit(SubmitArgs),
     /// Tell how far a job is and, once it has ended, what came of it.
     Get {
@@ -44,7 +44,7 @@ enum Action {
         job: String,
     },
     #[command(visible_alias = "list")]
-    Ls(LsArgs),
+    Ls(JobLsArgs),
     /// Wait until a job has ended, and tell what came of it; exits as `jig job watch` does.
     Wait {
         /// Its id.
@@ -69,7 +69,7 @@ struct SubmitArgs {
     /// Name of the tool: `run`.
     tool: String,
     #[command(flatten)]
-    parameters: Parameters,
+    parameters: ToolParameters,
     /// Vocabulary that the tool is of: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`, `openai`,
     /// `rauskuclaw`. Without it, that of the contract.
     #[arg(long, value_name = "NAME")]
@@ -87,10 +87,10 @@ struct SubmitArgs {
 
 /// List jobs, those that were submitted last first.
 #[derive(Debug, Args)]
-struct LsArgs {
+struct JobLsArgs {
     /// Only those in this state. Can be given several times.
     #[arg(long, value_enum)]
-    state: Vec<State>,
+    state: Vec<JobStateArg>,
     /// Only those of this queue.
     #[arg(long)]
     queue: Option<String>,
@@ -119,7 +119,7 @@ struct WatchArgs {
 
 /// State of a job.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum State {
+enum JobStateArg {
     Queued,
     Running,
     Succeeded,
@@ -128,27 +128,27 @@ enum State {
     Lost,
 }
 
-pub(crate) fn job(global: &Global, args: JobArgs) -> ExitCode {
-    let done = global.daemon().and_then(|address| match args.action {
-        Action::Submit(args) => submit(address, global, args),
-        Action::Get { job } => get(address, global, job),
-        Action::Ls(args) => list(address, global, args),
-        Action::Wait { job, at_most } => {
+pub(crate) fn job(global: &GlobalArgs, args: JobArgs) -> ExitCode {
+    let done = global.require_address().and_then(|address| match args.action {
+        JobCommand::Submit(args) => submit(address, global, args),
+        JobCommand::Get { job } => get(address, global, job),
+        JobCommand::Ls(args) => list(address, global, args),
+        JobCommand::Wait { job, at_most } => {
             let wait_ms = at_most.map(|seconds| seconds.saturating_mul(1000));
-            let job = call(address, global, async |client| {
+            let job = call_for_job(address, global, async |client| {
                 let request = WaitJobRequest { job_id: job, wait_ms };
                 Ok(client.wait_job(request).await?.job)
             })?;
-            tell(&job, global)
+            print_and_code(&job, global)
         }
-        Action::Cancel { job } => {
-            let job = call(address, global, async |client| {
+        JobCommand::Cancel { job } => {
+            let job = call_for_job(address, global, async |client| {
                 Ok(client.cancel_job(CancelJobRequest { job_id: job }).await?.job)
             })?;
             print_job(&job, global.json)?;
             Ok(exit::SUCCESS)
         }
-        Action::Watch(args) => {
+        JobCommand::Watch(args) => {
             let request = WatchJobRequest {
                 job_id: args.job,
                 stdout_offset: args.stdout_offset,
@@ -160,30 +160,31 @@ pub(crate) fn job(global: &Global, args: JobArgs) -> ExitCode {
     });
     match done {
         Ok(code) => ExitCode::from(code),
-        Err(failure) => super::finish(Err(failure), global.json),
+        Err(failure) => super::report_and_exit(Err(failure), global.json),
     }
 }
 
 /// Makes a call that answers a job.
-fn call<F>(address: &str, global: &Global, call: F) -> Result<Job, Failure>
+fn call_for_job<F>(address: &str, global: &GlobalArgs, call: F) -> Result<Job, CliError>
 where
     F: AsyncFnOnce(Client) -> Result<Option<Job>, CallError>,
 {
-    let job = connection::call_at(address, global, async |client: Client| Ok(call(client).await?))?;
-    job.ok_or_else(|| Failure::Daemon("the answer has no job".to_owned()))
+    let job =
+        connection::call_address(address, global, async |client: Client| Ok(call(client).await?))?;
+    job.ok_or_else(|| CliError::Daemon("the answer has no job".to_owned()))
 }
 
-fn submit(address: &str, global: &Global, args: SubmitArgs) -> Result<u8, Failure> {
+fn submit(address: &str, global: &GlobalArgs, args: SubmitArgs) -> Result<u8, CliError> {
     let request = SubmitJobRequest {
         tool: args.tool,
-        params_json: args.parameters.json()?,
+        params_json: args.parameters.into_json()?,
         dialect: args.dialect.unwrap_or_default(),
         queue: Some(args.queue),
         priority: Some(args.priority),
         ..SubmitJobRequest::default()
     };
     let wait = args.wait;
-    let job = call(address, global, async |client| {
+    let job = call_for_job(address, global, async |client| {
         let submitted = client.submit_job(request).await?.job;
         match submitted {
             Some(job) if wait => {
@@ -194,33 +195,33 @@ fn submit(address: &str, global: &Global, args: SubmitArgs) -> Result<u8, Failur
         }
     })?;
     if wait {
-        return tell(&job, global);
+        return print_and_code(&job, global);
     }
     match global.json {
-        true => output::json(&to_json(&job))?,
-        false => output::stdout(format!("{}\n", job.job_id).as_bytes())?,
+        true => output::write_json(&job_json(&job))?,
+        false => output::write_stdout(format!("{}\n", job.job_id).as_bytes())?,
     }
     Ok(exit::SUCCESS)
 }
 
-fn get(address: &str, global: &Global, job_id: String) -> Result<u8, Failure> {
-    let job = call(address, global, async |client| {
+fn get(address: &str, global: &GlobalArgs, job_id: String) -> Result<u8, CliError> {
+    let job = call_for_job(address, global, async |client| {
         Ok(client.get_job(GetJobRequest { job_id }).await?.job)
     })?;
     print_job(&job, global.json)?;
     Ok(exit::SUCCESS)
 }
 
-fn list(address: &str, global: &Global, args: LsArgs) -> Result<u8, Failure> {
-    let states: Vec<i32> = args.state.iter().map(|state| state.on_the_wire().into()).collect();
-    let jobs = connection::call_at(address, global, async |client: Client| {
+fn list(address: &str, global: &GlobalArgs, args: JobLsArgs) -> Result<u8, CliError> {
+    let states: Vec<i32> = args.state.iter().map(|state| state.to_proto().into()).collect();
+    let jobs = connection::call_address(address, global, async |client: Client| {
         let (mut jobs, mut page_token) = (Vec::new(), String::new());
         let mut left = args.number;
         while left > 0 {
             let request = ListJobsRequest {
                 states: states.clone(),
                 queue: args.queue.clone().unwrap_or_default(),
-                page_size: Some(left.min(PAGE)),
+                page_size: Some(left.min(MAX_JOBS_PER_PAGE)),
                 page_token,
             };
             let page = client.list_jobs(request).await?;
@@ -234,8 +235,8 @@ fn list(address: &str, global: &Global, args: LsArgs) -> Result<u8, Failure> {
         Ok(jobs)
     })?;
     if global.json {
-        let jobs: Vec<_> = jobs.iter().map(to_json).collect();
-        output::json(&json!({ "jobs": jobs }))?;
+        let jobs: Vec<_> = jobs.iter().map(job_json).collect();
+        output::write_json(&json!({ "jobs": jobs }))?;
     } else if jobs.is_empty() {
         let is_selected = !args.state.is_empty() || args.queue.is_some();
         output::note(match is_selected {
@@ -249,13 +250,13 @@ fn list(address: &str, global: &Global, args: LsArgs) -> Result<u8, Failure> {
 }
 
 /// Prints a job that was waited for.
-fn tell(job: &Job, global: &Global) -> Result<u8, Failure> {
+fn print_and_code(job: &Job, global: &GlobalArgs) -> Result<u8, CliError> {
     print_job(job, global.json)?;
-    Ok(code(job))
+    Ok(exit_code(job))
 }
 
-impl State {
-    fn on_the_wire(self) -> JobState {
+impl JobStateArg {
+    fn to_proto(self) -> JobState {
         match self {
             Self::Queued => JobState::Queued,
             Self::Running => JobState::Running,

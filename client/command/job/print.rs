@@ -6,39 +6,39 @@ use jig::api::v1::{Job, JobState};
 use serde_json::{Value, json};
 
 use crate::{
-    envelope::{self, time},
+    envelope::{self, timestamp_text},
     escape,
-    failure::Failure,
+    failure::CliError,
     output,
 };
 
 /// Prints a job and what came of it.
-pub(super) fn print_job(job: &Job, as_json: bool) -> Result<(), Failure> {
+pub(super) fn print_job(job: &Job, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return output::json(&to_json(job));
+        return output::write_json(&job_json(job));
     }
     let mut text = String::new();
-    line(&mut text, job);
+    push_job_line(&mut text, job);
     if let Some(result) = &job.result {
         // What commands have written may be anything.
         text.push_str(&escape::text(result.text.trim_end()));
         text.push('\n');
     }
-    output::stdout(text.as_bytes())
+    output::write_stdout(text.as_bytes())
 }
 
 /// Prints a line for each job.
-pub(super) fn print_list(jobs: &[Job]) -> Result<(), Failure> {
+pub(super) fn print_list(jobs: &[Job]) -> Result<(), CliError> {
     let mut text = String::new();
     for job in jobs {
-        line(&mut text, job);
+        push_job_line(&mut text, job);
     }
-    output::stdout(text.as_bytes())
+    output::write_stdout(text.as_bytes())
 }
 
-fn line(text: &mut String, job: &Job) {
-    let submitted = time(job.submit_time).unwrap_or_default();
-    let (state, tool, queue) = (word(job.state()), &job.tool, &job.queue);
+fn push_job_line(text: &mut String, job: &Job) {
+    let submitted = timestamp_text(job.submit_time).unwrap_or_default();
+    let (state, tool, queue) = (state_name(job.state()), &job.tool, &job.queue);
     let dialect = match job.dialect.as_str() {
         "" => String::new(),
         dialect => format!("dialect={dialect} "),
@@ -52,7 +52,7 @@ fn line(text: &mut String, job: &Job) {
 }
 
 /// A state, as people call it.
-pub(super) fn word(state: JobState) -> &'static str {
+pub(super) fn state_name(state: JobState) -> &'static str {
     match state {
         JobState::Unspecified => "?",
         JobState::Queued => "queued",
@@ -65,7 +65,7 @@ pub(super) fn word(state: JobState) -> &'static str {
 }
 
 /// A job, by the names of the contract.
-pub(super) fn to_json(job: &Job) -> Value {
+pub(super) fn job_json(job: &Job) -> Value {
     json!({
         "job_id": job.job_id,
         "state": job.state().as_str_name(),
@@ -76,9 +76,9 @@ pub(super) fn to_json(job: &Job) -> Value {
         "session": job.session,
         "principal": job.principal,
         "step": job.step,
-        "submit_time": time(job.submit_time),
-        "start_time": time(job.start_time),
-        "end_time": time(job.end_time),
+        "submit_time": timestamp_text(job.submit_time),
+        "start_time": timestamp_text(job.start_time),
+        "end_time": timestamp_text(job.end_time),
         "result": job.result.as_ref().map(envelope::to_json),
     })
 }
@@ -90,6 +90,6 @@ mod tests {
 
     #[test]
     fn every_field_of_the_contract_is_printed() {
-        has_all_fields("jig.v1.Job", &to_json(&Job::default()));
+        has_all_fields("jig.v1.Job", &job_json(&Job::default()));
     }
 }

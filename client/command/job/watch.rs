@@ -7,36 +7,38 @@ use jig::{
 };
 use serde_json::{Value, json};
 
-use super::print::{to_json, word};
-use crate::{command::ended, connection, envelope, exit, failure::Failure, global::Global, output};
+use super::print::{job_json, state_name};
+use crate::{
+    command::ended, connection, envelope, exit, failure::CliError, global::GlobalArgs, output,
+};
 
 /// Prints what the command of a job writes, until it has ended. As JSON: each event, in a line.
 pub(super) fn watch(
     address: &str,
-    global: &Global,
+    global: &GlobalArgs,
     request: WatchJobRequest,
-) -> Result<u8, Failure> {
+) -> Result<u8, CliError> {
     let mut came = [request.stdout_offset, request.stderr_offset];
     let [stdout_end, stderr_end] = &mut came;
-    let last = connection::call_at(address, global, async |client: Client| {
+    let last = connection::call_address(address, global, async |client: Client| {
         let mut events = client.watch_job(request).await?;
         let mut last = None;
         while let Some(event) = events.next().await? {
             if global.json {
-                to_line(&event).map_or(Ok(()), |line| output::json(&line))?;
+                event_json(&event).map_or(Ok(()), |line| output::write_json(&line))?;
             }
             match event {
                 Event::Job(job) => last = Some(job),
                 Event::Stdout(written) => {
                     *stdout_end = written.offset + written.data.len() as u64;
                     if !global.json {
-                        output::stdout(&written.data)?;
+                        output::write_stdout(&written.data)?;
                     }
                 }
                 Event::Stderr(written) => {
                     *stderr_end = written.offset + written.data.len() as u64;
                     if !global.json {
-                        output::stderr(&written.data);
+                        output::write_stderr(&written.data);
                     }
                 }
                 Event::KeepAlive(_) => {}
@@ -44,19 +46,19 @@ pub(super) fn watch(
         }
         Ok(last)
     })?;
-    let job = last.ok_or_else(|| Failure::Daemon("the answer has no job".to_owned()))?;
+    let job = last.ok_or_else(|| CliError::Daemon("the answer has no job".to_owned()))?;
     if !global.json {
         for note in notes(&job, came) {
             output::note(&note);
         }
     }
-    Ok(code(&job))
+    Ok(exit_code(&job))
 }
 
-fn to_line(event: &Event) -> Option<Value> {
+fn event_json(event: &Event) -> Option<Value> {
     let part = |written: &JobOutput| json!({ "offset": written.offset, "data": STANDARD.encode(&written.data) });
     Some(match event {
-        Event::Job(job) => json!({ "job": to_json(job) }),
+        Event::Job(job) => json!({ "job": job_json(job) }),
         Event::Stdout(written) => json!({ "stdout": part(written) }),
         Event::Stderr(written) => json!({ "stderr": part(written) }),
         Event::KeepAlive(_) => return None,
@@ -65,9 +67,9 @@ fn to_line(event: &Event) -> Option<Value> {
 
 /// What neither the output nor the exit code tells. `came`: where the output ended that came.
 fn notes(job: &Job, came: [u64; 2]) -> Vec<String> {
-    let Some(ran) = ran(job) else {
+    let Some(ran) = command_result(job) else {
         let result = job.result.clone().unwrap_or_default();
-        return vec![format!("{}: {}", word(job.state()), result.text)];
+        return vec![format!("{}: {}", state_name(job.state()), result.text)];
     };
     let written = [ran.stdout_bytes, ran.stderr_bytes];
     let names = ["standard output", "standard error"];
@@ -78,26 +80,26 @@ fn notes(job: &Job, came: [u64; 2]) -> Vec<String> {
             format!("{name} has {written} bytes, of which those from {came} on are not kept")
         })
         .collect();
-    notes.extend(ended::how(ran.outcome, &ran.signal, &ran.limit));
+    notes.extend(ended::exit_note(ran.outcome, &ran.signal, &ran.limit));
     notes
 }
 
 /// The exit code that says how a job has ended: as that of `jig run`, where it ran a command.
-pub(super) fn code(job: &Job) -> u8 {
-    match ran(job) {
+pub(super) fn exit_code(job: &Job) -> u8 {
+    match command_result(job) {
         Some(ran) => exit::of_run(&ran),
-        None if is_well(job) => exit::SUCCESS,
+        None if has_succeeded(job) => exit::SUCCESS,
         None => exit::FAILURE,
     }
 }
 
 /// How the command of a job has ended, without what it wrote, if it ran one, and has not failed behind it.
-fn ran(job: &Job) -> Option<RunResponse> {
-    let ran = job.result.as_ref().and_then(envelope::ran);
-    ran.filter(|ran| is_well(job) || exit::of_run(ran) != exit::SUCCESS)
+fn command_result(job: &Job) -> Option<RunResponse> {
+    let ran = job.result.as_ref().and_then(envelope::command_result);
+    ran.filter(|ran| has_succeeded(job) || exit::of_run(ran) != exit::SUCCESS)
 }
 
-fn is_well(job: &Job) -> bool {
+fn has_succeeded(job: &Job) -> bool {
     match job.state() {
         JobState::Succeeded | JobState::Queued | JobState::Running => true,
         JobState::Failed | JobState::Cancelled | JobState::Lost | JobState::Unspecified => false,
@@ -152,7 +154,7 @@ mod tests {
             (job(Cancelled, None), 1, &["cancelled: why"]),
             (job(Succeeded, None), 0, &["succeeded: why"]),
         ] {
-            assert_eq!(code(&job), expected, "{job:?}");
+            assert_eq!(exit_code(&job), expected, "{job:?}");
             assert_eq!(notes(&job, [10, 0]), notes_expected, "{job:?}");
         }
     }

@@ -9,55 +9,55 @@ use std::{
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::bucket::Bucket;
+use super::bucket::TokenBucket;
 use crate::daemon::{
-    config::keys::{Allowance, Digest, Key, Role},
+    config::keys::{AccessRole, ApiKey, KeyDigest, KeyLimits},
     error::{Error, Reason},
-    queue::Name,
+    queue::PrincipalKey,
 };
 
 /// Time after which a stream looks again whether the key of its caller has ended.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(60);
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Somebody who may call.
 #[derive(Debug)]
 pub(crate) struct Principal {
-    name: Name,
-    role: Role,
+    name: PrincipalKey,
+    role: AccessRole,
     /// None where it is all.
     workspaces: Option<BTreeSet<String>>,
     /// None where it is all.
     tools: Option<BTreeSet<String>>,
-    allowance: Allowance,
+    allowance: KeyLimits,
     /// What its key is known by; none without a key.
-    digest: Option<Digest>,
+    digest: Option<KeyDigest>,
     /// When its key ends.
     expires: Option<SystemTime>,
     /// Cancelled when its key is taken away, or gets other rights or another secret.
-    dismissed: CancellationToken,
+    revoked: CancellationToken,
     /// None where it may call as often as it likes.
-    bucket: Option<Arc<Mutex<Bucket>>>,
+    bucket: Option<Arc<Mutex<TokenBucket>>>,
 }
 
 impl Principal {
     /// Who holds a key.
-    pub(super) fn holder(key: &Key) -> Self {
-        let full = |rate| Arc::new(Mutex::new(Bucket::new(rate, Instant::now())));
+    pub(super) fn from_key(key: &ApiKey) -> Self {
+        let full = |rate| Arc::new(Mutex::new(TokenBucket::new(rate, Instant::now())));
         Self {
             name: format!("key:{}", key.name).into(),
             role: key.role,
             workspaces: key.workspaces.clone(),
             tools: key.tools.clone(),
-            allowance: key.allowance,
+            allowance: key.limits,
             digest: Some(key.digest),
             expires: key.expires,
-            dismissed: CancellationToken::new(),
-            bucket: key.allowance.rate.map(full),
+            revoked: CancellationToken::new(),
+            bucket: key.limits.rate.map(full),
         }
     }
 
     /// The same, with no more left of his allowance than who held the key of this name before.
-    pub(super) fn after(self, before: &Self) -> Self {
+    pub(super) fn inheriting_bucket(self, before: &Self) -> Self {
         match self.allowance.rate == before.allowance.rate {
             true => Self { bucket: before.bucket.clone(), ..self },
             false => self,
@@ -77,13 +77,13 @@ impl Principal {
     fn administrator(name: String) -> Arc<Self> {
         Arc::new(Self {
             name: name.into(),
-            role: Role::Admin,
+            role: AccessRole::Admin,
             workspaces: None,
             tools: None,
-            allowance: Allowance::default(),
+            allowance: KeyLimits::default(),
             digest: None,
             expires: None,
-            dismissed: CancellationToken::new(),
+            revoked: CancellationToken::new(),
             bucket: None,
         })
     }
@@ -94,7 +94,7 @@ impl Principal {
     }
 
     /// As [`Self::name`], where calls of one are told from those of another.
-    pub(crate) fn lane(&self) -> &Name {
+    pub(crate) fn key(&self) -> &PrincipalKey {
         &self.name
     }
 
@@ -105,19 +105,19 @@ impl Principal {
     }
 
     /// Counts a call, unless it comes too soon after others.
-    pub(crate) fn count_call(&self, now: Instant) -> Result<(), Error> {
+    pub(crate) fn check_rate(&self, now: Instant) -> Result<(), Error> {
         let Some(bucket) = &self.bucket else {
             return Ok(());
         };
         let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
         let rate = bucket.rate();
-        bucket.take(now).map_err(|wait| {
+        bucket.try_take(now).map_err(|wait| {
             let text = format!(
                 "{} may make {} calls per second, and {} at once: retry after the time given",
                 self.name, rate.per_second, rate.burst
             );
             Error::new(Reason::ResourceExhausted, text)
-                .with("limit", rate.per_second.to_string())
+                .with_metadata("limit", rate.per_second.to_string())
                 .retry_after(wait)
         })
     }
@@ -128,26 +128,26 @@ impl Principal {
     }
 
     /// It may not call any more, or not as before.
-    pub(super) fn dismiss(&self) {
-        self.dismissed.cancel();
+    pub(super) fn revoke(&self) {
+        self.revoked.cancel();
     }
 
     /// Whether it may not call any more, or not as before.
-    pub(crate) fn is_dismissed(&self) -> bool {
-        self.dismissed.is_cancelled() || self.has_expired()
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.is_cancelled() || self.has_expired()
     }
 
     /// Waits until it may not call any more, or not as before.
-    pub(crate) async fn dismissed(&self) {
+    pub(crate) async fn revoked(&self) {
         let Some(expires) = self.expires else {
-            return self.dismissed.cancelled().await;
+            return self.revoked.cancelled().await;
         };
         loop {
             // By the clock of the wall, which may be set.
             let left = expires.duration_since(SystemTime::now()).unwrap_or_default();
             tokio::select! {
-                () = self.dismissed.cancelled() => return,
-                () = sleep(left.min(BETWEEN_LOOKS)) => {
+                () = self.revoked.cancelled() => return,
+                () = sleep(left.min(EXPIRY_CHECK_INTERVAL)) => {
                     if self.has_expired() {
                         return;
                     }
@@ -157,23 +157,23 @@ impl Principal {
     }
 
     /// What its key is known by; none without a key.
-    pub(crate) fn digest(&self) -> Option<&Digest> {
+    pub(crate) fn digest(&self) -> Option<&KeyDigest> {
         self.digest.as_ref()
     }
 
     /// What it may do.
-    pub(crate) fn role(&self) -> Role {
+    pub(crate) fn role(&self) -> AccessRole {
         self.role
     }
 
     /// Whether the workspace of this name is there for it.
-    pub(crate) fn sees(&self, workspace: &str) -> bool {
+    pub(crate) fn can_see_workspace(&self, workspace: &str) -> bool {
         let workspaces = self.workspaces.as_ref();
         workspaces.is_none_or(|names| names.contains(workspace))
     }
 
     /// Refuses what needs another role.
-    pub(crate) fn has_role(&self, needed: Role, what: &str) -> Result<(), Error> {
+    pub(crate) fn require_role(&self, needed: AccessRole, what: &str) -> Result<(), Error> {
         if self.role >= needed {
             return Ok(());
         }
@@ -181,11 +181,11 @@ impl Principal {
             "{what} needs the role {needed}, and {} has the role {}: use another key",
             self.name, self.role
         );
-        Err(Error::new(Reason::Forbidden, text).with("role", needed.name()))
+        Err(Error::new(Reason::Forbidden, text).with_metadata("role", needed.name()))
     }
 
     /// Refuses a tool that its key is not for.
-    pub(crate) fn may_call(&self, tool: &str) -> Result<(), Error> {
+    pub(crate) fn require_tool(&self, tool: &str) -> Result<(), Error> {
         let tools = self.tools.as_ref();
         if tools.is_none_or(|names| names.contains(tool)) {
             return Ok(());
@@ -194,23 +194,23 @@ impl Principal {
             "{} is not for the tool {tool}: use another key, or one of the tools that it is for",
             self.name
         );
-        Err(Error::new(Reason::Forbidden, text).with("tool", tool))
+        Err(Error::new(Reason::Forbidden, text).with_metadata("tool", tool))
     }
 
     /// The tools that its key is for; without, all.
-    pub(crate) fn tools(&self) -> Option<impl Iterator<Item = String>> {
+    pub(crate) fn allowed_tools(&self) -> Option<impl Iterator<Item = String>> {
         let tools = self.tools.as_ref()?;
         Some(tools.iter().cloned())
     }
 
     /// Whether it sees all there is, and not some workspaces only.
-    pub(crate) fn sees_all(&self) -> bool {
+    pub(crate) fn can_see_all_workspaces(&self) -> bool {
         self.workspaces.is_none()
     }
 
     /// Whether both are the same, with the same rights, by the same key: who holds one that was replaced may
     /// not be who holds the other.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
+    pub(super) fn has_same_rights(&self, other: &Self) -> bool {
         self.name == other.name
             && self.role == other.role
             && self.workspaces == other.workspaces

@@ -45,81 +45,84 @@ use std::{
 
 use tokio::sync::watch;
 
-use super::{access::principal::Principal, drain::Drain, idempotency::Callers};
+use super::{access::principal::Principal, drain::Shutdown, idempotency::Waiters};
 use crate::daemon::{
     error::{Error, Reason},
-    queue::{Backlog, Entry, Full, Place, Queue, Seat, Share, TooMuch, Turn, Waits},
+    queue::{
+        Acquire, ByteBudget, ByteBudgetExceeded, ByteReservation, DeferredPermit, Limiter, Permit,
+        Saturated, SharedPermit, Sharing,
+    },
     task,
-    tool::limit,
+    tool::response_deadline,
 };
 
 /// When to come again where places become free when somebody ends what has them.
-const RETRY_LASTING: Duration = Duration::from_secs(5);
+const LONG_LIVED_RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Turns for each core, where callers have keys and one of them is alone: he who comes next waits for those
 /// that go on then. A single caller could do somewhat more with more of them; where there are no keys, it
 /// is one user whose calls these are, and there is no such bound.
-const TURNS_PER_CORE: usize = 1;
+const STARTING_CALLS_PER_CORE: usize = 1;
 
 /// The places for calls.
 #[derive(Debug)]
-pub(crate) struct Admission {
-    calls: Arc<Queue>,
-    processes: Arc<Queue>,
-    turns: Arc<Queue>,
+pub(crate) struct AdmissionControl {
+    call_limiter: Arc<Limiter>,
+    process_limiter: Arc<Limiter>,
+    start_limiter: Arc<Limiter>,
     /// For looking at large requests.
-    looks: Arc<Queue>,
-    backlog: Arc<Backlog>,
+    validation_limiter: Arc<Limiter>,
+    pending_bytes: Arc<ByteBudget>,
     /// Calls that have a place, and have not had their turn.
-    before_turn: AtomicUsize,
+    awaiting_start: AtomicUsize,
     /// Of these, those that wait for a sandbox.
-    before_seat: AtomicUsize,
-    limits: Limits,
+    awaiting_sandbox: AtomicUsize,
+    limits: AdmissionLimits,
     cores: usize,
 }
 
 /// Who wants a place for a call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Applicant<'a> {
+pub(crate) struct AdmissionRequest<'a> {
     /// Who.
     pub(crate) principal: &'a Principal,
     /// When he stops waiting.
-    pub(crate) deadline: Deadline<'a>,
+    pub(crate) deadline: WaitDeadline<'a>,
     /// What of his is held in memory meanwhile, and nobody else counts.
-    pub(crate) bytes: usize,
+    pub(crate) held_bytes: usize,
     /// Where it takes a place, too, if it needs a sandbox.
-    pub(crate) seats: Option<&'a Arc<Queue>>,
+    pub(crate) sandbox_limiter: Option<&'a Arc<Limiter>>,
 }
 
 /// When it is of no use any more that a call begins.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Deadline<'a> {
+pub(crate) enum WaitDeadline<'a> {
     /// Then, if ever.
     At(Option<Instant>),
     /// When the last of these stops waiting.
-    OfCallers(&'a watch::Receiver<Callers>),
+    OfLastWaiter(&'a watch::Receiver<Waiters>),
 }
 
-impl Deadline<'_> {
+impl WaitDeadline<'_> {
     /// Waits `until` then, or until there is just time to learn of it before the deadline. Answers whether it
     /// was for that.
-    async fn comes_before(self, until: Instant) -> bool {
+    async fn passes_before(self, until: Instant) -> bool {
         let early = |deadline| {
             let now = Instant::now();
-            limit(now, until.saturating_duration_since(now), deadline)
+            response_deadline(now, until.saturating_duration_since(now), deadline)
         };
         let mut callers = match self {
             Self::At(deadline) => {
                 let early = early(deadline);
-                task::until(Some(early)).await;
+                task::sleep_until(Some(early)).await;
                 return early < until;
             }
-            Self::OfCallers(callers) => callers.clone(),
+            Self::OfLastWaiter(callers) => callers.clone(),
         };
         loop {
-            let deadline = callers.borrow_and_update().deadline();
+            let deadline = callers.borrow_and_update().last_deadline();
             let early = early(deadline);
             tokio::select! {
-                () = task::until(Some(early)) => return early < until,
+                () = task::sleep_until(Some(early)) => return early < until,
                 // Nobody comes any more where it fails; but who has the ticket is here.
                 Ok(()) = callers.changed() => {}
             }
@@ -127,23 +130,23 @@ impl Deadline<'_> {
     }
 }
 
-impl<'a> From<&'a Principal> for Applicant<'a> {
+impl<'a> From<&'a Principal> for AdmissionRequest<'a> {
     fn from(principal: &'a Principal) -> Self {
-        Self { principal, deadline: Deadline::At(None), bytes: 0, seats: None }
+        Self { principal, deadline: WaitDeadline::At(None), held_bytes: 0, sandbox_limiter: None }
     }
 }
 
 /// One more, until this is dropped.
-struct Counted<'a>(&'a AtomicUsize);
+struct CountGuard<'a>(&'a AtomicUsize);
 
-impl<'a> Counted<'a> {
+impl<'a> CountGuard<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Counted<'_> {
+impl Drop for CountGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -151,288 +154,330 @@ impl Drop for Counted<'_> {
 
 /// How much may go on at one time, and wait.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct AdmissionLimits {
     /// Calls that go on.
-    pub(crate) calls: usize,
+    pub(crate) max_calls: usize,
     /// Started processes that have not ended.
-    pub(crate) processes: usize,
+    pub(crate) max_processes: usize,
     /// Calls of one caller that wait.
-    pub(crate) queued: usize,
+    pub(crate) max_queued_per_principal: usize,
     /// How long one waits.
-    pub(crate) wait: Duration,
+    pub(crate) queue_timeout: Duration,
 }
 
 /// What a call is let in to.
 #[derive(Debug)]
-pub(crate) struct Admitted {
+pub(crate) struct Admission {
     /// Its place, for as long as the work lasts.
-    pub(crate) place: Place,
+    pub(crate) permit: Permit,
     /// Its place among those who have sandboxes, where it needs one.
-    pub(crate) seat: Option<Seat>,
+    pub(crate) sandbox_permit: Option<DeferredPermit>,
     /// Its turn.
-    pub(crate) turn: Turn,
+    pub(crate) start_permit: SharedPermit,
 }
 
 /// Places that are not waited for, of things that last long.
 #[derive(Debug)]
-pub(crate) struct Places {
-    queue: Arc<Queue>,
-    at_most: usize,
-    what: &'static str,
+pub(crate) struct FailFastLimiter {
+    limiter: Arc<Limiter>,
+    capacity: usize,
+    refusal_text: &'static str,
 }
 
-impl Admission {
+impl AdmissionControl {
     /// Admits so many, on a machine with `cores` CPUs.
-    pub(crate) fn new(limits: Limits, cores: usize) -> Self {
+    pub(crate) fn new(limits: AdmissionLimits, cores: usize) -> Self {
         // Who waits for one has a place: they are as many as there are places.
-        let turns = limits.calls.saturating_add(limits.processes);
+        let turns = limits.max_calls.saturating_add(limits.max_processes);
         Self {
-            calls: Queue::new(limits.calls, Share::All, limits.queued),
-            processes: Queue::new(limits.processes, Share::All, 0),
-            turns: Queue::new(turns, Share::All, usize::MAX),
-            looks: Queue::new((cores / 2).max(1), Share::All, limits.queued),
-            backlog: Arc::default(),
-            before_turn: AtomicUsize::new(0),
-            before_seat: AtomicUsize::new(0),
+            call_limiter: Limiter::new(
+                limits.max_calls,
+                Sharing::Unlimited,
+                limits.max_queued_per_principal,
+            ),
+            process_limiter: Limiter::new(limits.max_processes, Sharing::Unlimited, 0),
+            start_limiter: Limiter::new(turns, Sharing::Unlimited, usize::MAX),
+            validation_limiter: Limiter::new(
+                (cores / 2).max(1),
+                Sharing::Unlimited,
+                limits.max_queued_per_principal,
+            ),
+            pending_bytes: Arc::default(),
+            awaiting_start: AtomicUsize::new(0),
+            awaiting_sandbox: AtomicUsize::new(0),
             limits,
             cores: cores.max(1),
         }
     }
 
     /// Leaves something for others from now on: callers are told apart by keys.
-    pub(super) fn share(&self) {
-        self.calls.share(Share::Reserve);
-        self.processes.share(Share::Reserve);
+    pub(super) fn keep_headroom(&self) {
+        self.call_limiter.set_sharing(Sharing::KeepHeadroom);
+        self.process_limiter.set_sharing(Sharing::KeepHeadroom);
         // Of those who are not alone, each has the cores to himself in turn: two calls at once on one of
         // them would each take twice as long.
         let together = (self.cores / 2).max(1);
-        self.turns.change(self.cores * TURNS_PER_CORE, Share::Alone(together));
+        self.start_limiter
+            .reconfigure(self.cores * STARTING_CALLS_PER_CORE, Sharing::CapWhenContended(together));
     }
 
     /// Lets a call in, once there is room for it. May be cancelled: then it does not wait any more.
-    pub(super) async fn enter(
+    pub(super) async fn admit(
         &self,
-        applicant: Applicant<'_>,
-        drain: &Drain,
-    ) -> Result<Admitted, Error> {
-        drain.refuse_new()?;
-        let until = Instant::now() + self.limits.wait;
-        let most = applicant.principal.concurrent_calls();
-        let place = self.take(&self.calls, applicant, most, until, drain);
-        let place = place.await?;
-        let counted = Counted::new(&self.before_turn);
-        let seat = match applicant.seats {
+        request: AdmissionRequest<'_>,
+        shutdown: &Shutdown,
+    ) -> Result<Admission, Error> {
+        shutdown.check_accepting()?;
+        let until = Instant::now() + self.limits.queue_timeout;
+        let most = request.principal.concurrent_calls();
+        let permit = self.acquire(&self.call_limiter, request, most, until, shutdown);
+        let permit = permit.await?;
+        let counted = CountGuard::new(&self.awaiting_start);
+        let sandbox_permit = match request.sandbox_limiter {
             Some(seats) => {
-                let _counted = Counted::new(&self.before_seat);
-                let seat = self.take(seats, applicant, usize::MAX, until, drain);
-                Some(seat.await?)
+                let _counted = CountGuard::new(&self.awaiting_sandbox);
+                let sandbox_permit = self.acquire(seats, request, usize::MAX, until, shutdown);
+                Some(sandbox_permit.await?)
             }
             None => None,
         };
-        let turn = self.turn(applicant, until, drain).await?;
+        let start_permit = self.acquire_start_permit(request, until, shutdown).await?;
         drop(counted);
-        Ok(Admitted { place, seat: seat.map(Seat::Taken), turn })
+        Ok(Admission {
+            permit,
+            sandbox_permit: sandbox_permit.map(DeferredPermit::Ready),
+            start_permit,
+        })
     }
 
     /// As [`Self::enter`], for a process that goes on when the call that started it has ended. It waits for its
     /// sandbox as a process that has not begun, which can be seen, and ended.
-    pub(super) async fn enter_process(
+    pub(super) async fn admit_process(
         &self,
-        applicant: Applicant<'_>,
-        drain: &Drain,
-    ) -> Result<Admitted, Error> {
-        drain.refuse_new()?;
-        let principal = applicant.principal;
+        request: AdmissionRequest<'_>,
+        shutdown: &Shutdown,
+    ) -> Result<Admission, Error> {
+        shutdown.check_accepting()?;
+        let principal = request.principal;
         let most = principal.concurrent_calls();
         let what = "processes were started and have not ended, and no more are started at a time: end some (ListProcesses, SendSignal), or retry later";
-        let place = at_once(&self.processes, self.limits.processes, principal, most, what)?;
-        let seat = applicant.seats.map(|seats| self.seat(seats, applicant));
-        let seat = seat.transpose()?;
-        let until = Instant::now() + self.limits.wait;
-        let turn = self.turn(applicant, until, drain).await?;
-        Ok(Admitted { place, seat, turn })
+        let permit = try_acquire_or_explain(
+            &self.process_limiter,
+            self.limits.max_processes,
+            principal,
+            most,
+            what,
+        )?;
+        let sandbox_permit =
+            request.sandbox_limiter.map(|seats| self.sandbox_permit(seats, request));
+        let sandbox_permit = sandbox_permit.transpose()?;
+        let until = Instant::now() + self.limits.queue_timeout;
+        let start_permit = self.acquire_start_permit(request, until, shutdown).await?;
+        Ok(Admission { permit, sandbox_permit, start_permit })
     }
 
     /// Waits until a large request may be looked at.
-    pub(super) async fn look(
+    pub(super) async fn acquire_validation_permit(
         &self,
-        applicant: Applicant<'_>,
-        drain: &Drain,
-    ) -> Result<Place, Error> {
-        let until = Instant::now() + self.limits.wait;
-        self.take(&self.looks, applicant, usize::MAX, until, drain).await
+        request: AdmissionRequest<'_>,
+        shutdown: &Shutdown,
+    ) -> Result<Permit, Error> {
+        let until = Instant::now() + self.limits.queue_timeout;
+        self.acquire(&self.validation_limiter, request, usize::MAX, until, shutdown).await
     }
 
     /// Calls going on.
     pub(crate) fn active(&self) -> usize {
-        let before_turn = self.before_turn.load(Ordering::Relaxed);
-        self.calls.held().saturating_sub(before_turn)
+        let before_turn = self.awaiting_start.load(Ordering::Relaxed);
+        self.call_limiter.in_use().saturating_sub(before_turn)
     }
 
     /// Calls that wait until they may begin.
-    pub(crate) fn waiting(&self) -> usize {
-        let before_seat = self.before_seat.load(Ordering::Relaxed);
-        self.looks.waiting() + self.calls.waiting() + before_seat + self.turns.waiting()
+    pub(crate) fn queued(&self) -> usize {
+        let before_seat = self.awaiting_sandbox.load(Ordering::Relaxed);
+        self.validation_limiter.queued()
+            + self.call_limiter.queued()
+            + before_seat
+            + self.start_limiter.queued()
     }
 
-    fn seat(&self, seats: &Arc<Queue>, applicant: Applicant<'_>) -> Result<Seat, Error> {
-        match seats.enter(applicant.principal.lane(), usize::MAX) {
-            Ok(Entry::Place(place)) => Ok(Seat::Taken(place)),
-            Ok(Entry::Wait(waiting)) => {
-                let held = self.keep(seats, applicant, usize::MAX)?;
-                Ok(Seat::Coming(waiting, held))
+    fn sandbox_permit(
+        &self,
+        limiter: &Arc<Limiter>,
+        request: AdmissionRequest<'_>,
+    ) -> Result<DeferredPermit, Error> {
+        match limiter.acquire(request.principal.key(), usize::MAX) {
+            Ok(Acquire::Granted(place)) => Ok(DeferredPermit::Ready(place)),
+            Ok(Acquire::Queued(waiting)) => {
+                let held = self.reserve_bytes(limiter, request, usize::MAX)?;
+                Ok(DeferredPermit::Pending(waiting, held))
             }
-            Err(full) => Err(too_many(full)),
+            Err(full) => Err(queue_full_error(full)),
         }
     }
 
-    async fn turn(
+    async fn acquire_start_permit(
         &self,
-        applicant: Applicant<'_>,
+        request: AdmissionRequest<'_>,
         until: Instant,
-        drain: &Drain,
-    ) -> Result<Turn, Error> {
-        let place = self.take(&self.turns, applicant, usize::MAX, until, drain);
-        Ok(Turn::new(place.await?))
+        shutdown: &Shutdown,
+    ) -> Result<SharedPermit, Error> {
+        let permit = self.acquire(&self.start_limiter, request, usize::MAX, until, shutdown);
+        Ok(SharedPermit::new(permit.await?))
     }
 
-    async fn take(
+    async fn acquire(
         &self,
-        queue: &Arc<Queue>,
-        applicant: Applicant<'_>,
+        limiter: &Arc<Limiter>,
+        request: AdmissionRequest<'_>,
         most: usize,
         until: Instant,
-        drain: &Drain,
-    ) -> Result<Place, Error> {
-        let name = applicant.principal.lane();
-        match queue.enter(name, most) {
-            Ok(Entry::Place(place)) => Ok(place),
-            Ok(Entry::Wait(mut waiting)) => {
-                let _waits = self.keep(queue, applicant, most)?;
-                let draining = drain.begun_token();
+        shutdown: &Shutdown,
+    ) -> Result<Permit, Error> {
+        let name = request.principal.key();
+        match limiter.acquire(name, most) {
+            Ok(Acquire::Granted(place)) => Ok(place),
+            Ok(Acquire::Queued(mut waiting)) => {
+                let _waits = self.reserve_bytes(limiter, request, most)?;
+                let draining = shutdown.draining_token();
                 tokio::select! {
                     biased;
-                    () = draining.cancelled() => Err(Drain::refusal()),
-                    place = waiting.place() => Ok(place),
+                    () = draining.cancelled() => Err(Shutdown::draining_error()),
+                    place = waiting.wait() => Ok(place),
                     // Whoever has a deadline learns before it that nothing was begun.
-                    is_in_vain = applicant.deadline.comes_before(until) => {
-                        let full = queue.fullness(name, most);
-                        Err(if is_in_vain { in_vain(full) } else { self.too_long(full) })
+                    is_in_vain = request.deadline.passes_before(until) => {
+                        let saturated = limiter.saturation(name, most);
+                        Err(if is_in_vain { deadline_error(saturated) } else { self.queue_timeout_error(saturated) })
                     }
                 }
             }
-            Err(full) => Err(too_many(full)),
+            Err(full) => Err(queue_full_error(full)),
         }
     }
 
     /// Makes room for the request of a call that waits.
-    fn keep(&self, queue: &Queue, applicant: Applicant<'_>, most: usize) -> Result<Waits, Error> {
-        let name = applicant.principal.lane();
-        self.backlog
-            .add(name, applicant.bytes as u64)
-            .map_err(|TooMuch(bytes)| {
-                let full = queue.fullness(name, most);
+    fn reserve_bytes(
+        &self,
+        limiter: &Limiter,
+        request: AdmissionRequest<'_>,
+        most: usize,
+    ) -> Result<ByteReservation, Error> {
+        let name = request.principal.key();
+        self.pending_bytes
+            .reserve(name, request.held_bytes as u64)
+            .map_err(|ByteBudgetExceeded(bytes)| {
+                let saturated = limiter.saturation(name, most);
                 let text = format!(
                     "requests of {bytes} bytes of this caller wait, and there is no room for {} more: retry after the time given, with fewer or smaller ones at a time",
-                    applicant.bytes
+                    request.held_bytes
                 );
-                exhausted(text, full).with("full", "requests that wait")
+                saturated_error(text, saturated).with_metadata("full", "requests that wait")
             })
     }
 
-    fn too_long(&self, full: Full) -> Error {
+    fn queue_timeout_error(&self, saturated: Saturated) -> Error {
         let text = format!(
             "the call has waited for {:?} and could not begin, as {}: retry after the time given{}",
-            self.limits.wait,
-            others(full),
-            fewer(full)
+            self.limits.queue_timeout,
+            describe_load(saturated),
+            concurrency_advice(saturated)
         );
-        exhausted(text, full).with("full", "time to wait")
+        saturated_error(text, saturated).with_metadata("full", "time to wait")
     }
 }
 
-impl Places {
+impl FailFastLimiter {
     /// `at_most` of them. `what` follows their number where there are no more.
     pub(crate) fn new(at_most: usize, what: &'static str) -> Self {
-        Self { queue: Queue::new(at_most, Share::Reserve, 0), at_most, what }
+        Self {
+            limiter: Limiter::new(at_most, Sharing::KeepHeadroom, 0),
+            capacity: at_most,
+            refusal_text: what,
+        }
     }
 
     /// Takes one, if there is one and the daemon is not shutting down.
-    pub(crate) fn enter(&self, principal: &Principal, drain: &Drain) -> Result<Place, Error> {
-        drain.refuse_new()?;
+    pub(crate) fn try_acquire(
+        &self,
+        principal: &Principal,
+        shutdown: &Shutdown,
+    ) -> Result<Permit, Error> {
+        shutdown.check_accepting()?;
         let most = principal.concurrent_calls();
-        at_once(&self.queue, self.at_most, principal, most, self.what)
+        try_acquire_or_explain(&self.limiter, self.capacity, principal, most, self.refusal_text)
     }
 }
 
-fn at_once(
-    queue: &Arc<Queue>,
+fn try_acquire_or_explain(
+    limiter: &Arc<Limiter>,
     at_most: usize,
     principal: &Principal,
     most: usize,
     what: &str,
-) -> Result<Place, Error> {
-    let full = match queue.at_once(principal.lane(), most) {
+) -> Result<Permit, Error> {
+    let full = match limiter.try_acquire(principal.key(), most) {
         Ok(place) => return Ok(place),
         Err(full) => full,
     };
     let at_most = at_most.min(most);
-    let text = match full.held >= at_most {
+    let text = match full.in_use >= at_most {
         true => format!("{at_most} {what}"),
         false => format!(
             "{} of {at_most} places are taken by this caller, and the rest is for others: {what}",
-            full.held
+            full.in_use
         ),
     };
     Err(Error::new(Reason::ResourceExhausted, text)
-        .retry_after(RETRY_LASTING)
-        .with("limit", at_most.to_string())
-        .with("full", "places"))
+        .retry_after(LONG_LIVED_RETRY_AFTER)
+        .with_metadata("limit", at_most.to_string())
+        .with_metadata("full", "places"))
 }
 
 /// Whom one finds before him who has waited.
-fn others(full: Full) -> String {
-    let Full { held, elsewhere, .. } = full;
-    match own(full) {
+fn describe_load(saturated: Saturated) -> String {
+    let Saturated { in_use: held, in_use_by_others: elsewhere, .. } = saturated;
+    match own_calls(saturated) {
         0 => format!("the places are taken: {elsewhere} calls of other callers go on"),
         _ => format!(
             "{} others of this caller wait and {held} go on, beside {elsewhere} of other callers",
-            full.waiting.saturating_sub(1)
+            saturated.queued.saturating_sub(1)
         ),
     }
 }
 
 /// What he can do about it.
-fn fewer(full: Full) -> &'static str {
-    match own(full) {
+fn concurrency_advice(saturated: Saturated) -> &'static str {
+    match own_calls(saturated) {
         0 => "",
         _ => ", with fewer at a time",
     }
 }
 
 /// Those of his own.
-fn own(full: Full) -> usize {
-    full.waiting.saturating_sub(1) + full.held
+fn own_calls(saturated: Saturated) -> usize {
+    saturated.queued.saturating_sub(1) + saturated.in_use
 }
 
 /// What a call is told whose deadline comes before its turn.
-fn in_vain(full: Full) -> Error {
+fn deadline_error(saturated: Saturated) -> Error {
     let text = format!(
         "the call could not begin before its deadline, and nothing was done, as {}: retry after the time given, with more time{}",
-        others(full),
-        fewer(full)
+        describe_load(saturated),
+        concurrency_advice(saturated)
     );
-    Error::new(Reason::Timeout, text).retry_after(full.retry_after)
+    Error::new(Reason::Timeout, text).retry_after(saturated.retry_after)
 }
 
-fn too_many(full: Full) -> Error {
+fn queue_full_error(saturated: Saturated) -> Error {
     let text = format!(
         "{} calls of this caller go on and {} wait, and no more may wait at a time: retry after the time given, with fewer at a time",
-        full.held, full.waiting
+        saturated.in_use, saturated.queued
     );
-    exhausted(text, full).with("limit", full.waiting.to_string()).with("full", "queue")
+    saturated_error(text, saturated)
+        .with_metadata("limit", saturated.queued.to_string())
+        .with_metadata("full", "queue")
 }
 
-fn exhausted(text: String, full: Full) -> Error {
-    Error::new(Reason::ResourceExhausted, text).retry_after(full.retry_after)
+fn saturated_error(text: String, saturated: Saturated) -> Error {
+    Error::new(Reason::ResourceExhausted, text).retry_after(saturated.retry_after)
 }

@@ -4,67 +4,75 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::{Answered, AnyTool, COST_OF_JSON, CheckedCall, OfTool, answered};
+use super::{
+    DynTool, DynValidatedCall, JSON_COST_PER_BYTE, JsonToolOutput, TypedCall, json_output,
+};
 use crate::{
     api::v1::{Risk, RunRequest},
     daemon::{
         call::{
             Pipeline,
             access::principal::Principal,
-            context::{Alias, Incoming},
+            context::{CallContext, ToolAlias},
         },
         catalog::custom::{CustomCall, CustomTool},
         error::Error,
-        tool::{Tool as _, run::Run},
+        tool::{Tool as _, run::RunCommand},
     },
 };
 
 /// What it costs to compare a byte with a schema, at least: some patterns may be in it.
-const COST_OF_SCHEMA: usize = 16;
+const MIN_SCHEMA_COST_PER_BYTE: usize = 16;
 
-impl AnyTool for CustomTool {
-    fn is_open(
+impl DynTool for CustomTool {
+    fn require_access(
         &self,
         pipeline: &Pipeline,
         principal: &Principal,
-        said: Option<&str>,
+        dialect_tool: Option<&str>,
     ) -> Result<(), Error> {
-        principal.may_call(self.name())?;
-        principal.has_role(pipeline.spec::<Run>()?.role, self.name())?;
-        pipeline.is_switched_on(self.name(), said)
+        principal.require_tool(self.name())?;
+        principal.require_role(pipeline.spec::<RunCommand>()?.role, self.name())?;
+        pipeline.require_enabled_tool(self.name(), dialect_tool)
     }
 
-    fn cost(&self) -> usize {
-        self.parts().max(COST_OF_SCHEMA) * COST_OF_JSON
+    fn cost_per_byte(&self) -> usize {
+        self.validation_cost().max(MIN_SCHEMA_COST_PER_BYTE) * JSON_COST_PER_BYTE
     }
 
-    fn check(
+    fn validate(
         &self,
         pipeline: &Pipeline,
-        incoming: Incoming,
+        context: CallContext,
         params: &Map<String, Value>,
-    ) -> Result<Box<dyn CheckedCall>, Error> {
+    ) -> Result<Box<dyn DynValidatedCall>, Error> {
         // Whoever may not call it is not told what it takes.
-        incoming.principal.may_call(self.name())?;
-        let workspace = Arc::clone(&pipeline.scene(&incoming)?.workspace);
+        context.principal.require_tool(self.name())?;
+        let workspace = Arc::clone(&pipeline.workspace_context(&context)?.workspace);
         let plain = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
-        let CustomCall { argv, told, shown } = self.call(params, plain)?;
-        let incoming = Incoming {
-            alias: Some(Alias { tool: self.name(), risk: self.risk() }),
-            limit: self.timeout(),
-            ..incoming
+        let CustomCall { argv, policy_view: told, recorded_params: shown } =
+            self.prepare_call(params, plain)?;
+        let context = CallContext {
+            alias: Some(ToolAlias { tool: self.name(), risk: self.risk() }),
+            timeout: self.timeout(),
+            ..context
         };
         let request = RunRequest { argv, ..RunRequest::default() };
-        let checked = pipeline.check_as::<Run>(&incoming, request, Some((told, shown)));
-        let checked = checked.map_err(|error| self.told_of_command(error, params))?;
-        Ok(Box::new(OfTool { incoming, checked }))
+        let checked =
+            pipeline.validate_request_as::<RunCommand>(&context, request, Some((told, shown)));
+        let checked = checked.map_err(|error| self.explain_command_error(error, params))?;
+        Ok(Box::new(TypedCall { context, validated: checked }))
     }
 
-    fn changes_something(&self, _pipeline: &Pipeline) -> bool {
+    fn is_mutating(&self, _pipeline: &Pipeline) -> bool {
         self.risk() != Risk::ReadOnly
     }
 
-    fn lost(&self, pipeline: &Pipeline, step: Option<u64>) -> Result<Answered, Error> {
-        answered::<Run>(pipeline, &Run::lost(step)?)
+    fn daemon_lost_output(
+        &self,
+        pipeline: &Pipeline,
+        step: Option<u64>,
+    ) -> Result<JsonToolOutput, Error> {
+        json_output::<RunCommand>(pipeline, &RunCommand::daemon_lost_response(step)?)
     }
 }

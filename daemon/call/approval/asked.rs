@@ -7,16 +7,18 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use super::shown::Shown;
+use super::shown::ApprovalPreview;
 use crate::daemon::{
-    call::policy::{decision::Snapshot, judged::Judged, pattern::Pattern, rule::Rule},
+    call::policy::{
+        decision::PolicySnapshot, judged::PolicyRequest, pattern::RulePattern, rule::Rule,
+    },
     error::Error,
     store::{
-        approvals::{ApprovalEnd, ApprovalRecord, EndState, Parameter},
+        approvals::{ApprovalEnd, ApprovalEndState, ApprovalParameter, ApprovalRecord},
         milliseconds,
         session::Session,
     },
-    telemetry::logs::humantime,
+    telemetry::logs::rfc3339_micros,
 };
 
 /// An approval, as it is shown.
@@ -30,30 +32,30 @@ pub(crate) struct Approval {
 
 /// A call that is to be asked about.
 #[derive(Debug)]
-pub(crate) struct Question {
+pub(crate) struct ApprovalRequest {
     /// What is asked.
     pub(crate) approval: Approval,
     /// What rules look at: a pattern for the call must match it.
-    pub(crate) call: Arc<Judged>,
+    pub(crate) policy_request: Arc<PolicyRequest>,
     /// What people are shown who ask for all.
-    pub(crate) shown: Shown,
+    pub(crate) preview: ApprovalPreview,
     /// Bytes that it holds, about.
-    pub(crate) size: usize,
+    pub(crate) held_bytes: usize,
     /// Its session.
     pub(crate) session: Arc<Session>,
     /// What each record of the call says.
-    pub(crate) about: Map<String, Value>,
+    pub(crate) common_record_fields: Map<String, Value>,
     /// When nobody waits any more.
-    pub(crate) until: Instant,
+    pub(crate) expires_at: Instant,
     /// Most that may wait in the workspace at one time.
-    pub(crate) at_most: usize,
+    pub(crate) max_pending: usize,
     /// What has decided that it is asked about.
-    pub(crate) before: Arc<Snapshot>,
+    pub(crate) policy_snapshot: Arc<PolicySnapshot>,
 }
 
 /// What somebody decides.
 #[derive(Debug)]
-pub(crate) enum Decision {
+pub(crate) enum ApprovalDecision {
     /// The call may be made.
     Allow,
     /// It may not.
@@ -61,19 +63,19 @@ pub(crate) enum Decision {
     /// It may be made, and those like it.
     Always {
         /// Which are like it; without, those that the suggested pattern matches.
-        pattern: Option<Pattern>,
+        pattern: Option<RulePattern>,
         /// When the rule ends.
         expires: SystemTime,
     },
 }
 
 /// What those who end a wait are called that are rules: their ids follow.
-const BY_RULE: &str = "rule ";
+const RULE_PREFIX: &str = "rule ";
 
 /// How a wait is to end.
 #[derive(Debug)]
-pub(super) struct Ending {
-    pub(super) state: EndState,
+pub(super) struct ApprovalResolution {
+    pub(super) state: ApprovalEndState,
     pub(super) by: String,
     pub(super) comment: String,
     /// The rule that is made with it.
@@ -82,39 +84,39 @@ pub(super) struct Ending {
 
 /// What became of an attempt to end a wait.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum ResolveOutcome {
     /// It has ended so.
-    Now(Arc<Approval>, Option<Arc<Rule>>),
+    Resolved(Arc<Approval>, Option<Arc<Rule>>),
     /// It had ended otherwise before.
-    Before(Arc<Approval>),
+    AlreadyResolved(Arc<Approval>),
 }
 
-impl Ending {
+impl ApprovalResolution {
     /// One that nobody has decided.
-    pub(super) fn undecided(state: EndState) -> Self {
+    pub(super) fn undecided(state: ApprovalEndState) -> Self {
         Self { state, by: "daemon".to_owned(), comment: String::new(), rule: None }
     }
 
     /// A rule lets the call in that was made while it waited.
     pub(super) fn by_rule(id: &str) -> Self {
         Self {
-            state: EndState::Allowed,
-            by: format!("{BY_RULE}{id}"),
+            state: ApprovalEndState::Allowed,
+            by: format!("{RULE_PREFIX}{id}"),
             comment: String::new(),
             rule: None,
         }
     }
 
     /// As it is kept.
-    pub(super) fn kept(&self) -> ApprovalEnd {
+    pub(super) fn to_approval_end(&self) -> ApprovalEnd {
         let rule_id = match &self.rule {
             Some(rule) => Some(rule.id.clone()),
-            None => self.by.strip_prefix(BY_RULE).map(str::to_owned),
+            None => self.by.strip_prefix(RULE_PREFIX).map(str::to_owned),
         };
         ApprovalEnd {
             state: self.state,
-            at_ms: milliseconds::of(SystemTime::now()),
-            by: self.by.clone(),
+            ended_ms: milliseconds::from_time(SystemTime::now()),
+            ended_by: self.by.clone(),
             comment: self.comment.clone(),
             rule_id: rule_id.unwrap_or_default(),
         }
@@ -122,11 +124,14 @@ impl Ending {
 }
 
 /// The record of a call that is asked about.
-pub(super) fn requested(record: &ApprovalRecord, about: &Map<String, Value>) -> Map<String, Value> {
-    let mut fields = common("approval_requested", record, about);
+pub(super) fn requested_record(
+    record: &ApprovalRecord,
+    about: &Map<String, Value>,
+) -> Map<String, Value> {
+    let mut fields = approval_fields("approval_requested", record, about);
     let parameters = record.parameters.iter();
     let parameters: Map<String, Value> = parameters
-        .map(|parameter| (parameter.name.clone(), on_one_line(parameter).into()))
+        .map(|parameter| (parameter.name.clone(), single_line_value(parameter).into()))
         .collect();
     fields.insert("params".to_owned(), parameters.into());
     fields.insert("files_affected".to_owned(), record.files.clone().into());
@@ -137,8 +142,8 @@ pub(super) fn requested(record: &ApprovalRecord, about: &Map<String, Value>) -> 
     fields
 }
 
-fn on_one_line(parameter: &Parameter) -> String {
-    let Parameter { value, omitted_bytes, ending, .. } = parameter;
+fn single_line_value(parameter: &ApprovalParameter) -> String {
+    let ApprovalParameter { value, omitted_bytes, ending, .. } = parameter;
     match omitted_bytes {
         0 => value.clone(),
         _ => format!("{value} … ({omitted_bytes} bytes left out) … {ending}"),
@@ -146,21 +151,24 @@ fn on_one_line(parameter: &Parameter) -> String {
 }
 
 /// What has let in a call that was allowed.
-pub(crate) fn let_in_by(record: &ApprovalRecord, end: &ApprovalEnd) -> String {
-    match end.by.starts_with(BY_RULE) {
-        true => end.by.clone(),
+pub(crate) fn allowed_by(record: &ApprovalRecord, end: &ApprovalEnd) -> String {
+    match end.ended_by.starts_with(RULE_PREFIX) {
+        true => end.ended_by.clone(),
         false => format!("approval {}", record.id),
     }
 }
 
 /// The record of how that ended.
-pub(super) fn decided(record: &ApprovalRecord, about: &Map<String, Value>) -> Map<String, Value> {
-    let mut fields = common("approval_decided", record, about);
+pub(super) fn decided_record(
+    record: &ApprovalRecord,
+    about: &Map<String, Value>,
+) -> Map<String, Value> {
+    let mut fields = approval_fields("approval_decided", record, about);
     let Some(end) = &record.end else {
         return fields;
     };
     fields.insert("state".to_owned(), end.state.name().into());
-    fields.insert("decided_by".to_owned(), end.by.as_str().into());
+    fields.insert("decided_by".to_owned(), end.ended_by.as_str().into());
     fields.insert("asked_by".to_owned(), record.asked_by.as_str().into());
     for (name, text) in [("comment", &end.comment), ("rule_id", &end.rule_id)] {
         if !text.is_empty() {
@@ -171,18 +179,22 @@ pub(super) fn decided(record: &ApprovalRecord, about: &Map<String, Value>) -> Ma
 }
 
 /// What is known of a call whose daemon has died.
-pub(super) fn about(record: &ApprovalRecord) -> Map<String, Value> {
+pub(super) fn lost_call_fields(record: &ApprovalRecord) -> Map<String, Value> {
     let mut fields = Map::new();
     fields.insert("call_id".to_owned(), record.call_id.as_str().into());
     fields.insert("tool".to_owned(), record.tool.as_str().into());
     fields
 }
 
-fn common(event: &str, record: &ApprovalRecord, about: &Map<String, Value>) -> Map<String, Value> {
+fn approval_fields(
+    event: &str,
+    record: &ApprovalRecord,
+    about: &Map<String, Value>,
+) -> Map<String, Value> {
     let mut fields = about.clone();
     for (name, text) in [
         ("event", event),
-        ("time", &humantime(SystemTime::now())),
+        ("time", &rfc3339_micros(SystemTime::now())),
         ("approval_id", &record.id),
         ("workspace", &record.workspace),
         ("principal", &record.principal),
@@ -194,20 +206,20 @@ fn common(event: &str, record: &ApprovalRecord, about: &Map<String, Value>) -> M
 
 /// The pattern that a rule for this call and its like gets: the one that was given, if it matches the call,
 /// else the suggested one.
-pub(super) fn pattern_for(
+pub(super) fn rule_pattern_for(
     question: &Approval,
-    call: &Judged,
-    given: Option<Pattern>,
-) -> Result<Pattern, Error> {
+    call: &PolicyRequest,
+    given: Option<RulePattern>,
+) -> Result<RulePattern, Error> {
     let Some(given) = given else {
         let suggested = question.suggested_pattern.as_deref().ok_or_else(|| {
             let text = "must be given: none is made of a call that is too large, that names files by a path that leads back (..), or that has an environment or a standard input, which nobody is shown";
             Error::invalid_field("pattern", text)
         })?;
-        return Pattern::parse(suggested).map_err(Error::internal);
+        return RulePattern::parse(suggested).map_err(Error::internal);
     };
     let mut texts = call.texts.iter().filter(|text| text.may_allow);
-    if texts.any(|text| given.is_in(&text.text)) {
+    if texts.any(|text| given.is_match(&text.text)) {
         return Ok(given);
     }
     let text = "does not match this call: its rule would not have let it in";

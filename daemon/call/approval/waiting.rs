@@ -6,17 +6,17 @@ use serde_json::{Map, Value};
 use tokio::{sync::watch, time::sleep};
 
 use super::{
-    asked::{Approval, Ended, Ending, decided},
-    shown::Shown,
+    asked::{Approval, ApprovalResolution, ResolveOutcome, decided_record},
+    shown::ApprovalPreview,
 };
 use crate::daemon::{
     call::{
-        policy::{book::RuleBook, judged::Judged},
-        state_error::of_database,
+        policy::{book::RuleStore, judged::PolicyRequest},
+        state_error::state_database_error,
     },
     error::Error,
     store::{
-        approvals::{ApprovalEnd, ApprovalLog, ApprovalRecord, EndState},
+        approvals::{ApprovalEnd, ApprovalEndState, ApprovalRecord, ApprovalTable},
         session::Session,
     },
     task,
@@ -24,48 +24,48 @@ use crate::daemon::{
 
 /// Rest before the end of an approval that could not be written down is tried again: twice as long each time,
 /// up to the longest.
-const REST: Duration = Duration::from_secs(1);
-const LONGEST_REST: Duration = Duration::from_secs(60);
+const MIN_STORE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_STORE_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A call that waits.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct PendingApproval {
     pub(super) approval: Arc<Approval>,
     /// What rules look at.
-    pub(super) call: Arc<Judged>,
+    pub(super) policy_request: Arc<PolicyRequest>,
     /// What people are shown who ask for all.
-    pub(super) shown: Shown,
+    pub(super) preview: ApprovalPreview,
     pub(super) session: Arc<Session>,
-    pub(super) about: Map<String, Value>,
+    pub(super) common_record_fields: Map<String, Value>,
     /// How it ended. Held while an end is written down.
-    end: tokio::sync::Mutex<Option<Arc<Approval>>>,
+    resolution: tokio::sync::Mutex<Option<Arc<Approval>>>,
     /// The same, for the call.
-    told: watch::Sender<Option<Arc<Approval>>>,
+    resolved: watch::Sender<Option<Arc<Approval>>>,
 }
 
-impl Waiting {
+impl PendingApproval {
     /// One that has just been asked about.
     pub(super) fn new(
         approval: Arc<Approval>,
-        call: Arc<Judged>,
-        shown: Shown,
+        call: Arc<PolicyRequest>,
+        shown: ApprovalPreview,
         session: Arc<Session>,
         about: Map<String, Value>,
     ) -> Self {
         Self {
             approval,
-            call,
-            shown,
+            policy_request: call,
+            preview: shown,
             session,
-            about,
-            end: tokio::sync::Mutex::default(),
-            told: watch::Sender::new(None),
+            common_record_fields: about,
+            resolution: tokio::sync::Mutex::default(),
+            resolved: watch::Sender::new(None),
         }
     }
 
     /// Waits for its end.
-    pub(super) async fn ended(&self) -> Arc<Approval> {
-        let mut told = self.told.subscribe();
+    pub(super) async fn resolved(&self) -> Arc<Approval> {
+        let mut told = self.resolved.subscribe();
         loop {
             if let Some(approval) = &*told.borrow_and_update() {
                 return Arc::clone(approval);
@@ -79,28 +79,29 @@ impl Waiting {
 
     /// Ends it, unless it has ended. `tell` tells those who watch, before the call goes on. Not to be
     /// cancelled: what is on disk must be what is told.
-    pub(super) async fn finish(
+    pub(super) async fn resolve(
         &self,
-        ending: Ending,
-        log: &ApprovalLog,
-        book: &RuleBook,
+        resolution: ApprovalResolution,
+        log: &ApprovalTable,
+        book: &RuleStore,
         tell: impl FnOnce(Arc<Approval>),
-    ) -> Result<Ended, Error> {
-        let mut end = self.end.lock().await;
+    ) -> Result<ResolveOutcome, Error> {
+        let mut end = self.resolution.lock().await;
         if let Some(before) = &*end {
-            return Ok(Ended::Before(Arc::clone(before)));
+            return Ok(ResolveOutcome::AlreadyResolved(Arc::clone(before)));
         }
         let id = self.approval.record.id.clone();
-        let is_decision = matches!(ending.state, EndState::Allowed | EndState::Denied);
-        let kept = ending.kept();
-        let written = match ending.rule {
+        let is_decision =
+            matches!(resolution.state, ApprovalEndState::Allowed | ApprovalEndState::Denied);
+        let kept = resolution.to_approval_end();
+        let written = match resolution.rule {
             Some(rule) => {
-                let with = |stored| log.end(id, kept.clone(), Some(stored));
+                let with = |stored| log.record_end(id, kept.clone(), Some(stored));
                 book.add_with(rule, with).await.map(Some)
             }
             None => {
-                let written = log.end(id, kept.clone(), None).await;
-                written.map(|()| None).map_err(|error| of_database(&error))
+                let written = log.record_end(id, kept.clone(), None).await;
+                written.map(|()| None).map_err(|error| state_database_error(&error))
             }
         };
         let rule = match written {
@@ -110,7 +111,7 @@ impl Waiting {
             Err(error) => {
                 tracing::error!(%error, "the end of an approval could not be kept yet");
                 let (log, id) = (log.clone(), self.approval.record.id.clone());
-                task::spawn("end of an approval", keep_later(log, id, kept.clone()));
+                task::spawn("end of an approval", store_end_later(log, id, kept.clone()));
                 None
             }
         };
@@ -118,25 +119,28 @@ impl Waiting {
             record: ApprovalRecord { end: Some(kept), ..self.approval.record.clone() },
             suggested_pattern: None,
         });
-        if let Err(error) = self.session.note(decided(&approval.record, &self.about)) {
+        if let Err(error) = self
+            .session
+            .record_without_step(decided_record(&approval.record, &self.common_record_fields))
+        {
             tracing::error!(%error, "the end of an approval could not be recorded");
         }
         *end = Some(Arc::clone(&approval));
         tell(Arc::clone(&approval));
-        self.told.send_replace(Some(Arc::clone(&approval)));
-        Ok(Ended::Now(approval, rule))
+        self.resolved.send_replace(Some(Arc::clone(&approval)));
+        Ok(ResolveOutcome::Resolved(approval, rule))
     }
 }
 
 /// Writes an end down once that can be: until then the call would seem to wait, and nobody could decide.
-async fn keep_later(log: ApprovalLog, id: String, end: ApprovalEnd) {
-    let mut rest = REST;
+async fn store_end_later(log: ApprovalTable, id: String, end: ApprovalEnd) {
+    let mut rest = MIN_STORE_RETRY_INTERVAL;
     loop {
         sleep(rest).await;
-        match log.end(id.clone(), end.clone(), None).await {
+        match log.record_end(id.clone(), end.clone(), None).await {
             Ok(()) => return,
             Err(error) => tracing::debug!(%error, "the end of an approval could still not be kept"),
         }
-        rest = (rest * 2).min(LONGEST_REST);
+        rest = (rest * 2).min(MAX_STORE_RETRY_INTERVAL);
     }
 }

@@ -13,117 +13,124 @@ use serde::{
 use serde_json::{Map, Value, json};
 
 /// Most bytes of `data` and `text` together: with what surrounds both, less than 4 MiB.
-const BOTH: usize = 15 << 18;
+const MAX_DATA_AND_TEXT_BYTES: usize = 15 << 18;
 /// Most bytes of `data`. What a tool answers by default fits, and what a command may write to both its streams by
 /// default fits into what that leaves to `text`.
-const DATA_BYTES: usize = 14 << 18;
+const MAX_DATA_BYTES: usize = 14 << 18;
 /// What says that something is left out, of an answer and of the text that stands for it.
-const TRUNCATED: &str = "truncated";
+const TRUNCATED_FIELD: &str = "truncated";
 /// Shortest limit of a text, where texts are cut. Longer limits that are tried are a quarter apart.
-const SHORTEST: usize = 1 << 10;
+const MIN_TEXT_LIMIT_BYTES: usize = 1 << 10;
 /// Longest lists that are left where that is not enough.
-const LONGEST_LISTS: [usize; 5] = [20_000, 5000, 1000, 100, 10];
+const LIST_LIMITS_ITEMS: [usize; 5] = [20_000, 5000, 1000, 100, 10];
 /// What a value takes beside its text, at most.
-const AROUND: usize = 16;
+const VALUE_OVERHEAD_BYTES: usize = 16;
 /// Most bytes of the mark in a text that is cut, beside what the mark says of the rest.
-const MARK: usize = 64;
+const MAX_MARK_BYTES: usize = 64;
 
 /// Where texts and lists are cut, and what marks say of the rest of a text.
 #[derive(Debug, Clone, Copy)]
-struct Cut<'r> {
-    longest_text: usize,
-    longest_list: usize,
-    rest: &'r str,
+struct TruncationPlan<'r> {
+    max_text_bytes: usize,
+    max_list_items: usize,
+    rest_hint: &'r str,
 }
 
 /// Cuts what is too long, until all of it fits. Returns whether it did anyway. `rest` says where the rest of a text is.
-pub(super) fn fit(data: &mut Map<String, Value>, rest: &str) -> bool {
-    let Some(cut) = Cut::of(data, rest) else {
+pub(super) fn truncate_to_fit(data: &mut Map<String, Value>, rest_hint: &str) -> bool {
+    let Some(cut) = TruncationPlan::for_data(data, rest_hint) else {
         return true;
     };
-    cut.fields(data);
-    if let Some(Value::Bool(is_truncated)) = data.get_mut(TRUNCATED) {
+    cut.truncate_fields(data);
+    if let Some(Value::Bool(is_truncated)) = data.get_mut(TRUNCATED_FIELD) {
         *is_truncated = true;
     }
     false
 }
 
 /// The JSON of `shown`, as far as there is room for it beside `data`; and whether that is all of it.
-pub(super) fn text_of(
+pub(super) fn text_beside_data(
     shown: &Map<String, Value>,
     data: &Map<String, Value>,
-    rest: &str,
+    rest_hint: &str,
 ) -> (String, bool) {
-    let room = room_beside(data, rest);
-    if let Some(text) = json_within(shown, room) {
+    let room = text_budget_beside(data, rest_hint);
+    if let Some(text) = json_if_fits(shown, room) {
         return (text, true);
     }
-    (json_cut(shown, room, rest), false)
+    (truncated_json(shown, room, rest_hint), false)
 }
 
 /// The JSON of what is left of an object when it is cut to so many bytes of JSON.
-fn json_cut(data: &Map<String, Value>, most: usize, rest: &str) -> String {
-    let text = Cut::all(most, rest).find_map(|cut| json_within(&Shortened { data, cut }, most));
-    text.unwrap_or_else(|| json!({ TRUNCATED: true }).to_string())
+fn truncated_json(data: &Map<String, Value>, most: usize, rest_hint: &str) -> String {
+    let text = TruncationPlan::candidates(most, rest_hint)
+        .find_map(|cut| json_if_fits(&TruncatedObject { data, plan: cut }, most));
+    text.unwrap_or_else(|| json!({ TRUNCATED_FIELD: true }).to_string())
 }
 
 /// An object whose JSON has at most so many bytes: texts keep their beginnings and ends, lists their first elements,
 /// and `truncated` says so. None where all of it has no more.
-pub(crate) fn shortened(
+pub(crate) fn truncate_object(
     data: &Map<String, Value>,
     most: usize,
-    rest: &str,
+    rest_hint: &str,
 ) -> Option<Map<String, Value>> {
-    if json_within(data, most).is_some() {
+    if json_if_fits(data, most).is_some() {
         return None;
     }
-    serde_json::from_str(&json_cut(data, most, rest)).ok()
+    serde_json::from_str(&truncated_json(data, most, rest_hint)).ok()
 }
 
 /// A text, or its beginning and its end, that has at most so many bytes as JSON.
-pub(crate) fn shortened_text(text: &str, most: usize, rest: &str) -> String {
-    if json_within(&text, most).is_some() {
+pub(crate) fn truncate_text_to_json_bytes(text: &str, most: usize, rest_hint: &str) -> String {
+    if json_if_fits(&text, most).is_some() {
         return text.to_owned();
     }
-    let cuts = Cut::all(most, rest).map(|cut| cut_text(text, cut.longest_text, false, rest));
-    let fitting = cuts.into_iter().find(|cut| json_within(cut, most).is_some());
+    let cuts = TruncationPlan::candidates(most, rest_hint)
+        .map(|cut| truncate_text(text, cut.max_text_bytes, false, rest_hint));
+    let fitting = cuts.into_iter().find(|cut| json_if_fits(cut, most).is_some());
     fitting.unwrap_or_default().into_owned()
 }
 
 /// A text, or its beginning and its end, where there is no room for all of it beside `data`; and whether that is all
 /// of it.
-pub(super) fn within(
+pub(super) fn truncate_text_beside_data(
     text: String,
     data: Option<&Map<String, Value>>,
-    rest: &str,
+    rest_hint: &str,
 ) -> (String, bool) {
-    let most = data.map_or(DATA_BYTES, |data| room_beside(data, rest));
-    let mark = MARK + rest.len();
+    let most = data.map_or(MAX_DATA_BYTES, |data| text_budget_beside(data, rest_hint));
+    let mark = MAX_MARK_BYTES + rest_hint.len();
     match text.len() > most {
-        true => (cut_text(&text, most - mark, false, rest).into_owned(), false),
+        true => (truncate_text(&text, most - mark, false, rest_hint).into_owned(), false),
         false => (text, true),
     }
 }
 
 /// Most bytes of the text that goes along with `data`.
-fn room_beside(data: &Map<String, Value>, rest: &str) -> usize {
-    let size = match Cut::of(data, rest) {
-        Some(cut) => cut.size_of_fields(data),
-        None => size_of_fields(data),
+fn text_budget_beside(data: &Map<String, Value>, rest_hint: &str) -> usize {
+    let size = match TruncationPlan::for_data(data, rest_hint) {
+        Some(cut) => cut.encoded_size_of_fields(data),
+        None => encoded_size_of_fields(data),
     };
-    BOTH - size.min(DATA_BYTES)
+    MAX_DATA_AND_TEXT_BYTES - size.min(MAX_DATA_BYTES)
 }
 
 /// The JSON of this, if it is no longer.
-fn json_within(value: &impl Serialize, most: usize) -> Option<String> {
-    let mut written = Within { bytes: Vec::new(), most };
+fn json_if_fits(value: &impl Serialize, most: usize) -> Option<String> {
+    let mut written = SizeCappedWriter { bytes: Vec::new(), max_bytes: most };
     serde_json::to_writer(&mut written, value).ok()?;
     String::from_utf8(written.bytes).ok()
 }
 
 /// A text, or its beginning and its end, and between them a mark that says how much is left out. Base64 is to be read
 /// on its own: of it there is the beginning, with no mark in it, and no part of a group of four.
-fn cut_text<'t>(text: &'t str, longest: usize, is_base64: bool, rest: &str) -> Cow<'t, str> {
+fn truncate_text<'t>(
+    text: &'t str,
+    longest: usize,
+    is_base64: bool,
+    rest_hint: &str,
+) -> Cow<'t, str> {
     if text.len() <= longest {
         return text.into();
     }
@@ -135,7 +142,7 @@ fn cut_text<'t>(text: &'t str, longest: usize, is_base64: bool, rest: &str) -> C
     let left_out = tail - head;
     let (head, tail) = (text.get(..head), text.get(tail..));
     let (head, tail) = (head.unwrap_or_default(), tail.unwrap_or_default());
-    format!("{head}\n[jig: {left_out} bytes left out{rest}]\n{tail}").into()
+    format!("{head}\n[jig: {left_out} bytes left out{rest_hint}]\n{tail}").into()
 }
 
 /// Whether the texts of an object are Base64, as it says itself.
@@ -144,155 +151,166 @@ fn is_base64(fields: &Map<String, Value>) -> bool {
     encoding.is_some_and(|encoding| encoding.to_lowercase().ends_with("base64"))
 }
 
-impl<'r> Cut<'r> {
+impl<'r> TruncationPlan<'r> {
     /// All that are tried for `most` bytes, one after the other.
-    fn all(most: usize, rest: &'r str) -> impl Iterator<Item = Self> {
-        let shorter = |longest: &usize| Some(longest / 4 * 3).filter(|next| *next > SHORTEST);
-        let texts = iter::successors(Some(most.max(SHORTEST)), shorter);
-        let texts = texts.chain([SHORTEST]).map(move |longest_text| Self {
-            longest_text,
-            longest_list: usize::MAX,
-            rest,
+    fn candidates(most: usize, rest: &'r str) -> impl Iterator<Item = Self> {
+        let shorter =
+            |longest: &usize| Some(longest / 4 * 3).filter(|next| *next > MIN_TEXT_LIMIT_BYTES);
+        let texts = iter::successors(Some(most.max(MIN_TEXT_LIMIT_BYTES)), shorter);
+        let texts = texts.chain([MIN_TEXT_LIMIT_BYTES]).map(move |longest_text| Self {
+            max_text_bytes: longest_text,
+            max_list_items: usize::MAX,
+            rest_hint: rest,
         });
-        let lists =
-            LONGEST_LISTS.map(|longest_list| Self { longest_text: SHORTEST, longest_list, rest });
+        let lists = LIST_LIMITS_ITEMS.map(|longest_list| Self {
+            max_text_bytes: MIN_TEXT_LIMIT_BYTES,
+            max_list_items: longest_list,
+            rest_hint: rest,
+        });
         texts.chain(lists)
     }
 
     /// What has `data` fit, if it does not anyway.
-    fn of(data: &Map<String, Value>, rest: &'r str) -> Option<Self> {
-        if size_of_fields(data) <= DATA_BYTES {
+    fn for_data(data: &Map<String, Value>, rest: &'r str) -> Option<Self> {
+        if encoded_size_of_fields(data) <= MAX_DATA_BYTES {
             return None;
         }
         let mut last = None;
-        for cut in Self::all(DATA_BYTES, rest) {
+        for cut in Self::candidates(MAX_DATA_BYTES, rest) {
             last = Some(cut);
-            if cut.size_of_fields(data) <= DATA_BYTES {
+            if cut.encoded_size_of_fields(data) <= MAX_DATA_BYTES {
                 break;
             }
         }
         last
     }
 
-    fn fields(self, fields: &mut Map<String, Value>) {
+    fn truncate_fields(self, fields: &mut Map<String, Value>) {
         let is_base64 = is_base64(fields);
         for value in fields.values_mut() {
-            self.value(value, is_base64);
+            self.truncate_value(value, is_base64);
         }
     }
 
-    fn value(self, value: &mut Value, is_base64: bool) {
+    fn truncate_value(self, value: &mut Value, is_base64: bool) {
         match value {
-            Value::String(text) if text.len() > self.longest_text => {
-                *text = cut_text(text, self.longest_text, is_base64, self.rest).into_owned();
+            Value::String(text) if text.len() > self.max_text_bytes => {
+                *text = truncate_text(text, self.max_text_bytes, is_base64, self.rest_hint)
+                    .into_owned();
             }
             Value::Array(items) => {
-                items.truncate(self.longest_list);
+                items.truncate(self.max_list_items);
                 for item in items {
-                    self.value(item, false);
+                    self.truncate_value(item, false);
                 }
             }
-            Value::Object(fields) => self.fields(fields),
+            Value::Object(fields) => self.truncate_fields(fields),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
     }
 
     /// Bytes of the message that stands for what is left of a value, at most.
-    fn size(self, value: &Value) -> usize {
-        AROUND
+    fn encoded_size(self, value: &Value) -> usize {
+        VALUE_OVERHEAD_BYTES
             + match value {
                 Value::String(text) => {
-                    let mark = MARK + self.rest.len();
-                    text.len().min(self.longest_text.saturating_add(mark))
+                    let mark = MAX_MARK_BYTES + self.rest_hint.len();
+                    text.len().min(self.max_text_bytes.saturating_add(mark))
                 }
                 Value::Array(items) => {
-                    let items = items.iter().take(self.longest_list);
-                    items.map(|item| self.size(item)).sum()
+                    let items = items.iter().take(self.max_list_items);
+                    items.map(|item| self.encoded_size(item)).sum()
                 }
-                Value::Object(fields) => self.size_of_fields(fields),
+                Value::Object(fields) => self.encoded_size_of_fields(fields),
                 Value::Null | Value::Bool(_) | Value::Number(_) => 0,
             }
     }
 
-    fn size_of_fields(self, fields: &Map<String, Value>) -> usize {
+    fn encoded_size_of_fields(self, fields: &Map<String, Value>) -> usize {
         let fields = fields.iter();
-        fields.map(|(name, value)| AROUND + name.len() + self.size(value)).sum()
+        fields
+            .map(|(name, value)| VALUE_OVERHEAD_BYTES + name.len() + self.encoded_size(value))
+            .sum()
     }
 }
 
 /// Bytes of the message that stands for these.
-pub(in crate::daemon::call) fn size_of_fields(fields: &Map<String, Value>) -> usize {
-    let nothing = Cut { longest_text: usize::MAX, longest_list: usize::MAX, rest: "" };
-    nothing.size_of_fields(fields)
+pub(in crate::daemon::call) fn encoded_size_of_fields(fields: &Map<String, Value>) -> usize {
+    let nothing =
+        TruncationPlan { max_text_bytes: usize::MAX, max_list_items: usize::MAX, rest_hint: "" };
+    nothing.encoded_size_of_fields(fields)
 }
 
 /// What is left of an answer, which says that it is not all.
-struct Shortened<'a> {
+struct TruncatedObject<'a> {
     data: &'a Map<String, Value>,
-    cut: Cut<'a>,
+    plan: TruncationPlan<'a>,
 }
 
 /// What is left of a part of it.
-struct Part<'a> {
+struct TruncatedValue<'a> {
     value: &'a Value,
-    cut: Cut<'a>,
+    plan: TruncationPlan<'a>,
     is_base64: bool,
 }
 
-impl<'a> Shortened<'a> {
+impl<'a> TruncatedObject<'a> {
     fn parts(
         fields: &'a Map<String, Value>,
-        cut: Cut<'a>,
-    ) -> impl Iterator<Item = (&'a String, Part<'a>)> {
+        cut: TruncationPlan<'a>,
+    ) -> impl Iterator<Item = (&'a String, TruncatedValue<'a>)> {
         let is_base64 = is_base64(fields);
-        let part = move |value| Part { value, cut, is_base64 };
+        let part = move |value| TruncatedValue { value, plan: cut, is_base64 };
         let fields = fields.iter();
         fields.map(move |(name, value)| (name, part(value)))
     }
 }
 
-impl Serialize for Shortened<'_> {
+impl Serialize for TruncatedObject<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        for (name, part) in Self::parts(self.data, self.cut) {
-            if name != TRUNCATED {
+        for (name, part) in Self::parts(self.data, self.plan) {
+            if name != TRUNCATED_FIELD {
                 map.serialize_entry(name, &part)?;
             }
         }
-        map.serialize_entry(TRUNCATED, &true)?;
+        map.serialize_entry(TRUNCATED_FIELD, &true)?;
         map.end()
     }
 }
 
-impl Serialize for Part<'_> {
+impl Serialize for TruncatedValue<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { value, cut, is_base64 } = *self;
+        let Self { value, plan: cut, is_base64 } = *self;
         match value {
-            Value::String(text) => {
-                serializer.serialize_str(&cut_text(text, cut.longest_text, is_base64, cut.rest))
-            }
+            Value::String(text) => serializer.serialize_str(&truncate_text(
+                text,
+                cut.max_text_bytes,
+                is_base64,
+                cut.rest_hint,
+            )),
             Value::Array(items) => {
                 let mut seq = serializer.serialize_seq(None)?;
-                for value in items.iter().take(cut.longest_list) {
-                    seq.serialize_element(&Part { value, cut, is_base64: false })?;
+                for value in items.iter().take(cut.max_list_items) {
+                    seq.serialize_element(&TruncatedValue { value, plan: cut, is_base64: false })?;
                 }
                 seq.end()
             }
-            Value::Object(fields) => serializer.collect_map(Shortened::parts(fields, cut)),
+            Value::Object(fields) => serializer.collect_map(TruncatedObject::parts(fields, cut)),
             Value::Null | Value::Bool(_) | Value::Number(_) => value.serialize(serializer),
         }
     }
 }
 
 /// What is written, if it is no longer than this.
-struct Within {
+struct SizeCappedWriter {
     bytes: Vec<u8>,
-    most: usize,
+    max_bytes: usize,
 }
 
-impl Write for Within {
+impl Write for SizeCappedWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > self.most - self.bytes.len() {
+        if bytes.len() > self.max_bytes - self.bytes.len() {
             return Err(io::ErrorKind::WriteZero.into());
         }
         self.bytes.extend_from_slice(bytes);
@@ -309,7 +327,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::daemon::call::structure::structure;
+    use crate::daemon::call::structure::json_to_struct;
 
     #[test]
     fn all_that_is_answered_fits_into_a_message() {
@@ -329,13 +347,13 @@ mod tests {
             (json!({"stdout": "x".repeat(100 << 10), "stderr": "y"}), true, true),
         ] {
             let mut data = data.as_object().unwrap().clone();
-            let (text, is_all) = text_of(&data, &data, "");
+            let (text, is_all) = text_beside_data(&data, &data, "");
             assert_eq!(is_all, is_said);
-            assert_eq!(fit(&mut data, ""), fits);
+            assert_eq!(truncate_to_fit(&mut data, ""), fits);
             let said: Value = serde_json::from_str(&text).unwrap();
-            assert_eq!(said[TRUNCATED], if is_all { Value::Null } else { true.into() });
+            assert_eq!(said[TRUNCATED_FIELD], if is_all { Value::Null } else { true.into() });
             assert!(!is_all || said.as_object() == Some(&data));
-            let message = structure(data.clone()).encoded_len();
+            let message = json_to_struct(data.clone()).encoded_len();
             assert!(message + text.len() < 4_000_000, "{message}, {}", text.len());
             // And not much less than could be.
             assert!(is_all || text.len() > 50_000, "{}", text.len());
@@ -343,7 +361,7 @@ mod tests {
         }
         let small = json!({"a": 1});
         let small = small.as_object().unwrap();
-        let (text, is_all) = text_of(small, small, "");
+        let (text, is_all) = text_beside_data(small, small, "");
         assert_eq!((text.as_str(), is_all), ("{\"a\":1}", true));
     }
 
@@ -352,8 +370,8 @@ mod tests {
         let long = 10 << 20;
         let mut data = json!({"content": format!("{}END", "x".repeat(long - 3))});
         let data = data.as_object_mut().unwrap();
-        let (text, _) = text_of(data, data, ": there");
-        fit(data, ": there");
+        let (text, _) = text_beside_data(data, data, ": there");
+        truncate_to_fit(data, ": there");
         let said: Value = serde_json::from_str(&text).unwrap();
         for content in [&data["content"], &said["content"]] {
             let (head, tail) = content.as_str().unwrap().split_once("\n[jig: ").unwrap();
@@ -372,9 +390,9 @@ mod tests {
             "truncated": false,
         });
         let data = data.as_object_mut().unwrap();
-        let (text, is_all) = text_of(data, data, "");
-        assert!(!fit(data, "") && !is_all);
-        assert_eq!(data[TRUNCATED], true);
+        let (text, is_all) = text_beside_data(data, data, "");
+        assert!(!truncate_to_fit(data, "") && !is_all);
+        assert_eq!(data[TRUNCATED_FIELD], true);
         let said: Value = serde_json::from_str(&text).unwrap();
         for content in [&data["content"], &said["content"]] {
             let content = content.as_str().unwrap();
@@ -383,7 +401,7 @@ mod tests {
         // Others that are cut have no such field.
         let mut other = json!({"content": "x".repeat(4 << 20)});
         let other = other.as_object_mut().unwrap();
-        assert!(!fit(other, "") && !other.contains_key(TRUNCATED));
+        assert!(!truncate_to_fit(other, "") && !other.contains_key(TRUNCATED_FIELD));
     }
 
     #[test]
@@ -392,21 +410,21 @@ mod tests {
             let text = format!("a{}z", text.repeat(100_000));
             let data = json!({"stdout": &text, "exit_code": 1, "list": vec!["l"; 3]});
             for most in [12 << 10, 32 << 10] {
-                let short = shortened(data.as_object().unwrap(), most, ": there").unwrap();
+                let short = truncate_object(data.as_object().unwrap(), most, ": there").unwrap();
                 let json = Value::from(short.clone()).to_string();
                 assert!(json.len() <= most && json.len() > most / 3, "{}", json.len());
                 assert_eq!((&short["truncated"], &short["exit_code"]), (&true.into(), &1.into()));
                 let stdout = short["stdout"].as_str().unwrap();
                 assert!(stdout.starts_with('a') && stdout.ends_with('z'));
                 assert!(stdout.contains(" bytes left out: there]\n"));
-                let short = shortened_text(&text, most, "");
+                let short = truncate_text_to_json_bytes(&text, most, "");
                 let json = Value::from(short.as_str()).to_string();
                 assert!(json.len() <= most && json.len() > most / 3, "{}", json.len());
                 assert!(short.starts_with('a') && short.ends_with('z'));
             }
         }
-        assert_eq!(shortened(json!({"a": 1}).as_object().unwrap(), 7, ""), None);
-        assert_eq!(shortened_text("abc", 5, ""), "abc");
+        assert_eq!(truncate_object(json!({"a": 1}).as_object().unwrap(), 7, ""), None);
+        assert_eq!(truncate_text_to_json_bytes("abc", 5, ""), "abc");
     }
 
     #[test]
@@ -414,11 +432,11 @@ mod tests {
         let long = "x".repeat(4 << 20);
         let small = json!({"a": 1});
         for (data, least) in [(None, 3 << 20), (small.as_object(), 3 << 20)] {
-            let (text, is_all) = within(long.clone(), data, "");
-            assert!(!is_all && text.len() > least && text.len() <= BOTH);
+            let (text, is_all) = truncate_text_beside_data(long.clone(), data, "");
+            assert!(!is_all && text.len() > least && text.len() <= MAX_DATA_AND_TEXT_BYTES);
             assert!(text.contains(" bytes left out]\nx") && text.ends_with('x'));
         }
-        let (text, is_all) = within("x".to_owned(), None, "");
+        let (text, is_all) = truncate_text_beside_data("x".to_owned(), None, "");
         assert_eq!((text.as_str(), is_all), ("x", true));
     }
 }

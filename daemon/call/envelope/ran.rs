@@ -6,7 +6,7 @@ use crate::api::v1::{InvokeResponse, Outcome, ToolError};
 
 /// What a command has left, for those who look for it beside the answer.
 #[derive(Debug, Clone, Default)]
-pub(in crate::daemon::call) struct Ran {
+pub(in crate::daemon::call) struct CommandExitInfo {
     /// How it ended; not declared where none ran.
     outcome: Outcome,
     /// The signal that ended it, if one did.
@@ -23,9 +23,9 @@ pub(in crate::daemon::call) struct Ran {
     pub(super) abnormal_exit: Option<ToolError>,
 }
 
-impl Ran {
+impl CommandExitInfo {
     /// What the answer of a command says of it.
-    pub(in crate::daemon::call) fn of(data: &Map<String, Value>) -> Self {
+    pub(in crate::daemon::call) fn from_output(data: &Map<String, Value>) -> Self {
         let text = |name: &str| data.get(name).and_then(Value::as_str).unwrap_or_default();
         let code = data.get("exit_code").and_then(Value::as_i64);
         Self {
@@ -45,12 +45,12 @@ impl Ran {
     }
 
     /// What a text that is cut says of its rest.
-    pub(super) fn rest(&self, reader: Option<&str>) -> String {
-        rest(&self.stdout_path, &self.stderr_path, reader)
+    pub(super) fn output_hint(&self, reader: Option<&str>) -> String {
+        output_hint(&self.stdout_path, &self.stderr_path, reader)
     }
 
     /// Tells of it beside the answer.
-    pub(super) fn put(&self, response: &mut InvokeResponse) {
+    pub(super) fn write_to(&self, response: &mut InvokeResponse) {
         response.outcome = self.outcome.into();
         response.signal.clone_from(&self.signal);
         response.limit.clone_from(&self.limit);
@@ -62,7 +62,7 @@ impl Ran {
 
 /// What a text that is cut says of its rest: where the output of a command is that is at these paths; empty where
 /// there are none.
-pub(crate) fn rest(stdout_path: &str, stderr_path: &str, reader: Option<&str>) -> String {
+pub(crate) fn output_hint(stdout_path: &str, stderr_path: &str, reader: Option<&str>) -> String {
     match (stdout_path, reader) {
         ("", _) => ": ask for less at a time".to_owned(),
         (path, Some(reader)) => format!(

@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::daemon::{
     error::{Error, Reason, Violation},
-    store::approvals::EndState,
+    store::approvals::ApprovalEndState,
 };
 
-const RESPONSE: u8 = 0;
-const ERROR: u8 = 1;
+const RESPONSE_TAG: u8 = 0;
+const ERROR_TAG: u8 = 1;
 
 /// An error, without its cause: that was for the log of the daemon.
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct StoredError {
     reason: String,
     message: String,
     metadata: Vec<(String, String)>,
@@ -31,7 +31,7 @@ pub(in crate::daemon::call) fn encode<R: Message>(result: &Result<R, Error>) -> 
     match result {
         Ok(response) => {
             let mut bytes = BytesMut::new();
-            bytes.put_u8(RESPONSE);
+            bytes.put_u8(RESPONSE_TAG);
             bytes.put_slice(&response.encode_to_vec());
             bytes.freeze()
         }
@@ -44,7 +44,7 @@ pub(in crate::daemon::call) fn encode_error(error: &Error) -> Bytes {
     let metadata = error.metadata.iter();
     let violations = error.violations.iter();
     let wait = error.retry_after.map(|wait| wait.as_millis());
-    let kept = Kept {
+    let kept = StoredError {
         reason: error.reason.name().to_owned(),
         message: error.message.clone().into_owned(),
         metadata: metadata
@@ -56,7 +56,7 @@ pub(in crate::daemon::call) fn encode_error(error: &Error) -> Bytes {
         retry_after_ms: wait.and_then(|wait| u64::try_from(wait).ok()),
     };
     let mut bytes = BytesMut::new();
-    bytes.put_u8(ERROR);
+    bytes.put_u8(ERROR_TAG);
     bytes.put_slice(&serde_json::to_vec(&kept).unwrap_or_default());
     bytes.freeze()
 }
@@ -64,9 +64,9 @@ pub(in crate::daemon::call) fn encode_error(error: &Error) -> Bytes {
 /// The answer that these bytes are.
 pub(in crate::daemon::call) fn decode<R: Message + Default>(bytes: &[u8]) -> Result<R, Error> {
     match bytes.split_first() {
-        Some((&RESPONSE, message)) => R::decode(message).map_err(Error::internal),
-        Some((&ERROR, kept)) => {
-            let kept: Kept = serde_json::from_slice(kept).map_err(Error::internal)?;
+        Some((&RESPONSE_TAG, message)) => R::decode(message).map_err(Error::internal),
+        Some((&ERROR_TAG, kept)) => {
+            let kept: StoredError = serde_json::from_slice(kept).map_err(Error::internal)?;
             let reason = Reason::from_name(&kept.reason).unwrap_or(Reason::Internal);
             let violations = kept.violations.into_iter();
             Err(Error {
@@ -91,8 +91,8 @@ pub(in crate::daemon::call) fn decode<R: Message + Default>(bytes: &[u8]) -> Res
 pub(in crate::daemon::call) fn is_final<R>(result: &Result<R, Error>) -> bool {
     match result {
         Ok(_) => true,
-        Err(error) if error.is_not_begun => false,
-        Err(error) if error.reason == Reason::ApprovalDenied => was_denied(error),
+        Err(error) if error.not_started => false,
+        Err(error) if error.reason == Reason::ApprovalDenied => is_denied(error),
         Err(error) => !matches!(
             error.reason,
             Reason::InvalidParams
@@ -112,10 +112,10 @@ pub(in crate::daemon::call) fn is_final<R>(result: &Result<R, Error>) -> bool {
 }
 
 /// Whether somebody was asked to approve the call and has denied it: that is not asked twice.
-pub(in crate::daemon::call) fn was_denied(error: &Error) -> bool {
+pub(in crate::daemon::call) fn is_denied(error: &Error) -> bool {
     let state = error.metadata.iter().find(|(name, _)| name == "state");
     error.reason == Reason::ApprovalDenied
-        && state.is_some_and(|(_, state)| state == EndState::Denied.name())
+        && state.is_some_and(|(_, state)| state == ApprovalEndState::Denied.name())
 }
 
 #[cfg(test)]
@@ -131,7 +131,7 @@ mod tests {
         let error = Error {
             violations: vec![Violation::new("path", "is long")],
             retry_after: Some(Duration::from_millis(1500)),
-            ..Error::new(Reason::FileNotFound, "no such file").with("path", "a\nb")
+            ..Error::new(Reason::FileNotFound, "no such file").with_metadata("path", "a\nb")
         };
         let bytes = encode::<StatPathResponse>(&Err(error));
         let again = decode::<StatPathResponse>(&bytes).unwrap_err();

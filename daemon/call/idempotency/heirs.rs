@@ -6,20 +6,20 @@ use tokio::sync::{Notify, oneshot};
 
 /// Those who ask for `T`, the right to do the work.
 #[derive(Debug)]
-pub(super) struct Heirs<T> {
-    asks: Mutex<Vec<oneshot::Sender<T>>>,
-    asked: Notify,
+pub(super) struct TakeoverRequests<T> {
+    requests: Mutex<Vec<oneshot::Sender<T>>>,
+    notify: Notify,
 }
 
-impl<T> Default for Heirs<T> {
+impl<T> Default for TakeoverRequests<T> {
     fn default() -> Self {
-        Self { asks: Mutex::default(), asked: Notify::new() }
+        Self { requests: Mutex::default(), notify: Notify::new() }
     }
 }
 
-impl<T> Heirs<T> {
+impl<T> TakeoverRequests<T> {
     /// Asks for it.
-    pub(super) fn ask(&self) -> oneshot::Receiver<T> {
+    pub(super) fn request(&self) -> oneshot::Receiver<T> {
         let (sender, receiver) = oneshot::channel();
         {
             let mut asks = self.lock();
@@ -27,23 +27,23 @@ impl<T> Heirs<T> {
             asks.retain(|heir| !heir.is_closed());
             asks.push(sender);
         }
-        self.asked.notify_one();
+        self.notify.notify_one();
         receiver
     }
 
     /// Waits until there is one. For one who waits at a time; may be cancelled.
-    pub(super) async fn any(&self) {
+    pub(super) async fn wait_for_any(&self) {
         while self.lock().iter().all(oneshot::Sender::is_closed) {
-            self.asked.notified().await;
+            self.notify.notified().await;
         }
     }
 
     /// All of them, the last who asked at the end; they ask no more then.
-    pub(super) fn take(&self) -> Vec<oneshot::Sender<T>> {
+    pub(super) fn take_all(&self) -> Vec<oneshot::Sender<T>> {
         std::mem::take(&mut *self.lock())
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<oneshot::Sender<T>>> {
-        self.asks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,24 +5,24 @@ use std::sync::Arc;
 use super::Idempotency;
 use crate::daemon::{
     call::access::principal::Principal,
-    config::keys::Digest,
-    store::{database::DatabaseError, requests::Holder},
+    config::keys::KeyDigest,
+    store::{database::DatabaseError, requests::KeyFingerprint},
 };
 
 impl Idempotency {
     /// What tells a caller from another that had its name before.
-    pub(in crate::daemon::call) fn holder(&self, principal: &Principal) -> Holder {
-        self.log.holder(principal.digest().map(Digest::bytes))
+    pub(in crate::daemon::call) fn key_fingerprint(&self, principal: &Principal) -> KeyFingerprint {
+        self.log.key_fingerprint(principal.digest().map(KeyDigest::as_bytes))
     }
 
     /// Drops the claims and answers of all keys but these callers'. Work of a revoked key goes on to its
     /// end, for those who wait for it; the next holder of the name claims its id anew.
-    pub(crate) async fn keep_holders(
+    pub(crate) async fn remove_revoked(
         &self,
         holders: impl IntoIterator<Item = Arc<Principal>>,
     ) -> Result<(), DatabaseError> {
         let holders = holders.into_iter();
-        let keys = holders.map(|holder| (holder.name().to_owned(), self.holder(&holder)));
-        self.log.keep_holders(keys.collect()).await
+        let keys = holders.map(|holder| (holder.name().to_owned(), self.key_fingerprint(&holder)));
+        self.log.remove_revoked(keys.collect()).await
     }
 }

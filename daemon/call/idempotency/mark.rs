@@ -1,36 +1,36 @@
 //! Where it is said how far the work of a request id has come, by whoever does it.
 
 use crate::daemon::{
-    call::state_error::of_database,
+    call::state_error::state_database_error,
     error::Error,
-    store::requests::{Key, RequestLog},
+    store::requests::{RequestKey, RequestTable},
 };
 
 /// The place of one request id.
 #[derive(Debug, Clone)]
-pub(crate) struct Mark {
-    log: RequestLog,
-    key: Key,
+pub(crate) struct Checkpoint {
+    log: RequestTable,
+    key: RequestKey,
 }
 
 /// What a daemon that died has left of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::daemon::call) enum Left {
+pub(in crate::daemon::call) enum CrashProgress {
     /// It may be done in part: it was not said that it would be done.
-    Unsaid,
+    BeforeCheckpoint,
     /// It may be done: see [`Mark::begin`].
-    Begun,
+    AfterCheckpoint,
 }
 
-impl Mark {
+impl Checkpoint {
     /// That of `key`, which is claimed.
-    pub(super) fn new(log: RequestLog, key: Key) -> Self {
+    pub(super) fn new(log: RequestTable, key: RequestKey) -> Self {
         Self { log, key }
     }
 
     /// Says that from here on the work may be done, as this step of its session.
-    pub(crate) async fn begin(&self, step: u64) -> Result<(), Error> {
-        let begun = self.log.begin(self.key.clone(), step).await;
-        begun.map_err(|error| of_database(&error))
+    pub(crate) async fn record_step(&self, step: u64) -> Result<(), Error> {
+        let begun = self.log.record_step(self.key.clone(), step).await;
+        begun.map_err(|error| state_database_error(&error))
     }
 }

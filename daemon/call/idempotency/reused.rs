@@ -2,19 +2,23 @@
 
 use crate::daemon::{
     error::{Error, Reason},
-    store::requests::{Asked, Key},
+    store::requests::{RequestIdentity, RequestKey},
 };
 
 /// Refuses a request id that was used for something else.
-pub(super) fn same(key: &Key, asked: &Asked, before: &Asked) -> Result<(), Error> {
+pub(super) fn require_same_request(
+    key: &RequestKey,
+    request: &RequestIdentity,
+    before: &RequestIdentity,
+) -> Result<(), Error> {
     let mut differences = Vec::new();
-    if asked.method != before.method {
+    if request.method != before.method {
         differences.push(format!("its method was {}", before.method));
     }
-    if asked.session != before.session {
+    if request.session != before.session {
         differences.push("its session was another".to_owned());
     }
-    if differences.is_empty() && asked.fingerprint != before.fingerprint {
+    if differences.is_empty() && request.fingerprint != before.fingerprint {
         differences.push("its request message was another".to_owned());
     }
     if differences.is_empty() {
@@ -25,5 +29,5 @@ pub(super) fn same(key: &Key, asked: &Asked, before: &Asked) -> Result<(), Error
         key.id,
         differences.join(", ")
     );
-    Err(Error::new(Reason::RequestIdReused, text).with("request_id", key.id.clone()))
+    Err(Error::new(Reason::RequestIdReused, text).with_metadata("request_id", key.id.clone()))
 }

@@ -4,18 +4,18 @@ use bytes::Bytes;
 
 /// How far it is.
 #[derive(Debug, Clone)]
-pub(super) enum State {
-    Going,
+pub(super) enum ClaimState {
+    InFlight,
     /// Nothing was done.
     Released,
-    Answered(Bytes),
+    Completed(Bytes),
 }
 
 /// What becomes of work that the daemon died under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::daemon::call) enum Lost {
+pub(in crate::daemon::call) enum OnCrash {
     /// Whoever asks for it is told.
-    IsTold,
+    Report,
     /// It is gone on with: it knows how far it had come.
-    IsResumed,
+    Resume,
 }

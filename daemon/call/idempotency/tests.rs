@@ -6,29 +6,30 @@ use tempfile::TempDir;
 use super::*;
 use crate::daemon::{
     error::Reason,
-    store::{database::Database, keeping::Bounds, requests::Holder},
+    store::{database::Database, keeping::RetentionLimits, requests::KeyFingerprint},
 };
 
 /// Longer than another program may hold the database at all.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-struct Place {
+struct IdempotencyFixture {
     ids: Arc<Idempotency>,
-    log: RequestLog,
-    drain: Drain,
+    log: RequestTable,
+    drain: Shutdown,
     /// Another program with the same database.
     other: Connection,
     _folder: TempDir,
 }
 
-async fn place() -> Place {
+async fn fixture() -> IdempotencyFixture {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
-    let bounds = Bounds { age: Duration::from_secs(3600), number: 100, bytes: 1 << 20 };
+    let bounds =
+        RetentionLimits { max_age: Duration::from_secs(3600), max_rows: 100, max_bytes: 1 << 20 };
     let database = Database::open(&path, false).unwrap();
-    let log = RequestLog::open(database, bounds).await.unwrap();
-    let drain = Drain::default();
-    Place {
+    let log = RequestTable::open(database, bounds).await.unwrap();
+    let drain = Shutdown::default();
+    IdempotencyFixture {
         ids: Idempotency::new(log.clone(), Duration::from_secs(1), &drain),
         log,
         drain,
@@ -37,38 +38,38 @@ async fn place() -> Place {
     }
 }
 
-fn key(id: &str) -> Key {
-    Key {
+fn key(id: &str) -> RequestKey {
+    RequestKey {
         principal: "p".to_owned(),
         workspace: "w".to_owned(),
         id: id.to_owned(),
-        holder: Holder::default(),
+        key_fingerprint: KeyFingerprint::default(),
     }
 }
 
-fn asked() -> Asked {
-    Asked { method: "m".to_owned(), session: "s".to_owned(), fingerprint: [1; 32] }
+fn request() -> RequestIdentity {
+    RequestIdentity { method: "m".to_owned(), session: "s".to_owned(), fingerprint: [1; 32] }
 }
 
-async fn claim(ids: &Arc<Idempotency>) -> Result<Claimed, Error> {
-    let claimed = timeout(PATIENCE, ids.claim(key("id"), asked(), Lost::IsTold)).await;
+async fn claim(ids: &Arc<Idempotency>) -> Result<ClaimOutcome, Error> {
+    let claimed = timeout(PATIENCE, ids.claim(key("id"), request(), OnCrash::Report)).await;
     claimed.expect("it does not hang")
 }
 
-async fn ours(ids: &Arc<Idempotency>) -> Ticket {
+async fn ours(ids: &Arc<Idempotency>) -> Claim {
     match claim(ids).await {
-        Ok(Claimed::Ours(ticket)) => ticket,
+        Ok(ClaimOutcome::Acquired(ticket)) => ticket,
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
 async fn what_was_refused_is_free_again_once_the_database_can_be_used() {
-    let place = place().await;
+    let place = fixture().await;
     let ticket = ours(&place.ids).await;
-    let caller = ticket.caller();
+    let caller = ticket.waiter();
     place.other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    ticket.answer(Bytes::from_static(b"refused"), false).await;
+    ticket.complete(Bytes::from_static(b"refused"), false).await;
     assert_eq!(caller.wait().await.as_deref(), Some(&b"refused"[..]));
     for _ in 0..3 {
         let error = claim(&place.ids).await.unwrap_err();
@@ -86,35 +87,38 @@ async fn what_was_refused_is_free_again_once_the_database_can_be_used() {
 
 #[tokio::test]
 async fn what_is_more_than_is_kept_in_memory_is_lost() {
-    let place = place().await;
+    let place = fixture().await;
     let ticket = ours(&place.ids).await;
     place.other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let answer = Bytes::from(vec![0; WAITING_BYTES]);
-    place.ids.waiting.fetch_add(1, Ordering::Relaxed);
-    ticket.answer(answer, true).await;
-    assert_eq!(place.ids.waiting.load(Ordering::Relaxed), 1);
-    assert!(place.ids.going.lock().is_empty());
+    let answer = Bytes::from(vec![0; MAX_UNSTORED_REPLY_BYTES]);
+    place.ids.unstored_bytes.fetch_add(1, Ordering::Relaxed);
+    ticket.complete(answer, true).await;
+    assert_eq!(place.ids.unstored_bytes.load(Ordering::Relaxed), 1);
+    assert!(place.ids.in_flight.lock().is_empty());
 }
 
 #[tokio::test]
 async fn a_daemon_that_drains_goes_on_trying_to_keep_what_it_has_answered() {
-    let place = place().await;
+    let place = fixture().await;
     let ticket = ours(&place.ids).await;
     let rename = |from: &str, to: &str| {
         let sql = format!("ALTER TABLE {from} RENAME TO {to}");
         place.other.execute_batch(&sql).unwrap();
     };
     rename("request", "elsewhere");
-    ticket.answer(Bytes::from_static(b"answer"), true).await;
-    place.drain.begin();
+    ticket.complete(Bytes::from_static(b"answer"), true).await;
+    place.drain.drain();
     // Each comes after what was asked of the log before it, the attempt at the beginning of the drain too.
     for _ in 0..10 {
-        let refused = place.log.claim(key("another"), asked()).await;
+        let refused = place.log.claim(key("another"), request()).await;
         assert!(refused.is_err(), "{refused:?}");
     }
     rename("elsewhere", "request");
     let kept = async {
-        while !matches!(place.log.claim(key("id"), asked()).await, Ok(Found::Answered { .. })) {
+        while !matches!(
+            place.log.claim(key("id"), request()).await,
+            Ok(RecordState::Completed { .. })
+        ) {
             sleep(Duration::from_millis(10)).await;
         }
     };

@@ -11,26 +11,26 @@ use tokio::task::JoinHandle;
 use super::{
     super::{
         Pipeline,
-        context::{ByName, Incoming},
-        envelope::{self, Call, Ran},
-        jobs::Found,
-        order::{Submission, cost_of_job},
+        context::{CallContext, InvokeOrigin},
+        envelope::{self, CallTiming, CommandExitInfo},
+        jobs::LiveOrEndedJob,
+        order::{JobSubmission, job_validation_cost},
     },
     Invocation,
 };
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
     daemon::{
-        dialect::{Dialect, Said},
+        dialect::{Dialect, DialectInvocation},
         error::{Error, Reason},
         store::jobs::Job,
         task,
-        tool::{Tool as _, await_job::AwaitJob, limit},
+        tool::{Tool as _, await_job::AwaitJob, response_deadline},
     },
 };
 
 /// What is told of a job that was cancelled, or is not kept any more.
-const CANCELLED: &str = "the job of this call was cancelled before it began";
+const CANCELLED_TEXT: &str = "the job of this call was cancelled before it began";
 
 /// What is to be done.
 #[derive(Debug)]
@@ -58,18 +58,18 @@ pub(crate) struct BatchCall {
 
 /// What came of one of them.
 #[derive(Debug)]
-pub(crate) struct BatchAnswer {
+pub(crate) struct BatchCallResult {
     /// Id of the call.
     pub(crate) id: String,
     /// Name of the tool.
     pub(crate) name: String,
     /// How far it is.
-    pub(crate) state: BatchState,
+    pub(crate) state: BatchCallState,
 }
 
 /// How far a call is.
 #[derive(Debug)]
-pub(crate) enum BatchState {
+pub(crate) enum BatchCallState {
     /// It has ended so, or could not be made.
     Ended(Box<InvokeResponse>),
     /// There is a job that makes it, which is called so in the vocabulary.
@@ -88,32 +88,32 @@ pub(crate) enum BatchState {
 
 /// A call of a batch that was made.
 #[derive(Debug)]
-enum Made {
+enum BatchCallWork {
     /// A job makes it.
     Job(Job),
     /// It is made at once.
-    Directly(JoinHandle<InvokeResponse>),
+    Direct(JoinHandle<InvokeResponse>),
     /// It could not be made.
-    Refused(InvokeResponse),
+    Rejected(InvokeResponse),
 }
 
 impl Pipeline {
     /// Has all calls made, and waits for them as long as it is to. `is_unfinished`: whether a daemon died that was
     /// asked the same under this request id.
-    pub(crate) async fn batch(
+    pub(crate) async fn run_batch(
         self: &Arc<Self>,
-        incoming: Incoming,
+        context: CallContext,
         batch: Batch,
         is_unfinished: bool,
-    ) -> Result<Vec<BatchAnswer>, Error> {
+    ) -> Result<Vec<BatchCallResult>, Error> {
         let Batch { dialect, calls, wait, queue } = batch;
-        let mut submitted: Vec<(String, String, Made)> = Vec::new();
+        let mut submitted: Vec<(String, String, BatchCallWork)> = Vec::new();
         for (number, BatchCall { id, name, params }) in calls.into_iter().enumerate() {
             let started = SystemTime::now();
-            let said = self.said(&incoming, &name, params.as_ref().ok())?;
-            let is_wait = name == AwaitJob::NAME && self.vocabulary(dialect, &name).is_none();
+            let said = self.dialect_invocation(&context, &name, params.as_ref().ok())?;
+            let is_wait = name == AwaitJob::NAME && self.dialect_of_tool(dialect, &name).is_none();
             if let (Some(wait), true) = (wait, is_wait) {
-                let until = limit(Instant::now(), wait, incoming.deadline);
+                let until = response_deadline(Instant::now(), wait, context.deadline);
                 let invocation = Invocation {
                     id: id.clone(),
                     dialect,
@@ -121,121 +121,138 @@ impl Pipeline {
                     params,
                     with_result_json: false,
                 };
-                let made = Made::Directly(self.invoke_until(&incoming, invocation, said, until));
+                let made =
+                    BatchCallWork::Direct(self.spawn_invocation(&context, invocation, said, until));
                 submitted.push((id, name, made));
                 continue;
             }
             let result = match params {
                 Ok(params) => {
-                    let submission = Submission {
+                    let submission = JobSubmission {
                         dialect,
                         tool: name.clone(),
                         params,
                         queue: queue.clone(),
                         priority: 0,
                     };
-                    let by_name = ByName { id: id.clone(), said: None, dialect: None };
-                    let incoming = Incoming {
-                        by_name: Some(Arc::new(by_name)),
-                        ..of_number(&incoming, number)
+                    let by_name = InvokeOrigin {
+                        model_call_id: id.clone(),
+                        dialect_call: None,
+                        dialect: None,
                     };
-                    self.submit_one(incoming, submission, is_unfinished).await
+                    let context = CallContext {
+                        invoke_origin: Some(Arc::new(by_name)),
+                        ..numbered_context(&context, number)
+                    };
+                    self.submit_batch_call(context, submission, is_unfinished).await
                 }
                 Err(error) => Err(error),
             };
             let result = match result {
                 // Nothing was begun: then all of it can be tried again.
-                Err(error) if is_of_batch(&error) && submitted.is_empty() => return Err(error),
-                Err(error) => {
-                    let call = Call { tool: &name, started, ended: SystemTime::now() };
-                    // Also where the tool is of the configuration: a batch has the error codes of its vocabulary.
-                    let (result, ran) = (Err(error), Ran::default());
-                    Made::Refused(envelope::of(&call, dialect, &said, result, &ran))
+                Err(error) if is_batch_level_error(&error) && submitted.is_empty() => {
+                    return Err(error);
                 }
-                Ok(job) => Made::Job(job),
+                Err(error) => {
+                    let call = CallTiming { tool: &name, started, ended: SystemTime::now() };
+                    // Also where the tool is of the configuration: a batch has the error codes of its vocabulary.
+                    let (result, ran) = (Err(error), CommandExitInfo::default());
+                    BatchCallWork::Rejected(envelope::build(&call, dialect, &said, result, &ran))
+                }
+                Ok(job) => BatchCallWork::Job(job),
             };
             submitted.push((id, name, result));
         }
-        let until = wait.map(|wait| limit(Instant::now(), wait, incoming.deadline));
+        let until = wait.map(|wait| response_deadline(Instant::now(), wait, context.deadline));
         let mut answers = Vec::with_capacity(submitted.len());
         for (id, name, result) in submitted {
             let state = match (result, until) {
-                (Made::Refused(response), _) => BatchState::Ended(Box::new(response)),
-                (Made::Directly(going), _) => {
-                    BatchState::Ended(Box::new(going.await.map_err(Error::internal)?))
+                (BatchCallWork::Rejected(response), _) => BatchCallState::Ended(Box::new(response)),
+                (BatchCallWork::Direct(going), _) => {
+                    BatchCallState::Ended(Box::new(going.await.map_err(Error::internal)?))
                 }
-                (Made::Job(job), None) => BatchState::Submitted {
+                (BatchCallWork::Job(job), None) => BatchCallState::Submitted {
                     job_type: self
-                        .vocabulary(dialect, &name)
+                        .dialect_of_tool(dialect, &name)
                         .map_or_else(|| name.clone(), |dialect| dialect.job_type(&name)),
                     job: job.id,
                 },
-                (Made::Job(job), Some(until)) => self.outcome_of(job, until).await?,
+                (BatchCallWork::Job(job), Some(until)) => self.await_batch_job(job, until).await?,
             };
-            answers.push(BatchAnswer { id, name, state });
+            answers.push(BatchCallResult { id, name, state });
         }
         Ok(answers)
     }
 
     /// Makes a call that changes nothing at once, and not as a job. It has until then.
-    fn invoke_until(
+    fn spawn_invocation(
         self: &Arc<Self>,
-        incoming: &Incoming,
+        context: &CallContext,
         invocation: Invocation,
-        said: Said,
+        dialect_invocation: DialectInvocation,
         until: Instant,
     ) -> JoinHandle<InvokeResponse> {
-        let incoming = Incoming { deadline: Some(until), request_id: None, ..incoming.clone() };
+        let context = CallContext { deadline: Some(until), request_id: None, ..context.clone() };
         let pipeline = Arc::clone(self);
         task::spawn_tracked("call of a batch", async move {
             let (dialect, started) = (invocation.dialect, SystemTime::now());
-            let result = pipeline.invoke(incoming, invocation, None).await;
+            let result = pipeline.invoke(context, invocation, None).await;
             result.unwrap_or_else(|error| {
-                let call = Call { tool: &said.tool, started, ended: SystemTime::now() };
-                envelope::of(&call, dialect, &said, Err(error), &Ran::default())
+                let call = CallTiming {
+                    tool: &dialect_invocation.tool,
+                    started,
+                    ended: SystemTime::now(),
+                };
+                envelope::build(
+                    &call,
+                    dialect,
+                    &dialect_invocation,
+                    Err(error),
+                    &CommandExitInfo::default(),
+                )
             })
         })
     }
 
-    async fn submit_one(
+    async fn submit_batch_call(
         self: &Arc<Self>,
-        incoming: Incoming,
-        submission: Submission,
+        context: CallContext,
+        submission: JobSubmission,
         is_unfinished: bool,
     ) -> Result<Job, Error> {
-        let bytes = envelope::size_of_fields(&submission.params);
-        let cost = cost_of_job(&submission.tool, &self.catalog, bytes);
+        let bytes = envelope::encoded_size_of_fields(&submission.params);
+        let cost = job_validation_cost(&submission.tool, &self.catalog, bytes);
         let pipeline = Arc::clone(self);
-        let look = move |incoming: &Incoming| pipeline.order(incoming, submission);
-        let order = self.look_into(&incoming, (bytes, cost), look).await?;
-        self.submit_job(&incoming, order, is_unfinished).await
+        let look = move |context: &CallContext| pipeline.validate_submission(context, submission);
+        let order = self.validate_maybe_offloaded(&context, (bytes, cost), look).await?;
+        self.submit_job(&context, order, is_unfinished).await
     }
 
     /// What came of a job, if it has ended by then.
-    async fn outcome_of(&self, job: Job, until: Instant) -> Result<BatchState, Error> {
-        let pending = BatchState::Pending { job: job.id.clone() };
+    async fn await_batch_job(&self, job: Job, until: Instant) -> Result<BatchCallState, Error> {
+        let pending = BatchCallState::Pending { job: job.id.clone() };
         let seen = match self.jobs.find(&job.workspace, &job.id).await? {
-            Found::Ended(seen) => *seen,
-            Found::Live(live) => tokio::select! {
+            LiveOrEndedJob::Ended(seen) => *seen,
+            LiveOrEndedJob::Live(live) => tokio::select! {
                 biased;
-                seen = live.ended() => seen,
-                () = task::until(Some(until)) => return Ok(pending),
-                () = self.drain.end_token().cancelled_owned() => return Ok(pending),
+                seen = live.wait_for_end() => seen,
+                () = task::sleep_until(Some(until)) => return Ok(pending),
+                () = self.shutdown.terminate_token().cancelled_owned() => return Ok(pending),
             },
         };
-        let response = seen.response()?.unwrap_or_else(outcome_of_cancelled);
-        Ok(BatchState::Ended(Box::new(response)))
+        let response = seen.response()?.unwrap_or_else(cancelled_response);
+        Ok(BatchCallState::Ended(Box::new(response)))
     }
 }
 
 /// What came of a job that was cancelled before it began.
-pub(in crate::daemon::call) fn outcome_of_cancelled() -> InvokeResponse {
+pub(in crate::daemon::call) fn cancelled_response() -> InvokeResponse {
     InvokeResponse {
         status: InvokeStatus::Error.into(),
-        text: CANCELLED.to_owned(),
+        text: CANCELLED_TEXT.to_owned(),
         error: Some(ToolError {
             error_type: "cancelled".to_owned(),
-            message: CANCELLED.to_owned(),
+            message: CANCELLED_TEXT.to_owned(),
             ..ToolError::default()
         }),
         ..InvokeResponse::default()
@@ -243,13 +260,13 @@ pub(in crate::daemon::call) fn outcome_of_cancelled() -> InvokeResponse {
 }
 
 /// One call of a batch: each has an id of its own, which no caller can give.
-fn of_number(incoming: &Incoming, number: usize) -> Incoming {
-    let id = incoming.request_id.as_ref();
-    Incoming { request_id: id.map(|id| format!("{id}\u{1f}{number}")), ..incoming.clone() }
+fn numbered_context(context: &CallContext, number: usize) -> CallContext {
+    let id = context.request_id.as_ref();
+    CallContext { request_id: id.map(|id| format!("{id}\u{1f}{number}")), ..context.clone() }
 }
 
 /// Whether an error is about the batch, and not about one of its calls.
-fn is_of_batch(error: &Error) -> bool {
+fn is_batch_level_error(error: &Error) -> bool {
     matches!(
         error.reason,
         Reason::ResourceExhausted

@@ -24,34 +24,34 @@ use std::{
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::canonical::Canonical;
+pub(super) use self::canonical::InvocationTools;
 use super::{
     Pipeline,
-    any_tool::{Answered, AnyTool},
-    context::{ByName, Incoming},
-    envelope::{self, Call, Ran},
+    any_tool::{DynTool, JsonToolOutput},
+    context::{CallContext, InvokeOrigin},
+    envelope::{self, CallTiming, CommandExitInfo},
     idempotency::{
-        Lost, Ticket,
+        Claim, OnCrash,
         answer::{decode, encode, is_final},
     },
-    refusal::Refusal,
-    repeatable::Repeatable,
-    repeats::Claim,
+    refusal::DialectRejection,
+    repeatable::IdempotentCall,
+    repeats::PayloadClaimOutcome,
 };
 use crate::{
     api::v1::InvokeResponse,
     daemon::{
-        dialect::{Answer, Data, Dialect, DialectTool, Said},
+        dialect::{Dialect, DialectInvocation, DialectResponse, DialectTool, ResponseData},
         error::{Error, Reason},
         task,
-        tool::lost,
+        tool::daemon_lost_error,
     },
 };
 
 /// What a request id was used for that made a call by name.
-pub(crate) const METHOD: &str = "jig.v1.InvokeService/Invoke";
+pub(crate) const INVOKE_METHOD: &str = "jig.v1.InvokeService/Invoke";
 /// A call whose time is up has failed by its caller's deadline where that is no further away.
-const NEAR: Duration = Duration::from_millis(200);
+const DEADLINE_SLACK: Duration = Duration::from_millis(200);
 
 /// A call by name.
 #[derive(Debug)]
@@ -70,32 +70,32 @@ pub(crate) struct Invocation {
 
 /// What does it.
 #[derive(Clone, Copy)]
-pub(super) enum Doing {
+pub(super) enum ResolvedTool {
     /// A tool of the contract.
-    Canonical(&'static dyn AnyTool),
+    Contract(&'static dyn DynTool),
     /// A tool of a dialect.
     Dialect(&'static Dialect, &'static DialectTool),
 }
 
 /// A call by name, and what does it.
-struct Errand {
+struct ResolvedInvocation {
     params: Result<Map<String, Value>, Error>,
-    doing: Result<Doing, Error>,
+    tool: Result<ResolvedTool, Error>,
     dialect: Option<&'static Dialect>,
     /// What it was called as.
-    said: Said,
+    invocation: DialectInvocation,
     started: SystemTime,
 }
 
 /// What came of a call.
-struct Performed {
-    incoming: Incoming,
-    result: Result<Answer, Error>,
+struct InvocationOutcome {
+    context: CallContext,
+    result: Result<DialectResponse, Error>,
     dialect: Option<&'static Dialect>,
-    said: Said,
+    invocation: DialectInvocation,
     started: SystemTime,
     /// Its command, if it ran one.
-    ran: Ran,
+    exit_info: CommandExitInfo,
 }
 
 impl Pipeline {
@@ -103,55 +103,60 @@ impl Pipeline {
     /// about the tool, is an error.
     pub(crate) async fn invoke(
         self: &Arc<Self>,
-        incoming: Incoming,
+        context: CallContext,
         invocation: Invocation,
-        call: Option<Repeatable>,
+        call: Option<IdempotentCall>,
     ) -> Result<InvokeResponse, Error> {
         let started = SystemTime::now();
         let Invocation { id, dialect, tool, params, with_result_json } = invocation;
         let spoken_in = dialect;
         let result_of = dialect.filter(|_| with_result_json);
-        let own = self.vocabulary(dialect, &tool);
-        let dialect = self.answering(dialect, &tool);
-        let facts = incoming.facts.clone();
-        facts.note(|facts| {
+        let own = self.dialect_of_tool(dialect, &tool);
+        let dialect = self.answering_dialect(dialect, &tool);
+        let facts = context.facts.clone();
+        facts.update(|facts| {
             facts.dialect = dialect.map(|dialect| dialect.name);
             facts.called_name = Some(tool.clone());
             facts.model_call_id = Some(id.clone()).filter(|id| !id.is_empty());
         });
         // A workspace that there is not is no matter of the tool.
-        let said = self.said(&incoming, &tool, params.as_ref().ok())?;
-        let doing = self.doing(&incoming.principal, own, &tool);
-        let changes = doing.as_ref().is_ok_and(|doing| doing.changes(self));
-        let spoken = match (&doing, &params) {
-            (Ok(Doing::Dialect(dialect, tool)), Ok(params)) => {
-                Some(self.spoken(&incoming, dialect, tool, params)?)
+        let said = self.dialect_invocation(&context, &tool, params.as_ref().ok())?;
+        let resolved_tool = self.resolve_tool(&context.principal, own, &tool);
+        let changes = resolved_tool.as_ref().is_ok_and(|doing| doing.is_mutating(self));
+        let spoken = match (&resolved_tool, &params) {
+            (Ok(ResolvedTool::Dialect(dialect, tool)), Ok(params)) => {
+                Some(self.dialect_call(&context, dialect, tool, params)?)
             }
             (Ok(_) | Err(_), _) => None,
         };
-        let incoming = Incoming {
-            by_name: Some(Arc::new(ByName { id: id.clone(), said: spoken, dialect: spoken_in })),
-            ..incoming
+        let context = CallContext {
+            invoke_origin: Some(Arc::new(InvokeOrigin {
+                model_call_id: id.clone(),
+                dialect_call: spoken,
+                dialect: spoken_in,
+            })),
+            ..context
         };
-        let errand = Errand { params, doing, dialect, said, started };
+        let resolved =
+            ResolvedInvocation { params, tool: resolved_tool, dialect, invocation: said, started };
         let response = match call.filter(|_| changes) {
-            Some(call) => self.invoke_once(incoming, errand, call).await,
+            Some(call) => self.invoke_once(context, resolved, call).await,
             None => {
                 let stop = CancellationToken::new();
-                let deadline = incoming.deadline;
-                let performed = self.perform(incoming, errand, None, &stop).await;
-                self.finish(performed, deadline)
+                let deadline = context.deadline;
+                let performed = self.run_invocation(context, resolved, None, &stop).await;
+                self.finish_invocation(performed, deadline)
             }
         };
         let response = response?;
         let failed = response.error.as_ref().map(|error| error.error_type.clone());
-        facts.note(|facts| {
+        facts.update(|facts| {
             let outcome = failed.or_else(|| facts.outcome.take());
             facts.outcome = outcome.or_else(|| Some("success".to_owned()));
         });
         let response = InvokeResponse { request_id: id, ..response };
         Ok(match result_of {
-            Some(dialect) => result_json::of(dialect, response)?,
+            Some(dialect) => result_json::with_result_json(dialect, response)?,
             None => response,
         })
     }
@@ -159,53 +164,61 @@ impl Pipeline {
     /// As [`Self::invoke`], for all who have its request id.
     async fn invoke_once(
         self: &Arc<Self>,
-        incoming: Incoming,
-        errand: Errand,
-        call: Repeatable,
+        context: CallContext,
+        resolved: ResolvedInvocation,
+        call: IdempotentCall,
     ) -> Result<InvokeResponse, Error> {
-        let canonical = match &errand.doing {
-            Ok(Doing::Canonical(tool)) => Some(*tool),
-            Ok(Doing::Dialect(..)) | Err(_) => None,
+        let canonical = match &resolved.tool {
+            Ok(ResolvedTool::Contract(tool)) => Some(*tool),
+            Ok(ResolvedTool::Dialect(..)) | Err(_) => None,
         };
-        let (dialect, said, started) = (errand.dialect, errand.said.clone(), errand.started);
-        let claim = self.claim_for(call, Lost::IsTold, errand);
+        let (dialect, said, started) =
+            (resolved.dialect, resolved.invocation.clone(), resolved.started);
+        let claim = self.claim_call_with_payload(call, OnCrash::Report, resolved);
         let (ticket, errand) = match claim.await? {
-            Claim::Ours(ticket, errand) => (ticket, errand),
-            Claim::Answered { answer, .. } => return decode(&answer),
-            Claim::Lost(step) => {
+            PayloadClaimOutcome::Acquired(ticket, errand) => (ticket, errand),
+            PayloadClaimOutcome::Completed { reply: answer, .. } => return decode(&answer),
+            PayloadClaimOutcome::Lost(step) => {
                 let lost = match canonical {
-                    Some(tool) => tool.lost(self, step),
-                    None => Err(lost(METHOD)),
+                    Some(tool) => tool.daemon_lost_output(self, step),
+                    None => Err(daemon_lost_error(INVOKE_METHOD)),
                 };
                 let (result, ran) = match lost {
-                    Ok(Answered { data, ran }) => {
-                        (Ok(self.answer_in(dialect, &said.tool, data)), ran)
+                    Ok(JsonToolOutput { fields: data, exit_info: ran }) => {
+                        (Ok(self.dialect_answer(dialect, &said.tool, data)), ran)
                     }
-                    Err(error) => (Err(error), Ran::default()),
+                    Err(error) => (Err(error), CommandExitInfo::default()),
                 };
-                let performed = Performed { incoming, ran, result, dialect, said, started };
+                let performed = InvocationOutcome {
+                    context,
+                    exit_info: ran,
+                    result,
+                    dialect,
+                    invocation: said,
+                    started,
+                };
                 return performed.into_envelope(None).1;
             }
         };
         // Each caller's deadline ends its own wait, and not the work.
-        let incoming = Incoming { deadline: None, ..incoming };
-        let caller = ticket.caller();
+        let context = CallContext { deadline: None, ..context };
+        let caller = ticket.waiter();
         let pipeline = Arc::clone(self);
         task::spawn_tracked("request", async move {
             let stop = CancellationToken::new();
             let performed = {
-                let mut work = pin!(pipeline.perform(incoming, errand, Some(&ticket), &stop));
+                let mut work = pin!(pipeline.run_invocation(context, errand, Some(&ticket), &stop));
                 tokio::select! {
                     performed = &mut work => performed,
-                    () = ticket.left_alone() => {
+                    () = ticket.abandoned() => {
                         stop.cancel();
                         work.await
                     }
                 }
             };
             let is_kept = is_final(&performed.result);
-            let answer = pipeline.finish(performed, None);
-            ticket.answer(encode(&answer), is_kept).await;
+            let answer = pipeline.finish_invocation(performed, None);
+            ticket.complete(encode(&answer), is_kept).await;
         });
         match caller.wait().await {
             Some(answer) => decode(&answer),
@@ -213,49 +226,64 @@ impl Pipeline {
         }
     }
 
-    async fn perform(
+    async fn run_invocation(
         self: &Arc<Self>,
-        incoming: Incoming,
-        errand: Errand,
-        ticket: Option<&Ticket>,
+        context: CallContext,
+        resolved: ResolvedInvocation,
+        claim: Option<&Claim>,
         stop: &CancellationToken,
-    ) -> Performed {
-        let Errand { params, doing, dialect, said, started } = errand;
+    ) -> InvocationOutcome {
+        let ResolvedInvocation { params, tool: doing, dialect, invocation: said, started } =
+            resolved;
         let begun = Instant::now();
         let refusal = dialect.map(|dialect| {
             let none = Map::new();
-            let given = dialect.given(&said.tool, params.as_ref().unwrap_or(&none));
-            (dialect, incoming.clone(), given)
+            let given = dialect.redact_params(&said.tool, params.as_ref().unwrap_or(&none));
+            (dialect, context.clone(), given)
         });
-        let mut tools = Canonical::new(self, incoming, ticket, stop);
+        let mut tools = InvocationTools::new(self, context, claim, stop);
         let result = match (doing, params) {
             (Err(error), _) | (_, Err(error)) => Err(error),
-            (Ok(Doing::Canonical(tool)), Ok(mut params)) => {
-                self.drop_unknown(dialect, &said.tool, &mut params);
+            (Ok(ResolvedTool::Contract(tool)), Ok(mut params)) => {
+                self.drop_unknown_params(dialect, &said.tool, &mut params);
                 let data = tools.call_tool(tool, &said.tool, params).await;
-                data.map(|data| self.answer_in(dialect, &said.tool, data))
+                data.map(|data| self.dialect_answer(dialect, &said.tool, data))
             }
-            (Ok(Doing::Dialect(dialect, tool)), Ok(params)) => match dialect.read(tool, params) {
-                Ok(params) => tool.call(params, &mut tools).await,
-                Err(error) => Err(error),
-            },
+            (Ok(ResolvedTool::Dialect(dialect, tool)), Ok(params)) => {
+                match dialect.read_params(tool, params) {
+                    Ok(params) => tool.call(params, &mut tools).await,
+                    Err(error) => Err(error),
+                }
+            }
         };
         if let (Some((dialect, incoming, given)), Err(error)) = (refusal, &result)
-            && !tools.has_begun()
-            && !is_of_call(error, incoming.deadline)
+            && !tools.has_started()
+            && !is_call_level_error(error, incoming.deadline)
         {
-            let refusal =
-                Refusal { dialect, tool: &said.tool, given, duration: begun.elapsed(), error };
-            self.note_refusal(&incoming, refusal).await;
+            let refusal = DialectRejection {
+                dialect,
+                tool: &said.tool,
+                record_params: given,
+                duration: begun.elapsed(),
+                error,
+            };
+            self.record_dialect_rejection(&incoming, refusal).await;
         }
         let (incoming, ran) = tools.into_parts();
-        Performed { incoming, result, dialect, said, started, ran }
+        InvocationOutcome {
+            context: incoming,
+            result,
+            dialect,
+            invocation: said,
+            started,
+            exit_info: ran,
+        }
     }
 
     /// The answer, which those get who watch the session, too.
-    fn finish(
+    fn finish_invocation(
         &self,
-        performed: Performed,
+        performed: InvocationOutcome,
         deadline: Option<Instant>,
     ) -> Result<InvokeResponse, Error> {
         let dialect = performed.dialect;
@@ -266,24 +294,32 @@ impl Pipeline {
     }
 
     /// What a tool of the contract has answered, or one of the configuration as the dialect has it.
-    fn answer_in(&self, dialect: Option<&Dialect>, tool: &str, data: Map<String, Value>) -> Answer {
+    fn dialect_answer(
+        &self,
+        dialect: Option<&Dialect>,
+        tool: &str,
+        data: Map<String, Value>,
+    ) -> DialectResponse {
         match dialect {
-            Some(dialect) => dialect.custom(Data::new(data)),
-            None => self.answer_of(tool, data),
+            Some(dialect) => dialect.render_custom_tool(ResponseData::new(data)),
+            None => self.contract_answer(tool, data),
         }
     }
 
     /// What a tool of the contract has answered, and what models are shown of it.
-    pub(super) fn answer_of(&self, tool: &str, data: Map<String, Value>) -> Answer {
-        Answer { shown: Some(self.catalog.shown(tool, &data)), ..Answer::data(data.into()) }
+    pub(super) fn contract_answer(&self, tool: &str, data: Map<String, Value>) -> DialectResponse {
+        DialectResponse {
+            model_data: Some(self.catalog.model_view(tool, &data)),
+            ..DialectResponse::data(data.into())
+        }
     }
 }
 
-impl Doing {
+impl ResolvedTool {
     /// Whether it would do something a second time.
-    pub(super) fn changes(&self, pipeline: &Pipeline) -> bool {
+    pub(super) fn is_mutating(&self, pipeline: &Pipeline) -> bool {
         match self {
-            Self::Canonical(tool) => tool.changes_something(pipeline),
+            Self::Contract(tool) => tool.is_mutating(pipeline),
             Self::Dialect(_, tool) => tool.uses.iter().any(|name| {
                 let spec = pipeline.catalog.tool(name);
                 spec.is_none_or(|spec| !spec.options.read_only)
@@ -292,31 +328,35 @@ impl Doing {
     }
 }
 
-impl std::fmt::Debug for Doing {
+impl std::fmt::Debug for ResolvedTool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Canonical(_) => f.write_str("Canonical"),
+            Self::Contract(_) => f.write_str("Canonical"),
             Self::Dialect(dialect, tool) => write!(f, "{}/{}", dialect.name, tool.name),
         }
     }
 }
 
-impl Performed {
+impl InvocationOutcome {
     /// The call, and its answer; an error where that is about the call, and not about the tool.
-    fn into_envelope(self, deadline: Option<Instant>) -> (Incoming, Result<InvokeResponse, Error>) {
-        let Self { incoming, result, said, dialect, ran, started } = self;
-        let call = Call { tool: &said.tool, started, ended: SystemTime::now() };
+    fn into_envelope(
+        self,
+        deadline: Option<Instant>,
+    ) -> (CallContext, Result<InvokeResponse, Error>) {
+        let Self { context: incoming, result, invocation: said, dialect, exit_info: ran, started } =
+            self;
+        let call = CallTiming { tool: &said.tool, started, ended: SystemTime::now() };
         let response = match result {
-            Err(error) if is_of_call(&error, deadline) => Err(error),
-            result => Ok(envelope::of(&call, dialect, &said, result, &ran)),
+            Err(error) if is_call_level_error(&error, deadline) => Err(error),
+            result => Ok(envelope::build(&call, dialect, &said, result, &ran)),
         };
         (incoming, response)
     }
 }
 
 /// Whether an error is about the call, and not about the tool.
-pub(super) fn is_of_call(error: &Error, deadline: Option<Instant>) -> bool {
-    let is_late = deadline.is_some_and(|deadline| deadline < Instant::now() + NEAR);
+pub(super) fn is_call_level_error(error: &Error, deadline: Option<Instant>) -> bool {
+    let is_late = deadline.is_some_and(|deadline| deadline < Instant::now() + DEADLINE_SLACK);
     matches!(
         error.reason,
         Reason::Unauthenticated

@@ -3,27 +3,31 @@
 use prost_types::{Struct, Timestamp};
 use serde_json::{Map, Value};
 
-use super::super::structure::unwrapped;
+use super::super::structure::struct_to_json;
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus},
     daemon::{
-        dialect::{Dialect, Invoked},
+        dialect::{Dialect, DialectCallSummary},
         error::Error,
     },
 };
 
 /// The same response with `result_json` in place of `data` and `text`, if the document has such an object.
-pub(super) fn of(dialect: &Dialect, mut response: InvokeResponse) -> Result<InvokeResponse, Error> {
-    let data = fields(response.data.clone())?;
+pub(super) fn with_result_json(
+    dialect: &Dialect,
+    mut response: InvokeResponse,
+) -> Result<InvokeResponse, Error> {
+    let data = optional_struct_to_json(response.data.clone())?;
     let error = match &response.error {
         Some(error) => {
-            let details = fields(error.details.clone())?.filter(|details| !details.is_empty());
+            let details = optional_struct_to_json(error.details.clone())?
+                .filter(|details| !details.is_empty());
             Some((error.error_type.as_str(), error.message.as_str(), details))
         }
         None => None,
     };
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string()).unwrap_or_default();
-    let invoked = Invoked {
+    let invoked = DialectCallSummary {
         request_id: &response.request_id,
         tool: &response.tool,
         is_success: response.status() == InvokeStatus::Success,
@@ -36,7 +40,7 @@ pub(super) fn of(dialect: &Dialect, mut response: InvokeResponse) -> Result<Invo
         stderr_path: &response.stderr_path,
         text: &response.text,
     };
-    if let Some(result) = dialect.result(&invoked, data) {
+    if let Some(result) = dialect.render_result(&invoked, data) {
         response.result_json = result.to_string();
         response.data = None;
         response.text.clear();
@@ -44,7 +48,7 @@ pub(super) fn of(dialect: &Dialect, mut response: InvokeResponse) -> Result<Invo
     Ok(response)
 }
 
-fn fields(message: Option<Struct>) -> Result<Option<Map<String, Value>>, Error> {
-    let fields = message.map(|message| unwrapped(message, "data")).transpose();
+fn optional_struct_to_json(message: Option<Struct>) -> Result<Option<Map<String, Value>>, Error> {
+    let fields = message.map(|message| struct_to_json(message, "data")).transpose();
     fields.map_err(|_| Error::internal("an answer has numbers that JSON does not have"))
 }

@@ -7,21 +7,21 @@ use std::{future::Future, sync::Arc};
 use bytes::Bytes;
 use tokio::time::sleep;
 
-use super::{Jobs, RETRY, live::Live};
+use super::{JobRegistry, STORE_RETRY_INTERVAL, live::JobHandle};
 use crate::daemon::store::{
     database::DatabaseError,
-    jobs::{JobState, now},
+    jobs::{JobState, now_to_millis},
 };
 
-impl Jobs {
+impl JobRegistry {
     /// Keeps that a job that was about to run waits again: nothing of it was done.
-    pub(in crate::daemon::call) async fn take_back(&self, live: &Live) {
-        if live.seen().job.state != JobState::Running {
+    pub(in crate::daemon::call) async fn record_requeue(&self, handle: &JobHandle) {
+        if handle.snapshot().job.state != JobState::Running {
             return;
         }
         // Otherwise the next daemon will take it for lost.
-        if self.persist(|| self.log.requeue(live.id())).await {
-            live.change(|seen| {
+        if self.store_with_retries(|| self.log.record_requeue(handle.id())).await {
+            handle.update(|seen| {
                 seen.job.state = JobState::Queued;
                 seen.job.started = None;
             });
@@ -30,57 +30,62 @@ impl Jobs {
 
     /// Keeps how a job that ran has ended, and tells those who wait. It has its place until then: what is not
     /// kept yet is no more than what can run.
-    pub(in crate::daemon::call) async fn end(
+    pub(in crate::daemon::call) async fn complete(
         self: &Arc<Self>,
-        live: &Live,
+        handle: &JobHandle,
         state: JobState,
         result: Option<Bytes>,
     ) {
-        let entry = self.state().known.get(&live.id()).map(|known| known.entry.clone());
-        self.finish(live, state, result).await;
+        let entry = self.state().live_jobs.get(&handle.id()).map(|known| known.queue_entry.clone());
+        self.record_end(handle, state, result).await;
         if let Some(entry) = entry {
-            self.state().queues.leave(&entry);
+            self.state().queues.remove(&entry);
         }
     }
 
     /// Ends a job: one that waits, here; one that runs is told to end.
-    pub(crate) async fn cancel(self: &Arc<Self>, live: &Live) {
-        live.cancelled().cancel();
+    pub(crate) async fn cancel(self: &Arc<Self>, handle: &JobHandle) {
+        handle.cancel_token().cancel();
         let waits = {
             let mut state = self.state();
-            let known = state.known.get(&live.id());
+            let known = state.live_jobs.get(&handle.id());
             let entry = known.filter(|known| !known.has_task);
-            let entry = entry.map(|known| known.entry.clone());
-            entry.is_some_and(|entry| state.queues.leave(&entry))
+            let entry = entry.map(|known| known.queue_entry.clone());
+            entry.is_some_and(|entry| state.queues.remove(&entry))
         };
         if waits {
-            self.finish(live, JobState::Cancelled, None).await;
+            self.record_end(handle, JobState::Cancelled, None).await;
         }
     }
 
-    async fn finish(self: &Arc<Self>, live: &Live, state: JobState, result: Option<Bytes>) {
-        self.erase(live.id()).await;
-        let ended = now();
-        let attempt = || self.log.end(live.id(), state, ended, result.clone());
-        if !self.persist(attempt).await {
+    async fn record_end(
+        self: &Arc<Self>,
+        handle: &JobHandle,
+        state: JobState,
+        result: Option<Bytes>,
+    ) {
+        self.erase_params(handle.id()).await;
+        let ended = now_to_millis();
+        let attempt = || self.log.record_end(handle.id(), state, ended, result.clone());
+        if !self.store_with_retries(attempt).await {
             return;
         }
-        live.change(|seen| {
+        handle.update(|seen| {
             seen.job.state = state;
             seen.job.ended = Some(ended);
             seen.result = result;
         });
-        self.state().known.remove(&live.id());
+        self.state().live_jobs.remove(&handle.id());
     }
 
     /// Has the log take something, as soon as it can. Answers whether it has, when the daemon ends: as that
     /// begins it is tried at once, so that who waits is told, and no time is lost.
-    async fn persist<F>(&self, attempt: impl Fn() -> F) -> bool
+    async fn store_with_retries<F>(&self, attempt: impl Fn() -> F) -> bool
     where
         F: Future<Output = Result<(), DatabaseError>>,
     {
-        let begun = self.drain.begun_token();
-        let (end, kill) = (self.drain.end_token(), self.drain.kill_token());
+        let begun = self.shutdown.draining_token();
+        let (end, kill) = (self.shutdown.terminate_token(), self.shutdown.kill_token());
         let mut is_first = true;
         loop {
             let was_draining = begun.is_cancelled();
@@ -97,7 +102,7 @@ impl Jobs {
             }
             is_first = false;
             tokio::select! {
-                () = sleep(RETRY) => {}
+                () = sleep(STORE_RETRY_INTERVAL) => {}
                 () = begun.cancelled(), if !was_draining => {}
                 () = end.cancelled() => {}
                 () = kill.cancelled() => {}

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use ulid::Ulid;
 
 /// Where a UUID has its hyphens.
-const HYPHENS: [usize; 4] = [8, 13, 18, 23];
+const UUID_HYPHEN_OFFSETS: [usize; 4] = [8, 13, 18, 23];
 
 /// The id as a UUID. One that is no ULID is left as it is.
 pub(crate) fn as_uuid(id: &str) -> String {
@@ -13,7 +13,7 @@ pub(crate) fn as_uuid(id: &str) -> String {
         return id.to_owned();
     };
     let mut uuid = format!("{:032x}", u128::from(id));
-    for place in HYPHENS {
+    for place in UUID_HYPHEN_OFFSETS {
         uuid.insert(place, '-');
     }
     uuid
@@ -23,7 +23,7 @@ pub(crate) fn as_uuid(id: &str) -> String {
 pub(super) fn as_ulid(id: &str) -> Cow<'_, str> {
     let mut bytes = id.bytes().enumerate();
     let is_uuid = id.len() == 36
-        && bytes.all(|(place, byte)| match HYPHENS.contains(&place) {
+        && bytes.all(|(place, byte)| match UUID_HYPHEN_OFFSETS.contains(&place) {
             true => byte == b'-',
             false => byte.is_ascii_hexdigit(),
         });

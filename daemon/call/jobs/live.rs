@@ -10,69 +10,69 @@ use crate::daemon::store::jobs::Job;
 
 /// A job that has not ended.
 #[derive(Debug)]
-pub(crate) struct Live {
-    seen: watch::Sender<Seen>,
+pub(crate) struct JobHandle {
+    snapshot: watch::Sender<JobSnapshot>,
     /// Told when it is to end.
     cancel: CancellationToken,
     /// Told whenever its command has written something.
-    written: watch::Sender<()>,
+    output_notifier: watch::Sender<()>,
 }
 
 /// A job as it is, and what came of it.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct JobSnapshot {
     /// The job.
     pub(crate) job: Job,
     /// What came of it, encoded, once it has ended.
     pub(crate) result: Option<Bytes>,
 }
 
-impl Live {
+impl JobHandle {
     pub(super) fn new(job: Job) -> Arc<Self> {
         Arc::new(Self {
-            seen: watch::Sender::new(Seen { job, result: None }),
+            snapshot: watch::Sender::new(JobSnapshot { job, result: None }),
             cancel: CancellationToken::new(),
-            written: watch::Sender::new(()),
+            output_notifier: watch::Sender::new(()),
         })
     }
 
     /// As it is.
-    pub(crate) fn seen(&self) -> Seen {
-        self.seen.borrow().clone()
+    pub(crate) fn snapshot(&self) -> JobSnapshot {
+        self.snapshot.borrow().clone()
     }
 
     /// As it is, and how it changes.
-    pub(crate) fn watch(&self) -> watch::Receiver<Seen> {
-        self.seen.subscribe()
+    pub(crate) fn watch(&self) -> watch::Receiver<JobSnapshot> {
+        self.snapshot.subscribe()
     }
 
     /// Told whenever its command has written something.
-    pub(crate) fn written(&self) -> &watch::Sender<()> {
-        &self.written
+    pub(crate) fn output_notifier(&self) -> &watch::Sender<()> {
+        &self.output_notifier
     }
 
     /// Cancelled when it is to end.
-    pub(in crate::daemon::call) fn cancelled(&self) -> &CancellationToken {
+    pub(in crate::daemon::call) fn cancel_token(&self) -> &CancellationToken {
         &self.cancel
     }
 
     /// Waits until it has ended.
-    pub(crate) async fn ended(&self) -> Seen {
-        let mut seen = self.seen.subscribe();
+    pub(crate) async fn wait_for_end(&self) -> JobSnapshot {
+        let mut seen = self.snapshot.subscribe();
         // It cannot close: `self` holds the sender.
         drop(seen.wait_for(|seen| seen.job.state.is_final()).await);
-        self.seen()
+        self.snapshot()
     }
 
     pub(super) fn id(&self) -> String {
-        self.seen.borrow().job.id.clone()
+        self.snapshot.borrow().job.id.clone()
     }
 
-    pub(super) fn is_of(&self, workspace: &str) -> bool {
-        self.seen.borrow().job.workspace == workspace
+    pub(super) fn is_in_workspace(&self, workspace: &str) -> bool {
+        self.snapshot.borrow().job.workspace == workspace
     }
 
-    pub(super) fn change(&self, change: impl FnOnce(&mut Seen)) {
-        self.seen.send_modify(change);
+    pub(super) fn update(&self, change: impl FnOnce(&mut JobSnapshot)) {
+        self.snapshot.send_modify(change);
     }
 }

@@ -33,89 +33,89 @@ use bytes::Bytes;
 use tokio::sync::{RwLock, oneshot};
 use ulid::{Generator, Ulid};
 
-pub(crate) use self::live::{Live, Seen};
+pub(crate) use self::live::{JobHandle, JobSnapshot};
 use self::{
-    queues::{Concurrency, Entry, Queues},
-    room::{Amount, Room},
+    queues::{JobConcurrencyLimits, JobQueueEntry, JobQueues},
+    room::{PendingJobsBudget, PendingJobsUsage},
 };
-use super::{drain::Drain, state_error::of_database};
+use super::{drain::Shutdown, state_error::state_database_error};
 use crate::daemon::{
     config,
-    descriptors::Attempts,
+    descriptors::FdRetry,
     error::{Error, Reason},
     store::{
         database::{Database, DatabaseError},
         failure::state_failure,
-        job_params::JobParams,
-        jobs::{Job, JobLog, JobState, Selection, now},
-        keeping::Bounds,
+        job_params::JobParamFiles,
+        jobs::{Job, JobQuery, JobState, JobTable, now_to_millis},
+        keeping::RetentionLimits,
     },
     task,
 };
 
 /// How long to wait before what the state directory did not do is asked of it again.
-pub(super) const RETRY: Duration = Duration::from_secs(2);
+pub(super) const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The jobs.
 #[derive(Debug)]
-pub(crate) struct Jobs {
-    log: JobLog,
-    params: JobParams,
+pub(crate) struct JobRegistry {
+    log: JobTable,
+    params: JobParamFiles,
     /// Makes ids of which the later ones are the greater ones.
     ids: Mutex<Generator>,
-    state: Mutex<State>,
+    state: Mutex<JobsState>,
     /// Held to read by whoever submits a job: the log may have it, and the state not yet.
-    submitting: RwLock<()>,
-    drain: Drain,
+    submit_lock: RwLock<()>,
+    shutdown: Shutdown,
 }
 
 #[derive(Debug)]
-struct State {
-    queues: Queues,
-    room: Room,
+struct JobsState {
+    queues: JobQueues,
+    pending_budget: PendingJobsBudget,
     /// Those that have not ended, by their ids.
-    known: HashMap<String, Known>,
+    live_jobs: HashMap<String, LiveJob>,
 }
 
 /// A job that has not ended, and where it is.
 #[derive(Debug)]
-struct Known {
-    live: Arc<Live>,
-    entry: Entry,
-    caller: String,
+struct LiveJob {
+    handle: Arc<JobHandle>,
+    queue_entry: JobQueueEntry,
+    principal: String,
     /// The room that it takes while it waits.
-    room: Option<Amount>,
+    reserved: Option<PendingJobsUsage>,
     /// Whether it was its turn: then its task sees to its end.
     has_task: bool,
     /// Told when it is its turn again.
-    waits: Option<oneshot::Sender<()>>,
+    slot_sender: Option<oneshot::Sender<()>>,
 }
 
 /// A job that was found.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum LiveOrEndedJob {
     /// It has not ended.
-    Live(Arc<Live>),
+    Live(Arc<JobHandle>),
     /// It has.
-    Ended(Box<Seen>),
+    Ended(Box<JobSnapshot>),
 }
 
-impl Found {
+impl LiveOrEndedJob {
     /// The job.
     pub(super) fn job(&self) -> Job {
         match self {
-            Self::Live(live) => live.seen().job,
+            Self::Live(live) => live.snapshot().job,
             Self::Ended(seen) => seen.job.clone(),
         }
     }
 }
 
 /// That a workspace has no such job.
-pub(super) fn not_found(workspace: &str, id: &str) -> Error {
+pub(super) fn job_not_found_error(workspace: &str, id: &str) -> Error {
     let text = format!(
         "workspace {workspace} has no job {id:?}, or keeps it no longer: give the id that the answer to its submission has"
     );
-    Error::new(Reason::JobNotFound, text).with("job_id", id)
+    Error::new(Reason::JobNotFound, text).with_metadata("job_id", id)
 }
 
 /// Why the jobs of a state directory cannot be had.
@@ -129,38 +129,41 @@ pub(crate) enum JobsError {
     Params(#[from] io::Error),
 }
 
-impl Jobs {
+impl JobRegistry {
     /// The jobs that the log has. Those that wait go on waiting, those that ran are lost. `is_shared`: whether
     /// callers are told apart, so that one leaves something to others.
     pub(crate) async fn open(
         database: Database,
-        params: JobParams,
-        config: config::jobs::Jobs,
+        params: JobParamFiles,
+        config: config::jobs::JobsConfig,
         is_shared: bool,
-        drain: &Drain,
+        shutdown: &Shutdown,
     ) -> Result<Arc<Self>, JobsError> {
-        let bounds =
-            Bounds { age: config.retention, number: config.kept, bytes: config.kept_bytes };
-        let (log, queued) = JobLog::open(database, bounds).await?;
+        let bounds = RetentionLimits {
+            max_age: config.retention,
+            max_rows: config.max_entries,
+            max_bytes: config.max_bytes,
+        };
+        let (log, queued) = JobTable::open(database, bounds).await?;
         let ids = queued.iter().map(|job| job.id.as_str());
-        let sizes = params.sweep(&ids.collect())?;
-        let mut state = State {
-            queues: Queues::new(Concurrency {
-                all: config.concurrent as usize,
-                each: config.queue_concurrency,
-                named: config.queues,
+        let sizes = params.remove_orphaned(&ids.collect())?;
+        let mut state = JobsState {
+            queues: JobQueues::new(JobConcurrencyLimits {
+                total: config.concurrency as usize,
+                per_queue: config.queue_concurrency,
+                by_queue_name: config.queues,
                 is_shared,
             }),
-            room: Room::new(
-                Amount { jobs: config.queued.into(), bytes: config.queued_bytes },
+            pending_budget: PendingJobsBudget::new(
+                PendingJobsUsage { jobs: config.max_queued.into(), bytes: config.max_queued_bytes },
                 is_shared,
             ),
-            known: HashMap::new(),
+            live_jobs: HashMap::new(),
         };
         for job in queued {
             let bytes = sizes.get(&job.id).copied().unwrap_or_default();
-            let amount = Amount::of_job(bytes);
-            state.room.put(&job.principal, amount);
+            let amount = PendingJobsUsage::of_job(bytes);
+            state.pending_budget.reserve_unchecked(&job.principal, amount);
             state.add(job, amount);
         }
         let jobs = Arc::new(Self {
@@ -168,17 +171,17 @@ impl Jobs {
             params,
             ids: Mutex::new(Generator::new()),
             state: Mutex::new(state),
-            submitting: RwLock::default(),
-            drain: drain.clone(),
+            submit_lock: RwLock::default(),
+            shutdown: shutdown.clone(),
         });
-        let (weak, growth) = (Arc::downgrade(&jobs), jobs.log.growth());
+        let (weak, growth) = (Arc::downgrade(&jobs), jobs.log.retention_trigger());
         task::spawn("retention of jobs", async move {
             while let Some(jobs) = weak.upgrade() {
-                if let Err(error) = jobs.log.retain().await {
+                if let Err(error) = jobs.log.apply_retention().await {
                     tracing::warn!(%error, "old jobs could not be removed");
                 }
                 drop(jobs);
-                growth.wait().await;
+                growth.wait_until_due().await;
             }
         });
         Ok(jobs)
@@ -200,100 +203,100 @@ impl Jobs {
         params: Vec<u8>,
         until: Option<Instant>,
     ) -> Result<(), Error> {
-        let amount = Amount::of_job(params.len() as u64);
-        self.state().room.take(&job.principal, amount)?;
-        let _submits = self.submitting.read().await;
-        let kept = self.keep(&job, params.into(), until).await;
+        let amount = PendingJobsUsage::of_job(params.len() as u64);
+        self.state().pending_budget.reserve(&job.principal, amount)?;
+        let _submits = self.submit_lock.read().await;
+        let kept = self.store_submission(&job, params.into(), until).await;
         let mut state = self.state();
         match kept {
             Ok(()) => state.add(job, amount),
-            Err(_) => state.room.give_back(&job.principal, amount),
+            Err(_) => state.pending_budget.release(&job.principal, amount),
         }
         kept
     }
 
-    async fn keep(
+    async fn store_submission(
         self: &Arc<Self>,
         job: &Job,
         params: Bytes,
         until: Option<Instant>,
     ) -> Result<(), Error> {
-        let mut attempts = Attempts::until(until);
+        let mut attempts = FdRetry::with_deadline(until);
         loop {
             let (jobs, id, params) = (Arc::clone(self), job.id.clone(), params.clone());
-            let kept = task::blocking(move || jobs.params.keep(&id, &params)).await;
+            let kept = task::spawn_blocking(move || jobs.params.save(&id, &params)).await;
             match kept.map_err(Error::internal)? {
-                Err(error) if attempts.another_of_kernel(&error).await => {}
+                Err(error) if attempts.should_retry_io(&error).await => {}
                 kept => break kept.map_err(|error| state_failure(&error))?,
             }
         }
-        if let Err(error) = self.log.submit(job.clone()).await {
-            self.erase(job.id.clone()).await;
-            return Err(of_database(&error));
+        if let Err(error) = self.log.insert(job.clone()).await {
+            self.erase_params(job.id.clone()).await;
+            return Err(state_database_error(&error));
         }
         Ok(())
     }
 
     /// Leaves something for others from now on: there are several callers, who are told apart.
-    pub(super) fn share(&self) {
+    pub(super) fn keep_headroom(&self) {
         let mut state = self.state();
-        state.queues.share();
-        state.room.share();
+        state.queues.keep_headroom();
+        state.pending_budget.keep_headroom();
     }
 
     /// The next job whose turn it is that has no task yet; those that have one are told. `most`: how many of
     /// one caller may run.
-    pub(super) fn next(&self, most: impl Fn(&str) -> usize) -> Option<Arc<Live>> {
+    pub(super) fn start_next(&self, most: impl Fn(&str) -> usize) -> Option<Arc<JobHandle>> {
         let mut state = self.state();
         loop {
-            let id = state.queues.next(&most)?;
-            let Some(known) = state.known.get_mut(&id) else {
+            let id = state.queues.start_next(&most)?;
+            let Some(known) = state.live_jobs.get_mut(&id) else {
                 continue;
             };
-            match known.waits.take() {
+            match known.slot_sender.take() {
                 // One that has gone away leaves the queues when it ends.
                 Some(waits) => drop(waits.send(())),
                 None => {
                     known.has_task = true;
-                    return Some(Arc::clone(&known.live));
+                    return Some(Arc::clone(&known.handle));
                 }
             }
         }
     }
 
     /// Gives back the place of a job that cannot begin yet.
-    pub(super) fn step_aside(&self, live: &Live) {
+    pub(super) fn yield_slot(&self, handle: &JobHandle) {
         let mut state = self.state();
-        if let Some(known) = state.known.get(&live.id()) {
-            let entry = known.entry.clone();
-            state.queues.leave(&entry);
+        if let Some(known) = state.live_jobs.get(&handle.id()) {
+            let entry = known.queue_entry.clone();
+            state.queues.remove(&entry);
         }
     }
 
     /// Has a job that stepped aside wait for its turn; answers what tells when it is.
-    pub(super) fn wait_again(&self, live: &Live) -> oneshot::Receiver<()> {
+    pub(super) fn rejoin_queue(&self, handle: &JobHandle) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
-        if let Some(known) = state.known.get_mut(&live.id()) {
-            known.waits = Some(sender);
-            let entry = known.entry.clone();
-            state.queues.push(&entry);
+        if let Some(known) = state.live_jobs.get_mut(&handle.id()) {
+            known.slot_sender = Some(sender);
+            let entry = known.queue_entry.clone();
+            state.queues.enqueue(&entry);
         }
         receiver
     }
 
     /// What a job is to do. Blocks.
-    pub(super) async fn params(self: &Arc<Self>, live: &Live) -> io::Result<Vec<u8>> {
-        let (jobs, id) = (Arc::clone(self), live.id());
-        let read = task::blocking(move || jobs.params.read(&id)).await;
+    pub(super) async fn read_params(self: &Arc<Self>, handle: &JobHandle) -> io::Result<Vec<u8>> {
+        let (jobs, id) = (Arc::clone(self), handle.id());
+        let read = task::spawn_blocking(move || jobs.params.read(&id)).await;
         read.map_err(io::Error::other)?
     }
 
     /// Keeps that a job runs. Where that cannot be kept, it must not.
-    pub(super) async fn start(&self, live: &Live) -> Result<(), DatabaseError> {
-        let started = now();
-        self.log.start(live.id(), started).await?;
-        live.change(|seen| {
+    pub(super) async fn record_start(&self, handle: &JobHandle) -> Result<(), DatabaseError> {
+        let started = now_to_millis();
+        self.log.record_start(handle.id(), started).await?;
+        handle.update(|seen| {
             seen.job.state = JobState::Running;
             seen.job.started = Some(started);
         });
@@ -301,111 +304,112 @@ impl Jobs {
     }
 
     /// Keeps which step a job is, and forgets what it was to do.
-    pub(super) async fn begin(self: &Arc<Self>, live: &Live, step: u64) {
-        if let Err(error) = self.log.begin(live.id(), step).await {
+    pub(super) async fn record_step(self: &Arc<Self>, handle: &JobHandle, step: u64) {
+        if let Err(error) = self.log.record_step(handle.id(), step).await {
             tracing::warn!(%error, "the step of a job could not be kept");
         }
-        self.erase(live.id()).await;
-        live.change(|seen| seen.job.step = Some(step));
+        self.erase_params(handle.id()).await;
+        handle.update(|seen| seen.job.step = Some(step));
     }
 
     /// Puts a job of which nothing was done back into its queue, for another task.
-    pub(super) async fn requeue(self: &Arc<Self>, live: &Arc<Live>) {
-        self.take_back(live).await;
+    pub(super) async fn requeue(self: &Arc<Self>, handle: &Arc<JobHandle>) {
+        self.record_requeue(handle).await;
         {
             let mut state = self.state();
-            if let Some(known) = state.known.get_mut(&live.id()) {
-                (known.has_task, known.waits) = (false, None);
-                let entry = known.entry.clone();
-                state.queues.push(&entry);
+            if let Some(known) = state.live_jobs.get_mut(&handle.id()) {
+                (known.has_task, known.slot_sender) = (false, None);
+                let entry = known.queue_entry.clone();
+                state.queues.enqueue(&entry);
             }
         }
         // Who ended it meanwhile has left that to the task.
-        if live.cancelled().is_cancelled() {
-            self.cancel(live).await;
+        if handle.cancel_token().is_cancelled() {
+            self.cancel(handle).await;
         }
     }
 
     /// A job of a workspace.
-    pub(crate) async fn find(&self, workspace: &str, id: &str) -> Result<Found, Error> {
+    pub(crate) async fn find(&self, workspace: &str, id: &str) -> Result<LiveOrEndedJob, Error> {
         let id = &*id::as_ulid(id);
         for _ in 0..2 {
-            if let Some(live) = self.live(workspace, id) {
-                return Ok(Found::Live(live));
+            if let Some(live) = self.find_live(workspace, id) {
+                return Ok(LiveOrEndedJob::Live(live));
             }
             let found = self.log.find(workspace.to_owned(), id.to_owned()).await;
-            match found.map_err(|error| of_database(&error))? {
-                None => return Err(not_found(workspace, id)),
+            match found.map_err(|error| state_database_error(&error))? {
+                None => return Err(job_not_found_error(workspace, id)),
                 Some((job, result)) if job.state.is_final() => {
-                    return Ok(Found::Ended(Box::new(Seen { job, result })));
+                    return Ok(LiveOrEndedJob::Ended(Box::new(JobSnapshot { job, result })));
                 }
                 // It was not known yet, or is not any more: once those who submit now are through, either it
                 // is, or the log has how it ended.
-                Some(_) => drop(self.submitting.write().await),
+                Some(_) => drop(self.submit_lock.write().await),
             }
         }
         Err(Error::internal("a job that has not ended is not known"))
     }
 
     /// The job that this caller has submitted with a request id.
-    pub(crate) async fn submitted(
+    pub(crate) async fn find_submitted(
         &self,
         principal: &str,
         workspace: &str,
         request: String,
     ) -> Result<Option<Job>, Error> {
         let (principal, workspace) = (principal.to_owned(), workspace.to_owned());
-        let found = self.log.submitted(principal, workspace, request).await;
-        found.map_err(|error| of_database(&error))
+        let found = self.log.find_by_request_id(principal, workspace, request).await;
+        found.map_err(|error| state_database_error(&error))
     }
 
     /// The jobs of a selection, without what came of them.
-    pub(crate) async fn list(&self, selection: Selection) -> Result<Vec<Job>, Error> {
+    pub(crate) async fn list(&self, selection: JobQuery) -> Result<Vec<Job>, Error> {
         let listed = self.log.list(selection).await;
-        listed.map_err(|error| of_database(&error))
+        listed.map_err(|error| state_database_error(&error))
     }
 
-    fn live(&self, workspace: &str, id: &str) -> Option<Arc<Live>> {
+    fn find_live(&self, workspace: &str, id: &str) -> Option<Arc<JobHandle>> {
         let state = self.state();
-        let live = &state.known.get(id)?.live;
-        live.is_of(workspace).then(|| Arc::clone(live))
+        let live = &state.live_jobs.get(id)?.handle;
+        live.is_in_workspace(workspace).then(|| Arc::clone(live))
     }
 
     /// Forgets what a job was to do.
-    async fn erase(self: &Arc<Self>, id: String) {
+    async fn erase_params(self: &Arc<Self>, id: String) {
         {
             let mut state = self.state();
-            let known = state.known.get_mut(&id);
-            let taken = known.and_then(|known| Some((known.caller.clone(), known.room.take()?)));
+            let known = state.live_jobs.get_mut(&id);
+            let taken =
+                known.and_then(|known| Some((known.principal.clone(), known.reserved.take()?)));
             if let Some((caller, amount)) = taken {
-                state.room.give_back(&caller, amount);
+                state.pending_budget.release(&caller, amount);
             }
         }
         let jobs = Arc::clone(self);
-        if let Err(error) = task::blocking(move || jobs.params.erase(&id)).await {
+        if let Err(error) = task::spawn_blocking(move || jobs.params.remove(&id)).await {
             tracing::error!(%error, "the parameters of a job could not be erased");
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, JobsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl JobsState {
     /// Adds a job that waits, and has taken this room.
-    fn add(&mut self, job: Job, room: Amount) {
-        let (id, entry) = (job.id.clone(), Entry::of(&job));
-        self.queues.push(&entry);
-        let known = Known {
-            caller: job.principal.clone(),
-            live: Live::new(job),
-            entry,
-            room: Some(room),
+    fn add(&mut self, job: Job, room: PendingJobsUsage) {
+        let (id, entry) = (job.id.clone(), JobQueueEntry::of(&job));
+        self.queues.enqueue(&entry);
+        let known = LiveJob {
+            principal: job.principal.clone(),
+            handle: JobHandle::new(job),
+            queue_entry: entry,
+            reserved: Some(room),
             has_task: false,
-            waits: None,
+            slot_sender: None,
         };
-        self.known.insert(id, known);
+        self.live_jobs.insert(id, known);
     }
 }
 

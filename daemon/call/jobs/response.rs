@@ -2,7 +2,7 @@
 
 use prost::Message as _;
 
-use super::live::Seen;
+use super::live::JobSnapshot;
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
     daemon::{
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-impl Seen {
+impl JobSnapshot {
     /// What came of it, once it has ended; nothing of one that was cancelled before it began.
     pub(crate) fn response(&self) -> Result<Option<InvokeResponse>, Error> {
         let response = match (&self.result, self.job.state) {
@@ -19,7 +19,7 @@ impl Seen {
                 let response = InvokeResponse::decode(result.clone());
                 Some(response.map_err(Error::internal)?)
             }
-            (None, JobState::Lost) => Some(lost(&self.job)),
+            (None, JobState::Lost) => Some(lost_response(&self.job)),
             (None, _) => None,
         };
         Ok(response.map(|response| InvokeResponse {
@@ -34,7 +34,7 @@ impl Seen {
 }
 
 /// What is told of a job whose daemon died.
-fn lost(job: &Job) -> InvokeResponse {
+fn lost_response(job: &Job) -> InvokeResponse {
     let text = "the daemon died while this job ran, so that it is not known how far it came: look what there is, then submit it again";
     InvokeResponse {
         tool: job.tool.clone(),

@@ -5,31 +5,31 @@ use std::{collections::HashMap, time::Duration};
 
 use crate::daemon::{
     error::{Error, Reason},
-    queue::Reserve,
+    queue::Headroom,
 };
 
 /// When to come again. When there is room is not known, as jobs last as long as they want: as with the places of
 /// started processes.
-const RETRY_AFTER: Duration = Duration::from_secs(5);
+const PENDING_JOBS_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The room.
 #[derive(Debug)]
-pub(super) struct Room {
-    most: Amount,
+pub(super) struct PendingJobsBudget {
+    limit: PendingJobsUsage,
     /// Whether there may be several callers, to whom something is left.
     is_shared: bool,
-    taken: Amount,
-    callers: HashMap<String, Amount>,
+    used: PendingJobsUsage,
+    by_principal: HashMap<String, PendingJobsUsage>,
 }
 
 /// So much of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Amount {
+pub(super) struct PendingJobsUsage {
     pub(super) jobs: u64,
     pub(super) bytes: u64,
 }
 
-impl Amount {
+impl PendingJobsUsage {
     /// One job whose parameters have so many bytes.
     pub(super) fn of_job(bytes: u64) -> Self {
         Self { jobs: 1, bytes }
@@ -50,35 +50,40 @@ impl Amount {
     }
 }
 
-impl Room {
+impl PendingJobsBudget {
     /// So much, none of it taken.
-    pub(super) fn new(most: Amount, is_shared: bool) -> Self {
-        Self { most, is_shared, taken: Amount::default(), callers: HashMap::new() }
+    pub(super) fn new(most: PendingJobsUsage, is_shared: bool) -> Self {
+        Self {
+            limit: most,
+            is_shared,
+            used: PendingJobsUsage::default(),
+            by_principal: HashMap::new(),
+        }
     }
 
     /// Leaves a part to others from now on.
-    pub(super) fn share(&mut self) {
+    pub(super) fn keep_headroom(&mut self) {
         self.is_shared = true;
     }
 
     /// Takes some for a caller, if there is some for him.
-    pub(super) fn take(&mut self, caller: &str, amount: Amount) -> Result<(), Error> {
-        let own = self.callers.get(caller).copied().unwrap_or_default();
-        let (all, own_then) = (self.taken.plus(amount), own.plus(amount));
-        let left = self.most.minus(all);
+    pub(super) fn reserve(&mut self, caller: &str, amount: PendingJobsUsage) -> Result<(), Error> {
+        let own = self.by_principal.get(caller).copied().unwrap_or_default();
+        let (all, own_then) = (self.used.plus(amount), own.plus(amount));
+        let left = self.limit.minus(all);
         let fits = |all: u64, most: u64, own: u64, left: u64| {
             let reserve = match self.is_shared {
-                true => Reserve::of(most),
-                false => Reserve::NONE,
+                true => Headroom::of(most),
+                false => Headroom::NONE,
             };
             all <= most && reserve.allows(own, left)
         };
-        let (what, limit) = if !fits(all.jobs, self.most.jobs, own_then.jobs, left.jobs) {
-            ("jobs", self.most.jobs)
-        } else if !fits(all.bytes, self.most.bytes, own_then.bytes, left.bytes) {
-            ("bytes of parameters of jobs", self.most.bytes)
+        let (what, limit) = if !fits(all.jobs, self.limit.jobs, own_then.jobs, left.jobs) {
+            ("jobs", self.limit.jobs)
+        } else if !fits(all.bytes, self.limit.bytes, own_then.bytes, left.bytes) {
+            ("bytes of parameters of jobs", self.limit.bytes)
         } else {
-            self.put(caller, amount);
+            self.reserve_unchecked(caller, amount);
             return Ok(());
         };
         let text = format!(
@@ -86,24 +91,24 @@ impl Room {
             own.jobs, own.bytes
         );
         Err(Error::new(Reason::ResourceExhausted, text)
-            .retry_after(RETRY_AFTER)
-            .with("limit", limit.to_string()))
+            .retry_after(PENDING_JOBS_RETRY_AFTER)
+            .with_metadata("limit", limit.to_string()))
     }
 
     /// Takes some for a caller, whether there is any or not.
-    pub(super) fn put(&mut self, caller: &str, amount: Amount) {
-        self.taken = self.taken.plus(amount);
-        let own = self.callers.entry(caller.to_owned()).or_default();
+    pub(super) fn reserve_unchecked(&mut self, caller: &str, amount: PendingJobsUsage) {
+        self.used = self.used.plus(amount);
+        let own = self.by_principal.entry(caller.to_owned()).or_default();
         *own = own.plus(amount);
     }
 
     /// Gives back what was taken.
-    pub(super) fn give_back(&mut self, caller: &str, amount: Amount) {
-        self.taken = self.taken.minus(amount);
-        if let Some(own) = self.callers.get_mut(caller) {
+    pub(super) fn release(&mut self, caller: &str, amount: PendingJobsUsage) {
+        self.used = self.used.minus(amount);
+        if let Some(own) = self.by_principal.get_mut(caller) {
             *own = own.minus(amount);
             if own.jobs == 0 {
-                self.callers.remove(caller);
+                self.by_principal.remove(caller);
             }
         }
     }
@@ -113,13 +118,13 @@ impl Room {
 mod tests {
     use super::*;
 
-    fn room(jobs: u64, bytes: u64, is_shared: bool) -> Room {
-        Room::new(Amount { jobs, bytes }, is_shared)
+    fn room(jobs: u64, bytes: u64, is_shared: bool) -> PendingJobsBudget {
+        PendingJobsBudget::new(PendingJobsUsage { jobs, bytes }, is_shared)
     }
 
-    fn most(room: &mut Room, caller: &str, bytes: u64) -> usize {
-        let amount = Amount::of_job(bytes);
-        (0..).take_while(|_| room.take(caller, amount).is_ok()).count()
+    fn most(room: &mut PendingJobsBudget, caller: &str, bytes: u64) -> usize {
+        let amount = PendingJobsUsage::of_job(bytes);
+        (0..).take_while(|_| room.reserve(caller, amount).is_ok()).count()
     }
 
     #[test]
@@ -130,19 +135,19 @@ mod tests {
         assert_eq!([most(&mut bytes, "a", 10), most(&mut bytes, "b", 10)], [120, 2]);
         let mut of_one = room(3, 1 << 30, false);
         assert_eq!(most(&mut of_one, "a", 1), 3);
-        let refused = of_one.take("a", Amount::of_job(1)).unwrap_err();
+        let refused = of_one.reserve("a", PendingJobsUsage::of_job(1)).unwrap_err();
         assert_eq!(refused.reason, Reason::ResourceExhausted);
-        assert_eq!(refused.retry_after, Some(RETRY_AFTER));
+        assert_eq!(refused.retry_after, Some(PENDING_JOBS_RETRY_AFTER));
     }
 
     #[test]
     fn what_is_given_back_can_be_taken_again() {
         let mut room = room(10, 100, true);
         assert_eq!(most(&mut room, "a", 60), 1);
-        assert!(room.take("b", Amount::of_job(60)).is_err());
-        room.give_back("a", Amount::of_job(60));
-        assert!(room.callers.is_empty());
-        assert_eq!(room.taken, Amount::default());
+        assert!(room.reserve("b", PendingJobsUsage::of_job(60)).is_err());
+        room.release("a", PendingJobsUsage::of_job(60));
+        assert!(room.by_principal.is_empty());
+        assert_eq!(room.used, PendingJobsUsage::default());
         assert_eq!(most(&mut room, "b", 75), 1);
     }
 }

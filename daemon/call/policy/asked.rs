@@ -1,10 +1,10 @@
 //! A call, as it is decided about.
 
-use crate::{api::v1::Risk, daemon::catalog::Text};
+use crate::{api::v1::Risk, daemon::catalog::PolicyText};
 
 /// A call that is decided about.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct PolicyRequestRef<'a> {
     /// The tool.
     pub(crate) tool: &'a str,
     /// Its risk.
@@ -12,14 +12,14 @@ pub(crate) struct Asked<'a> {
     /// The workspace.
     pub(crate) workspace: &'a str,
     /// The parameters as texts.
-    pub(crate) texts: &'a [Text],
+    pub(crate) texts: &'a [PolicyText],
     /// Of a call in another vocabulary, its own tool and texts.
-    pub(crate) said: Option<(&'a str, &'a [Text])>,
+    pub(crate) dialect_call: Option<(&'a str, &'a [PolicyText])>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> PolicyRequestRef<'a> {
     /// The tool that it was made as, in a dialect.
-    pub(super) fn name(&self) -> Option<&'a str> {
-        self.said.map(|(tool, _)| tool)
+    pub(super) fn dialect_tool(&self) -> Option<&'a str> {
+        self.dialect_call.map(|(tool, _)| tool)
     }
 }

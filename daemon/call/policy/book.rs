@@ -13,62 +13,65 @@ use std::{
 use tokio::sync::Semaphore;
 
 use super::{
-    decision::{Settings, Snapshot, Verdict},
-    judged::Judged,
-    pattern::Pattern,
-    rule::{Made, OF_FILE, Rule},
+    decision::{CompiledPolicy, PolicyDecision, PolicySnapshot},
+    judged::PolicyRequest,
+    pattern::RulePattern,
+    rule::{FILE_RULE_ID_PREFIX, Rule, RuleProvenance},
 };
 use crate::daemon::{
-    call::state_error::of_database,
-    config::policy::Action,
+    call::state_error::state_database_error,
+    config::policy::PolicyAction,
     error::{Error, Reason},
     store::{
         database::DatabaseError,
         milliseconds,
-        rules::{RuleLog, StoredRule},
+        rules::{RuleTable, StoredRule},
     },
     task,
-    workspace::cores,
+    workspace::available_cores,
 };
 
 /// Most rules of a workspace that are kept: each is compared with each call of its tool. Those that have ended
 /// are among them for as long as there is room.
-const MOST_RULES: usize = 1024;
+const MAX_RULES_PER_WORKSPACE: usize = 1024;
 /// Bytes of all patterns of a workspace's rules that are kept: compiled, they take some fifty times that.
-const MOST_PATTERN_BYTES: usize = 1 << 20;
+const MAX_PATTERN_BYTES_PER_WORKSPACE: usize = 1 << 20;
 /// Bytes that are compared with rules at once, counted once for each pattern; more are on a thread that may
 /// block, in their turn: a pattern may take a second for each MiB, and this thread serves others, too.
-const AT_ONCE: usize = 16 << 10;
+const MAX_INLINE_MATCH_BYTES: usize = 16 << 10;
 
 /// The rules.
 #[derive(Debug)]
-pub(crate) struct RuleBook {
-    current: RwLock<Arc<Snapshot>>,
-    log: RuleLog,
+pub(crate) struct RuleStore {
+    current: RwLock<Arc<PolicySnapshot>>,
+    log: RuleTable,
     /// Held while a rule is changed on disk and here.
-    turn: tokio::sync::Mutex<()>,
+    write_lock: tokio::sync::Mutex<()>,
     /// Large calls that are looked at at one time: half of the cores are for others.
-    large: Arc<Semaphore>,
+    offload_permits: Arc<Semaphore>,
 }
 
-impl RuleBook {
+impl RuleStore {
     /// The rules of a configuration file, and those that are kept.
-    pub(crate) async fn open(settings: Settings, log: RuleLog) -> Result<Self, DatabaseError> {
-        let stored = log.all().await?;
-        let stored = stored.into_iter().filter_map(rule).map(Arc::new);
+    pub(crate) async fn open(
+        settings: CompiledPolicy,
+        log: RuleTable,
+    ) -> Result<Self, DatabaseError> {
+        let stored = log.load_all().await?;
+        let stored = stored.into_iter().filter_map(from_stored_rule).map(Arc::new);
         let mut stored: Vec<_> = stored.collect();
-        stored.sort_by_key(|rule| Reverse(age(rule)));
-        let snapshot = Snapshot::new(Arc::new(settings), stored.into());
+        stored.sort_by_key(|rule| Reverse(creation_order(rule)));
+        let snapshot = PolicySnapshot::new(Arc::new(settings), stored.into());
         Ok(Self {
             current: RwLock::new(Arc::new(snapshot)),
             log,
-            turn: tokio::sync::Mutex::default(),
-            large: Arc::new(Semaphore::new(cores().div_ceil(2))),
+            write_lock: tokio::sync::Mutex::default(),
+            offload_permits: Arc::new(Semaphore::new(available_cores().div_ceil(2))),
         })
     }
 
     /// What decides now.
-    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+    pub(crate) fn snapshot(&self) -> Arc<PolicySnapshot> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&current)
     }
@@ -76,27 +79,27 @@ impl RuleBook {
     /// Decides about a call, without holding up others where there is much to look at.
     pub(crate) async fn decide(
         &self,
-        snapshot: Arc<Snapshot>,
-        call: Arc<Judged>,
-    ) -> Result<Verdict, Error> {
+        snapshot: Arc<PolicySnapshot>,
+        call: Arc<PolicyRequest>,
+    ) -> Result<PolicyDecision, Error> {
         let now = SystemTime::now();
-        if snapshot.work(call.asked(), now) <= AT_ONCE {
-            return Ok(snapshot.decide(call.asked(), now));
+        if snapshot.match_cost_bytes(call.to_request_ref(), now) <= MAX_INLINE_MATCH_BYTES {
+            return Ok(snapshot.decide(call.to_request_ref(), now));
         }
-        let turn = Arc::clone(&self.large).acquire_owned().await;
+        let turn = Arc::clone(&self.offload_permits).acquire_owned().await;
         let turn = turn.map_err(Error::internal)?;
-        let decided = task::blocking(move || {
+        let decided = task::spawn_blocking(move || {
             let _turn = turn;
-            snapshot.decide(call.asked(), SystemTime::now())
+            snapshot.decide(call.to_request_ref(), SystemTime::now())
         });
         decided.await.map_err(Error::internal)
     }
 
     /// Has another configuration file decide from now on.
-    pub(crate) fn replace(&self, settings: Settings) {
+    pub(crate) fn replace_policy(&self, settings: CompiledPolicy) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let stored = current.stored().iter().cloned().collect();
-        *current = Arc::new(Snapshot::new(Arc::new(settings), stored));
+        let stored = current.stored_rules().iter().cloned().collect();
+        *current = Arc::new(PolicySnapshot::new(Arc::new(settings), stored));
     }
 
     /// Adds a rule for one workspace.
@@ -111,15 +114,15 @@ impl RuleBook {
         K: FnOnce(StoredRule) -> F,
         F: Future<Output = Result<(), DatabaseError>>,
     {
-        let _turn = self.turn.lock().await;
-        let in_the_way = in_the_way(&self.snapshot(), &rule, SystemTime::now())?;
-        let made_room = self.take_out(&in_the_way).await;
-        made_room.map_err(|error| of_database(&error))?;
-        keep(stored(&rule)).await.map_err(|error| of_database(&error))?;
+        let _turn = self.write_lock.lock().await;
+        let in_the_way = rules_to_evict(&self.snapshot(), &rule, SystemTime::now())?;
+        let made_room = self.remove_stored(&in_the_way).await;
+        made_room.map_err(|error| state_database_error(&error))?;
+        keep(to_stored_rule(&rule)).await.map_err(|error| state_database_error(&error))?;
         let rule = Arc::new(rule);
-        let mut rules: Vec<_> = self.snapshot().stored().to_vec();
+        let mut rules: Vec<_> = self.snapshot().stored_rules().to_vec();
         rules.push(Arc::clone(&rule));
-        rules.sort_by_key(|rule| Reverse(age(rule)));
+        rules.sort_by_key(|rule| Reverse(creation_order(rule)));
         self.set_stored(rules.into_iter());
         Ok(rule)
     }
@@ -132,18 +135,18 @@ impl RuleBook {
         enabled: Option<bool>,
         expires: Option<Option<SystemTime>>,
     ) -> Result<Arc<Rule>, Error> {
-        let _turn = self.turn.lock().await;
+        let _turn = self.write_lock.lock().await;
         let snapshot = self.snapshot();
-        let before = find(&snapshot, id, sees)?;
+        let before = find_stored(&snapshot, id, sees)?;
         let changed = Arc::new(Rule {
             enabled: enabled.unwrap_or(before.enabled),
             expires: expires.unwrap_or(before.expires),
             ..(**before).clone()
         });
-        let expires_ms = changed.expires.map(milliseconds::of);
-        let kept = self.log.change(id.to_owned(), changed.enabled, expires_ms);
-        kept.await.map_err(|error| of_database(&error))?;
-        let rules = snapshot.stored().iter().cloned();
+        let expires_ms = changed.expires.map(milliseconds::from_time);
+        let kept = self.log.update(id.to_owned(), changed.enabled, expires_ms);
+        kept.await.map_err(|error| state_database_error(&error))?;
+        let rules = snapshot.stored_rules().iter().cloned();
         self.set_stored(rules.map(|rule| match rule.id == id {
             true => Arc::clone(&changed),
             false => rule,
@@ -153,69 +156,72 @@ impl RuleBook {
 
     /// Removes a rule. `sees` tells of which that may be asked.
     pub(crate) async fn remove(&self, id: &str, sees: impl Fn(&Rule) -> bool) -> Result<(), Error> {
-        let _turn = self.turn.lock().await;
-        find(&self.snapshot(), id, sees)?;
-        let removed = self.take_out(&[id.to_owned()].into()).await;
-        removed.map_err(|error| of_database(&error))
+        let _turn = self.write_lock.lock().await;
+        find_stored(&self.snapshot(), id, sees)?;
+        let removed = self.remove_stored(&[id.to_owned()].into()).await;
+        removed.map_err(|error| state_database_error(&error))
     }
 
     /// Removes rules that ended before some time.
-    pub(crate) async fn forget(&self, ended_before: SystemTime) -> Result<(), DatabaseError> {
-        let _turn = self.turn.lock().await;
+    pub(crate) async fn remove_expired(
+        &self,
+        ended_before: SystemTime,
+    ) -> Result<(), DatabaseError> {
+        let _turn = self.write_lock.lock().await;
         let snapshot = self.snapshot();
         let is_old = |rule: &Arc<Rule>| rule.expires.is_some_and(|end| end < ended_before);
-        let old = snapshot.stored().iter().filter(|rule| is_old(rule));
+        let old = snapshot.stored_rules().iter().filter(|rule| is_old(rule));
         let old = old.map(|rule| rule.id.clone()).collect();
-        self.take_out(&old).await
+        self.remove_stored(&old).await
     }
 
     /// Removes these from disk, and here. To be called in turn.
-    async fn take_out(&self, ids: &BTreeSet<String>) -> Result<(), DatabaseError> {
+    async fn remove_stored(&self, ids: &BTreeSet<String>) -> Result<(), DatabaseError> {
         if ids.is_empty() {
             return Ok(());
         }
         self.log.remove(ids.iter().cloned().collect()).await?;
         let snapshot = self.snapshot();
-        let rules = snapshot.stored().iter().cloned();
+        let rules = snapshot.stored_rules().iter().cloned();
         self.set_stored(rules.filter(|rule| !ids.contains(&rule.id)));
         Ok(())
     }
 
     fn set_stored(&self, rules: impl Iterator<Item = Arc<Rule>>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let settings = Arc::clone(&current.settings);
-        *current = Arc::new(Snapshot::new(settings, rules.collect()));
+        let settings = Arc::clone(&current.policy);
+        *current = Arc::new(PolicySnapshot::new(settings, rules.collect()));
     }
 }
 
 /// The rules that have to go for this one, of those that have ended: the first that did so first.
-fn in_the_way(
-    snapshot: &Snapshot,
+fn rules_to_evict(
+    snapshot: &PolicySnapshot,
     rule: &Rule,
     now: SystemTime,
 ) -> Result<BTreeSet<String>, Error> {
     let is_beside = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
     let (mut ended, others): (Vec<_>, Vec<_>) =
-        snapshot.stored().iter().filter(is_beside).partition(|other| other.has_ended(now));
+        snapshot.stored_rules().iter().filter(is_beside).partition(|other| other.has_expired(now));
     ended.sort_by_key(|rule| rule.expires);
     let sum =
         |rules: &[&Arc<Rule>]| -> usize { rules.iter().map(|rule| rule.pattern_bytes()).sum() };
     let (count, bytes) = (others.len(), sum(&others));
-    if count >= MOST_RULES {
+    if count >= MAX_RULES_PER_WORKSPACE {
         let text = format!(
-            "this workspace has {count} rules that have not ended, and {MOST_RULES} are the most: delete some (ListRules, DeleteRule)"
+            "this workspace has {count} rules that have not ended, and {MAX_RULES_PER_WORKSPACE} are the most: delete some (ListRules, DeleteRule)"
         );
         return Err(Error::new(Reason::ResourceExhausted, text));
     }
-    if bytes + rule.pattern_bytes() > MOST_PATTERN_BYTES {
+    if bytes + rule.pattern_bytes() > MAX_PATTERN_BYTES_PER_WORKSPACE {
         let text = format!(
-            "the patterns of this workspace's rules that have not ended have {bytes} bytes, and {MOST_PATTERN_BYTES} are the most: delete some (ListRules, DeleteRule), or make this one shorter"
+            "the patterns of this workspace's rules that have not ended have {bytes} bytes, and {MAX_PATTERN_BYTES_PER_WORKSPACE} are the most: delete some (ListRules, DeleteRule), or make this one shorter"
         );
         return Err(Error::new(Reason::ResourceExhausted, text));
     }
     let fits = |left: &[&Arc<Rule>]| {
-        count + left.len() < MOST_RULES
-            && bytes + sum(left) + rule.pattern_bytes() <= MOST_PATTERN_BYTES
+        count + left.len() < MAX_RULES_PER_WORKSPACE
+            && bytes + sum(left) + rule.pattern_bytes() <= MAX_PATTERN_BYTES_PER_WORKSPACE
     };
     let mut left = ended.as_slice();
     let mut gone = BTreeSet::new();
@@ -230,34 +236,34 @@ fn in_the_way(
 
 /// What newer rules have more of: as the database has it, so that they are asked in the same order after a
 /// restart.
-fn age(rule: &Rule) -> (i64, String) {
-    let made = rule.made.as_ref().map(|made| milliseconds::of(made.at));
+fn creation_order(rule: &Rule) -> (i64, String) {
+    let made = rule.provenance.as_ref().map(|made| milliseconds::from_time(made.at));
     (made.unwrap_or_default(), rule.id.clone())
 }
 
 /// The rule of this id, if it can be changed here.
-fn find<'s>(
-    snapshot: &'s Snapshot,
+fn find_stored<'s>(
+    snapshot: &'s PolicySnapshot,
     id: &str,
     sees: impl Fn(&Rule) -> bool,
 ) -> Result<&'s Arc<Rule>, Error> {
-    if id.starts_with(OF_FILE) {
+    if id.starts_with(FILE_RULE_ID_PREFIX) {
         let text = "is of the configuration file: change it there, and send the daemon SIGHUP";
         return Err(Error::invalid_field("rule_id", text));
     }
-    let mut rules = snapshot.stored().iter();
+    let mut rules = snapshot.stored_rules().iter();
     let found = rules.find(|rule| rule.id == id && sees(rule));
     found.ok_or_else(|| {
         let text = format!("there is no rule {id:?}: ListRules tells which there are");
-        Error::new(Reason::RuleNotFound, text).with("rule_id", id)
+        Error::new(Reason::RuleNotFound, text).with_metadata("rule_id", id)
     })
 }
 
 /// A rule as it is kept.
-fn stored(rule: &Rule) -> StoredRule {
-    let made = rule.made.clone();
+fn to_stored_rule(rule: &Rule) -> StoredRule {
+    let made = rule.provenance.clone();
     let (created_by, created_ms, approval_id) = match made {
-        Some(made) => (made.by, milliseconds::of(made.at), made.approval_id),
+        Some(made) => (made.by, milliseconds::from_time(made.at), made.approval_id),
         None => Default::default(),
     };
     StoredRule {
@@ -267,12 +273,12 @@ fn stored(rule: &Rule) -> StoredRule {
         tool: rule.tool.clone(),
         pattern: rule.pattern.as_ref().map(|pattern| pattern.as_str().to_owned()),
         action: match rule.action {
-            Action::Allow => "ALLOW",
-            Action::Ask => "ASK",
-            Action::Deny => "DENY",
+            PolicyAction::Allow => "ALLOW",
+            PolicyAction::Ask => "ASK",
+            PolicyAction::Deny => "DENY",
         }
         .to_owned(),
-        expires_ms: rule.expires.map(milliseconds::of),
+        expires_ms: rule.expires.map(milliseconds::from_time),
         enabled: rule.enabled,
         created_by,
         created_ms,
@@ -282,13 +288,13 @@ fn stored(rule: &Rule) -> StoredRule {
 
 /// The rule that was kept. One that cannot be read any more allows nothing, and is about all calls of its
 /// tool where it does not allow.
-fn rule(kept: StoredRule) -> Option<Rule> {
+fn from_stored_rule(kept: StoredRule) -> Option<Rule> {
     let action = match kept.action.as_str() {
-        "ALLOW" => Action::Allow,
-        "ASK" => Action::Ask,
-        _ => Action::Deny,
+        "ALLOW" => PolicyAction::Allow,
+        "ASK" => PolicyAction::Ask,
+        _ => PolicyAction::Deny,
     };
-    let pattern = match kept.pattern.as_deref().map(Pattern::parse).transpose() {
+    let pattern = match kept.pattern.as_deref().map(RulePattern::parse).transpose() {
         Ok(pattern) => pattern,
         Err(problem) => {
             tracing::error!(
@@ -296,7 +302,7 @@ fn rule(kept: StoredRule) -> Option<Rule> {
                 problem,
                 "the pattern of a rule cannot be read any more"
             );
-            if action == Action::Allow {
+            if action == PolicyAction::Allow {
                 return None;
             }
             None
@@ -311,7 +317,7 @@ fn rule(kept: StoredRule) -> Option<Rule> {
         workspaces: Some([kept.workspace].into()),
         expires: kept.expires_ms.map(milliseconds::to_time),
         enabled: kept.enabled,
-        made: Some(Made {
+        provenance: Some(RuleProvenance {
             by: kept.created_by,
             at: milliseconds::to_time(kept.created_ms),
             approval_id: kept.approval_id,
@@ -320,7 +326,7 @@ fn rule(kept: StoredRule) -> Option<Rule> {
 }
 
 /// When a rule ends that lasts so long from now.
-pub(crate) fn ending(lifetime_sec: u32) -> SystemTime {
+pub(crate) fn expiry_after(lifetime_sec: u32) -> SystemTime {
     SystemTime::now() + Duration::from_secs(lifetime_sec.into())
 }
 
@@ -330,8 +336,8 @@ mod tests {
     use crate::{
         api::v1::Risk,
         daemon::{
-            catalog::{Catalog, Text},
-            config::policy::Policy,
+            catalog::{Catalog, PolicyText},
+            config::policy::PolicyConfig,
             store::database::Database,
         },
     };
@@ -340,25 +346,26 @@ mod tests {
     /// patterns.
     #[tokio::test]
     async fn many_patterns_are_as_much_work_as_a_long_text() {
-        let settings = Settings::new(Policy::default(), &Catalog::load().unwrap(), &["w"], &[]);
-        let log = RuleLog::new(Database::in_memory().unwrap());
-        let book = RuleBook::open(settings.unwrap(), log).await.unwrap();
+        let settings =
+            CompiledPolicy::new(PolicyConfig::default(), &Catalog::load().unwrap(), &["w"], &[]);
+        let log = RuleTable::new(Database::in_memory().unwrap());
+        let book = RuleStore::open(settings.unwrap(), log).await.unwrap();
         // Nobody else has a turn.
-        let turns = u32::try_from(book.large.available_permits()).unwrap();
-        let _turns = book.large.acquire_many(turns).await.unwrap();
+        let turns = u32::try_from(book.offload_permits.available_permits()).unwrap();
+        let _turns = book.offload_permits.acquire_many(turns).await.unwrap();
         let decides_at_once = async |bytes: usize| {
-            let call = Arc::new(Judged {
+            let call = Arc::new(PolicyRequest {
                 tool: "run",
                 risk: Risk::Dangerous,
                 workspace: "w".to_owned(),
-                texts: vec![Text { text: "x".repeat(bytes), may_allow: true }],
-                said: None,
+                texts: vec![PolicyText { text: "x".repeat(bytes), may_allow: true }],
+                dialect_call: None,
             });
             let deciding = book.decide(book.snapshot(), call);
             tokio::select! {
                 biased;
                 decided = deciding => {
-                    assert_eq!(decided.unwrap().action, Action::Allow);
+                    assert_eq!(decided.unwrap().action, PolicyAction::Allow);
                     true
                 }
                 () = std::future::ready(()) => false,
@@ -369,16 +376,16 @@ mod tests {
                 id: count.to_string(),
                 name: String::new(),
                 tool: "run".to_owned(),
-                pattern: Some(Pattern::parse("y").unwrap()),
-                action: Action::Deny,
+                pattern: Some(RulePattern::parse("y").unwrap()),
+                action: PolicyAction::Deny,
                 workspaces: Some(["w".to_owned()].into()),
                 expires: None,
                 enabled: true,
-                made: None,
+                provenance: None,
             };
             book.add(rule).await.unwrap();
-            assert!(decides_at_once(AT_ONCE / count).await);
-            assert!(!decides_at_once(AT_ONCE / count + 1).await);
+            assert!(decides_at_once(MAX_INLINE_MATCH_BYTES / count).await);
+            assert!(!decides_at_once(MAX_INLINE_MATCH_BYTES / count + 1).await);
         }
     }
 }

@@ -2,64 +2,64 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
-use super::{asked::Asked, rule::Rule};
+use super::{asked::PolicyRequestRef, rule::Rule};
 use crate::{
     api::v1::Risk,
     daemon::{
         catalog::{Catalog, definition::risk_name},
-        config::policy::{Action, Approvals, Levels, Policy},
+        config::policy::{ApprovalsConfig, PolicyAction, PolicyConfig, RiskActions},
         dialect,
     },
 };
 
 /// What the configuration file says.
 #[derive(Debug)]
-pub(crate) struct Settings {
+pub(crate) struct CompiledPolicy {
     allow_tools: Option<BTreeSet<String>>,
     deny_tools: BTreeSet<String>,
     /// Those that the rest of the configuration leaves nothing to do: they are not there either.
-    idle_tools: &'static [&'static str],
-    levels: Levels,
+    unusable_tools: &'static [&'static str],
+    risk_levels: RiskActions,
     rules: Vec<Arc<Rule>>,
     /// How calls wait to be approved.
-    pub(crate) approvals: Approvals,
+    pub(crate) approvals: ApprovalsConfig,
 }
 
 /// All that decides at one time.
 #[derive(Debug, Clone)]
-pub(crate) struct Snapshot {
+pub(crate) struct PolicySnapshot {
     /// What the configuration file says.
-    pub(crate) settings: Arc<Settings>,
+    pub(crate) policy: Arc<CompiledPolicy>,
     /// The rules that were made by ApprovalService, newest first.
-    stored: Arc<[Arc<Rule>]>,
+    stored_rules: Arc<[Arc<Rule>]>,
 }
 
 /// What was decided, and by what.
 #[derive(Debug, Clone)]
-pub(crate) struct Verdict {
+pub(crate) struct PolicyDecision {
     /// What becomes of the call.
-    pub(crate) action: Action,
+    pub(crate) action: PolicyAction,
     /// What decided.
-    pub(crate) by: By,
+    pub(crate) decided_by: DecidedBy,
 }
 
 /// What decided.
 #[derive(Debug, Clone)]
-pub(crate) enum By {
+pub(crate) enum DecidedBy {
     /// The lists of tools: it is switched off.
-    Lists,
+    ToolLists,
     /// A rule.
     Rule(Arc<Rule>),
     /// The risk of the tool.
     Risk(Risk),
 }
 
-impl Settings {
+impl CompiledPolicy {
     /// What a configuration file says. Refuses tools and workspaces that there are not, and patterns that
     /// cannot be read; tells every problem. `idle_tools` are those that the rest of the configuration leaves
     /// nothing to do.
     pub(crate) fn new(
-        policy: Policy,
+        policy: PolicyConfig,
         catalog: &Catalog,
         workspaces: &[&str],
         idle_tools: &'static [&'static str],
@@ -69,8 +69,8 @@ impl Settings {
             [("allow_tools", policy.allow_tools.as_ref()), ("deny_tools", Some(&policy.deny_tools))]
         {
             for name in names.into_iter().flatten() {
-                if !is_tool(catalog, name) {
-                    problems.push(format!("policy.{key}: {}", catalog.no_tool(name)));
+                if !is_known_tool(catalog, name) {
+                    problems.push(format!("policy.{key}: {}", catalog.unknown_tool_message(name)));
                 }
             }
         }
@@ -79,15 +79,15 @@ impl Settings {
             let name = written.name.clone();
             let mut report =
                 |text: &str| problems.push(format!("policy.rules: rule {name:?}: {text}"));
-            if !is_tool(catalog, &written.tool) {
-                report(&catalog.no_tool(&written.tool));
+            if !is_known_tool(catalog, &written.tool) {
+                report(&catalog.unknown_tool_message(&written.tool));
             }
             for workspace in written.workspaces.iter().flatten() {
                 if !workspaces.contains(&workspace.as_str()) {
                     report(&format!("there is no workspace {workspace:?}"));
                 }
             }
-            match Rule::of_file(written) {
+            match Rule::from_config(written) {
                 Ok(rule) => rules.push(Arc::new(rule)),
                 Err(problem) => report(&format!("pattern {problem}")),
             }
@@ -98,8 +98,8 @@ impl Settings {
         Ok(Self {
             allow_tools: policy.allow_tools,
             deny_tools: policy.deny_tools,
-            idle_tools,
-            levels: policy.levels,
+            unusable_tools: idle_tools,
+            risk_levels: policy.risk_actions,
             rules,
             approvals: policy.approvals,
         })
@@ -111,111 +111,118 @@ impl Settings {
     }
 
     /// Whether the tool is there at all, for a call that was made by its name or, in a dialect, by another.
-    pub(crate) fn has_tool(&self, tool: &str, said: Option<&str>) -> bool {
+    pub(crate) fn is_tool_enabled(&self, tool: &str, dialect_tool: Option<&str>) -> bool {
         let is_in = |tools: &BTreeSet<String>| {
-            tools.contains(tool) || said.is_some_and(|said| tools.contains(said))
+            tools.contains(tool) || dialect_tool.is_some_and(|said| tools.contains(said))
         };
         self.allow_tools.as_ref().is_none_or(is_in)
             && !is_in(&self.deny_tools)
-            && !self.idle_tools.contains(&tool)
+            && !self.unusable_tools.contains(&tool)
     }
 
     /// What becomes of calls that no rule is about, by the risk of their tool.
-    pub(crate) fn level(&self, risk: Risk) -> Action {
+    pub(crate) fn action_for_risk(&self, risk: Risk) -> PolicyAction {
         match risk {
-            Risk::ReadOnly => self.levels.read_only,
-            Risk::SafeWrite => self.levels.safe_write,
-            Risk::Dangerous | Risk::Unspecified => self.levels.dangerous,
+            Risk::ReadOnly => self.risk_levels.read_only,
+            Risk::SafeWrite => self.risk_levels.safe_write,
+            Risk::Dangerous | Risk::Unspecified => self.risk_levels.dangerous,
         }
     }
 }
 
-impl Snapshot {
+impl PolicySnapshot {
     /// What a file says, and the rules that were made beside it, newest first.
-    pub(crate) fn new(settings: Arc<Settings>, stored: Arc<[Arc<Rule>]>) -> Self {
-        Self { settings, stored }
+    pub(crate) fn new(settings: Arc<CompiledPolicy>, stored: Arc<[Arc<Rule>]>) -> Self {
+        Self { policy: settings, stored_rules: stored }
     }
 
     /// The rules that were made by ApprovalService, newest first.
-    pub(crate) fn stored(&self) -> &[Arc<Rule>] {
-        &self.stored
+    pub(crate) fn stored_rules(&self) -> &[Arc<Rule>] {
+        &self.stored_rules
     }
 
     /// Whether the parameters of a call can matter: to be compared with rules, or to be shown to who is
     /// asked.
-    pub(crate) fn looks_at(
+    pub(crate) fn needs_params(
         &self,
         tool: &str,
-        said: Option<&str>,
+        dialect_tool: Option<&str>,
         risk: Risk,
         workspace: &str,
     ) -> bool {
-        self.settings.level(risk) == Action::Ask
+        self.policy.action_for_risk(risk) == PolicyAction::Ask
             || self.rules().any(|rule| {
-                (rule.pattern.is_some() || rule.action == Action::Ask)
-                    && rule.is_about(tool, said, workspace)
+                (rule.pattern.is_some() || rule.action == PolicyAction::Ask)
+                    && rule.applies_to(tool, dialect_tool, workspace)
             })
     }
 
     /// Whether the parameters of a call of a dialect can matter as they were given.
-    pub(crate) fn looks_at_said(&self, said: &str, workspace: &str) -> bool {
-        self.rules().any(|rule| rule.pattern.is_some() && rule.is_about(said, None, workspace))
+    pub(crate) fn needs_dialect_params(&self, said: &str, workspace: &str) -> bool {
+        self.rules().any(|rule| rule.pattern.is_some() && rule.applies_to(said, None, workspace))
     }
 
     /// Bytes that are compared to decide about a call, counted once for each pattern.
-    pub(super) fn work(&self, asked: Asked<'_>, now: SystemTime) -> usize {
+    pub(super) fn match_cost_bytes(&self, request: PolicyRequestRef<'_>, now: SystemTime) -> usize {
         let compared = self.rules().filter(|rule| {
             rule.pattern.is_some()
-                && rule.is_about(asked.tool, asked.name(), asked.workspace)
-                && rule.is_live(now)
+                && rule.applies_to(request.tool, request.dialect_tool(), request.workspace)
+                && rule.is_active(now)
         });
-        let said = asked.said.map_or(&[][..], |(_, texts)| texts);
-        let texts = asked.texts.iter().chain(said);
+        let said = request.dialect_call.map_or(&[][..], |(_, texts)| texts);
+        let texts = request.texts.iter().chain(said);
         let bytes: usize = texts.map(|text| text.text.len()).sum();
         bytes.saturating_mul(compared.count())
     }
 
     /// Decides about a call.
-    pub(crate) fn decide(&self, asked: Asked<'_>, now: SystemTime) -> Verdict {
-        if !self.settings.has_tool(asked.tool, asked.name()) {
-            return Verdict { action: Action::Deny, by: By::Lists };
+    pub(crate) fn decide(&self, request: PolicyRequestRef<'_>, now: SystemTime) -> PolicyDecision {
+        if !self.policy.is_tool_enabled(request.tool, request.dialect_tool()) {
+            return PolicyDecision { action: PolicyAction::Deny, decided_by: DecidedBy::ToolLists };
         }
         let mut first = None;
         let live = self.rules().filter(|rule| {
-            rule.is_about(asked.tool, asked.name(), asked.workspace) && rule.is_live(now)
+            rule.applies_to(request.tool, request.dialect_tool(), request.workspace)
+                && rule.is_active(now)
         });
         for rule in live {
             // One that denies counts wherever it stands; of the others, the first.
-            let counts = rule.action == Action::Deny || first.is_none();
-            if counts && rule.matches(asked) {
+            let counts = rule.action == PolicyAction::Deny || first.is_none();
+            if counts && rule.matches(request) {
                 first = Some(rule);
-                if rule.action == Action::Deny {
+                if rule.action == PolicyAction::Deny {
                     break;
                 }
             }
         }
         match first {
-            Some(rule) => Verdict { action: rule.action, by: By::Rule(Arc::clone(rule)) },
-            None => Verdict { action: self.settings.level(asked.risk), by: By::Risk(asked.risk) },
+            Some(rule) => PolicyDecision {
+                action: rule.action,
+                decided_by: DecidedBy::Rule(Arc::clone(rule)),
+            },
+            None => PolicyDecision {
+                action: self.policy.action_for_risk(request.risk),
+                decided_by: DecidedBy::Risk(request.risk),
+            },
         }
     }
 
     /// All rules, in the order in which they are asked.
     fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
-        self.stored.iter().chain(&self.settings.rules)
+        self.stored_rules.iter().chain(&self.policy.rules)
     }
 }
 
 /// Whether there is a tool of this name, in the contract, in the configuration or in a dialect.
-pub(crate) fn is_tool(catalog: &Catalog, name: &str) -> bool {
-    catalog.has_tool(name) || dialect::is_tool(name)
+pub(crate) fn is_known_tool(catalog: &Catalog, name: &str) -> bool {
+    catalog.has_tool(name) || dialect::is_dialect_tool(name)
 }
 
-impl By {
+impl DecidedBy {
     /// What records say of it.
-    pub(crate) fn text(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         match self {
-            Self::Lists => "tools that are switched off".to_owned(),
+            Self::ToolLists => "tools that are switched off".to_owned(),
             Self::Rule(rule) => format!("rule {}", rule.id),
             Self::Risk(risk) => format!("risk {}", risk_name(*risk)),
         }

@@ -9,32 +9,32 @@ use regex::{Regex, RegexBuilder};
 use regex_syntax::ast::{self, ErrorKind};
 
 /// Longest pattern, in bytes.
-pub(super) const LONGEST: usize = 16 << 10;
+pub(super) const MAX_PATTERN_BYTES: usize = 16 << 10;
 /// Bytes that a pattern may have once it is compiled: the longest text by itself takes so many. Time and
 /// memory grow with them, and what takes more repeats something large many times.
-const COMPILED_BYTES: usize = 640 << 10;
+const MAX_COMPILED_PATTERN_BYTES: usize = 640 << 10;
 /// Bytes of what is remembered while a pattern is searched for: with fewer, many are searched for much more
 /// slowly.
-const REMEMBERED_BYTES: usize = 1 << 20;
+const MAX_DFA_CACHE_BYTES: usize = 1 << 20;
 /// Most braces that are taken for themselves: the pattern is read once more for each.
-const MOST_BRACES: usize = 256;
+const MAX_LITERAL_BRACES: usize = 256;
 
 /// A regular expression that is searched for, wherever it matches, in time that is linear in the text.
 #[derive(Debug, Clone)]
-pub(crate) struct Pattern {
-    written: String,
+pub(crate) struct RulePattern {
+    source: String,
     regex: Regex,
 }
 
-impl Pattern {
+impl RulePattern {
     /// Reads a pattern; what is wrong with it is told on one line.
     pub(crate) fn parse(written: &str) -> Result<Self, String> {
-        if written.len() > LONGEST {
-            return Err(format!("has {} bytes; {LONGEST} are the most", written.len()));
+        if written.len() > MAX_PATTERN_BYTES {
+            return Err(format!("has {} bytes; {MAX_PATTERN_BYTES} are the most", written.len()));
         }
-        let regex = RegexBuilder::new(&with_literal_braces(written)?)
-            .size_limit(COMPILED_BYTES)
-            .dfa_size_limit(REMEMBERED_BYTES)
+        let regex = RegexBuilder::new(&escape_literal_braces(written)?)
+            .size_limit(MAX_COMPILED_PATTERN_BYTES)
+            .dfa_size_limit(MAX_DFA_CACHE_BYTES)
             .build();
         let regex = regex.map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => {
@@ -42,38 +42,41 @@ impl Pattern {
             }
             other => one_line(&other.to_string()),
         })?;
-        Ok(Self { written: written.to_owned(), regex })
+        Ok(Self { source: written.to_owned(), regex })
     }
 
     /// As it was written.
     pub(crate) fn as_str(&self) -> &str {
-        &self.written
+        &self.source
     }
 
     /// Whether it matches somewhere in `text`.
-    pub(crate) fn is_in(&self, text: &str) -> bool {
+    pub(crate) fn is_match(&self, text: &str) -> bool {
         self.regex.is_match(text)
     }
 }
 
 /// The pattern with a backslash before each `{` that starts no repetition: JSON is full of them. The parser
 /// itself says which these are, so that it cannot be of another mind about escapes, classes and flags.
-fn with_literal_braces(written: &str) -> Result<String, String> {
+fn escape_literal_braces(written: &str) -> Result<String, String> {
     let mut pattern = written.to_owned();
-    for _ in 0..=MOST_BRACES {
+    for _ in 0..=MAX_LITERAL_BRACES {
         let error = match ast::parse::Parser::new().parse(&pattern) {
             Ok(_) => return Ok(pattern),
             Err(error) => error,
         };
-        let place = place_of_brace(&pattern, &error)
-            .ok_or_else(|| one_line(&format!("{}: {}", error.kind(), shown(&pattern, &error))))?;
-        pattern.insert(place, '\\');
+        let offset = literal_brace_offset(&pattern, &error).ok_or_else(|| {
+            one_line(&format!("{}: {}", error.kind(), excerpt_at_error(&pattern, &error)))
+        })?;
+        pattern.insert(offset, '\\');
     }
-    Err(format!("has more than {MOST_BRACES} braces that start no repetition: write them as \\{{"))
+    Err(format!(
+        "has more than {MAX_LITERAL_BRACES} braces that start no repetition: write them as \\{{"
+    ))
 }
 
 /// Where the brace is that the parser takes for the start of a repetition, and finds none.
-fn place_of_brace(pattern: &str, error: &ast::Error) -> Option<usize> {
+fn literal_brace_offset(pattern: &str, error: &ast::Error) -> Option<usize> {
     let start = error.span().start.offset;
     let (before, from) = pattern.split_at_checked(start)?;
     match error.kind() {
@@ -87,7 +90,7 @@ fn place_of_brace(pattern: &str, error: &ast::Error) -> Option<usize> {
 }
 
 /// What the parser stumbled over.
-fn shown(pattern: &str, error: &ast::Error) -> String {
+fn excerpt_at_error(pattern: &str, error: &ast::Error) -> String {
     let rest = pattern.get(error.span().start.offset..).unwrap_or_default();
     format!("{:?}", rest.chars().take(20).collect::<String>())
 }
@@ -136,28 +139,28 @@ mod tests {
             ("(?x) a { 2 , 3 } # {", "(?x) a { 2 , 3 } # {"),
             ("(?x) a { b", r"(?x) a \{ b"),
         ] {
-            let found = with_literal_braces(written);
+            let found = escape_literal_braces(written);
             assert_eq!(found.as_deref(), Ok(expected), "{written}");
-            Pattern::parse(written).unwrap();
+            RulePattern::parse(written).unwrap();
         }
-        let pattern = Pattern::parse(r#"^{"path":".*\.txt"}$"#).unwrap();
-        assert!(pattern.is_in(r#"{"path":"test.txt"}"#));
-        assert!(!pattern.is_in(r#"{"path":"test.text"}"#));
+        let pattern = RulePattern::parse(r#"^{"path":".*\.txt"}$"#).unwrap();
+        assert!(pattern.is_match(r#"{"path":"test.txt"}"#));
+        assert!(!pattern.is_match(r#"{"path":"test.text"}"#));
         assert_eq!(pattern.as_str(), r#"^{"path":".*\.txt"}$"#);
     }
 
     #[test]
     fn what_people_write_is_not_too_large() {
-        let long = "x".repeat(LONGEST);
+        let long = "x".repeat(MAX_PATTERN_BYTES);
         for written in [r#""path":"[^"]{0,255}""#, ".{0,100}x", &long] {
-            Pattern::parse(written).unwrap();
+            RulePattern::parse(written).unwrap();
         }
     }
 
     #[test]
     fn what_cannot_be_read_is_refused_on_one_line() {
-        let many = "{".repeat(MOST_BRACES + 2);
-        let long = "a".repeat(LONGEST + 1);
+        let many = "{".repeat(MAX_LITERAL_BRACES + 2);
+        let long = "a".repeat(MAX_PATTERN_BYTES + 1);
         for (written, part) in [
             ("(", "unclosed group"),
             ("a{3,2}", "invalid repetition"),
@@ -171,7 +174,7 @@ mod tests {
             (&many, "more than 256 braces"),
             (&long, "16384 are the most"),
         ] {
-            let problem = Pattern::parse(written).unwrap_err();
+            let problem = RulePattern::parse(written).unwrap_err();
             assert!(problem.contains(part), "{part}: {problem}");
             assert_eq!(problem.lines().count(), 1, "{problem}");
         }
@@ -198,7 +201,7 @@ mod tests {
             let count = next() % 9;
             let written: String = (0..count).map(|_| PARTS[next() % PARTS.len()]).collect();
             let plain = ast::parse::Parser::new().parse(&written).is_ok();
-            let Ok(found) = with_literal_braces(&written) else {
+            let Ok(found) = escape_literal_braces(&written) else {
                 assert!(!plain, "{written}");
                 continue;
             };

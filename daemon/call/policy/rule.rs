@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeSet, time::SystemTime};
 
-use super::{asked::Asked, pattern::Pattern};
+use super::{asked::PolicyRequestRef, pattern::RulePattern};
 use crate::daemon::{
-    catalog::Text,
-    config::policy::{Action, PolicyRule},
+    catalog::PolicyText,
+    config::policy::{PolicyAction, PolicyRuleConfig},
 };
 
 /// What ids of rules of the configuration file begin with.
-pub(crate) const OF_FILE: &str = "file:";
+pub(crate) const FILE_RULE_ID_PREFIX: &str = "file:";
 
 /// A rule.
 #[derive(Debug, Clone)]
@@ -21,9 +21,9 @@ pub(crate) struct Rule {
     /// The tool that it is about.
     pub(crate) tool: String,
     /// What must be in the parameters; without, any.
-    pub(crate) pattern: Option<Pattern>,
+    pub(crate) pattern: Option<RulePattern>,
     /// What becomes of calls that match.
-    pub(crate) action: Action,
+    pub(crate) action: PolicyAction,
     /// The workspaces that it is about; without, all.
     pub(crate) workspaces: Option<BTreeSet<String>>,
     /// When it ends.
@@ -31,12 +31,12 @@ pub(crate) struct Rule {
     /// Whether it is switched on.
     pub(crate) enabled: bool,
     /// Who made it; none where that is the configuration file.
-    pub(crate) made: Option<Made>,
+    pub(crate) provenance: Option<RuleProvenance>,
 }
 
 /// By whom and when a rule was made.
 #[derive(Debug, Clone)]
-pub(crate) struct Made {
+pub(crate) struct RuleProvenance {
     /// Who.
     pub(crate) by: String,
     /// When.
@@ -47,10 +47,10 @@ pub(crate) struct Made {
 
 impl Rule {
     /// The rule that a table of the configuration file is.
-    pub(super) fn of_file(written: PolicyRule) -> Result<Self, String> {
-        let pattern = written.pattern.as_deref().map(Pattern::parse).transpose()?;
+    pub(super) fn from_config(written: PolicyRuleConfig) -> Result<Self, String> {
+        let pattern = written.pattern.as_deref().map(RulePattern::parse).transpose()?;
         Ok(Self {
-            id: format!("{OF_FILE}{}", written.name),
+            id: format!("{FILE_RULE_ID_PREFIX}{}", written.name),
             name: written.name,
             tool: written.tool,
             pattern,
@@ -58,7 +58,7 @@ impl Rule {
             workspaces: written.workspaces,
             expires: written.expires,
             enabled: written.enabled,
-            made: None,
+            provenance: None,
         })
     }
 
@@ -69,35 +69,41 @@ impl Rule {
     }
 
     /// Whether it is about a tool in a workspace, by its name or by the one that it was `said` by in a dialect.
-    pub(crate) fn is_about(&self, tool: &str, said: Option<&str>, workspace: &str) -> bool {
-        (self.tool == tool || said == Some(&self.tool)) && self.is_for(workspace)
+    pub(crate) fn applies_to(
+        &self,
+        tool: &str,
+        dialect_tool: Option<&str>,
+        workspace: &str,
+    ) -> bool {
+        (self.tool == tool || dialect_tool == Some(&self.tool))
+            && self.applies_in_workspace(workspace)
     }
 
     /// Whether it is about calls in a workspace.
-    pub(crate) fn is_for(&self, workspace: &str) -> bool {
+    pub(crate) fn applies_in_workspace(&self, workspace: &str) -> bool {
         let workspaces = self.workspaces.as_ref();
         workspaces.is_none_or(|names| names.contains(workspace))
     }
 
     /// Whether it counts at a time.
-    pub(super) fn is_live(&self, now: SystemTime) -> bool {
-        self.enabled && !self.has_ended(now)
+    pub(super) fn is_active(&self, now: SystemTime) -> bool {
+        self.enabled && !self.has_expired(now)
     }
 
     /// Whether its time was over at a time.
-    pub(super) fn has_ended(&self, now: SystemTime) -> bool {
+    pub(super) fn has_expired(&self, now: SystemTime) -> bool {
         self.expires.is_some_and(|end| end <= now)
     }
 
     /// Whether the parameters of a call, under the name that it is about, are what it is looking for.
-    pub(super) fn matches(&self, asked: Asked<'_>) -> bool {
-        let goes_by = |text: &&Text| text.may_allow || self.action != Action::Allow;
-        let by_name = (self.tool == asked.tool).then_some(asked.texts);
-        let said = asked.said.filter(|(tool, _)| *tool == self.tool);
-        let is_in = |pattern: &Pattern| {
+    pub(super) fn matches(&self, request: PolicyRequestRef<'_>) -> bool {
+        let goes_by = |text: &&PolicyText| text.may_allow || self.action != PolicyAction::Allow;
+        let by_name = (self.tool == request.tool).then_some(request.texts);
+        let said = request.dialect_call.filter(|(tool, _)| *tool == self.tool);
+        let is_in = |pattern: &RulePattern| {
             let texts = by_name.into_iter().chain(said.map(|(_, texts)| texts));
             let mut texts = texts.flatten().filter(goes_by);
-            texts.any(|text| pattern.is_in(&text.text))
+            texts.any(|text| pattern.is_match(&text.text))
         };
         self.pattern.as_ref().is_none_or(is_in)
     }

@@ -4,33 +4,35 @@ use serde_json::{Map, Value as Json};
 
 use super::CustomTool;
 use crate::daemon::{
-    catalog::told::as_text,
-    config::tools::{LONGEST_ARGUMENT, Template},
-    error::{Error, MOST_VIOLATIONS, Violation},
+    catalog::told::json_to_text,
+    config::tools::{ArgTemplate, MAX_ARGUMENT_BYTES},
+    error::{Error, MAX_VIOLATIONS, Violation},
 };
 
 impl CustomTool {
     /// The program and its arguments. Everything that is wrong with them is told by the names of parameters.
-    pub(super) fn argv(&self, params: &Map<String, Json>) -> Result<Vec<String>, Error> {
+    pub(super) fn render_argv(&self, params: &Map<String, Json>) -> Result<Vec<String>, Error> {
         let mut argv = Vec::new();
         let mut violations = Vec::new();
-        let mut may_be_options = self.written.allow_options;
-        for template in &self.written.argv {
-            for (index, argument) in template.fill(params).into_iter().enumerate() {
-                let wrong =
-                    if argument.starts_with('-') && template.first().is_some() && !may_be_options {
-                        Some("must not begin with -: the program would take it for an option")
-                    } else if argument.contains('\0') {
-                        Some("must not have NUL characters")
-                    } else if argument.len() > LONGEST_ARGUMENT {
-                        Some("makes an argument of the command longer than 131071 bytes: give less")
-                    } else {
-                        None
-                    };
-                if let Some(text) = wrong
-                    && violations.len() <= MOST_VIOLATIONS
+        let mut may_be_options = self.config.allow_options;
+        for template in &self.config.argv {
+            for (index, argument) in template.render(params).into_iter().enumerate() {
+                let wrong = if argument.starts_with('-')
+                    && template.leading_param().is_some()
+                    && !may_be_options
                 {
-                    let place = place(template, index, &argument, params);
+                    Some("must not begin with -: the program would take it for an option")
+                } else if argument.contains('\0') {
+                    Some("must not have NUL characters")
+                } else if argument.len() > MAX_ARGUMENT_BYTES {
+                    Some("makes an argument of the command longer than 131071 bytes: give less")
+                } else {
+                    None
+                };
+                if let Some(text) = wrong
+                    && violations.len() <= MAX_VIOLATIONS
+                {
+                    let place = offending_param(template, index, &argument, params);
                     violations.push(Violation::new(place, text));
                 }
                 argv.push(argument);
@@ -44,7 +46,7 @@ impl CustomTool {
     }
 
     /// What is wrong with the command, by the names of parameters.
-    pub(crate) fn told_of_command(&self, error: Error, params: &Map<String, Json>) -> Error {
+    pub(crate) fn explain_command_error(&self, error: Error, params: &Map<String, Json>) -> Error {
         let largest = params.iter().max_by_key(|(_, value)| value.to_string().len());
         let Some((name, _)) = largest.filter(|_| !error.violations.is_empty()) else {
             return error;
@@ -55,22 +57,27 @@ impl CustomTool {
 }
 
 /// What parameter has made an argument what it is.
-fn place(template: &Template, index: usize, argument: &str, params: &Map<String, Json>) -> String {
+fn offending_param(
+    template: &ArgTemplate,
+    index: usize,
+    argument: &str,
+    params: &Map<String, Json>,
+) -> String {
     match template {
-        Template::Each(name) => match params.get(name) {
+        ArgTemplate::Spread(name) => match params.get(name) {
             Some(Json::Array(_)) => format!("{name}[{index}]"),
             _ => name.clone(),
         },
-        Template::One(_) => {
+        ArgTemplate::Single(_) => {
             let text = |name: &str| {
                 let value = params.get(name).cloned();
-                value.map_or_else(String::new, as_text)
+                value.map_or_else(String::new, json_to_text)
             };
-            let names = template.names();
+            let names = template.param_names();
             let has_nul = |name: &&&str| argument.contains('\0') && text(name).contains('\0');
             let is_there = |name: &&&str| !text(name).is_empty();
             let mut found = names.iter();
-            let name = match argument.len() > LONGEST_ARGUMENT {
+            let name = match argument.len() > MAX_ARGUMENT_BYTES {
                 true => names.iter().max_by_key(|name| text(name).len()),
                 false => found.find(has_nul).or_else(|| names.iter().find(is_there)),
             };

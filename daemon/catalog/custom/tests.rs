@@ -5,25 +5,25 @@ use serde_json::json;
 use super::*;
 use crate::daemon::{
     catalog::Catalog,
-    config::tools::{Schema, Template},
+    config::tools::{ArgTemplate, ToolSchema},
 };
 
-fn template(text: &str) -> Template {
-    Template::parse(text).unwrap()
+fn template(text: &str) -> ArgTemplate {
+    ArgTemplate::parse(text).unwrap()
 }
 
 fn tool(argv: &[&str], schema: Json) -> Result<&'static CustomTool, Vec<String>> {
-    let tool = Tool {
+    let tool = ToolConfig {
         name: "mine".to_owned(),
         description: "Mine.".to_owned(),
-        schema: Schema { fields: schema.as_object().unwrap().clone(), parts: 10 },
+        schema: ToolSchema { fields: schema.as_object().unwrap().clone(), validation_cost: 10 },
         argv: argv.iter().map(|text| template(text)).collect(),
         allow_options: false,
-        risk: Risk::SafeWrite,
+        risk: ToolRisk::SafeWrite,
         timeout: None,
     };
-    let catalog = Catalog::load().unwrap().with_tools(vec![tool])?;
-    Ok(catalog.custom("mine").unwrap())
+    let catalog = Catalog::load().unwrap().with_custom_tools(vec![tool])?;
+    Ok(catalog.custom_tool("mine").unwrap())
 }
 
 fn search() -> &'static CustomTool {
@@ -61,7 +61,7 @@ fn parameters_become_arguments() {
             vec!["grep", "-m7", "--exact=true", "a", "--", "-x", "y z"],
         ),
     ] {
-        assert_eq!(search().call(&given(params), plain).unwrap().argv, argv);
+        assert_eq!(search().prepare_call(&given(params), plain).unwrap().argv, argv);
     }
 }
 
@@ -87,7 +87,7 @@ fn what_strict_schemas_make_of_parameters_is_read() {
         "rows": [{"n": null, "s": null}, {"n": "2", "s": "3"}],
     });
     assert_eq!(
-        tool.call(&given(params), plain).unwrap().argv,
+        tool.prepare_call(&given(params), plain).unwrap().argv,
         ["x", r#"{"A":"1"}"#, r#"{"s":null}"#, r#"{"n":2,"s":"3"}"#]
     );
 }
@@ -101,7 +101,7 @@ fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
         "wrod": "x",
         "key": 7,
     });
-    let error = search().call(&given(params), plain).err().unwrap();
+    let error = search().prepare_call(&given(params), plain).err().unwrap();
     let mut told: Vec<_> = error
         .violations
         .iter()
@@ -123,36 +123,36 @@ fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
         ("A", "the value does not match"),
         ("", "shorter than 1 character"),
     ] {
-        let error = search().call(&given(json!({ "word": word })), plain).err().unwrap();
+        let error = search().prepare_call(&given(json!({ "word": word })), plain).err().unwrap();
         assert!(error.to_string().contains(part), "{error}");
     }
     let files = json!({"word": "a", "files": ["x\u{0}"]});
-    let error = search().call(&given(files), plain).err().unwrap();
+    let error = search().prepare_call(&given(files), plain).err().unwrap();
     assert_eq!(error.violations[0].field, "files[0]");
 }
 
 #[test]
 fn who_decides_is_told_all_but_secrets() {
-    let call = search().call(&given(json!({"word": "a.b", "key": "s3cret"})), plain);
+    let call = search().prepare_call(&given(json!({"word": "a.b", "key": "s3cret"})), plain);
     assert!(call.is_err(), "a dot is not in the pattern");
-    let call = search().call(&given(json!({"word": "a b"})), plain).unwrap();
-    assert_eq!(call.told.texts[0].text, r#"{"word":"a b"}"#);
-    assert!(call.told.texts[0].may_allow);
-    let texts: Vec<_> = call.told.texts.iter().map(|text| text.text.as_str()).collect();
+    let call = search().prepare_call(&given(json!({"word": "a b"})), plain).unwrap();
+    assert_eq!(call.policy_view.texts[0].text, r#"{"word":"a b"}"#);
+    assert!(call.policy_view.texts[0].may_allow);
+    let texts: Vec<_> = call.policy_view.texts.iter().map(|text| text.text.as_str()).collect();
     assert_eq!(texts, [r#"{"word":"a b"}"#, r#"{"lines":3,"word":"a b"}"#]);
     let params = json!({"word": "a", "lines": "2", "files": ["./x"]});
-    let call = search().call(&given(params), plain).unwrap();
-    let read = call.told.texts.last().unwrap();
+    let call = search().prepare_call(&given(params), plain).unwrap();
+    let read = call.policy_view.texts.last().unwrap();
     assert_eq!(read.text, r#"{"files":["x"],"lines":2,"word":"a"}"#);
     assert!(!read.may_allow, "nothing is allowed by what was not given");
-    let call = search().call(&given(json!({"word": "a b"})), plain).unwrap();
-    assert_eq!(call.told.pattern.unwrap(), r#"^\{"word":"a b"\}$"#);
-    assert_eq!(call.shown, json!({"word": "a b"}));
-    let call = search().call(&given(json!({"word": "a", "key": "s3cret"})), plain);
+    let call = search().prepare_call(&given(json!({"word": "a b"})), plain).unwrap();
+    assert_eq!(call.policy_view.pattern.unwrap(), r#"^\{"word":"a b"\}$"#);
+    assert_eq!(call.recorded_params, json!({"word": "a b"}));
+    let call = search().prepare_call(&given(json!({"word": "a", "key": "s3cret"})), plain);
     let call = call.unwrap();
-    assert_eq!(call.told.pattern, None);
-    assert_eq!(call.shown, json!({"word": "a", "key": "<6 bytes>"}));
-    let key = call.told.shown.iter().find(|(name, _)| name == "key");
+    assert_eq!(call.policy_view.pattern, None);
+    assert_eq!(call.recorded_params, json!({"word": "a", "key": "<6 bytes>"}));
+    let key = call.policy_view.display_params.iter().find(|(name, _)| name == "key");
     assert_eq!(key.unwrap().1, "<6 bytes>");
 }
 
@@ -173,7 +173,7 @@ fn numbers_are_written_as_programs_want_them() {
         (json!({"n": "1e2", "o": null}), vec!["x", "100"]),
         (json!({"n": 0.5, "o": "y"}), vec!["x", "0.5", "oy"]),
     ] {
-        assert_eq!(tool.call(&given(params), plain).unwrap().argv, argv);
+        assert_eq!(tool.prepare_call(&given(params), plain).unwrap().argv, argv);
     }
 }
 
@@ -186,32 +186,35 @@ fn what_is_in_a_parameter_may_be_secret_too() {
         },
     });
     let tool = tool(&["x", "{user}"], schema).unwrap();
-    let call = tool.call(&given(json!({"user": {"word": "s3cret"}})), plain);
+    let call = tool.prepare_call(&given(json!({"user": {"word": "s3cret"}})), plain);
     let call = call.unwrap();
-    assert_eq!(call.shown, json!({"user": "<17 bytes>"}));
-    assert_eq!(call.told.pattern, None);
-    assert!(!format!("{:?}{}", call.told.shown, call.shown).contains("s3cret"));
+    assert_eq!(call.recorded_params, json!({"user": "<17 bytes>"}));
+    assert_eq!(call.policy_view.pattern, None);
+    assert!(
+        !format!("{:?}{}", call.policy_view.display_params, call.recorded_params)
+            .contains("s3cret")
+    );
 }
 
 #[test]
 fn no_more_is_told_than_anybody_reads_and_looking_has_an_end() {
     let unknown: Map<_, _> = (0..5000).map(|n| (format!("unknown_{n}"), 1.into())).collect();
-    let error = search().call(&unknown, plain).err().unwrap();
-    assert!(error.violations.len() <= crate::daemon::error::MOST_VIOLATIONS + 1);
+    let error = search().prepare_call(&unknown, plain).err().unwrap();
+    assert!(error.violations.len() <= crate::daemon::error::MAX_VIOLATIONS + 1);
     let long = json!({"word": "a", "files": ["x".repeat(3 << 20)]});
-    let error = search().call(&given(long), plain).err().unwrap();
+    let error = search().prepare_call(&given(long), plain).err().unwrap();
     assert!(error.message.contains("may have 2097152: give less"), "{error}");
     let options = json!({"word": "a", "files": []});
-    assert!(search().call(&given(options), plain).is_ok());
+    assert!(search().prepare_call(&given(options), plain).is_ok());
     // Where there is much to compare, the first that is wrong is told.
     let schema = json!({
         "type": "object",
         "properties": {"x": {"type": "array", "items": {"type": "string"}}},
     });
     let tool = tool(&["x", "{x...}"], schema).unwrap();
-    let error = tool.call(&given(json!({"x": vec![1; 500_000]})), plain);
+    let error = tool.prepare_call(&given(json!({"x": vec![1; 500_000]})), plain);
     assert_eq!(error.err().unwrap().violations.len(), 1);
-    let error = tool.call(&given(json!({"x": ["a", "-b", "-c"]})), plain);
+    let error = tool.prepare_call(&given(json!({"x": ["a", "-b", "-c"]})), plain);
     let fields: Vec<_> = error.err().unwrap().violations;
     let fields: Vec<_> = fields.iter().map(|violation| violation.field.as_str()).collect();
     assert_eq!(fields, ["x[1]", "x[2]"]);
@@ -254,7 +257,7 @@ fn numbers_arrive_as_they_were_given_or_not_at_all() {
         (json!({"n": 2.5}), "--n=2.5"),
         (json!({"any": {"b": 1e2}}), "--any={\"b\":100}"),
     ] {
-        let argv = tool.call(&given(params.clone()), plain).unwrap().argv;
+        let argv = tool.prepare_call(&given(params.clone()), plain).unwrap().argv;
         assert_eq!(argv, ["x", arguments], "{params}");
     }
     for (params, field) in [
@@ -263,7 +266,7 @@ fn numbers_arrive_as_they_were_given_or_not_at_all() {
         (json!({"i": 9_007_199_254_740_993.0}), "i"),
         (json!({"list": [1, 1e30]}), "list[1]"),
     ] {
-        let refused = tool.call(&given(params.clone()), plain).unwrap_err();
+        let refused = tool.prepare_call(&given(params.clone()), plain).unwrap_err();
         let fields: Vec<_> = refused.violations.iter().map(|one| &*one.field).collect();
         assert_eq!(fields, [field], "{params}");
         assert!(refused.message.contains("too large"), "{refused:?}");
@@ -285,7 +288,7 @@ fn null_is_as_good_as_not_given_where_the_schema_has_none() {
         let whole =
             json!({"type": "object", "properties": {"a": schema}, "additionalProperties": false});
         let tool = tool(&["x", "--a={a}"], whole).unwrap();
-        let read = tool.read(&given(json!({"a": null})), 10).unwrap();
+        let read = tool.read_params(&given(json!({"a": null})), 10).unwrap();
         assert_eq!(!read.contains_key("a"), is_left_out, "{schema}");
     }
 }
@@ -299,6 +302,6 @@ fn a_map_that_is_a_wrong_list_says_what_it_may_be() {
     });
     let tool = tool(&["x", "{m}"], schema).unwrap();
     let twice = json!({"m": [{"key": "a", "value": "b"}, {"key": "a", "value": "c"}]});
-    let refused = tool.call(&given(twice), plain).unwrap_err();
+    let refused = tool.prepare_call(&given(twice), plain).unwrap_err();
     assert!(refused.message.contains("no key twice"), "{refused:?}");
 }

@@ -8,13 +8,13 @@ use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MapKey, MessageDescriptor, Value};
 use serde_json::{Map, Value as Json};
 
-use super::{Rules, read, write};
+use super::{MessageRules, read, write};
 use crate::api;
 
 /// Says how to repeat the case during which the test fails.
-struct Case(u64);
+struct SeedReporter(u64);
 
-impl Drop for Case {
+impl Drop for SeedReporter {
     fn drop(&mut self) {
         if thread::panicking() {
             eprintln!("JIG_PROPERTY_SEED={} repeats this case", self.0);
@@ -101,11 +101,13 @@ fn what_is_written_is_read_as_it_was() {
         Json::Object(fields) => fields,
         other => panic!("{other}"),
     };
-    let methods: Vec<_> =
-        service.methods().map(|method| (Rules::of(&pool, &method.input()), method)).collect();
+    let methods: Vec<_> = service
+        .methods()
+        .map(|method| (MessageRules::from_descriptor(&pool, &method.input()), method))
+        .collect();
     for seed in seeds {
         for (rules, method) in &methods {
-            let (_case, mut rng) = (Case(seed), Rng::with_seed(seed));
+            let (_case, mut rng) = (SeedReporter(seed), Rng::with_seed(seed));
             let message = message(&method.input(), &mut rng);
             let written = write(&message).unwrap();
             let with_texts = objects(with_texts(written.clone().into()));

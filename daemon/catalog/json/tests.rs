@@ -15,7 +15,7 @@ fn descriptor(name: &str) -> MessageDescriptor {
 fn parse(name: &str, json: Json) -> Result<DynamicMessage, Vec<(String, String)>> {
     let Json::Object(fields) = json else { panic!("an object") };
     let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
-    let rules = Rules::of(&pool, &descriptor(name));
+    let rules = MessageRules::from_descriptor(&pool, &descriptor(name));
     read(&rules, &fields).map_err(|violations| {
         let told = violations.into_iter();
         let told = told.map(|violation| (violation.field, violation.description));
@@ -69,7 +69,7 @@ fn no_more_is_looked_for_than_is_told() {
         Json::Object((0..100_000).map(|n| (n.to_string(), json!(n))).collect()),
     ] {
         let problems = parse("RunRequest", json).unwrap_err();
-        assert_eq!(problems.len(), MOST_VIOLATIONS + 1);
+        assert_eq!(problems.len(), MAX_VIOLATIONS + 1);
     }
 }
 

@@ -3,15 +3,18 @@
 
 use serde_json::{Map, Value, json};
 
-use super::described::{FORMATS, choose_any, describe, each_inner, is_one_of};
-use crate::daemon::catalog::definition::Definition;
+use super::described::{
+    STRICT_FORMATS, for_each_subschema, is_listed_format, move_unsupported_to_description,
+    one_of_to_any_of,
+};
+use crate::daemon::catalog::definition::ToolDefinition;
 
 /// One tool.
-pub(super) fn tool(tool: &Definition) -> Value {
-    let mut schema = tool.input.clone();
-    choose_any(&mut schema);
-    describe(&mut schema, &is_kept);
-    choose(&mut schema);
+pub(super) fn tool(tool: &ToolDefinition) -> Value {
+    let mut schema = tool.input_schema.clone();
+    one_of_to_any_of(&mut schema);
+    move_unsupported_to_description(&mut schema, &is_supported);
+    split_type_unions(&mut schema);
     json!({
         "name": tool.name,
         "description": tool.description,
@@ -20,8 +23,8 @@ pub(super) fn tool(tool: &Definition) -> Value {
 }
 
 /// Writes a value that may be of several types as a choice, as the SDK does, there and in what is in it.
-fn choose(schema: &mut Map<String, Value>) {
-    each_inner(schema, &mut choose);
+fn split_type_unions(schema: &mut Map<String, Value>) {
+    for_each_subschema(schema, &mut split_type_unions);
     let Some(Value::Array(kinds)) = schema.get("type").cloned() else {
         return;
     };
@@ -43,9 +46,9 @@ fn choose(schema: &mut Map<String, Value>) {
     schema.insert("anyOf".to_owned(), choices.collect());
 }
 
-fn is_kept(keyword: &str, value: &Value) -> bool {
+fn is_supported(keyword: &str, value: &Value) -> bool {
     match keyword {
-        "format" => is_one_of(&FORMATS, value) || value == "uri",
+        "format" => is_listed_format(&STRICT_FORMATS, value) || value == "uri",
         "minItems" => value.as_u64().is_some_and(|items| items <= 1),
         "type"
         | "properties"
@@ -72,7 +75,7 @@ mod tests {
     #[test]
     fn one_of_several_is_any_of_them() {
         let mut schema = json!({"oneOf": [{"type": "string"}, {"oneOf": [{"type": "null"}]}]});
-        choose_any(schema.as_object_mut().unwrap());
+        one_of_to_any_of(schema.as_object_mut().unwrap());
         let choices = json!([{"type": "string"}, {"anyOf": [{"type": "null"}]}]);
         assert_eq!(schema, json!({ "anyOf": choices }));
     }
@@ -83,7 +86,7 @@ mod tests {
             "type": "object",
             "properties": {"n": {"type": ["array", "null"], "items": {"type": "string"}, "description": "N."}},
         });
-        choose(schema.as_object_mut().unwrap());
+        split_type_unions(schema.as_object_mut().unwrap());
         let choices = json!([{"type": "array", "items": {"type": "string"}}, {"type": "null"}]);
         assert_eq!(schema["properties"]["n"], json!({"description": "N.", "anyOf": choices}));
     }

@@ -4,29 +4,29 @@
 use serde_json::{Map, Value};
 
 /// Keywords of which nothing has to be said: they describe the schema, not its values.
-const SILENT: [&str; 4] = ["additionalProperties", "title", "$schema", "$comment"];
+const DROPPED_KEYWORDS: [&str; 4] = ["additionalProperties", "title", "$schema", "$comment"];
 
 /// Formats of texts that strict schemas of several vendors know.
-pub(super) const FORMATS: [&str; 9] =
+pub(super) const STRICT_FORMATS: [&str; 9] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
 /// Whether a `format` is one of these.
-pub(super) fn is_one_of(formats: &[&str], format: &Value) -> bool {
+pub(super) fn is_listed_format(formats: &[&str], format: &Value) -> bool {
     format.as_str().is_some_and(|format| formats.contains(&format))
 }
 
 /// Writes `oneOf` as `anyOf`, which more vendors know, there and in what is in it.
-pub(super) fn choose_any(schema: &mut Map<String, Value>) {
+pub(super) fn one_of_to_any_of(schema: &mut Map<String, Value>) {
     if !schema.contains_key("anyOf")
         && let Some(choices) = schema.remove("oneOf")
     {
         schema.insert("anyOf".to_owned(), choices);
     }
-    each_inner(schema, &mut choose_any);
+    for_each_subschema(schema, &mut one_of_to_any_of);
 }
 
 /// Shows the schemas that are directly in a schema.
-pub(super) fn each_inner(
+pub(super) fn for_each_subschema(
     schema: &mut Map<String, Value>,
     visit: &mut impl FnMut(&mut Map<String, Value>),
 ) {
@@ -47,25 +47,28 @@ pub(super) fn each_inner(
 }
 
 /// Moves all keywords from `schema` to its description that are not `kept`, there and in what is in it.
-pub(super) fn describe(schema: &mut Map<String, Value>, kept: &impl Fn(&str, &Value) -> bool) {
-    each_inner(schema, &mut |inner| describe(inner, kept));
+pub(super) fn move_unsupported_to_description(
+    schema: &mut Map<String, Value>,
+    is_supported: &impl Fn(&str, &Value) -> bool,
+) {
+    for_each_subschema(schema, &mut |inner| move_unsupported_to_description(inner, is_supported));
     let mut moved = Vec::new();
     let keywords = std::mem::take(schema);
     for (keyword, value) in keywords {
-        if kept(&keyword, &value) {
+        if is_supported(&keyword, &value) {
             schema.insert(keyword, value);
-        } else if !SILENT.contains(&keyword.as_str()) {
+        } else if !DROPPED_KEYWORDS.contains(&keyword.as_str()) {
             moved.push(format!("{keyword}: {value}"));
         }
     }
     if moved.is_empty() {
         return;
     }
-    let told = format!("{{{}}}", moved.join(", "));
+    let moved_text = format!("{{{}}}", moved.join(", "));
     let description = schema.get("description").and_then(Value::as_str);
     let description = match description {
-        Some(description) if !description.is_empty() => format!("{description}\n\n{told}"),
-        _ => told,
+        Some(description) if !description.is_empty() => format!("{description}\n\n{moved_text}"),
+        _ => moved_text,
     };
     schema.insert("description".to_owned(), description.into());
 }
@@ -88,7 +91,7 @@ mod tests {
             }},
         });
         let kept = |keyword: &str, _: &Value| !keyword.starts_with("max");
-        describe(schema.as_object_mut().unwrap(), &kept);
+        move_unsupported_to_description(schema.as_object_mut().unwrap(), &kept);
         assert_eq!(
             schema,
             json!({

@@ -3,7 +3,10 @@
 use serde_json::{Map, Value, json};
 
 /// Such an object, with these values, as a list of its entries: the daemon takes it so, too.
-pub(super) fn entries(values: &Map<String, Value>, of: &Map<String, Value>) -> Map<String, Value> {
+pub(super) fn map_as_entry_list(
+    values: &Map<String, Value>,
+    of: &Map<String, Value>,
+) -> Map<String, Value> {
     let mut list = Map::new();
     if let Some(description) = of.get("description") {
         list.insert("description".to_owned(), description.clone());

@@ -4,14 +4,16 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    described::{choose_any, describe, each_inner, is_one_of},
-    entries::entries,
+    described::{
+        for_each_subschema, is_listed_format, move_unsupported_to_description, one_of_to_any_of,
+    },
+    entries::map_as_entry_list,
 };
-use crate::daemon::catalog::definition::Definition;
+use crate::daemon::catalog::definition::ToolDefinition;
 
 /// Keywords of its `Schema`. It has `additionalProperties`, but not everywhere, and does not need it to say
 /// that there are no others.
-const KEYWORDS: [&str; 18] = [
+const SUPPORTED_KEYWORDS: [&str; 18] = [
     "type",
     "format",
     "title",
@@ -32,31 +34,31 @@ const KEYWORDS: [&str; 18] = [
     "pattern",
 ];
 /// Keywords that count something.
-const COUNTS: [&str; 6] =
+const COUNT_KEYWORDS: [&str; 6] =
     ["minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"];
 /// Formats that its texts may have.
-const FORMATS: [&str; 2] = ["date-time", "enum"];
+const SUPPORTED_FORMATS: [&str; 2] = ["date-time", "enum"];
 
 /// All of them.
-pub(super) fn tools(tools: &[Definition]) -> Value {
+pub(super) fn tools(tools: &[ToolDefinition]) -> Value {
     let declarations: Vec<_> = tools.iter().map(declaration).collect();
     json!([{ "functionDeclarations": declarations }])
 }
 
-fn declaration(tool: &Definition) -> Value {
+fn declaration(tool: &ToolDefinition) -> Value {
     let mut declaration = json!({ "name": tool.name, "description": tool.description });
     // An object without properties is refused: a function without parameters has none at all.
     let has_parameters = tool
-        .input
+        .input_schema
         .get("properties")
         .and_then(Value::as_object)
         .is_some_and(|properties| !properties.is_empty());
     if has_parameters {
-        let mut schema = tool.input.clone();
-        choose_any(&mut schema);
-        give_types(&mut schema);
-        describe(&mut schema, &is_kept);
-        spell(&mut schema);
+        let mut schema = tool.input_schema.clone();
+        one_of_to_any_of(&mut schema);
+        infer_types(&mut schema);
+        move_unsupported_to_description(&mut schema, &is_supported);
+        to_gemini_schema(&mut schema);
         declaration["parameters"] = schema.into();
     }
     declaration
@@ -64,8 +66,8 @@ fn declaration(tool: &Definition) -> Value {
 
 /// Says of which type every value is: those are refused that are of none. What else is known of it then has to
 /// do; of what may be anything, that it is a text.
-fn give_types(schema: &mut Map<String, Value>) {
-    each_inner(schema, &mut give_types);
+fn infer_types(schema: &mut Map<String, Value>) {
+    for_each_subschema(schema, &mut infer_types);
     if schema.contains_key("type") || schema.contains_key("anyOf") {
         return;
     }
@@ -100,9 +102,9 @@ fn give_types(schema: &mut Map<String, Value>) {
     }
 }
 
-fn is_kept(keyword: &str, value: &Value) -> bool {
+fn is_supported(keyword: &str, value: &Value) -> bool {
     match keyword {
-        "format" => is_one_of(&FORMATS, value),
+        "format" => is_listed_format(&SUPPORTED_FORMATS, value),
         // What is in it is looked at later on.
         "additionalProperties" => value.is_object(),
         "default" | "anyOf" => true,
@@ -111,15 +113,15 @@ fn is_kept(keyword: &str, value: &Value) -> bool {
             .as_array()
             .is_some_and(|values| values.iter().all(|value| value.is_string() || value.is_null())),
         "items" => value.is_object(),
-        keyword => KEYWORDS.contains(&keyword),
+        keyword => SUPPORTED_KEYWORDS.contains(&keyword),
     }
 }
 
 /// Writes a schema, and those in it, as Google does. Null is no type of its own, but a quality of others; and an
 /// object is refused that has no properties.
-fn spell(schema: &mut Map<String, Value>) {
+fn to_gemini_schema(schema: &mut Map<String, Value>) {
     if let Some(Value::Object(values)) = schema.get("additionalProperties") {
-        *schema = entries(values, schema);
+        *schema = map_as_entry_list(values, schema);
     }
     schema.remove("additionalProperties");
     // Every list is one of something.
@@ -136,19 +138,19 @@ fn spell(schema: &mut Map<String, Value>) {
             schema.insert("nullable".to_owned(), true.into());
         }
     }
-    for keyword in COUNTS {
+    for keyword in COUNT_KEYWORDS {
         if let Some(count) = schema.get_mut(keyword) {
             *count = count.to_string().into();
         }
     }
     if let Some(Value::Object(inner)) = schema.get_mut("properties") {
-        inner.values_mut().filter_map(Value::as_object_mut).for_each(spell);
+        inner.values_mut().filter_map(Value::as_object_mut).for_each(to_gemini_schema);
     }
     if let Some(Value::Object(items)) = schema.get_mut("items") {
-        spell(items);
+        to_gemini_schema(items);
     }
     if let Some(Value::Array(inner)) = schema.get_mut("anyOf") {
-        inner.iter_mut().filter_map(Value::as_object_mut).for_each(spell);
+        inner.iter_mut().filter_map(Value::as_object_mut).for_each(to_gemini_schema);
     }
 }
 
@@ -158,16 +160,16 @@ mod tests {
 
     #[test]
     fn every_value_is_of_some_type() {
-        let definition = |schema: Value| Definition {
+        let definition = |schema: Value| ToolDefinition {
             name: "x".to_owned(),
             title: String::new(),
             description: "X.".to_owned(),
-            input: json!({"type": "object", "properties": {"a": schema}})
+            input_schema: json!({"type": "object", "properties": {"a": schema}})
                 .as_object()
                 .unwrap()
                 .clone(),
-            output: None,
-            hints: crate::daemon::catalog::definition::Hints {
+            output_schema: None,
+            hints: crate::daemon::catalog::definition::ToolHints {
                 read_only: true,
                 destructive: false,
                 idempotent: true,
@@ -229,8 +231,8 @@ mod tests {
                 "level": {"type": "integer", "enum": [1, 2]},
             },
         });
-        describe(schema.as_object_mut().unwrap(), &is_kept);
-        spell(schema.as_object_mut().unwrap());
+        move_unsupported_to_description(schema.as_object_mut().unwrap(), &is_supported);
+        to_gemini_schema(schema.as_object_mut().unwrap());
         let entry = json!({
             "type": "object",
             "properties": {"key": {"type": "string"}, "value": {"type": "string"}},

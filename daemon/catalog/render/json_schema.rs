@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::daemon::catalog::definition::{Definition, risk_name};
+use crate::daemon::catalog::definition::{ToolDefinition, risk_name};
 
 /// One tool.
-pub(super) fn tool(tool: &Definition) -> Value {
+pub(super) fn tool(tool: &ToolDefinition) -> Value {
     let mut rendered = json!({
         "name": tool.name,
         "description": tool.description,
-        "input_schema": tool.input,
+        "input_schema": tool.input_schema,
         "read_only": tool.hints.read_only,
         "destructive": tool.hints.destructive,
         "idempotent": tool.hints.idempotent,
@@ -20,7 +20,7 @@ pub(super) fn tool(tool: &Definition) -> Value {
     if !tool.title.is_empty() {
         rendered["title"] = tool.title.as_str().into();
     }
-    if let Some(output) = &tool.output {
+    if let Some(output) = &tool.output_schema {
         rendered["output_schema"] = output.clone().into();
     }
     rendered

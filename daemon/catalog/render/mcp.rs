@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::daemon::catalog::definition::Definition;
+use crate::daemon::catalog::definition::ToolDefinition;
 
 /// One tool. All hints are given: clients assume the worst of one that is not.
-pub(super) fn tool(tool: &Definition) -> Value {
+pub(super) fn tool(tool: &ToolDefinition) -> Value {
     let mut rendered = json!({
         "name": tool.name,
         "description": tool.description,
-        "inputSchema": tool.input,
+        "inputSchema": tool.input_schema,
         "annotations": {
             "readOnlyHint": tool.hints.read_only,
             "destructiveHint": tool.hints.destructive,
@@ -20,7 +20,7 @@ pub(super) fn tool(tool: &Definition) -> Value {
     if !tool.title.is_empty() {
         rendered["title"] = tool.title.as_str().into();
     }
-    if let Some(output) = &tool.output {
+    if let Some(output) = &tool.output_schema {
         rendered["outputSchema"] = output.clone().into();
     }
     rendered

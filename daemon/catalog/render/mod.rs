@@ -11,11 +11,11 @@ pub(crate) mod result;
 
 use serde_json::Value;
 
-use super::definition::Definition;
+use super::definition::ToolDefinition;
 
 /// A way to write tools down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum RenderFormat {
     /// JSON Schema (draft 2020-12), of no vendor.
     JsonSchema,
     /// OpenAI's Chat Completions, and all who imitate it.
@@ -32,21 +32,21 @@ pub(crate) enum Format {
     Function,
 }
 
-impl Format {
+impl RenderFormat {
     /// The value of `tools` in a request of the vendor's.
-    pub(crate) fn render(self, tools: &[Definition]) -> Value {
+    pub(crate) fn render(self, tools: &[ToolDefinition]) -> Value {
         match self {
-            Self::JsonSchema => each(tools, json_schema::tool),
-            Self::OpenaiChat => each(tools, openai::chat),
-            Self::OpenaiResponses => each(tools, openai::responses),
-            Self::Anthropic => each(tools, anthropic::tool),
+            Self::JsonSchema => render_each(tools, json_schema::tool),
+            Self::OpenaiChat => render_each(tools, openai::chat),
+            Self::OpenaiResponses => render_each(tools, openai::responses),
+            Self::Anthropic => render_each(tools, anthropic::tool),
             Self::Gemini => gemini::tools(tools),
-            Self::Mcp => each(tools, mcp::tool),
-            Self::Function => each(tools, openai::function),
+            Self::Mcp => render_each(tools, mcp::tool),
+            Self::Function => render_each(tools, openai::function),
         }
     }
 }
 
-fn each(tools: &[Definition], tool: impl Fn(&Definition) -> Value) -> Value {
+fn render_each(tools: &[ToolDefinition], tool: impl Fn(&ToolDefinition) -> Value) -> Value {
     tools.iter().map(tool).collect()
 }

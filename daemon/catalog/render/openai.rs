@@ -4,51 +4,51 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    described::{FORMATS, describe, is_one_of},
-    entries::entries,
+    described::{STRICT_FORMATS, is_listed_format, move_unsupported_to_description},
+    entries::map_as_entry_list,
 };
-use crate::daemon::catalog::{definition::Definition, schema::or_null};
+use crate::daemon::catalog::{definition::ToolDefinition, schema::nullable};
 
 /// One tool of Chat Completions (`ChatCompletionFunctionTool`), not strict: the schema as it is.
-pub(super) fn chat(tool: &Definition) -> Value {
+pub(super) fn chat(tool: &ToolDefinition) -> Value {
     json!({ "type": "function", "function": function(tool) })
 }
 
 /// The function alone.
-pub(super) fn function(tool: &Definition) -> Value {
+pub(super) fn function(tool: &ToolDefinition) -> Value {
     json!({
         "name": tool.name,
         "description": tool.description,
-        "parameters": tool.input,
+        "parameters": tool.input_schema,
     })
 }
 
 /// One tool of Responses (`FunctionTool`). Strict, unless it has objects in it whose fields are not known.
-pub(super) fn responses(tool: &Definition) -> Value {
-    let strict = strict(&tool.input);
+pub(super) fn responses(tool: &ToolDefinition) -> Value {
+    let strict = strict_schema(&tool.input_schema);
     json!({
         "type": "function",
         "name": tool.name,
         "description": tool.description,
         "strict": strict.is_some(),
-        "parameters": strict.unwrap_or_else(|| tool.input.clone()),
+        "parameters": strict.unwrap_or_else(|| tool.input_schema.clone()),
     })
 }
 
 /// The schema in the part of JSON Schema that is strict: all properties are required, those that need not be
 /// given may be null, there are no others, and what cannot be said is described.
-fn strict(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
-    let mut schema = closed(schema)?;
-    describe(&mut schema, &is_kept);
+fn strict_schema(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
+    let mut schema = close_objects(schema)?;
+    move_unsupported_to_description(&mut schema, &is_supported);
     Some(schema)
 }
 
 /// The same with all its objects closed; none where it is not known what each value is, and which names it has.
-fn closed(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
+fn close_objects(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
     let mut schema = schema.clone();
-    match kind_of(&schema)? {
+    match single_type(&schema)? {
         "array" => {
-            let items = closed(schema.get("items")?.as_object()?)?;
+            let items = close_objects(schema.get("items")?.as_object()?)?;
             schema.insert("items".to_owned(), items.into());
             return Some(schema);
         }
@@ -61,8 +61,8 @@ fn closed(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
     match schema.get("additionalProperties") {
         None | Some(Value::Bool(false)) => {}
         Some(Value::Object(values)) if names.is_none_or(Map::is_empty) => {
-            closed(values)?;
-            return Some(entries(values, &schema));
+            close_objects(values)?;
+            return Some(map_as_entry_list(values, &schema));
         }
         Some(_) => return None,
     }
@@ -74,12 +74,12 @@ fn closed(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
         .unwrap_or_default();
     let mut all = Map::new();
     for (name, property) in properties {
-        let property = closed(property.as_object()?)?;
+        let property = close_objects(property.as_object()?)?;
         let property = match required.contains(&name.as_str()) {
             true => property,
             // That it may be null as well cannot be said of a constant.
             false if property.contains_key("const") => return None,
-            false => or_null(property),
+            false => nullable(property),
         };
         all.insert(name.clone(), property.into());
     }
@@ -91,9 +91,9 @@ fn closed(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
 }
 
 /// What kind a value is of, beside null, where that is one kind that strict schemas know.
-fn kind_of(schema: &Map<String, Value>) -> Option<&str> {
-    const COMPOSED: [&str; 4] = ["allOf", "anyOf", "oneOf", "not"];
-    if COMPOSED.iter().any(|keyword| schema.contains_key(*keyword)) {
+fn single_type(schema: &Map<String, Value>) -> Option<&str> {
+    const COMPOSITION_KEYWORDS: [&str; 4] = ["allOf", "anyOf", "oneOf", "not"];
+    if COMPOSITION_KEYWORDS.iter().any(|keyword| schema.contains_key(*keyword)) {
         return None;
     }
     let kind = match schema.get("type")? {
@@ -110,9 +110,9 @@ fn kind_of(schema: &Map<String, Value>) -> Option<&str> {
 }
 
 /// What strict schemas may say (Structured Outputs, "Supported schemas").
-fn is_kept(keyword: &str, value: &Value) -> bool {
+fn is_supported(keyword: &str, value: &Value) -> bool {
     match keyword {
-        "format" => is_one_of(&FORMATS, value),
+        "format" => is_listed_format(&STRICT_FORMATS, value),
         "type"
         | "properties"
         | "required"
@@ -145,7 +145,7 @@ mod tests {
         let strict = |property: Value| {
             let schema =
                 json!({"type": "object", "properties": {"p": property}, "required": ["p"]});
-            strict(schema.as_object().unwrap())
+            strict_schema(schema.as_object().unwrap())
         };
         for property in [
             json!({}),

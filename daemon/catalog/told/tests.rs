@@ -4,10 +4,10 @@ use regex::Regex;
 
 use crate::{api::v1, daemon::catalog::Catalog};
 
-fn told<T: prost::Message + Default>(tool: &str, request: T) -> super::Told {
+fn told<T: prost::Message + Default>(tool: &str, request: T) -> super::PolicyView {
     let catalog = Catalog::load().unwrap();
-    let checked = catalog.tool(tool).unwrap().check(request, true);
-    checked.unwrap().given.unwrap().tell(plain, None)
+    let checked = catalog.tool(tool).unwrap().validate(request, true);
+    checked.unwrap().explicit.unwrap().policy_view(plain, None)
 }
 
 /// What a workspace makes of these paths.
@@ -22,7 +22,7 @@ fn plain(path: &str) -> Option<String> {
 }
 
 /// The texts, with whether a rule that allows may go by each.
-fn texts(told: &super::Told) -> Vec<(&str, bool)> {
+fn texts(told: &super::PolicyView) -> Vec<(&str, bool)> {
     let texts = told.texts.iter();
     texts.map(|text| (text.text.as_str(), text.may_allow)).collect()
 }
@@ -47,7 +47,7 @@ fn parameters_are_told_as_rules_want_them() {
         )
     );
     let shown: Vec<_> =
-        told.shown.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        told.display_params.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     assert_eq!(
         shown,
         [
@@ -91,8 +91,8 @@ fn what_may_be_secret_is_not_shown_and_no_pattern_leaves_it_open() {
         let request = v1::RunRequest { command: Some("cat".to_owned()), ..request };
         let told = told("run", request);
         assert_eq!(told.pattern, None);
-        assert!(!told.shown.iter().any(|(_, value)| value.contains(secret)));
-        assert!(told.shown[1].1.contains("<7 bytes>"), "{:?}", told.shown);
+        assert!(!told.display_params.iter().any(|(_, value)| value.contains(secret)));
+        assert!(told.display_params[1].1.contains("<7 bytes>"), "{:?}", told.display_params);
     }
 }
 
@@ -104,8 +104,8 @@ fn a_start_is_told_from_a_run() {
         cwd: Some("./a".to_owned()),
         ..v1::StartRequest::default()
     };
-    let checked = catalog.look_at("jig.v1.StartRequest", start, true).unwrap();
-    let start = checked.given.unwrap().tell(plain, None);
+    let checked = catalog.validate("jig.v1.StartRequest", start, true).unwrap();
+    let start = checked.explicit.unwrap().policy_view(plain, None);
     assert_eq!(
         texts(&start),
         [
@@ -161,12 +161,12 @@ fn the_pattern_of_an_upload_is_for_any_content() {
             sha256: sum.to_owned(),
             ..v1::UploadStart::default()
         };
-        let given = catalog.given("jig.v1.UploadStart", &start).unwrap();
-        given.tell(plain, None)
+        let given = catalog.explicit_params("jig.v1.UploadStart", &start).unwrap();
+        given.policy_view(plain, None)
     };
     let first = told("abc", 3);
     assert_eq!(first.texts[0].text, r#"{"path":"a","sha256":"abc","size_bytes":3}"#);
-    assert_eq!(first.shown[1], ("size_bytes".to_owned(), "3".to_owned()));
+    assert_eq!(first.display_params[1], ("size_bytes".to_owned(), "3".to_owned()));
     let regex = Regex::new(&first.pattern.unwrap()).unwrap();
     assert!(regex.is_match(&told("def", 4000).texts[0].text));
 }
@@ -179,10 +179,14 @@ fn what_a_text_reads_is_told_to_those_who_deny() {
             ..v1::ApplyPatchRequest::default()
         };
         let catalog = Catalog::load().unwrap();
-        let checked = catalog.tool("apply_patch").unwrap().check(request, true);
-        let reading = super::Reading { field: "unified_diff", text: "read".to_owned(), leads_back };
-        let given = checked.unwrap().given.unwrap();
-        given.tell(plain, Some(reading))
+        let checked = catalog.tool("apply_patch").unwrap().validate(request, true);
+        let reading = super::CanonicalText {
+            field: "unified_diff",
+            text: "read".to_owned(),
+            has_parent_component: leads_back,
+        };
+        let given = checked.unwrap().explicit.unwrap();
+        given.policy_view(plain, Some(reading))
     };
     for leads_back in [false, true] {
         let told = told(leads_back);

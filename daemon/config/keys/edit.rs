@@ -12,12 +12,12 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 
 use super::{
-    file::{Key, Written, WrittenKey, check},
-    secret::{Digest, Secret, shown},
+    file::{ApiKey, KeyTable, RawKeyFile, check_keys},
+    secret::{KeyDigest, SecretKey, redacted_name},
 };
 
 /// What stands above the keys.
-const HEADER: &str = "\
+const FILE_HEADER: &str = "\
 # Keys of jigd, as digests: who holds none of the keys cannot make one from this file.
 # Written by `jig key`, which does not keep comments. A daemon reads it when it starts, and at SIGHUP.
 
@@ -25,13 +25,13 @@ const HEADER: &str = "\
 
 /// Why the file was left as it is. Display says what to do.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum EditError {
+pub(crate) enum KeyFileEditError {
     /// The file holds what cannot be understood, or would.
     #[error("{0}")]
-    Bad(String),
+    Invalid(String),
     /// It cannot be read or written.
     #[error("{path}: {source}")]
-    Unusable {
+    Io {
         /// The file.
         path: String,
         /// Why.
@@ -41,30 +41,30 @@ pub(crate) enum EditError {
 
 /// Adds a key of this name to the file at `path`, making it where it is missing. What `key` says of its
 /// digest counts for nothing. Answers the new key.
-pub(crate) fn add(path: &Path, key: &Key) -> Result<Secret, EditError> {
-    let secret = Secret::generate().map_err(unusable(path))?;
-    change(path, true, |written| {
+pub(crate) fn add(path: &Path, key: &ApiKey) -> Result<SecretKey, KeyFileEditError> {
+    let secret = SecretKey::generate().map_err(io_error(path))?;
+    edit_file(path, true, |written| {
         if written.keys.iter().any(|other| other.name == key.name) {
             return Err(format!(
                 "there is a key named {:?} already: choose another name, or revoke that one first",
                 key.name
             ));
         }
-        written.keys.push(write(key, secret.digest()));
+        written.keys.push(to_table(key, secret.digest()));
         Ok(())
     })?;
     Ok(secret)
 }
 
 /// Takes the key of this name from the file at `path`.
-pub(crate) fn revoke(path: &Path, name: &str) -> Result<(), EditError> {
-    change(path, false, |written| {
+pub(crate) fn revoke(path: &Path, name: &str) -> Result<(), KeyFileEditError> {
+    edit_file(path, false, |written| {
         let before = written.keys.len();
         written.keys.retain(|key| key.name != name);
         if written.keys.len() == before {
             return Err(format!(
                 "there is no key named {}: `jig key list` tells which there are",
-                shown(name)
+                redacted_name(name)
             ));
         }
         Ok(())
@@ -72,25 +72,25 @@ pub(crate) fn revoke(path: &Path, name: &str) -> Result<(), EditError> {
 }
 
 /// The keys of the file at `path`, and when each was made.
-pub(crate) fn list(path: &Path) -> Result<Vec<(Key, Option<String>)>, EditError> {
-    let written = Written::read(path).map_err(|problem| bad(path, &problem))?;
+pub(crate) fn list(path: &Path) -> Result<Vec<(ApiKey, Option<String>)>, KeyFileEditError> {
+    let written = RawKeyFile::read(path).map_err(|problem| invalid(path, &problem))?;
     let created: Vec<_> = written.keys.iter().map(|key| key.created.clone()).collect();
-    let keys = checked(path, written)?;
+    let keys = validated(path, written)?;
     Ok(keys.into_iter().zip(created).collect())
 }
 
 /// Changes the file at `path`, unless `change` or the rules of the file are against it.
-fn change(
+fn edit_file(
     path: &Path,
-    make: bool,
-    change: impl FnOnce(&mut Written) -> Result<(), String>,
-) -> Result<(), EditError> {
+    create_missing: bool,
+    change: impl FnOnce(&mut RawKeyFile) -> Result<(), String>,
+) -> Result<(), KeyFileEditError> {
     // Where the links to it lead: what is replaced is the file, not a link.
     let real = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
             path.to_owned()
         }
-        real => real.map_err(unusable(path))?,
+        real => real.map_err(io_error(path))?,
     };
     let path = real.as_path();
     let folder = match path.parent() {
@@ -98,30 +98,30 @@ fn change(
         _ => Path::new("."),
     };
     // One at a time: what another one writes meanwhile would be lost.
-    let turn = fs::File::open(folder).map_err(unusable(folder))?;
-    flock(&turn, FlockOperation::LockExclusive).map_err(|errno| unusable(folder)(errno.into()))?;
+    let lock = fs::File::open(folder).map_err(io_error(folder))?;
+    flock(&lock, FlockOperation::LockExclusive).map_err(|errno| io_error(folder)(errno.into()))?;
     let before = match fs::metadata(path) {
         Ok(metadata) => Some(metadata),
-        Err(error) if make && error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(unusable(path)(error)),
+        Err(error) if create_missing && error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(io_error(path)(error)),
     };
     let mut written = match before {
-        Some(_) => Written::read(path).map_err(|problem| bad(path, &problem))?,
-        None => Written::default(),
+        Some(_) => RawKeyFile::read(path).map_err(|problem| invalid(path, &problem))?,
+        None => RawKeyFile::default(),
     };
-    change(&mut written).map_err(|problem| bad(path, &problem))?;
-    let text = toml::to_string(&written).map_err(|error| bad(path, &error.to_string()))?;
-    checked(path, written)?;
+    change(&mut written).map_err(|problem| invalid(path, &problem))?;
+    let text = toml::to_string(&written).map_err(|error| invalid(path, &error.to_string()))?;
+    validated(path, written)?;
     let temporary = tempfile::Builder::new()
         .prefix(".jig-keys-")
         .make_in(folder, |path| {
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o600).open(path)
         })
-        .map_err(unusable(path))?;
+        .map_err(io_error(path))?;
     let mut file = temporary.as_file();
     let replaced = (|| {
-        file.write_all((HEADER.to_owned() + &text).as_bytes())?;
+        file.write_all((FILE_HEADER.to_owned() + &text).as_bytes())?;
         if let Some(before) = before {
             // The daemon may be another user's.
             file.set_permissions(fs::Permissions::from_mode(before.mode() & 0o777))?;
@@ -129,25 +129,25 @@ fn change(
         }
         file.sync_all()
     })();
-    replaced.map_err(unusable(path))?;
-    temporary.persist(path).map_err(|error| unusable(path)(error.error))?;
-    turn.sync_all().map_err(unusable(folder))
+    replaced.map_err(io_error(path))?;
+    temporary.persist(path).map_err(|error| io_error(path)(error.error))?;
+    lock.sync_all().map_err(io_error(folder))
 }
 
-fn checked(path: &Path, written: Written) -> Result<Vec<Key>, EditError> {
+fn validated(path: &Path, written: RawKeyFile) -> Result<Vec<ApiKey>, KeyFileEditError> {
     let mut problems = Vec::new();
-    let keys = check(written, &mut problems);
+    let keys = check_keys(written, &mut problems);
     match problems.is_empty() {
         true => Ok(keys),
-        false => Err(bad(path, &problems.join("\n"))),
+        false => Err(invalid(path, &problems.join("\n"))),
     }
 }
 
-fn write(key: &Key, digest: Digest) -> WrittenKey {
+fn to_table(key: &ApiKey, digest: KeyDigest) -> KeyTable {
     let time = |time: SystemTime| prost_types::Timestamp::from(time).to_string();
-    let rate = key.allowance.rate;
+    let rate = key.limits.rate;
     let names = |names: &std::collections::BTreeSet<String>| names.iter().cloned().collect();
-    WrittenKey {
+    KeyTable {
         name: key.name.clone(),
         role: key.role,
         sha256: digest.to_string(),
@@ -155,37 +155,37 @@ fn write(key: &Key, digest: Digest) -> WrittenKey {
         tools: key.tools.as_ref().map(names),
         calls_per_second: rate.map(|rate| rate.per_second),
         burst: rate.map(|rate| rate.burst),
-        concurrent_calls: key.allowance.concurrent_calls,
+        concurrent_calls: key.limits.concurrent_calls,
         expires: key.expires.map(time),
         created: Some(time(SystemTime::now())),
     }
 }
 
-fn bad(path: &Path, problem: &str) -> EditError {
-    EditError::Bad(format!("{}: {problem}", path.display()))
+fn invalid(path: &Path, problem: &str) -> KeyFileEditError {
+    KeyFileEditError::Invalid(format!("{}: {problem}", path.display()))
 }
 
-fn unusable(path: &Path) -> impl FnOnce(io::Error) -> EditError {
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> KeyFileEditError {
     let path = path.display().to_string();
-    move |source| EditError::Unusable { path, source }
+    move |source| KeyFileEditError::Io { path, source }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::file::{Allowance, Keys, Rate, Role},
+        super::file::{AccessRole, KeyFile, KeyLimits, RateLimit},
         *,
     };
 
-    fn key(name: &str) -> Key {
-        Key {
+    fn key(name: &str) -> ApiKey {
+        ApiKey {
             name: name.to_owned(),
-            role: Role::Invoke,
-            digest: Digest::default(),
+            role: AccessRole::Invoke,
+            digest: KeyDigest::default(),
             workspaces: Some(["w".to_owned()].into()),
             tools: None,
-            allowance: Allowance {
-                rate: Some(Rate { per_second: 3, burst: 5 }),
+            limits: KeyLimits {
+                rate: Some(RateLimit { per_second: 3, burst: 5 }),
                 concurrent_calls: None,
             },
             expires: None,
@@ -220,8 +220,8 @@ mod tests {
         add(&path, &key("b")).unwrap();
         let text = fs::read_to_string(&path).unwrap();
         assert!(!text.contains(secret.reveal()));
-        let keys = Keys::read(&path).unwrap().keys;
-        let expected = Key { digest: secret.digest(), ..key("a") };
+        let keys = KeyFile::read(&path).unwrap().keys;
+        let expected = ApiKey { digest: secret.digest(), ..key("a") };
         assert_eq!(keys.first(), Some(&expected));
         assert_eq!(keys.len(), 2);
         let refused = add(&path, &key("a")).unwrap_err().to_string();

@@ -13,18 +13,18 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    place::{OTHERS_WRITE, open, open_guarded},
-    secret::{Digest, PREFIX, shown},
+    place::{GROUP_OTHER_WRITE, open, open_trusted},
+    secret::{KEY_PREFIX, KeyDigest, redacted_name},
 };
 
 /// Most keys of a file, which is read as a whole.
-const MOST_KEYS: usize = 4096;
+const MAX_KEYS: usize = 4096;
 /// Longest name of a key, in bytes.
-const LONGEST_NAME: usize = 64;
+const MAX_KEY_NAME_BYTES: usize = 64;
 /// Largest rate, burst and concurrency.
-const MOST_CALLS: u32 = 1_000_000;
+const MAX_CALL_LIMIT: u32 = 1_000_000;
 /// The fields of a `[[keys]]` table.
-const FIELDS: [&str; 10] = [
+const KEY_FIELDS: [&str; 10] = [
     "name",
     "role",
     "sha256",
@@ -40,7 +40,7 @@ const FIELDS: [&str; 10] = [
 /// What a caller may do. Each may do what those before it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Role {
+pub(crate) enum AccessRole {
     /// Look: at the catalog, the daemon, and what goes on.
     Read,
     /// Call tools.
@@ -51,44 +51,44 @@ pub(crate) enum Role {
 
 /// The keys of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Keys {
+pub(crate) struct KeyFile {
     /// Where they were read.
-    pub(crate) file: PathBuf,
+    pub(crate) path: PathBuf,
     /// The keys, in the order of the file.
-    pub(crate) keys: Vec<Key>,
+    pub(crate) keys: Vec<ApiKey>,
 }
 
 /// A key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Key {
+pub(crate) struct ApiKey {
     /// What its holder is called in records.
     pub(crate) name: String,
     /// What its holder may do.
-    pub(crate) role: Role,
+    pub(crate) role: AccessRole,
     /// What it is known by.
-    pub(crate) digest: Digest,
+    pub(crate) digest: KeyDigest,
     /// The workspaces that it is for; without, all.
     pub(crate) workspaces: Option<BTreeSet<String>>,
     /// The tools that it is for; without, all.
     pub(crate) tools: Option<BTreeSet<String>>,
     /// How much it may do.
-    pub(crate) allowance: Allowance,
+    pub(crate) limits: KeyLimits,
     /// When it stops being one.
     pub(crate) expires: Option<SystemTime>,
 }
 
 /// How much one caller may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Allowance {
+pub(crate) struct KeyLimits {
     /// Calls per second, on average, and at once; without, as many as come.
-    pub(crate) rate: Option<Rate>,
+    pub(crate) rate: Option<RateLimit>,
     /// Calls at one time; without, as many as the daemon takes.
     pub(crate) concurrent_calls: Option<u32>,
 }
 
 /// How often something may happen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rate {
+pub(crate) struct RateLimit {
     /// Per second, on average.
     pub(crate) per_second: u32,
     /// At once.
@@ -98,17 +98,17 @@ pub(crate) struct Rate {
 /// The file, as it is written.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Written {
+pub(super) struct RawKeyFile {
     #[serde(default)]
-    pub(super) keys: Vec<WrittenKey>,
+    pub(super) keys: Vec<KeyTable>,
 }
 
 /// One `[[keys]]` table.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct WrittenKey {
+pub(super) struct KeyTable {
     pub(super) name: String,
-    pub(super) role: Role,
+    pub(super) role: AccessRole,
     pub(super) sha256: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) workspaces: Option<Vec<String>>,
@@ -126,31 +126,31 @@ pub(super) struct WrittenKey {
     pub(super) created: Option<String>,
 }
 
-impl Keys {
+impl KeyFile {
     /// Reads the file at `path`. A problem names the key and the field.
     pub(crate) fn read(path: &Path) -> Result<Self, Vec<String>> {
         let shown = path.display();
-        let written = open_guarded(path).and_then(Written::of);
+        let written = open_trusted(path).and_then(RawKeyFile::from_file);
         let written = written.map_err(|problem| vec![format!("--keys {shown}: {problem}")])?;
         let mut problems = Vec::new();
-        let keys = check(written, &mut problems);
+        let keys = check_keys(written, &mut problems);
         if problems.is_empty() {
-            return Ok(Self { file: path.to_owned(), keys });
+            return Ok(Self { path: path.to_owned(), keys });
         }
         let named = problems.into_iter().map(|problem| format!("--keys {shown}: {problem}"));
         Err(named.collect())
     }
 }
 
-impl Written {
+impl RawKeyFile {
     /// Reads the file at `path`.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        Self::of(open(path)?)
+        Self::from_file(open(path)?)
     }
 
-    fn of(file: File) -> Result<Self, String> {
+    fn from_file(file: File) -> Result<Self, String> {
         let metadata = file.metadata().map_err(|error| error.to_string())?;
-        if metadata.mode() & OTHERS_WRITE != 0 {
+        if metadata.mode() & GROUP_OTHER_WRITE != 0 {
             return Err(format!(
                 "others than its owner may write to it (mode {:04o}), and so let in whom they like: chmod go-w it",
                 metadata.mode() & 0o7777
@@ -167,24 +167,24 @@ impl Written {
             let before = text.get(..start).unwrap_or_default();
             let line = before.matches('\n').count();
             let written = text.lines().nth(line).unwrap_or_default();
-            format!("line {}: {}", line + 1, explain(error.message(), written))
+            format!("line {}: {}", line + 1, explain_parse_error(error.message(), written))
         })
     }
 }
 
 /// What is wrong with a line, without anything that was written in it.
-fn explain(message: &str, line: &str) -> String {
-    let known = FIELDS.join(", ");
+fn explain_parse_error(message: &str, line: &str) -> String {
+    let known = KEY_FIELDS.join(", ");
     if message.starts_with("missing field") {
         let missing = |field: &&&str| message.contains(&format!("`{field}`"));
-        let field = FIELDS.iter().find(missing).copied().unwrap_or("keys");
+        let field = KEY_FIELDS.iter().find(missing).copied().unwrap_or("keys");
         return format!("missing field {field}");
     }
     if message.starts_with("unknown field") {
         return format!("a field that there is not: a [[keys]] table has {known}");
     }
     let name = line.split('=').next().unwrap_or_default().trim();
-    let field = FIELDS.iter().find(|field| **field == name);
+    let field = KEY_FIELDS.iter().find(|field| **field == name);
     let is_value = message.starts_with("unknown variant") || message.starts_with("invalid");
     match field {
         Some(&"role") if is_value => "role must be \"read\", \"invoke\" or \"admin\"".to_owned(),
@@ -194,26 +194,26 @@ fn explain(message: &str, line: &str) -> String {
 }
 
 /// Checks what was written.
-pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
-    if written.keys.len() > MOST_KEYS {
-        problems.push(format!("holds {} keys; {MOST_KEYS} are the most", written.keys.len()));
+pub(super) fn check_keys(written: RawKeyFile, problems: &mut Vec<String>) -> Vec<ApiKey> {
+    if written.keys.len() > MAX_KEYS {
+        problems.push(format!("holds {} keys; {MAX_KEYS} are the most", written.keys.len()));
     }
     let (mut names, mut digests) = (HashSet::new(), HashSet::new());
     let mut keys = Vec::new();
     for (index, key) in written.keys.into_iter().enumerate() {
-        let name = match is_name(&key.name) {
-            true => shown(&key.name),
+        let name = match is_key_name(&key.name) {
+            true => redacted_name(&key.name),
             // Whatever it is, it is in the wrong place.
             false => format!("number {}", index + 1),
         };
         let mut report = |text: String| problems.push(format!("key {name}: {text}"));
-        if !is_name(&key.name) {
+        if !is_key_name(&key.name) {
             report(NAME_RULE.to_owned());
         }
         if !names.insert(key.name.clone()) {
             report("two keys have this name".to_owned());
         }
-        let digest = Digest::parse(&key.sha256);
+        let digest = KeyDigest::parse(&key.sha256);
         if digest.is_none() {
             report("sha256 must be 64 hexadecimal digits, as `jig key new` writes them".to_owned());
         }
@@ -225,8 +225,8 @@ pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
             ("burst", key.burst),
             ("concurrent_calls", key.concurrent_calls),
         ] {
-            if number.is_some_and(|number| !(1..=MOST_CALLS).contains(&number)) {
-                report(format!("{field} must be from 1 to {MOST_CALLS}"));
+            if number.is_some_and(|number| !(1..=MAX_CALL_LIMIT).contains(&number)) {
+                report(format!("{field} must be from 1 to {MAX_CALL_LIMIT}"));
             }
         }
         if key.burst.is_some() && key.calls_per_second.is_none() {
@@ -237,20 +237,21 @@ pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
                 report(format!("{field} is empty: name some, or leave it out for all"));
             }
         }
-        let expires = key.expires.as_deref().map(expiry);
+        let expires = key.expires.as_deref().map(parse_expiry);
         if let Some(Err(problem)) = &expires {
             report(problem.clone());
         }
-        keys.push(Key {
+        keys.push(ApiKey {
             name: key.name,
             role: key.role,
             digest: digest.unwrap_or_default(),
             workspaces: key.workspaces.map(|names| names.into_iter().collect()),
             tools: key.tools.map(|names| names.into_iter().collect()),
-            allowance: Allowance {
-                rate: key
-                    .calls_per_second
-                    .map(|per_second| Rate { per_second, burst: key.burst.unwrap_or(per_second) }),
+            limits: KeyLimits {
+                rate: key.calls_per_second.map(|per_second| RateLimit {
+                    per_second,
+                    burst: key.burst.unwrap_or(per_second),
+                }),
                 concurrent_calls: key.concurrent_calls,
             },
             expires: expires.and_then(Result::ok),
@@ -262,20 +263,20 @@ pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
 /// What a name must be like.
 const NAME_RULE: &str = "a name has 1 to 64 letters, digits, dots, underscores and hyphens, and nothing in it that keys begin with";
 
-fn is_name(text: &str) -> bool {
+fn is_key_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    let is_like_a_key = text.contains(PREFIX);
-    (1..=LONGEST_NAME).contains(&text.len()) && text.bytes().all(allowed) && !is_like_a_key
+    let is_like_a_key = text.contains(KEY_PREFIX);
+    (1..=MAX_KEY_NAME_BYTES).contains(&text.len()) && text.bytes().all(allowed) && !is_like_a_key
 }
 
 /// Reads when a key ends.
-fn expiry(text: &str) -> Result<SystemTime, String> {
+fn parse_expiry(text: &str) -> Result<SystemTime, String> {
     let problem = || "expires: give a time such as \"2027-01-31T00:00:00Z\"".to_owned();
     let time: prost_types::Timestamp = text.parse().map_err(|_| problem())?;
     SystemTime::try_from(time).map_err(|_| problem())
 }
 
-impl Role {
+impl AccessRole {
     /// Its name in the key file.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -286,7 +287,7 @@ impl Role {
     }
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for AccessRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -298,8 +299,8 @@ mod tests {
 
     fn problems(text: &str) -> Vec<String> {
         let mut problems = Vec::new();
-        match Written::parse(text) {
-            Ok(written) => drop(check(written, &mut problems)),
+        match RawKeyFile::parse(text) {
+            Ok(written) => drop(check_keys(written, &mut problems)),
             Err(problem) => problems.push(problem),
         }
         problems
@@ -341,7 +342,7 @@ mod tests {
 
     #[test]
     fn a_problem_never_shows_what_may_be_a_key() {
-        let fields = FIELDS.into_iter().flat_map(|field| {
+        let fields = KEY_FIELDS.into_iter().flat_map(|field| {
             let others = key("").lines().map(str::to_owned).collect::<Vec<_>>();
             let others = others.into_iter().filter(|line| !line.starts_with(&format!("{field} =")));
             let others: Vec<_> = others.collect();
@@ -391,7 +392,7 @@ mod tests {
         let with_mode = |mode: u32| {
             fs::write(&path, key("")).unwrap();
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-            Keys::read(&path)
+            KeyFile::read(&path)
         };
         for mode in [0o600, 0o640, 0o444] {
             assert_eq!(with_mode(mode).unwrap().keys.len(), 1);
@@ -400,7 +401,7 @@ mod tests {
             let problem = with_mode(mode).unwrap_err().concat();
             assert!(problem.contains("chmod go-w"), "{problem}");
         }
-        let missing = Keys::read(&folder.path().join("none")).unwrap_err();
+        let missing = KeyFile::read(&folder.path().join("none")).unwrap_err();
         assert!(missing.concat().contains("jig key new"));
     }
 }

@@ -19,7 +19,7 @@ mod place;
 mod secret;
 
 pub(crate) use self::{
-    edit::{EditError, add, list, revoke},
-    file::{Allowance, Key, Keys, Rate, Role},
-    secret::{Digest, shown},
+    edit::{KeyFileEditError, add, list, revoke},
+    file::{AccessRole, ApiKey, KeyFile, KeyLimits, RateLimit},
+    secret::{KeyDigest, redacted_name},
 };

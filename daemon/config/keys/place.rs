@@ -15,41 +15,41 @@ use rustix::{
 };
 
 /// Who may write to a file or folder beside its owner.
-pub(super) const OTHERS_WRITE: u32 = 0o022;
+pub(super) const GROUP_OTHER_WRITE: u32 = 0o022;
 /// With this, what is in a folder can be replaced by its owner only.
-const STICKY: u32 = 0o1000;
+const STICKY_BIT: u32 = 0o1000;
 /// Links that are followed, as in the kernel (path_resolution(7)).
-const MOST_LINKS: usize = 40;
+const MAX_SYMLINKS: usize = 40;
 
 /// The way to a file, as far as it was gone.
-struct Way {
+struct TrustedPathWalk {
     /// The directory that it has come to, and its path.
-    at: OwnedFd,
+    directory: OwnedFd,
     path: PathBuf,
     /// What is still to be gone through, the last one first.
-    left: Vec<OsString>,
-    links: usize,
+    remaining: Vec<OsString>,
+    links_followed: usize,
 }
 
 /// Opens the file at `path`, if nobody but the daemon's own user and root can replace it, or what is in it.
-pub(super) fn open_guarded(path: &Path) -> Result<File, String> {
-    let path = std::path::absolute(path).map_err(|error| explain(&error))?;
-    let mut way = Way::begin(&path)?;
-    while let Some(name) = way.left.pop() {
-        if let Some(file) = way.go(&name)? {
+pub(super) fn open_trusted(path: &Path) -> Result<File, String> {
+    let path = std::path::absolute(path).map_err(|error| explain_open_error(&error))?;
+    let mut walk = TrustedPathWalk::new(&path)?;
+    while let Some(name) = walk.remaining.pop() {
+        if let Some(file) = walk.step(&name)? {
             return Ok(file);
         }
     }
-    Err(NO_FILE.to_owned())
+    Err(NOT_A_FILE.to_owned())
 }
 
 /// Opens the file at `path`.
 pub(super) fn open(path: &Path) -> Result<File, String> {
-    open_at(&CWD, path.as_os_str(), OFlags::empty())
+    open_file_at(&CWD, path.as_os_str(), OFlags::empty())
 }
 
 /// Why the key file cannot be read, and what to do.
-fn explain(error: &io::Error) -> String {
+fn explain_open_error(error: &io::Error) -> String {
     let remedy = if error.kind() == ErrorKind::PermissionDenied {
         "a daemon reads it as its own user and, once it serves, only where it and the links to it were at its start: restart it where that has changed"
     } else {
@@ -58,45 +58,49 @@ fn explain(error: &io::Error) -> String {
     format!("{error}: {remedy}")
 }
 
-const NO_FILE: &str = "is no file";
+const NOT_A_FILE: &str = "is no file";
 
 /// Opens a file for reading; never waits for somebody to write to it.
-fn open_at(folder: &impl std::os::fd::AsFd, name: &OsStr, flags: OFlags) -> Result<File, String> {
+fn open_file_at(
+    folder: &impl std::os::fd::AsFd,
+    name: &OsStr,
+    flags: OFlags,
+) -> Result<File, String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | flags;
     let file = openat(folder, name, flags, Mode::empty());
-    let file = file.map_err(|errno| explain(&errno.into()))?;
-    let stat = fstat(&file).map_err(|errno| explain(&errno.into()))?;
+    let file = file.map_err(|errno| explain_open_error(&errno.into()))?;
+    let stat = fstat(&file).map_err(|errno| explain_open_error(&errno.into()))?;
     match FileType::from_raw_mode(stat.st_mode).is_file() {
         true => Ok(file.into()),
-        false => Err(NO_FILE.to_owned()),
+        false => Err(NOT_A_FILE.to_owned()),
     }
 }
 
-impl Way {
-    fn begin(path: &Path) -> Result<Self, String> {
-        let (at, root) = root()?;
-        let mut way = Self { at, path: root, left: Vec::new(), links: 0 };
-        way.then(path);
-        Ok(way)
+impl TrustedPathWalk {
+    fn new(path: &Path) -> Result<Self, String> {
+        let (at, root) = open_root()?;
+        let mut walk = Self { directory: at, path: root, remaining: Vec::new(), links_followed: 0 };
+        walk.push_path(path);
+        Ok(walk)
     }
 
     /// Has it go through `path` next.
-    fn then(&mut self, path: &Path) {
+    fn push_path(&mut self, path: &Path) {
         let names = path.components().filter_map(|component| match component {
             Component::Normal(name) => Some(name.to_owned()),
             Component::ParentDir => Some("..".into()),
             Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
         });
         let names: Vec<_> = names.collect();
-        self.left.extend(names.into_iter().rev());
+        self.remaining.extend(names.into_iter().rev());
     }
 
     /// Goes one step. Answers the file, at the end of the way.
-    fn go(&mut self, name: &OsStr) -> Result<Option<File>, String> {
+    fn step(&mut self, name: &OsStr) -> Result<Option<File>, String> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let found = openat(&self.at, name, flags, Mode::empty());
-        let found = found.map_err(|errno| explain(&errno.into()))?;
-        let stat = fstat(&found).map_err(|errno| explain(&errno.into()))?;
+        let found = openat(&self.directory, name, flags, Mode::empty());
+        let found = found.map_err(|errno| explain_open_error(&errno.into()))?;
+        let stat = fstat(&found).map_err(|errno| explain_open_error(&errno.into()))?;
         let path = match name == ".." {
             true => self.path.parent().unwrap_or(&self.path).to_owned(),
             false => self.path.join(name),
@@ -105,48 +109,49 @@ impl Way {
         if kind.is_symlink() {
             check_owner("a link that leads to it", &path, stat.st_uid)?;
             let target = readlinkat(&found, "", Vec::new());
-            let target = target.map_err(|errno| explain(&errno.into()))?;
-            self.follow(&PathBuf::from(OsString::from_vec(target.into_bytes())))?;
+            let target = target.map_err(|errno| explain_open_error(&errno.into()))?;
+            self.follow_link(&PathBuf::from(OsString::from_vec(target.into_bytes())))?;
         } else if kind.is_dir() {
-            check_folder(&found, &path)?;
-            (self.at, self.path) = (found, path);
-        } else if self.left.is_empty() {
-            let file = open_at(&self.at, name, OFlags::NOFOLLOW)?;
-            let stat = fstat(&file).map_err(|errno| explain(&errno.into()))?;
+            check_directory(&found, &path)?;
+            (self.directory, self.path) = (found, path);
+        } else if self.remaining.is_empty() {
+            let file = open_file_at(&self.directory, name, OFlags::NOFOLLOW)?;
+            let stat = fstat(&file).map_err(|errno| explain_open_error(&errno.into()))?;
             check_owner("it", &path, stat.st_uid)?;
             return Ok(Some(file));
         } else {
-            return Err(explain(&ErrorKind::NotADirectory.into()));
+            return Err(explain_open_error(&ErrorKind::NotADirectory.into()));
         }
         Ok(None)
     }
 
-    fn follow(&mut self, target: &Path) -> Result<(), String> {
-        self.links += 1;
-        if self.links > MOST_LINKS {
+    fn follow_link(&mut self, target: &Path) -> Result<(), String> {
+        self.links_followed += 1;
+        if self.links_followed > MAX_SYMLINKS {
             return Err("too many links lead to it".to_owned());
         }
         if target.is_absolute() {
-            (self.at, self.path) = root()?;
+            (self.directory, self.path) = open_root()?;
         }
-        self.then(target);
+        self.push_path(target);
         Ok(())
     }
 }
 
 /// Where every way begins, and its path.
-fn root() -> Result<(OwnedFd, PathBuf), String> {
+fn open_root() -> Result<(OwnedFd, PathBuf), String> {
     let (path, flags) = (Path::new("/"), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC);
-    let root = openat(CWD, path, flags, Mode::empty()).map_err(|errno| explain(&errno.into()))?;
-    check_folder(&root, path)?;
+    let root = openat(CWD, path, flags, Mode::empty())
+        .map_err(|errno| explain_open_error(&errno.into()))?;
+    check_directory(&root, path)?;
     Ok((root, path.to_owned()))
 }
 
-fn check_folder(folder: &OwnedFd, path: &Path) -> Result<(), String> {
-    let stat = fstat(folder).map_err(|errno| explain(&errno.into()))?;
+fn check_directory(folder: &OwnedFd, path: &Path) -> Result<(), String> {
+    let stat = fstat(folder).map_err(|errno| explain_open_error(&errno.into()))?;
     check_owner("a directory above it", path, stat.st_uid)?;
     let mode = stat.st_mode;
-    if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
+    if mode & GROUP_OTHER_WRITE != 0 && mode & STICKY_BIT == 0 {
         return Err(format!(
             "others than its owner may write to the directory {} (mode {:04o}), and so replace it: chmod go-w that",
             path.display(),
@@ -184,7 +189,7 @@ mod tests {
         fs::write(&path, "").unwrap();
         let with_mode = |mode: u32| {
             fs::set_permissions(&place, fs::Permissions::from_mode(mode)).unwrap();
-            open_guarded(&path)
+            open_trusted(&path)
         };
         for mode in [0o700, 0o755, 0o1777] {
             with_mode(mode).unwrap();
@@ -203,7 +208,7 @@ mod tests {
             (&above, "a directory above it belongs"),
         ] {
             if chown(changed, Some(12_345), None).is_ok() {
-                let problem = open_guarded(&path).unwrap_err();
+                let problem = open_trusted(&path).unwrap_err();
                 assert!(problem.contains(told) && problem.contains("12345"), "{problem}");
                 chown(changed, Some(own), None).unwrap();
             }
@@ -223,13 +228,13 @@ mod tests {
         symlink(volume.join("keys.toml"), folder.path().join("link")).unwrap();
         symlink("volume/../volume/./keys.toml", folder.path().join("detour")).unwrap();
         for path in ["volume/keys.toml", "link", "detour"] {
-            let file = open_guarded(&folder.path().join(path)).unwrap();
+            let file = open_trusted(&folder.path().join(path)).unwrap();
             assert_eq!(io::read_to_string(file).unwrap(), "first", "{path}");
         }
         let own = geteuid().as_raw();
         let link = volume.join("..data");
         if lchown(&link, Some(12_345), None).is_ok() {
-            let problem = open_guarded(&volume.join("keys.toml")).unwrap_err();
+            let problem = open_trusted(&volume.join("keys.toml")).unwrap_err();
             assert!(problem.contains("a link that leads to it belongs"), "{problem}");
             lchown(&link, Some(own), None).unwrap();
         }
@@ -238,16 +243,16 @@ mod tests {
         fs::create_dir(&open_to_all).unwrap();
         fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o777)).unwrap();
         symlink(volume.join("keys.toml"), open_to_all.join("keys.toml")).unwrap();
-        let problem = open_guarded(&open_to_all.join("keys.toml")).unwrap_err();
+        let problem = open_trusted(&open_to_all.join("keys.toml")).unwrap_err();
         assert!(problem.contains("chmod go-w"), "{problem}");
         symlink("loop", folder.path().join("loop")).unwrap();
         for (path, told) in [
             ("loop", "too many links"),
-            ("volume", NO_FILE),
+            ("volume", NOT_A_FILE),
             ("none/keys.toml", "jig key new"),
             ("volume/keys.toml/x", "ot a directory"),
         ] {
-            let problem = open_guarded(&folder.path().join(path)).unwrap_err();
+            let problem = open_trusted(&folder.path().join(path)).unwrap_err();
             assert!(problem.contains(told), "{path}: {problem}");
         }
     }
@@ -258,13 +263,13 @@ mod tests {
         let [path, other] = ["keys.toml", "other"].map(|name| folder.path().join(name));
         fs::write(&path, "right").unwrap();
         fs::write(&other, "wrong").unwrap();
-        let file = open_guarded(&path).unwrap();
+        let file = open_trusted(&path).unwrap();
         fs::rename(&other, &path).unwrap();
         assert_eq!(io::read_to_string(file).unwrap(), "right");
         // Nobody is waited for who might write.
         let fifo = folder.path().join("fifo");
         rustix::fs::mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
-        assert_eq!(open_guarded(&fifo).unwrap_err(), NO_FILE);
-        assert_eq!(open(&fifo).unwrap_err(), NO_FILE);
+        assert_eq!(open_trusted(&fifo).unwrap_err(), NOT_A_FILE);
+        assert_eq!(open(&fifo).unwrap_err(), NOT_A_FILE);
     }
 }

@@ -8,31 +8,31 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
 /// What every key begins with, so that scanners find those that were published by mistake.
-pub(super) const PREFIX: &str = "jig_";
+pub(super) const KEY_PREFIX: &str = "jig_";
 /// Random bytes of a key.
-const BYTES: usize = 32;
+const KEY_RANDOM_BYTES: usize = 32;
 
 /// A key. It is shown once, to who asked for it.
-pub(crate) struct Secret(String);
+pub(crate) struct SecretKey(String);
 
 /// SHA-256 of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Digest([u8; 32]);
+pub(crate) struct KeyDigest([u8; 32]);
 
-impl Secret {
+impl SecretKey {
     /// Makes one.
     pub(crate) fn generate() -> std::io::Result<Self> {
-        let mut bytes = [0; BYTES];
+        let mut bytes = [0; KEY_RANDOM_BYTES];
         // So few are never cut short (getrandom(2)).
-        if getrandom(&mut bytes, GetRandomFlags::empty())? != BYTES {
+        if getrandom(&mut bytes, GetRandomFlags::empty())? != KEY_RANDOM_BYTES {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        Ok(Self(format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(bytes))))
+        Ok(Self(format!("{KEY_PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(bytes))))
     }
 
     /// What it is known by.
-    pub(crate) fn digest(&self) -> Digest {
-        Digest::of(self.0.as_bytes())
+    pub(crate) fn digest(&self) -> KeyDigest {
+        KeyDigest::from_key(self.0.as_bytes())
     }
 
     /// The key as text.
@@ -41,33 +41,33 @@ impl Secret {
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
     }
 }
 
 /// A name of a key file, as problems show it, unless it may be a key that was put in the wrong place.
-pub(crate) fn shown(name: &str) -> String {
-    match name.contains(PREFIX) {
+pub(crate) fn redacted_name(name: &str) -> String {
+    match name.contains(KEY_PREFIX) {
         true => "(what may be a key is not shown)".to_owned(),
         false => format!("{name:?}"),
     }
 }
 
-impl Digest {
+impl KeyDigest {
     /// Of what was shown as a key.
-    pub(crate) fn of(shown: &[u8]) -> Self {
+    pub(crate) fn from_key(shown: &[u8]) -> Self {
         Self(Sha256::digest(shown).into())
     }
 
     /// Whether both are the same. Takes as long if they differ early as if they differ late.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn constant_time_eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 
     /// It as bytes.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
@@ -89,7 +89,7 @@ impl Digest {
     }
 }
 
-impl fmt::Display for Digest {
+impl fmt::Display for KeyDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
@@ -101,24 +101,24 @@ mod tests {
 
     #[test]
     fn a_key_is_known_by_its_digest_and_shown_to_nobody() {
-        let [one, other] = [0, 1].map(|_| Secret::generate().unwrap());
+        let [one, other] = [0, 1].map(|_| SecretKey::generate().unwrap());
         assert_ne!(one.reveal(), other.reveal());
-        assert_eq!(one.reveal().len(), PREFIX.len() + 43);
+        assert_eq!(one.reveal().len(), KEY_PREFIX.len() + 43);
         assert!(!format!("{one:?}").contains(one.reveal()));
         let digest = one.digest();
-        assert_eq!(Digest::parse(&digest.to_string()), Some(digest));
-        assert!(digest.is(&Digest::of(one.reveal().as_bytes())));
-        assert!(!digest.is(&other.digest()));
+        assert_eq!(KeyDigest::parse(&digest.to_string()), Some(digest));
+        assert!(digest.constant_time_eq(&KeyDigest::from_key(one.reveal().as_bytes())));
+        assert!(!digest.constant_time_eq(&other.digest()));
     }
 
     #[test]
     fn only_64_digits_are_a_digest() {
         // SHA-256 of "abc", FIPS 180-4.
         let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(Digest::parse(text), Some(Digest::of(b"abc")));
-        assert_eq!(Digest::parse(&text.to_uppercase()), Some(Digest::of(b"abc")));
+        assert_eq!(KeyDigest::parse(text), Some(KeyDigest::from_key(b"abc")));
+        assert_eq!(KeyDigest::parse(&text.to_uppercase()), Some(KeyDigest::from_key(b"abc")));
         for bad in ["", &text[1..], &format!("{text}0"), &text.replace('b', "+")] {
-            assert_eq!(Digest::parse(bad), None, "{bad}");
+            assert_eq!(KeyDigest::parse(bad), None, "{bad}");
         }
     }
 }

@@ -3,17 +3,17 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::template::is_name;
+use super::template::is_param_name;
 
 /// Largest schema, in bytes as JSON: models are told it with each request.
-const LARGEST: usize = 64 << 10;
+const MAX_SCHEMA_BYTES: usize = 64 << 10;
 /// Most that a value may have to be compared with: schemas, values of enums and names.
-const MOST_PARTS: usize = 4096;
+const MAX_VALIDATION_COST: usize = 4096;
 /// Deepest that schemas may be in one another.
-const DEEPEST: usize = 32;
+const MAX_SCHEMA_DEPTH: usize = 32;
 /// What parameters may say beside what each of them is: vendors take nothing else there, and arguments have no use
 /// for parameters without names.
-const OUTERMOST: [&str; 9] = [
+const ROOT_KEYWORDS: [&str; 9] = [
     "$comment",
     "$defs",
     "$schema",
@@ -25,13 +25,13 @@ const OUTERMOST: [&str; 9] = [
     "type",
 ];
 /// The only version of JSON Schema.
-const VERSION: &str = "https://json-schema.org/draft/2020-12/schema";
+const META_SCHEMA_URI: &str = "https://json-schema.org/draft/2020-12/schema";
 /// Keywords with schemas, by what these are in.
-const WITH_ONE: [&str; 4] = ["additionalProperties", "items", "not", "propertyNames"];
-const WITH_NAMED: [&str; 2] = ["patternProperties", "properties"];
-const WITH_SEVERAL: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+const SUBSCHEMA_KEYWORDS: [&str; 4] = ["additionalProperties", "items", "not", "propertyNames"];
+const SUBSCHEMA_MAP_KEYWORDS: [&str; 2] = ["patternProperties", "properties"];
+const SUBSCHEMA_LIST_KEYWORDS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 /// Keywords that only tell.
-const TELLING: [&str; 9] = [
+const ANNOTATION_KEYWORDS: [&str; 9] = [
     "$comment",
     "default",
     "deprecated",
@@ -43,7 +43,7 @@ const TELLING: [&str; 9] = [
     "format",
 ];
 /// All others, of draft 2020-12.
-const OTHERS: [&str; 20] = [
+const ASSERTION_KEYWORDS: [&str; 20] = [
     "type",
     "enum",
     "const",
@@ -68,30 +68,30 @@ const OTHERS: [&str; 20] = [
 
 /// The schema of the parameters of a tool.
 #[derive(Debug, Clone)]
-pub(crate) struct Schema {
+pub(crate) struct ToolSchema {
     /// As models are told it.
     pub(crate) fields: Map<String, Json>,
     /// With how much a value may have to be compared, at most.
-    pub(crate) parts: usize,
+    pub(crate) validation_cost: usize,
 }
 
 /// Reads a schema: that of an object, without other parameters than those that it names.
-pub(super) fn read(written: &toml::Table, report: &mut impl FnMut(String)) -> Schema {
+pub(super) fn parse_schema(written: &toml::Table, report: &mut impl FnMut(String)) -> ToolSchema {
     let mut root = Map::new();
     for (name, value) in written {
-        match json(value) {
+        match toml_to_json(value) {
             Ok(value) => {
                 root.insert(name.clone(), value);
             }
             Err(problem) => report(format!("schema.{name}: {problem}")),
         }
     }
-    let outermost = Outermost(root);
+    let outermost = RootSchema(root);
     outermost.check(report);
-    let mut reader = Reader {
+    let mut reader = SchemaInliner {
         root: Json::Object(outermost.0.clone()),
-        open: Vec::new(),
-        parts: 0,
+        open_refs: Vec::new(),
+        cost: 0,
         problems: Vec::new(),
     };
     let properties = outermost.0.get("properties").and_then(Json::as_object);
@@ -103,14 +103,14 @@ pub(super) fn read(written: &toml::Table, report: &mut impl FnMut(String)) -> Sc
             if !schema.is_object() {
                 reader.report(&place, "give a table for each parameter");
             }
-            (name.clone(), reader.inlined(schema, &place, 0))
+            (name.clone(), reader.inline(schema, &place, 0))
         })
         .collect();
-    let parts = reader.parts + properties.len();
+    let parts = reader.cost + properties.len();
     for problem in reader.problems {
         report(problem);
     }
-    for name in properties.keys().filter(|name| !is_name(name)) {
+    for name in properties.keys().filter(|name| !is_param_name(name)) {
         report(format!("schema.properties.{name}: names of parameters have letters, digits and _"));
     }
     let mut fields = Map::new();
@@ -123,25 +123,25 @@ pub(super) fn read(written: &toml::Table, report: &mut impl FnMut(String)) -> Sc
     }
     fields.insert("additionalProperties".to_owned(), false.into());
     let bytes = Json::Object(fields.clone()).to_string().len();
-    if bytes > LARGEST {
+    if bytes > MAX_SCHEMA_BYTES {
         report(format!(
-            "schema: it has {bytes} bytes as JSON, with what it refers to; {LARGEST} are the most"
+            "schema: it has {bytes} bytes as JSON, with what it refers to; {MAX_SCHEMA_BYTES} are the most"
         ));
     }
-    Schema { fields, parts }
+    ToolSchema { fields, validation_cost: parts }
 }
 
 /// What a table says of the parameters together.
-struct Outermost(Map<String, Json>);
+struct RootSchema(Map<String, Json>);
 
-impl Outermost {
+impl RootSchema {
     fn check(&self, report: &mut impl FnMut(String)) {
         let fields = &self.0;
         for name in fields.keys() {
-            if !OUTERMOST.contains(&name.as_str()) {
+            if !ROOT_KEYWORDS.contains(&name.as_str()) {
                 report(format!(
                     "schema.{name}: say it of a parameter, in schema.properties: of all of them together there can be {}",
-                    OUTERMOST.join(", ")
+                    ROOT_KEYWORDS.join(", ")
                 ));
             }
         }
@@ -155,8 +155,8 @@ impl Outermost {
                     .to_owned(),
             );
         }
-        if !is("$schema", VERSION.into()) {
-            report(format!("schema.$schema: there is {VERSION:?} only"));
+        if !is("$schema", META_SCHEMA_URI.into()) {
+            report(format!("schema.$schema: there is {META_SCHEMA_URI:?} only"));
         }
         let properties = fields.get("properties");
         if properties.is_some_and(|properties| !properties.is_object()) {
@@ -174,32 +174,32 @@ impl Outermost {
     }
 }
 
-struct Reader {
+struct SchemaInliner {
     root: Json,
     /// References that lead here.
-    open: Vec<String>,
-    parts: usize,
+    open_refs: Vec<String>,
+    cost: usize,
     problems: Vec<String>,
 }
 
-impl Reader {
+impl SchemaInliner {
     fn report(&mut self, place: &str, text: &str) {
         self.problems.push(format!("{place}: {text}"));
     }
 
     /// The same without references.
-    fn inlined(&mut self, schema: &Json, place: &str, depth: usize) -> Json {
+    fn inline(&mut self, schema: &Json, place: &str, depth: usize) -> Json {
         let Json::Object(schema) = schema else {
             if !schema.is_boolean() {
                 self.report(place, "a schema is a table");
             }
             return schema.clone();
         };
-        self.parts += 1;
-        if self.parts > MOST_PARTS || depth > DEEPEST {
+        self.cost += 1;
+        if self.cost > MAX_VALIDATION_COST || depth > MAX_SCHEMA_DEPTH {
             if self.problems.is_empty() {
                 let text = format!(
-                    "the schema has more than {MOST_PARTS} parts, or more than {DEEPEST} in one another, with what it refers to"
+                    "the schema has more than {MAX_VALIDATION_COST} parts, or more than {MAX_SCHEMA_DEPTH} in one another, with what it refers to"
                 );
                 self.report(place, &text);
             }
@@ -211,19 +211,19 @@ impl Reader {
                 continue;
             }
             let below = format!("{place}.{keyword}");
-            let value = self.keyword(keyword, value, &below, depth);
+            let value = self.inline_keyword(keyword, value, &below, depth);
             read.insert(keyword.clone(), value);
         }
         let Some(reference) = schema.get("$ref") else {
             return read.into();
         };
-        let Some(target) = self.target(reference, place, depth) else {
+        let Some(target) = self.resolve_ref(reference, place, depth) else {
             return read.into();
         };
         let Json::Object(mut target) = target else {
             return target;
         };
-        if read.keys().all(|name| TELLING.contains(&name.as_str())) {
+        if read.keys().all(|name| ANNOTATION_KEYWORDS.contains(&name.as_str())) {
             target.extend(read);
             return target.into();
         }
@@ -231,19 +231,19 @@ impl Reader {
         read.into()
     }
 
-    fn keyword(&mut self, keyword: &str, value: &Json, place: &str, depth: usize) -> Json {
+    fn inline_keyword(&mut self, keyword: &str, value: &Json, place: &str, depth: usize) -> Json {
         match value {
-            _ if WITH_ONE.contains(&keyword) => self.inlined(value, place, depth + 1),
-            Json::Object(named) if WITH_NAMED.contains(&keyword) => {
+            _ if SUBSCHEMA_KEYWORDS.contains(&keyword) => self.inline(value, place, depth + 1),
+            Json::Object(named) if SUBSCHEMA_MAP_KEYWORDS.contains(&keyword) => {
                 let read = named.iter().map(|(name, schema)| {
                     let place = format!("{place}.{name}");
-                    (name.clone(), self.inlined(schema, &place, depth + 1))
+                    (name.clone(), self.inline(schema, &place, depth + 1))
                 });
                 Json::Object(read.collect())
             }
-            Json::Array(several) if WITH_SEVERAL.contains(&keyword) => {
+            Json::Array(several) if SUBSCHEMA_LIST_KEYWORDS.contains(&keyword) => {
                 let read = several.iter().enumerate().map(|(index, schema)| {
-                    self.inlined(schema, &format!("{place}[{index}]"), depth + 1)
+                    self.inline(schema, &format!("{place}[{index}]"), depth + 1)
                 });
                 read.collect()
             }
@@ -253,13 +253,14 @@ impl Reader {
             | Json::String(_)
             | Json::Array(_)
             | Json::Object(_) => {
-                let is_known = TELLING.contains(&keyword) || OTHERS.contains(&keyword);
+                let is_known =
+                    ANNOTATION_KEYWORDS.contains(&keyword) || ASSERTION_KEYWORDS.contains(&keyword);
                 if !is_known {
                     let text = "is not known here, or is no table or list of schemas: of draft 2020-12, what depends on other values is not";
                     self.report(place, text);
                 }
                 if let ("enum" | "required", Json::Array(values)) = (keyword, value) {
-                    self.parts += values.len();
+                    self.cost += values.len();
                 }
                 value.clone()
             }
@@ -267,7 +268,7 @@ impl Reader {
     }
 
     /// What a reference leads to, without references.
-    fn target(&mut self, reference: &Json, place: &str, depth: usize) -> Option<Json> {
+    fn resolve_ref(&mut self, reference: &Json, place: &str, depth: usize) -> Option<Json> {
         let reference = reference.as_str().unwrap_or_default().to_owned();
         let target =
             reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).cloned();
@@ -276,22 +277,22 @@ impl Reader {
             self.report(place, &text);
             return None;
         };
-        if self.open.contains(&reference) {
+        if self.open_refs.contains(&reference) {
             let text = format!(
                 "$ref {reference:?} leads to what contains it: write down as many levels as are meant"
             );
             self.report(place, &text);
             return None;
         }
-        self.open.push(reference);
-        let read = self.inlined(&target, place, depth + 1);
-        self.open.pop();
+        self.open_refs.push(reference);
+        let read = self.inline(&target, place, depth + 1);
+        self.open_refs.pop();
         Some(read)
     }
 }
 
 /// A value of the file as JSON.
-fn json(value: &toml::Value) -> Result<Json, String> {
+fn toml_to_json(value: &toml::Value) -> Result<Json, String> {
     Ok(match value {
         toml::Value::String(text) => text.as_str().into(),
         toml::Value::Integer(number) => (*number).into(),
@@ -301,9 +302,12 @@ fn json(value: &toml::Value) -> Result<Json, String> {
         toml::Value::Datetime(time) => {
             return Err(format!("{time}: JSON has no times; write it as a text"));
         }
-        toml::Value::Array(items) => Json::Array(items.iter().map(json).collect::<Result<_, _>>()?),
+        toml::Value::Array(items) => {
+            Json::Array(items.iter().map(toml_to_json).collect::<Result<_, _>>()?)
+        }
         toml::Value::Table(fields) => {
-            let fields = fields.iter().map(|(name, value)| Ok((name.clone(), json(value)?)));
+            let fields =
+                fields.iter().map(|(name, value)| Ok((name.clone(), toml_to_json(value)?)));
             Json::Object(fields.collect::<Result<_, String>>()?)
         }
     })

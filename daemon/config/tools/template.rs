@@ -11,29 +11,29 @@ use serde_json::{Map, Value as Json};
 
 /// One argument, or several, as they are written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Template {
+pub(crate) enum ArgTemplate {
     /// One.
-    One(Vec<Piece>),
+    Single(Vec<TemplateSegment>),
     /// One for each element of a list.
-    Each(String),
+    Spread(String),
 }
 
 /// A part of an argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Piece {
+pub(crate) enum TemplateSegment {
     /// As it is.
     Text(String),
     /// What a parameter is.
     Parameter(String),
 }
 
-impl Template {
+impl ArgTemplate {
     /// Reads a template; answers what is wrong with it.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if let Some(name) = text.strip_prefix('{').and_then(|text| text.strip_suffix("...}"))
-            && is_name(name)
+            && is_param_name(name)
         {
-            return Ok(Self::Each(name.to_owned()));
+            return Ok(Self::Spread(name.to_owned()));
         }
         let mut pieces = Vec::new();
         let mut plain = String::new();
@@ -55,15 +55,15 @@ impl Template {
                             }
                         }
                     }
-                    if !is_name(&name) {
+                    if !is_param_name(&name) {
                         return Err(format!(
                             "{text:?} has {{{name}}}, which names no parameter: letters, digits and _; {{name...}} stands alone"
                         ));
                     }
                     if !plain.is_empty() {
-                        pieces.push(Piece::Text(std::mem::take(&mut plain)));
+                        pieces.push(TemplateSegment::Text(std::mem::take(&mut plain)));
                     }
-                    pieces.push(Piece::Parameter(name));
+                    pieces.push(TemplateSegment::Parameter(name));
                 }
                 '}' => {
                     return Err(format!(
@@ -74,65 +74,65 @@ impl Template {
             }
         }
         if !plain.is_empty() || pieces.is_empty() {
-            pieces.push(Piece::Text(plain));
+            pieces.push(TemplateSegment::Text(plain));
         }
-        Ok(Self::One(pieces))
+        Ok(Self::Single(pieces))
     }
 
     /// The parameters that it names, in their order.
-    pub(crate) fn names(&self) -> Vec<&str> {
+    pub(crate) fn param_names(&self) -> Vec<&str> {
         match self {
-            Self::Each(name) => vec![name],
-            Self::One(pieces) => pieces
+            Self::Spread(name) => vec![name],
+            Self::Single(pieces) => pieces
                 .iter()
                 .filter_map(|piece| match piece {
-                    Piece::Parameter(name) => Some(name.as_str()),
-                    Piece::Text(_) => None,
+                    TemplateSegment::Parameter(name) => Some(name.as_str()),
+                    TemplateSegment::Text(_) => None,
                 })
                 .collect(),
         }
     }
 
     /// The text, where no parameter is in it.
-    pub(super) fn plain(&self) -> Option<&str> {
+    pub(super) fn literal(&self) -> Option<&str> {
         match self {
-            Self::One(pieces) => match pieces.as_slice() {
-                [Piece::Text(text)] => Some(text),
+            Self::Single(pieces) => match pieces.as_slice() {
+                [TemplateSegment::Text(text)] => Some(text),
                 _ => None,
             },
-            Self::Each(_) => None,
+            Self::Spread(_) => None,
         }
     }
 
     /// Whether what comes behind it is no option any more (POSIX, Utility Syntax Guideline 10).
     pub(crate) fn is_end_of_options(&self) -> bool {
-        self.plain() == Some("--")
+        self.literal() == Some("--")
     }
 
     /// The parameter that an argument begins with, which may make an option of it.
-    pub(crate) fn first(&self) -> Option<&str> {
+    pub(crate) fn leading_param(&self) -> Option<&str> {
         match self {
-            Self::Each(name) => Some(name),
-            Self::One(pieces) => match pieces.first() {
-                Some(Piece::Parameter(name)) => Some(name),
-                Some(Piece::Text(_)) | None => None,
+            Self::Spread(name) => Some(name),
+            Self::Single(pieces) => match pieces.first() {
+                Some(TemplateSegment::Parameter(name)) => Some(name),
+                Some(TemplateSegment::Text(_)) | None => None,
             },
         }
     }
 
     /// The arguments with these parameters.
-    pub(crate) fn fill(&self, params: &Map<String, Json>) -> Vec<String> {
+    pub(crate) fn render(&self, params: &Map<String, Json>) -> Vec<String> {
         let given = |name: &str| params.get(name).filter(|value| !value.is_null());
         match self {
-            Self::Each(name) => match given(name) {
-                Some(Json::Array(items)) => items.iter().map(written).collect(),
-                Some(other) => vec![written(other)],
+            Self::Spread(name) => match given(name) {
+                Some(Json::Array(items)) => items.iter().map(value_text).collect(),
+                Some(other) => vec![value_text(other)],
                 None => Vec::new(),
             },
-            Self::One(pieces) => {
+            Self::Single(pieces) => {
                 let filled = pieces.iter().map(|piece| match piece {
-                    Piece::Text(text) => Some(text.clone()),
-                    Piece::Parameter(name) => given(name).map(written),
+                    TemplateSegment::Text(text) => Some(text.clone()),
+                    TemplateSegment::Parameter(name) => given(name).map(value_text),
                 });
                 filled.collect::<Option<String>>().into_iter().collect()
             }
@@ -141,11 +141,11 @@ impl Template {
 }
 
 /// Whether a parameter may be called so.
-pub(super) fn is_name(name: &str) -> bool {
+pub(super) fn is_param_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-fn written(value: &Json) -> String {
+fn value_text(value: &Json) -> String {
     match value {
         Json::String(text) => text.clone(),
         Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
@@ -161,8 +161,8 @@ mod tests {
     use super::*;
 
     fn filled(templates: &[&str], params: Json) -> Vec<String> {
-        let templates = templates.iter().map(|text| Template::parse(text).unwrap());
-        templates.flat_map(|template| template.fill(params.as_object().unwrap())).collect()
+        let templates = templates.iter().map(|text| ArgTemplate::parse(text).unwrap());
+        templates.flat_map(|template| template.render(params.as_object().unwrap())).collect()
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn what_is_no_template_is_told() {
         for text in ["{", "a}", "{a b}", "{}", "x{f...}", "{a"] {
-            let told = Template::parse(text).unwrap_err();
+            let told = ArgTemplate::parse(text).unwrap_err();
             assert!(told.contains(text), "{told}");
         }
     }

@@ -6,47 +6,51 @@ use serde_json::{Value as Json, json};
 
 use super::{
     super::{
-        parameter::Params,
-        vocabulary::{Answering, Call, Tools},
+        parameter::DialectParams,
+        vocabulary::{CanonicalCall, CanonicalTools, DialectResponseFuture},
     },
-    output::{Output, failed},
+    output::{CliOutput, failure_response},
 };
 use crate::daemon::error::{Error, Reason};
 
 /// Most bytes of a page.
-const LARGEST: u64 = 1 << 20;
-const TOO_LARGE: &str = "Error: Response too large (>1MB), truncating";
+const MAX_PAGE_BYTES: u64 = 1 << 20;
+const TRUNCATION_WARNING: &str = "Error: Response too large (>1MB), truncating";
 
-pub(super) fn page(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn fetch_webpage(
+    params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let (url, limit) = (params.str("url"), params.seconds("timeout_seconds"));
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "fetch_url",
             json!({
                 "url": url,
                 "timeout_sec": limit.as_secs(),
                 "format": "FETCH_FORMAT_MARKDOWN",
-                "max_bytes": LARGEST,
+                "max_bytes": MAX_PAGE_BYTES,
             }),
         )
-        .naming(&[("timeout_sec", "timeout_seconds")]);
+        .with_aliases(&[("timeout_sec", "timeout_seconds")]);
         let mut fetched = match tools.call(call).await {
             Ok(fetched) => fetched,
             Err(error) => {
-                let Some((code, output, suggestion)) = why(&error, limit.as_secs()) else {
+                let Some((code, output, suggestion)) = explain_failure(&error, limit.as_secs())
+                else {
                     return Err(error);
                 };
-                return Ok(failed(since, code, &output, suggestion, Json::Null));
+                return Ok(failure_response(since, code, &output, suggestion, Json::Null));
             }
         };
         let size = fetched.count("content_length");
         let warnings = match fetched.flag("truncated") {
-            true => vec![TOO_LARGE.to_owned()],
+            true => vec![TRUNCATION_WARNING.to_owned()],
             false => Vec::new(),
         };
-        let output = Output {
-            output: format!("Fetched content from {url} ({})", shown(size)),
+        let output = CliOutput {
+            output: format!("Fetched content from {url} ({})", format_size(size)),
             metadata: json!({
                 "url": url,
                 "status_code": fetched.count("status_code"),
@@ -55,20 +59,20 @@ pub(super) fn page(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "content": fetched.take("content"),
             }),
             warnings,
-            ..Output::default()
+            ..CliOutput::default()
         };
-        Ok(output.answer(since))
+        Ok(output.into_response(since))
     })
 }
 
 /// How it is told that a page could not be fetched: as programs tell it, as people read it, and what they should
 /// do. Nothing of what is about the call itself.
-fn why(error: &Error, seconds: u64) -> Option<(&'static str, String, &'static str)> {
+fn explain_failure(error: &Error, seconds: u64) -> Option<(&'static str, String, &'static str)> {
     let of = |name: &str| {
         let found = error.metadata.iter().find(|(own, _)| own == name);
         found.map(|(_, value)| value.as_str())
     };
-    let told = if error.reason == Reason::InvalidParams {
+    let explanation = if error.reason == Reason::InvalidParams {
         (
             "invalid_url",
             "Invalid URL format".to_owned(),
@@ -95,11 +99,11 @@ fn why(error: &Error, seconds: u64) -> Option<(&'static str, String, &'static st
     } else {
         return None;
     };
-    Some(told)
+    Some(explanation)
 }
 
 /// A size as people read it.
-fn shown(bytes: u64) -> String {
+fn format_size(bytes: u64) -> String {
     const KIB: u64 = 1024;
     // Tenths, rounded.
     let tenths = |unit: u64| (bytes * 10 + unit / 2) / unit;
@@ -125,7 +129,7 @@ mod tests {
             (1 << 20, "1.0 MB"),
             ((1 << 20) - 1, "1.0 MB"),
         ] {
-            assert_eq!(shown(bytes), expected);
+            assert_eq!(format_size(bytes), expected);
         }
     }
 }

@@ -6,67 +6,73 @@ use serde_json::{Value as Json, json};
 
 use super::{
     super::{
-        answer::Answer,
-        parameter::Params,
-        place::inside,
-        said::Said,
-        vocabulary::{Answering, Call, Tools},
+        answer::DialectResponse,
+        parameter::DialectParams,
+        place::reject_drive_path,
+        said::DialectInvocation,
+        vocabulary::{CanonicalCall, CanonicalTools, DialectResponseFuture},
     },
-    output::{Output, failed},
+    output::{CliOutput, failure_response},
 };
 use crate::daemon::error::{Error, Reason};
 
 /// Largest file that is written: 10 MB.
-const MOST_BYTES: usize = 10 << 20;
+const MAX_WRITE_BYTES: usize = 10 << 20;
 /// Most bytes of a file in one result: as text and as data they fit into a message, so that no lines are missing in the
 /// middle.
 const MOST_READ: usize = 1 << 20;
 /// Bytes of a file that is no text that are shown.
-const SHOWN: usize = 1024;
+const BINARY_PREVIEW_BYTES: usize = 1024;
 /// Bytes in a line of these.
-const IN_LINE: usize = 16;
+const HEX_BYTES_PER_LINE: usize = 16;
 /// Entries of a page of a directory.
-const PAGE: u32 = 1000;
+const PAGE_ENTRIES: u32 = 1000;
 /// Longest text that an error repeats.
-const LONGEST: usize = 100;
+const MAX_QUOTED_CHARS: usize = 100;
 
-pub(super) fn create(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn create(
+    mut params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let content = params.take("content");
         let path = params.str("path");
-        inside(path)?;
+        reject_drive_path(path)?;
         let bytes = content.as_str().map_or(0, str::len);
-        if bytes > MOST_BYTES {
+        if bytes > MAX_WRITE_BYTES {
             let text = format!("Content of {bytes} bytes is too large (limit 10MB)");
             let suggestion = "Create the file with less, and add the rest by other means";
-            return Ok(failed(since, "content_too_large", &text, suggestion, Json::Null));
+            return Ok(failure_response(since, "content_too_large", &text, suggestion, Json::Null));
         }
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "write_file",
             json!({ "path": path, "content": content, "mode": "WRITE_MODE_CREATE_NEW" }),
         );
         let written = tools.call(call).await?;
         let bytes = written.count("bytes_written");
-        let output = Output {
+        let output = CliOutput {
             output: format!("Created file: {path} ({bytes} bytes)"),
             files_affected: vec![path.to_owned()],
-            ..Output::default()
+            ..CliOutput::default()
         };
-        Ok(output.answer(since))
+        Ok(output.into_response(since))
     })
 }
 
-pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn read(
+    params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let path = params.str("path");
-        inside(path)?;
+        reject_drive_path(path)?;
         // From the first line on: a long file is read whole, too.
         let from = params.integer("start_line").unwrap_or(1);
         let to = params.integer("end_line");
         let is_backwards = to.is_some_and(|to| to < from);
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "read_file",
             match is_backwards {
                 // To say how many lines there are.
@@ -81,14 +87,14 @@ pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         );
         let read = match tools.call(call).await {
             Err(error) if error.reason == Reason::BinaryFile => {
-                return binary(path, since, tools).await;
+                return preview_binary(path, since, tools).await;
             }
             read => read?,
         };
         if is_backwards {
             let lines = read.count("total_lines").to_string();
             let error = Error::new(Reason::LineRangeInvalid, "end_line is before start_line");
-            return Err(error.with("total_lines", lines));
+            return Err(error.with_metadata("total_lines", lines));
         }
         let (first, mut last) = (read.count("start_line"), read.count("end_line"));
         let whole = read.content();
@@ -117,7 +123,7 @@ pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             0 => 0,
             _ => (last + 1).saturating_sub(first),
         };
-        let output = Output {
+        let output = CliOutput {
             output: format!("Contents of {path} (lines {first}-{last}):\n{content}"),
             metadata: json!({
                 "total_lines": read.count("total_lines"),
@@ -125,34 +131,38 @@ pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "file_size_bytes": bytes,
             }),
             warnings,
-            ..Output::default()
+            ..CliOutput::default()
         };
-        Ok(Answer { is_cut: read.flag("truncated"), ..output.answer(since) })
+        Ok(DialectResponse { is_truncated: read.flag("truncated"), ..output.into_response(since) })
     })
 }
 
 /// The beginning of a file that is no text.
-async fn binary(path: &str, since: Instant, tools: &mut dyn Tools) -> Result<Answer, Error> {
-    let call = Call::new(
+async fn preview_binary(
+    path: &str,
+    since: Instant,
+    tools: &mut dyn CanonicalTools,
+) -> Result<DialectResponse, Error> {
+    let call = CanonicalCall::new(
         "read_file",
-        json!({ "path": path, "encoding": "ENCODING_BASE64", "max_bytes": SHOWN }),
+        json!({ "path": path, "encoding": "ENCODING_BASE64", "max_bytes": BINARY_PREVIEW_BYTES }),
     );
     let read = tools.call(call).await?;
     let bytes = read.bytes("content")?;
-    let output = Output {
+    let output = CliOutput {
         heading: Some("Warning: File appears to be binary, displaying first 1KB as hex"),
-        output: hex(&bytes),
+        output: hex_dump(&bytes),
         metadata: json!({ "is_binary": true, "file_size_bytes": read.count("size_bytes") }),
-        ..Output::default()
+        ..CliOutput::default()
     };
-    Ok(output.answer(since))
+    Ok(output.into_response(since))
 }
 
-fn hex(bytes: &[u8]) -> String {
+fn hex_dump(bytes: &[u8]) -> String {
     let mut text = String::new();
-    for (number, line) in bytes.chunks(IN_LINE).enumerate() {
+    for (number, line) in bytes.chunks(HEX_BYTES_PER_LINE).enumerate() {
         // Writing to a text does not fail.
-        let _written = write!(text, "{:08x} ", number * IN_LINE);
+        let _written = write!(text, "{:08x} ", number * HEX_BYTES_PER_LINE);
         for byte in line {
             let _written = write!(text, " {byte:02x}");
         }
@@ -161,7 +171,10 @@ fn hex(bytes: &[u8]) -> String {
     text
 }
 
-pub(super) fn replace(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn replace(
+    mut params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let (old, new) = (params.take("old_string"), params.take("new_string"));
@@ -169,14 +182,14 @@ pub(super) fn replace(mut params: Params, tools: &mut dyn Tools) -> Answering<'_
             return Err(Error::invalid_field("old_string", "must not be empty"));
         }
         let path = params.str("path");
-        inside(path)?;
+        reject_drive_path(path)?;
         let edit = json!({
             "old_string": old,
             "new_string": new,
             "occurrence": "OCCURRENCE_FIRST",
         });
-        let call = Call::new("edit_file", json!({ "path": path, "edits": [edit] }))
-            .naming(&[("edits[0].", "")]);
+        let call = CanonicalCall::new("edit_file", json!({ "path": path, "edits": [edit] }))
+            .with_aliases(&[("edits[0].", "")]);
         let mut edited = tools.call(call).await?.objects("edits").next().unwrap_or_default();
         let found = edited.count("occurrences_found");
         let line = edited.list("lines_changed").first().and_then(Json::as_u64);
@@ -186,7 +199,7 @@ pub(super) fn replace(mut params: Params, tools: &mut dyn Tools) -> Answering<'_
                 line.unwrap_or_default()
             )
         });
-        let output = Output {
+        let output = CliOutput {
             output: format!("Replaced 1 occurrence in {path}"),
             files_affected: vec![path.to_owned()],
             metadata: json!({
@@ -195,22 +208,25 @@ pub(super) fn replace(mut params: Params, tools: &mut dyn Tools) -> Answering<'_
                 "lines_changed": edited.take("lines_changed"),
             }),
             warnings: warning.into_iter().collect(),
-            ..Output::default()
+            ..CliOutput::default()
         };
-        Ok(output.answer(since))
+        Ok(output.into_response(since))
     })
 }
 
-pub(super) fn list(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn list(
+    params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let path = params.str("path");
-        inside(path)?;
-        let call = Call::new(
+        reject_drive_path(path)?;
+        let call = CanonicalCall::new(
             "list_dir",
             json!({
                 "path": path,
-                "page_size": PAGE,
+                "page_size": PAGE_ENTRIES,
                 "page_token": params.text("page_token"),
             }),
         );
@@ -239,49 +255,54 @@ pub(super) fn list(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let mut warnings = Vec::new();
         if !next.is_empty() {
             metadata["next_page_token"] = next.into();
-            let text = format!("Warning: Showing {PAGE} entries, ask for more with page_token");
+            let text =
+                format!("Warning: Showing {PAGE_ENTRIES} entries, ask for more with page_token");
             warnings.push(text);
         }
-        let output = Output {
+        let output = CliOutput {
             output: format!("Contents of {place}:\n{files}{directories}"),
             metadata,
             warnings,
-            ..Output::default()
+            ..CliOutput::default()
         };
-        Ok(output.answer(since))
+        Ok(output.into_response(since))
     })
 }
 
-pub(super) fn create_directory(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn create_directory(
+    params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let path = params.str("path");
-        inside(path)?;
-        let made = tools.call(Call::new("create_directory", json!({ "path": path }))).await?;
+        reject_drive_path(path)?;
+        let made =
+            tools.call(CanonicalCall::new("create_directory", json!({ "path": path }))).await?;
         let created = made.list("created");
         let parents = created.len().saturating_sub(1);
         let is_new = !created.is_empty();
-        let output = Output {
+        let output = CliOutput {
             output: match is_new {
                 true => format!("Created directory: {path}"),
                 false => format!("Directory already exists: {path}"),
             },
             files_affected: is_new.then(|| path.to_owned()).into_iter().collect(),
             metadata: json!({ "created_parents": created.get(..parents) }),
-            ..Output::default()
+            ..CliOutput::default()
         };
-        Ok(output.answer(since))
+        Ok(output.into_response(since))
     })
 }
 
 /// What its tools say of an error, and what to do about it.
-pub(super) fn refusal(
+pub(super) fn explain_error(
     tool: &str,
     path: &str,
-    said: &Said,
+    invocation: &DialectInvocation,
     error: &Error,
 ) -> Option<(String, &'static str)> {
-    let told = |name: &str| {
+    let metadata_value = |name: &str| {
         let mut metadata = error.metadata.iter();
         let found = metadata.find(|(known, _)| known == name);
         found.map_or("", |(_, value)| value.as_str())
@@ -304,9 +325,9 @@ pub(super) fn refusal(
             (format!("Cannot create file '{path}' - permission denied"), other_path)
         }
         "read_file" if is(Reason::LineRangeInvalid) => {
-            let lines = told("total_lines");
-            let first = said.number("start_line", 1.0);
-            let last = match said.number("end_line", 0.0) {
+            let lines = metadata_value("total_lines");
+            let first = invocation.number("start_line", 1.0);
+            let last = match invocation.number("end_line", 0.0) {
                 0.0 => String::new(),
                 last => last.to_string(),
             };
@@ -316,7 +337,8 @@ pub(super) fn refusal(
             )
         }
         "replace_string_in_file" if is(Reason::StringNotFound) => {
-            let old: String = said.text("old_string").chars().take(LONGEST).collect();
+            let old: String =
+                invocation.text("old_string").chars().take(MAX_QUOTED_CHARS).collect();
             (
                 format!("String '{old}' not found in file"),
                 "Read the file to see what it holds, and use a string that is there",

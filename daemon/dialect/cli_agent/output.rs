@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value as Json, json};
 
 use super::super::{
-    answer::{Answer, Failure},
-    vocabulary::Invoked,
+    answer::{DialectFailure, DialectResponse},
+    vocabulary::DialectCallSummary,
 };
 
 /// What a tool has done.
 #[derive(Debug, Default)]
-pub(super) struct Output {
+pub(super) struct CliOutput {
     /// What people read.
     pub(super) output: String,
     /// Files that are others than before.
@@ -24,9 +24,9 @@ pub(super) struct Output {
     pub(super) heading: Option<&'static str>,
 }
 
-impl Output {
+impl CliOutput {
     /// What went well, in the time since then.
-    pub(super) fn answer(mut self, since: Instant) -> Answer {
+    pub(super) fn into_response(mut self, since: Instant) -> DialectResponse {
         let mut output = self.output;
         for warning in &self.warnings {
             if !output.ends_with('\n') {
@@ -42,7 +42,7 @@ impl Output {
             "success": true,
             "output": output,
             "files_affected": self.files_affected,
-            "execution_time_ms": milliseconds(since),
+            "execution_time_ms": elapsed_millis(since),
         });
         if !self.metadata.is_null() {
             data["metadata"] = self.metadata;
@@ -50,18 +50,18 @@ impl Output {
         if !self.warnings.is_empty() {
             data["warnings"] = self.warnings.into();
         }
-        Answer::data(data)
+        DialectResponse::data(data)
     }
 }
 
 /// What went wrong: how programs tell it, what people read, and what they should do.
-pub(super) fn failed(
+pub(super) fn failure_response(
     since: Instant,
     code: &str,
     output: &str,
     suggestion: &str,
     metadata: Json,
-) -> Answer {
+) -> DialectResponse {
     let message = match code {
         "file_not_found" if output.ends_with("not found") => {
             format!("{output} in working directory")
@@ -72,26 +72,26 @@ pub(super) fn failed(
         "success": false,
         "output": format!("Error: {output}"),
         "files_affected": [],
-        "execution_time_ms": milliseconds(since),
+        "execution_time_ms": elapsed_millis(since),
         "error": { "code": code, "message": message, "suggestion": suggestion },
     });
     if !metadata.is_null() {
         data["metadata"] = metadata;
     }
-    Answer {
-        failure: Some(Failure {
+    DialectResponse {
+        failure: Some(DialectFailure {
             code: code.to_owned(),
             message,
             suggestion: Some(suggestion.to_owned()),
             is_success: false,
         }),
-        ..Answer::data(data)
+        ..DialectResponse::data(data)
     }
 }
 
 /// The object of `--json`.
-pub(in crate::daemon::dialect) fn flat(
-    invoked: &Invoked<'_>,
+pub(in crate::daemon::dialect) fn flat_result(
+    invoked: &DialectCallSummary<'_>,
     data: Option<Map<String, Json>>,
 ) -> Json {
     let (of_document, other) = match data {
@@ -114,6 +114,6 @@ pub(in crate::daemon::dialect) fn flat(
     flat.into()
 }
 
-fn milliseconds(since: Instant) -> u64 {
+fn elapsed_millis(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

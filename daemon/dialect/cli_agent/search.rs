@@ -9,48 +9,51 @@ use serde_json::json;
 
 use super::{
     super::{
-        answer::Data,
+        answer::ResponseData,
         pages,
-        parameter::Params,
-        place::{below, inside},
-        said::Said,
-        vocabulary::{Answering, Call, Tools},
+        parameter::DialectParams,
+        place::{join_relative, reject_drive_path},
+        said::DialectInvocation,
+        vocabulary::{CanonicalCall, CanonicalTools, DialectResponseFuture},
     },
-    output::Output,
+    output::CliOutput,
 };
 use crate::daemon::error::{Error, Reason};
 
 /// Files that are shown, and how deep they may lie.
-const SHOWN: usize = 1000;
-const DEPTH: u32 = 20;
+const MAX_FILES_SHOWN: usize = 1000;
+const MAX_SEARCH_DEPTH: u32 = 20;
 /// Files of a page, and most pages that are counted.
-const PAGE: u32 = 10_000;
-const MOST_PAGES: usize = 100;
+const PAGE_FILES: u32 = 10_000;
+const MAX_PAGES: usize = 100;
 /// What a search of contents may take.
-const LIMIT: Duration = Duration::from_secs(30);
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) fn files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn file_search(
+    params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let (pattern, base) = (params.str("pattern"), params.str("base_path"));
-        inside(base)?;
+        reject_drive_path(base)?;
         let mut found = 0;
         let mut shown = Vec::new();
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "list_files",
             json!({
                 "root": base,
                 "glob": pattern,
-                "max_depth": DEPTH,
-                "max_results": PAGE,
+                "max_depth": MAX_SEARCH_DEPTH,
+                "max_results": PAGE_FILES,
             }),
         )
-        .naming(&[("root", "base_path"), ("glob", "pattern")]);
+        .with_aliases(&[("root", "base_path"), ("glob", "pattern")]);
         // All of them are counted, as far as that goes.
-        let counted = pages::each(tools, call, MOST_PAGES, |listed| {
+        let counted = pages::for_each_page(tools, call, MAX_PAGES, |listed| {
             found += listed.list("files").len();
-            let files = listed.texts("files").map(|file| below(base, file));
-            shown.extend(files.take(SHOWN - shown.len()));
+            let files = listed.texts("files").map(|file| join_relative(base, file));
+            shown.extend(files.take(MAX_FILES_SHOWN - shown.len()));
             ControlFlow::Continue(())
         });
         counted.await?;
@@ -60,23 +63,26 @@ pub(super) fn files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             output.push_str(file);
         }
         let warning = (found > shown.len())
-            .then(|| format!("Warning: Found {found} matches, showing first {SHOWN}"));
-        let output = Output {
+            .then(|| format!("Warning: Found {found} matches, showing first {MAX_FILES_SHOWN}"));
+        let output = CliOutput {
             output,
             metadata: json!({ "matches": found, "pattern": pattern }),
             warnings: warning.into_iter().collect(),
-            ..Output::default()
+            ..CliOutput::default()
         };
-        Ok(output.answer(since))
+        Ok(output.into_response(since))
     })
 }
 
-pub(super) fn contents(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn grep_search(
+    params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let pattern = params.str("pattern");
         let globs: Vec<_> = params.text("file_pattern").into_iter().collect();
-        let call = Call::new(
+        let call = CanonicalCall::new(
             "search",
             json!({
                 "query": pattern,
@@ -86,13 +92,13 @@ pub(super) fn contents(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "context_lines": 0,
             }),
         )
-        .naming(&[("query", "pattern"), ("globs[0]", "file_pattern")]);
-        let found = tools.call(call.within(LIMIT)).await?;
+        .with_aliases(&[("query", "pattern"), ("globs[0]", "file_pattern")]);
+        let found = tools.call(call.with_timeout(SEARCH_TIMEOUT)).await?;
         let total = found.count("total_matches");
         let mut output = format!("Found {total} matches for '{pattern}':");
         for found in found.objects("matches") {
             output.push_str("\n  ");
-            output.push_str(&line(&found));
+            output.push_str(&format_match(&found));
         }
         let shown = found.list("matches").len() as u64;
         let of_shown = (total > shown)
@@ -100,10 +106,10 @@ pub(super) fn contents(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let of_time = found.flag("timed_out").then(|| {
             format!(
                 "Warning: Search timed out after {}s, returning partial results",
-                LIMIT.as_secs()
+                SEARCH_TIMEOUT.as_secs()
             )
         });
-        let output = Output {
+        let output = CliOutput {
             output,
             metadata: json!({
                 "total_matches": total,
@@ -111,26 +117,29 @@ pub(super) fn contents(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "pattern": pattern,
             }),
             warnings: of_shown.into_iter().chain(of_time).collect(),
-            ..Output::default()
+            ..CliOutput::default()
         };
-        Ok(output.answer(since))
+        Ok(output.into_response(since))
     })
 }
 
-fn line(found: &Data) -> String {
+fn format_match(found: &ResponseData) -> String {
     let (file, line) = (found.text("file"), found.count("line"));
     format!("{file}:{line}: {}", found.text("content").trim_start())
 }
 
 /// What its tools say of an error, and what to do about it.
-pub(super) fn refusal(said: &Said, error: &Error) -> Option<(String, &'static str)> {
-    let pattern = said.text("pattern");
-    match (said.tool.as_str(), error.reason) {
+pub(super) fn explain_error(
+    invocation: &DialectInvocation,
+    error: &Error,
+) -> Option<(String, &'static str)> {
+    let pattern = invocation.text("pattern");
+    match (invocation.tool.as_str(), error.reason) {
         ("file_search", Reason::InvalidGlob) => {
             Some((format!("Invalid glob pattern '{pattern}'"), "Mend the pattern, and try again"))
         }
         ("grep_search", Reason::InvalidGlob) => Some((
-            format!("Invalid glob pattern '{}'", said.text("file_pattern")),
+            format!("Invalid glob pattern '{}'", invocation.text("file_pattern")),
             "Mend the pattern, and try again",
         )),
         ("grep_search", Reason::InvalidRegex) => {

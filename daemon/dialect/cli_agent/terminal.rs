@@ -6,22 +6,25 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{
     super::{
-        answer::Data,
-        parameter::Params,
-        vocabulary::{Answering, Call, Tools},
+        answer::ResponseData,
+        parameter::DialectParams,
+        vocabulary::{CanonicalCall, CanonicalTools, DialectResponseFuture},
     },
-    output::{Output, failed},
+    output::{CliOutput, failure_response},
 };
 
 /// What a shell exits with that does not know a command.
-const NOT_FOUND: i64 = 127;
+const EXIT_COMMAND_NOT_FOUND: i64 = 127;
 
-pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn run(
+    params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let (command, limit) = (params.str("command"), params.seconds("timeout_seconds"));
-        let call = Call::new("run", json!({ "command": command }));
-        let call = call.in_default_shell().within(limit);
+        let call = CanonicalCall::new("run", json!({ "command": command }));
+        let call = call.in_default_shell().with_timeout(limit);
         let ran = tools.call(call).await?;
         let (stdout, stderr) = (ran.text("stdout"), ran.text("stderr"));
         let mut metadata = json!({
@@ -29,26 +32,28 @@ pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             "stdout_lines": ran.count("stdout_lines"),
             "stderr_lines": ran.count("stderr_lines"),
         });
-        let warnings: Vec<_> =
-            ["stdout", "stderr"].into_iter().filter_map(|stream| shortened(&ran, stream)).collect();
+        let warnings: Vec<_> = ["stdout", "stderr"]
+            .into_iter()
+            .filter_map(|stream| truncation_warning(&ran, stream))
+            .collect();
         if !stderr.is_empty() {
             metadata["stderr"] = stderr.into();
         }
         if ran.number("exit_code") == Some(0) {
             let newline = if stdout.ends_with('\n') { "" } else { "\n" };
-            let output = Output {
+            let output = CliOutput {
                 output: format!("Command output:\n{stdout}{newline}"),
                 metadata,
                 warnings,
-                ..Output::default()
+                ..CliOutput::default()
             };
-            return Ok(output.answer(since));
+            return Ok(output.into_response(since));
         }
         if !stdout.is_empty() {
             metadata["stdout"] = stdout.into();
         }
-        let (code, output, suggestion) = why(&ran, command, limit);
-        let mut answer = failed(since, code, &output, suggestion, metadata);
+        let (code, output, suggestion) = explain_failure(&ran, command, limit);
+        let mut answer = failure_response(since, code, &output, suggestion, metadata);
         if let Some(data) = answer.data.as_mut().filter(|_| !warnings.is_empty()) {
             data.insert("warnings".to_owned(), warnings.into());
         }
@@ -57,7 +62,7 @@ pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
 }
 
 /// As [`run`] answers a command that did not exit with 0.
-pub(super) fn failure(facts: &Map<String, Json>) -> Option<&'static str> {
+pub(super) fn failure_code(facts: &Map<String, Json>) -> Option<&'static str> {
     let outcome = facts.get("outcome").and_then(Json::as_str)?;
     match (outcome, facts.get("exit_code").and_then(Json::as_i64)) {
         ("TIMED_OUT", _) => Some("timeout"),
@@ -68,13 +73,17 @@ pub(super) fn failure(facts: &Map<String, Json>) -> Option<&'static str> {
 }
 
 /// What is to be known of a stream that is not there as a whole.
-fn shortened(ran: &Data, stream: &str) -> Option<String> {
+fn truncation_warning(ran: &ResponseData, stream: &str) -> Option<String> {
     let bytes = ran.count(&format!("{stream}_bytes"));
     ran.flag(&format!("{stream}_truncated"))
         .then(|| format!("Warning: {stream} is {bytes} bytes, showing its beginning and its end"))
 }
 
-fn why(ran: &Data, command: &str, limit: Duration) -> (&'static str, String, &'static str) {
+fn explain_failure(
+    ran: &ResponseData,
+    command: &str,
+    limit: Duration,
+) -> (&'static str, String, &'static str) {
     let stderr = ran.text("stderr");
     match (ran.text("outcome"), ran.number("exit_code")) {
         ("OUTCOME_TIMED_OUT", _) => (
@@ -82,9 +91,9 @@ fn why(ran: &Data, command: &str, limit: Duration) -> (&'static str, String, &'s
             format!("Command timed out after {} seconds", limit.as_secs()),
             "Allow more time with timeout_seconds, or do less",
         ),
-        (_, Some(NOT_FOUND)) if stderr.contains("not found") => (
+        (_, Some(EXIT_COMMAND_NOT_FOUND)) if stderr.contains("not found") => (
             "command_not_found",
-            format!("Command '{}' not found", unknown(stderr, command)),
+            format!("Command '{}' not found", missing_command(stderr, command)),
             "Check the name of the command, or install it",
         ),
         (_, Some(exit_code)) => (
@@ -93,7 +102,7 @@ fn why(ran: &Data, command: &str, limit: Duration) -> (&'static str, String, &'s
             "Look at what it wrote, and mend the command",
         ),
         (_, None) => {
-            let outcome = ran.word("outcome", "OUTCOME_");
+            let outcome = ran.enum_name("outcome", "OUTCOME_");
             let signal = match ran.text("signal") {
                 "" => String::new(),
                 signal => format!(" by {signal}"),
@@ -108,7 +117,7 @@ fn why(ran: &Data, command: &str, limit: Duration) -> (&'static str, String, &'s
 }
 
 /// The command that a shell did not find: `sh: 1: NAME: not found`.
-fn unknown<'a>(stderr: &'a str, command: &'a str) -> &'a str {
+fn missing_command<'a>(stderr: &'a str, command: &'a str) -> &'a str {
     let of_shell = stderr.lines().find_map(|line| {
         let line = line
             .strip_suffix(": not found")
@@ -119,10 +128,13 @@ fn unknown<'a>(stderr: &'a str, command: &'a str) -> &'a str {
     of_shell.unwrap_or_else(first)
 }
 
-pub(super) fn last_command(_params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+pub(super) fn last_command(
+    _params: DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let since = Instant::now();
-        let last = tools.call(Call::new("last_command", json!({}))).await?;
+        let last = tools.call(CanonicalCall::new("last_command", json!({}))).await?;
         let command = match last.text("command") {
             "" => last.texts("argv").collect::<Vec<_>>().join(" "),
             command => command.to_owned(),
@@ -131,16 +143,16 @@ pub(super) fn last_command(_params: Params, tools: &mut dyn Tools) -> Answering<
         // To the second.
         let time = last.text("start_time");
         let time = time.get(..19).map(|time| Json::from(format!("{time}Z")));
-        let output = Output {
+        let output = CliOutput {
             output: format!("Last command: {command}\nOutput: {written}"),
             metadata: json!({
                 "command": command,
                 "exit_code": last.number("exit_code"),
                 "executed_at": time,
             }),
-            ..Output::default()
+            ..CliOutput::default()
         };
-        Ok(output.answer(since))
+        Ok(output.into_response(since))
     })
 }
 
@@ -156,7 +168,7 @@ mod tests {
             ("something else", "first second", "first"),
             ("", "", ""),
         ] {
-            assert_eq!(unknown(stderr, command), name);
+            assert_eq!(missing_command(stderr, command), name);
         }
     }
 }

@@ -9,23 +9,23 @@ use crate::{
     daemon::{
         call::{approval::asked::Approval, policy::rule::Rule},
         catalog::Catalog,
-        config::policy::Action,
-        store::{approvals::EndState, milliseconds},
+        config::policy::PolicyAction,
+        store::{approvals::ApprovalEndState, milliseconds},
     },
 };
 
 /// An approval.
-pub(super) fn approval(approval: &Approval, catalog: &Catalog) -> v1::Approval {
+pub(super) fn wire_approval(approval: &Approval, catalog: &Catalog) -> v1::Approval {
     let record = &approval.record;
     let options = catalog.tool(&record.tool).map(|spec| &spec.options);
     let end = record.end.as_ref();
     let state = match end.map(|end| end.state) {
         None => v1::ApprovalState::Pending,
-        Some(EndState::Allowed) => v1::ApprovalState::Allowed,
-        Some(EndState::Denied) => v1::ApprovalState::Denied,
-        Some(EndState::Expired) => v1::ApprovalState::Expired,
-        Some(EndState::Withdrawn) => v1::ApprovalState::Withdrawn,
-        Some(EndState::Lost) => v1::ApprovalState::Lost,
+        Some(ApprovalEndState::Allowed) => v1::ApprovalState::Allowed,
+        Some(ApprovalEndState::Denied) => v1::ApprovalState::Denied,
+        Some(ApprovalEndState::Expired) => v1::ApprovalState::Expired,
+        Some(ApprovalEndState::Withdrawn) => v1::ApprovalState::Withdrawn,
+        Some(ApprovalEndState::Lost) => v1::ApprovalState::Lost,
     };
     let parameters = record.parameters.iter();
     v1::Approval {
@@ -49,25 +49,25 @@ pub(super) fn approval(approval: &Approval, catalog: &Catalog) -> v1::Approval {
         session: record.session.clone(),
         principal: record.principal.clone(),
         call_id: record.call_id.clone(),
-        request_time: Some(time(record.asked_ms)),
-        expire_time: Some(time(record.expires_ms)),
+        request_time: Some(wire_time(record.requested_ms)),
+        expire_time: Some(wire_time(record.expires_ms)),
         asked_by: record.asked_by.clone(),
         suggested_pattern: approval.suggested_pattern.clone().unwrap_or_default(),
-        decide_time: end.map(|end| time(end.at_ms)),
-        decided_by: end.map(|end| end.by.clone()).unwrap_or_default(),
+        decide_time: end.map(|end| wire_time(end.ended_ms)),
+        decided_by: end.map(|end| end.ended_by.clone()).unwrap_or_default(),
         comment: end.map(|end| end.comment.clone()).unwrap_or_default(),
         rule_id: end.map(|end| end.rule_id.clone()).unwrap_or_default(),
     }
 }
 
 /// A rule, with the workspaces in `scope` that it is about: the caller must not learn the names of others.
-pub(super) fn rule(rule: &Rule, scope: &BTreeSet<String>) -> v1::Rule {
+pub(super) fn wire_rule(rule: &Rule, scope: &BTreeSet<String>) -> v1::Rule {
     let wire = match rule.action {
-        Action::Allow => v1::Action::Allow,
-        Action::Ask => v1::Action::Ask,
-        Action::Deny => v1::Action::Deny,
+        PolicyAction::Allow => v1::Action::Allow,
+        PolicyAction::Ask => v1::Action::Ask,
+        PolicyAction::Deny => v1::Action::Deny,
     };
-    let made = rule.made.as_ref();
+    let made = rule.provenance.as_ref();
     let origin = match made {
         None => v1::RuleOrigin::File,
         Some(_) => v1::RuleOrigin::Service,
@@ -94,15 +94,15 @@ pub(super) fn rule(rule: &Rule, scope: &BTreeSet<String>) -> v1::Rule {
 }
 
 /// What becomes of calls, if that was given.
-pub(super) fn action(action: v1::Action) -> Option<Action> {
+pub(super) fn parse_action(action: v1::Action) -> Option<PolicyAction> {
     match action {
-        v1::Action::Allow => Some(Action::Allow),
-        v1::Action::Ask => Some(Action::Ask),
-        v1::Action::Deny => Some(Action::Deny),
+        v1::Action::Allow => Some(PolicyAction::Allow),
+        v1::Action::Ask => Some(PolicyAction::Ask),
+        v1::Action::Deny => Some(PolicyAction::Deny),
         v1::Action::Unspecified => None,
     }
 }
 
-fn time(milliseconds: i64) -> Timestamp {
+fn wire_time(milliseconds: i64) -> Timestamp {
     milliseconds::to_time(milliseconds).into()
 }

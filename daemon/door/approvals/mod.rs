@@ -15,12 +15,12 @@ use prost::Message;
 use tonic::{Request, Response, Status};
 
 use self::{
-    message::{action, approval, rule},
-    page::Page,
-    scope::Scope,
-    stream::Sending,
+    message::{parse_action, wire_approval, wire_rule},
+    page::PageBuilder,
+    scope::CallerScope,
+    stream::ApprovalStream,
 };
-use super::{answered, once, outlet::Answers};
+use super::{handle, handle_once, outlet::ResponseStream};
 use crate::{
     api::v1::{
         self, CreateRuleRequest, CreateRuleResponse, DecideApprovalRequest, DecideApprovalResponse,
@@ -32,16 +32,16 @@ use crate::{
     daemon::{
         call::{
             Pipeline,
-            approval::asked::Decision,
-            context::Incoming,
+            approval::asked::ApprovalDecision,
+            context::CallContext,
             policy::{
-                book::ending,
-                decision::is_tool,
-                pattern::Pattern,
-                rule::{Made, Rule},
+                book::expiry_after,
+                decision::is_known_tool,
+                pattern::RulePattern,
+                rule::{Rule, RuleProvenance},
             },
         },
-        config::policy::Action,
+        config::policy::PolicyAction,
         error::{Error, Reason, Violation},
         store::approvals::ApprovalRecord,
         task,
@@ -50,33 +50,33 @@ use crate::{
 
 /// How long the rule of "always" lasts where nothing is said: long enough not to be asked each day, short
 /// enough not to be forgotten for good.
-const RULE_LIFETIME_SEC: u32 = 30 * 24 * 3600;
+const DEFAULT_RULE_LIFETIME_SEC: u32 = 30 * 24 * 3600;
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Approvals(pub(crate) Arc<Pipeline>);
+pub(crate) struct ApprovalServiceHandler(pub(crate) Arc<Pipeline>);
 
 #[tonic::async_trait]
-impl ApprovalService for Approvals {
-    type WatchApprovalsStream = Answers<WatchApprovalsResponse>;
+impl ApprovalService for ApprovalServiceHandler {
+    type WatchApprovalsStream = ResponseStream<WatchApprovalsResponse>;
 
     async fn list_approvals(
         &self,
         request: Request<ListApprovalsRequest>,
     ) -> Result<Response<ListApprovalsResponse>, Status> {
-        answered(request, |incoming, request| self.list(incoming, request)).await
+        handle(request, |incoming, request| self.list_page(incoming, request)).await
     }
 
     async fn get_approval(
         &self,
         request: Request<GetApprovalRequest>,
     ) -> Result<Response<GetApprovalResponse>, Status> {
-        answered(request, async |incoming, request| {
-            let request = self.check("GetApprovalRequest", request)?;
-            let scope = Scope::of(&self.0, &incoming)?;
-            let sees = |record: &ApprovalRecord| scope.has(record);
+        handle(request, async |incoming, request| {
+            let request = self.validate("GetApprovalRequest", request)?;
+            let scope = CallerScope::for_call(&self.0, &incoming)?;
+            let sees = |record: &ApprovalRecord| scope.contains_approval(record);
             let found = self.0.approvals.get(&request.approval_id, sees).await?;
-            Ok(GetApprovalResponse { approval: Some(approval(&found, &self.0.catalog)) })
+            Ok(GetApprovalResponse { approval: Some(wire_approval(&found, &self.0.catalog)) })
         })
         .await
     }
@@ -85,18 +85,20 @@ impl ApprovalService for Approvals {
         &self,
         request: Request<WatchApprovalsRequest>,
     ) -> Result<Response<Self::WatchApprovalsStream>, Status> {
-        answered(request, async |incoming, request| {
-            let request = self.check("WatchApprovalsRequest", request)?;
-            let sending = Sending {
-                watch: self.0.approvals.watch(incoming.principal.lane())?,
-                scope: Scope::of(&self.0, &incoming)?,
+        handle(request, async |incoming, request| {
+            let request = self.validate("WatchApprovalsRequest", request)?;
+            let sending = ApprovalStream {
+                watch: self.0.approvals.watch(incoming.principal.key())?,
+                scope: CallerScope::for_call(&self.0, &incoming)?,
                 pipeline: Arc::clone(&self.0),
-                silence: Duration::from_secs(request.keep_alive_sec.unwrap_or(30).into()),
+                keep_alive_interval: Duration::from_secs(
+                    request.keep_alive_sec.unwrap_or(30).into(),
+                ),
                 deadline: incoming.deadline,
-                draining: self.0.drain.begun_token(),
+                draining: self.0.shutdown.draining_token(),
                 call_id: incoming.call_id,
             };
-            Ok(sending.begin())
+            Ok(sending.spawn())
         })
         .await
     }
@@ -105,7 +107,7 @@ impl ApprovalService for Approvals {
         &self,
         request: Request<DecideApprovalRequest>,
     ) -> Result<Response<DecideApprovalResponse>, Status> {
-        self.once("DecideApproval", request, |door, incoming, request| {
+        self.handle_once("DecideApproval", request, |door, incoming, request| {
             door.decide(incoming, request)
         })
         .await
@@ -115,42 +117,49 @@ impl ApprovalService for Approvals {
         &self,
         request: Request<ListRulesRequest>,
     ) -> Result<Response<ListRulesResponse>, Status> {
-        answered(request, async |incoming, request| self.rules(&incoming, request)).await
+        handle(request, async |incoming, request| self.list_matching_rules(&incoming, request))
+            .await
     }
 
     async fn create_rule(
         &self,
         request: Request<CreateRuleRequest>,
     ) -> Result<Response<CreateRuleResponse>, Status> {
-        self.once("CreateRule", request, |door, incoming, request| door.create(incoming, request))
-            .await
+        self.handle_once("CreateRule", request, |door, incoming, request| {
+            door.create(incoming, request)
+        })
+        .await
     }
 
     async fn update_rule(
         &self,
         request: Request<UpdateRuleRequest>,
     ) -> Result<Response<UpdateRuleResponse>, Status> {
-        self.once("UpdateRule", request, |door, incoming, request| door.update(incoming, request))
-            .await
+        self.handle_once("UpdateRule", request, |door, incoming, request| {
+            door.update(incoming, request)
+        })
+        .await
     }
 
     async fn delete_rule(
         &self,
         request: Request<DeleteRuleRequest>,
     ) -> Result<Response<DeleteRuleResponse>, Status> {
-        self.once("DeleteRule", request, |door, incoming, request| door.delete(incoming, request))
-            .await
+        self.handle_once("DeleteRule", request, |door, incoming, request| {
+            door.delete(incoming, request)
+        })
+        .await
     }
 }
 
-impl Approvals {
+impl ApprovalServiceHandler {
     /// Answers a request that changes something with what `work` makes of it; a repeated one, with what
     /// came of the first. The work goes on when its caller has gone: what is on disk must be what counts.
-    async fn once<Q, A, F>(
+    async fn handle_once<Q, A, F>(
         &self,
         method: &str,
         request: Request<Q>,
-        work: impl FnOnce(Self, Incoming, Q) -> F,
+        work: impl FnOnce(Self, CallContext, Q) -> F,
     ) -> Result<Response<A>, Status>
     where
         Q: Message,
@@ -158,7 +167,7 @@ impl Approvals {
         F: Future<Output = Result<A, Error>> + Send + 'static,
     {
         let method = format!("jig.v1.ApprovalService/{method}");
-        once(&self.0, &method, request, |incoming, request| {
+        handle_once(&self.0, &method, request, |incoming, request| {
             let work = work(Self(Arc::clone(&self.0)), incoming, request);
             async move {
                 let done = task::spawn_tracked("approval service", work).await;
@@ -168,32 +177,32 @@ impl Approvals {
         .await
     }
 
-    fn check<Q: Message + Default>(&self, message: &str, request: Q) -> Result<Q, Error> {
+    fn validate<Q: Message + Default>(&self, message: &str, request: Q) -> Result<Q, Error> {
         let message = format!("jig.v1.{message}");
         self.0.catalog.check(&message, request)
     }
 
     /// As [`Self::check`], where more may be wrong with it.
-    fn look_at<Q: Message + Default>(
+    fn validate_with_violations<Q: Message + Default>(
         &self,
         message: &str,
         request: Q,
     ) -> Result<(Q, Vec<Violation>), Error> {
         let message = format!("jig.v1.{message}");
-        let checked = self.0.catalog.look_at(&message, request, false)?;
+        let checked = self.0.catalog.validate(&message, request, false)?;
         Ok((checked.request, checked.violations))
     }
 
-    async fn list(
+    async fn list_page(
         &self,
-        incoming: Incoming,
+        incoming: CallContext,
         request: ListApprovalsRequest,
     ) -> Result<ListApprovalsResponse, Error> {
-        let request = self.check("ListApprovalsRequest", request)?;
-        let scope = Scope::of(&self.0, &incoming)?;
+        let request = self.validate("ListApprovalsRequest", request)?;
+        let scope = CallerScope::for_call(&self.0, &incoming)?;
         let token = request.page_token;
         if !token.is_empty() && ulid::Ulid::from_string(&token).is_err() {
-            return Err(no_token());
+            return Err(invalid_page_token());
         }
         let last = (!token.is_empty()).then_some(token);
         let size = request.page_size.unwrap_or(100);
@@ -203,62 +212,64 @@ impl Approvals {
             let names = scope.workspaces().iter().cloned().collect();
             self.0.approvals.list(names, last, most).await?
         } else {
-            let waiting = self.0.approvals.waiting().into_iter();
+            let waiting = self.0.approvals.list_pending().into_iter();
             let waiting = waiting.filter(|approval| {
                 let record = &approval.record;
-                scope.has(record) && last.as_ref().is_none_or(|last| record.id > *last)
+                scope.contains_approval(record)
+                    && last.as_ref().is_none_or(|last| record.id > *last)
             });
             waiting.take(most as usize).collect()
         };
-        let mut page = Page::new();
+        let mut page = PageBuilder::new();
         let mut is_more = found.len() > size as usize;
         for found in found.iter().take(size as usize) {
             let id = &found.record.id;
-            if !scope.has(&found.record) {
-                page.pass(id);
-            } else if !page.add(id, approval(found, &self.0.catalog)) {
+            if !scope.contains_approval(&found.record) {
+                page.skip(id);
+            } else if !page.try_push(id, wire_approval(found, &self.0.catalog)) {
                 is_more = true;
                 break;
             }
         }
-        let (approvals, next_page_token) = page.end(is_more);
+        let (approvals, next_page_token) = page.finish(is_more);
         Ok(ListApprovalsResponse { next_page_token, approvals })
     }
 
-    fn rules(
+    fn list_matching_rules(
         &self,
-        incoming: &Incoming,
+        incoming: &CallContext,
         request: ListRulesRequest,
     ) -> Result<ListRulesResponse, Error> {
-        let request = self.check("ListRulesRequest", request)?;
-        let scope = Scope::of(&self.0, incoming)?;
+        let request = self.validate("ListRulesRequest", request)?;
+        let scope = CallerScope::for_call(&self.0, incoming)?;
         let snapshot = self.0.policy.snapshot();
-        let stored = snapshot.stored().iter();
-        let all = stored.chain(snapshot.settings.rules());
-        let mut rules = all.filter(|rule| scope.touches(rule)).peekable();
+        let stored = snapshot.stored_rules().iter();
+        let all = stored.chain(snapshot.policy.rules());
+        let mut rules = all.filter(|rule| scope.overlaps_rule(rule)).peekable();
         let token = request.page_token;
         if !token.is_empty() && !rules.any(|rule| rule.id == token) {
-            return Err(no_token());
+            return Err(invalid_page_token());
         }
         let size = request.page_size.unwrap_or(100);
-        let mut page = Page::new();
+        let mut page = PageBuilder::new();
         for _ in 0..size {
             let Some(next) = rules.peek() else { break };
-            if !page.add(&next.id, rule(next, scope.workspaces())) {
+            if !page.try_push(&next.id, wire_rule(next, scope.workspaces())) {
                 break;
             }
             rules.next();
         }
-        let (rules, next_page_token) = page.end(rules.peek().is_some());
+        let (rules, next_page_token) = page.finish(rules.peek().is_some());
         Ok(ListRulesResponse { rules, next_page_token })
     }
 
     async fn decide(
         self,
-        incoming: Incoming,
+        incoming: CallContext,
         request: DecideApprovalRequest,
     ) -> Result<DecideApprovalResponse, Error> {
-        let (request, mut violations) = self.look_at("DecideApprovalRequest", request)?;
+        let (request, mut violations) =
+            self.validate_with_violations("DecideApprovalRequest", request)?;
         let wish = request.decision();
         if wish == v1::Decision::Unspecified {
             let text = "must be DECISION_ALLOW, DECISION_DENY or DECISION_ALWAYS";
@@ -279,55 +290,58 @@ impl Approvals {
             return Err(Error::invalid(violations));
         }
         let decision = match wish {
-            v1::Decision::Allow => Decision::Allow,
-            v1::Decision::Always => Decision::Always {
-                pattern: pattern(request.pattern).await?,
-                expires: ending(request.rule_lifetime_sec.unwrap_or(RULE_LIFETIME_SEC)),
+            v1::Decision::Allow => ApprovalDecision::Allow,
+            v1::Decision::Always => ApprovalDecision::Always {
+                pattern: parse_pattern(request.pattern).await?,
+                expires: expiry_after(
+                    request.rule_lifetime_sec.unwrap_or(DEFAULT_RULE_LIFETIME_SEC),
+                ),
             },
-            v1::Decision::Deny | v1::Decision::Unspecified => Decision::Deny,
+            v1::Decision::Deny | v1::Decision::Unspecified => ApprovalDecision::Deny,
         };
-        let scope = Scope::of(&self.0, &incoming)?;
+        let scope = CallerScope::for_call(&self.0, &incoming)?;
         let by = incoming.principal.name();
-        let sees = |record: &ApprovalRecord| scope.has(record);
+        let sees = |record: &ApprovalRecord| scope.contains_approval(record);
         let decided =
             self.0.approvals.decide(&request.approval_id, sees, by, decision, request.comment);
         let (decided, made) = decided.await?;
         Ok(DecideApprovalResponse {
-            approval: Some(approval(&decided, &self.0.catalog)),
-            rule: made.map(|made| rule(&made, scope.workspaces())),
+            approval: Some(wire_approval(&decided, &self.0.catalog)),
+            rule: made.map(|made| wire_rule(&made, scope.workspaces())),
         })
     }
 
     async fn create(
         self,
-        incoming: Incoming,
+        incoming: CallContext,
         request: CreateRuleRequest,
     ) -> Result<CreateRuleResponse, Error> {
-        let (request, mut violations) = self.look_at("CreateRuleRequest", request)?;
-        let wish = action(request.action());
+        let (request, mut violations) =
+            self.validate_with_violations("CreateRuleRequest", request)?;
+        let wish = parse_action(request.action());
         if wish.is_none() {
             let text = "must be ACTION_ALLOW, ACTION_ASK or ACTION_DENY";
             violations.push(Violation::new("action", text));
         }
-        if !is_tool(&self.0.catalog, &request.tool) && !request.tool.is_empty() {
-            let text = self.0.catalog.no_tool(&request.tool);
+        if !is_known_tool(&self.0.catalog, &request.tool) && !request.tool.is_empty() {
+            let text = self.0.catalog.unknown_tool_message(&request.tool);
             violations.push(Violation::new("tool", text));
         }
         let (Some(action), []) = (wish, violations.as_slice()) else {
             return Err(Error::invalid(violations));
         };
-        incoming.principal.may_call(&request.tool)?;
-        let pattern = pattern(request.pattern).await?;
+        incoming.principal.require_tool(&request.tool)?;
+        let pattern = parse_pattern(request.pattern).await?;
         let verb = match action {
-            Action::Allow => "allow",
-            Action::Ask => "ask",
-            Action::Deny => "deny",
+            PolicyAction::Allow => "allow",
+            PolicyAction::Ask => "ask",
+            PolicyAction::Deny => "deny",
         };
         let name = match request.name.is_empty() {
             true => format!("{verb} {}", request.tool),
             false => request.name,
         };
-        let workspace = self.0.scene(&incoming)?.workspace.name().to_owned();
+        let workspace = self.0.workspace_context(&incoming)?.workspace.name().to_owned();
         let scope = BTreeSet::from([workspace]);
         let made = self.0.policy.add(Rule {
             id: ulid::Ulid::generate().to_string(),
@@ -336,25 +350,26 @@ impl Approvals {
             pattern,
             action,
             workspaces: Some(scope.clone()),
-            expires: request.lifetime_sec.map(ending),
+            expires: request.lifetime_sec.map(expiry_after),
             enabled: true,
-            made: Some(Made {
+            provenance: Some(RuleProvenance {
                 by: incoming.principal.name().to_owned(),
                 at: SystemTime::now(),
                 approval_id: None,
             }),
         });
         let made = made.await?;
-        self.0.approvals.let_in_by(&made).await;
-        Ok(CreateRuleResponse { rule: Some(rule(&made, &scope)) })
+        self.0.approvals.resolve_allowed_by(&made).await;
+        Ok(CreateRuleResponse { rule: Some(wire_rule(&made, &scope)) })
     }
 
     async fn update(
         self,
-        incoming: Incoming,
+        incoming: CallContext,
         request: UpdateRuleRequest,
     ) -> Result<UpdateRuleResponse, Error> {
-        let (request, mut violations) = self.look_at("UpdateRuleRequest", request)?;
+        let (request, mut violations) =
+            self.validate_with_violations("UpdateRuleRequest", request)?;
         if request.enabled.is_none() && request.lifetime_sec.is_none() {
             let text = "must be given, or lifetime_sec: there is nothing to change";
             violations.push(Violation::new("enabled", text));
@@ -362,33 +377,33 @@ impl Approvals {
         if !violations.is_empty() {
             return Err(Error::invalid(violations));
         }
-        let scope = Scope::of(&self.0, &incoming)?;
+        let scope = CallerScope::for_call(&self.0, &incoming)?;
         let expires = request.lifetime_sec.map(|seconds| match seconds {
             0 => None,
-            seconds => Some(ending(seconds)),
+            seconds => Some(expiry_after(seconds)),
         });
-        let sees = |rule: &Rule| scope.holds(rule);
+        let sees = |rule: &Rule| scope.contains_rule(rule);
         let changed = self.0.policy.change(&request.rule_id, sees, request.enabled, expires);
         let changed = changed.await?;
-        self.0.approvals.let_in_by(&changed).await;
-        Ok(UpdateRuleResponse { rule: Some(rule(&changed, scope.workspaces())) })
+        self.0.approvals.resolve_allowed_by(&changed).await;
+        Ok(UpdateRuleResponse { rule: Some(wire_rule(&changed, scope.workspaces())) })
     }
 
     async fn delete(
         self,
-        incoming: Incoming,
+        incoming: CallContext,
         request: DeleteRuleRequest,
     ) -> Result<DeleteRuleResponse, Error> {
-        let request = self.check("DeleteRuleRequest", request)?;
-        let scope = Scope::of(&self.0, &incoming)?;
-        let sees = |rule: &Rule| scope.holds(rule);
+        let request = self.validate("DeleteRuleRequest", request)?;
+        let scope = CallerScope::for_call(&self.0, &incoming)?;
+        let sees = |rule: &Rule| scope.contains_rule(rule);
         self.0.policy.remove(&request.rule_id, sees).await?;
         Ok(DeleteRuleResponse {})
     }
 }
 
 /// The pattern that was given. It is read on a thread that may block: that may take a while.
-async fn pattern(written: Option<String>) -> Result<Option<Pattern>, Error> {
+async fn parse_pattern(written: Option<String>) -> Result<Option<RulePattern>, Error> {
     let Some(written) = written else {
         return Ok(None);
     };
@@ -396,7 +411,7 @@ async fn pattern(written: Option<String>) -> Result<Option<Pattern>, Error> {
         let text = "matches everything where it is empty: leave it out, if that is meant";
         return Err(Error::invalid_field("pattern", text));
     }
-    let parsed = task::blocking(move || Pattern::parse(&written)).await;
+    let parsed = task::spawn_blocking(move || RulePattern::parse(&written)).await;
     let parsed = parsed.map_err(Error::internal)?.map_err(|problem| Error {
         violations: vec![Violation::new("pattern", problem.clone())],
         ..Error::new(Reason::InvalidRegex, format!("pattern {problem}"))
@@ -404,7 +419,7 @@ async fn pattern(written: Option<String>) -> Result<Option<Pattern>, Error> {
     parsed.map(Some)
 }
 
-fn no_token() -> Error {
+fn invalid_page_token() -> Error {
     let text = "is not the next_page_token of a page, or of one that is gone: leave it out to start with the first page";
     Error::invalid_field("page_token", text)
 }

@@ -4,25 +4,25 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use crate::daemon::{
-    call::{Pipeline, access::principal::Principal, context::Incoming, policy::rule::Rule},
+    call::{Pipeline, access::principal::Principal, context::CallContext, policy::rule::Rule},
     error::Error,
     store::approvals::ApprovalRecord,
 };
 
 /// What a call is about.
 #[derive(Debug, Clone)]
-pub(super) struct Scope {
+pub(super) struct CallerScope {
     workspaces: BTreeSet<String>,
     principal: Arc<Principal>,
 }
 
-impl Scope {
+impl CallerScope {
     /// The workspace that a call names, or all that are there for its caller.
-    pub(super) fn of(pipeline: &Pipeline, incoming: &Incoming) -> Result<Self, Error> {
+    pub(super) fn for_call(pipeline: &Pipeline, incoming: &CallContext) -> Result<Self, Error> {
         let workspaces = match incoming.workspace {
-            Some(_) => [pipeline.scene(incoming)?.workspace.name().to_owned()].into(),
+            Some(_) => [pipeline.workspace_context(incoming)?.workspace.name().to_owned()].into(),
             None => pipeline
-                .scenes_of(&incoming.principal)
+                .visible_workspaces(&incoming.principal)
                 .map(|scene| scene.workspace.name().to_owned())
                 .collect(),
         };
@@ -35,22 +35,23 @@ impl Scope {
     }
 
     /// Whether an approval is in it.
-    pub(super) fn has(&self, record: &ApprovalRecord) -> bool {
-        self.workspaces.contains(&record.workspace) && self.has_tool(&record.tool)
+    pub(super) fn contains_approval(&self, record: &ApprovalRecord) -> bool {
+        self.workspaces.contains(&record.workspace) && self.allows_tool(&record.tool)
     }
 
     /// Whether a rule is about any of it.
-    pub(super) fn touches(&self, rule: &Rule) -> bool {
-        self.workspaces.iter().any(|name| rule.is_for(name)) && self.has_tool(&rule.tool)
+    pub(super) fn overlaps_rule(&self, rule: &Rule) -> bool {
+        self.workspaces.iter().any(|name| rule.applies_in_workspace(name))
+            && self.allows_tool(&rule.tool)
     }
 
     /// Whether a rule is about nothing else.
-    pub(super) fn holds(&self, rule: &Rule) -> bool {
+    pub(super) fn contains_rule(&self, rule: &Rule) -> bool {
         let mut workspaces = rule.workspaces.iter().flatten();
-        workspaces.all(|name| self.workspaces.contains(name)) && self.has_tool(&rule.tool)
+        workspaces.all(|name| self.workspaces.contains(name)) && self.allows_tool(&rule.tool)
     }
 
-    fn has_tool(&self, tool: &str) -> bool {
-        self.principal.may_call(tool).is_ok()
+    fn allows_tool(&self, tool: &str) -> bool {
+        self.principal.require_tool(tool).is_ok()
     }
 }

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::watchers::Place;
+use super::watchers::EventWatchPermit;
 use crate::{
     api::v1::{
         CallResultGap, Event, EventGap, EventKeepAlive, ResultAbsence, WatchEventsResponse,
@@ -18,12 +18,16 @@ use crate::{
     },
     daemon::{
         call::{
-            Pipeline, access::principal::Principal, results::Subscription, structure::structure,
+            Pipeline, access::principal::Principal, results::ResultSubscription,
+            structure::json_to_struct,
         },
-        door::outlet::{Answer, Answers, GO_ON, LastWord, SILENCE, outlet, tell},
+        door::outlet::{
+            CLIENT_READ_TIMEOUT, RESUME_HINT, ResponseStream, StreamItem, StreamTerminator,
+            response_channel, send_or_timeout,
+        },
         error::{Error, Reason},
         store::{
-            follower::{Beyond, Followed, Follower},
+            follower::{Follower, FollowerItem, SequencePastEnd},
             session::SessionId,
         },
         task,
@@ -32,31 +36,31 @@ use crate::{
 };
 
 /// Messages that are on their way to a client that does not take them.
-const MESSAGES_AHEAD: usize = 4;
+const STREAM_BUFFER_MESSAGES: usize = 4;
 
 /// How long the last events may take when the daemon ends: less than it gives its connections.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const SHUTDOWN_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Type of the event of a call that has ended.
 pub(super) const FINISHED: &str = "tool_call_finished";
 
 /// Where events come from.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum EventSource {
     /// From a session.
     Session(Follower),
     /// It is not there yet; this changes when it may be.
-    None(Receiver<u64>),
+    NotCreated(Receiver<u64>),
 }
 
 /// A stream that goes on.
-pub(super) struct Watch {
+pub(super) struct EventStream {
     pub(super) pipeline: Arc<Pipeline>,
-    pub(super) source: Source,
+    pub(super) source: EventSource,
     /// Number of the record behind which it begins.
     pub(super) after: u64,
     /// Whether that is said first.
-    pub(super) tells_place: bool,
+    pub(super) announce_position: bool,
     pub(super) workspace: String,
     pub(super) session: SessionId,
     /// Who watches: of tools that its key is not for, nothing is sent.
@@ -68,91 +72,97 @@ pub(super) struct Watch {
     /// Whether what is yet to come is waited for.
     pub(super) follow: bool,
     /// How long nothing is said before that is said.
-    pub(super) silence: Duration,
+    pub(super) keep_alive_interval: Duration,
     pub(super) deadline: Option<std::time::Instant>,
     pub(super) call_id: String,
-    pub(super) _place: Arc<Place>,
+    pub(super) _permit: Arc<EventWatchPermit>,
 }
 
 /// Results of calls, for one stream.
 pub(super) struct WatchedResults {
-    pub(super) subscription: Subscription,
+    pub(super) subscription: ResultSubscription,
     /// Number of the last record before the stream: of calls that had ended then, there are no results.
     pub(super) past: u64,
 }
 
 /// The side of a stream to which messages go.
-struct Client {
-    sender: Sender<Answer<WatchEventsResponse>>,
+struct EventSender {
+    sender: Sender<StreamItem<WatchEventsResponse>>,
     /// When something was last sent.
-    last: Instant,
+    last_sent: Instant,
 }
 
 /// Why a stream ends.
-enum End {
+enum EventStreamEnd {
     /// All was said, or nobody listens any more.
-    Quiet,
+    Closed,
     Failed(Error),
 }
 
-impl Watch {
+impl EventStream {
     /// Begins to send.
-    pub(super) fn begin(self) -> Answers<WatchEventsResponse> {
-        let (sender, last, answers) = outlet(MESSAGES_AHEAD, &self.call_id);
+    pub(super) fn spawn(self) -> ResponseStream<WatchEventsResponse> {
+        let (sender, last, answers) = response_channel(STREAM_BUFFER_MESSAGES, &self.call_id);
         // Not waited for when the daemon drains: it has no work of its own to end.
-        task::spawn("event stream", self.send(sender, last));
+        task::spawn("event stream", self.run(sender, last));
         answers
     }
 
-    async fn send(
+    async fn run(
         self,
-        sender: Sender<Answer<WatchEventsResponse>>,
-        last: LastWord<WatchEventsResponse>,
+        sender: Sender<StreamItem<WatchEventsResponse>>,
+        last: StreamTerminator<WatchEventsResponse>,
     ) {
-        let end = self.pipeline.drain.end_token();
+        let end = self.pipeline.shutdown.terminate_token();
         let deadline = self.deadline;
         let gone = sender.clone();
-        let client = Client { sender, last: Instant::now() };
+        let client = EventSender { sender, last_sent: Instant::now() };
         let last_words = async {
             end.cancelled().await;
-            sleep(LAST_WORDS).await;
+            sleep(SHUTDOWN_FLUSH_TIMEOUT).await;
         };
         let error = tokio::select! {
             biased;
             () = gone.closed() => return,
-            () = task::until(deadline) => timed_out(),
-            end = self.follow(client, &end) => match end {
-                End::Quiet => return,
-                End::Failed(error) => error,
+            () = task::sleep_until(deadline) => deadline_error(),
+            end = self.forward_events(client, &end) => match end {
+                EventStreamEnd::Closed => return,
+                EventStreamEnd::Failed(error) => error,
             },
-            () = last_words => draining(),
+            () = last_words => draining_error(),
         };
-        last.say(&error);
+        last.fail(&error);
     }
 
-    async fn follow(mut self, mut client: Client, end: &CancellationToken) -> End {
-        if self.tells_place
+    async fn forward_events(
+        mut self,
+        mut client: EventSender,
+        end: &CancellationToken,
+    ) -> EventStreamEnd {
+        if self.announce_position
             && let Err(end) = client.send(keep_alive(self.after)).await
         {
             return end;
         }
         loop {
             let (source, waits) = match self.source {
-                Source::Session(follower) => {
-                    let read = task::blocking(move || {
+                EventSource::Session(follower) => {
+                    let read = task::spawn_blocking(move || {
                         let mut follower = follower;
                         let read = follower.read();
                         (follower, read)
                     });
                     let (follower, read) = match read.await {
                         Ok((follower, Ok(read))) => (follower, read),
-                        Ok((_, Err(error))) => return End::Failed(Error::internal(error)),
-                        Err(error) => return End::Failed(Error::internal(error)),
+                        Ok((_, Err(error))) => {
+                            return EventStreamEnd::Failed(Error::internal(error));
+                        }
+                        Err(error) => return EventStreamEnd::Failed(Error::internal(error)),
                     };
                     let waits = read.is_empty();
                     let items = read.into_iter();
                     let past = self.results.as_ref().map(|results| results.past);
-                    let wire = |item| wire(item, &self.types, &self.principal, past);
+                    let wire = |item| wire_event(item, &self.types, &self.principal, past);
                     for item in items.filter_map(wire) {
                         if let Err(end) = client.send(item).await {
                             return end;
@@ -166,52 +176,58 @@ impl Watch {
                             return end;
                         }
                     }
-                    (Source::Session(follower), waits)
+                    (EventSource::Session(follower), waits)
                 }
-                Source::None(more) => (Source::None(more), true),
+                EventSource::NotCreated(more) => (EventSource::NotCreated(more), true),
             };
             self.source = source;
             if waits && !self.follow {
-                return End::Quiet;
+                return EventStreamEnd::Closed;
             }
-            let until = client.last + self.silence;
+            let until = client.last_sent + self.keep_alive_interval;
             let last_sequence = match &mut self.source {
                 // Records that nobody asked for may go on coming for long.
-                Source::Session(_) if !waits && until > Instant::now() => continue,
-                Source::Session(follower) => tokio::select! {
+                EventSource::Session(_) if !waits && until > Instant::now() => continue,
+                EventSource::Session(follower) => tokio::select! {
                     biased;
-                    () = follower.more() => continue,
+                    () = follower.wait_for_more() => continue,
                     () = more_results(&mut self.results) => continue,
-                    () = end.cancelled() => return End::Failed(draining()),
+                    () = end.cancelled() => return EventStreamEnd::Failed(draining_error()),
                     () = sleep_until(until) => follower.last_sequence(),
                 },
-                Source::None(more) => {
+                EventSource::NotCreated(more) => {
                     // What is opened from here on is looked for again.
                     drop(more.borrow_and_update());
-                    let sessions = Arc::clone(self.pipeline.store.sessions());
-                    if sessions.knows(&self.workspace, &self.session) {
+                    let sessions = Arc::clone(self.pipeline.state_dir.sessions());
+                    if sessions.is_indexed(&self.workspace, &self.session) {
                         let (workspace, id) = (self.workspace.clone(), self.session.clone());
-                        let existing = move || sessions.existing(&workspace, &id);
-                        match task::blocking(existing).await {
+                        let existing = move || sessions.open_existing(&workspace, &id);
+                        match task::spawn_blocking(existing).await {
                             Ok(Ok(Some(session))) => match Follower::new(session, self.after) {
                                 Ok(follower) => {
-                                    self.source = Source::Session(follower);
+                                    self.source = EventSource::Session(follower);
                                     continue;
                                 }
                                 Err(behind) => {
-                                    return End::Failed(beyond(self.after)(behind));
+                                    return EventStreamEnd::Failed(sequence_past_end_error(
+                                        self.after,
+                                    )(
+                                        behind
+                                    ));
                                 }
                             },
                             // Removed at this moment.
                             Ok(Ok(None)) => {}
-                            Ok(Err(error)) => return End::Failed(Error::internal(error)),
-                            Err(error) => return End::Failed(Error::internal(error)),
+                            Ok(Err(error)) => {
+                                return EventStreamEnd::Failed(Error::internal(error));
+                            }
+                            Err(error) => return EventStreamEnd::Failed(Error::internal(error)),
                         }
                     }
                     tokio::select! {
                         biased;
                         _opened = more.changed() => continue,
-                        () = end.cancelled() => return End::Failed(draining()),
+                        () = end.cancelled() => return EventStreamEnd::Failed(draining_error()),
                         () = sleep_until(until) => self.after,
                     }
                 }
@@ -232,7 +248,7 @@ impl WatchedResults {
         last_sequence: u64,
     ) -> Option<Item> {
         loop {
-            match self.subscription.due(last_sequence)? {
+            match self.subscription.take_due(last_sequence)? {
                 Err(results) => return Some(Item::CallResultGap(CallResultGap { results })),
                 Ok(published) => {
                     if let Some(result) = pipeline.result_for(principal, &published) {
@@ -247,7 +263,7 @@ impl WatchedResults {
 /// Waits for a result, if they were asked for.
 async fn more_results(results: &mut Option<WatchedResults>) {
     match results {
-        Some(results) => results.subscription.more().await,
+        Some(results) => results.subscription.wait_for_next().await,
         None => future::pending().await,
     }
 }
@@ -257,12 +273,12 @@ pub(super) fn asks_for(types: &[String], kind: &str) -> bool {
     types.is_empty() || types.iter().any(|asked| asked == kind)
 }
 
-impl Client {
-    async fn send(&mut self, item: Item) -> Result<(), End> {
+impl EventSender {
+    async fn send(&mut self, item: Item) -> Result<(), EventStreamEnd> {
         let item = WatchEventsResponse { item: Some(item) };
-        let told = tell(&self.sender, item, SILENCE, GO_ON).await;
-        self.last = Instant::now();
-        told.map_err(|error| error.map_or(End::Quiet, End::Failed))
+        let told = send_or_timeout(&self.sender, item, CLIENT_READ_TIMEOUT, RESUME_HINT).await;
+        self.last_sent = Instant::now();
+        told.map_err(|error| error.map_or(EventStreamEnd::Closed, EventStreamEnd::Failed))
     }
 }
 
@@ -272,17 +288,17 @@ fn keep_alive(last_sequence: u64) -> Item {
 
 /// What came next, if it was asked for and may be seen. Of calls that ended in records up to `past`, results are not
 /// there, where they were asked for.
-fn wire(
-    followed: Followed,
+fn wire_event(
+    followed: FollowerItem,
     types: &[String],
     principal: &Principal,
     past: Option<u64>,
 ) -> Option<Item> {
     let (sequence, record) = match followed {
-        Followed::Gap { first_sequence } => {
+        FollowerItem::Gap { first_sequence } => {
             return Some(Item::Gap(EventGap { first_sequence }));
         }
-        Followed::Record { sequence, record } => (sequence, record),
+        FollowerItem::Record { sequence, record } => (sequence, record),
     };
     let text = |name: &str| {
         let text = record.get(name).and_then(Json::as_str);
@@ -298,7 +314,7 @@ fn wire(
     };
     // One without a tool is for keys that are for all.
     let tool = text("tool");
-    if principal.may_call(called(&tool)).is_err() {
+    if principal.require_tool(required_tool(&tool)).is_err() {
         return None;
     }
     Some(Item::Event(Event {
@@ -309,33 +325,33 @@ fn wire(
         tool,
         call_id: text("call_id"),
         request_id: text("request_id"),
-        record: Some(structure(record)),
+        record: Some(json_to_struct(record)),
         result_absence: result_absence.into(),
     }))
 }
 
 /// The tool that a key must be for who makes the calls that are recorded so.
-fn called(recorded: &str) -> &str {
+fn required_tool(recorded: &str) -> &str {
     match recorded {
         "upload" => WriteFile::NAME,
         tool => tool,
     }
 }
 
-fn timed_out() -> Error {
+fn deadline_error() -> Error {
     let text = "the deadline of this stream has passed: go on behind the last record that came";
     Error::new(Reason::Timeout, text)
 }
 
-fn draining() -> Error {
+fn draining_error() -> Error {
     let text =
         "the daemon is shutting down: go on behind the last record that came when it is back";
     Error::new(Reason::Draining, text)
 }
 
 /// A number behind the last record.
-pub(super) fn beyond(asked: u64) -> impl Fn(Beyond) -> Error {
-    move |Beyond(written)| {
+pub(super) fn sequence_past_end_error(asked: u64) -> impl Fn(SequencePastEnd) -> Error {
+    move |SequencePastEnd(written)| {
         let text = format!(
             "is {asked}, but this session has only got to {written}: is it another, or was it removed since?"
         );

@@ -7,82 +7,94 @@ use std::{
 
 use crate::daemon::{
     error::{Error, Reason},
-    queue::{self, Full, Name, Queue, Share},
+    queue::{self, Limiter, PrincipalKey, Saturated, Sharing},
     store::session::SessionId,
 };
 
 /// Streams of one session: consoles and agents that look at the same.
-const OF_ONE_SESSION: usize = 128;
+const MAX_WATCHERS_PER_SESSION: usize = 128;
 /// Those of one caller: some are left for others.
-const OF_ONE_SESSION_AND_CALLER: usize = 64;
+const MAX_WATCHERS_PER_SESSION_AND_PRINCIPAL: usize = 64;
 /// Streams of one caller: also of sessions that are not there.
-const OF_ONE_CALLER: usize = 128;
+const MAX_WATCHERS_PER_PRINCIPAL: usize = 128;
 /// Streams of all sessions. Each costs a few messages of at most 64 KiB or so on their way, a thread
 /// for a moment when something happens, and keeps its session open.
-const OF_ALL: usize = 512;
+const MAX_WATCHERS: usize = 512;
 
 /// Workspace and id of a session.
-type Key = (String, SessionId);
+type WatchedSession = (String, SessionId);
 
 /// Those who watch.
 #[derive(Debug)]
-pub(super) struct Watchers {
-    all: Arc<Queue>,
+pub(super) struct EventWatchLimiter {
+    total: Arc<Limiter>,
     /// Of those sessions that are watched, with how many watch them.
-    sessions: Mutex<HashMap<Key, (Arc<Queue>, usize)>>,
+    sessions: Mutex<HashMap<WatchedSession, (Arc<Limiter>, usize)>>,
 }
 
 /// The place of one of them.
 #[derive(Debug)]
-pub(super) struct Place {
-    watchers: Arc<Watchers>,
-    session: Key,
-    _of_session: queue::Place,
-    _of_all: queue::Place,
+pub(super) struct EventWatchPermit {
+    limiter: Arc<EventWatchLimiter>,
+    session: WatchedSession,
+    _session_permit: queue::Permit,
+    _total_permit: queue::Permit,
 }
 
-impl Default for Watchers {
+impl Default for EventWatchLimiter {
     fn default() -> Self {
-        Self { all: Queue::new(OF_ALL, Share::Reserve, 0), sessions: Mutex::default() }
+        Self {
+            total: Limiter::new(MAX_WATCHERS, Sharing::KeepHeadroom, 0),
+            sessions: Mutex::default(),
+        }
     }
 }
 
-impl Watchers {
+impl EventWatchLimiter {
     /// Takes a place.
-    pub(super) fn enter(self: &Arc<Self>, session: Key, caller: &Name) -> Result<Place, Error> {
-        let of_all = self.all.at_once(caller, OF_ONE_CALLER).map_err(|full| {
+    pub(super) fn try_acquire(
+        self: &Arc<Self>,
+        session: WatchedSession,
+        caller: &PrincipalKey,
+    ) -> Result<EventWatchPermit, Error> {
+        let of_all = self.total.try_acquire(caller, MAX_WATCHERS_PER_PRINCIPAL).map_err(|full| {
             let text = format!(
-                "{} streams of this caller watch sessions, of at most {OF_ONE_CALLER} of one caller and {OF_ALL} of all",
-                full.held
+                "{} streams of this caller watch sessions, of at most {MAX_WATCHERS_PER_PRINCIPAL} of one caller and {MAX_WATCHERS} of all",
+                full.in_use
             );
-            too_many(text, OF_ONE_CALLER, full)
+            limit_error(text, MAX_WATCHERS_PER_PRINCIPAL, full)
         })?;
         let mut sessions = self.sessions();
         let of_session = match sessions.get(&session) {
             Some((of_session, _)) => Arc::clone(of_session),
-            None => Queue::new(OF_ONE_SESSION, Share::Reserve, 0),
+            None => Limiter::new(MAX_WATCHERS_PER_SESSION, Sharing::KeepHeadroom, 0),
         };
-        let most = OF_ONE_SESSION_AND_CALLER;
-        let place = of_session.at_once(caller, most).map_err(|full| {
+        let most = MAX_WATCHERS_PER_SESSION_AND_PRINCIPAL;
+        let place = of_session.try_acquire(caller, most).map_err(|full| {
             let text = format!(
-                "{} streams of this caller watch this session, of at most {most} of one caller and {OF_ONE_SESSION} of all",
-                full.held
+                "{} streams of this caller watch this session, of at most {most} of one caller and {MAX_WATCHERS_PER_SESSION} of all",
+                full.in_use
             );
-            too_many(text, most, full)
+            limit_error(text, most, full)
         })?;
         sessions.entry(session.clone()).or_insert((of_session, 0)).1 += 1;
         drop(sessions);
-        Ok(Place { watchers: Arc::clone(self), session, _of_session: place, _of_all: of_all })
+        Ok(EventWatchPermit {
+            limiter: Arc::clone(self),
+            session,
+            _session_permit: place,
+            _total_permit: of_all,
+        })
     }
 
-    fn sessions(&self) -> MutexGuard<'_, HashMap<Key, (Arc<Queue>, usize)>> {
+    fn sessions(&self) -> MutexGuard<'_, HashMap<WatchedSession, (Arc<Limiter>, usize)>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl Drop for EventWatchPermit {
     fn drop(&mut self) {
-        let mut sessions = self.watchers.sessions();
+        let mut sessions = self.limiter.sessions();
         if let Some((_, watchers)) = sessions.get_mut(&self.session) {
             *watchers -= 1;
             if *watchers == 0 {
@@ -92,10 +104,10 @@ impl Drop for Place {
     }
 }
 
-fn too_many(text: String, most: usize, full: Full) -> Error {
+fn limit_error(text: String, most: usize, full: Saturated) -> Error {
     let text = format!("{text}: end one of them, or retry after the time given");
     Error::new(Reason::ResourceExhausted, text)
-        .with("limit", most.to_string())
+        .with_metadata("limit", most.to_string())
         .retry_after(full.retry_after)
 }
 
@@ -104,7 +116,9 @@ mod tests {
     use super::*;
 
     /// Takes places until there are none; answers these, and what is said then.
-    fn fill(enter: impl Fn(usize) -> Result<Place, Error>) -> (Vec<Place>, Error) {
+    fn fill(
+        enter: impl Fn(usize) -> Result<EventWatchPermit, Error>,
+    ) -> (Vec<EventWatchPermit>, Error) {
         let mut places = Vec::new();
         loop {
             match enter(places.len()) {
@@ -116,10 +130,10 @@ mod tests {
 
     #[test]
     fn places_are_bounded_and_some_are_left_for_others() {
-        let watchers = Arc::new(Watchers::default());
+        let watchers = Arc::new(EventWatchLimiter::default());
         let enter = |session: usize, caller: &str| {
             let session = (format!("{session}"), SessionId::default());
-            watchers.enter(session, &Name::from(caller))
+            watchers.try_acquire(session, &PrincipalKey::from(caller))
         };
         let refused = |error: &Error, why: &str| {
             assert_eq!(error.reason, Reason::ResourceExhausted);
@@ -150,7 +164,7 @@ mod tests {
         assert_eq!(few.len(), 8);
         refused(&error, "8 streams of this caller");
         drop((few, held));
-        assert_eq!(watchers.all.held(), 0);
+        assert_eq!(watchers.total.in_use(), 0);
         assert!(watchers.sessions().is_empty());
     }
 }

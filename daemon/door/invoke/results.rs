@@ -7,55 +7,55 @@ use crate::{
     api::v1::{self, BatchError, BatchResult, InvokeBatchResponse, InvokeResponse, InvokeStatus},
     daemon::{
         call::{
-            envelope::{rest, shortened, shortened_text},
-            invoke::batch::{BatchAnswer, BatchState},
+            envelope::{output_hint, truncate_object, truncate_text_to_json_bytes},
+            invoke::batch::{BatchCallResult, BatchCallState},
             jobs::id::as_uuid,
-            structure::{structure, unwrapped},
+            structure::{json_to_struct, struct_to_json},
         },
-        catalog::render::{Format, result::ToolResult},
+        catalog::render::{RenderFormat, result::ToolResult},
         error::Error,
         tool::{Tool as _, await_job::AwaitJob},
     },
 };
 
 /// Most bytes of the results of all calls, as JSON. A message has each of them up to five times, and has 4 MiB.
-const ALL_BYTES: usize = 640 << 10;
+const MAX_RESULTS_BYTES: usize = 640 << 10;
 /// Longest result, as JSON in bytes, of a vocabulary in which a preview stands for a longer one.
-const PREVIEWED_BYTES: usize = 12 << 10;
+const PREVIEW_THRESHOLD_BYTES: usize = 12 << 10;
 /// Most bytes of a file in a result that is not previewed, whatever they are as JSON; common texts fit more often.
 const MOST_IN_PREVIEW: usize = 6000;
 /// Characters of the preview.
-const PREVIEW_CHARACTERS: usize = 12_000;
+const MAX_PREVIEW_CHARS: usize = 12_000;
 /// What a call is told whose job has not ended in time.
-const PENDING: &str = "Job did not complete within wait_ms";
+const PENDING_MESSAGE: &str = "Job did not complete within wait_ms";
 /// And how programs tell it.
-const TIMEOUT: &str = "TIMEOUT";
+const PENDING_ERROR_CODE: &str = "TIMEOUT";
 
 /// What goes back to a model of a call, as JSON in this order.
 #[derive(Debug, Serialize)]
-struct Content<'a> {
+struct ToolMessageContent<'a> {
     ok: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pending: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     job_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Why<'a>>,
+    error: Option<ToolMessageError<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<&'a Value>,
 }
 
 #[derive(Debug, Serialize)]
-struct Why<'a> {
+struct ToolMessageError<'a> {
     code: &'a str,
     message: &'a str,
 }
 
 /// How the results of a batch are written.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct BatchResultOptions {
     /// For whose models.
-    pub(super) format: Format,
+    pub(super) format: RenderFormat,
     /// Whether errors are marked, and not only to be read in the text.
     pub(super) marks_errors: bool,
     /// Whether a preview stands for a result that is too long.
@@ -63,32 +63,32 @@ pub(super) struct Terms {
     /// Whether ids of jobs are UUIDs.
     pub(super) has_uuids: bool,
     /// Whether there are messages for models.
-    pub(super) is_waited_for: bool,
+    pub(super) is_sync: bool,
     /// The tool that reads what commands wrote, if the caller may call it.
-    pub(super) reader: Option<&'static str>,
+    pub(super) output_reader_tool: Option<&'static str>,
     /// Whether models of the caller know the tool that waits for jobs, and may call it.
-    pub(super) may_wait: bool,
+    pub(super) can_await_jobs: bool,
 }
 
 /// Writes all of them.
-pub(super) fn response(
-    answers: Vec<BatchAnswer>,
-    terms: Terms,
+pub(super) fn render_response(
+    answers: Vec<BatchCallResult>,
+    terms: BatchResultOptions,
 ) -> Result<InvokeBatchResponse, Error> {
-    let mode = if terms.is_waited_for { "sync" } else { "async" };
+    let mode = if terms.is_sync { "sync" } else { "async" };
     let mut response =
         InvokeBatchResponse { ok: true, mode: mode.to_owned(), ..InvokeBatchResponse::default() };
     let mut told = Vec::new();
-    let most = ALL_BYTES / answers.len().max(1);
+    let most = MAX_RESULTS_BYTES / answers.len().max(1);
     for answer in answers {
         let answer = match terms.has_uuids {
-            true => with_uuid(answer),
+            true => with_uuid_job_id(answer),
             false => answer,
         };
-        let (result, output) = result(answer, most, terms)?;
-        if terms.is_waited_for {
-            let shown = output.shown.as_ref().or(output.data.as_ref());
-            response.tool_messages.push(message(&result, shown)?);
+        let (result, output) = render_result(answer, most, terms)?;
+        if terms.is_sync {
+            let shown = output.model_data.as_ref().or(output.data.as_ref());
+            response.tool_messages.push(tool_message(&result, shown)?);
             told.push(ToolResult {
                 call_id: result.call_id.clone(),
                 name: result.name.clone(),
@@ -96,7 +96,7 @@ pub(super) fn response(
                 marks_errors: terms.marks_errors,
                 text: output.text,
                 data: output.data.filter(|_| !output.is_text),
-                shown: output.shown,
+                model_data: output.model_data,
             });
         }
         response.results.push(result);
@@ -106,21 +106,23 @@ pub(super) fn response(
 }
 
 /// The same, with the id of its job as a UUID.
-fn with_uuid(mut answer: BatchAnswer) -> BatchAnswer {
+fn with_uuid_job_id(mut answer: BatchCallResult) -> BatchCallResult {
     match &mut answer.state {
-        BatchState::Submitted { job, .. } | BatchState::Pending { job } => *job = as_uuid(job),
-        BatchState::Ended(ended) => ended.job_id = as_uuid(&ended.job_id),
+        BatchCallState::Submitted { job, .. } | BatchCallState::Pending { job } => {
+            *job = as_uuid(job)
+        }
+        BatchCallState::Ended(ended) => ended.job_id = as_uuid(&ended.job_id),
     }
     answer
 }
 
 /// What a call has answered.
 #[derive(Debug, Default)]
-struct Output {
+struct RenderedOutput {
     /// The object that it is, or that stands for it, for programs.
     data: Option<Value>,
     /// What models are shown of it, where that is another object.
-    shown: Option<Value>,
+    model_data: Option<Value>,
     /// Whether the tool answers by a text, for which the object stands.
     is_text: bool,
     /// What goes back to a model.
@@ -128,41 +130,45 @@ struct Output {
 }
 
 /// What came of one call: as a message, and its output.
-fn result(answer: BatchAnswer, most: usize, terms: Terms) -> Result<(BatchResult, Output), Error> {
-    let BatchAnswer { id, name, state } = answer;
+fn render_result(
+    answer: BatchCallResult,
+    most: usize,
+    terms: BatchResultOptions,
+) -> Result<(BatchResult, RenderedOutput), Error> {
+    let BatchCallResult { id, name, state } = answer;
     let result = BatchResult { call_id: id, name, ..BatchResult::default() };
     Ok(match state {
-        BatchState::Submitted { job, job_type } => {
+        BatchCallState::Submitted { job, job_type } => {
             let submitted = BatchResult { ok: true, job_id: job, job_type, ..result };
-            (submitted, Output::default())
+            (submitted, RenderedOutput::default())
         }
-        BatchState::Pending { job } => {
-            let text = match terms.may_wait {
+        BatchCallState::Pending { job } => {
+            let text = match terms.can_await_jobs {
                 true => format!(
-                    "{PENDING}; it goes on as job {job}: call {} with job_id {job:?} for its result",
+                    "{PENDING_MESSAGE}; it goes on as job {job}: call {} with job_id {job:?} for its result",
                     AwaitJob::NAME
                 ),
                 false => format!(
-                    "{PENDING}; it goes on as job {job}: the program that makes the calls can wait for its result"
+                    "{PENDING_MESSAGE}; it goes on as job {job}: the program that makes the calls can wait for its result"
                 ),
             };
             let pending = BatchResult {
                 pending: true,
                 job_id: job,
                 error: Some(BatchError {
-                    code: TIMEOUT.to_owned(),
-                    message: PENDING.to_owned(),
+                    code: PENDING_ERROR_CODE.to_owned(),
+                    message: PENDING_MESSAGE.to_owned(),
                     details: None,
                 }),
                 ..result
             };
-            let output = Output { text, ..Output::default() };
+            let output = RenderedOutput { text, ..RenderedOutput::default() };
             (pending, output)
         }
-        BatchState::Ended(ended) => {
+        BatchCallState::Ended(ended) => {
             let ended = *ended;
             let ok = ended.status() == InvokeStatus::Success;
-            let output = output(&ended, most, terms)?;
+            let output = render_output(&ended, most, terms)?;
             let error = ended.error.filter(|_| !ok).map(|error| BatchError {
                 code: error.error_type.to_uppercase(),
                 message: error.message,
@@ -176,7 +182,12 @@ fn result(answer: BatchAnswer, most: usize, terms: Terms) -> Result<(BatchResult
                     true => ended.job_id,
                     false => String::new(),
                 },
-                output: output.data.as_ref().and_then(Value::as_object).cloned().map(structure),
+                output: output
+                    .data
+                    .as_ref()
+                    .and_then(Value::as_object)
+                    .cloned()
+                    .map(json_to_struct),
                 error,
                 ..result
             };
@@ -186,8 +197,12 @@ fn result(answer: BatchAnswer, most: usize, terms: Terms) -> Result<(BatchResult
 }
 
 /// What a call has answered, no longer than it may be.
-fn output(ended: &InvokeResponse, most: usize, terms: Terms) -> Result<Output, Error> {
-    let data = ended.data.clone().map(|data| unwrapped(data, "data"));
+fn render_output(
+    ended: &InvokeResponse,
+    most: usize,
+    terms: BatchResultOptions,
+) -> Result<RenderedOutput, Error> {
+    let data = ended.data.clone().map(|data| struct_to_json(data, "data"));
     let data = data
         .transpose()
         .map_err(|_| Error::internal("an answer has numbers that JSON does not have"))?;
@@ -197,13 +212,13 @@ fn output(ended: &InvokeResponse, most: usize, terms: Terms) -> Result<Output, E
     let of_text = || is_success.then(|| json!({ "text": ended.text }));
     let data = data.map(Value::Object).or_else(of_text);
     if terms.has_previews {
-        let note = rest_note(ended, terms.reader);
-        return Ok(previewed(data, is_text, &ended.text, note));
+        let note = rest_note(ended, terms.output_reader_tool);
+        return Ok(render_preview(data, is_text, &ended.text, note));
     }
-    let rest = rest(&ended.stdout_path, &ended.stderr_path, terms.reader);
+    let rest = output_hint(&ended.stdout_path, &ended.stderr_path, terms.output_reader_tool);
     let short = |value: Value| {
         let fields = value.as_object();
-        let short = fields.and_then(|fields| shortened(fields, most, &rest));
+        let short = fields.and_then(|fields| truncate_object(fields, most, &rest));
         short.map_or(value, Value::Object)
     };
     let shown = match is_text {
@@ -214,34 +229,39 @@ fn output(ended: &InvokeResponse, most: usize, terms: Terms) -> Result<Output, E
     let text = match &shown {
         Some(shown) if ended.text.len() > most => shown.to_string(),
         Some(_) => ended.text.clone(),
-        None => shortened_text(&ended.text, most, &rest),
+        None => truncate_text_to_json_bytes(&ended.text, most, &rest),
     };
-    Ok(Output { data: data.map(short), shown, is_text, text })
+    Ok(RenderedOutput { data: data.map(short), model_data: shown, is_text, text })
 }
 
 /// The same, where a preview stands for what is too long.
-fn previewed(data: Option<Value>, is_text: bool, text: &str, note: Option<String>) -> Output {
+fn render_preview(
+    data: Option<Value>,
+    is_text: bool,
+    text: &str,
+    note: Option<String>,
+) -> RenderedOutput {
     let data = data.map(|data| {
         let whole = data.to_string();
-        if whole.len() <= PREVIEWED_BYTES {
+        if whole.len() <= PREVIEW_THRESHOLD_BYTES {
             return data;
         }
         let mut preview = json!({
             "truncated": true,
             "bytes": whole.len(),
-            "preview": beginning(&whole),
+            "preview": preview_text(&whole),
         });
         if let Some(note) = note {
             preview["rest"] = note.into();
         }
         preview
     });
-    let text = match (text.len() > PREVIEWED_BYTES, &data) {
+    let text = match (text.len() > PREVIEW_THRESHOLD_BYTES, &data) {
         (false, _) => text.to_owned(),
         (true, Some(data)) if !is_text => data.to_string(),
-        (true, _) => format!("{} … (the beginning of {} bytes)", beginning(text), text.len()),
+        (true, _) => format!("{} … (the beginning of {} bytes)", preview_text(text), text.len()),
     };
-    Output { data, shown: None, is_text, text }
+    RenderedOutput { data, model_data: None, is_text, text }
 }
 
 /// Where a model finds what a preview of a command's result leaves out.
@@ -254,14 +274,16 @@ fn rest_note(ended: &InvokeResponse, reader: Option<&str>) -> Option<String> {
     ))
 }
 
-fn beginning(text: &str) -> String {
-    text.chars().take(PREVIEW_CHARACTERS).collect()
+fn preview_text(text: &str) -> String {
+    text.chars().take(MAX_PREVIEW_CHARS).collect()
 }
 
-fn message(result: &BatchResult, output: Option<&Value>) -> Result<v1::ToolMessage, Error> {
-    let error =
-        result.error.as_ref().map(|error| Why { code: &error.code, message: &error.message });
-    let content = Content {
+fn tool_message(result: &BatchResult, output: Option<&Value>) -> Result<v1::ToolMessage, Error> {
+    let error = result
+        .error
+        .as_ref()
+        .map(|error| ToolMessageError { code: &error.code, message: &error.message });
+    let content = ToolMessageContent {
         ok: result.ok,
         pending: result.pending.then_some(true),
         job_id: result.pending.then_some(result.job_id.as_str()),

@@ -15,14 +15,15 @@ use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use self::{
-    looks::Looks,
-    watch::Watch,
-    watchers::Watchers,
-    wire::{job, lean, selected, token},
+    looks::JobLookupLimiter,
+    watch::JobStream,
+    watchers::JobWatchLimiter,
+    wire::{next_page_token, parse_job_query, wire_job, wire_job_summary},
 };
 use super::{
-    answered, check_queue, cut_page, dialect_of,
-    outlet::{Answers, outlet},
+    handle,
+    outlet::{ResponseStream, response_channel},
+    parse_dialect, truncate_page, validate_queue_name,
 };
 use crate::{
     api::v1::{
@@ -33,59 +34,59 @@ use crate::{
     daemon::{
         call::{
             Pipeline,
-            context::Incoming,
-            jobs::{Found, Live, Seen},
-            order::{Submission, cost_of_job},
-            params::{self, PARAMS, Raw},
+            context::CallContext,
+            jobs::{JobHandle, JobSnapshot, LiveOrEndedJob},
+            order::{JobSubmission, job_validation_cost},
+            params::{self, PARAMS_FIELDS, RawParams},
         },
         error::{Error, Reason, Violation},
-        store::jobs::Selection,
+        store::jobs::JobQuery,
         task,
     },
 };
 
 /// Messages that are made ahead of a slow client.
-const AHEAD: usize = 4;
+const STREAM_BUFFER_MESSAGES: usize = 4;
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Jobs {
+pub(crate) struct JobServiceHandler {
     pipeline: Arc<Pipeline>,
-    watchers: Watchers,
-    looks: Looks,
+    watch_limiter: JobWatchLimiter,
+    lookup_limiter: JobLookupLimiter,
 }
 
 #[tonic::async_trait]
-impl JobService for Jobs {
-    type WatchJobStream = Answers<WatchJobResponse>;
+impl JobService for JobServiceHandler {
+    type WatchJobStream = ResponseStream<WatchJobResponse>;
 
     async fn submit_job(
         &self,
         request: Request<SubmitJobRequest>,
     ) -> Result<Response<SubmitJobResponse>, Status> {
-        answered(request, async |incoming, request| {
+        handle(request, async |incoming, request| {
             let pipeline = Arc::clone(&self.pipeline);
             let bytes = request.encoded_len();
-            let cost = cost_of_job(&request.tool, &pipeline.catalog, bytes);
-            let held = bytes + request.params.as_ref().map_or(0, params::overhead);
+            let cost = job_validation_cost(&request.tool, &pipeline.catalog, bytes);
+            let held = bytes + request.params.as_ref().map_or(0, params::struct_overhead_bytes);
             let read = {
                 let pipeline = Arc::clone(&self.pipeline);
-                move |incoming: &Incoming| {
+                move |incoming: &CallContext| {
                     let method = "jig.v1.JobService/SubmitJob";
-                    let call = pipeline.repeatable(incoming, method, &request)?;
-                    let submission = submission(&pipeline, request)?;
-                    let order = pipeline.order(incoming, submission);
-                    Ok((call, order.map_err(of_params)?))
+                    let call = pipeline.idempotent_call(incoming, method, &request)?;
+                    let submission = parse_submission(&pipeline, request)?;
+                    let order = pipeline.validate_submission(incoming, submission);
+                    Ok((call, order.map_err(prefix_params_fields)?))
                 }
             };
-            let looked = self.pipeline.look_into(&incoming, (held, cost), read);
+            let looked = self.pipeline.validate_maybe_offloaded(&incoming, (held, cost), read);
             let (call, order) = looked.await?;
             let work = async move |is_unfinished: bool| {
                 let submitted = pipeline.submit_job(&incoming, order, is_unfinished).await?;
-                Ok(SubmitJobResponse { job: Some(lean(&submitted)) })
+                Ok(SubmitJobResponse { job: Some(wire_job_summary(&submitted)) })
             };
             // In a task of its own: a caller who goes away does not leave half a job.
-            let submitted = self.pipeline.once_whole(call, work);
+            let submitted = self.pipeline.run_once_detached(call, work);
             submitted.await
         })
         .await
@@ -95,13 +96,13 @@ impl JobService for Jobs {
         &self,
         request: Request<GetJobRequest>,
     ) -> Result<Response<GetJobResponse>, Status> {
-        answered(request, async |incoming, request| {
+        handle(request, async |incoming, request| {
             let request = self.pipeline.catalog.check("jig.v1.GetJobRequest", request)?;
-            let seen = match self.find(&incoming, &request.job_id).await? {
-                Found::Live(live) => live.seen(),
-                Found::Ended(seen) => *seen,
+            let seen = match self.find_job(&incoming, &request.job_id).await? {
+                LiveOrEndedJob::Live(live) => live.snapshot(),
+                LiveOrEndedJob::Ended(seen) => *seen,
             };
-            Ok(GetJobResponse { job: Some(job(seen)?) })
+            Ok(GetJobResponse { job: Some(wire_job(seen)?) })
         })
         .await
     }
@@ -110,23 +111,23 @@ impl JobService for Jobs {
         &self,
         request: Request<ListJobsRequest>,
     ) -> Result<Response<ListJobsResponse>, Status> {
-        answered(request, async |incoming, request| {
+        handle(request, async |incoming, request| {
             let request = self.pipeline.catalog.check("jig.v1.ListJobsRequest", request)?;
-            let workspace = self.pipeline.scene(&incoming)?.workspace.name();
-            let selection = selected(request, workspace)?;
-            let asked = Selection {
-                tools: self.pipeline.tools_of_jobs(&incoming),
+            let workspace = self.pipeline.workspace_context(&incoming)?.workspace.name();
+            let selection = parse_job_query(request, workspace)?;
+            let asked = JobQuery {
+                tools: self.pipeline.visible_job_tools(&incoming),
                 // One more, to know whether there is one.
-                number: selection.number + 1,
+                limit: selection.limit + 1,
                 ..selection.clone()
             };
-            let look = self.looks.enter(&incoming.principal).await?;
+            let look = self.lookup_limiter.acquire(&incoming.principal).await?;
             let mut jobs = self.pipeline.jobs.list(asked).await?;
             drop(look);
-            let last = cut_page(&mut jobs, selection.number as usize);
+            let last = truncate_page(&mut jobs, selection.limit as usize);
             Ok(ListJobsResponse {
-                next_page_token: last.map(token).unwrap_or_default(),
-                jobs: jobs.iter().map(lean).collect(),
+                next_page_token: last.map(next_page_token).unwrap_or_default(),
+                jobs: jobs.iter().map(wire_job_summary).collect(),
             })
         })
         .await
@@ -136,21 +137,21 @@ impl JobService for Jobs {
         &self,
         request: Request<WaitJobRequest>,
     ) -> Result<Response<WaitJobResponse>, Status> {
-        answered(request, async |incoming, request| {
+        handle(request, async |incoming, request| {
             let request = self.pipeline.catalog.check("jig.v1.WaitJobRequest", request)?;
-            let seen = match self.find(&incoming, &request.job_id).await? {
-                Found::Ended(seen) => *seen,
-                Found::Live(live) => {
+            let seen = match self.find_job(&incoming, &request.job_id).await? {
+                LiveOrEndedJob::Ended(seen) => *seen,
+                LiveOrEndedJob::Live(live) => {
                     let wait = request.wait_ms.map(u64::from).map(Duration::from_millis);
                     let until = wait.map(|wait| Instant::now() + wait);
                     tokio::select! {
                         biased;
-                        seen = ended(&self.pipeline, &live) => seen?,
-                        () = task::until(until) => live.seen(),
+                        seen = wait_until_ended(&self.pipeline, &live) => seen?,
+                        () = task::sleep_until(until) => live.snapshot(),
                     }
                 }
             };
-            Ok(WaitJobResponse { job: Some(job(seen)?) })
+            Ok(WaitJobResponse { job: Some(wire_job(seen)?) })
         })
         .await
     }
@@ -159,23 +160,26 @@ impl JobService for Jobs {
         &self,
         request: Request<CancelJobRequest>,
     ) -> Result<Response<CancelJobResponse>, Status> {
-        answered(request, async |incoming, request| {
-            let call =
-                self.pipeline.repeatable(&incoming, "jig.v1.JobService/CancelJob", &request)?;
+        handle(request, async |incoming, request| {
+            let call = self.pipeline.idempotent_call(
+                &incoming,
+                "jig.v1.JobService/CancelJob",
+                &request,
+            )?;
             let request = self.pipeline.catalog.check("jig.v1.CancelJobRequest", request)?;
             let pipeline = Arc::clone(&self.pipeline);
             // Ended once or twice, it has ended.
             let work = async move |_is_unfinished: bool| {
                 let seen = match pipeline.find_job(&incoming, &request.job_id).await? {
-                    Found::Ended(seen) => *seen,
-                    Found::Live(live) => {
+                    LiveOrEndedJob::Ended(seen) => *seen,
+                    LiveOrEndedJob::Live(live) => {
                         pipeline.jobs.cancel(&live).await;
-                        ended(&pipeline, &live).await?
+                        wait_until_ended(&pipeline, &live).await?
                     }
                 };
-                Ok(CancelJobResponse { job: Some(job(seen)?) })
+                Ok(CancelJobResponse { job: Some(wire_job(seen)?) })
             };
-            self.pipeline.once_whole(call, work).await
+            self.pipeline.run_once_detached(call, work).await
         })
         .await
     }
@@ -184,38 +188,43 @@ impl JobService for Jobs {
         &self,
         request: Request<WatchJobRequest>,
     ) -> Result<Response<Self::WatchJobStream>, Status> {
-        answered(request, async |incoming, request| {
+        handle(request, async |incoming, request| {
             let request = self.pipeline.catalog.check("jig.v1.WatchJobRequest", request)?;
-            let found = self.find(&incoming, &request.job_id).await?;
-            let place = self.watchers.enter(&incoming.principal)?;
-            let (sender, last, answers) = outlet(AHEAD, &incoming.call_id);
+            let found = self.find_job(&incoming, &request.job_id).await?;
+            let place = self.watch_limiter.try_acquire(&incoming.principal)?;
+            let (sender, last, answers) =
+                response_channel(STREAM_BUFFER_MESSAGES, &incoming.call_id);
             let pipeline = Arc::clone(&self.pipeline);
-            let watch = Watch::new(pipeline, incoming, found, &request, place)?;
-            task::spawn_tracked("watch of a job", watch.send(sender, last));
+            let watch = JobStream::new(pipeline, incoming, found, &request, place)?;
+            task::spawn_tracked("watch of a job", watch.run(sender, last));
             Ok(answers)
         })
         .await
     }
 }
 
-impl Jobs {
+impl JobServiceHandler {
     /// Those of a pipeline.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
-        Self { pipeline, watchers: Watchers::default(), looks: Looks::default() }
+        Self {
+            pipeline,
+            watch_limiter: JobWatchLimiter::default(),
+            lookup_limiter: JobLookupLimiter::default(),
+        }
     }
 
-    async fn find(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
-        let _look = self.looks.enter(&incoming.principal).await?;
+    async fn find_job(&self, incoming: &CallContext, id: &str) -> Result<LiveOrEndedJob, Error> {
+        let _look = self.lookup_limiter.acquire(&incoming.principal).await?;
         self.pipeline.find_job(incoming, id).await
     }
 }
 
 /// Waits until a job has ended, or the daemon has drained long enough.
-async fn ended(pipeline: &Pipeline, live: &Live) -> Result<Seen, Error> {
+async fn wait_until_ended(pipeline: &Pipeline, live: &JobHandle) -> Result<JobSnapshot, Error> {
     tokio::select! {
         biased;
-        seen = live.ended() => Ok(seen),
-        () = pipeline.drain.end_token().cancelled_owned() => {
+        seen = live.wait_for_end() => Ok(seen),
+        () = pipeline.shutdown.terminate_token().cancelled_owned() => {
             let text = "the daemon is shutting down, and the job has not ended: wait on when it is back";
             Err(Error::new(Reason::Draining, text))
         }
@@ -223,18 +232,21 @@ async fn ended(pipeline: &Pipeline, live: &Live) -> Result<Seen, Error> {
 }
 
 /// What is to be done, of a request.
-fn submission(pipeline: &Pipeline, mut request: SubmitJobRequest) -> Result<Submission, Error> {
+fn parse_submission(
+    pipeline: &Pipeline,
+    mut request: SubmitJobRequest,
+) -> Result<JobSubmission, Error> {
     // The tool looks at them.
     let json = take(&mut request.params_json);
-    let params = Raw::new(request.params.take(), json, PARAMS);
-    let checked = pipeline.catalog.look_at("jig.v1.SubmitJobRequest", request, false)?;
+    let params = RawParams::new(request.params.take(), json, PARAMS_FIELDS);
+    let checked = pipeline.catalog.validate("jig.v1.SubmitJobRequest", request, false)?;
     let (request, mut violations) = (checked.request, checked.violations);
-    let dialect = dialect_of(&request.dialect, &mut violations);
-    violations.extend(params.twice());
+    let dialect = parse_dialect(&request.dialect, &mut violations);
+    violations.extend(params.conflict_violations());
     let queue = request.queue.unwrap_or_default();
-    check_queue(&queue, &mut violations);
-    match params.read() {
-        Ok(params) if violations.is_empty() => Ok(Submission {
+    validate_queue_name(&queue, &mut violations);
+    match params.parse() {
+        Ok(params) if violations.is_empty() => Ok(JobSubmission {
             dialect,
             tool: request.tool,
             params,
@@ -249,7 +261,7 @@ fn submission(pipeline: &Pipeline, mut request: SubmitJobRequest) -> Result<Subm
 }
 
 /// What is wrong with parameters, which are a field of the request here.
-fn of_params(error: Error) -> Error {
+fn prefix_params_fields(error: Error) -> Error {
     if error.violations.is_empty() {
         return error;
     }

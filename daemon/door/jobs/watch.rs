@@ -8,7 +8,7 @@ use tokio::{
     time::sleep,
 };
 
-use super::wire::{job, lean};
+use super::wire::{wire_job, wire_job_summary};
 use crate::{
     api::v1::{
         JobKeepAlive, JobOutput, WatchJobRequest, WatchJobResponse, watch_job_response::Event,
@@ -16,16 +16,16 @@ use crate::{
     daemon::{
         call::{
             self, Pipeline,
-            context::Incoming,
-            jobs::{Found, Seen},
+            context::CallContext,
+            jobs::{JobSnapshot, LiveOrEndedJob},
         },
-        door::outlet::{self, Answer, LastWord, SILENCE},
+        door::outlet::{self, CLIENT_READ_TIMEOUT, StreamItem, StreamTerminator},
         error::{Error, Reason},
-        queue::Place,
+        queue::Permit,
         store::{
             jobs::Job,
-            session::{Artifact, SessionId, Step},
-            sessions::Sessions,
+            session::{OpenedArtifact, SessionId, StepId},
+            sessions::SessionStore,
         },
         task,
     },
@@ -35,19 +35,19 @@ use crate::{
 const CHUNK_BYTES: usize = 64 * 1024;
 
 /// One who watches.
-pub(super) struct Watch {
+pub(super) struct JobStream {
     pipeline: Arc<Pipeline>,
     /// The call, as one of the session that the job is of.
-    incoming: Incoming,
-    seen: watch::Receiver<Seen>,
-    written: watch::Receiver<()>,
-    streams: [Stream; 2],
-    keep_alive: Duration,
-    _place: Place,
+    incoming: CallContext,
+    updates: watch::Receiver<JobSnapshot>,
+    output_written: watch::Receiver<()>,
+    streams: [JobOutputCursor; 2],
+    keep_alive_interval: Duration,
+    _permit: Permit,
 }
 
 /// One of the two outputs.
-struct Stream {
+struct JobOutputCursor {
     /// Where it goes on.
     offset: u64,
     file: Option<Arc<File>>,
@@ -55,75 +55,81 @@ struct Stream {
 }
 
 /// Why nothing more is sent.
-enum Over {
+enum JobStreamEnd {
     /// The watcher is gone, or has all.
-    Gone,
+    Closed,
     /// This is to be told.
     Failed(Error),
 }
 
-impl Watch {
+impl JobStream {
     pub(super) fn new(
         pipeline: Arc<Pipeline>,
-        incoming: Incoming,
-        found: Found,
+        incoming: CallContext,
+        found: LiveOrEndedJob,
         request: &WatchJobRequest,
-        place: Place,
+        place: Permit,
     ) -> Result<Self, Error> {
         let (seen, written) = match found {
-            Found::Live(live) => (live.watch(), live.written().subscribe()),
-            Found::Ended(seen) => {
+            LiveOrEndedJob::Live(live) => (live.watch(), live.output_notifier().subscribe()),
+            LiveOrEndedJob::Ended(seen) => {
                 (watch::Sender::new(*seen).subscribe(), watch::Sender::new(()).subscribe())
             }
         };
         let session = SessionId::parse(&seen.borrow().job.session)
             .ok_or_else(|| Error::internal("a job has no session"))?;
-        let stream = |offset, event| Stream { offset, file: None, event };
+        let stream = |offset, event| JobOutputCursor { offset, file: None, event };
         Ok(Self {
             pipeline,
-            incoming: Incoming { session, ..incoming },
-            seen,
-            written,
+            incoming: CallContext { session, ..incoming },
+            updates: seen,
+            output_written: written,
             streams: [
                 stream(request.stdout_offset, Event::Stdout),
                 stream(request.stderr_offset, Event::Stderr),
             ],
-            keep_alive: Duration::from_secs(u64::from(request.keep_alive_sec.unwrap_or(30))),
-            _place: place,
+            keep_alive_interval: Duration::from_secs(u64::from(
+                request.keep_alive_sec.unwrap_or(30),
+            )),
+            _permit: place,
         })
     }
 
     /// Sends what becomes of the job until it has ended, the watcher is gone, its deadline has passed,
     /// or the daemon has drained long enough.
-    pub(super) async fn send(
+    pub(super) async fn run(
         mut self,
-        sender: Sender<Answer<WatchJobResponse>>,
-        last: LastWord<WatchJobResponse>,
+        sender: Sender<StreamItem<WatchJobResponse>>,
+        last: StreamTerminator<WatchJobResponse>,
     ) {
-        let (deadline, end) = (self.incoming.deadline, self.pipeline.drain.end_token());
+        let (deadline, end) = (self.incoming.deadline, self.pipeline.shutdown.terminate_token());
         let over = tokio::select! {
             biased;
-            () = task::until(deadline) => Over::Failed(call::timed_out("WatchJob")),
+            () = task::sleep_until(deadline) => JobStreamEnd::Failed(call::timeout_error("WatchJob")),
             () = end.cancelled() => {
                 let text = "the daemon is shutting down: watch on when it is back";
-                Over::Failed(Error::new(Reason::Draining, text))
+                JobStreamEnd::Failed(Error::new(Reason::Draining, text))
             }
-            over = self.send_all(&sender) => over,
+            over = self.forward_updates(&sender) => over,
         };
-        if let Over::Failed(error) = over {
-            last.say(&error);
+        if let JobStreamEnd::Failed(error) = over {
+            last.fail(&error);
         }
     }
 
-    async fn send_all(&mut self, sender: &Sender<Answer<WatchJobResponse>>) -> Over {
+    async fn forward_updates(
+        &mut self,
+        sender: &Sender<StreamItem<WatchJobResponse>>,
+    ) -> JobStreamEnd {
         let mut told = None;
         loop {
             // Before the output is read: what is final has nothing behind what is read then.
-            let seen = self.seen.borrow_and_update().clone();
+            let seen = self.updates.borrow_and_update().clone();
             let ended = seen.job.state.is_final();
-            self.written.mark_unchanged();
+            self.output_written.mark_unchanged();
             if !ended && told != Some(seen.job.state) {
-                if let Err(over) = tell(sender, Event::Job(lean(&seen.job))).await {
+                if let Err(over) = send_event(sender, Event::Job(wire_job_summary(&seen.job))).await
+                {
                     return over;
                 }
                 told = Some(seen.job.state);
@@ -132,27 +138,27 @@ impl Watch {
                 return over;
             }
             if ended {
-                return match job(seen) {
-                    Ok(job) => match tell(sender, Event::Job(job)).await {
-                        Ok(()) => Over::Gone,
+                return match wire_job(seen) {
+                    Ok(job) => match send_event(sender, Event::Job(job)).await {
+                        Ok(()) => JobStreamEnd::Closed,
                         Err(over) => over,
                     },
-                    Err(error) => Over::Failed(error),
+                    Err(error) => JobStreamEnd::Failed(error),
                 };
             }
             tokio::select! {
-                changed = self.seen.changed() => {
+                changed = self.updates.changed() => {
                     if changed.is_err() {
-                        return Over::Failed(Error::internal("a job was dropped before its end"));
+                        return JobStreamEnd::Failed(Error::internal("a job was dropped before its end"));
                     }
                 }
-                _either = self.written.changed() => {}
-                () = sleep(self.keep_alive) => {
-                    if let Err(over) = tell(sender, Event::KeepAlive(JobKeepAlive {})).await {
+                _either = self.output_written.changed() => {}
+                () = sleep(self.keep_alive_interval) => {
+                    if let Err(over) = send_event(sender, Event::KeepAlive(JobKeepAlive {})).await {
                         return over;
                     }
                 }
-                () = sender.closed() => return Over::Gone,
+                () = sender.closed() => return JobStreamEnd::Closed,
             }
         }
     }
@@ -161,59 +167,62 @@ impl Watch {
     async fn send_output(
         &mut self,
         job: &Job,
-        sender: &Sender<Answer<WatchJobResponse>>,
-    ) -> Result<(), Over> {
+        sender: &Sender<StreamItem<WatchJobResponse>>,
+    ) -> Result<(), JobStreamEnd> {
         let Some(step) = job.step else { return Ok(()) };
-        let paths = Step::paths(step);
+        let paths = StepId::stream_paths(step);
         for (stream, path) in self.streams.iter_mut().zip(paths) {
             if stream.file.is_none() {
-                let opened = open(&self.pipeline, &self.incoming, path).await;
-                stream.file = opened.map_err(Over::Failed)?;
+                let opened = open_artifact(&self.pipeline, &self.incoming, path).await;
+                stream.file = opened.map_err(JobStreamEnd::Failed)?;
             }
             let Some(file) = stream.file.clone() else {
                 continue;
             };
             loop {
-                let data = read(Arc::clone(&file), stream.offset).await;
-                let data = data.map_err(Over::Failed)?;
+                let data = read_chunk(Arc::clone(&file), stream.offset).await;
+                let data = data.map_err(JobStreamEnd::Failed)?;
                 if data.is_empty() {
                     break;
                 }
                 let output = JobOutput { offset: stream.offset, data: data.into() };
                 stream.offset += output.data.len() as u64;
-                tell(sender, (stream.event)(output)).await?;
+                send_event(sender, (stream.event)(output)).await?;
             }
         }
         Ok(())
     }
 }
 
-async fn tell(sender: &Sender<Answer<WatchJobResponse>>, event: Event) -> Result<(), Over> {
+async fn send_event(
+    sender: &Sender<StreamItem<WatchJobResponse>>,
+    event: Event,
+) -> Result<(), JobStreamEnd> {
     let message = WatchJobResponse { event: Some(event) };
     let how = "watch on from the last offsets when you can";
-    let told = outlet::tell(sender, message, SILENCE, how).await;
-    told.map_err(|error| error.map_or(Over::Gone, Over::Failed))
+    let told = outlet::send_or_timeout(sender, message, CLIENT_READ_TIMEOUT, how).await;
+    told.map_err(|error| error.map_or(JobStreamEnd::Closed, JobStreamEnd::Failed))
 }
 
 /// Opens an artifact of a session, if there is something in it.
-async fn open(
+async fn open_artifact(
     pipeline: &Pipeline,
-    incoming: &Incoming,
+    incoming: &CallContext,
     path: String,
 ) -> Result<Option<Arc<File>>, Error> {
-    let open = move |sessions: &Sessions, workspace: &str, id: &SessionId| {
-        let session = sessions.existing(workspace, id)?;
-        session.map_or(Ok(Artifact::Missing), |session| session.artifact(&path))
+    let open = move |sessions: &SessionStore, workspace: &str, id: &SessionId| {
+        let session = sessions.open_existing(workspace, id)?;
+        session.map_or(Ok(OpenedArtifact::Missing), |session| session.open_artifact(&path))
     };
     let held = Arc::default() as Arc<()>;
-    Ok(match pipeline.look(incoming, &held, open).await? {
-        Artifact::File(file) => Some(Arc::new(file)),
-        Artifact::Empty | Artifact::Missing => None,
+    Ok(match pipeline.query_session(incoming, &held, open).await? {
+        OpenedArtifact::File(file) => Some(Arc::new(file)),
+        OpenedArtifact::Empty | OpenedArtifact::Missing => None,
     })
 }
 
-async fn read(file: Arc<File>, offset: u64) -> Result<Vec<u8>, Error> {
-    let read = task::blocking(move || {
+async fn read_chunk(file: Arc<File>, offset: u64) -> Result<Vec<u8>, Error> {
+    let read = task::spawn_blocking(move || {
         // The kernel does not know all offsets that there are.
         if offset >= file.metadata()?.len() {
             return Ok(Vec::new());

@@ -5,38 +5,38 @@ use std::sync::Arc;
 use crate::daemon::{
     call::access::principal::Principal,
     error::{Error, Reason},
-    queue::{Place, Queue, Share},
+    queue::{Limiter, Permit, Sharing},
 };
 
 /// Streams of one caller.
-const OF_ONE: usize = 64;
+const MAX_WATCHERS_PER_PRINCIPAL: usize = 64;
 /// Streams of all callers. Each has two files open, and a few messages of 64 KiB on their way.
-const OF_ALL: usize = 512;
+const MAX_WATCHERS: usize = 512;
 
 /// Those who watch.
 #[derive(Debug)]
-pub(super) struct Watchers(Arc<Queue>);
+pub(super) struct JobWatchLimiter(Arc<Limiter>);
 
-impl Default for Watchers {
+impl Default for JobWatchLimiter {
     fn default() -> Self {
-        Self(Queue::new(OF_ALL, Share::Reserve, 0))
+        Self(Limiter::new(MAX_WATCHERS, Sharing::KeepHeadroom, 0))
     }
 }
 
-impl Watchers {
+impl JobWatchLimiter {
     /// Takes a place.
-    pub(super) fn enter(&self, principal: &Principal) -> Result<Place, Error> {
-        let full = match self.0.at_once(principal.lane(), OF_ONE) {
+    pub(super) fn try_acquire(&self, principal: &Principal) -> Result<Permit, Error> {
+        let full = match self.0.try_acquire(principal.key(), MAX_WATCHERS_PER_PRINCIPAL) {
             Ok(place) => return Ok(place),
             Err(full) => full,
         };
         let text = format!(
-            "{} watches {} jobs already, of at most {OF_ONE} of one caller and {OF_ALL} of all: end one of these streams, or retry after the time given",
+            "{} watches {} jobs already, of at most {MAX_WATCHERS_PER_PRINCIPAL} of one caller and {MAX_WATCHERS} of all: end one of these streams, or retry after the time given",
             principal.name(),
-            full.held
+            full.in_use
         );
         Err(Error::new(Reason::ResourceExhausted, text)
-            .with("limit", OF_ONE.to_string())
+            .with_metadata("limit", MAX_WATCHERS_PER_PRINCIPAL.to_string())
             .retry_after(full.retry_after))
     }
 }

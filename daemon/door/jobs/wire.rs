@@ -3,25 +3,25 @@
 use crate::{
     api::v1::{self, ListJobsRequest},
     daemon::{
-        call::jobs::Seen,
+        call::jobs::JobSnapshot,
         error::{Error, Violation},
-        store::jobs::{Job, JobState, Selection},
+        store::jobs::{Job, JobQuery, JobState},
     },
 };
 
 /// Length of an id: a ULID.
-const ID_LENGTH: usize = 26;
+const JOB_ID_BYTES: usize = 26;
 
 /// A job, with what came of it.
-pub(super) fn job(seen: Seen) -> Result<v1::Job, Error> {
-    Ok(v1::Job { result: seen.response()?, ..lean(&seen.job) })
+pub(super) fn wire_job(seen: JobSnapshot) -> Result<v1::Job, Error> {
+    Ok(v1::Job { result: seen.response()?, ..wire_job_summary(&seen.job) })
 }
 
 /// A job, without what came of it.
-pub(super) fn lean(job: &Job) -> v1::Job {
+pub(super) fn wire_job_summary(job: &Job) -> v1::Job {
     v1::Job {
         job_id: job.id.clone(),
-        state: state(job.state).into(),
+        state: wire_job_state(job.state).into(),
         tool: job.tool.clone(),
         dialect: job.dialect.clone(),
         queue: job.queue.clone(),
@@ -37,7 +37,10 @@ pub(super) fn lean(job: &Job) -> v1::Job {
 }
 
 /// Which jobs a request asks for.
-pub(super) fn selected(request: ListJobsRequest, workspace: &str) -> Result<Selection, Error> {
+pub(super) fn parse_job_query(
+    request: ListJobsRequest,
+    workspace: &str,
+) -> Result<JobQuery, Error> {
     let states = request.states().filter_map(|state| match state {
         v1::JobState::Queued => Some(JobState::Queued),
         v1::JobState::Running => Some(JobState::Running),
@@ -55,7 +58,7 @@ pub(super) fn selected(request: ListJobsRequest, workspace: &str) -> Result<Sele
     }
     let token = &request.page_token;
     let is_token =
-        token.len() == ID_LENGTH && token.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        token.len() == JOB_ID_BYTES && token.bytes().all(|byte| byte.is_ascii_alphanumeric());
     if !token.is_empty() && !is_token {
         let text = "must be next_page_token of the response before this one";
         violations.push(Violation::new("page_token", text));
@@ -63,22 +66,22 @@ pub(super) fn selected(request: ListJobsRequest, workspace: &str) -> Result<Sele
     if !violations.is_empty() {
         return Err(Error::invalid(violations));
     }
-    Ok(Selection {
+    Ok(JobQuery {
         workspace: workspace.to_owned(),
         states,
         tools: None,
         queue: Some(request.queue).filter(|queue| !queue.is_empty()),
         before: Some(request.page_token).filter(|token| !token.is_empty()),
-        number: request.page_size.unwrap_or_default(),
+        limit: request.page_size.unwrap_or_default(),
     })
 }
 
 /// What the jobs behind this one are asked for with.
-pub(super) fn token(last: &Job) -> String {
+pub(super) fn next_page_token(last: &Job) -> String {
     last.id.clone()
 }
 
-fn state(state: JobState) -> v1::JobState {
+fn wire_job_state(state: JobState) -> v1::JobState {
     match state {
         JobState::Queued => v1::JobState::Queued,
         JobState::Running => v1::JobState::Running,

@@ -10,12 +10,12 @@ use crate::{
         StartResponse, attach_response, start_response,
     },
     daemon::{
-        door::outlet::{Answer, Answers, LastWord, outlet},
+        door::outlet::{ResponseStream, StreamItem, StreamTerminator, response_channel},
         error::{Error, Reason},
         process::{
-            live::{Exit, Reader},
+            live::{OutputReader, ProcessExit},
             outcome::signal_name,
-            transcript::{Chunk, Event, Gap},
+            transcript::{OutputChunk, OutputEvent, OutputGap},
         },
         store::session::StreamName,
         task,
@@ -24,11 +24,11 @@ use crate::{
 };
 
 /// Messages that are on their way to a client that does not take them.
-const MESSAGES_AHEAD: usize = 2;
+const STREAM_BUFFER_MESSAGES: usize = 2;
 
 /// What a stream says.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum StreamEvent {
     Started(ProcessStarted),
     Stdout(ProcessOutput),
     Stderr(ProcessOutput),
@@ -39,73 +39,77 @@ pub(super) enum Said {
 
 /// What the caller's deadline means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AtDeadline {
+pub(super) enum OnDeadline {
     /// The process is ended with the stream.
-    End,
+    EndProcess,
     /// Only the stream ends.
-    Leave,
+    Detach,
 }
 
 /// A stream that goes on.
-pub(super) struct Sending {
-    pub(super) reader: Reader,
+pub(super) struct ProcessStream {
+    pub(super) reader: OutputReader,
     /// Id of the call that it answers.
     pub(super) call_id: String,
     /// The isolation in force.
     pub(super) isolation: String,
     /// How long nothing is said before that is said.
-    pub(super) silence: Duration,
+    pub(super) keep_alive_interval: Duration,
     pub(super) deadline: Option<Instant>,
-    pub(super) at_deadline: AtDeadline,
+    pub(super) on_deadline: OnDeadline,
 }
 
-impl Sending {
+impl ProcessStream {
     /// Begins to send.
-    pub(super) fn begin<M>(self) -> Answers<M>
+    pub(super) fn spawn<M>(self) -> ResponseStream<M>
     where
-        M: From<Said> + Send + 'static,
+        M: From<StreamEvent> + Send + 'static,
     {
-        let (sender, last, answers) = outlet(MESSAGES_AHEAD, &self.call_id);
-        task::spawn("process stream", self.send(sender, last));
+        let (sender, last, answers) = response_channel(STREAM_BUFFER_MESSAGES, &self.call_id);
+        task::spawn("process stream", self.run(sender, last));
         answers
     }
 
-    async fn send<M: From<Said>>(mut self, sender: Sender<Answer<M>>, last: LastWord<M>) {
+    async fn run<M: From<StreamEvent>>(
+        mut self,
+        sender: Sender<StreamItem<M>>,
+        last: StreamTerminator<M>,
+    ) {
         let error = loop {
             let said = tokio::select! {
                 biased;
                 () = sender.closed() => return,
-                () = task::until(self.deadline) => break self.timed_out(),
-                event = self.reader.next() => match event {
-                    Some(Event::End(ending)) => match &*ending {
-                        Ok(exit) => Said::Exited(self.exited(exit)),
-                        Err(error) => return last.say(error),
+                () = task::sleep_until(self.deadline) => break self.deadline_error(),
+                event = self.reader.next_event() => match event {
+                    Some(OutputEvent::End(ending)) => match &*ending {
+                        Ok(exit) => StreamEvent::Exited(self.exited_event(exit)),
+                        Err(error) => return last.fail(error),
                     },
-                    Some(Event::Started) => Said::Started(self.started()),
-                    Some(Event::Chunk(chunk)) => output(chunk),
-                    Some(Event::Gap(gap)) => Said::Gap(wire_gap(gap)),
+                    Some(OutputEvent::Started) => StreamEvent::Started(self.started_event()),
+                    Some(OutputEvent::Chunk(chunk)) => output_event(chunk),
+                    Some(OutputEvent::Gap(gap)) => StreamEvent::Gap(wire_gap(gap)),
                     None => return,
                 },
-                () = sleep(self.silence) => Said::KeepAlive(ProcessKeepAlive {
-                    last_sequence: self.reader.process().transcript.last_sequence(),
+                () = sleep(self.keep_alive_interval) => StreamEvent::KeepAlive(ProcessKeepAlive {
+                    last_sequence: self.reader.process().replay_buffer.last_sequence(),
                 }),
             };
             tokio::select! {
                 biased;
-                () = task::until(self.deadline) => break self.timed_out(),
+                () = task::sleep_until(self.deadline) => break self.deadline_error(),
                 sent = sender.send(Ok(M::from(said))) => if sent.is_err() {
                     return;
                 },
             }
         };
-        last.say(&error);
+        last.fail(&error);
     }
 
-    fn started(&self) -> ProcessStarted {
+    fn started_event(&self) -> ProcessStarted {
         let process = self.reader.process();
-        let [stdout_path, stderr_path] = process.paths();
+        let [stdout_path, stderr_path] = process.output_paths();
         ProcessStarted {
-            process_id: process.about.id.clone(),
+            process_id: process.info.id.clone(),
             start_time: process.start_time().map(Into::into),
             stdout_path,
             stderr_path,
@@ -113,60 +117,60 @@ impl Sending {
         }
     }
 
-    fn exited(&self, exit: &Exit) -> ProcessExited {
-        let finished = &exit.finished;
-        let ended = &finished.ended;
+    fn exited_event(&self, exit: &ProcessExit) -> ProcessExited {
+        let finished = &exit.result;
+        let ended = &finished.termination;
         ProcessExited {
             outcome: wire_outcome(ended.outcome).into(),
             exit_code: ended.outcome.exit_code(),
             signal: ended.outcome.signal().map(signal_name).unwrap_or_default(),
             stdout: finished.stdout.text.clone(),
             stderr: finished.stderr.text.clone(),
-            stdout_bytes: finished.stdout.bytes,
-            stderr_bytes: finished.stderr.bytes,
+            stdout_bytes: finished.stdout.total_bytes,
+            stderr_bytes: finished.stderr.total_bytes,
             stdout_truncated: finished.stdout.truncated,
             stderr_truncated: finished.stderr.truncated,
             stdout_path: exit.stdout_path.clone(),
             stderr_path: exit.stderr_path.clone(),
-            limit: limit_name(ended.limit),
+            limit: limit_name(ended.exceeded_limit),
             kill_pending: ended.kill_pending,
             duration_ms: u64::try_from(finished.duration.as_millis()).unwrap_or(u64::MAX),
             usage: ended.usage.as_ref().map(wire_usage),
             isolation: self.isolation.clone(),
             artifact_error: exit.artifact_error(),
-            last_sequence: self.reader.process().transcript.last_sequence(),
+            last_sequence: self.reader.process().replay_buffer.last_sequence(),
         }
     }
 
-    fn timed_out(&self) -> Error {
-        match self.at_deadline {
-            AtDeadline::End => {
+    fn deadline_error(&self) -> Error {
+        match self.on_deadline {
+            OnDeadline::EndProcess => {
                 self.reader.process().abandon();
-                deadline_passed(
+                timeout_error(
                     "the command was ended with it: give it more time, or have it go on (ON_DISCONNECT_KEEP)",
                 )
             }
-            AtDeadline::Leave => {
-                deadline_passed("the process goes on: Attach reads what comes next")
+            OnDeadline::Detach => {
+                timeout_error("the process goes on: Attach reads what comes next")
             }
         }
     }
 }
 
-fn deadline_passed(what: &str) -> Error {
+fn timeout_error(what: &str) -> Error {
     let text = format!("the deadline of this stream has passed; {what}");
     Error::new(Reason::Timeout, text)
 }
 
-fn output(chunk: Chunk) -> Said {
+fn output_event(chunk: OutputChunk) -> StreamEvent {
     let output = ProcessOutput { sequence: chunk.sequence, offset: chunk.offset, data: chunk.data };
     match chunk.stream {
-        StreamName::Stdout => Said::Stdout(output),
-        StreamName::Stderr => Said::Stderr(output),
+        StreamName::Stdout => StreamEvent::Stdout(output),
+        StreamName::Stderr => StreamEvent::Stderr(output),
     }
 }
 
-fn wire_gap(gap: Gap) -> ProcessGap {
+fn wire_gap(gap: OutputGap) -> ProcessGap {
     ProcessGap {
         next_sequence: gap.next_sequence,
         stdout_offset: gap.stdout_offset,
@@ -174,31 +178,31 @@ fn wire_gap(gap: Gap) -> ProcessGap {
     }
 }
 
-impl From<Said> for StartResponse {
-    fn from(said: Said) -> Self {
+impl From<StreamEvent> for StartResponse {
+    fn from(said: StreamEvent) -> Self {
         use start_response::Event;
         let event = match said {
-            Said::Started(started) => Event::Started(started),
-            Said::Stdout(output) => Event::Stdout(output),
-            Said::Stderr(output) => Event::Stderr(output),
-            Said::Gap(gap) => Event::Gap(gap),
-            Said::KeepAlive(keep_alive) => Event::KeepAlive(keep_alive),
-            Said::Exited(exited) => Event::Exited(exited),
+            StreamEvent::Started(started) => Event::Started(started),
+            StreamEvent::Stdout(output) => Event::Stdout(output),
+            StreamEvent::Stderr(output) => Event::Stderr(output),
+            StreamEvent::Gap(gap) => Event::Gap(gap),
+            StreamEvent::KeepAlive(keep_alive) => Event::KeepAlive(keep_alive),
+            StreamEvent::Exited(exited) => Event::Exited(exited),
         };
         Self { event: Some(event) }
     }
 }
 
-impl From<Said> for AttachResponse {
-    fn from(said: Said) -> Self {
+impl From<StreamEvent> for AttachResponse {
+    fn from(said: StreamEvent) -> Self {
         use attach_response::Event;
         let event = match said {
-            Said::Started(started) => Event::Started(started),
-            Said::Stdout(output) => Event::Stdout(output),
-            Said::Stderr(output) => Event::Stderr(output),
-            Said::Gap(gap) => Event::Gap(gap),
-            Said::KeepAlive(keep_alive) => Event::KeepAlive(keep_alive),
-            Said::Exited(exited) => Event::Exited(exited),
+            StreamEvent::Started(started) => Event::Started(started),
+            StreamEvent::Stdout(output) => Event::Stdout(output),
+            StreamEvent::Stderr(output) => Event::Stderr(output),
+            StreamEvent::Gap(gap) => Event::Gap(gap),
+            StreamEvent::KeepAlive(keep_alive) => Event::KeepAlive(keep_alive),
+            StreamEvent::Exited(exited) => Event::Exited(exited),
         };
         Self { event: Some(event) }
     }

@@ -25,50 +25,53 @@ use std::{
 use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-use self::upload::{Key, State, Turn, Upload, key, make_room, now, place, take_expired};
-pub(super) use self::upload::{MOST_BYTES, expiry};
+pub(super) use self::upload::{MAX_PAUSED_BYTES, expires_at};
+use self::upload::{
+    UploadAttempt, UploadKey, UploadSession, UploadState, draft_place, evict, now_unix_secs,
+    take_expired, upload_key,
+};
 use crate::daemon::{
-    descriptors::{are_missing, exhausted},
+    descriptors::{fd_exhausted_error, is_fd_exhaustion},
     error::{Error, Reason},
     store::{
         failure::state_failure,
         uploads::{UploadRecord, UploadRecords},
     },
     task,
-    workspace::{Draft, DraftPlace, Left, Workspace},
+    workspace::{PartialFile, PartialFileLocation, PartialFileState, Workspace},
 };
 
 /// Uploads that are kept, those that go on included.
-const MOST_UPLOADS: usize = 64;
+const MAX_UPLOAD_SESSIONS: usize = 64;
 
 /// All of them.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct UploadSessions {
     records: UploadRecords,
     workspaces: Vec<Arc<Workspace>>,
-    uploads: Mutex<HashMap<Key, Upload>>,
+    uploads: Mutex<HashMap<UploadKey, UploadSession>>,
     /// Told when a call leaves one, which expires from then on.
-    left: Notify,
+    released: Notify,
 }
 
 /// A call's hold on an upload. Dropping it forgets the upload and deletes what has come of it.
 #[derive(Debug)]
-pub(super) struct Lease {
-    kept: Arc<Kept>,
-    key: Key,
-    turn: Turn,
-    settled: bool,
+pub(super) struct UploadLease {
+    sessions: Arc<UploadSessions>,
+    key: UploadKey,
+    attempt: UploadAttempt,
+    released: bool,
 }
 
 /// What there is of an upload when a call begins.
 #[derive(Debug)]
-pub(super) enum Begun {
+pub(super) enum LeaseOutcome {
     /// Nothing.
-    New(Lease),
+    New(UploadLease),
     /// Some of it.
-    Resting(Lease, Box<Draft>),
+    Paused(UploadLease, Box<PartialFile>),
     /// Some of it, which must be found first.
-    OnDisk(Lease, DraftPlace),
+    OnDisk(UploadLease, PartialFileLocation),
     /// All of it. Whether nothing was there before.
     Complete(bool),
     /// Another call has it and was told to end: try again after that.
@@ -77,21 +80,21 @@ pub(super) enum Begun {
 
 // === impl Kept ===
 
-impl Kept {
+impl UploadSessions {
     /// What an earlier daemon kept. What cannot be resumed is swept. Blocks.
     pub(super) fn load(records: UploadRecords, workspaces: Vec<Arc<Workspace>>) -> Self {
-        let kept = Self { records, workspaces, uploads: Mutex::default(), left: Notify::new() };
+        let kept = Self { records, workspaces, uploads: Mutex::default(), released: Notify::new() };
         // Another daemon that looks now sweeps as well as this one.
-        let Some(_look) = kept.records.try_look() else {
+        let Some(_look) = kept.records.try_lock_folder() else {
             return kept;
         };
-        let mut uploads = kept.sort_out(kept.records.load());
-        let swept = make_room(&mut uploads, MOST_UPLOADS);
+        let mut uploads = kept.recover(kept.records.load());
+        let swept = evict(&mut uploads, MAX_UPLOAD_SESSIONS);
         swept.into_iter().for_each(|upload| kept.sweep(upload));
         if kept.records.are_shared() {
             // Another daemon may be asked to go on with one; who is asked looks again.
             for upload in uploads.values() {
-                kept.records.let_go(&upload.record.name);
+                kept.records.release(&upload.record.name);
             }
         } else {
             *kept.lock() = uploads;
@@ -100,14 +103,14 @@ impl Kept {
     }
 
     /// What is of use of records that an earlier daemon left. The rest is swept.
-    fn sort_out(&self, mut records: Vec<UploadRecord>) -> HashMap<Key, Upload> {
+    fn recover(&self, mut records: Vec<UploadRecord>) -> HashMap<UploadKey, UploadSession> {
         // Of several of one id, the last one counts.
         records.sort_by_key(|record| record.touched);
         let mut uploads = HashMap::new();
         for mut record in records {
-            let useless = match self.state_of(&mut record) {
-                Some(state) => uploads.insert(key(&record), Upload { record, state }),
-                None => Some(Upload { record, state: State::OnDisk(0) }),
+            let useless = match self.recover_state(&mut record) {
+                Some(state) => uploads.insert(upload_key(&record), UploadSession { record, state }),
+                None => Some(UploadSession { record, state: UploadState::OnDisk(0) }),
             };
             useless.into_iter().for_each(|upload| self.sweep(upload));
         }
@@ -115,80 +118,86 @@ impl Kept {
     }
 
     /// Takes an upload that another daemon left, where several share their records. Blocks.
-    fn adopt(&self, key: &Key) {
+    fn adopt_orphaned(&self, key: &UploadKey) {
         if !self.records.are_shared() || self.lock().contains_key(key) {
             return;
         }
-        let _look = self.records.look();
+        let _look = self.records.lock_folder();
         let found = self.records.load();
         let (wanted, others): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|record| upload::key(record) == *key);
+            found.into_iter().partition(|record| upload::upload_key(record) == *key);
         for record in others {
-            self.records.let_go(&record.name);
+            self.records.release(&record.name);
         }
-        for (key, upload) in self.sort_out(wanted) {
+        for (key, upload) in self.recover(wanted) {
             match self.lock().entry(key) {
                 Entry::Vacant(place) => {
                     place.insert(upload);
                 }
                 // Begun at this moment.
-                Entry::Occupied(_) => self.records.let_go(&upload.record.name),
+                Entry::Occupied(_) => self.records.release(&upload.record.name),
             }
         }
     }
 
     /// What there is of an upload of an earlier daemon; none where that is of no use.
-    fn state_of(&self, record: &mut UploadRecord) -> Option<State> {
+    fn recover_state(&self, record: &mut UploadRecord) -> Option<UploadState> {
         if record.complete.is_some() {
-            return Some(State::Complete);
+            return Some(UploadState::Complete);
         }
-        let left =
-            self.workspace(&record.workspace).map(|workspace| workspace.mend_draft(&place(record)));
+        let left = self
+            .workspace(&record.workspace)
+            .map(|workspace| workspace.recover_partial_file(&draft_place(record)));
         let resumable = record.upload_id.is_some();
         match left {
-            Some(Ok(Left::Draft(bytes))) if resumable && bytes <= record.size => {
-                Some(State::OnDisk(bytes))
+            Some(Ok(PartialFileState::Partial(bytes))) if resumable && bytes <= record.size => {
+                Some(UploadState::OnDisk(bytes))
             }
             // The daemon died before it could write that down.
-            Some(Ok(Left::InPlace(bytes))) if resumable && bytes == record.size => {
+            Some(Ok(PartialFileState::Committed(bytes))) if resumable && bytes == record.size => {
                 record.complete = record.replaces.map(|replaces| !replaces);
                 self.save(record);
-                Some(State::Complete)
+                Some(UploadState::Complete)
             }
             Some(Ok(_)) => None,
             Some(Err(error)) => {
                 tracing::warn!(path = record.path, %error, "what is left of an upload cannot be reached");
-                Some(State::OnDisk(0))
+                Some(UploadState::OnDisk(0))
             }
             // It may be served another time.
-            None => Some(State::OnDisk(0)),
+            None => Some(UploadState::OnDisk(0)),
         }
     }
 
     /// An upload that can be resumed, and where it is to go on. Blocks.
     pub(super) fn find(&self, workspace: &str, id: &str) -> Option<(UploadRecord, u64)> {
         let key = (workspace.to_owned(), id.to_owned());
-        self.adopt(&key);
+        self.adopt_orphaned(&key);
         let uploads = self.lock();
         let upload = uploads.get(&key)?;
         upload.record.upload_id.as_ref()?;
-        if upload.is_over() {
+        if upload.is_expired() {
             return None; // and is being swept
         }
         Some((upload.record.clone(), upload.offset()))
     }
 
     /// Begins a call's turn at the upload of `record`. `stop` ends the turn. Blocks.
-    pub(super) fn begin(
+    pub(super) fn acquire(
         self: &Arc<Self>,
         mut record: UploadRecord,
         stop: &CancellationToken,
-    ) -> Result<Begun, Error> {
-        let key = key(&record);
-        self.adopt(&key);
+    ) -> Result<LeaseOutcome, Error> {
+        let key = upload_key(&record);
+        self.adopt_orphaned(&key);
         self.sweep_expired();
-        let turn = Turn::new(stop);
-        let lease = |turn| Lease { kept: Arc::clone(self), key: key.clone(), turn, settled: false };
+        let turn = UploadAttempt::new(stop);
+        let lease = |turn| UploadLease {
+            sessions: Arc::clone(self),
+            key: key.clone(),
+            attempt: turn,
+            released: false,
+        };
         let mut uploads = self.lock();
         if let Some(upload) = uploads.get_mut(&key) {
             let is = &upload.record;
@@ -201,49 +210,51 @@ impl Kept {
                     ),
                 ));
             }
-            if let (State::Complete, Some(created)) = (&upload.state, is.complete) {
+            if let (UploadState::Complete, Some(created)) = (&upload.state, is.complete) {
                 if is.wishes != record.wishes {
                     let text = "was used for the same file with another mode, expected_sha256 or file_mode, and that is done: choose another id";
                     return Err(Error::invalid_field("start.upload_id", text));
                 }
-                return Ok(Begun::Complete(created));
+                return Ok(LeaseOutcome::Complete(created));
             }
-            if let State::Active(other) = &upload.state {
+            if let UploadState::Active(other) = &upload.state {
                 other.take_over();
-                return Ok(Begun::Busy(other.over.clone()));
+                return Ok(LeaseOutcome::Busy(other.finished.clone()));
             }
-            upload.record.touched = now();
+            upload.record.touched = now_unix_secs();
             // What a call wants of it may change until it is done.
             upload.record.wishes = record.wishes;
             turn.progress.store(upload.offset(), Ordering::Relaxed);
-            return Ok(match mem::replace(&mut upload.state, State::Active(turn.clone())) {
-                State::Resting(draft) => Begun::Resting(lease(turn), draft),
-                State::OnDisk(_) => Begun::OnDisk(lease(turn), place(&upload.record)),
-                State::Active(_) | State::Complete => Begun::New(lease(turn)),
+            return Ok(match mem::replace(&mut upload.state, UploadState::Active(turn.clone())) {
+                UploadState::Paused(draft) => LeaseOutcome::Paused(lease(turn), draft),
+                UploadState::OnDisk(_) => {
+                    LeaseOutcome::OnDisk(lease(turn), draft_place(&upload.record))
+                }
+                UploadState::Active(_) | UploadState::Complete => LeaseOutcome::New(lease(turn)),
             });
         }
-        let swept = make_room(&mut uploads, MOST_UPLOADS - 1);
-        let is_room = uploads.len() < MOST_UPLOADS;
+        let swept = evict(&mut uploads, MAX_UPLOAD_SESSIONS - 1);
+        let is_room = uploads.len() < MAX_UPLOAD_SESSIONS;
         if is_room {
-            record.touched = now();
-            let state = State::Active(turn.clone());
-            uploads.insert(key.clone(), Upload { record, state });
+            record.touched = now_unix_secs();
+            let state = UploadState::Active(turn.clone());
+            uploads.insert(key.clone(), UploadSession { record, state });
         }
         drop(uploads);
         swept.into_iter().for_each(|upload| self.sweep(upload));
         if is_room {
-            return Ok(Begun::New(lease(turn)));
+            return Ok(LeaseOutcome::New(lease(turn)));
         }
         let text = "too many uploads go on: try again after the time given";
         Err(Error::new(Reason::ResourceExhausted, text).retry_after(Duration::from_secs(1)))
     }
 
     /// Sweeps each upload when its time is over, until `end`.
-    pub(super) async fn sweep_in_time(self: Arc<Self>, end: CancellationToken) {
+    pub(super) async fn run_sweeper(self: Arc<Self>, end: CancellationToken) {
         loop {
             let next = {
                 let uploads = self.lock();
-                uploads.values().filter_map(Upload::time_left).min()
+                uploads.values().filter_map(UploadSession::time_left).min()
             };
             let time = async {
                 match next {
@@ -253,10 +264,10 @@ impl Kept {
             };
             tokio::select! {
                 () = end.cancelled() => return,
-                () = self.left.notified() => {}
+                () = self.released.notified() => {}
                 () = time => {
                     let kept = Arc::clone(&self);
-                    let swept = task::blocking(move || kept.sweep_expired()).await;
+                    let swept = task::spawn_blocking(move || kept.sweep_expired()).await;
                     if let Err(error) = swept {
                         tracing::error!(%error, "sweeping uploads failed");
                     }
@@ -273,18 +284,18 @@ impl Kept {
 
     /// Deletes what has come of an upload, and its record; not the record of what cannot be deleted,
     /// so that a later daemon can. Blocks.
-    fn sweep(&self, Upload { record, state }: Upload) {
+    fn sweep(&self, UploadSession { record, state }: UploadSession) {
         let is_gone = match state {
-            State::Resting(draft) => draft.discard(),
-            State::Active(_) | State::OnDisk(_) => self
+            UploadState::Paused(draft) => draft.discard(),
+            UploadState::Active(_) | UploadState::OnDisk(_) => self
                 .workspace(&record.workspace)
-                .is_some_and(|workspace| workspace.delete_draft(&place(&record))),
-            State::Complete => true,
+                .is_some_and(|workspace| workspace.delete_partial_file(&draft_place(&record))),
+            UploadState::Complete => true,
         };
         if is_gone {
             self.records.remove(&record.name);
         } else {
-            self.records.let_go(&record.name);
+            self.records.release(&record.name);
         }
     }
 
@@ -306,26 +317,26 @@ impl Kept {
         workspaces.find(|workspace| workspace.name() == name).map(|workspace| &**workspace)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Upload>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<UploadKey, UploadSession>> {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 // === impl Lease ===
 
-impl Lease {
+impl UploadLease {
     /// Tells how many bytes are there.
-    pub(super) fn came_to(&self, bytes: u64) {
-        self.turn.progress.store(bytes, Ordering::Relaxed);
+    pub(super) fn set_progress(&self, bytes: u64) {
+        self.attempt.progress.store(bytes, Ordering::Relaxed);
     }
 
     /// Whether another call goes on with the upload.
     pub(super) fn was_taken_over(&self) -> bool {
-        self.turn.was_taken_over()
+        self.attempt.was_taken_over()
     }
 
     /// Writes down where the draft lies, so that it is found again if the daemon dies. Blocks.
-    pub(super) fn note(&self, place: &DraftPlace) -> Result<(), Error> {
+    pub(super) fn record_draft(&self, place: &PartialFileLocation) -> Result<(), Error> {
         let noted = self.touch(|record| {
             record.draft_name.clone_from(&place.name);
             record.draft_identity = place.identity;
@@ -334,44 +345,44 @@ impl Lease {
         let Some(record) = noted else {
             return Ok(());
         };
-        self.kept.try_save(&record).map_err(|error| {
-            if are_missing(&error) {
-                return exhausted(error, "the record of the upload");
+        self.sessions.try_save(&record).map_err(|error| {
+            if is_fd_exhaustion(&error) {
+                return fd_exhausted_error(error, "the record of the upload");
             }
-            state_failure(&error).caused_by(error)
+            state_failure(&error).with_cause(error)
         })
     }
 
     /// Leaves an upload of an earlier daemon as it was found.
-    pub(super) fn put_back(mut self) {
-        self.settled = true;
-        if let Some(upload) = self.kept.lock().get_mut(&self.key) {
-            upload.state = State::OnDisk(self.turn.progress.load(Ordering::Relaxed));
+    pub(super) fn release_unchanged(mut self) {
+        self.released = true;
+        if let Some(upload) = self.sessions.lock().get_mut(&self.key) {
+            upload.state = UploadState::OnDisk(self.attempt.progress.load(Ordering::Relaxed));
         }
-        self.settle();
+        self.release();
     }
 
     /// Keeps the upload for later, or drops it where it cannot be resumed. Blocks.
-    pub(super) fn rest(mut self, draft: Draft) {
+    pub(super) fn pause(mut self, draft: PartialFile) {
         let Some(record) = self.touch(|_| {}) else {
             return;
         };
-        if record.upload_id.is_none() || !self.kept.records.outlast_the_daemon() {
+        if record.upload_id.is_none() || !self.sessions.records.are_persistent() {
             draft.discard();
             return; // which forgets the upload
         }
         // While it is this call's, so that no other's record is overwritten.
-        self.kept.save(&record);
-        self.settled = true;
+        self.sessions.save(&record);
+        self.released = true;
         let swept = {
-            let mut uploads = self.kept.lock();
+            let mut uploads = self.sessions.lock();
             if let Some(upload) = uploads.get_mut(&self.key) {
-                upload.state = State::Resting(Box::new(draft));
+                upload.state = UploadState::Paused(Box::new(draft));
             }
-            make_room(&mut uploads, MOST_UPLOADS)
+            evict(&mut uploads, MAX_UPLOAD_SESSIONS)
         };
-        swept.into_iter().for_each(|upload| self.kept.sweep(upload));
-        self.settle();
+        swept.into_iter().for_each(|upload| self.sessions.sweep(upload));
+        self.release();
     }
 
     /// Remembers that the file is in its place. Blocks.
@@ -382,36 +393,36 @@ impl Lease {
         if record.upload_id.is_none() {
             return; // which forgets the upload
         }
-        self.kept.save(&record);
-        self.settled = true;
-        if let Some(upload) = self.kept.lock().get_mut(&self.key) {
-            upload.state = State::Complete;
+        self.sessions.save(&record);
+        self.released = true;
+        if let Some(upload) = self.sessions.lock().get_mut(&self.key) {
+            upload.state = UploadState::Complete;
         }
-        self.settle();
+        self.release();
     }
 
     /// Ends the turn and leaves the upload to others.
-    fn settle(&self) {
-        self.kept.left.notify_one();
-        self.turn.over.cancel();
+    fn release(&self) {
+        self.sessions.released.notify_one();
+        self.attempt.finished.cancel();
     }
 
     /// Notes that something has come, and what else there is to note.
     fn touch(&self, note: impl FnOnce(&mut UploadRecord)) -> Option<UploadRecord> {
-        let mut uploads = self.kept.lock();
+        let mut uploads = self.sessions.lock();
         let record = &mut uploads.get_mut(&self.key)?.record;
-        record.touched = now();
+        record.touched = now_unix_secs();
         note(record);
         Some(record.clone())
     }
 }
 
-impl Drop for Lease {
+impl Drop for UploadLease {
     fn drop(&mut self) {
-        if !self.settled {
-            let forgotten = self.kept.lock().remove(&self.key);
-            forgotten.into_iter().for_each(|upload| self.kept.sweep(upload));
-            self.turn.over.cancel();
+        if !self.released {
+            let forgotten = self.sessions.lock().remove(&self.key);
+            forgotten.into_iter().for_each(|upload| self.sessions.sweep(upload));
+            self.attempt.finished.cancel();
         }
     }
 }

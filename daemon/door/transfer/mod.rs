@@ -10,15 +10,15 @@ use std::{sync::Arc, time::UNIX_EPOCH};
 
 use tonic::{Request, Response, Status, Streaming};
 
-use self::kept::Kept;
-use super::{answered, outlet::Answers};
+use self::kept::UploadSessions;
+use super::{handle, outlet::ResponseStream};
 use crate::{
     api::v1::{
         DownloadRequest, DownloadResponse, GetUploadRequest, GetUploadResponse, UploadRequest,
         UploadResponse, transfer_service_server::TransferService,
     },
     daemon::{
-        call::{Pipeline, admission::Places, context::Incoming},
+        call::{Pipeline, admission::FailFastLimiter, context::CallContext},
         error::{Error, Reason},
         store::uploads::UploadRecord,
         task,
@@ -28,65 +28,65 @@ use crate::{
 
 /// Transfers that go on at one time, 32 of one caller. They last long, so they do not take the places of
 /// calls.
-const TRANSFERS: usize = 42;
+const MAX_CONCURRENT_TRANSFERS: usize = 42;
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Transfers {
+pub(crate) struct TransferServiceHandler {
     pipeline: Arc<Pipeline>,
-    places: Arc<Places>,
-    kept: Arc<Kept>,
+    limiter: Arc<FailFastLimiter>,
+    upload_sessions: Arc<UploadSessions>,
 }
 
-impl Transfers {
+impl TransferServiceHandler {
     /// The service, with the uploads that another daemon left, as far as they are young enough. To be
     /// called in the runtime; blocks for a moment.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
-        let scenes = pipeline.scenes.iter();
+        let scenes = pipeline.workspaces.iter();
         let workspaces = scenes.map(|scene| Arc::clone(&scene.workspace)).collect();
-        let kept = Arc::new(Kept::load(pipeline.store.uploads(), workspaces));
-        let end = pipeline.drain.begun_token();
-        task::spawn("expiry of uploads", Arc::clone(&kept).sweep_in_time(end));
+        let kept = Arc::new(UploadSessions::load(pipeline.state_dir.uploads(), workspaces));
+        let end = pipeline.shutdown.draining_token();
+        task::spawn("expiry of uploads", Arc::clone(&kept).run_sweeper(end));
         Self {
-            places: Arc::new(Places::new(
-                TRANSFERS,
+            limiter: Arc::new(FailFastLimiter::new(
+                MAX_CONCURRENT_TRANSFERS,
                 "transfers go on, and no more are taken at a time: retry after the time given",
             )),
-            kept,
+            upload_sessions: kept,
             pipeline,
         }
     }
 
     /// What is kept of an upload, and where it is to go on.
-    async fn find(
+    async fn find_upload(
         &self,
-        incoming: Incoming,
+        incoming: CallContext,
         request: GetUploadRequest,
     ) -> Result<(UploadRecord, u64), Error> {
         let catalog = &self.pipeline.catalog;
         let request = catalog.check("jig.v1.GetUploadRequest", request)?;
-        let workspace = Arc::clone(&self.pipeline.scene(&incoming)?.workspace);
-        incoming.principal.may_call(WriteFile::NAME)?;
-        let (kept, id) = (Arc::clone(&self.kept), request.upload_id.clone());
-        let found = task::blocking(move || kept.find(workspace.name(), &id));
+        let workspace = Arc::clone(&self.pipeline.workspace_context(&incoming)?.workspace);
+        incoming.principal.require_tool(WriteFile::NAME)?;
+        let (kept, id) = (Arc::clone(&self.upload_sessions), request.upload_id.clone());
+        let found = task::spawn_blocking(move || kept.find(workspace.name(), &id));
         found.await.map_err(Error::internal)?.ok_or_else(|| {
             let id = request.upload_id;
             let text = format!("nothing is kept of an upload {id:?}: start it from the first byte");
-            Error::new(Reason::UploadNotFound, text).with("upload_id", id)
+            Error::new(Reason::UploadNotFound, text).with_metadata("upload_id", id)
         })
     }
 }
 
 #[tonic::async_trait]
-impl TransferService for Transfers {
-    type DownloadStream = Answers<DownloadResponse>;
+impl TransferService for TransferServiceHandler {
+    type DownloadStream = ResponseStream<DownloadResponse>;
 
     async fn upload(
         &self,
         request: Request<Streaming<UploadRequest>>,
     ) -> Result<Response<UploadResponse>, Status> {
-        answered(request, |incoming, parts| {
-            upload::upload(&self.pipeline, &self.places, &self.kept, incoming, parts)
+        handle(request, |incoming, parts| {
+            upload::upload(&self.pipeline, &self.limiter, &self.upload_sessions, incoming, parts)
         })
         .await
     }
@@ -95,10 +95,10 @@ impl TransferService for Transfers {
         &self,
         request: Request<GetUploadRequest>,
     ) -> Result<Response<GetUploadResponse>, Status> {
-        answered(request, async |incoming, request| {
-            let (record, offset) = self.find(incoming, request).await?;
+        handle(request, async |incoming, request| {
+            let (record, offset) = self.find_upload(incoming, request).await?;
             Ok(GetUploadResponse {
-                expire_time: Some((UNIX_EPOCH + kept::expiry(&record)).into()),
+                expire_time: Some((UNIX_EPOCH + kept::expires_at(&record)).into()),
                 path: record.path,
                 size_bytes: record.size,
                 sha256: record.sha256,
@@ -113,8 +113,8 @@ impl TransferService for Transfers {
         &self,
         request: Request<DownloadRequest>,
     ) -> Result<Response<Self::DownloadStream>, Status> {
-        answered(request, |incoming, request| {
-            download::download(&self.pipeline, &self.places, incoming, request)
+        handle(request, |incoming, request| {
+            download::download(&self.pipeline, &self.limiter, incoming, request)
         })
         .await
     }

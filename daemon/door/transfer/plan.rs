@@ -2,29 +2,29 @@
 
 use serde_json::{Value, json};
 
-use super::kept::MOST_BYTES;
+use super::kept::MAX_PAUSED_BYTES;
 use crate::{
     api::v1::{UploadResponse, UploadStart, WriteMode},
     daemon::{
-        checksum::sum_rule,
+        checksum::sha256_violation,
         error::{Error, Violation},
-        store::uploads::{UploadRecord, UploadWishes},
-        workspace::{Target, Workspace},
+        store::uploads::{UploadOptions, UploadRecord},
+        workspace::{PartialFileTarget, Workspace},
     },
 };
 
 /// What an upload is to do, understood.
 #[derive(Debug, Clone)]
-pub(super) struct Plan {
+pub(super) struct UploadPlan {
     /// What is kept of it while it goes on.
     pub(super) record: UploadRecord,
     /// The file.
-    pub(super) target: Target,
+    pub(super) target: PartialFileTarget,
     /// Whether directories that are missing are made.
     pub(super) create_directories: bool,
 }
 
-impl Plan {
+impl UploadPlan {
     /// That of `start`; or all that is wrong with it.
     pub(super) fn new(
         start: UploadStart,
@@ -53,16 +53,16 @@ impl Plan {
         }
         if i64::try_from(start.size_bytes).is_err() {
             report("size_bytes", "no file can be that large");
-        } else if start.upload_id.is_some() && start.size_bytes > MOST_BYTES {
+        } else if start.upload_id.is_some() && start.size_bytes > MAX_PAUSED_BYTES {
             // It would be deleted as soon as it is broken off.
             let text = format!(
-                "must be at most {MOST_BYTES} where an upload_id is given, as no more is kept to be resumed: leave upload_id out"
+                "must be at most {MAX_PAUSED_BYTES} where an upload_id is given, as no more is kept to be resumed: leave upload_id out"
             );
             report("size_bytes", &text);
         }
         let expected = start.expected_sha256.as_deref();
-        violations.extend(sum_rule("start.sha256", &start.sha256));
-        violations.extend(expected.and_then(|sum| sum_rule("start.expected_sha256", sum)));
+        violations.extend(sha256_violation("start.sha256", &start.sha256));
+        violations.extend(expected.and_then(|sum| sha256_violation("start.expected_sha256", sum)));
         if !violations.is_empty() {
             return Err(Error::invalid(violations));
         }
@@ -76,7 +76,7 @@ impl Plan {
                 path: path.as_str().to_owned(),
                 size: start.size_bytes,
                 sha256: start.sha256.to_ascii_lowercase(),
-                wishes: UploadWishes {
+                wishes: UploadOptions {
                     create_new: mode == WriteMode::CreateNew,
                     expected_sha256: expected_sha256.clone(),
                     file_mode: start.file_mode,
@@ -87,7 +87,7 @@ impl Plan {
                 complete: None,
                 touched: 0,
             },
-            target: Target {
+            target: PartialFileTarget {
                 path,
                 create_new: mode == WriteMode::CreateNew,
                 expected_sha256,
@@ -98,7 +98,7 @@ impl Plan {
     }
 
     /// What the record of the call says of it.
-    pub(super) fn shown(&self) -> Value {
+    pub(super) fn audit_fields(&self) -> Value {
         json!({
             "path": self.record.path,
             "size_bytes": self.record.size,

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use htmd::Node;
 use markup5ever_rcdom::NodeData;
 
-use super::tag::{self, Kind};
+use super::tag::{self, ElementKind};
 
 /// Writes the text of a node, which is no deeper than what is written for the parser lets it be.
 pub(super) fn write_text(node: &Rc<Node>, text: &mut String, is_verbatim: bool) {
@@ -29,9 +29,9 @@ pub(super) fn write_text(node: &Rc<Node>, text: &mut String, is_verbatim: bool) 
             }
         }
         NodeData::Element { name, .. } => {
-            let tag = tag::find(name.local.as_bytes());
+            let tag = tag::find_element(name.local.as_bytes());
             kind = tag.map(|tag| tag.kind);
-            is_verbatim |= tag.is_some_and(|tag| tag.written == "pre");
+            is_verbatim |= tag.is_some_and(|tag| tag.output_name == "pre");
         }
         NodeData::Document
         | NodeData::Doctype { .. }
@@ -39,23 +39,30 @@ pub(super) fn write_text(node: &Rc<Node>, text: &mut String, is_verbatim: bool) 
         | NodeData::ProcessingInstruction { .. } => {}
     }
     let breaks = match kind {
-        Some(Kind::Block | Kind::Line | Kind::Rule) => true,
-        Some(Kind::Cell | Kind::Inline | Kind::Picture | Kind::Base | Kind::Unseen) | None => false,
+        Some(ElementKind::Block | ElementKind::LineBreak | ElementKind::Rule) => true,
+        Some(
+            ElementKind::Cell
+            | ElementKind::Inline
+            | ElementKind::Image
+            | ElementKind::Base
+            | ElementKind::Hidden,
+        )
+        | None => false,
     };
     if breaks {
-        end_line(text);
+        ensure_newline(text);
     }
     for child in node.children.borrow().iter() {
         write_text(child, text, is_verbatim);
     }
     match kind {
-        Some(Kind::Block) => end_line(text),
-        Some(Kind::Cell) => text.push(' '),
+        Some(ElementKind::Block) => ensure_newline(text),
+        Some(ElementKind::Cell) => text.push(' '),
         _ => {}
     }
 }
 
-fn end_line(text: &mut String) {
+fn ensure_newline(text: &mut String) {
     text.truncate(text.trim_end_matches(' ').len());
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');

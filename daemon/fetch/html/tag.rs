@@ -3,11 +3,11 @@
 use memchr::{memchr, memmem};
 
 /// Longest name of an element that there is: `blockquote`.
-const LONGEST_NAME: usize = 10;
+const MAX_NAME_BYTES: usize = 10;
 
 /// What an element is for Markdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ElementKind {
     /// A part of the page with lines of its own.
     Block,
     /// A cell of a table.
@@ -15,137 +15,137 @@ pub(super) enum Kind {
     /// A part of a line.
     Inline,
     /// A break of a line: it holds nothing.
-    Line,
+    LineBreak,
     /// A line between parts: it holds nothing.
     Rule,
     /// A picture: it holds nothing.
-    Picture,
+    Image,
     /// What links are relative to: it holds nothing.
     Base,
     /// What nobody sees, nor what it holds.
-    Unseen,
+    Hidden,
 }
 
 /// An element that means something.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Known {
+pub(super) struct ElementSpec {
     /// Its name in the page.
     pub(super) name: &'static str,
     /// The name of the element that is written for it.
-    pub(super) written: &'static str,
+    pub(super) output_name: &'static str,
     /// What it is.
-    pub(super) kind: Kind,
+    pub(super) kind: ElementKind,
 }
 
-const fn known(kind: Kind, name: &'static str, written: &'static str) -> Known {
-    Known { name, written, kind }
+const fn element(kind: ElementKind, name: &'static str, written: &'static str) -> ElementSpec {
+    ElementSpec { name, output_name: written, kind }
 }
 
-const KNOWN: &[Known] = &[
-    known(Kind::Block, "address", "div"),
-    known(Kind::Block, "article", "div"),
-    known(Kind::Block, "aside", "div"),
-    known(Kind::Block, "blockquote", "blockquote"),
-    known(Kind::Block, "center", "div"),
-    known(Kind::Block, "dd", "div"),
-    known(Kind::Block, "details", "div"),
-    known(Kind::Block, "div", "div"),
-    known(Kind::Block, "dl", "div"),
-    known(Kind::Block, "dt", "div"),
-    known(Kind::Block, "fieldset", "div"),
-    known(Kind::Block, "figcaption", "div"),
-    known(Kind::Block, "figure", "div"),
-    known(Kind::Block, "footer", "div"),
-    known(Kind::Block, "form", "div"),
-    known(Kind::Block, "h1", "h1"),
-    known(Kind::Block, "h2", "h2"),
-    known(Kind::Block, "h3", "h3"),
-    known(Kind::Block, "h4", "h4"),
-    known(Kind::Block, "h5", "h5"),
-    known(Kind::Block, "h6", "h6"),
-    known(Kind::Block, "header", "div"),
-    known(Kind::Block, "li", "li"),
-    known(Kind::Block, "main", "div"),
-    known(Kind::Block, "nav", "div"),
-    known(Kind::Block, "ol", "ol"),
-    known(Kind::Block, "p", "p"),
-    known(Kind::Block, "pre", "pre"),
-    known(Kind::Block, "section", "div"),
-    known(Kind::Block, "summary", "div"),
-    known(Kind::Block, "table", "table"),
-    known(Kind::Block, "tr", "tr"),
-    known(Kind::Block, "ul", "ul"),
-    known(Kind::Cell, "td", "td"),
-    known(Kind::Cell, "th", "th"),
-    known(Kind::Inline, "a", "a"),
-    known(Kind::Inline, "b", "strong"),
-    known(Kind::Inline, "code", "code"),
-    known(Kind::Inline, "em", "em"),
-    known(Kind::Inline, "i", "em"),
-    known(Kind::Inline, "kbd", "code"),
-    known(Kind::Inline, "samp", "code"),
-    known(Kind::Inline, "strong", "strong"),
-    known(Kind::Inline, "tt", "code"),
-    known(Kind::Line, "br", "br"),
-    known(Kind::Rule, "hr", "hr"),
-    known(Kind::Picture, "img", "img"),
-    known(Kind::Base, "base", "base"),
-    known(Kind::Unseen, "iframe", "iframe"),
-    known(Kind::Unseen, "math", "math"),
-    known(Kind::Unseen, "noembed", "noembed"),
-    known(Kind::Unseen, "noframes", "noframes"),
-    known(Kind::Unseen, "object", "object"),
-    known(Kind::Unseen, "script", "script"),
-    known(Kind::Unseen, "style", "style"),
-    known(Kind::Unseen, "svg", "svg"),
-    known(Kind::Unseen, "template", "template"),
-    known(Kind::Unseen, "textarea", "textarea"),
-    known(Kind::Unseen, "title", "title"),
+const KNOWN_ELEMENTS: &[ElementSpec] = &[
+    element(ElementKind::Block, "address", "div"),
+    element(ElementKind::Block, "article", "div"),
+    element(ElementKind::Block, "aside", "div"),
+    element(ElementKind::Block, "blockquote", "blockquote"),
+    element(ElementKind::Block, "center", "div"),
+    element(ElementKind::Block, "dd", "div"),
+    element(ElementKind::Block, "details", "div"),
+    element(ElementKind::Block, "div", "div"),
+    element(ElementKind::Block, "dl", "div"),
+    element(ElementKind::Block, "dt", "div"),
+    element(ElementKind::Block, "fieldset", "div"),
+    element(ElementKind::Block, "figcaption", "div"),
+    element(ElementKind::Block, "figure", "div"),
+    element(ElementKind::Block, "footer", "div"),
+    element(ElementKind::Block, "form", "div"),
+    element(ElementKind::Block, "h1", "h1"),
+    element(ElementKind::Block, "h2", "h2"),
+    element(ElementKind::Block, "h3", "h3"),
+    element(ElementKind::Block, "h4", "h4"),
+    element(ElementKind::Block, "h5", "h5"),
+    element(ElementKind::Block, "h6", "h6"),
+    element(ElementKind::Block, "header", "div"),
+    element(ElementKind::Block, "li", "li"),
+    element(ElementKind::Block, "main", "div"),
+    element(ElementKind::Block, "nav", "div"),
+    element(ElementKind::Block, "ol", "ol"),
+    element(ElementKind::Block, "p", "p"),
+    element(ElementKind::Block, "pre", "pre"),
+    element(ElementKind::Block, "section", "div"),
+    element(ElementKind::Block, "summary", "div"),
+    element(ElementKind::Block, "table", "table"),
+    element(ElementKind::Block, "tr", "tr"),
+    element(ElementKind::Block, "ul", "ul"),
+    element(ElementKind::Cell, "td", "td"),
+    element(ElementKind::Cell, "th", "th"),
+    element(ElementKind::Inline, "a", "a"),
+    element(ElementKind::Inline, "b", "strong"),
+    element(ElementKind::Inline, "code", "code"),
+    element(ElementKind::Inline, "em", "em"),
+    element(ElementKind::Inline, "i", "em"),
+    element(ElementKind::Inline, "kbd", "code"),
+    element(ElementKind::Inline, "samp", "code"),
+    element(ElementKind::Inline, "strong", "strong"),
+    element(ElementKind::Inline, "tt", "code"),
+    element(ElementKind::LineBreak, "br", "br"),
+    element(ElementKind::Rule, "hr", "hr"),
+    element(ElementKind::Image, "img", "img"),
+    element(ElementKind::Base, "base", "base"),
+    element(ElementKind::Hidden, "iframe", "iframe"),
+    element(ElementKind::Hidden, "math", "math"),
+    element(ElementKind::Hidden, "noembed", "noembed"),
+    element(ElementKind::Hidden, "noframes", "noframes"),
+    element(ElementKind::Hidden, "object", "object"),
+    element(ElementKind::Hidden, "script", "script"),
+    element(ElementKind::Hidden, "style", "style"),
+    element(ElementKind::Hidden, "svg", "svg"),
+    element(ElementKind::Hidden, "template", "template"),
+    element(ElementKind::Hidden, "textarea", "textarea"),
+    element(ElementKind::Hidden, "title", "title"),
 ];
 
 /// The element of this name, if it means something.
-pub(super) fn find(name: &[u8]) -> Option<&'static Known> {
-    let mut all = KNOWN.iter().filter(|_| name.len() <= LONGEST_NAME);
+pub(super) fn find_element(name: &[u8]) -> Option<&'static ElementSpec> {
+    let mut all = KNOWN_ELEMENTS.iter().filter(|_| name.len() <= MAX_NAME_BYTES);
     all.find(|known| known.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
 /// Whether an element is a table or a part of one.
-pub(super) fn is_of_table(written: &str) -> bool {
+pub(super) fn is_table_part(written: &str) -> bool {
     matches!(written, "table" | "tr" | "td" | "th")
 }
 
 /// What is at a `<`, and where it ends.
 #[derive(Debug)]
-pub(super) enum Place<'a> {
+pub(super) enum MarkupToken<'a> {
     /// A character as others.
     Text,
     /// What is no part of the content.
     Comment(usize),
     /// The beginning of an element.
-    Open(Tag<'a>, usize),
+    Open(StartTag<'a>, usize),
     /// The end of one, if it means something.
-    Close(Option<&'static Known>, usize),
+    Close(Option<&'static ElementSpec>, usize),
     /// Something that does not end: all that comes is part of it.
-    Nothing,
+    Unterminated,
 }
 
 /// The tag that an element begins with.
 #[derive(Debug)]
-pub(super) struct Tag<'a> {
+pub(super) struct StartTag<'a> {
     /// The element, if it means something.
-    pub(super) known: Option<&'static Known>,
+    pub(super) element: Option<&'static ElementSpec>,
     /// Its attributes, as they are written.
     attributes: &'a str,
 }
 
-impl<'a> Place<'a> {
+impl<'a> MarkupToken<'a> {
     /// What is at the `<` that `rest` begins with.
-    pub(super) fn of(rest: &'a str) -> Self {
+    pub(super) fn parse(rest: &'a str) -> Self {
         let bytes = rest.as_bytes();
         let next = |at: usize| bytes.get(at).copied().unwrap_or_default();
         let end = |found: Option<usize>, length: usize| match found {
             Some(at) => Self::Comment(at + length),
-            None => Self::Nothing,
+            None => Self::Unterminated,
         };
         match next(1) {
             b'!' if rest.starts_with("<!--") => {
@@ -155,18 +155,18 @@ impl<'a> Place<'a> {
             }
             b'!' | b'?' => end(memchr(b'>', bytes), 1),
             b'/' if next(2).is_ascii_alphabetic() => match Self::end_of_tag(bytes) {
-                Some(after) => Self::Close(find(name(bytes, 2)), after),
-                None => Self::Nothing,
+                Some(after) => Self::Close(find_element(tag_name(bytes, 2)), after),
+                None => Self::Unterminated,
             },
             b'/' => end(memchr(b'>', bytes), 1),
             letter if letter.is_ascii_alphabetic() => match Self::end_of_tag(bytes) {
                 Some(after) => {
-                    let name = name(bytes, 1);
+                    let name = tag_name(bytes, 1);
                     let attributes = rest.get(1 + name.len()..after - 1).unwrap_or_default();
-                    let known = find(name);
-                    Self::Open(Tag { known, attributes }, after)
+                    let known = find_element(name);
+                    Self::Open(StartTag { element: known, attributes }, after)
                 }
-                None => Self::Nothing,
+                None => Self::Unterminated,
             },
             _ => Self::Text,
         }
@@ -192,7 +192,7 @@ impl<'a> Place<'a> {
     }
 }
 
-impl<'a> Tag<'a> {
+impl<'a> StartTag<'a> {
     /// The value of an attribute, as it is written.
     pub(super) fn attribute(&self, name: &str) -> Option<&'a str> {
         let mut rest = self.attributes;
@@ -236,7 +236,7 @@ impl<'a> Tag<'a> {
 }
 
 /// The name of the element whose tag begins so.
-fn name(bytes: &[u8], from: usize) -> &[u8] {
+fn tag_name(bytes: &[u8], from: usize) -> &[u8] {
     let name = bytes.get(from..).unwrap_or_default();
     let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b'>' | b'/');
     let length = name.iter().position(ends).unwrap_or(name.len());

@@ -81,7 +81,7 @@ fn elements_are_closed_in_the_order_in_which_they_were_opened() {
         ("<a href=\"a<b>\">x", "<a href=\"https://example.com/dir/a%3Cb%3E\">x</a>"),
         ("a\0b", "ab"),
     ] {
-        assert_eq!(plain(page, &base()), expected, "{page}");
+        assert_eq!(sanitize(page, &base()), expected, "{page}");
     }
 }
 

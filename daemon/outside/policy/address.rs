@@ -7,7 +7,7 @@ use std::{
 
 /// A range of addresses, `10.0.0.0/8`; a single one has the full length of its prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Range {
+pub(crate) struct AddressRange {
     first: IpAddr,
     prefix: u8,
 }
@@ -15,7 +15,7 @@ pub(crate) struct Range {
 /// Ranges of IPv4 addresses that are refused, and what they are: those of the IANA IPv4
 /// Special-Purpose Address Registry that are not globally reachable, multicast, and one address
 /// that looks like any other and is none.
-const SPECIAL_V4: &[([u8; 4], u8, &str)] = &[
+const SPECIAL_RANGES_V4: &[([u8; 4], u8, &str)] = &[
     ([0, 0, 0, 0], 8, "unspecified"),
     ([10, 0, 0, 0], 8, "private"),
     ([100, 64, 0, 0], 10, "carrier-grade NAT"),
@@ -36,7 +36,7 @@ const SPECIAL_V4: &[([u8; 4], u8, &str)] = &[
 
 /// The same for IPv6. What embeds an IPv4 address is looked at first; what is outside of 2000::/3 is
 /// nobody's public address.
-const SPECIAL_V6: &[([u16; 8], u8, &str)] = &[
+const SPECIAL_RANGES_V6: &[([u16; 8], u8, &str)] = &[
     ([0, 0, 0, 0, 0, 0, 0, 0], 128, "unspecified"),
     ([0, 0, 0, 0, 0, 0, 0, 1], 128, "loopback"),
     ([0, 0, 0, 0, 0, 0xffff, 0, 0], 96, "IPv4-mapped"),
@@ -69,9 +69,11 @@ pub(super) fn special_purpose(address: IpAddr) -> Option<&'static str> {
 }
 
 fn special_v4(address: Ipv4Addr) -> Option<&'static str> {
-    SPECIAL_V4
+    SPECIAL_RANGES_V4
         .iter()
-        .find(|(first, prefix, _)| same_prefix(u32::from_be_bytes(*first), address.into(), *prefix))
+        .find(|(first, prefix, _)| {
+            same_prefix_v4(u32::from_be_bytes(*first), address.into(), *prefix)
+        })
         .map(|(_, _, kind)| *kind)
 }
 
@@ -81,15 +83,15 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
     };
     let bits = u128::from(address);
     if within(NAT64) {
-        return special_v4(embedded(bits));
+        return special_v4(embedded_v4(bits));
     }
     if within(SIX_TO_FOUR) {
-        return special_v4(embedded(bits >> 80));
+        return special_v4(embedded_v4(bits >> 80));
     }
     if within(TEREDO) {
-        return special_v4(embedded(bits >> 64)).or_else(|| special_v4(embedded(!bits)));
+        return special_v4(embedded_v4(bits >> 64)).or_else(|| special_v4(embedded_v4(!bits)));
     }
-    let special = SPECIAL_V6.iter().find(|(first, prefix, _)| within((*first, *prefix)));
+    let special = SPECIAL_RANGES_V6.iter().find(|(first, prefix, _)| within((*first, *prefix)));
     match special {
         Some((_, _, kind)) => Some(kind),
         None if !within(GLOBAL_UNICAST) => Some("reserved"),
@@ -98,12 +100,12 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
 }
 
 /// The IPv4 address in the lowest 32 bits.
-fn embedded(bits: u128) -> Ipv4Addr {
+fn embedded_v4(bits: u128) -> Ipv4Addr {
     let [.., a, b, c, d] = bits.to_be_bytes();
     Ipv4Addr::new(a, b, c, d)
 }
 
-fn same_prefix(one: u32, other: u32, prefix: u8) -> bool {
+fn same_prefix_v4(one: u32, other: u32, prefix: u8) -> bool {
     (one ^ other).leading_zeros() >= u32::from(prefix)
 }
 
@@ -113,21 +115,21 @@ fn same_prefix_v6(one: u128, other: u128, prefix: u8) -> bool {
 
 // === impl Range ===
 
-impl Range {
+impl AddressRange {
     /// Reads an address (`10.1.2.3`) or a range of them (`10.0.0.0/8`).
     ///
     /// # Errors
     ///
     /// What is wrong with it, and what to give.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        const FORMS: &str =
+        const RANGE_HINT: &str =
             "give an address (\"10.1.2.3\") or a range (\"10.0.0.0/8\", \"fd00::/8\")";
         let (address, prefix) = match text.split_once('/') {
             Some((address, prefix)) => (address, Some(prefix)),
             None => (text, None),
         };
         let first: IpAddr =
-            address.parse().map_err(|_| format!("{address:?} is no address: {FORMS}"))?;
+            address.parse().map_err(|_| format!("{address:?} is no address: {RANGE_HINT}"))?;
         let longest = match first {
             IpAddr::V4(_) => 32,
             IpAddr::V6(_) => 128,
@@ -136,14 +138,14 @@ impl Range {
             None => longest,
             Some(digits) => {
                 digits.parse().ok().filter(|prefix| *prefix <= longest).ok_or_else(|| {
-                    format!("{digits:?} is no length from 0 to {longest} of a prefix: {FORMS}")
+                    format!("{digits:?} is no length from 0 to {longest} of a prefix: {RANGE_HINT}")
                 })?
             }
         };
         let range = Self { first, prefix };
-        if !range.is_whole() {
+        if !range.has_no_host_bits() {
             return Err(format!(
-                "{address} has bits beyond the first {prefix}, so it is not clear what is meant: {FORMS}"
+                "{address} has bits beyond the first {prefix}, so it is not clear what is meant: {RANGE_HINT}"
             ));
         }
         Ok(range)
@@ -153,7 +155,7 @@ impl Range {
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         match (self.first, address) {
             (IpAddr::V4(first), IpAddr::V4(address)) => {
-                same_prefix(first.into(), address.into(), self.prefix)
+                same_prefix_v4(first.into(), address.into(), self.prefix)
             }
             (IpAddr::V6(first), IpAddr::V6(address)) => {
                 same_prefix_v6(first.into(), address.into(), self.prefix)
@@ -179,7 +181,7 @@ impl Range {
     }
 
     /// Whether no bit is set beyond the prefix.
-    fn is_whole(&self) -> bool {
+    fn has_no_host_bits(&self) -> bool {
         let prefix = u32::from(self.prefix);
         match self.first {
             IpAddr::V4(first) => u32::from(first).checked_shl(prefix).unwrap_or(0) == 0,
@@ -188,7 +190,7 @@ impl Range {
     }
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let single = match self.first {
             IpAddr::V4(_) => self.prefix == 32,
@@ -221,7 +223,7 @@ mod tests {
             ("fd00::/8", false),
             ("::ffff:10.0.0.1", false),
         ] {
-            let parsed = Range::parse(range).unwrap();
+            let parsed = AddressRange::parse(range).unwrap();
             assert_eq!(parsed.reaches_loopback(), expected, "{range}");
         }
     }
@@ -319,9 +321,9 @@ mod tests {
             ("::/0", "::/0"),
             ("fd00::1", "fd00::1"),
         ] {
-            assert_eq!(Range::parse(text).unwrap().to_string(), shown, "{text}");
+            assert_eq!(AddressRange::parse(text).unwrap().to_string(), shown, "{text}");
         }
-        let all = Range::parse("0.0.0.0/0").unwrap();
+        let all = AddressRange::parse("0.0.0.0/0").unwrap();
         assert!(all.contains("255.255.255.255".parse().unwrap()));
         assert!(!all.contains("::1".parse().unwrap()));
     }
@@ -341,7 +343,7 @@ mod tests {
             ("fd00::1/8", "beyond the first 8"),
             ("[::1]", "no address"),
         ] {
-            let problem = Range::parse(text).unwrap_err();
+            let problem = AddressRange::parse(text).unwrap_err();
             assert!(problem.contains(part), "{text}: {problem}");
             assert!(problem.contains("give "), "{text}: {problem}");
         }

@@ -6,9 +6,9 @@ use std::{
 };
 
 /// Longest name of a host, in bytes (RFC 1035, without the final dot).
-const LONGEST_NAME: usize = 253;
+const MAX_NAME_BYTES: usize = 253;
 /// Longest part of it between dots.
-const LONGEST_LABEL: usize = 63;
+const MAX_LABEL_BYTES: usize = 63;
 
 /// A host that somebody wants to connect to: a name in lower case without a final dot, or an
 /// address.
@@ -24,15 +24,15 @@ pub(crate) enum Host {
 /// name itself) or an address, and the ports that its policy has or one of its own (`name:8443`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostRule {
-    host: RuleHost,
+    host: HostPattern,
     port: Option<u16>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum RuleHost {
-    Exactly(Host),
+enum HostPattern {
+    Exact(Host),
     /// The name that must follow a dot.
-    Below(String),
+    Subdomains(String),
 }
 
 // === impl Host ===
@@ -49,7 +49,7 @@ impl Host {
             return Some(Self::Address(address.into()));
         }
         let name = text.strip_suffix('.').unwrap_or(text);
-        let valid = (1..=LONGEST_NAME).contains(&name.len()) && name.split('.').all(is_label);
+        let valid = (1..=MAX_NAME_BYTES).contains(&name.len()) && name.split('.').all(is_label);
         valid.then(|| Self::Name(name.to_ascii_lowercase()))
     }
 
@@ -78,7 +78,7 @@ impl fmt::Display for Host {
 
 fn is_label(label: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    (1..=LONGEST_LABEL).contains(&label.len())
+    (1..=MAX_LABEL_BYTES).contains(&label.len())
         && label.bytes().all(allowed)
         && !label.starts_with('-')
         && !label.ends_with('-')
@@ -93,24 +93,27 @@ impl HostRule {
     ///
     /// What is wrong with it, and what to give.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        const FORMS: &str = "give a name (\"packages.example\"), everything below one (\"*.packages.example\") or an address, and after a colon a port, unless it is 80 or 443";
+        const HOST_HINT: &str = "give a name (\"packages.example\"), everything below one (\"*.packages.example\") or an address, and after a colon a port, unless it is 80 or 443";
         if text.contains("://") || text.contains('/') {
-            return Err(format!("a rule names hosts, not URLs or networks: {FORMS}"));
+            return Err(format!("a rule names hosts, not URLs or networks: {HOST_HINT}"));
         }
         if !text.is_ascii() {
             return Err(format!(
-                "names are compared as they are sent: give its ASCII form, which begins with \"xn--\"; {FORMS}"
+                "names are compared as they are sent: give its ASCII form, which begins with \"xn--\"; {HOST_HINT}"
             ));
         }
         // An IPv6 address without brackets has no port.
         if let Ok(address) = text.parse::<Ipv6Addr>() {
-            return Ok(Self { host: RuleHost::Exactly(Host::Address(address.into())), port: None });
+            return Ok(Self {
+                host: HostPattern::Exact(Host::Address(address.into())),
+                port: None,
+            });
         }
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => {
                 let number = port.parse().ok().filter(|number| *number != 0);
                 let number = number
-                    .ok_or_else(|| format!("{port:?} is no port from 1 to 65535: {FORMS}"))?;
+                    .ok_or_else(|| format!("{port:?} is no port from 1 to 65535: {HOST_HINT}"))?;
                 (host, Some(number))
             }
             _ => (text, None),
@@ -118,25 +121,25 @@ impl HostRule {
         let below = host.strip_prefix("*.");
         let parsed = Host::parse(below.unwrap_or(host))
             .filter(|host| !host.is_ambiguous())
-            .ok_or_else(|| format!("{host:?} names no host: {FORMS}"))?;
+            .ok_or_else(|| format!("{host:?} names no host: {HOST_HINT}"))?;
         let host = match (below, parsed) {
-            (None, host) => RuleHost::Exactly(host),
-            (Some(_), Host::Name(name)) => RuleHost::Below(name),
+            (None, host) => HostPattern::Exact(host),
+            (Some(_), Host::Name(name)) => HostPattern::Subdomains(name),
             (Some(_), Host::Address(_)) => {
-                return Err(format!("nothing is below an address: {FORMS}"));
+                return Err(format!("nothing is below an address: {HOST_HINT}"));
             }
         };
         Ok(Self { host, port })
     }
 
     /// Whether it is about this host.
-    pub(super) fn has_host(&self, host: &Host) -> bool {
+    pub(super) fn matches(&self, host: &Host) -> bool {
         match (&self.host, host) {
-            (RuleHost::Exactly(own), host) => own == host,
-            (RuleHost::Below(own), Host::Name(name)) => name
+            (HostPattern::Exact(own), host) => own == host,
+            (HostPattern::Subdomains(own), Host::Name(name)) => name
                 .strip_suffix(own.as_str())
                 .is_some_and(|front| front.len() > 1 && front.ends_with('.')),
-            (RuleHost::Below(_), Host::Address(_)) => false,
+            (HostPattern::Subdomains(_), Host::Address(_)) => false,
         }
     }
 
@@ -149,8 +152,8 @@ impl HostRule {
 impl fmt::Display for HostRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
-            RuleHost::Exactly(host) => write!(f, "{host}")?,
-            RuleHost::Below(name) => write!(f, "*.{name}")?,
+            HostPattern::Exact(host) => write!(f, "{host}")?,
+            HostPattern::Subdomains(name) => write!(f, "*.{name}")?,
         }
         self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }

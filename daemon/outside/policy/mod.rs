@@ -13,7 +13,7 @@ pub(crate) mod host;
 use std::net::IpAddr;
 
 use self::{
-    address::{Range, special_purpose},
+    address::{AddressRange, special_purpose},
     host::{Host, HostRule},
 };
 
@@ -22,26 +22,26 @@ pub(crate) const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
 /// What the operator allows. Without rules for hosts, nothing is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Policy {
+pub(crate) struct NetworkRules {
     /// Who connects, and what the operator calls this.
-    pub(crate) words: &'static Words,
+    pub(crate) labels: &'static RulesLabels,
     /// Hosts that may be named.
     pub(crate) hosts: Vec<HostRule>,
     /// Ports of the rules that name none.
     pub(crate) ports: Vec<u16>,
     /// Addresses to which names may lead although they are no public ones.
-    pub(crate) addresses: Vec<Range>,
+    pub(crate) addresses: Vec<AddressRange>,
 }
 
 /// How a policy is spoken of.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Words {
+pub(crate) struct RulesLabels {
     /// Who connects: "commands".
-    pub(crate) who: &'static str,
+    pub(crate) connector: &'static str,
     /// The setting that lists hosts: "proxy.allow_hosts".
-    pub(crate) hosts: &'static str,
+    pub(crate) hosts_setting: &'static str,
     /// The one that lists addresses.
-    pub(crate) addresses: &'static str,
+    pub(crate) addresses_setting: &'static str,
 }
 
 /// Why a connection is refused.
@@ -52,14 +52,14 @@ pub(crate) enum Denial {
     /// A rule has this host, but on other ports.
     Port,
     /// The host is an address in a form that programs read differently.
-    Form,
+    AmbiguousHost,
     /// Every address that the name leads to is of a kind that is refused: the first, and its kind.
     Address(IpAddr, &'static str),
     /// The daemon itself listens there.
     Daemon,
 }
 
-impl Policy {
+impl NetworkRules {
     /// Checks what is named.
     ///
     /// # Errors
@@ -67,13 +67,14 @@ impl Policy {
     /// The host is not allowed, or not on this port.
     pub(crate) fn check_host(&self, host: &Host, port: u16) -> Result<(), Denial> {
         if host.is_ambiguous() {
-            return Err(Denial::Form);
+            return Err(Denial::AmbiguousHost);
         }
-        let mut of_host = self.hosts.iter().filter(|rule| rule.has_host(host));
+        let mut of_host = self.hosts.iter().filter(|rule| rule.matches(host));
         match of_host.next() {
             None => Err(Denial::Host),
             Some(first)
-                if self.has_port(first, port) || of_host.any(|rule| self.has_port(rule, port)) =>
+                if self.allows_port(first, port)
+                    || of_host.any(|rule| self.allows_port(rule, port)) =>
             {
                 Ok(())
             }
@@ -81,7 +82,7 @@ impl Policy {
         }
     }
 
-    fn has_port(&self, rule: &HostRule, port: u16) -> bool {
+    fn allows_port(&self, rule: &HostRule, port: u16) -> bool {
         match rule.port() {
             Some(own) => own == port,
             None => self.ports.contains(&port),
@@ -102,17 +103,17 @@ impl Policy {
 
     /// Whether what is allowed can lead to the loopback interface of this host.
     pub(crate) fn reaches_loopback(&self) -> bool {
-        self.addresses.iter().any(Range::reaches_loopback)
+        self.addresses.iter().any(AddressRange::reaches_loopback)
     }
 }
 
 impl Denial {
     /// Its name in records and spans.
-    pub(crate) fn name(&self) -> &'static str {
+    pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Host => "host_not_allowed",
             Self::Port => "port_not_allowed",
-            Self::Form => "ambiguous_address",
+            Self::AmbiguousHost => "ambiguous_address",
             Self::Address(..) => "address_not_allowed",
             Self::Daemon => "daemon",
         }
@@ -120,8 +121,9 @@ impl Denial {
 
     /// What is told of a connection to `host` on `port` that `policy` refuses so, and what the operator could
     /// set.
-    pub(crate) fn explain(&self, policy: &Policy, host: &Host, port: u16) -> String {
-        let Words { who, hosts, addresses } = policy.words;
+    pub(crate) fn explain(&self, policy: &NetworkRules, host: &Host, port: u16) -> String {
+        let RulesLabels { connector: who, hosts_setting: hosts, addresses_setting: addresses } =
+            policy.labels;
         let rule = || match policy.ports.contains(&port) {
             true => host.to_string(),
             false => format!("{host}:{port}"),
@@ -135,7 +137,7 @@ impl Denial {
                 "{host} may be connected to, but not on port {port}. The operator of jigd can allow it: {hosts} = [\"{}\"]",
                 rule()
             ),
-            Self::Form => format!(
+            Self::AmbiguousHost => format!(
                 "{host} is an address in a form that programs read differently: give four decimal numbers, or a name"
             ),
             Self::Daemon => {
@@ -152,15 +154,18 @@ impl Denial {
 mod tests {
     use super::*;
 
-    const WORDS: Words =
-        Words { who: "commands", hosts: "proxy.allow_hosts", addresses: "proxy.allow_addresses" };
+    const WORDS: RulesLabels = RulesLabels {
+        connector: "commands",
+        hosts_setting: "proxy.allow_hosts",
+        addresses_setting: "proxy.allow_addresses",
+    };
 
-    fn policy(hosts: &[&str], addresses: &[&str]) -> Policy {
-        Policy {
-            words: &WORDS,
+    fn policy(hosts: &[&str], addresses: &[&str]) -> NetworkRules {
+        NetworkRules {
+            labels: &WORDS,
             ports: DEFAULT_PORTS.to_vec(),
             hosts: hosts.iter().map(|text| HostRule::parse(text).unwrap()).collect(),
-            addresses: addresses.iter().map(|text| Range::parse(text).unwrap()).collect(),
+            addresses: addresses.iter().map(|text| AddressRange::parse(text).unwrap()).collect(),
         }
     }
 
@@ -201,16 +206,16 @@ mod tests {
             ("[2001:DB8:0::7]", 8080, Ok(())),
             ("[2001:db8::7]", 443, Err(Denial::Port)),
             ("[::ffff:192.0.2.7]", 80, Err(Denial::Host)),
-            ("0xc0000207", 80, Err(Denial::Form)),
-            ("3221225991", 80, Err(Denial::Form)),
-            ("0300.0.2.7", 80, Err(Denial::Form)),
-            ("192.0.519", 80, Err(Denial::Form)),
-            ("a.files.example.1", 80, Err(Denial::Form)),
+            ("0xc0000207", 80, Err(Denial::AmbiguousHost)),
+            ("3221225991", 80, Err(Denial::AmbiguousHost)),
+            ("0300.0.2.7", 80, Err(Denial::AmbiguousHost)),
+            ("192.0.519", 80, Err(Denial::AmbiguousHost)),
+            ("a.files.example.1", 80, Err(Denial::AmbiguousHost)),
         ] {
             let parsed = Host::parse(host).unwrap();
             assert_eq!(policy.check_host(&parsed, port), expected, "{host}:{port}");
         }
-        let nothing = Policy { hosts: Vec::new(), ..policy };
+        let nothing = NetworkRules { hosts: Vec::new(), ..policy };
         let host = Host::parse("packages.example").unwrap();
         assert_eq!(nothing.check_host(&host, 443), Err(Denial::Host));
     }

@@ -7,7 +7,7 @@ use crate::daemon::store::session::StreamName;
 /// A part of what a command wrote. Its sequence number is one more than that of the chunk before it,
 /// of either stream; the first is 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Chunk {
+pub(crate) struct OutputChunk {
     /// Its number.
     pub(crate) sequence: u64,
     /// What it was written to.
@@ -20,14 +20,14 @@ pub(crate) struct Chunk {
 
 /// Bytes of each stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct PerStream {
+pub(super) struct StreamOffsets {
     pub(super) stdout: u64,
     pub(super) stderr: u64,
 }
 
-impl Chunk {
+impl OutputChunk {
     /// The part of it that lies behind `offset` of its stream, if any.
-    pub(super) fn behind(&self, offset: u64) -> Option<Self> {
+    pub(super) fn after_offset(&self, offset: u64) -> Option<Self> {
         let skip = usize::try_from(offset.saturating_sub(self.offset)).unwrap_or(usize::MAX);
         (skip < self.data.len()).then(|| Self {
             offset: self.offset + skip as u64,
@@ -37,15 +37,15 @@ impl Chunk {
     }
 }
 
-impl PerStream {
-    pub(super) fn of(&mut self, stream: StreamName) -> &mut u64 {
+impl StreamOffsets {
+    pub(super) fn get_mut(&mut self, stream: StreamName) -> &mut u64 {
         match stream {
             StreamName::Stdout => &mut self.stdout,
             StreamName::Stderr => &mut self.stderr,
         }
     }
 
-    pub(super) fn sum(self) -> u64 {
+    pub(super) fn total(self) -> u64 {
         self.stdout + self.stderr
     }
 }

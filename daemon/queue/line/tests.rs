@@ -2,42 +2,47 @@
 
 use super::*;
 
-fn names() -> [Name; 3] {
-    ["a", "b", "c"].map(Name::from)
+fn names() -> [PrincipalKey; 3] {
+    ["a", "b", "c"].map(PrincipalKey::from)
 }
 
-fn granted(line: &mut Line<u32>) -> Vec<u32> {
-    std::iter::from_fn(|| line.next()).map(|(_, waiter)| waiter).collect()
+fn granted(line: &mut FairQueue<u32>) -> Vec<u32> {
+    std::iter::from_fn(|| line.grant_next()).map(|(_, waiter)| waiter).collect()
 }
 
 #[test]
 fn lanes_take_turns_and_each_is_first_come_first_served() {
     let [a, b, c] = names();
-    let mut line = Line::new(2, Share::All);
-    assert!(line.take(&a, 9) && line.take(&a, 9) && !line.take(&a, 9) && !line.take(&b, 9));
+    let mut line = FairQueue::new(2, Sharing::Unlimited);
+    assert!(
+        line.try_acquire(&a, 9)
+            && line.try_acquire(&a, 9)
+            && !line.try_acquire(&a, 9)
+            && !line.try_acquire(&b, 9)
+    );
     for (name, waiter) in [(&a, 1), (&a, 2), (&a, 3), (&b, 11), (&b, 12), (&c, 21), (&a, 4)] {
-        line.wait(name, 9, 9, waiter).unwrap();
+        line.enqueue(name, 9, 9, waiter).unwrap();
     }
     assert!(granted(&mut line).is_empty());
     let mut order = Vec::new();
     for holder in [&a, &a, &b, &c, &a, &b, &a] {
-        line.give_back(holder);
+        line.release(holder);
         order.extend(granted(&mut line));
     }
     assert_eq!(order, [11, 21, 1, 12, 2, 3, 4]);
-    assert_eq!((line.waiting(), line.held()), (0, 2));
+    assert_eq!((line.queued(), line.in_use()), (0, 2));
 }
 
 #[test]
 fn a_lane_has_no_more_than_it_may_and_does_not_hold_up_others() {
     let [a, b, _] = names();
-    let mut line = Line::new(4, Share::All);
-    assert!(line.take(&a, 1) && !line.take(&a, 1));
-    line.wait(&a, 1, 9, 1).unwrap();
+    let mut line = FairQueue::new(4, Sharing::Unlimited);
+    assert!(line.try_acquire(&a, 1) && !line.try_acquire(&a, 1));
+    line.enqueue(&a, 1, 9, 1).unwrap();
     // What nobody who waits may have is there for others.
-    assert!(line.take(&b, 9));
+    assert!(line.try_acquire(&b, 9));
     assert!(granted(&mut line).is_empty());
-    line.give_back(&a);
+    line.release(&a);
     assert_eq!(granted(&mut line), [1]);
 }
 
@@ -47,8 +52,8 @@ fn some_places_are_left_for_whoever_comes_next() {
         [(1, 1, [0, 0]), (2, 1, [1, 0]), (8, 6, [1, 1]), (2048, 1536, [32, 32])]
     {
         let [a, b, c] = names();
-        let mut line = Line::<()>::new(places, Share::Reserve);
-        let mut take = |name| (0..).take_while(|_| line.take(name, usize::MAX)).count();
+        let mut line = FairQueue::<()>::new(places, Sharing::KeepHeadroom);
+        let mut take = |name| (0..).take_while(|_| line.try_acquire(name, usize::MAX)).count();
         assert_eq!(take(&a), first, "{places}");
         assert_eq!([take(&b), take(&c)], others, "{places}");
     }
@@ -59,30 +64,30 @@ fn some_places_are_left_for_whoever_comes_next() {
 #[test]
 fn nobody_finds_nothing_because_others_came_first() {
     let mut random = 1_usize;
-    let mut below = |bound: usize| {
+    let mut below = |max_queued: usize| {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        random % bound
+        random % max_queued
     };
     for places in [2, 3, 4, 8, 15, 34, 63, 64, 100, 512, 2048, 5000] {
         let reserve = (places / 4).max(1);
         let few = (reserve / 16).max(1);
         let callers = (reserve / few).min(16) + 1;
-        let names: Vec<Name> = (0..callers).map(|name| name.to_string().into()).collect();
+        let names: Vec<PrincipalKey> = (0..callers).map(|name| name.to_string().into()).collect();
         for _ in 0..20 {
-            let mut line = Line::<()>::new(places, Share::Reserve);
+            let mut line = FairQueue::<()>::new(places, Sharing::KeepHeadroom);
             for _ in 0..places * 3 {
                 // Some want much, and some give something back.
                 let name = &names[below(callers).min(below(callers))];
                 match below(4) {
-                    0 if line.held_by(name) > 0 => line.give_back(name),
-                    _ => drop(line.take(name, usize::MAX)),
+                    0 if line.in_use_by(name) > 0 => line.release(name),
+                    _ => drop(line.try_acquire(name, usize::MAX)),
                 }
             }
             for name in &names {
-                while line.take(name, usize::MAX) {}
-                assert!(line.held_by(name) >= few, "{places} {name}");
+                while line.try_acquire(name, usize::MAX) {}
+                assert!(line.in_use_by(name) >= few, "{places} {name}");
             }
         }
     }
@@ -91,28 +96,28 @@ fn nobody_finds_nothing_because_others_came_first() {
 #[test]
 fn there_can_be_fewer_places_from_now_on() {
     let [a, b, _] = names();
-    let mut line = Line::new(4, Share::All);
-    assert_eq!((0..9).filter(|_| line.take(&a, 9)).count(), 4);
-    line.change(2, Share::Alone(1));
-    line.wait(&b, 9, 9, 1).unwrap();
+    let mut line = FairQueue::new(4, Sharing::Unlimited);
+    assert_eq!((0..9).filter(|_| line.try_acquire(&a, 9)).count(), 4);
+    line.reconfigure(2, Sharing::CapWhenContended(1));
+    line.enqueue(&b, 9, 9, 1).unwrap();
     for _ in 0..3 {
-        line.give_back(&a);
+        line.release(&a);
         assert!(granted(&mut line).is_empty());
     }
-    line.give_back(&a);
+    line.release(&a);
     assert_eq!(granted(&mut line), [1]);
 }
 
 #[test]
 fn who_is_alone_has_all_and_who_is_not_shares() {
     let [a, b, _] = names();
-    let mut line = Line::new(4, Share::Alone(1));
+    let mut line = FairQueue::new(4, Sharing::CapWhenContended(1));
     let mut waiter = 0;
-    let mut want = |line: &mut Line<u32>, name: &Name| {
+    let mut want = |line: &mut FairQueue<u32>, principal: &PrincipalKey| {
         waiter += 1;
-        let taken = line.take(name, usize::MAX);
+        let taken = line.try_acquire(principal, usize::MAX);
         if !taken {
-            line.wait(name, usize::MAX, usize::MAX, waiter).unwrap();
+            line.enqueue(principal, usize::MAX, usize::MAX, waiter).unwrap();
         }
         taken
     };
@@ -120,41 +125,41 @@ fn who_is_alone_has_all_and_who_is_not_shares() {
     // The other one waits for those that go on, and for none of those that wait.
     assert!(!want(&mut line, &b));
     for _ in 0..3 {
-        line.give_back(&a);
+        line.release(&a);
         assert!(granted(&mut line).is_empty());
     }
-    line.give_back(&a);
+    line.release(&a);
     assert_eq!(granted(&mut line), [7]);
     // Then it is the first one's turn, also when the other one wants another at once.
     assert!(!want(&mut line, &b));
-    line.give_back(&b);
+    line.release(&b);
     assert_eq!(granted(&mut line), [5]);
-    line.give_back(&a);
+    line.release(&a);
     assert_eq!(granted(&mut line), [8]);
-    line.give_back(&b);
+    line.release(&b);
     assert_eq!(granted(&mut line), [6]);
 }
 
 #[test]
 fn many_who_want_little_do_not_keep_one_who_wants_much_from_his_share() {
-    let mut line = Line::new(1, Share::Alone(1));
-    let flood: Name = "flood".into();
-    let names: Vec<Name> = (0..10).map(|name| name.to_string().into()).collect();
-    assert!(line.take(&flood, 9));
+    let mut line = FairQueue::new(1, Sharing::CapWhenContended(1));
+    let flood: PrincipalKey = "flood".into();
+    let names: Vec<PrincipalKey> = (0..10).map(|name| name.to_string().into()).collect();
+    assert!(line.try_acquire(&flood, 9));
     let mut holder = flood.clone();
     for _ in 0..9 {
-        line.wait(&flood, usize::MAX, 99, 0).unwrap();
+        line.enqueue(&flood, usize::MAX, 99, 0).unwrap();
     }
     let mut served = 0;
     for round in 0..100 {
         // Each of them wants one again as soon as he has had one.
         for name in &names {
-            if line.waiting_of(name) == 0 && *name != holder {
-                line.wait(name, 9, 9, round).unwrap();
+            if line.queued_by(name) == 0 && *name != holder {
+                line.enqueue(name, 9, 9, round).unwrap();
             }
         }
-        line.give_back(&holder);
-        (holder, _) = line.next().unwrap();
+        line.release(&holder);
+        (holder, _) = line.grant_next().unwrap();
         served += usize::from(holder == flood);
     }
     assert!((8..=10).contains(&served), "{served}");
@@ -163,18 +168,18 @@ fn many_who_want_little_do_not_keep_one_who_wants_much_from_his_share() {
 #[test]
 fn a_lane_is_bounded_and_can_be_left() {
     let [a, b, _] = names();
-    let mut line = Line::new(1, Share::All);
-    assert!(line.take(&b, 9));
-    let first = line.wait(&a, 9, 2, 1).unwrap();
-    let second = line.wait(&a, 9, 2, 2).unwrap();
-    assert_eq!(line.wait(&a, 9, 2, 3), Err(3));
-    line.leave(&a, first);
-    line.leave(&a, first);
-    assert_eq!(line.waiting_of(&a), 1);
-    line.leave(&a, second);
-    assert_eq!((line.waiting(), line.lanes_waiting()), (0, 0));
-    line.give_back(&b);
-    assert_eq!(line.held(), 0);
+    let mut line = FairQueue::new(1, Sharing::Unlimited);
+    assert!(line.try_acquire(&b, 9));
+    let first = line.enqueue(&a, 9, 2, 1).unwrap();
+    let second = line.enqueue(&a, 9, 2, 2).unwrap();
+    assert_eq!(line.enqueue(&a, 9, 2, 3), Err(3));
+    line.cancel(&a, first);
+    line.cancel(&a, first);
+    assert_eq!(line.queued_by(&a), 1);
+    line.cancel(&a, second);
+    assert_eq!((line.queued(), line.waiting_flow_count()), (0, 0));
+    line.release(&b);
+    assert_eq!(line.in_use(), 0);
 }
 
 /// No place is lost, none is given twice, and nobody waits who could have one.
@@ -184,12 +189,12 @@ fn whatever_happens_the_places_are_what_they_were() {
     for seed in 0..200_usize {
         let (at_most, share) = (seed % 7 + 1, seed % 4 + 1);
         let share = match seed % 5 {
-            0 => Share::Alone(share.min(at_most)),
-            1 => Share::All,
-            2 => Share::Reserve,
-            _ => Share::OfFree(share),
+            0 => Sharing::CapWhenContended(share.min(at_most)),
+            1 => Sharing::Unlimited,
+            2 => Sharing::KeepHeadroom,
+            _ => Sharing::MultipleOfFree(share),
         };
-        let mut line = Line::new(at_most, share);
+        let mut line = FairQueue::new(at_most, share);
         let (mut held, mut waiting) = (Vec::new(), Vec::new());
         let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         for step in 0..400 {
@@ -200,32 +205,32 @@ fn whatever_happens_the_places_are_what_they_were() {
             match random / 3 % 4 {
                 0 | 1 => {
                     let most = if &*name == "a" { 2 } else { usize::MAX };
-                    if line.take(&name, most) {
+                    if line.try_acquire(&name, most) {
                         held.push(name);
-                    } else if let Ok(number) = line.wait(&name, most, 5, step) {
+                    } else if let Ok(number) = line.enqueue(&name, most, 5, step) {
                         waiting.push((name, number, step));
                     }
                 }
                 2 if !held.is_empty() => {
                     let name = held.swap_remove((random >> 8) % held.len());
-                    line.give_back(&name);
+                    line.release(&name);
                 }
                 _ if !waiting.is_empty() => {
                     let (name, number, _) = waiting.swap_remove((random >> 8) % waiting.len());
-                    line.leave(&name, number);
+                    line.cancel(&name, number);
                 }
                 _ => {}
             }
-            while let Some((name, step)) = line.next() {
+            while let Some((name, step)) = line.grant_next() {
                 let position = waiting.iter().position(|(_, _, waits)| *waits == step);
                 waiting.remove(position.unwrap());
                 held.push(name);
             }
-            assert_eq!((line.held(), line.waiting()), (held.len(), waiting.len()));
+            assert_eq!((line.in_use(), line.queued()), (held.len(), waiting.len()));
             assert!(held.len() <= at_most);
             let of_a = held.iter().filter(|name| &***name == "a").count();
             assert!(of_a <= 2);
-            assert!(line.next_turn().is_none());
+            assert!(line.next_flow().is_none());
         }
     }
 }

@@ -9,31 +9,40 @@ use std::{
 
 use super::super::{
     etc::{ETC_DIRECTORIES, ETC_FILES, java_directories},
-    landlock::{Access, Reach, Rules},
-    plan::{SYSTEM, WorkspacePlan},
-    root::DEVICES,
-    stage::{Failure, Stage},
+    landlock::{LandlockRules, PathAccess, ScopeReach},
+    plan::{SYSTEM_DIRECTORIES, WorkspacePlan},
+    root::DEVICE_NODES,
+    stage::{Stage, StageFailure},
 };
 use crate::daemon::sys::Errno;
 
 /// Files of `/etc` that are read where the higher levels make their own.
-const NAMES: &[&str] = &["passwd", "group", "nsswitch.conf", "hosts", "hostname", "shells"];
+const READABLE_ETC_FILES: &[&str] =
+    &["passwd", "group", "nsswitch.conf", "hosts", "hostname", "shells"];
 
 /// Makes scopes alone: signals and abstract sockets stay within what is made from this process.
-pub(super) fn scopes(abi: u32) -> Rules {
-    Rules::new(abi, Reach::OwnAndAllFiles, [(c"/".to_owned(), Access::Moves)])
+pub(super) fn scope_rules(abi: u32) -> LandlockRules {
+    LandlockRules::new(
+        abi,
+        ScopeReach::SameDomainAndAllFiles,
+        [(c"/".to_owned(), PathAccess::MoveOnly)],
+    )
 }
 
 /// Makes the rules of a command.
-pub(super) fn rules(abi: u32, workspace: &WorkspacePlan, scratch: &Path) -> Result<Rules, Failure> {
-    check_identity(workspace)?;
-    let etc = ETC_DIRECTORIES.iter().chain(ETC_FILES).chain(NAMES);
+pub(super) fn command_rules(
+    abi: u32,
+    workspace: &WorkspacePlan,
+    scratch: &Path,
+) -> Result<LandlockRules, StageFailure> {
+    check_source_identities(workspace)?;
+    let etc = ETC_DIRECTORIES.iter().chain(ETC_FILES).chain(READABLE_ETC_FILES);
     let etc = etc.map(|name| Path::new("/etc").join(name));
-    let system = SYSTEM.iter().map(PathBuf::from);
+    let system = SYSTEM_DIRECTORIES.iter().map(PathBuf::from);
     let read = system.chain(etc).chain(java_directories());
     let read = read.chain([PathBuf::from("/proc")]);
     // A container's /dev can hold anything under these names.
-    let devices = DEVICES.iter().filter_map(|(name, (major, minor))| {
+    let devices = DEVICE_NODES.iter().filter_map(|(name, (major, minor))| {
         let path = Path::new("/dev").join(name);
         let found = fs::metadata(&path).ok()?;
         let is_it = found.file_type().is_char_device()
@@ -41,53 +50,53 @@ pub(super) fn rules(abi: u32, workspace: &WorkspacePlan, scratch: &Path) -> Resu
         is_it.then_some(path)
     });
     let binds = workspace.binds.iter().map(|bind| {
-        let access = if bind.writable { Access::Write } else { Access::Read };
+        let access = if bind.writable { PathAccess::Write } else { PathAccess::Read };
         (bind.source.clone(), access)
     });
     let own = [workspace.path.clone(), scratch.to_owned()];
     let paths = read
-        .map(|path| (path, Access::Read))
-        .chain(devices.map(|path| (path, Access::Devices)))
+        .map(|path| (path, PathAccess::Read))
+        .chain(devices.map(|path| (path, PathAccess::Devices)))
         .filter(|(path, _)| path.exists())
         .chain(binds)
-        .chain(own.map(|path| (path, Access::Write)));
+        .chain(own.map(|path| (path, PathAccess::Write)));
     let paths = paths
         .map(|(path, access)| {
             let path = CString::new(path.into_os_string().into_encoded_bytes());
-            path.map(|path| (path, access)).map_err(nul)
+            path.map(|path| (path, access)).map_err(nul_failure)
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let mut rules = Rules::new(abi, Reach::OwnWithoutTcp, paths);
+    let mut rules = LandlockRules::new(abi, ScopeReach::SameDomainWithoutTcp, paths);
     // Looked at again when they are opened: between, a run of a workspace that this one lies in could
     // put something else there.
-    for (path, identity) in identities(workspace) {
+    for (path, identity) in source_identities(workspace) {
         let path = CString::new(path.as_os_str().as_encoded_bytes());
-        rules = rules.expect(path.map_err(nul)?, identity);
+        rules = rules.expect_identity(path.map_err(nul_failure)?, identity);
     }
     Ok(rules)
 }
 
-fn nul(_: NulError) -> Failure {
-    Failure::other(Stage::Landlock, "a path holds a NUL")
+fn nul_failure(_: NulError) -> StageFailure {
+    StageFailure::other(Stage::Landlock, "a path holds a NUL")
 }
 
 /// What was at the paths of the workspace and its binds when the daemon started.
-fn identities(workspace: &WorkspacePlan) -> impl Iterator<Item = (&PathBuf, (u64, u64))> {
+fn source_identities(workspace: &WorkspacePlan) -> impl Iterator<Item = (&PathBuf, (u64, u64))> {
     let binds = workspace.binds.iter();
-    let binds = binds.map(|bind| (&bind.source, bind.identity));
-    binds.chain([(&workspace.path, workspace.identity)])
+    let binds = binds.map(|bind| (&bind.source, bind.file_identity));
+    binds.chain([(&workspace.path, workspace.file_identity)])
 }
 
 /// Checks that the workspace and its binds are what was at their paths when the daemon started.
-fn check_identity(workspace: &WorkspacePlan) -> Result<(), Failure> {
-    for (path, identity) in identities(workspace) {
+fn check_source_identities(workspace: &WorkspacePlan) -> Result<(), StageFailure> {
+    for (path, identity) in source_identities(workspace) {
         let found = fs::metadata(path).map(|found| (found.dev(), found.ino()));
         if found.ok() != Some(identity) {
             let text = format!(
                 "{} is not what it was when the daemon was started: restart it",
                 path.display()
             );
-            return Err(Failure::kernel(Stage::OpenSource, Errno::STALE, text));
+            return Err(StageFailure::from_errno(Stage::OpenSource, Errno::STALE, text));
         }
     }
     Ok(())

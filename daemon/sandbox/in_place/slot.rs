@@ -19,54 +19,61 @@ use rustix::{
 
 use super::{
     super::{
-        measure::Meter,
-        slot::{TOKEN, set_limits},
-        stage::{Failure, Stage, at},
-        template::give_up,
-        wire::{Answer, ORDER_BYTES, Report, SlotOrder, receive_bytes, send, send_bytes},
+        measure::RunMeter,
+        slot::{SANDBOX_TOKEN, set_limits},
+        stage::{Stage, StageFailure, at_stage},
+        template::report_failure_and_exit,
+        wire::{
+            SLOT_COMMAND_BYTES, SandboxReport, SetupReply, SlotCommand, receive_bytes, send,
+            send_bytes,
+        },
     },
-    ground::Ground,
+    ground::TemplateContext,
     rules, scratch, supervisor,
 };
 use crate::daemon::sys::{
-    Errno, name_process,
+    Errno,
     process::{Fork, SingleThreaded, exit_now, fork, kill_all, wait_any},
-    signal,
+    set_process_name, signal,
 };
 
 /// A supervisor that has not been waited for.
-struct Supervised {
+struct SupervisorProcess {
     process: Pid,
     pidfd: OwnedFd,
     scratch: PathBuf,
 }
 
 /// Runs as a slot keeper, until the daemon closes the socket.
-pub(super) fn run(socket: BorrowedFd<'_>, ground: &Ground<'_>, proof: &SingleThreaded) -> ! {
-    name_process(c"jig-slot");
-    if let Err(failure) = prepare(ground) {
-        give_up(socket, failure);
+pub(super) fn run(
+    socket: BorrowedFd<'_>,
+    context: &TemplateContext<'_>,
+    proof: &SingleThreaded,
+) -> ! {
+    set_process_name(c"jig-slot");
+    if let Err(failure) = prepare_slot(context) {
+        report_failure_and_exit(socket, failure);
     }
-    let ready = Answer::Done { workspace: ground.workspace.index, identity: ground.identity };
+    let ready = SetupReply::Done { workspace: context.workspace.index, identity: context.identity };
     if send(socket, &ready, &[]).is_err() {
         exit_now(0);
     }
     let mut supervised = Vec::new();
     let mut latest = None;
     loop {
-        let Some((order, control)) = wait_for_order(socket, &mut supervised) else {
+        let Some((order, control)) = receive_command(socket, &mut supervised) else {
             exit_now(0);
         };
         let sent = match (order, control) {
             // Its directories have no limited size.
-            (SlotOrder::Make { .. }, Some(control)) => {
-                let made = make_sandbox(ground, proof, &control);
-                latest = made.as_ref().ok().map(|run| Meter::new(run.process));
-                hand_over(socket, made, &mut supervised)
+            (SlotCommand::MakeSandbox { .. }, Some(control)) => {
+                let made = make_sandbox(context, proof, &control);
+                latest = made.as_ref().ok().map(|run| RunMeter::new(run.process));
+                send_sandbox(socket, made, &mut supervised)
             }
-            (SlotOrder::Measure(bounds), None) => {
+            (SlotCommand::Measure(bounds), None) => {
                 let measure = latest.as_mut().map(|meter| meter.measure(&bounds, &[]));
-                let report = Report::Measured(measure.unwrap_or_default());
+                let report = SandboxReport::Measured(measure.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }
             _ => exit_now(1),
@@ -78,43 +85,45 @@ pub(super) fn run(socket: BorrowedFd<'_>, ground: &Ground<'_>, proof: &SingleThr
 }
 
 /// Sends a sandbox to the daemon, or why there is none.
-fn hand_over(
+fn send_sandbox(
     socket: BorrowedFd<'_>,
-    made: Result<Supervised, Failure>,
-    supervised: &mut Vec<Supervised>,
+    made: Result<SupervisorProcess, StageFailure>,
+    supervised: &mut Vec<SupervisorProcess>,
 ) -> Result<(), Errno> {
     let failed = |stage, errno| {
-        let report = Report::Failed { stage, errno };
+        let report = SandboxReport::Failed { stage, errno };
         send_bytes(socket, &report.encode(), &[])
     };
     match made {
         Ok(run) => {
-            let token = [TOKEN, run.scratch.as_os_str().as_bytes()].concat();
+            let token = [SANDBOX_TOKEN, run.scratch.as_os_str().as_bytes()].concat();
             // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
             let sent = send_bytes(socket, &token, &[run.pidfd.as_fd()])
                 .or_else(|errno| failed(Stage::RunNamespaces, errno));
             supervised.push(run);
             sent
         }
-        Err(failure) => failed(failure.stage, failure.told_as()),
+        Err(failure) => failed(failure.stage, failure.wire_errno()),
     }
 }
 
-fn prepare(ground: &Ground<'_>) -> Result<(), Failure> {
-    let failed = |what: &'static str| at(Stage::SlotNamespace, what);
+fn prepare_slot(context: &TemplateContext<'_>) -> Result<(), StageFailure> {
+    let failed = |what: &'static str| at_stage(Stage::SlotNamespace, what);
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
-    signal::wait_for_children().map_err(failed("children"))?;
-    set_limits(ground.plan.limits).map_err(at(Stage::ResourceLimits, "slot"))?;
-    rules::scopes(ground.plan.landlock_abi).apply().map_err(at(Stage::Landlock, "scopes"))
+    signal::disable_auto_reap().map_err(failed("children"))?;
+    set_limits(context.plan.limits).map_err(at_stage(Stage::ResourceLimits, "slot"))?;
+    rules::scope_rules(context.plan.landlock_abi)
+        .apply()
+        .map_err(at_stage(Stage::Landlock, "scopes"))
 }
 
 /// Waits until the daemon asks for something, seeing to supervisors that end meanwhile; with the
 /// socket that comes with it. Answers nothing when it has closed its own.
-fn wait_for_order(
+fn receive_command(
     socket: BorrowedFd<'_>,
-    supervised: &mut Vec<Supervised>,
-) -> Option<(SlotOrder, Option<OwnedFd>)> {
+    supervised: &mut Vec<SupervisorProcess>,
+) -> Option<(SlotCommand, Option<OwnedFd>)> {
     loop {
         let ends = supervised.iter().map(|run| run.pidfd.as_fd());
         let mut watched: Vec<PollFd<'_>> = std::iter::once(socket)
@@ -127,11 +136,11 @@ fn wait_for_order(
         }
         let ordered = watched.first().is_some_and(|socket| !socket.revents().is_empty());
         drop(watched);
-        bury(supervised);
+        reap_supervisors(supervised);
         if ordered {
-            let (mut order, mut control) = ([0; ORDER_BYTES], None);
+            let (mut order, mut control) = ([0; SLOT_COMMAND_BYTES], None);
             let received = receive_bytes(socket, &mut order, |fd| control = Some(fd)).ok()?;
-            let order = SlotOrder::decode(order.get(..received.length)?)?;
+            let order = SlotCommand::decode(order.get(..received.length)?)?;
             return Some((order, control));
         }
     }
@@ -139,7 +148,7 @@ fn wait_for_order(
 
 /// Waits for the supervisors that have ended. One that was killed has left its run behind, which is
 /// a child of this process now, and is ended here.
-fn bury(supervised: &mut Vec<Supervised>) {
+fn reap_supervisors(supervised: &mut Vec<SupervisorProcess>) {
     let mut killed = false;
     supervised.retain(|run| {
         let Ok(Some((_, status))) = waitpid(Some(run.process), WaitOptions::NOHANG) else {
@@ -156,24 +165,24 @@ fn bury(supervised: &mut Vec<Supervised>) {
     let _none_left = kill_all(libc::SIGKILL);
     while wait_any().is_ok() {}
     for run in supervised.drain(..) {
-        let _best_effort = scratch::remove(&run.scratch);
+        let _best_effort = scratch::remove_scratch(&run.scratch);
     }
 }
 
 /// Makes a supervisor, with its end of the socket to the daemon.
 fn make_sandbox(
-    ground: &Ground<'_>,
+    context: &TemplateContext<'_>,
     proof: &SingleThreaded,
     control: &OwnedFd,
-) -> Result<Supervised, Failure> {
-    let failed = |what: &'static str| at(Stage::RunNamespaces, what);
-    let scratch = scratch::new_path(&ground.plan.temporary).map_err(|error| {
+) -> Result<SupervisorProcess, StageFailure> {
+    let failed = |what: &'static str| at_stage(Stage::RunNamespaces, what);
+    let scratch = scratch::new_path(&context.plan.temporary_directory).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
         failed("a name for temporary files")(errno)
     })?;
     let slot = getpid();
     match fork(proof, 0).map_err(failed("clone"))? {
-        Fork::Parent { child, pidfd } => Ok(Supervised { process: child, pidfd, scratch }),
-        Fork::Child => supervisor::run(control.as_raw_fd(), slot, ground, &scratch),
+        Fork::Parent { child, pidfd } => Ok(SupervisorProcess { process: child, pidfd, scratch }),
+        Fork::Child => supervisor::run(control.as_raw_fd(), slot, context, &scratch),
     }
 }

@@ -10,37 +10,40 @@ use rustix::process::{
 
 use super::{
     super::{
-        canary::Guarded,
+        canary::GuardedTargets,
         capabilities, command,
-        init::{Blueprint, Broken, PROCESSES_OF_OURS, Scratch, State, check, see_through, tell},
-        level::Level,
-        stage::{Failure, Stage, at},
-        wire::Report,
+        init::{
+            Blueprint, OWN_PROCESS_COUNT, SandboxState, ScratchOptions, StageError, send_report,
+            verify_restrictions, wait_for_command_end,
+        },
+        level::IsolationLevel,
+        stage::{Stage, StageFailure, at_stage},
+        wire::SandboxReport,
     },
-    ground::Ground,
+    ground::TemplateContext,
     rules, scratch,
 };
 use crate::daemon::sys::{
     Errno,
     bpf::load_filter,
-    fd::{KEPT, keep_only},
-    memory::{Berth, Cabin},
-    name_process,
+    fd::{KEPT_FD_NUMBER, close_all_except},
+    memory::{ProcessArena, SharedArea},
     process::{exit_now, kill_all},
-    signal::{lead, relay_and_end},
+    set_process_name,
+    signal::{install_signal_relay_and_kill, set_command_group},
 };
 
 /// Runs as the supervisor of one run, made by the slot keeper `slot`, until nothing of the run is
 /// left.
-pub(super) fn run(control: i32, slot: Pid, ground: &Ground<'_>, scratch: &Path) -> ! {
-    name_process(c"jig-supervisor");
-    if keep_only(control).is_err() {
+pub(super) fn run(control: i32, slot: Pid, context: &TemplateContext<'_>, scratch: &Path) -> ! {
+    set_process_name(c"jig-supervisor");
+    if close_all_except(control).is_err() {
         exit_now(1);
     }
-    let started = prepare(ground, scratch).and_then(|cabin| {
+    let started = prepare_supervisor(context, scratch).and_then(|cabin| {
         let command = cabin.start_second();
-        let command = command.map_err(at(Stage::CommandProcess, ""))?;
-        lead(command);
+        let command = command.map_err(at_stage(Stage::CommandProcess, ""))?;
+        set_command_group(command);
         if getppid() != Some(slot) {
             // `PARENT_DIED` came before there was a command to kill.
             let _none_left = kill_all(libc::SIGKILL);
@@ -48,49 +51,54 @@ pub(super) fn run(control: i32, slot: Pid, ground: &Ground<'_>, scratch: &Path) 
         Ok((cabin, command))
     });
     match started {
-        Ok((cabin, command)) => see_through(cabin, command),
-        Err(failure) => tell(Report::Failed { stage: failure.stage, errno: failure.told_as() }),
+        Ok((cabin, command)) => wait_for_command_end(cabin, command),
+        Err(failure) => {
+            send_report(SandboxReport::Failed { stage: failure.stage, errno: failure.wire_errno() })
+        }
     }
     // The client has its answer: nobody waits for this.
-    let removed = scratch::remove(scratch);
+    let removed = scratch::remove_scratch(scratch);
     exit_now(i32::from(removed.is_err()))
 }
 
-fn prepare(ground: &Ground<'_>, scratch: &Path) -> Result<&'static Cabin<State>, Failure> {
-    let failed = |what: &'static str| at(Stage::RunNamespaces, what);
-    relay_and_end().map_err(failed("signals"))?;
+fn prepare_supervisor(
+    context: &TemplateContext<'_>,
+    scratch: &Path,
+) -> Result<&'static SharedArea<SandboxState>, StageFailure> {
+    let failed = |what: &'static str| at_stage(Stage::RunNamespaces, what);
+    install_signal_relay_and_kill().map_err(failed("signals"))?;
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
-    let abi = ground.plan.landlock_abi;
-    rules::scopes(abi).apply().map_err(at(Stage::Landlock, "scopes"))?;
+    let abi = context.plan.landlock_abi;
+    rules::scope_rules(abi).apply().map_err(at_stage(Stage::Landlock, "scopes"))?;
     // The signal that ends the run, not this process (`PARENT_DIED`): only now does that reach
     // nothing else.
     set_parent_process_death_signal(Some(Signal::USR1)).map_err(failed("death signal"))?;
-    let lock = scratch::make(scratch).map_err(|error| {
+    let lock = scratch::create_scratch(scratch).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        at(Stage::MountScratch, "making a directory")(errno)
+        at_stage(Stage::MountScratch, "making a directory")(errno)
     })?;
     // Held until this process ends.
     let _lock = ManuallyDrop::new(lock);
-    let processes = processes_of(ground.identity.uid)
-        .map_err(|error| Failure::other(Stage::ResourceLimits, error.to_string()))?;
+    let processes = count_processes_of(context.identity.uid)
+        .map_err(|error| StageFailure::other(Stage::ResourceLimits, error.to_string()))?;
     let blueprint = Blueprint {
-        level: Level::L1,
-        guarded: Guarded::of(ground.plan, Level::L1)?,
+        level: IsolationLevel::L1,
+        guarded_targets: GuardedTargets::collect(context.plan, IsolationLevel::L1)?,
         masked_files: Vec::new(),
         masked_directories: Vec::new(),
-        network: ground.plan.network,
-        other_processes: u64::from(processes).saturating_add(PROCESSES_OF_OURS),
-        limits: ground.plan.limits,
-        rules: rules::rules(abi, ground.workspace, scratch)?,
-        filter: ground.filter.clone(),
-        slot: None,
+        network: context.plan.network,
+        other_process_count: u64::from(processes).saturating_add(OWN_PROCESS_COUNT),
+        limits: context.plan.limits,
+        rules: rules::command_rules(abi, context.workspace, scratch)?,
+        filter: context.filter.clone(),
+        slot_pidfd: None,
     };
-    let state = State::new(Box::leak(Box::new(blueprint)), Scratch::default(), 0);
-    Berth::occupy(state, run_confined).map_err(failed("memory"))
+    let state = SandboxState::new(Box::leak(Box::new(blueprint)), ScratchOptions::default(), 0);
+    ProcessArena::become_first_process(state, run_confined).map_err(failed("memory"))
 }
 
 /// How many processes and threads a user has: the limit on them counts those too.
-fn processes_of(uid: u32) -> io::Result<u32> {
+fn count_processes_of(uid: u32) -> io::Result<u32> {
     let mut count = 0_u32;
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
@@ -110,22 +118,22 @@ fn processes_of(uid: u32) -> io::Result<u32> {
 
 /// Runs as the command's process, which shares the supervisor's memory until it executes: nothing
 /// here allocates, locks, panics or touches thread-local storage.
-fn run_confined(cabin: &'static Cabin<State>) -> ! {
+fn run_confined(cabin: &'static SharedArea<SandboxState>) -> ! {
     match confine(cabin.state.blueprint) {
         Ok(()) => command::run(cabin),
-        Err(Broken(stage, errno)) => {
-            tell(Report::Failed { stage, errno });
+        Err(StageError(stage, errno)) => {
+            send_report(SandboxReport::Failed { stage, errno });
             exit_now(1)
         }
     }
 }
 
 /// Confines the process for good; seccomp comes last.
-fn confine(blueprint: &Blueprint) -> Result<(), Broken> {
+fn confine(blueprint: &Blueprint) -> Result<(), StageError> {
     // Not the supervisor's lock, nor anything else of its.
-    keep_only(KEPT).map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
+    close_all_except(KEPT_FD_NUMBER).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
+        .map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     let limits = blueprint.limits;
     setrlimit(
         Resource::Nofile,
@@ -134,13 +142,13 @@ fn confine(blueprint: &Blueprint) -> Result<(), Broken> {
             maximum: Some(u64::from(limits.open_files_hard)),
         },
     )
-    .map_err(|errno| Broken(Stage::ResourceLimits, errno))?;
-    capabilities::give_up_all().map_err(|errno| Broken(Stage::Capabilities, errno))?;
+    .map_err(|errno| StageError(Stage::ResourceLimits, errno))?;
+    capabilities::drop_all().map_err(|errno| StageError(Stage::Capabilities, errno))?;
     let rules = blueprint.rules.apply();
     rules.map_err(|errno| match errno {
-        Errno::STALE => Broken(Stage::OpenSource, errno),
-        _ => Broken(Stage::Landlock, errno),
+        Errno::STALE => StageError(Stage::OpenSource, errno),
+        _ => StageError(Stage::Landlock, errno),
     })?;
-    load_filter(&blueprint.filter).map_err(|errno| Broken(Stage::Seccomp, errno))?;
-    check().map_err(|errno| Broken(Stage::SelfCheck, errno))
+    load_filter(&blueprint.filter).map_err(|errno| StageError(Stage::Seccomp, errno))?;
+    verify_restrictions().map_err(|errno| StageError(Stage::SelfCheck, errno))
 }

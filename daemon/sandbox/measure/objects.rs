@@ -12,19 +12,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::super::wire::MeasureBounds;
+use super::super::wire::MeasurementBounds;
 
 /// CPU time after which a run is counted again: enough for some ten thousand watches.
-pub(crate) const RECOUNT_CPU_US: u64 = 50_000;
+pub(crate) const MIN_RECOUNT_CPU_US: u64 = 50_000;
 /// Time after which a run that used any CPU time is counted again: the kernel drops the time of
 /// children that no parent waits for.
-const RECOUNT_PERIOD: Duration = Duration::from_secs(5);
+const MAX_RECOUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// Pause after a count, in times of what it took: counting takes a fifth of a CPU at most.
-const PAUSE_FACTOR: u32 = 4;
+const RECOUNT_PAUSE_FACTOR: u32 = 4;
 /// Most descriptors whose kind one count looks at.
-const MAX_LINKS: usize = 256 * 1024;
+const MAX_EXAMINED_DESCRIPTORS: usize = 256 * 1024;
 /// Kernel memory of an epoll watch (struct epitem, struct eppoll_entry).
-const WATCH_BYTES: u64 = 200;
+const EPOLL_WATCH_BYTES: u64 = 200;
 /// Kernel memory of a mapping (struct vm_area_struct and its part of a tree).
 const MAPPING_BYTES: u64 = 224;
 /// Smallest mapping.
@@ -34,18 +34,18 @@ const DEFAULT_MAX_MAP_COUNT: u64 = 65_530;
 
 /// A process as the counter needs it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Process {
+pub(super) struct ProcessSample {
     /// Its number, or that of one of its threads.
     pub(super) pid: i32,
     /// Bytes of its address space.
     pub(super) mapped_bytes: u64,
     /// Size of its descriptor table: it has no more open.
-    pub(super) table_size: u64,
+    pub(super) descriptor_table_size: u64,
 }
 
 /// What a run holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Objects {
+pub(super) struct KernelObjects {
     /// Descriptors of the processes.
     pub(super) descriptors: u64,
     /// Descriptors that were sent to a Unix socket and not yet received.
@@ -54,7 +54,7 @@ pub(super) struct Objects {
     pub(super) epoll_watches: u64,
 }
 
-impl Objects {
+impl KernelObjects {
     /// All that the kernel counts as open files.
     pub(super) fn open_files(&self) -> u64 {
         self.descriptors + self.in_flight
@@ -62,48 +62,48 @@ impl Objects {
 
     /// Kernel memory that is in no other count.
     pub(super) fn bytes(&self) -> u64 {
-        self.epoll_watches.saturating_mul(WATCH_BYTES)
+        self.epoll_watches.saturating_mul(EPOLL_WATCH_BYTES)
     }
 }
 
 /// The result of a count, valid until the run has used more CPU time.
 #[derive(Debug, Clone, Copy)]
-struct Counted<T> {
+struct CachedCount<T> {
     value: T,
-    at: Instant,
-    took: Duration,
+    counted_at: Instant,
+    count_duration: Duration,
     cpu_us: u64,
 }
 
-impl<T: Copy> Counted<T> {
+impl<T: Copy> CachedCount<T> {
     fn new(began: Instant, cpu_us: u64, value: T) -> Self {
         let at = Instant::now();
-        Self { value, at, took: at - began, cpu_us }
+        Self { value, counted_at: at, count_duration: at - began, cpu_us }
     }
 
     /// Whether the run may hold more by now, and counting again does not take too much.
     fn is_stale(&self, cpu_us: u64) -> bool {
         let used = self.cpu_us.abs_diff(cpu_us);
-        let age = self.at.elapsed();
-        (used >= RECOUNT_CPU_US || used > 0 && age >= RECOUNT_PERIOD)
-            && age >= self.took * PAUSE_FACTOR
+        let age = self.counted_at.elapsed();
+        (used >= MIN_RECOUNT_CPU_US || used > 0 && age >= MAX_RECOUNT_INTERVAL)
+            && age >= self.count_duration * RECOUNT_PAUSE_FACTOR
     }
 }
 
 /// Counts what one run holds, and remembers the last counts.
 #[derive(Debug)]
-pub(super) struct Counter {
-    objects: Counted<Objects>,
-    mappings: Option<Counted<u64>>,
+pub(super) struct ObjectCounter {
+    objects: CachedCount<KernelObjects>,
+    mappings: Option<CachedCount<u64>>,
     max_mappings: u64,
 }
 
-impl Counter {
+impl ObjectCounter {
     pub(super) fn new() -> Self {
         let max_mappings = fs::read_to_string("/proc/sys/vm/max_map_count");
         Self {
             // A run begins with next to nothing.
-            objects: Counted::new(Instant::now(), 0, Objects::default()),
+            objects: CachedCount::new(Instant::now(), 0, KernelObjects::default()),
             mappings: None,
             max_mappings: max_mappings
                 .ok()
@@ -115,32 +115,38 @@ impl Counter {
     /// Open files and epoll watches of the processes of a run.
     pub(super) fn objects(
         &mut self,
-        processes: &[Process],
+        processes: &[ProcessSample],
         cpu_us: u64,
-        bounds: &MeasureBounds,
-    ) -> Objects {
+        bounds: &MeasurementBounds,
+    ) -> KernelObjects {
         if bounds.recount || self.objects.is_stale(cpu_us) {
             let began = Instant::now();
             let objects = count_objects(processes, bounds);
-            self.objects = Counted::new(began, cpu_us, objects);
+            self.objects = CachedCount::new(began, cpu_us, objects);
         }
         let mut objects = self.objects.value;
         // Opening files takes little CPU time, and asking for their number takes less.
-        let open_files_bound: u64 = processes.iter().map(|process| process.table_size).sum();
+        let open_files_bound: u64 =
+            processes.iter().map(|process| process.descriptor_table_size).sum();
         if open_files_bound > bounds.open_files {
-            objects.descriptors = descriptors(processes, u64::MAX);
+            objects.descriptors = count_descriptors(processes, u64::MAX);
         }
         objects
     }
 
     /// Kernel memory that the mappings of the processes take at most.
-    pub(super) fn mapping_bytes_bound(&self, processes: &[Process]) -> u64 {
-        let of = |process: &Process| self.max_mappings.min(process.mapped_bytes / PAGE_BYTES);
+    pub(super) fn mapping_bytes_bound(&self, processes: &[ProcessSample]) -> u64 {
+        let of = |process: &ProcessSample| self.max_mappings.min(process.mapped_bytes / PAGE_BYTES);
         processes.iter().map(of).sum::<u64>() * MAPPING_BYTES
     }
 
     /// Kernel memory that the mappings of the processes take; counting ends beyond `enough`.
-    pub(super) fn mapping_bytes(&mut self, processes: &[Process], cpu_us: u64, enough: u64) -> u64 {
+    pub(super) fn mapping_bytes(
+        &mut self,
+        processes: &[ProcessSample],
+        cpu_us: u64,
+        enough: u64,
+    ) -> u64 {
         if let Some(counted) = self.mappings.filter(|counted| !counted.is_stale(cpu_us)) {
             return counted.value;
         }
@@ -153,26 +159,28 @@ impl Counter {
                 break;
             }
         }
-        self.mappings = Some(Counted::new(began, cpu_us, bytes));
+        self.mappings = Some(CachedCount::new(began, cpu_us, bytes));
         bytes
     }
 }
 
 /// Counts until a bound is passed: then the rest does not matter.
-fn count_objects(processes: &[Process], bounds: &MeasureBounds) -> Objects {
-    let mut objects =
-        Objects { descriptors: descriptors(processes, bounds.open_files), ..Objects::default() };
+fn count_objects(processes: &[ProcessSample], bounds: &MeasurementBounds) -> KernelObjects {
+    let mut objects = KernelObjects {
+        descriptors: count_descriptors(processes, bounds.open_files),
+        ..KernelObjects::default()
+    };
     if objects.descriptors > bounds.open_files {
         return objects;
     }
     let mut links = 0;
-    for Process { pid, .. } in processes {
+    for ProcessSample { pid, .. } in processes {
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
             continue;
         };
         for descriptor in descriptors.flatten() {
             links += 1;
-            if links > MAX_LINKS {
+            if links > MAX_EXAMINED_DESCRIPTORS {
                 return objects;
             }
             let kind = fs::read_link(descriptor.path()).unwrap_or_default();
@@ -213,11 +221,11 @@ fn descriptors_in_flight(info: &Path) -> u64 {
 }
 
 /// Descriptors that the processes have; counting ends beyond `enough`.
-fn descriptors(processes: &[Process], enough: u64) -> u64 {
+fn count_descriptors(processes: &[ProcessSample], enough: u64) -> u64 {
     let mut count = 0;
     // The threads of a process share one table: the filter of system calls sees to that.
     for process in processes {
-        count += descriptors_of(process.pid);
+        count += count_descriptors_of(process.pid);
         if count > enough {
             break;
         }
@@ -226,7 +234,7 @@ fn descriptors(processes: &[Process], enough: u64) -> u64 {
 }
 
 /// Descriptors that a process has. Linux 6.2 and newer give their number as the size of the directory.
-fn descriptors_of(pid: i32) -> u64 {
+fn count_descriptors_of(pid: i32) -> u64 {
     let path = format!("/proc/{pid}/fd");
     match fs::metadata(&path).map(|directory| directory.size()) {
         Ok(0) => fs::read_dir(&path).map_or(0, |entries| entries.count() as u64),
@@ -273,7 +281,7 @@ mod tests {
 
     use super::*;
 
-    const ANY: MeasureBounds = MeasureBounds {
+    const ANY: MeasurementBounds = MeasurementBounds {
         memory_bytes: u64::MAX,
         open_files: u64::MAX,
         epoll_watches: u64::MAX,
@@ -281,8 +289,12 @@ mod tests {
     };
 
     /// This test's process. Other tests open files in it meanwhile.
-    fn this() -> [Process; 1] {
-        [Process { pid: getpid().as_raw_nonzero().get(), mapped_bytes: 1 << 40, table_size: 64 }]
+    fn this() -> [ProcessSample; 1] {
+        [ProcessSample {
+            pid: getpid().as_raw_nonzero().get(),
+            mapped_bytes: 1 << 40,
+            descriptor_table_size: 64,
+        }]
     }
 
     fn watching(set: impl AsFd, count: u64) -> Vec<impl AsFd> {
@@ -303,9 +315,9 @@ mod tests {
         let after = count_objects(&this(), &ANY);
         assert!(after.epoll_watches >= before.epoll_watches.max(300), "{after:?}");
         assert!(after.open_files() >= 300, "{after:?}");
-        let bounds = MeasureBounds { epoll_watches: 7, ..ANY };
+        let bounds = MeasurementBounds { epoll_watches: 7, ..ANY };
         assert_eq!(count_objects(&this(), &bounds).epoll_watches, 8);
-        let bounds = MeasureBounds { open_files: 7, ..ANY };
+        let bounds = MeasurementBounds { open_files: 7, ..ANY };
         let ended = count_objects(&this(), &bounds);
         assert!(ended.open_files() > 7 && ended.epoll_watches == 0, "{ended:?}");
     }
@@ -325,38 +337,38 @@ mod tests {
         sendmsg(&here, &data, &mut control, SendFlags::empty()).unwrap();
         assert_eq!(descriptors_in_flight(&info(&there)), 2);
 
-        let known = MeasureBounds { epoll_watches: 1 << 40, ..ANY };
+        let known = MeasurementBounds { epoll_watches: 1 << 40, ..ANY };
         assert_eq!(count_objects(&this(), &known).epoll_watches, (1 << 40) + 1);
-        let routine = MeasureBounds { recount: false, ..known };
+        let routine = MeasurementBounds { recount: false, ..known };
         // Those in flight stay in a count whose descriptors are counted anew.
-        let mut counter = Counter::new();
+        let mut counter = ObjectCounter::new();
         assert!(counter.objects(&this(), 0, &ANY).in_flight >= 2);
-        let few = MeasureBounds { open_files: 5, ..routine };
+        let few = MeasurementBounds { open_files: 5, ..routine };
         assert!(counter.objects(&this(), 0, &few).in_flight >= 2);
         assert!(count_objects(&this(), &routine).epoll_watches < 1 << 40);
     }
 
     #[test]
     fn a_run_is_counted_again_after_it_has_used_cpu_time() {
-        let mut counter = Counter::new();
-        let bounds = MeasureBounds { recount: false, ..ANY };
+        let mut counter = ObjectCounter::new();
+        let bounds = MeasurementBounds { recount: false, ..ANY };
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let _events = watching(&set, 10);
-        let none = Objects::default();
-        assert_eq!(counter.objects(&this(), RECOUNT_CPU_US - 1, &bounds), none);
-        assert_ne!(counter.objects(&this(), RECOUNT_CPU_US, &bounds), none);
+        let none = KernelObjects::default();
+        assert_eq!(counter.objects(&this(), MIN_RECOUNT_CPU_US - 1, &bounds), none);
+        assert_ne!(counter.objects(&this(), MIN_RECOUNT_CPU_US, &bounds), none);
         // Files that may be too many are counted at once.
-        let few = MeasureBounds { open_files: 5, ..bounds };
-        let counted = Counter::new().objects(&this(), 0, &few);
+        let few = MeasurementBounds { open_files: 5, ..bounds };
+        let counted = ObjectCounter::new().objects(&this(), 0, &few);
         assert!(counted.open_files() > 5 && counted.epoll_watches == 0);
     }
 
     #[test]
     fn mappings_are_bounded_by_the_address_space_and_counted() {
-        let mut counter = Counter::new();
+        let mut counter = ObjectCounter::new();
         let bound = counter.mapping_bytes_bound(&this());
         assert_eq!(bound, counter.max_mappings * MAPPING_BYTES);
-        let small = Process { mapped_bytes: 10 * PAGE_BYTES, ..this()[0] };
+        let small = ProcessSample { mapped_bytes: 10 * PAGE_BYTES, ..this()[0] };
         assert_eq!(counter.mapping_bytes_bound(&[small]), 10 * MAPPING_BYTES);
         let counted = counter.mapping_bytes(&this(), 0, u64::MAX);
         let lines = fs::read_to_string("/proc/self/maps").unwrap().lines().count() as u64;

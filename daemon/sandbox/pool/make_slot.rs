@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use super::{NewSlot, Pool};
+use super::{NewSlot, SandboxPool};
 use crate::daemon::sandbox::{
     channel::Channel,
-    entrance::Entrance,
+    entrance::ProxyListener,
     refill::io_failure,
-    stage::{Failure, Stage},
-    wire::{MakeSlot, Order, ToKeeper},
+    stage::{Stage, StageFailure},
+    wire::{KeeperRequest, MakeSlotRequest, TemplateSpec},
 };
 
-impl Pool {
+impl SandboxPool {
     /// Has the template make a slot; has the keeper start the template where there is none, or it
     /// has died.
-    pub(super) async fn make_slot(&self) -> Result<NewSlot, Failure> {
+    pub(super) async fn make_slot(&self) -> Result<NewSlot, StageFailure> {
         let mut template = self.template.lock().await;
         let current = self.protected_files.generation();
         if template.as_ref().is_some_and(|(_, generation)| *generation != current) {
@@ -29,11 +29,11 @@ impl Pool {
             let Some((channel, generation)) = template.as_ref() else {
                 continue;
             };
-            match channel.ask(&MakeSlot, self.workspace, Stage::SlotNamespace).await {
+            match channel.request(&MakeSlotRequest, self.workspace, Stage::SlotNamespace).await {
                 Ok((_, socket)) => {
                     let slot = Channel::new(socket).map_err(|error| io_failure(&error))?;
-                    let (_, fds) = slot.answer(self.workspace, Stage::SlotNamespace).await?;
-                    let entrance = fds.into_iter().next().map(Entrance::new).transpose();
+                    let (_, fds) = slot.receive_reply(self.workspace, Stage::SlotNamespace).await?;
+                    let entrance = fds.into_iter().next().map(ProxyListener::new).transpose();
                     let entrance = entrance.map_err(|error| io_failure(&error))?;
                     return Ok((slot, entrance.map(Arc::new), *generation));
                 }
@@ -49,15 +49,16 @@ impl Pool {
         }
     }
 
-    async fn start_template(&self) -> Result<(Channel, u64), Failure> {
+    async fn start_template(&self) -> Result<(Channel, u64), StageFailure> {
         let found = self.protected_files.find();
         let keeper = self.context.keeper.lock().await;
-        let order = Order { workspace: self.workspace, level: self.state().level };
-        let (_, socket) =
-            keeper.ask(&ToKeeper::Template(order), self.workspace, Stage::Launcher).await?;
+        let order = TemplateSpec { workspace: self.workspace, level: self.state().level };
+        let (_, socket) = keeper
+            .request(&KeeperRequest::StartTemplate(order), self.workspace, Stage::Launcher)
+            .await?;
         drop(keeper);
         let template = Channel::new(socket).map_err(|error| io_failure(&error))?;
-        let (identity, _) = template.answer(self.workspace, Stage::BuildRoot).await?;
+        let (identity, _) = template.receive_reply(self.workspace, Stage::BuildRoot).await?;
         self.state().identity = Some(identity);
         // Missing files were made now. One that was replaced meanwhile is found by the next check.
         let generation = self.protected_files.record(found);

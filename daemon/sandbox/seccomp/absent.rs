@@ -2,19 +2,19 @@
 //! ENOSYS, as a kernel without them does, because programs that use them then fall back to older
 //! calls; EPERM would often end them.
 
-use super::allowed::{Group, recent};
+use super::allowed::{SyscallGroup, recent};
 
 /// The calls.
-pub(super) const ABSENT: &[Group] = &[
-    Group {
+pub(super) const ABSENT_SYSCALLS: &[SyscallGroup] = &[
+    SyscallGroup {
         reason: "The flags or the mode lie behind a pointer, where the filter cannot see namespaces and set-id bits.",
         calls: &[libc::SYS_clone3, libc::SYS_openat2],
     },
-    Group {
+    SyscallGroup {
         reason: "Rings do what other calls do, past the filter of those calls, and had many flaws.",
         calls: &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register],
     },
-    Group {
+    SyscallGroup {
         reason: "Asynchronous contexts are counted for the machine (fs.aio-max-nr): eight calls of one run take those of all.",
         // io_pgetevents_time64 is a call of 32-bit architectures alone.
         calls: &[
@@ -26,11 +26,11 @@ pub(super) const ABSENT: &[Group] = &[
             libc::SYS_io_destroy,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "Secret memory belongs to no process that the watchdog of memory could look at.",
         calls: &[libc::SYS_memfd_secret],
     },
-    Group {
+    SyscallGroup {
         reason: "Making and changing mounts, which a command must not.",
         calls: &[
             libc::SYS_open_tree,

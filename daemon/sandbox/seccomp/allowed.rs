@@ -7,7 +7,7 @@
 
 /// Calls that are allowed for one reason.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct SyscallGroup {
     /// Why they are allowed.
     #[cfg_attr(
         not(test),
@@ -42,11 +42,11 @@ pub(super) mod recent {
 
 /// Highest number known when the lists were written (Linux 6.18); above it a call does not exist
 /// for the command.
-pub(super) const LAST_KNOWN: i64 = recent::FILE_SETATTR;
+pub(super) const LAST_KNOWN_SYSCALL: i64 = recent::FILE_SETATTR;
 
 /// The calls.
-pub(super) const ALLOWED: &[Group] = &[
-    Group {
+pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
+    SyscallGroup {
         reason: "Reading, writing and watching what is open already.",
         calls: &[
             libc::SYS_read,
@@ -110,7 +110,7 @@ pub(super) const ALLOWED: &[Group] = &[
             libc::SYS_fanotify_mark,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "Naming files: mounts, Landlock and plain permissions decide what can be reached.",
         calls: &[
             libc::SYS_stat,
@@ -172,7 +172,7 @@ pub(super) const ALLOWED: &[Group] = &[
             recent::LISTMOUNT,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "Memory of the process itself.",
         calls: &[
             libc::SYS_brk,
@@ -198,7 +198,7 @@ pub(super) const ALLOWED: &[Group] = &[
             libc::SYS_get_mempolicy,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "Processes and threads: they stay in the process namespace of the run.",
         calls: &[
             libc::SYS_fork,
@@ -258,7 +258,7 @@ pub(super) const ALLOWED: &[Group] = &[
             libc::SYS_getcpu,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "Identity: without capabilities and with one user mapped, none of these gains anything.",
         calls: &[
             libc::SYS_getuid,
@@ -283,7 +283,7 @@ pub(super) const ALLOWED: &[Group] = &[
             recent::LSM_LIST_MODULES,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "Signals.",
         calls: &[
             libc::SYS_rt_sigaction,
@@ -301,7 +301,7 @@ pub(super) const ALLOWED: &[Group] = &[
             libc::SYS_setitimer,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "Time: reading it and waiting; adjtimex and clock_adjtime can only read without CAP_SYS_TIME.",
         calls: &[
             libc::SYS_time,
@@ -319,7 +319,7 @@ pub(super) const ALLOWED: &[Group] = &[
             libc::SYS_clock_adjtime,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "Sockets that exist: which families can be made is decided by the arguments of socket(2).",
         calls: &[
             libc::SYS_connect,
@@ -339,7 +339,7 @@ pub(super) const ALLOWED: &[Group] = &[
             libc::SYS_getsockopt,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "System V and POSIX message passing, in the IPC namespace of the run; where the kernel has Landlock, that refuses POSIX queues, whose file system no path leads to.",
         calls: &[
             libc::SYS_shmget,
@@ -362,7 +362,7 @@ pub(super) const ALLOWED: &[Group] = &[
             libc::SYS_mq_getsetattr,
         ],
     },
-    Group {
+    SyscallGroup {
         reason: "Asking about the system.",
         calls: &[libc::SYS_uname, libc::SYS_sysinfo, libc::SYS_getrandom],
     },
@@ -372,15 +372,15 @@ pub(super) const ALLOWED: &[Group] = &[
 mod tests {
     use std::collections::HashSet;
 
-    use super::{super::absent::ABSENT, ALLOWED, LAST_KNOWN};
+    use super::{super::absent::ABSENT_SYSCALLS, ALLOWED_SYSCALLS, LAST_KNOWN_SYSCALL};
 
     #[test]
     fn every_call_is_allowed_or_absent_for_one_reason() {
         let mut seen = HashSet::new();
-        for group in ALLOWED.iter().chain(ABSENT) {
+        for group in ALLOWED_SYSCALLS.iter().chain(ABSENT_SYSCALLS) {
             assert!(!group.reason.is_empty());
             for call in group.calls {
-                assert!((0..=LAST_KNOWN).contains(call), "{call}");
+                assert!((0..=LAST_KNOWN_SYSCALL).contains(call), "{call}");
                 assert!(seen.insert(*call), "{call} is listed twice");
             }
         }

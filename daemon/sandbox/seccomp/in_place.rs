@@ -3,19 +3,24 @@
 //! looks into processes by their number.
 
 use super::{
-    BUILDING, INSPECTION, index,
-    program::{Action, Condition, Decision, REFUSE, Test, Verdict, assemble},
-    sockets::TYPE,
-    table,
+    BUILD_SYSCALLS, INSPECTION_SYSCALLS, action_index, action_table,
+    program::{
+        ArgumentCondition, ArgumentDecision, ArgumentTest, REFUSE_EPERM, SyscallAction,
+        SyscallVerdict, assemble,
+    },
+    sockets::SOCKET_TYPE_MASK,
 };
 use crate::daemon::sys::{Errno, bpf::Instruction};
 
 /// Refuses what is about another process than the caller: the number in this argument is not 0.
 macro_rules! own_only {
     ($argument:literal) => {
-        Action::Decide(Decision {
-            tests: &[Test { all: &[Condition::Equals($argument, 0)], then: Verdict::Allow }],
-            otherwise: REFUSE,
+        SyscallAction::Decide(ArgumentDecision {
+            tests: &[ArgumentTest {
+                all: &[ArgumentCondition::Equals($argument, 0)],
+                then: SyscallVerdict::Allow,
+            }],
+            otherwise: REFUSE_EPERM,
         })
     };
 }
@@ -23,51 +28,59 @@ macro_rules! own_only {
 /// Allows what is about the caller (0 as the second argument) for these kinds of target.
 macro_rules! own_of_kind {
     ($($kind:literal),+) => {
-        Action::Decide(Decision {
-            tests: &[$(Test {
-                all: &[Condition::Equals(0, $kind), Condition::Equals(1, 0)],
-                then: Verdict::Allow,
+        SyscallAction::Decide(ArgumentDecision {
+            tests: &[$(ArgumentTest {
+                all: &[ArgumentCondition::Equals(0, $kind), ArgumentCondition::Equals(1, 0)],
+                then: SyscallVerdict::Allow,
             }),+],
-            otherwise: REFUSE,
+            otherwise: REFUSE_EPERM,
         })
     };
 }
 
-const NO_FAMILY: Verdict = Verdict::Refuse(Errno::AFNOSUPPORT);
+const REFUSE_FAMILY: SyscallVerdict = SyscallVerdict::Refuse(Errno::AFNOSUPPORT);
 
 /// What stands in place of what the higher levels decide.
-const INSTEAD: &[(i64, Action)] = &[
+const OVERRIDDEN_SYSCALLS: &[(i64, SyscallAction)] = &[
     // Landlock mediates neither sockets with a path nor UDP.
-    (libc::SYS_socket, Action::Refuse(Errno::AFNOSUPPORT)),
+    (libc::SYS_socket, SyscallAction::Refuse(Errno::AFNOSUPPORT)),
     // Pairs that are connected to one another for good: a pair of datagram sockets could be
     // connected anew.
     (
         libc::SYS_socketpair,
-        Action::Decide(Decision {
+        SyscallAction::Decide(ArgumentDecision {
             tests: &[
-                Test {
+                ArgumentTest {
                     all: &[
-                        Condition::Equals(0, libc::AF_UNIX as u32),
-                        Condition::MaskedEquals(1, TYPE, libc::SOCK_STREAM as u32),
+                        ArgumentCondition::Equals(0, libc::AF_UNIX as u32),
+                        ArgumentCondition::MaskedEquals(
+                            1,
+                            SOCKET_TYPE_MASK,
+                            libc::SOCK_STREAM as u32,
+                        ),
                     ],
-                    then: Verdict::Allow,
+                    then: SyscallVerdict::Allow,
                 },
-                Test {
+                ArgumentTest {
                     all: &[
-                        Condition::Equals(0, libc::AF_UNIX as u32),
-                        Condition::MaskedEquals(1, TYPE, libc::SOCK_SEQPACKET as u32),
+                        ArgumentCondition::Equals(0, libc::AF_UNIX as u32),
+                        ArgumentCondition::MaskedEquals(
+                            1,
+                            SOCKET_TYPE_MASK,
+                            libc::SOCK_SEQPACKET as u32,
+                        ),
                     ],
-                    then: Verdict::Allow,
+                    then: SyscallVerdict::Allow,
                 },
             ],
-            otherwise: NO_FAMILY,
+            otherwise: REFUSE_FAMILY,
         }),
     ),
-    (libc::SYS_connect, Action::Refuse(Errno::PERM)),
-    (libc::SYS_bind, Action::Refuse(Errno::PERM)),
-    (libc::SYS_listen, Action::Refuse(Errno::PERM)),
-    (libc::SYS_accept, Action::Refuse(Errno::PERM)),
-    (libc::SYS_accept4, Action::Refuse(Errno::PERM)),
+    (libc::SYS_connect, SyscallAction::Refuse(Errno::PERM)),
+    (libc::SYS_bind, SyscallAction::Refuse(Errno::PERM)),
+    (libc::SYS_listen, SyscallAction::Refuse(Errno::PERM)),
+    (libc::SYS_accept, SyscallAction::Refuse(Errno::PERM)),
+    (libc::SYS_accept4, SyscallAction::Refuse(Errno::PERM)),
     // The daemon may have the commands' user, and then these reach it.
     (libc::SYS_prlimit64, own_only!(0)),
     (libc::SYS_sched_setattr, own_only!(0)),
@@ -78,12 +91,12 @@ const INSTEAD: &[(i64, Action)] = &[
     (libc::SYS_setpriority, own_of_kind!(0, 1)),
     // IOPRIO_WHO_PROCESS, IOPRIO_WHO_PGRP; not IOPRIO_WHO_USER.
     (libc::SYS_ioprio_set, own_of_kind!(1, 2)),
-    (libc::SYS_process_mrelease, Action::Refuse(Errno::PERM)),
+    (libc::SYS_process_mrelease, SyscallAction::Refuse(Errno::PERM)),
 ];
 
 /// System V and POSIX message passing: objects that outlive the run, in a namespace that is the
 /// daemon's too.
-const QUEUES: &[i64] = &[
+const MESSAGE_QUEUE_SYSCALLS: &[i64] = &[
     libc::SYS_shmget,
     libc::SYS_shmat,
     libc::SYS_shmctl,
@@ -105,15 +118,15 @@ const QUEUES: &[i64] = &[
 ];
 
 /// Assembles the filter.
-pub(in super::super) fn filter() -> Vec<Instruction> {
-    let mut actions = table();
-    let refused = QUEUES.iter().chain(INSPECTION);
-    let refused = refused.map(|number| (*number, Action::Refuse(Errno::PERM)));
-    let decided = INSTEAD.iter().chain(BUILDING).copied();
+pub(in super::super) fn assemble_filter() -> Vec<Instruction> {
+    let mut actions = action_table();
+    let refused = MESSAGE_QUEUE_SYSCALLS.iter().chain(INSPECTION_SYSCALLS);
+    let refused = refused.map(|number| (*number, SyscallAction::Refuse(Errno::PERM)));
+    let decided = OVERRIDDEN_SYSCALLS.iter().chain(BUILD_SYSCALLS).copied();
     for (number, action) in refused.chain(decided) {
-        if let Some(entry) = actions.get_mut(index(number)) {
+        if let Some(entry) = actions.get_mut(action_index(number)) {
             *entry = action;
         }
     }
-    assemble(&actions, Action::Refuse(Errno::NOSYS))
+    assemble(&actions, SyscallAction::Refuse(Errno::NOSYS))
 }

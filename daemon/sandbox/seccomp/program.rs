@@ -18,9 +18,9 @@ const JUMP_BITS_SET: u16 = 0x45;
 const AND: u16 = 0x54;
 
 // struct seccomp_data (linux/seccomp.h), little-endian: the low half of an argument comes first.
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
-const fn argument(index: u32) -> u32 {
+const NUMBER_OFFSET: u32 = 0;
+const ARCHITECTURE_OFFSET: u32 = 4;
+const fn argument_offset(index: u32) -> u32 {
     16 + 8 * index
 }
 
@@ -28,38 +28,38 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
 /// What a filter does with a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum SyscallAction {
     /// Lets it through.
     Allow,
     /// Answers with an error instead.
     Refuse(Errno),
     /// Decides by its arguments, of which seccomp sees the values but not what they point to.
-    Decide(Decision),
+    Decide(ArgumentDecision),
 }
 
 /// Tests made in order; the first that applies decides, else `otherwise` does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Decision {
+pub(super) struct ArgumentDecision {
     /// The tests.
-    pub(super) tests: &'static [Test],
+    pub(super) tests: &'static [ArgumentTest],
     /// What is done when none applies.
-    pub(super) otherwise: Verdict,
+    pub(super) otherwise: SyscallVerdict,
 }
 
 /// One test of a call's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Test {
+pub(super) struct ArgumentTest {
     /// All of these must hold.
-    pub(super) all: &'static [Condition],
+    pub(super) all: &'static [ArgumentCondition],
     /// What is done then.
-    pub(super) then: Verdict,
+    pub(super) then: SyscallVerdict,
 }
 
 /// A condition on the low 32 bits of one argument: the kernel looks at no more of the arguments
 /// compared here, and a comparison of all 64 could be dodged by setting the others
 /// (CVE-2019-10063).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Condition {
+pub(super) enum ArgumentCondition {
     /// The argument has this value.
     Equals(u32, u32),
     /// The argument, with the bits of the mask only, has this value.
@@ -70,7 +70,7 @@ pub(super) enum Condition {
 
 /// How a decision ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum SyscallVerdict {
     /// The call is made.
     Allow,
     /// The call answers with an error.
@@ -78,74 +78,74 @@ pub(super) enum Verdict {
 }
 
 /// The call answers EPERM.
-pub(super) const REFUSE: Verdict = Verdict::Refuse(Errno::PERM);
+pub(super) const REFUSE_EPERM: SyscallVerdict = SyscallVerdict::Refuse(Errno::PERM);
 
 /// Assembles the filter that does `actions[n]` with call number n and `beyond` with higher ones. A
 /// call of another architecture ends the process: its numbers mean something else.
-pub(super) fn assemble(actions: &[Action], beyond: Action) -> Vec<Instruction> {
-    let mut ranges: Vec<(u32, Action)> = Vec::new();
+pub(super) fn assemble(actions: &[SyscallAction], beyond: SyscallAction) -> Vec<Instruction> {
+    let mut ranges: Vec<(u32, SyscallAction)> = Vec::new();
     for (number, action) in (0..).zip(actions.iter().copied().chain([beyond])) {
         if ranges.last().is_none_or(|(_, previous)| *previous != action) {
             ranges.push((number, action));
         }
     }
     let mut program = vec![
-        load(ARCHITECTURE),
+        load(ARCHITECTURE_OFFSET),
         jump(JUMP_EQUAL, AUDIT_ARCH_X86_64, 1, 0),
         instruction(RETURN, libc::SECCOMP_RET_KILL_PROCESS),
-        load(NUMBER),
+        load(NUMBER_OFFSET),
     ];
-    program.extend(search(&ranges));
+    program.extend(search_tree(&ranges));
     program
 }
 
-fn search(ranges: &[(u32, Action)]) -> Vec<Instruction> {
+fn search_tree(ranges: &[(u32, SyscallAction)]) -> Vec<Instruction> {
     match ranges {
         [] => Vec::new(),
-        [(_, action)] => act(*action),
+        [(_, action)] => action_program(*action),
         _ => {
             let (low, high) = ranges.split_at(ranges.len() / 2);
-            let (low, boundary) = (search(low), high.first().map_or(0, |(number, _)| *number));
+            let (low, boundary) = (search_tree(low), high.first().map_or(0, |(number, _)| *number));
             // A conditional jump reaches 255 instructions, an unconditional one any.
             let distance = u32::try_from(low.len()).unwrap_or(u32::MAX);
             let mut code =
                 vec![jump(JUMP_GREATER_OR_EQUAL, boundary, 0, 1), instruction(JUMP, distance)];
             code.extend(low);
-            code.extend(search(high));
+            code.extend(search_tree(high));
             code
         }
     }
 }
 
-fn act(action: Action) -> Vec<Instruction> {
+fn action_program(action: SyscallAction) -> Vec<Instruction> {
     match action {
-        Action::Allow => vec![verdict(Verdict::Allow)],
-        Action::Refuse(errno) => vec![verdict(Verdict::Refuse(errno))],
-        Action::Decide(decision) => {
-            let mut code: Vec<Instruction> = decision.tests.iter().flat_map(test).collect();
-            code.push(verdict(decision.otherwise));
+        SyscallAction::Allow => vec![verdict_instruction(SyscallVerdict::Allow)],
+        SyscallAction::Refuse(errno) => vec![verdict_instruction(SyscallVerdict::Refuse(errno))],
+        SyscallAction::Decide(decision) => {
+            let mut code: Vec<Instruction> = decision.tests.iter().flat_map(test_program).collect();
+            code.push(verdict_instruction(decision.otherwise));
             code
         }
     }
 }
 
-fn test(test: &Test) -> Vec<Instruction> {
-    let mut code = vec![verdict(test.then)];
+fn test_program(test: &ArgumentTest) -> Vec<Instruction> {
+    let mut code = vec![verdict_instruction(test.then)];
     for condition in test.all.iter().rev() {
         let past = u8::try_from(code.len()).unwrap_or(u8::MAX);
         let mut check = match *condition {
-            Condition::Equals(index, value) => {
-                vec![load(argument(index)), jump(JUMP_EQUAL, value, 0, past)]
+            ArgumentCondition::Equals(index, value) => {
+                vec![load(argument_offset(index)), jump(JUMP_EQUAL, value, 0, past)]
             }
-            Condition::MaskedEquals(index, mask, value) => {
+            ArgumentCondition::MaskedEquals(index, mask, value) => {
                 vec![
-                    load(argument(index)),
+                    load(argument_offset(index)),
                     instruction(AND, mask),
                     jump(JUMP_EQUAL, value, 0, past),
                 ]
             }
-            Condition::AnyOf(index, bits) => {
-                vec![load(argument(index)), jump(JUMP_BITS_SET, bits, 0, past)]
+            ArgumentCondition::AnyOf(index, bits) => {
+                vec![load(argument_offset(index)), jump(JUMP_BITS_SET, bits, 0, past)]
             }
         };
         check.extend(code);
@@ -154,10 +154,10 @@ fn test(test: &Test) -> Vec<Instruction> {
     code
 }
 
-fn verdict(verdict: Verdict) -> Instruction {
+fn verdict_instruction(verdict: SyscallVerdict) -> Instruction {
     match verdict {
-        Verdict::Allow => instruction(RETURN, libc::SECCOMP_RET_ALLOW),
-        Verdict::Refuse(errno) => instruction(
+        SyscallVerdict::Allow => instruction(RETURN, libc::SECCOMP_RET_ALLOW),
+        SyscallVerdict::Refuse(errno) => instruction(
             RETURN,
             libc::SECCOMP_RET_ERRNO | (errno.raw_os_error().unsigned_abs() & 0xffff),
         ),

@@ -8,22 +8,24 @@
 //!
 //! The kernel takes family, type and protocol as 32-bit numbers, so that no more bits are compared.
 
-use super::program::{Action, Condition, Decision, REFUSE, Test, Verdict};
+use super::program::{
+    ArgumentCondition, ArgumentDecision, ArgumentTest, REFUSE_EPERM, SyscallAction, SyscallVerdict,
+};
 use crate::daemon::sys::Errno;
 
 /// The bits of a socket's type that are not flags (SOCK_TYPE_MASK).
-pub(super) const TYPE: u32 = 0xf;
+pub(super) const SOCKET_TYPE_MASK: u32 = 0xf;
 
 /// A socket that may be made: its family, type and protocol.
 macro_rules! allow {
     ($family:ident, $kind:ident, $protocol:ident) => {
-        Test {
+        ArgumentTest {
             all: &[
-                Condition::Equals(0, libc::$family as u32),
-                Condition::MaskedEquals(1, TYPE, libc::$kind as u32),
-                Condition::Equals(2, libc::$protocol as u32),
+                ArgumentCondition::Equals(0, libc::$family as u32),
+                ArgumentCondition::MaskedEquals(1, SOCKET_TYPE_MASK, libc::$kind as u32),
+                ArgumentCondition::Equals(2, libc::$protocol as u32),
             ],
-            then: Verdict::Allow,
+            then: SyscallVerdict::Allow,
         }
     };
 }
@@ -31,27 +33,30 @@ macro_rules! allow {
 /// What answers an error: a family, and perhaps a type of it.
 macro_rules! refuse {
     ($errno:ident, $family:ident) => {
-        Test {
-            all: &[Condition::Equals(0, libc::$family as u32)],
-            then: Verdict::Refuse(Errno::$errno),
+        ArgumentTest {
+            all: &[ArgumentCondition::Equals(0, libc::$family as u32)],
+            then: SyscallVerdict::Refuse(Errno::$errno),
         }
     };
     ($errno:ident, $family:ident, $kind:ident) => {
-        Test {
+        ArgumentTest {
             all: &[
-                Condition::Equals(0, libc::$family as u32),
-                Condition::MaskedEquals(1, TYPE, libc::$kind as u32),
+                ArgumentCondition::Equals(0, libc::$family as u32),
+                ArgumentCondition::MaskedEquals(1, SOCKET_TYPE_MASK, libc::$kind as u32),
             ],
-            then: Verdict::Refuse(Errno::$errno),
+            then: SyscallVerdict::Refuse(Errno::$errno),
         }
     };
 }
 
 /// Sockets that a command may make, for socket(2) and socketpair(2).
-pub(super) const SOCKETS: Action = Action::Decide(Decision {
+pub(super) const SOCKET_ACTION: SyscallAction = SyscallAction::Decide(ArgumentDecision {
     tests: &[
         // Its protocol is checked by the kernel: there is one.
-        Test { all: &[Condition::Equals(0, libc::AF_UNIX as u32)], then: Verdict::Allow },
+        ArgumentTest {
+            all: &[ArgumentCondition::Equals(0, libc::AF_UNIX as u32)],
+            then: SyscallVerdict::Allow,
+        },
         // The protocol 0 is the one that the type has: TCP, UDP.
         allow!(AF_INET, SOCK_STREAM, IPPROTO_IP),
         allow!(AF_INET, SOCK_STREAM, IPPROTO_TCP),
@@ -72,16 +77,16 @@ pub(super) const SOCKETS: Action = Action::Decide(Decision {
         refuse!(PROTONOSUPPORT, AF_INET),
         refuse!(PROTONOSUPPORT, AF_INET6),
         // getifaddrs(3) asks rtnetlink.
-        Test {
+        ArgumentTest {
             all: &[
-                Condition::Equals(0, libc::AF_NETLINK as u32),
-                Condition::Equals(2, libc::NETLINK_ROUTE as u32),
+                ArgumentCondition::Equals(0, libc::AF_NETLINK as u32),
+                ArgumentCondition::Equals(2, libc::NETLINK_ROUTE as u32),
             ],
-            then: Verdict::Allow,
+            then: SyscallVerdict::Allow,
         },
     ],
     // AF_VSOCK, AF_ALG, AF_PACKET and all others have a history of holes and no use here.
-    otherwise: Verdict::Refuse(Errno::AFNOSUPPORT),
+    otherwise: SyscallVerdict::Refuse(Errno::AFNOSUPPORT),
 });
 
 /// IPV6_FLOWLABEL_MGR, UDP_ENCAP, TCP_ULP: not in the libc crate, or not on all levels.
@@ -92,15 +97,18 @@ const TCP_ULP: u32 = 31;
 /// An option that may not be set: its level and number.
 macro_rules! refuse_option {
     ($level:ident, $option:ident) => {
-        Test {
-            all: &[Condition::Equals(1, libc::$level as u32), Condition::Equals(2, $option)],
-            then: REFUSE,
+        ArgumentTest {
+            all: &[
+                ArgumentCondition::Equals(1, libc::$level as u32),
+                ArgumentCondition::Equals(2, $option),
+            ],
+            then: REFUSE_EPERM,
         }
     };
 }
 
 /// Options that a command may set.
-pub(super) const OPTIONS: Action = Action::Decide(Decision {
+pub(super) const SOCKET_OPTION_ACTION: SyscallAction = SyscallAction::Decide(ArgumentDecision {
     tests: &[
         // Labels stay in the network namespace, which the slot's next run gets.
         refuse_option!(IPPROTO_IPV6, FLOW_LABEL),
@@ -110,5 +118,5 @@ pub(super) const OPTIONS: Action = Action::Decide(Decision {
         refuse_option!(IPPROTO_UDP, UDP_ENCAP),
         refuse_option!(IPPROTO_UDPLITE, UDP_ENCAP),
     ],
-    otherwise: Verdict::Allow,
+    otherwise: SyscallVerdict::Allow,
 });

@@ -1,7 +1,8 @@
 //! Field blocks as clients write them, rewritten whole and in parts.
 
 use super::{
-    AUTHORITY_NAME_HUFFMAN, AuthorityRewriter, CONTINUATION, HEADERS, PADDED, PREFACE, PRIORITY,
+    AUTHORITY_NAME_HUFFMAN, AuthorityRewriter, CONTINUATION_FRAME, HEADERS_FRAME, PADDED_FLAG,
+    PREFACE, PRIORITY_FLAG,
 };
 
 const DATA: u8 = 0;
@@ -111,19 +112,24 @@ fn rewritten(data: &[u8], part: usize) -> Vec<u8> {
 fn connections(block: &[u8]) -> Vec<Vec<u8>> {
     let settings = frame(4, 0, &[0, 1, 0, 0, 0, 0]);
     let begin = |rest: Vec<Vec<u8>>| [PREFACE.to_vec(), settings.clone(), rest.concat()].concat();
-    let data = frame(DATA, PADDED, b"\x02%/%\0\0");
+    let data = frame(DATA, PADDED_FLAG, b"\x02%/%\0\0");
     let priority = [&[0, 0, 0, 0, 16], block].concat();
     let padded = [&[7], block, &[b'%'; 7]].concat();
     let both = [&[3], &priority[..], &[0; 3]].concat();
     let mut connections = vec![
-        begin(vec![frame(HEADERS, 0x4, block), data.clone(), frame(HEADERS, 0x5, block)]),
-        begin(vec![frame(HEADERS, PRIORITY, &priority), data.clone()]),
-        begin(vec![frame(HEADERS, PADDED, &padded), data.clone()]),
-        begin(vec![frame(HEADERS, PADDED | PRIORITY, &both), data]),
+        begin(vec![
+            frame(HEADERS_FRAME, 0x4, block),
+            data.clone(),
+            frame(HEADERS_FRAME, 0x5, block),
+        ]),
+        begin(vec![frame(HEADERS_FRAME, PRIORITY_FLAG, &priority), data.clone()]),
+        begin(vec![frame(HEADERS_FRAME, PADDED_FLAG, &padded), data.clone()]),
+        begin(vec![frame(HEADERS_FRAME, PADDED_FLAG | PRIORITY_FLAG, &both), data]),
     ];
     for cut in (0..block.len()).step_by(3) {
         let (first, second) = block.split_at(cut);
-        let parts = [(HEADERS, first), (CONTINUATION, &[]), (CONTINUATION, second)];
+        let parts =
+            [(HEADERS_FRAME, first), (CONTINUATION_FRAME, &[]), (CONTINUATION_FRAME, second)];
         let frames = parts.iter().map(|(kind, part)| frame(*kind, 0, part));
         connections.push(begin(frames.collect()));
     }
@@ -161,9 +167,9 @@ fn the_name_is_in_huffman_code_as_the_constant_says() {
 #[test]
 fn what_is_not_http_2_stays_as_it_is() {
     let field = block(&authorities("/%", PLAIN)[0], PLAIN);
-    let request = frame(HEADERS, 0x4, &field);
-    let padding = frame(HEADERS, PADDED, &[200, 1, 2]);
-    let priority = frame(HEADERS, PRIORITY, &[1, 2]);
+    let request = frame(HEADERS_FRAME, 0x4, &field);
+    let padding = frame(HEADERS_FRAME, PADDED_FLAG, &[200, 1, 2]);
+    let priority = frame(HEADERS_FRAME, PRIORITY_FLAG, &[1, 2]);
     let http_1 = [&b"GET /% HTTP/1.1\r\n"[..], &request].concat();
     let too_padded = [&PREFACE[..], &padding, &request].concat();
     let too_short = [&PREFACE[..], &priority, &request].concat();
@@ -171,7 +177,7 @@ fn what_is_not_http_2_stays_as_it_is() {
         assert_eq!(&rewritten(data, 5), data);
     }
     // An integer without end spoils its block alone.
-    let endless = frame(HEADERS, 0x4, &[&[0x7f][..], &[0xff; 9], &field].concat());
+    let endless = frame(HEADERS_FRAME, 0x4, &[&[0x7f][..], &[0xff; 9], &field].concat());
     let data = [&PREFACE[..], &endless, &request].concat();
     let result = rewritten(&data, 5);
     let (first, second) = result.split_at(data.len() - request.len());
@@ -189,7 +195,7 @@ fn no_sequence_of_bytes_overflows_or_depends_on_where_it_is_cut() {
             let payload: Vec<u8> = (0..random.usize(..80))
                 .map(|_| random.choice([0, 1, 0x40, 0x41, 0x7f, 0x82, 0xff, b'%', any]).unwrap())
                 .collect();
-            let kind = random.choice([DATA, HEADERS, CONTINUATION, any]);
+            let kind = random.choice([DATA, HEADERS_FRAME, CONTINUATION_FRAME, any]);
             data.extend(frame(kind.unwrap(), random.u8(..), &payload));
         }
         data.truncate(random.usize(PREFACE.len()..=data.len()));

@@ -6,23 +6,23 @@ use std::{collections::BTreeSet, path::PathBuf, thread};
 use rusqlite::{Connection, OpenFlags};
 
 /// Largest file of which all is looked at before it is used: that takes some ten milliseconds.
-const WHOLE_AT_MOST: i64 = 4 << 20;
+const MAX_STARTUP_CHECK_BYTES: i64 = 4 << 20;
 /// What is always looked at before: what is read when the daemon starts, and is not large. The rest is
 /// found by those who ask for it.
-const FIRST: &str = "'sqlite_schema', 'fact', 'approval', 'rule'";
+const STARTUP_CHECK_TABLES: &str = "'sqlite_schema', 'fact', 'approval', 'rule'";
 
 /// Looks before the file is used. Answers what is wrong with it.
-pub(super) fn before(connection: &Connection) -> rusqlite::Result<Option<String>> {
+pub(super) fn check_at_startup(connection: &Connection) -> rusqlite::Result<Option<String>> {
     if !is_large(connection)? {
-        return wrong(connection, "1");
+        return quick_check(connection, "1");
     }
     let sql = format!(
-        "SELECT name FROM (SELECT name FROM sqlite_schema UNION ALL SELECT 'sqlite_schema') WHERE name IN ({FIRST})"
+        "SELECT name FROM (SELECT name FROM sqlite_schema UNION ALL SELECT 'sqlite_schema') WHERE name IN ({STARTUP_CHECK_TABLES})"
     );
     let mut select = connection.prepare(&sql)?;
     let names = select.query_map([], |row| row.get::<_, String>(0))?;
     for name in names.collect::<rusqlite::Result<Vec<_>>>()? {
-        if let Some(wrong) = wrong(connection, &name)? {
+        if let Some(wrong) = quick_check(connection, &name)? {
             return Ok(Some(wrong));
         }
     }
@@ -30,7 +30,7 @@ pub(super) fn before(connection: &Connection) -> rusqlite::Result<Option<String>
 }
 
 /// What a database of this schema has: its columns, its indexes, and what each must say of itself.
-pub(super) fn parts(connection: &Connection) -> rusqlite::Result<BTreeSet<String>> {
+pub(super) fn schema_parts(connection: &Connection) -> rusqlite::Result<BTreeSet<String>> {
     let mut select = connection.prepare(
         "SELECT 'column ' || part.name || '.' || columns.name FROM sqlite_schema part JOIN pragma_table_info(part.name) columns WHERE part.type = 'table'
          UNION ALL SELECT 'index ' || name FROM sqlite_schema WHERE type = 'index' AND name NOT LIKE 'sqlite_%'",
@@ -47,7 +47,7 @@ pub(super) fn parts(connection: &Connection) -> rusqlite::Result<BTreeSet<String
 
 /// Looks at all of a large file while it is used, on a thread of its own. What is wrong with it is told in
 /// the log.
-pub(super) fn beside(connection: &Connection, path: PathBuf) -> rusqlite::Result<()> {
+pub(super) fn check_in_background(connection: &Connection, path: PathBuf) -> rusqlite::Result<()> {
     if !is_large(connection)? {
         return Ok(());
     }
@@ -55,8 +55,8 @@ pub(super) fn beside(connection: &Connection, path: PathBuf) -> rusqlite::Result
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
             | OpenFlags::SQLITE_OPEN_NO_MUTEX
             | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-        let found =
-            Connection::open_with_flags(path, flags).and_then(|connection| wrong(&connection, "1"));
+        let found = Connection::open_with_flags(path, flags)
+            .and_then(|connection| quick_check(&connection, "1"));
         match found {
             Ok(None) => tracing::debug!("the database was looked through"),
             Ok(Some(what)) => tracing::error!(
@@ -74,7 +74,7 @@ pub(super) fn beside(connection: &Connection, path: PathBuf) -> rusqlite::Result
 }
 
 /// What is wrong with a table, or, given a number, with the first of all.
-fn wrong(connection: &Connection, what: &str) -> rusqlite::Result<Option<String>> {
+fn quick_check(connection: &Connection, what: &str) -> rusqlite::Result<Option<String>> {
     let sql = format!("PRAGMA quick_check({what})");
     let found: String = connection.query_row(&sql, [], |row| row.get(0))?;
     Ok((found != "ok").then_some(found))
@@ -82,5 +82,5 @@ fn wrong(connection: &Connection, what: &str) -> rusqlite::Result<Option<String>
 
 fn is_large(connection: &Connection) -> rusqlite::Result<bool> {
     let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-    Ok(number("page_count")? * number("page_size")? > WHOLE_AT_MOST)
+    Ok(number("page_count")? * number("page_size")? > MAX_STARTUP_CHECK_BYTES)
 }

@@ -13,53 +13,53 @@ use tokio::sync::{mpsc, oneshot};
 use crate::daemon::store::state_files::StateFiles;
 
 /// What may wait for the thread; more wait where they ask.
-const WAITING: usize = 1024;
+const MAX_QUEUED_COMMANDS: usize = 1024;
 /// Most that is done in one go: the first of it waits for the last.
-const TOGETHER: usize = 64;
+const MAX_COMMANDS_PER_BATCH: usize = 64;
 /// Pages that nothing is kept in and that stay all the same: what comes next would make the file grow again.
-const SPARE_PAGES: u32 = 256;
+const MIN_FREE_PAGES: u32 = 256;
 /// Most pages that are given back in one go: others wait meanwhile.
-const GIVEN_BACK_TOGETHER: u32 = 256;
+const VACUUM_BATCH_PAGES: u32 = 256;
 
 /// The database of a state directory. It is closed when the last one is dropped, which waits for that.
 #[derive(Debug, Clone)]
-pub(crate) struct Database(Arc<Thread>);
+pub(crate) struct Database(Arc<DatabaseThread>);
 
 #[derive(Debug)]
-struct Thread {
+struct DatabaseThread {
     /// None once it is to end.
-    orders: Option<mpsc::Sender<Order>>,
+    commands: Option<mpsc::Sender<DatabaseCommand>>,
     thread: Option<JoinHandle<()>>,
-    files: Files,
+    files: RequiredFiles,
 }
 
 /// Files without which nothing is changed.
-type Files = Arc<OnceLock<Arc<StateFiles>>>;
+type RequiredFiles = Arc<OnceLock<Arc<StateFiles>>>;
 
 /// Something to do with the connection.
-struct Order {
+struct DatabaseCommand {
     /// Whether it changes nothing: then it needs no room and no turn.
-    only_reads: bool,
-    work: Box<dyn Work>,
+    read_only: bool,
+    task: Box<dyn DatabaseTask>,
 }
 
 /// What is to be done, as often as it takes: what was done together with something that failed is undone.
-trait Work: Send {
+trait DatabaseTask: Send {
     /// Does it; answers whether it could be done.
     fn attempt(&mut self, connection: &Connection) -> bool;
 
     /// Tells whoever asked what came of the last attempt, if that is kept, or else why not.
-    fn tell(self: Box<Self>, kept: Result<(), DatabaseError>);
+    fn reply(self: Box<Self>, kept: Result<(), DatabaseError>);
 }
 
 /// Work, and who asked for it.
-struct Asked<W, T> {
+struct PendingTask<W, T> {
     work: W,
     result: Option<rusqlite::Result<T>>,
     reply: oneshot::Sender<Result<T, DatabaseError>>,
 }
 
-impl<W, T> Work for Asked<W, T>
+impl<W, T> DatabaseTask for PendingTask<W, T>
 where
     W: Fn(&Connection) -> rusqlite::Result<T> + Send,
     T: Send,
@@ -68,7 +68,7 @@ where
         self.result.insert((self.work)(connection)).is_ok()
     }
 
-    fn tell(self: Box<Self>, kept: Result<(), DatabaseError>) {
+    fn reply(self: Box<Self>, kept: Result<(), DatabaseError>) {
         let answer = match self.result {
             // Its own failure says more than that of all.
             Some(Err(error)) => Err(error.into()),
@@ -92,7 +92,7 @@ pub(crate) enum DatabaseError {
     #[error(
         "the daemon's database is damaged: stop the daemon and restore jig.db, or move it away to begin with an empty one"
     )]
-    Damaged(#[source] Arc<rusqlite::Error>),
+    Corrupt(#[source] Arc<rusqlite::Error>),
     /// It is not where it was opened: what is written to it is gone with this daemon.
     #[error("the daemon's state directory was removed or replaced")]
     Lost,
@@ -110,7 +110,7 @@ impl From<rusqlite::Error> for DatabaseError {
             Some(ErrorCode::DiskFull) => Self::Full,
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-                Self::Damaged(Arc::new(error))
+                Self::Corrupt(Arc::new(error))
             }
             _ => Self::Failed(Arc::new(error)),
         }
@@ -119,18 +119,18 @@ impl From<rusqlite::Error> for DatabaseError {
 
 impl Database {
     /// Has a thread of its own do what is asked of `connection`.
-    pub(super) fn serve(connection: Connection) -> io::Result<Self> {
-        let (orders, waiting) = mpsc::channel(WAITING);
-        let files = Files::default();
+    pub(super) fn spawn(connection: Connection) -> io::Result<Self> {
+        let (orders, waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let files = RequiredFiles::default();
         let of_thread = Arc::clone(&files);
         let thread = thread::Builder::new()
             .name("jigd-database".to_owned())
-            .spawn(move || serve(connection, waiting, &of_thread))?;
-        Ok(Self(Arc::new(Thread { orders: Some(orders), thread: Some(thread), files })))
+            .spawn(move || run(connection, waiting, &of_thread))?;
+        Ok(Self(Arc::new(DatabaseThread { commands: Some(orders), thread: Some(thread), files })))
     }
 
     /// Changes nothing any more from when one of these files is lost.
-    pub(crate) fn depend_on(&self, files: Arc<StateFiles>) {
+    pub(crate) fn require_files(&self, files: Arc<StateFiles>) {
         let _again = self.0.files.set(files);
     }
 
@@ -140,7 +140,7 @@ impl Database {
         &self,
         work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, DatabaseError> {
-        self.order(false, work).await
+        self.submit(false, work).await
     }
 
     /// Does `work` that changes nothing: it needs no room, and waits for nobody else who holds the database.
@@ -148,35 +148,35 @@ impl Database {
         &self,
         work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, DatabaseError> {
-        self.order(true, work).await
+        self.submit(true, work).await
     }
 
-    async fn order<T: Send + 'static>(
+    async fn submit<T: Send + 'static>(
         &self,
         only_reads: bool,
         work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, DatabaseError> {
         let (reply, answer) = oneshot::channel();
-        let work = Box::new(Asked { work, result: None, reply });
+        let work = Box::new(PendingTask { work, result: None, reply });
         let closed = || DatabaseError::Closed;
-        let orders = self.0.orders.as_ref().ok_or_else(closed)?;
-        let order = Order { only_reads, work };
+        let orders = self.0.commands.as_ref().ok_or_else(closed)?;
+        let order = DatabaseCommand { read_only: only_reads, task: work };
         orders.send(order).await.map_err(|_| closed())?;
         answer.await.map_err(|_| closed())?
     }
 
     /// Gives back to the disk what nothing is kept in any more, a little at a time.
-    pub(in crate::daemon::store) async fn shrink(&self) -> Result<(), DatabaseError> {
-        while self.apply(give_back).await? {}
+    pub(in crate::daemon::store) async fn vacuum(&self) -> Result<(), DatabaseError> {
+        while self.apply(vacuum_batch).await? {}
         Ok(())
     }
 }
 
 /// Answers whether there is more to give back.
-fn give_back(connection: &Connection) -> rusqlite::Result<bool> {
+fn vacuum_batch(connection: &Connection) -> rusqlite::Result<bool> {
     let free = || connection.pragma_query_value(None, "freelist_count", |row| row.get::<_, u32>(0));
     let before = free()?;
-    let pages = before.saturating_sub(SPARE_PAGES).min(GIVEN_BACK_TOGETHER);
+    let pages = before.saturating_sub(MIN_FREE_PAGES).min(VACUUM_BATCH_PAGES);
     if pages == 0 {
         return Ok(false);
     }
@@ -185,12 +185,12 @@ fn give_back(connection: &Connection) -> rusqlite::Result<bool> {
     while steps.next()?.is_some() {}
     let after = free()?;
     // A file of an earlier daemon's may not be able to.
-    Ok(after < before && after > SPARE_PAGES)
+    Ok(after < before && after > MIN_FREE_PAGES)
 }
 
-impl Drop for Thread {
+impl Drop for DatabaseThread {
     fn drop(&mut self) {
-        self.orders = None;
+        self.commands = None;
         if let Some(thread) = self.thread.take() {
             let _panicked = thread.join();
         }
@@ -198,76 +198,80 @@ impl Drop for Thread {
 }
 
 /// Does what is asked until nobody can ask any more.
-fn serve(mut connection: Connection, mut orders: mpsc::Receiver<Order>, files: &Files) {
+fn run(
+    mut connection: Connection,
+    mut orders: mpsc::Receiver<DatabaseCommand>,
+    files: &RequiredFiles,
+) {
     while let Some(first) = orders.blocking_recv() {
-        let mut changes: Vec<Box<dyn Work>> = Vec::new();
+        let mut changes: Vec<Box<dyn DatabaseTask>> = Vec::new();
         let mut next = Some(first);
         let mut number = 0;
-        while let Some(Order { only_reads, work }) = next {
+        while let Some(DatabaseCommand { read_only: only_reads, task: work }) = next {
             match only_reads {
-                true => read(&connection, work),
+                true => run_read(&connection, work),
                 false => changes.push(work),
             }
             number += 1;
-            next = match number < TOGETHER {
+            next = match number < MAX_COMMANDS_PER_BATCH {
                 true => orders.try_recv().ok(),
                 false => None,
             };
         }
-        let is_lost = !changes.is_empty() && files.get().is_some_and(|files| files.check());
+        let is_lost = !changes.is_empty() && files.get().is_some_and(|files| files.check_lost());
         if is_lost {
             for work in changes {
-                work.tell(Err(DatabaseError::Lost));
+                work.reply(Err(DatabaseError::Lost));
             }
         } else {
-            change(&mut connection, changes);
+            run_changes(&mut connection, changes);
         }
     }
 }
 
 /// Reads, by itself: neither does what others change fail with it, nor it with that.
-fn read(connection: &Connection, mut work: Box<dyn Work>) {
+fn run_read(connection: &Connection, mut work: Box<dyn DatabaseTask>) {
     // One transaction, as it may look at several things. Nothing of it is written.
     let result = connection.unchecked_transaction().and_then(|transaction| {
         work.attempt(&transaction);
         transaction.finish()
     });
-    work.tell(result.map_err(DatabaseError::from));
+    work.reply(result.map_err(DatabaseError::from));
 }
 
 /// Makes changes: together, and one by one where that fails, as it may have failed for one of them.
-fn change(connection: &mut Connection, mut changes: Vec<Box<dyn Work>>) {
-    let begun = together(connection, &mut changes);
+fn run_changes(connection: &mut Connection, mut changes: Vec<Box<dyn DatabaseTask>>) {
+    let begun = run_in_transaction(connection, &mut changes);
     if matches!(begun, Ok(Err(_))) && changes.len() > 1 {
         for work in changes {
             let mut alone = [work];
-            let begun = together(connection, &mut alone);
+            let begun = run_in_transaction(connection, &mut alone);
             let [work] = alone;
-            work.tell(begun.and_then(|kept| kept));
+            work.reply(begun.and_then(|kept| kept));
         }
         return;
     }
     let kept = begun.and_then(|kept| kept);
     for work in changes {
-        work.tell(kept.clone());
+        work.reply(kept.clone());
     }
 }
 
 /// Makes changes in one transaction, as far as it could be begun; answers whether they are kept.
-fn together(
+fn run_in_transaction(
     connection: &mut Connection,
-    changes: &mut [Box<dyn Work>],
+    changes: &mut [Box<dyn DatabaseTask>],
 ) -> Result<Result<(), DatabaseError>, DatabaseError> {
     if changes.is_empty() {
         return Ok(Ok(()));
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    Ok(attempt(transaction, changes))
+    Ok(apply_changes(transaction, changes))
 }
 
-fn attempt(
+fn apply_changes(
     mut transaction: Transaction<'_>,
-    changes: &mut [Box<dyn Work>],
+    changes: &mut [Box<dyn DatabaseTask>],
 ) -> Result<(), DatabaseError> {
     for work in changes {
         let savepoint = transaction.savepoint()?;
@@ -293,7 +297,7 @@ mod tests {
         connection
             .execute_batch("CREATE TABLE t (n INTEGER PRIMARY KEY, text TEXT) STRICT")
             .unwrap();
-        Database::serve(connection).unwrap()
+        Database::spawn(connection).unwrap()
     }
 
     async fn insert(database: &Database, number: i64) -> Result<usize, DatabaseError> {
@@ -400,7 +404,7 @@ mod tests {
             .execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE t (n INTEGER PRIMARY KEY)")
             .unwrap();
         connection.busy_timeout(Default::default()).unwrap();
-        let database = Database::serve(connection).unwrap();
+        let database = Database::spawn(connection).unwrap();
         let other = Connection::open(&path).unwrap();
         other.execute_batch("BEGIN IMMEDIATE").unwrap();
         let change = |connection: &Connection| connection.execute("DELETE FROM t", []);

@@ -8,5 +8,5 @@ mod open;
 
 pub(crate) use self::{
     connection::{Database, DatabaseError},
-    open::OpenError,
+    open::DatabaseOpenError,
 };

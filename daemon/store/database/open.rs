@@ -13,12 +13,12 @@ use rusqlite::{Connection, Error, OpenFlags};
 use super::{check, connection::Database};
 
 /// In the header of the file: what it is (`PRAGMA application_id`): `jigd`.
-const APPLICATION: i32 = 0x6a69_6764;
+const APPLICATION_ID: i32 = 0x6a69_6764;
 /// That pages in which nothing is kept can be given back to the disk (`PRAGMA auto_vacuum`).
-const INCREMENTAL: i32 = 2;
+const AUTO_VACUUM_INCREMENTAL: i32 = 2;
 
 /// What makes each version of the schema from the one before it; the first, from nothing.
-const VERSIONS: [&str; 7] = [
+const MIGRATIONS: [&str; 7] = [
     include_str!("1.sql"),
     include_str!("2.sql"),
     include_str!("3.sql"),
@@ -30,7 +30,7 @@ const VERSIONS: [&str; 7] = [
 
 /// Why a database cannot be used. Display says what to do.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum OpenError {
+pub(crate) enum DatabaseOpenError {
     /// A later daemon has written it.
     #[error(
         "{path} is of a newer jigd (schema {found}; this one knows {known}): use that one, or a state directory of its own for this one (--state-dir)"
@@ -63,7 +63,7 @@ pub(crate) enum OpenError {
     #[error(
         "{path} is damaged ({what}): restore it, or move it and the files beside it (-wal, -shm) away to begin with an empty one; jobs, request ids and rules in it are then forgotten"
     )]
-    Damaged {
+    Corrupt {
         /// The file.
         path: String,
         /// What is wrong with it.
@@ -97,7 +97,7 @@ pub(crate) enum OpenError {
 impl Database {
     /// Opens the database in the file at `path`, making it where it is missing. `has_records`: whether the
     /// daemons that used it have left anything else, so that it cannot be empty. Blocks.
-    pub(crate) fn open(path: &Path, has_records: bool) -> Result<Self, OpenError> {
+    pub(crate) fn open(path: &Path, has_records: bool) -> Result<Self, DatabaseOpenError> {
         let is_new = match fs::symlink_metadata(path) {
             Ok(metadata) if !metadata.is_file() => return Err(not_ours(path)),
             Ok(_) => false,
@@ -118,91 +118,95 @@ impl Database {
             // It would be taken for one that has lost what was in it.
             let _left = fs::remove_file(path);
         }
-        Self::serve(opened?).map_err(|source| unusable(path, source))
+        Self::spawn(opened?).map_err(|source| unusable(path, source))
     }
 
     /// A database that is gone with the daemon.
-    pub(crate) fn in_memory() -> Result<Self, OpenError> {
+    pub(crate) fn in_memory() -> Result<Self, DatabaseOpenError> {
         let path = PathBuf::from(":memory:");
-        let connection = empty().map_err(|error| refusal(&path, error))?;
-        Self::serve(connection).map_err(|source| unusable(&path, source))
+        let connection = open_empty().map_err(|error| open_error(&path, error))?;
+        Self::spawn(connection).map_err(|source| unusable(&path, source))
     }
 }
 
-fn open_file(path: &Path, must_have_schema: bool) -> Result<Connection, OpenError> {
-    let refused = |error| refusal(path, error);
+fn open_file(path: &Path, must_have_schema: bool) -> Result<Connection, DatabaseOpenError> {
+    let refused = |error| open_error(path, error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let mut connection = Connection::open_with_flags(path, flags).map_err(refused)?;
-    let version = check(&connection, path, must_have_schema)?;
-    make_shrinkable(&connection, path).map_err(refused)?;
+    let version = check_file(&connection, path, must_have_schema)?;
+    enable_incremental_vacuum(&connection, path).map_err(refused)?;
     configure(&connection).map_err(refused)?;
-    upgrade(&mut connection).map_err(|error| {
+    migrate(&mut connection).map_err(|error| {
         // What it has is not what one of that version has. Of the statement nobody needs to read.
         if let Error::SqlInputError { msg, .. } = &error {
             let what = format!("its schema is not that of version {version}: {msg}");
-            return damaged(path, what);
+            return corrupt(path, what);
         }
-        refusal(path, error)
+        open_error(path, error)
     })?;
-    let expected = empty().and_then(|connection| check::parts(&connection));
-    let found = check::parts(&connection).map_err(refused)?;
+    let expected = open_empty().and_then(|connection| check::schema_parts(&connection));
+    let found = check::schema_parts(&connection).map_err(refused)?;
     if let Some(missing) = expected.map_err(refused)?.difference(&found).next() {
-        return Err(damaged(path, format!("its {missing} is missing")));
+        return Err(corrupt(path, format!("its {missing} is missing")));
     }
-    check::beside(&connection, path.to_owned()).map_err(refused)?;
+    check::check_in_background(&connection, path.to_owned()).map_err(refused)?;
     Ok(connection)
 }
 
 /// One that has nothing but the schema, in memory.
-fn empty() -> rusqlite::Result<Connection> {
+fn open_empty() -> rusqlite::Result<Connection> {
     let mut connection = Connection::open_in_memory()?;
     configure(&connection)?;
-    upgrade(&mut connection)?;
+    migrate(&mut connection)?;
     Ok(connection)
 }
 
 /// Looks whether the file is what it should be, before anything is changed in it. Answers the version of its
 /// schema.
-fn check(connection: &Connection, path: &Path, must_have_schema: bool) -> Result<usize, OpenError> {
-    let refused = |error| refusal(path, error);
-    let (application, version) = versions(connection).map_err(refused)?;
+fn check_file(
+    connection: &Connection,
+    path: &Path,
+    must_have_schema: bool,
+) -> Result<usize, DatabaseOpenError> {
+    let refused = |error| open_error(path, error);
+    let (application, version) = read_header(connection).map_err(refused)?;
     let tables: i64 = connection
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
         .map_err(refused)?;
     let is_empty = (application, version, tables) == (0, 0, 0);
-    if application != APPLICATION && !is_empty {
+    if application != APPLICATION_ID && !is_empty {
         return Err(not_ours(path));
     }
     if is_empty && must_have_schema {
-        return Err(OpenError::Emptied { path: path.display().to_string() });
+        return Err(DatabaseOpenError::Emptied { path: path.display().to_string() });
     }
     let Ok(version) = usize::try_from(version) else {
-        return Err(damaged(path, format!("its schema has the version {version}")));
+        return Err(corrupt(path, format!("its schema has the version {version}")));
     };
-    if version > VERSIONS.len() {
-        return Err(OpenError::Newer {
+    if version > MIGRATIONS.len() {
+        return Err(DatabaseOpenError::Newer {
             path: path.display().to_string(),
             found: version,
-            known: VERSIONS.len(),
+            known: MIGRATIONS.len(),
         });
     }
-    match check::before(connection).map_err(refused)? {
+    match check::check_at_startup(connection).map_err(refused)? {
         None => Ok(version),
-        Some(what) => Err(damaged(path, what)),
+        Some(what) => Err(corrupt(path, what)),
     }
 }
 
 /// Sees to it that the file can be made smaller. One of an earlier daemon's is written anew for that, once;
 /// where there is no room for it, it stays as it is until there is.
-fn make_shrinkable(connection: &Connection, path: &Path) -> rusqlite::Result<()> {
+fn enable_incremental_vacuum(connection: &Connection, path: &Path) -> rusqlite::Result<()> {
     let mode: i32 = connection.pragma_query_value(None, "auto_vacuum", |row| row.get(0))?;
-    if mode == INCREMENTAL {
+    if mode == AUTO_VACUUM_INCREMENTAL {
         return Ok(());
     }
-    connection.pragma_update(None, "auto_vacuum", INCREMENTAL)?;
-    let (_, version) = versions(connection)?;
+    connection.pragma_update(None, "auto_vacuum", AUTO_VACUUM_INCREMENTAL)?;
+    let (_, version) = read_header(connection)?;
     if version == 0 {
         return Ok(());
     }
@@ -226,18 +230,18 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Brings the schema up to date.
-fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
-    let (_, version) = versions(connection)?;
+fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
+    let (_, version) = read_header(connection)?;
     let done = usize::try_from(version).unwrap_or(usize::MAX);
-    for (index, change) in VERSIONS.iter().enumerate().skip(done) {
+    for (index, change) in MIGRATIONS.iter().enumerate().skip(done) {
         let transaction = connection.transaction()?;
         transaction.execute_batch(change)?;
-        transaction.pragma_update(None, "application_id", APPLICATION)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
         let version = i32::try_from(index + 1).unwrap_or(i32::MAX);
         transaction.pragma_update(None, "user_version", version)?;
         transaction.commit()?;
     }
-    if done < VERSIONS.len() {
+    if done < MIGRATIONS.len() {
         // Into the file itself: without what is beside it, it would be taken for an empty one.
         connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
     }
@@ -245,37 +249,37 @@ fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
 }
 
 /// What the header says that the file is, and the version of its schema.
-fn versions(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
+fn read_header(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get(0));
     Ok((pragma("application_id")?, pragma("user_version")?))
 }
 
-fn unusable(path: &Path, source: io::Error) -> OpenError {
+fn unusable(path: &Path, source: io::Error) -> DatabaseOpenError {
     let path = path.display().to_string();
     match source.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT) => OpenError::Full { path },
-        _ => OpenError::Unusable { path, source: source.into() },
+        Some(libc::ENOSPC | libc::EDQUOT) => DatabaseOpenError::Full { path },
+        _ => DatabaseOpenError::Unusable { path, source: source.into() },
     }
 }
 
-fn not_ours(path: &Path) -> OpenError {
-    OpenError::NotOurs { path: path.display().to_string() }
+fn not_ours(path: &Path) -> DatabaseOpenError {
+    DatabaseOpenError::NotOurs { path: path.display().to_string() }
 }
 
-fn damaged(path: &Path, what: String) -> OpenError {
-    OpenError::Damaged { path: path.display().to_string(), what }
+fn corrupt(path: &Path, what: String) -> DatabaseOpenError {
+    DatabaseOpenError::Corrupt { path: path.display().to_string(), what }
 }
 
-fn refusal(path: &Path, error: Error) -> OpenError {
+fn open_error(path: &Path, error: Error) -> DatabaseOpenError {
     use rusqlite::ErrorCode::{
         DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, NotADatabase,
     };
     let named = path.display().to_string();
     match error.sqlite_error_code() {
-        Some(DatabaseCorrupt | NotADatabase) => damaged(path, error.to_string()),
-        Some(DiskFull) => OpenError::Full { path: named },
-        Some(DatabaseBusy | DatabaseLocked) => OpenError::Busy { path: named },
-        _ => OpenError::Unusable { path: named, source: error.into() },
+        Some(DatabaseCorrupt | NotADatabase) => corrupt(path, error.to_string()),
+        Some(DiskFull) => DatabaseOpenError::Full { path: named },
+        Some(DatabaseBusy | DatabaseLocked) => DatabaseOpenError::Busy { path: named },
+        _ => DatabaseOpenError::Unusable { path: named, source: error.into() },
     }
 }
 

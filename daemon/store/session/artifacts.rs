@@ -11,24 +11,24 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    events::go_on,
-    step::{FOLDERS, Step},
+    events::check_not_cancelled,
+    step::{ARTIFACT_DIRS, StepId},
 };
 
 /// Bytes of a block, in which the kernel counts.
-const BLOCK: u64 = 512;
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// An artifact.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct ArtifactMetadata {
     /// Its path, relative to the session's folder.
     pub(crate) path: String,
     /// The step that made it.
-    pub(crate) step: Step,
+    pub(crate) step: StepId,
     /// Its bytes.
-    pub(crate) size: u64,
+    pub(crate) size_bytes: u64,
     /// Bytes that it takes on the disk.
-    pub(crate) taken: u64,
+    pub(crate) disk_bytes: u64,
     /// When it was last written to.
     pub(crate) modified: SystemTime,
 }
@@ -39,10 +39,10 @@ pub(super) fn list(
     after: Option<&str>,
     step: Option<u64>,
     at_most: usize,
-) -> io::Result<Vec<Kept>> {
+) -> io::Result<Vec<ArtifactMetadata>> {
     let mut found = BTreeMap::new();
-    for name in FOLDERS {
-        each(&folder.join(name), name, |path, of| {
+    for name in ARTIFACT_DIRS {
+        for_each_artifact(&folder.join(name), name, |path, of| {
             let is_wanted = after.is_none_or(|after| path.as_str() > after)
                 && step.is_none_or(|step| of.number() == step);
             if is_wanted {
@@ -54,34 +54,37 @@ pub(super) fn list(
         })?;
     }
     let kept = found.into_iter();
-    kept.filter_map(|(path, step)| look(folder, path, step).transpose()).collect()
+    kept.filter_map(|(path, step)| stat_artifact(folder, path, step).transpose()).collect()
 }
 
 /// All of them, in no order.
-pub(super) fn all(folder: &Path, end: &CancellationToken) -> io::Result<Vec<Kept>> {
+pub(super) fn list_all(
+    folder: &Path,
+    end: &CancellationToken,
+) -> io::Result<Vec<ArtifactMetadata>> {
     let mut found = Vec::new();
-    for name in FOLDERS {
-        each(&folder.join(name), name, |path, step| {
+    for name in ARTIFACT_DIRS {
+        for_each_artifact(&folder.join(name), name, |path, step| {
             found.push((path, step));
         })?;
     }
     let kept = found.into_iter();
     kept.filter_map(|(path, step)| {
-        let looked = go_on(end).and_then(|()| look(folder, path, step));
+        let looked = check_not_cancelled(end).and_then(|()| stat_artifact(folder, path, step));
         looked.transpose()
     })
     .collect()
 }
 
 /// Bytes that all of them take.
-pub(super) fn bytes(folder: &Path, end: &CancellationToken) -> io::Result<u64> {
-    Ok(all(folder, end)?.iter().map(|kept| kept.taken).sum())
+pub(super) fn disk_usage(folder: &Path, end: &CancellationToken) -> io::Result<u64> {
+    Ok(list_all(folder, end)?.iter().map(|kept| kept.disk_bytes).sum())
 }
 
 /// Removes those of a step, as far as there are some.
-pub(super) fn remove_of(folder: &Path, step: u64) -> io::Result<()> {
-    let [stdout, stderr] = Step::paths(step);
-    for path in [stdout, stderr, Step(step).patch_path()] {
+pub(super) fn remove_step(folder: &Path, step: u64) -> io::Result<()> {
+    let [stdout, stderr] = StepId::stream_paths(step);
+    for path in [stdout, stderr, StepId(step).patch_path()] {
         match fs::remove_file(folder.join(path)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
@@ -92,20 +95,24 @@ pub(super) fn remove_of(folder: &Path, step: u64) -> io::Result<()> {
 
 /// Removes all of them, and whatever else lies where they do.
 pub(super) fn remove_all(folder: &Path, end: &CancellationToken) -> io::Result<()> {
-    for name in FOLDERS {
+    for name in ARTIFACT_DIRS {
         let entries = match fs::read_dir(folder.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             entries => entries?,
         };
         for entry in entries {
-            go_on(end)?;
+            check_not_cancelled(end)?;
             fs::remove_file(entry?.path())?;
         }
     }
     Ok(())
 }
 
-fn each(folder: &Path, name: &str, mut found: impl FnMut(String, Step)) -> io::Result<()> {
+fn for_each_artifact(
+    folder: &Path,
+    name: &str,
+    mut found: impl FnMut(String, StepId),
+) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
@@ -115,7 +122,7 @@ fn each(folder: &Path, name: &str, mut found: impl FnMut(String, Step)) -> io::R
             continue;
         };
         let path = format!("{name}/{file}");
-        if let Some(step) = Step::of_artifact(&path) {
+        if let Some(step) = StepId::from_artifact_path(&path) {
             found(path, step);
         }
     }
@@ -123,13 +130,17 @@ fn each(folder: &Path, name: &str, mut found: impl FnMut(String, Step)) -> io::R
 }
 
 /// Looks at one; nothing where it is gone meanwhile.
-fn look(folder: &Path, path: String, step: Step) -> io::Result<Option<Kept>> {
+fn stat_artifact(
+    folder: &Path,
+    path: String,
+    step: StepId,
+) -> io::Result<Option<ArtifactMetadata>> {
     match fs::symlink_metadata(folder.join(&path)) {
-        Ok(data) => Ok(Some(Kept {
+        Ok(data) => Ok(Some(ArtifactMetadata {
             path,
             step,
-            size: data.len(),
-            taken: data.blocks() * BLOCK,
+            size_bytes: data.len(),
+            disk_bytes: data.blocks() * STAT_BLOCK_BYTES,
             modified: data.modified().unwrap_or(UNIX_EPOCH),
         })),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

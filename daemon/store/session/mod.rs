@@ -26,32 +26,32 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
-    artifacts::Kept,
-    events::{Numbers, go_on},
-    glance::Glance,
+    artifacts::ArtifactMetadata,
+    events::{SessionCounters, check_not_cancelled},
+    glance::SessionSummary,
     id::SessionId,
-    snapshot::{Numbered, Snapshot},
-    step::{Piece, Step, StreamName},
+    snapshot::{RecordsSnapshot, SequencedRecord},
+    step::{RetentionUnit, StepId, StreamName},
 };
 use self::{
-    events::{Events, write_numbers},
-    glance::system_time,
+    events::{EventLog, write_counters_file},
+    glance::parse_record_time,
     last_run::LastRun,
-    records::{Head, Records, find},
+    records::{RecordHeader, RecordReader, binary_search},
 };
-use super::{artifact::Sink, folder::make, fullness::Fullness};
+use super::{artifact::ArtifactWriter, folder::make, fullness::SessionUsage};
 
 /// A session's folder, and where its records have got to.
 #[derive(Debug)]
 pub(crate) struct Session {
     folder: PathBuf,
-    events: Events,
-    fullness: Arc<Fullness>,
+    events: EventLog,
+    usage: Arc<SessionUsage>,
 }
 
 /// What the artifact of a path is.
 #[derive(Debug)]
-pub(crate) enum Artifact {
+pub(crate) enum OpenedArtifact {
     /// A file.
     File(File),
     /// Nothing was written to it.
@@ -62,22 +62,22 @@ pub(crate) enum Artifact {
 
 /// What the records say of a command.
 #[derive(Debug)]
-pub(crate) struct Command {
+pub(crate) struct RecordedCommand {
     /// Its step.
-    pub(crate) step: Step,
+    pub(crate) step: StepId,
     /// The record of its beginning.
-    pub(crate) started: Map<String, Value>,
+    pub(crate) start_record: Map<String, Value>,
     /// The record of its end, if there is one.
-    pub(crate) ended: Option<Map<String, Value>>,
+    pub(crate) end_record: Option<Map<String, Value>>,
     /// Whether it goes on.
     pub(crate) is_running: bool,
 }
 
 /// What is kept of one step, or a record of none.
 #[derive(Debug, Clone)]
-pub(crate) struct StepKept {
+pub(crate) struct StepUsage {
     /// Which.
-    pub(crate) piece: Piece,
+    pub(crate) unit: RetentionUnit,
     /// When its last record was written.
     pub(crate) time: SystemTime,
     /// Bytes of its records.
@@ -88,25 +88,29 @@ pub(crate) struct StepKept {
 
 impl Session {
     /// Puts into `folder` what a session begins with, behind the numbers of a `past` one.
-    pub(super) fn make(folder: &Path, past: Option<&Numbers>) -> io::Result<()> {
-        make(&folder.join(step::LOGS))?;
-        past.map_or(Ok(()), |past| write_numbers(folder, past))
+    pub(super) fn create_in(folder: &Path, past: Option<&SessionCounters>) -> io::Result<()> {
+        make(&folder.join(step::LOGS_DIR))?;
+        past.map_or(Ok(()), |past| write_counters_file(folder, past))
     }
 
     /// Opens the session in `folder`, making it where it is new. A record that a crash cut off is
     /// removed.
-    pub(super) fn open(folder: PathBuf, fullness: Arc<Fullness>) -> io::Result<Self> {
+    pub(super) fn open(folder: PathBuf, fullness: Arc<SessionUsage>) -> io::Result<Self> {
         make(&folder)?;
-        make(&folder.join(step::LOGS))?;
-        Ok(Self { events: Events::open(&folder, Arc::clone(&fullness))?, folder, fullness })
+        make(&folder.join(step::LOGS_DIR))?;
+        Ok(Self {
+            events: EventLog::open(&folder, Arc::clone(&fullness))?,
+            folder,
+            usage: fullness,
+        })
     }
 
     /// Ends the steps that a daemon had begun and not ended when it died. Where that cannot be written
     /// down now, it is when the next one opens the session. Blocks.
     pub(super) fn end_lost_steps(&self) {
-        let ends = lost::ends(&self.records()).and_then(|ends| {
+        let ends = lost::find_lost_steps(&self.records()).and_then(|ends| {
             let mut ends = ends.into_iter();
-            ends.try_for_each(|(step, fields)| self.record(Step(step), fields))
+            ends.try_for_each(|(step, fields)| self.record(StepId(step), fields))
         });
         if let Err(error) = ends {
             tracing::warn!(%error, "the ends of calls that were lost could not be recorded");
@@ -114,13 +118,13 @@ impl Session {
     }
 
     /// What numbers the session in `folder` has got to, without opening it. Blocks.
-    pub(super) fn numbers_in(folder: &Path) -> io::Result<Numbers> {
-        Events::numbers(folder)
+    pub(super) fn read_counters(folder: &Path) -> io::Result<SessionCounters> {
+        EventLog::read_counters(folder)
     }
 
     /// A glance at the session in `folder`, without opening it. Blocks.
-    pub(super) fn glance_at(folder: &Path, end: &CancellationToken) -> io::Result<Glance> {
-        Glance::at(folder, end)
+    pub(super) fn summarize(folder: &Path, end: &CancellationToken) -> io::Result<SessionSummary> {
+        SessionSummary::read(folder, end)
     }
 
     /// When the session in `folder` was last used, without opening it. Blocks.
@@ -137,60 +141,60 @@ impl Session {
 
     /// Begins a step: writes its first record, which `fields` completes. Nothing is kept when the
     /// disk is full.
-    pub(crate) fn begin_step(&self, fields: Map<String, Value>) -> io::Result<Step> {
-        self.events.begin(fields)
+    pub(crate) fn begin_step(&self, fields: Map<String, Value>) -> io::Result<StepId> {
+        self.events.begin_step(fields)
     }
 
     /// Writes another record of a step.
-    pub(crate) fn record(&self, step: Step, fields: Map<String, Value>) -> io::Result<()> {
-        self.events.record(step, fields)
+    pub(crate) fn record(&self, step: StepId, fields: Map<String, Value>) -> io::Result<()> {
+        self.events.append_record(step, fields)
     }
 
     /// Writes a record of no step, which has the number 0: of a call that has not begun.
-    pub(crate) fn note(&self, fields: Map<String, Value>) -> io::Result<()> {
-        self.record(Step::NONE, fields)
+    pub(crate) fn record_without_step(&self, fields: Map<String, Value>) -> io::Result<()> {
+        self.record(StepId::NONE, fields)
     }
 
     /// Its records as they are now.
-    pub(crate) fn records(&self) -> Snapshot {
+    pub(crate) fn records(&self) -> RecordsSnapshot {
         self.events.snapshot()
     }
 
     /// Tells of the number of the last record.
-    pub(crate) fn last_sequence(&self) -> watch::Receiver<u64> {
+    pub(crate) fn subscribe_last_sequence(&self) -> watch::Receiver<u64> {
         self.events.subscribe()
     }
 
     /// The last command that was begun, if one is kept. Blocks.
-    pub(crate) fn last_command(&self) -> io::Result<Option<Command>> {
+    pub(crate) fn last_command(&self) -> io::Result<Option<RecordedCommand>> {
         let records = self.events.snapshot();
         let run = match self.events.last_run() {
             LastRun::Unknown => {
-                let found = LastRun::look_for(&records)?;
-                self.events.found_last_run(found.clone(), &records);
+                let found = LastRun::search(&records)?;
+                self.events.cache_last_run(found.clone(), &records);
                 found
             }
-            known @ (LastRun::Never | LastRun::Known(_)) => known,
+            known @ (LastRun::Absent | LastRun::Known(_)) => known,
         };
         let LastRun::Known(run) = run else {
             return Ok(None);
         };
-        let is_running = self.events.running().contains(&run.step);
+        let is_running = self.events.running_steps().contains(&run.step);
         // Whatever was written of it before that was looked at.
         let records = self.events.snapshot();
         let record = |sequence| -> io::Result<Option<Map<String, Value>>> {
-            let line = last_run::record(&records, sequence)?;
+            let line = last_run::read_record(&records, sequence)?;
             line.map(|line| serde_json::from_slice(&line).map_err(io::Error::from)).transpose()
         };
-        let Some(started) = record(run.started)? else {
+        let Some(started) = record(run.start_sequence)? else {
             return Ok(None); // removed at this moment
         };
-        let ended = run.ended.map(record).transpose()?.flatten();
-        Ok(Some(Command {
-            step: Step(run.step),
-            started,
+        let ended = run.end_sequence.map(record).transpose()?.flatten();
+        Ok(Some(RecordedCommand {
+            step: StepId(run.step),
+            start_record: started,
             is_running: is_running && ended.is_none(),
-            ended,
+            end_record: ended,
         }))
     }
 
@@ -198,14 +202,19 @@ impl Session {
 
     /// Where a stream of the command of `step` is to be written, and the path under which it can be
     /// read.
-    pub(crate) fn sink(&self, step: Step, stream: StreamName, cap: u64) -> (Sink, String) {
+    pub(crate) fn artifact_writer(
+        &self,
+        step: StepId,
+        stream: StreamName,
+        cap: u64,
+    ) -> (ArtifactWriter, String) {
         let path = step.artifact_path(stream);
-        let sink = Sink::new(self.folder.join(&path), cap);
-        (sink.counted(Arc::clone(&self.fullness)), path)
+        let sink = ArtifactWriter::new(self.folder.join(&path), cap);
+        (sink.with_usage(Arc::clone(&self.usage)), path)
     }
 
     /// Keeps the patch of `step`, and answers the path under which it can be read. Blocks.
-    pub(crate) fn keep_patch(&self, step: Step, patch: &[u8]) -> io::Result<String> {
+    pub(crate) fn save_patch(&self, step: StepId, patch: &[u8]) -> io::Result<String> {
         let path = step.patch_path();
         let file = self.folder.join(&path);
         if let Some(folder) = file.parent() {
@@ -214,57 +223,57 @@ impl Session {
         let mut options = OpenOptions::new();
         let opened = options.write(true).create_new(true).mode(0o600).open(&file)?;
         if let Err(error) = opened.write_all_at(patch, 0) {
-            self.drop_patch(step); // half a patch is none
+            self.remove_patch(step); // half a patch is none
             return Err(error);
         }
-        self.fullness.wrote(patch.len() as u64);
+        self.usage.add_written(patch.len() as u64);
         Ok(path)
     }
 
     /// Removes the patch of `step`, which was not applied. Blocks.
-    pub(crate) fn drop_patch(&self, step: Step) {
+    pub(crate) fn remove_patch(&self, step: StepId) {
         // Where it cannot be removed, the record of the step says that it has failed.
         let _removed = std::fs::remove_file(self.folder.join(step.patch_path()));
     }
 
     /// Opens the artifact at `path`, if this is the path of one. Blocks.
-    pub(crate) fn artifact(&self, path: &str) -> io::Result<Artifact> {
-        let Some(step) = Step::of_artifact(path) else {
-            return Ok(Artifact::Missing);
+    pub(crate) fn open_artifact(&self, path: &str) -> io::Result<OpenedArtifact> {
+        let Some(step) = StepId::from_artifact_path(path) else {
+            return Ok(OpenedArtifact::Missing);
         };
         match File::open(self.folder.join(path)) {
-            Ok(file) => Ok(Artifact::File(file)),
+            Ok(file) => Ok(OpenedArtifact::File(file)),
             // An empty stream has no file: then the records say whether there was such a command, and
             // that nothing was written that is not kept any more.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && path != step.patch_path()
-                    && self.wrote_nothing(step, path)? =>
+                    && self.is_empty_stream(step, path)? =>
             {
-                Ok(Artifact::Empty)
+                Ok(OpenedArtifact::Empty)
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Artifact::Missing),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(OpenedArtifact::Missing),
             Err(error) => Err(error),
         }
     }
 
     /// Lists artifacts by their paths, those behind `after` and of `step` where these are given, and at
     /// most so many. Blocks.
-    pub(crate) fn artifacts(
+    pub(crate) fn list_artifacts(
         &self,
         after: Option<&str>,
         step: Option<u64>,
         at_most: usize,
-    ) -> io::Result<Vec<Kept>> {
+    ) -> io::Result<Vec<ArtifactMetadata>> {
         artifacts::list(&self.folder, after, step, at_most)
     }
 
     /// The tool that `step` is a call of, where its first record is kept. Blocks.
-    pub(crate) fn tool_of(&self, step: Step) -> io::Result<Option<String>> {
+    pub(crate) fn tool_of_step(&self, step: StepId) -> io::Result<Option<String>> {
         let records = self.events.snapshot();
-        let mut from = from_step(&records, step)?;
+        let mut from = records_from_step(&records, step)?;
         while let Some(line) = from.next()? {
-            if let Some(head) = Head::of(line).filter(Head::begins_step) {
+            if let Some(head) = RecordHeader::parse(line).filter(RecordHeader::begins_step) {
                 return Ok((head.step == step.0).then(|| head.tool.into_owned()));
             }
         }
@@ -272,18 +281,18 @@ impl Session {
     }
 
     /// Whether the records tell of a command that has written nothing to this stream, or goes on.
-    fn wrote_nothing(&self, step: Step, path: &str) -> io::Result<bool> {
+    fn is_empty_stream(&self, step: StepId, path: &str) -> io::Result<bool> {
         let records = self.events.snapshot();
         let of_step = format!("\"step\":{},", step.0);
         let of_step = memmem::Finder::new(&of_step);
-        let mut from = from_step(&records, step)?;
+        let mut from = records_from_step(&records, step)?;
         // Of tools that the configuration adds, only the end tells that they are commands.
         let mut is_of_run = None;
         while let Some(line) = from.next()? {
             if is_of_run.is_some() && of_step.find(line).is_none() {
                 continue;
             }
-            let Some(head) = Head::of(line) else { continue };
+            let Some(head) = RecordHeader::parse(line) else { continue };
             if head.begins_step() && is_of_run.is_none() {
                 if head.step != step.0 {
                     return Ok(false);
@@ -291,7 +300,7 @@ impl Session {
                 is_of_run = Some(head.is_of_run());
             } else if head.ends_step() && head.step == step.0 {
                 let record: Map<String, Value> = serde_json::from_slice(line)?;
-                let [stdout, _] = Step::paths(step.0);
+                let [stdout, _] = StepId::stream_paths(step.0);
                 let bytes = match path == stdout {
                     true => record.get("stdout_bytes"),
                     false => record.get("stderr_bytes"),
@@ -306,22 +315,22 @@ impl Session {
     // === What is to be kept ===
 
     /// What is kept of each step, the oldest one first, but for those that have not ended. Blocks.
-    pub(super) fn steps(&self, end: &CancellationToken) -> io::Result<Vec<StepKept>> {
-        let running = self.events.running();
+    pub(super) fn step_usage(&self, end: &CancellationToken) -> io::Result<Vec<StepUsage>> {
+        let running = self.events.running_steps();
         let records = self.events.snapshot();
         // In the order of their first records.
-        let mut steps: Vec<StepKept> = Vec::new();
+        let mut steps: Vec<StepUsage> = Vec::new();
         let mut places = HashMap::new();
-        let mut from = Records::new(&records.file, 0, records.length);
+        let mut from = RecordReader::new(&records.file, 0, records.length);
         while let Some(line) = from.next()? {
-            go_on(end)?;
+            check_not_cancelled(end)?;
             let bytes = line.len() as u64;
-            let Some(head) = Head::of(line) else { continue };
-            let piece = Piece::of(head.step, head.sequence);
+            let Some(head) = RecordHeader::parse(line) else { continue };
+            let piece = RetentionUnit::of_record(head.step, head.sequence);
             let place = *places.entry(piece).or_insert(steps.len());
             if place == steps.len() {
-                steps.push(StepKept {
-                    piece,
+                steps.push(StepUsage {
+                    unit: piece,
                     time: SystemTime::UNIX_EPOCH,
                     record_bytes: 0,
                     artifact_bytes: 0,
@@ -329,26 +338,26 @@ impl Session {
             }
             if let Some(kept) = steps.get_mut(place) {
                 kept.record_bytes += bytes;
-                kept.time = system_time(&head.time).unwrap_or(kept.time);
+                kept.time = parse_record_time(&head.time).unwrap_or(kept.time);
             }
         }
-        for artifact in artifacts::all(&self.folder, end)? {
-            let place = places.get(&Piece::Step(artifact.step.0));
+        for artifact in artifacts::list_all(&self.folder, end)? {
+            let place = places.get(&RetentionUnit::Step(artifact.step.0));
             if let Some(kept) = place.and_then(|place| steps.get_mut(*place)) {
-                kept.artifact_bytes += artifact.taken;
+                kept.artifact_bytes += artifact.disk_bytes;
             }
         }
-        steps.retain(|kept| match kept.piece {
-            Piece::Step(step) => !running.contains(&step),
-            Piece::Record(_) => true,
+        steps.retain(|kept| match kept.unit {
+            RetentionUnit::Step(step) => !running.contains(&step),
+            RetentionUnit::Record(_) => true,
         });
         Ok(steps)
     }
 
     /// What is not to be kept of the records has been removed, as far as it could be: so many bytes of those
     /// that were looked through `stayed`.
-    pub(super) fn looked_after(&self, stayed: u64) {
-        self.events.looked_after(stayed);
+    pub(super) fn set_trimmed(&self, stayed: u64) {
+        self.events.set_trimmed(stayed);
     }
 
     /// Removes all that is kept of steps, which must have ended. Blocks.
@@ -356,28 +365,28 @@ impl Session {
     /// Artifacts go first: that needs no room on a disk that is full, and makes some for the records that
     /// stay. What the records say of a step tells a removed output from an empty one meanwhile; a removal
     /// that is cut off is done again by the next one, as these steps are to be removed still.
-    pub(super) fn remove(
+    pub(super) fn remove_steps(
         &self,
-        steps: &BTreeSet<Piece>,
+        steps: &BTreeSet<RetentionUnit>,
         end: &CancellationToken,
     ) -> io::Result<()> {
         for piece in steps {
-            go_on(end)?;
-            if let Piece::Step(step) = piece {
-                artifacts::remove_of(&self.folder, *step)?;
+            check_not_cancelled(end)?;
+            if let RetentionUnit::Step(step) = piece {
+                artifacts::remove_step(&self.folder, *step)?;
             }
         }
-        self.events.cut(|piece| steps.contains(&piece), end)
+        self.events.compact(|piece| steps.contains(&piece), end)
     }
 }
 
 /// The records from the first one of `step` on, if it has one. Steps begin in the order of their numbers, so
 /// halving finds one in a file of any length.
-fn from_step(records: &Snapshot, step: Step) -> io::Result<Records<'_>> {
-    let at = find(&records.file, records.length, |head| {
+fn records_from_step(records: &RecordsSnapshot, step: StepId) -> io::Result<RecordReader<'_>> {
+    let at = binary_search(&records.file, records.length, |head| {
         head.begins_step().then_some(head.step < step.0)
     })?;
-    Ok(Records::new(&records.file, at, records.length))
+    Ok(RecordReader::new(&records.file, at, records.length))
 }
 
 #[cfg(test)]

@@ -13,13 +13,13 @@ use memchr::{memchr, memmem::Finder, memrchr};
 use serde::Deserialize;
 
 /// Bytes that are read at a time.
-const BLOCK_BYTES: usize = 64 * 1024;
+const READ_BLOCK_BYTES: usize = 64 * 1024;
 /// Bytes that are read at a time where the next place is elsewhere: a few records.
-const PROBE_BYTES: usize = 4096;
+const PROBE_BLOCK_BYTES: usize = 4096;
 
 /// What of a record says where it belongs.
 #[derive(Debug, Deserialize)]
-pub(super) struct Head<'a> {
+pub(super) struct RecordHeader<'a> {
     /// Its number.
     pub(super) sequence: u64,
     /// The step that it is about.
@@ -36,23 +36,23 @@ pub(super) struct Head<'a> {
 }
 
 /// Records from one place to another.
-pub(super) struct Records<'a> {
-    reader: BufReader<Window<'a>>,
-    at: u64,
+pub(super) struct RecordReader<'a> {
+    reader: BufReader<FileWindow<'a>>,
+    position: u64,
     to: u64,
     line: Vec<u8>,
 }
 
 /// A part of a file.
-struct Window<'a> {
+struct FileWindow<'a> {
     file: &'a File,
-    at: u64,
+    position: u64,
     end: u64,
 }
 
-impl<'a> Head<'a> {
+impl<'a> RecordHeader<'a> {
     /// That of a record, if it is one.
-    pub(super) fn of(line: &'a [u8]) -> Option<Self> {
+    pub(super) fn parse(line: &'a [u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
     }
 
@@ -72,76 +72,81 @@ impl<'a> Head<'a> {
     }
 }
 
-impl<'a> Records<'a> {
+impl<'a> RecordReader<'a> {
     /// The records of `file` that begin at `from`, where one begins, and before `to`, where one ends.
     pub(super) fn new(file: &'a File, from: u64, to: u64) -> Self {
-        Self::with_capacity(file, from, to, to, BLOCK_BYTES)
+        Self::with_capacity(file, from, to, to, READ_BLOCK_BYTES)
     }
 
     /// Those that begin behind `from`, wherever that is, and before `to`, of which only the first few
     /// are wanted. The file's last one ends at `end`.
-    fn behind(file: &'a File, from: u64, to: u64, end: u64) -> io::Result<Self> {
+    fn starting_after(file: &'a File, from: u64, to: u64, end: u64) -> io::Result<Self> {
         let Some(before) = from.checked_sub(1) else {
-            return Ok(Self::with_capacity(file, 0, to, end, PROBE_BYTES));
+            return Ok(Self::with_capacity(file, 0, to, end, PROBE_BLOCK_BYTES));
         };
-        let mut records = Self::with_capacity(file, before, to, end, PROBE_BYTES);
+        let mut records = Self::with_capacity(file, before, to, end, PROBE_BLOCK_BYTES);
         records.next()?; // the rest of the one that begins earlier
         Ok(records)
     }
 
     fn with_capacity(file: &'a File, from: u64, to: u64, end: u64, capacity: usize) -> Self {
-        let window = Window { file, at: from, end };
-        Self { reader: BufReader::with_capacity(capacity, window), at: from, to, line: Vec::new() }
+        let window = FileWindow { file, position: from, end };
+        Self {
+            reader: BufReader::with_capacity(capacity, window),
+            position: from,
+            to,
+            line: Vec::new(),
+        }
     }
 
     /// Where the next one begins.
-    pub(super) fn at(&self) -> u64 {
-        self.at
+    pub(super) fn position(&self) -> u64 {
+        self.position
     }
 
     /// The next line, with its end.
     pub(super) fn next(&mut self) -> io::Result<Option<&[u8]>> {
         self.line.clear();
-        if self.at >= self.to {
+        if self.position >= self.to {
             return Ok(None);
         }
         let length = self.reader.read_until(b'\n', &mut self.line)?;
-        self.at += length as u64;
+        self.position += length as u64;
         Ok((length > 0).then_some(&*self.line))
     }
 }
 
-impl Read for Window<'_> {
+impl Read for FileWindow<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX);
+        let left = usize::try_from(self.end - self.position).unwrap_or(usize::MAX);
         let wanted = left.min(buffer.len());
         let length = match buffer.get_mut(..wanted) {
-            Some(room) => self.file.read_at(room, self.at)?,
+            Some(room) => self.file.read_at(room, self.position)?,
             None => 0,
         };
-        self.at += length as u64;
+        self.position += length as u64;
         Ok(length)
     }
 }
 
 /// Finds, of the first `length` bytes, where the first record begins that is not before what is looked
 /// for, by halving. `is_before` answers nothing for records that do not say.
-pub(super) fn find(
+pub(super) fn binary_search(
     file: &File,
     length: u64,
-    is_before: impl Fn(&Head<'_>) -> Option<bool>,
+    is_before: impl Fn(&RecordHeader<'_>) -> Option<bool>,
 ) -> io::Result<u64> {
     let (mut low, mut high) = (0, length);
     while low < high {
         let middle = low + (high - low) / 2;
-        let mut records = Records::behind(file, middle, high, length)?;
+        let mut records = RecordReader::starting_after(file, middle, high, length)?;
         let mut before = None;
         while before.is_none() {
             let Some(line) = records.next()? else { break };
-            before = Head::of(line).and_then(|head| is_before(&head));
+            before = RecordHeader::parse(line).and_then(|head| is_before(&head));
         }
         match before {
-            Some(true) => low = records.at(),
+            Some(true) => low = records.position(),
             Some(false) | None => high = middle,
         }
     }
@@ -150,7 +155,7 @@ pub(super) fn find(
 
 /// Shows the lines of the first `length` bytes to `visit`, the last one first, until that has seen
 /// enough. Where only lines that hold something count, most of the others are not shown.
-pub(super) fn backwards(
+pub(super) fn visit_lines_reverse(
     file: &File,
     length: u64,
     holding: Option<&Finder<'_>>,
@@ -160,8 +165,8 @@ pub(super) fn backwards(
     // The beginning of what was read, which is the end of a line that begins before it.
     let mut rest = Vec::new();
     while end > 0 {
-        let start = end.saturating_sub(BLOCK_BYTES as u64);
-        let mut block = vec![0; usize::try_from(end - start).unwrap_or(BLOCK_BYTES)];
+        let start = end.saturating_sub(READ_BLOCK_BYTES as u64);
+        let mut block = vec![0; usize::try_from(end - start).unwrap_or(READ_BLOCK_BYTES)];
         file.read_exact_at(&mut block, start)?;
         block.append(&mut rest);
         let first = match (start, memchr(b'\n', &block)) {
@@ -190,11 +195,11 @@ pub(super) fn backwards(
 }
 
 /// Finds where the last line of a file of `length` bytes ends.
-pub(super) fn end_of_lines(file: &File, length: u64) -> io::Result<u64> {
+pub(super) fn last_line_end(file: &File, length: u64) -> io::Result<u64> {
     let mut end = length;
     while end > 0 {
-        let start = end.saturating_sub(BLOCK_BYTES as u64);
-        let mut block = vec![0; usize::try_from(end - start).unwrap_or(BLOCK_BYTES)];
+        let start = end.saturating_sub(READ_BLOCK_BYTES as u64);
+        let mut block = vec![0; usize::try_from(end - start).unwrap_or(READ_BLOCK_BYTES)];
         file.read_exact_at(&mut block, start)?;
         if let Some(newline) = memrchr(b'\n', &block) {
             return Ok(start + newline as u64 + 1);
@@ -232,13 +237,13 @@ mod tests {
         let lines = lines(400);
         let file = file(&lines);
         let length = lines.concat().len() as u64;
-        let mut records = Records::new(&file, 0, length);
+        let mut records = RecordReader::new(&file, 0, length);
         for line in &lines {
             assert_eq!(records.next().unwrap(), Some(line.as_bytes()));
         }
         assert_eq!(records.next().unwrap(), None);
         let mut expected = lines.iter().rev();
-        backwards(&file, length, None, |line| {
+        visit_lines_reverse(&file, length, None, |line| {
             assert_eq!(Some(line), expected.next().map(String::as_bytes));
             ControlFlow::Continue(())
         })
@@ -247,8 +252,8 @@ mod tests {
         for number in [1, 97, 200, 399, 400] {
             let text = format!("\"sequence\":{number},");
             let mut found = false;
-            backwards(&file, length, Some(&Finder::new(&text)), |line| {
-                found |= Head::of(line).unwrap().sequence == number;
+            visit_lines_reverse(&file, length, Some(&Finder::new(&text)), |line| {
+                found |= RecordHeader::parse(line).unwrap().sequence == number;
                 ControlFlow::Continue(())
             })
             .unwrap();
@@ -260,9 +265,9 @@ mod tests {
                 Some(*end)
             });
             let expected = ends.take_while(|end| *end <= length - cut).last();
-            assert_eq!(end_of_lines(&file, length - cut).unwrap(), expected.unwrap());
+            assert_eq!(last_line_end(&file, length - cut).unwrap(), expected.unwrap());
         }
-        assert_eq!(end_of_lines(&file, 5).unwrap(), 0);
+        assert_eq!(last_line_end(&file, 5).unwrap(), 0);
     }
 
     #[test]
@@ -272,12 +277,12 @@ mod tests {
         let length = lines.concat().len() as u64;
         let mut begins = 0;
         for (number, line) in (1..).zip(&lines) {
-            let found = find(&file, length, |head| Some(head.sequence < number)).unwrap();
+            let found = binary_search(&file, length, |head| Some(head.sequence < number)).unwrap();
             assert_eq!(found, begins, "{number}");
             begins += line.len() as u64;
         }
-        assert_eq!(find(&file, length, |_| Some(true)).unwrap(), length);
-        assert_eq!(find(&file, length, |_| None).unwrap(), 0);
-        assert_eq!(find(&file, 0, |_| Some(true)).unwrap(), 0);
+        assert_eq!(binary_search(&file, length, |_| Some(true)).unwrap(), length);
+        assert_eq!(binary_search(&file, length, |_| None).unwrap(), 0);
+        assert_eq!(binary_search(&file, 0, |_| Some(true)).unwrap(), 0);
     }
 }

@@ -4,11 +4,11 @@ use std::{fs::File, io, sync::Arc};
 
 use serde_json::{Map, Value};
 
-use super::records::{Records, find};
+use super::records::{RecordReader, binary_search};
 
 /// What there is.
 #[derive(Debug, Clone)]
-pub(crate) struct Snapshot {
+pub(crate) struct RecordsSnapshot {
     /// The file.
     pub(super) file: Arc<File>,
     /// Bytes of whole records in it.
@@ -21,14 +21,14 @@ pub(crate) struct Snapshot {
 
 /// A record, and its number.
 #[derive(Debug)]
-pub(crate) struct Numbered {
+pub(crate) struct SequencedRecord {
     /// Its number.
     pub(crate) sequence: u64,
     /// All of it.
     pub(crate) record: Map<String, Value>,
 }
 
-impl Snapshot {
+impl RecordsSnapshot {
     /// Bytes of whole records.
     pub(crate) fn length(&self) -> u64 {
         self.length
@@ -45,25 +45,29 @@ impl Snapshot {
     }
 
     /// Where the record of this number begins, or the first one behind it. Blocks.
-    pub(crate) fn find(&self, sequence: u64) -> io::Result<u64> {
-        find(&self.file, self.length, |head| Some(head.sequence < sequence))
+    pub(crate) fn offset_of(&self, sequence: u64) -> io::Result<u64> {
+        binary_search(&self.file, self.length, |head| Some(head.sequence < sequence))
     }
 
     /// Reads records from a place on, where one begins, until they have so many bytes. Answers where
     /// the next one begins. Blocks.
-    pub(crate) fn read(&self, from: u64, bytes: u64) -> io::Result<(Vec<Numbered>, u64)> {
+    pub(crate) fn read_from(
+        &self,
+        from: u64,
+        bytes: u64,
+    ) -> io::Result<(Vec<SequencedRecord>, u64)> {
         let mut found = Vec::new();
-        let mut records = Records::new(&self.file, from, self.length);
-        while records.at() - from < bytes
+        let mut records = RecordReader::new(&self.file, from, self.length);
+        while records.position() - from < bytes
             && let Some(line) = records.next()?
         {
             // What is none was not written by a daemon.
             if let Ok(record) = serde_json::from_slice::<Map<String, Value>>(line)
                 && let Some(sequence) = record.get("sequence").and_then(Value::as_u64)
             {
-                found.push(Numbered { sequence, record });
+                found.push(SequencedRecord { sequence, record });
             }
         }
-        Ok((found, records.at()))
+        Ok((found, records.position()))
     }
 }

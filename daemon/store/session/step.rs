@@ -1,31 +1,31 @@
 //! Steps of a session, and the paths of what they leave behind.
 
 /// Folder of the output of commands.
-pub(super) const LOGS: &str = "logs";
+pub(super) const LOGS_DIR: &str = "logs";
 /// Folder of patches.
-const DIFFS: &str = "diffs";
+const DIFFS_DIR: &str = "diffs";
 /// The folders that artifacts lie in, in the order of their paths.
-pub(super) const FOLDERS: [&str; 2] = [DIFFS, LOGS];
+pub(super) const ARTIFACT_DIRS: [&str; 2] = [DIFFS_DIR, LOGS_DIR];
 
 /// A step of a session: one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Step(pub(super) u64);
+pub(crate) struct StepId(pub(super) u64);
 
 /// What is kept and removed as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Piece {
+pub(crate) enum RetentionUnit {
     /// All of the step of this number.
     Step(u64),
     /// The record of this number, which belongs to no step.
     Record(u64),
 }
 
-impl Piece {
+impl RetentionUnit {
     /// What a record is part of.
-    pub(super) fn of(step: u64, sequence: u64) -> Self {
-        match Step(step) {
-            Step::NONE => Self::Record(sequence),
-            Step(step) => Self::Step(step),
+    pub(super) fn of_record(step: u64, sequence: u64) -> Self {
+        match StepId(step) {
+            StepId::NONE => Self::Record(sequence),
+            StepId(step) => Self::Step(step),
         }
     }
 }
@@ -39,7 +39,7 @@ pub(crate) enum StreamName {
     Stderr,
 }
 
-impl Step {
+impl StepId {
     /// That of records that belong to none.
     pub(super) const NONE: Self = Self(0);
 
@@ -50,7 +50,7 @@ impl Step {
 
     /// The paths of the artifacts that the step of this number has, if it is a command's: of its
     /// standard output and error.
-    pub(crate) fn paths(number: u64) -> [String; 2] {
+    pub(crate) fn stream_paths(number: u64) -> [String; 2] {
         [StreamName::Stdout, StreamName::Stderr].map(|stream| Self(number).artifact_path(stream))
     }
 
@@ -59,22 +59,22 @@ impl Step {
             StreamName::Stdout => "stdout",
             StreamName::Stderr => "stderr",
         };
-        format!("{LOGS}/tool_step_{:04}_{stream}.txt", self.0)
+        format!("{LOGS_DIR}/tool_step_{:04}_{stream}.txt", self.0)
     }
 
     pub(super) fn patch_path(self) -> String {
-        format!("{DIFFS}/step_{:04}.patch", self.0)
+        format!("{DIFFS_DIR}/step_{:04}.patch", self.0)
     }
 
     /// Whether a path leads into a folder that artifacts lie in.
     pub(crate) fn is_beside_artifacts(path: &str) -> bool {
-        let mut folders = FOLDERS.iter();
+        let mut folders = ARTIFACT_DIRS.iter();
         folders.any(|folder| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
     }
 
     /// The step whose artifact lies at `path`: only paths that this module makes are accepted, so
     /// none can lead elsewhere.
-    pub(crate) fn of_artifact(path: &str) -> Option<Self> {
+    pub(crate) fn from_artifact_path(path: &str) -> Option<Self> {
         let rest =
             path.strip_prefix("logs/tool_step_").or_else(|| path.strip_prefix("diffs/step_"))?;
         let (number, _) = rest.split_once(['_', '.'])?;

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::{Artifact, Fullness, Piece, Session, Step, StepKept, StreamName};
+use super::{OpenedArtifact, RetentionUnit, Session, SessionUsage, StepId, StepUsage, StreamName};
 
 fn open(folder: &TempDir) -> Session {
     Session::open(folder.path().to_owned(), Arc::default()).unwrap()
@@ -23,8 +23,8 @@ fn fields(tool: &str) -> Map<String, Value> {
 fn steps_go_on_after_a_restart_and_a_torn_record_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
-    assert_eq!(session.begin_step(fields("run")).unwrap(), Step(1));
-    assert_eq!(session.begin_step(fields("read_file")).unwrap(), Step(2));
+    assert_eq!(session.begin_step(fields("run")).unwrap(), StepId(1));
+    assert_eq!(session.begin_step(fields("read_file")).unwrap(), StepId(2));
     drop(session);
     let path = folder.path().join("events.jsonl");
     let whole = fs::read(&path).unwrap();
@@ -36,7 +36,7 @@ fn steps_go_on_after_a_restart_and_a_torn_record_is_removed() {
         .unwrap();
     let session = open(&folder);
     assert_eq!(fs::read(&path).unwrap(), whole);
-    assert_eq!(session.begin_step(fields("run")).unwrap(), Step(3));
+    assert_eq!(session.begin_step(fields("run")).unwrap(), StepId(3));
     assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 3);
 }
 
@@ -45,16 +45,19 @@ fn artifacts_are_found_by_their_exact_paths_only() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     let step = session.begin_step(fields("run")).unwrap();
-    let (mut sink, path) = session.sink(step, StreamName::Stdout, 3);
+    let (mut sink, path) = session.artifact_writer(step, StreamName::Stdout, 3);
     sink.write(b"abcdef");
     assert_eq!(path, "logs/tool_step_0001_stdout.txt");
-    assert!(matches!(session.artifact(&path).unwrap(), Artifact::File(_)));
+    assert!(matches!(session.open_artifact(&path).unwrap(), OpenedArtifact::File(_)));
     assert_eq!(fs::read(folder.path().join(&path)).unwrap(), b"abc");
-    assert!(matches!(session.artifact("logs/tool_step_0001_stderr.txt").unwrap(), Artifact::Empty));
-    let path = session.keep_patch(step, b"--- a").unwrap();
+    assert!(matches!(
+        session.open_artifact("logs/tool_step_0001_stderr.txt").unwrap(),
+        OpenedArtifact::Empty
+    ));
+    let path = session.save_patch(step, b"--- a").unwrap();
     assert_eq!(path, "diffs/step_0001.patch");
     assert_eq!(fs::read(folder.path().join(&path)).unwrap(), b"--- a");
-    assert!(matches!(session.artifact(&path).unwrap(), Artifact::File(_)));
+    assert!(matches!(session.open_artifact(&path).unwrap(), OpenedArtifact::File(_)));
     fs::remove_file(folder.path().join(&path)).unwrap();
     for missing in [
         &*path,
@@ -68,14 +71,17 @@ fn artifacts_are_found_by_their_exact_paths_only() {
         "/etc/passwd",
         "",
     ] {
-        assert!(matches!(session.artifact(missing).unwrap(), Artifact::Missing), "{missing}");
+        assert!(
+            matches!(session.open_artifact(missing).unwrap(), OpenedArtifact::Missing),
+            "{missing}"
+        );
     }
 }
 
 /// Whether the standard output of a step is known to be empty.
 fn wrote_nothing(session: &Session, step: u64) -> bool {
-    let [stdout, _] = Step::paths(step);
-    session.wrote_nothing(Step(step), &stdout).unwrap()
+    let [stdout, _] = StepId::stream_paths(step);
+    session.is_empty_stream(StepId(step), &stdout).unwrap()
 }
 
 #[test]
@@ -122,27 +128,27 @@ fn end() -> Map<String, Value> {
 }
 
 /// Runs a command that writes a line.
-fn run(session: &Session) -> Step {
+fn run(session: &Session) -> StepId {
     let step = session.begin_step(fields("run")).unwrap();
-    session.sink(step, StreamName::Stdout, 100).0.write(b"text\n");
+    session.artifact_writer(step, StreamName::Stdout, 100).0.write(b"text\n");
     session.record(step, end()).unwrap();
     step
 }
 
-fn kept(session: &Session) -> Vec<StepKept> {
-    session.steps(&CancellationToken::new()).unwrap()
+fn kept(session: &Session) -> Vec<StepUsage> {
+    session.step_usage(&CancellationToken::new()).unwrap()
 }
 
-fn remove(session: &Session, pieces: &BTreeSet<Piece>) {
-    session.remove(pieces, &CancellationToken::new()).unwrap();
+fn remove(session: &Session, pieces: &BTreeSet<RetentionUnit>) {
+    session.remove_steps(pieces, &CancellationToken::new()).unwrap();
 }
 
-fn steps_of(numbers: &[u64]) -> BTreeSet<Piece> {
-    numbers.iter().copied().map(Piece::Step).collect()
+fn steps_of(numbers: &[u64]) -> BTreeSet<RetentionUnit> {
+    numbers.iter().copied().map(RetentionUnit::Step).collect()
 }
 
 fn sequences(session: &Session) -> Vec<u64> {
-    let (records, _) = session.records().read(0, u64::MAX).unwrap();
+    let (records, _) = session.records().read_from(0, u64::MAX).unwrap();
     records.iter().map(|record| record.sequence).collect()
 }
 
@@ -156,10 +162,10 @@ fn numbers_go_on_when_their_records_are_gone() {
     let before = session.records();
     remove(&session, &steps_of(&[2, 3]));
     assert_eq!(sequences(&session), [1, 6, 7]);
-    assert_eq!(before.read(0, u64::MAX).unwrap().0.len(), 7);
+    assert_eq!(before.read_from(0, u64::MAX).unwrap().0.len(), 7);
     for step in steps {
-        let [path, _] = Step::paths(step.number());
-        let is_kept = matches!(session.artifact(&path).unwrap(), Artifact::File(_));
+        let [path, _] = StepId::stream_paths(step.number());
+        let is_kept = matches!(session.open_artifact(&path).unwrap(), OpenedArtifact::File(_));
         assert_eq!(is_kept, step.number() == 4, "{path}");
     }
     session.record(goes_on, end()).unwrap();
@@ -169,7 +175,7 @@ fn numbers_go_on_when_their_records_are_gone() {
     drop(session);
     for expected in [5, 6] {
         let session = open(&folder);
-        assert_eq!(run(&session), Step(expected));
+        assert_eq!(run(&session), StepId(expected));
     }
     assert_eq!(sequences(&open(&folder)), [9, 10, 11, 12]);
 }
@@ -187,40 +193,40 @@ fn an_output_that_was_removed_is_not_told_to_be_empty() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     let step = session.begin_step(fields("run")).unwrap();
-    let (mut sink, path) = session.sink(step, StreamName::Stdout, 100);
+    let (mut sink, path) = session.artifact_writer(step, StreamName::Stdout, 100);
     sink.write(b"text\n");
     session.record(step, end_with(5)).unwrap();
-    let [_, stderr] = Step::paths(step.0);
+    let [_, stderr] = StepId::stream_paths(step.0);
     // The artifacts are gone, and the daemon is killed, or the disk is full, before the records are.
-    super::artifacts::remove_of(folder.path(), step.0).unwrap();
+    super::artifacts::remove_step(folder.path(), step.0).unwrap();
     for _ in 0..2 {
         let session = open(&folder);
-        let artifact = |path: &str| session.artifact(path).unwrap();
-        assert!(matches!(artifact(&path), Artifact::Missing));
-        assert!(matches!(artifact(&stderr), Artifact::Empty));
+        let artifact = |path: &str| session.open_artifact(path).unwrap();
+        assert!(matches!(artifact(&path), OpenedArtifact::Missing));
+        assert!(matches!(artifact(&stderr), OpenedArtifact::Empty));
         fs::write(folder.path().join("events.jsonl.new"), "{\"half").unwrap();
     }
     remove(&session, &steps_of(&[1]));
     assert!(sequences(&session).is_empty());
-    assert!(matches!(session.artifact(&stderr).unwrap(), Artifact::Missing));
+    assert!(matches!(session.open_artifact(&stderr).unwrap(), OpenedArtifact::Missing));
 }
 
 #[tokio::test]
 async fn somebody_is_told_of_what_came_while_old_records_were_removed() {
     let folder = tempfile::tempdir().unwrap();
-    let fullness = Arc::new(Fullness::default());
+    let fullness = Arc::new(SessionUsage::default());
     let session = Session::open(folder.path().to_owned(), Arc::clone(&fullness)).unwrap();
     while session.records().length() <= 1000 {
         run(&session);
     }
-    fullness.set(1000, u64::MAX);
+    fullness.set_limits(1000, u64::MAX);
     // The last call has ended: no other record tells of it.
-    session.looked_after(999);
-    let told = timeout(Duration::ZERO, fullness.is_long.notified()).await;
+    session.set_trimmed(999);
+    let told = timeout(Duration::ZERO, fullness.records_exceeded.notified()).await;
     assert!(told.is_ok());
     // All that could be removed is gone.
-    session.looked_after(session.records().length());
-    let told = timeout(Duration::ZERO, fullness.is_long.notified()).await;
+    session.set_trimmed(session.records().length());
+    let told = timeout(Duration::ZERO, fullness.records_exceeded.notified()).await;
     assert!(told.is_err());
 }
 
@@ -231,11 +237,11 @@ fn a_removal_ends_with_the_daemon() {
     run(&session);
     let end = CancellationToken::new();
     end.cancel();
-    assert!(session.remove(&steps_of(&[1]), &end).is_err());
-    assert!(session.steps(&end).is_err());
-    assert!(Session::glance_at(folder.path(), &end).is_err());
+    assert!(session.remove_steps(&steps_of(&[1]), &end).is_err());
+    assert!(session.step_usage(&end).is_err());
+    assert!(Session::summarize(folder.path(), &end).is_err());
     assert_eq!(sequences(&session), [1, 2]);
-    assert_eq!(session.artifacts(None, None, 10).unwrap().len(), 1);
+    assert_eq!(session.list_artifacts(None, None, 10).unwrap().len(), 1);
 }
 
 #[test]
@@ -250,12 +256,12 @@ fn steps_that_a_daemon_had_not_ended_are_ended_by_the_next() {
     let command = session.begin_step(started).unwrap();
     run(&session);
     session.begin_step(fields("read_file")).unwrap();
-    session.note(end()).unwrap();
+    session.record_without_step(end()).unwrap();
     drop(session);
     for _ in 0..2 {
         let session = open(&folder);
         session.end_lost_steps();
-        let (records, _) = session.records().read(0, u64::MAX).unwrap();
+        let (records, _) = session.records().read_from(0, u64::MAX).unwrap();
         let ends = &records[7..];
         assert_eq!(ends.len(), 2, "each once");
         let told = ends.iter().map(|it| {
@@ -283,7 +289,7 @@ fn the_last_command_is_known_again_after_a_restart() {
         let command = session.last_command().unwrap().unwrap();
         assert_eq!(command.step, step);
         assert_eq!(command.is_running, is_running);
-        assert_eq!(command.ended.is_some(), has_ended);
+        assert_eq!(command.end_record.is_some(), has_ended);
     };
     check(&session, second, true, false);
     check(&open(&folder), second, false, false);
@@ -300,10 +306,10 @@ fn artifacts_are_listed_by_their_paths() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     let steps: Vec<_> = (0..3).map(|_| run(&session)).collect();
-    session.keep_patch(steps[1], b"---").unwrap();
+    session.save_patch(steps[1], b"---").unwrap();
     fs::write(folder.path().join("logs/other"), "").unwrap();
     let list = |after: Option<&str>, step, at_most| {
-        let listed = session.artifacts(after, step, at_most).unwrap();
+        let listed = session.list_artifacts(after, step, at_most).unwrap();
         let paths = listed.into_iter().map(|kept| kept.path);
         paths.collect::<Vec<_>>()
     };
@@ -326,13 +332,16 @@ fn artifacts_are_listed_by_their_paths() {
 fn records_of_no_step_are_kept_one_by_one() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
-    session.note(end()).unwrap();
+    session.record_without_step(end()).unwrap();
     run(&session);
-    session.note(end()).unwrap();
+    session.record_without_step(end()).unwrap();
     let pieces = kept(&session);
-    let pieces: Vec<_> = pieces.iter().map(|kept| kept.piece).collect();
-    assert_eq!(pieces, [Piece::Record(1), Piece::Step(1), Piece::Record(4)]);
+    let pieces: Vec<_> = pieces.iter().map(|kept| kept.unit).collect();
+    assert_eq!(
+        pieces,
+        [RetentionUnit::Record(1), RetentionUnit::Step(1), RetentionUnit::Record(4)]
+    );
     remove(&session, &pieces[..2].iter().copied().collect());
     assert_eq!(sequences(&session), [4]);
-    assert_eq!(run(&session), Step(2));
+    assert_eq!(run(&session), StepId(2));
 }

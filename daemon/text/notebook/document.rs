@@ -1,12 +1,12 @@
 //! A notebook, and where its cells are.
 
-use super::span::{Parts, string};
+use super::span::{JsonContainer, parse_string};
 use crate::daemon::error::{Error, Reason};
 
 /// Most cells of a notebook.
-pub(super) const MOST_CELLS: usize = 100_000;
+pub(super) const MAX_CELLS: usize = 100_000;
 /// Most fields of an object that is looked into.
-pub(super) const MOST_FIELDS: usize = 10_000;
+pub(super) const MAX_FIELDS: usize = 10_000;
 
 /// A notebook.
 #[derive(Debug)]
@@ -14,9 +14,9 @@ pub(crate) struct Notebook<'a> {
     /// Its text.
     pub(super) text: &'a str,
     /// Its fields.
-    pub(super) fields: Parts<'a>,
+    pub(super) fields: JsonContainer<'a>,
     /// Its cells.
-    pub(super) cells: Parts<'a>,
+    pub(super) cells: JsonContainer<'a>,
     /// Their ids, as far as they have some.
     pub(super) ids: Vec<Option<String>>,
     /// Whether its version of nbformat has ids of cells.
@@ -25,7 +25,7 @@ pub(crate) struct Notebook<'a> {
 
 /// Kind of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CellKind {
     /// Code.
     Code,
     /// Markdown.
@@ -36,14 +36,14 @@ pub(crate) enum Kind {
 
 /// Which cell is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum CellSelector {
     /// The one with this id; of several, the first one.
     Id(String),
     /// The one at this position, counted from 0.
     Index(usize),
 }
 
-impl Kind {
+impl CellKind {
     /// Its name in nbformat.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -54,8 +54,8 @@ impl Kind {
     }
 
     /// That of a cell with these fields.
-    pub(super) fn of(cell: &Parts<'_>) -> Option<Self> {
-        let name = cell.get("cell_type").and_then(string)?;
+    pub(super) fn of_cell(cell: &JsonContainer<'_>) -> Option<Self> {
+        let name = cell.get("cell_type").and_then(parse_string)?;
         [Self::Code, Self::Markdown, Self::Raw].into_iter().find(|kind| kind.name() == name)
     }
 }
@@ -67,43 +67,43 @@ impl<'a> Notebook<'a> {
         let document = text.strip_prefix('\u{feff}').unwrap_or(text);
         let document = document.trim_matches([' ', '\t', '\r', '\n']);
         if !document.starts_with('{') {
-            return Err(no_notebook("its JSON must be an object"));
+            return Err(not_a_notebook("its JSON must be an object"));
         }
-        let fields = Parts::of(document, MOST_FIELDS).map_err(|problem| {
-            no_notebook(&format!("it is not JSON ({problem})")).caused_by(problem)
+        let fields = JsonContainer::parse(document, MAX_FIELDS).map_err(|problem| {
+            not_a_notebook(&format!("it is not JSON ({problem})")).with_cause(problem)
         })?;
         let number = |key| fields.get(key).and_then(|value| value.parse::<u32>().ok());
         match number("nbformat") {
             Some(4) => {}
             Some(other) => {
                 let problem = format!("its nbformat is {other}, and only 4 is understood");
-                return Err(no_notebook(&problem));
+                return Err(not_a_notebook(&problem));
             }
-            None => return Err(no_notebook("it has no number nbformat")),
+            None => return Err(not_a_notebook("it has no number nbformat")),
         }
         let array = fields
             .get("cells")
             .filter(|cells| cells.starts_with('['))
-            .ok_or_else(|| no_notebook("it has no array cells"))?;
-        let cells = Parts::of(array, MOST_CELLS)
-            .map_err(|problem| no_notebook(&format!("its cells cannot be read: {problem}")))?;
-        let mut ids = Vec::with_capacity(cells.list().len());
-        for (index, part) in cells.list().iter().enumerate() {
-            ids.push(cell_fields(part.value, index)?.get("id").and_then(string));
+            .ok_or_else(|| not_a_notebook("it has no array cells"))?;
+        let cells = JsonContainer::parse(array, MAX_CELLS)
+            .map_err(|problem| not_a_notebook(&format!("its cells cannot be read: {problem}")))?;
+        let mut ids = Vec::with_capacity(cells.entries().len());
+        for (index, part) in cells.entries().iter().enumerate() {
+            ids.push(cell_fields(part.value, index)?.get("id").and_then(parse_string));
         }
         let has_ids = number("nbformat_minor").is_some_and(|minor| minor >= 5);
         Ok(Self { text, fields, cells, ids, has_ids })
     }
 
     /// Index of the cell that is meant.
-    pub(super) fn find(&self, wanted: &Wanted) -> Result<usize, Error> {
+    pub(super) fn cell_index(&self, wanted: &CellSelector) -> Result<usize, Error> {
         let count = self.ids.len();
         let (found, name) = match wanted {
-            Wanted::Id(id) => (
+            CellSelector::Id(id) => (
                 self.ids.iter().position(|has| has.as_ref() == Some(id)),
                 format!("with the id {id:?}"),
             ),
-            Wanted::Index(index) => {
+            CellSelector::Index(index) => {
                 (Some(*index).filter(|index| *index < count), format!("at index {index}"))
             }
         };
@@ -118,22 +118,22 @@ impl<'a> Notebook<'a> {
     }
 
     /// Id of a cell; empty when it has none.
-    pub(super) fn id(&self, index: usize) -> String {
+    pub(super) fn cell_id(&self, index: usize) -> String {
         self.ids.get(index).cloned().flatten().unwrap_or_default()
     }
 }
 
 /// The fields of a cell.
-pub(super) fn cell_fields(cell: &str, index: usize) -> Result<Parts<'_>, Error> {
+pub(super) fn cell_fields(cell: &str, index: usize) -> Result<JsonContainer<'_>, Error> {
     if !cell.starts_with('{') {
-        return Err(no_notebook(&format!("cells[{index}] is no object")));
+        return Err(not_a_notebook(&format!("cells[{index}] is no object")));
     }
-    Parts::of(cell, MOST_FIELDS)
-        .map_err(|problem| no_notebook(&format!("cells[{index}] cannot be read: {problem}")))
+    JsonContainer::parse(cell, MAX_FIELDS)
+        .map_err(|problem| not_a_notebook(&format!("cells[{index}] cannot be read: {problem}")))
 }
 
 /// The file is no notebook.
-pub(crate) fn no_notebook(why: &str) -> Error {
+pub(crate) fn not_a_notebook(why: &str) -> Error {
     let problem = format!("must be a Jupyter notebook (nbformat 4), which the file is not: {why}");
     Error::invalid_field("path", problem)
 }

@@ -20,9 +20,9 @@ mod read;
 mod span;
 
 pub(crate) use self::{
-    change::{Cell, Edit},
-    document::{Kind, Notebook, Wanted, no_notebook},
-    read::CellText,
+    change::{CellChange, NewCell},
+    document::{CellKind, CellSelector, Notebook, not_a_notebook},
+    read::RenderedCell,
 };
 
 #[cfg(test)]

@@ -1,24 +1,24 @@
 //! Outputs of cells as text: what a model can read, and a name for what it cannot.
 
 use super::{
-    document::MOST_FIELDS,
-    span::{Parts, each, string, text_of},
+    document::MAX_FIELDS,
+    span::{JsonContainer, for_each_entry, parse_multiline_text, parse_string},
 };
 
 /// Bytes of all outputs together.
-pub(super) const MOST_OF_ALL: usize = 640 << 10;
+pub(super) const MAX_TOTAL_OUTPUT_BYTES: usize = 640 << 10;
 /// Bytes of one output.
-const MOST: usize = 10_000;
+const MAX_OUTPUT_BYTES: usize = 10_000;
 /// Outputs of one cell.
-const MOST_OUTPUTS: usize = 200;
+const MAX_OUTPUTS_PER_CELL: usize = 200;
 /// Bytes that an output costs beside its text.
-const OUTPUT: usize = 32;
+const OUTPUT_OVERHEAD_BYTES: usize = 32;
 /// Bytes of names that the file chooses.
-const NAME: usize = 100;
+const MAX_NAME_BYTES: usize = 100;
 
 /// An output of a code cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Output {
+pub(crate) struct RenderedCellOutput {
     /// Its kind, as nbformat names it.
     pub(crate) kind: String,
     /// Its text.
@@ -29,16 +29,16 @@ pub(crate) struct Output {
 
 /// The outputs of a cell. They take from what is `left` for those of all cells; what does not fit
 /// is counted in a last one.
-pub(super) fn read(json: &str, left: &mut usize) -> Vec<Output> {
+pub(super) fn render_outputs(json: &str, left: &mut usize) -> Vec<RenderedCellOutput> {
     let (mut outputs, mut left_out) = (Vec::new(), 0_usize);
     // What is no array holds no outputs; that it is JSON was seen before.
-    let _no_array = each(json, |part| {
-        if left_out > 0 || outputs.len() == MOST_OUTPUTS {
+    let _no_array = for_each_entry(json, |part| {
+        if left_out > 0 || outputs.len() == MAX_OUTPUTS_PER_CELL {
             left_out += 1;
             return Ok(());
         }
-        let output = Output::of(part.value);
-        match left.checked_sub(output.text.len() + output.kind.len() + OUTPUT) {
+        let output = RenderedCellOutput::render(part.value);
+        match left.checked_sub(output.text.len() + output.kind.len() + OUTPUT_OVERHEAD_BYTES) {
             Some(less) => {
                 *left = less;
                 outputs.push(output);
@@ -48,7 +48,7 @@ pub(super) fn read(json: &str, left: &mut usize) -> Vec<Output> {
         Ok(())
     });
     if left_out > 0 {
-        outputs.push(Output {
+        outputs.push(RenderedCellOutput {
             kind: String::new(),
             text: format!("[{left_out} more outputs]"),
             truncated: true,
@@ -57,78 +57,81 @@ pub(super) fn read(json: &str, left: &mut usize) -> Vec<Output> {
     outputs
 }
 
-impl Output {
-    fn of(json: &str) -> Self {
-        let Ok(fields) = Parts::of(json, MOST_FIELDS) else {
+impl RenderedCellOutput {
+    fn render(json: &str) -> Self {
+        let Ok(fields) = JsonContainer::parse(json, MAX_FIELDS) else {
             return Self {
                 kind: String::new(),
                 text: "[no output that nbformat knows]".to_owned(),
                 truncated: false,
             };
         };
-        let kind = fields.get("output_type").and_then(string);
-        let kind = kind.map_or(String::new(), |kind| start_of(&kind, NAME).to_owned());
+        let kind = fields.get("output_type").and_then(parse_string);
+        let kind =
+            kind.map_or(String::new(), |kind| truncate_str(&kind, MAX_NAME_BYTES).to_owned());
         let (text, truncated) = match kind.as_str() {
-            "stream" => text_of(fields.get("text").unwrap_or_default(), MOST),
-            "error" => error(&fields),
-            _ => data(fields.get("data").unwrap_or_default()),
+            "stream" => {
+                parse_multiline_text(fields.get("text").unwrap_or_default(), MAX_OUTPUT_BYTES)
+            }
+            "error" => error_text(&fields),
+            _ => data_text(fields.get("data").unwrap_or_default()),
         };
         Self { kind, text, truncated }
     }
 }
 
 /// An error's traceback, or its name and value where it has none.
-fn error(fields: &Parts<'_>) -> (String, bool) {
+fn error_text(fields: &JsonContainer<'_>) -> (String, bool) {
     let mut plain = String::new();
     let mut truncated = false;
-    let _no_array = each(fields.get("traceback").unwrap_or_default(), |part| {
-        if plain.len() > MOST {
+    let _no_array = for_each_entry(fields.get("traceback").unwrap_or_default(), |part| {
+        if plain.len() > MAX_OUTPUT_BYTES {
             return Err(String::new());
         }
-        if let Some(line) = string(part.value) {
+        if let Some(line) = parse_string(part.value) {
             if !plain.is_empty() {
                 plain.push('\n');
             }
-            plain.push_str(&without_escapes(&line));
+            plain.push_str(&strip_terminal_escapes(&line));
         }
         Ok(())
     });
     if plain.trim().is_empty() {
-        let field = |key| fields.get(key).and_then(string).unwrap_or_default();
+        let field = |key| fields.get(key).and_then(parse_string).unwrap_or_default();
         plain = format!("{}: {}", field("ename"), field("evalue"));
     }
-    if plain.len() > MOST {
-        plain.truncate(plain.floor_char_boundary(MOST));
+    if plain.len() > MAX_OUTPUT_BYTES {
+        plain.truncate(plain.floor_char_boundary(MAX_OUTPUT_BYTES));
         truncated = true;
     }
     (plain, truncated)
 }
 
 /// The plain text of a bundle of data, and the names of what else is in it.
-fn data(bundle: &str) -> (String, bool) {
+fn data_text(bundle: &str) -> (String, bool) {
     let (mut plain, mut truncated) = (None, false);
     let mut others = String::new();
-    let _no_object = each(bundle, |part| {
-        let Some(kind) = part.key.and_then(string) else {
+    let _no_object = for_each_entry(bundle, |part| {
+        let Some(kind) = part.key.and_then(parse_string) else {
             return Ok(());
         };
         if kind == "text/plain" {
-            let (text, cut) = text_of(part.value, MOST);
+            let (text, cut) = parse_multiline_text(part.value, MAX_OUTPUT_BYTES);
             truncated |= cut;
             plain = Some(text);
-        } else if others.len() < MOST / 2 {
+        } else if others.len() < MAX_OUTPUT_BYTES / 2 {
             if !others.is_empty() {
                 others.push('\n');
             }
-            let size = size_of(&kind, part.value);
-            others.push_str(&format!("[{}, {size} bytes]", start_of(&kind, NAME)));
+            let size = data_size(&kind, part.value);
+            others.push_str(&format!("[{}, {size} bytes]", truncate_str(&kind, MAX_NAME_BYTES)));
         }
         Ok(())
     });
     let mut text = plain.unwrap_or_default();
     if !others.is_empty() {
         // They are short, and say what the text alone may not.
-        let most = MOST - others.len() - 1;
+        let most = MAX_OUTPUT_BYTES - others.len() - 1;
         truncated |= text.len() > most;
         text.truncate(text.floor_char_boundary(most));
         if !text.is_empty() {
@@ -140,11 +143,11 @@ fn data(bundle: &str) -> (String, bool) {
 }
 
 /// Bytes that some data has: those that Base64 stands for, or its text.
-fn size_of(kind: &str, json: &str) -> usize {
+fn data_size(kind: &str, json: &str) -> usize {
     if json.starts_with('{') {
         return json.len();
     }
-    let (text, _) = text_of(json, usize::MAX);
+    let (text, _) = parse_multiline_text(json, usize::MAX);
     let is_text = kind.starts_with("text/")
         || kind.ends_with("xml")
         || kind.ends_with("json")
@@ -157,7 +160,7 @@ fn size_of(kind: &str, json: &str) -> usize {
 }
 
 /// Text without what terminals take as colours, titles and movements (ECMA-48).
-fn without_escapes(text: &str) -> String {
+fn strip_terminal_escapes(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();
     while let Some(character) = characters.next() {
@@ -190,7 +193,7 @@ fn without_escapes(text: &str) -> String {
     plain
 }
 
-fn start_of(text: &str, most: usize) -> &str {
+fn truncate_str(text: &str, most: usize) -> &str {
     text.get(..text.floor_char_boundary(most)).unwrap_or(text)
 }
 
@@ -219,7 +222,7 @@ mod tests {
             ("7", "[no output that nbformat knows]"),
             ("[]", ""),
         ] {
-            let output = Output::of(output);
+            let output = RenderedCellOutput::render(output);
             assert_eq!(output.text, expected);
             assert!(!output.truncated);
         }
@@ -234,12 +237,16 @@ mod tests {
             format!(r#"{{"output_type": "error", "traceback": ["{long}"]}}"#),
             format!(r#"{{"output_type": "x", "data": {{"text/plain": "{long}", "{long}": "a"}}}}"#),
         ] {
-            let output = Output::of(&output);
-            assert!(output.truncated && output.text.len() > 9900 && output.text.len() <= MOST);
+            let output = RenderedCellOutput::render(&output);
+            assert!(
+                output.truncated
+                    && output.text.len() > 9900
+                    && output.text.len() <= MAX_OUTPUT_BYTES
+            );
         }
         let mut left = usize::MAX;
-        let outputs = read(&format!("[{}1]", "1,".repeat(999)), &mut left);
-        assert_eq!(outputs.len(), MOST_OUTPUTS + 1);
-        assert_eq!(outputs[MOST_OUTPUTS].text, "[800 more outputs]");
+        let outputs = render_outputs(&format!("[{}1]", "1,".repeat(999)), &mut left);
+        assert_eq!(outputs.len(), MAX_OUTPUTS_PER_CELL + 1);
+        assert_eq!(outputs[MAX_OUTPUTS_PER_CELL].text, "[800 more outputs]");
     }
 }

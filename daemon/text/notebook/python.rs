@@ -6,12 +6,12 @@ use std::borrow::Cow;
 use memchr::{memchr2, memchr3, memmem};
 
 /// Words for numbers that JSON cannot write, and numbers of the same length.
-const WORDS: [(&str, &str); 3] =
+const NON_FINITE_NUMBERS: [(&str, &str); 3] =
     [("NaN", "0e0"), ("-Infinity", "-0e000000"), ("Infinity", "0e000000")];
 
 /// The text with another number in the place of each such word, and all else where it was. What is
 /// in strings stays.
-pub(super) fn as_json(text: &str) -> Cow<'_, str> {
+pub(super) fn to_json(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     if ["NaN", "Infinity"].iter().all(|word| memmem::find(bytes, word.as_bytes()).is_none()) {
         return Cow::Borrowed(text);
@@ -20,12 +20,12 @@ pub(super) fn as_json(text: &str) -> Cow<'_, str> {
     while let Some(found) = memchr3(b'"', b'N', b'I', &bytes[at..]) {
         at += found;
         if bytes[at] == b'"' {
-            at = behind_string(bytes, at + 1);
+            at = end_of_string(bytes, at + 1);
             continue;
         }
         // Its sign was passed over.
         let sign = usize::from(text[copied..at].ends_with('-'));
-        match word_at(text, at - sign) {
+        match non_finite_at(text, at - sign) {
             Some((start, word, number)) => {
                 json.push_str(&text[copied..start]);
                 json.push_str(number);
@@ -40,9 +40,9 @@ pub(super) fn as_json(text: &str) -> Cow<'_, str> {
 }
 
 /// The word that stands at `start`, with nothing beside it that it could be a part of.
-fn word_at(text: &str, start: usize) -> Option<(usize, &'static str, &'static str)> {
+fn non_finite_at(text: &str, start: usize) -> Option<(usize, &'static str, &'static str)> {
     let (before, rest) = text.split_at(start);
-    let (word, number) = WORDS.into_iter().find(|(word, _)| rest.starts_with(word))?;
+    let (word, number) = NON_FINITE_NUMBERS.into_iter().find(|(word, _)| rest.starts_with(word))?;
     let joins = |character: char| {
         character.is_alphanumeric() || matches!(character, '+' | '-' | '.' | '_' | '"')
     };
@@ -52,7 +52,7 @@ fn word_at(text: &str, start: usize) -> Option<(usize, &'static str, &'static st
 }
 
 /// Where a string ends that has begun before `at`.
-fn behind_string(bytes: &[u8], mut at: usize) -> usize {
+fn end_of_string(bytes: &[u8], mut at: usize) -> usize {
     while let Some(found) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
         at += found + 1;
         if bytes[at - 1] == b'"' {
@@ -84,10 +84,10 @@ mod tests {
             ("\"NaN", "\"NaN"),
             ("\"NaN\\", "\"NaN\\"),
         ] {
-            assert_eq!(as_json(text), json);
+            assert_eq!(to_json(text), json);
         }
         let text = "[\"NaN\", \"Infinity\", 1]";
-        assert_eq!(as_json(text), text);
-        serde_json::from_str::<[f64; 3]>(&as_json("[NaN, Infinity, -Infinity]")).unwrap();
+        assert_eq!(to_json(text), text);
+        serde_json::from_str::<[f64; 3]>(&to_json("[NaN, Infinity, -Infinity]")).unwrap();
     }
 }

@@ -29,7 +29,7 @@ mod search;
 
 pub(crate) use file::FilePatch;
 pub(crate) use parse::parse;
-pub(crate) use plan::{Change, Changed, Fate, File, plan};
+pub(crate) use plan::{FileChangeKind, PatchedFile, PathOutcome, SourceFile, plan};
 
 #[cfg(test)]
 mod tests;

@@ -1,19 +1,19 @@
 //! The files of a patch: headers of git and plain ones. What stands around them is passed over.
 
 use super::{
-    file::{FilePatch, Kind},
+    file::{FilePatch, FilePatchKind},
     hunk::{self, Hunk},
-    lines::{Lines, misunderstood, shown},
-    names::{self, Pair},
+    lines::{PatchLines, parse_error, quote_line},
+    names::{self, NamePair},
 };
 use crate::daemon::error::{Error, Reason};
 
 /// Most files of a patch.
-const MOST_FILES: usize = 10_000;
+const MAX_FILES: usize = 10_000;
 
 /// What the extended headers of git say.
 #[derive(Debug, Default)]
-struct Extended {
+struct ExtendedHeaders {
     names: Option<(String, String)>,
     from: Option<String>,
     to: Option<String>,
@@ -25,117 +25,123 @@ struct Extended {
 
 /// Understands a patch. `strip` is the number of components to take off the names in it.
 pub(crate) fn parse(patch: &str, strip: usize) -> Result<Vec<FilePatch<'_>>, Error> {
-    let lines = Lines::split(patch)?;
+    let lines = PatchLines::split(patch)?;
     let mut files = Vec::new();
     let mut at = 0;
     while at < lines.len() {
         let line = lines.get(at);
         if line.starts_with("diff --git ") {
-            let (file, next) = git_file(&lines, at, strip)?;
+            let (file, next) = parse_git_file(&lines, at, strip)?;
             files.push(file);
             at = next;
-        } else if lines.names_at(at) {
-            let (file, next) = plain_file(&lines, at, strip)?;
+        } else if lines.is_file_header(at) {
+            let (file, next) = parse_plain_file(&lines, at, strip)?;
             files.push(file);
             at = next;
         } else if line.starts_with("@@") {
             let problem =
                 "a hunk must stand below the names of its file: `--- a/FILE` and `+++ b/FILE`";
-            return Err(misunderstood(at, problem));
+            return Err(parse_error(at, problem));
         } else {
-            refuse_binary(&lines, at)?;
+            reject_binary(&lines, at)?;
             at += 1;
         }
-        if files.len() > MOST_FILES {
-            let problem = format!("the patch changes more than {MOST_FILES} files: split it");
-            return Err(misunderstood(at - 1, problem));
+        if files.len() > MAX_FILES {
+            let problem = format!("the patch changes more than {MAX_FILES} files: split it");
+            return Err(parse_error(at - 1, problem));
         }
     }
     if files.is_empty() {
         let problem = "it holds no unified diff: a file begins with the lines `--- a/FILE` and `+++ b/FILE`, a hunk with `@@ -LINE,COUNT +LINE,COUNT @@`";
-        return Err(misunderstood(0, problem));
+        return Err(parse_error(0, problem));
     }
     Ok(files)
 }
 
 /// Reads a file that begins with `diff --git`, and answers the line that follows it.
-fn git_file<'p>(
-    lines: &Lines<'p>,
+fn parse_git_file<'p>(
+    lines: &PatchLines<'p>,
     begin: usize,
     strip: usize,
 ) -> Result<(FilePatch<'p>, usize), Error> {
-    let (extended, mut at) = extended(lines, begin)?;
-    refuse_binary(lines, at)?;
+    let (extended, mut at) = parse_extended_headers(lines, begin)?;
+    reject_binary(lines, at)?;
     let (mut marked, mut hunks) = (None, Vec::new());
-    if lines.names_at(at) {
-        marked = Some(marked_names(lines, at)?);
-        (hunks, at) = read_hunks(lines, at + 2, is_windows(lines, at))?;
+    if lines.is_file_header(at) {
+        marked = Some(parse_marker_names(lines, at)?);
+        (hunks, at) = read_hunks(lines, at + 2, is_crlf(lines, at))?;
     } else if lines.get(at).starts_with("@@") {
-        (hunks, at) = read_hunks(lines, at, is_windows(lines, begin))?;
+        (hunks, at) = read_hunks(lines, at, is_crlf(lines, begin))?;
     }
-    let Extended { is_copy, is_new, is_deleted, executable, .. } = extended;
+    let ExtendedHeaders { is_copy, is_new, is_deleted, executable, .. } = extended;
     let (old, new, kind) = match (extended.from, extended.to) {
         (Some(from), Some(to)) => {
             // These names never have `a/` or `b/` before them.
             let strip = strip.saturating_sub(1);
-            let kind = if is_copy { Kind::Copy } else { Kind::Rename };
-            let [from, to] = [from, to].map(|name| names::without_components(&name, strip, begin));
+            let kind = if is_copy { FilePatchKind::Copy } else { FilePatchKind::Rename };
+            let [from, to] = [from, to].map(|name| names::strip_components(&name, strip, begin));
             (from?, to?, kind)
         }
         (None, None) => {
             let made = is_new || matches!(marked, Some((None, Some(_))));
             let gone = is_deleted || matches!(marked, Some((Some(_), None)));
-            let name = one_name(extended.names, marked, strip, begin)?;
+            let name = resolve_name(extended.names, marked, strip, begin)?;
             let kind = match (made, gone) {
                 (true, true) => {
                     let problem = "a file cannot be made and deleted at once";
-                    return Err(misunderstood(begin, problem));
+                    return Err(parse_error(begin, problem));
                 }
-                (true, false) => Kind::Create,
-                (false, true) => Kind::Delete,
-                (false, false) => Kind::Modify,
+                (true, false) => FilePatchKind::Create,
+                (false, true) => FilePatchKind::Delete,
+                (false, false) => FilePatchKind::Modify,
             };
             (name.clone(), name, kind)
         }
         _ => {
-            return Err(misunderstood(begin, "only one name of a renamed file is told"));
+            return Err(parse_error(begin, "only one name of a renamed file is told"));
         }
     };
-    if kind == Kind::Modify && hunks.is_empty() && executable.is_none() {
-        return Err(misunderstood(begin, "nothing of this file is changed"));
+    if kind == FilePatchKind::Modify && hunks.is_empty() && executable.is_none() {
+        return Err(parse_error(begin, "nothing of this file is changed"));
     }
     let file = FilePatch { old, new, kind, executable, hunks };
     Ok((file, at))
 }
 
 /// Reads a `diff --git` line and the extended headers below it.
-fn extended(lines: &Lines<'_>, begin: usize) -> Result<(Extended, usize), Error> {
+fn parse_extended_headers(
+    lines: &PatchLines<'_>,
+    begin: usize,
+) -> Result<(ExtendedHeaders, usize), Error> {
     let line = lines.get(begin);
     let text = line.strip_prefix("diff --git ").unwrap_or_default();
-    let mut found = Extended { names: names::of_git(text, begin)?, ..Extended::default() };
+    let mut found = ExtendedHeaders {
+        names: names::parse_git_names(text, begin)?,
+        ..ExtendedHeaders::default()
+    };
     let mut at = begin + 1;
     loop {
         let line = lines.get(at);
         let after =
             |prefixes: &[&str]| prefixes.iter().find_map(|prefix| line.strip_prefix(prefix));
         if let Some(text) = after(&["old mode "]) {
-            is_executable(text, at)?;
+            parse_executable(text, at)?;
         } else if let Some(text) = after(&["new mode "]) {
-            found.executable = Some(is_executable(text, at)?);
+            found.executable = Some(parse_executable(text, at)?);
         } else if let Some(text) = after(&["new file mode "]) {
-            found.executable = Some(is_executable(text, at)?);
+            found.executable = Some(parse_executable(text, at)?);
             found.is_new = true;
         } else if let Some(text) = after(&["deleted file mode "]) {
-            is_executable(text, at)?;
+            parse_executable(text, at)?;
             found.is_deleted = true;
         } else if let Some(text) = after(&["rename from ", "rename old ", "copy from "]) {
             found.is_copy = line.starts_with("copy");
-            found.from = Some(names::in_header(text, at)?);
+            found.from = Some(names::parse_header_name(text, at)?);
         } else if let Some(text) = after(&["rename to ", "rename new ", "copy to "]) {
-            found.to = Some(names::in_header(text, at)?);
+            found.to = Some(names::parse_header_name(text, at)?);
         } else if let Some(text) = after(&["index "]) {
             if let Some((_, mode)) = text.split_once(' ') {
-                is_executable(mode, at)?;
+                parse_executable(mode, at)?;
             }
         } else if after(&["similarity index ", "dissimilarity index "]).is_none() {
             return Ok((found, at));
@@ -145,7 +151,7 @@ fn extended(lines: &Lines<'_>, begin: usize) -> Result<(Extended, usize), Error>
 }
 
 /// What a mode of git says about a file, which must be a regular one.
-fn is_executable(text: &str, at: usize) -> Result<bool, Error> {
+fn parse_executable(text: &str, at: usize) -> Result<bool, Error> {
     let mode = u32::from_str_radix(text.trim(), 8).ok();
     match mode.map(|mode| (mode & 0o170_000, mode)) {
         Some((0o100_000, mode)) => Ok(mode & 0o111 != 0),
@@ -156,25 +162,25 @@ fn is_executable(text: &str, at: usize) -> Result<bool, Error> {
                 at + 1
             ),
         )
-        .with("line", (at + 1).to_string())),
+        .with_metadata("line", (at + 1).to_string())),
         Some((0o160_000, _)) => {
             let problem = "it changes a submodule: only files can be patched";
-            Err(misunderstood(at, problem))
+            Err(parse_error(at, problem))
         }
-        _ => Err(misunderstood(at, format!("{} is no mode of a file", shown(text)))),
+        _ => Err(parse_error(at, format!("{} is no mode of a file", quote_line(text)))),
     }
 }
 
 /// The name of a file that is not renamed.
-fn one_name(
+fn resolve_name(
     names: Option<(String, String)>,
-    marked: Option<Pair>,
+    marked: Option<NamePair>,
     strip: usize,
     at: usize,
 ) -> Result<String, Error> {
     let differ = || {
         let problem = "the names of the file differ, but nothing says that it was renamed";
-        misunderstood(at, problem)
+        parse_error(at, problem)
     };
     let names = names.map(|(old, new)| (Some(old), Some(new)));
     if let (Some(names), Some(marked)) = (&names, &marked) {
@@ -187,8 +193,8 @@ fn one_name(
     // stands before them.
     let pair = names
         .or(marked)
-        .ok_or_else(|| misunderstood(at, "it cannot be told where the first name ends"))?;
-    match names::stripped(&pair, strip, at)? {
+        .ok_or_else(|| parse_error(at, "it cannot be told where the first name ends"))?;
+    match names::strip_names(&pair, strip, at)? {
         (Some(old), Some(new)) if old == new => Ok(old),
         (Some(name), None) | (None, Some(name)) => Ok(name),
         _ => Err(differ()),
@@ -196,54 +202,54 @@ fn one_name(
 }
 
 /// Reads a file that begins with `---` and `+++`, and answers the line that follows it.
-fn plain_file<'p>(
-    lines: &Lines<'p>,
+fn parse_plain_file<'p>(
+    lines: &PatchLines<'p>,
     begin: usize,
     strip: usize,
 ) -> Result<(FilePatch<'p>, usize), Error> {
-    let pair = marked_names(lines, begin)?;
-    let (name, kind) = match names::stripped(&pair, strip, begin)? {
-        (None, None) => return Err(misunderstood(begin, "the file has no name")),
-        (None, Some(new)) => (new, Kind::Create),
-        (Some(old), None) => (old, Kind::Delete),
-        (Some(old), Some(new)) => match names::of_one_file(&old, &new) {
-            Some(name) => (name.to_owned(), Kind::Modify),
+    let pair = parse_marker_names(lines, begin)?;
+    let (name, kind) = match names::strip_names(&pair, strip, begin)? {
+        (None, None) => return Err(parse_error(begin, "the file has no name")),
+        (None, Some(new)) => (new, FilePatchKind::Create),
+        (Some(old), None) => (old, FilePatchKind::Delete),
+        (Some(old), Some(new)) => match names::common_name(&old, &new) {
+            Some(name) => (name.to_owned(), FilePatchKind::Modify),
             None => {
                 let problem = format!(
                     "the file is {} before and {} after the change: give both lines the same name; to rename it, put `diff --git`, `rename from` and `rename to` above them",
-                    shown(&old),
-                    shown(&new)
+                    quote_line(&old),
+                    quote_line(&new)
                 );
-                return Err(misunderstood(begin, problem));
+                return Err(parse_error(begin, problem));
             }
         },
     };
-    let (hunks, at) = read_hunks(lines, begin + 2, is_windows(lines, begin))?;
+    let (hunks, at) = read_hunks(lines, begin + 2, is_crlf(lines, begin))?;
     if hunks.is_empty() {
         let problem = "no hunk stands below the names of this file";
-        return Err(misunderstood(begin, problem));
+        return Err(parse_error(begin, problem));
     }
     let file = FilePatch { old: name.clone(), new: name, kind, executable: None, hunks };
     Ok((file, at))
 }
 
-fn marked_names(lines: &Lines<'_>, at: usize) -> Result<Pair, Error> {
+fn parse_marker_names(lines: &PatchLines<'_>, at: usize) -> Result<NamePair, Error> {
     let name = |at, marker| {
         let text = lines.get(at);
-        names::after_marker(text.strip_prefix(marker).unwrap_or_default(), at)
+        names::parse_marker_name(text.strip_prefix(marker).unwrap_or_default(), at)
     };
     Ok((name(at, "--- ")?, name(at + 1, "+++ ")?))
 }
 
 /// Whether the lines of the patch themselves end with carriage returns: then those of the hunks
 /// say nothing about the file's.
-fn is_windows(lines: &Lines<'_>, at: usize) -> bool {
+fn is_crlf(lines: &PatchLines<'_>, at: usize) -> bool {
     lines.raw(at).is_some_and(|line| line.ends_with('\r'))
 }
 
 /// Reads all hunks from here on, and answers the line that follows them.
 fn read_hunks<'p>(
-    lines: &Lines<'p>,
+    lines: &PatchLines<'p>,
     mut at: usize,
     windows: bool,
 ) -> Result<(Vec<Hunk<'p>>, usize), Error> {
@@ -256,18 +262,18 @@ fn read_hunks<'p>(
         if !lines.get(next).starts_with("@@") {
             return Ok((hunks, next));
         }
-        let (hunk, end) = hunk::read(lines, next, windows)?;
+        let (hunk, end) = hunk::read_hunk(lines, next, windows)?;
         hunks.push(hunk);
         at = end;
     }
 }
 
-fn refuse_binary(lines: &Lines<'_>, at: usize) -> Result<(), Error> {
+fn reject_binary(lines: &PatchLines<'_>, at: usize) -> Result<(), Error> {
     let line = lines.get(at);
     if line == "GIT binary patch" || line.starts_with("Binary files ") && line.ends_with(" differ")
     {
         let problem = "it changes a binary file: only text can be patched";
-        return Err(misunderstood(at, problem));
+        return Err(parse_error(at, problem));
     }
     Ok(())
 }

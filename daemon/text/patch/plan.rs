@@ -11,21 +11,21 @@ use std::{
 
 use super::{
     apply::apply,
-    file::{FilePatch, Kind},
+    file::{FilePatch, FilePatchKind},
     hunk::Hunk,
     misfit::excerpt,
-    search::{Check, Text},
+    search::{CancelCheck, TextLines},
 };
 use crate::daemon::error::{Error, Reason};
 
 /// Permissions of a new file that can be executed.
-const EXECUTABLE: u32 = 0o755;
+const EXECUTABLE_MODE: u32 = 0o755;
 /// Permissions of one that cannot.
-const PLAIN: u32 = 0o644;
+const REGULAR_MODE: u32 = 0o644;
 
 /// A file before the patch.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct File<'a> {
+pub(crate) struct SourceFile<'a> {
     pub(crate) content: &'a [u8],
     /// Its permissions.
     pub(crate) mode: u32,
@@ -33,19 +33,19 @@ pub(crate) struct File<'a> {
 
 /// What a patch does.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct PatchPlan<'a> {
     /// The files of the patch, in its order.
-    pub(crate) changed: Vec<Changed>,
+    pub(crate) files: Vec<PatchedFile>,
     /// What becomes of each path that does not stay as it is.
-    pub(crate) fates: Vec<(String, Fate<'a>)>,
+    pub(crate) outcomes: Vec<(String, PathOutcome<'a>)>,
 }
 
 /// A file of a patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Changed {
+pub(crate) struct PatchedFile {
     /// Where it is after the patch.
     pub(crate) path: String,
-    pub(crate) change: Change,
+    pub(crate) kind: FileChangeKind,
     /// How many hunks were applied.
     pub(crate) hunks: usize,
     /// Most context lines that were ignored at an end of a hunk.
@@ -56,7 +56,7 @@ pub(crate) struct Changed {
 
 /// What is done to a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum FileChangeKind {
     Added,
     Modified,
     Deleted,
@@ -68,7 +68,7 @@ pub(crate) enum Change {
 
 /// What becomes of a path.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Fate<'a> {
+pub(crate) enum PathOutcome<'a> {
     /// A file with this content is there.
     Written {
         content: Cow<'a, [u8]>,
@@ -83,7 +83,7 @@ pub(crate) enum Fate<'a> {
 
 /// A file as it is after some of the patch.
 #[derive(Debug, Clone)]
-struct Version<'a> {
+struct PatchedContent<'a> {
     content: Cow<'a, [u8]>,
     mode: Option<u32>,
     /// Where it was before the patch; none for a new one.
@@ -92,9 +92,9 @@ struct Version<'a> {
 
 /// A path.
 #[derive(Debug, Default)]
-struct Slot<'a> {
-    original: Option<File<'a>>,
-    now: Option<Version<'a>>,
+struct PathState<'a> {
+    original: Option<SourceFile<'a>>,
+    current: Option<PatchedContent<'a>>,
     /// Whether what is there now was put there by the patch.
     is_new: bool,
     /// Whether what was there was renamed or deleted after something else had been put there.
@@ -102,31 +102,33 @@ struct Slot<'a> {
 }
 
 #[derive(Debug)]
-struct Slots<'a> {
-    by_path: HashMap<String, Slot<'a>>,
+struct PathStates<'a> {
+    by_path: HashMap<String, PathState<'a>>,
     /// Paths that the patch deletes or renames.
-    leaving: HashSet<String>,
+    vacated: HashSet<String>,
     /// Bytes of all contents that the patch has made.
-    made: usize,
+    created_bytes: usize,
 }
 
 /// Asked whether there is memory for this many bytes of new contents.
-pub(crate) type Hold<'a> = &'a dyn Fn(usize) -> Result<(), Error>;
+pub(crate) type MemoryCheck<'a> = &'a dyn Fn(usize) -> Result<(), Error>;
 
 /// Works out what a patch does. `originals` has what is at each path that it names.
 pub(crate) fn plan<'a>(
     patches: &[FilePatch<'_>],
-    originals: &HashMap<String, File<'a>>,
+    originals: &HashMap<String, SourceFile<'a>>,
     max_fuzz: usize,
-    check: Check<'_>,
-    hold: Hold<'_>,
-) -> Result<Plan<'a>, Error> {
-    let leaves = |patch: &&FilePatch<'_>| matches!(patch.kind, Kind::Delete | Kind::Rename);
+    check: CancelCheck<'_>,
+    hold: MemoryCheck<'_>,
+) -> Result<PatchPlan<'a>, Error> {
+    let leaves = |patch: &&FilePatch<'_>| {
+        matches!(patch.kind, FilePatchKind::Delete | FilePatchKind::Rename)
+    };
     let leaving = patches.iter().filter(leaves);
-    let mut slots = Slots {
-        leaving: leaving.map(|patch| patch.old.clone()).collect(),
+    let mut slots = PathStates {
+        vacated: leaving.map(|patch| patch.old.clone()).collect(),
         by_path: HashMap::new(),
-        made: 0,
+        created_bytes: 0,
     };
     let mut order = Vec::new();
     for path in patches.iter().flat_map(|patch| [&patch.old, &patch.new]) {
@@ -134,10 +136,10 @@ pub(crate) fn plan<'a>(
             continue;
         }
         let original = originals.get(path).copied();
-        let slot = Slot {
+        let slot = PathState {
             original,
-            now: original.map(|file| Version::new(file, path)),
-            ..Slot::default()
+            current: original.map(|file| PatchedContent::new(file, path)),
+            ..PathState::default()
         };
         slots.by_path.insert(path.clone(), slot);
         order.push(path);
@@ -145,144 +147,154 @@ pub(crate) fn plan<'a>(
     let mut changed = Vec::with_capacity(patches.len());
     for patch in patches {
         check()?;
-        changed.push(slots.change(patch, max_fuzz, check, hold)?);
+        changed.push(slots.apply_file_patch(patch, max_fuzz, check, hold)?);
     }
     let mut fates = Vec::new();
     for path in order {
         let slot = slots.by_path.remove(path);
-        if let Some(fate) = slot.and_then(|slot| slot.fate(path)) {
+        if let Some(fate) = slot.and_then(|slot| slot.outcome(path)) {
             fates.push((path.clone(), fate));
         }
     }
-    Ok(Plan { changed, fates })
+    Ok(PatchPlan { files: changed, outcomes: fates })
 }
 
-impl<'a> Slots<'a> {
-    fn change(
+impl<'a> PathStates<'a> {
+    fn apply_file_patch(
         &mut self,
         patch: &FilePatch<'_>,
         max_fuzz: usize,
-        check: Check<'_>,
-        hold: Hold<'_>,
-    ) -> Result<Changed, Error> {
+        check: CancelCheck<'_>,
+        hold: MemoryCheck<'_>,
+    ) -> Result<PatchedFile, Error> {
         let FilePatch { old, new, kind, executable, hunks } = patch;
         let (version, change) = match kind {
-            Kind::Create => (None, Change::Added),
-            Kind::Delete => (Some(self.take(old)?), Change::Deleted),
-            Kind::Rename => (Some(self.take(old)?), Change::Renamed { from: old.clone() }),
-            Kind::Copy => (Some(self.source(old, hold)?), Change::Added),
-            Kind::Modify => match self.slot(old).now.take() {
-                Some(version) => (Some(version), Change::Modified),
-                None if is_whole_file(hunks) => (None, Change::Added),
-                None => return Err(not_found(old)),
+            FilePatchKind::Create => (None, FileChangeKind::Added),
+            FilePatchKind::Delete => (Some(self.take_content(old)?), FileChangeKind::Deleted),
+            FilePatchKind::Rename => {
+                (Some(self.take_content(old)?), FileChangeKind::Renamed { from: old.clone() })
+            }
+            FilePatchKind::Copy => (Some(self.copy_source(old, hold)?), FileChangeKind::Added),
+            FilePatchKind::Modify => match self.path_state(old).current.take() {
+                Some(version) => (Some(version), FileChangeKind::Modified),
+                None if creates_whole_file(hunks) => (None, FileChangeKind::Added),
+                None => return Err(not_found_error(old)),
             },
         };
-        let is_made = !matches!(change, Change::Modified | Change::Deleted);
+        let is_made = !matches!(change, FileChangeKind::Modified | FileChangeKind::Deleted);
         if is_made && !self.is_vacant(new) {
             return Err(Error::new(
                 Reason::FileExists,
                 format!("the patch makes {new:?}, but a file is there already: patch that one, or delete it first"),
             )
-            .with("path", new));
+            .with_metadata("path", new));
         }
-        let mut version =
-            version.unwrap_or(Version { content: Cow::Borrowed(&[]), mode: None, from: None });
+        let mut version = version.unwrap_or(PatchedContent {
+            content: Cow::Borrowed(&[]),
+            mode: None,
+            from: None,
+        });
         let (mut fuzz, mut offset) = (0, 0);
         if !hunks.is_empty() {
-            refuse_binary(old, &version.content)?;
+            reject_binary(old, &version.content)?;
             // Before it is made, too: what the hunks add to it came with the patch.
-            hold(self.made + version.content.len())?;
+            hold(self.created_bytes + version.content.len())?;
             let applied = apply(old, &version.content, hunks, max_fuzz, check)?;
             (fuzz, offset) = (applied.fuzz, applied.offset);
-            let unmade = version.made();
+            let unmade = version.created_bytes();
             version.content = Cow::Owned(applied.content);
-            self.made = self.made.saturating_sub(unmade) + version.made();
-            hold(self.made)?;
+            self.created_bytes =
+                self.created_bytes.saturating_sub(unmade) + version.created_bytes();
+            hold(self.created_bytes)?;
         }
-        if change == Change::Deleted {
+        if change == FileChangeKind::Deleted {
             if !version.content.is_empty() {
-                return Err(not_empty(old, &version.content));
+                return Err(not_empty_error(old, &version.content));
             }
         } else {
             if let Some(executable) = executable {
-                version.mode = Some(with_execution(version.mode, *executable));
+                version.mode = Some(with_executable_bit(version.mode, *executable));
             }
-            let slot = self.slot(new);
-            slot.now = Some(version);
+            let slot = self.path_state(new);
+            slot.current = Some(version);
             slot.is_new |= is_made;
         }
-        Ok(Changed { path: new.clone(), change, hunks: hunks.len(), fuzz, offset })
+        Ok(PatchedFile { path: new.clone(), kind: change, hunks: hunks.len(), fuzz, offset })
     }
 
-    fn slot(&mut self, path: &str) -> &mut Slot<'a> {
+    fn path_state(&mut self, path: &str) -> &mut PathState<'a> {
         self.by_path.entry(path.to_owned()).or_default()
     }
 
     /// Whether something new may be put there.
     fn is_vacant(&mut self, path: &str) -> bool {
-        let leaves = self.leaving.contains(path);
-        let slot = self.slot(path);
-        slot.now.is_none() || leaves && !slot.is_new
+        let leaves = self.vacated.contains(path);
+        let slot = self.path_state(path);
+        slot.current.is_none() || leaves && !slot.is_new
     }
 
     /// Takes away what is there: what was there before the patch, if the patch has put something
     /// else there already.
-    fn take(&mut self, path: &str) -> Result<Version<'a>, Error> {
-        let slot = self.slot(path);
+    fn take_content(&mut self, path: &str) -> Result<PatchedContent<'a>, Error> {
+        let slot = self.path_state(path);
         if let Some(original) = slot.original
             && slot.is_new
             && !slot.is_taken
         {
             slot.is_taken = true;
-            return Ok(Version::new(original, path));
+            return Ok(PatchedContent::new(original, path));
         }
         slot.is_new = false;
         // It is gone from here, also if something new comes.
         slot.is_taken = true;
-        slot.now.take().ok_or_else(|| not_found(path))
+        slot.current.take().ok_or_else(|| not_found_error(path))
     }
 
     /// What a copy is made of.
-    fn source(&mut self, path: &str, hold: Hold<'_>) -> Result<Version<'a>, Error> {
-        let slot = self.slot(path);
+    fn copy_source(
+        &mut self,
+        path: &str,
+        hold: MemoryCheck<'_>,
+    ) -> Result<PatchedContent<'a>, Error> {
+        let slot = self.path_state(path);
         if let Some(original) = slot.original {
-            return Ok(Version::new(original, path));
+            return Ok(PatchedContent::new(original, path));
         }
-        let Some(now) = &slot.now else {
-            return Err(not_found(path));
+        let Some(now) = &slot.current else {
+            return Err(not_found_error(path));
         };
-        let bytes = now.made();
-        hold(self.made + bytes)?;
-        let copy = self.slot(path).now.clone();
-        self.made += bytes;
-        copy.ok_or_else(|| not_found(path))
+        let bytes = now.created_bytes();
+        hold(self.created_bytes + bytes)?;
+        let copy = self.path_state(path).current.clone();
+        self.created_bytes += bytes;
+        copy.ok_or_else(|| not_found_error(path))
     }
 }
 
-impl<'a> Slot<'a> {
+impl<'a> PathState<'a> {
     /// What becomes of its path.
-    fn fate(self, path: &str) -> Option<Fate<'a>> {
-        match (self.original, self.now) {
+    fn outcome(self, path: &str) -> Option<PathOutcome<'a>> {
+        match (self.original, self.current) {
             (None, None) => None,
-            (Some(_), None) => Some(Fate::Deleted),
-            (Some(File { content, mode }), Some(now)) => {
+            (Some(_), None) => Some(PathOutcome::Deleted),
+            (Some(SourceFile { content, mode }), Some(now)) => {
                 let mode = now.mode.filter(|new| *new != mode);
-                (mode.is_some() || *now.content != *content).then_some(Fate::Written {
+                (mode.is_some() || *now.content != *content).then_some(PathOutcome::Written {
                     content: now.content,
                     mode,
                     from: now.from.filter(|from| from != path),
                 })
             }
             (None, Some(now)) => {
-                Some(Fate::Written { content: now.content, mode: now.mode, from: now.from })
+                Some(PathOutcome::Written { content: now.content, mode: now.mode, from: now.from })
             }
         }
     }
 }
 
-impl<'a> Version<'a> {
+impl<'a> PatchedContent<'a> {
     /// Bytes of it that the patch has made.
-    fn made(&self) -> usize {
+    fn created_bytes(&self) -> usize {
         match &self.content {
             Cow::Borrowed(_) => 0,
             Cow::Owned(content) => content.len(),
@@ -290,7 +302,7 @@ impl<'a> Version<'a> {
     }
 
     /// A file as it is before the patch.
-    fn new(file: File<'a>, path: &str) -> Self {
+    fn new(file: SourceFile<'a>, path: &str) -> Self {
         Self {
             content: Cow::Borrowed(file.content),
             mode: Some(file.mode),
@@ -300,22 +312,22 @@ impl<'a> Version<'a> {
 }
 
 /// Whether hunks are all of a file: those that make one from nothing look so.
-fn is_whole_file(hunks: &[Hunk<'_>]) -> bool {
+fn creates_whole_file(hunks: &[Hunk<'_>]) -> bool {
     matches!(hunks, [hunk] if hunk.old_lines().next().is_none())
 }
 
 /// Permissions after a change of those that git knows.
-fn with_execution(mode: Option<u32>, executable: bool) -> u32 {
+fn with_executable_bit(mode: Option<u32>, executable: bool) -> u32 {
     match (mode, executable) {
-        (None, true) => EXECUTABLE,
-        (None, false) => PLAIN,
+        (None, true) => EXECUTABLE_MODE,
+        (None, false) => REGULAR_MODE,
         // Whoever may read it may execute it.
         (Some(mode), true) => mode | (mode & 0o444) >> 2,
         (Some(mode), false) => mode & !0o111,
     }
 }
 
-fn refuse_binary(path: &str, content: &[u8]) -> Result<(), Error> {
+fn reject_binary(path: &str, content: &[u8]) -> Result<(), Error> {
     if std::str::from_utf8(content).is_ok() {
         return Ok(());
     }
@@ -323,21 +335,21 @@ fn refuse_binary(path: &str, content: &[u8]) -> Result<(), Error> {
         Reason::BinaryFile,
         format!("{path:?} holds bytes that are not UTF-8: it cannot be patched"),
     )
-    .with("path", path))
+    .with_metadata("path", path))
 }
 
-fn not_found(path: &str) -> Error {
+fn not_found_error(path: &str) -> Error {
     Error::new(
         Reason::FileNotFound,
         format!(
             "the patch changes {path:?}, but no file is there: list its directory to see what is there"
         ),
     )
-    .with("path", path)
+    .with_metadata("path", path)
 }
 
-fn not_empty(path: &str, left: &[u8]) -> Error {
-    let excerpt = Text::split(left, path).map(|text| excerpt(&text, 0));
+fn not_empty_error(path: &str, left: &[u8]) -> Error {
+    let excerpt = TextLines::split(left, path).map(|text| excerpt(&text, 0));
     Error::new(
         Reason::PatchHunkFail,
         format!(
@@ -345,5 +357,5 @@ fn not_empty(path: &str, left: &[u8]) -> Error {
             excerpt.unwrap_or_default()
         ),
     )
-    .with("path", path)
+    .with_metadata("path", path)
 }

@@ -5,40 +5,44 @@ use std::collections::BTreeMap;
 
 use crate::daemon::{
     error::{Error, Reason},
-    workspace::{Content, Original, RelativePath, change::Change},
+    workspace::{FileSnapshot, NewContent, RelativePath, change::FileTransaction},
 };
 
 /// A file that is there after the patch.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Written<'a> {
+pub(super) struct WrittenFile<'a> {
     /// What was there before.
-    pub(super) original: Option<&'a Original>,
-    pub(super) content: Content<'a>,
+    pub(super) original: Option<&'a FileSnapshot>,
+    pub(super) content: NewContent<'a>,
 }
 
 /// What becomes of the paths of a patch. In this order the paths below a directory stand together.
 #[derive(Debug, Default)]
-pub(super) struct Arrangement<'a> {
-    pub(super) deleted: BTreeMap<&'a RelativePath, &'a Original>,
-    pub(super) written: BTreeMap<&'a RelativePath, Written<'a>>,
+pub(super) struct OrderedChanges<'a> {
+    pub(super) deleted: BTreeMap<&'a RelativePath, &'a FileSnapshot>,
+    pub(super) written: BTreeMap<&'a RelativePath, WrittenFile<'a>>,
 }
 
 /// Paths below another one, with what is to become of them.
-type Below<'a, T> = Vec<(&'a RelativePath, T)>;
+type PathsBelow<'a, T> = Vec<(&'a RelativePath, T)>;
 
-impl<'a> Arrangement<'a> {
+impl<'a> OrderedChanges<'a> {
     /// Stages all of it; without `makes` it is only looked whether it could be.
-    pub(super) fn stage(mut self, change: &mut Change<'_>, makes: bool) -> Result<(), Error> {
-        self.check_names()?;
+    pub(super) fn stage(
+        mut self,
+        change: &mut FileTransaction<'_>,
+        makes: bool,
+    ) -> Result<(), Error> {
+        self.check_no_nesting()?;
         // A file that makes room for a directory.
         for (path, original) in std::mem::take(&mut self.deleted) {
             let below = take_below(&mut self.written, path);
             if below.is_empty() {
                 self.deleted.insert(path, original);
             } else if makes {
-                let files: Below<'_, Content<'_>> =
+                let files: PathsBelow<'_, NewContent<'_>> =
                     below.into_iter().map(|(file, written)| (file, written.content)).collect();
-                change.write_directory_over(path, original, &files)?;
+                change.replace_file_with_directory(path, original, &files)?;
             }
         }
         // Files that make room for one.
@@ -47,7 +51,7 @@ impl<'a> Arrangement<'a> {
             if below.is_empty() {
                 self.written.insert(path, written);
             } else if makes {
-                change.write_over_directory(path, &below, written.content)?;
+                change.replace_directory_with_file(path, &below, written.content)?;
             } else {
                 change.check_subtree(path, &below)?;
             }
@@ -61,17 +65,17 @@ impl<'a> Arrangement<'a> {
         let written = self.written.into_iter();
         if makes {
             let files =
-                written.map(|(path, Written { original, content })| (path, original, content));
+                written.map(|(path, WrittenFile { original, content })| (path, original, content));
             return change.write_all(files);
         }
-        for (path, Written { original, content }) in written {
+        for (path, WrittenFile { original, content }) in written {
             change.check_write(path, original, content)?;
         }
         Ok(())
     }
 
     /// Checks that no file of the patch lies below another one.
-    fn check_names(&self) -> Result<(), Error> {
+    fn check_no_nesting(&self) -> Result<(), Error> {
         let names = self.written.keys();
         for (one, next) in names.clone().zip(names.skip(1)) {
             if next.is_at_or_below(one) {
@@ -80,7 +84,9 @@ impl<'a> Arrangement<'a> {
                     one.as_str(),
                     next.as_str()
                 );
-                return Err(Error::new(Reason::FileExists, text).with("path", one.as_str()));
+                return Err(
+                    Error::new(Reason::FileExists, text).with_metadata("path", one.as_str())
+                );
             }
         }
         Ok(())
@@ -91,7 +97,7 @@ impl<'a> Arrangement<'a> {
 fn take_below<'a, T>(
     from: &mut BTreeMap<&'a RelativePath, T>,
     path: &RelativePath,
-) -> Below<'a, T> {
+) -> PathsBelow<'a, T> {
     let below = from.range::<RelativePath, _>(path..);
     let below: Vec<&RelativePath> = below
         .map(|(found, _)| *found)

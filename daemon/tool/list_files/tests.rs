@@ -34,15 +34,15 @@ fn write(directory: &Path, file: &[u8]) {
 fn list_files(
     workspace: &Workspace,
     request: &v1::ListFilesRequest,
-    stop: &Stop,
-) -> Result<Done<v1::ListFilesResponse>, Error> {
-    let page = Mutex::new(Page::default());
-    let complete = super::list(workspace, request, &page, stop)?;
-    page.into_inner().unwrap().finish(complete)
+    stop: &CancelToken,
+) -> Result<ToolOutput<v1::ListFilesResponse>, Error> {
+    let page = Mutex::new(FilePage::default());
+    let complete = super::fill_page(workspace, request, &page, stop)?;
+    page.into_inner().unwrap().into_output(complete)
 }
 
 fn list(workspace: &Workspace, request: v1::ListFilesRequest) -> v1::ListFilesResponse {
-    list_files(workspace, &request, &Stop::new()).unwrap().response
+    list_files(workspace, &request, &CancelToken::new()).unwrap().response
 }
 
 /// The answer in pages of `size`, put together, with what was skipped.
@@ -240,12 +240,12 @@ fn what_cannot_be_listed_has_its_reason() {
         ("/", Reason::PathEscape),
     ] {
         let request = v1::ListFilesRequest { root: Some(root.to_owned()), ..Default::default() };
-        let error = list_files(&workspace, &request, &Stop::new()).unwrap_err();
+        let error = list_files(&workspace, &request, &CancelToken::new()).unwrap_err();
         assert_eq!(error.reason, reason, "{root}");
     }
     for glob in ["[", "a[b-", "{a", "a{b,c", "[z-a]", "!["] {
         let request = v1::ListFilesRequest { glob: Some(glob.to_owned()), ..Default::default() };
-        let error = list_files(&workspace, &request, &Stop::new()).unwrap_err();
+        let error = list_files(&workspace, &request, &CancelToken::new()).unwrap_err();
         assert_eq!(error.reason, Reason::InvalidGlob, "{glob}");
         assert!(error.message.contains(&format!("{glob:?}")), "{error}");
     }
@@ -279,7 +279,7 @@ fn a_token_belongs_to_its_request() {
     for change in changes {
         let mut request = next.clone();
         change(&mut request);
-        let error = list_files(&workspace, &request, &Stop::new()).unwrap_err();
+        let error = list_files(&workspace, &request, &CancelToken::new()).unwrap_err();
         assert_eq!(error.reason, Reason::InvalidParams);
         assert_eq!(error.violations[0].field, "page_token");
     }
@@ -305,18 +305,18 @@ fn a_walk_ends_when_its_time_is_up() {
     let files: Vec<String> = (0..9000).map(|number| format!("{}/{number}", number % 100)).collect();
     let names: Vec<&str> = files.iter().map(String::as_str).collect();
     let (_directory, workspace) = workspace(&names);
-    let stop = Stop::new();
-    stop.stop();
+    let stop = CancelToken::new();
+    stop.cancel();
     let request = v1::ListFilesRequest { max_results: Some(10_000), ..Default::default() };
     let error = list_files(&workspace, &request, &stop).unwrap_err();
     assert_eq!(error.reason, Reason::Timeout);
     // In the midst of it, what there is by then is a page, and the next one goes on behind it.
     for delay in (0..).map(|steps| Duration::from_micros(steps * 20)) {
-        let stop = Stop::new();
+        let stop = CancelToken::new();
         let page = thread::scope(|scope| {
             let list = scope.spawn(|| list_files(&workspace, &request, &stop));
             thread::sleep(delay);
-            stop.stop();
+            stop.cancel();
             list.join().unwrap()
         });
         let Ok(page) = page else {

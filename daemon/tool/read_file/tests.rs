@@ -17,10 +17,10 @@ use crate::daemon::{error::Reason, workspace::Workspace};
 fn read_file(
     workspace: &Workspace,
     request: v1::ReadFileRequest,
-    stop: &Stop,
+    stop: &CancelToken,
 ) -> Result<v1::ReadFileResponse, Error> {
     let path = workspace.resolve(&request.path)?;
-    excerpt(&workspace.open_file(&path)?, &request, stop)
+    read_excerpt(&workspace.open_file(&path)?, &request, stop)
 }
 
 /// Reads a file both ways.
@@ -29,9 +29,9 @@ fn read_both_ways(
     request: v1::ReadFileRequest,
 ) -> Result<v1::ReadFileResponse, Error> {
     let path = workspace.resolve(&request.path)?;
-    let from_memory = workspace.open_from_memory(&path, SMALL);
-    let from_memory = from_memory.map(|file| excerpt(&file, &request, &Stop::new()));
-    let read = read_file(workspace, request, &Stop::new());
+    let from_memory = workspace.open_file_cached(&path, MAX_NONBLOCKING_READ_BYTES);
+    let from_memory = from_memory.map(|file| read_excerpt(&file, &request, &CancelToken::new()));
+    let read = read_file(workspace, request, &CancelToken::new());
     if let Some(from_memory) = from_memory {
         assert_eq!(format!("{from_memory:?}"), format!("{read:?}"));
     }
@@ -106,7 +106,7 @@ fn whole_files_come_as_they_are() {
 }
 
 fn hash(content: &str) -> String {
-    hexadecimal(&Sha256::digest(content))
+    to_hex(&Sha256::digest(content))
 }
 
 #[test]
@@ -278,16 +278,16 @@ fn large_files_need_a_range_and_are_not_touched_without() {
     let file = fs::File::create(directory.path().join("f")).unwrap();
     for size in [(256 << 20) + 1, 1 << 40] {
         file.set_len(size).unwrap();
-        let error = read_file(&workspace, request("f"), &Stop::new()).unwrap_err();
+        let error = read_file(&workspace, request("f"), &CancelToken::new()).unwrap_err();
         assert_eq!(error.reason, Reason::FileTooLarge);
         assert!(error.message.contains("start_line"), "{error}");
     }
     // Where its lines do not begin, they are read until the call's time is up.
-    let stop = Stop::new();
+    let stop = CancelToken::new();
     let late = stop.clone();
     let waiting = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(50));
-        late.stop();
+        late.cancel();
     });
     let ranged = v1::ReadFileRequest { start_line: Some(2), ..request("f") };
     let error = read_file(&workspace, ranged, &stop).unwrap_err();
@@ -308,7 +308,7 @@ fn large_files_are_read_no_further_than_the_range() {
             encoding: Some(encoding.into()),
             ..request("f")
         };
-        read_file(&workspace, request, &Stop::new())
+        read_file(&workspace, request, &CancelToken::new())
     };
     file.write_all_at(b"one\ntwo \xe2\x82\xac\nthree\xff", 0).unwrap();
     file.write_all_at(b"\nlast but one\nlast", FAR).unwrap();
@@ -376,7 +376,7 @@ fn only_regular_files_are_opened() {
         ("../x", Some(Reason::PathEscape)),
         ("/etc/passwd", Some(Reason::PathEscape)),
     ] {
-        let result = read_file(&workspace, request(path), &Stop::new());
+        let result = read_file(&workspace, request(path), &CancelToken::new());
         assert_eq!(result.err().map(|error| error.reason), reason, "{path}");
     }
 }
@@ -386,7 +386,7 @@ fn a_file_that_changes_meanwhile_is_answered_consistently() {
     let (directory, workspace) = workspace();
     let path = directory.path().join("f");
     fs::write(&path, numbered(20_000)).unwrap();
-    let stop = Stop::new();
+    let stop = CancelToken::new();
     let ended = stop.clone();
     let writer = std::thread::spawn(move || {
         let mut round = 0_u64;
@@ -401,11 +401,11 @@ fn a_file_that_changes_meanwhile_is_answered_consistently() {
     });
     for _ in 0..200 {
         let short = v1::ReadFileRequest { max_bytes: Some(50_000), ..request("f") };
-        let response = read_file(&workspace, short, &Stop::new()).unwrap();
+        let response = read_file(&workspace, short, &CancelToken::new()).unwrap();
         assert!(response.content.len() <= 50_000);
         assert!(response.end_line <= response.total_lines);
     }
-    stop.stop();
+    stop.cancel();
     writer.join().unwrap();
 }
 

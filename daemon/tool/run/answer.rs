@@ -6,46 +6,46 @@ use crate::{
     api::v1::{self, Outcome as WireOutcome},
     daemon::{
         process::{
-            finished::Finished,
-            live::Exit,
-            outcome::{Limit, Outcome, signal_name},
+            finished::CommandResult,
+            live::ProcessExit,
+            outcome::{CommandOutcome, ResourceLimit, signal_name},
         },
-        store::session::Step,
-        sys::process::Usage,
+        store::session::StepId,
+        sys::process::ResourceUsage,
     },
 };
 
 /// The answer to a call of `run`.
-pub(super) fn response(exit: Exit, isolation: String) -> v1::RunResponse {
+pub(super) fn response(exit: ProcessExit, isolation: String) -> v1::RunResponse {
     let artifact_error = exit.artifact_error();
-    let Exit { finished, stdout_path, stderr_path } = exit;
-    let Finished { ended, stdout, stderr, duration } = finished;
+    let ProcessExit { result: finished, stdout_path, stderr_path } = exit;
+    let CommandResult { termination: ended, stdout, stderr, duration } = finished;
     v1::RunResponse {
         outcome: wire_outcome(ended.outcome).into(),
         exit_code: ended.outcome.exit_code(),
         signal: ended.outcome.signal().map(signal_name).unwrap_or_default(),
         stdout: stdout.text,
         stderr: stderr.text,
-        stdout_bytes: stdout.bytes,
-        stderr_bytes: stderr.bytes,
+        stdout_bytes: stdout.total_bytes,
+        stderr_bytes: stderr.total_bytes,
         stdout_truncated: stdout.truncated,
         stderr_truncated: stderr.truncated,
         stdout_path,
         stderr_path,
-        limit: limit_name(ended.limit),
+        limit: limit_name(ended.exceeded_limit),
         kill_pending: ended.kill_pending,
         duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
         usage: ended.usage.as_ref().map(wire_usage),
         isolation,
         artifact_error,
-        stdout_lines: stdout.lines,
-        stderr_lines: stderr.lines,
+        stdout_lines: stdout.total_lines,
+        stderr_lines: stderr.total_lines,
     }
 }
 
 /// The answer to a repeated call of `run` whose first one the daemon died under.
-pub(super) fn lost(step: Option<u64>) -> v1::RunResponse {
-    let [stdout_path, stderr_path] = step.map(Step::paths).unwrap_or_default();
+pub(super) fn daemon_lost_response(step: Option<u64>) -> v1::RunResponse {
+    let [stdout_path, stderr_path] = step.map(StepId::stream_paths).unwrap_or_default();
     v1::RunResponse {
         outcome: WireOutcome::DaemonLost.into(),
         stdout_path,
@@ -55,24 +55,24 @@ pub(super) fn lost(step: Option<u64>) -> v1::RunResponse {
 }
 
 /// How a command ended, in the contract's words.
-pub(crate) fn wire_outcome(outcome: Outcome) -> WireOutcome {
+pub(crate) fn wire_outcome(outcome: CommandOutcome) -> WireOutcome {
     match outcome {
-        Outcome::Exited(_) => WireOutcome::Exited,
-        Outcome::Signaled(_) => WireOutcome::Signaled,
-        Outcome::TimedOut(_) => WireOutcome::TimedOut,
-        Outcome::Cancelled(_) => WireOutcome::Cancelled,
-        Outcome::OomKilled => WireOutcome::OomKilled,
-        Outcome::OutputLimit(_) => WireOutcome::OutputLimit,
+        CommandOutcome::Exited(_) => WireOutcome::Exited,
+        CommandOutcome::Signaled(_) => WireOutcome::Signaled,
+        CommandOutcome::TimedOut(_) => WireOutcome::TimedOut,
+        CommandOutcome::Cancelled(_) => WireOutcome::Cancelled,
+        CommandOutcome::OomKilled => WireOutcome::OomKilled,
+        CommandOutcome::OutputLimit(_) => WireOutcome::OutputLimit,
     }
 }
 
 /// Name of the limit that ended a command; empty if none did.
-pub(crate) fn limit_name(limit: Option<Limit>) -> String {
-    limit.map(Limit::name).unwrap_or_default().to_owned()
+pub(crate) fn limit_name(limit: Option<ResourceLimit>) -> String {
+    limit.map(ResourceLimit::name).unwrap_or_default().to_owned()
 }
 
 /// What a command used, in the contract's units.
-pub(crate) fn wire_usage(usage: &Usage) -> v1::ResourceUsage {
+pub(crate) fn wire_usage(usage: &ResourceUsage) -> v1::ResourceUsage {
     let millis = |micros: u64| u32::try_from(micros / 1000).unwrap_or(u32::MAX);
     v1::ResourceUsage {
         user_ms: millis(usage.user_us),
@@ -82,22 +82,22 @@ pub(crate) fn wire_usage(usage: &Usage) -> v1::ResourceUsage {
 }
 
 /// What the record of the call says.
-pub(super) fn facts(exit: &Exit) -> Map<String, Value> {
-    let finished = &exit.finished;
-    let outcome = wire_outcome(finished.ended.outcome).as_str_name();
+pub(super) fn record_fields(exit: &ProcessExit) -> Map<String, Value> {
+    let finished = &exit.result;
+    let outcome = wire_outcome(finished.termination.outcome).as_str_name();
     let outcome = outcome.trim_start_matches("OUTCOME_");
     let mut facts = Map::new();
     let mut add = |name: &str, value: Value| facts.insert(name.to_owned(), value);
     add("outcome", outcome.into());
-    add("exit_code", finished.ended.outcome.exit_code().into());
-    if let Some(signal) = finished.ended.outcome.signal() {
+    add("exit_code", finished.termination.outcome.exit_code().into());
+    if let Some(signal) = finished.termination.outcome.signal() {
         add("signal", signal_name(signal).into());
     }
-    if let Some(limit) = finished.ended.limit {
+    if let Some(limit) = finished.termination.exceeded_limit {
         add("limit", limit.name().into());
     }
-    add("stdout_bytes", finished.stdout.bytes.into());
-    add("stderr_bytes", finished.stderr.bytes.into());
+    add("stdout_bytes", finished.stdout.total_bytes.into());
+    add("stderr_bytes", finished.stderr.total_bytes.into());
     add("stdout_path", exit.stdout_path.as_str().into());
     add("stderr_path", exit.stderr_path.as_str().into());
     facts

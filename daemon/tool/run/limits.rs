@@ -6,48 +6,48 @@ use crate::{
     api::v1::LowerLimits,
     daemon::{
         error::Violation,
-        sandbox::{level::Level, limits::Limits},
+        sandbox::{level::IsolationLevel, limits::RunLimits},
     },
 };
 
 /// The operator's limits, lowered by what a request asks for. What it would raise is a violation, and
 /// so is what is not held at this level.
-pub(super) fn lowered(
-    operators: Limits,
+pub(super) fn lower_limits(
+    operators: RunLimits,
     asked: LowerLimits,
-    level: Level,
+    level: IsolationLevel,
     violations: &mut Vec<Violation>,
-) -> Limits {
+) -> RunLimits {
     let mut limits = operators;
-    let mut lower = Lower { violations };
-    lower.to(&mut limits.memory_bytes, asked.memory_bytes, "memory_bytes");
-    lower.to(&mut limits.processes, asked.processes, "processes");
-    lower.to(&mut limits.open_files_hard, asked.open_files, "open_files");
+    let mut lower = LimitLowering { violations };
+    lower.lower(&mut limits.memory_bytes, asked.memory_bytes, "memory_bytes");
+    lower.lower(&mut limits.processes, asked.processes, "processes");
+    lower.lower(&mut limits.open_files_hard, asked.open_files, "open_files");
     limits.open_files = limits.open_files.min(limits.open_files_hard);
     if asked.open_files.is_some() {
         // What is asked for is a limit, and not where a process begins.
         limits.open_files = limits.open_files_hard;
     }
-    lower.to(&mut limits.open_files_total, asked.open_files_total, "open_files_total");
-    lower.to(&mut limits.file_size_bytes, asked.file_size_bytes, "file_size_bytes");
-    if level == Level::L1 {
-        lower.none_held(asked.tmp_bytes, "tmp_bytes");
-        lower.none_held(asked.tmp_inodes, "tmp_inodes");
+    lower.lower(&mut limits.open_files_total, asked.open_files_total, "open_files_total");
+    lower.lower(&mut limits.file_size_bytes, asked.file_size_bytes, "file_size_bytes");
+    if level == IsolationLevel::L1 {
+        lower.reject_unenforced(asked.tmp_bytes, "tmp_bytes");
+        lower.reject_unenforced(asked.tmp_inodes, "tmp_inodes");
     } else {
-        lower.to(&mut limits.tmp_bytes, asked.tmp_bytes, "tmp_bytes");
-        lower.to(&mut limits.tmp_inodes, asked.tmp_inodes, "tmp_inodes");
+        lower.lower(&mut limits.tmp_bytes, asked.tmp_bytes, "tmp_bytes");
+        lower.lower(&mut limits.tmp_inodes, asked.tmp_inodes, "tmp_inodes");
     }
-    lower.or_set(&mut limits.cpu_sec, asked.cpu_sec, "cpu_sec");
-    lower.or_set(&mut limits.output_bytes, asked.output_bytes, "output_bytes");
+    lower.lower_or_set(&mut limits.cpu_sec, asked.cpu_sec, "cpu_sec");
+    lower.lower_or_set(&mut limits.output_bytes, asked.output_bytes, "output_bytes");
     limits
 }
 
-struct Lower<'a> {
+struct LimitLowering<'a> {
     violations: &'a mut Vec<Violation>,
 }
 
-impl Lower<'_> {
-    fn to<T: Copy + Ord + Display>(&mut self, limit: &mut T, asked: Option<T>, field: &str) {
+impl LimitLowering<'_> {
+    fn lower<T: Copy + Ord + Display>(&mut self, limit: &mut T, asked: Option<T>, field: &str) {
         match asked {
             Some(asked) if asked > *limit => {
                 let text = format!("must be at most {limit}, which the operator set");
@@ -59,7 +59,7 @@ impl Lower<'_> {
     }
 
     /// Refuses a limit on temporary files where those lie in a directory on a disk.
-    fn none_held<T>(&mut self, asked: Option<T>, field: &str) {
+    fn reject_unenforced<T>(&mut self, asked: Option<T>, field: &str) {
         if asked.is_some() {
             let text =
                 "cannot be given at isolation L1, where the size of temporary files is not limited";
@@ -68,14 +68,14 @@ impl Lower<'_> {
     }
 
     /// As [`Lower::to`], where the operator may have set no limit.
-    fn or_set<T: Copy + Ord + Display>(
+    fn lower_or_set<T: Copy + Ord + Display>(
         &mut self,
         limit: &mut Option<T>,
         asked: Option<T>,
         field: &str,
     ) {
         match limit {
-            Some(limit) => self.to(limit, asked, field),
+            Some(limit) => self.lower(limit, asked, field),
             None => *limit = asked,
         }
     }
@@ -87,10 +87,10 @@ mod tests {
 
     #[test]
     fn limits_are_lowered_and_never_raised() {
-        let operators = Limits { cpu_sec: Some(10), ..Limits::default() };
+        let operators = RunLimits { cpu_sec: Some(10), ..RunLimits::default() };
         let mut violations = Vec::new();
         assert_eq!(
-            lowered(operators, LowerLimits::default(), Level::L3, &mut violations),
+            lower_limits(operators, LowerLimits::default(), IsolationLevel::L3, &mut violations),
             operators
         );
         let asked = LowerLimits {
@@ -104,8 +104,8 @@ mod tests {
             tmp_inodes: Some(2),
             output_bytes: Some(7),
         };
-        let limits = lowered(operators, asked, Level::L3, &mut violations);
-        let expected = Limits {
+        let limits = lower_limits(operators, asked, IsolationLevel::L3, &mut violations);
+        let expected = RunLimits {
             cpu_sec: Some(10),
             cpu_millis: None,
             memory_bytes: 1 << 20,
@@ -118,7 +118,7 @@ mod tests {
             tmp_bytes: 4096,
             tmp_inodes: 2,
             output_bytes: Some(7),
-            wall: None,
+            wall_time: None,
         };
         assert_eq!((limits, violations.len()), (expected, 0));
         let asked = LowerLimits {
@@ -132,7 +132,10 @@ mod tests {
             tmp_inodes: Some(u32::MAX),
             output_bytes: Some(u64::MAX),
         };
-        assert_eq!(lowered(operators, asked, Level::L3, &mut violations).memory_bytes, 2 << 30);
+        assert_eq!(
+            lower_limits(operators, asked, IsolationLevel::L3, &mut violations).memory_bytes,
+            2 << 30
+        );
         let fields: Vec<&str> = violations.iter().map(|found| found.field.as_str()).collect();
         let expected = [
             "limits.memory_bytes",

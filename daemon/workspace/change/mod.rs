@@ -35,47 +35,47 @@ use rustix::fs::{Mode, fstat};
 
 use super::{
     Workspace,
-    failure::{Wanted, failure},
+    failure::{ExpectedKind, os_error},
     fault,
     file::RegularFile,
-    journal::{Entry, Journal},
-    lock::Held,
-    original::Original,
-    parallel::in_parallel,
+    journal::{JournalEntry, TransactionJournal},
+    lock::PathLockGuard,
+    original::FileSnapshot,
+    parallel::parallel_map,
     path::RelativePath,
-    step::{Kind, Staged, apply, finish, undo},
-    stop::Stop,
+    step::{StagedAction, StagedChange, apply, remove_leftover, undo},
+    stop::CancelToken,
 };
 use crate::daemon::{error::Error, store::failure::state_failure, sys::Errno};
 
 /// A change of files that nobody else changes meanwhile by the tools. Dropped without
 /// [`Change::commit`], it changes nothing.
 #[derive(Debug)]
-pub(crate) struct Change<'a> {
+pub(crate) struct FileTransaction<'a> {
     workspace: &'a Workspace,
-    stop: &'a Stop,
+    cancel: &'a CancelToken,
     /// Where paths lead that pass through links which are followed.
-    real: HashMap<RelativePath, RelativePath>,
-    makes_directories: bool,
-    journal: Option<Journal>,
-    staged: Vec<Staged>,
+    real_paths: HashMap<RelativePath, RelativePath>,
+    creates_directories: bool,
+    journal: Option<TransactionJournal>,
+    staged: Vec<StagedChange>,
     /// Directories made for it, the highest first.
-    made: Vec<RelativePath>,
+    created_directories: Vec<RelativePath>,
     /// Directories in which it changes something: many files need no more descriptors than these.
-    places: HashMap<RelativePath, Arc<OwnedFd>>,
+    directories: HashMap<RelativePath, Arc<OwnedFd>>,
     /// Last, so that others come when the journal is gone: it must not undo what they do.
-    _held: Held<'a>,
+    _locks: PathLockGuard<'a>,
 }
 
 /// A change that was made.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Made(Result<(), Error>);
+pub(crate) struct Committed(Result<(), Error>);
 
-impl Made {
+impl Committed {
     /// An error where the disk, if changes wait for it, could not write down which names there are
     /// now: the change was made all the same.
-    pub(crate) fn written_down(self) -> Result<(), Error> {
+    pub(crate) fn sync_result(self) -> Result<(), Error> {
         self.0
     }
 }
@@ -83,45 +83,49 @@ impl Made {
 impl Workspace {
     /// Begins a change of these paths: waits until nobody else changes them, and checks that the
     /// operator does not protect one.
-    pub(crate) fn change<'a>(
+    pub(crate) fn begin_transaction<'a>(
         &'a self,
         paths: &[RelativePath],
-        stop: &'a Stop,
-    ) -> Result<Change<'a>, Error> {
-        paths.iter().try_for_each(|path| self.allow_change(path))?;
+        cancel: &'a CancelToken,
+    ) -> Result<FileTransaction<'a>, Error> {
+        paths.iter().try_for_each(|path| self.check_change_allowed(path))?;
         let mut real = HashMap::new();
         for path in paths {
-            if let Some(place) = self.behind_links(path)? {
-                self.allow_change(&place)?;
+            if let Some(place) = self.resolve_symlinks(path)? {
+                self.check_change_allowed(&place)?;
                 real.insert(path.clone(), place);
             }
         }
         let places: Vec<_> =
             paths.iter().map(|path| real.get(path).unwrap_or(path).clone()).collect();
-        let held = self.locks.hold(&places, stop)?;
-        Ok(Change {
+        let held = self.locks.lock(&places, cancel)?;
+        Ok(FileTransaction {
             workspace: self,
-            stop,
-            real,
-            makes_directories: true,
+            cancel,
+            real_paths: real,
+            creates_directories: true,
             journal: None,
             staged: Vec::new(),
-            made: Vec::new(),
-            places: HashMap::new(),
-            _held: held,
+            created_directories: Vec::new(),
+            directories: HashMap::new(),
+            _locks: held,
         })
     }
 
     /// Makes the directories on the way to the file `path`, as far as they are missing.
-    pub(crate) fn create_parents(&self, path: &RelativePath, stop: &Stop) -> Result<(), Error> {
-        let mut change = self.change(std::slice::from_ref(path), stop)?;
-        change.place(path)?;
-        change.commit()?.written_down()
+    pub(crate) fn create_parents(
+        &self,
+        path: &RelativePath,
+        cancel: &CancelToken,
+    ) -> Result<(), Error> {
+        let mut change = self.begin_transaction(std::slice::from_ref(path), cancel)?;
+        change.open_parent(path)?;
+        change.commit()?.sync_result()
     }
 
     /// To whom what is new in a directory belongs: to whom the workspace does, but for the group of
     /// a directory that hands its own down (inode(7), the set-group-ID bit).
-    pub(super) fn owner_in(&self, directory: &OwnedFd) -> Result<(u32, u32), Errno> {
+    pub(super) fn inherited_owner(&self, directory: &OwnedFd) -> Result<(u32, u32), Errno> {
         let (user, group) = self.owner;
         let stat = fstat(directory)?;
         let hands_down = Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID);
@@ -129,93 +133,97 @@ impl Workspace {
     }
 }
 
-impl Change<'_> {
+impl FileTransaction<'_> {
     /// Has it fail where the directory of a file is missing.
-    pub(crate) fn keep_to_directories(&mut self) {
-        self.makes_directories = false;
+    pub(crate) fn require_parent_directories(&mut self) {
+        self.creates_directories = false;
     }
 
     /// The regular file at a path with its content; none when nothing is there. `FILE_TOO_LARGE`
     /// above `most` bytes.
-    pub(crate) fn read(&self, path: &RelativePath, most: u64) -> Result<Option<Original>, Error> {
+    pub(crate) fn read(
+        &self,
+        path: &RelativePath,
+        most: u64,
+    ) -> Result<Option<FileSnapshot>, Error> {
         let file = self.open(path)?;
-        file.map(|file| Original::read(&file, path, most)).transpose()
+        file.map(|file| FileSnapshot::read(&file, path, most)).transpose()
     }
 
     /// The regular file at a path without its content; none when nothing is there.
-    pub(crate) fn look(&self, path: &RelativePath) -> Result<Option<Original>, Error> {
+    pub(crate) fn stat(&self, path: &RelativePath) -> Result<Option<FileSnapshot>, Error> {
         let file = self.open(path)?;
-        file.map(|file| Original::look(&file, path)).transpose()
+        file.map(|file| FileSnapshot::stat(&file, path)).transpose()
     }
 
     /// Whether a directory is at a path.
     pub(crate) fn is_directory(&self, path: &RelativePath) -> bool {
-        let path = self.behind(path);
-        self.workspace.root.open_place(path.as_bytes()).is_ok()
+        let path = self.real_path(path);
+        self.workspace.root.open_directory_handle(path.as_bytes()).is_ok()
     }
 
     fn open(&self, path: &RelativePath) -> Result<Option<RegularFile>, Error> {
-        match self.workspace.root.open_path(self.behind(path).as_bytes()) {
+        match self.workspace.root.open_path(self.real_path(path).as_bytes()) {
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-            Err(errno) => Err(failure(errno, path.as_str(), Wanted::File)),
+            Err(errno) => Err(os_error(errno, path.as_str(), ExpectedKind::File)),
             Ok(found) => RegularFile::open(&found, path.as_str()).map(Some),
         }
     }
 
-    fn behind<'p>(&'p self, path: &'p RelativePath) -> &'p RelativePath {
-        self.real.get(path).unwrap_or(path)
+    fn real_path<'p>(&'p self, path: &'p RelativePath) -> &'p RelativePath {
+        self.real_paths.get(path).unwrap_or(path)
     }
 
     fn check(&self) -> Result<(), Error> {
-        self.stop.check()
+        self.cancel.check()
     }
 
     /// Makes all of it, or nothing.
-    pub(crate) fn commit(mut self) -> Result<Made, Error> {
+    pub(crate) fn commit(mut self) -> Result<Committed, Error> {
         self.check()?;
         // Directories whose names change.
-        let made = self.made.iter().filter_map(RelativePath::split);
+        let made = self.created_directories.iter().filter_map(RelativePath::split);
         let mut touched: BTreeSet<_> = made.map(|(above, _)| above).collect();
         if self.staged.is_empty() {
-            self.made.clear(); // they are what was wanted
-            return Ok(Made(self.workspace.sync(touched)));
+            self.created_directories.clear(); // they are what was wanted
+            return Ok(Committed(self.workspace.sync_directories(touched)));
         }
-        let steps = self.staged.iter().map(Staged::step).collect();
-        self.say(&[Entry::Ready(steps)])?;
+        let steps = self.staged.iter().map(StagedChange::journal_step).collect();
+        self.write_journal(&[JournalEntry::Ready(steps)])?;
         for staged in &self.staged {
             fault::step();
             apply(staged)?; // what was put in place before it is undone when this is dropped
         }
         fault::step();
-        self.say(&[Entry::Done])?;
-        self.made.clear();
+        self.write_journal(&[JournalEntry::Done])?;
+        self.created_directories.clear();
         let staged = std::mem::take(&mut self.staged);
-        let finished = in_parallel(&staged, |staged| {
+        let finished = parallel_map(&staged, |staged| {
             fault::step();
-            finish(&staged.directory, &staged.temporary)
+            remove_leftover(&staged.directory, &staged.temporary)
         });
         for (staged, finished) in staged.iter().zip(finished) {
             if let Err(errno) = finished {
-                self.leave(errno);
+                self.leave_journal(errno);
             }
-            if matches!(staged.kind, Kind::Delete) {
-                touched.extend(self.workspace.prune(&staged.path));
+            if matches!(staged.action, StagedAction::Delete) {
+                touched.extend(self.workspace.remove_empty_parents(&staged.path));
             }
             touched.extend(staged.path.split().map(|(directory, _)| directory));
         }
         fault::step();
-        Ok(Made(self.workspace.sync(touched)))
+        Ok(Committed(self.workspace.sync_directories(touched)))
     }
 
     /// Something could not be mended now: the journal stays for the next daemon.
-    fn leave(&mut self, errno: Errno) {
+    fn leave_journal(&mut self, errno: Errno) {
         tracing::error!(%errno, "what a change has set aside stays where it is until the daemon is started again");
         if let Some(journal) = &mut self.journal {
-            journal.leave();
+            journal.keep_on_drop();
         }
     }
 
-    fn say(&mut self, entries: &[Entry]) -> Result<(), Error> {
+    fn write_journal(&mut self, entries: &[JournalEntry]) -> Result<(), Error> {
         let Some(journals) = &self.workspace.journals else {
             return Ok(());
         };
@@ -223,30 +231,30 @@ impl Change<'_> {
             Some(journal) => journal,
             none => {
                 let begun = journals.begin();
-                none.insert(begun.map_err(|error| state_failure(&error).caused_by(error))?)
+                none.insert(begun.map_err(|error| state_failure(&error).with_cause(error))?)
             }
         };
-        journal.say(entries).map_err(|error| {
+        journal.append(entries).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            failure(errno, "the daemon's state directory", Wanted::Directory)
+            os_error(errno, "the daemon's state directory", ExpectedKind::Directory)
         })
     }
 }
 
-impl Drop for Change<'_> {
+impl Drop for FileTransaction<'_> {
     fn drop(&mut self) {
         for staged in std::mem::take(&mut self.staged).iter().rev() {
-            let undone = match staged.kind {
-                Kind::Unfinished => finish(&staged.directory, &staged.temporary),
-                Kind::Put(_) | Kind::Delete => {
-                    undo(&staged.directory, &staged.name, &staged.step())
+            let undone = match staged.action {
+                StagedAction::Unfinished => remove_leftover(&staged.directory, &staged.temporary),
+                StagedAction::Put(_) | StagedAction::Delete => {
+                    undo(&staged.directory, &staged.name, &staged.journal_step())
                 }
             };
             if let Err(errno) = undone {
-                self.leave(errno);
+                self.leave_journal(errno);
             }
         }
-        for directory in self.made.iter().rev() {
+        for directory in self.created_directories.iter().rev() {
             self.workspace.remove_if_empty(directory);
         }
     }

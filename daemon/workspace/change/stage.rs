@@ -12,40 +12,40 @@ use rustix::{
 
 use super::{
     super::{
-        failure::exists,
+        failure::already_exists,
         fault,
-        journal::Entry,
-        original::{Content, Fresh, Misfit, Original, Stamp},
-        parallel::in_parallel,
+        journal::JournalEntry,
+        original::{ApplyMetadataError, FileSnapshot, FileVersion, NewContent, NewFileMetadata},
+        parallel::parallel_map,
         path::RelativePath,
-        step::{Kind, Old, Staged, temporary_name},
+        step::{Previous, StagedAction, StagedChange, temporary_name},
     },
-    Change,
+    FileTransaction,
 };
 use crate::daemon::{error::Error, sys::Errno};
 
 /// Mode of new files.
-const NEW_FILE: u32 = 0o644;
+const NEW_FILE_MODE: u32 = 0o644;
 
 /// A file that is to come to a place.
 #[derive(Debug)]
-pub(super) struct Coming<'a> {
+pub(super) struct NewFile<'a> {
     pub(super) path: &'a RelativePath,
     /// What is there before.
-    pub(super) old: Old,
-    pub(super) content: Content<'a>,
+    pub(super) previous: Previous,
+    pub(super) content: NewContent<'a>,
     /// The file that it is a new version of.
-    pub(super) like: Option<&'a Original>,
+    pub(super) attributes_from: Option<&'a FileSnapshot>,
 }
 
-impl Change<'_> {
+impl FileTransaction<'_> {
     /// Stages a new content. `original` is what was there; without it, nothing may be there.
     /// Directories on the way are made.
     pub(crate) fn write(
         &mut self,
         path: &RelativePath,
-        original: Option<&Original>,
-        content: Content<'_>,
+        original: Option<&FileSnapshot>,
+        content: NewContent<'_>,
     ) -> Result<(), Error> {
         self.write_all(std::iter::once((path, original, content)))
     }
@@ -53,17 +53,18 @@ impl Change<'_> {
     /// As [`Self::write`], for several files at once.
     pub(crate) fn write_all<'f>(
         &mut self,
-        files: impl Iterator<Item = (&'f RelativePath, Option<&'f Original>, Content<'f>)>,
+        files: impl Iterator<Item = (&'f RelativePath, Option<&'f FileSnapshot>, NewContent<'f>)>,
     ) -> Result<(), Error> {
         let coming = files.map(|(path, original, content)| {
             if let Some(original) = original {
                 original.check_writable(path, content.mode)?;
             }
-            Ok(Coming {
+            Ok(NewFile {
                 path,
-                old: original.map_or(Old::Nothing, |original| Old::File(original.stamp)),
+                previous: original
+                    .map_or(Previous::Nothing, |original| Previous::File(original.version)),
                 content,
-                like: original,
+                attributes_from: original,
             })
         });
         let coming = coming.collect::<Result<Vec<_>, Error>>()?;
@@ -74,8 +75,8 @@ impl Change<'_> {
     pub(crate) fn check_write(
         &self,
         path: &RelativePath,
-        original: Option<&Original>,
-        content: Content<'_>,
+        original: Option<&FileSnapshot>,
+        content: NewContent<'_>,
     ) -> Result<(), Error> {
         match original {
             Some(original) => original.check_writable(path, content.mode),
@@ -89,36 +90,42 @@ impl Change<'_> {
         path: &RelativePath,
     ) -> Result<(Arc<OwnedFd>, String), Error> {
         self.check()?;
-        if self.real.get(path).is_some_and(|real| real != path) {
+        if self.real_paths.get(path).is_some_and(|real| real != path) {
             // What the link leads to is not what the caller has named.
-            self.workspace.refuse_link(path)?;
+            self.workspace.reject_final_symlink(path)?;
         }
-        self.place(path)
+        self.open_parent(path)
     }
 
     /// Stages the deletion of a file, and of the directories that are empty then.
-    pub(crate) fn delete(&mut self, path: &RelativePath, original: &Original) -> Result<(), Error> {
+    pub(crate) fn delete(
+        &mut self,
+        path: &RelativePath,
+        original: &FileSnapshot,
+    ) -> Result<(), Error> {
         let (directory, name) = self.check_delete(path)?;
-        self.staged.push(Staged {
-            path: self.behind(path).clone(),
+        self.staged.push(StagedChange {
+            path: self.real_path(path).clone(),
             directory,
             name,
             temporary: temporary_name(),
-            kind: Kind::Delete,
-            old: Old::File(original.stamp),
+            action: StagedAction::Delete,
+            previous: Previous::File(original.version),
         });
         Ok(())
     }
 
     /// Stages files.
-    pub(super) fn stage_files(&mut self, coming: Vec<Coming<'_>>) -> Result<(), Error> {
+    pub(super) fn stage_files(&mut self, coming: Vec<NewFile<'_>>) -> Result<(), Error> {
         let mut files = Vec::with_capacity(coming.len());
         let mut places = Vec::with_capacity(coming.len());
-        for Coming { path, old, content, like } in coming {
+        for NewFile { path, previous: old, content, attributes_from: like } in coming {
             self.check()?;
-            let (directory, name) = self.place(path)?;
-            if matches!(old, Old::Nothing) && Stamp::at(directory.as_fd(), &name).is_ok() {
-                return Err(exists(path));
+            let (directory, name) = self.open_parent(path)?;
+            if matches!(old, Previous::Nothing)
+                && FileVersion::read(directory.as_fd(), &name).is_ok()
+            {
+                return Err(already_exists(path));
             }
             places.push((path, directory, name, old));
             files.push((path, content, like));
@@ -126,22 +133,22 @@ impl Change<'_> {
         let first = self.staged.len();
         self.stage(places)?;
         let jobs: Vec<_> = files.iter().zip(self.staged.get(first..).unwrap_or_default()).collect();
-        let made = in_parallel(&jobs, |((_, content, like), staged)| {
+        let made = parallel_map(&jobs, |((_, content, like), staged)| {
             self.check()?;
-            Ok(self.make_file(&staged.directory, &staged.temporary, *content, *like))
+            Ok(self.create_file(&staged.directory, &staged.temporary, *content, *like))
         });
         for (index, (made, (path, content, like))) in (first..).zip(made.into_iter().zip(files)) {
             let made = match made? {
                 // Somebody who deleted what was in the directory removed it, too, since it was
                 // opened.
-                Err(Misfit::Refused(Errno::NOENT)) if self.makes_directories => {
-                    let (directory, temporary) = self.place_again(path, index)?;
-                    self.make_file(&directory, &temporary, content, like)
+                Err(ApplyMetadataError::Os(Errno::NOENT)) if self.creates_directories => {
+                    let (directory, temporary) = self.reopen_parent(path, index)?;
+                    self.create_file(&directory, &temporary, content, like)
                 }
                 made => made,
             };
-            let stamp = made.map_err(|misfit| misfit.told(path.as_str()))?;
-            self.finish_staging(index, Kind::Put(stamp));
+            let stamp = made.map_err(|misfit| misfit.into_error(path.as_str()))?;
+            self.finish_staging(index, StagedAction::Put(stamp));
         }
         Ok(())
     }
@@ -150,24 +157,24 @@ impl Change<'_> {
     /// Known from here on, it is removed whatever happens.
     pub(super) fn stage<'p>(
         &mut self,
-        places: impl IntoIterator<Item = (&'p RelativePath, Arc<OwnedFd>, String, Old)>,
+        places: impl IntoIterator<Item = (&'p RelativePath, Arc<OwnedFd>, String, Previous)>,
     ) -> Result<(), Error> {
-        let staged = places.into_iter().map(|(path, directory, name, old)| Staged {
-            path: self.behind(path).clone(),
+        let staged = places.into_iter().map(|(path, directory, name, old)| StagedChange {
+            path: self.real_path(path).clone(),
             directory,
             name,
             temporary: temporary_name(),
-            kind: Kind::Unfinished,
-            old,
+            action: StagedAction::Unfinished,
+            previous: old,
         });
         let staged: Vec<_> = staged.collect();
-        let entries = staged.iter().map(|staged| Entry::Put {
+        let entries = staged.iter().map(|staged| JournalEntry::Put {
             path: staged.path.as_str().to_owned(),
             temporary: staged.temporary.clone(),
         });
         let entries: Vec<_> = entries.collect();
         if !entries.is_empty() {
-            self.say(&entries)?;
+            self.write_journal(&entries)?;
         }
         fault::step();
         self.staged.extend(staged);
@@ -175,20 +182,20 @@ impl Change<'_> {
     }
 
     /// What was staged has been made.
-    pub(super) fn finish_staging(&mut self, index: usize, kind: Kind) {
+    pub(super) fn finish_staging(&mut self, index: usize, kind: StagedAction) {
         if let Some(staged) = self.staged.get_mut(index) {
-            staged.kind = kind;
+            staged.action = kind;
         }
     }
 
     /// As [`Self::place`], for what was staged, whose directory is gone.
-    fn place_again(
+    fn reopen_parent(
         &mut self,
         path: &RelativePath,
         index: usize,
     ) -> Result<(Arc<OwnedFd>, String), Error> {
-        self.forget_place(path)?;
-        let (directory, _) = self.place(path)?;
+        self.forget_parent(path)?;
+        let (directory, _) = self.open_parent(path)?;
         let staged = self.staged.get_mut(index);
         let staged = staged.ok_or_else(|| Error::internal("a file that was not staged"))?;
         staged.directory = Arc::clone(&directory);
@@ -196,13 +203,13 @@ impl Change<'_> {
     }
 
     /// Makes a file that nothing names yet but the daemon, and answers which it is.
-    pub(super) fn make_file(
+    pub(super) fn create_file(
         &self,
         directory: &OwnedFd,
         name: &str,
-        content: Content<'_>,
-        like: Option<&Original>,
-    ) -> Result<Stamp, Misfit> {
+        content: NewContent<'_>,
+        like: Option<&FileSnapshot>,
+    ) -> Result<FileVersion, ApplyMetadataError> {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let private = Mode::from_raw_mode(0o600);
@@ -213,20 +220,20 @@ impl Change<'_> {
             let written = retry_on_intr(|| write(&file, rest))?;
             rest = rest.get(written..).unwrap_or_default();
         }
-        let stat = match content.like.or(like) {
-            Some(original) => original.dress(file.as_fd(), content.mode)?,
-            None => Fresh {
-                owner: self.workspace.owner_in(directory)?,
-                mode: content.mode.unwrap_or(NEW_FILE),
+        let stat = match content.attributes_from.or(like) {
+            Some(original) => original.apply_metadata(file.as_fd(), content.mode)?,
+            None => NewFileMetadata {
+                owner: self.workspace.inherited_owner(directory)?,
+                mode: content.mode.unwrap_or(NEW_FILE_MODE),
             }
-            .dress(file.as_fd())?,
+            .apply(file.as_fd())?,
         };
-        self.sync(&file)?;
-        Ok(Stamp::of(&stat))
+        self.sync_file(&file)?;
+        Ok(FileVersion::from_stat(&stat))
     }
 
     /// Has the disk write down what was made, if changes wait for the disk.
-    pub(super) fn sync(&self, made: &OwnedFd) -> Result<(), Errno> {
+    pub(super) fn sync_file(&self, made: &OwnedFd) -> Result<(), Errno> {
         match self.workspace.sync {
             true => fsync(made),
             false => Ok(()),

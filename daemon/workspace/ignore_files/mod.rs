@@ -13,47 +13,47 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use rustix::io::{pread, retry_on_intr};
 
-use self::patterns::Patterns;
+use self::patterns::IgnorePatterns;
 use super::{
-    beneath::open_name,
-    directory::Found,
-    failure::{Wanted, failure},
+    beneath::open_entry,
+    directory::SpecialEntries,
+    failure::{ExpectedKind, os_error},
     file::reopen,
-    stop::Stop,
+    stop::CancelToken,
 };
 use crate::daemon::{error::Error, sys::Errno};
 
 /// Most bytes of the files that count for one directory, together; with what is known of their
 /// lines, they take up to 100 MiB.
-const BYTES: usize = 8 << 20;
+const MAX_IGNORE_BYTES: usize = 8 << 20;
 /// Most bytes of the lines with wildcards among these. Compiled, they take up to 120 MiB and half a
 /// second; large projects have some ten kilobytes.
-const COMPILED_BYTES: usize = 256 << 10;
+const MAX_WILDCARD_BYTES: usize = 256 << 10;
 
 /// The files on the way from the workspace to a directory.
 #[derive(Debug, Default)]
 pub(super) struct IgnoreFiles {
-    layers: Vec<Layer>,
-    cut: u32,
+    layers: Vec<IgnoreLayer>,
+    truncated_files: u32,
 }
 
 /// The files of one directory.
 #[derive(Debug)]
-struct Layer {
+struct IgnoreLayer {
     /// Length of the directory's path with its final slash: patterns see what comes after it.
     prefix: usize,
-    rgignore: Patterns,
-    ignore: Patterns,
-    gitignore: Patterns,
-    exclude: Patterns,
+    rgignore: IgnorePatterns,
+    ignore: IgnorePatterns,
+    gitignore: IgnorePatterns,
+    exclude: IgnorePatterns,
     is_repository: bool,
     /// What of the files that count for the directories below may still be held.
-    room: Room,
+    budget: IgnoreBudget,
 }
 
 /// Bytes that may still be held.
 #[derive(Debug, Clone, Copy)]
-struct Room {
+struct IgnoreBudget {
     bytes: usize,
     compiled_bytes: usize,
 }
@@ -70,8 +70,8 @@ impl IgnoreFiles {
     }
 
     /// Files so far of which a part did not count, as there was no room for it.
-    pub(super) fn cut(&self) -> u32 {
-        self.cut
+    pub(super) fn truncated_files(&self) -> u32 {
+        self.truncated_files
     }
 
     /// Reads the files of `directory`, whose path is `path`, empty or with a final slash.
@@ -79,41 +79,42 @@ impl IgnoreFiles {
         &mut self,
         directory: BorrowedFd<'_>,
         path: &[u8],
-        found: Found,
-        stop: &Stop,
+        found: SpecialEntries,
+        cancel: &CancelToken,
     ) -> Result<(), Error> {
-        if found == Found::default() {
+        if found == SpecialEntries::default() {
             return Ok(());
         }
-        let mut room = self.layers.last().map_or(Room::WHOLE, |layer| layer.room);
+        let mut room = self.layers.last().map_or(IgnoreBudget::FULL, |layer| layer.budget);
         let mut read = |present: bool, names: &[&[u8]]| {
             if !present {
-                return Ok(Patterns::default());
+                return Ok(IgnorePatterns::default());
             }
-            let (content, is_cut) = match content(directory, names, room.bytes) {
+            let (content, is_cut) = match read_up_to(directory, names, room.bytes) {
                 Ok(content) => content,
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::IO)) => {
                     let path = [path, &names.join(&b'/')].concat();
                     let path = String::from_utf8_lossy(&path);
-                    return Err(failure(errno, &path, Wanted::File));
+                    return Err(os_error(errno, &path, ExpectedKind::File));
                 }
                 // What cannot be read says nothing.
-                Err(_) => return Ok(Patterns::default()),
+                Err(_) => return Ok(IgnorePatterns::default()),
             };
             room.bytes -= content.len();
-            let patterns = Patterns::parse(content, room.compiled_bytes, stop)?;
-            room.compiled_bytes -= patterns.compiled_bytes;
-            self.cut = self.cut.saturating_add((is_cut || patterns.is_cut).into());
+            let patterns = IgnorePatterns::parse(content, room.compiled_bytes, cancel)?;
+            room.compiled_bytes -= patterns.wildcard_bytes;
+            self.truncated_files =
+                self.truncated_files.saturating_add((is_cut || patterns.is_truncated).into());
             Ok(patterns)
         };
-        let layer = Layer {
+        let layer = IgnoreLayer {
             prefix: path.len(),
             rgignore: read(found.rgignore, &[b".rgignore"])?,
             ignore: read(found.ignore, &[b".ignore"])?,
             gitignore: read(found.gitignore, &[b".gitignore"])?,
             exclude: read(found.git, &[b".git", b"info", b"exclude"])?,
             is_repository: found.git,
-            room,
+            budget: room,
         };
         self.layers.push(layer);
         Ok(())
@@ -121,19 +122,19 @@ impl IgnoreFiles {
 
     /// Whether the file or directory at `path` is left out, if anything says so or the opposite.
     /// That those above it are not is known.
-    pub(super) fn decide(&self, path: &[u8], is_directory: bool) -> Option<bool> {
+    pub(super) fn is_ignored(&self, path: &[u8], is_directory: bool) -> Option<bool> {
         let in_repository = self.layers.iter().any(|layer| layer.is_repository);
         let mut beyond = !in_repository;
         let (mut ignore, mut gitignore, mut exclude) = (None, None, None);
         for layer in self.layers.iter().rev() {
             let below = &path[layer.prefix..];
-            if let Some(decision) = layer.rgignore.decide(below, is_directory) {
+            if let Some(decision) = layer.rgignore.is_ignored(below, is_directory) {
                 return Some(decision);
             }
-            ignore = ignore.or_else(|| layer.ignore.decide(below, is_directory));
+            ignore = ignore.or_else(|| layer.ignore.is_ignored(below, is_directory));
             if !beyond {
-                gitignore = gitignore.or_else(|| layer.gitignore.decide(below, is_directory));
-                exclude = exclude.or_else(|| layer.exclude.decide(below, is_directory));
+                gitignore = gitignore.or_else(|| layer.gitignore.is_ignored(below, is_directory));
+                exclude = exclude.or_else(|| layer.exclude.is_ignored(below, is_directory));
             }
             beyond |= layer.is_repository;
         }
@@ -141,13 +142,13 @@ impl IgnoreFiles {
     }
 }
 
-impl Room {
-    const WHOLE: Self = Self { bytes: BYTES, compiled_bytes: COMPILED_BYTES };
+impl IgnoreBudget {
+    const FULL: Self = Self { bytes: MAX_IGNORE_BYTES, compiled_bytes: MAX_WILDCARD_BYTES };
 }
 
 /// The content of a file, or as many whole lines from its start as fit into `most` bytes; and
 /// whether that is not all.
-fn content(
+fn read_up_to(
     directory: BorrowedFd<'_>,
     names: &[&[u8]],
     most: usize,
@@ -155,7 +156,7 @@ fn content(
     let mut place: Option<OwnedFd> = None;
     for name in names {
         let from = place.as_ref().map_or(directory, |place| place.as_fd());
-        place = Some(open_name(from, name)?);
+        place = Some(open_entry(from, name)?);
     }
     let place = place.ok_or(Errno::NOENT)?;
     let (file, stat) = reopen(place.as_fd())?.map_err(|_kind| Errno::NOENT)?;
@@ -199,7 +200,7 @@ mod tests {
             if !name.is_empty() {
                 let is_directory = path.len() > prefix.len() + name.len();
                 let entry = format!("{prefix}{name}");
-                if rules.decide(entry.as_bytes(), is_directory) == Some(true) {
+                if rules.is_ignored(entry.as_bytes(), is_directory) == Some(true) {
                     return true;
                 }
                 if !is_directory {
@@ -208,14 +209,14 @@ mod tests {
                 prefix = format!("{entry}/");
             }
             let here = at(&prefix);
-            let found = Found {
+            let found = SpecialEntries {
                 git: here.join(".git").exists(),
                 gitignore: here.join(".gitignore").exists(),
                 ignore: here.join(".ignore").exists(),
                 rgignore: here.join(".rgignore").exists(),
             };
             let open = fs::File::open(&here).unwrap();
-            rules.enter(open.as_fd(), prefix.as_bytes(), found, &Stop::new()).unwrap();
+            rules.enter(open.as_fd(), prefix.as_bytes(), found, &CancelToken::new()).unwrap();
         }
         panic!("{path} has no last component");
     }
@@ -275,11 +276,16 @@ mod tests {
     #[test]
     fn what_is_too_large_is_cut_and_what_cannot_be_read_says_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        let found = Found { ignore: true, gitignore: true, git: true, ..Found::default() };
+        let found = SpecialEntries {
+            ignore: true,
+            gitignore: true,
+            git: true,
+            ..SpecialEntries::default()
+        };
         let enter = || {
             let open = fs::File::open(directory.path()).unwrap();
             let mut rules = IgnoreFiles::default();
-            rules.enter(open.as_fd(), b"", found, &Stop::new()).map(|()| rules).unwrap()
+            rules.enter(open.as_fd(), b"", found, &CancelToken::new()).map(|()| rules).unwrap()
         };
         let at = |name: &str| directory.path().join(name);
         fs::create_dir(at(".gitignore")).unwrap();
@@ -287,16 +293,16 @@ mod tests {
         fs::write(at("elsewhere"), "*").unwrap();
         let rules = enter();
         assert_eq!(rules.len(), 1);
-        assert_eq!((rules.decide(b"x", false), rules.cut()), (None, 0));
+        assert_eq!((rules.is_ignored(b"x", false), rules.truncated_files()), (None, 0));
 
         fs::remove_file(at(".ignore")).unwrap();
         fs::write(at(".ignore"), b"\xff\nx").unwrap();
-        assert_eq!(enter().decide(b"x", false), Some(true));
+        assert_eq!(enter().is_ignored(b"x", false), Some(true));
 
         fs::remove_dir(at(".gitignore")).unwrap();
         fs::create_dir_all(at(".git/info")).unwrap();
         // Whole lines as far as there is room for them: what is left of a line is another pattern.
-        let comment = format!("#{}", "-".repeat(BYTES - 8));
+        let comment = format!("#{}", "-".repeat(MAX_IGNORE_BYTES - 8));
         for (tail, cut, expected) in [
             ("\nx\nyyy\n", 0, [Some(true), None, Some(true)]),
             ("\nx\nyyyy\n", 2, [Some(true), None, None]),
@@ -306,15 +312,16 @@ mod tests {
             fs::write(at(".gitignore"), "z\n").unwrap();
             let rules = enter();
             // Then there is room for no other file.
-            assert_eq!(rules.cut(), cut.max(1), "{tail:?}");
-            let decisions = [b"x".as_slice(), b"yy", b"yyy"].map(|path| rules.decide(path, false));
+            assert_eq!(rules.truncated_files(), cut.max(1), "{tail:?}");
+            let decisions =
+                [b"x".as_slice(), b"yy", b"yyy"].map(|path| rules.is_ignored(path, false));
             assert_eq!(decisions, expected, "{tail:?}");
-            assert_eq!(rules.decide(b"z", false), None);
+            assert_eq!(rules.is_ignored(b"z", false), None);
         }
         let wild = format!("*{}\n", "x".repeat(1 << 16)).repeat(5);
         fs::write(at(".ignore"), wild + "x\n").unwrap();
         let rules = enter();
-        assert_eq!((rules.cut(), rules.decide(b"x", false)), (1, Some(true)));
-        assert_eq!(rules.decide(b"z", false), Some(true));
+        assert_eq!((rules.truncated_files(), rules.is_ignored(b"x", false)), (1, Some(true)));
+        assert_eq!(rules.is_ignored(b"z", false), Some(true));
     }
 }

@@ -12,105 +12,105 @@ use ignore::{
     gitignore::{Gitignore, GitignoreBuilder},
 };
 
-use super::super::stop::Stop;
+use super::super::stop::CancelToken;
 use crate::daemon::error::Error;
 
 /// Lines that are compiled at once, and between two looks at the time. All lines of a large file
 /// together would be too large for the matcher.
-const LINES_TOGETHER: usize = 256;
+const MAX_LINES_PER_COMPILE: usize = 256;
 
 /// The patterns of one file.
 #[derive(Debug, Default)]
-pub(super) struct Patterns {
+pub(super) struct IgnorePatterns {
     text: Vec<u8>,
     /// Sorted by what they match.
-    plain: Vec<Plain>,
+    literals: Vec<LiteralPattern>,
     /// In their order.
-    compiled: Vec<Compiled>,
+    wildcards: Vec<CompiledPatterns>,
     /// Bytes of the lines that are compiled.
-    pub(super) compiled_bytes: usize,
+    pub(super) wildcard_bytes: usize,
     /// Whether lines are missing: there was no room for them, or they are too large for the matcher.
-    pub(super) is_cut: bool,
+    pub(super) is_truncated: bool,
 }
 
 /// A line without wildcards but for that before an ending.
 #[derive(Debug, Clone, Copy)]
-struct Plain {
-    kind: Kind,
+struct LiteralPattern {
+    kind: LiteralKind,
     /// Where in the text stands what it matches.
     start: u32,
     end: u32,
     line: u32,
-    is_only_directory: bool,
-    takes_in: bool,
+    directory_only: bool,
+    is_negated: bool,
 }
 
 /// What a line names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
+enum LiteralKind {
     /// Everything of this name.
     Name,
     /// One path.
     Path,
     /// Everything whose name ends so, from its last dot on.
-    Ending,
+    Extension,
 }
 
 /// Lines with wildcards.
 #[derive(Debug)]
-struct Compiled {
+struct CompiledPatterns {
     last_line: u32,
     matcher: Gitignore,
 }
 
 /// What a line with wildcards is compiled from.
 #[derive(Debug, Clone, Copy)]
-struct Wild<'t> {
+struct WildcardLine<'t> {
     line: u32,
     text: &'t str,
 }
 
-impl Patterns {
+impl IgnorePatterns {
     /// Understands the text of a file, of which lines with wildcards may take up `room` bytes; the
     /// others of these do not count. A line that is no pattern says nothing, as in git.
-    pub(super) fn parse(text: Vec<u8>, room: usize, stop: &Stop) -> Result<Self, Error> {
+    pub(super) fn parse(text: Vec<u8>, room: usize, cancel: &CancelToken) -> Result<Self, Error> {
         let mut patterns = Self::default();
         let mut wild = Vec::new();
         let mut start = if text.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
         let mut number = 0_u32;
         while let Some(rest) = text.get(start..).filter(|rest| !rest.is_empty()) {
             if number.is_multiple_of(4096) {
-                stop.check()?;
+                cancel.check()?;
             }
             number += 1;
             let end = memchr::memchr(b'\n', rest).unwrap_or(rest.len());
             if let Ok(line) = str::from_utf8(&rest[..end]) {
                 let line = line.strip_suffix('\r').unwrap_or(line);
-                if let Some(plain) = Plain::parse(line, start, number) {
-                    patterns.plain.push(plain);
+                if let Some(plain) = LiteralPattern::parse(line, start, number) {
+                    patterns.literals.push(plain);
                 } else if !line.is_empty() && !line.starts_with('#') {
-                    let bytes = patterns.compiled_bytes + line.len();
+                    let bytes = patterns.wildcard_bytes + line.len();
                     if bytes > room {
-                        patterns.is_cut = true;
+                        patterns.is_truncated = true;
                     } else {
-                        patterns.compiled_bytes = bytes;
-                        wild.push(Wild { line: number, text: line });
+                        patterns.wildcard_bytes = bytes;
+                        wild.push(WildcardLine { line: number, text: line });
                     }
                 }
             }
             start += end + 1;
         }
-        for together in wild.chunks(LINES_TOGETHER) {
-            patterns.compile(together, stop)?;
+        for together in wild.chunks(MAX_LINES_PER_COMPILE) {
+            patterns.compile(together, cancel)?;
         }
-        patterns.sort(&text);
+        patterns.sort_literals(&text);
         patterns.text = text;
         Ok(patterns)
     }
 
     /// Compiles lines together, or half of them at a time where they are too large.
-    fn compile(&mut self, lines: &[Wild<'_>], stop: &Stop) -> Result<(), Error> {
-        stop.check()?;
+    fn compile(&mut self, lines: &[WildcardLine<'_>], cancel: &CancelToken) -> Result<(), Error> {
+        cancel.check()?;
         let mut builder = GitignoreBuilder::new("");
         for line in lines {
             // Where it comes from is what a match tells.
@@ -118,61 +118,61 @@ impl Patterns {
         }
         match (builder.build(), lines) {
             (Ok(matcher), [.., last]) if !matcher.is_empty() => {
-                self.compiled.push(Compiled { last_line: last.line, matcher })
+                self.wildcards.push(CompiledPatterns { last_line: last.line, matcher })
             }
             (Ok(_), _) => {}
             (Err(_), [_, _, ..]) => {
                 let (first, second) = lines.split_at(lines.len() / 2);
-                self.compile(first, stop)?;
-                self.compile(second, stop)?;
+                self.compile(first, cancel)?;
+                self.compile(second, cancel)?;
             }
-            (Err(_), _) => self.is_cut = true,
+            (Err(_), _) => self.is_truncated = true,
         }
         Ok(())
     }
 
     /// Sorts the plain lines. Of those that match the same, the last one counts.
-    fn sort(&mut self, text: &[u8]) {
-        let key = |plain: &Plain| (plain.kind, plain.key(text), plain.is_only_directory);
-        self.plain
+    fn sort_literals(&mut self, text: &[u8]) {
+        let key = |plain: &LiteralPattern| (plain.kind, plain.key(text), plain.directory_only);
+        self.literals
             .sort_unstable_by(|a, b| (key(a), Reverse(a.line)).cmp(&(key(b), Reverse(b.line))));
-        self.plain.dedup_by(|later, first| key(later) == key(first));
-        self.plain.shrink_to_fit();
+        self.literals.dedup_by(|later, first| key(later) == key(first));
+        self.literals.shrink_to_fit();
     }
 
     /// What the last line that matches says about `path`: whether it is left out.
-    pub(super) fn decide(&self, path: &[u8], is_directory: bool) -> Option<bool> {
+    pub(super) fn is_ignored(&self, path: &[u8], is_directory: bool) -> Option<bool> {
         let slash = memchr::memrchr(b'/', path);
         let name = slash.map_or(path, |slash| &path[slash + 1..]);
         let ending = memchr::memrchr(b'.', name).map(|dot| &name[dot..]);
         let plain = [
-            self.find(Kind::Name, name, is_directory),
-            self.find(Kind::Path, path, is_directory),
-            ending.and_then(|ending| self.find(Kind::Ending, ending, is_directory)),
+            self.find(LiteralKind::Name, name, is_directory),
+            self.find(LiteralKind::Path, path, is_directory),
+            ending.and_then(|ending| self.find(LiteralKind::Extension, ending, is_directory)),
         ];
         let plain = plain.into_iter().flatten().max_by_key(|plain| plain.line);
         let line = plain.map_or(0, |plain| plain.line);
-        let later = self.compiled.iter().rev();
+        let later = self.wildcards.iter().rev();
         let compiled = later
             .take_while(|compiled| compiled.last_line > line)
             .find_map(|compiled| compiled.find(path, is_directory))
             .filter(|(found, _)| *found > line);
-        compiled.map(|(_, left_out)| left_out).or(plain.map(|plain| !plain.takes_in))
+        compiled.map(|(_, left_out)| left_out).or(plain.map(|plain| !plain.is_negated))
     }
 
-    fn find(&self, kind: Kind, key: &[u8], is_directory: bool) -> Option<&Plain> {
+    fn find(&self, kind: LiteralKind, key: &[u8], is_directory: bool) -> Option<&LiteralPattern> {
         let wanted = (kind, key);
-        let of = |plain: &Plain| (plain.kind, plain.key(&self.text));
-        let first = self.plain.partition_point(|plain| of(plain) < wanted);
-        self.plain[first..]
+        let of = |plain: &LiteralPattern| (plain.kind, plain.key(&self.text));
+        let first = self.literals.partition_point(|plain| of(plain) < wanted);
+        self.literals[first..]
             .iter()
             .take_while(|plain| of(plain) == wanted)
-            .filter(|plain| is_directory || !plain.is_only_directory)
+            .filter(|plain| is_directory || !plain.directory_only)
             .max_by_key(|plain| plain.line)
     }
 }
 
-impl Plain {
+impl LiteralPattern {
     /// Understands a line that stands at `start`, if it has no wildcards.
     fn parse(line: &str, start: usize, number: u32) -> Option<Self> {
         let line = line.trim_end();
@@ -194,10 +194,10 @@ impl Plain {
         let is_path = is_anchored || key.contains('/');
         let (kind, literal) = match key.strip_prefix('*') {
             Some(ending) if !is_path && ending.starts_with('.') && !ending[1..].contains('.') => {
-                (Kind::Ending, ending)
+                (LiteralKind::Extension, ending)
             }
-            _ if is_path => (Kind::Path, key),
-            _ => (Kind::Name, key),
+            _ if is_path => (LiteralKind::Path, key),
+            _ => (LiteralKind::Name, key),
         };
         if literal.is_empty() || literal.contains(['*', '?', '[', ']', '{', '}', '\\']) {
             return None;
@@ -208,8 +208,8 @@ impl Plain {
             start: u32::try_from(start).ok()?,
             end: u32::try_from(start + literal.len()).ok()?,
             line: number,
-            is_only_directory,
-            takes_in,
+            directory_only: is_only_directory,
+            is_negated: takes_in,
         })
     }
 
@@ -218,7 +218,7 @@ impl Plain {
     }
 }
 
-impl Compiled {
+impl CompiledPatterns {
     /// The last line that matches, and whether it leaves out.
     fn find(&self, path: &[u8], is_directory: bool) -> Option<(u32, bool)> {
         use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
@@ -238,8 +238,8 @@ impl Compiled {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Patterns {
-        Patterns::parse(text.into(), usize::MAX, &Stop::new()).unwrap()
+    fn parse(text: &str) -> IgnorePatterns {
+        IgnorePatterns::parse(text.into(), usize::MAX, &CancelToken::new()).unwrap()
     }
 
     /// A sequence that is always the same (Knuth's MMIX generator).
@@ -267,8 +267,8 @@ mod tests {
                 .map(|_| (0..1 + random(4)).map(|_| PARTS[random(PARTS.len())]).collect())
                 .collect();
             let ours = parse(&lines.join("\n"));
-            plain += ours.plain.len();
-            compiled += ours.compiled.len();
+            plain += ours.literals.len();
+            compiled += ours.wildcards.len();
             let mut theirs = GitignoreBuilder::new("");
             for line in &lines {
                 let _no_pattern = theirs.add_line(None, line);
@@ -285,7 +285,7 @@ mod tests {
                 };
                 decided += usize::from(expected.is_some());
                 assert_eq!(
-                    ours.decide(path.as_bytes(), is_directory),
+                    ours.is_ignored(path.as_bytes(), is_directory),
                     expected,
                     "{lines:?} {path:?} {is_directory}"
                 );
@@ -298,28 +298,29 @@ mod tests {
     fn a_large_file_takes_a_few_bytes_a_line() {
         let lines: String = (0..20_000).map(|line| format!("generated/{line}\n")).collect();
         let patterns = parse(&lines);
-        assert_eq!((patterns.compiled_bytes, patterns.is_cut), (0, false));
-        assert!(size_of::<Plain>() <= 24);
-        assert_eq!(patterns.decide(b"generated/19999", false), Some(true));
-        assert_eq!(patterns.decide(b"generated/20000", false), None);
+        assert_eq!((patterns.wildcard_bytes, patterns.is_truncated), (0, false));
+        assert!(size_of::<LiteralPattern>() <= 24);
+        assert_eq!(patterns.is_ignored(b"generated/19999", false), Some(true));
+        assert_eq!(patterns.is_ignored(b"generated/20000", false), None);
         // The same line again and again is one.
-        assert_eq!(parse(&"a\nb/\n*.o\n".repeat(1000)).plain.len(), 3);
+        assert_eq!(parse(&"a\nb/\n*.o\n".repeat(1000)).literals.len(), 3);
     }
 
     #[test]
     fn what_there_is_no_room_for_does_not_count_and_the_rest_does() {
-        let patterns = Patterns::parse(b"a*\nb*\nc*\nd\n".to_vec(), 4, &Stop::new()).unwrap();
-        assert!(patterns.is_cut);
-        let left_out = [b"a1", b"b1", b"c1"].map(|path| patterns.decide(path, false));
+        let patterns =
+            IgnorePatterns::parse(b"a*\nb*\nc*\nd\n".to_vec(), 4, &CancelToken::new()).unwrap();
+        assert!(patterns.is_truncated);
+        let left_out = [b"a1", b"b1", b"c1"].map(|path| patterns.is_ignored(path, false));
         assert_eq!(left_out, [Some(true), Some(true), None]);
-        assert_eq!(patterns.decide(b"d", false), Some(true));
+        assert_eq!(patterns.is_ignored(b"d", false), Some(true));
         // Together they are too large for the matcher, and one of them is by itself.
         let large = format!("{}\n", "?".repeat(1000)).repeat(200) + "e*\n";
         let patterns = parse(&large);
-        assert!(!patterns.is_cut && patterns.compiled.len() > 1);
-        assert_eq!(patterns.decide(b"e1", false), Some(true));
+        assert!(!patterns.is_truncated && patterns.wildcards.len() > 1);
+        assert_eq!(patterns.is_ignored(b"e1", false), Some(true));
         let patterns = parse(&format!("{}\ne*\n", "?".repeat(200_000)));
-        assert!(patterns.is_cut);
-        assert_eq!(patterns.decide(b"e1", false), Some(true));
+        assert!(patterns.is_truncated);
+        assert_eq!(patterns.is_ignored(b"e1", false), Some(true));
     }
 }

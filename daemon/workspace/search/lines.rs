@@ -6,26 +6,26 @@ use grep_matcher::Matcher as _;
 use grep_searcher::{Searcher, Sink, SinkContext, SinkMatch};
 
 use super::{
-    content::Content,
-    pattern::{Pattern, SearchWish},
+    content::CancellableReader,
+    pattern::{SearchOptions, SearchPattern},
 };
-use crate::daemon::workspace::stop::Stop;
+use crate::daemon::workspace::stop::CancelToken;
 
 /// Most bytes that are kept of a line.
-const LINE: usize = 2000;
+const MAX_LINE_BYTES: usize = 2000;
 /// Most bytes that are kept of the lines that one match spans.
-const BLOCK: usize = 8 * LINE;
+const MAX_MATCH_BYTES: usize = 8 * MAX_LINE_BYTES;
 /// Stands for what was cut off.
-const CUT: &str = "\u{2026}";
+const ELLIPSIS: &str = "\u{2026}";
 /// Bytes behind a match that decide whether it is one, such as the character of a word boundary: as
 /// many as ripgrep looks at.
-const LOOK_AHEAD: usize = 128;
+const LOOK_AHEAD_BYTES: usize = 128;
 /// Bytes that a match and each of its lines take in a message beyond their own, about.
-const OVERHEAD: usize = 16;
+const ENTRY_OVERHEAD_BYTES: usize = 16;
 
 /// A match.
 #[derive(Debug)]
-pub(crate) struct Hit {
+pub(crate) struct Match {
     /// Line at which it begins, counted from 1.
     pub(crate) line: u64,
     /// Byte of that line at which it begins, counted from 1.
@@ -38,114 +38,119 @@ pub(crate) struct Hit {
     pub(crate) after: Vec<String>,
 }
 
-impl Hit {
+impl Match {
     /// Bytes that it takes in an answer.
-    pub(super) fn size(&self) -> usize {
+    pub(super) fn encoded_size(&self) -> usize {
         let around = self.before.iter().chain(&self.after);
-        let around: usize = around.map(|line| line.len() + OVERHEAD).sum();
-        self.content.len() + around + OVERHEAD
+        let around: usize = around.map(|line| line.len() + ENTRY_OVERHEAD_BYTES).sum();
+        self.content.len() + around + ENTRY_OVERHEAD_BYTES
     }
 }
 
 /// What was found in a file.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct FileMatches {
     /// Matches.
     pub(super) total: u64,
     /// The first ones.
-    pub(super) hits: Vec<Hit>,
+    pub(super) matches: Vec<Match>,
     /// Bytes that these take.
     pub(super) bytes: usize,
 }
 
 /// Takes what the engine finds in one file.
 #[derive(Debug)]
-pub(super) struct Lines<'a> {
-    wish: &'a SearchWish,
-    pattern: &'a Pattern,
-    stop: &'a Stop,
+pub(super) struct MatchCollector<'a> {
+    options: &'a SearchOptions,
+    pattern: &'a SearchPattern,
+    cancel: &'a CancelToken,
     /// Whether matches are kept and not only counted.
-    keeps: bool,
+    collects: bool,
     total: u64,
-    hits: Vec<Hit>,
+    matches: Vec<Match>,
     bytes: usize,
     /// The last lines that the engine gave, numbered: no more than come before a match.
-    recent: VecDeque<(u64, String)>,
+    recent_lines: VecDeque<(u64, String)>,
     /// Last lines of the matches that still wait for lines after them: those at the end of `hits`.
-    waiting: VecDeque<u64>,
+    awaiting_context: VecDeque<u64>,
 }
 
-impl<'a> Lines<'a> {
+impl<'a> MatchCollector<'a> {
     /// Of a file.
-    pub(super) fn new(wish: &'a SearchWish, stop: &'a Stop, keeps: bool) -> Self {
-        Self::with(wish, &wish.pattern, stop, keeps)
+    pub(super) fn new(wish: &'a SearchOptions, cancel: &'a CancelToken, keeps: bool) -> Self {
+        Self::with_pattern(wish, &wish.pattern, cancel, keeps)
     }
 
     /// Of a file, by a thread that has its own clone of the pattern.
-    pub(super) fn with(
-        wish: &'a SearchWish,
-        pattern: &'a Pattern,
-        stop: &'a Stop,
+    pub(super) fn with_pattern(
+        wish: &'a SearchOptions,
+        pattern: &'a SearchPattern,
+        cancel: &'a CancelToken,
         keeps: bool,
     ) -> Self {
         Self {
-            wish,
+            options: wish,
             pattern,
-            stop,
-            keeps,
+            cancel,
+            collects: keeps,
             total: 0,
-            hits: Vec::new(),
+            matches: Vec::new(),
             bytes: 0,
-            recent: VecDeque::new(),
-            waiting: VecDeque::new(),
+            recent_lines: VecDeque::new(),
+            awaiting_context: VecDeque::new(),
         }
     }
 
     /// Searches the file. After an error, what was found before it stays.
-    pub(super) fn read(&mut self, searcher: &mut Searcher, content: Content<'_>) -> io::Result<()> {
+    pub(super) fn search(
+        &mut self,
+        searcher: &mut Searcher,
+        content: CancellableReader<'_>,
+    ) -> io::Result<()> {
         let pattern = self.pattern;
         searcher.search_reader(pattern.matcher(), content, self)
     }
 
     /// What was found.
-    pub(super) fn finish(mut self) -> Found {
-        self.bytes = self.hits.iter().map(Hit::size).sum();
-        Found { total: self.total, hits: self.hits, bytes: self.bytes }
+    pub(super) fn finish(mut self) -> FileMatches {
+        self.bytes = self.matches.iter().map(Match::encoded_size).sum();
+        FileMatches { total: self.total, matches: self.matches, bytes: self.bytes }
     }
 
     /// A line that is no match, or one of a match, for the matches around it.
-    fn line(&mut self, number: u64, line: &[u8]) {
-        let context = self.wish.context as u64;
-        while let Some(last) = self.waiting.front()
+    fn add_context_line(&mut self, number: u64, line: &[u8]) {
+        let context = self.options.context_lines as u64;
+        while let Some(last) = self.awaiting_context.front()
             && last + context < number
         {
-            self.waiting.pop_front();
+            self.awaiting_context.pop_front();
         }
-        let text = shown(line, 0..0, LINE);
-        let first = self.hits.len() - self.waiting.len();
-        for hit in self.hits.iter_mut().skip(first) {
+        let text = clip_line(line, 0..0, MAX_LINE_BYTES);
+        let first = self.matches.len() - self.awaiting_context.len();
+        for hit in self.matches.iter_mut().skip(first) {
             hit.after.push(text.clone());
-            self.bytes += text.len() + OVERHEAD;
+            self.bytes += text.len() + ENTRY_OVERHEAD_BYTES;
         }
-        while !self.recent.is_empty() && self.recent.len() >= self.wish.context {
-            self.recent.pop_front();
+        while !self.recent_lines.is_empty() && self.recent_lines.len() >= self.options.context_lines
+        {
+            self.recent_lines.pop_front();
         }
-        self.recent.push_back((number, text));
+        self.recent_lines.push_back((number, text));
     }
 
     /// Whether no more matches are kept.
     fn is_full(&self) -> bool {
-        self.hits.len() >= self.wish.most || self.bytes > self.wish.most_bytes
+        self.matches.len() >= self.options.max_matches || self.bytes > self.options.max_bytes
     }
 
-    fn hit(&mut self, found: &SinkMatch<'_>, line: u64) {
-        let context = self.wish.context as u64;
+    fn add_match(&mut self, found: &SinkMatch<'_>, line: u64) {
+        let context = self.options.context_lines as u64;
         let in_buffer = found.bytes_range_in_buffer();
         let whole = found.bytes();
         let end = in_buffer.end;
         let buffer = found.buffer();
         let buffer = if self.pattern.is_multiline() {
-            buffer.get(..end.saturating_add(LOOK_AHEAD)).unwrap_or(buffer)
+            buffer.get(..end.saturating_add(LOOK_AHEAD_BYTES)).unwrap_or(buffer)
         } else {
             let ending = usize::from(whole.ends_with(b"\n"));
             buffer.get(..end - ending).unwrap_or(buffer)
@@ -156,74 +161,74 @@ impl<'a> Lines<'a> {
             }
             _ => 0..0,
         };
-        let most = if self.pattern.is_multiline() { BLOCK } else { LINE };
-        let hit = Hit {
+        let most = if self.pattern.is_multiline() { MAX_MATCH_BYTES } else { MAX_LINE_BYTES };
+        let hit = Match {
             line,
             column: within.start as u64 + 1,
-            content: shown(whole, within, most),
+            content: clip_line(whole, within, most),
             before: self
-                .recent
+                .recent_lines
                 .iter()
                 .filter(|(number, _)| number + context >= line)
                 .map(|(_, text)| text.clone())
                 .collect(),
             after: Vec::new(),
         };
-        self.bytes += hit.size();
-        self.hits.push(hit);
+        self.bytes += hit.encoded_size();
+        self.matches.push(hit);
     }
 }
 
-impl Sink for Lines<'_> {
+impl Sink for MatchCollector<'_> {
     type Error = io::Error;
 
     fn matched(&mut self, _searcher: &Searcher, found: &SinkMatch<'_>) -> io::Result<bool> {
-        if self.stop.is_stopped() {
+        if self.cancel.is_cancelled() {
             return Ok(false);
         }
         self.total += 1;
-        if !self.keeps {
+        if !self.collects {
             return Ok(true);
         }
         let line = found.line_number().unwrap_or(1);
         let keeps = !self.is_full();
         if keeps {
-            self.hit(found, line);
+            self.add_match(found, line);
         }
         let mut last = line;
-        if self.wish.context > 0 {
+        if self.options.context_lines > 0 {
             // The match itself comes after those before it, but not after itself.
-            let own = if keeps { self.hits.pop() } else { None };
+            let own = if keeps { self.matches.pop() } else { None };
             // Of many lines, only those at the ends can be near another match.
-            let (count, ends) = (found.lines().count(), self.wish.context);
+            let (count, ends) = (found.lines().count(), self.options.context_lines);
             for (index, text) in found.lines().enumerate() {
                 last = line + index as u64;
                 if index < ends || index + ends >= count {
-                    self.line(last, text);
+                    self.add_context_line(last, text);
                 }
             }
-            self.hits.extend(own);
+            self.matches.extend(own);
             if keeps {
-                self.waiting.push_back(last);
+                self.awaiting_context.push_back(last);
             }
         }
-        if !keeps && self.waiting.is_empty() {
-            self.keeps = false;
+        if !keeps && self.awaiting_context.is_empty() {
+            self.collects = false;
         }
         Ok(true)
     }
 
     fn context(&mut self, _searcher: &Searcher, found: &SinkContext<'_>) -> io::Result<bool> {
-        if self.keeps {
-            self.line(found.line_number().unwrap_or(1), found.bytes());
+        if self.collects {
+            self.add_context_line(found.line_number().unwrap_or(1), found.bytes());
         }
-        Ok(!self.stop.is_stopped())
+        Ok(!self.cancel.is_cancelled())
     }
 }
 
 /// A line as text, without its ending. A long one is cut around what matters in it.
-fn shown(line: &[u8], around: Range<usize>, most: usize) -> String {
-    let line = without_ending(line);
+fn clip_line(line: &[u8], around: Range<usize>, most: usize) -> String {
+    let line = trim_line_ending(line);
     if line.len() <= most {
         return String::from_utf8_lossy(line).into_owned();
     }
@@ -238,12 +243,12 @@ fn shown(line: &[u8], around: Range<usize>, most: usize) -> String {
         end -= usize::from(goes_on(end));
     }
     let text = String::from_utf8_lossy(line.get(start..end).unwrap_or_default());
-    let before = if start > 0 { CUT } else { "" };
-    let after = if end < line.len() { CUT } else { "" };
+    let before = if start > 0 { ELLIPSIS } else { "" };
+    let after = if end < line.len() { ELLIPSIS } else { "" };
     format!("{before}{text}{after}")
 }
 
-fn without_ending(line: &[u8]) -> &[u8] {
+fn trim_line_ending(line: &[u8]) -> &[u8] {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     line.strip_suffix(b"\r").unwrap_or(line)
 }
@@ -256,11 +261,11 @@ mod tests {
     fn long_lines_are_cut_around_the_match_between_characters() {
         let long = "\u{e9}".repeat(1000) + "match" + &"\u{1f600}".repeat(1000);
         let at = 2000..2005;
-        let cut = shown(long.as_bytes(), at.clone(), 100);
+        let cut = clip_line(long.as_bytes(), at.clone(), 100);
         assert!(cut.starts_with("\u{2026}\u{e9}") && cut.ends_with("\u{1f600}\u{2026}"));
         assert!(cut.contains("match") && !cut.contains('\u{fffd}') && cut.len() <= 106);
         for most in 10..40 {
-            let cut = shown(long.as_bytes(), at.clone(), most);
+            let cut = clip_line(long.as_bytes(), at.clone(), most);
             assert!(cut.contains("match") && !cut.contains('\u{fffd}'), "{most}");
         }
         for (line, around, most, expected) in [
@@ -273,9 +278,9 @@ mod tests {
             ("0123456789", 2..9, 4, "\u{2026}2345\u{2026}"),
             ("0123456789", 70..90, 4, "\u{2026}6789"),
         ] {
-            assert_eq!(shown(line.as_bytes(), around, most), expected);
+            assert_eq!(clip_line(line.as_bytes(), around, most), expected);
         }
-        assert_eq!(shown(b"a\xffb", 0..0, 9), "a\u{fffd}b");
-        assert_eq!(shown(&[0x80; 20], 0..0, 9).chars().next_back(), Some('\u{2026}'));
+        assert_eq!(clip_line(b"a\xffb", 0..0, 9), "a\u{fffd}b");
+        assert_eq!(clip_line(&[0x80; 20], 0..0, 9).chars().next_back(), Some('\u{2026}'));
     }
 }

@@ -30,56 +30,56 @@ use std::{
 use grep_searcher::{BinaryDetection, MmapChoice, Searcher, SearcherBuilder};
 use rustix::fs::FileType;
 
-use self::{content::Content, lines::Lines};
+use self::{content::CancellableReader, lines::MatchCollector};
 pub(crate) use self::{
-    lines::Hit,
-    pattern::{Pattern, Query, SearchWish},
-    ranking::{Finds, Progress},
+    lines::Match,
+    pattern::{SearchOptions, SearchPattern, SearchQuery},
+    ranking::{SearchProgress, SearchResults},
 };
 use super::{
-    beneath::{Root, open_name},
-    failure::{Wanted, failure},
+    beneath::{Root, open_entry},
+    failure::{ExpectedKind, os_error},
     file::{RegularFile, reopen},
-    parallel::cores,
+    parallel::available_cores,
     path::RelativePath,
-    stop::Stop,
-    walk::{Selection, Walk},
+    stop::CancelToken,
+    walk::{FileWalk, WalkFilter},
 };
 use crate::daemon::{error::Error, sys::Errno};
 
 /// Most threads that search at once.
-const THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 /// Files that a thread takes at once.
-const TOGETHER: usize = 16;
+const FILES_PER_BATCH: usize = 16;
 /// Longest line that can be searched, and largest file where matches may span lines, in bytes: each
 /// thread holds as much.
-const LARGEST: usize = 8 << 20;
+const MAX_SEARCH_BUFFER_BYTES: usize = 8 << 20;
 
 /// One search.
 #[derive(Debug)]
-struct Search<'a> {
-    wish: &'a SearchWish,
-    stop: &'a Stop,
-    files: Mutex<Files<'a>>,
-    progress: &'a Progress,
+struct SearchRun<'a> {
+    options: &'a SearchOptions,
+    cancel: &'a CancelToken,
+    files: Mutex<PendingFiles<'a>>,
+    progress: &'a SearchProgress,
     /// Number of the last file of which matches can still be among the first ones.
-    last: AtomicUsize,
+    last_relevant_file: AtomicUsize,
     interrupted: AtomicBool,
 }
 
 /// Files still to search.
 #[derive(Debug)]
-struct Files<'a> {
-    walk: Walk<'a>,
+struct PendingFiles<'a> {
+    walk: FileWalk<'a>,
     /// Path of the walk's directory, with a final slash unless it is empty.
     base: String,
-    taken: usize,
+    next_number: usize,
     end: Option<Result<(), Error>>,
 }
 
 /// A file to search.
 #[derive(Debug)]
-struct Candidate {
+struct SearchCandidate {
     number: usize,
     directory: Arc<OwnedFd>,
     path: String,
@@ -90,87 +90,88 @@ struct Candidate {
 pub(super) fn search(
     root: &Root,
     base: &RelativePath,
-    selection: Selection,
-    wish: &SearchWish,
-    progress: &Progress,
-    stop: &Stop,
+    selection: WalkFilter,
+    wish: &SearchOptions,
+    progress: &SearchProgress,
+    cancel: &CancelToken,
 ) -> Result<bool, Error> {
-    let wanted = |errno| failure(errno, base.as_str(), Wanted::File);
+    let wanted = |errno| os_error(errno, base.as_str(), ExpectedKind::File);
     let place = root.open_path(base.as_bytes()).map_err(wanted)?;
     let stat = rustix::fs::fstat(&place).map_err(wanted)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         let file = RegularFile::open(&place, base.as_str())?;
-        return Ok(search_one(file, wish, progress, stop));
+        return Ok(search_file(file, wish, progress, cancel));
     }
-    let walk = match Walk::start(root, base, selection, None, stop) {
+    let walk = match FileWalk::start(root, base, selection, None, cancel) {
         Ok(walk) => walk,
-        Err(_) if stop.is_stopped() => return Ok(false),
+        Err(_) if cancel.is_cancelled() => return Ok(false),
         Err(error) => return Err(error),
     };
     let mut above = String::from_utf8_lossy(base.as_bytes()).into_owned();
     if !above.is_empty() {
         above.push('/');
     }
-    let search = Search {
-        wish,
-        stop,
-        files: Mutex::new(Files { walk, base: above, taken: 0, end: None }),
+    let search = SearchRun {
+        options: wish,
+        cancel,
+        files: Mutex::new(PendingFiles { walk, base: above, next_number: 0, end: None }),
         progress,
-        last: AtomicUsize::new(usize::MAX),
+        last_relevant_file: AtomicUsize::new(usize::MAX),
         interrupted: AtomicBool::new(false),
     };
     thread::scope(|scope| {
-        for _ in 1..cores().min(THREADS) {
+        for _ in 1..available_cores().min(MAX_THREADS) {
             // Where no thread can be started, there are fewer.
             let _thread = thread::Builder::new()
                 .name("search".to_owned())
-                .spawn_scoped(scope, || search.work());
+                .spawn_scoped(scope, || search.run_worker());
         }
-        search.work();
+        search.run_worker();
     });
-    let Files { end, .. } = search.files.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let PendingFiles { end, .. } =
+        search.files.into_inner().unwrap_or_else(PoisonError::into_inner);
     end.unwrap_or(Ok(()))?;
     Ok(!search.interrupted.into_inner())
 }
 
 /// Searches one file. Returns whether it was searched to its end before the search was stopped.
-pub(crate) fn search_one(
+pub(crate) fn search_file(
     file: RegularFile,
-    wish: &SearchWish,
-    progress: &Progress,
-    stop: &Stop,
+    wish: &SearchOptions,
+    progress: &SearchProgress,
+    cancel: &CancelToken,
 ) -> bool {
     let path: Arc<str> = file.path().into();
-    let mut lines = Lines::new(wish, stop, true);
-    let mut searcher = searcher(wish, true);
+    let mut lines = MatchCollector::new(wish, cancel, true);
+    let mut searcher = build_searcher(wish, true);
     let size = file.size();
-    let outcome = lines.read(&mut searcher, Content::new(file.into(), size, stop));
+    let outcome = lines.search(&mut searcher, CancellableReader::new(file.into(), size, cancel));
     let mut ranking = progress.lock();
-    ranking.searched(outcome.is_ok() || stop.is_stopped());
+    ranking.record_searched(outcome.is_ok() || cancel.is_cancelled());
     ranking.add(0, path, lines.finish());
-    !stop.is_stopped()
+    !cancel.is_cancelled()
 }
 
-impl Search<'_> {
+impl SearchRun<'_> {
     /// Searches until no file is left.
-    fn work(&self) {
-        let mut complete = searcher(self.wish, true);
-        let mut counting = searcher(self.wish, false);
-        let matcher = self.wish.pattern.clone();
-        let mut candidates = Vec::with_capacity(TOGETHER);
+    fn run_worker(&self) {
+        let mut complete = build_searcher(self.options, true);
+        let mut counting = build_searcher(self.options, false);
+        let matcher = self.options.pattern.clone();
+        let mut candidates = Vec::with_capacity(FILES_PER_BATCH);
         loop {
-            if self.stop.is_stopped() {
-                self.interrupt();
+            if self.cancel.is_cancelled() {
+                self.mark_interrupted();
                 return;
             }
-            self.take(&mut candidates);
+            self.take_batch(&mut candidates);
             if candidates.is_empty() {
                 return;
             }
             for candidate in candidates.drain(..) {
-                let keeps = candidate.number <= self.last.load(Ordering::Relaxed);
+                let keeps = candidate.number <= self.last_relevant_file.load(Ordering::Relaxed);
                 let searcher = if keeps { &mut complete } else { &mut counting };
-                if let Err(error) = self.search(candidate, &matcher, searcher, keeps) {
+                if let Err(error) = self.search_candidate(candidate, &matcher, searcher, keeps) {
                     let mut files = locked(&self.files);
                     // Also where the walk has come to its end: not all of it was searched.
                     if !matches!(files.end, Some(Err(_))) {
@@ -183,96 +184,96 @@ impl Search<'_> {
     }
 
     /// Takes the next files.
-    fn take(&self, candidates: &mut Vec<Candidate>) {
+    fn take_batch(&self, candidates: &mut Vec<SearchCandidate>) {
         let mut files = locked(&self.files);
-        while files.end.is_none() && candidates.len() < TOGETHER {
+        while files.end.is_none() && candidates.len() < FILES_PER_BATCH {
             match files.next() {
                 Ok(Some(candidate)) => candidates.push(candidate),
                 Ok(None) => files.end = Some(Ok(())),
-                Err(_) if self.stop.is_stopped() => {
-                    self.interrupt();
+                Err(_) if self.cancel.is_cancelled() => {
+                    self.mark_interrupted();
                     files.end = Some(Ok(()));
                 }
                 Err(error) => files.end = Some(Err(error)),
             }
         }
-        let cut = files.walk.ignore_files_cut();
+        let cut = files.walk.truncated_ignore_files();
         if cut > 0 {
-            self.progress.lock().ignore_files_cut = cut;
+            self.progress.lock().truncated_ignore_files = cut;
         }
     }
 
-    fn search(
+    fn search_candidate(
         &self,
-        candidate: Candidate,
-        pattern: &Pattern,
+        candidate: SearchCandidate,
+        pattern: &SearchPattern,
         searcher: &mut Searcher,
         keeps: bool,
     ) -> Result<(), Error> {
-        let Candidate { number, directory, path } = candidate;
+        let SearchCandidate { number, directory, path } = candidate;
         let name = path.rsplit_once('/').map_or(path.as_str(), |(_, name)| name);
         let opened =
-            open_name(directory.as_fd(), name.as_bytes()).and_then(|place| reopen(place.as_fd()));
+            open_entry(directory.as_fd(), name.as_bytes()).and_then(|place| reopen(place.as_fd()));
         let file = match opened {
             Ok(Ok((file, stat))) => {
-                Content::new(file, u64::try_from(stat.st_size).unwrap_or(0), self.stop)
+                CancellableReader::new(file, u64::try_from(stat.st_size).unwrap_or(0), self.cancel)
             }
             // Something else by now, or gone.
             Ok(Err(_)) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {
                 return Ok(());
             }
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => {
-                return Err(failure(errno, &path, Wanted::File));
+                return Err(os_error(errno, &path, ExpectedKind::File));
             }
             Err(_) => {
-                self.progress.lock().unreadable();
+                self.progress.lock().record_unreadable();
                 return Ok(());
             }
         };
         drop(directory);
-        let mut lines = Lines::with(self.wish, pattern, self.stop, keeps);
-        let outcome = lines.read(searcher, file);
-        if self.stop.is_stopped() {
-            self.interrupt();
+        let mut lines = MatchCollector::with_pattern(self.options, pattern, self.cancel, keeps);
+        let outcome = lines.search(searcher, file);
+        if self.cancel.is_cancelled() {
+            self.mark_interrupted();
         }
-        let complete = outcome.is_ok() || self.stop.is_stopped();
+        let complete = outcome.is_ok() || self.cancel.is_cancelled();
         let found = lines.finish();
         let mut ranking = self.progress.lock();
-        ranking.searched(complete);
+        ranking.record_searched(complete);
         if found.total > 0 {
             let last = ranking.add(number, path.into(), found);
-            self.last.store(last, Ordering::Relaxed);
+            self.last_relevant_file.store(last, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn interrupt(&self) {
+    fn mark_interrupted(&self) {
         self.interrupted.store(true, Ordering::Relaxed);
     }
 }
 
-impl Files<'_> {
-    fn next(&mut self) -> Result<Option<Candidate>, Error> {
+impl PendingFiles<'_> {
+    fn next(&mut self) -> Result<Option<SearchCandidate>, Error> {
         loop {
             let Some(below) = self.walk.next()? else {
                 return Ok(None);
             };
             let path = format!("{}{below}", self.base);
             if let Some(directory) = self.walk.directory()? {
-                self.taken += 1;
-                return Ok(Some(Candidate { number: self.taken, directory, path }));
+                self.next_number += 1;
+                return Ok(Some(SearchCandidate { number: self.next_number, directory, path }));
             }
         }
     }
 }
 
 /// The engine. When only matches are counted, it needs to know nothing about lines.
-fn searcher(wish: &SearchWish, keeps: bool) -> Searcher {
-    let context = if keeps { wish.context } else { 0 };
+fn build_searcher(wish: &SearchOptions, keeps: bool) -> Searcher {
+    let context = if keeps { wish.context_lines } else { 0 };
     SearcherBuilder::new()
         .binary_detection(BinaryDetection::quit(b'\0'))
         .memory_map(MmapChoice::never())
-        .heap_limit(Some(LARGEST))
+        .heap_limit(Some(MAX_SEARCH_BUFFER_BYTES))
         .multi_line(wish.pattern.is_multiline())
         .line_number(keeps)
         .before_context(context)

@@ -6,13 +6,13 @@ use crate::daemon::error::{Error, Reason};
 
 /// Most bytes that a compiled expression may take up. In the worst case a search takes this times
 /// the length of a line: between two lines alone it looks at the time.
-const COMPILED: usize = 2 << 20;
+const MAX_REGEX_BYTES: usize = 2 << 20;
 /// Most bytes of the tables that are made of it while it searches, in each thread.
-const TABLES: usize = 16 << 20;
+const MAX_DFA_CACHE_BYTES: usize = 16 << 20;
 
 /// What a request says to look for.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Query<'a> {
+pub(crate) struct SearchQuery<'a> {
     /// A text, or a regular expression.
     pub(crate) text: &'a str,
     /// Which of the two.
@@ -25,14 +25,14 @@ pub(crate) struct Query<'a> {
 
 /// What to look for, compiled. A clone has its own working memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Pattern {
+pub(crate) struct SearchPattern {
     matcher: RegexMatcher,
     multiline: bool,
 }
 
-impl Pattern {
+impl SearchPattern {
     /// Understands a query as ripgrep does.
-    pub(crate) fn new(query: Query<'_>) -> Result<Self, Error> {
+    pub(crate) fn new(query: SearchQuery<'_>) -> Result<Self, Error> {
         let mut builder = RegexMatcherBuilder::new();
         builder
             .multi_line(true)
@@ -40,8 +40,8 @@ impl Pattern {
             .octal(false)
             .fixed_strings(!query.is_regex)
             .case_insensitive(!query.case_sensitive)
-            .size_limit(COMPILED)
-            .dfa_size_limit(TABLES)
+            .size_limit(MAX_REGEX_BYTES)
+            .dfa_size_limit(MAX_DFA_CACHE_BYTES)
             // Files that hold it are not searched.
             .ban_byte(Some(b'\0'));
         if !query.multiline {
@@ -71,15 +71,15 @@ impl Pattern {
 
 /// What is asked of a search.
 #[derive(Debug)]
-pub(crate) struct SearchWish {
+pub(crate) struct SearchOptions {
     /// What to look for.
-    pub(crate) pattern: Pattern,
+    pub(crate) pattern: SearchPattern,
     /// Lines to keep before and after each match.
-    pub(crate) context: usize,
+    pub(crate) context_lines: usize,
     /// Most matches.
-    pub(crate) most: usize,
+    pub(crate) max_matches: usize,
     /// Most bytes of lines, but for one match.
-    pub(crate) most_bytes: usize,
+    pub(crate) max_bytes: usize,
 }
 
 #[cfg(test)]
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn what_cannot_be_searched_for_says_why() {
         let query = |text, is_regex, multiline| {
-            Pattern::new(Query { text, is_regex, case_sensitive: false, multiline })
+            SearchPattern::new(SearchQuery { text, is_regex, case_sensitive: false, multiline })
         };
         let deep = "(".repeat(1000) + &")".repeat(1000);
         for (text, is_regex, multiline, problem) in [

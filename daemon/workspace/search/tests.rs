@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::daemon::{
     error::Reason,
-    workspace::{Workspace, glob::globs},
+    workspace::{Workspace, glob::compile_globs},
 };
 
 fn tree(files: &[(&str, &[u8])]) -> (TempDir, Workspace) {
@@ -32,37 +32,46 @@ fn write(directory: &Path, name: &[u8], content: &[u8]) {
     fs::write(path, content).unwrap();
 }
 
-fn selection() -> Selection {
-    Selection {
-        globs: globs([]).unwrap(),
+fn selection() -> WalkFilter {
+    WalkFilter {
+        globs: compile_globs([]).unwrap(),
         respect_ignore: true,
-        hidden: false,
-        git: false,
+        include_hidden: false,
+        include_git: false,
         max_depth: None,
     }
 }
 
-fn wish(text: &str, multiline: bool, context: usize, most: usize) -> SearchWish {
-    SearchWish {
-        pattern: Pattern::new(Query { text, is_regex: true, case_sensitive: true, multiline })
-            .unwrap(),
-        context,
-        most,
-        most_bytes: 1 << 20,
+fn wish(text: &str, multiline: bool, context: usize, most: usize) -> SearchOptions {
+    SearchOptions {
+        pattern: SearchPattern::new(SearchQuery {
+            text,
+            is_regex: true,
+            case_sensitive: true,
+            multiline,
+        })
+        .unwrap(),
+        context_lines: context,
+        max_matches: most,
+        max_bytes: 1 << 20,
     }
 }
 
-fn search_in(workspace: &Workspace, path: &str, wish: &SearchWish) -> Result<Finds, Error> {
+fn search_in(
+    workspace: &Workspace,
+    path: &str,
+    wish: &SearchOptions,
+) -> Result<SearchResults, Error> {
     let path = workspace.resolve(path).unwrap();
-    let progress = Progress::new(wish.most, wish.most_bytes);
-    let complete = workspace.search(&path, selection(), wish, &progress, &Stop::new())?;
+    let progress = SearchProgress::new(wish.max_matches, wish.max_bytes);
+    let complete = workspace.search(&path, selection(), wish, &progress, &CancelToken::new())?;
     assert!(complete);
     Ok(progress.take())
 }
 
 /// Each match as `file:line:column:content`, with its context in front of and behind bars.
-fn shown(finds: &Finds) -> Vec<String> {
-    let hits = finds.hits.iter().map(|(path, hit)| {
+fn shown(finds: &SearchResults) -> Vec<String> {
+    let hits = finds.matches.iter().map(|(path, hit)| {
         let around = |lines: &[String]| lines.join(",");
         format!(
             "{path}:{}:{}:{}|{}|{}",
@@ -98,7 +107,7 @@ fn matches_have_the_lines_around_them() {
             let finds = search_in(&workspace, path, &wish(query, false, context, 9)).unwrap();
             assert_eq!(shown(&finds), expected, "{content:?} {query} {path}");
             assert_eq!(finds.total, expected.len() as u64);
-            assert_eq!((finds.searched, finds.left_out), (1, 0));
+            assert_eq!((finds.files_searched, finds.files_incomplete), (1, 0));
         }
     }
 }
@@ -124,7 +133,7 @@ fn a_match_may_span_lines() {
     let many = "a\n".repeat(100_000) + "x";
     let (_directory, workspace) = tree(&[("f", many.as_bytes())]);
     let finds = search_in(&workspace, ".", &wish("(?s)a.*\nx", true, 2, 9)).unwrap();
-    let hit = &finds.hits[0].1;
+    let hit = &finds.matches[0].1;
     assert!(hit.content.len() < 20_000 && hit.content.ends_with('\u{2026}'));
 }
 
@@ -143,7 +152,7 @@ fn encodings_are_those_of_ripgrep() {
         shown(&finds),
         ["latin:1:2:|\u{fffd}x\u{fffd}|", "utf16:1:4:|a\u{e9}x|", "utf8:1:1:|x|"]
     );
-    assert_eq!((finds.searched, finds.left_out), (5, 0));
+    assert_eq!((finds.files_searched, finds.files_incomplete), (5, 0));
 }
 
 #[test]
@@ -154,17 +163,17 @@ fn the_first_matches_are_those_of_the_whole_order_and_all_are_counted() {
     let (_directory, workspace) = tree(&files);
     let all = search_in(&workspace, ".", &wish("x", false, 1, 1000)).unwrap();
     let all_shown = shown(&all);
-    assert_eq!((all_shown.len(), all.total, all.searched), (600, 600, 300));
-    let order: Vec<_> = all.hits.iter().map(|(path, hit)| (path.clone(), hit.line)).collect();
+    assert_eq!((all_shown.len(), all.total, all.files_searched), (600, 600, 300));
+    let order: Vec<_> = all.matches.iter().map(|(path, hit)| (path.clone(), hit.line)).collect();
     assert!(order.is_sorted());
     for most in [1, 2, 3, 50, 599, 600, 601] {
         let finds = search_in(&workspace, ".", &wish("x", false, 1, most)).unwrap();
         assert_eq!(shown(&finds), all_shown[..most.min(600)], "{most}");
         assert_eq!(finds.total, 600);
     }
-    let small = SearchWish { most_bytes: 200, ..wish("x", false, 1, 1000) };
+    let small = SearchOptions { max_bytes: 200, ..wish("x", false, 1, 1000) };
     let finds = search_in(&workspace, ".", &small).unwrap();
-    assert!((1..10).contains(&finds.hits.len()));
+    assert!((1..10).contains(&finds.matches.len()));
     assert_eq!(finds.total, 600);
 }
 
@@ -195,12 +204,12 @@ fn what_is_no_file_is_not_opened() {
 
 #[test]
 fn a_line_that_is_too_long_is_told_and_the_rest_is_searched() {
-    let long = [vec![b'a'; LARGEST + 1000], b"x".to_vec()].concat();
+    let long = [vec![b'a'; MAX_SEARCH_BUFFER_BYTES + 1000], b"x".to_vec()].concat();
     let (_directory, workspace) = tree(&[("a", &long), ("b", b"x")]);
     for multiline in [false, true] {
         let finds = search_in(&workspace, ".", &wish("x", multiline, 0, 9)).unwrap();
         assert_eq!(shown(&finds), ["b:1:1:|x|"]);
-        assert_eq!((finds.searched, finds.left_out), (2, 1));
+        assert_eq!((finds.files_searched, finds.files_incomplete), (2, 1));
     }
 }
 
@@ -213,21 +222,21 @@ fn a_search_that_is_stopped_answers_at_once_with_what_it_has() {
     }
     let base = workspace.resolve(".").unwrap();
     for query in ["x", "(?:[a-z]{1,30}){20}x|^x$", "x|y"] {
-        let stop = Stop::new();
+        let stop = CancelToken::new();
         let wish = wish(query, false, 2, 5);
-        let progress = Progress::new(wish.most, wish.most_bytes);
+        let progress = SearchProgress::new(wish.max_matches, wish.max_bytes);
         thread::scope(|scope| {
             let search = scope.spawn(|| {
                 let complete = workspace.search(&base, selection(), &wish, &progress, &stop);
                 (complete.unwrap(), Instant::now())
             });
             let begun = Instant::now();
-            while !progress.take().hits.iter().any(|(path, _)| &**path == "a") {
+            while !progress.take().matches.iter().any(|(path, _)| &**path == "a") {
                 let patience = Duration::from_secs(60);
                 assert!(begun.elapsed() < patience, "{query}: it finds nothing");
                 thread::yield_now();
             }
-            stop.stop();
+            stop.cancel();
             let stopped = Instant::now();
             let (complete, end) = search.join().unwrap();
             eprintln!("{query} {:?}", end.saturating_duration_since(stopped));
@@ -236,9 +245,9 @@ fn a_search_that_is_stopped_answers_at_once_with_what_it_has() {
             assert!(end.saturating_duration_since(stopped) < patience, "{query}");
         });
     }
-    let stop = Stop::new();
-    stop.stop();
-    let progress = Progress::new(1, 1);
+    let stop = CancelToken::new();
+    stop.cancel();
+    let progress = SearchProgress::new(1, 1);
     let wish = wish("x", false, 0, 1);
     let complete = workspace.search(&base, selection(), &wish, &progress, &stop);
     assert!(!complete.unwrap());

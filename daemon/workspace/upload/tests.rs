@@ -12,15 +12,15 @@ use tempfile::TempDir;
 use super::*;
 
 /// Something that is done in a folder to a draft of this name.
-type Spoil = fn(&Path, &str);
+type Tampering = fn(&Path, &str);
 
 /// A workspace with a draft of `dir/file` that has some bytes.
-fn with_draft() -> (TempDir, Workspace, Draft) {
+fn with_draft() -> (TempDir, Workspace, PartialFile) {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("dir")).unwrap();
     let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
     let path = workspace.resolve("dir/file").unwrap();
-    let mut draft = workspace.begin_draft(&path, |_| Ok(())).unwrap();
+    let mut draft = workspace.create_partial_file(&path, |_| Ok(())).unwrap();
     draft.append(b"some").unwrap();
     (folder, workspace, draft)
 }
@@ -39,30 +39,30 @@ fn as_nobody_special<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-fn reason(error: DraftError) -> (bool, Reason) {
+fn reason(error: PartialFileError) -> (bool, Reason) {
     match error {
-        DraftError::Kept(error) => (true, error.reason),
-        DraftError::Dropped(error) => (false, error.reason),
+        PartialFileError::Intact(error) => (true, error.reason),
+        PartialFileError::Unusable(error) => (false, error.reason),
     }
 }
 
 #[test]
 fn a_draft_is_found_again() {
     let (_folder, workspace, draft) = with_draft();
-    workspace.check_draft(&draft).unwrap();
-    let again = workspace.reopen_draft(draft.place().clone(), &Stop::new());
+    workspace.check_partial_file(&draft).unwrap();
+    let again = workspace.reopen_partial_file(draft.location().clone(), &CancelToken::new());
     let again = again.unwrap();
     assert_eq!((again.length(), again.sha256()), (4, draft.sha256()));
-    assert_eq!(again.place(), draft.place());
-    let stop = Stop::new();
-    stop.stop();
-    let stopped = workspace.reopen_draft(draft.place().clone(), &stop);
+    assert_eq!(again.location(), draft.location());
+    let stop = CancelToken::new();
+    stop.cancel();
+    let stopped = workspace.reopen_partial_file(draft.location().clone(), &stop);
     assert_eq!(reason(stopped.unwrap_err()), (true, Reason::Timeout));
 }
 
 #[test]
 fn a_draft_that_was_taken_away_is_dropped_and_one_that_cannot_be_reached_is_kept() {
-    let spoil: [(Spoil, Reason); 5] = [
+    let spoil: [(Tampering, Reason); 5] = [
         (|folder, name| fs::remove_file(folder.join("dir").join(name)).unwrap(), Reason::StaleFile),
         (
             |folder, name| {
@@ -96,11 +96,13 @@ fn a_draft_that_was_taken_away_is_dropped_and_one_that_cannot_be_reached_is_kept
     ];
     for (spoil, expected) in spoil {
         let (folder, workspace, draft) = with_draft();
-        spoil(folder.path(), &draft.place().name);
+        spoil(folder.path(), &draft.location().name);
         let found = as_nobody_special(|| {
             [
-                workspace.check_draft(&draft).unwrap_err(),
-                workspace.reopen_draft(draft.place().clone(), &Stop::new()).unwrap_err(),
+                workspace.check_partial_file(&draft).unwrap_err(),
+                workspace
+                    .reopen_partial_file(draft.location().clone(), &CancelToken::new())
+                    .unwrap_err(),
             ]
         });
         let kept = expected != Reason::StaleFile;
@@ -108,8 +110,8 @@ fn a_draft_that_was_taken_away_is_dropped_and_one_that_cannot_be_reached_is_kept
     }
 }
 
-fn target(workspace: &Workspace) -> Target {
-    Target {
+fn target(workspace: &Workspace) -> PartialFileTarget {
+    PartialFileTarget {
         path: workspace.resolve("dir/file").unwrap(),
         create_new: false,
         expected_sha256: None,
@@ -125,8 +127,8 @@ fn mode(path: &Path) -> u32 {
 fn what_commands_do_while_a_draft_is_put_in_its_place_is_not_lost() {
     use Reason as R;
     /// What is there before, what a command does, and what is there after it.
-    type Case = (Option<&'static str>, fn(&Path), Option<&'static str>, Reason);
-    let cases: [Case; 4] = [
+    type UploadCase = (Option<&'static str>, fn(&Path), Option<&'static str>, Reason);
+    let cases: [UploadCase; 4] = [
         (
             Some("old"),
             |file| fs::write(file, "by a command").unwrap(),
@@ -158,19 +160,20 @@ fn what_commands_do_while_a_draft_is_put_in_its_place_is_not_lost() {
             fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
         }
         let target = target(&workspace);
-        let say = |place: &DraftPlace| {
+        let say = |place: &PartialFileLocation| {
             assert_eq!(place.replaces, Some(before.is_some()));
             command(&file);
             Ok(())
         };
-        let error = workspace.put(&mut draft, &target, say, &Stop::new());
+        let error = workspace.commit_partial_file(&mut draft, &target, say, &CancelToken::new());
         assert_eq!(reason(error.unwrap_err()), (true, expected));
         assert_eq!(fs::read_to_string(&file).ok().as_deref(), after);
         // It is a draft as before.
-        let place = folder.path().join("dir").join(&draft.place().name);
+        let place = folder.path().join("dir").join(&draft.location().name);
         assert_eq!(mode(&place), 0o600);
-        workspace.check_draft(&draft).unwrap();
-        let put = workspace.put(&mut draft, &target, |_| Ok(()), &Stop::new());
+        workspace.check_partial_file(&draft).unwrap();
+        let put =
+            workspace.commit_partial_file(&mut draft, &target, |_| Ok(()), &CancelToken::new());
         assert_eq!(put.unwrap(), after.is_none());
         assert_eq!(fs::read_to_string(&file).unwrap(), "some");
         assert_eq!(fs::read_dir(folder.path().join("dir")).unwrap().count(), 1);
@@ -182,16 +185,17 @@ fn a_file_that_changes_after_it_was_hashed_is_not_replaced() {
     let (folder, workspace, mut draft) = with_draft();
     let file = folder.path().join("dir/file");
     fs::write(&file, "old").unwrap();
-    let target = Target {
+    let target = PartialFileTarget {
         expected_sha256: Some(crate::daemon::checksum::sha256(b"old")),
         ..target(&workspace)
     };
-    let held = workspace.locks.hold(std::slice::from_ref(&target.path), &Stop::new()).unwrap();
+    let held =
+        workspace.locks.lock(std::slice::from_ref(&target.path), &CancelToken::new()).unwrap();
     let (started, thread_id) = std::sync::mpsc::channel();
     let error = std::thread::scope(|scope| {
         let put = scope.spawn(|| {
             started.send(rustix::thread::gettid()).unwrap();
-            workspace.put(&mut draft, &target, |_| Ok(()), &Stop::new())
+            workspace.commit_partial_file(&mut draft, &target, |_| Ok(()), &CancelToken::new())
         });
         // It waits for the lock once it has hashed the file.
         let thread = thread_id.recv().unwrap().as_raw_nonzero();
@@ -215,7 +219,12 @@ fn a_draft_is_put_beside_itself_or_nowhere() {
     let (folder, workspace, mut draft) = with_draft();
     fs::rename(folder.path().join("dir"), folder.path().join("moved")).unwrap();
     fs::create_dir(folder.path().join("dir")).unwrap();
-    let put = workspace.put(&mut draft, &target(&workspace), |_| Ok(()), &Stop::new());
+    let put = workspace.commit_partial_file(
+        &mut draft,
+        &target(&workspace),
+        |_| Ok(()),
+        &CancelToken::new(),
+    );
     assert_eq!(reason(put.unwrap_err()), (false, Reason::StaleFile));
     draft.discard();
     for directory in ["dir", "moved"] {
@@ -232,8 +241,8 @@ fn a_directory_need_not_be_readable() {
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o300)).unwrap();
     let put = as_nobody_special(|| {
         let target = target(&workspace);
-        let mut draft = workspace.begin_draft(&target.path, |_| Ok(()))?;
-        workspace.put(&mut draft, &target, |_| Ok(()), &Stop::new())
+        let mut draft = workspace.create_partial_file(&target.path, |_| Ok(()))?;
+        workspace.commit_partial_file(&mut draft, &target, |_| Ok(()), &CancelToken::new())
     });
     assert!(put.unwrap());
     assert_eq!(mode(&directory.join("file")), 0o644);
@@ -264,7 +273,7 @@ fn what_was_done_by_half_is_taken_back() {
     ] {
         let case = format!("{beside:?} {in_place:?} {third:?} {replaces:?}");
         let (folder, _workspace, draft) = with_draft();
-        let place = DraftPlace { replaces, ..draft.place().clone() };
+        let place = PartialFileLocation { replaces, ..draft.location().clone() };
         let at = |name: &str| folder.path().join("dir").join(name);
         let old_link = format!("{}~", place.name);
         let names = [place.name.as_str(), "file", &old_link];
@@ -280,12 +289,12 @@ fn what_was_done_by_half_is_taken_back() {
 
         let directory = std::fs::File::open(at("")).unwrap().into();
         let expected = match left {
-            "draft" => Left::Draft(4),
-            "in place" => Left::InPlace(4),
-            _ => Left::Nothing,
+            "draft" => PartialFileState::Partial(4),
+            "in place" => PartialFileState::Committed(4),
+            _ => PartialFileState::Missing,
         };
         for _ in 0..2 {
-            let found = settle(&directory, "file", &place);
+            let found = recover_placement(&directory, "file", &place);
             assert_eq!(found, Ok(expected), "{case}");
         }
         let holds = |name: &str| match fs::read_to_string(at(name)).ok().as_deref() {
@@ -310,9 +319,13 @@ fn no_record_makes_another_file_a_draft() {
     for name in ["", "~", "file", "../file"] {
         fs::write(at("~"), "").unwrap();
         fs::write(at("file"), "").unwrap();
-        let place = DraftPlace { name: name.to_owned(), identity: None, ..draft.place().clone() };
-        assert_eq!(workspace.mend_draft(&place).unwrap(), Left::Nothing);
-        assert!(workspace.delete_draft(&place));
+        let place = PartialFileLocation {
+            name: name.to_owned(),
+            identity: None,
+            ..draft.location().clone()
+        };
+        assert_eq!(workspace.recover_partial_file(&place).unwrap(), PartialFileState::Missing);
+        assert!(workspace.delete_partial_file(&place));
         assert!(at("~").exists() && at("file").exists(), "{name:?}");
     }
 }

@@ -14,7 +14,7 @@ fn deep(root: &Path, name: &str, depth: usize, more: impl Fn(usize, BorrowedFd<'
     let mut place = OwnedFd::from(fs::File::open(root).unwrap());
     for level in 0..depth {
         mkdirat(&place, name, Mode::RWXU).unwrap();
-        place = open_child(place.as_fd(), name.as_bytes()).unwrap();
+        place = open_child_directory(place.as_fd(), name.as_bytes()).unwrap();
         more(level, place.as_fd());
     }
 }
@@ -35,12 +35,12 @@ fn create(directory: BorrowedFd<'_>, name: &str) {
     openat(directory, name, flags, Mode::RUSR).unwrap();
 }
 
-fn selection() -> Selection {
-    Selection {
+fn selection() -> WalkFilter {
+    WalkFilter {
         globs: Override::empty(),
         respect_ignore: false,
-        hidden: true,
-        git: false,
+        include_hidden: true,
+        include_git: false,
         max_depth: None,
     }
 }
@@ -50,19 +50,19 @@ fn selection() -> Selection {
 fn walk(root: &Path, after: Option<&str>) -> (Vec<String>, u32) {
     let root = Root::open(root).unwrap();
     let base = RelativePath::parse(".", Path::new("/workspace")).unwrap();
-    let stop = Stop::new();
-    let mut walk = Walk::start(&root, &base, selection(), after, &stop).unwrap();
+    let stop = CancelToken::new();
+    let mut walk = FileWalk::start(&root, &base, selection(), after, &stop).unwrap();
     let mut files = Vec::new();
     while let Some(path) = walk.next().unwrap() {
         files.push(path.to_owned());
-        let open = |frame: &&Frame| frame.directory.is_some();
+        let open = |frame: &&WalkFrame| frame.directory.is_some();
         if files.len().is_multiple_of(100) {
-            assert!(walk.frames.iter().filter(open).count() <= OPEN);
+            assert!(walk.frames.iter().filter(open).count() <= MAX_OPEN_DIRECTORIES);
         }
     }
-    assert_eq!(walk.room.entries, ROOM.entries);
-    assert_eq!(walk.room.bytes, ROOM.bytes);
-    (files, walk.skipped())
+    assert_eq!(walk.budget.entries, PENDING_ENTRIES_BUDGET.entries);
+    assert_eq!(walk.budget.bytes, PENDING_ENTRIES_BUDGET.bytes);
+    (files, walk.skipped_entries())
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_tree_may_be_deep() {
         }
         if level % 7 == 0 {
             mkdirat(place, "e", Mode::RWXU).unwrap();
-            create(open_child(place, b"e").unwrap().as_fd(), "f");
+            create(open_child_directory(place, b"e").unwrap().as_fd(), "f");
         }
     });
     let (files, skipped) = walk(root, None);
@@ -96,7 +96,7 @@ fn what_is_too_deep_to_be_named_is_counted() {
     let name = "n".repeat(250);
     deep(directory.path(), &name, 60, |_, place| create(place, "f"));
     let (files, skipped) = walk(directory.path(), None);
-    assert_eq!((files.len(), skipped), (LONGEST / 251, 1));
+    assert_eq!((files.len(), skipped), (MAX_DIRECTORY_PATH_BYTES / 251, 1));
     flatten(directory.path(), &name);
 }
 
@@ -110,8 +110,8 @@ fn directories_that_move_away_are_passed_over() {
     }
     let root = Root::open(path).unwrap();
     let base = RelativePath::parse(".", Path::new("/workspace")).unwrap();
-    let stop = Stop::new();
-    let mut walk = Walk::start(&root, &base, selection(), None, &stop).unwrap();
+    let stop = CancelToken::new();
+    let mut walk = FileWalk::start(&root, &base, selection(), None, &stop).unwrap();
     assert_eq!(walk.next().unwrap(), Some("a/f"));
     fs::remove_dir_all(path.join("b")).unwrap();
     fs::remove_dir_all(path.join("c")).unwrap();

@@ -34,15 +34,15 @@ fn an_older_one_is_brought_up_to_date() {
     let path = folder.path().join("jig.db");
     let connection = Connection::open(&path).unwrap();
     let older = format!(
-        "{} INSERT INTO fact VALUES ('kept', x'01'); {REQUESTS} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1",
-        VERSIONS[0]
+        "{} INSERT INTO fact VALUES ('kept', x'01'); {REQUESTS} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 1",
+        MIGRATIONS[0]
     );
     connection.execute_batch(&older).unwrap();
     drop(connection);
     open(&path).unwrap();
     let connection = Connection::open(&path).unwrap();
-    let newest = i32::try_from(VERSIONS.len()).unwrap();
-    assert_eq!(versions(&connection).unwrap(), (APPLICATION, newest));
+    let newest = i32::try_from(MIGRATIONS.len()).unwrap();
+    assert_eq!(read_header(&connection).unwrap(), (APPLICATION_ID, newest));
     let count = |table: &str| -> i64 {
         let sql = format!("SELECT count(*) FROM {table}");
         connection.query_row(&sql, [], |row| row.get(0)).unwrap()
@@ -52,7 +52,7 @@ fn an_older_one_is_brought_up_to_date() {
     assert_eq!((count("request"), count(ended)), (2, 1));
     assert_eq!(count("request WHERE ended_ms IS NULL AND id = 'lost'"), 1);
     let mode = connection.pragma_query_value(None, "auto_vacuum", |row| row.get::<_, i32>(0));
-    assert_eq!(mode.unwrap(), INCREMENTAL);
+    assert_eq!(mode.unwrap(), AUTO_VACUUM_INCREMENTAL);
 }
 
 /// A file with request ids that have large answers.
@@ -76,7 +76,7 @@ fn what_is_not_kept_any_more_is_given_back_to_the_disk() {
     let database = Database::open(&path, false).unwrap();
     let delete = |connection: &Connection| connection.execute("DELETE FROM request", []);
     runtime.block_on(database.apply(delete)).unwrap();
-    runtime.block_on(database.shrink()).unwrap();
+    runtime.block_on(database.vacuum()).unwrap();
     drop(database);
     assert!(size() < 4_000_000, "{}", size());
 }
@@ -118,7 +118,7 @@ fn what_is_not_ours_newer_or_damaged_is_refused_and_left_as_it_is() {
     };
     others("CREATE TABLE request (a)");
     refused("not a database of jigd's");
-    others(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"));
+    others(&format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 99"));
     refused("schema 99; this one knows 7");
     std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
     refused("is damaged");
@@ -204,6 +204,6 @@ fn the_schema_is_there_without_what_is_beside_the_file() {
     let copy = folder.path().join("copy.db");
     fs::copy(&path, &copy).unwrap();
     drop(database);
-    let found = check::parts(&Connection::open(&copy).unwrap()).unwrap();
-    assert_eq!(found, check::parts(&empty().unwrap()).unwrap());
+    let found = check::schema_parts(&Connection::open(&copy).unwrap()).unwrap();
+    assert_eq!(found, check::schema_parts(&open_empty().unwrap()).unwrap());
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    super::span::{Parts, text_of},
+    super::span::{JsonContainer, parse_multiline_text},
     *,
 };
 
@@ -142,9 +142,9 @@ fn everything_else_keeps_its_bytes() {
             if let Some(at) = pattern.find("<outputs>") {
                 // Empty ones keep what white space they have.
                 let old = &cells[index];
-                let parts = Parts::of(old, 100).unwrap();
+                let parts = JsonContainer::parse(old, 100).unwrap();
                 let outputs = parts.get("outputs").unwrap();
-                let kept = if Parts::of(outputs, 0).is_ok() { outputs } else { "[]" };
+                let kept = if JsonContainer::parse(outputs, 0).is_ok() { outputs } else { "[]" };
                 pattern.replace_range(at..at + "<outputs>".len(), kept);
             }
             pattern
@@ -155,16 +155,18 @@ fn everything_else_keeps_its_bytes() {
             .strip_prefix(&start)
             .and_then(|rest| rest.strip_suffix(&end))
             .unwrap_or_else(|| panic!("{text}\n{result}\n{code}"));
-        assert_eq!(text_of(new, usize::MAX).0, source, "{new}");
+        assert_eq!(parse_multiline_text(new, usize::MAX).0, source, "{new}");
         serde_json::from_str::<&serde_json::value::RawValue>(&result).unwrap();
 
         // Inserted and deleted again, it is as before.
-        let wanted = Wanted::Index(random.below(cells.len() + 1));
-        let changed = insert(&text, Some(wanted.clone()), Kind::Code, &source);
-        let Wanted::Index(at) = wanted else { unreachable!() };
-        let cell =
-            &Notebook::parse(&changed.text).unwrap().read(Some(&Wanted::Index(at))).unwrap()[0];
-        assert_eq!((cell.source.as_str(), cell.kind), (source.as_str(), Some(Kind::Code)));
+        let wanted = CellSelector::Index(random.below(cells.len() + 1));
+        let changed = insert(&text, Some(wanted.clone()), CellKind::Code, &source);
+        let CellSelector::Index(at) = wanted else { unreachable!() };
+        let cell = &Notebook::parse(&changed.text)
+            .unwrap()
+            .read_cells(Some(&CellSelector::Index(at)))
+            .unwrap()[0];
+        assert_eq!((cell.source.as_str(), cell.kind), (source.as_str(), Some(CellKind::Code)));
         let again = delete(&changed.text, at);
         if at < cells.len() {
             assert_eq!(again, text);
@@ -172,7 +174,7 @@ fn everything_else_keeps_its_bytes() {
         // Deleted, the others stay.
         let deleted = delete(&text, index);
         let rest = Notebook::parse(&deleted).unwrap();
-        let others: Vec<&str> = rest.cells.list().iter().map(|part| part.value).collect();
+        let others: Vec<&str> = rest.cells.entries().iter().map(|part| part.value).collect();
         let mut expected: Vec<&str> = cells.iter().map(String::as_str).collect();
         expected.remove(index);
         assert_eq!(others, expected);
@@ -187,7 +189,7 @@ fn changes_of_kind_leave_other_values_as_they_are() {
         let (cell, code) = random.cell();
         let cell = random.filled(&cell).replace("1E400", "1");
         let text = format!("{{\"nbformat\":4,\"cells\":[{cell}]}}");
-        let kind = [Kind::Code, Kind::Markdown, Kind::Raw][random.below(3)];
+        let kind = [CellKind::Code, CellKind::Markdown, CellKind::Raw][random.below(3)];
         let result = replace(&text, 0, Some(kind), "s");
         let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap();
         let mut expected = parse(&text);
@@ -195,7 +197,7 @@ fn changes_of_kind_leave_other_values_as_they_are() {
         fields.insert("cell_type".to_owned(), kind.name().into());
         fields.remove("outputs");
         fields.remove("execution_count");
-        if kind == Kind::Code {
+        if kind == CellKind::Code {
             fields.insert("outputs".to_owned(), Value::Array(Vec::new()));
             fields.insert("execution_count".to_owned(), Value::Null);
         }
@@ -224,17 +226,25 @@ fn garbage_never_panics() {
             continue;
         };
         understood += 1;
-        let _too_large = notebook.read(None);
+        let _too_large = notebook.read_cells(None);
         notebook.language();
-        let cell = Cell { kind: Kind::Code, source: "a\nb".to_owned() };
+        let cell = NewCell { kind: CellKind::Code, source: "a\nb".to_owned() };
         for index in 0..3 {
             for edit in [
-                Edit::Delete(Wanted::Index(index)),
-                Edit::Insert(Some(Wanted::Index(index)), cell.clone()),
-                Edit::Replace(Wanted::Index(index), Some(Kind::Code), "x".to_owned()),
-                Edit::Replace(Wanted::Index(index), Some(Kind::Raw), "x".to_owned()),
+                CellChange::Delete(CellSelector::Index(index)),
+                CellChange::Insert(Some(CellSelector::Index(index)), cell.clone()),
+                CellChange::Replace(
+                    CellSelector::Index(index),
+                    Some(CellKind::Code),
+                    "x".to_owned(),
+                ),
+                CellChange::Replace(
+                    CellSelector::Index(index),
+                    Some(CellKind::Raw),
+                    "x".to_owned(),
+                ),
             ] {
-                if let Ok(changed) = notebook.edit(&edit) {
+                if let Ok(changed) = notebook.apply_change(&edit) {
                     Notebook::parse(&changed.text).unwrap();
                 }
             }

@@ -205,7 +205,7 @@ fn files_are_made_deleted_renamed_and_changed_twice() {
         let result = patched(&before, patch, 1);
         let (after, changed) = result.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(after, files(&expected), "{what}");
-        let told = changed.iter().map(|file| format!("{} {:?}", file.path, file.change));
+        let told = changed.iter().map(|file| format!("{} {:?}", file.path, file.kind));
         assert_eq!(told.collect::<Vec<_>>(), changes, "{what}");
     }
     for (patch, reason) in [
@@ -233,12 +233,12 @@ fn files_are_made_deleted_renamed_and_changed_twice() {
 fn modes_change_in_the_bits_that_git_knows() {
     let mode = |old: u32, patch: &str| {
         let patches = parse(patch, 1).unwrap();
-        let file = File { content: b"1\n", mode: old };
+        let file = SourceFile { content: b"1\n", mode: old };
         let originals = HashMap::from([("a".to_owned(), file)]);
         let plan = plan(&patches, &originals, 0, &go_on, &|_| Ok(())).unwrap();
-        let fates = plan.fates.into_iter().map(|(_, fate)| match fate {
-            Fate::Written { mode, .. } => mode,
-            Fate::Deleted => Some(0),
+        let fates = plan.outcomes.into_iter().map(|(_, fate)| match fate {
+            PathOutcome::Written { mode, .. } => mode,
+            PathOutcome::Deleted => Some(0),
         });
         fates.collect::<Vec<_>>()
     };
@@ -276,7 +276,7 @@ fn contents_are_made_only_where_there_is_memory_for_them() {
     }
     let patches = parse(&patch, 1).unwrap();
     let content = format!("1\n{}", "more\n".repeat(100));
-    let big = File { content: content.as_bytes(), mode: 0o644 };
+    let big = SourceFile { content: content.as_bytes(), mode: 0o644 };
     let originals = HashMap::from([("big".to_owned(), big)]);
     let most = std::cell::Cell::new(0);
     let hold = |bytes| {

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::daemon::error::Error;
 
-type Files = BTreeMap<String, String>;
+type FileMap = BTreeMap<String, String>;
 
-fn files(pairs: &[(&str, &str)]) -> Files {
+fn files(pairs: &[(&str, &str)]) -> FileMap {
     let own = |(path, content): &(&str, &str)| (path.to_string(), content.to_string());
     pairs.iter().map(own).collect()
 }
@@ -21,23 +21,29 @@ fn go_on() -> Result<(), Error> {
 }
 
 /// Applies a patch, and answers all files then and what was said about those of the patch.
-fn patched(before: &Files, patch: &str, strip: usize) -> Result<(Files, Vec<Changed>), Error> {
+fn patched(
+    before: &FileMap,
+    patch: &str,
+    strip: usize,
+) -> Result<(FileMap, Vec<PatchedFile>), Error> {
     let patches = parse(patch, strip)?;
     let originals = before.iter();
     let originals = originals
-        .map(|(path, content)| (path.clone(), File { mode: 0o644, content: content.as_bytes() }))
+        .map(|(path, content)| {
+            (path.clone(), SourceFile { mode: 0o644, content: content.as_bytes() })
+        })
         .collect();
     let plan = plan(&patches, &originals, 2, &go_on, &|_| Ok(()))?;
     let mut after = before.clone();
-    for (path, fate) in plan.fates {
+    for (path, fate) in plan.outcomes {
         match fate {
-            Fate::Written { content, .. } => {
+            PathOutcome::Written { content, .. } => {
                 after.insert(path, String::from_utf8(content.into_owned()).unwrap())
             }
-            Fate::Deleted => after.remove(&path),
+            PathOutcome::Deleted => after.remove(&path),
         };
     }
-    Ok((after, plan.changed))
+    Ok((after, plan.files))
 }
 
 /// Applies hunks to a file `f`, and answers its content, the fuzz and the offset.

@@ -12,9 +12,9 @@ use super::*;
 use crate::daemon::error::Reason;
 
 /// Numbers that look random and are always the same (xorshift).
-struct Numbers(u64);
+struct LineNumbering(u64);
 
-impl Numbers {
+impl LineNumbering {
     fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -39,7 +39,7 @@ impl Numbers {
 
 #[test]
 fn a_diff_makes_the_new_text_of_the_old_one() {
-    let mut numbers = Numbers(0x1234_5678_9abc_def1);
+    let mut numbers = LineNumbering(0x1234_5678_9abc_def1);
     for round in 0..4000 {
         let (old, mut new) = (numbers.text(), numbers.text());
         if round % 2 == 0 {
@@ -106,7 +106,7 @@ fn garbage_is_refused_or_applied_but_never_a_defect() {
         "copy from f",
         "copy to ä",
     ];
-    let mut numbers = Numbers(0x0fed_cba9_8765_4321);
+    let mut numbers = LineNumbering(0x0fed_cba9_8765_4321);
     let rounds = match std::env::var_os("JIG_FULL").is_some_and(|value| value == "1") {
         true => 5_000_000,
         false => 20_000,
@@ -163,7 +163,7 @@ fn hostile_patches_are_done_soon_or_can_be_stopped() {
     let patch = format!("--- a/f\n+++ b/f\n{}", hunk.repeat(1000));
     let content = "a\n".repeat(400_000) + &"b\n".repeat(400_000);
     let patches = parse(&patch, 1).unwrap();
-    let file = File { content: content.as_bytes(), mode: 0o644 };
+    let file = SourceFile { content: content.as_bytes(), mode: 0o644 };
     let originals = HashMap::from([("f".to_owned(), file)]);
     let asked = Cell::new(0);
     let stop = || {

@@ -5,29 +5,29 @@ use std::collections::HashMap;
 use prost_reflect::FieldDescriptor;
 use serde_json::{Map, Value};
 
-use super::rules::Rules;
+use super::rules::MessageRules;
 use crate::api::v1::ModelView;
 
 /// The fields of one message, by their names.
 #[derive(Debug)]
-pub(super) struct View(HashMap<String, Field>);
+pub(super) struct ResponseView(HashMap<String, FieldView>);
 
 #[derive(Debug)]
-struct Field {
+struct FieldView {
     view: ModelView,
     /// Texts that say nothing.
     silent: Vec<String>,
     /// Whether a field that is not given differs from one that holds nothing.
     has_presence: bool,
-    inner: Option<View>,
+    inner: Option<ResponseView>,
 }
 
-impl View {
+impl ResponseView {
     /// The fields of the message that these rules are of.
-    pub(super) fn of(rules: &Rules) -> Self {
+    pub(super) fn of(rules: &MessageRules) -> Self {
         let fields = rules.message().fields().map(|field| {
             let name = field.name().to_owned();
-            (name, Field::of(&field, rules))
+            (name, FieldView::of(&field, rules))
         });
         Self(fields.collect())
     }
@@ -49,8 +49,8 @@ impl View {
     }
 }
 
-impl Field {
-    fn of(field: &FieldDescriptor, rules: &Rules) -> Self {
+impl FieldView {
+    fn of(field: &FieldDescriptor, rules: &MessageRules) -> Self {
         let known = rules.field(field);
         let rules = known.map(|known| &known.rules);
         let default = rules.map(|rules| rules.model_default.clone());
@@ -61,7 +61,7 @@ impl Field {
             view: rules.map(|rules| rules.model_view()).unwrap_or_default(),
             silent: silent.filter(|text| !text.is_empty()).collect(),
             has_presence: field.supports_presence(),
-            inner: known.and_then(|known| known.inner.as_ref()).map(View::of),
+            inner: known.and_then(|known| known.inner.as_ref()).map(ResponseView::of),
         }
     }
 
@@ -139,7 +139,7 @@ mod tests {
             ),
             ("no_such_tool", json!({"a": ""}), json!({"a": ""})),
         ] {
-            let seen = catalog.shown(tool, data.as_object().unwrap());
+            let seen = catalog.model_view(tool, data.as_object().unwrap());
             assert_eq!(serde_json::Value::from(seen), shown, "{tool}");
         }
     }
