@@ -6,12 +6,12 @@ use tonic::{Request, Response, Status, transport::Channel};
 
 use super::{
     address::DaemonAddress,
+    artifact_parts::{ArtifactParts, CopyError},
     connect::{self, CallMetadata, ConnectError, Options},
     deadline::CallDeadline,
     error::CallError,
     health::{self, HealthCheckRequest, ServingStatus},
     methods::methods,
-    stream::{ArtifactParts, CopyError},
 };
 use crate::api::v1::{
     ApplyPatchRequest, ApplyPatchResponse, AwaitJobRequest, AwaitJobResponse,

@@ -15,11 +15,11 @@ use tokio::{
 };
 
 use crate::{
+    cli_error::CliError,
     exit,
-    failure::CliError,
     global::{GlobalArgs, no_daemon_error},
-    listener::is_trusted,
-    local::LocalError,
+    listener_owner::is_trusted,
+    local_error::LocalError,
     output,
 };
 #[cfg(feature = "daemon")]

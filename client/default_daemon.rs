@@ -9,11 +9,11 @@ use jig::{
 };
 
 use crate::{
-    arguments::DaemonRequirement,
+    cli::DaemonRequirement,
+    cli_error::CliError,
     connection,
-    failure::CliError,
     global::{GlobalArgs, no_daemon_error},
-    listener::{DEFAULT_PORT, ListenerOwner, listener_owner},
+    listener_owner::{DEFAULT_PORT, ListenerOwner, listener_owner},
     output,
 };
 

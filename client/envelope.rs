@@ -4,7 +4,7 @@ use jig::api::v1::{InvokeResponse, InvokeStatus, Outcome, RunResponse, ToolError
 use prost_types::Timestamp;
 use serde_json::{Value, json};
 
-use crate::structure::struct_to_json;
+use crate::json_struct::struct_to_json;
 
 /// All of it.
 pub(crate) fn to_json(response: &InvokeResponse) -> Value {

@@ -7,7 +7,7 @@ use clap::{
     builder::{FalseyValueParser, NonEmptyStringValueParser},
 };
 
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// Flags that each subcommand has.
 #[derive(Debug, Clone, Default, Args)]

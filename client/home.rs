@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// Refuses the root directory, and the home directory and those above it unless that is insisted on.
 pub(crate) fn check(workspace: &Path, is_allowed: bool) -> Result<(), CliError> {

@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 
-use crate::{failure::CliError, local::LocalError};
+use crate::{cli_error::CliError, local_error::LocalError};
 
 /// Most bytes that one call takes: the daemon's own limit.
 const MAX_INPUT_BYTES: u64 = 10 << 20;

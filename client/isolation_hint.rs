@@ -2,7 +2,7 @@
 
 use std::env;
 
-use crate::{failure::CliError, global::GlobalArgs};
+use crate::{cli_error::CliError, global::GlobalArgs};
 
 /// Adds the line that would work, where a daemon of our own was to run a command and knows one.
 pub(crate) fn with_isolation_hint(global: &GlobalArgs, mut failure: CliError) -> CliError {

@@ -2,17 +2,18 @@
 //! into an exit code. Each subcommand is one file of `command/` or a folder; what talks to the
 //! daemon is the library.
 
-mod arguments;
 mod bench;
+mod cli;
+mod cli_error;
 mod command;
 mod connection;
 #[cfg(test)]
 mod contract;
 mod default_daemon;
 mod envelope;
+mod error_report;
 mod escape;
 mod exit;
-mod failure;
 mod file_json;
 mod global;
 #[cfg(feature = "daemon")]
@@ -20,18 +21,17 @@ mod home;
 mod input;
 mod isolation_hint;
 mod json;
-mod listener;
-mod local;
+mod json_struct;
+mod listener_owner;
+mod local_error;
 mod output;
 mod progress;
-mod structure;
+mod stdout_writer;
 mod style;
-mod told;
-mod writer;
 
 use std::{ffi::OsString, process::ExitCode};
 
-use arguments::{Cli, CliCommand};
+use cli::{Cli, CliCommand};
 use global::GlobalArgs;
 
 fn main() -> ExitCode {
@@ -76,9 +76,9 @@ fn run(global: &GlobalArgs, command: CliCommand) -> ExitCode {
         CliCommand::Patch(args) => command::patch::patch(global, args),
         CliCommand::Search(args) => command::search::search(global, args),
         CliCommand::Stat(args) => command::stat::stat(global, args),
-        CliCommand::Mkdir(args) => command::change::mkdir(global, args),
-        CliCommand::Mv(args) => command::change::mv(global, args),
-        CliCommand::Rm(args) => command::change::rm(global, args),
+        CliCommand::Mkdir(args) => command::path_changes::mkdir(global, args),
+        CliCommand::Mv(args) => command::path_changes::mv(global, args),
+        CliCommand::Rm(args) => command::path_changes::rm(global, args),
         CliCommand::Nb(args) => command::nb::nb(global, args),
         CliCommand::Info => command::info::info(global),
         CliCommand::Health(args) => command::health::health(global, args),
@@ -97,8 +97,8 @@ fn run(global: &GlobalArgs, command: CliCommand) -> ExitCode {
         CliCommand::Serve(_) => command::serve::misplaced_serve(global.json),
         CliCommand::Bench(args) => bench::bench(global, args),
         CliCommand::Completions(args) => {
-            command::shell::completions(global, args, arguments::cli_command())
+            command::shell::completions(global, args, cli::cli_command())
         }
-        CliCommand::Man(args) => command::shell::man(global, args, arguments::cli_command()),
+        CliCommand::Man(args) => command::shell::man(global, args, cli::cli_command()),
     }
 }

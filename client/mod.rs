@@ -17,6 +17,7 @@
 
 mod address;
 mod approval;
+mod artifact_parts;
 mod call;
 mod connect;
 mod connector;
@@ -33,7 +34,6 @@ mod process;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
 mod process_tests;
-mod stream;
 mod transfer;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
@@ -41,6 +41,7 @@ mod wire_tests;
 
 pub use address::{DaemonAddress, InvalidAddress};
 pub use approval::ApprovalEvents;
+pub use artifact_parts::{ArtifactParts, CopyError};
 pub use call::Client;
 pub use connect::{ConnectError, Options};
 pub use content::{BytePages, LinePages};
@@ -50,6 +51,5 @@ pub use health::ServingStatus;
 pub use job::JobEvents;
 pub use pages::FilePages;
 pub use process::{ProcessEvent, ProcessEvents};
-pub use stream::{ArtifactParts, CopyError};
 pub use tonic::Code;
 pub use transfer::{DownloadParts, DownloadSummary, TransferError, sha256_of};

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 
 use serde_json::Value;
 
-use crate::{escape, failure::CliError};
+use crate::{cli_error::CliError, escape};
 
 /// Writes to standard output.
 pub(crate) fn write_stdout(bytes: &[u8]) -> Result<(), CliError> {

@@ -1,21 +1,21 @@
 //! The daemon: `jigd`, `jig serve`, and what `jig run` embeds when it is given no address.
 
-mod call;
 mod catalog;
 mod checksum;
 mod config;
-mod descriptors;
 mod dialect;
-mod door;
 mod egress;
 mod embedded;
 mod error;
+mod fd_exhaustion;
 mod fetch;
 #[cfg(fuzzing)]
 pub mod fuzz;
+mod grpc;
 mod home_dir;
-pub mod keys;
-mod outside;
+pub mod key_admin;
+mod netpolicy;
+mod pipeline;
 mod privileges;
 mod process;
 mod queue;

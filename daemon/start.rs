@@ -35,14 +35,13 @@ use self::{
 };
 use super::{
     config::{Config, ConfigError, args::Args, listen::ListenAddr, tools},
-    descriptors,
     embedded::{self, EmbeddedOptions, PersistentDirs},
-    privileges,
+    fd_exhaustion, privileges,
     sandbox::{
         cgroup::{Cgroups, CgroupsUnavailable, MemoryAccounting},
-        launch::KeeperProcess,
+        host_environment::HostEnvironment,
+        keeper_process::KeeperProcess,
         plan::{BindMount, SandboxPlan, WorkspacePlan},
-        surroundings::HostEnvironment,
     },
     server::{self, ShutdownSignals, ShutdownTrigger, listener::Listeners},
     store::state_dir::StateDir,
@@ -283,7 +282,7 @@ fn prepare_sandboxes(
         .thread_name("jigd")
         .enable_all()
         .build()
-        .map_err(|error| match descriptors::remedy(&error) {
+        .map_err(|error| match fd_exhaustion::remedy(&error) {
             Some(remedy) => io::Error::other(format!("{error}: {remedy}")),
             None => error,
         })

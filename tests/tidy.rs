@@ -31,19 +31,19 @@ const ORDER: &[&[&str]] = &[
     &["client", "daemon/main"],
     &["daemon"],
     &["daemon/fuzz", "daemon/start"],
-    &["daemon/embedded", "daemon/keys", "daemon/privileges", "daemon/server"],
-    &["daemon/door"],
-    &["daemon/call"],
+    &["daemon/embedded", "daemon/key_admin", "daemon/privileges", "daemon/server"],
+    &["daemon/grpc"],
+    &["daemon/pipeline"],
     &["daemon/dialect"],
     &["daemon/tool"],
     &["daemon/egress", "daemon/fetch", "daemon/process", "daemon/workspace"],
-    &["daemon/outside", "daemon/text"],
+    &["daemon/netpolicy", "daemon/text"],
     &["daemon/catalog", "daemon/store"],
     &["daemon/sandbox"],
     &["daemon/sys"],
     &["daemon/config"],
     &["daemon/telemetry"],
-    &["daemon/descriptors", "daemon/queue"],
+    &["daemon/fd_exhaustion", "daemon/queue"],
     &["daemon/task"],
     &["daemon/checksum", "daemon/home_dir"],
     &["daemon/error"],
@@ -53,7 +53,7 @@ const ORDER: &[&[&str]] = &[
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
         "daemon/config",
-        "daemon/outside/policy",
+        "daemon/netpolicy/rules",
         "plain data: where the configuration lets commands and calls connect to",
     ),
     (
@@ -76,9 +76,9 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
 /// Where what is generated from the contract may be used, and why.
 const WIRE_TYPES: &[(&str, &str)] = &[
     ("client/", "the other side of the contract"),
-    ("daemon/call/", "generic over requests and responses"),
+    ("daemon/pipeline/", "generic over requests and responses"),
     ("daemon/catalog/", "reads the descriptors and their options"),
-    ("daemon/door/", "translates"),
+    ("daemon/grpc/", "translates"),
     (
         "daemon/server/mod.rs",
         "registers the generated services, and the descriptors for reflection",
@@ -196,7 +196,7 @@ fn arrows_up_and_to_the_side_are_told_from_those_down() {
         })
     };
     for (from, to) in [
-        ("daemon/sys/mod.rs", "daemon/door/run.rs"),
+        ("daemon/sys/mod.rs", "daemon/grpc/run.rs"),
         ("daemon/process/mod.rs", "daemon/workspace/read.rs"),
         ("daemon/error.rs", "daemon/mod.rs"),
         ("daemon/mod.rs", "client/connect.rs"),
@@ -206,8 +206,8 @@ fn arrows_up_and_to_the_side_are_told_from_those_down() {
         assert!(goes_up(from, to, "daemon"), "{from} → {to}");
     }
     for (from, to) in [
-        ("daemon/door/run.rs", "daemon/sys/mod.rs"),
-        ("daemon/door/run.rs", "daemon/door/status.rs"),
+        ("daemon/grpc/run.rs", "daemon/sys/mod.rs"),
+        ("daemon/grpc/run.rs", "daemon/grpc/status.rs"),
         ("daemon/config/mod.rs", "daemon/sandbox/plan.rs"),
         ("client/main.rs", "daemon/mod.rs"),
         ("client/run.rs", "client/connect.rs"),

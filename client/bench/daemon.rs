@@ -10,8 +10,8 @@ pub(super) enum Daemon {}
 
 #[cfg(not(feature = "daemon"))]
 impl Daemon {
-    pub(super) fn start() -> Result<Self, crate::failure::CliError> {
-        Err(crate::failure::CliError::Usage(
+    pub(super) fn start() -> Result<Self, crate::cli_error::CliError> {
+        Err(crate::cli_error::CliError::Usage(
             "this jig was built without the daemon: name one with --address or JIG_ADDRESS"
                 .to_owned(),
         ))
@@ -19,7 +19,7 @@ impl Daemon {
 
     pub(super) fn start_with_keys<const N: usize>(
         _: [&str; N],
-    ) -> Result<(Self, [String; N]), crate::failure::CliError> {
+    ) -> Result<(Self, [String; N]), crate::cli_error::CliError> {
         Self::start().map(|daemon| match daemon {})
     }
 
@@ -48,11 +48,11 @@ mod started {
         time::{Duration, Instant},
     };
 
-    use jig::daemon::keys::{self, KeyInfo};
+    use jig::daemon::key_admin::{self, KeyInfo};
     use rustix::process::{Pid, Signal, kill_process};
     use tempfile::TempDir;
 
-    use crate::failure::CliError;
+    use crate::cli_error::CliError;
 
     /// The design allows 100 ms; a machine that needs this long is not worth measuring.
     const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -88,7 +88,7 @@ mod started {
                         role: "invoke".to_owned(),
                         ..KeyInfo::default()
                     };
-                    keys::add(file, &grant, None).map_err(start_error)
+                    key_admin::add(file, &grant, None).map_err(start_error)
                 });
                 keys.collect()
             })?;

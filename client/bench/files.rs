@@ -23,7 +23,7 @@ use super::{
     statistics::{BenchTarget, Samples, TargetBound, TargetUnit},
     table,
 };
-use crate::{connection, failure::CliError, global::GlobalArgs, output};
+use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 
 /// Directories of the tree, and files in each: more than the 20,000 that the design speaks of.
 const DIRECTORIES: usize = 2000;

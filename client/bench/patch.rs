@@ -10,7 +10,7 @@ use std::{
 
 use jig::{api::v1::ApplyPatchRequest, client::Client};
 
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// Files that the patch changes.
 const FILE_COUNT: usize = 100;

@@ -13,10 +13,10 @@ use jig::{
 };
 use serde_json::Value;
 
-use super::{ended, params::ToolParameters, report_run_failure};
+use super::{exit_note, params::ToolParameters, report_run_failure};
 use crate::{
-    connection, envelope, exit, failure::CliError, global::GlobalArgs, local::LocalError, output,
-    structure::struct_to_json, style::Style,
+    cli_error::CliError, connection, envelope, exit, global::GlobalArgs,
+    json_struct::struct_to_json, local_error::LocalError, output, style::Style,
 };
 
 /// The vocabulary whose document says how its answers are shown to people.
@@ -172,7 +172,7 @@ fn notes(response: &InvokeResponse) -> Vec<String> {
         }
     }
     if let Some(ran) = envelope::command_result(response) {
-        notes.extend(ended::exit_note(ran.outcome, &ran.signal, &ran.limit));
+        notes.extend(exit_note::exit_note(ran.outcome, &ran.signal, &ran.limit));
     }
     if response.truncated {
         notes.push("this is not all: the answer was too long".to_owned());

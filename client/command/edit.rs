@@ -11,9 +11,8 @@ use serde_json::Value;
 
 use super::report_and_exit;
 use crate::{
-    connection,
-    failure::CliError,
-    file_json,
+    cli_error::CliError,
+    connection, file_json,
     global::GlobalArgs,
     input::{read_file, utf8_string},
     output,
@@ -139,7 +138,7 @@ mod tests {
     use std::ffi::OsString;
 
     use super::*;
-    use crate::arguments::{Cli, CliCommand};
+    use crate::cli::{Cli, CliCommand};
 
     fn parse(line: &[&str]) -> Option<EditFileRequest> {
         let words: Vec<OsString> = line.iter().map(OsString::from).collect();

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 
 use super::report_and_exit;
 use crate::{
-    connection, escape, failure::CliError, global::GlobalArgs, output, structure::struct_to_json,
+    cli_error::CliError, connection, escape, global::GlobalArgs, json_struct::struct_to_json,
+    output,
 };
 
 /// Longest detail of an event that is shown, in characters: the rest of a line.

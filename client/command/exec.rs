@@ -1,16 +1,16 @@
 //! `jig exec` and `jig attach`: a command in a sandbox that is watched, and talked to, while it runs.
 
-mod aside;
-mod ending;
-mod feed;
-mod keys;
-mod loss;
+mod escape_keys;
+mod followed_process;
+mod follower;
+mod forward_stdin;
+mod notes;
+mod outcome;
 mod printer;
-mod running;
+mod reconnect;
 mod session;
+mod stdin;
 mod terminal;
-mod typed;
-mod watch;
 
 use std::process::ExitCode;
 
@@ -21,14 +21,14 @@ use jig::{
 };
 
 use self::{
-    ending::{FollowOutcome, exit_code_of},
+    follower::FollowStart,
+    outcome::{FollowOutcome, exit_code_of},
     session::ExecSession,
     terminal::terminal_size,
-    watch::FollowStart,
 };
-use super::words::CommandLine;
+use super::command_line::CommandLine;
 use crate::{
-    connection, failure::CliError, global::GlobalArgs, isolation_hint::with_isolation_hint,
+    cli_error::CliError, connection, global::GlobalArgs, isolation_hint::with_isolation_hint,
 };
 
 /// What runs in a terminal when nothing is named.

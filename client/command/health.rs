@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use jig::client::ServingStatus;
 
-use crate::{connection, exit, failure::CliError, global::GlobalArgs, json, output};
+use crate::{cli_error::CliError, connection, exit, global::GlobalArgs, json, output};
 
 /// Ask whether the daemon answers calls.
 ///

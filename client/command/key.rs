@@ -73,7 +73,7 @@ pub(crate) fn key(global: &GlobalArgs, args: KeyArgs) -> ExitCode {
 pub(crate) fn key(global: &GlobalArgs, _: KeyArgs) -> ExitCode {
     let text =
         "this jig was built without the daemon (feature `daemon`), whose files it cannot write";
-    let failure = crate::failure::CliError::Usage(text.to_owned());
+    let failure = crate::cli_error::CliError::Usage(text.to_owned());
     super::report_and_exit(Err(failure), global.json)
 }
 
@@ -81,11 +81,11 @@ pub(crate) fn key(global: &GlobalArgs, _: KeyArgs) -> ExitCode {
 mod keys {
     use std::{fmt::Write as _, path::Path, time::SystemTime};
 
-    use jig::daemon::keys::{self, KeyFileError, KeyInfo};
+    use jig::daemon::key_admin::{self, KeyFileError, KeyInfo};
     use serde_json::{Value, json};
 
     use super::{KeyArgs, KeyCommand, NewArgs};
-    use crate::{failure::CliError, local::LocalError, output};
+    use crate::{cli_error::CliError, local_error::LocalError, output};
 
     pub(super) fn run(args: KeyArgs, as_json: bool) -> Result<(), CliError> {
         let Some(path) = args.keys.filter(|path| !path.as_os_str().is_empty()) else {
@@ -96,7 +96,7 @@ mod keys {
             KeyCommand::New(args) => new(&path, args, as_json),
             KeyCommand::List => list(&path, as_json),
             KeyCommand::Revoke { name } => {
-                keys::revoke(&path, &name).map_err(failed)?;
+                key_admin::revoke(&path, &name).map_err(failed)?;
                 output::note(&format!(
                     "the key {name:?} is revoked as soon as the daemon reads {} (kill -HUP)",
                     path.display()
@@ -128,7 +128,7 @@ mod keys {
             expires: expires.map_err(|error| CliError::Usage(error.to_string()))?,
             created: None,
         };
-        let key = keys::add(path, &grant, args.config.as_deref()).map_err(failed)?;
+        let key = key_admin::add(path, &grant, args.config.as_deref()).map_err(failed)?;
         if as_json {
             let mut told = grant_json(&grant);
             told["key"] = key.into();
@@ -145,7 +145,7 @@ mod keys {
     }
 
     fn list(path: &Path, as_json: bool) -> Result<(), CliError> {
-        let grants = keys::list(path).map_err(failed)?;
+        let grants = key_admin::list(path).map_err(failed)?;
         if as_json {
             let told: Vec<_> = grants.iter().map(grant_json).collect();
             return output::write_json(&json!({ "keys": told }));

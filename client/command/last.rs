@@ -12,7 +12,7 @@ use jig::{
 use serde_json::json;
 
 use super::report_and_exit;
-use crate::{connection, escape, failure::CliError, global::GlobalArgs, json::enum_name, output};
+use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
 /// Tell what the last command of a session (--session) was, how it ended, and how its output begins.
 #[derive(Debug, Args)]

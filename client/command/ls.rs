@@ -13,7 +13,7 @@ use jig::{
 
 use super::{report_and_exit, stat::mode_string};
 use crate::{
-    connection, failure::CliError, file_json, global::GlobalArgs, json, output, style::Style,
+    cli_error::CliError, connection, file_json, global::GlobalArgs, json, output, style::Style,
 };
 
 /// Files in each answer when all are asked for: the most that there can be.
@@ -182,7 +182,7 @@ mod tests {
     use std::ffi::OsString;
 
     use super::*;
-    use crate::arguments::{Cli, CliCommand};
+    use crate::cli::{Cli, CliCommand};
 
     fn parse(line: &str) -> ListFilesRequest {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();

@@ -4,13 +4,13 @@ pub(crate) mod approvals;
 pub(crate) mod artifact;
 pub(crate) mod batch;
 pub(crate) mod call;
-pub(crate) mod change;
 mod columns;
+pub(crate) mod command_line;
 pub(crate) mod cp;
 pub(crate) mod edit;
-mod ended;
 pub(crate) mod events;
 pub(crate) mod exec;
+mod exit_note;
 pub(crate) mod health;
 pub(crate) mod info;
 pub(crate) mod job;
@@ -20,6 +20,7 @@ pub(crate) mod ls;
 pub(crate) mod nb;
 mod params;
 pub(crate) mod patch;
+pub(crate) mod path_changes;
 mod paths;
 pub(crate) mod processes;
 pub(crate) mod read;
@@ -30,14 +31,13 @@ pub(crate) mod serve;
 pub(crate) mod shell;
 pub(crate) mod stat;
 pub(crate) mod tools;
-pub(crate) mod words;
 pub(crate) mod write;
 
 use std::process::ExitCode;
 
 use jig::client::ConnectError;
 
-use crate::{exit, failure::CliError};
+use crate::{cli_error::CliError, exit};
 
 /// The exit code of a subcommand that has no special ones, after telling what went wrong.
 fn report_and_exit(result: Result<(), CliError>, as_json: bool) -> ExitCode {

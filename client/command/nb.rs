@@ -13,9 +13,8 @@ use jig::{
 
 use super::report_and_exit;
 use crate::{
-    connection,
-    failure::CliError,
-    file_json,
+    cli_error::CliError,
+    connection, file_json,
     global::GlobalArgs,
     input::InputSource,
     output,
@@ -204,7 +203,7 @@ mod tests {
     use jig::api::v1::CellOutput;
 
     use super::*;
-    use crate::arguments::{Cli, CliCommand};
+    use crate::cli::{Cli, CliCommand};
 
     fn parse(line: &str) -> Option<EditNotebookRequest> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();

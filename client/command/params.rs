@@ -4,7 +4,7 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::{
-    failure::CliError,
+    cli_error::CliError,
     input::{read_file, utf8_string},
 };
 

@@ -10,9 +10,8 @@ use jig::{
 
 use super::report_and_exit;
 use crate::{
-    connection,
-    failure::CliError,
-    file_json,
+    cli_error::CliError,
+    connection, file_json,
     global::GlobalArgs,
     input::{read_file, utf8_string},
     output,

@@ -11,7 +11,7 @@ use jig::client::Client;
 use serde_json::{Value, json};
 
 use super::{exit_code, report_and_exit, report_failure};
-use crate::{connection, escape, exit, failure::CliError, global::GlobalArgs, output};
+use crate::{cli_error::CliError, connection, escape, exit, global::GlobalArgs, output};
 
 /// What the calls answered so far. Clones share it: it is printed also when a signal ends the command.
 type PathResults<T> = Arc<Mutex<Vec<(String, Result<T, CliError>)>>>;

@@ -17,7 +17,7 @@ use rustix::termios::{isatty, tcgetwinsize};
 use serde_json::{Value, json};
 
 use super::{columns::align_columns, report_and_exit};
-use crate::{connection, escape, failure::CliError, global::GlobalArgs, json::enum_name, output};
+use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
 /// Columns of a terminal that has room for all that is told of a process.
 const MIN_WIDE_COLUMNS: u16 = 120;

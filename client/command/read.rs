@@ -14,7 +14,8 @@ use jig::{
 
 use super::{exit_code, paths, report_and_exit};
 use crate::{
-    connection, exit, failure::CliError, global::GlobalArgs, json, output, writer::StdoutWriter,
+    cli_error::CliError, connection, exit, global::GlobalArgs, json, output,
+    stdout_writer::StdoutWriter,
 };
 
 /// Print files of the workspace, one after the other.

@@ -13,7 +13,7 @@ use jig::{
 use serde_json::{Value, json};
 
 use super::{columns::align_columns, report_and_exit};
-use crate::{connection, escape, failure::CliError, global::GlobalArgs, json::enum_name, output};
+use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
 /// Seconds of a day.
 const SECONDS_PER_DAY: u32 = 24 * 3600;

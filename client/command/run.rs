@@ -11,9 +11,10 @@ use jig::{
     client::Client,
 };
 
-use super::{ended, exec, report_run_failure, words::CommandLine};
+use super::{command_line::CommandLine, exec, exit_note, report_run_failure};
 use crate::{
-    connection, exit, failure::CliError, global::GlobalArgs, json, local::LocalError, output,
+    cli_error::CliError, connection, exit, global::GlobalArgs, json, local_error::LocalError,
+    output,
 };
 
 /// Most bytes of standard input that a request takes.
@@ -234,7 +235,7 @@ fn run_notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Ve
 /// How it ended, where the exit code does not tell.
 fn outcome_notes(response: &RunResponse) -> Vec<String> {
     let mut notes = Vec::new();
-    notes.extend(ended::exit_note(response.outcome, &response.signal, &response.limit));
+    notes.extend(exit_note::exit_note(response.outcome, &response.signal, &response.limit));
     if response.kill_pending {
         notes.push("a process of it could not be killed yet".to_owned());
     }
@@ -248,7 +249,7 @@ mod tests {
     use jig::api::v1::Outcome;
 
     use super::*;
-    use crate::arguments::{Cli, CliCommand};
+    use crate::cli::{Cli, CliCommand};
 
     fn parse(line: &[&str]) -> RunRequest {
         let words: Vec<OsString> = ["jig", "run"].iter().chain(line).map(OsString::from).collect();

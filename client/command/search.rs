@@ -10,9 +10,8 @@ use jig::{
 
 use super::report_failure;
 use crate::{
-    connection, exit,
-    failure::CliError,
-    file_json,
+    cli_error::CliError,
+    connection, exit, file_json,
     global::GlobalArgs,
     output,
     style::{Colour, Style},

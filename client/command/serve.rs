@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use crate::{exit, failure::CliError};
+use crate::{cli_error::CliError, exit};
 
 /// Becomes the daemon. `arguments` are its own, without our name and `serve`.
 #[cfg(feature = "daemon")]

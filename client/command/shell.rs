@@ -6,7 +6,7 @@ use clap::{Args, Command};
 use clap_complete::Shell;
 
 use super::report_and_exit;
-use crate::{failure::CliError, global::GlobalArgs, local::LocalError, output};
+use crate::{cli_error::CliError, global::GlobalArgs, local_error::LocalError, output};
 
 /// Print the completions of a shell: `jig completions bash > ~/.local/share/bash-completion/completions/jig`.
 #[derive(Debug, Args)]

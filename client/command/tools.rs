@@ -10,7 +10,7 @@ use jig::{
 use serde_json::{Value, json};
 
 use super::{columns::align_columns, report_and_exit};
-use crate::{connection, escape, failure::CliError, global::GlobalArgs, output};
+use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, output};
 
 /// List the tools that can be called by name.
 ///

@@ -11,7 +11,7 @@ use jig::{
 
 use super::report_and_exit;
 use crate::{
-    connection, failure::CliError, file_json, global::GlobalArgs, input::InputSource, output,
+    cli_error::CliError, connection, file_json, global::GlobalArgs, input::InputSource, output,
     style::Style,
 };
 
@@ -93,7 +93,7 @@ mod tests {
     use std::ffi::OsString;
 
     use super::*;
-    use crate::arguments::{Cli, CliCommand};
+    use crate::cli::{Cli, CliCommand};
 
     fn parse(line: &str) -> WriteFileRequest {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();

@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json};
 
 use super::{
     definition::{ToolDefinition, ToolHints},
-    told::PolicyView,
+    policy_text::PolicyView,
 };
 use crate::{
     api::v1,

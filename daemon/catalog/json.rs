@@ -20,8 +20,8 @@ use prost_reflect::{
 use serde_json::{Map, Number, Value as Json};
 
 use super::{
-    nearest::unknown_parameter_message,
     rules::{FieldSpec, MessageRules},
+    suggest::unknown_parameter_message,
 };
 use crate::daemon::error::{Error, MAX_VIOLATIONS, Violation};
 

@@ -5,14 +5,14 @@ mod comments;
 pub(crate) mod custom;
 pub(crate) mod definition;
 mod json;
-mod measure;
-pub(crate) mod nearest;
-mod recorded;
+mod policy_text;
+mod redact;
 pub(crate) mod render;
+mod request_limits;
 mod response_view;
 mod rules;
 mod schema;
-mod told;
+pub(crate) mod suggest;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -34,9 +34,9 @@ use self::{
 };
 pub(crate) use self::{
     json::{MAP_EXPECTED as JSON_MAP, map_from_entries as json_entries, parse_number},
-    measure::{MAX_PARAM_VALUES, MAX_REQUEST_BYTES, RequestLimits},
-    recorded::truncate_params,
-    told::{CanonicalText, PolicyText, PolicyView},
+    policy_text::{CanonicalText, PolicyText, PolicyView},
+    redact::truncate_params,
+    request_limits::{MAX_PARAM_VALUES, MAX_REQUEST_BYTES, RequestLimits},
 };
 use crate::{
     api::{self, v1},
@@ -138,7 +138,7 @@ impl Catalog {
                         options,
                         role: access.role,
                         rules: Arc::new(rules),
-                        view: ResponseView::of(&MessageRules::from_descriptor(
+                        view: ResponseView::from_rules(&MessageRules::from_descriptor(
                             &pool,
                             &method.output(),
                         )),
@@ -240,7 +240,7 @@ impl Catalog {
     pub(crate) fn model_view(&self, name: &str, data: &Map<String, Value>) -> Map<String, Value> {
         let of_custom = || self.custom_tool(name).and_then(|_| self.tool(RUN_TOOL));
         match self.tool(name).or_else(of_custom) {
-            Some(spec) => spec.view.shown(data),
+            Some(spec) => spec.view.filter(data),
             None => data.clone(),
         }
     }
@@ -255,7 +255,7 @@ impl Catalog {
     /// What is said of the name of a tool that there is not.
     pub(crate) fn unknown_tool_message(&self, name: &str) -> String {
         let known: Vec<_> = self.tool_names().chain(self.custom_tools.keys().copied()).collect();
-        format!("there is {}", nearest::unknown_tool_message(name, &known))
+        format!("there is {}", suggest::unknown_tool_message(name, &known))
     }
 
     /// Every method of `jig.v1`, as `jig.v1.ToolService/Run`.

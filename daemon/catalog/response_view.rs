@@ -14,9 +14,9 @@ pub(super) struct ResponseView(HashMap<String, FieldView>);
 
 #[derive(Debug)]
 struct FieldView {
-    view: ModelView,
+    visibility: ModelView,
     /// Texts that say nothing.
-    silent: Vec<String>,
+    blank_texts: Vec<String>,
     /// Whether a field that is not given differs from one that holds nothing.
     has_presence: bool,
     inner: Option<ResponseView>,
@@ -24,33 +24,33 @@ struct FieldView {
 
 impl ResponseView {
     /// The fields of the message that these rules are of.
-    pub(super) fn of(rules: &MessageRules) -> Self {
+    pub(super) fn from_rules(rules: &MessageRules) -> Self {
         let fields = rules.message().fields().map(|field| {
             let name = field.name().to_owned();
-            (name, FieldView::of(&field, rules))
+            (name, FieldView::from_descriptor(&field, rules))
         });
         Self(fields.collect())
     }
 
     /// What models are shown of these fields.
-    pub(super) fn shown(&self, data: &Map<String, Value>) -> Map<String, Value> {
+    pub(super) fn filter(&self, data: &Map<String, Value>) -> Map<String, Value> {
         let shown = data.iter().filter_map(|(name, value)| {
             let Some(field) = self.0.get(name) else {
                 return Some((name.clone(), value.clone()));
             };
-            let is_shown = match field.view {
+            let is_shown = match field.visibility {
                 ModelView::Always => true,
                 ModelView::Never => false,
-                ModelView::Unspecified => !field.says_nothing(value),
+                ModelView::Unspecified => !field.is_blank(value),
             };
-            is_shown.then(|| (name.clone(), field.shown(value)))
+            is_shown.then(|| (name.clone(), field.filter_value(value)))
         });
         shown.collect()
     }
 }
 
 impl FieldView {
-    fn of(field: &FieldDescriptor, rules: &MessageRules) -> Self {
+    fn from_descriptor(field: &FieldDescriptor, rules: &MessageRules) -> Self {
         let known = rules.field(field);
         let rules = known.map(|known| &known.rules);
         let default = rules.map(|rules| rules.model_default.clone());
@@ -58,30 +58,32 @@ impl FieldView {
         let undeclared = kind.as_enum().map(|values| values.default_value().name().to_owned());
         let silent = default.into_iter().chain(undeclared);
         Self {
-            view: rules.map(|rules| rules.model_view()).unwrap_or_default(),
-            silent: silent.filter(|text| !text.is_empty()).collect(),
+            visibility: rules.map(|rules| rules.model_view()).unwrap_or_default(),
+            blank_texts: silent.filter(|text| !text.is_empty()).collect(),
             has_presence: field.supports_presence(),
-            inner: known.and_then(|known| known.inner.as_ref()).map(ResponseView::of),
+            inner: known.and_then(|known| known.inner.as_ref()).map(ResponseView::from_rules),
         }
     }
 
-    fn says_nothing(&self, value: &Value) -> bool {
+    fn is_blank(&self, value: &Value) -> bool {
         match value {
             Value::Null => true,
             Value::Bool(flag) => !self.has_presence && !flag,
             Value::Number(number) => !self.has_presence && number.as_u64() == Some(0),
             Value::String(text) => {
-                !self.has_presence && text.is_empty() || self.silent.contains(text)
+                !self.has_presence && text.is_empty() || self.blank_texts.contains(text)
             }
             Value::Array(items) => items.is_empty(),
             Value::Object(fields) => fields.is_empty(),
         }
     }
 
-    fn shown(&self, value: &Value) -> Value {
+    fn filter_value(&self, value: &Value) -> Value {
         match (&self.inner, value) {
-            (Some(view), Value::Object(fields)) => view.shown(fields).into(),
-            (Some(_), Value::Array(items)) => items.iter().map(|item| self.shown(item)).collect(),
+            (Some(view), Value::Object(fields)) => view.filter(fields).into(),
+            (Some(_), Value::Array(items)) => {
+                items.iter().map(|item| self.filter_value(item)).collect()
+            }
             _ => value.clone(),
         }
     }

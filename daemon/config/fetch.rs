@@ -1,7 +1,7 @@
 //! Where `fetch_url` may fetch from. Without hosts there is no such tool.
 
 use super::{Config, file, network::parse_each};
-use crate::daemon::outside::policy::{
+use crate::daemon::netpolicy::rules::{
     DEFAULT_PORTS, NetworkRules, RulesLabels, address::AddressRange, host::HostRule,
 };
 

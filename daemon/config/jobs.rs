@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{file, time::age_or_default};
+use super::{duration::age_or_default, file};
 
 /// What holds where nothing is said.
 const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);

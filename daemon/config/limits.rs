@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use super::{file, time::parse_duration};
+use super::{duration::parse_duration, file};
 use crate::daemon::sandbox::limits::RunLimits;
 
 /// Least memory with which a program can be executed: its arguments and environment take up to 2 MiB

@@ -5,7 +5,7 @@
 //! is reported, not only the first.
 
 pub(crate) mod args;
-mod check;
+mod duration;
 pub(crate) mod exposure;
 pub(crate) mod fetch;
 mod file;
@@ -13,25 +13,25 @@ pub(crate) mod jobs;
 pub(crate) mod keys;
 mod limits;
 pub(crate) mod listen;
+mod merge;
 mod network;
 pub(crate) mod policy;
-pub(crate) mod protected;
-pub(crate) mod renewal;
+pub(crate) mod protection;
+pub(crate) mod reload;
 pub(crate) mod requests;
 pub(crate) mod sandbox_ids;
 pub(crate) mod sessions;
-mod time;
 pub(crate) mod tools;
 mod workspaces;
 
 use std::{env, path::PathBuf, time::Duration};
 
 use self::{
-    jobs::JobsConfig, keys::KeyFile, listen::ListenAddr, protected::Protection,
+    jobs::JobsConfig, keys::KeyFile, listen::ListenAddr, protection::Protection,
     requests::RequestsConfig, sessions::SessionsConfig,
 };
 use crate::daemon::{
-    outside::policy::NetworkRules,
+    netpolicy::rules::NetworkRules,
     sandbox::{
         level::IsolationLevel,
         limits::RunLimits,

@@ -2,7 +2,7 @@
 
 use super::{Config, file, listen::ListenAddr};
 use crate::daemon::{
-    outside::policy::{
+    netpolicy::rules::{
         DEFAULT_PORTS, NetworkRules, RulesLabels, address::AddressRange, host::HostRule,
     },
     sandbox::plan::NetworkMode,

@@ -10,8 +10,8 @@ use std::{
 use serde::Deserialize;
 
 use super::{
+    duration::{age_or_default, parse_timestamp},
     file,
-    time::{age_or_default, parse_timestamp},
 };
 
 /// Most rules of the file: each is compared with each call of its tool.

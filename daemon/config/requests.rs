@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
+    duration::{age_or_default, duration_or_default},
     file,
-    time::{age_or_default, duration_or_default},
 };
 
 /// What is kept where nothing is said.

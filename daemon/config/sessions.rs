@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{file, time::age_or_default};
+use super::{duration::age_or_default, file};
 
 /// What is kept where nothing is said.
 const DEFAULT_SESSIONS: SessionsConfig = SessionsConfig {

@@ -9,7 +9,7 @@ use std::{collections::HashSet, path::Path, time::Duration};
 use serde_json::{Map, Value as Json};
 
 pub(crate) use self::{schema::ToolSchema, template::ArgTemplate};
-use super::{file, time::parse_duration};
+use super::{duration::parse_duration, file};
 
 /// Most tools of one daemon: each is told to models with each request, and long before this they mix them up.
 const MAX_TOOLS: usize = 256;

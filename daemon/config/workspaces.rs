@@ -12,7 +12,7 @@ use super::{
     exposure::{binds_below_writable, check_destination, exposes_host, parse_binds},
     file,
     limits::parse_timeout,
-    protected::Protection,
+    protection::Protection,
 };
 use crate::daemon::{
     home_dir::home_dir,

@@ -3,13 +3,13 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    answer::{DialectResponse, ResponseData, error_code},
-    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
-    said::DialectInvocation,
-    vocabulary::{
+    definition::{
         BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectCallSummary,
         DialectResponseFuture, DialectTool,
     },
+    invocation::DialectInvocation,
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
+    response::{DialectResponse, ResponseData, error_code},
 };
 use crate::daemon::error::{Error, Reason};
 

@@ -4,13 +4,13 @@
 use serde_json::json;
 
 use super::{
-    answer::{DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines},
-    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
-    place::is_not_found,
-    said::DialectInvocation,
-    vocabulary::{
+    definition::{
         BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectResponseFuture, DialectTool,
     },
+    invocation::DialectInvocation,
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
+    paths::is_not_found,
+    response::{DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines},
 };
 use crate::daemon::error::{Error, Reason};
 

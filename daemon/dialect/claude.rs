@@ -5,16 +5,16 @@ use std::{ops::ControlFlow, time::Duration};
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    answer::{
-        DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines, take_fitting,
-    },
-    pages,
-    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
-    place::{is_link_within, is_path_escape, reject_drive_path},
-    said::DialectInvocation,
-    told::FieldAliases,
-    vocabulary::{
+    definition::{
         BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectResponseFuture, DialectTool,
+    },
+    error_terms::FieldAliases,
+    invocation::DialectInvocation,
+    paging,
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
+    paths::{is_link_within, is_path_escape, reject_drive_path},
+    response::{
+        DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines, take_fitting,
     },
 };
 use crate::daemon::error::Error;
@@ -365,7 +365,7 @@ fn ls(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseF
     Box::pin(async move {
         let mut entries = Vec::new();
         let call = CanonicalCall::new("list_dir", json!({ "path": params.text("path") }));
-        let is_all = pages::for_each_page(tools, call, MAX_FILES as usize, |listed| {
+        let is_all = paging::for_each_page(tools, call, MAX_FILES as usize, |listed| {
             entries.extend(listed.objects("entries").map(|entry| entry_json(&entry)));
             match entries.len() >= MAX_FILES as usize {
                 true => ControlFlow::Break(()),

@@ -11,11 +11,11 @@ use serde_json::Value as Json;
 
 use self::output::failure_response;
 use super::{
-    answer::{DialectResponse, error_code},
+    definition::{BASE_DIALECT, Dialect, DialectTool},
+    invocation::DialectInvocation,
     parameter::{ParameterDefault, ParameterKind, ParameterSpec},
-    place::{is_link_within, is_not_found, is_path_escape},
-    said::DialectInvocation,
-    vocabulary::{BASE_DIALECT, Dialect, DialectTool},
+    paths::{is_link_within, is_not_found, is_path_escape},
+    response::{DialectResponse, error_code},
 };
 use crate::daemon::error::{Error, Reason};
 

@@ -5,16 +5,16 @@ use std::ops::ControlFlow;
 use serde_json::json;
 
 use super::{
-    answer::{
-        DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines, next_part,
-    },
-    pages,
-    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec, UnknownParams},
-    place::{is_not_found, is_path_escape, join_relative, reject_drive_path},
-    said::DialectInvocation,
-    told::FieldAliases,
-    vocabulary::{
+    definition::{
         BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectResponseFuture, DialectTool,
+    },
+    error_terms::FieldAliases,
+    invocation::DialectInvocation,
+    paging,
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec, UnknownParams},
+    paths::{is_not_found, is_path_escape, join_relative, reject_drive_path},
+    response::{
+        DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines, next_part,
     },
 };
 use crate::daemon::error::{Error, Reason};
@@ -165,7 +165,7 @@ fn list_files(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectR
             json!({ "root": directory, "max_depth": depth, "max_results": PAGE_FILES }),
         )
         .with_aliases(&[("root", "directory")]);
-        let is_all = pages::for_each_page(tools, call, MAX_PAGES, |listed| {
+        let is_all = paging::for_each_page(tools, call, MAX_PAGES, |listed| {
             lines.extend(listed.texts("files").map(|file| join_relative(directory, file)));
             ControlFlow::Continue(())
         });

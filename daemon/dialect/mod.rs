@@ -6,28 +6,28 @@
 //! A further one is a file here, and a line in [`ALL`].
 
 mod agentbench;
-mod answer;
 mod anthropic;
 mod claude;
 mod cli_agent;
+mod definition;
 mod dracode;
-mod given;
+mod error_terms;
+mod invocation;
 mod openai;
-mod pages;
+mod paging;
 mod parameter;
-mod place;
+mod paths;
 mod rauskuclaw;
-mod said;
-mod told;
-mod vocabulary;
+mod redact;
+mod response;
 
 pub(crate) use self::{
-    answer::{DialectFailure, DialectResponse, ResponseData},
-    parameter::DialectParams,
-    said::DialectInvocation,
-    vocabulary::{
+    definition::{
         CanonicalCall, CanonicalTools, Dialect, DialectCallSummary, DialectFuture, DialectTool,
     },
+    invocation::DialectInvocation,
+    parameter::DialectParams,
+    response::{DialectFailure, DialectResponse, ResponseData},
 };
 use crate::daemon::error::Error;
 

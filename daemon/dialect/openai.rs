@@ -6,13 +6,13 @@ use std::fmt::Write as _;
 use serde_json::{Value as Json, json};
 
 use super::{
-    answer::{DialectResponse, error_code},
-    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
-    said::DialectInvocation,
-    told::FieldAliases,
-    vocabulary::{
+    definition::{
         BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectResponseFuture, DialectTool,
     },
+    error_terms::FieldAliases,
+    invocation::DialectInvocation,
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
+    response::{DialectResponse, error_code},
 };
 use crate::daemon::{
     error::{Error, Reason},

@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::Duration};
 use serde_json::{Map, Value as Json, json};
 
 use crate::daemon::{
-    catalog::{JSON_MAP, json_entries, nearest, parse_number},
+    catalog::{JSON_MAP, json_entries, parse_number, suggest},
     error::{Error, MAX_VIOLATIONS, Violation},
 };
 
@@ -403,7 +403,7 @@ impl DialectParamsReader {
                 if self.violations.len() > MAX_VIOLATIONS {
                     break;
                 }
-                let text = nearest::unknown_parameter_message(name, &names);
+                let text = suggest::unknown_parameter_message(name, &names);
                 self.report(&format!("{prefix}{name}"), text);
             }
         }

@@ -5,14 +5,14 @@ use std::ops::ControlFlow;
 use serde_json::{Value as Json, json};
 
 use super::{
-    answer::DialectResponse,
-    pages,
-    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
-    place::join_relative,
-    said::DialectInvocation,
-    vocabulary::{
+    definition::{
         BASE_DIALECT, CanonicalCall, CanonicalTools, Dialect, DialectResponseFuture, DialectTool,
     },
+    invocation::DialectInvocation,
+    paging,
+    parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec},
+    paths::join_relative,
+    response::DialectResponse,
 };
 use crate::daemon::error::{Error, Reason};
 
@@ -118,7 +118,7 @@ fn file_search(params: DialectParams, tools: &mut dyn CanonicalTools) -> Dialect
         )
         .with_aliases(&[("root", "path")]);
         // One more, to know whether there is one.
-        let is_all = pages::for_each_page(tools, call, MAX_PAGES, |listed| {
+        let is_all = paging::for_each_page(tools, call, MAX_PAGES, |listed| {
             let paths = listed.texts("files").map(|file| join_relative(root, file));
             let found = paths.filter(|path| path.to_lowercase().contains(&query));
             let found = found.map(|path| json!({ "path": path, "type": "file" }));

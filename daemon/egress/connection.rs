@@ -24,13 +24,13 @@ use tokio::{io::copy_bidirectional_with_sizes, net::TcpStream, sync::Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    answer::{self, ProxyBody},
+    connection_log::{ConnectionAttempt, ConnectionLog},
     dial::dial,
-    journal::{ConnectionAttempt, ConnectionLog},
     meter::MeteredStream,
     request::{self, MalformedRequest, ProxyTarget},
+    response::{self, ProxyBody},
 };
-use crate::daemon::{outside::NetworkPolicy, task};
+use crate::daemon::{netpolicy::NetworkPolicy, task};
 
 /// Most bytes of a request's line and fields, and of what is read at a time.
 const MAX_REQUEST_HEAD_BYTES: usize = 16 << 10;
@@ -104,7 +104,7 @@ impl ConnectionHandler {
     ) -> Response<ProxyBody> {
         let target = match ProxyTarget::from_request(&request) {
             Ok(target) => target,
-            Err(MalformedRequest(status, text)) => return answer::text_response(status, text),
+            Err(MalformedRequest(status, text)) => return response::text_response(status, text),
         };
         let mut attempt = self.log.begin(request.method(), &target);
         let server = match dial(&self.policy, &target, &self.lookups, &mut attempt).await {
@@ -116,7 +116,7 @@ impl ConnectionHandler {
         }
         *tunnel.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Tunnel { client: hyper::upgrade::on(request), server, attempt });
-        answer::connected_response()
+        response::connected_response()
     }
 
     /// Sends a request to its server, and the server's answer back.
@@ -127,7 +127,7 @@ impl ConnectionHandler {
         server: MeteredStream<TcpStream>,
         mut attempt: ConnectionAttempt,
     ) -> Response<ProxyBody> {
-        let failed = |text: String| answer::text_response(StatusCode::BAD_GATEWAY, &text);
+        let failed = |text: String| response::text_response(StatusCode::BAD_GATEWAY, &text);
         let meter = Arc::clone(server.meter());
         let handshake = client::Builder::new()
             .max_buf_size(MAX_RESPONSE_HEAD_BYTES)
@@ -151,7 +151,7 @@ impl ConnectionHandler {
         };
         task::spawn("egress server", self.tasks.track_future(connection));
         let Some(request) = request::to_origin_form(request, target) else {
-            return answer::text_response(
+            return response::text_response(
                 StatusCode::BAD_REQUEST,
                 "the request cannot be passed on",
             );

@@ -10,12 +10,12 @@ use tokio::{
 };
 
 use super::{
-    answer::{self, ProxyBody},
-    journal::ConnectionAttempt,
+    connection_log::ConnectionAttempt,
     meter::MeteredStream,
     request::ProxyTarget,
+    response::{self, ProxyBody},
 };
-use crate::daemon::outside::{NetworkPolicy, ResolveError, policy::Denial};
+use crate::daemon::netpolicy::{NetworkPolicy, ResolveError, rules::Denial};
 
 /// How long connecting to one address may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -106,16 +106,18 @@ impl DialError {
     ) -> Response<ProxyBody> {
         let ProxyTarget { host, port } = target;
         match self {
-            Self::Denied(denial) => answer::denied_response(&outside.explain(denial, host, *port)),
-            Self::LookupFailed(error) => answer::text_response(
+            Self::Denied(denial) => {
+                response::denied_response(&outside.explain(denial, host, *port))
+            }
+            Self::LookupFailed(error) => response::text_response(
                 StatusCode::BAD_GATEWAY,
                 &format!("jigd could not look up {host}: {error}"),
             ),
-            Self::Unreachable(error) => answer::text_response(
+            Self::Unreachable(error) => response::text_response(
                 StatusCode::BAD_GATEWAY,
                 &format!("jigd could not connect to {host}:{port}: {error}"),
             ),
-            Self::TimedOut => answer::text_response(
+            Self::TimedOut => response::text_response(
                 StatusCode::GATEWAY_TIMEOUT,
                 &format!("jigd could not connect to {host}:{port} in time"),
             ),

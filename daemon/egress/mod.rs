@@ -30,11 +30,11 @@
 //! | [`journal`] | what is recorded |
 //! | [`variables`] | how programs find the proxy |
 
-mod answer;
 mod connection;
+pub(crate) mod connection_log;
 mod dial;
-pub(crate) mod journal;
 mod meter;
 pub(crate) mod proxy;
+pub(crate) mod proxy_env;
 mod request;
-pub(crate) mod variables;
+mod response;

@@ -11,12 +11,12 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     connection::ConnectionHandler,
+    connection_log::{ConnectionLog, EgressTotals},
     dial::MAX_LOOKUPS_PER_RUN,
-    journal::{ConnectionLog, EgressTotals},
 };
 use crate::daemon::{
-    outside::{NetworkPolicy, policy::NetworkRules},
-    sandbox::entrance::ProxyLease,
+    netpolicy::{NetworkPolicy, rules::NetworkRules},
+    sandbox::proxy_listener::ProxyLease,
     task,
 };
 

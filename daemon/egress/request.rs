@@ -5,7 +5,7 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-use crate::daemon::outside::policy::host::Host;
+use crate::daemon::netpolicy::rules::host::Host;
 
 /// Port of HTTP.
 const DEFAULT_HTTP_PORT: u16 = 80;

@@ -3,8 +3,8 @@
 //! that follows. So the parser gets none but what is written here, in one pass over the page: elements that mean
 //! something for Markdown, closed in the order in which they were opened, so deep and so many of them at most.
 
-mod lines;
-mod tag;
+mod markup;
+mod plain_text;
 
 use std::{borrow::Cow, fmt::Write as _, io, ops::Deref};
 
@@ -13,8 +13,8 @@ use memchr::{memchr, memmem};
 use url::Url;
 
 use self::{
-    lines::{is_space, write_text},
-    tag::{ElementKind, MarkupToken, StartTag},
+    markup::{ElementKind, MarkupToken, StartTag},
+    plain_text::{is_space, write_text},
 };
 
 /// Elements in one another; whatever is deeper is as good as in the deepest of them. Parts that are nothing but
@@ -127,19 +127,19 @@ struct HtmlSanitizer<'a> {
 /// An element that was begun.
 #[derive(Debug)]
 struct OpenElement {
-    element: &'static tag::ElementSpec,
+    element: &'static markup::ElementSpec,
     /// How many parts it stands for beside the first: parts in parts are parts one after the other.
     merged_blocks: usize,
     /// Of a table, whether it has a row.
     has_rows: bool,
     /// Of a row, what its cells are.
-    cells: Option<&'static tag::ElementSpec>,
+    cells: Option<&'static markup::ElementSpec>,
 }
 
 impl Deref for OpenElement {
-    type Target = tag::ElementSpec;
+    type Target = markup::ElementSpec;
 
-    fn deref(&self) -> &tag::ElementSpec {
+    fn deref(&self) -> &markup::ElementSpec {
         self.element
     }
 }
@@ -169,11 +169,11 @@ impl HtmlSanitizer<'_> {
         }
     }
 
-    fn push(&mut self, known: &'static tag::ElementSpec) {
+    fn push(&mut self, known: &'static markup::ElementSpec) {
         let mut cells = None;
         let table = self.open.iter_mut().rfind(|open| open.output_name == "table");
         if let Some(table) = table.filter(|_| known.output_name == "tr") {
-            cells = tag::find_element(b"td").filter(|_| table.has_rows);
+            cells = markup::find_element(b"td").filter(|_| table.has_rows);
             table.has_rows = true;
         }
         self.open.push(OpenElement { element: known, merged_blocks: 0, has_rows: false, cells });
@@ -181,14 +181,17 @@ impl HtmlSanitizer<'_> {
 
     /// What a cell is written as: in Markdown the first row is the head of its table or none is, and no row has cells
     /// of both kinds.
-    fn cell_element(&mut self, known: &'static tag::ElementSpec) -> &'static tag::ElementSpec {
+    fn cell_element(
+        &mut self,
+        known: &'static markup::ElementSpec,
+    ) -> &'static markup::ElementSpec {
         let row = self.open.iter_mut().rfind(|open| open.output_name == "tr");
         row.map_or(known, |row| row.cells.get_or_insert(known))
     }
 
     /// Begins an element that the page does not have.
     fn open_implied(&mut self, name: &str) {
-        if let Some(known) = tag::find_element(name.as_bytes()) {
+        if let Some(known) = markup::find_element(name.as_bytes()) {
             write(&mut self.page, format_args!("<{}>", known.output_name));
             self.push(known);
         }
@@ -209,7 +212,7 @@ impl HtmlSanitizer<'_> {
         }
     }
 
-    fn open(&mut self, known: &'static tag::ElementSpec, tag: &StartTag<'_>) {
+    fn open(&mut self, known: &'static markup::ElementSpec, tag: &StartTag<'_>) {
         if known.kind == ElementKind::Base {
             return self.set_base(tag);
         }
@@ -289,7 +292,7 @@ impl HtmlSanitizer<'_> {
     }
 
     /// What is too deep to be an element is at least apart from what is around it.
-    fn break_at_max_depth(&mut self, known: &tag::ElementSpec) {
+    fn break_at_max_depth(&mut self, known: &markup::ElementSpec) {
         let is_cell = known.kind == ElementKind::Cell;
         let between = if is_cell { " " } else { "<br>" };
         if !self.page.ends_with(between) {
@@ -310,7 +313,7 @@ impl HtmlSanitizer<'_> {
     }
 
     /// Closes what the next of its kind closes: an item, a row, a cell.
-    fn close_siblings(&mut self, known: &tag::ElementSpec) {
+    fn close_siblings(&mut self, known: &markup::ElementSpec) {
         let (siblings, within): (&[&str], &[&str]) = match known.output_name {
             "li" => (&["li"], &["ul", "ol"]),
             "tr" => (&["tr"], &["table"]),
@@ -325,7 +328,7 @@ impl HtmlSanitizer<'_> {
         }
     }
 
-    fn write_start_tag(&mut self, known: &'static tag::ElementSpec, tag: &StartTag<'_>) {
+    fn write_start_tag(&mut self, known: &'static markup::ElementSpec, tag: &StartTag<'_>) {
         write(&mut self.page, format_args!("<{}", known.output_name));
         match known.output_name {
             "a" => self.write_link("href", tag.attribute("href")),
@@ -384,7 +387,7 @@ impl HtmlSanitizer<'_> {
 
     /// Closes an element with all that is in it, where it is open: for inline ones, in the same block, for
     /// others, in the same cell of a table.
-    fn close(&mut self, known: &tag::ElementSpec) {
+    fn close(&mut self, known: &markup::ElementSpec) {
         // Blocks of code are one piece, however many the page makes of them.
         if known.output_name == "code" && self.is_open("pre") {
             return;
@@ -406,7 +409,7 @@ impl HtmlSanitizer<'_> {
             let is_border = if known.kind == ElementKind::Inline {
                 open.kind != ElementKind::Inline
             } else {
-                open.kind == ElementKind::Cell && !tag::is_table_part(known.output_name)
+                open.kind == ElementKind::Cell && !markup::is_table_part(known.output_name)
             };
             if is_border {
                 return;

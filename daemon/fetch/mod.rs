@@ -26,11 +26,11 @@
 //! | [`html`] | HTML as Markdown or text, whatever it is |
 //! | [`failure`] | how it is told what went wrong |
 
-mod failure;
-mod get;
+mod decode;
+mod error;
 mod html;
+mod http_client;
 pub(crate) mod target;
-mod text;
 
 use std::{io, sync::Arc};
 
@@ -39,13 +39,13 @@ use tokio::sync::Semaphore;
 use url::Url;
 
 use self::{
-    failure::{fetch_error, origin},
-    get::PinnedHttpClient,
+    error::{fetch_error, origin},
+    http_client::PinnedHttpClient,
     target::{FetchTarget, strip_final_dot},
 };
 use super::{
     error::{Error, Reason},
-    outside::{NetworkPolicy, ResolveError, policy::NetworkRules},
+    netpolicy::{NetworkPolicy, ResolveError, rules::NetworkRules},
     task,
 };
 
@@ -136,9 +136,9 @@ impl Fetcher {
             let content_type = response.headers().get(header::CONTENT_TYPE);
             let content_type = content_type.map(|value| String::from_utf8_lossy(value.as_bytes()));
             let content_type = content_type.unwrap_or_default().into_owned();
-            let (body, is_cut) = get::read_body(&mut response, &url, most).await?;
+            let (body, is_cut) = http_client::read_body(&mut response, &url, most).await?;
             let bytes = body.len();
-            let text = text::decode(body, &content_type, is_cut).map_err(|()| {
+            let text = decode::decode(body, &content_type, is_cut).map_err(|()| {
                 let text = format!(
                     "{} answers with {content_type}, which is no text: fetch it with a command that keeps it as a file",
                     origin(&url)
@@ -146,11 +146,11 @@ impl Fetcher {
                 fetch_error(text, "the content is no text").with_metadata("content_type", &content_type)
             })?;
             let (content, is_shortened) = match form {
-                ContentFormat::Text | ContentFormat::Markdown if text::is_html(&content_type) => {
+                ContentFormat::Text | ContentFormat::Markdown if decode::is_html(&content_type) => {
                     self.convert(text, form, url.clone(), most, hold).await?
                 }
                 ContentFormat::Raw | ContentFormat::Text | ContentFormat::Markdown => {
-                    text::truncate(text, most)
+                    decode::truncate(text, most)
                 }
             };
             return Ok(FetchResult {
@@ -186,7 +186,7 @@ impl Fetcher {
                 ContentFormat::Text => html::text(&page, &base),
                 ContentFormat::Raw | ContentFormat::Markdown => html::markdown(&page, &base),
             };
-            converted.map(|content| text::truncate(content, most))
+            converted.map(|content| decode::truncate(content, most))
         });
         let converted = converted.await.map_err(Error::internal)?;
         converted.map_err(Error::internal)

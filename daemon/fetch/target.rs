@@ -2,7 +2,7 @@
 
 use url::Url;
 
-use crate::daemon::outside::policy::host::Host;
+use crate::daemon::netpolicy::rules::host::Host;
 
 const URL_HINT: &str = "give one that begins with http:// or https://, as https://example.com/page";
 

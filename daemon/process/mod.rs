@@ -20,18 +20,18 @@
 //! | [`live`], [`transcript`], [`registry`] | commands that are watched and fed while they run |
 //! | [`outcome`], [`finished`] | what is told about it |
 
-mod capture;
-mod connect;
 pub(crate) mod environment;
-pub(crate) mod finished;
+pub(crate) mod handle;
+mod head_tail_buffer;
 pub(crate) mod input;
-pub(crate) mod live;
+mod limit_monitor;
 pub(crate) mod outcome;
 pub(crate) mod output;
 pub(crate) mod registry;
+pub(crate) mod replay_buffer;
+pub(crate) mod result;
 pub(crate) mod spec;
-mod stop;
-pub(crate) mod supervise;
-pub(crate) mod transcript;
-mod watch;
+mod stdio;
+mod stop_sequence;
+pub(crate) mod supervisor;
 mod watchdog;

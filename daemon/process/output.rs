@@ -18,9 +18,9 @@ use tokio::{
     time::timeout_at,
 };
 
-use super::{capture::HeadTailBuffer, finished::CapturedOutput, live::ProcessHandle};
+use super::{handle::ProcessHandle, head_tail_buffer::HeadTailBuffer, result::CapturedOutput};
 use crate::daemon::{
-    store::{artifact::ArtifactWriter, session::StreamName},
+    store::{artifact_writer::ArtifactWriter, session::StreamName},
     sys::readiness::watch_readable,
     task,
 };

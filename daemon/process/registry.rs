@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::live::ProcessHandle;
+use super::handle::ProcessHandle;
 use crate::daemon::{queue::PrincipalKey, task};
 
 /// Commands of one workspace that have ended and are kept at one time.
@@ -200,7 +200,7 @@ mod tests {
 
     use super::*;
     use crate::daemon::{
-        process::{input::InputQueue, live::ProcessInfo},
+        process::{handle::ProcessInfo, input::InputQueue},
         store::session::StreamName,
     };
 

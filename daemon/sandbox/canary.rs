@@ -22,15 +22,14 @@ use rustix::{
 
 use super::{
     capabilities,
-    entrance::PROXY_PORT,
     level::IsolationLevel,
     plan::{self, NetworkMode, SandboxPlan},
+    proxy_listener::PROXY_PORT,
     stage::{Stage, StageFailure},
 };
 use crate::daemon::sys::{
-    Errno,
+    Errno, denied_syscalls,
     process::{run_in_fork, unshare},
-    refused,
 };
 
 /// A check: what it shows, and whether it holds.
@@ -69,16 +68,22 @@ const COMMON_CHECKS: &[ProbeCheck] = &[
             mount(c"tmpfs", c"/tmp", c"tmpfs", MountFlags::empty(), None) == Err(Errno::PERM)
         },
     },
-    ProbeCheck { name: "clone3 answers ENOSYS", passes: || refused::clone3() == Errno::NOSYS },
-    ProbeCheck { name: "keyctl answers EPERM", passes: || refused::keyctl() == Errno::PERM },
+    ProbeCheck {
+        name: "clone3 answers ENOSYS",
+        passes: || denied_syscalls::clone3() == Errno::NOSYS,
+    },
+    ProbeCheck {
+        name: "keyctl answers EPERM",
+        passes: || denied_syscalls::keyctl() == Errno::PERM,
+    },
     ProbeCheck {
         name: "io_uring_setup answers ENOSYS",
-        passes: || refused::io_uring_setup() == Errno::NOSYS,
+        passes: || denied_syscalls::io_uring_setup() == Errno::NOSYS,
     },
-    ProbeCheck { name: "bpf answers EPERM", passes: || refused::bpf() == Errno::PERM },
+    ProbeCheck { name: "bpf answers EPERM", passes: || denied_syscalls::bpf() == Errno::PERM },
     ProbeCheck {
         name: "ioctl(TIOCSTI) answers EPERM",
-        passes: || refused::tiocsti() == Errno::PERM,
+        passes: || denied_syscalls::tiocsti() == Errno::PERM,
     },
     ProbeCheck {
         name: "AF_VSOCK sockets cannot be made",
@@ -186,15 +191,20 @@ const NO_NAMESPACES_CHECKS: &[ProbeCheck] = &[
     },
     ProbeCheck {
         name: "message passing answers EPERM",
-        passes: || refused::shmget() == Errno::PERM && refused::mq_open() == Errno::PERM,
+        passes: || {
+            denied_syscalls::shmget() == Errno::PERM && denied_syscalls::mq_open() == Errno::PERM
+        },
     },
     ProbeCheck {
         name: "ptrace and process_vm_readv answer EPERM",
-        passes: || refused::ptrace() == Errno::PERM && refused::process_vm_readv() == Errno::PERM,
+        passes: || {
+            denied_syscalls::ptrace() == Errno::PERM
+                && denied_syscalls::process_vm_readv() == Errno::PERM
+        },
     },
     ProbeCheck {
         name: "tuning another process answers EPERM",
-        passes: || getppid().is_some_and(|parent| refused::process_tuning(parent).is_ok()),
+        passes: || getppid().is_some_and(|parent| denied_syscalls::process_tuning(parent).is_ok()),
     },
     ProbeCheck {
         name: "the supervisor cannot be signalled",

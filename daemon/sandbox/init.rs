@@ -42,8 +42,8 @@ use crate::daemon::sys::{
     Errno,
     bpf::{Instruction, load_filter},
     fd::{close_all_except, kept_fd},
-    memory::SharedArea,
     process::{children_usage, die_with_parent, exit_now, kill_all, unshare, wait_any},
+    process_arena::SharedArea,
     set_process_name,
     signal::install_signal_relay,
 };

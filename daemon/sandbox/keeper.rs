@@ -22,7 +22,7 @@ use rustix::{
 use super::{
     id_map::{self, DirectoryOwner},
     identity::{self, KeeperPrivileges},
-    in_place, launcher, masked_proc,
+    launcher, masked_proc, no_namespaces,
     plan::{SandboxPlan, WorkspacePlan},
     priority, root,
     stage::{Stage, StageFailure, at_stage},
@@ -210,7 +210,7 @@ impl KeeperState {
                 self.no_namespaces_templates.push(child);
                 Ok((identity, daemon))
             }
-            Fork::Child => in_place::template::run(
+            Fork::Child => no_namespaces::template::run(
                 template,
                 &self.plan,
                 self.workspace_plan(workspace)?,

@@ -3,10 +3,10 @@
 use super::{
     canary,
     cgroup::MemoryAccounting,
-    entrance,
     landlock::RESOLVE_UNIX_ABI,
     level::{Isolation, IsolationLevel},
     plan::NetworkMode,
+    proxy_listener,
 };
 
 /// The layer that says which network commands have.
@@ -316,7 +316,7 @@ impl Isolation {
             NetworkMode::Proxy => {
                 layer.detail = format!(
                     "a loopback interface and no route; the daemon's proxy at 127.0.0.1:{} connects to the hosts that proxy.allow_hosts lists",
-                    entrance::PROXY_PORT
+                    proxy_listener::PROXY_PORT
                 );
             }
             NetworkMode::Host => {

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     cgroup::MemoryAccounting,
+    host_environment::HostEnvironment,
     plan::NetworkMode,
     stage::{Stage, StageFailure},
-    surroundings::HostEnvironment,
 };
 
 /// How strongly commands are isolated.

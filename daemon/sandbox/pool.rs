@@ -23,14 +23,14 @@ use tokio::{
 };
 
 use super::{
+    build::{BUILD_TIMEOUT, SlotBuilder, build_sandbox, build_timed_out, measure_sandbox},
     cgroup::Cgroups,
     channel::Channel,
-    entrance::ProxyListener,
     kill::SlotOutcome,
     level::IsolationLevel,
     limits::RunLimits,
     protected_files::ProtectedFiles,
-    refill::{BUILD_TIMEOUT, SlotBuilder, build_sandbox, build_timed_out, measure_sandbox},
+    proxy_listener::ProxyListener,
     running::{IdleSandbox, SlotRequest},
     stage::{Stage, StageFailure},
     wire::SandboxIdentity,

@@ -24,7 +24,7 @@ use super::{
     level::IsolationLevel,
     masked_proc,
     plan::{BindMount, NetworkMode, SANDBOX_HOME, SYSTEM_DIRECTORIES, WorkspacePlan},
-    protect::protect,
+    protected_paths::protect,
     stage::{Stage, StageFailure, at_stage},
     wire::SandboxIdentity,
 };

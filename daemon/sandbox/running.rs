@@ -22,19 +22,19 @@ use super::{
     canary,
     cgroup::{CgroupLimitHits, CpuClock, RLIMIT_NPROC_MARGIN, RunCgroup},
     channel::Channel,
-    entrance::{ProxyLease, ProxyListener},
     image::{ExecRequest, HEADER_BYTES, StdioLayout, TerminalSize, probe_image},
-    in_place::scratch::redirect_to_scratch,
     kill::{SlotOutcome, kill_and_wait, kill_sandbox},
     level::IsolationLevel,
     limits::RunLimits,
-    measure::MIN_RECOUNT_CPU_US,
+    no_namespaces::scratch_directory::redirect_to_scratch,
     priority,
+    proxy_listener::{ProxyLease, ProxyListener},
+    run_meter::MIN_RECOUNT_CPU_US,
     stage::{Stage, StageFailure},
     wire::{KeeperRequest, MeasurementBounds, RunMeasurement, SANDBOX_REPORT_BYTES, SandboxReport},
 };
 use crate::daemon::{
-    sys::{Errno, memory::MAX_INLINE_IMAGE_BYTES, process::ResourceUsage, signal},
+    sys::{Errno, process::ResourceUsage, process_arena::MAX_INLINE_IMAGE_BYTES, signal},
     task,
 };
 

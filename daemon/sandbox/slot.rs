@@ -18,17 +18,17 @@ use rustix::process::{
 
 use super::{
     canary::GuardedTargets,
-    capabilities, command, entrance,
+    capabilities, command_process,
     init::{Blueprint, MountOptions, OWN_PROCESS_COUNT, SandboxState, ScratchOptions, run_init},
     landlock::{LandlockRules, PathAccess, ScopeReach},
     level::IsolationLevel,
     limits::RunLimits,
     masked_proc,
-    measure::RunMeter,
+    netns_check::NetnsCheck,
     plan::{NetworkMode, SANDBOX_HOME, SandboxPlan, WorkspacePlan},
-    proc_masks, quotas,
+    proc_masks, proxy_listener, quotas,
+    run_meter::RunMeter,
     stage::{Stage, StageFailure, at_stage},
-    vacancy::NetnsCheck,
     wire::{
         SLOT_COMMAND_BYTES, SandboxIdentity, SandboxReport, SetupReply, SlotCommand, receive_bytes,
         send, send_bytes, send_reply,
@@ -37,8 +37,8 @@ use super::{
 use crate::daemon::sys::{
     Errno,
     bpf::Instruction,
-    memory::ProcessArena,
     process::{exit_now, wait_any},
+    process_arena::ProcessArena,
     set_process_name, signal,
 };
 
@@ -163,7 +163,7 @@ fn scratch_options(
 /// What the daemon is to accept connections from, where its runs reach it.
 fn make_proxy_listener(network: NetworkMode) -> Result<Option<OwnedFd>, StageFailure> {
     match network {
-        NetworkMode::Proxy => entrance::bind_proxy_listener().map(Some),
+        NetworkMode::Proxy => proxy_listener::bind_proxy_listener().map(Some),
         NetworkMode::None | NetworkMode::Host => Ok(None),
     }
 }
@@ -297,7 +297,7 @@ fn make_sandbox(
         .start(
             SandboxState::new(blueprint, scratch, control.as_raw_fd()),
             run_init,
-            command::run,
+            command_process::run,
             namespaces,
         )
         .map_err(in_stage)

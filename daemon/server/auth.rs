@@ -15,17 +15,17 @@ use tower::{Layer, Service};
 
 use super::{
     connection::PeerInfo,
-    dismissal::{end_on_revocation, revoked_status},
-    places::HealthCheckPermit,
+    connection_limits::HealthCheckPermit,
+    revocation::{end_on_revocation, revoked_status},
 };
 use crate::daemon::{
-    call::{
+    config::keys::AccessRole,
+    error::{Error, Reason},
+    grpc::{metadata::RequestTrace, status::to_status},
+    pipeline::{
         Pipeline,
         access::{PeerOrigin, principal::Principal},
     },
-    config::keys::AccessRole,
-    door::{metadata::RequestTrace, status::to_status},
-    error::{Error, Reason},
     telemetry::semconv,
 };
 

@@ -22,10 +22,12 @@ use tonic::transport::server::Connected;
 
 use super::{
     authority::AuthorityRewriter,
+    connection_limits::{
+        AUTH_TIMEOUT, ConnectionAuth, ConnectionLifetime, ConnectionPermit, REJECTION_GRACE,
+    },
     peer,
-    places::{AUTH_TIMEOUT, ConnectionAuth, ConnectionLifetime, ConnectionPermit, REJECTION_GRACE},
 };
-use crate::daemon::call::access::PeerOrigin;
+use crate::daemon::pipeline::access::PeerOrigin;
 
 /// How long a new connection may take to send its preface: nothing else bounds that, and graceful
 /// shutdown waits for it for ever (hyper issue 4170). From then on a peer that does not answer is

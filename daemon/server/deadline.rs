@@ -16,8 +16,8 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use crate::daemon::{
-    call,
-    door::{metadata::RequestDeadline, status::to_status},
+    grpc::{metadata::RequestDeadline, status::to_status},
+    pipeline,
 };
 
 /// Longest deadline that is kept; a longer one is as good as none.
@@ -63,7 +63,7 @@ where
         };
         // Timers have no more than milliseconds: by then, much would be done.
         if deadline <= Instant::now() {
-            let late = to_status(&call::timeout_error(&method)).into_http();
+            let late = to_status(&pipeline::timeout_error(&method)).into_http();
             return Box::pin(async move { Ok(late) });
         }
         request.extensions_mut().insert(RequestDeadline(deadline));
@@ -72,7 +72,7 @@ where
             tokio::select! {
                 biased;
                 answer = answer => answer,
-                () = tokio::time::sleep_until(deadline.into()) => Ok(to_status(&call::timeout_error(&method)).into_http()),
+                () = tokio::time::sleep_until(deadline.into()) => Ok(to_status(&pipeline::timeout_error(&method)).into_http()),
             }
         })
     }

@@ -21,10 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     connection::{ServerConnection, Socket},
+    connection_limits::ConnectionLimits,
     health::Health,
-    places::ConnectionLimits,
 };
-use crate::daemon::{config::listen::ListenAddr, descriptors, task};
+use crate::daemon::{config::listen::ListenAddr, fd_exhaustion, task};
 
 /// Connections accepted but not yet served.
 const ACCEPTED_BUFFER_CONNECTIONS: usize = 16;
@@ -174,7 +174,7 @@ impl AcceptLoop {
         loop {
             let socket = match acceptor.accept().await {
                 Ok(socket) => Some(socket),
-                Err(error) => match descriptors::remedy(&error) {
+                Err(error) => match fd_exhaustion::remedy(&error) {
                     Some(remedy) => self.recover_accept(acceptor, &error, remedy).await,
                     // The peer went away between connecting and being accepted.
                     None => {
@@ -204,7 +204,7 @@ impl AcceptLoop {
         error: &io::Error,
         remedy: &str,
     ) -> Option<Socket> {
-        descriptors::report_shortage(error);
+        fd_exhaustion::report_shortage(error);
         let failing = self.health.update(|known| {
             known.failing_listeners += 1;
             known.failing_listeners
@@ -216,8 +216,8 @@ impl AcceptLoop {
             sleep(ACCEPT_RETRY_DELAY).await;
             match timeout(ACCEPT_PROBE_TIMEOUT, acceptor.accept()).await {
                 Ok(Ok(socket)) => break Some(socket),
-                Ok(Err(error)) if descriptors::remedy(&error).is_some() => {
-                    descriptors::report_shortage(&error);
+                Ok(Err(error)) if fd_exhaustion::remedy(&error).is_some() => {
+                    fd_exhaustion::report_shortage(&error);
                 }
                 Ok(Err(_lost)) => break None,
                 // No client connects. A pair needs more than a connection does.

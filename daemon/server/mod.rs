@@ -11,16 +11,16 @@
 
 mod auth;
 mod authority;
+mod body_limits;
+mod catch_panic;
 mod connection;
+mod connection_limits;
 mod deadline;
-mod dismissal;
-mod explain;
+mod error_details;
 mod health;
-mod intake;
 pub(crate) mod listener;
-mod panic;
 pub(crate) mod peer;
-mod places;
+mod revocation;
 mod trace;
 
 use std::{
@@ -58,16 +58,16 @@ use crate::{
         },
     },
     daemon::{
-        call::{Pipeline, drain::Shutdown},
         catalog::MAX_REQUEST_BYTES,
-        door::{
+        grpc::{
             approvals::ApprovalServiceHandler, artifacts::ArtifactServiceHandler,
             catalog::CatalogServiceHandler as Catalog, events::EventServiceHandler,
             info::DaemonServiceHandler, invoke::InvokeServiceHandler, jobs::JobServiceHandler,
             processes::ProcessServiceHandler, tools::ToolServiceHandler,
             transfer::TransferServiceHandler,
         },
-        sandbox::sandboxes::SandboxPools,
+        pipeline::{Pipeline, shutdown::Shutdown},
+        sandbox::pools::SandboxPools,
         task,
     },
 };
@@ -158,11 +158,11 @@ pub(crate) async fn serve(
         .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
         .http2_max_local_error_reset_streams(Some(MAX_LOCAL_RESETS))
         .layer(trace::TraceLayer::new(pipeline.telemetry.clone(), methods))
-        .layer(explain::ErrorDetailsLayer)
-        .layer(panic::CatchPanicLayer)
+        .layer(error_details::ErrorDetailsLayer)
+        .layer(catch_panic::CatchPanicLayer)
         .layer(deadline::DeadlineLayer)
         .layer(auth::AuthLayer(Arc::clone(&pipeline)))
-        .layer(intake::BodyLimitsLayer::new(Arc::clone(&pipeline)))
+        .layer(body_limits::BodyLimitsLayer::new(Arc::clone(&pipeline)))
         .add_service(health_service.max_decoding_message_size(MAX_STANDARD_REQUEST_BYTES))
         .add_service(reflection_v1())
         .add_service(reflection_v1alpha())

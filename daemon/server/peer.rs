@@ -21,7 +21,7 @@ use rustix::{
 };
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::daemon::call::access::PeerOrigin;
+use crate::daemon::pipeline::access::PeerOrigin;
 
 // linux/sock_diag.h, linux/inet_diag.h, linux/netlink.h, linux/tcp.h, linux/socket.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;

@@ -24,10 +24,10 @@ use ulid::Ulid;
 
 use super::connection::{PeerAddress, PeerInfo};
 use crate::daemon::{
-    door::metadata::RequestTrace,
+    grpc::metadata::RequestTrace,
     telemetry::{
         Telemetry,
-        calls::{AccessLogEntry, CallCompletion},
+        access_log::{AccessLogEntry, CallCompletion},
         semconv,
         spans::OtelSpan,
     },

@@ -105,7 +105,7 @@ fn home_dir_name(config: &WorkspaceConfig) -> String {
 #[cfg(test)]
 mod tests {
     use super::{WorkspaceConfig, home_dir_name};
-    use crate::daemon::config::protected::Protection;
+    use crate::daemon::config::protection::Protection;
 
     fn of(workspace: &str, path: &str) -> String {
         home_dir_name(&WorkspaceConfig {

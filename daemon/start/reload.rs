@@ -14,8 +14,8 @@ use rustix::{
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::daemon::{
-    call::{Pipeline, access::unknown_names, policy::decision::CompiledPolicy},
-    config::{Config, ConfigError, WorkspaceConfig, args::Args, renewal::ReloadedConfig},
+    config::{Config, ConfigError, WorkspaceConfig, args::Args, reload::ReloadedConfig},
+    pipeline::{Pipeline, access::unknown_names, policy::decision::CompiledPolicy},
     task,
 };
 

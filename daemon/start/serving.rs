@@ -15,33 +15,33 @@ use super::{
     unwritable,
 };
 use crate::daemon::{
-    call::{
+    catalog::Catalog,
+    config::{Config, ConfigError, requests::RequestsConfig},
+    dialect::is_dialect_tool,
+    egress::proxy::EgressProxy,
+    fetch::Fetcher,
+    grpc::info::DaemonServiceHandler,
+    pipeline::{
         Pipeline,
         access::{AccessControl, LocalTrust},
         admission::{self, AdmissionControl},
         approval::pending::PendingApprovals,
-        drain::Shutdown,
         idempotency::Idempotency,
         jobs::JobRegistry,
-        policy::{book::RuleStore, decision::CompiledPolicy},
+        policy::{decision::CompiledPolicy, store::RuleStore},
+        shutdown::Shutdown,
     },
-    catalog::Catalog,
-    config::{Config, ConfigError, requests::RequestsConfig},
-    dialect::is_dialect_tool,
-    door::info::DaemonServiceHandler,
-    egress::proxy::EgressProxy,
-    fetch::Fetcher,
     process::registry::ProcessRegistry,
     sandbox::plan::NetworkMode,
     server::{self, ServerContext, ShutdownTrigger, listener::Listeners, peer},
     store::{
         approvals::ApprovalTable,
         database::{Database, DatabaseError},
-        keeping::RetentionLimits,
-        life,
+        generation,
         requests::RequestTable,
-        retention::run_retention,
+        row_retention::RetentionLimits,
         rules::RuleTable,
+        session_retention::run_retention,
         state_dir::StateDir,
     },
     task,
@@ -151,7 +151,7 @@ pub(super) async fn serve(
         files.spawn_watch();
     }
     if announce {
-        let begun = life::advance(&database, &store.generation_path()).await;
+        let begun = generation::advance(&database, &store.generation_path()).await;
         begun.map_err(database_read_error)?;
     }
     let drain = Shutdown::default();

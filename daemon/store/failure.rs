@@ -3,8 +3,8 @@
 use std::io;
 
 use crate::daemon::{
-    descriptors,
     error::{Error, Reason},
+    fd_exhaustion,
 };
 
 /// Why a call cannot begin, as files of the state directory cannot be used. The daemon has made that
@@ -16,7 +16,7 @@ pub(crate) fn state_failure(error: &io::Error) -> Error {
             Reason::NoSpace,
             "the disk that holds the daemon's state directory is full; nothing was started: make room there, and try again",
         ),
-        Some(errno @ (libc::EMFILE | libc::ENFILE)) => descriptors::fd_exhausted_error(
+        Some(errno @ (libc::EMFILE | libc::ENFILE)) => fd_exhaustion::fd_exhausted_error(
             io::Error::from_raw_os_error(errno),
             "the records of the call",
         ),

@@ -11,8 +11,9 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params, types::Value};
 
 use super::{
     database::{Database, DatabaseError},
-    keeping::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
-    milliseconds, requests,
+    requests,
+    row_retention::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
+    unix_millis,
 };
 
 /// Where what is kept is found.
@@ -131,7 +132,7 @@ impl JobTable {
                 connection.execute_batch(CREATE_LOST_TABLE)?;
                 connection.execute(
                     "INSERT OR IGNORE INTO lost SELECT id, ?1 FROM job WHERE state = ?2",
-                    params![milliseconds::now(), JobState::Running.name()],
+                    params![unix_millis::now(), JobState::Running.name()],
                 )?;
                 let sql = format!("SELECT {} FROM job WHERE state = ?1 ORDER BY id", *COLUMNS);
                 let mut select = connection.prepare(&sql)?;
@@ -158,7 +159,7 @@ impl JobTable {
                     "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, request, dialect, given_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
                 )?
                 .execute(params![
-                    job.id, job.workspace, job.session, job.principal, job.tool, job.queue, job.priority, job.state.name(), job.trace, milliseconds::from_time(job.submitted),
+                    job.id, job.workspace, job.session, job.principal, job.tool, job.queue, job.priority, job.state.name(), job.trace, unix_millis::from_time(job.submitted),
                     job.request_id, job.dialect, job.model_call_id
                 ])
         })
@@ -174,7 +175,7 @@ impl JobTable {
         self.execute(move |connection| {
             connection
                 .prepare_cached("UPDATE job SET state = ?2, started_ms = ?3 WHERE id = ?1")?
-                .execute(params![id, JobState::Running.name(), milliseconds::from_time(time)])
+                .execute(params![id, JobState::Running.name(), unix_millis::from_time(time)])
         })
         .await
     }
@@ -215,7 +216,7 @@ impl JobTable {
                     "UPDATE job SET state = ?2, ended_ms = ?3, result = ?4, result_bytes = ?5 WHERE id = ?1",
                 )?
                 .execute(params![
-                    id, state.name(), milliseconds::from_time(time), result.as_deref(), i64::try_from(bytes).unwrap_or(i64::MAX)
+                    id, state.name(), unix_millis::from_time(time), result.as_deref(), i64::try_from(bytes).unwrap_or(i64::MAX)
                 ])
         })
         .await?;
@@ -397,9 +398,9 @@ fn job_from_row(row: &Row<'_>) -> rusqlite::Result<Job> {
         priority: row.get(6)?,
         state: JobState::from_name(&state).unwrap_or(JobState::Lost),
         trace: row.get(8)?,
-        submitted: milliseconds::to_time(row.get(9)?),
-        started: row.get::<_, Option<i64>>(10)?.map(milliseconds::to_time),
-        ended: row.get::<_, Option<i64>>(11)?.map(milliseconds::to_time),
+        submitted: unix_millis::to_time(row.get(9)?),
+        started: row.get::<_, Option<i64>>(10)?.map(unix_millis::to_time),
+        ended: row.get::<_, Option<i64>>(11)?.map(unix_millis::to_time),
         step: number.and_then(|step| u64::try_from(step).ok()),
         request_id: row.get(13)?,
         dialect: row.get(14)?,
@@ -440,7 +441,7 @@ impl fmt::Display for JobState {
 
 /// The time, as precisely as the log keeps it.
 pub(crate) fn now_to_millis() -> SystemTime {
-    milliseconds::to_time(milliseconds::now())
+    unix_millis::to_time(unix_millis::now())
 }
 
 #[cfg(test)]

@@ -20,26 +20,26 @@
 //! nothing a FIFO: else another user could lead what the daemon writes elsewhere, and it does not start.
 
 pub(crate) mod approvals;
-pub(crate) mod artifact;
+pub(crate) mod artifact_writer;
 pub(crate) mod database;
 pub(crate) mod failure;
 mod folder;
 pub(crate) mod follower;
-mod fullness;
+pub(crate) mod generation;
 pub(crate) mod job_params;
 pub(crate) mod jobs;
-pub(crate) mod keeping;
-pub(crate) mod life;
-pub(crate) mod milliseconds;
-mod past_sessions;
-mod planted;
+mod ownership;
 mod record_locks;
 pub(crate) mod requests;
-pub(crate) mod retention;
+pub(crate) mod row_retention;
 pub(crate) mod rules;
 pub(crate) mod session;
 mod session_folders;
+pub(crate) mod session_retention;
+mod session_usage;
 pub(crate) mod sessions;
 pub(crate) mod state_dir;
 pub(crate) mod state_files;
+mod tombstones;
+pub(crate) mod unix_millis;
 pub(crate) mod uploads;

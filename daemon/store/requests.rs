@@ -10,8 +10,8 @@ use ulid::Ulid;
 
 use super::{
     database::{Database, DatabaseError},
-    keeping::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
-    milliseconds,
+    row_retention::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
+    unix_millis,
 };
 
 /// Where what is kept is found.
@@ -162,7 +162,7 @@ impl RequestTable {
                         "INSERT OR REPLACE INTO request (principal, workspace, id, holder, method, session, fingerprint, life, begun_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
                     )?;
                     insert.execute(params![
-                        key.principal, key.workspace, key.id, key.key_fingerprint.0, asked.method, asked.session, asked.fingerprint, life, milliseconds::now()
+                        key.principal, key.workspace, key.id, key.key_fingerprint.0, asked.method, asked.session, asked.fingerprint, life, unix_millis::now()
                     ])?;
                     Ok(RecordState::Claimed)
                 }
@@ -213,7 +213,7 @@ impl RequestTable {
                     "UPDATE request SET answer = ?5, answer_bytes = ?6, ended_ms = ?7 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
                 .execute(params![
-                    key.principal, key.workspace, key.id, key.key_fingerprint.0, &*answer, i64::try_from(bytes).unwrap_or(i64::MAX), milliseconds::now()
+                    key.principal, key.workspace, key.id, key.key_fingerprint.0, &*answer, i64::try_from(bytes).unwrap_or(i64::MAX), unix_millis::now()
                 ])
         })
         .await?;
@@ -316,7 +316,7 @@ fn end_abandoned(
     })?;
     let claims: Vec<(i64, RequestKey)> = claims.collect::<rusqlite::Result<_>>()?;
     for (row, _) in claims.iter().filter(|(_, key)| !goes_on(key)) {
-        update.execute([*row, milliseconds::now()])?;
+        update.execute([*row, unix_millis::now()])?;
     }
     Ok(())
 }

@@ -16,10 +16,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    fullness::SessionUsage,
-    past_sessions::SessionTombstones,
     session::{Session, SessionCounters, SessionId},
     session_folders::{SessionFolders, SessionLocation},
+    session_usage::SessionUsage,
+    tombstones::SessionTombstones,
 };
 
 /// Sessions held open beyond those in use; each costs a descriptor.

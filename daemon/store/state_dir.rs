@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use super::{
-    job_params::JobParamFiles, planted, sessions::SessionStore, state_files::StateFiles,
+    job_params::JobParamFiles, ownership, sessions::SessionStore, state_files::StateFiles,
     uploads::UploadRecords,
 };
 
@@ -120,7 +120,7 @@ impl StateDir {
         };
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
         let path = fs::canonicalize(path).map_err(unusable)?;
-        planted::check_ownership(&path)
+        ownership::check_ownership(&path)
             .map_err(|source| StateDirError::Untrusted { path: named.clone(), source })?;
         let options = OpenOptions::new()
             .read(true)

@@ -16,15 +16,15 @@
 )]
 
 pub(crate) mod bpf;
+pub(crate) mod denied_syscalls;
 pub(crate) mod exec;
 pub(crate) mod fd;
 pub(crate) mod landlock;
-pub(crate) mod memory;
 pub(crate) mod mount;
 pub(crate) mod network;
 pub(crate) mod process;
+pub(crate) mod process_arena;
 pub(crate) mod readiness;
-pub(crate) mod refused;
 pub(crate) mod schedule;
 pub(crate) mod signal;
 mod syscall;

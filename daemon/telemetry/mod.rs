@@ -3,7 +3,7 @@
 //! Spans are made always, so that logs and children have trace ids; they are exported, by OTLP over
 //! gRPC, when an endpoint is set in the environment.
 
-pub(crate) mod calls;
+pub(crate) mod access_log;
 mod environment;
 mod export;
 pub(crate) mod logs;

@@ -2,7 +2,7 @@
 
 use memchr::{memchr_iter, memmem::Finder};
 
-use super::nearest;
+use super::similar_lines;
 use crate::daemon::error::{Error, Reason, Violation};
 
 /// Most bytes of a text, before and after each edit.
@@ -211,7 +211,7 @@ fn not_found_error(index: usize, text: &str, old: &str) -> Error {
         format!(
             "edits[{index}]: old_string is not in the file{}; nothing was changed; {}",
             after_earlier_edits(index),
-            nearest::hint(text, old)
+            similar_lines::hint(text, old)
         ),
     )
     .with_metadata("edit", format!("edits[{index}]"))

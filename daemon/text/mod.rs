@@ -11,7 +11,7 @@
 
 pub(crate) mod diff;
 pub(crate) mod edit;
-mod nearest;
 pub(crate) mod notebook;
 pub(crate) mod patch;
+mod similar_lines;
 pub(crate) mod v4a;

@@ -3,7 +3,7 @@
 //! [`patch`] works out what becomes of the files; this file brings them together with the
 //! workspace.
 
-mod arrangement;
+mod ordered_changes;
 
 use std::{
     cell::RefCell,
@@ -17,14 +17,14 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use self::arrangement::{OrderedChanges, WrittenFile};
+use self::ordered_changes::{OrderedChanges, WrittenFile};
 use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
     api::v1,
     daemon::{
         catalog::CanonicalText,
-        descriptors,
         error::{Error, Reason, Violation},
+        fd_exhaustion,
         store::{
             failure::state_failure,
             session::{Session, StepId},
@@ -32,7 +32,7 @@ use crate::{
         text::patch::{self, FilePatch, PatchedFile, PathOutcome, SourceFile},
         workspace::{
             CancelToken, FileSnapshot, MemoryReservation, NewContent, RelativePath, Workspace,
-            change::FileTransaction, parallel_map,
+            parallel_map, transaction::FileTransaction,
         },
     },
 };
@@ -306,8 +306,8 @@ fn patch_too_large() -> Error {
 
 /// The patch could not be kept.
 fn patch_not_stored(error: io::Error) -> Error {
-    if descriptors::is_fd_exhaustion(&error) {
-        return descriptors::fd_exhausted_error(error, "the patch's artifact");
+    if fd_exhaustion::is_fd_exhaustion(&error) {
+        return fd_exhaustion::fd_exhausted_error(error, "the patch's artifact");
     }
     state_failure(&error).with_cause(error)
 }

@@ -9,8 +9,8 @@ use super::{Tool, ToolContext, ToolOutput, WorkspaceContext};
 use crate::{
     api::v1::{LastCommandRequest, LastCommandResponse, Outcome},
     daemon::{
-        descriptors,
         error::{Error, Reason, Violation},
+        fd_exhaustion,
         store::session::{OpenedArtifact, RecordedCommand, Session, StepId},
         task,
     },
@@ -51,11 +51,13 @@ impl Tool for LastCommand {
         let (session, place) = (context.session, context.permit);
         let look = task::spawn_blocking(move || {
             let _place = place;
-            descriptors::retry_blocking(|| find_last_command(&session))
+            fd_exhaustion::retry_blocking(|| find_last_command(&session))
         });
         let response = look.await.map_err(Error::internal)?;
-        let response = response.map_err(|error| match descriptors::is_fd_exhaustion(&error) {
-            true => descriptors::fd_exhausted_error(error, "what the last command has left behind"),
+        let response = response.map_err(|error| match fd_exhaustion::is_fd_exhaustion(&error) {
+            true => {
+                fd_exhaustion::fd_exhausted_error(error, "what the last command has left behind")
+            }
             false => Error::internal(error),
         });
         response?.map_or_else(

@@ -2,9 +2,9 @@
 
 use super::{
     Tool, ToolContext, ToolOutput, WorkspaceContext,
-    description::{file_type, modify_time},
     page_token::{PageFilterHash, decode_page_token, encode_page_token},
     run_on_files,
+    wire_file::{file_type, modify_time},
 };
 use crate::{
     api::v1,

@@ -10,8 +10,8 @@ use super::{
 use crate::{
     api::v1,
     daemon::{
-        descriptors::FdRetry,
         error::{Error, Violation},
+        fd_exhaustion::FdRetry,
         workspace::{CancelToken, RelativePath, WalkFilter, Workspace, compile_globs},
     },
 };

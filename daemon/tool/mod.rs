@@ -21,10 +21,10 @@ pub(crate) mod start;
 pub(crate) mod stat_path;
 pub(crate) mod write_file;
 
-mod artifacts;
-mod description;
-mod egress;
-pub(crate) mod jobs;
+pub(crate) mod job_waiter;
+mod proxied_run;
+mod session_artifacts;
+mod wire_file;
 
 use std::{
     sync::Arc,
@@ -35,14 +35,14 @@ use prost::Message;
 use tokio::{sync::watch, time::timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use self::{activity::Activity, jobs::JobWaiter};
+use self::{activity::Activity, job_waiter::JobWaiter};
 use crate::daemon::{
     catalog::CanonicalText,
-    descriptors::FdRetry,
     egress::proxy::EgressProxy,
     error::{Error, Reason, Violation},
+    fd_exhaustion::FdRetry,
     fetch::Fetcher,
-    process::supervise::CancelSignals,
+    process::supervisor::CancelSignals,
     queue::{
         Acquire, DeferredPermit, Limiter, Permit, PrincipalKey, Saturated, SharedPermit, Sharing,
     },

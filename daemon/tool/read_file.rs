@@ -5,7 +5,8 @@
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 use super::{
-    Tool, ToolContext, ToolOutput, WorkspaceContext, artifacts::SessionArtifacts, run_on_files,
+    Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files,
+    session_artifacts::SessionArtifacts,
 };
 use crate::{
     api::v1,

@@ -1,21 +1,21 @@
 //! `run`: one command in a sandbox of its own.
 
 mod limits;
-mod refusal;
+mod run_error;
 mod span;
 
-pub(crate) mod answer;
+pub(crate) mod response;
 
 use std::{ffi::CString, time::Duration};
 
 use self::{
-    answer::{record_fields, response},
     limits::lower_limits,
+    response::{record_fields, response},
     span::ProcessSpan,
 };
 use super::{
     Tool, ToolContext, ToolOutput, WorkspaceContext,
-    egress::{self, ProxiedObserver},
+    proxied_run::{self, ProxiedObserver},
 };
 use crate::{
     api::v1,
@@ -23,10 +23,10 @@ use crate::{
         error::{Error, MAX_VIOLATIONS, Violation},
         process::{
             environment::CommandEnvironment,
-            live::{ProcessExit, SupervisedProcess},
+            handle::{ProcessExit, SupervisedProcess},
             outcome::CommandOutcome,
             spec::{CommandSpec, Program, StdinSource},
-            supervise::{self, OutputArtifacts, RunError},
+            supervisor::{self, OutputArtifacts, RunError},
         },
         sandbox::{image::TerminalSize, limits::RunLimits},
         store::session::StreamName,
@@ -65,7 +65,7 @@ impl Tool for RunCommand {
     type Params = Params;
 
     fn daemon_lost_response(step: Option<u64>) -> Result<v1::RunResponse, Error> {
-        Ok(answer::daemon_lost_response(step))
+        Ok(response::daemon_lost_response(step))
     }
 
     fn cwd(params: &Params) -> Option<&RelativePath> {
@@ -229,10 +229,10 @@ pub(super) async fn run_command(
     } = tool_context;
     let seat = seat.ok_or_else(|| Error::internal("a run was let in without a sandbox"))?;
     if !scene.isolation.is_ready() {
-        return Err(refusal::commands_unavailable(&scene));
+        return Err(run_error::commands_unavailable(&scene));
     }
     if scene.sandbox_pool.is_keeper_dead() {
-        return Err(refusal::keeper_lost());
+        return Err(run_error::keeper_lost());
     }
     let cwd = params.cwd.absolute(scene.workspace.mount_path());
     let Params { program, mut environment, limits, max_inline_bytes: inline_bytes, .. } = params;
@@ -246,7 +246,7 @@ pub(super) async fn run_command(
     for (name, value) in telemetry.propagators().child_variables(process.context()) {
         environment.set_default(&name, value);
     }
-    egress::set_proxy_variables(&scene, &mut environment);
+    proxied_run::set_proxy_variables(&scene, &mut environment);
     let CommandIo { stdin, terminal, supervised: live } = connection;
     let spec = CommandSpec {
         program,
@@ -278,10 +278,10 @@ pub(super) async fn run_command(
         [stdout, stderr].map(|(sink, path)| (sink, full_output_location(path, reader)));
     let artifacts = OutputArtifacts { stdout, stderr };
     let context = process.context().clone();
-    let records = egress::RunRecorder::new(session, step, about);
+    let records = proxied_run::RunRecorder::new(session, step, about);
     let mut observer = ProxiedObserver::new(process, &scene, &telemetry, &context, records);
     let finished =
-        supervise::run(&spec, &scene.sandbox_pool, seat, artifacts, &stop, &mut observer, live)
+        supervisor::run(&spec, &scene.sandbox_pool, seat, artifacts, &stop, &mut observer, live)
             .await;
     let observer = observer.finish().await;
     match finished {
@@ -303,7 +303,7 @@ pub(super) async fn run_command(
                 }
                 RunError::NotStarted(_) | RunError::SandboxTimeout => process_error::SPAWN_FAILED,
             };
-            Err(observer.fail(refusal::error_of_run(error, &spec), error_type))
+            Err(observer.fail(run_error::error_of_run(error, &spec), error_type))
         }
     }
 }

@@ -4,13 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     GLOB_VALIDATION_COST_PER_BYTE, Tool, ToolContext, ToolOutput, WorkspaceContext,
-    artifacts::SessionArtifacts, run_on_files_until,
+    run_on_files_until, session_artifacts::SessionArtifacts,
 };
 use crate::{
     api::v1,
     daemon::{
-        descriptors::FdRetry,
         error::{Error, Violation},
+        fd_exhaustion::FdRetry,
         workspace::{
             CancelToken, Match, SearchOptions, SearchPattern, SearchProgress, SearchQuery,
             SearchResults, WalkFilter, Workspace, compile_globs, search_file,

@@ -12,8 +12,8 @@ use crate::{
     daemon::{
         error::{Error, Violation},
         process::{
+            handle::{ProcessExit, ProcessHandle, ProcessInfo, SupervisedProcess},
             input::InputQueue,
-            live::{ProcessExit, ProcessHandle, ProcessInfo, SupervisedProcess},
             spec::{StdinSource, truncate_for_display},
         },
         sandbox::{image::TerminalSize, level::IsolationLevel},

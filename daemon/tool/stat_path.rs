@@ -1,9 +1,8 @@
 //! `stat`: what is at a path.
 
 use super::{
-    Tool, ToolContext, ToolOutput, WorkspaceContext,
-    description::{file_type, modify_time},
-    run_on_files,
+    Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files,
+    wire_file::{file_type, modify_time},
 };
 use crate::{
     api::v1,

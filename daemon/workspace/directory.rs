@@ -7,7 +7,7 @@ use rustix::{
     io::retry_on_intr,
 };
 
-use super::stop::CancelToken;
+use super::cancel::CancelToken;
 use crate::daemon::{error::Error, sys::Errno};
 
 /// Entries between two looks at the time.

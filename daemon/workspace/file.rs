@@ -18,8 +18,8 @@ use rustix::{
 };
 
 use super::{
-    failure::{ExpectedKind, os_error},
-    stop::CancelToken,
+    cancel::CancelToken,
+    os_error::{ExpectedKind, os_error},
 };
 use crate::daemon::{
     checksum::Checksum,

@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use ulid::Ulid;
 
-use super::original::FileVersion;
+use super::snapshot::FileVersion;
 use crate::daemon::sys::Errno;
 
 /// Something that a change says before it does it.

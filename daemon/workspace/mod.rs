@@ -38,37 +38,37 @@
 //! | [`mod@failure`] | the kernel's errors in the terms of the contract |
 //! | [`stop`] | ending work whose time is up |
 
-mod beneath;
-pub(crate) mod change;
+mod blocking_permit;
+mod cancel;
 mod chown;
-mod contents;
-mod description;
 mod directory;
-mod draft;
-mod failure;
-mod fault;
+mod directory_page;
+mod fault_injection;
 mod file;
 mod glob;
 mod ignore_files;
 mod journal;
-mod links;
-mod lock;
-mod mend;
-mod occupied;
-mod original;
+mod memory_budget;
+mod metadata;
+mod move_path;
+mod os_error;
 mod parallel;
+mod partial_file;
 mod path;
 pub(crate) mod path_identities;
-mod relocate;
+mod path_locks;
+mod recovery;
 mod remove;
-mod room;
+mod rename_step;
+mod resolve;
 mod scan;
 mod search;
-mod step;
-mod stop;
+mod snapshot;
 mod subtree;
+mod symlinks;
 mod temporary;
-mod tree;
+pub(crate) mod transaction;
+mod tree_removal;
 mod upload;
 mod walk;
 
@@ -78,30 +78,30 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use beneath::Root;
+pub(crate) use blocking_permit::BlockingPermit;
+pub(crate) use cancel::CancelToken;
 pub(crate) use chown::ChownSummary;
 use chown::chown_all;
-pub(crate) use contents::DirectoryPage;
-pub(crate) use description::{FileKind, PathMetadata};
-pub(crate) use draft::{
-    PartialFile, PartialFileError, PartialFileLocation, PartialFileState, PartialFileTarget,
-};
-pub(crate) use failure::file_not_found;
-use failure::{ExpectedKind, os_error};
+pub(crate) use directory_page::DirectoryPage;
 pub(crate) use file::RegularFile;
 pub(crate) use glob::compile_globs;
 use journal::JournalDirectory;
-use lock::PathLocks;
-pub(crate) use occupied::BlockingPermit;
-pub(crate) use original::{FileSnapshot, NewContent};
+pub(crate) use memory_budget::MemoryReservation;
+pub(crate) use metadata::{FileKind, PathMetadata};
+pub(crate) use os_error::file_not_found;
+use os_error::{ExpectedKind, os_error};
 pub(crate) use parallel::{available_cores, parallel_map};
+pub(crate) use partial_file::{
+    PartialFile, PartialFileError, PartialFileLocation, PartialFileState, PartialFileTarget,
+};
 pub(crate) use path::RelativePath;
-pub(crate) use room::MemoryReservation;
+use path_locks::PathLocks;
+use resolve::Root;
 pub(crate) use scan::{FileExcerpt, ReadOptions};
 pub(crate) use search::{
     Match, SearchOptions, SearchPattern, SearchProgress, SearchQuery, SearchResults, search_file,
 };
-pub(crate) use stop::CancelToken;
+pub(crate) use snapshot::{FileSnapshot, NewContent};
 use temporary::is_temporary;
 pub(crate) use walk::{FileWalk, WalkFilter};
 
@@ -322,7 +322,7 @@ impl Workspace {
         path: &RelativePath,
         cancel: &CancelToken,
     ) -> Result<(PathMetadata, Option<String>), Error> {
-        description::read_metadata(&self.root, path, cancel)
+        metadata::read_metadata(&self.root, path, cancel)
     }
 
     /// Reads the entries of a directory behind the name `after`, at most `most`.

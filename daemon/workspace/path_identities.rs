@@ -6,7 +6,7 @@ use rustix::fs::{FileType, fstat};
 
 use super::{
     Workspace,
-    failure::{ExpectedKind, os_error},
+    os_error::{ExpectedKind, os_error},
     path::RelativePath,
 };
 use crate::daemon::{error::Error, sys::Errno};

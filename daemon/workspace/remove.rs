@@ -2,10 +2,10 @@
 
 use super::{
     Workspace,
-    failure::ExpectedKind,
+    cancel::CancelToken,
+    os_error::ExpectedKind,
     path::RelativePath,
-    stop::CancelToken,
-    tree::{TreeRemoval, delete},
+    tree_removal::{TreeRemoval, delete},
 };
 use crate::daemon::{
     error::{Error, Reason},

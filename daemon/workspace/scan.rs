@@ -10,7 +10,7 @@
 use memchr::memchr_iter;
 use sha2::{Digest as _, Sha256};
 
-use super::{file::RegularFile, stop::CancelToken};
+use super::{cancel::CancelToken, file::RegularFile};
 use crate::daemon::error::{Error, Reason};
 
 /// Size up to which a file is read to its end, and without a range of lines.

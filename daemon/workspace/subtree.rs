@@ -8,7 +8,7 @@ use std::{
 
 use rustix::fs::RawDir;
 
-use super::{beneath::open_child_directory, directory::DIRENT_BUFFER_BYTES, original::FileVersion};
+use super::{directory::DIRENT_BUFFER_BYTES, resolve::open_child_directory, snapshot::FileVersion};
 use crate::daemon::sys::Errno;
 
 /// A directory that holds some files and nothing else.

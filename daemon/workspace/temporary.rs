@@ -14,7 +14,7 @@ pub(super) fn is_temporary(name: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::step::temporary_name, *};
+    use super::{super::rename_step::temporary_name, *};
 
     #[test]
     fn only_what_the_daemon_makes_is_its_own() {

@@ -10,20 +10,20 @@ use rustix::fs::{AtFlags, FileType, Stat, fstat, fsync, renameat, statat};
 
 use super::{
     Workspace,
-    beneath::open_entry,
-    draft::{
+    cancel::CancelToken,
+    fault_injection,
+    file::{RegularFile, hash_file},
+    os_error::{ExpectedKind, already_exists, os_error},
+    partial_file::{
         PartialFile, PartialFileError, PartialFileLocation, PartialFileState, PartialFileTarget,
         delete_partial_file, not_found_error, tampered_error,
     },
-    failure::{ExpectedKind, already_exists, os_error},
-    fault,
-    file::{RegularFile, hash_file},
-    original::{ApplyMetadataError, FileSnapshot, FileVersion, NewFileMetadata, stale_error},
     path::RelativePath,
-    step::{
+    rename_step::{
         Previous, StagedAction, StagedChange, apply, exchange, fallback_link_name, remove_leftover,
     },
-    stop::CancelToken,
+    resolve::open_entry,
+    snapshot::{ApplyMetadataError, FileSnapshot, FileVersion, NewFileMetadata, stale_error},
     temporary::is_temporary,
 };
 use crate::daemon::{
@@ -140,7 +140,7 @@ impl Workspace {
         }
         draft.set_replaces(old.is_some());
         say(draft.location())?;
-        fault::step();
+        fault_injection::step();
         let staged = StagedChange {
             path: target.path.clone(),
             directory: Arc::new(directory),
@@ -153,10 +153,10 @@ impl Workspace {
             .apply_target_metadata(draft, &staged.directory, existing.as_ref(), target)
             .map_err(|misfit| misfit.into_error(target.path.as_str()))
             .and_then(|()| {
-                fault::step();
+                fault_injection::step();
                 apply(&staged)
             });
-        fault::step();
+        fault_injection::step();
         if let Err(error) = applied {
             // A file system that cannot do it in one step may have gone half-way.
             let left = recover_placement(&staged.directory, &staged.name, draft.location());
@@ -169,7 +169,7 @@ impl Workspace {
             if let Err(errno) = remove_leftover(&staged.directory, &staged.temporary) {
                 tracing::warn!(name = staged.temporary, %errno, "what an upload has replaced cannot be deleted");
             }
-            fault::step();
+            fault_injection::step();
         }
         // It is in its place, and no draft any more.
         self.sync_directories(target.path.split().map(|(directory, _)| directory))

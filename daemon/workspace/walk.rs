@@ -23,15 +23,15 @@ use ignore::{Match, overrides::Override};
 use rustix::fs::{AtFlags, FileType, statat};
 
 use super::{
-    beneath::{Root, open_child_directory},
+    cancel::CancelToken,
     directory::{
         DirectoryReader, ENTRIES_PER_CHECK, Listing, ListingBudget, ListingEntry,
         ReadDirectoryError, SpecialEntries,
     },
-    failure::{ExpectedKind, os_error},
     ignore_files::IgnoreFiles,
+    os_error::{ExpectedKind, os_error},
     path::RelativePath,
-    stop::CancelToken,
+    resolve::{Root, open_child_directory},
     temporary::is_temporary,
 };
 use crate::daemon::{

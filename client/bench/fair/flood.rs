@@ -10,8 +10,8 @@ use clap::Args;
 use jig::client::Client;
 use tokio::task::JoinSet;
 
-use super::kind::FairBenchCase;
-use crate::{connection, failure::CliError, global::GlobalArgs};
+use super::case::FairBenchCase;
+use crate::{cli_error::CliError, connection, global::GlobalArgs};
 
 /// Connections over which the calls are spread.
 const FLOOD_CONNECTIONS: usize = 8;

@@ -1,8 +1,8 @@
 //! Two callers: how much longer one waits beside the other, who calls as much as he can. They have
 //! keys of their own, so that the daemon can tell them apart.
 
+mod case;
 mod flood;
-mod kind;
 mod report;
 
 use std::{
@@ -17,12 +17,12 @@ use tokio::runtime::Runtime;
 
 pub(super) use self::flood::{FloodArgs, bench_flood};
 use self::{
+    case::FairBenchCase,
     flood::Flood,
-    kind::FairBenchCase,
     report::{FairReport, FloodMeasurement},
 };
 use super::{daemon::Daemon, machine::Machine, statistics::Samples};
-use crate::{connection, failure::CliError, global::GlobalArgs, output};
+use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 
 /// What the caller calls whose times are taken.
 const VICTIM_CASES: [FairBenchCase; 3] =
@@ -71,7 +71,7 @@ pub(super) fn bench_fair(global: &GlobalArgs, args: &FairArgs) -> Result<(), Cli
             fs::write(directory.join(file.to_string()), content).map_err(CliError::system)?;
         }
     }
-    kind::create_test_file(&workspace).map_err(CliError::system)?;
+    case::create_test_file(&workspace).map_err(CliError::system)?;
     let runtime = connection::runtime()?;
     let options = Options { key: Some(victim), ..Options::default() };
     let client = runtime.block_on(Client::connect(daemon.address(), options))?;

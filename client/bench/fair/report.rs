@@ -8,7 +8,7 @@ use super::{
         statistics::{BenchTarget, Samples, TargetBound, TargetUnit, ratio},
         table::{self, align_columns, format_milliseconds},
     },
-    kind::FairBenchCase,
+    case::FairBenchCase,
 };
 
 /// All that is reported.

@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// The program that is run: it does nothing, so that all the time is that of running it.
 pub(super) const BARE_PROGRAM: &str = "/bin/true";

@@ -20,7 +20,7 @@ use super::{
     super::statistics::Samples,
     bare::{BARE_PROGRAM, spawn_bare, spawn_bubblewrap},
 };
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// Runs of one kind before another kind has its turn: long enough for caches to be those of the
 /// kind, short enough that the machine stays the same.

@@ -18,7 +18,7 @@ use jig::client::Client;
 
 use self::{calls::RunScale, own_daemon::OwnDaemonReport, report::RunReport};
 use super::{daemon::Daemon, machine::Machine};
-use crate::{connection, failure::CliError, global::GlobalArgs, output};
+use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 
 /// Time of a sandboxed run of /bin/true, beside that of a bare process and of bubblewrap; and of a
 /// daemon of our own, its output streams, its start, its memory and what many runs leave behind.

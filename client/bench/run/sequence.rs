@@ -4,7 +4,7 @@ use jig::client::Client;
 use tokio::runtime::Runtime;
 
 use super::{super::daemon::Daemon, calls, tree::ProcessTreeUsage};
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// Runs before it is looked for the first time: what is kept for the next run is there then.
 const WARM_UP_RUNS: usize = 500;

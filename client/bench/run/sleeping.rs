@@ -12,7 +12,7 @@ use jig::{api::v1::RunRequest, client::Client};
 use tokio::{runtime::Runtime, task::JoinSet};
 
 use super::{bare, tree::kibibytes};
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// What a run may need before it is not tried on this machine, in bytes: four times what is promised.
 const MAX_BYTES_PER_RUN: u64 = 4 << 20;

@@ -9,7 +9,7 @@ use super::{
     super::{daemon::Daemon, statistics::Samples},
     tree::ProcessTreeUsage,
 };
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// What was measured of daemons that were started one after the other.
 #[derive(Debug)]

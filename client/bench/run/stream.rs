@@ -14,7 +14,7 @@ use jig::{
 use tokio::runtime::Runtime;
 
 use super::{super::daemon::Daemon, bare, tree::kibibytes};
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// The file that is written out, and its size.
 const STREAM_FILE: &str = "stream";

@@ -11,7 +11,7 @@ use jig::client::Client;
 use rustix::io::Errno;
 use tokio::runtime::Runtime;
 
-use crate::failure::CliError;
+use crate::cli_error::CliError;
 
 /// How long what a run has left may take to be gone.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,8 +1,8 @@
 //! `jig approvals`: calls that wait to be approved.
 
-mod fold;
-mod keyboard;
+mod fold_blanks;
 mod prompt;
+mod terminal_input;
 mod watch;
 
 use std::{io, process::ExitCode, time::SystemTime};
@@ -19,11 +19,11 @@ use rustix::termios::isatty;
 use serde_json::{Value, json};
 
 use self::{
-    fold::fold_blanks,
+    fold_blanks::fold_blanks,
     prompt::{format_question, state_name, terminal_columns},
 };
 use super::{columns::align_columns, report_and_exit, rules::rule_json};
-use crate::{connection, escape, failure::CliError, global::GlobalArgs, json::enum_name, output};
+use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
 /// Most characters of a call's parameters in a list.
 const MAX_PARAMETER_CHARS: usize = 100;

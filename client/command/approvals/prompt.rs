@@ -5,7 +5,7 @@ use std::io;
 use jig::api::v1::{Approval, Decision, Risk};
 use rustix::termios::tcgetwinsize;
 
-use super::fold::fold_blanks;
+use super::fold_blanks::fold_blanks;
 use crate::escape;
 
 /// What stands before lines that go on from the one above: no value can begin a line as ours do.

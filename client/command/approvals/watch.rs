@@ -9,17 +9,17 @@ use std::{
 };
 
 use super::{
-    keyboard::TerminalInput,
     prompt::{
         DECISION_PROMPT, PromptAnswer, RulePromptAnswer, format_question, format_rule,
         is_truncated, parse_answer, parse_rule_answer, rule_prompt, state_name, terminal_columns,
         terminal_lines,
     },
+    terminal_input::TerminalInput,
 };
 use crate::{
+    cli_error::CliError,
     connection::{self, PendingClient},
     escape,
-    failure::CliError,
     global::GlobalArgs,
     output,
 };

@@ -5,7 +5,7 @@ use clap::ValueEnum as _;
 use jig::api::v1::{BatchCall, BatchMode, InvokeBatchRequest, ToolFormat};
 use serde_json::{Map, Value};
 
-use crate::{command::tools::ToolFormatArg, failure::CliError};
+use crate::{cli_error::CliError, command::tools::ToolFormatArg};
 
 /// What is wrong with a document, all of it.
 #[derive(Debug, Default)]

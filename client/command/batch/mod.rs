@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 use self::document::parse_request;
 use super::{columns::align_columns, report_and_exit};
 use crate::{
+    cli_error::CliError,
     connection, escape, exit,
-    failure::CliError,
     global::GlobalArgs,
     input::{read_file, utf8_string},
+    json_struct::struct_to_json,
     output,
-    structure::struct_to_json,
 };
 
 /// Most characters of an output that its line shows.

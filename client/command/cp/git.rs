@@ -12,8 +12,8 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{copies::SkipReason, manner::base_name};
-use crate::local::LocalError;
+use super::{copy_log::SkipReason, options::base_name};
+use crate::local_error::LocalError;
 
 /// Dangling links that [`resolve`] follows, as many as the kernel does.
 const MAX_LINKS: u32 = 40;

@@ -9,10 +9,10 @@
 //! | [`receive`] | out of the workspace |
 //! | [`send`] | into the workspace |
 
-mod copies;
+mod copy_log;
+mod destination;
 mod git;
-mod manner;
-mod place;
+mod options;
 mod receive;
 mod send;
 
@@ -20,9 +20,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use self::{copies::CopyLog, manner::CopyOptions};
+use self::{copy_log::CopyLog, options::CopyOptions};
 use super::{exit_code, report_failure};
-use crate::{connection, exit, failure::CliError, global::GlobalArgs};
+use crate::{cli_error::CliError, connection, exit, global::GlobalArgs};
 
 /// Copy files into the workspace or out of it, of any size.
 ///

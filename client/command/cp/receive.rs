@@ -16,12 +16,12 @@ use jig::{
 };
 
 use super::{
-    copies::{CopiedFile, CopyLog, SkipReason},
+    copy_log::{CopiedFile, CopyLog, SkipReason},
+    destination::{DestinationSymlinks, resolve_destination},
     git::{becomes_repository, check_destination, check_name, skip_reason},
-    manner::{CopyOptions, MAX_PATH_BYTES, base_name, join, no_file_name_error, unique_suffix},
-    place::{DestinationSymlinks, resolve_destination},
+    options::{CopyOptions, MAX_PATH_BYTES, base_name, join, no_file_name_error, unique_suffix},
 };
-use crate::{failure::CliError, local::LocalError, progress::ProgressLine};
+use crate::{cli_error::CliError, local_error::LocalError, progress::ProgressLine};
 
 /// Entries on each page of a directory's list.
 const ENTRIES_PER_PAGE: u32 = 10_000;

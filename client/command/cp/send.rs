@@ -16,14 +16,14 @@ use jig::{
 };
 
 use super::{
-    copies::{CopiedFile, CopyLog, SkipReason},
+    copy_log::{CopiedFile, CopyLog, SkipReason},
     git::{check_name, is_repository, skip_reason},
-    manner::{
+    options::{
         CopyOptions, MAX_PATH_BYTES, base_name, is_reserved_name, join, no_file_name_error,
         unique_suffix,
     },
 };
-use crate::{failure::CliError, local::LocalError, progress::ProgressLine};
+use crate::{cli_error::CliError, local_error::LocalError, progress::ProgressLine};
 
 /// Files up to this size are sent again from the start when the connection is lost.
 const MAX_SINGLE_SHOT_BYTES: u64 = 1 << 20;

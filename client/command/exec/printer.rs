@@ -14,8 +14,8 @@ use jig::{api::v1::ProcessOutput, client::ProcessEvent};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-use super::aside::format_note;
-use crate::{failure::CliError, json, local::LocalError};
+use super::notes::format_note;
+use crate::{cli_error::CliError, json, local_error::LocalError};
 
 /// Pages that wait to be written, beside the one that is being written.
 const MAX_QUEUED_PAGES: usize = 1;

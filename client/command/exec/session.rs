@@ -17,22 +17,22 @@ use tokio::{
 };
 
 use super::{
-    aside::note_in_background,
-    ending::{FollowEnd, FollowOutcome},
-    feed::forward_stdin,
-    keys::{ESCAPE_HELP, EscapeCommand},
-    loss::{RECONNECT_TIMEOUT, ReconnectAttempts, is_connection_loss},
+    escape_keys::{ESCAPE_HELP, EscapeCommand},
+    followed_process::{FollowedProcess, FollowedProcessWatch},
+    follower::{FollowStart, ProcessFollower},
+    forward_stdin::forward_stdin,
+    notes::note_in_background,
+    outcome::{FollowEnd, FollowOutcome},
     printer::Printer,
-    running::{FollowedProcess, FollowedProcessWatch},
+    reconnect::{RECONNECT_TIMEOUT, ReconnectAttempts, is_connection_loss},
+    stdin,
     terminal::{RawTerminal, terminal_size},
-    typed,
-    watch::{FollowStart, ProcessFollower},
 };
 use crate::{
+    cli_error::CliError,
     connection::{PendingClient, TerminationSignals},
     exit,
-    failure::CliError,
-    local::LocalError,
+    local_error::LocalError,
 };
 
 /// How long what was typed before the way out may take to reach the command.
@@ -109,7 +109,7 @@ impl ExecSession {
             if !is_fed {
                 return pending().await;
             }
-            let typed = typed::spawn_stdin_reader(are_keys);
+            let typed = stdin::spawn_stdin_reader(are_keys);
             tokio::select! {
                 end = forward_stdin(typed.parts, known.clone(), are_keys) => end,
                 end = handle_commands(typed.commands, known, terminal.as_ref()) => end,

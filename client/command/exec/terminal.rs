@@ -19,7 +19,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{failure::CliError, local::LocalError};
+use crate::{cli_error::CliError, local_error::LocalError};
 
 /// Size of a terminal that nobody knows.
 const DEFAULT_SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };

@@ -20,7 +20,7 @@ use self::{
     watch::{exit_code, watch},
 };
 use super::params::ToolParameters;
-use crate::{connection, exit, failure::CliError, global::GlobalArgs, output};
+use crate::{cli_error::CliError, connection, exit, global::GlobalArgs, output};
 
 /// Most jobs of one page.
 const MAX_JOBS_PER_PAGE: u32 = 1000;

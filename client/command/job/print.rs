@@ -6,10 +6,9 @@ use jig::api::v1::{Job, JobState};
 use serde_json::{Value, json};
 
 use crate::{
+    cli_error::CliError,
     envelope::{self, timestamp_text},
-    escape,
-    failure::CliError,
-    output,
+    escape, output,
 };
 
 /// Prints a job and what came of it.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::print::{job_json, state_name};
 use crate::{
-    command::ended, connection, envelope, exit, failure::CliError, global::GlobalArgs, output,
+    cli_error::CliError, command::exit_note, connection, envelope, exit, global::GlobalArgs, output,
 };
 
 /// Prints what the command of a job writes, until it has ended. As JSON: each event, in a line.
@@ -80,7 +80,7 @@ fn notes(job: &Job, came: [u64; 2]) -> Vec<String> {
             format!("{name} has {written} bytes, of which those from {came} on are not kept")
         })
         .collect();
-    notes.extend(ended::exit_note(ran.outcome, &ran.signal, &ran.limit));
+    notes.extend(exit_note::exit_note(ran.outcome, &ran.signal, &ran.limit));
     notes
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::CustomTool;
 use crate::daemon::{
-    catalog::told::json_to_text,
+    catalog::policy_text::json_to_text,
     config::tools::{ArgTemplate, MAX_ARGUMENT_BYTES},
     error::{Error, MAX_VIOLATIONS, Violation},
 };

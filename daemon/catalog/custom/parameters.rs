@@ -19,9 +19,9 @@ use super::CustomTool;
 use crate::daemon::{
     catalog::{
         json::{MAP_EXPECTED, map_from_entries, parse_number},
-        nearest,
-        recorded::truncate_params,
-        told::{MAX_PATTERN_BYTES, PolicyText, PolicyView, json_to_text, normalize_value},
+        policy_text::{MAX_PATTERN_BYTES, PolicyText, PolicyView, json_to_text, normalize_value},
+        redact::truncate_params,
+        suggest,
     },
     error::{Error, MAX_VIOLATIONS, Violation},
 };
@@ -81,7 +81,7 @@ impl CustomTool {
                 };
                 for name in unexpected.iter().take(MAX_VIOLATIONS) {
                     let text = match place.is_empty() {
-                        true => nearest::unknown_parameter_message(name, &known),
+                        true => suggest::unknown_parameter_message(name, &known),
                         false => "is not known".to_owned(),
                     };
                     violations.push(Violation::new(within(name), text));

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::described::{
+use super::downgrade::{
     STRICT_FORMATS, for_each_subschema, is_listed_format, move_unsupported_to_description,
     one_of_to_any_of,
 };

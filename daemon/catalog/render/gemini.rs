@@ -4,10 +4,10 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    described::{
+    downgrade::{
         for_each_subschema, is_listed_format, move_unsupported_to_description, one_of_to_any_of,
     },
-    entries::map_as_entry_list,
+    map_entries::map_as_entry_list,
 };
 use crate::daemon::catalog::definition::ToolDefinition;
 

@@ -1,10 +1,10 @@
 //! Tools as model vendors want them: one file for each vendor.
 
 mod anthropic;
-mod described;
-mod entries;
+mod downgrade;
 mod gemini;
 mod json_schema;
+mod map_entries;
 mod mcp;
 mod openai;
 pub(crate) mod result;

@@ -4,8 +4,8 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    described::{STRICT_FORMATS, is_listed_format, move_unsupported_to_description},
-    entries::map_as_entry_list,
+    downgrade::{STRICT_FORMATS, is_listed_format, move_unsupported_to_description},
+    map_entries::map_as_entry_list,
 };
 use crate::daemon::catalog::{definition::ToolDefinition, schema::nullable};
 

@@ -13,8 +13,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    place::{GROUP_OTHER_WRITE, open, open_trusted},
     secret::{KEY_PREFIX, KeyDigest, redacted_name},
+    trusted_path::{GROUP_OTHER_WRITE, open, open_trusted},
 };
 
 /// Most keys of a file, which is read as a whole.

@@ -15,8 +15,8 @@
 
 mod edit;
 mod file;
-mod place;
 mod secret;
+mod trusted_path;
 
 pub(crate) use self::{
     edit::{KeyFileEditError, add, list, revoke},

@@ -6,8 +6,8 @@ use serde_json::{Value as Json, json};
 
 use super::{
     super::{
+        definition::{CanonicalCall, CanonicalTools, DialectResponseFuture},
         parameter::DialectParams,
-        vocabulary::{CanonicalCall, CanonicalTools, DialectResponseFuture},
     },
     output::{CliOutput, failure_response},
 };

@@ -6,11 +6,11 @@ use serde_json::{Value as Json, json};
 
 use super::{
     super::{
-        answer::DialectResponse,
+        definition::{CanonicalCall, CanonicalTools, DialectResponseFuture},
+        invocation::DialectInvocation,
         parameter::DialectParams,
-        place::reject_drive_path,
-        said::DialectInvocation,
-        vocabulary::{CanonicalCall, CanonicalTools, DialectResponseFuture},
+        paths::reject_drive_path,
+        response::DialectResponse,
     },
     output::{CliOutput, failure_response},
 };

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value as Json, json};
 
 use super::super::{
-    answer::{DialectFailure, DialectResponse},
-    vocabulary::DialectCallSummary,
+    definition::DialectCallSummary,
+    response::{DialectFailure, DialectResponse},
 };
 
 /// What a tool has done.

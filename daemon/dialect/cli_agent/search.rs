@@ -9,12 +9,12 @@ use serde_json::json;
 
 use super::{
     super::{
-        answer::ResponseData,
-        pages,
+        definition::{CanonicalCall, CanonicalTools, DialectResponseFuture},
+        invocation::DialectInvocation,
+        paging,
         parameter::DialectParams,
-        place::{join_relative, reject_drive_path},
-        said::DialectInvocation,
-        vocabulary::{CanonicalCall, CanonicalTools, DialectResponseFuture},
+        paths::{join_relative, reject_drive_path},
+        response::ResponseData,
     },
     output::CliOutput,
 };
@@ -50,7 +50,7 @@ pub(super) fn file_search(
         )
         .with_aliases(&[("root", "base_path"), ("glob", "pattern")]);
         // All of them are counted, as far as that goes.
-        let counted = pages::for_each_page(tools, call, MAX_PAGES, |listed| {
+        let counted = paging::for_each_page(tools, call, MAX_PAGES, |listed| {
             found += listed.list("files").len();
             let files = listed.texts("files").map(|file| join_relative(base, file));
             shown.extend(files.take(MAX_FILES_SHOWN - shown.len()));

@@ -6,9 +6,9 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{
     super::{
-        answer::ResponseData,
+        definition::{CanonicalCall, CanonicalTools, DialectResponseFuture},
         parameter::DialectParams,
-        vocabulary::{CanonicalCall, CanonicalTools, DialectResponseFuture},
+        response::ResponseData,
     },
     output::{CliOutput, failure_response},
 };

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::{NewSlot, SandboxPool};
 use crate::daemon::sandbox::{
+    build::io_failure,
     channel::Channel,
-    entrance::ProxyListener,
-    refill::io_failure,
+    proxy_listener::ProxyListener,
     stage::{Stage, StageFailure},
     wire::{KeeperRequest, MakeSlotRequest, TemplateSpec},
 };

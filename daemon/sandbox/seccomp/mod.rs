@@ -28,7 +28,7 @@
 
 mod absent;
 mod allowed;
-pub(super) mod in_place;
+pub(super) mod no_namespaces;
 mod program;
 mod sockets;
 

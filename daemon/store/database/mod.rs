@@ -2,8 +2,8 @@
 //! the death of the daemon, and that of the machine but for the last moments
 //! (<https://sqlite.org/wal.html>, "Performance Considerations").
 
-mod check;
 mod connection;
+mod integrity;
 mod open;
 
 pub(crate) use self::{

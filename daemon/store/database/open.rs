@@ -10,7 +10,7 @@ use std::{
 
 use rusqlite::{Connection, Error, OpenFlags};
 
-use super::{check, connection::Database};
+use super::{connection::Database, integrity};
 
 /// In the header of the file: what it is (`PRAGMA application_id`): `jigd`.
 const APPLICATION_ID: i32 = 0x6a69_6764;
@@ -146,12 +146,12 @@ fn open_file(path: &Path, must_have_schema: bool) -> Result<Connection, Database
         }
         open_error(path, error)
     })?;
-    let expected = open_empty().and_then(|connection| check::schema_parts(&connection));
-    let found = check::schema_parts(&connection).map_err(refused)?;
+    let expected = open_empty().and_then(|connection| integrity::schema_parts(&connection));
+    let found = integrity::schema_parts(&connection).map_err(refused)?;
     if let Some(missing) = expected.map_err(refused)?.difference(&found).next() {
         return Err(corrupt(path, format!("its {missing} is missing")));
     }
-    check::check_in_background(&connection, path.to_owned()).map_err(refused)?;
+    integrity::check_in_background(&connection, path.to_owned()).map_err(refused)?;
     Ok(connection)
 }
 
@@ -192,7 +192,7 @@ fn check_file(
             known: MIGRATIONS.len(),
         });
     }
-    match check::check_at_startup(connection).map_err(refused)? {
+    match integrity::check_at_startup(connection).map_err(refused)? {
         None => Ok(version),
         Some(what) => Err(corrupt(path, what)),
     }

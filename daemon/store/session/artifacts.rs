@@ -11,7 +11,7 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    events::check_not_cancelled,
+    event_log::check_not_cancelled,
     step::{ARTIFACT_DIRS, StepId},
 };
 

@@ -5,7 +5,7 @@ use std::{collections::HashMap, io, ops::ControlFlow};
 use memchr::memmem;
 
 use super::{
-    records::{RecordHeader, RecordReader, visit_lines_reverse},
+    record_reader::{RecordHeader, RecordReader, visit_lines_reverse},
     snapshot::RecordsSnapshot,
 };
 

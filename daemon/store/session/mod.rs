@@ -1,14 +1,14 @@
 //! A session: an agent's conversation, with numbered steps, their records and their artifacts.
 
 mod artifacts;
-mod events;
-mod glance;
+mod event_log;
 mod id;
 mod last_run;
-mod lost;
-mod records;
+mod lost_steps;
+mod record_reader;
 mod snapshot;
 mod step;
+mod summary;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -27,19 +27,19 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     artifacts::ArtifactMetadata,
-    events::{SessionCounters, check_not_cancelled},
-    glance::SessionSummary,
+    event_log::{SessionCounters, check_not_cancelled},
     id::SessionId,
     snapshot::{RecordsSnapshot, SequencedRecord},
     step::{RetentionUnit, StepId, StreamName},
+    summary::SessionSummary,
 };
 use self::{
-    events::{EventLog, write_counters_file},
-    glance::parse_record_time,
+    event_log::{EventLog, write_counters_file},
     last_run::LastRun,
-    records::{RecordHeader, RecordReader, binary_search},
+    record_reader::{RecordHeader, RecordReader, binary_search},
+    summary::parse_record_time,
 };
-use super::{artifact::ArtifactWriter, folder::make, fullness::SessionUsage};
+use super::{artifact_writer::ArtifactWriter, folder::make, session_usage::SessionUsage};
 
 /// A session's folder, and where its records have got to.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ impl Session {
     /// Ends the steps that a daemon had begun and not ended when it died. Where that cannot be written
     /// down now, it is when the next one opens the session. Blocks.
     pub(super) fn end_lost_steps(&self) {
-        let ends = lost::find_lost_steps(&self.records()).and_then(|ends| {
+        let ends = lost_steps::find_lost_steps(&self.records()).and_then(|ends| {
             let mut ends = ends.into_iter();
             ends.try_for_each(|(step, fields)| self.record(StepId(step), fields))
         });
@@ -129,7 +129,7 @@ impl Session {
 
     /// When the session in `folder` was last used, without opening it. Blocks.
     pub(super) fn last_used(folder: &Path) -> io::Result<SystemTime> {
-        glance::last_used(folder)
+        summary::last_used(folder)
     }
 
     /// Deletes the artifacts of the session that is no more in `folder`. Blocks.

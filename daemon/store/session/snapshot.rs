@@ -4,7 +4,7 @@ use std::{fs::File, io, sync::Arc};
 
 use serde_json::{Map, Value};
 
-use super::records::{RecordReader, binary_search};
+use super::record_reader::{RecordReader, binary_search};
 
 /// What there is.
 #[derive(Debug, Clone)]

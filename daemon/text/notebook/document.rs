@@ -1,6 +1,6 @@
 //! A notebook, and where its cells are.
 
-use super::span::{JsonContainer, parse_string};
+use super::json_span::{JsonContainer, parse_string};
 use crate::daemon::error::{Error, Reason};
 
 /// Most cells of a notebook.

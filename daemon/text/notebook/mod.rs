@@ -12,17 +12,17 @@
 //! | [`read`] | cells as they are answered |
 //! | [`span`] | parts of a JSON text, in place |
 
-mod change;
+mod cell_change;
 mod document;
+mod json_span;
 mod outputs;
-mod python;
-mod read;
-mod span;
+mod python_json;
+mod render;
 
 pub(crate) use self::{
-    change::{CellChange, NewCell},
+    cell_change::{CellChange, NewCell},
     document::{CellKind, CellSelector, Notebook, not_a_notebook},
-    read::RenderedCell,
+    render::RenderedCell,
 };
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::{
     document::MAX_FIELDS,
-    span::{JsonContainer, for_each_entry, parse_multiline_text, parse_string},
+    json_span::{JsonContainer, for_each_entry, parse_multiline_text, parse_string},
 };
 
 /// Bytes of all outputs together.

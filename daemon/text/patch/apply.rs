@@ -2,8 +2,8 @@
 
 use super::{
     hunk::{Hunk, HunkLine, LineEnding, LineRole},
-    misfit::HunkRef,
-    search::{CancelCheck, HunkLocator, HunkPosition, TextLines},
+    locate::{CancelCheck, HunkLocator, HunkPosition, TextLines},
+    mismatch::HunkRef,
 };
 use crate::daemon::error::Error;
 

@@ -1,6 +1,6 @@
 //! The hunks of a file: their headers, which may be wrong, and their lines, which count.
 
-use super::lines::{PatchLines, parse_error, quote_line};
+use super::patch_lines::{PatchLines, parse_error, quote_line};
 use crate::daemon::error::Error;
 
 /// A hunk.

@@ -18,16 +18,16 @@
 //! | [`plan`](mod@plan) | all files of a patch, one after the other |
 
 mod apply;
-mod file;
+mod file_names;
+mod file_patch;
 mod hunk;
-mod lines;
-mod misfit;
-mod names;
+mod locate;
+mod mismatch;
 mod parse;
+mod patch_lines;
 mod plan;
-mod search;
 
-pub(crate) use file::FilePatch;
+pub(crate) use file_patch::FilePatch;
 pub(crate) use parse::parse;
 pub(crate) use plan::{FileChangeKind, PatchedFile, PathOutcome, SourceFile, plan};
 

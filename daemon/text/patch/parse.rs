@@ -1,10 +1,10 @@
 //! The files of a patch: headers of git and plain ones. What stands around them is passed over.
 
 use super::{
-    file::{FilePatch, FilePatchKind},
+    file_names::{self, NamePair},
+    file_patch::{FilePatch, FilePatchKind},
     hunk::{self, Hunk},
-    lines::{PatchLines, parse_error, quote_line},
-    names::{self, NamePair},
+    patch_lines::{PatchLines, parse_error, quote_line},
 };
 use crate::daemon::error::{Error, Reason};
 
@@ -79,7 +79,8 @@ fn parse_git_file<'p>(
             // These names never have `a/` or `b/` before them.
             let strip = strip.saturating_sub(1);
             let kind = if is_copy { FilePatchKind::Copy } else { FilePatchKind::Rename };
-            let [from, to] = [from, to].map(|name| names::strip_components(&name, strip, begin));
+            let [from, to] =
+                [from, to].map(|name| file_names::strip_components(&name, strip, begin));
             (from?, to?, kind)
         }
         (None, None) => {
@@ -116,7 +117,7 @@ fn parse_extended_headers(
     let line = lines.get(begin);
     let text = line.strip_prefix("diff --git ").unwrap_or_default();
     let mut found = ExtendedHeaders {
-        names: names::parse_git_names(text, begin)?,
+        names: file_names::parse_git_names(text, begin)?,
         ..ExtendedHeaders::default()
     };
     let mut at = begin + 1;
@@ -136,9 +137,9 @@ fn parse_extended_headers(
             found.is_deleted = true;
         } else if let Some(text) = after(&["rename from ", "rename old ", "copy from "]) {
             found.is_copy = line.starts_with("copy");
-            found.from = Some(names::parse_header_name(text, at)?);
+            found.from = Some(file_names::parse_header_name(text, at)?);
         } else if let Some(text) = after(&["rename to ", "rename new ", "copy to "]) {
-            found.to = Some(names::parse_header_name(text, at)?);
+            found.to = Some(file_names::parse_header_name(text, at)?);
         } else if let Some(text) = after(&["index "]) {
             if let Some((_, mode)) = text.split_once(' ') {
                 parse_executable(mode, at)?;
@@ -194,7 +195,7 @@ fn resolve_name(
     let pair = names
         .or(marked)
         .ok_or_else(|| parse_error(at, "it cannot be told where the first name ends"))?;
-    match names::strip_names(&pair, strip, at)? {
+    match file_names::strip_names(&pair, strip, at)? {
         (Some(old), Some(new)) if old == new => Ok(old),
         (Some(name), None) | (None, Some(name)) => Ok(name),
         _ => Err(differ()),
@@ -208,11 +209,11 @@ fn parse_plain_file<'p>(
     strip: usize,
 ) -> Result<(FilePatch<'p>, usize), Error> {
     let pair = parse_marker_names(lines, begin)?;
-    let (name, kind) = match names::strip_names(&pair, strip, begin)? {
+    let (name, kind) = match file_names::strip_names(&pair, strip, begin)? {
         (None, None) => return Err(parse_error(begin, "the file has no name")),
         (None, Some(new)) => (new, FilePatchKind::Create),
         (Some(old), None) => (old, FilePatchKind::Delete),
-        (Some(old), Some(new)) => match names::common_name(&old, &new) {
+        (Some(old), Some(new)) => match file_names::common_name(&old, &new) {
             Some(name) => (name.to_owned(), FilePatchKind::Modify),
             None => {
                 let problem = format!(
@@ -236,7 +237,7 @@ fn parse_plain_file<'p>(
 fn parse_marker_names(lines: &PatchLines<'_>, at: usize) -> Result<NamePair, Error> {
     let name = |at, marker| {
         let text = lines.get(at);
-        names::parse_marker_name(text.strip_prefix(marker).unwrap_or_default(), at)
+        file_names::parse_marker_name(text.strip_prefix(marker).unwrap_or_default(), at)
     };
     Ok((name(at, "--- ")?, name(at + 1, "+++ ")?))
 }

@@ -11,10 +11,10 @@ use std::{
 
 use super::{
     apply::apply,
-    file::{FilePatch, FilePatchKind},
+    file_patch::{FilePatch, FilePatchKind},
     hunk::Hunk,
-    misfit::excerpt,
-    search::{CancelCheck, TextLines},
+    locate::{CancelCheck, TextLines},
+    mismatch::excerpt,
 };
 use crate::daemon::error::{Error, Reason};
 

@@ -7,9 +7,9 @@ use opentelemetry::{KeyValue, trace::SpanKind};
 use crate::daemon::{
     error::Error,
     process::{
-        finished::CommandResult,
         outcome::{CommandOutcome, signal_name},
-        supervise::RunObserver,
+        result::CommandResult,
+        supervisor::RunObserver,
     },
     sandbox::limits::RunLimits,
     telemetry::{

@@ -15,11 +15,11 @@ use rustix::io::{pread, retry_on_intr};
 
 use self::patterns::IgnorePatterns;
 use super::{
-    beneath::open_entry,
+    cancel::CancelToken,
     directory::SpecialEntries,
-    failure::{ExpectedKind, os_error},
     file::reopen,
-    stop::CancelToken,
+    os_error::{ExpectedKind, os_error},
+    resolve::open_entry,
 };
 use crate::daemon::{error::Error, sys::Errno};
 

@@ -12,7 +12,7 @@ use ignore::{
     gitignore::{Gitignore, GitignoreBuilder},
 };
 
-use super::super::stop::CancelToken;
+use super::super::cancel::CancelToken;
 use crate::daemon::error::Error;
 
 /// Lines that are compiled at once, and between two looks at the time. All lines of a large file

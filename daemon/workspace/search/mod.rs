@@ -13,10 +13,10 @@
 //! | [`lines`] | the matches of one file, with the lines around them |
 //! | [`ranking`] | the first matches of all files |
 
-mod content;
-mod lines;
+mod cancellable_reader;
+mod match_collector;
 mod pattern;
-mod ranking;
+mod top_matches;
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -30,19 +30,19 @@ use std::{
 use grep_searcher::{BinaryDetection, MmapChoice, Searcher, SearcherBuilder};
 use rustix::fs::FileType;
 
-use self::{content::CancellableReader, lines::MatchCollector};
+use self::{cancellable_reader::CancellableReader, match_collector::MatchCollector};
 pub(crate) use self::{
-    lines::Match,
+    match_collector::Match,
     pattern::{SearchOptions, SearchPattern, SearchQuery},
-    ranking::{SearchProgress, SearchResults},
+    top_matches::{SearchProgress, SearchResults},
 };
 use super::{
-    beneath::{Root, open_entry},
-    failure::{ExpectedKind, os_error},
+    cancel::CancelToken,
     file::{RegularFile, reopen},
+    os_error::{ExpectedKind, os_error},
     parallel::available_cores,
     path::RelativePath,
-    stop::CancelToken,
+    resolve::{Root, open_entry},
     walk::{FileWalk, WalkFilter},
 };
 use crate::daemon::{error::Error, sys::Errno};

@@ -204,6 +204,6 @@ fn the_schema_is_there_without_what_is_beside_the_file() {
     let copy = folder.path().join("copy.db");
     fs::copy(&path, &copy).unwrap();
     drop(database);
-    let found = check::schema_parts(&Connection::open(&copy).unwrap()).unwrap();
-    assert_eq!(found, check::schema_parts(&open_empty().unwrap()).unwrap());
+    let found = integrity::schema_parts(&Connection::open(&copy).unwrap()).unwrap();
+    assert_eq!(found, integrity::schema_parts(&open_empty().unwrap()).unwrap());
 }

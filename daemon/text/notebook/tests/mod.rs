@@ -42,7 +42,7 @@ const JUPYTER: &str = r##"{
 }
 "##;
 
-fn edited(text: &str, edit: &CellChange) -> change::EditedNotebook {
+fn edited(text: &str, edit: &CellChange) -> cell_change::EditedNotebook {
     let changed = Notebook::parse(text).unwrap().apply_change(edit).unwrap();
     Notebook::parse(&changed.text).unwrap();
     changed
@@ -58,7 +58,7 @@ fn insert(
     wanted: Option<CellSelector>,
     kind: CellKind,
     source: &str,
-) -> change::EditedNotebook {
+) -> cell_change::EditedNotebook {
     let source = source.to_owned();
     edited(text, &CellChange::Insert(wanted, NewCell { kind, source }))
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    super::span::{JsonContainer, parse_multiline_text},
+    super::json_span::{JsonContainer, parse_multiline_text},
     *,
 };
 

@@ -1,0 +1,237 @@
+//! How a failure is told: text on standard error, or one JSON object on standard output.
+
+use std::{io, time::Duration};
+
+use jig::client::ConnectError;
+use serde_json::{Map, Value, json};
+
+use crate::{cli_error::CliError, local_error::LocalError, output};
+
+/// A failure in the terms in which errors are told.
+#[derive(Debug, Clone, PartialEq)]
+struct ErrorReport {
+    code: String,
+    reason: Option<String>,
+    message: String,
+    /// Fields and what is wrong with each.
+    violations: Vec<(String, String)>,
+    metadata: Vec<(String, String)>,
+    retry_after: Option<Duration>,
+    call_id: Option<String>,
+}
+
+impl CliError {
+    /// Tells what went wrong, except where nobody is there to read it or wants to know.
+    pub(crate) fn report(&self, as_json: bool) {
+        let Some(told) = self.to_report() else { return };
+        if as_json {
+            // Should that fail too, the exit code is all that is left.
+            output::write_json(&json!({ "error": told.to_json() })).ok();
+        } else {
+            for line in told.to_lines() {
+                output::note(&line);
+            }
+        }
+    }
+
+    /// On one line.
+    pub(crate) fn summary(&self) -> String {
+        self.to_report_or_cancelled().summary_line()
+    }
+
+    /// As a JSON object.
+    pub(crate) fn to_json(&self) -> Value {
+        self.to_report_or_cancelled().to_json()
+    }
+
+    /// Also for what is not told by itself: a signal, or a reader who is gone.
+    fn to_report_or_cancelled(&self) -> ErrorReport {
+        let ended = || ErrorReport::new("CANCELLED", "it was ended before all was done");
+        self.to_report().unwrap_or_else(ended)
+    }
+
+    /// None for a reader who is gone, and for whoever pressed Ctrl-C.
+    fn to_report(&self) -> Option<ErrorReport> {
+        let told = match self {
+            Self::Call(error) => ErrorReport {
+                code: error.code_name().to_owned(),
+                reason: error.reason.clone(),
+                message: error.message.clone(),
+                violations: error
+                    .violations
+                    .iter()
+                    .map(|violation| (violation.field.clone(), violation.description.clone()))
+                    .collect(),
+                metadata: error
+                    .metadata
+                    .iter()
+                    .map(|(name, value)| (name.clone(), value.clone()))
+                    .collect(),
+                retry_after: error.retry_after,
+                call_id: error.call_id.clone(),
+            },
+            Self::Connect(error) => {
+                let code = match error {
+                    ConnectError::Address(_) | ConnectError::Option { .. } => "INVALID_ARGUMENT",
+                    ConnectError::PermissionDenied { .. } => "PERMISSION_DENIED",
+                    ConnectError::NothingListens { .. }
+                    | ConnectError::TimedOut { .. }
+                    | ConnectError::Failed { .. }
+                    | _ => "UNAVAILABLE",
+                };
+                ErrorReport::new(code, error.to_string())
+            }
+            Self::Embedded(message) => ErrorReport::new(
+                "FAILED_PRECONDITION",
+                format!("no daemon could be started for this call: {message}"),
+            ),
+            Self::Usage(message) => ErrorReport::new("INVALID_ARGUMENT", message),
+            Self::Local(local) => local.into(),
+            Self::System(message) => ErrorReport::new("UNKNOWN", message),
+            Self::Daemon(message) => ErrorReport::new("INTERNAL", message),
+            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return None,
+            Self::Output(error) => (&LocalError::new("cannot write standard output", error)).into(),
+            Self::Interrupted(_) => return None,
+        };
+        Some(told)
+    }
+}
+
+impl From<&LocalError> for ErrorReport {
+    fn from(local: &LocalError) -> Self {
+        let path = local.path.iter();
+        Self {
+            reason: local.reason.map(str::to_owned),
+            metadata: path.map(|path| ("local_path".to_owned(), path.clone())).collect(),
+            ..Self::new(local.code, &local.message)
+        }
+    }
+}
+
+impl ErrorReport {
+    fn new(code: &str, message: impl Into<String>) -> Self {
+        Self {
+            code: code.to_owned(),
+            reason: None,
+            message: message.into(),
+            violations: Vec::new(),
+            metadata: Vec::new(),
+            retry_after: None,
+            call_id: None,
+        }
+    }
+
+    fn summary_line(&self) -> String {
+        let name = self.reason.as_ref().unwrap_or(&self.code);
+        format!("{name}: {}", self.message)
+    }
+
+    fn to_lines(&self) -> Vec<String> {
+        let mut lines = vec![self.summary_line()];
+        let told = self.violations.iter();
+        let told = told.map(|(field, description)| format!("{field}: {description}"));
+        // Most messages say them all.
+        let others = told.filter(|told| !self.message.contains(told));
+        lines.extend(others.map(|told| format!("  {told}")));
+        if let Some(wait) = self.retry_after {
+            lines.push(format!("  try again in {} s", wait.as_secs_f64()));
+        }
+        // The daemon's log has more about these.
+        if self.code == "INTERNAL"
+            && let Some(id) = &self.call_id
+        {
+            lines.push(format!("  call {id}"));
+        }
+        lines
+    }
+
+    fn to_json(&self) -> Value {
+        let violations: Vec<Value> = self
+            .violations
+            .iter()
+            .map(|(field, description)| json!({ "field": field, "description": description }))
+            .collect();
+        let metadata: Map<String, Value> = self
+            .metadata
+            .iter()
+            .map(|(name, value)| (name.clone(), value.clone().into()))
+            .collect();
+        json!({
+            "code": self.code,
+            "reason": self.reason,
+            "message": self.message,
+            "violations": violations,
+            "metadata": metadata,
+            "retry_after_sec": self.retry_after.map(|wait| wait.as_secs_f64()),
+            "call_id": self.call_id,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors() {
+        let mut told = ErrorReport::new("NOT_FOUND", "no such file");
+        told.reason = Some("FILE_NOT_FOUND".into());
+        told.metadata = vec![("path".into(), "a".into())];
+        told.violations = vec![("path".into(), "wrong".into())];
+        assert_eq!(
+            told.to_json(),
+            json!({
+                "code": "NOT_FOUND",
+                "reason": "FILE_NOT_FOUND",
+                "message": "no such file",
+                "violations": [{ "field": "path", "description": "wrong" }],
+                "metadata": { "path": "a" },
+                "retry_after_sec": null,
+                "call_id": null,
+            })
+        );
+    }
+
+    #[test]
+    fn lines_name_the_reason_and_each_field() {
+        let told = ErrorReport {
+            reason: Some("INVALID_PARAMS".into()),
+            violations: vec![("cwd".into(), "must not be empty".into())],
+            retry_after: Some(Duration::from_millis(1500)),
+            call_id: Some("01ABC".into()),
+            ..ErrorReport::new("INVALID_ARGUMENT", "a field")
+        };
+        assert_eq!(
+            told.to_lines(),
+            ["INVALID_PARAMS: a field", "  cwd: must not be empty", "  try again in 1.5 s"]
+        );
+        assert_eq!(ErrorReport::new("UNAVAILABLE", "m").to_lines(), ["UNAVAILABLE: m"]);
+    }
+
+    #[test]
+    fn our_own_daemon_that_does_not_start() {
+        let told = CliError::Embedded("no disk".into()).to_report().unwrap();
+        assert_eq!(
+            told.to_lines(),
+            ["FAILED_PRECONDITION: no daemon could be started for this call: no disk"]
+        );
+    }
+
+    #[test]
+    fn a_local_file_is_told_from_one_of_the_workspace() {
+        let missing = LocalError::file("a".as_ref(), &io::ErrorKind::NotFound.into());
+        let told = CliError::Local(missing).to_report().unwrap();
+        assert!(told.to_lines()[0].starts_with("FILE_NOT_FOUND: the local file \"a\" "));
+        assert_eq!(told.to_json()["code"], "NOT_FOUND");
+        assert_eq!(told.to_json()["metadata"]["local_path"], "a");
+        let full = CliError::Output(io::ErrorKind::StorageFull.into());
+        assert_eq!(full.to_report().unwrap().reason.as_deref(), Some("NO_SPACE"));
+    }
+
+    #[test]
+    fn a_reader_who_left_is_no_news() {
+        let gone = CliError::Output(io::ErrorKind::BrokenPipe.into());
+        assert_eq!(gone.to_report(), None);
+        assert!(CliError::Output(io::ErrorKind::StorageFull.into()).to_report().is_some());
+    }
+}

@@ -1,0 +1,240 @@
+//! `jig.v1.DaemonService`: what the daemon is and does.
+
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
+
+use tonic::{Request, Response, Status};
+
+use super::{metadata::call_context, status::to_logged_status};
+use crate::{
+    api::v1::{self, GetInfoRequest, GetInfoResponse, daemon_service_server::DaemonService},
+    daemon::{
+        config::keys::AccessRole,
+        egress::proxy::EgressProxy,
+        netpolicy::rules::NetworkRules,
+        pipeline::{Pipeline, access::principal::Principal},
+        sandbox::{
+            level::{Isolation, IsolationLevel},
+            limits::RunLimits,
+            pool::SandboxPool,
+            pools::SandboxPools,
+            stage::{Stage, StageFailure},
+            wire::SandboxIdentity,
+        },
+    },
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct DaemonServiceHandler {
+    /// What calls go through.
+    pub(crate) pipeline: Arc<Pipeline>,
+    /// The sandboxes.
+    pub(crate) sandboxes: Arc<SandboxPools>,
+    /// What the probe has found.
+    pub(crate) isolation: Arc<Isolation>,
+    /// What connects commands to the world, where that is their network.
+    pub(crate) proxy: Option<Arc<EgressProxy>>,
+    /// As whom each workspace's commands run, where that is known.
+    pub(crate) identities: Vec<Option<SandboxIdentity>>,
+    /// Limits of each run.
+    pub(crate) limits: RunLimits,
+    /// Runs at one time.
+    pub(crate) max_concurrent_runs: usize,
+    /// When the daemon started.
+    pub(crate) started: (SystemTime, Instant),
+}
+
+#[tonic::async_trait]
+impl DaemonService for DaemonServiceHandler {
+    async fn get_info(
+        &self,
+        request: Request<GetInfoRequest>,
+    ) -> Result<Response<GetInfoResponse>, Status> {
+        let incoming = call_context(&request)?;
+        if incoming.workspace.is_some() {
+            let scene = self.pipeline.workspace_context(&incoming);
+            scene.map_err(|error| to_logged_status(&error, &incoming.call_id))?;
+        }
+        let principal = incoming.principal;
+        let (start_time, started) = self.started;
+        let kernel = rustix::system::uname();
+        Ok(Response::new(GetInfoResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: kernel.release().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            start_time: Some(start_time.into()),
+            uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            isolation: Some(self.wire_isolation(&principal)),
+            run_limits: Some(self.wire_limits()),
+            workspaces: self.wire_workspaces(&principal),
+            counts: Some(self.wire_counts(&principal)),
+            egress: self.wire_egress(&principal),
+            caller: Some(wire_caller(&principal)),
+        }))
+    }
+}
+
+impl DaemonServiceHandler {
+    fn wire_isolation(&self, principal: &Principal) -> v1::Isolation {
+        let isolation = &self.isolation;
+        let layers = isolation.layers().into_iter().map(|layer| v1::IsolationLayer {
+            name: layer.name.to_owned(),
+            applied: layer.applied,
+            detail: layer.detail,
+            remedy: layer.remedy.to_owned(),
+        });
+        let told = |level: &str, failure: &StageFailure| v1::SandboxFailure {
+            stage: failure.stage.name().to_owned(),
+            errno: failure.errno_name(),
+            message: failure.to_string(),
+            remedy: failure.stage.remedy().to_owned(),
+            workspace: Some(isolation.workspace.clone())
+                .filter(|workspace| principal.can_see_workspace(workspace))
+                .unwrap_or_default(),
+            level: level.to_owned(),
+        };
+        let refused: Vec<_> = isolation
+            .rejected
+            .iter()
+            .map(|refused| told(&refused.level.to_string(), &refused.failure))
+            .collect();
+        let failure = match refused.first() {
+            Some(failure) if !isolation.is_ready() => Some(failure.clone()),
+            _ if self.sandboxes.is_keeper_dead() => Some(v1::SandboxFailure {
+                stage: Stage::Launcher.name().to_owned(),
+                message: "the process that makes sandboxes has died".to_owned(),
+                remedy: "restart the daemon".to_owned(),
+                ..v1::SandboxFailure::default()
+            }),
+            _ => None,
+        };
+        v1::Isolation {
+            level: isolation.level.to_string(),
+            minimum_level: isolation.minimum.to_string(),
+            ready: isolation.is_ready() && !self.sandboxes.is_keeper_dead(),
+            layers: layers.collect(),
+            network: isolation.network.name().to_owned(),
+            failure,
+            refused,
+            summary: isolation.summary().unwrap_or_default(),
+        }
+    }
+
+    fn wire_egress(&self, principal: &Principal) -> Option<v1::Egress> {
+        let proxy = self.proxy.as_ref()?;
+        let NetworkRules { hosts, addresses, .. } = proxy.rules();
+        Some(v1::Egress {
+            allow_hosts: hosts.iter().map(ToString::to_string).collect(),
+            allow_addresses: addresses.iter().map(ToString::to_string).collect(),
+            connections_active: match principal.can_see_all_workspaces() {
+                true => saturating_u32(proxy.active_connections()),
+                false => 0,
+            },
+        })
+    }
+
+    /// CPUs that a run may use at one time, where that is held.
+    fn cpu_limit(&self) -> Option<f64> {
+        let cgroups = self.isolation.memory_accounting.cgroups()?;
+        let millis = self.limits.cpu_millis.filter(|_| cgroups.has_cpu_controller())?;
+        Some(f64::from(millis) / 1000.0)
+    }
+
+    fn wire_limits(&self) -> v1::RunLimits {
+        let default_timeout_sec =
+            self.pipeline.catalog.tool("run").map_or(0, |tool| tool.options.default_timeout_sec);
+        let artifact_bytes = self
+            .pipeline
+            .workspaces
+            .first()
+            .map_or(0, |scene| scene.run_settings.max_artifact_bytes);
+        // At L1 temporary files are on a file system of the daemon's.
+        let sized = self.isolation.level != IsolationLevel::L1;
+        v1::RunLimits {
+            default_timeout_sec,
+            processes: self.limits.processes,
+            open_files: self.limits.open_files,
+            open_files_hard: self.limits.open_files_hard,
+            open_files_total: self.limits.open_files_total,
+            epoll_watches: self.limits.epoll_watches,
+            file_size_bytes: self.limits.file_size_bytes,
+            tmp_bytes: if sized { self.limits.tmp_bytes } else { 0 },
+            tmp_inodes: if sized { self.limits.tmp_inodes } else { 0 },
+            artifact_bytes,
+            concurrent_runs: saturating_u32(self.max_concurrent_runs),
+            cpu_sec: self.limits.cpu_sec,
+            cpus: self.cpu_limit(),
+            memory_bytes: self.limits.memory_bytes,
+            output_bytes: self.limits.output_bytes,
+            wall_clock_sec: self
+                .limits
+                .wall_time
+                .map(|wall| u32::try_from(wall.as_secs()).unwrap_or(u32::MAX)),
+        }
+    }
+
+    fn wire_workspaces(&self, principal: &Principal) -> Vec<v1::Workspace> {
+        let scenes = self.pipeline.workspaces.iter().zip(&self.identities);
+        scenes
+            .filter(|(scene, _)| principal.can_see_workspace(scene.workspace.name()))
+            .map(|(scene, identity)| v1::Workspace {
+                name: scene.workspace.name().to_owned(),
+                mount_path: scene.workspace.mount_path().display().to_string(),
+                uid: identity.map_or(0, |identity| identity.uid),
+                ownership: match identity {
+                    None => "",
+                    Some(identity) if identity.id_mapped => "idmapped",
+                    Some(_) => "own",
+                }
+                .to_owned(),
+                directory_id: {
+                    let (device, inode) = scene.workspace.identity();
+                    format!("{device:x}-{inode:x}")
+                },
+            })
+            .collect()
+    }
+
+    /// Counts what goes on where the caller may look.
+    fn wire_counts(&self, principal: &Principal) -> v1::Counts {
+        let scenes: Vec<_> = self.pipeline.visible_workspaces(principal).collect();
+        let seen = |pool: &Arc<SandboxPool>| {
+            let mut scenes = scenes.iter();
+            scenes.any(|scene| Arc::ptr_eq(&scene.sandbox_pool, pool))
+        };
+        let admission = &self.pipeline.admission;
+        let (active, waiting) = match principal.can_see_all_workspaces() {
+            true => (admission.active(), admission.queued()),
+            // Whose turn it is, is not kept by workspace.
+            false => (scenes.iter().map(|scene| scene.activity.active_calls()).sum(), 0),
+        };
+        v1::Counts {
+            calls_finished: scenes.iter().map(|scene| scene.activity.finished_calls()).sum(),
+            calls_active: saturating_u32(active),
+            calls_waiting: saturating_u32(waiting),
+            runs_active: self.sandboxes.in_use_count(seen),
+            sandboxes_warm: self.sandboxes.idle_count(seen),
+            sandboxes_quarantined: self.sandboxes.quarantined_count(seen),
+            spans_lost: match principal.can_see_all_workspaces() {
+                true => self.pipeline.telemetry.failed_spans(),
+                false => 0,
+            },
+        }
+    }
+}
+
+fn wire_caller(principal: &Principal) -> v1::Caller {
+    let role = match principal.role() {
+        AccessRole::Read => v1::Role::Read,
+        AccessRole::Invoke => v1::Role::Invoke,
+        AccessRole::Admin => v1::Role::Admin,
+    };
+    v1::Caller { name: principal.name().to_owned(), role: role.into() }
+}
+
+fn saturating_u32(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

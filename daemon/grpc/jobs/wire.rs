@@ -1,0 +1,93 @@
+//! Jobs as messages.
+
+use crate::{
+    api::v1::{self, ListJobsRequest},
+    daemon::{
+        error::{Error, Violation},
+        pipeline::jobs::JobSnapshot,
+        store::jobs::{Job, JobQuery, JobState},
+    },
+};
+
+/// Length of an id: a ULID.
+const JOB_ID_BYTES: usize = 26;
+
+/// A job, with what came of it.
+pub(super) fn wire_job(seen: JobSnapshot) -> Result<v1::Job, Error> {
+    Ok(v1::Job { result: seen.response()?, ..wire_job_summary(&seen.job) })
+}
+
+/// A job, without what came of it.
+pub(super) fn wire_job_summary(job: &Job) -> v1::Job {
+    v1::Job {
+        job_id: job.id.clone(),
+        state: wire_job_state(job.state).into(),
+        tool: job.tool.clone(),
+        dialect: job.dialect.clone(),
+        queue: job.queue.clone(),
+        priority: job.priority,
+        session: job.session.clone(),
+        principal: job.principal.clone(),
+        step: job.step,
+        submit_time: Some(job.submitted.into()),
+        start_time: job.started.map(Into::into),
+        end_time: job.ended.map(Into::into),
+        result: None,
+    }
+}
+
+/// Which jobs a request asks for.
+pub(super) fn parse_job_query(
+    request: ListJobsRequest,
+    workspace: &str,
+) -> Result<JobQuery, Error> {
+    let states = request.states().filter_map(|state| match state {
+        v1::JobState::Queued => Some(JobState::Queued),
+        v1::JobState::Running => Some(JobState::Running),
+        v1::JobState::Succeeded => Some(JobState::Succeeded),
+        v1::JobState::Failed => Some(JobState::Failed),
+        v1::JobState::Cancelled => Some(JobState::Cancelled),
+        v1::JobState::Lost => Some(JobState::Lost),
+        v1::JobState::Unspecified => None,
+    });
+    let states: Vec<_> = states.collect();
+    let mut violations = Vec::new();
+    if states.len() < request.states.len() {
+        let text = "must be states of jobs: JOB_STATE_QUEUED and those after it";
+        violations.push(Violation::new("states", text));
+    }
+    let token = &request.page_token;
+    let is_token =
+        token.len() == JOB_ID_BYTES && token.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if !token.is_empty() && !is_token {
+        let text = "must be next_page_token of the response before this one";
+        violations.push(Violation::new("page_token", text));
+    }
+    if !violations.is_empty() {
+        return Err(Error::invalid(violations));
+    }
+    Ok(JobQuery {
+        workspace: workspace.to_owned(),
+        states,
+        tools: None,
+        queue: Some(request.queue).filter(|queue| !queue.is_empty()),
+        before: Some(request.page_token).filter(|token| !token.is_empty()),
+        limit: request.page_size.unwrap_or_default(),
+    })
+}
+
+/// What the jobs behind this one are asked for with.
+pub(super) fn next_page_token(last: &Job) -> String {
+    last.id.clone()
+}
+
+fn wire_job_state(state: JobState) -> v1::JobState {
+    match state {
+        JobState::Queued => v1::JobState::Queued,
+        JobState::Running => v1::JobState::Running,
+        JobState::Succeeded => v1::JobState::Succeeded,
+        JobState::Failed => v1::JobState::Failed,
+        JobState::Cancelled => v1::JobState::Cancelled,
+        JobState::Lost => v1::JobState::Lost,
+    }
+}

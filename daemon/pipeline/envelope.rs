@@ -1,0 +1,250 @@
+//! What came of a call that was made by the name of its tool: `jig.v1.InvokeResponse`.
+
+mod exit_info;
+mod truncate;
+
+use std::time::SystemTime;
+
+use serde_json::{Map, Value as Json, json};
+
+pub(crate) use self::exit_info::output_hint;
+use self::truncate::{text_beside_data, truncate_text_beside_data, truncate_to_fit};
+pub(crate) use self::truncate::{truncate_object, truncate_text_to_json_bytes};
+pub(super) use self::{exit_info::CommandExitInfo, truncate::encoded_size_of_fields};
+use super::json_struct::json_to_struct;
+use crate::{
+    api::v1::{InvokeResponse, InvokeStatus, ToolError},
+    daemon::{
+        dialect::{Dialect, DialectFailure, DialectInvocation, DialectResponse},
+        error::{Error, MAX_VIOLATIONS},
+        tool::{Tool as _, read_file::ReadFile},
+    },
+};
+
+/// A call, and when its work was done.
+#[derive(Debug)]
+pub(super) struct CallTiming<'a> {
+    /// Name of the tool.
+    pub(super) tool: &'a str,
+    /// When the work began.
+    pub(super) started: SystemTime,
+    /// When it ended.
+    pub(super) ended: SystemTime,
+}
+
+/// Puts what came of a call into an envelope, in the words of its dialect.
+pub(super) fn build(
+    call: &CallTiming<'_>,
+    dialect: Option<&Dialect>,
+    dialect_invocation: &DialectInvocation,
+    result: Result<DialectResponse, Error>,
+    exit_info: &CommandExitInfo,
+) -> InvokeResponse {
+    let reader = dialect.map_or(ReadFile::NAME, |dialect| dialect.artifact_reader);
+    let rest_hint = exit_info.output_hint(Some(reader));
+    let Some(dialect) = dialect else {
+        return match result {
+            Ok(answer) => success_response(timed_response(call), answer, exit_info, &rest_hint),
+            Err(error) => error_response(timed_response(call), &error),
+        };
+    };
+    match result {
+        Ok(answer) => dialect_response(timed_response(call), answer, None, exit_info, &rest_hint),
+        Err(error) => {
+            let response = error_response(timed_response(call), &error);
+            let of_contract = response.error.clone();
+            dialect_response(
+                response,
+                dialect.render_error(dialect_invocation, &error),
+                of_contract,
+                exit_info,
+                &rest_hint,
+            )
+        }
+    }
+}
+
+/// What a dialect answers. Where that is why a call failed, `of_contract` is the same as the contract has it; where a
+/// command was, that is known of it.
+fn dialect_response(
+    mut response: InvokeResponse,
+    answer: DialectResponse,
+    of_contract: Option<ToolError>,
+    exit_info: &CommandExitInfo,
+    rest_hint: &str,
+) -> InvokeResponse {
+    let is_success = answer.is_success();
+    let DialectResponse { data, text, failure, job_id, model_data: _, is_truncated: is_cut } =
+        answer;
+    response.status = match is_success {
+        true => InvokeStatus::Success,
+        false => InvokeStatus::Error,
+    }
+    .into();
+    exit_info.write_to(&mut response);
+    response.pending = job_id.is_some();
+    response.job_id = job_id.unwrap_or_default();
+    let (text, is_all) = match (text, &data, &failure) {
+        (Some(text), data, _) => truncate_text_beside_data(text, data.as_ref(), rest_hint),
+        (None, Some(data), _) => text_beside_data(data, data, rest_hint),
+        (None, None, Some(failure)) => (failure.message.clone(), true),
+        (None, None, None) => (String::new(), true),
+    };
+    let mut is_whole = true;
+    let data = data.map(|mut data| {
+        is_whole = truncate_to_fit(&mut data, rest_hint);
+        data
+    });
+    response.text = text;
+    response.truncated = !is_whole || !is_all || is_cut;
+    response.data = data.map(json_to_struct);
+    response.error = match failure {
+        Some(DialectFailure { code, message, suggestion, .. }) => {
+            let of_contract = of_contract.or_else(|| exit_info.abnormal_exit.clone());
+            let of_contract = of_contract.unwrap_or_default();
+            Some(ToolError {
+                error_type: code,
+                message,
+                suggestion: suggestion.unwrap_or(of_contract.suggestion),
+                details: of_contract.details,
+            })
+        }
+        None => exit_info.abnormal_exit.clone(),
+    };
+    response
+}
+
+fn timed_response(call: &CallTiming<'_>) -> InvokeResponse {
+    let duration = call.ended.duration_since(call.started).unwrap_or_default();
+    InvokeResponse {
+        tool: call.tool.to_owned(),
+        started_at: Some(call.started.into()),
+        ended_at: Some(call.ended.into()),
+        duration_sec: duration.as_secs_f64(),
+        ..InvokeResponse::default()
+    }
+}
+
+fn success_response(
+    mut response: InvokeResponse,
+    answer: DialectResponse,
+    exit_info: &CommandExitInfo,
+    rest_hint: &str,
+) -> InvokeResponse {
+    let mut data = answer.data.unwrap_or_default();
+    let shown = answer.model_data.as_ref().unwrap_or(&data);
+    let (text, is_all) = text_beside_data(shown, &data, rest_hint);
+    let is_whole = truncate_to_fit(&mut data, rest_hint);
+    response.status = InvokeStatus::Success.into();
+    exit_info.write_to(&mut response);
+    response.error = exit_info.abnormal_exit.clone();
+    response.text = text;
+    response.truncated = !is_whole || !is_all;
+    response.data = Some(json_to_struct(data));
+    response
+}
+
+fn error_response(mut response: InvokeResponse, error: &Error) -> InvokeResponse {
+    let mut details: Map<String, Json> = error
+        .metadata
+        .iter()
+        .map(|(name, value)| (name.clone().into_owned(), value.clone().into()))
+        .collect();
+    if !error.violations.is_empty() {
+        let fields = error.violations.iter().take(MAX_VIOLATIONS);
+        let fields = fields.map(
+            |violation| json!({ "field": violation.field, "description": violation.description }),
+        );
+        details.insert("fields".to_owned(), fields.collect());
+    }
+    if let Some(wait) = error.retry_after {
+        details.insert("retry_after_sec".to_owned(), wait.as_secs_f64().into());
+    }
+    response.status = InvokeStatus::Error.into();
+    response.text = error.to_string();
+    response.error = Some(ToolError {
+        error_type: error.reason.name().to_lowercase(),
+        message: error.to_string(),
+        suggestion: error.reason.suggestion().to_owned(),
+        details: Some(json_to_struct(details)),
+    });
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::{error::Reason, pipeline::json_struct::struct_to_json};
+
+    fn call() -> CallTiming<'static> {
+        CallTiming {
+            tool: "run",
+            started: SystemTime::UNIX_EPOCH,
+            ended: SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1500),
+        }
+    }
+
+    fn fields(json: Json) -> Map<String, Json> {
+        json.as_object().expect("an object").clone()
+    }
+
+    #[test]
+    fn a_command_that_ran_is_a_success() {
+        for (data, code, told) in [
+            (
+                json!({"outcome": "OUTCOME_EXITED", "exit_code": 0, "stdout_path": "p"}),
+                Some(0),
+                None,
+            ),
+            (json!({"outcome": "OUTCOME_EXITED", "exit_code": 3}), Some(3), Some("exited with 3")),
+            (
+                json!({"outcome": "OUTCOME_SIGNALED", "signal": "SIGSEGV"}),
+                None,
+                Some("SIGSEGV (signaled)"),
+            ),
+            (json!({"outcome": "OUTCOME_TIMED_OUT", "signal": ""}), None, Some("(timed_out)")),
+            (
+                json!({"outcome": "OUTCOME_OOM_KILLED", "signal": "SIGKILL", "limit": "memory"}),
+                None,
+                Some("SIGKILL (oom_killed)"),
+            ),
+            (json!({"files": []}), None, None),
+        ] {
+            let fields = fields(data.clone());
+            let ran = CommandExitInfo::from_output(&fields);
+            let answer = DialectResponse::data(fields.into());
+            let response = success_response(timed_response(&call()), answer, &ran, "");
+            assert_eq!(response.status(), InvokeStatus::Success);
+            assert_eq!(response.exit_code, code);
+            let outcome = data.get("outcome").and_then(Json::as_str);
+            let outcome = outcome.unwrap_or("OUTCOME_UNSPECIFIED");
+            assert_eq!(response.outcome().as_str_name(), outcome);
+            let text = |name: &str| data.get(name).and_then(Json::as_str).unwrap_or_default();
+            assert_eq!(response.signal, text("signal"));
+            assert_eq!(response.limit, text("limit"));
+            assert_eq!(response.text, data.to_string());
+            assert_eq!(response.duration_sec, 1.5);
+            let message = response.error.map(|error| error.message);
+            assert_eq!(message.is_some(), told.is_some(), "{data}");
+            assert!(message.unwrap_or_default().contains(told.unwrap_or_default()), "{data}");
+        }
+    }
+
+    #[test]
+    fn an_error_tells_all_that_a_status_would() {
+        let error = Error::invalid_field("path", "must be given").with_metadata("path", "x");
+        let response = error_response(timed_response(&call()), &error);
+        assert_eq!(response.status(), InvokeStatus::Error);
+        assert_eq!(response.data, None);
+        let told = response.error.unwrap();
+        assert_eq!(told.error_type, "invalid_params");
+        let details = Json::Object(struct_to_json(told.details.unwrap(), "details").unwrap());
+        assert_eq!(details["fields"][0]["field"], "path");
+        assert_eq!(details["path"], "x");
+        let busy = Error::new(Reason::ResourceExhausted, "busy")
+            .retry_after(std::time::Duration::from_millis(500));
+        let told = error_response(timed_response(&call()), &busy).error.unwrap();
+        let details = struct_to_json(told.details.unwrap(), "details").unwrap();
+        assert_eq!(details.get("retry_after_sec"), Some(&json!(0.5)));
+    }
+}

@@ -1,0 +1,154 @@
+//! The supervisor of one run in the daemon's namespaces, in place of the init that a process
+//! namespace has, and the process that becomes its command.
+
+use std::{fs, io, mem::ManuallyDrop, os::unix::fs::MetadataExt as _, path::Path};
+
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getpid, getppid, set_child_subreaper,
+    set_parent_process_death_signal, setrlimit,
+};
+
+use super::{
+    super::{
+        canary::GuardedTargets,
+        capabilities, command_process,
+        init::{
+            Blueprint, OWN_PROCESS_COUNT, SandboxState, ScratchOptions, StageError, send_report,
+            verify_restrictions, wait_for_command_end,
+        },
+        level::IsolationLevel,
+        stage::{Stage, StageFailure, at_stage},
+        wire::SandboxReport,
+    },
+    landlock_rules, scratch_directory,
+    template_context::TemplateContext,
+};
+use crate::daemon::sys::{
+    Errno,
+    bpf::load_filter,
+    fd::{KEPT_FD_NUMBER, close_all_except},
+    process::{exit_now, kill_all},
+    process_arena::{ProcessArena, SharedArea},
+    set_process_name,
+    signal::{install_signal_relay_and_kill, set_command_group},
+};
+
+/// Runs as the supervisor of one run, made by the slot keeper `slot`, until nothing of the run is
+/// left.
+pub(super) fn run(control: i32, slot: Pid, context: &TemplateContext<'_>, scratch: &Path) -> ! {
+    set_process_name(c"jig-supervisor");
+    if close_all_except(control).is_err() {
+        exit_now(1);
+    }
+    let started = prepare_supervisor(context, scratch).and_then(|cabin| {
+        let command = cabin.start_second();
+        let command = command.map_err(at_stage(Stage::CommandProcess, ""))?;
+        set_command_group(command);
+        if getppid() != Some(slot) {
+            // `PARENT_DIED` came before there was a command to kill.
+            let _none_left = kill_all(libc::SIGKILL);
+        }
+        Ok((cabin, command))
+    });
+    match started {
+        Ok((cabin, command)) => wait_for_command_end(cabin, command),
+        Err(failure) => {
+            send_report(SandboxReport::Failed { stage: failure.stage, errno: failure.wire_errno() })
+        }
+    }
+    // The client has its answer: nobody waits for this.
+    let removed = scratch_directory::remove_scratch(scratch);
+    exit_now(i32::from(removed.is_err()))
+}
+
+fn prepare_supervisor(
+    context: &TemplateContext<'_>,
+    scratch: &Path,
+) -> Result<&'static SharedArea<SandboxState>, StageFailure> {
+    let failed = |what: &'static str| at_stage(Stage::RunNamespaces, what);
+    install_signal_relay_and_kill().map_err(failed("signals"))?;
+    set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
+    let abi = context.plan.landlock_abi;
+    landlock_rules::scope_rules(abi).apply().map_err(at_stage(Stage::Landlock, "scopes"))?;
+    // The signal that ends the run, not this process (`PARENT_DIED`): only now does that reach
+    // nothing else.
+    set_parent_process_death_signal(Some(Signal::USR1)).map_err(failed("death signal"))?;
+    let lock = scratch_directory::create_scratch(scratch).map_err(|error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        at_stage(Stage::MountScratch, "making a directory")(errno)
+    })?;
+    // Held until this process ends.
+    let _lock = ManuallyDrop::new(lock);
+    let processes = count_processes_of(context.identity.uid)
+        .map_err(|error| StageFailure::other(Stage::ResourceLimits, error.to_string()))?;
+    let blueprint = Blueprint {
+        level: IsolationLevel::L1,
+        guarded_targets: GuardedTargets::collect(context.plan, IsolationLevel::L1)?,
+        masked_files: Vec::new(),
+        masked_directories: Vec::new(),
+        network: context.plan.network,
+        other_process_count: u64::from(processes).saturating_add(OWN_PROCESS_COUNT),
+        limits: context.plan.limits,
+        rules: landlock_rules::command_rules(abi, context.workspace, scratch)?,
+        filter: context.filter.clone(),
+        slot_pidfd: None,
+    };
+    let state = SandboxState::new(Box::leak(Box::new(blueprint)), ScratchOptions::default(), 0);
+    ProcessArena::become_first_process(state, run_confined).map_err(failed("memory"))
+}
+
+/// How many processes and threads a user has: the limit on them counts those too.
+fn count_processes_of(uid: u32) -> io::Result<u32> {
+    let mut count = 0_u32;
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let is_process = entry.file_name().to_string_lossy().parse::<u32>().is_ok();
+        // One that has ended since is none.
+        if is_process && entry.metadata().is_ok_and(|found| found.uid() == uid) {
+            // A link for each thread, and two that every directory has: cheaper than reading.
+            let threads = fs::metadata(entry.path().join("task"));
+            let threads = threads.map_or(0, |threads| threads.nlink().saturating_sub(2));
+            count = count.saturating_add(u32::try_from(threads).unwrap_or(u32::MAX));
+        }
+    }
+    Ok(count)
+}
+
+// === The command's process ===
+
+/// Runs as the command's process, which shares the supervisor's memory until it executes: nothing
+/// here allocates, locks, panics or touches thread-local storage.
+fn run_confined(cabin: &'static SharedArea<SandboxState>) -> ! {
+    match confine(cabin.state.blueprint) {
+        Ok(()) => command_process::run(cabin),
+        Err(StageError(stage, errno)) => {
+            send_report(SandboxReport::Failed { stage, errno });
+            exit_now(1)
+        }
+    }
+}
+
+/// Confines the process for good; seccomp comes last.
+fn confine(blueprint: &Blueprint) -> Result<(), StageError> {
+    // Not the supervisor's lock, nor anything else of its.
+    close_all_except(KEPT_FD_NUMBER).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
+    let limits = blueprint.limits;
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(u64::from(limits.open_files)),
+            maximum: Some(u64::from(limits.open_files_hard)),
+        },
+    )
+    .map_err(|errno| StageError(Stage::ResourceLimits, errno))?;
+    capabilities::drop_all().map_err(|errno| StageError(Stage::Capabilities, errno))?;
+    let rules = blueprint.rules.apply();
+    rules.map_err(|errno| match errno {
+        Errno::STALE => StageError(Stage::OpenSource, errno),
+        _ => StageError(Stage::Landlock, errno),
+    })?;
+    load_filter(&blueprint.filter).map_err(|errno| StageError(Stage::Seccomp, errno))?;
+    verify_restrictions().map_err(|errno| StageError(Stage::SelfCheck, errno))
+}

@@ -1,0 +1,138 @@
+//! The template of a workspace whose commands stay in the daemon's namespaces: it becomes their user
+//! for good, and makes slots.
+
+use std::{
+    fs,
+    mem::ManuallyDrop,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+};
+
+use rustix::{
+    fs::Mode,
+    process::{
+        DumpableBehavior, Signal, geteuid, getpid, set_child_subreaper, set_dumpable_behavior,
+        set_parent_process_death_signal, umask,
+    },
+    thread::{CapabilitySet, capabilities as held_capabilities, set_no_new_privs},
+};
+
+use super::{
+    super::{
+        capabilities,
+        plan::{SandboxPlan, WorkspacePlan},
+        seccomp,
+        stage::{Stage, StageFailure, at_stage},
+        template::{become_user, replace_standard_streams, report_failure_and_exit},
+        wire::{
+            MakeSlotRequest, SandboxIdentity, SetupReply, receive, send, send_reply, seqpacket_pair,
+        },
+    },
+    prerequisites::check_prerequisites,
+    scratch_directory, slot,
+    template_context::TemplateContext,
+};
+use crate::daemon::sys::{
+    fd::close_all_except,
+    process::{Fork, SingleThreaded, exit_now, fork},
+    set_process_name, signal,
+};
+
+/// Runs as a template. Tells the daemon whether it is ready, then makes a slot each time it is
+/// asked, until the daemon closes the socket.
+pub(in super::super) fn run(
+    socket: OwnedFd,
+    plan: &SandboxPlan,
+    workspace: &WorkspacePlan,
+    identity: SandboxIdentity,
+    proof: &SingleThreaded,
+) -> ! {
+    set_process_name(c"jig-template");
+    // From here on it is closed by `keep_only` only.
+    let number = socket.as_raw_fd();
+    let socket = ManuallyDrop::new(socket);
+    if let Err(failure) = become_command_user(plan, workspace, identity) {
+        report_failure_and_exit(socket.as_fd(), failure);
+    }
+    let socket = match close_all_except(number) {
+        Ok(socket) => socket,
+        Err(errno) => report_failure_and_exit(
+            socket.as_fd(),
+            StageFailure::from_errno(Stage::NoNamespaces, errno, "descriptors"),
+        ),
+    };
+    // What stays is in nobody's way.
+    let _best_effort = scratch_directory::remove_leftovers(&plan.temporary_directory);
+    let ground = TemplateContext {
+        plan,
+        workspace,
+        identity,
+        filter: seccomp::no_namespaces::assemble_filter(),
+    };
+    let done = SetupReply::Done { workspace: workspace.index, identity };
+    if send(socket, &done, &[]).is_err() {
+        exit_now(0);
+    }
+    loop {
+        match receive::<MakeSlotRequest>(socket) {
+            Ok(Some(_)) => {}
+            _ => exit_now(0),
+        }
+        let sent = match make_slot(&ground, proof) {
+            Ok(slot) => send_reply(socket, &done, &[slot.as_fd()], Stage::SlotNamespace),
+            Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
+        };
+        if sent.is_err() {
+            exit_now(0);
+        }
+    }
+}
+
+fn make_slot(
+    context: &TemplateContext<'_>,
+    proof: &SingleThreaded,
+) -> Result<OwnedFd, StageFailure> {
+    let (daemon, keeper) = seqpacket_pair().map_err(at_stage(Stage::SlotNamespace, "socket"))?;
+    match fork(proof, 0).map_err(at_stage(Stage::SlotNamespace, "clone"))? {
+        Fork::Parent { .. } => Ok(daemon),
+        Fork::Child => match close_all_except(keeper.as_raw_fd()) {
+            Ok(socket) => slot::run(socket, context, &proof.for_fork()),
+            Err(_) => exit_now(1),
+        },
+    }
+}
+
+/// Becomes the commands' user, with nothing to gain.
+fn become_command_user(
+    plan: &SandboxPlan,
+    workspace: &WorkspacePlan,
+    identity: SandboxIdentity,
+) -> Result<(), StageFailure> {
+    let failed = |what: &'static str| at_stage(Stage::NoNamespaces, what);
+    check_prerequisites(plan, workspace, identity)?;
+    let held = held_capabilities(None).map_err(failed("capabilities"))?;
+    if held.effective.contains(CapabilitySet::SETPCAP) {
+        capabilities::forbid_privilege_gain()
+            .map_err(at_stage(Stage::Capabilities, "bounding set"))?;
+    }
+    if geteuid().as_raw() != identity.uid {
+        become_user(identity)?;
+    }
+    capabilities::drop_all().map_err(at_stage(Stage::Capabilities, ""))?;
+    // Changing user ids clears the death signal, so it comes after.
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
+    signal::reset_all()
+        .and_then(|()| signal::ignore_termination_signals())
+        .map_err(failed("signals"))?;
+    umask(Mode::from_raw_mode(0o022));
+    // The kernel ends runs before it ends anything else when memory runs out: see the template of
+    // the higher levels.
+    set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(failed("dumpable"))?;
+    let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("dumpable"))?;
+    set_no_new_privs(true).map_err(at_stage(Stage::NoNewPrivileges, ""))?;
+    // Slots that end, and supervisors whose slot has ended: without this those go to the first process
+    // of the container, which may be the daemon.
+    set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
+    signal::enable_auto_reap().map_err(failed("children"))?;
+    replace_standard_streams()
+}
