@@ -1,10 +1,11 @@
 //! What came of a call that was made by the name of its tool, as JSON by the names of the contract.
 
-use jig::api::v1::{InvokeResponse, InvokeStatus, Outcome, RunResponse, ToolError};
+use jig::api::{
+    json_struct::struct_to_json,
+    v1::{InvokeResponse, InvokeStatus, Outcome, RunResponse, ToolError},
+};
 use prost_types::Timestamp;
 use serde_json::{Value, json};
-
-use crate::json_struct::struct_to_json;
 
 /// All of it.
 pub(crate) fn to_json(response: &InvokeResponse) -> Value {
@@ -16,7 +17,7 @@ pub(crate) fn to_json(response: &InvokeResponse) -> Value {
         "started_at": timestamp_text(response.started_at),
         "ended_at": timestamp_text(response.ended_at),
         "duration_sec": response.duration_sec,
-        "data": response.data.as_ref().map(struct_to_json),
+        "data": response.data.clone().map(struct_to_json),
         "text": response.text,
         "error": response.error.as_ref().map(error_json),
         "exit_code": response.exit_code,
@@ -38,7 +39,7 @@ pub(crate) fn command_result(response: &InvokeResponse) -> Option<RunResponse> {
     if response.outcome() == Outcome::Unspecified {
         return None;
     }
-    let data = response.data.as_ref().map(struct_to_json).unwrap_or_default();
+    let data = response.data.clone().map(struct_to_json).unwrap_or_default();
     let number = |name: &str| data.get(name).and_then(Value::as_u64).unwrap_or_default();
     Some(RunResponse {
         outcome: response.outcome,
@@ -61,7 +62,7 @@ fn error_json(error: &ToolError) -> Value {
         "error_type": error.error_type,
         "message": error.message,
         "suggestion": error.suggestion,
-        "details": error.details.as_ref().map(struct_to_json),
+        "details": error.details.clone().map(struct_to_json),
     })
 }
 

@@ -21,7 +21,6 @@ mod home;
 mod input;
 mod isolation_hint;
 mod json;
-mod json_struct;
 mod listener_owner;
 mod local_error;
 mod output;

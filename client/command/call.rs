@@ -8,15 +8,18 @@ use std::{
 
 use clap::Args;
 use jig::{
-    api::v1::{InvokeRequest, InvokeResponse, InvokeStatus},
+    api::{
+        json_struct::struct_to_json,
+        v1::{InvokeRequest, InvokeResponse, InvokeStatus},
+    },
     client::Client,
 };
 use serde_json::Value;
 
 use super::{exit_note, params::ToolParameters, report_run_failure};
 use crate::{
-    cli_error::CliError, connection, envelope, exit, global::GlobalArgs,
-    json_struct::struct_to_json, local_error::LocalError, output, style::Style,
+    cli_error::CliError, connection, envelope, exit, global::GlobalArgs, local_error::LocalError,
+    output, style::Style,
 };
 
 /// The vocabulary whose document says how its answers are shown to people.
@@ -132,10 +135,11 @@ fn model_text(response: &InvokeResponse) -> &str {
 
 /// As the document of `cli_agent` shows what went well.
 fn cli_agent_text(response: &InvokeResponse, place: &Path) -> String {
-    let Some(data) = response.data.as_ref().map(struct_to_json).filter(|_| is_success(response))
-    else {
+    let Some(data) = response.data.clone().filter(|_| is_success(response)) else {
         return String::new();
     };
+    let data = Value::Object(struct_to_json(data));
+
     let output = data["output"].as_str().unwrap_or(&response.text);
     let mut text = format!("✓ {}\n", output.trim_end());
     for file in changed_files(response) {
@@ -149,7 +153,7 @@ fn cli_agent_text(response: &InvokeResponse, place: &Path) -> String {
 
 /// The files that a tool of `cli_agent` has changed.
 fn changed_files(response: &InvokeResponse) -> Vec<String> {
-    let data = response.data.as_ref().map(struct_to_json).unwrap_or_default();
+    let data = Value::Object(struct_to_json(response.data.clone().unwrap_or_default()));
     let files = data["files_affected"].as_array();
     let files = files.into_iter().flatten().filter_map(Value::as_str);
     files.map(str::to_owned).collect()

@@ -4,19 +4,19 @@ use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
 use jig::{
-    api::v1::{
-        CallResult, Event, ListSessionsRequest, ResultAbsence, SessionInfo, WatchEventsRequest,
-        watch_events_response::Item,
+    api::{
+        json_struct::struct_to_json,
+        v1::{
+            CallResult, Event, ListSessionsRequest, ResultAbsence, SessionInfo, WatchEventsRequest,
+            watch_events_response::Item,
+        },
     },
     client::{CallError, Client, Code},
 };
 use serde_json::{Value, json};
 
 use super::report_and_exit;
-use crate::{
-    cli_error::CliError, connection, escape, global::GlobalArgs, json_struct::struct_to_json,
-    output,
-};
+use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, output};
 
 /// Longest detail of an event that is shown, in characters: the rest of a line.
 const MAX_DETAIL_CHARS: usize = 120;
@@ -114,7 +114,8 @@ fn is_daemon_unavailable(error: &CallError) -> bool {
 fn print_item(item: Item, as_json: bool) -> Result<(), CliError> {
     match item {
         Item::Event(event) if as_json => {
-            let mut record = struct_to_json(&event.record.clone().unwrap_or_default());
+            let mut record =
+                Value::Object(struct_to_json(event.record.clone().unwrap_or_default()));
             if event.result_absence() != ResultAbsence::Unspecified {
                 record["result_absence"] = event.result_absence().as_str_name().into();
             }
@@ -212,7 +213,7 @@ fn print(session: &SessionInfo, as_json: bool) -> Result<(), CliError> {
 /// An event for people: when, which step, of which tool, what, and more about it.
 fn event_line(event: Event) -> String {
     let time = event.time.map(|time| time.to_string()).unwrap_or_default();
-    let record = struct_to_json(&event.record.unwrap_or_default());
+    let record = struct_to_json(event.record.unwrap_or_default());
     let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
     let (what, detail) = match event.r#type.as_str() {
         "tool_call_started" => {

@@ -6,10 +6,12 @@ use serde_json::Value;
 
 use super::{
     Pipeline, context::CallContext, invoke::batch::cancelled_response, jobs::LiveOrEndedJob,
-    json_struct::json_to_struct,
 };
 use crate::{
-    api::v1::{AwaitJobResponse, InvokeResponse, InvokeStatus},
+    api::{
+        json_struct::json_to_struct,
+        v1::{AwaitJobResponse, InvokeResponse, InvokeStatus},
+    },
     daemon::{error::Error, store::jobs::Job, task, tool::job_waiter::JobWaiter},
 };
 

@@ -11,9 +11,11 @@ pub(crate) use self::exit_info::output_hint;
 use self::truncate::{text_beside_data, truncate_text_beside_data, truncate_to_fit};
 pub(crate) use self::truncate::{truncate_object, truncate_text_to_json_bytes};
 pub(super) use self::{exit_info::CommandExitInfo, truncate::encoded_size_of_fields};
-use super::json_struct::json_to_struct;
 use crate::{
-    api::v1::{InvokeResponse, InvokeStatus, ToolError},
+    api::{
+        json_struct::json_to_struct,
+        v1::{InvokeResponse, InvokeStatus, ToolError},
+    },
     daemon::{
         dialect::{Dialect, DialectFailure, DialectInvocation, DialectResponse},
         error::{Error, MAX_VIOLATIONS},
@@ -174,7 +176,7 @@ fn error_response(mut response: InvokeResponse, error: &Error) -> InvokeResponse
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::{error::Reason, pipeline::json_struct::struct_to_json};
+    use crate::{api::json_struct::struct_to_json, daemon::error::Reason};
 
     fn call() -> CallTiming<'static> {
         CallTiming {
@@ -238,13 +240,13 @@ mod tests {
         assert_eq!(response.data, None);
         let told = response.error.unwrap();
         assert_eq!(told.error_type, "invalid_params");
-        let details = Json::Object(struct_to_json(told.details.unwrap(), "details").unwrap());
+        let details = Json::Object(struct_to_json(told.details.unwrap()));
         assert_eq!(details["fields"][0]["field"], "path");
         assert_eq!(details["path"], "x");
         let busy = Error::new(Reason::ResourceExhausted, "busy")
             .retry_after(std::time::Duration::from_millis(500));
         let told = error_response(timed_response(&call()), &busy).error.unwrap();
-        let details = struct_to_json(told.details.unwrap(), "details").unwrap();
+        let details = struct_to_json(told.details.unwrap());
         assert_eq!(details.get("retry_after_sec"), Some(&json!(0.5)));
     }
 }

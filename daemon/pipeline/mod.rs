@@ -33,7 +33,6 @@ pub(crate) mod job_runner;
 pub(crate) mod job_submission;
 mod job_tools;
 pub(crate) mod jobs;
-pub(crate) mod json_struct;
 mod once;
 mod once_claim;
 pub(crate) mod once_streaming;

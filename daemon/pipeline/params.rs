@@ -10,10 +10,12 @@ use prost_types::{Struct, Value as Wrapped, value::Kind};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::json_struct::struct_to_json;
-use crate::daemon::{
-    catalog::MAX_PARAM_VALUES,
-    error::{MAX_VIOLATIONS, Violation},
+use crate::{
+    api::json_struct::try_struct_to_json,
+    daemon::{
+        catalog::MAX_PARAM_VALUES,
+        error::{MAX_VIOLATIONS, Violation},
+    },
 };
 
 /// Bytes of memory that each of them takes, about, with its name.
@@ -81,7 +83,7 @@ fn parse_struct(structure: Struct, field: &str) -> Result<Map<String, Value>, Ve
     if !values.all(|value| count_values(value, &mut left)) {
         return Err(vec![Violation::new(field, too_many_values_text())]);
     }
-    struct_to_json(structure, field).map_err(|places| {
+    try_struct_to_json(structure, field).map_err(|places| {
         let places = places.into_iter().take(MAX_VIOLATIONS + 1);
         places.map(|place| Violation::new(place, "must be a finite number")).collect()
     })
@@ -245,7 +247,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::daemon::pipeline::json_struct::json_to_struct;
+    use crate::api::json_struct::json_to_struct;
 
     fn refused(text: &str) -> Vec<(String, String)> {
         let violations = parse_json(text, PARAMS_FIELDS).unwrap_err().into_iter();

@@ -10,7 +10,7 @@ pub(super) fn package_files() -> Sources {
         .into_iter()
         .filter(|(file, _)| {
             let folder = file.split_once('/').map(|(folder, _)| folder);
-            matches!(folder, None | Some("client" | "daemon"))
+            matches!(folder, None | Some("api" | "client" | "daemon"))
         })
         .collect()
 }

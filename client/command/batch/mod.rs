@@ -6,7 +6,10 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use jig::{
-    api::v1::{BatchError, BatchMode, BatchResult, InvokeBatchResponse, ToolMessage},
+    api::{
+        json_struct::struct_to_json,
+        v1::{BatchError, BatchMode, BatchResult, InvokeBatchResponse, ToolMessage},
+    },
     client::Client,
 };
 use serde_json::{Value, json};
@@ -18,7 +21,6 @@ use crate::{
     connection, escape, exit,
     global::GlobalArgs,
     input::{read_file, utf8_string},
-    json_struct::struct_to_json,
     output,
 };
 
@@ -105,7 +107,7 @@ fn result_status(result: &BatchResult) -> (&'static str, String) {
     match (&result.error, &result.output) {
         (Some(error), _) if !result.ok => ("failed", format!("{}: {}", error.code, error.message)),
         (_, Some(output)) => {
-            let text = struct_to_json(output).to_string();
+            let text = Value::Object(struct_to_json(output.clone())).to_string();
             let told = match text.char_indices().nth(MAX_OUTPUT_CHARS) {
                 Some((end, _)) => format!("{}…", text.get(..end).unwrap_or(&text)),
                 None => text,
@@ -135,7 +137,7 @@ fn result_json(result: &BatchResult) -> Value {
         "pending": result.pending,
         "job_id": result.job_id,
         "job_type": result.job_type,
-        "output": result.output.as_ref().map(struct_to_json),
+        "output": result.output.clone().map(struct_to_json),
         "error": result.error.as_ref().map(error_json),
     })
 }
@@ -144,7 +146,7 @@ fn error_json(error: &BatchError) -> Value {
     json!({
         "code": error.code,
         "message": error.message,
-        "details": error.details.as_ref().map(struct_to_json),
+        "details": error.details.clone().map(struct_to_json),
     })
 }
 

@@ -12,9 +12,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::watch_limiter::EventWatchPermit;
 use crate::{
-    api::v1::{
-        CallResultGap, Event, EventGap, EventKeepAlive, ResultAbsence, WatchEventsResponse,
-        watch_events_response::Item,
+    api::{
+        json_struct::json_to_struct,
+        v1::{
+            CallResultGap, Event, EventGap, EventKeepAlive, ResultAbsence, WatchEventsResponse,
+            watch_events_response::Item,
+        },
     },
     daemon::{
         error::{Error, Reason},
@@ -22,10 +25,7 @@ use crate::{
             CLIENT_READ_TIMEOUT, RESUME_HINT, ResponseStream, StreamItem, StreamTerminator,
             response_channel, send_or_timeout,
         },
-        pipeline::{
-            Pipeline, access::principal::Principal, json_struct::json_to_struct,
-            results::ResultSubscription,
-        },
+        pipeline::{Pipeline, access::principal::Principal, results::ResultSubscription},
         store::{
             follower::{Follower, FollowerItem, SequencePastEnd},
             session::SessionId,

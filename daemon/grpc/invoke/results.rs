@@ -4,7 +4,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    api::v1::{self, BatchError, BatchResult, InvokeBatchResponse, InvokeResponse, InvokeStatus},
+    api::{
+        json_struct::{json_to_struct, try_struct_to_json},
+        v1::{self, BatchError, BatchResult, InvokeBatchResponse, InvokeResponse, InvokeStatus},
+    },
     daemon::{
         catalog::render::{RenderFormat, result::ToolResult},
         error::Error,
@@ -12,7 +15,6 @@ use crate::{
             envelope::{output_hint, truncate_object, truncate_text_to_json_bytes},
             invoke::batch::{BatchCallResult, BatchCallState},
             jobs::id::as_uuid,
-            json_struct::{json_to_struct, struct_to_json},
         },
         tool::{Tool as _, await_job::AwaitJob},
     },
@@ -202,7 +204,7 @@ fn render_output(
     most: usize,
     terms: BatchResultOptions,
 ) -> Result<RenderedOutput, Error> {
-    let data = ended.data.clone().map(|data| struct_to_json(data, "data"));
+    let data = ended.data.clone().map(|data| try_struct_to_json(data, "data"));
     let data = data
         .transpose()
         .map_err(|_| Error::internal("an answer has numbers that JSON does not have"))?;

@@ -327,7 +327,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::daemon::pipeline::json_struct::json_to_struct;
+    use crate::api::json_struct::json_to_struct;
 
     #[test]
     fn all_that_is_answered_fits_into_a_message() {

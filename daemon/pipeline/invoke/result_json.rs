@@ -3,9 +3,11 @@
 use prost_types::{Struct, Timestamp};
 use serde_json::{Map, Value};
 
-use super::super::json_struct::struct_to_json;
 use crate::{
-    api::v1::{InvokeResponse, InvokeStatus},
+    api::{
+        json_struct::try_struct_to_json,
+        v1::{InvokeResponse, InvokeStatus},
+    },
     daemon::{
         dialect::{Dialect, DialectCallSummary},
         error::Error,
@@ -49,6 +51,6 @@ pub(super) fn with_result_json(
 }
 
 fn optional_struct_to_json(message: Option<Struct>) -> Result<Option<Map<String, Value>>, Error> {
-    let fields = message.map(|message| struct_to_json(message, "data")).transpose();
+    let fields = message.map(|message| try_struct_to_json(message, "data")).transpose();
     fields.map_err(|_| Error::internal("an answer has numbers that JSON does not have"))
 }

@@ -1,10 +1,16 @@
-//! JSON and `google.protobuf.Struct`, the message that stands for it: one into the other.
+//! Conversion between JSON objects and `google.protobuf.Struct`.
+//!
+//! A `Struct` stores every number as a double. Whole numbers up to 2^53 - 1 survive the round trip
+//! as integers; larger ones are rounded.
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::{Map, Value as Json};
 
-/// JSON as a message. Numbers become doubles: those beyond 2^53 are rounded.
-pub(crate) fn json_to_struct(fields: Map<String, Json>) -> Struct {
+/// 2^53 - 1, the largest integer below which every integer is exactly one double.
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0;
+
+/// Converts a JSON object. Numbers become doubles: integers beyond 2^53 - 1 are rounded.
+pub fn json_to_struct(fields: Map<String, Json>) -> Struct {
     let fields = fields.into_iter();
     Struct { fields: fields.map(|(name, json)| (name, json_to_value(json))).collect() }
 }
@@ -23,18 +29,22 @@ fn json_to_value(json: Json) -> Value {
     Value { kind: Some(kind) }
 }
 
-/// The JSON that a message stands for, or the places in it, below that of the message itself, of numbers
-/// that JSON does not have.
-pub(crate) fn struct_to_json(
-    structure: Struct,
-    path: &str,
-) -> Result<Map<String, Json>, Vec<String>> {
+/// Converts to a JSON object. NaN and infinities, which JSON lacks, become `null`.
+pub fn struct_to_json(structure: Struct) -> Map<String, Json> {
+    struct_fields_to_json(structure, "", &mut Vec::new())
+}
+
+/// Converts to a JSON object, and rejects NaN and infinities.
+///
+/// # Errors
+///
+/// The paths of all such numbers, for example `params.b[1]`. Each begins with `path`, the name of
+/// the `Struct` itself.
+pub fn try_struct_to_json(structure: Struct, path: &str) -> Result<Map<String, Json>, Vec<String>> {
     let mut non_finite = Vec::new();
     let fields = struct_fields_to_json(structure, path, &mut non_finite);
-    match non_finite.is_empty() {
-        true => Ok(fields),
-        false => Err(non_finite),
-    }
+
+    if non_finite.is_empty() { Ok(fields) } else { Err(non_finite) }
 }
 
 fn struct_fields_to_json(
@@ -74,11 +84,10 @@ fn value_to_json(value: Value, path: &str, non_finite: &mut Vec<String>) -> Json
     }
 }
 
-/// A number without a fraction, as JSON text has it: the message has one kind of numbers only.
+/// Returns the integer that a double stands for. JSON text then has it without a fraction.
 fn exact_integer(number: f64) -> Option<i64> {
-    const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0; // 2^53 - 1
-    let is_whole = number.fract() == 0.0 && number.abs() <= MAX_EXACT_INTEGER;
-    is_whole.then(|| format!("{number:.0}").parse().ok()).flatten()
+    let is_exact = number.fract() == 0.0 && number.abs() <= MAX_EXACT_INTEGER;
+    is_exact.then(|| format!("{number:.0}").parse().ok()).flatten()
 }
 
 #[cfg(test)]
@@ -87,17 +96,37 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn json_survives_being_a_message() {
-        let json =
-            json!({"a": [1.5, null, "x", {"b": false}], "c": {}, "d": 7, "e": -3, "f": 1e300});
-        let json = json.as_object().expect("an object");
-        assert_eq!(struct_to_json(json_to_struct(json.clone()), "it"), Ok(json.clone()));
+    fn number(number: f64) -> Value {
+        Value { kind: Some(Kind::NumberValue(number)) }
     }
 
     #[test]
-    fn numbers_that_json_does_not_have_are_named() {
-        let number = |number| Value { kind: Some(Kind::NumberValue(number)) };
+    fn json_survives_the_round_trip() {
+        let json =
+            json!({"a": [1.5, null, "x", {"b": false}], "c": {}, "d": 7, "e": -3, "f": 1e300});
+        let json = json.as_object().expect("an object");
+        assert_eq!(struct_to_json(json_to_struct(json.clone())), json.clone());
+    }
+
+    #[test]
+    fn numbers_keep_their_form() {
+        let record = Struct {
+            fields: [
+                ("a".to_owned(), number(200_000.0)),
+                ("b".to_owned(), number(0.25)),
+                ("c".to_owned(), Value { kind: None }),
+                ("d".to_owned(), number(1e300)),
+            ]
+            .into(),
+        };
+        assert_eq!(
+            Json::Object(struct_to_json(record)).to_string(),
+            r#"{"a":200000,"b":0.25,"c":null,"d":1e+300}"#
+        );
+    }
+
+    #[test]
+    fn non_finite_numbers_are_reported_by_path() {
         let list = Kind::ListValue(ListValue { values: vec![number(1.0), number(f64::INFINITY)] });
         let message = Struct {
             fields: [
@@ -107,7 +136,7 @@ mod tests {
             ]
             .into(),
         };
-        let strange = struct_to_json(message, "params").unwrap_err();
-        assert_eq!(strange, ["params.a", "params.b[1]"]);
+        let paths = try_struct_to_json(message, "params").unwrap_err();
+        assert_eq!(paths, ["params.a", "params.b[1]"]);
     }
 }

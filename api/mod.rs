@@ -1,0 +1,25 @@
+//! The gRPC contract: messages, clients and servers generated from `proto/`, their descriptors, and
+//! the conversion between JSON and `google.protobuf.Struct`.
+
+#[cfg(any(feature = "client", feature = "daemon"))]
+pub mod json_struct;
+
+/// Types, clients and servers of the package `jig.v1`.
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::wildcard_enum_match_arm,
+    missing_debug_implementations,
+    unreachable_pub,
+    reason = "generated"
+)]
+pub mod v1 {
+    tonic::include_proto!("jig.v1");
+}
+
+/// Descriptors of `jig.v1` and its imports, with comments and options, as an encoded
+/// `google.protobuf.FileDescriptorSet`.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/jig.v1.bin"));
