@@ -1,19 +1,19 @@
-//! Where a daemon listens, as people write it.
+//! Parses the address of a daemon.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use tonic::codegen::http::Uri;
 
-/// Where a daemon listens.
+/// Address of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DaemonAddress {
-    /// Host and port, `127.0.0.1:50051`.
+    /// Host and port, for example `127.0.0.1:50051`.
     Tcp(String),
     /// Path of a Unix socket.
     Unix(PathBuf),
 }
 
-/// An address that cannot be understood. Display says which forms can.
+/// A malformed address. `Display` lists the valid forms.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{address}` is not an address: {problem}")]
 pub struct InvalidAddress {
@@ -22,7 +22,7 @@ pub struct InvalidAddress {
 }
 
 impl DaemonAddress {
-    /// As tonic wants it.
+    /// Returns the URI for tonic.
     pub(super) fn to_endpoint(&self) -> String {
         match self {
             Self::Tcp(authority) => format!("http://{authority}"),
@@ -36,8 +36,9 @@ impl FromStr for DaemonAddress {
 
     fn from_str(address: &str) -> Result<Self, InvalidAddress> {
         let invalid = |problem| InvalidAddress { address: address.to_owned(), problem };
+
         if let Some(rest) = address.strip_prefix("unix:") {
-            // `unix://host/path` names another machine's socket, which there is no way to reach.
+            // `unix://HOST/PATH` names a socket of another machine, which cannot be reached.
             let path = match rest.strip_prefix("//") {
                 Some(path) if path.starts_with('/') => path,
                 Some(_) => return Err(invalid("write `unix:/path` or `unix:///path`")),
@@ -48,21 +49,24 @@ impl FromStr for DaemonAddress {
             }
             return Ok(Self::Unix(path.into()));
         }
+
         if address.starts_with('/') || address.starts_with("./") {
             return Err(invalid("write `unix:` before the path of a socket"));
         }
+
         let authority = match address.split_once("://") {
             None => address,
             Some(("http", rest)) => rest.strip_suffix('/').unwrap_or(rest),
             Some(("https", _)) => {
                 return Err(invalid(
-                    "this client does not speak TLS; let a proxy on this machine do it",
+                    "this client does not support TLS; use a proxy on this machine",
                 ));
             }
             Some(_) => return Err(invalid(ADDRESS_HINT)),
         };
+
         let uri: Uri = format!("http://{authority}").parse().map_err(|_| invalid(ADDRESS_HINT))?;
-        if uri.authority().is_none_or(|found| found != authority) {
+        if uri.authority().is_none_or(|parsed| parsed != authority) {
             return Err(invalid(ADDRESS_HINT));
         }
         if authority.contains('@') {
@@ -91,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_that_are_understood() {
+    fn valid_forms_are_parsed() {
         for (text, expected) in [
             ("127.0.0.1:50051", "127.0.0.1:50051"),
             ("localhost:1", "localhost:1"),
@@ -108,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_that_are_not() {
+    fn invalid_forms_are_rejected() {
         for text in [
             "",
             "50051",

@@ -1,4 +1,4 @@
-//! Calls that wait to be approved, and the rules that decide without anybody.
+//! RPCs of `ApprovalService`: calls that are pending approval, and the rules of the policy.
 
 use tonic::Streaming;
 
@@ -11,7 +11,7 @@ use crate::api::v1::{
     watch_approvals_response::Event,
 };
 
-/// The calls that wait to be approved, and what becomes of them.
+/// Stream of pending approvals and their decisions.
 #[derive(Debug)]
 pub struct ApprovalEvents {
     events: Streaming<WatchApprovalsResponse>,
@@ -19,11 +19,11 @@ pub struct ApprovalEvents {
 }
 
 impl Client {
-    /// Watches the calls that wait to be approved.
+    /// Streams pending approvals and their decisions.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn watch_approvals(
         &self,
         request: WatchApprovalsRequest,
@@ -37,17 +37,17 @@ impl Client {
 }
 
 impl ApprovalEvents {
-    /// What comes next; nothing when the daemon has ended the stream.
+    /// Waits for the next event. Returns `None` when the daemon has ended the stream.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn next(&mut self) -> Result<Option<Event>, CallError> {
         loop {
             match self.deadline.enforce(self.events.message()).await? {
                 None => return Ok(None),
                 Some(WatchApprovalsResponse { event: Some(event) }) => return Ok(Some(event)),
-                // An event of a newer daemon, which the contract lets us pass over.
+                // A newer daemon may send an event that this client does not know.
                 Some(WatchApprovalsResponse { event: None }) => {}
             }
         }
@@ -55,17 +55,17 @@ impl ApprovalEvents {
 }
 
 methods! { approvals {
-    /// Lists one page of the calls that wait to be approved, or have waited.
+    /// Lists one page of approvals, pending and decided.
     list_approvals(ListApprovalsRequest) -> ListApprovalsResponse;
-    /// Tells about one of them, with all of its parameters while it waits.
+    /// Returns an approval. While it is pending, it includes all parameters of the call.
     get_approval(GetApprovalRequest) -> GetApprovalResponse;
-    /// Allows a call that waits, or denies it.
+    /// Allows or denies a call that is pending approval.
     decide_approval(DecideApprovalRequest) -> DecideApprovalResponse;
-    /// Lists the rules.
+    /// Lists the rules of the policy.
     list_rules(ListRulesRequest) -> ListRulesResponse;
-    /// Makes a rule.
+    /// Creates a rule.
     create_rule(CreateRuleRequest) -> CreateRuleResponse;
-    /// Switches a rule on or off, or changes when it ends.
+    /// Enables or disables a rule, or changes its expiry.
     update_rule(UpdateRuleRequest) -> UpdateRuleResponse;
     /// Deletes a rule.
     delete_rule(DeleteRuleRequest) -> DeleteRuleResponse;

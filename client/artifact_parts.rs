@@ -1,4 +1,4 @@
-//! An answer that comes in several parts.
+//! Stream of the parts of an artifact.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use tonic::{Code, Streaming};
 use super::{deadline::CallDeadline, error::CallError};
 use crate::api::v1::ReadArtifactResponse;
 
-/// The parts of an artifact, in order and without gaps.
+/// Parts of an artifact, in order and without gaps.
 #[derive(Debug)]
 pub struct ArtifactParts {
     parts: Streaming<ReadArtifactResponse>,
@@ -15,14 +15,14 @@ pub struct ArtifactParts {
     next_offset: u64,
 }
 
-/// Why an artifact was not copied to its end.
+/// Reason why an artifact was not copied completely.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyError {
     /// The call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// What was read could not be written.
+    /// Writing the data that was read failed.
     #[error("the artifact cannot be written")]
     Write(#[source] io::Error),
 }
@@ -36,13 +36,15 @@ impl ArtifactParts {
         Self { parts, deadline, next_offset }
     }
 
-    /// The next part; none after the last.
+    /// Waits for the next part. Returns `None` after the last one.
     ///
     /// # Errors
     ///
-    /// When the call failed, or a part does not begin where the one before it ended.
+    /// Returns an error if the call fails, or if a part does not start where the previous one
+    /// ended.
     pub async fn next(&mut self) -> Result<Option<ReadArtifactResponse>, CallError> {
         let part = self.deadline.enforce(self.parts.message()).await?;
+
         if let Some(part) = &part
             && !part.data.is_empty()
         {
@@ -50,13 +52,14 @@ impl ArtifactParts {
                 return Err(CallError::local(
                     Code::DataLoss,
                     format!(
-                        "bytes {} to {} of the artifact did not come",
+                        "bytes {} to {} of the artifact are missing",
                         self.next_offset, part.offset
                     ),
                 ));
             }
             self.next_offset += part.data.len() as u64;
         }
+
         Ok(part)
     }
 }

@@ -1,4 +1,4 @@
-//! The client: one method for each RPC.
+//! [`Client`]: a connection to the daemon, with one method per RPC.
 
 use std::{future::Future, io::Write};
 
@@ -29,12 +29,14 @@ use crate::api::v1::{
     transfer_service_client::TransferServiceClient,
 };
 
-/// Largest answer that is accepted: two streams of 10 MiB, the most that a request can ask for
-/// inline, of which each byte may have become a U+FFFD of three bytes, and 4 MiB for all the rest.
+/// Largest response that the client accepts: two streams of 10 MiB, the maximum that a request can
+/// ask for inline. Each byte may have become a U+FFFD of three bytes. The rest gets 4 MiB.
 const MAX_RESPONSE_BYTES: usize = (2 * 10 * 3 + 4) << 20;
 
-/// A connection to a daemon. Clones share it, and all of them can call at the same time. Dropping
-/// the future of a call cancels the call.
+/// A connection to a daemon.
+///
+/// Clones share the connection and can call concurrently. Dropping the future of a call cancels the
+/// call.
 #[derive(Debug, Clone)]
 pub struct Client {
     channel: Channel,
@@ -42,12 +44,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon at `127.0.0.1:50051`, `http://host:port`, `unix:/path` or
-    /// `unix:///path`.
+    /// Connects to a daemon.
+    ///
+    /// `address` is `HOST:PORT`, `http://HOST:PORT`, `unix:/PATH` or `unix:///PATH`.
     ///
     /// # Errors
     ///
-    /// When the address or an option is not valid, or nobody answers there.
+    /// Returns an error if the address or an option is invalid, or if no daemon answers there.
     pub async fn connect(address: &str, options: Options) -> Result<Self, ConnectError> {
         let address: DaemonAddress = address.parse()?;
         let context = CallMetadata::try_from(options)?;
@@ -55,17 +58,17 @@ impl Client {
         Ok(Self { channel, context })
     }
 
-    /// The same connection, for calls that are not the one that its request id is for.
+    /// Returns a client on the same connection whose calls carry no request id.
     #[must_use]
     pub fn without_request_id(&self) -> Self {
         Self { channel: self.channel.clone(), context: self.context.without_request_id() }
     }
 
-    /// Reads an artifact, part by part.
+    /// Reads an artifact as a stream of parts.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn read_artifact(
         &self,
         request: ReadArtifactRequest,
@@ -80,12 +83,13 @@ impl Client {
         Ok(ArtifactParts::new(parts, deadline, next_offset))
     }
 
-    /// Writes an artifact, or a part of it, somewhere. Returns how many bytes were written.
+    /// Copies an artifact, or a range of it, to `writer`. Returns the number of bytes written.
+    ///
     /// `writer` may block the thread.
     ///
     /// # Errors
     ///
-    /// When the call or the writer failed; what came before was written.
+    /// Returns an error if the call or the writer fails. Earlier parts have been written by then.
     pub async fn copy_artifact(
         &self,
         request: ReadArtifactRequest,
@@ -93,31 +97,32 @@ impl Client {
     ) -> Result<u64, CopyError> {
         let mut parts = self.read_artifact(request).await?;
         let mut written = 0;
+
         while let Some(part) = parts.next().await? {
             writer.write_all(&part.data).map_err(CopyError::Write)?;
             written += part.data.len() as u64;
         }
+
         writer.flush().map_err(CopyError::Write)?;
         Ok(written)
     }
 
-    /// Asks the daemon what it is and what it is doing.
+    /// Returns the daemon's version, configuration and current load.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn get_info(&self) -> Result<GetInfoResponse, CallError> {
         let mut daemon = DaemonServiceClient::new(self.channel.clone())
             .max_decoding_message_size(MAX_RESPONSE_BYTES);
         self.unary(GetInfoRequest {}, |request| async move { daemon.get_info(request).await }).await
     }
 
-    /// Asks whether the daemon (`""`), or one of its services (`jig.v1.ToolService`), answers
-    /// calls.
+    /// Checks the health of the daemon (`""`) or of one service (`jig.v1.ToolService`).
     ///
     /// # Errors
     ///
-    /// When the call failed; NOT_FOUND when there is no such service.
+    /// Returns an error if the call fails; the code is NOT_FOUND if there is no such service.
     pub async fn check_health(
         &self,
         service: impl Into<String>,
@@ -127,17 +132,17 @@ impl Client {
         self.unary(request, |request| health::check(channel, request)).await
     }
 
-    pub(super) async fn unary<Message, Answer, Sent>(
+    pub(super) async fn unary<Message, Reply, Sending>(
         &self,
         message: Message,
-        send: impl FnOnce(Request<Message>) -> Sent,
-    ) -> Result<Answer, CallError>
+        send: impl FnOnce(Request<Message>) -> Sending,
+    ) -> Result<Reply, CallError>
     where
-        Sent: Future<Output = Result<Response<Answer>, Status>>,
+        Sending: Future<Output = Result<Response<Reply>, Status>>,
     {
         let deadline = CallDeadline::after(self.context.deadline);
-        let answer = deadline.enforce(send(self.with_context(message))).await?;
-        Ok(answer.into_inner())
+        let response = deadline.enforce(send(self.with_context(message))).await?;
+        Ok(response.into_inner())
     }
 
     fn tools(&self) -> ToolServiceClient<Channel> {
@@ -179,48 +184,52 @@ impl Client {
         self.channel.clone()
     }
 
-    /// When a call that begins now must be over.
+    /// Returns the deadline of a call that starts now.
     pub(super) fn deadline(&self) -> CallDeadline {
         CallDeadline::after(self.context.deadline)
     }
 
+    /// Wraps a message in a request with the client's metadata and deadline.
     pub(super) fn with_context<M>(&self, message: M) -> Request<M> {
         let mut request = Request::new(message);
+
         for (key, value) in self.context.metadata.iter() {
             request.metadata_mut().insert(key.clone(), value.clone());
         }
         if let Some(deadline) = self.context.deadline {
             request.set_timeout(deadline);
         }
+
         request
     }
 }
 
 methods! { tools {
-    /// Runs one command and waits until it and all that it started have ended. A command that ran
-    /// is no error, whatever it did.
+    /// Runs one command and waits until it and all its child processes have ended.
+        ///
+        /// A command that ran is a normal response, whatever its exit code.
     run(RunRequest) -> RunResponse;
-    /// Tells what the last command of the session was, and what became of it.
+    /// Returns the last command of the session and its result.
     last_command(LastCommandRequest) -> LastCommandResponse;
-    /// Waits until a job has ended, and returns its result as models are shown it.
+    /// Waits until a job has ended. Returns its result in the form that models get.
     await_job(AwaitJobRequest) -> AwaitJobResponse;
-    /// Reads a file, whole or by lines.
+    /// Reads a file, or a range of its lines.
     read_file(ReadFileRequest) -> ReadFileResponse;
     /// Lists one page of the files below a directory.
     list_files(ListFilesRequest) -> ListFilesResponse;
     /// Lists one page of the entries of a directory.
     list_directory(ListDirectoryRequest) -> ListDirectoryResponse;
-    /// Tells what is at a path.
+    /// Returns type, size and other metadata of a path.
     stat_path(StatPathRequest) -> StatPathResponse;
-    /// Writes a file of up to 10 MiB; for larger ones there is [`Client::send_file`].
+    /// Writes a file of up to 10 MiB. For larger files, use [`Client::send_file`].
     write_file(WriteFileRequest) -> WriteFileResponse;
-    /// Replaces strings in a file: all of them, or none.
+    /// Replaces strings in a file. Atomic: makes all replacements or none.
     edit_file(EditFileRequest) -> EditFileResponse;
-    /// Applies a unified diff: all of its files, or none.
+    /// Applies a unified diff. Atomic: changes all of its files or none.
     apply_patch(ApplyPatchRequest) -> ApplyPatchResponse;
-    /// Searches files.
+    /// Searches file contents.
     search(SearchRequest) -> SearchResponse;
-    /// Creates a directory, with those above it.
+    /// Creates a directory and its missing parents.
     create_directory(CreateDirectoryRequest) -> CreateDirectoryResponse;
     /// Moves or renames a file or directory.
     move_path(MovePathRequest) -> MovePathResponse;

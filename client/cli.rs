@@ -1,4 +1,4 @@
-//! The command line: what can be said, and what is said when it cannot be understood.
+//! Command-line definition, and the report of usage errors.
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -18,9 +18,10 @@ use crate::{
 
 /// Runs sandboxed tool calls through a jig daemon, or serves them.
 ///
-/// Without --address, your daemon or root's is used that listens at $XDG_RUNTIME_DIR/jig.sock or 127.0.0.1:50051. `run`,
-/// `exec`, `call`, `tools`, `info` and the commands about files use it only if the current directory is its workspace, and
-/// otherwise start a daemon for that one call, which holds the current directory. Standard error says which is used.
+/// Without --address, jig uses a daemon that you or root run at $XDG_RUNTIME_DIR/jig.sock or
+/// 127.0.0.1:50051. `run`, `exec`, `call`, `tools`, `info` and the file commands use it only if it
+/// serves the current directory. Otherwise they start a daemon for this one call, with the current
+/// directory as its workspace. Standard error names the daemon in use.
 #[derive(Debug, Parser)]
 #[command(name = "jig", version, propagate_version = false)]
 pub(crate) struct Cli {
@@ -30,7 +31,6 @@ pub(crate) struct Cli {
     pub(crate) command: CliCommand,
 }
 
-/// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
     Run(RunArgs),
@@ -51,7 +51,7 @@ pub(crate) enum CliCommand {
     Mv(command::path_changes::MvArgs),
     Rm(command::path_changes::RmArgs),
     Nb(command::nb::NbArgs),
-    /// Tell what the daemon is, how strongly it isolates commands, and what it is doing.
+    /// Show the daemon's version, isolation level, limits and current load.
     Info,
     Health(command::health::HealthArgs),
     Events(command::events::EventsArgs),
@@ -66,7 +66,7 @@ pub(crate) enum CliCommand {
     Approvals(command::approvals::ApprovalsArgs),
     Rules(command::rules::RulesArgs),
     Key(command::key::KeyArgs),
-    /// Serve the current directory, or what the daemon's own flags say: `jig serve --help`.
+    /// Start a daemon for the current directory. See `jig serve --help` for its flags.
     #[command(disable_help_flag = true)]
     Serve(ServeArgs),
     Bench(BenchArgs),
@@ -74,7 +74,7 @@ pub(crate) enum CliCommand {
     Man(command::shell::ManArgs),
 }
 
-/// The commands as `jig --help` lists them.
+/// Groups of commands in `jig --help`.
 const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
     ("Run", &["run", "exec", "attach", "ps", "kill", "last", "artifacts", "artifact"]),
     (
@@ -103,7 +103,7 @@ const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// The definition of the command line, whose help lists the commands in groups.
+/// Builds the command-line definition. Its help lists the commands in groups.
 pub(crate) fn cli_command() -> clap::Command {
     let command = Cli::command();
     let about = |name: &str| {
@@ -111,11 +111,13 @@ pub(crate) fn cli_command() -> clap::Command {
         let about = found.and_then(clap::Command::get_about);
         about.map(ToString::to_string).unwrap_or_default()
     };
+
     let groups = COMMAND_GROUPS.iter().map(|(title, names)| {
         let lines = names.iter().map(|name| format!("  {name:<12} {}\n", about(name)));
         format!("{title}:\n{}\n", lines.collect::<String>())
     });
     let groups: String = groups.collect();
+
     command.help_template(format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}{{after-help}}"
     ))
@@ -124,21 +126,21 @@ pub(crate) fn cli_command() -> clap::Command {
 /// Which daemon a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DaemonRequirement {
-    /// One that runs and keeps what it is asked about.
+    /// A running daemon with the state that the command asks for.
     Running,
-    /// Any, also one that is started for this call and holds the current directory.
+    /// Any daemon. Without a running one, jig starts one for this call in the current directory.
     Any,
-    /// None, or one that the command starts itself.
+    /// No daemon, or one that the command starts itself.
     NoDaemon,
 }
 
 impl CliCommand {
-    /// Whether it runs a command in a sandbox.
+    /// Returns whether the command runs a program in a sandbox.
     pub(crate) fn runs_command(&self) -> bool {
         matches!(self, Self::Run(_) | Self::Exec(_))
     }
 
-    /// The daemon that the command needs.
+    /// Returns which daemon the command needs.
     pub(crate) fn daemon_requirement(&self) -> DaemonRequirement {
         match self {
             Self::Attach(_)
@@ -181,7 +183,7 @@ impl CliCommand {
     }
 }
 
-/// Never read: `serve` is decided before the arguments are parsed. It stands here for `jig help`.
+/// Arguments of `jig serve`, which `main` handles before parsing. Declared for `jig help` only.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Arguments of the daemon.
@@ -189,7 +191,7 @@ pub(crate) struct ServeArgs {
     arguments: Vec<OsString>,
 }
 
-/// Arguments that were not understood, or that asked for help only.
+/// Arguments that cannot be parsed, or a request for help or the version.
 #[derive(Debug)]
 pub(crate) struct UsageError {
     error: clap::Error,
@@ -198,22 +200,25 @@ pub(crate) struct UsageError {
 }
 
 impl Cli {
-    /// Reads the arguments of the process, its name included.
+    /// Parses the arguments of the process, including its name.
     pub(crate) fn parse_from(words: &[OsString]) -> Result<Self, UsageError> {
         let mut arguments =
             Self::try_parse_from(words).map_err(|error| UsageError::new(error, words))?;
-        if let CliCommand::Run(RunArgs { command_line: own, .. })
-        | CliCommand::Exec(ExecArgs { command_line: own, .. }) = &mut arguments.command
+
+        if let CliCommand::Run(RunArgs { command_line, .. })
+        | CliCommand::Exec(ExecArgs { command_line, .. }) = &mut arguments.command
         {
-            own.set_is_argv(words);
+            command_line.set_is_argv(words);
         }
+
         if let CliCommand::Run(args) = &arguments.command
             && args.command_line.is_empty()
         {
-            let text = "there is no command to run";
+            let text = "no command given";
             let error = cli_command().error(ErrorKind::MissingRequiredArgument, text);
             return Err(UsageError::new(error, words));
         }
+
         Ok(arguments)
     }
 
@@ -224,40 +229,43 @@ impl Cli {
 }
 
 impl UsageError {
-    /// What was meant, although the rest could not be understood.
+    /// Determines the subcommand and --json, although the arguments cannot be parsed.
     fn new(error: clap::Error, words: &[OsString]) -> Self {
         let matches = cli_command().ignore_errors(true).try_get_matches_from(words).ok();
         let subcommand = matches.as_ref().and_then(ArgMatches::subcommand_name);
-        // It has no value, not even its default, where an environment variable is invalid.
+        // `json` has no value, not even its default, if an environment variable is invalid.
         let is_set =
             |matches: &ArgMatches| matches!(matches.try_get_one::<bool>("json"), Ok(Some(true)));
-        // What comes behind the word that is not understood is not looked at.
-        let is_said = || {
+
+        // clap ignores the arguments after the one that it rejects.
+        let is_in_words = || {
             let mut flags = words.iter().take_while(|word| *word != "--");
-            // The words of a command can be anything.
+            // The words of a command line can be anything.
             !matches!(subcommand, Some("run" | "exec")) && flags.any(|word| word == "--json")
         };
+
         Self {
-            as_json: matches.as_ref().is_some_and(is_set) || is_said(),
+            as_json: matches.as_ref().is_some_and(is_set) || is_in_words(),
             subcommand: subcommand.map(str::to_owned),
             error,
         }
     }
 
-    /// Says what is wrong. The exit code depends on what was to be done: a command's own exit codes
-    /// must not be mixed up with ours.
+    /// Prints the error. Returns the exit code of the subcommand's usage errors, which must differ
+    /// from the exit codes of the commands that it runs.
     pub(crate) fn report(self) -> ExitCode {
         if !self.error.use_stderr() {
-            // There is nothing left to tell it to when the terminal is gone.
+            // Ignores the error: if the terminal has gone, nothing can report it.
             self.error.print().ok();
             return ExitCode::SUCCESS;
         }
+
         let text = self.error.render().to_string();
         if self.as_json {
             let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
             CliError::Usage(text.to_owned()).report(true);
         } else {
-            // Without colours: it repeats arguments, which others may have chosen.
+            // Without colours, because it repeats arguments that may come from others.
             output::write_stderr(escape::text(&text).as_bytes());
         }
         ExitCode::from(self.exit_code())
@@ -286,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_sound() {
+    fn definition_is_valid() {
         cli_command().debug_assert();
     }
 
@@ -300,13 +308,14 @@ mod tests {
         listed.sort_unstable();
         assert_eq!(listed, known);
         let help = cli_command().render_help().to_string();
+
         assert!(help.contains("\nFiles:\n  read "), "{help}");
-        // Those of the connection are in the long help.
+        // Connection flags are in the long help only.
         assert!(!help.contains("--deadline"), "{help}");
     }
 
     #[test]
-    fn lists_have_both_names() {
+    fn list_commands_have_both_names() {
         for line in [
             &["jig", "ls"][..],
             &["jig", "list"],
@@ -322,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn global_flags_stand_before_and_after_the_subcommand() {
+    fn global_flags_are_accepted_before_and_after_the_subcommand() {
         for line in [
             ["jig", "--address", "unix:/s", "info", "--json"],
             ["jig", "info", "--json", "--address", "unix:/s"],
@@ -331,6 +340,7 @@ mod tests {
             assert_eq!(arguments.global.address(), Some("unix:/s"));
             assert!(arguments.global.json);
         }
+
         let empty = parse(&["jig", "--address", "", "info"]).unwrap();
         assert_eq!(empty.global.address(), None);
     }
@@ -363,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_searched_for_begins_with_a_hyphen_only_behind_dashes() {
+    fn pattern_may_start_with_a_hyphen_after_double_dash() {
         for line in [
             &["jig", "search", "--", "--ignore-case"][..],
             &["jig", "search", "-C", "1", "--", "-x", "src"],
@@ -373,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_json_wherever_that_is_asked_for() {
+    fn usage_errors_are_json_if_requested() {
         for (line, expected) in [
             (&["jig", "--json", "search"][..], true),
             (&["jig", "search", "--json"], true),
@@ -390,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_is_not_in_the_help() {
+    fn help_hides_the_value_of_the_key() {
         let help = cli_command().render_long_help().to_string();
         assert!(help.contains("[env: JIG_KEY]"), "{help}");
     }

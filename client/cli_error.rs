@@ -1,4 +1,4 @@
-//! What can go wrong in `jig` itself.
+//! Errors of the command `jig`.
 
 use std::{io, path::Path};
 
@@ -6,35 +6,35 @@ use jig::client::{CallError, Code, ConnectError, CopyError, TransferError};
 
 use crate::local_error::LocalError;
 
-/// Why there is no answer to print.
+/// Failure of a subcommand.
 #[derive(Debug)]
 pub(crate) enum CliError {
-    /// The call failed.
+    /// A call failed.
     Call(Box<CallError>),
-    /// There is no connection.
+    /// The connection failed.
     Connect(ConnectError),
-    /// Our own daemon could not be started, which says why.
+    /// The daemon for this call could not be started. Holds the reason.
     #[cfg_attr(
         all(not(feature = "daemon"), not(test)),
-        expect(dead_code, reason = "there is none of our own then")
+        expect(dead_code, reason = "built without the daemon")
     )]
     Embedded(String),
-    /// What was asked for cannot be done.
+    /// The arguments cannot be used together, or not here.
     Usage(String),
-    /// Something on this side cannot be used.
+    /// A local file or another local resource cannot be used.
     Local(LocalError),
-    /// Something else went wrong on this side.
+    /// Another local failure.
     System(String),
-    /// The daemon answers what it must not.
+    /// The daemon's response violates the contract.
     Daemon(String),
     /// Standard output cannot be written.
     Output(io::Error),
-    /// A signal told us to stop. Its number plus 128.
+    /// A signal ended the command. Holds the exit code: 128 plus the signal's number.
     Interrupted(u8),
 }
 
 impl CliError {
-    /// Something else went wrong on this side.
+    /// Converts an error without a variant of its own.
     pub(crate) fn system(error: impl std::fmt::Display) -> Self {
         Self::System(error.to_string())
     }
@@ -69,14 +69,16 @@ impl From<LocalError> for CliError {
 }
 
 impl CliError {
-    /// Whether it is about one of several files, and not about whom we call, the place that there is,
-    /// or the call as a whole, which the next file would come to as well.
+    /// Returns whether the error concerns only one of several files.
+    ///
+    /// Errors of the connection, of the disk space and of the call as a whole would hit the next
+    /// file too.
     pub(crate) fn is_file_error(&self) -> bool {
         match self {
             Self::Call(error) => {
-                let is_general = [Code::Unavailable, Code::Unauthenticated, Code::Unimplemented];
-                let of_all = ["NO_SPACE", "UNKNOWN_WORKSPACE"];
-                !is_general.contains(&error.code) && !of_all.contains(&error.name())
+                let fatal_codes = [Code::Unavailable, Code::Unauthenticated, Code::Unimplemented];
+                let fatal_reasons = ["NO_SPACE", "UNKNOWN_WORKSPACE"];
+                !fatal_codes.contains(&error.code) && !fatal_reasons.contains(&error.name())
             }
             Self::Local(local) => local.reason != Some("NO_SPACE"),
             Self::System(_) | Self::Daemon(_) => true,
@@ -88,7 +90,7 @@ impl CliError {
         }
     }
 
-    /// A transfer from or to the file at `path` of this side has failed.
+    /// Converts a failed transfer from or to the local file at `path`.
     pub(crate) fn from_transfer(path: &Path, error: TransferError) -> Self {
         match error {
             TransferError::Call(error) => error.into(),

@@ -1,4 +1,4 @@
-//! Connecting, and the context that each call carries.
+//! Establishes the connection, and builds the metadata that each call carries.
 
 use std::{
     error::Error as StdError, fmt, io, iter::successors, path::Path, sync::Arc, time::Duration,
@@ -14,98 +14,97 @@ use super::{
     connector::Connector,
 };
 
-/// Longest wait for a connection: a machine that answers at all does so within a few round trips.
+/// Maximum time to connect. A reachable machine answers within a few round trips.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// While a call is open, a ping this often tells a daemon that is busy from one that is gone.
+/// Interval of HTTP/2 pings while a call is open. They distinguish a busy daemon from a dead one.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
-/// A ping unanswered for so long means that it is gone.
+/// Maximum wait for the answer to a ping. After it the connection counts as lost.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Bytes under way on one stream and on one connection, which are not read yet. As many of the latter
-/// as 32 streams may leave unread: with the protocol library's own choice, which is little more than
-/// two, a few streams that somebody lets wait would hold up every other call of the same client.
+/// Flow-control windows: the maximum of unread bytes per stream and per connection. A connection
+/// has room for 32 streams with unread data. The protocol library's default is little more than
+/// two, so a few unread streams would block every other call of the same client.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
-/// Longest deadline that is sent; `grpc-timeout` has eight digits, and nothing that runs a year is
-/// in a hurry.
+/// Longest deadline that is sent. `grpc-timeout` has eight digits; longer deadlines are capped.
 const MAX_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The metadata that says which call a call repeats.
+/// Metadata key of the request id (idempotency key).
 const REQUEST_ID_METADATA: &str = "jig-request-id";
 
-/// What each call of a client carries. Everything is optional.
+/// Context that each call of a client carries. All fields are optional.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Key that says who calls.
+    /// API key.
     pub key: Option<String>,
-    /// Which of the daemon's workspaces; without it, its first one.
+    /// Name of the workspace. Default: the daemon's first workspace.
     pub workspace: Option<String>,
-    /// Conversation that the calls belong to; without it, `default`.
+    /// Session (conversation) of the calls. Default: `default`.
     pub session: Option<String>,
-    /// Time that each call may take, from its start to its last message.
+    /// Maximum time for each call, from its start to its last message.
     pub deadline: Option<Duration>,
-    /// Trace that the calls belong to, as a W3C `traceparent`.
+    /// Trace context of the calls, as a W3C `traceparent`.
     pub traceparent: Option<String>,
-    /// Id of the one call that changes something which is made with this client: however often it is
-    /// repeated with it, also by another client, it is done once, and answered alike.
+    /// Idempotency key, for a client that makes one call which changes something. The daemon
+    /// executes the call once and returns the same result to each repetition, from any client.
     pub request_id: Option<String>,
 }
 
-/// Why there is no connection. Display says what to do.
+/// Reason why the client could not connect. `Display` says what to do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The address cannot be understood.
+    /// The address is malformed.
     #[error(transparent)]
     Address(#[from] InvalidAddress),
-    /// An option has a value that cannot be sent.
+    /// An option has a value that cannot be sent as metadata.
     #[error("the {option} cannot be sent: {problem}")]
     Option {
-        /// Which option.
+        /// Name of the option.
         option: &'static str,
-        /// What is wrong with it.
+        /// Rule that the value breaks.
         problem: &'static str,
     },
-    /// Nothing listens there.
+    /// No process listens at the address.
     #[error(
         "nothing listens at {address}; start a daemon there with `jig serve --listen {address}`"
     )]
     NothingListens {
-        /// Where.
+        /// Address of the daemon.
         address: DaemonAddress,
-        /// What the system said.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// The socket belongs to another user.
+    /// The user may not open the socket.
     #[error(
         "{address} may not be opened by this user; run as the daemon's user, or let the daemon listen on TCP with keys"
     )]
     PermissionDenied {
-        /// Where.
+        /// Address of the daemon.
         address: DaemonAddress,
-        /// What the system said.
+        /// Error of the system call.
         #[source]
         source: io::Error,
     },
-    /// Nothing speaks HTTP/2 there, or not in time.
+    /// The peer does not speak HTTP/2, or does not answer in time.
     #[error(
-        "{address} does not answer as a daemon does; check the address, what listens there, and whether a firewall is in between"
+        "{address} does not answer like a daemon; check the address, what listens there, and whether a firewall is in between"
     )]
     TimedOut {
-        /// Where.
+        /// Address of the daemon.
         address: DaemonAddress,
     },
-    /// Something else went wrong.
-    #[error("no connection to {address}: {problem}")]
+    /// The connection failed for another reason.
+    #[error("cannot connect to {address}: {problem}")]
     Failed {
-        /// Where.
+        /// Address of the daemon.
         address: DaemonAddress,
-        /// What, in the words of the innermost cause.
+        /// Message of the innermost cause.
         problem: String,
     },
 }
 
-/// The metadata of each call, checked once.
+/// Metadata and deadline of each call, validated once.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CallMetadata {
     pub(super) metadata: Arc<[(AsciiMetadataKey, AsciiMetadataValue)]>,
@@ -124,22 +123,25 @@ impl TryFrom<Options> for CallMetadata {
             let mut value = AsciiMetadataValue::try_from(text).map_err(|_| {
                 ConnectError::Option { option, problem: "it must be printable ASCII" }
             })?;
-            // Keeps the key out of HPACK's tables and of what `Debug` prints.
+            // Keeps the key out of HPACK's tables and out of `Debug` output.
             value.set_sensitive(name == "authorization");
             metadata.push((AsciiMetadataKey::from_static(name), value));
             Ok(())
         };
+
         add("authorization", "key", options.key.map(|key| format!("Bearer {key}")))?;
         add("jig-workspace", "workspace's name", options.workspace)?;
         add("jig-session", "session's name", options.session)?;
         add("traceparent", "traceparent", options.traceparent)?;
         add(REQUEST_ID_METADATA, "request id", options.request_id)?;
+
         if options.deadline.is_some_and(|deadline| deadline.is_zero()) {
             return Err(ConnectError::Option {
                 option: "deadline",
-                problem: "it must be more than nothing",
+                problem: "it must be longer than 0",
             });
         }
+
         Ok(Self {
             metadata: metadata.into(),
             deadline: options.deadline.map(|time| time.min(MAX_DEADLINE)),
@@ -148,7 +150,7 @@ impl TryFrom<Options> for CallMetadata {
 }
 
 impl CallMetadata {
-    /// The same without a request id.
+    /// Returns a copy without the request id.
     pub(super) fn without_request_id(&self) -> Self {
         let metadata = self.metadata.iter();
         let others = metadata.filter(|(key, _)| key.as_str() != REQUEST_ID_METADATA);
@@ -156,7 +158,7 @@ impl CallMetadata {
     }
 }
 
-/// Connects at once, so that a wrong address is told apart from a call that fails.
+/// Connects before the first call, so that a wrong address is not reported as a failed call.
 pub(super) async fn connect(
     address: &DaemonAddress,
     deadline: Option<Duration>,
@@ -164,6 +166,7 @@ pub(super) async fn connect(
     if let DaemonAddress::Unix(path) = address {
         check_socket_path_length(address, path)?;
     }
+
     let timeout = deadline.map_or(CONNECT_TIMEOUT, |time| time.min(CONNECT_TIMEOUT));
     let endpoint = Endpoint::from_shared(address.to_endpoint())
         .map_err(|error| to_connect_error(address, &error))?
@@ -171,15 +174,17 @@ pub(super) async fn connect(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
-    let (connector, mut spoken) = Connector::new(address.clone());
+
+    let (connector, mut peer_responded) = Connector::new(address.clone());
     let connecting = async {
         let connected = endpoint.connect_with_connector(connector).await;
         let channel = connected.map_err(|error| to_connect_error(address, &error))?;
-        // An error is that of a connection that is gone, of which the call will tell.
-        let _gone = spoken.wait_for(|has_spoken| *has_spoken).await;
+        // `wait_for` fails if the connection has gone; the first call then reports that.
+        let _gone = peer_responded.wait_for(|has_responded| *has_responded).await;
         Ok(channel)
     };
-    // Not the endpoint's own time-out, which covers the socket alone and not the handshake.
+
+    // The endpoint's own timeout covers the socket only, not the HTTP/2 handshake.
     match tokio::time::timeout(timeout, connecting).await {
         Ok(connected) => connected,
         Err(_) => Err(ConnectError::TimedOut { address: address.clone() }),
@@ -199,17 +204,18 @@ impl fmt::Debug for Options {
     }
 }
 
-/// A socket's path that the kernel has no room for would otherwise be reported as "invalid
-/// argument".
+/// Checks that a socket's path fits. The kernel would report "invalid argument".
 fn check_socket_path_length(address: &DaemonAddress, path: &Path) -> Result<(), ConnectError> {
-    /// `sun_path`, less its final NUL.
+    /// Size of `sun_path` without its final NUL.
     const MAX_SOCKET_PATH_BYTES: usize = 107;
+
     if path.as_os_str().len() <= MAX_SOCKET_PATH_BYTES {
         return Ok(());
     }
+
     Err(ConnectError::Failed {
         address: address.clone(),
-        problem: format!("a socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes"),
+        problem: format!("the path of a socket is limited to {MAX_SOCKET_PATH_BYTES} bytes"),
     })
 }
 
@@ -222,9 +228,11 @@ fn to_connect_error(address: &DaemonAddress, error: &(dyn StdError + 'static)) -
             problem: causes().last().map_or_else(String::new, ToString::to_string),
         };
     };
-    // `io::Error` cannot be cloned; its code says the same.
+
+    // `io::Error` cannot be cloned; its error code carries the same information.
     let source =
         cause.raw_os_error().map_or_else(|| cause.kind().into(), io::Error::from_raw_os_error);
+
     #[expect(clippy::wildcard_enum_match_arm, reason = "ErrorKind is open")]
     match cause.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -243,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn context_holds_what_was_given() {
+    fn metadata_holds_the_given_options() {
         let context = CallMetadata::try_from(Options {
             key: Some("k".into()),
             session: Some("s".into()),
@@ -261,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn the_key_is_not_shown() {
+    fn debug_output_hides_the_key() {
         let options = Options { key: Some("geheim".into()), ..Options::default() };
         assert!(!format!("{options:?}").contains("geheim"));
         assert!(!format!("{:?}", CallMetadata::try_from(options).unwrap()).contains("geheim"));
     }
 
     #[test]
-    fn what_cannot_be_sent_is_refused() {
+    fn invalid_options_are_rejected() {
         for options in [
             Options { key: Some("a\nb".into()), ..Options::default() },
             Options { workspace: Some("\u{7f}".into()), ..Options::default() },
@@ -278,9 +286,9 @@ mod tests {
         }
     }
 
-    /// What a connection begins with: see RFC 9113, sections 3.4, 4.1, 6.5 and 6.9.
+    /// Parses the client's connection preface: RFC 9113, sections 3.4, 4.1, 6.5 and 6.9.
     #[tokio::test]
-    async fn unread_streams_leave_room_for_others() {
+    async fn connection_window_exceeds_stream_window() {
         const SETTINGS: u8 = 4;
         const WINDOW_UPDATE: u8 = 8;
         const INITIAL_WINDOW_SIZE: u16 = 4;
@@ -291,41 +299,49 @@ mod tests {
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
         let address = format!("unix:{}", path.display()).parse().unwrap();
         let connecting = connect(&address, None);
+
         let reading = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut preface = [0; 24];
             stream.read_exact(&mut preface).await.unwrap();
             stream.write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]).await.unwrap();
-            let (mut of_stream, mut of_connection) = (DEFAULT_WINDOW, DEFAULT_WINDOW);
-            while of_connection == DEFAULT_WINDOW {
+            let (mut stream_window, mut connection_window) = (DEFAULT_WINDOW, DEFAULT_WINDOW);
+
+            while connection_window == DEFAULT_WINDOW {
                 let mut head = [0; 9];
                 stream.read_exact(&mut head).await.unwrap();
                 let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
                 let mut payload = vec![0; length as usize];
                 stream.read_exact(&mut payload).await.unwrap();
                 let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+
                 match head[3] {
                     SETTINGS => {
                         let mut settings = payload.chunks(6);
                         let window = settings
                             .find(|setting| setting[..2] == INITIAL_WINDOW_SIZE.to_be_bytes());
-                        of_stream = window.map_or(of_stream, |setting| number(&setting[2..]));
+                        stream_window =
+                            window.map_or(stream_window, |setting| number(&setting[2..]));
                     }
-                    WINDOW_UPDATE => of_connection += number(&payload),
+                    WINDOW_UPDATE => connection_window += number(&payload),
                     _ => {}
                 }
             }
-            (of_stream, of_connection)
+            (stream_window, connection_window)
         };
-        let (_connected, (of_stream, of_connection)) = tokio::join!(connecting, reading);
-        assert!(of_connection / of_stream >= 16, "{of_connection} for streams of {of_stream}");
+
+        let (_connected, (stream_window, connection_window)) = tokio::join!(connecting, reading);
+        assert!(
+            connection_window / stream_window >= 16,
+            "{connection_window} for streams of {stream_window}"
+        );
     }
 
     #[tokio::test]
-    async fn a_listener_that_says_nothing_is_given_up() {
+    async fn silent_listener_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let _mute = tokio::net::UnixListener::bind(&path).unwrap();
+        let _silent = tokio::net::UnixListener::bind(&path).unwrap();
         let address = format!("unix:{}", path.display()).parse().unwrap();
         let error = connect(&address, Some(Duration::from_millis(100))).await;
         let error = error.unwrap_err();
@@ -333,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nothing_listens() {
+    async fn missing_listener_is_reported() {
         let error = connect(&"unix:/nowhere/jig.sock".parse().unwrap(), None).await.unwrap_err();
         assert!(matches!(error, ConnectError::NothingListens { .. }), "{error:?}");
         assert!(error.to_string().contains("jig serve"), "{error}");

@@ -1,5 +1,7 @@
-//! Whom to call: the daemon at the address, or one of our own for this one call; and until when: a
-//! signal cancels the call, and after it ends the process.
+//! Connects to the daemon and runs a call, with handling of signals.
+//!
+//! Without an address, it starts a daemon for the call. The first signal cancels the call; signals
+//! after the call end the process.
 
 use std::{
     fs,
@@ -25,25 +27,27 @@ use crate::{
 #[cfg(feature = "daemon")]
 use crate::{home, isolation_hint::with_isolation_hint};
 
-/// The signals that ask us to end.
+/// Signals that ask the process to terminate.
 #[derive(Debug)]
 pub(crate) struct TerminationSignals {
     interrupt: Signal,
     terminate: Signal,
     quit: Signal,
-    /// None where whoever started us wants us to outlive the terminal, as nohup(1) does.
+    /// `None` if SIGHUP was ignored at the start, as nohup(1) does, to outlive the terminal.
     hangup: Option<Signal>,
 }
 
-/// A connection that is being made.
+/// A connection in progress.
 pub(crate) type PendingClient = Pin<Box<dyn Future<Output = Result<Client, CliError>> + Send>>;
 
-/// A call that is over, and the signals that it listened for.
+/// Result of a call, and the signals that it listened for.
 type CallOutcome<T> = (Result<T, CliError>, TerminationSignals);
 
-/// Calls the daemon at the address, or where none is given, one that holds the current directory
-/// and lives as long as the call. Once it is over, signals end the process: for whoever blocks on
-/// printing the answer.
+/// Runs a call on the daemon at the address, or on a daemon started for it in the current
+/// directory.
+///
+/// A signal cancels the call. After the call, signals end the process, because printing the
+/// response may block.
 pub(crate) fn call<T, Call, Calling>(global: &GlobalArgs, call: Call) -> Result<T, CliError>
 where
     T: Send + 'static,
@@ -54,11 +58,12 @@ where
         Some(address) => block_on(until_signal(connect_and_call(address, global, call)))?,
         None => embedded(global, call)?,
     };
+
     signals.restore_default_action()?;
     result
 }
 
-/// As [`call`], but the call minds the signals itself, from before there is a connection.
+/// Like [`call`], but the call handles signals itself, even while the connection is in progress.
 pub(crate) fn call_with_signals<T, Call, Calling>(
     global: &GlobalArgs,
     call: Call,
@@ -73,16 +78,18 @@ where
         let connecting = async move { connect(&address, &global).await };
         Ok::<_, CliError>(call(Box::pin(connecting), signals).await)
     };
+
     let (answer, signals) = match global.address() {
         Some(address) => block_on(call(address.to_owned(), global.clone()))?,
         None => embedded_with(global, call)?,
     };
+
     signals.restore_default_action()?;
     Ok(answer)
 }
 
-/// Calls the daemon at the address, which must be given. Signals end the process as they always do:
-/// for whoever blocks on writing what comes.
+/// Runs a call on the daemon at `address`. Signals end the process by default, because writing
+/// output may block.
 pub(crate) fn call_address<T, Call, Calling>(
     address: &str,
     global: &GlobalArgs,
@@ -95,7 +102,7 @@ where
     block_on(connect_and_call(address, global, call))
 }
 
-/// A runtime of one thread: there is one call to wait for.
+/// Creates a runtime of one thread, for the one call.
 pub(crate) fn runtime() -> Result<Runtime, CliError> {
     Builder::new_current_thread()
         .enable_all()
@@ -103,8 +110,8 @@ pub(crate) fn runtime() -> Result<Runtime, CliError> {
         .map_err(|error| LocalError::new("the call cannot be started", &error).into())
 }
 
-/// Runs to the end, and no longer: a name that is still being looked up for a call that was given up is
-/// not waited for.
+/// Runs a call to its end. Does not wait for background work, such as a name lookup of a cancelled
+/// call.
 fn block_on<T>(call: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let runtime = runtime()?;
     let result = runtime.block_on(call);
@@ -124,8 +131,10 @@ where
     call(connect(address, global).await?).await
 }
 
-/// Connects. One who took the place of a daemon that was found is sent nothing: the kernel says who
-/// listens also once there is a connection.
+/// Connects, and verifies the owner of a daemon that was found.
+///
+/// The kernel reports the owner of the connected socket too. If another user has replaced the
+/// daemon, nothing is sent.
 async fn connect(address: &str, global: &GlobalArgs) -> Result<Client, CliError> {
     let client = Client::connect(address, global.client_options()).await?;
     if global.is_default && !is_trusted(address) {
@@ -137,10 +146,10 @@ async fn connect(address: &str, global: &GlobalArgs) -> Result<Client, CliError>
     Ok(client)
 }
 
-/// Says on one line what isolation the daemon of this call gives, where that is not the strongest. Where
-/// no command is run, the error says so.
+/// Prints the isolation of the daemon for this call, if it is not the strongest. If no command can
+/// run, the error reports it.
 async fn note_weak_isolation(client: &Client) {
-    // An error here does not keep the call from being made.
+    // A failure current_dir does not prevent the call.
     let info = client.get_info().await.ok();
     let isolation = info.and_then(|info| info.isolation);
     if let Some(isolation) = isolation.filter(|isolation| isolation.ready)
@@ -150,7 +159,7 @@ async fn note_weak_isolation(client: &Client) {
     }
 }
 
-/// Waits for the call, or drops and thereby cancels it when a signal asks us to end.
+/// Awaits the call. A signal drops and thereby cancels it.
 async fn until_signal<T>(
     call: impl Future<Output = Result<T, CliError>>,
 ) -> Result<CallOutcome<T>, CliError> {
@@ -165,7 +174,7 @@ async fn until_signal<T>(
 
 impl TerminationSignals {
     fn listen() -> Result<Self, CliError> {
-        let fails = |error| LocalError::new("signals cannot be listened for", &error);
+        let fails = |error| LocalError::new("cannot listen for signals", &error);
         let listen = |kind| signal(kind).map_err(fails);
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
@@ -179,7 +188,7 @@ impl TerminationSignals {
         })
     }
 
-    /// Waits for the next one. Answers with the exit code that says so.
+    /// Waits for the next signal. Returns its exit code.
     pub(crate) async fn next(&mut self) -> u8 {
         let hangup = async {
             match &mut self.hangup {
@@ -187,6 +196,7 @@ impl TerminationSignals {
                 None => pending().await,
             }
         };
+
         tokio::select! {
             _ = self.interrupt.recv() => exit::CANCELLED,
             _ = self.terminate.recv() => 128 + 15,
@@ -195,24 +205,25 @@ impl TerminationSignals {
         }
     }
 
-    /// Has the next one end the process, whatever that does then. Once tokio has listened for a
-    /// signal, the system no longer does so by itself.
+    /// Makes the next signal end the process. Once tokio has listened for a signal, the system's
+    /// default action does not happen.
     fn restore_default_action(mut self) -> Result<(), CliError> {
         let runtime = runtime()?;
         thread::spawn(move || {
             let code = runtime.block_on(self.next());
-            // The main thread may wait for ever for somebody to read what it prints.
+            // The main thread may be blocked on writing to standard output.
             std::process::exit(i32::from(code));
         });
         Ok(())
     }
 }
 
-/// Whether a signal was to be ignored when we were started: see `SigIgn` in proc_pid_status(5).
+/// Returns whether a signal was ignored at the start: `SigIgn` in proc_pid_status(5).
 fn is_ignored(kind: SignalKind) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+
     let bit = 1_u64 << (kind.as_raw_value() - 1);
     mask.is_some_and(|mask| mask & bit != 0)
 }
@@ -238,15 +249,17 @@ where
     Calling: Future<Output = Result<T, CliError>> + Send + 'static,
 {
     global.reject_request_id("without --address the daemon ends with the call")?;
-    let fails = |error| LocalError::new("the current directory cannot be found", &error);
-    let here = std::env::current_dir().map_err(fails)?;
-    home::check(&here, global.allow_home)?;
+    let fails = |error| LocalError::new("cannot find the current directory", &error);
+    let current_dir = std::env::current_dir().map_err(fails)?;
+
+    home::check(&current_dir, global.allow_home)?;
     let options = jig::daemon::EmbeddedOptions {
         minimum_level: global.minimum_level().map(str::to_owned),
         chown_workspace: global.chown_workspace,
     };
+
     let global = global.clone();
-    jig::daemon::with_embedded(here, options, |address: String| call(address, global))
+    jig::daemon::with_embedded(current_dir, options, |address: String| call(address, global))
         .map_err(CliError::Embedded)?
 }
 

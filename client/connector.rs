@@ -1,5 +1,7 @@
-//! Makes connections, and learns whether the other end speaks: a server of HTTP/2 begins by itself
-//! (RFC 9113, section 3.4), while the protocol library takes a connection for made before that.
+//! Opens connections, and detects whether the peer responds.
+//!
+//! An HTTP/2 server sends the first frame by itself (RFC 9113, section 3.4). tonic reports a
+//! connection as established before that.
 
 use std::{
     future::Future,
@@ -21,13 +23,13 @@ use super::address::DaemonAddress;
 /// Connects to one address.
 pub(super) struct Connector {
     address: DaemonAddress,
-    has_spoken: watch::Sender<bool>,
+    has_responded: watch::Sender<bool>,
 }
 
-/// A connection, which notes when the other end first speaks or closes it.
-pub(super) struct Observed {
+/// A connection that records when the peer first responds or closes it.
+pub(super) struct ObservedStream {
     stream: Stream,
-    has_spoken: watch::Sender<bool>,
+    has_responded: watch::Sender<bool>,
 }
 
 enum Stream {
@@ -36,16 +38,16 @@ enum Stream {
 }
 
 impl Connector {
-    /// To this address. The receiver becomes true once the other end has spoken or closed a connection.
+    /// The receiver becomes true when the peer has responded or closed a connection.
     pub(super) fn new(address: DaemonAddress) -> (Self, watch::Receiver<bool>) {
-        let (has_spoken, spoken) = watch::channel(false);
-        let connector = Self { address, has_spoken };
-        (connector, spoken)
+        let (has_responded, peer_responded) = watch::channel(false);
+        let connector = Self { address, has_responded };
+        (connector, peer_responded)
     }
 }
 
 impl Service<Uri> for Connector {
-    type Response = TokioIo<Observed>;
+    type Response = TokioIo<ObservedStream>;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
 
@@ -54,7 +56,7 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let (address, has_spoken) = (self.address.clone(), self.has_spoken.clone());
+        let (address, has_responded) = (self.address.clone(), self.has_responded.clone());
         Box::pin(async move {
             let stream = match address {
                 DaemonAddress::Tcp(authority) => {
@@ -64,12 +66,12 @@ impl Service<Uri> for Connector {
                 }
                 DaemonAddress::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
             };
-            Ok(TokioIo::new(Observed { stream, has_spoken }))
+            Ok(TokioIo::new(ObservedStream { stream, has_responded }))
         })
     }
 }
 
-impl AsyncRead for Observed {
+impl AsyncRead for ObservedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -79,12 +81,13 @@ impl AsyncRead for Observed {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
             Stream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
         });
-        self.has_spoken.send_if_modified(|has_spoken| !std::mem::replace(has_spoken, true));
+        self.has_responded
+            .send_if_modified(|has_responded| !std::mem::replace(has_responded, true));
         Poll::Ready(result)
     }
 }
 
-impl AsyncWrite for Observed {
+impl AsyncWrite for ObservedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

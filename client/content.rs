@@ -1,56 +1,58 @@
-//! The bytes of a file, or of some lines of it, page by page. Each page is a call of its own, so
-//! that whoever takes them may take their time; that all of them are of one file in one state is
-//! checked.
+//! Reads the bytes or the lines of a file page by page.
+//!
+//! Each page is a call of its own, so a slow reader does not hold a call open. The file's version
+//! is checked: all pages come from one state of the file.
 
 use tonic::Code;
 
 use super::{call::Client, error::CallError};
 use crate::api::v1::DownloadRequest;
 
-/// Most bytes of a page.
+/// Maximum size of a page.
 const MAX_PAGE_BYTES: u64 = 8 << 20;
-/// Bytes of the first page of lines, which may be few. Each is twice as long as the one before it.
+/// Size of the first page of a range of lines, which may be short. Each page doubles the size.
 const FIRST_LINE_PAGE_BYTES: u64 = 256 << 10;
 
-/// The bytes of a whole file.
+/// Pages with the bytes of a whole file.
 #[derive(Debug)]
 pub struct BytePages {
     client: Client,
-    /// None once the last page has come.
+    /// Request for the next page. `None` after the last page.
     next: Option<DownloadRequest>,
 }
 
-/// The bytes of a range of lines.
+/// Pages with the bytes of a range of lines.
 #[derive(Debug)]
 pub struct LinePages {
     path: String,
-    /// None once the last line has come.
+    /// `None` after the last line.
     pages: Option<BytePages>,
     lines: LineExtractor,
 }
 
-/// Takes a range of lines from the pages of a file.
+/// Extracts a range of lines from the pages of a file.
 #[derive(Debug)]
 struct LineExtractor {
     first: u64,
     last: u64,
-    /// Line endings that were passed.
+    /// Line endings in the pages so far.
     line_endings: u64,
-    /// Whether the last byte that was passed is not one.
+    /// Whether the pages so far end in the middle of a line.
     in_partial_line: bool,
 }
 
 impl Client {
-    /// Reads all bytes of a file, whatever they are, page by page. The deadline is that of each
-    /// page.
+    /// Reads all bytes of a file, text or binary, page by page. The deadline applies to each page.
     #[must_use]
     pub fn bytes_by_page(&self, path: impl Into<String>) -> BytePages {
         self.byte_pages(path.into(), MAX_PAGE_BYTES)
     }
 
-    /// Reads the lines of a file from `first`, counted from 1, to `last` inclusive, or to its end,
-    /// page by page, as the bytes that they are. All that is before them comes too, and is passed
-    /// over. The deadline is that of each page.
+    /// Reads the lines of a file from `first` to `last`, page by page.
+    ///
+    /// Lines count from 1; `last` is inclusive, and `None` means the end of the file. The lines
+    /// keep their bytes and line endings. The client downloads and discards everything before
+    /// `first`. The deadline applies to each page.
     #[must_use]
     pub fn lines_by_page(
         &self,
@@ -80,18 +82,20 @@ impl Client {
 }
 
 impl BytePages {
-    /// The next page; none after the last.
+    /// Fetches the next page. Returns `None` after the last one.
     ///
     /// # Errors
     ///
-    /// When the call failed; `STALE_FILE` when the file is not the one any more, or not as it was,
-    /// when the first page was read.
+    /// Returns an error if the call fails. The reason is `STALE_FILE` if the file was changed or
+    /// replaced since the first page.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, CallError> {
         let Some(request) = &mut self.next else {
             return Ok(None);
         };
+
         let mut parts = self.client.download(request.clone()).await?;
         let limit = request.limit.unwrap_or(MAX_PAGE_BYTES);
+
         let (mut page, mut size) = (Vec::new(), 0);
         while let Some(part) = parts.next().await? {
             let version = request.expected_version.get_or_insert_with(|| part.version.clone());
@@ -101,34 +105,37 @@ impl BytePages {
             page.extend_from_slice(&part.data);
             size = part.size_bytes;
         }
-        let came = page.len() as u64;
-        // Cut off before its first bytes were read.
-        if came < limit.min(size.saturating_sub(request.offset)) {
+
+        let received = page.len() as u64;
+        // The file was truncated before its first bytes were read.
+        if received < limit.min(size.saturating_sub(request.offset)) {
             return Err(CallError::stale_file(&request.path));
         }
-        request.offset += came;
+
+        request.offset += received;
         request.limit = Some((limit * 2).min(MAX_PAGE_BYTES));
-        if came == 0 || request.offset >= size {
+        if received == 0 || request.offset >= size {
             self.next = None;
         }
+
         Ok(Some(page))
     }
 }
 
 impl LinePages {
-    /// The next page; none after the last.
+    /// Fetches the next page. Returns `None` after the last one.
     ///
     /// # Errors
     ///
-    /// When the call failed; `STALE_FILE` when the file is not as it was when the first page was
-    /// read; `LINE_RANGE_INVALID` when it has not so many lines.
+    /// Returns an error if the call fails. The reason is `STALE_FILE` if the file changed since the
+    /// first page, and `LINE_RANGE_INVALID` if the file has fewer than `first` lines.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, CallError> {
         while let Some(pages) = &mut self.pages {
             let Some(page) = pages.next().await? else {
                 self.pages = None;
                 return self.lines.check_range(&self.path).map_or(Ok(None), Err);
             };
-            let wanted = self.lines.take(page);
+            let wanted = self.lines.extract(page);
             if self.lines.is_complete() {
                 self.pages = None;
             }
@@ -141,40 +148,42 @@ impl LinePages {
 }
 
 impl LineExtractor {
-    /// What is wanted of the next page.
-    fn take(&mut self, mut page: Vec<u8>) -> Vec<u8> {
+    /// Returns the part of the next page that is in the range.
+    fn extract(&mut self, mut page: Vec<u8>) -> Vec<u8> {
         let endings = page.iter().filter(|byte| **byte == b'\n').count() as u64;
-        let behind = |line_endings: u64| {
+        let end_of_line = |line_endings: u64| {
             let wanted = line_endings.saturating_sub(self.line_endings);
             match usize::try_from(wanted) {
                 Ok(0) => 0,
                 Ok(wanted) if wanted as u64 <= endings => {
-                    let mut places = page.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
-                    places.nth(wanted - 1).map_or(page.len(), |(at, _)| at + 1)
+                    let mut endings = page.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+                    endings.nth(wanted - 1).map_or(page.len(), |(at, _)| at + 1)
                 }
                 _ => page.len(),
             }
         };
-        let (start, end) = (behind(self.first - 1), behind(self.last));
+        let (start, end) = (end_of_line(self.first - 1), end_of_line(self.last));
         self.line_endings += endings;
         self.in_partial_line = page.last().map_or(self.in_partial_line, |byte| *byte != b'\n');
+
         page.truncate(end);
         page.drain(..start.min(end));
         page
     }
 
-    /// Whether no more of them will come.
+    /// Returns whether the range is complete, so that further pages are not needed.
     fn is_complete(&self) -> bool {
         self.line_endings >= self.last
     }
 
-    /// At the end of the file: that not even the first of them was there, as the daemon says it. An
-    /// empty file has a first line.
+    /// Returns an error if the file has ended before the first line of the range. An empty file has
+    /// a line 1. The error is the one that the daemon returns.
     fn check_range(&self, path: &str) -> Option<CallError> {
         let total = self.line_endings + u64::from(self.in_partial_line);
         if self.first <= total.max(1) {
             return None;
         }
+
         let text = format!(
             "line {} was asked for, but {path:?} has {total} lines: ask for one of those",
             self.first
@@ -194,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_do_not_depend_on_pages() {
+    fn lines_do_not_depend_on_page_size() {
         const FILE: &[u8] = b"one\ntwo\r\n\xff\n\nfive";
         for (first, last, expected) in [
             (1, 1, &b"one\n"[..]),
@@ -210,7 +219,7 @@ mod tests {
                     LineExtractor { first, last, line_endings: 0, in_partial_line: false };
                 let mut taken = Vec::new();
                 for page in FILE.chunks(size) {
-                    taken.extend(lines.take(page.to_vec()));
+                    taken.extend(lines.extract(page.to_vec()));
                     if lines.is_complete() {
                         break;
                     }
@@ -222,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_not_there_are_an_error() {
+    fn missing_lines_are_an_error() {
         for (file, first, total) in [
             ("", 1, None),
             ("", 2, Some("0")),
@@ -232,10 +241,10 @@ mod tests {
         ] {
             let mut lines =
                 LineExtractor { first, last: u64::MAX, line_endings: 0, in_partial_line: false };
-            let _before = lines.take(file.into());
+            let _before = lines.extract(file.into());
             let error = lines.check_range("f");
-            let told = error.as_ref().map(|error| error.metadata["total_lines"].as_str());
-            assert_eq!(told, total, "{file:?} {first}");
+            let reported = error.as_ref().map(|error| error.metadata["total_lines"].as_str());
+            assert_eq!(reported, total, "{file:?} {first}");
         }
     }
 }

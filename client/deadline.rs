@@ -1,8 +1,8 @@
-//! Deadlines of calls, kept by the client itself.
+//! Deadlines of calls, enforced by the client.
 //!
-//! tonic sends `grpc-timeout` and keeps it too, but reports it as CANCELLED, and only until the
-//! headers of the answer have come: a stream would run on. So the same time is kept here, around
-//! it, until the last message.
+//! tonic sends `grpc-timeout` and enforces it, but only until the response headers arrive, and it
+//! reports CANCELLED. A stream would continue. This module enforces the same deadline until the
+//! last message and reports DEADLINE_EXCEEDED.
 
 use std::{future::Future, time::Duration};
 
@@ -11,19 +11,19 @@ use tonic::Status;
 
 use super::error::CallError;
 
-/// When a call must be over.
+/// Point in time at which a call fails with DEADLINE_EXCEEDED.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CallDeadline {
     limit: Option<(Instant, Duration)>,
 }
 
 impl CallDeadline {
-    /// A deadline so long after now.
+    /// Returns a deadline `time` from now. Without `time` there is no deadline.
     pub(super) fn after(time: Option<Duration>) -> Self {
         Self { limit: time.and_then(|time| Some((Instant::now().checked_add(time)?, time))) }
     }
 
-    /// Waits for a part of the call, but not beyond the deadline.
+    /// Awaits one step of the call, at most until the deadline.
     pub(super) async fn enforce<T>(
         self,
         part: impl Future<Output = Result<T, Status>>,
@@ -31,12 +31,14 @@ impl CallDeadline {
         let Some((at, time)) = self.limit else {
             return part.await.map_err(CallError::from);
         };
+
         tokio::select! {
-            // First the answer: one that came in time counts, even when nobody looked until now.
+            // The response first: a step that completed in time counts, even if it was not polled
+            // since.
             biased;
             result = part => result.map_err(|status| {
                 let error = CallError::from(status);
-                // tonic's own timer, or the reset of a daemon whose timer was faster than ours.
+                // tonic's own timer fired, or the daemon's timer was faster and reset the stream.
                 if error.code == tonic::Code::Cancelled && (Instant::now() >= at || error.message == TONIC_TIMEOUT_MESSAGE) {
                     return CallError::deadline_exceeded(time);
                 }
@@ -47,7 +49,7 @@ impl CallDeadline {
     }
 }
 
-/// What tonic says, as a server and as a client, when a deadline passed.
+/// Message of tonic, as a server and as a client, when a deadline passed.
 const TONIC_TIMEOUT_MESSAGE: &str = "Timeout expired";
 
 #[cfg(test)]
@@ -59,14 +61,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_comes_in_time_is_returned() {
+    async fn result_in_time_is_returned() {
         let deadline = CallDeadline::after(Some(Duration::from_secs(60)));
         assert_eq!(deadline.enforce(ready(Ok(7))).await.unwrap(), 7);
         assert_eq!(CallDeadline::after(None).enforce(ready(Ok(7))).await.unwrap(), 7);
     }
 
     #[tokio::test]
-    async fn a_deadline_that_passes_is_deadline_exceeded() {
+    async fn missed_deadline_is_deadline_exceeded() {
         let deadline = CallDeadline::after(Some(Duration::from_millis(1)));
         let error = deadline.enforce::<()>(pending()).await.unwrap_err();
         assert_eq!(error.code, Code::DeadlineExceeded);
@@ -74,7 +76,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tonics_own_timer_is_deadline_exceeded_too() {
+    async fn tonic_timer_is_deadline_exceeded() {
         let deadline = CallDeadline::after(Some(Duration::from_secs(60)));
         let expired = ready(Err::<(), _>(Status::cancelled(TONIC_TIMEOUT_MESSAGE)));
         assert_eq!(deadline.enforce(expired).await.unwrap_err().code, Code::DeadlineExceeded);

@@ -1,5 +1,4 @@
-//! The daemon that is called where none is named: one of this user's or root's that listens where
-//! daemons do by default.
+//! Finds a daemon if none is named: one of this user or root at a default address.
 
 use std::{env, fs, os::unix::fs::MetadataExt as _, path::PathBuf, time::Duration};
 
@@ -17,11 +16,13 @@ use crate::{
     output,
 };
 
-/// Longest wait for a daemon to say what it serves.
+/// Maximum wait for a daemon to describe itself.
 const INFO_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Names a daemon where the command needs one and none is named, or can do with one that serves the
-/// current directory. Says on standard error which one is used.
+/// Sets the address of a running daemon if the command needs or can use one.
+///
+/// A command that needs any daemon uses a running one only if it serves the current directory.
+/// Standard error names the daemon in use.
 pub(crate) fn resolve_daemon(
     global: GlobalArgs,
     need: DaemonRequirement,
@@ -29,11 +30,13 @@ pub(crate) fn resolve_daemon(
     if global.address().is_some() || need == DaemonRequirement::NoDaemon {
         return Ok(global);
     }
-    let here = match need {
+
+    let current_dir = match need {
         DaemonRequirement::Any => env::current_dir().and_then(fs::metadata).ok(),
         DaemonRequirement::Running | DaemonRequirement::NoDaemon => None,
     };
-    let here = here.map(|here| workspace_id(here.dev(), here.ino()));
+    let current_dir = current_dir.map(|metadata| workspace_id(metadata.dev(), metadata.ino()));
+
     for address in default_addresses() {
         match listener_owner(&address) {
             ListenerOwner::None => continue,
@@ -45,19 +48,21 @@ pub(crate) fn resolve_daemon(
             }
             ListenerOwner::Trusted => {}
         }
-        let asked = global.with_default_address(&address, None);
-        let patient = asked.with_deadline(INFO_TIMEOUT);
-        let info = connection::call_address(&address, &patient, async |client: Client| {
+
+        let candidate = global.with_default_address(&address, None);
+        let with_timeout = candidate.with_deadline(INFO_TIMEOUT);
+        let info = connection::call_address(&address, &with_timeout, async |client: Client| {
             Ok(client.without_request_id().get_info().await?)
         });
+
         match (need, info) {
-            // It answers, whatever it says: the command will tell.
+            // It answers, with info or an error. The command itself reports that error.
             (DaemonRequirement::Running, Ok(_) | Err(CliError::Call(_))) => {
                 output::note(&format!("using the daemon at {address}"));
-                return Ok(asked);
+                return Ok(candidate);
             }
             (DaemonRequirement::Any, Ok(info)) => {
-                if let Some(workspace) = served_workspace(&info, here.as_deref(), &global) {
+                if let Some(workspace) = served_workspace(&info, current_dir.as_deref(), &global) {
                     output::note(&format!(
                         "using the daemon at {address}: it serves this directory as workspace {workspace}"
                     ));
@@ -71,24 +76,25 @@ pub(crate) fn resolve_daemon(
             _ => {}
         }
     }
+
     match need {
         DaemonRequirement::Running => Err(no_daemon_error()),
         DaemonRequirement::Any | DaemonRequirement::NoDaemon => {
-            output::note("no running daemon serves this directory: using one of this call's own");
+            output::note("no running daemon serves this directory: starting one for this call");
             Ok(global)
         }
     }
 }
 
-/// How a daemon names the directory of a workspace.
+/// Returns the id that daemons give to a workspace directory.
 fn workspace_id(device: u64, inode: u64) -> String {
     format!("{device:x}-{inode:x}")
 }
 
-/// The workspace that is the current directory, if it is isolated as is asked for.
+/// Returns the workspace at the current directory, if the daemon's isolation is sufficient.
 fn served_workspace(
     info: &GetInfoResponse,
-    here: Option<&str>,
+    current_dir: Option<&str>,
     global: &GlobalArgs,
 ) -> Option<String> {
     let isolation = info.isolation.as_ref();
@@ -96,16 +102,17 @@ fn served_workspace(
     if global.minimum_level().is_some_and(|minimum| level < minimum) {
         return None;
     }
+
     let wanted = global.client_options().workspace;
     let mut workspaces = info.workspaces.iter();
-    let found = workspaces.find(|workspace| {
-        Some(workspace.directory_id.as_str()) == here
+    let served = workspaces.find(|workspace| {
+        Some(workspace.directory_id.as_str()) == current_dir
             && wanted.as_ref().is_none_or(|wanted| *wanted == workspace.name)
     });
-    found.map(|workspace| workspace.name.clone())
+    served.map(|workspace| workspace.name.clone())
 }
 
-/// Where daemons are looked for.
+/// Returns the addresses at which daemons are searched.
 fn default_addresses() -> impl Iterator<Item = String> {
     let folder = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let folder = folder.filter(|folder| folder.is_absolute());

@@ -1,4 +1,4 @@
-//! What came of a call that was made by the name of its tool, as JSON by the names of the contract.
+//! JSON form of `jig.v1.InvokeResponse`, with the field names of the contract.
 
 use jig::api::{
     json_struct::struct_to_json,
@@ -7,7 +7,7 @@ use jig::api::{
 use prost_types::Timestamp;
 use serde_json::{Value, json};
 
-/// All of it.
+/// Converts a whole response.
 pub(crate) fn to_json(response: &InvokeResponse) -> Value {
     let status = InvokeStatus::try_from(response.status).unwrap_or_default();
     json!({
@@ -33,14 +33,17 @@ pub(crate) fn to_json(response: &InvokeResponse) -> Value {
     })
 }
 
-/// How the command ended that was run, if one was, without what it wrote. How much it wrote is known where the
-/// vocabulary of the call has that.
+/// Returns how the command ended, without its output. `None` if the call ran no command.
+///
+/// The byte counts of the output are 0 in vocabularies that lack them.
 pub(crate) fn command_result(response: &InvokeResponse) -> Option<RunResponse> {
     if response.outcome() == Outcome::Unspecified {
         return None;
     }
+
     let data = response.data.clone().map(struct_to_json).unwrap_or_default();
     let number = |name: &str| data.get(name).and_then(Value::as_u64).unwrap_or_default();
+
     Some(RunResponse {
         outcome: response.outcome,
         exit_code: response.exit_code,
@@ -52,7 +55,6 @@ pub(crate) fn command_result(response: &InvokeResponse) -> Option<RunResponse> {
     })
 }
 
-/// A time, as text.
 pub(crate) fn timestamp_text(time: Option<Timestamp>) -> Option<String> {
     time.map(|time| time.to_string())
 }

@@ -1,49 +1,49 @@
-//! Why a call failed, read from its status and the details in it.
+//! [`CallError`]: why a call failed, read from its gRPC status and error details.
 
 use std::{collections::BTreeMap, error::Error as StdError, fmt, iter::successors, time::Duration};
 
 use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::StatusExt as _;
 
-/// Why a call failed.
+/// A failed call.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct CallError {
-    /// Code of the status.
+    /// Status code.
     pub code: Code,
-    /// Reason as the contract names it, `FILE_NOT_FOUND`. None when the error did not come from the
-    /// daemon itself.
+    /// Reason as the contract names it (`FILE_NOT_FOUND`). `None` if the error did not come from
+    /// the daemon itself.
     pub reason: Option<String>,
-    /// What happened, and what to do about it.
+    /// What happened and what to do about it.
     pub message: String,
-    /// Fields of the request that break their rules.
+    /// Request fields that break their rules.
     pub violations: Vec<FieldViolation>,
-    /// The changing parts of the message, by name.
+    /// Variable parts of the message, by name.
     pub metadata: BTreeMap<String, String>,
-    /// How long to wait before trying again, where that helps.
+    /// Delay before a retry, if a retry can succeed.
     pub retry_after: Option<Duration>,
-    /// The call, as the daemon's log names it.
+    /// Id of the call, as in the daemon's log.
     pub call_id: Option<String>,
 }
 
-/// A field of a request that breaks its rules.
+/// A request field that breaks its rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FieldViolation {
-    /// Path of the field.
+    /// Path of the field, for example `argv[3]`.
     pub field: String,
-    /// What is wrong, and what would be right.
+    /// The problem, and the rule.
     pub description: String,
 }
 
 impl CallError {
-    /// The reason, or the name of the code where there is none.
+    /// Returns the reason, or the name of the status code if there is none.
     #[must_use]
     pub fn name(&self) -> &str {
         self.reason.as_deref().unwrap_or(self.code_name())
     }
 
-    /// Name of the code as gRPC spells it, `NOT_FOUND`.
+    /// Returns the status code as gRPC spells it, for example `NOT_FOUND`.
     #[must_use]
     pub fn code_name(&self) -> &'static str {
         match self.code {
@@ -67,7 +67,7 @@ impl CallError {
         }
     }
 
-    /// The client's own deadline passed: the same code and reason as when the daemon notices first.
+    /// The client's deadline passed. Same code and reason as from the daemon.
     pub(super) fn deadline_exceeded(time: Duration) -> Self {
         Self {
             reason: Some("TIMEOUT".to_owned()),
@@ -78,18 +78,18 @@ impl CallError {
         }
     }
 
-    /// The file was changed while it was read: the same code and reason as when the daemon notices.
+    /// The file changed during the read. Same code and reason as from the daemon.
     pub(super) fn stale_file(path: &str) -> Self {
         Self {
             reason: Some("STALE_FILE".to_owned()),
             ..Self::local(
                 Code::Aborted,
-                format!("{path:?} was changed while it was read: read it again"),
+                format!("{path:?} changed while it was read: read it again"),
             )
         }
     }
 
-    /// An answer that breaks the contract, or no answer.
+    /// An error that the client detects, for example a response that violates the contract.
     pub(super) fn local(code: Code, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -123,8 +123,10 @@ impl From<Status> for CallError {
                 format!("the connection to the daemon was lost: {cause}"),
             );
         }
+
         let details = status.get_error_details();
         let info = details.error_info();
+
         Self {
             code: status.code(),
             reason: info.map(|info| info.reason.clone()),
@@ -145,14 +147,14 @@ impl From<Status> for CallError {
     }
 }
 
-/// The call that an answer or its status belongs to.
+/// Reads the call id from the metadata of a response or status.
 pub(super) fn call_id_of(metadata: &MetadataMap) -> Option<String> {
     let id = metadata.get("jig-call-id")?.to_str().ok()?;
     Some(id.to_owned())
 }
 
-/// Whether the status was made up by tonic because the connection ended. It says UNKNOWN, where
-/// gRPC means UNAVAILABLE: the caller may try again.
+/// Returns whether tonic made up the status because the connection ended. Its code is UNKNOWN,
+/// although gRPC specifies UNAVAILABLE, after which a caller may retry.
 fn is_connection_lost(status: &Status) -> bool {
     status.code() == Code::Unknown
         && (status.source().is_some() || status.message().starts_with("Service was not ready"))
@@ -196,20 +198,20 @@ mod tests {
     }
 
     #[test]
-    fn a_status_without_details_keeps_its_code() {
+    fn status_without_details_keeps_its_code() {
         let error = CallError::from(Status::unimplemented("no such method"));
         assert_eq!(error.to_string(), "UNIMPLEMENTED: no such method");
         assert_eq!(error.reason, None);
     }
 
     #[test]
-    fn details_that_are_no_details_are_ignored() {
+    fn malformed_details_are_ignored() {
         let status = Status::with_details(Code::NotFound, "gone", vec![0xff, 0xff].into());
         assert_eq!(CallError::from(status).to_string(), "NOT_FOUND: gone");
     }
 
     #[test]
-    fn a_lost_connection_is_unavailable() {
+    fn lost_connection_is_unavailable() {
         let mut status = Status::unknown("transport error");
         status.set_source(Arc::new(io::Error::from(io::ErrorKind::BrokenPipe)));
         let error = CallError::from(status);

@@ -1,4 +1,4 @@
-//! How a failure is told: text on standard error, or one JSON object on standard output.
+//! Error output: lines on standard error, or one JSON object on standard output.
 
 use std::{io, time::Duration};
 
@@ -7,13 +7,13 @@ use serde_json::{Map, Value, json};
 
 use crate::{cli_error::CliError, local_error::LocalError, output};
 
-/// A failure in the terms in which errors are told.
+/// A failure in the form in which errors are printed.
 #[derive(Debug, Clone, PartialEq)]
 struct ErrorReport {
     code: String,
     reason: Option<String>,
     message: String,
-    /// Fields and what is wrong with each.
+    /// Fields and their violations.
     violations: Vec<(String, String)>,
     metadata: Vec<(String, String)>,
     retry_after: Option<Duration>,
@@ -21,38 +21,37 @@ struct ErrorReport {
 }
 
 impl CliError {
-    /// Tells what went wrong, except where nobody is there to read it or wants to know.
+    /// Prints the error. Prints nothing after Ctrl-C, or if the reader of the output has gone.
     pub(crate) fn report(&self, as_json: bool) {
-        let Some(told) = self.to_report() else { return };
+        let Some(report) = self.to_report() else { return };
         if as_json {
-            // Should that fail too, the exit code is all that is left.
-            output::write_json(&json!({ "error": told.to_json() })).ok();
+            // If this fails too, the exit code reports the failure.
+            output::write_json(&json!({ "error": report.to_json() })).ok();
         } else {
-            for line in told.to_lines() {
+            for line in report.to_lines() {
                 output::note(&line);
             }
         }
     }
 
-    /// On one line.
+    /// Returns the error in one line.
     pub(crate) fn summary(&self) -> String {
         self.to_report_or_cancelled().summary_line()
     }
 
-    /// As a JSON object.
     pub(crate) fn to_json(&self) -> Value {
         self.to_report_or_cancelled().to_json()
     }
 
-    /// Also for what is not told by itself: a signal, or a reader who is gone.
+    /// Like [`Self::to_report`], and CANCELLED if there is no report.
     fn to_report_or_cancelled(&self) -> ErrorReport {
-        let ended = || ErrorReport::new("CANCELLED", "it was ended before all was done");
-        self.to_report().unwrap_or_else(ended)
+        let cancelled = || ErrorReport::new("CANCELLED", "it was ended before all was done");
+        self.to_report().unwrap_or_else(cancelled)
     }
 
-    /// None for a reader who is gone, and for whoever pressed Ctrl-C.
+    /// Returns `None` after Ctrl-C, and if the reader of the output has gone.
     fn to_report(&self) -> Option<ErrorReport> {
-        let told = match self {
+        let report = match self {
             Self::Call(error) => ErrorReport {
                 code: error.code_name().to_owned(),
                 reason: error.reason.clone(),
@@ -93,7 +92,7 @@ impl CliError {
             Self::Output(error) => (&LocalError::new("cannot write standard output", error)).into(),
             Self::Interrupted(_) => return None,
         };
-        Some(told)
+        Some(report)
     }
 }
 
@@ -128,20 +127,25 @@ impl ErrorReport {
 
     fn to_lines(&self) -> Vec<String> {
         let mut lines = vec![self.summary_line()];
-        let told = self.violations.iter();
-        let told = told.map(|(field, description)| format!("{field}: {description}"));
-        // Most messages say them all.
-        let others = told.filter(|told| !self.message.contains(told));
-        lines.extend(others.map(|told| format!("  {told}")));
+
+        // Most messages name all violations.
+        let violations = self.violations.iter();
+        let further = violations
+            .map(|(field, description)| format!("{field}: {description}"))
+            .filter(|line| !self.message.contains(line));
+        lines.extend(further.map(|line| format!("  {line}")));
+
         if let Some(wait) = self.retry_after {
             lines.push(format!("  try again in {} s", wait.as_secs_f64()));
         }
-        // The daemon's log has more about these.
+
+        // The daemon's log has more about these errors.
         if self.code == "INTERNAL"
             && let Some(id) = &self.call_id
         {
             lines.push(format!("  call {id}"));
         }
+
         lines
     }
 
@@ -156,6 +160,7 @@ impl ErrorReport {
             .iter()
             .map(|(name, value)| (name.clone(), value.clone().into()))
             .collect();
+
         json!({
             "code": self.code,
             "reason": self.reason,
@@ -173,13 +178,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors() {
-        let mut told = ErrorReport::new("NOT_FOUND", "no such file");
-        told.reason = Some("FILE_NOT_FOUND".into());
-        told.metadata = vec![("path".into(), "a".into())];
-        told.violations = vec![("path".into(), "wrong".into())];
+    fn json_has_all_fields() {
+        let mut report = ErrorReport::new("NOT_FOUND", "no such file");
+        report.reason = Some("FILE_NOT_FOUND".into());
+        report.metadata = vec![("path".into(), "a".into())];
+        report.violations = vec![("path".into(), "wrong".into())];
         assert_eq!(
-            told.to_json(),
+            report.to_json(),
             json!({
                 "code": "NOT_FOUND",
                 "reason": "FILE_NOT_FOUND",
@@ -194,7 +199,7 @@ mod tests {
 
     #[test]
     fn lines_name_the_reason_and_each_field() {
-        let told = ErrorReport {
+        let report = ErrorReport {
             reason: Some("INVALID_PARAMS".into()),
             violations: vec![("cwd".into(), "must not be empty".into())],
             retry_after: Some(Duration::from_millis(1500)),
@@ -202,34 +207,35 @@ mod tests {
             ..ErrorReport::new("INVALID_ARGUMENT", "a field")
         };
         assert_eq!(
-            told.to_lines(),
+            report.to_lines(),
             ["INVALID_PARAMS: a field", "  cwd: must not be empty", "  try again in 1.5 s"]
         );
         assert_eq!(ErrorReport::new("UNAVAILABLE", "m").to_lines(), ["UNAVAILABLE: m"]);
     }
 
     #[test]
-    fn our_own_daemon_that_does_not_start() {
-        let told = CliError::Embedded("no disk".into()).to_report().unwrap();
+    fn embedded_daemon_that_fails_to_start_is_reported() {
+        let report = CliError::Embedded("no disk".into()).to_report().unwrap();
         assert_eq!(
-            told.to_lines(),
+            report.to_lines(),
             ["FAILED_PRECONDITION: no daemon could be started for this call: no disk"]
         );
     }
 
     #[test]
-    fn a_local_file_is_told_from_one_of_the_workspace() {
+    fn local_files_are_distinguished_from_workspace_files() {
         let missing = LocalError::file("a".as_ref(), &io::ErrorKind::NotFound.into());
-        let told = CliError::Local(missing).to_report().unwrap();
-        assert!(told.to_lines()[0].starts_with("FILE_NOT_FOUND: the local file \"a\" "));
-        assert_eq!(told.to_json()["code"], "NOT_FOUND");
-        assert_eq!(told.to_json()["metadata"]["local_path"], "a");
+        let report = CliError::Local(missing).to_report().unwrap();
+        assert!(report.to_lines()[0].starts_with("FILE_NOT_FOUND: the local file \"a\" "));
+        assert_eq!(report.to_json()["code"], "NOT_FOUND");
+        assert_eq!(report.to_json()["metadata"]["local_path"], "a");
+
         let full = CliError::Output(io::ErrorKind::StorageFull.into());
         assert_eq!(full.to_report().unwrap().reason.as_deref(), Some("NO_SPACE"));
     }
 
     #[test]
-    fn a_reader_who_left_is_no_news() {
+    fn broken_pipe_is_not_reported() {
         let gone = CliError::Output(io::ErrorKind::BrokenPipe.into());
         assert_eq!(gone.to_report(), None);
         assert!(CliError::Output(io::ErrorKind::StorageFull.into()).to_report().is_some());

@@ -1,21 +1,20 @@
-//! Text that others chose, shown so that it is only text.
+//! Escapes untrusted text for output on a terminal.
 //!
-//! Commands in the workspace choose the names of files and what is in them, and a terminal takes
-//! some characters as orders: to move, to colour, to answer, to write what follows from right to
-//! left. Those are written as escapes, `\033`, as git and `ls -b` do. Bytes that are printed as they
-//! are, by `read`, `run` and `artifact`, do not come here: as with `cat`, they are what was asked
-//! for.
+//! Commands in the workspace choose file names and file contents. A terminal interprets some
+//! characters: it moves the cursor, changes colours, answers, or writes from right to left. These
+//! characters are written as escapes (`\033`), as git and `ls -b` do. The raw output of `read`,
+//! `run` and `artifact` is not escaped: like the output of `cat`, it is what the user asked for.
 
 use std::borrow::Cow;
 
-/// A name: as it is, or as git writes it, in quotes with escapes, when it holds a character that
-/// would do something else than be seen, a quote or a backslash.
+/// Escapes a name. A name with control characters, quotes or backslashes is quoted as git does.
 pub(crate) fn name(name: &str) -> Cow<'_, str> {
     let is_plain =
         |character| !is_unsafe_for_terminal(character) && !matches!(character, '"' | '\\');
     if name.chars().all(is_plain) {
         return Cow::Borrowed(name);
     }
+
     let mut quoted = String::from("\"");
     for character in name.chars() {
         if is_plain(character) {
@@ -24,12 +23,12 @@ pub(crate) fn name(name: &str) -> Cow<'_, str> {
             push_escape(&mut quoted, character);
         }
     }
+
     quoted.push('"');
     Cow::Owned(quoted)
 }
 
-/// Lines of text, with escapes in place of what would do something else than be seen. Tabs and line
-/// endings stay.
+/// Escapes lines of text. Tabs and line endings remain.
 pub(crate) fn text(text: &str) -> Cow<'_, str> {
     if !text.contains(is_unsafe_for_terminal) {
         return Cow::Borrowed(text);
@@ -48,11 +47,12 @@ pub(crate) fn text(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// JSON on one line, with escapes of its own: the same value.
+/// Escapes JSON on one line with JSON's own escapes. The value remains the same.
 pub(crate) fn json(json: &str) -> Cow<'_, str> {
     if !json.contains(is_unsafe_for_terminal) {
         return Cow::Borrowed(json);
     }
+
     let mut escaped = String::with_capacity(json.len());
     for character in json.chars() {
         if is_unsafe_for_terminal(character) {
@@ -66,8 +66,8 @@ pub(crate) fn json(json: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Whether a terminal does something else with it than showing it where it stands. The two joiners
-/// of letters and pictures, U+200C and U+200D, are left to them.
+/// Returns whether a terminal may interpret the character instead of printing it in place. The
+/// joiners U+200C and U+200D of letters and emoji are allowed.
 fn is_unsafe_for_terminal(character: char) -> bool {
     character.is_control()
         || matches!(
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_stay_lines() {
+    fn line_structure_is_preserved() {
         for (plain, shown) in [
             ("a\tb\r\nc\\\"\n", "a\tb\r\nc\\\"\n"),
             ("\x1b]0;title\x07\n", "\\033]0;title\\a\n"),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn json_stays_what_it_is() {
+    fn escaped_json_has_the_same_value() {
         let value = serde_json::Value::from("\u{9b}\u{7f}\u{202e}\u{e0041}\x1b\u{e9}");
         let plain = value.to_string();
         let escaped = json(&plain);

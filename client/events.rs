@@ -1,4 +1,4 @@
-//! What goes on in a session, as it happens; and the lists of sessions and artifacts.
+//! RPCs of `EventService`: a session's events as they happen, sessions and artifacts.
 
 use tonic::{Streaming, transport::Channel};
 
@@ -9,11 +9,11 @@ use crate::api::v1::{
     watch_events_response::Item,
 };
 
-/// Largest message that is accepted: a record shows of its call's parameters 16 KiB, and what a tool
-/// says is no longer than its answer.
+/// Largest message that the client accepts. A record shows up to 16 KiB of a call's parameters, and
+/// a result is no longer than the tool's response.
 const MAX_EVENT_BYTES: usize = 64 << 20;
 
-/// What goes on in a session, from a record on.
+/// Stream of the events of a session, from a sequence number on.
 #[derive(Debug)]
 pub struct SessionEvents {
     items: Streaming<WatchEventsResponse>,
@@ -22,11 +22,11 @@ pub struct SessionEvents {
 }
 
 impl Client {
-    /// Watches what goes on in the session of this client.
+    /// Streams the events of this client's session.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn watch_events(
         &self,
         request: WatchEventsRequest,
@@ -54,30 +54,33 @@ methods! { artifacts {
 } }
 
 impl SessionEvents {
-    /// Waits for what comes next; nothing at the end, which there is only where it was asked not to
-    /// follow.
+    /// Waits for the next item. Returns `None` at the end of the stream, which comes only if the
+    /// request does not follow.
     ///
     /// # Errors
     ///
-    /// When the call failed. Another one goes on behind [`SessionEvents::after_sequence`].
+    /// Returns an error if the call fails. To resume, call again with
+    /// [`SessionEvents::after_sequence`].
     pub async fn next(&mut self) -> Result<Option<Item>, CallError> {
         loop {
             let Some(response) = self.deadline.enforce(self.items.message()).await? else {
                 return Ok(None);
             };
-            // One of a kind that only newer clients know.
+            // Newer daemons may send kinds of items that this client does not know.
             let Some(item) = response.item else { continue };
+
             match &item {
                 Item::Event(event) => self.after_sequence = event.sequence,
                 Item::Gap(gap) => self.after_sequence = gap.first_sequence.saturating_sub(1),
                 Item::KeepAlive(keep_alive) => self.after_sequence = keep_alive.last_sequence,
                 Item::CallResult(_) | Item::CallResultGap(_) => {}
             }
+
             return Ok(Some(item));
         }
     }
 
-    /// Number of the last record that has come or is gone: behind it another call goes on.
+    /// Returns the sequence number of the last record received or skipped, to resume from.
     #[must_use]
     pub fn after_sequence(&self) -> u64 {
         self.after_sequence

@@ -1,43 +1,41 @@
-//! Exit codes: those of the command that ran where there are any, and those of `jig` itself.
+//! Exit codes of `jig`. They pass on the exit code of a command that ran.
 
 use jig::api::v1::{Outcome, ProcessExited, RunResponse};
 
-/// It went well.
+/// The command succeeded.
 pub(crate) const SUCCESS: u8 = 0;
 /// The call failed.
 pub(crate) const FAILURE: u8 = 1;
-/// The arguments cannot be understood: sysexits' EX_USAGE, as the daemon's.
+/// Usage error: EX_USAGE of sysexits.h, as the daemon returns.
 pub(crate) const USAGE: u8 = 64;
-/// `jig run` itself failed, as `timeout`, `env` and `docker run` put it: the commands' own codes
-/// lie below.
+/// `jig run` itself failed. Same code as `timeout`, `env` and `docker run`; commands use lower
+/// codes.
 pub(crate) const RUN_FAILED: u8 = 125;
-/// The command was ended because its time was up, as `timeout` puts it.
+/// The command ran into its timeout. Same code as `timeout`.
 pub(crate) const TIMED_OUT: u8 = 124;
-/// `jig search`: nothing was found. This and the one below are those of grep and ripgrep.
+/// `jig search` found nothing. Same codes as grep and ripgrep, like the next one.
 pub(crate) const NO_MATCH: u8 = 1;
-/// `jig search`: its arguments cannot be understood, it failed, or found nothing where it could look,
-/// which was not everywhere.
+/// `jig search` failed, or found nothing and could not search everywhere, or got invalid arguments.
 pub(crate) const SEARCH_FAILED: u8 = 2;
-/// As if SIGINT had ended it.
+/// Cancelled, as if by SIGINT.
 pub(crate) const CANCELLED: u8 = 130;
-/// The reader of our output is gone: as if SIGPIPE had ended us.
+/// The reader of standard output has gone, as if SIGPIPE had ended the process.
 pub(crate) const BROKEN_PIPE: u8 = 141;
-/// `jig health`: the arguments cannot be understood. This and the three below are those of
-/// `grpc_health_probe`.
+/// `jig health`: usage error. Same codes as `grpc_health_probe`, like the next three.
 pub(crate) const HEALTH_USAGE: u8 = 1;
-/// `jig health`: no connection.
+/// `jig health`: the connection failed.
 pub(crate) const HEALTH_CONNECT: u8 = 2;
 /// `jig health`: the call failed.
 pub(crate) const HEALTH_CALL: u8 = 3;
-/// `jig health`: not serving.
+/// `jig health`: the service is not serving.
 pub(crate) const HEALTH_UNHEALTHY: u8 = 4;
 
-/// The exit code that says what became of a command that was waited for.
+/// Returns the exit code for a finished command.
 pub(crate) fn of_run(response: &RunResponse) -> u8 {
     of_outcome(response.outcome, response.exit_code, &response.signal)
 }
 
-/// The exit code that says what became of a command that was watched.
+/// Returns the exit code for a finished process.
 pub(crate) fn of_process(exited: &ProcessExited) -> u8 {
     of_outcome(exited.outcome, exited.exit_code, &exited.signal)
 }
@@ -56,9 +54,9 @@ fn of_outcome(outcome: i32, exit_code: Option<i32>, signal: &str) -> u8 {
     }
 }
 
-/// Number of a signal on Linux, from its name: `SIGKILL`, `SIGRTMIN+3`, `SIG42`.
+/// Returns the number of a signal on Linux, from its name: `SIGKILL`, `SIGRTMIN+3`, `SIG42`.
 fn signal_number(name: &str) -> Option<u8> {
-    /// First real-time signal; the C library keeps 32 and 33 to itself.
+    /// First real-time signal. The C library reserves 32 and 33.
     const RTMIN: u8 = 34;
     const RTMAX: u8 = 64;
 
@@ -70,13 +68,13 @@ fn signal_number(name: &str) -> Option<u8> {
     } else if let Ok(number) = name.parse() {
         Some(number)
     } else {
-        let place = SIGNALS.iter().position(|signal| *signal == name)?;
-        u8::try_from(place + 1).ok()
+        let index = SIGNALS.iter().position(|signal| *signal == name)?;
+        u8::try_from(index + 1).ok()
     };
     number.filter(|number| (1..=RTMAX).contains(number))
 }
 
-/// Names in the order of their numbers, from 1, as on x86, ARM and RISC-V.
+/// Names of the signals in the order of their numbers, from 1, as on x86, ARM and RISC-V.
 const SIGNALS: [&str; 31] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
     "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
@@ -120,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn signals() {
+    fn signal_names_have_linux_numbers() {
         for (name, number) in [
             ("SIGHUP", Some(1)),
             ("SIGTERM", Some(15)),

@@ -1,4 +1,4 @@
-//! Answers of the tools for files as JSON, by the rules of `json.rs`.
+//! JSON form of the responses of the file tools, by the rules of `json.rs`.
 
 use jig::api::v1::{
     ApplyPatchResponse, CellType, CreateDirectoryResponse, DeletePathResponse, EditFileResponse,
@@ -150,8 +150,7 @@ fn file_type(number: i32) -> Value {
 
 #[cfg(test)]
 mod tests {
-    /// Each field of the protos has its place. The names are taken from the descriptors, so that a
-    /// new field is noticed here.
+    /// Compares with the descriptors, so that new fields are noticed.
     #[cfg(feature = "daemon")]
     #[test]
     fn all_fields_are_there() {

@@ -1,8 +1,7 @@
-//! `grpc.health.v1.Health/Check`.
+//! Client for the standard health check, `grpc.health.v1.Health/Check`.
 //!
-//! The two messages are written out here because tonic-health, whose client this would be, comes
-//! with its server and is a dependency of the daemon alone: twenty lines against a crate for every
-//! user of the client.
+//! The two messages are written out here. tonic-health has this client, but comes with a server and
+//! is a dependency of the daemon only: twenty lines against a crate for every user of the client.
 
 use tonic::{
     Code, Request, Response, Status, client::Grpc, codegen::http::uri::PathAndQuery,
@@ -10,17 +9,17 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-/// Whether a service is served.
+/// Health of the daemon or of one of its services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, prost::Enumeration)]
 #[repr(i32)]
 pub enum ServingStatus {
     /// Not known yet.
     Unknown = 0,
-    /// Calls are answered.
+    /// The service accepts calls.
     Serving = 1,
-    /// The daemon starts, drains, or cannot give the isolation asked for.
+    /// The daemon starts, drains, or cannot provide the required isolation level.
     NotServing = 2,
-    /// No such service. Answered by `Watch` only; `Check` fails with NOT_FOUND.
+    /// There is no such service. Only `Watch` returns it; `Check` fails with NOT_FOUND.
     ServiceUnknown = 3,
 }
 
@@ -37,7 +36,7 @@ pub(super) struct HealthCheckResponse {
 }
 
 impl ServingStatus {
-    /// Its name in the contract of gRPC, `NOT_SERVING`.
+    /// Returns the name in the gRPC contract, for example `NOT_SERVING`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -55,6 +54,7 @@ pub(super) async fn check(
 ) -> Result<Response<ServingStatus>, Status> {
     let mut grpc = Grpc::new(channel);
     grpc.ready().await.map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
+
     let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
     let response: Response<HealthCheckResponse> =
         grpc.unary(request, path, ProstCodec::default()).await?;

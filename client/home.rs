@@ -1,10 +1,10 @@
-//! Directories that nobody means as a workspace: commands may read and change all that is in it.
-
+//! Rejects directories that are hardly meant as a workspace, because commands could change all of
+//! it: the root directory, and the user's home directory or a parent of it.
 use std::{fs, path::Path};
 
 use crate::cli_error::CliError;
 
-/// Refuses the root directory, and the home directory and those above it unless that is insisted on.
+/// Returns an error for `/`. Also for the home directory and its parents, unless `is_allowed`.
 pub(crate) fn check(workspace: &Path, is_allowed: bool) -> Result<(), CliError> {
     let canonical = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let home = jig::daemon::home_dir().map(|home| canonical(&home));
@@ -32,17 +32,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_home_directory_is_no_project() {
+    fn home_and_root_directories_are_rejected() {
         let home = Some(Path::new("/home/me"));
-        let is_refused = |path: &str, allowed| problem(Path::new(path), home, allowed).is_some();
+        let is_rejected = |path: &str, allowed| problem(Path::new(path), home, allowed).is_some();
         for path in ["/", "/home", "/home/me"] {
-            assert!(is_refused(path, false), "{path}");
+            assert!(is_rejected(path, false), "{path}");
         }
         for path in ["/home/me/project", "/home/you", "/srv"] {
-            assert!(!is_refused(path, false), "{path}");
+            assert!(!is_rejected(path, false), "{path}");
         }
-        assert!(is_refused("/", true) && !is_refused("/home/me", true));
-        // That of a service that has none.
+        assert!(is_rejected("/", true) && !is_rejected("/home/me", true));
+        // The home directory `/` of a service account.
         assert!(problem(Path::new("/srv"), Some(Path::new("/")), false).is_none());
     }
 }

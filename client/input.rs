@@ -1,4 +1,4 @@
-//! What a command takes from its arguments, a file or standard input.
+//! Input of a subcommand: an argument, a local file or standard input.
 
 use std::{
     fs::File,
@@ -10,23 +10,23 @@ use clap::Args;
 
 use crate::{cli_error::CliError, local_error::LocalError};
 
-/// Most bytes that one call takes: the daemon's own limit.
+/// Maximum size of the input. The daemon has the same limit.
 const MAX_INPUT_BYTES: u64 = 10 << 20;
 
-/// Where text comes from: standard input, unless something else is given.
+/// Source of the text: --text, --from, or standard input by default.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub(crate) struct InputSource {
-    /// The text itself. Without this and --from, standard input is read.
+    /// The text itself. Default: read it from --from or standard input.
     #[arg(long, allow_hyphen_values = true)]
     text: Option<String>,
-    /// File on this side to read it from; `-` is standard input.
+    /// Local file to read the text from; `-` is standard input.
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 }
 
 impl InputSource {
-    /// All of it.
+    /// Reads the whole input.
     pub(crate) fn read_bytes(self) -> Result<Vec<u8>, CliError> {
         match (self.text, self.from) {
             (Some(text), _) => Ok(text.into_bytes()),
@@ -35,27 +35,27 @@ impl InputSource {
         }
     }
 
-    /// All of it, which must be text.
+    /// Reads the whole input, which must be UTF-8 text.
     pub(crate) fn read_string(self) -> Result<String, CliError> {
         utf8_string(self.read_bytes()?)
     }
 }
 
-/// Content of a file on this side; `-` is standard input.
+/// Reads a local file; `-` is standard input.
 pub(crate) fn read_file(path: PathBuf) -> Result<Vec<u8>, CliError> {
     if path.as_os_str() == "-" {
-        let fails = |error| LocalError::new("standard input cannot be read", &error);
+        let fails = |error| LocalError::new("cannot read standard input", &error);
         return read_limited("standard input", io::stdin().lock(), fails);
     }
+
     let fails = |error| LocalError::file(&path, &error);
     let file = File::open(&path).map_err(fails)?;
     read_limited(&format!("the local file {path:?}"), file, fails)
 }
 
-/// Bytes that must be text.
+/// Converts the input to text.
 pub(crate) fn utf8_string(bytes: Vec<u8>) -> Result<String, CliError> {
-    String::from_utf8(bytes)
-        .map_err(|_| CliError::Usage("the input must be text in UTF-8".to_owned()))
+    String::from_utf8(bytes).map_err(|_| CliError::Usage("the input must be UTF-8 text".to_owned()))
 }
 
 fn read_limited(
@@ -67,7 +67,7 @@ fn read_limited(
     source.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(fails)?;
     if bytes.len() as u64 > MAX_INPUT_BYTES {
         return Err(CliError::Usage(format!(
-            "{name} is over 10 MiB: copy whole files with `jig cp`"
+            "{name} is larger than 10 MiB: copy whole files with `jig cp`"
         )));
     }
     Ok(bytes)

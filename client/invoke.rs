@@ -1,4 +1,4 @@
-//! Calls of tools by their names, in whichever vocabulary, and which tools there are.
+//! RPCs of `InvokeService` and `CatalogService`: calls of tools by name, and the list of tools.
 
 use super::{call::Client, error::CallError, methods::methods};
 use crate::api::v1::{
@@ -7,13 +7,13 @@ use crate::api::v1::{
 };
 
 methods! { catalog {
-    /// The tools that the caller may use, as a vendor of models wants them.
+    /// Lists the tools that the caller may use, in the format of a model vendor.
     list_tools(ListToolsRequest) -> ListToolsResponse;
 } }
 
 methods! { invocations {
-    /// Calls a tool by its name. What came of it is in the answer, also where it failed.
+    /// Calls a tool by its name. A failure of the tool is part of the response, not an error.
     invoke(InvokeRequest) -> InvokeResponse;
-    /// Calls several tools at once, as jobs.
+    /// Calls several tools concurrently, as jobs.
     invoke_batch(InvokeBatchRequest) -> InvokeBatchResponse;
 } }

@@ -1,10 +1,10 @@
-//! What to do where this machine cannot isolate commands as strongly as is asked for by default.
+//! Hint for hosts that cannot isolate commands as strongly as the default requires.
 
 use std::env;
 
 use crate::{cli_error::CliError, global::GlobalArgs};
 
-/// Adds the line that would work, where a daemon of our own was to run a command and knows one.
+/// Adds a command line that would work, if the daemon for this call could not isolate the command.
 pub(crate) fn with_isolation_hint(global: &GlobalArgs, mut failure: CliError) -> CliError {
     if let CliError::Call(error) = &mut failure
         && global.address().is_none()
@@ -17,10 +17,9 @@ pub(crate) fn with_isolation_hint(global: &GlobalArgs, mut failure: CliError) ->
     failure
 }
 
-/// The word that says what was to be done.
+/// Returns the subcommand of this process.
 fn subcommand() -> String {
-    let known = ["run", "exec"];
     let mut words = env::args().skip(1);
-    let found = words.find(|word| known.contains(&word.as_str()));
-    found.unwrap_or_else(|| "run".to_owned())
+    let subcommand = words.find(|word| ["run", "exec"].contains(&word.as_str()));
+    subcommand.unwrap_or_else(|| "run".to_owned())
 }

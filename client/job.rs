@@ -1,4 +1,4 @@
-//! Jobs: calls of tools that nobody waits for.
+//! RPCs of `JobService`: tool calls that run in the background.
 
 use tonic::Streaming;
 
@@ -9,7 +9,7 @@ use crate::api::v1::{
     WatchJobRequest, WatchJobResponse, watch_job_response::Event,
 };
 
-/// What becomes of a job, as it happens.
+/// Stream of the events of a job.
 #[derive(Debug)]
 pub struct JobEvents {
     messages: Streaming<WatchJobResponse>,
@@ -17,24 +17,24 @@ pub struct JobEvents {
 }
 
 methods! { jobs {
-    /// Puts a call of a tool into a queue. Once this is answered, it will be made.
+    /// Queues a tool call as a job. Once the daemon has responded, the call will be made.
     submit_job(SubmitJobRequest) -> SubmitJobResponse;
-    /// A job and, once it has ended, its result.
+    /// Returns a job and, once it has ended, its result.
     get_job(GetJobRequest) -> GetJobResponse;
-    /// One page of the jobs of the workspace, without their results.
+    /// Lists one page of the workspace's jobs, without their results.
     list_jobs(ListJobsRequest) -> ListJobsResponse;
-    /// Waits until a job has ended, or for as long as the request says.
+    /// Waits until a job has ended, at most for the time in the request.
     wait_job(WaitJobRequest) -> WaitJobResponse;
-    /// Ends a job, and waits until it has ended.
+    /// Cancels a job and waits until it has ended.
     cancel_job(CancelJobRequest) -> CancelJobResponse;
 } }
 
 impl Client {
-    /// Watches a job, from offsets of its output on.
+    /// Streams the events of a job, from the given offsets of its output on.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn watch_job(&self, request: WatchJobRequest) -> Result<JobEvents, CallError> {
         let deadline = self.deadline();
         let mut jobs = self.jobs();
@@ -44,17 +44,18 @@ impl Client {
 }
 
 impl JobEvents {
-    /// What comes next; nothing behind the end of the job.
+    /// Waits for the next event. Returns `None` after the end of the job.
     ///
     /// # Errors
     ///
-    /// When the call failed: watch on from the offsets behind what came.
+    /// Returns an error if the call fails. To resume, watch from the end of the output received so
+    /// far.
     pub async fn next(&mut self) -> Result<Option<Event>, CallError> {
         loop {
             match self.deadline.enforce(self.messages.message()).await? {
                 None => return Ok(None),
                 Some(WatchJobResponse { event: Some(event) }) => return Ok(Some(event)),
-                // Of a later version.
+                // A newer daemon may send an event that this client does not know.
                 Some(WatchJobResponse { event: None }) => {}
             }
         }

@@ -1,5 +1,5 @@
-//! Answers as JSON: names as in the protos, enums by name, zero values printed, an absent value as
-//! null, all integers as numbers (none of them comes near 2^53).
+//! JSON form of responses: field names as in the protos, enums by name, zero values printed, absent
+//! values as null, and all integers as numbers (none comes near 2^53).
 
 use jig::{
     api::v1::{
@@ -192,7 +192,7 @@ fn workspace(workspace: &Workspace) -> Value {
     })
 }
 
-/// The name of an enum's value, or its number when a newer daemon knows one that we do not.
+/// Returns the name of an enum's value, or its number if only a newer daemon knows the name.
 pub(crate) fn enum_name<E>(known: Result<&'static str, E>, number: i32) -> Value {
     known.map_or_else(|_| number.into(), Value::from)
 }
@@ -213,14 +213,13 @@ mod tests {
     }
 
     #[test]
-    fn values_of_enums_that_are_not_known_are_numbers() {
+    fn unknown_enum_values_are_numbers() {
         let value = run(&RunResponse { outcome: 99, exit_code: Some(0), ..RunResponse::default() });
         assert_eq!(value["outcome"], 99);
         assert_eq!(value["exit_code"], 0);
     }
 
-    /// Each field of the protos has its place. The names are taken from the descriptors, so that a
-    /// new field is noticed here.
+    /// Compares with the descriptors, so that new fields are noticed.
     #[cfg(feature = "daemon")]
     #[test]
     fn all_fields_are_there() {

@@ -1,12 +1,11 @@
-//! What is on this side of the connection and cannot be used, in the terms in which the daemon tells
-//! the same of what is in the workspace.
+//! Errors about local files, with the codes and reasons that the daemon uses for workspace files.
 
 use std::{
     io::{self, ErrorKind},
     path::Path,
 };
 
-/// Kinds of errors, with code and reason.
+/// Kinds of I/O errors, with gRPC code and reason.
 const ERROR_KIND_NAMES: [(ErrorKind, &str, &str); 10] = [
     (ErrorKind::NotFound, "NOT_FOUND", "FILE_NOT_FOUND"),
     (ErrorKind::PermissionDenied, "PERMISSION_DENIED", "PERMISSION_DENIED"),
@@ -20,21 +19,21 @@ const ERROR_KIND_NAMES: [(ErrorKind, &str, &str); 10] = [
     (ErrorKind::InvalidFilename, "INVALID_ARGUMENT", "INVALID_PARAMS"),
 ];
 
-/// Why something on this side cannot be used.
+/// A local file or another local resource that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LocalError {
-    /// Name of the gRPC code that says so.
+    /// Name of the gRPC code.
     pub(crate) code: &'static str,
-    /// Reason as the contract names it, where it has one.
+    /// Reason of the contract, if it has one.
     pub(crate) reason: Option<&'static str>,
-    /// What happened, and to what.
+    /// What happened, and to which file.
     pub(crate) message: String,
-    /// The file, if it is one.
+    /// Path of the file, if the error is about a file.
     pub(crate) path: Option<String>,
 }
 
 impl LocalError {
-    /// A file or directory.
+    /// A file or directory that cannot be used.
     pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
         Self {
             path: Some(path.display().to_string()),
@@ -42,47 +41,46 @@ impl LocalError {
         }
     }
 
-    /// Something that is there already and must not be replaced.
+    /// An existing file that must not be replaced.
     pub(crate) fn file_exists(path: &Path) -> Self {
-        let message =
-            format!("the local file {path:?} is there already, and --no-clobber was given");
+        let message = format!("the local file {path:?} exists, and --no-clobber was given");
         Self { message, ..Self::file(path, &ErrorKind::AlreadyExists.into()) }
     }
 
-    /// Something that is neither a regular file nor a directory.
+    /// A path that is neither a regular file nor a directory.
     pub(crate) fn not_a_file(path: &Path) -> Self {
         let message = format!("the local file {path:?} is not a regular file");
         Self { message, ..Self::file(path, &ErrorKind::IsADirectory.into()) }
     }
 
-    /// Something that a copy cannot be written to, for it would take its place: a device, a pipe.
+    /// A device or pipe, which a copy would replace instead of writing to it.
     pub(crate) fn not_a_destination(path: &Path) -> Self {
         let regular = Self::not_a_file(path);
-        let message = format!("{}: write there what `jig read` prints", regular.message);
+        let message = format!("{}: redirect the output of `jig read` to it", regular.message);
         Self { message, ..regular }
     }
 
-    /// A symbolic link where a copy is to be, and nothing where it leads to.
+    /// A symbolic link as the destination of a copy, whose target is missing.
     pub(crate) fn dangling_symlink(path: &Path) -> Self {
         let message = format!(
-            "the local file {path:?} is a symbolic link that leads to no file: remove it, or name the file that it should lead to"
+            "the local file {path:?} is a symbolic link to a missing file: remove it, or name its target"
         );
         Self { message, ..Self::file(path, &ErrorKind::NotFound.into()) }
     }
 
-    /// A symbolic link that whoever named the copy may not know of.
+    /// A symbolic link inside a destination directory. The user may not know that it is there.
     pub(crate) fn symlink(path: &Path) -> Self {
         Self {
             code: "PERMISSION_DENIED",
             reason: Some("SYMLINK_BLOCKED"),
             message: format!(
-                "the local file {path:?} is a symbolic link, which a copy of a directory does not follow: remove it, or copy the file by itself"
+                "the local file {path:?} is a symbolic link, and copies of directories do not follow links: remove it, or copy the file by itself"
             ),
             path: Some(path.display().to_string()),
         }
     }
 
-    /// Something that git would act on in a copy.
+    /// A file in a copied directory that git would act on.
     pub(crate) fn vcs_path(path: &Path, problem: &str) -> Self {
         Self {
             code: "FAILED_PRECONDITION",
@@ -94,7 +92,7 @@ impl LocalError {
         }
     }
 
-    /// Anything else. `problem` says what could not be done.
+    /// Any other error. `problem` says what could not be done.
     pub(crate) fn new(problem: &str, error: &io::Error) -> Self {
         let known = ERROR_KIND_NAMES.iter().find(|(kind, ..)| *kind == error.kind());
         Self {
@@ -111,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_told_in_the_terms_of_the_contract() {
+    fn io_errors_have_codes_and_reasons_of_the_contract() {
         for (errno, code, reason) in [
             (2, "NOT_FOUND", Some("FILE_NOT_FOUND")),
             (13, "PERMISSION_DENIED", Some("PERMISSION_DENIED")),

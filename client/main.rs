@@ -1,6 +1,7 @@
-//! The command `jig`. Thin: reads the arguments, decides what to do, does it, and turns the result
-//! into an exit code. Each subcommand is one file of `command/` or a folder; what talks to the
-//! daemon is the library.
+//! The command `jig`.
+//!
+//! Parses the arguments, finds a daemon, runs the subcommand and returns its exit code. Each
+//! subcommand is a file or a folder of `command/`. Communication with the daemon is in the library.
 
 mod bench;
 mod cli;
@@ -34,16 +35,17 @@ use cli::{Cli, CliCommand};
 use global::GlobalArgs;
 
 fn main() -> ExitCode {
-    // Before all else: a process that was started as the keeper of sandboxes must not have parsed
-    // anything, nor have threads.
+    // First of all: a process that is started as the keeper of sandboxes must not have parsed
+    // arguments or started threads.
     #[cfg(feature = "daemon")]
     jig::daemon::run_keeper_if_invoked();
 
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
-    // Before clap, which would take the flags of the daemon that have the names of ours.
+    // Before clap, because some flags of the daemon have the names of ours.
     if arguments.get(1).is_some_and(|first| first == "serve") {
         return command::serve::serve(arguments.split_off(2));
     }
+
     match Cli::parse_from(&arguments) {
         Ok(Cli { mut global, command }) => {
             global.runs_command = command.runs_command();
@@ -56,7 +58,7 @@ fn main() -> ExitCode {
                 }
             }
         }
-        Err(unparsed) => unparsed.report(),
+        Err(usage_error) => usage_error.report(),
     }
 }
 

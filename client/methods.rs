@@ -1,7 +1,7 @@
-//! Methods of RPCs that answer once: all have the same shape.
+//! Macro for the methods of unary RPCs, which all have the same shape.
 
-/// Makes methods of [`Client`](super::call::Client), each of which calls the RPC of its name at the
-/// `$service` of the connection.
+/// Defines methods of [`Client`](super::call::Client). Each calls the RPC of its name at
+/// `$service`.
 macro_rules! methods {
     ($service:ident { $($(#[$doc:meta])* $name:ident($request:ty) -> $response:ty;)* }) => {
         impl Client {
@@ -10,7 +10,7 @@ macro_rules! methods {
                 ///
                 /// # Errors
                 ///
-                /// When the call failed.
+                /// Returns an error if the call fails.
                 pub async fn $name(&self, request: $request) -> Result<$response, CallError> {
                     let mut service = self.$service();
                     self.unary(request, |request| async move { service.$name(request).await })

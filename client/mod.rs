@@ -1,6 +1,9 @@
-//! The Rust client of the daemon: connects, adds the context of calls (key, workspace, session,
-//! deadline, trace) to each of them, and turns statuses into errors that name their reason. What
-//! the command `jig` does with it is in `main.rs` and not part of the library.
+//! Rust client for the daemon's gRPC API.
+//!
+//! [`Client`] connects over TCP or a Unix socket and has one method per RPC. It adds the context of
+//! a call (API key, workspace, session, deadline, trace) as metadata, and turns a failed status
+//! into a [`CallError`] with the daemon's reason. The command `jig` (`main.rs`) is built on it and
+//! is not part of the library.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {

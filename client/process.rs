@@ -1,4 +1,4 @@
-//! Commands that are watched and fed while they run.
+//! RPCs of `ProcessService`: start, watch and control long-running and interactive commands.
 
 use tonic::{Code, Streaming};
 
@@ -14,14 +14,14 @@ use crate::api::v1::{
     WriteStdinResponse, attach_response, start_response,
 };
 
-/// What becomes of a process, from a position on.
+/// Stream of the events of a process, from a position on.
 #[derive(Debug)]
 pub struct ProcessEvents {
     source: ProcessEventStream,
     deadline: CallDeadline,
     position: AttachRequest,
     ended: bool,
-    /// The call, as the stream's first metadata name it: those at its end do not.
+    /// Call id from the stream's initial metadata. Its trailing metadata lacks the id.
     call_id: Option<String>,
 }
 
@@ -31,36 +31,37 @@ enum ProcessEventStream {
     Attach(Streaming<AttachResponse>),
 }
 
-/// Something that has become of a process.
+/// An event of a process.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ProcessEvent {
-    /// It was executed. The first event of each stream, but for [`ProcessEvent::KeepAlive`].
+    /// The process started. First event of each stream, except for [`ProcessEvent::KeepAlive`].
     Started(ProcessStarted),
-    /// It wrote to its standard output, or to its terminal.
+    /// Output on standard output, or on the terminal.
     Stdout(ProcessOutput),
-    /// It wrote to its standard error.
+    /// Output on standard error.
     Stderr(ProcessOutput),
-    /// Output was left out that is not kept any more.
+    /// Output that the daemon has already discarded.
     Gap(ProcessGap),
-    /// Nothing has happened for a while; maybe it waits for a sandbox.
+    /// No event for a while; the process may still wait for a sandbox.
     KeepAlive,
-    /// It has ended. The last event.
+    /// The process ended. Last event of each stream.
     Exited(ProcessExited),
 }
 
 impl Client {
-    /// Starts a command, and reads what becomes of it.
+    /// Starts a command and streams its events.
     ///
     /// # Errors
     ///
-    /// When the call failed; that the command was not started may be told by
-    /// [`ProcessEvents::next`] only.
+    /// Returns an error if the call fails. A command that cannot start may be reported by
+    /// [`ProcessEvents::next`] instead.
     pub async fn start(&self, request: StartRequest) -> Result<ProcessEvents, CallError> {
         let deadline = self.deadline();
         let keep_alive_sec = request.keep_alive_sec;
         let mut processes = self.processes();
         let events = deadline.enforce(processes.start(self.with_context(request))).await?;
+
         Ok(ProcessEvents {
             call_id: call_id_of(events.metadata()),
             source: ProcessEventStream::Start(events.into_inner()),
@@ -70,17 +71,20 @@ impl Client {
         })
     }
 
-    /// Reads what becomes of a command that was started before, from a position on:
-    /// [`ProcessEvents::position`] of the stream that was cut off.
+    /// Streams the events of a running process from a position on, for example after a lost
+    /// connection.
+    ///
+    /// [`ProcessEvents::position`] of the previous stream is where to resume.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn attach(&self, position: AttachRequest) -> Result<ProcessEvents, CallError> {
         let deadline = self.deadline();
         let mut processes = self.processes();
         let events =
             deadline.enforce(processes.attach(self.with_context(position.clone()))).await?;
+
         Ok(ProcessEvents {
             call_id: call_id_of(events.metadata()),
             source: ProcessEventStream::Attach(events.into_inner()),
@@ -90,11 +94,12 @@ impl Client {
         })
     }
 
-    /// Gives a process more to read, or ends its input. May be repeated with the same `write_id`.
+    /// Writes to the standard input of a process, or closes it. A retry with the same `write_id` is
+    /// safe.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn write_stdin(
         &self,
         request: WriteStdinRequest,
@@ -107,7 +112,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn send_signal(
         &self,
         request: SendSignalRequest,
@@ -116,11 +121,11 @@ impl Client {
         self.unary(request, |request| async move { processes.send_signal(request).await }).await
     }
 
-    /// Tells the terminal of a process how large it is.
+    /// Sets the size of a process's terminal.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn resize_terminal(
         &self,
         request: ResizeTerminalRequest,
@@ -133,7 +138,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn list_processes(&self) -> Result<ListProcessesResponse, CallError> {
         let mut processes = self.processes();
         self.unary(ListProcessesRequest {}, |request| async move {
@@ -144,32 +149,37 @@ impl Client {
 }
 
 impl ProcessEvents {
-    /// What comes next; nothing behind the end of the process.
+    /// Waits for the next event. Returns `None` after the end of the process.
     ///
     /// # Errors
     ///
-    /// When the call failed; also when the stream ends before the process does.
+    /// Returns an error if the call fails, or if the stream ends before the process does.
     pub async fn next(&mut self) -> Result<Option<ProcessEvent>, CallError> {
         if self.ended {
             return Ok(None);
         }
-        let named = |mut error: CallError| {
+
+        let with_call_id = |mut error: CallError| {
             error.call_id = error.call_id.or_else(|| self.call_id.clone());
             error
         };
+
         loop {
             let event = match &mut self.source {
                 ProcessEventStream::Start(events) => {
-                    let message = self.deadline.enforce(events.message()).await.map_err(named)?;
+                    let message =
+                        self.deadline.enforce(events.message()).await.map_err(with_call_id)?;
                     message.map(|message| message.event.map(ProcessEvent::from))
                 }
                 ProcessEventStream::Attach(events) => {
-                    let message = self.deadline.enforce(events.message()).await.map_err(named)?;
+                    let message =
+                        self.deadline.enforce(events.message()).await.map_err(with_call_id)?;
                     message.map(|message| message.event.map(ProcessEvent::from))
                 }
             };
+
             match event {
-                // An event of a newer daemon, which the contract lets us pass over.
+                // A newer daemon may send an event that this client does not know.
                 Some(None) => {}
                 Some(Some(event)) => {
                     self.update_position(&event);
@@ -177,13 +187,14 @@ impl ProcessEvents {
                 }
                 None => {
                     let text = "the stream ended before the process did";
-                    return Err(named(CallError::local(Code::DataLoss, text)));
+                    return Err(with_call_id(CallError::local(Code::DataLoss, text)));
                 }
             }
         }
     }
 
-    /// Where another stream is to go on. Its `process_id` is empty before the process is known.
+    /// Returns the position from which another stream can resume. Its `process_id` is empty until
+    /// the process has started.
     #[must_use]
     pub fn position(&self) -> &AttachRequest {
         &self.position
@@ -192,6 +203,7 @@ impl ProcessEvents {
     fn update_position(&mut self, event: &ProcessEvent) {
         let position = &mut self.position;
         let end = |output: &ProcessOutput| output.offset + output.data.len() as u64;
+
         match event {
             ProcessEvent::Started(started) => position.process_id.clone_from(&started.process_id),
             ProcessEvent::Stdout(output) => {
@@ -213,7 +225,7 @@ impl ProcessEvents {
     }
 }
 
-/// The two kinds of messages hold the same events.
+/// Converts the events of both streams, which have the same variants.
 macro_rules! events {
     ($($module:ident)*) => {
         $(

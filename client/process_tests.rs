@@ -1,4 +1,4 @@
-//! Streams of processes from a daemon that does what real ones rarely do.
+//! Tests of process streams against a fake daemon with rare behaviour.
 
 use std::{pin::Pin, time::Duration};
 
@@ -15,28 +15,32 @@ use crate::api::v1::{
     start_response::Event,
 };
 
-/// A daemon whose commands wait for a sandbox first, and are lost then.
+/// A daemon whose commands first wait for a sandbox and are then lost.
 struct FakeProcessService;
 
 #[tokio::test]
-async fn a_process_that_waits_for_a_sandbox_is_alive_before_it_is_started() {
+async fn keep_alive_precedes_start_and_errors_carry_the_call_id() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let incoming = UnixListenerStream::new(UnixListener::bind(&path).unwrap());
     let serving = Server::builder()
         .add_service(ProcessServiceServer::new(FakeProcessService))
         .serve_with_incoming(incoming);
+
     let calling = async {
         let address = format!("unix:{}", path.display());
         let client = Client::connect(&address, Options::default()).await.unwrap();
         let mut events = client.start(StartRequest::default()).await.unwrap();
+
         let first = events.next().await.unwrap();
         assert_eq!(first, Some(ProcessEvent::KeepAlive));
         assert_eq!(events.position().process_id, "");
+
         let second = events.next().await.unwrap();
         assert!(matches!(second, Some(ProcessEvent::Started(_))), "{second:?}");
         assert_eq!(events.position().process_id, "01ID");
-        // The status at the end names no call; what the stream began with does.
+
+        // The trailing status lacks the call id; the initial metadata has it.
         let error = events.next().await.unwrap_err();
         assert_eq!(error.code, Code::Internal);
         assert_eq!(error.call_id.as_deref(), Some("01CALL"));

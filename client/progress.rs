@@ -1,4 +1,4 @@
-//! How far a transfer has come: one line on standard error, when that is a terminal.
+//! Progress of a transfer: one line on standard error, if it is a terminal.
 
 use std::io;
 
@@ -8,48 +8,51 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::escape;
 
-/// The line, after the name.
+/// Template of the line.
 const PROGRESS_TEMPLATE: &str = "{name} [{bar:12}] {percent:>3}% {binary_bytes} of {binary_total_bytes} ({binary_bytes_per_sec})";
-/// Most columns of that, with one that stays free: a terminal may wrap a line that reaches the last.
+/// Columns of the line without the name, and one free column: some terminals wrap a full line.
 const RESERVED_COLUMNS: usize = 64;
-/// Columns of a terminal that reports none.
+/// Assumed width of a terminal that reports none.
 const DEFAULT_COLUMNS: u16 = 80;
-/// Times that the line is drawn in a second, at most.
+/// Maximum redraws of the line per second.
 const MAX_DRAWS_PER_SECOND: u8 = 10;
 
-/// The line of one file. It is removed when this is dropped.
+/// Progress line of one file. Dropping it removes the line.
 #[derive(Debug)]
 pub(crate) struct ProgressLine(ProgressBar);
 
 impl ProgressLine {
-    /// The line of a file. Nothing is drawn where `quiet`, without a terminal, and on a dumb one.
+    /// Draws nothing if `quiet`, without a terminal, and on a dumb terminal.
     pub(crate) fn new(name: &str, quiet: bool) -> Self {
         let target = if quiet {
             ProgressDrawTarget::hidden()
         } else {
             ProgressDrawTarget::stderr_with_hz(MAX_DRAWS_PER_SECOND)
         };
+
         let name = escape::name(name).into_owned();
         let style = ProgressStyle::with_template(PROGRESS_TEMPLATE)
             .expect("the template is valid")
             .progress_chars("= ")
             .with_key("name", move |_: &ProgressState, line: &mut dyn std::fmt::Write| {
-                // Each time: the terminal may have been resized.
+                // Read each time, because the terminal may have been resized.
                 let columns = tcgetwinsize(io::stderr()).map_or(0, |size| size.ws_col);
                 let columns = if columns == 0 { DEFAULT_COLUMNS } else { columns };
                 let columns = usize::from(columns).saturating_sub(RESERVED_COLUMNS);
-                // Drawing to a terminal that is gone is no failure of the transfer.
+                // A terminal that has gone is no failure of the transfer.
                 line.write_str(&truncate_start(&name, columns)).ok();
             });
+
         Self(ProgressBar::with_draw_target(Some(0), target).with_style(style))
     }
 
-    /// So many bytes of the file have been transferred.
+    /// Shows that `bytes` of `size` bytes have been transferred.
     pub(crate) fn update(&self, bytes: u64, size: u64) {
         let before = self.0.position();
         self.0.set_length(size);
         self.0.set_position(bytes);
-        // What a resumed transfer begins with does not count for its rate.
+
+        // Bytes from before a resume do not count for the rate.
         if before == 0 || bytes < before {
             self.0.reset_eta();
         }
@@ -62,26 +65,29 @@ impl Drop for ProgressLine {
     }
 }
 
-/// The end of a name, which tells more than its beginning, in at most so many columns.
+/// Returns the end of a name, in at most `columns` columns. The end says more than the start.
 fn truncate_start(name: &str, columns: usize) -> String {
     if name.width() <= columns {
         return name.to_owned();
     }
+
     let mut width = 1; // of the ellipsis
     let fits = |&(_, character): &(usize, char)| {
         width += character.width().unwrap_or(0);
         width <= columns
     };
+
     let start = name.char_indices().rev().take_while(fits).last();
     start.map_or_else(String::new, |(start, _)| format!("…{}", &name[start..]))
 }
 
-/// Bytes for people: `1.5 MiB`.
+/// Formats a size for people: `1.5 MiB`.
 pub(crate) fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
     }
+
     let mut tenths = u128::from(bytes) * 10;
     let mut name = "B";
     for unit in UNITS {
@@ -99,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts() {
+    fn sizes_have_units() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -113,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_cut_at_their_beginning() {
+    fn names_are_truncated_at_the_start() {
         for (name, columns, cut) in [
             ("name", 4, "name"),
             ("a/name", 5, "…name"),

@@ -1,6 +1,7 @@
-//! How answers are shown to people: on a terminal, what others chose is only text, and there are
-//! colours, unless `NO_COLOR` or `CLICOLOR` says otherwise (no-color.org, bixense.com/clicolors).
-//! Programs get everything as it is.
+//! Output style: escapes and colours on a terminal, plain data in pipes and files.
+//!
+//! `NO_COLOR` and `CLICOLOR` control colours (no-color.org, bixense.com/clicolors). On a terminal,
+//! untrusted text is escaped.
 
 use std::{
     borrow::Cow,
@@ -12,7 +13,7 @@ pub(crate) use anstyle::AnsiColor as Colour;
 
 use crate::escape;
 
-/// What standard output is to look like.
+/// Style of standard output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Style {
     escaped: bool,
@@ -20,30 +21,30 @@ pub(crate) struct Style {
 }
 
 impl Style {
-    /// That of our standard output.
+    /// Returns the style of this process's standard output.
     pub(crate) fn of_stdout() -> Self {
         let stdout = io::stdout();
         let coloured = AutoStream::choice(&stdout) != ColorChoice::Never;
         Self { escaped: coloured || stdout.is_terminal(), coloured }
     }
 
-    /// That of a pipe or file.
+    /// Returns the style of a pipe or file.
     #[cfg(test)]
     pub(crate) fn plain() -> Self {
         Self { escaped: false, coloured: false }
     }
 
-    /// A name that others chose.
+    /// Escapes an untrusted name.
     pub(crate) fn escape_name(self, name: &str) -> Cow<'_, str> {
         if self.escaped { escape::name(name) } else { Cow::Borrowed(name) }
     }
 
-    /// Lines that others wrote.
+    /// Escapes untrusted lines.
     pub(crate) fn escape_text(self, text: &str) -> Cow<'_, str> {
         if self.escaped { escape::text(text) } else { Cow::Borrowed(text) }
     }
 
-    /// The text, which is ours or was made harmless, in this colour.
+    /// Colours a text, which must be trusted or escaped.
     pub(crate) fn paint(self, colour: Colour, text: &str) -> String {
         if !self.coloured {
             return text.to_owned();
@@ -52,12 +53,13 @@ impl Style {
         format!("{style}{text}{style:#}")
     }
 
-    /// A unified diff, its lines by what they do.
+    /// Escapes a unified diff and colours its lines by their kind.
     pub(crate) fn paint_diff(self, diff: &str) -> String {
         let diff = self.escape_text(diff);
         if !self.coloured {
             return diff.into_owned();
         }
+
         let mut painted = String::new();
         for line in diff.split_inclusive('\n') {
             let text = line.trim_end_matches('\n');
@@ -82,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_and_escapes_are_for_terminals() {
+    fn terminals_get_colours_and_escapes() {
         let diff = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\x1b[5m\n c";
         assert_eq!(Style::plain().paint_diff(diff), diff);
         let terminal = Style { escaped: true, coloured: true };

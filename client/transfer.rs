@@ -1,4 +1,4 @@
-//! Files of any size, sent and received in parts; what was lost with a connection is made good.
+//! File transfer of any size in chunks. Uploads and downloads resume after a lost connection.
 
 use std::{
     fs::File,
@@ -17,16 +17,16 @@ use crate::api::v1::{
     UploadRequest, UploadResponse, UploadStart, upload_request::Part,
 };
 
-/// Bytes in one message of an upload.
+/// Size of the data in one upload message.
 const UPLOAD_CHUNK_BYTES: usize = 256 * 1024;
-/// Attempts in a row that may bring nothing before a transfer is given up.
+/// Consecutive attempts without progress after which a transfer fails.
 const MAX_FRUITLESS_ATTEMPTS: u32 = 8;
-/// Attempts to receive a file that is changed each time, before it is given up.
+/// Attempts to download a file that changes each time, after which the download fails.
 const MAX_CHANGED_ATTEMPTS: u32 = 4;
-/// Wait before the second attempt; it doubles from there.
+/// Delay before the second attempt. It doubles with each further one.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The parts of a file, in order and without gaps, checked against the sum of their bytes.
+/// Parts of a file, in order and without gaps, verified against the daemon's SHA-256.
 #[derive(Debug)]
 pub struct DownloadParts {
     parts: Streaming<DownloadResponse>,
@@ -36,38 +36,40 @@ pub struct DownloadParts {
     complete: bool,
 }
 
-/// What was received.
+/// Result of a download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DownloadSummary {
-    /// Bytes that were received: all of the file.
+    /// Size of the file.
     pub size_bytes: u64,
-    /// SHA-256 of what was received, in lower-case hexadecimal.
+    /// SHA-256 of the received bytes, in lower-case hexadecimal.
     pub sha256: String,
     /// Permission bits of the file.
     pub mode: u32,
 }
 
-/// Why a file was not sent or received to its end.
+/// Reason why a file was not transferred completely.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
     /// The call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The file on this side cannot be read or written.
-    #[error("the file on this side cannot be used")]
+    /// The local file cannot be read or written.
+    #[error("the local file cannot be read or written")]
     Local(#[source] io::Error),
 }
 
 impl Client {
-    /// Sends the bytes of `file` from `offset` on, as one call. `start` says what they are and
-    /// where they go. `progress` is told how many bytes of the file were given to the connection.
-    /// Reading the file may block the thread.
+    /// Uploads the bytes of `file` from `offset` on, in one call.
+    ///
+    /// `start` has the size, the destination and other properties. `progress` receives the number
+    /// of bytes of the file that were passed to the connection. Reading the file may block the
+    /// thread.
     ///
     /// # Errors
     ///
-    /// When the call failed or the file could not be read.
+    /// Returns an error if the call fails or the file cannot be read.
     pub async fn upload(
         &self,
         start: UploadStart,
@@ -76,45 +78,53 @@ impl Client {
         mut progress: impl FnMut(u64) + Send + 'static,
     ) -> Result<UploadResponse, TransferError> {
         let size = start.size_bytes;
-        let failed = Arc::new(Mutex::new(None));
-        let failure = Arc::clone(&failed);
+
+        let read_error = Arc::new(Mutex::new(None));
+        let read_error_slot = Arc::clone(&read_error);
         let mut at = offset;
+
         let chunks = std::iter::from_fn(move || {
             if at >= size {
                 return None;
             }
-            let most = usize::try_from(size - at)
-                .map_or(UPLOAD_CHUNK_BYTES, |left| left.min(UPLOAD_CHUNK_BYTES));
-            let mut data = vec![0; most];
+            let length = usize::try_from(size - at)
+                .map_or(UPLOAD_CHUNK_BYTES, |rest| rest.min(UPLOAD_CHUNK_BYTES));
+            let mut data = vec![0; length];
+
             match file.read_at(&mut data, at) {
-                // Shorter than it was: the daemon says that bytes are missing.
+                // The file became shorter. The daemon reports the missing bytes.
                 Ok(0) => return None,
                 Ok(read) => data.truncate(read),
                 Err(error) => {
-                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *read_error_slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                     return None;
                 }
             }
+
             let offset = at;
             at += data.len() as u64;
             progress(at);
             Some(Part::Chunk(UploadChunk { offset, data: data.into() }))
         });
+
         let parts = std::iter::once(Part::Start(start)).chain(chunks);
         let messages = tokio_stream::iter(parts.map(|part| UploadRequest { part: Some(part) }));
+
         let mut transfers = self.transfers();
-        let answer = self.deadline().enforce(transfers.upload(self.with_context(messages))).await;
-        if let Some(error) = failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        let response = self.deadline().enforce(transfers.upload(self.with_context(messages))).await;
+
+        if let Some(error) = read_error.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(TransferError::Local(error));
         }
-        Ok(answer?.into_inner())
+        Ok(response?.into_inner())
     }
 
-    /// Asks how far an upload has come.
+    /// Returns the progress of an upload.
     ///
     /// # Errors
     ///
-    /// When the call failed; `UPLOAD_NOT_FOUND` when there is nothing to resume.
+    /// Returns an error if the call fails; the reason is `UPLOAD_NOT_FOUND` if there is nothing to
+    /// resume.
     pub async fn get_upload(
         &self,
         request: GetUploadRequest,
@@ -123,32 +133,35 @@ impl Client {
         self.unary(request, |request| async move { transfers.get_upload(request).await }).await
     }
 
-    /// Sends a file. Where `start` has an `upload_id`, it goes on where an earlier attempt was
-    /// broken off, and makes further ones when the connection is lost.
+    /// Uploads a file, with retries.
+    ///
+    /// If `start` has an `upload_id`, the upload resumes where an earlier attempt stopped, and is
+    /// retried after a lost connection.
     ///
     /// # Errors
     ///
-    /// When a call failed for another reason, or too many in a row; when the file could not be
-    /// read.
+    /// Returns an error if a call fails for another reason or too often in a row, or if the file
+    /// cannot be read.
     pub async fn send_file(
         &self,
         file: &File,
         start: UploadStart,
         progress: impl FnMut(u64) + Clone + Send + 'static,
     ) -> Result<UploadResponse, TransferError> {
-        let mut patience = RetryBudget::default();
+        let mut retry_budget = RetryBudget::default();
         loop {
             let result = match self.resume_offset(&start).await {
                 Ok(offset) => {
-                    patience.record_progress(offset);
+                    retry_budget.record_progress(offset);
                     let file = file.try_clone().map_err(TransferError::Local)?;
                     self.upload(start.clone(), file, offset, progress.clone()).await
                 }
                 Err(error) => Err(error.into()),
             };
+
             match result {
                 Err(TransferError::Call(error)) if is_retryable(&error) => {
-                    patience.wait_or_fail(error).await?;
+                    retry_budget.wait_or_fail(error).await?;
                 }
                 result => return result,
             }
@@ -161,18 +174,18 @@ impl Client {
         };
         let request = GetUploadRequest { upload_id: id.clone() };
         match self.get_upload(request).await {
-            // Of a complete one nothing is sent; the daemon repeats its answer.
-            Ok(known) => Ok(known.offset.min(start.size_bytes)),
+            // A complete upload sends nothing. The daemon repeats its response.
+            Ok(upload) => Ok(upload.offset.min(start.size_bytes)),
             Err(error) if error.reason.as_deref() == Some("UPLOAD_NOT_FOUND") => Ok(0),
             Err(error) => Err(error),
         }
     }
 
-    /// Reads a file, part by part.
+    /// Downloads a file as a stream of parts.
     ///
     /// # Errors
     ///
-    /// When the call failed.
+    /// Returns an error if the call fails.
     pub async fn download(&self, request: DownloadRequest) -> Result<DownloadParts, CallError> {
         let deadline = self.deadline();
         let next_offset = request.offset;
@@ -182,47 +195,50 @@ impl Client {
         Ok(DownloadParts { parts, deadline, next_offset, hasher: Sha256::new(), complete: false })
     }
 
-    /// Receives the file at `path` of the workspace into `file`, which is empty and open for reading
-    /// and writing. Runs of zeros take no room there. Goes on when the connection is lost, and starts
-    /// again when the file was changed meanwhile: what comes is the file as it was at one time.
-    /// `progress` is told the bytes that came and the size. Writing may block the thread.
+    /// Downloads the workspace file at `path` into `file`, with retries.
+    ///
+    /// `file` must be empty, and open for reading and writing. Runs of zeros become holes in it.
+    /// The download resumes after a lost connection, and restarts if the file changed: the result
+    /// is the file as it was at one time. `progress` receives the bytes received so far and the
+    /// size of the file. Writing may block the thread.
     ///
     /// # Errors
     ///
-    /// When a call failed for another reason, or too many in a row; `STALE_FILE` when the file was
-    /// changed each time; when `file` could not be written.
+    /// Returns an error if a call fails for another reason or too often in a row, or if `file`
+    /// cannot be written. The reason is `STALE_FILE` if the file changed during each attempt.
     pub async fn receive_file(
         &self,
         path: &str,
         file: &mut File,
         mut progress: impl FnMut(u64, u64),
     ) -> Result<DownloadSummary, TransferError> {
-        let mut patience = RetryBudget::default();
-        let mut version = 1;
+        let mut retry_budget = RetryBudget::default();
+        let mut attempt = 1;
         let mut request = DownloadRequest { path: path.to_owned(), ..DownloadRequest::default() };
         loop {
-            let began_at = request.offset;
+            let start_offset = request.offset;
             let result = self.receive_attempt(&mut request, file, &mut progress).await;
             match result {
-                Ok(mut whole) => {
-                    if began_at > 0 {
-                        // The daemon's sum is that of the last call's bytes alone.
-                        let sum = sha256_of(file).await.map_err(TransferError::Local)?;
-                        whole.sha256 = sum.1;
+                Ok(mut summary) => {
+                    if start_offset > 0 {
+                        // The daemon's checksum covers only the bytes of the last call.
+                        let (_, sha256) = sha256_of(file).await.map_err(TransferError::Local)?;
+                        summary.sha256 = sha256;
                     }
-                    return Ok(whole);
+                    return Ok(summary);
                 }
                 Err(TransferError::Call(error)) if is_retryable(&error) => {
-                    patience.record_progress(request.offset);
-                    patience.wait_or_fail(error).await?;
+                    retry_budget.record_progress(request.offset);
+                    retry_budget.wait_or_fail(error).await?;
                 }
                 Err(TransferError::Call(error)) if error.name() == "STALE_FILE" => {
-                    if version == MAX_CHANGED_ATTEMPTS {
+                    if attempt == MAX_CHANGED_ATTEMPTS {
                         return Err(changed_each_time_error(path).into());
                     }
-                    tokio::time::sleep(INITIAL_BACKOFF * (1 << (version - 1))).await;
-                    version += 1;
-                    patience.record_progress(0);
+                    tokio::time::sleep(INITIAL_BACKOFF * (1 << (attempt - 1))).await;
+
+                    attempt += 1;
+                    retry_budget.record_progress(0);
                     request.offset = 0;
                     request.expected_version = None;
                     file.set_len(0).map_err(TransferError::Local)?;
@@ -232,7 +248,7 @@ impl Client {
         }
     }
 
-    /// One attempt; `request` is moved on with what came.
+    /// Downloads once, from the offset of `request` on. Advances `request` by what arrives.
     async fn receive_attempt(
         &self,
         request: &mut DownloadRequest,
@@ -241,37 +257,40 @@ impl Client {
     ) -> Result<DownloadSummary, TransferError> {
         let mut parts = self.download(request.clone()).await?;
         file.seek(SeekFrom::Start(request.offset)).map_err(TransferError::Local)?;
-        let mut whole = DownloadSummary { size_bytes: 0, sha256: String::new(), mode: 0 };
+        let mut summary = DownloadSummary { size_bytes: 0, sha256: String::new(), mode: 0 };
         let mut size = request.offset;
+
         while let Some(part) = parts.next().await? {
             let expected = request.expected_version.get_or_insert_with(|| part.version.clone());
             if *expected != part.version {
                 return Err(CallError::stale_file(&request.path).into());
             }
             size = part.size_bytes;
-            whole.mode = part.mode;
+            summary.mode = part.mode;
             write_sparse(file, &part.data).map_err(TransferError::Local)?;
             request.offset = part.offset + part.data.len() as u64;
-            whole.sha256 = part.sha256.unwrap_or_default();
+            summary.sha256 = part.sha256.unwrap_or_default();
             progress(request.offset, part.size_bytes);
         }
-        // It was cut off before its first bytes were read.
+
+        // The file was truncated before its first bytes were read.
         if request.offset != size {
             return Err(CallError::stale_file(&request.path).into());
         }
+
         file.set_len(size).map_err(TransferError::Local)?;
-        whole.size_bytes = size;
-        Ok(whole)
+        summary.size_bytes = size;
+        Ok(summary)
     }
 }
 
 impl DownloadParts {
-    /// The next part; none after the last.
+    /// Waits for the next part. Returns `None` after the last one.
     ///
     /// # Errors
     ///
-    /// When the call failed, a part does not begin where the one before it ended, or the parts are
-    /// not what the daemon has sent.
+    /// Returns an error if the call fails, if a part does not start where the previous one ended,
+    /// or if the checksum does not match.
     pub async fn next(&mut self) -> Result<Option<DownloadResponse>, CallError> {
         let Some(part) = self.deadline.enforce(self.parts.message()).await? else {
             if self.complete {
@@ -282,16 +301,17 @@ impl DownloadParts {
         };
         if part.offset != self.next_offset {
             let text =
-                format!("bytes {} to {} of the file did not come", self.next_offset, part.offset);
+                format!("bytes {} to {} of the file are missing", self.next_offset, part.offset);
             return Err(CallError::local(Code::DataLoss, text));
         }
+
         self.next_offset += part.data.len() as u64;
         self.hasher.update(&part.data);
         if let Some(sha256) = &part.sha256 {
             self.complete = true;
-            let came = hex_digest(self.hasher.clone());
-            if came != *sha256 {
-                let text = format!("what came has the SHA-256 {came}, and {sha256} was sent");
+            let received = hex_digest(self.hasher.clone());
+            if received != *sha256 {
+                let text = format!("the received bytes have the SHA-256 {received}, not {sha256}");
                 return Err(CallError::local(Code::DataLoss, text));
             }
         }
@@ -299,27 +319,28 @@ impl DownloadParts {
     }
 }
 
-/// Size and SHA-256, in lower-case hexadecimal, of a file on this side. Lets other tasks of the
-/// thread go on meanwhile.
+/// Returns the size of a local file and its SHA-256, in lower-case hexadecimal.
+///
+/// Yields to other tasks between reads.
 ///
 /// # Errors
 ///
-/// When it cannot be read.
+/// Returns an error if the file cannot be read.
 pub async fn sha256_of(file: &File) -> io::Result<(u64, String)> {
-    let (mut sum, mut size) = (Sha256::new(), 0);
+    let (mut hasher, mut size) = (Sha256::new(), 0);
     let mut buffer = vec![0; UPLOAD_CHUNK_BYTES];
     loop {
         let read = file.read_at(&mut buffer, size)?;
         if read == 0 {
-            return Ok((size, hex_digest(sum)));
+            return Ok((size, hex_digest(hasher)));
         }
-        sum.update(buffer.get(..read).unwrap_or_default());
+        hasher.update(buffer.get(..read).unwrap_or_default());
         size += read as u64;
         tokio::task::yield_now().await;
     }
 }
 
-/// How often it is tried again.
+/// Limits the consecutive attempts without progress.
 #[derive(Debug, Default)]
 struct RetryBudget {
     fruitless_attempts: u32,
@@ -327,7 +348,7 @@ struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// Attempts that bring something are not counted.
+    /// Resets the count if the transfer has advanced.
     fn record_progress(&mut self, offset: u64) {
         if offset > self.offset {
             self.fruitless_attempts = 0;
@@ -335,36 +356,38 @@ impl RetryBudget {
         self.offset = offset;
     }
 
+    /// Waits before the next attempt, or returns `error` if too many failed.
     async fn wait_or_fail(&mut self, error: CallError) -> Result<(), CallError> {
         self.fruitless_attempts += 1;
         if self.fruitless_attempts >= MAX_FRUITLESS_ATTEMPTS {
             return Err(error);
         }
+
         let wait = INITIAL_BACKOFF * (1 << (self.fruitless_attempts - 1));
         tokio::time::sleep(error.retry_after.unwrap_or(wait)).await;
         Ok(())
     }
 }
 
-/// Whether the same call may go well a moment later: when the connection was lost, the daemon had no
-/// room, or heard nothing of this side for a while, as when that was stopped. A daemon whose state
-/// directory is lost needs its operator.
+/// Returns whether a retry may succeed: after a lost connection, while the daemon is saturated, or
+/// after it heard nothing from this client for a while (for example because the client was
+/// stopped). A daemon without its state directory needs its operator.
 fn is_retryable(error: &CallError) -> bool {
-    let may_pass = [Code::ResourceExhausted, Code::DeadlineExceeded].contains(&error.code);
+    let is_transient = [Code::ResourceExhausted, Code::DeadlineExceeded].contains(&error.code);
     let is_unavailable = error.code == Code::Unavailable && error.name() != "STATE_LOST";
-    is_unavailable || may_pass && error.retry_after.is_some()
+    is_unavailable || is_transient && error.retry_after.is_some()
 }
 
 fn changed_each_time_error(path: &str) -> CallError {
     CallError {
         message: format!(
-            "{path:?} was changed each of the {MAX_CHANGED_ATTEMPTS} times that it was read: copy it when nothing writes to it"
+            "{path:?} changed during each of {MAX_CHANGED_ATTEMPTS} attempts to read it: copy it when nothing writes to it"
         ),
         ..CallError::stale_file(path)
     }
 }
 
-/// Writes at the position of the file. Zeros become a hole.
+/// Writes at the file's position. A block of zeros becomes a hole.
 fn write_sparse(file: &mut File, data: &[u8]) -> io::Result<()> {
     if is_zero(data) {
         let length = i64::try_from(data.len()).map_err(io::Error::other)?;
@@ -379,8 +402,8 @@ fn is_zero(data: &[u8]) -> bool {
     data.chunks(ZEROS.len()).all(|chunk| ZEROS.starts_with(chunk))
 }
 
-fn hex_digest(sum: Sha256) -> String {
-    let bytes = sum.finalize();
+fn hex_digest(hasher: Sha256) -> String {
+    let bytes = hasher.finalize();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -389,19 +412,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_go_well_a_moment_later_is_tried_again() {
+    fn transient_errors_are_retried() {
         let wait = Some(Duration::ZERO);
-        for (code, retry_after, again) in [
+        for (code, retry_after, expected) in [
             (Code::Unavailable, None, true),
             (Code::ResourceExhausted, wait, true),
             (Code::ResourceExhausted, None, false),
-            // Silence of this side, and a deadline.
+            // The client was silent for too long; or a deadline passed.
             (Code::DeadlineExceeded, wait, true),
             (Code::DeadlineExceeded, None, false),
             (Code::NotFound, wait, false),
         ] {
             let error = CallError { retry_after, ..CallError::local(code, "x") };
-            assert_eq!(is_retryable(&error), again, "{code:?} {retry_after:?}");
+            assert_eq!(is_retryable(&error), expected, "{code:?} {retry_after:?}");
         }
         let state_lost = CallError {
             reason: Some("STATE_LOST".to_owned()),

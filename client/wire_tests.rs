@@ -1,5 +1,5 @@
-//! The client against a server that does what real ones rarely do: answers too late, leaves gaps,
-//! breaks off.
+//! Tests of the client against a fake server with rare behaviour: late responses, gaps, broken
+//! streams.
 
 mod fake;
 
@@ -22,16 +22,16 @@ use crate::api::v1::{
     transfer_service_server::TransferServiceServer,
 };
 
-/// A fake that serves until this is dropped.
+/// A fake server that runs until this is dropped.
 struct Serving {
     address: String,
-    /// One of its own, as a server's connections are tasks that outlive the server.
+    /// A runtime of its own, because a server's connections are tasks that outlive the server.
     runtime: Option<Runtime>,
     _directory: TempDir,
 }
 
 #[tokio::test]
-async fn each_call_carries_the_context() {
+async fn each_call_carries_the_options() {
     let fake = serve().await;
     let options = Options {
         key: Some("k".into()),
@@ -42,6 +42,7 @@ async fn each_call_carries_the_context() {
         request_id: Some("r".into()),
     };
     let client = Client::connect(&fake.address, options).await.unwrap();
+
     let metadata = client.run(command("metadata")).await.unwrap().stdout;
     for pair in [
         "authorization=Bearer k;",
@@ -53,6 +54,7 @@ async fn each_call_carries_the_context() {
     ] {
         assert!(metadata.contains(pair), "{metadata}");
     }
+
     let other = client.without_request_id();
     let metadata = other.run(command("metadata")).await.unwrap().stdout;
     assert!(metadata.contains("jig-session=s;"), "{metadata}");
@@ -69,11 +71,11 @@ async fn deadlines_end_calls_and_streams() {
     let mut written = Vec::new();
     let error = copy(&client, "hang", &mut written).await.unwrap_err();
     assert_eq!(error.code, Code::DeadlineExceeded);
-    assert_eq!(written, b"0123456789", "what came before the deadline stays");
+    assert_eq!(written, b"0123456789", "output before the deadline is kept");
 }
 
 #[tokio::test]
-async fn details_of_errors_survive_the_wire() {
+async fn error_details_survive_the_wire() {
     let fake = serve().await;
     let client = client(&fake, None).await;
     let request = ReadFileRequest { path: "nope".into(), ..ReadFileRequest::default() };
@@ -85,7 +87,7 @@ async fn details_of_errors_survive_the_wire() {
 }
 
 #[tokio::test]
-async fn pages_are_asked_for_until_the_last() {
+async fn listing_fetches_all_pages() {
     let fake = serve().await;
     let client = client(&fake, None).await;
     let mut pages = client.list_files_by_page(ListFilesRequest::default());
@@ -98,7 +100,7 @@ async fn pages_are_asked_for_until_the_last() {
 }
 
 #[tokio::test]
-async fn artifacts_have_no_gaps() {
+async fn artifacts_with_gaps_are_rejected() {
     let fake = serve().await;
     let client = client(&fake, None).await;
     let mut written = Vec::new();
@@ -111,10 +113,11 @@ async fn artifacts_have_no_gaps() {
 }
 
 #[tokio::test]
-async fn downloads_are_whole_and_what_was_sent() {
+async fn incomplete_or_corrupt_downloads_are_rejected() {
     let fake = serve().await;
     let client = client(&fake, None).await;
     let directory = tempfile::tempdir().unwrap();
+
     for (path, outcome) in [
         ("whole", Ok(20)),
         ("gap", Err(Code::DataLoss)),
@@ -123,30 +126,32 @@ async fn downloads_are_whole_and_what_was_sent() {
     ] {
         let request = DownloadRequest { path: path.to_owned(), ..DownloadRequest::default() };
         let mut parts = client.download(request).await.unwrap();
-        let came = async {
+        let received = async {
             let mut bytes = 0;
             while let Some(part) = parts.next().await? {
                 bytes += part.data.len();
             }
             Ok(bytes)
         };
-        let came = came.await.map_err(|error: CallError| error.code);
-        assert_eq!(came, outcome, "{path}");
+        let received = received.await.map_err(|error: CallError| error.code);
+        assert_eq!(received, outcome, "{path}");
     }
+
     let mut file = std::fs::File::options()
         .read(true)
         .write(true)
         .create_new(true)
         .open(directory.path().join("file"))
         .unwrap();
-    let whole = client.receive_file("replaced", &mut file, |_, _| {}).await.unwrap();
-    assert_eq!(whole.size_bytes, 20);
+
+    let summary = client.receive_file("replaced", &mut file, |_, _| {}).await.unwrap();
+    assert_eq!(summary.size_bytes, 20);
     let content = std::fs::read(directory.path().join("file")).unwrap();
-    assert_eq!(content, b"01234567890123456789", "it was read from the start again");
+    assert_eq!(content, b"01234567890123456789", "the download restarted");
 }
 
 #[tokio::test]
-async fn health_is_that_of_the_standard() {
+async fn health_check_follows_the_standard() {
     let fake = serve().await;
     let client = client(&fake, None).await;
     assert_eq!(client.check_health("").await.unwrap(), ServingStatus::Serving);
@@ -156,17 +161,18 @@ async fn health_is_that_of_the_standard() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_dies_is_unavailable() {
+async fn dead_daemon_is_unavailable() {
     let mut fake = serve().await;
     let client = client(&fake, None).await;
     let call = client.run(command("hang"));
-    let death = async {
+    let kill = async {
         // The call must have reached the daemon.
         client.check_health("").await.unwrap();
-        fake.die();
+        fake.kill();
     };
-    let (answer, ()) = tokio::join!(call, death);
-    assert_eq!(answer.unwrap_err().code, Code::Unavailable);
+    let (response, ()) = tokio::join!(call, kill);
+    assert_eq!(response.unwrap_err().code, Code::Unavailable);
+
     let error = client.run(command("metadata")).await.unwrap_err();
     assert_eq!(error.code, Code::Unavailable);
 }
@@ -195,6 +201,7 @@ async fn serve() -> Serving {
     let address = format!("unix:{}", socket.display());
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (bound, is_bound) = oneshot::channel();
+
     let server = async move {
         let (reporter, health) = tonic_health::server::health_reporter();
         reporter.set_service_status("sick", tonic_health::ServingStatus::NotServing).await;
@@ -209,13 +216,14 @@ async fn serve() -> Serving {
             .await
             .unwrap();
     };
+
     runtime.spawn(server);
     is_bound.await.unwrap();
     Serving { address, runtime: Some(runtime), _directory: directory }
 }
 
 impl Serving {
-    fn die(&mut self) {
+    fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -224,6 +232,6 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.die();
+        self.kill();
     }
 }

@@ -97,7 +97,7 @@ fn the_exit_code_is_the_commands() {
         (text(&output.stdout), text(&output.stderr)),
         (
             "out\n",
-            "jig: no running daemon serves this directory: using one of this call's own\nerr\n"
+            "jig: no running daemon serves this directory: starting one for this call\nerr\n"
         )
     );
 }

@@ -90,7 +90,7 @@ async fn a_running_daemon_is_used_only_in_the_directory_that_it_serves() {
     let daemon = Daemon::start().await;
     let runtime = runtime_of(&daemon);
     let elsewhere = tempfile::tempdir().unwrap();
-    let own = "jig: no running daemon serves this directory: using one of this call's own\n";
+    let own = "jig: no running daemon serves this directory: starting one for this call\n";
 
     let output = jig(&daemon.workspace(), runtime.path(), &["run", "echo here > a; id -u"]);
     let says = told(&output, 0);
@@ -240,7 +240,7 @@ async fn a_host_without_namespaces_is_told_the_line_that_works() {
         (&[("JIG_MINIMUM_LEVEL", "L9")], &["run", "id"]),
     ] {
         let says = told(&jig_without_namespaces("/", variables, arguments), 125);
-        assert!(says.contains("give L3, L2 or L1"), "{says}");
+        assert!(says.contains("must be L3, L2 or L1"), "{says}");
     }
 }
 

@@ -27,16 +27,18 @@ const CLI_AGENT: &str = "cli_agent";
 
 /// Call a tool by its name, and print what goes back to the model.
 ///
-/// `jig call read_file path=README.md end_line=3`; `jig tools` lists the tools, and `jig tools --format
-/// json-schema` what they take. With --json, print all that came of it, also where the tool failed: the
-/// object of the vocabulary's document, where it has one (`agentbench`, `cli_agent`).
+/// `jig call read_file path=README.md end_line=3`; `jig tools` lists the tools, and `jig tools
+/// --format json-schema` what they take. With --json, print all that came of it, also where the
+/// tool failed: the object of the vocabulary's document, where it has one (`agentbench`,
+/// `cli_agent`).
 ///
-/// Exits with 0, or as `jig run` does: with the exit code of a command that it ran; 128+n when signal n ended
-/// it, 124 when its time was up, 130 when it was cancelled, 125 when the tool or jig failed.
+/// Exits with 0, or as `jig run` does: with the exit code of a command that it ran; 128+n when
+/// signal n ended it, 124 when its time was up, 130 when it was cancelled, 125 when the tool or jig
+/// failed.
 #[derive(Debug, Args)]
 pub(crate) struct CallArgs {
-    /// Vocabulary that the tool is of: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`, `openai`,
-    /// `rauskuclaw`. Without it, that of the contract.
+    /// Vocabulary that the tool is of: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
+    /// `openai`, `rauskuclaw`. Without it, that of the contract.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,
     /// Name of the tool: `read_file`.
@@ -166,7 +168,8 @@ fn with_newline(mut text: String) -> String {
     text
 }
 
-/// What is worth knowing beside the text: why it failed and what to do, what is left out, what goes on.
+/// What is worth knowing beside the text: why it failed and what to do, what is left out, what goes
+/// on.
 fn notes(response: &InvokeResponse) -> Vec<String> {
     let mut notes = Vec::new();
     if let (Some(error), false) = (&response.error, is_success(response)) {

@@ -28,7 +28,8 @@ const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 /// With --json, one record a line, as the daemon keeps it.
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Go on with what happens from now on, until interrupted, also when the daemon is away for a while.
+    /// Go on with what happens from now on, until interrupted, also when the daemon is away for a
+    /// while.
     #[arg(short, long)]
     follow: bool,
     /// Only what comes behind the record of this number.

@@ -1,4 +1,4 @@
-//! What the server does: little, and that wrong where a name says so.
+//! Fake server. Names in requests (`hang`, `gap`, `wrong`, `short`) select its misbehaviour.
 
 use std::{collections::HashMap, pin::Pin};
 
@@ -13,7 +13,6 @@ use crate::api::v1::{
     transfer_service_server::TransferService,
 };
 
-/// The server.
 pub(super) struct FakeDaemon;
 
 #[tonic::async_trait]
@@ -220,17 +219,19 @@ impl TransferService for FakeDaemon {
         Err(Status::unimplemented(""))
     }
 
-    /// `replaced` breaks off once, and is another file when the rest is asked for.
+    /// The path `replaced` is truncated once, and another file when the rest is requested.
     async fn download(
         &self,
         request: Request<DownloadRequest>,
     ) -> Result<Response<Self::DownloadStream>, Status> {
-        const SUM: &str = "bcc4f85ba8b31c4ff8a5a8d3a8b0b8f1";
+        const WRONG_SHA256: &str = "bcc4f85ba8b31c4ff8a5a8d3a8b0b8f1";
         let request = request.into_inner();
+
         if request.expected_version.is_some() {
             let details = ErrorDetails::with_error_info("STALE_FILE", "jig.v1", HashMap::new());
             return Err(Status::with_error_details(Code::Aborted, "", details));
         }
+
         let part = |offset, sha256: Option<String>| {
             Ok(DownloadResponse {
                 data: b"0123456789".to_vec().into(),
@@ -241,15 +242,16 @@ impl TransferService for FakeDaemon {
                 sha256,
             })
         };
+
         let whole = || vec![part(0, None), part(10, Some(sha256_of_twenty()))];
-        static BROKEN_OFF: std::sync::Once = std::sync::Once::new();
+        static TRUNCATED: std::sync::Once = std::sync::Once::new();
         let parts = match request.path.as_str() {
             "gap" => vec![part(0, None), part(11, None)],
-            "wrong" => vec![part(0, None), part(10, Some(SUM.to_owned()))],
+            "wrong" => vec![part(0, None), part(10, Some(WRONG_SHA256.to_owned()))],
             "short" => vec![part(0, None)],
             "replaced" => {
                 let mut parts = whole();
-                BROKEN_OFF.call_once(|| parts.truncate(1));
+                TRUNCATED.call_once(|| parts.truncate(1));
                 parts
             }
             _ => whole(),

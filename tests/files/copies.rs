@@ -44,7 +44,7 @@ async fn cp_replaces_regular_files_alone() {
         let told = sides.refused(&[":f", name]);
         assert!(told.contains("NOT_A_FILE") && told.contains("`jig read`"), "{told}");
     }
-    assert!(sides.refused(&[":f", "dangling"]).contains("leads to no file"));
+    assert!(sides.refused(&[":f", "dangling"]).contains("symbolic link to a missing file"));
     assert!(sides.refused(&[":f", "dir"]).contains("NOT_A_FILE"));
     assert_eq!(names(sides.here.path()), before);
     let kind = |name: &str| sides.at(name).symlink_metadata().unwrap().file_type();

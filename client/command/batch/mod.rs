@@ -29,10 +29,11 @@ const MAX_OUTPUT_CHARS: usize = 120;
 
 /// Make several calls of tools at once, as jobs, and tell what came of each.
 ///
-/// The file is a JSON object: `{"calls": [{"call_id": "a", "name": "read_file", "arguments": {"path": "README.md"}}]}`,
-/// with 1 to 20 calls, and if need be `mode` (`sync`, `async`), `wait_ms`, `queue`, `dialect` and `result_format`
-/// (as --format of `jig tools`). Exits with 1 when one of them failed; those that go on have not. Who interrupts it
-/// ends the waiting, and not the calls: `jig job cancel` ends one.
+/// The file is a JSON object: `{"calls": [{"call_id": "a", "name": "read_file", "arguments":
+/// {"path": "README.md"}}]}`, with 1 to 20 calls, and if need be `mode` (`sync`, `async`),
+/// `wait_ms`, `queue`, `dialect` and `result_format` (as --format of `jig tools`). Exits with 1
+/// when one of them failed; those that go on have not. Who interrupts it ends the waiting, and not
+/// the calls: `jig job cancel` ends one.
 #[derive(Debug, Args)]
 pub(crate) struct BatchArgs {
     /// The calls; `-` is standard input.
