@@ -1,15 +1,14 @@
-//! The comments of the protos, as models read them: what an RPC does, and what a field means.
+//! The comments of the protos: what an RPC does and what a field means, for models.
 
 use std::collections::HashMap;
 
 use prost_reflect::{DescriptorPool, FieldDescriptor, MethodDescriptor};
 
-/// Comments by the file and the path of what they stand before (`SourceCodeInfo.Location.path`).
+/// Comments by file and by path of the commented element (`SourceCodeInfo.Location.path`).
 #[derive(Debug)]
 pub(super) struct ProtoComments(HashMap<(String, Vec<i32>), String>);
 
 impl ProtoComments {
-    /// Reads all of them.
     pub(super) fn from_pool(pool: &DescriptorPool) -> Self {
         let mut comments = HashMap::new();
         for file in pool.file_descriptor_protos() {
@@ -17,53 +16,50 @@ impl ProtoComments {
                 let Some(comment) = &location.leading_comments else {
                     continue;
                 };
-                let place = (file.name().to_owned(), location.path.clone());
-                comments.insert(place, reflow(comment));
+                let key = (file.name().to_owned(), location.path.clone());
+                comments.insert(key, reflow(comment));
             }
         }
         Self(comments)
     }
 
-    /// What a field means.
     pub(super) fn field(&self, field: &FieldDescriptor) -> &str {
         self.lookup(field.parent_file().name(), field.path())
     }
 
-    /// What an RPC does.
     pub(super) fn method(&self, method: &MethodDescriptor) -> &str {
         self.lookup(method.parent_file().name(), method.path())
     }
 
     fn lookup(&self, file: &str, path: &[i32]) -> &str {
-        let place = (file.to_owned(), path.to_vec());
-        self.0.get(&place).map_or("", String::as_str)
+        let key = (file.to_owned(), path.to_vec());
+        self.0.get(&key).map_or("", String::as_str)
     }
 }
 
-/// The first sentence of a comment: what is behind it is for people who write programs.
+/// The first sentence of a comment. The rest is for programmers.
 pub(super) fn first_sentence(comment: &str) -> &str {
     let end = comment.find(". ").map_or(comment.len(), |at| at + 1);
     let paragraph = comment.find("\n\n").unwrap_or(comment.len());
     comment.get(..end.min(paragraph)).unwrap_or(comment)
 }
 
-/// A comment without the line breaks that its width made: those between paragraphs and before the points
-/// of a list stay.
+/// Joins the lines of each paragraph and list item of a comment.
 fn reflow(comment: &str) -> String {
-    let mut flowing = String::with_capacity(comment.len());
+    let mut text = String::with_capacity(comment.len());
     for line in comment.trim().lines().map(str::trim) {
         let separator = match line {
             "" => "\n\n",
-            _ if flowing.ends_with('\n') || flowing.is_empty() => "",
+            _ if text.ends_with('\n') || text.is_empty() => "",
             _ if line.starts_with("* ") => "\n",
             _ => " ",
         };
-        if separator != "\n\n" || !flowing.ends_with('\n') {
-            flowing.push_str(separator);
+        if separator != "\n\n" || !text.ends_with('\n') {
+            text.push_str(separator);
         }
-        flowing.push_str(line);
+        text.push_str(line);
     }
-    flowing
+    text
 }
 
 #[cfg(test)]
@@ -71,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_flow() {
+    fn lines_of_a_paragraph_are_joined() {
         assert_eq!(
             reflow(" One\n two.\n\n\n Errors:\n * a\n   b\n * c\n"),
             "One two.\n\nErrors:\n* a b\n* c"

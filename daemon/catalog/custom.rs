@@ -1,4 +1,4 @@
-//! Tools of the configuration, which commands are: what they take is what their own schemas say.
+//! Configured tools: each runs a command. Its parameters are defined by a JSON Schema.
 
 mod arguments;
 mod parameters;
@@ -20,76 +20,71 @@ use crate::{
     },
 };
 
-/// Most bytes of parameters, as JSON: about what the kernel lets a command have (`execve(2)`).
+/// Most bytes of parameters, as JSON: about the kernel's limit on arguments (`execve(2)`).
 const MAX_PARAMS_BYTES: usize = 2 << 20;
-/// Most comparisons of a byte of parameters with a part of the schema: about a second.
+/// Most comparisons of a byte of parameters with a part of the schema: about one second.
 const MAX_VALIDATION_WORK: usize = 256 << 20;
 /// The tool that runs the commands.
 pub(super) const RUN_TOOL: &str = "run";
 
-/// A tool of the configuration.
+/// A configured tool.
 #[derive(Debug)]
 pub(crate) struct CustomTool {
     name: &'static str,
-    /// As it was configured.
     config: ToolConfig,
     validator: Validator,
     hints: ToolHints,
-    /// Parameters that nobody is to read: their schemas say so of them, or of something in them (`writeOnly`).
+    /// Parameters whose values are hidden from people. Their schema, or one within it, has
+    /// `writeOnly`.
     write_only_params: BTreeSet<String>,
 }
 
-/// A call of such a tool, of which nothing is known to be wrong.
+/// A valid call of a configured tool.
 #[derive(Debug)]
 pub(crate) struct CustomCall {
     /// The program and its arguments.
     pub(crate) argv: Vec<String>,
-    /// For those who decide about it.
+    /// The parameters as policy rules match them.
     pub(crate) policy_view: PolicyView,
-    /// The parameters as its record has them.
+    /// The parameters as the call's record contains them.
     pub(crate) recorded_params: Json,
 }
 
 impl CustomTool {
-    /// As it was configured; the rest is as the `options` of `run` have it.
-    pub(super) fn new(written: ToolConfig, options: &v1::ToolOptions) -> Result<Self, String> {
-        let fields = &written.schema.fields;
-        let validator = build_validator(&Json::Object(fields.clone()))?;
-        let mut secret = BTreeSet::new();
-        for (name, schema) in written.properties().into_iter().flatten() {
-            if let Some(default) = schema.get("default") {
-                let of_default = build_validator(schema)?;
-                if !of_default.is_valid(default) {
-                    return Err(format!(
-                        "schema.properties.{name}: its default is not what it says of values"
-                    ));
-                }
+    /// Builds a tool from its configuration. `run_options` are those of `run`, which executes it.
+    pub(super) fn new(config: ToolConfig, run_options: &v1::ToolOptions) -> Result<Self, String> {
+        let validator = build_validator(&Json::Object(config.schema.fields.clone()))?;
+        let mut write_only_params = BTreeSet::new();
+        for (name, schema) in config.properties().into_iter().flatten() {
+            if let Some(default) = schema.get("default")
+                && !build_validator(schema)?.is_valid(default)
+            {
+                return Err(format!("schema.properties.{name}: its default does not match it"));
             }
             if has_write_only(schema) {
-                secret.insert(name.clone());
+                write_only_params.insert(name.clone());
             }
         }
-        let is_read_only = written.risk == ToolRisk::ReadOnly;
+
+        let is_read_only = config.risk == ToolRisk::ReadOnly;
         Ok(Self {
             hints: ToolHints {
                 read_only: is_read_only,
-                destructive: written.risk == ToolRisk::Dangerous,
+                destructive: config.risk == ToolRisk::Dangerous,
                 idempotent: is_read_only,
-                open_world: options.open_world,
+                open_world: run_options.open_world,
             },
-            name: written.name.clone().leak(),
-            write_only_params: secret,
+            name: config.name.clone().leak(),
+            write_only_params,
             validator,
-            config: written,
+            config,
         })
     }
 
-    /// Its name.
     pub(crate) fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What it may do.
     pub(crate) fn risk(&self) -> v1::Risk {
         match self.config.risk {
             ToolRisk::ReadOnly => v1::Risk::ReadOnly,
@@ -98,22 +93,22 @@ impl CustomTool {
         }
     }
 
-    /// How long it may take, where it is not as long as any command.
+    /// The time limit, if it differs from that of other commands.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         self.config.timeout
     }
 
-    /// With how much each byte of its parameters may have to be compared.
+    /// Most parts of the schema that a byte of the parameters may be compared with.
     pub(crate) fn validation_cost(&self) -> usize {
         self.config.schema.validation_cost
     }
 
-    /// Whether it has a parameter of this name.
+    /// Whether the tool has a parameter of this name.
     pub(crate) fn has_param(&self, name: &str) -> bool {
         self.param_names().any(|known| known == name)
     }
 
-    /// What models are told of it. It answers as `run` does.
+    /// The definition for models. The response has the format of `run`.
     pub(super) fn definition(&self, output: Option<Map<String, Json>>) -> ToolDefinition {
         ToolDefinition {
             name: self.config.name.clone(),
@@ -127,22 +122,23 @@ impl CustomTool {
         }
     }
 
-    /// Reads the parameters of a call; `plain` says how a path reads without detours. Everything that is wrong with
-    /// them is told.
+    /// Validates the parameters of a call and reports all violations. `normalize_path` normalizes a
+    /// path of the workspace.
     pub(crate) fn prepare_call(
         &self,
         given: &Map<String, Json>,
         normalize_path: impl Fn(&str) -> Option<String>,
     ) -> Result<CustomCall, Error> {
         let bytes = Json::Object(given.clone()).to_string().len();
-        let most = MAX_PARAMS_BYTES.min(MAX_VALIDATION_WORK / self.validation_cost().max(1));
-        if bytes > most {
+        let max_bytes = MAX_PARAMS_BYTES.min(MAX_VALIDATION_WORK / self.validation_cost().max(1));
+        if bytes > max_bytes {
             let text = format!(
-                "the parameters of {} have {bytes} bytes as JSON, and may have {most}: give less",
+                "the parameters of {} have {bytes} bytes as JSON; at most {max_bytes} are allowed: give less",
                 self.name
             );
             return Err(Error::new(Reason::InvalidParams, text));
         }
+
         let params = self.read_params(given, bytes)?;
         Ok(CustomCall {
             argv: self.render_argv(&params)?,
@@ -152,8 +148,7 @@ impl CustomTool {
     }
 }
 
-/// What compares values with a schema. A pattern takes as long as its text is, whatever it says; and nothing is
-/// fetched.
+/// Builds the validator of a schema. It matches patterns in linear time and fetches nothing.
 fn build_validator(schema: &Json) -> Result<Validator, String> {
     jsonschema::options()
         .with_draft(Draft::Draft202012)
@@ -161,12 +156,12 @@ fn build_validator(schema: &Json) -> Result<Validator, String> {
         .with_pattern_options(PatternOptions::regex())
         .build(schema)
         .map_err(|error| {
-            let place = error.instance_path().to_string().replace('/', ".");
-            format!("schema{place}: {error}")
+            let path = error.instance_path().to_string().replace('/', ".");
+            format!("schema{path}: {error}")
         })
 }
 
-/// Whether a schema says of a value, or of something in it, that nobody is to read it.
+/// Whether a schema, or one within it, has `writeOnly`.
 fn has_write_only(schema: &Json) -> bool {
     match schema {
         Json::Object(fields) => fields

@@ -1,44 +1,43 @@
-//! What models are told of a tool, whichever vendor's they are.
+//! The definition of a tool for models, independent of the vendor's format.
 
 use serde_json::{Map, Value as Json};
 
 use crate::api::v1::{Risk, ToolOptions};
 
-/// A tool.
+/// A tool as models see it.
 #[derive(Debug, Clone)]
 pub(crate) struct ToolDefinition {
-    /// Name that models call it by.
+    /// Name that models call.
     pub(crate) name: String,
-    /// Name for people; empty where there is none.
+    /// Name for people; may be empty.
     pub(crate) title: String,
-    /// What it does, and what is worth knowing about it.
     pub(crate) description: String,
-    /// JSON Schema of its parameters, an object.
+    /// JSON Schema of the parameters: an object.
     pub(crate) input_schema: Map<String, Json>,
-    /// JSON Schema of its answer, an object, where it has that shape.
+    /// JSON Schema of the response, if it is an object.
     pub(crate) output_schema: Option<Map<String, Json>>,
-    /// How it behaves.
     pub(crate) hints: ToolHints,
-    /// What it may do, at worst.
+    /// The worst that the tool may do.
     pub(crate) risk: Risk,
-    /// Whether somebody is asked, by that risk, before a call of it is made: rules may say otherwise of some.
+    /// Whether calls need approval by default at this risk. Rules may decide otherwise for some
+    /// calls.
     pub(crate) requires_approval: bool,
 }
 
-/// How a tool behaves, as clients of MCP ask about it.
+/// Behaviour hints, as MCP defines them (`ToolAnnotations`).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ToolHints {
-    /// Whether a call leaves everything as it was.
+    /// Whether a call changes nothing.
     pub(crate) read_only: bool,
-    /// Whether a call can destroy what was there before it.
+    /// Whether a call can destroy existing data.
     pub(crate) destructive: bool,
-    /// Whether repeating a call changes nothing further.
+    /// Whether a repeated call has no further effect.
     pub(crate) idempotent: bool,
     /// Whether a call reaches beyond the workspace.
     pub(crate) open_world: bool,
 }
 
-/// The name of a risk, as people write it.
+/// The name of a risk in configuration and output.
 pub(crate) fn risk_name(risk: Risk) -> &'static str {
     match risk {
         Risk::ReadOnly => "read_only",
@@ -48,11 +47,10 @@ pub(crate) fn risk_name(risk: Risk) -> &'static str {
 }
 
 impl ToolHints {
-    /// What is assumed of a tool of which nothing is known.
+    /// The assumption for a tool without declared hints.
     pub(crate) const WORST_CASE: Self =
         Self { read_only: false, destructive: true, idempotent: false, open_world: true };
 
-    /// Those of a tool.
     pub(crate) fn from_options(options: &ToolOptions) -> Self {
         Self {
             read_only: options.read_only,
@@ -62,7 +60,7 @@ impl ToolHints {
         }
     }
 
-    /// Those of a tool that calls others, of which it is one.
+    /// The hints of a tool that calls both tools.
     pub(crate) fn merge(self, other: Self) -> Self {
         Self {
             read_only: self.read_only && other.read_only,
@@ -79,18 +77,18 @@ mod tests {
 
     use crate::daemon::catalog::{Catalog, render::RenderFormat};
 
-    /// Every description that a schema has.
-    fn undescribed(schema: &Value, place: &str, found: &mut Vec<String>) {
+    /// Collects the properties without a description.
+    fn undescribed(schema: &Value, path: &str, missing: &mut Vec<String>) {
         let properties = schema.get("properties").and_then(Value::as_object);
         for (name, property) in properties.into_iter().flatten() {
-            let place = format!("{place}.{name}");
+            let path = format!("{path}.{name}");
             if property.get("description").is_none() {
-                found.push(place.clone());
+                missing.push(path.clone());
             }
-            undescribed(property, &place, found);
+            undescribed(property, &path, missing);
         }
         if let Some(items) = schema.get("items") {
-            undescribed(items, place, found);
+            undescribed(items, path, missing);
         }
     }
 
@@ -109,20 +107,23 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_with_these_parameters() {
+    fn read_file_parameters_have_the_expected_schema() {
         let catalog = Catalog::load().unwrap();
         let definition = catalog.definition("read_file").unwrap();
         let input = Value::from(definition.input_schema.clone());
         assert_eq!(input["required"], serde_json::json!(["path"]));
         assert_eq!(input["additionalProperties"], false);
+
         let bytes = &input["properties"]["max_bytes"];
         assert_eq!(
             (&bytes["type"], &bytes["minimum"], &bytes["maximum"]),
             (&"integer".into(), &1.into(), &10_485_760.into())
         );
+
         let strict = RenderFormat::OpenaiResponses.render(std::slice::from_ref(&definition));
         let strict = &strict[0];
         assert_eq!(strict["strict"], true);
+
         let all = strict["parameters"]["properties"].as_object().unwrap();
         let required = strict["parameters"]["required"].as_array().unwrap();
         assert_eq!(all.len(), required.len());

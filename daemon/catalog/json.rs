@@ -1,9 +1,10 @@
-//! Messages as JSON: parameters that come by name, and answers that go out so. Every field that does not
-//! fit is told, not only the first, until there are as many as are told at all.
+//! Converts messages from and to JSON: parameters by name, and responses.
+//!
+//! Reading reports every field that does not fit, up to [`MAX_VIOLATIONS`].
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "kinds of values that fit nothing, in enums of another crate"
+    reason = "kinds of values that never fit, in enums of another crate"
 )]
 
 use std::collections::HashMap;
@@ -25,12 +26,14 @@ use super::{
 };
 use crate::daemon::error::{Error, MAX_VIOLATIONS, Violation};
 
-/// Reads both alphabets, with and without padding, as the mapping of protobuf says.
+/// Accepts both alphabets, with and without padding, as ProtoJSON requires.
 const LENIENT_BASE64: GeneralPurposeConfig =
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
 
-/// Reads `parameters` as a message with these rules. Numbers may be written as strings; null is as good as
-/// not given. Where something does not fit, what breaks the rules in the rest is told with it.
+/// Reads `parameters` as a message with these rules.
+///
+/// Numbers may be given as strings. Null counts as missing. If a value does not fit, the error also
+/// contains the violations of rules by the other fields.
 pub(super) fn read(
     rules: &MessageRules,
     parameters: &Map<String, Json>,
@@ -41,33 +44,37 @@ pub(super) fn read(
     if violations.is_empty() {
         return Ok(message);
     }
+
     let mut others = rules.violations(&message);
     others.retain(|other| {
-        !violations.iter().any(|told| is_same_or_within(&told.field, &other.field))
+        !violations.iter().any(|reported| is_same_or_within(&reported.field, &other.field))
     });
     violations.append(&mut others);
     Err(violations)
 }
 
-/// Whether a field is another one, or lies in it, which was left out then.
+/// Whether `field` is `other` or within it. Then `other` is missing from the message.
 fn is_same_or_within(field: &str, other: &str) -> bool {
     let rest = field.strip_prefix(other);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
-/// Writes a message, with the zero values of fields that always have one. What was not given and could have been is
-/// left out, rather than null.
+/// Writes a message, including zero values of fields without presence. Omits absent fields with
+/// presence.
 pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error> {
     let options = SerializeOptions::new()
         .use_proto_field_name(true)
         .stringify_64_bit_integers(false)
         .skip_default_fields(false);
+
     let json = message
         .serialize_with_options(serde_json::value::Serializer, &options)
         .map_err(Error::internal)?;
+
     let Json::Object(mut fields) = json else {
         return Err(Error::internal("a message is no JSON object"));
     };
+
     for field in message.descriptor().fields() {
         if let Kind::Message(kind) = field.kind()
             && kind.full_name() == "google.protobuf.Struct"
@@ -79,12 +86,15 @@ pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error
     Ok(fields)
 }
 
-/// Writes numbers without a fraction as JSON text has them: a `google.protobuf.Struct` has one kind of numbers only.
+/// Writes whole numbers without a fraction. A `google.protobuf.Struct` stores all numbers as
+/// doubles.
 fn write_whole_numbers(value: &mut Json) {
     match value {
         Json::Number(number) => {
-            let whole = number.as_f64().filter(|number| number.fract() == 0.0);
-            let whole = whole.and_then(|number| format!("{number:.0}").parse::<i64>().ok());
+            let whole = number
+                .as_f64()
+                .filter(|number| number.fract() == 0.0)
+                .and_then(|number| format!("{number:.0}").parse::<i64>().ok());
             if let Some(whole) = whole {
                 *value = whole.into();
             }
@@ -95,10 +105,10 @@ fn write_whole_numbers(value: &mut Json) {
     }
 }
 
-/// What is wanted where an object of any names should be.
+/// The accepted forms of a map, for error texts.
 pub(crate) const MAP_EXPECTED: &str = "an object, or a list of entries that have a key and a value, and nothing else, and no key twice";
 
-/// The object that a list of its entries stands for, each `{"key": …, "value": …}`, and each key once.
+/// Converts a list of `{"key": …, "value": …}` to an object. Each key may appear only once.
 pub(crate) fn map_from_entries(list: &[Json]) -> Option<Map<String, Json>> {
     let mut entries = Map::new();
     for entry in list {
@@ -129,6 +139,7 @@ impl JsonMessageReader {
             if self.is_full() {
                 break;
             }
+
             let path = format!("{prefix}{name}");
             let field = descriptor
                 .get_field_by_name(name)
@@ -166,11 +177,13 @@ impl JsonMessageReader {
             let Kind::Message(entry) = field.kind() else {
                 return None;
             };
-            // A list of them: strict schemas have no other way to say it.
+
+            // Strict schemas can only express a map as a list of its entries.
             let listed = value.as_array().and_then(|list| map_from_entries(list));
             let Some(entries) = value.as_object().or(listed.as_ref()) else {
                 return self.report_type_mismatch(path, MAP_EXPECTED, value);
             };
+
             let kind = entry.map_entry_value_field().kind();
             let before = self.violations.len();
             let mut read = HashMap::with_capacity(entries.len());
@@ -183,12 +196,14 @@ impl JsonMessageReader {
                     read.insert(MapKey::String(key.clone()), value);
                 }
             }
+
             return (self.violations.len() == before).then_some(Value::Map(read));
         }
         if field.is_list() {
             let Json::Array(items) = value else {
                 return self.report_type_mismatch(path, "an array", value);
             };
+
             let before = self.violations.len();
             let kind = field.kind();
             let mut read = Vec::with_capacity(items.len());
@@ -231,17 +246,7 @@ impl JsonMessageReader {
             }
             (Kind::Double, Json::Number(number)) => number.as_f64().map(Value::F64),
             (Kind::Enum(values), Json::String(_) | Json::Number(_)) => {
-                let found = enum_value(values, value);
-                if found.is_none() {
-                    let known = values.values().skip(1);
-                    let known: Vec<_> = known
-                        .map(|value| unprefixed_name(values, value.name()).to_owned())
-                        .collect();
-                    let text = format!("is {value}; it must be one of {}", known.join(", "));
-                    self.report(path, text);
-                    return None;
-                }
-                found.map(Value::EnumNumber)
+                return self.enum_number(values, value, path);
             }
             (Kind::Message(descriptor), Json::Object(fields)) => {
                 let before = self.violations.len();
@@ -254,26 +259,43 @@ impl JsonMessageReader {
             }
             _ => None,
         };
-        match read {
-            Some(read) => Some(read),
-            None => match (integer_range(kind, known), value) {
-                (Some((least, most)), Json::Number(number)) => {
-                    let text =
-                        format!("is {number}; it must be a whole number from {least} to {most}");
-                    self.report(path, text);
-                    None
-                }
-                (Some((least, most)), _) => {
-                    let expected = format!("a whole number from {least} to {most}");
-                    self.report_type_mismatch(path, &expected, value)
-                }
-                (None, _) => self.report_type_mismatch(path, expected_type(kind), value),
-            },
+        read.or_else(|| self.report_misfit(kind, known, value, path))
+    }
+
+    fn enum_number(&mut self, values: &EnumDescriptor, value: &Json, path: &str) -> Option<Value> {
+        let number = enum_value(values, value);
+        if number.is_none() {
+            let names: Vec<_> = values
+                .values()
+                .skip(1)
+                .map(|value| unprefixed_name(values, value.name()).to_owned())
+                .collect();
+            self.report(path, format!("is {value}; it must be one of {}", names.join(", ")));
         }
+        number.map(Value::EnumNumber)
+    }
+
+    /// Reports a value of the wrong type, or an integer outside the range.
+    fn report_misfit(
+        &mut self,
+        kind: &Kind,
+        known: Option<&FieldSpec>,
+        value: &Json,
+        path: &str,
+    ) -> Option<Value> {
+        let Some((min, max)) = integer_range(kind, known) else {
+            return self.report_type_mismatch(path, expected_type(kind), value);
+        };
+        let expected = format!("a whole number from {min} to {max}");
+        let Json::Number(number) = value else {
+            return self.report_type_mismatch(path, &expected, value);
+        };
+        self.report(path, format!("is {number}; it must be {expected}"));
+        None
     }
 
     fn report_type_mismatch<T>(&mut self, path: &str, expected: &str, value: &Json) -> Option<T> {
-        let found = match value {
+        let actual = match value {
             Json::Null => "null",
             Json::Bool(_) => "a boolean",
             Json::Number(_) => "a number",
@@ -281,8 +303,8 @@ impl JsonMessageReader {
             Json::Array(_) => "an array",
             Json::Object(_) => "an object",
         };
-        // Not the value: it may be a secret in the wrong place.
-        self.report(path, format!("must be {expected}; this is {found}"));
+        // Without the value: it may be a secret in the wrong field.
+        self.report(path, format!("must be {expected}; this is {actual}"));
         None
     }
 
@@ -290,7 +312,7 @@ impl JsonMessageReader {
         self.violations.push(Violation::new(path, text));
     }
 
-    /// Whether nothing more needs to be looked for.
+    /// Whether there are as many violations as an error reports.
     fn is_full(&self) -> bool {
         self.violations.len() > MAX_VIOLATIONS
     }
@@ -307,22 +329,23 @@ fn expected_type(kind: &Kind) -> &'static str {
     }
 }
 
-/// From where to where whole numbers of a kind go, by the rules of the field, too; nothing of what is none.
+/// The range of an integer kind, limited by the field's rules; `None` for other kinds.
 fn integer_range(kind: &Kind, known: Option<&FieldSpec>) -> Option<(i128, i128)> {
-    let (least, most) = match kind {
+    let (min, max) = match kind {
         Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => (i32::MIN.into(), i32::MAX.into()),
         Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => (i64::MIN.into(), i64::MAX.into()),
         Kind::Uint32 | Kind::Fixed32 => (0, u32::MAX.into()),
         Kind::Uint64 | Kind::Fixed64 => (0, u64::MAX.into()),
         _ => return None,
     };
+
     let rules = known.map(|field| &field.rules);
     let minimum = rules.and_then(|rules| rules.minimum).map(i128::from);
     let maximum = rules.and_then(|rules| rules.maximum).map(i128::from);
-    Some((minimum.unwrap_or(least), maximum.unwrap_or(most)))
+    Some((minimum.unwrap_or(min), maximum.unwrap_or(max)))
 }
 
-/// A whole number, also one written with a fraction of zero, as those that come as `double` are.
+/// An integer. Accepts a fraction of zero, because all numbers in a `Struct` are doubles.
 fn read_integer(value: &Json) -> Option<i128> {
     match value {
         Json::Number(number) => number
@@ -338,7 +361,7 @@ fn read_integer(value: &Json) -> Option<i128> {
     }
 }
 
-/// The number that a text stands for: some models write them so.
+/// The number in a string. Some models write numbers as strings.
 pub(crate) fn parse_number(text: &str) -> Option<Number> {
     let text = text.trim();
     let signed = || text.parse::<i64>().ok().map(Number::from);
@@ -347,9 +370,10 @@ pub(crate) fn parse_number(text: &str) -> Option<Number> {
     signed().or_else(unsigned).or_else(real)
 }
 
-/// The number, if it is whole and a double holds it exactly.
+/// The number as an integer, if it is whole and a double represents it exactly.
 fn exact_integer(number: f64) -> Option<i128> {
-    const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
+    // 2^53 - 1. A larger number may be the result of rounding.
+    const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0;
     let is_whole = number.fract() == 0.0 && number.abs() <= MAX_EXACT_INTEGER;
     is_whole.then(|| format!("{number:.0}").parse().ok()).flatten()
 }
@@ -360,8 +384,8 @@ fn decode_base64(text: &str) -> Option<Vec<u8>> {
         .find_map(|alphabet| GeneralPurpose::new(alphabet, LENIENT_BASE64).decode(text).ok())
 }
 
-/// Whether this is the first value of an enum, which is as good as nothing: so it comes from those who
-/// write down all fields of a message.
+/// Whether the value is the first of its enum, which counts as missing. Clients that write all
+/// fields of a message send it.
 fn is_unspecified_enum(field: &FieldDescriptor, value: &Json) -> bool {
     match field.kind() {
         Kind::Enum(values) if !field.is_list() => enum_value(&values, value) == Some(0),
@@ -369,20 +393,23 @@ fn is_unspecified_enum(field: &FieldDescriptor, value: &Json) -> bool {
     }
 }
 
-/// The value of this number, or of this name, which may stand without the prefix that all of them have.
+/// The number of an enum value, given by number or by name, with or without the prefix.
 fn enum_value(values: &EnumDescriptor, given: &Json) -> Option<i32> {
     let Json::String(name) = given else {
         let number = i32::try_from(read_integer(given)?).ok()?;
         return values.get_value(number).map(|value| value.number());
     };
-    let found = values.values().find(|value| {
-        let full = value.name();
-        full.eq_ignore_ascii_case(name) || unprefixed_name(values, full).eq_ignore_ascii_case(name)
-    });
-    found.map(|value| value.number())
+    values
+        .values()
+        .find(|value| {
+            let full = value.name();
+            full.eq_ignore_ascii_case(name)
+                || unprefixed_name(values, full).eq_ignore_ascii_case(name)
+        })
+        .map(|value| value.number())
 }
 
-/// The name of a value without the prefix, which is the name of the enum, as buf's STANDARD asks for.
+/// The name of a value without the prefix, which is the enum's name (buf's rule set STANDARD).
 fn unprefixed_name<'a>(values: &EnumDescriptor, full: &'a str) -> &'a str {
     let mut prefix = String::new();
     for (index, letter) in values.name().char_indices() {

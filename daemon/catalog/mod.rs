@@ -1,5 +1,7 @@
-//! The tools, read from the descriptors: names, time limits, and the rules of their fields. Nothing
-//! about a tool is written down twice. Beside them, those that a configuration adds.
+//! The tool catalog: names, time limits, roles and field rules of all tools.
+//!
+//! The protos are the only source for tools of the contract. The catalog reads their descriptors at
+//! start-up and adds the tools that the configuration defines.
 
 mod comments;
 pub(crate) mod custom;
@@ -33,7 +35,7 @@ use self::{
     schema::{request_schema, response_schema},
 };
 pub(crate) use self::{
-    json::{MAP_EXPECTED as JSON_MAP, map_from_entries as json_entries, parse_number},
+    json::{MAP_EXPECTED, map_from_entries, parse_number},
     policy_text::{CanonicalText, PolicyText, PolicyView},
     redact::truncate_params,
     request_limits::{MAX_PARAM_VALUES, MAX_REQUEST_BYTES, RequestLimits},
@@ -46,7 +48,7 @@ use crate::{
     },
 };
 
-/// All tools, those of the configuration among them, and all methods that the daemon knows.
+/// All tools, of the contract and of the configuration, and all methods of the daemon.
 #[derive(Debug)]
 pub(crate) struct Catalog {
     pool: DescriptorPool,
@@ -54,23 +56,22 @@ pub(crate) struct Catalog {
     custom_tools: BTreeMap<&'static str, &'static CustomTool>,
     message_rules: HashMap<String, Arc<MessageRules>>,
     methods: BTreeMap<String, MethodSpec>,
-    /// Read once somebody wants to know.
+    /// Read on first use.
     comments: OnceLock<ProtoComments>,
 }
 
-/// What the descriptors say about one method.
+/// What the descriptors define for a method.
 #[derive(Debug)]
 struct MethodSpec {
     access: MethodAccess,
     request_limits: Arc<RequestLimits>,
 }
 
-/// What the descriptors say about one tool.
+/// What the descriptors define for a tool.
 #[derive(Debug)]
 pub(crate) struct ToolSpec {
-    /// Its options.
     pub(crate) options: v1::ToolOptions,
-    /// The role that it needs.
+    /// The role that a caller needs.
     pub(crate) role: AccessRole,
     rules: Arc<MessageRules>,
     method: MethodDescriptor,
@@ -78,34 +79,34 @@ pub(crate) struct ToolSpec {
     view: ResponseView,
 }
 
-/// A request whose fields keep their rules, as far as each of them can be looked at by itself.
+/// A request after the validation of its fields, each by itself.
 #[derive(Debug)]
 pub(crate) struct RequestValidation<T> {
-    /// The request, with the defaults of what was not given.
+    /// The request, with defaults filled in.
     pub(crate) request: T,
-    /// What was given, as JSON, without what may be secret.
+    /// The given fields as JSON, without those that may be secret.
     pub(crate) params: serde_json::Value,
-    /// Fields that break their rules.
+    /// Fields that are invalid.
     pub(crate) violations: Vec<Violation>,
-    /// What was given, for those who decide about the call, where that was asked for.
+    /// The given fields, for policy decisions. Present with `keep_explicit`.
     pub(crate) explicit: Option<ExplicitParams>,
-    /// What was given, encoded: for [`Catalog::given_before`].
+    /// The given fields, encoded. [`Catalog::decode_explicit_params`] reads them.
     pub(crate) encoded: Vec<u8>,
 }
 
-/// What was given, field by field, and nothing else.
+/// The given fields of a request, without defaults.
 #[derive(Debug)]
 pub(crate) struct ExplicitParams {
     rules: Arc<MessageRules>,
     message: DynamicMessage,
 }
 
-/// Who may call a method.
+/// Requirements for the callers of a method.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MethodAccess {
-    /// The role that it needs.
+    /// The role that a caller needs.
     pub(crate) role: AccessRole,
-    /// Whether its answer is a stream, which goes on.
+    /// Whether the response is a stream.
     pub(crate) server_streaming: bool,
 }
 
@@ -115,9 +116,11 @@ impl Catalog {
     /// Reads the descriptors that the daemon was built with.
     pub(crate) fn load() -> Result<Self, Error> {
         let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).map_err(Error::internal)?;
+
         let mut tools = BTreeMap::new();
-        let mut messages = HashMap::new();
+        let mut message_rules = HashMap::new();
         let mut methods = BTreeMap::new();
+
         for service in pool.services() {
             for method in service.methods() {
                 let path = format!("{}/{}", service.full_name(), method.name());
@@ -127,42 +130,42 @@ impl Catalog {
                 };
                 let input = method.input();
                 let rules = MessageRules::from_descriptor(&pool, &input);
-                let measure = Arc::new(RequestLimits::from_method(
-                    &method,
-                    &rules,
-                    is_rate_limited(&pool, &method),
-                ));
-                methods.insert(path, MethodSpec { access, request_limits: measure });
+                let rate_limited = is_rate_limited(&pool, &method);
+                let request_limits =
+                    Arc::new(RequestLimits::from_method(&method, &rules, rate_limited));
+                methods.insert(path, MethodSpec { access, request_limits });
+
                 if let Some(options) = tool_options(&pool, &method) {
+                    let response = method.output();
+                    let response_rules = MessageRules::from_descriptor(&pool, &response);
                     let spec = ToolSpec {
                         options,
                         role: access.role,
                         rules: Arc::new(rules),
-                        view: ResponseView::from_rules(&MessageRules::from_descriptor(
-                            &pool,
-                            &method.output(),
-                        )),
-                        response: method.output(),
+                        view: ResponseView::from_rules(&response_rules),
+                        response,
                         method,
                     };
                     tools.insert(spec.options.name.clone(), spec);
                 } else {
-                    messages.insert(input.full_name().to_owned(), Arc::new(rules));
+                    message_rules.insert(input.full_name().to_owned(), Arc::new(rules));
                 }
             }
         }
+
         Ok(Self {
             pool,
             tools,
             custom_tools: BTreeMap::new(),
-            message_rules: messages,
+            message_rules,
             methods,
             comments: OnceLock::new(),
         })
     }
 
-    /// The same, with the tools of a configuration beside those of the contract. Answers every problem; what is
-    /// in the configuration stays for as long as the process lives.
+    /// Adds the tools of a configuration. Returns every problem if there is any.
+    ///
+    /// The definitions are leaked: they live as long as the process.
     pub(crate) fn with_custom_tools(
         mut self,
         tools: Vec<config::tools::ToolConfig>,
@@ -181,46 +184,45 @@ impl Catalog {
                 Err(problem) => problems.push(format!("tools: {name:?}: {problem}")),
             }
         }
-        match problems.is_empty() {
-            true => Ok(self),
-            false => Err(problems),
-        }
+
+        if problems.is_empty() { Ok(self) } else { Err(problems) }
     }
 
-    /// The tool of the contract of this name.
+    /// The contract's tool of this name.
     pub(crate) fn tool(&self, name: &str) -> Option<&ToolSpec> {
         self.tools.get(name)
     }
 
-    /// The names of the tools of the contract, sorted.
+    /// The names of the contract's tools, sorted.
     pub(crate) fn tool_names(&self) -> impl Iterator<Item = &str> {
         self.tools.keys().map(String::as_str)
     }
 
-    /// Whether there is a tool of this name, in the contract or in the configuration.
+    /// Whether the contract or the configuration has a tool of this name.
     pub(crate) fn has_tool(&self, name: &str) -> bool {
         self.tools.contains_key(name) || self.custom_tools.contains_key(name)
     }
 
-    /// The tool of the configuration of this name.
+    /// The configured tool of this name.
     pub(crate) fn custom_tool(&self, name: &str) -> Option<&'static CustomTool> {
         self.custom_tools.get(name).copied()
     }
 
-    /// The tools of the configuration, by their names.
+    /// The configured tools, sorted by name.
     pub(crate) fn custom_tools(&self) -> impl Iterator<Item = &'static CustomTool> {
         self.custom_tools.values().copied()
     }
 
-    /// What models are told of the tool of this name, if there is one.
+    /// The definition of a tool for models.
     pub(crate) fn definition(&self, name: &str) -> Option<ToolDefinition> {
         let comments = self.comments.get_or_init(|| ProtoComments::from_pool(&self.pool));
         if let Some(tool) = self.custom_tool(name) {
             let output = self.definition(RUN_TOOL).and_then(|run| run.output_schema);
             return Some(tool.definition(output));
         }
+
         let ToolSpec { options, rules, method, response, .. } = self.tool(name)?;
-        let answer = MessageRules::from_descriptor(&self.pool, response);
+        let response_rules = MessageRules::from_descriptor(&self.pool, response);
         Some(ToolDefinition {
             name: options.name.clone(),
             title: options.title.clone(),
@@ -229,52 +231,54 @@ impl Catalog {
                 description => description.to_owned(),
             },
             input_schema: request_schema(rules, comments),
-            output_schema: Some(response_schema(&answer, comments)),
+            output_schema: Some(response_schema(&response_rules, comments)),
             hints: ToolHints::from_options(options),
             risk: options.risk(),
             requires_approval: false,
         })
     }
 
-    /// What models are shown of an answer of the tool of this name.
+    /// The fields of a tool's response that models see.
     pub(crate) fn model_view(&self, name: &str, data: &Map<String, Value>) -> Map<String, Value> {
-        let of_custom = || self.custom_tool(name).and_then(|_| self.tool(RUN_TOOL));
-        match self.tool(name).or_else(of_custom) {
+        // A configured tool responds like `run`.
+        let run_spec = || self.custom_tool(name).and_then(|_| self.tool(RUN_TOOL));
+        match self.tool(name).or_else(run_spec) {
             Some(spec) => spec.view.filter(data),
             None => data.clone(),
         }
     }
 
-    /// The risk of the tool of this name.
+    /// The risk of a tool.
     pub(crate) fn risk(&self, name: &str) -> v1::Risk {
-        let of_contract = || self.tool(name).map(|tool| tool.options.risk());
-        let risk = self.custom_tool(name).map(CustomTool::risk).or_else(of_contract);
-        risk.unwrap_or_default()
+        let contract_risk = || self.tool(name).map(|tool| tool.options.risk());
+        self.custom_tool(name).map(CustomTool::risk).or_else(contract_risk).unwrap_or_default()
     }
 
-    /// What is said of the name of a tool that there is not.
+    /// The error message for an unknown tool, with a suggestion.
     pub(crate) fn unknown_tool_message(&self, name: &str) -> String {
         let known: Vec<_> = self.tool_names().chain(self.custom_tools.keys().copied()).collect();
         format!("there is {}", suggest::unknown_tool_message(name, &known))
     }
 
-    /// Every method of `jig.v1`, as `jig.v1.ToolService/Run`.
+    /// The paths of all methods of `jig.v1`, such as `jig.v1.ToolService/Run`.
     pub(crate) fn method_paths(&self) -> impl Iterator<Item = &str> {
         self.methods.keys().map(String::as_str)
     }
 
-    /// Who may call the method of this path: `jig.v1.ToolService/Run`.
+    /// The requirements for the callers of the method at `path`, such as `jig.v1.ToolService/Run`.
     pub(crate) fn method_access(&self, path: &str) -> Option<MethodAccess> {
         self.methods.get(path).map(|method| method.access)
     }
 
-    /// What requests of the method of this path may be.
+    /// The limits on requests of the method at `path`.
     pub(crate) fn request_limits(&self, path: &str) -> Option<&Arc<RequestLimits>> {
         self.methods.get(path).map(|method| &method.request_limits)
     }
 
-    /// Checks a request of a method that is not a tool, named by its full name, and fills in
-    /// defaults. `keeps` what was given, too, for those who decide about it.
+    /// Validates a request of a method that is no tool, and fills in defaults.
+    ///
+    /// `message` is the full name of the request. `keep_explicit` keeps the given fields for policy
+    /// decisions.
     pub(crate) fn validate<T: Message + Default>(
         &self,
         message: &str,
@@ -287,21 +291,23 @@ impl Catalog {
         }
     }
 
-    /// What a message says that need not be a request by itself, named by its full name, for those who
-    /// decide about it.
+    /// The fields of a message, for policy decisions. `message` is its full name; it need not be a
+    /// request.
     pub(crate) fn explicit_params(
         &self,
         message: &str,
         value: &impl Message,
     ) -> Result<ExplicitParams, Error> {
-        let descriptor = self.pool.get_message_by_name(message);
-        let descriptor =
-            descriptor.ok_or_else(|| Error::internal(format!("there is no {message}")))?;
+        let descriptor = self
+            .pool
+            .get_message_by_name(message)
+            .ok_or_else(|| Error::internal(format!("there is no {message}")))?;
         let rules = MessageRules::from_descriptor(&self.pool, &descriptor);
         Ok(ExplicitParams { message: rules.reflect(value)?, rules: Arc::new(rules) })
     }
 
-    /// What a request says that was checked before, of a tool or by the full name of its `message`.
+    /// Decodes the given fields of a request that was validated before. `message` is its full name,
+    /// if it is not the request of `tool`.
     pub(crate) fn decode_explicit_params(
         &self,
         tool: &str,
@@ -316,26 +322,25 @@ impl Catalog {
         Ok(ExplicitParams { message: rules.decode(encoded)?, rules: Arc::clone(rules) })
     }
 
-    /// As [`Catalog::look_at`], where nothing else is to be found wrong with it.
+    /// Like [`Catalog::validate`], but returns violations as an error.
     pub(crate) fn check<T: Message + Default>(
         &self,
         message: &str,
         request: T,
     ) -> Result<T, Error> {
-        let checked = self.validate(message, request, false)?;
-        if checked.violations.is_empty() {
-            Ok(checked.request)
-        } else {
-            Err(Error::invalid(checked.violations))
+        let validated = self.validate(message, request, false)?;
+        if !validated.violations.is_empty() {
+            return Err(Error::invalid(validated.violations));
         }
+        Ok(validated.request)
     }
 }
 
 // === impl ToolSpec ===
 
 impl ToolSpec {
-    /// Checks a request of this tool, and fills in defaults. `keeps` what was given, too, for those who
-    /// decide about it.
+    /// Validates a request of this tool, and fills in defaults. `keep_explicit` keeps the given
+    /// fields for policy decisions.
     pub(crate) fn validate<T: Message + Default>(
         &self,
         request: T,
@@ -344,7 +349,7 @@ impl ToolSpec {
         validate(&self.rules, request, keep_explicit)
     }
 
-    /// Reads parameters by their names as a request of this tool.
+    /// Converts parameters by name to a request of this tool.
     pub(crate) fn read<T: Message + Default>(
         &self,
         parameters: &Map<String, Value>,
@@ -353,24 +358,27 @@ impl ToolSpec {
         message.transcode_to().map_err(Error::internal)
     }
 
-    /// Writes an answer of this tool by the names of its fields.
+    /// Converts a response of this tool to fields by name.
     pub(crate) fn write<T: Message>(&self, response: &T) -> Result<Map<String, Value>, Error> {
         let bytes = response.encode_to_vec();
-        let message = DynamicMessage::decode(self.response.clone(), bytes.as_slice());
-        json::write(&message.map_err(Error::internal)?)
+        let message = DynamicMessage::decode(self.response.clone(), bytes.as_slice())
+            .map_err(Error::internal)?;
+        json::write(&message)
     }
 
-    /// How long a call may take that names no limit of its own.
+    /// The time limit of a call that names none.
     pub(crate) fn default_timeout(&self) -> Duration {
         Duration::from_secs(u64::from(self.options.default_timeout_sec))
     }
 }
 
-// === impl Given ===
+// === impl ExplicitParams ===
 
 impl ExplicitParams {
-    /// What was given, for those who decide about it. `plain` says how a path reads without detours, if it
-    /// is one of the workspace; `reading`, how another text reads.
+    /// The given fields as policy rules match them.
+    ///
+    /// `normalize_path` normalizes a path of the workspace. `canonical` is the canonical form of a
+    /// field.
     pub(crate) fn policy_view(
         &self,
         normalize_path: impl Fn(&str) -> Option<String>,
@@ -379,7 +387,7 @@ impl ExplicitParams {
         PolicyView::new(&self.rules, &self.message, normalize_path, canonical)
     }
 
-    /// Bytes that it takes, about.
+    /// Approximate size in memory, in bytes.
     pub(crate) fn encoded_len(&self) -> usize {
         self.message.encoded_len()
     }
@@ -390,10 +398,10 @@ fn validate<T: Message + Default>(
     request: T,
     keep_explicit: bool,
 ) -> Result<RequestValidation<T>, Error> {
-    let MessageValidation { request, params, violations, explicit: given, encoded } =
+    let MessageValidation { request, params, violations, explicit, encoded } =
         rules.validate(request, keep_explicit)?;
     Ok(RequestValidation {
-        explicit: given.map(|message| ExplicitParams { rules: Arc::clone(rules), message }),
+        explicit: explicit.map(|message| ExplicitParams { rules: Arc::clone(rules), message }),
         request,
         params,
         violations,
@@ -408,7 +416,7 @@ fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::
     value.as_message()?.transcode_to().ok()
 }
 
-/// Whether calls of a method count towards the rate of their caller.
+/// Whether calls of a method count against the caller's rate limit.
 fn is_rate_limited(pool: &DescriptorPool, method: &MethodDescriptor) -> bool {
     let declared = pool
         .get_extension_by_name("jig.v1.counts")
@@ -416,7 +424,7 @@ fn is_rate_limited(pool: &DescriptorPool, method: &MethodDescriptor) -> bool {
     declared == Some(true) || tool_options(pool, method).is_some()
 }
 
-/// The role that a method needs. One that does not say is for administrators.
+/// The role that a method needs. By default, tools need `Invoke` and other methods `Admin`.
 fn required_role(pool: &DescriptorPool, method: &MethodDescriptor) -> AccessRole {
     let declared = pool
         .get_extension_by_name("jig.v1.access")

@@ -1,5 +1,5 @@
-//! The parameters of a call for those who decide about it: as a text that rules are compared with, as a
-//! pattern for it and its like, and as people read them.
+//! The parameters of a call in the forms that policy decisions need. These are the texts that rules
+//! match, a pattern for a new rule, and names and values for people.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -15,60 +15,64 @@ use serde_json::{Map, Value as Json};
 
 use super::rules::{MessageRules, size_placeholder};
 
-/// Longest pattern that is made of a call: a rule has no longer one.
+/// Longest pattern suggested for a new rule; rules accept no longer one.
 pub(super) const MAX_PATTERN_BYTES: usize = 16 << 10;
-/// What matches any text in JSON.
+/// Matches any string in JSON.
 const ANY_STRING_PATTERN: &str = r#""(?:[^"\\]|\\.)*""#;
-/// What matches any other value that is neither a list nor an object.
+/// Matches any other value that is neither a list nor an object.
 const ANY_SCALAR_PATTERN: &str = r"[^,\[\]{}]*";
 
-/// The parameters of a call.
+/// The parameters of a call, for policy decisions.
 #[derive(Debug, Clone)]
 pub(crate) struct PolicyView {
-    /// What rules are compared with; the first is what else is told of. They hold what may be secret: never
-    /// to be kept.
+    /// The texts that rules match. The first is the primary one. They contain secrets, so they are
+    /// never stored.
     pub(crate) texts: Vec<PolicyText>,
-    /// A regular expression for the first text, whatever its values are that follow from the content of a
-    /// file. None where it would be too long, or the call has what may be secret: nobody has seen that, and
-    /// a rule would let any in.
+    /// A regular expression for the first text that matches any content of files. `None` if it
+    /// would be too long, or if the call has secret parameters. People cannot see those, and the
+    /// rule would allow any.
     pub(crate) pattern: Option<String>,
-    /// Names and values for people, in the order of the contract, without what may be secret and without
-    /// the content of files.
+    /// Names and values for people, in the order of the contract. Without secrets and content of
+    /// files.
     pub(crate) display_params: Vec<(String, String)>,
 }
 
-/// Compact JSON of the parameters: names as in the contract, sorted at every level, values of enums without
-/// their prefix, bytes in base64.
+/// The parameters as compact JSON. Names are those of the contract, sorted at every level. Enum
+/// values have no prefix. Bytes are in base64.
 #[derive(Debug, Clone)]
 pub(crate) struct PolicyText {
-    /// The JSON.
     pub(crate) text: String,
-    /// Whether a rule that allows may go by it: one that asks or denies goes by any.
+    /// Whether a rule that allows may match it. Rules that ask or deny match any text.
     pub(crate) may_allow: bool,
 }
 
 impl PolicyText {
-    /// What rules are compared with of a call whose parameters are JSON: what was `given`, and for those that ask
-    /// or deny, what that is `read` as, without detours of what are paths (`plain` says how one reads), with and
-    /// without what is there although it was not given. Otherwise another spelling would do.
+    /// The texts that rules match for a call whose parameters are JSON.
+    ///
+    /// The first text is `given`. Rules that ask or deny also match the parameters as `read`, with
+    /// paths normalized by `normalize_path`, with and without defaults. Otherwise another spelling
+    /// would evade the rule.
     pub(crate) fn from_json(
         given: &Map<String, Json>,
         read: &Map<String, Json>,
         normalize_path: impl Fn(&str) -> Option<String>,
     ) -> Vec<Self> {
-        let read = |include: &dyn Fn(&str) -> bool| {
-            let fields = read.iter().filter(|(name, _)| include(name));
-            let fields =
-                fields.map(|(name, value)| (name.clone(), normalize_value(value, &normalize_path)));
+        let render_read = |include: &dyn Fn(&str) -> bool| {
+            let fields = read
+                .iter()
+                .filter(|(name, _)| include(name))
+                .map(|(name, value)| (name.clone(), normalize_value(value, &normalize_path)));
             Json::Object(fields.collect()).to_string()
         };
+
         let text = Json::Object(given.clone()).to_string();
         let mut texts = vec![Self {
-            // What leads back may end somewhere else than it seems to.
+            // A path with `..` may lead elsewhere than it seems.
             may_allow: !text.contains(".."),
             text,
         }];
-        for text in [read(&|name| given.contains_key(name)), read(&|_| true)] {
+
+        for text in [render_read(&|name| given.contains_key(name)), render_read(&|_| true)] {
             if texts.iter().all(|known| known.text != text) {
                 texts.push(Self { text, may_allow: false });
             }
@@ -77,62 +81,65 @@ impl PolicyText {
     }
 }
 
-/// A value as it is told: paths without detours, and whole numbers as such.
+/// A value in canonical form: normalized paths, and whole numbers without a fraction.
 pub(super) fn normalize_value(
     value: &Json,
     normalize_path: &impl Fn(&str) -> Option<String>,
 ) -> Json {
-    const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0; // 2^53 - 1
+    // 2^53 - 1
+    const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0;
     match value {
         Json::String(text) => normalize_path(text).unwrap_or_else(|| text.clone()).into(),
         Json::Number(number) => {
-            let whole = number.as_f64().filter(|_| number.is_f64());
-            let whole =
-                whole.filter(|whole| whole.fract() == 0.0 && whole.abs() <= MAX_EXACT_INTEGER);
-            let whole = whole.and_then(|whole| format!("{whole:.0}").parse::<i64>().ok());
+            let whole = number
+                .as_f64()
+                .filter(|_| number.is_f64())
+                .filter(|whole| whole.fract() == 0.0 && whole.abs() <= MAX_EXACT_INTEGER)
+                .and_then(|whole| format!("{whole:.0}").parse::<i64>().ok());
             whole.map_or_else(|| value.clone(), Json::from)
         }
         Json::Array(items) => {
             items.iter().map(|item| normalize_value(item, normalize_path)).collect()
         }
         Json::Object(fields) => {
-            let fields = fields.iter();
-            let fields =
-                fields.map(|(name, value)| (name.clone(), normalize_value(value, normalize_path)));
+            let fields = fields
+                .iter()
+                .map(|(name, value)| (name.clone(), normalize_value(value, normalize_path)));
             Json::Object(fields.collect())
         }
         Json::Null | Json::Bool(_) => value.clone(),
     }
 }
 
-/// A text of a request as it reads once it is understood, where that is not as it was given.
+/// The canonical form of a text field, if it differs from the given form.
 #[derive(Debug)]
 pub(crate) struct CanonicalText {
-    /// The field that has it.
     pub(crate) field: &'static str,
-    /// What it reads.
     pub(crate) text: String,
-    /// Whether a path in it leads back.
+    /// Whether a path in it has a `..` component.
     pub(crate) has_parent_component: bool,
 }
 
-/// Fields as they are told in place of what was given.
+/// Fields with values that replace the given ones.
 type FieldOverrides = Vec<(FieldDescriptor, Value)>;
 
-/// The text and the pattern, as they are written.
+/// Writes the text and the pattern together.
 struct PolicyTextWriter {
     text: String,
-    /// None once it is too long, or where it would say less than was seen.
+    /// `None` once it is too long, or if a secret makes it impossible.
     pattern: Option<String>,
 }
 
 impl PolicyView {
-    /// What `message` has, by `rules`. `plain` says how a path reads without detours, `reading` how another
-    /// text does.
+    /// The view of `message`, which has these rules.
     ///
-    /// Rules are compared with the parameters as they were given, with paths without detours, with what texts
-    /// read, and with the defaults that are always told: what allows, never with less than that is told, nor
-    /// with what a text reads, nor with a path that leads back, which may end somewhere else than it seems to.
+    /// `normalize_path` normalizes a path of the workspace. `canonical` is the canonical form of a
+    /// text field.
+    ///
+    /// Rules match the parameters in several forms: as given, with normalized paths, with the
+    /// canonical text, and with the defaults that policies include. A rule that allows never
+    /// matches a form without those defaults, with the canonical text, or with a path that has
+    /// `..`, which may lead elsewhere than it seems.
     pub(super) fn new(
         rules: &MessageRules,
         message: &DynamicMessage,
@@ -141,18 +148,19 @@ impl PolicyView {
     ) -> Self {
         let defaults: FieldOverrides = rules.policy_defaults(message);
         let mut paths = FieldOverrides::new();
-        let mut leads_back = false;
+        let mut has_parent_component = false;
         for (field, given) in rules.explicit_paths(message) {
-            if let Some(plain) = normalize_path(&given).filter(|plain| *plain != given) {
-                leads_back |= given.split('/').any(|name| name == "..");
-                paths.push((field.clone(), Value::String(plain)));
+            if let Some(normalized) = normalize_path(&given).filter(|path| *path != given) {
+                has_parent_component |= given.split('/').any(|name| name == "..");
+                paths.push((field.clone(), Value::String(normalized)));
             }
         }
         let all: FieldOverrides = defaults.iter().chain(&paths).cloned().collect();
+
         let mut writer = PolicyTextWriter::new(Some("^".to_owned()));
         writer.message(Some(rules), message, &all);
         writer.pattern("$");
-        let may_allow = canonical.as_ref().is_none_or(|reading| !reading.has_parent_component);
+        let may_allow = canonical.as_ref().is_none_or(|canonical| !canonical.has_parent_component);
         if !may_allow {
             writer.pattern = None;
         }
@@ -162,8 +170,9 @@ impl PolicyView {
             writer.message(Some(rules), message, overrides);
             texts.push(PolicyText { text: writer.text, may_allow });
         };
+
         if !paths.is_empty() {
-            add(&defaults, may_allow && !leads_back);
+            add(&defaults, may_allow && !has_parent_component);
         }
         if !defaults.is_empty() {
             add(&FieldOverrides::new(), false);
@@ -174,9 +183,10 @@ impl PolicyView {
         if let Some(CanonicalText { field, text, .. }) = canonical
             && let Some(field) = message.descriptor().get_field_by_name(field)
         {
-            let read = (field, Value::String(text));
-            add(&all.into_iter().chain([read]).collect(), false);
+            let canonical = (field, Value::String(text));
+            add(&all.into_iter().chain([canonical]).collect(), false);
         }
+
         Self {
             texts,
             pattern: writer.pattern,
@@ -190,10 +200,10 @@ impl PolicyTextWriter {
         Self { text: String::new(), pattern }
     }
 
-    /// Writes what the pattern has as it is.
+    /// Writes text that the pattern matches literally.
     fn literal(&mut self, text: &str) {
         self.text.push_str(text);
-        // Not even escaped where it would be too long anyway.
+        // A text that is too long is not even escaped.
         if text.len() > MAX_PATTERN_BYTES {
             self.pattern = None;
         }
@@ -211,9 +221,9 @@ impl PolicyTextWriter {
         }
     }
 
-    /// Writes a scalar, which the pattern leaves open where it is `open`.
-    fn scalar(&mut self, value: &str, any: &str, open: bool) {
-        if open {
+    /// Writes a scalar. The pattern matches `any` instead if `is_wildcard`.
+    fn scalar(&mut self, value: &str, any: &str, is_wildcard: bool) {
+        if is_wildcard {
             self.text.push_str(value);
             self.pattern(any);
         } else {
@@ -221,8 +231,8 @@ impl PolicyTextWriter {
         }
     }
 
-    fn string(&mut self, text: &str, open: bool) {
-        self.scalar(&Json::from(text).to_string(), ANY_STRING_PATTERN, open);
+    fn string(&mut self, text: &str, is_wildcard: bool) {
+        self.scalar(&Json::from(text).to_string(), ANY_STRING_PATTERN, is_wildcard);
     }
 
     fn message(
@@ -237,6 +247,7 @@ impl PolicyTextWriter {
         let overridden = overrides.iter().map(|(field, value)| (field.clone(), value));
         let mut fields: Vec<_> = given.chain(overridden).collect();
         fields.sort_by(|(one, _), (other, _)| one.name().cmp(other.name()));
+
         self.literal("{");
         for (index, (field, value)) in fields.into_iter().enumerate() {
             self.literal(if index > 0 { ",\"" } else { "\"" });
@@ -246,20 +257,26 @@ impl PolicyTextWriter {
             if known.is_some_and(|known| known.rules.sensitive) {
                 self.pattern = None;
             }
-            let open = known.is_some_and(|known| known.rules.payload || known.rules.varies);
+            let is_wildcard = known.is_some_and(|known| known.rules.payload || known.rules.varies);
             let inner = known.and_then(|known| known.inner.as_ref());
-            self.value(value, &field.kind(), inner, open);
+            self.value(value, &field.kind(), inner, is_wildcard);
         }
         self.literal("}");
     }
 
-    fn value(&mut self, value: &Value, kind: &Kind, rules: Option<&MessageRules>, open: bool) {
+    fn value(
+        &mut self,
+        value: &Value,
+        kind: &Kind,
+        rules: Option<&MessageRules>,
+        is_wildcard: bool,
+    ) {
         match value {
-            Value::String(text) => self.string(text, open),
-            Value::Bytes(bytes) => self.string(&BASE64_STANDARD.encode(bytes), open),
+            Value::String(text) => self.string(text, is_wildcard),
+            Value::Bytes(bytes) => self.string(&BASE64_STANDARD.encode(bytes), is_wildcard),
             Value::EnumNumber(number) => match short_enum_name(kind, *number) {
-                Some(name) => self.string(&name, open),
-                None => self.scalar(&number.to_string(), ANY_SCALAR_PATTERN, open),
+                Some(name) => self.string(&name, is_wildcard),
+                None => self.scalar(&number.to_string(), ANY_SCALAR_PATTERN, is_wildcard),
             },
             Value::Message(message) => self.message(rules, message, &FieldOverrides::new()),
             Value::List(items) => {
@@ -268,12 +285,13 @@ impl PolicyTextWriter {
                     if index > 0 {
                         self.literal(",");
                     }
-                    self.value(item, kind, rules, open);
+                    self.value(item, kind, rules, is_wildcard);
                 }
                 self.literal("]");
             }
             Value::Map(entries) => {
-                let of_values = kind.as_message().map(|entry| entry.map_entry_value_field().kind());
+                let value_kind =
+                    kind.as_message().map(|entry| entry.map_entry_value_field().kind());
                 let mut entries: Vec<_> =
                     entries.iter().map(|(key, value)| (map_key_text(key), value)).collect();
                 entries.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -284,16 +302,18 @@ impl PolicyTextWriter {
                     }
                     self.string(&key, false);
                     self.literal(":");
-                    self.value(value, of_values.as_ref().unwrap_or(kind), None, open);
+                    self.value(value, value_kind.as_ref().unwrap_or(kind), None, is_wildcard);
                 }
                 self.literal("}");
             }
-            number => self.scalar(&scalar_to_json(number).to_string(), ANY_SCALAR_PATTERN, open),
+            number => {
+                self.scalar(&scalar_to_json(number).to_string(), ANY_SCALAR_PATTERN, is_wildcard)
+            }
         }
     }
 }
 
-/// Name of an enum's value without the prefix that all of them have.
+/// The name of an enum value without the common prefix.
 fn short_enum_name(kind: &Kind, number: i32) -> Option<String> {
     let Kind::Enum(kind) = kind else { return None };
     let name = kind.get_value(number)?.name().to_owned();
@@ -332,8 +352,8 @@ fn scalar_to_json(value: &Value) -> Json {
     }
 }
 
-/// What was given and what is always told, in the order of the contract; of what may be secret and of what is
-/// to be in a file the size only.
+/// The given fields and the defaults that policies include, in the order of the contract. Secrets
+/// and content of files appear with their size only.
 fn display_params(
     rules: &MessageRules,
     message: &DynamicMessage,
@@ -342,17 +362,20 @@ fn display_params(
     let defaults = defaults.iter().map(|(field, value)| (field.clone(), value));
     let mut fields: Vec<(FieldDescriptor, &Value)> = message.fields().chain(defaults).collect();
     fields.sort_by_key(|(field, _)| field.number());
-    let displayed = fields.into_iter().map(|(field, value)| {
-        let known = rules.field(&field).map(|known| &known.rules);
-        let hidden = known.is_some_and(|known| known.payload || known.sensitive);
-        let text = match value {
-            value if hidden => json_to_text(size_placeholder(value)),
-            Value::String(text) => text.clone(),
-            value => json_to_text(field_to_json(&field, value)),
-        };
-        (field.name().to_owned(), text)
-    });
-    displayed.collect()
+
+    fields
+        .into_iter()
+        .map(|(field, value)| {
+            let known = rules.field(&field).map(|known| &known.rules);
+            let is_hidden = known.is_some_and(|known| known.payload || known.sensitive);
+            let text = match value {
+                value if is_hidden => json_to_text(size_placeholder(value)),
+                Value::String(text) => text.clone(),
+                value => json_to_text(field_to_json(&field, value)),
+            };
+            (field.name().to_owned(), text)
+        })
+        .collect()
 }
 
 pub(super) fn json_to_text(value: Json) -> String {
@@ -363,13 +386,16 @@ pub(super) fn json_to_text(value: Json) -> String {
 }
 
 fn field_to_json(field: &FieldDescriptor, value: &Value) -> Json {
-    let mut alone = DynamicMessage::new(field.parent_message().clone());
-    alone.set_field(field, value.clone());
+    let mut message = DynamicMessage::new(field.parent_message().clone());
+    message.set_field(field, value.clone());
     let options =
         SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(false);
-    let json = alone.serialize_with_options(serde_json::value::Serializer, &options);
-    let field = json.ok().and_then(|mut json| Some(json.get_mut(field.name())?.take()));
-    field.unwrap_or_else(|| size_placeholder(value))
+
+    message
+        .serialize_with_options(serde_json::value::Serializer, &options)
+        .ok()
+        .and_then(|mut json| Some(json.get_mut(field.name())?.take()))
+        .unwrap_or_else(|| size_placeholder(value))
 }
 
 #[cfg(test)]

@@ -1,9 +1,8 @@
-//! The parameters of a call as its record has them: without lines of files, and no more than there is room
-//! for.
+//! Redacts and truncates the parameters of a call for its record.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "kinds of values that hold no text, in enums of other crates"
+    reason = "kinds of values without text, in enums of other crates"
 )]
 
 use prost_reflect::{DynamicMessage, Value};
@@ -12,31 +11,32 @@ use serde_json::Value as Json;
 use super::rules::{MAX_RECORDED_PARAMS_BYTES, MessageRules, size_placeholder};
 
 impl MessageRules {
-    /// What a record has of `message`, of which this is `shown`.
-    pub(super) fn redact_for_record(&self, message: &DynamicMessage, shown: Json) -> Json {
-        truncate_params(self.redact_file_content(message, shown))
+    /// The parameters of `message` for a record. `json` is the message as JSON, without secrets.
+    pub(super) fn redact_for_record(&self, message: &DynamicMessage, json: Json) -> Json {
+        truncate_params(self.redact_file_content(message, json))
     }
 
-    /// JSON of a message with the size in place of what are lines of files.
+    /// Replaces content of files by its size.
     fn redact_file_content(&self, message: &DynamicMessage, mut json: Json) -> Json {
         for field in &self.fields {
             let (name, value) = (field.descriptor.name(), message.get_field(&field.descriptor));
-            let Some(shown) = json.get_mut(name) else {
+            let Some(field_json) = json.get_mut(name) else {
                 continue;
             };
+
             if field.rules.payload || field.rules.file_text {
-                *shown = size_placeholder(&value);
+                *field_json = size_placeholder(&value);
             } else if let Some(inner) = &field.inner {
-                match (value.as_ref(), shown) {
+                match (value.as_ref(), field_json) {
                     (Value::List(items), Json::Array(all)) => {
-                        for (item, shown) in items.iter().zip(all) {
+                        for (item, item_json) in items.iter().zip(all) {
                             if let Some(item) = item.as_message() {
-                                *shown = inner.redact_file_content(item, shown.take());
+                                *item_json = inner.redact_file_content(item, item_json.take());
                             }
                         }
                     }
-                    (Value::Message(item), shown) => {
-                        *shown = inner.redact_file_content(item, shown.take())
+                    (Value::Message(item), item_json) => {
+                        *item_json = inner.redact_file_content(item, item_json.take())
                     }
                     _ => {}
                 }
@@ -46,19 +46,18 @@ impl MessageRules {
     }
 }
 
-/// Parameters of the same shape that a record has room for: of long texts the beginning.
-pub(crate) fn truncate_params(params: Json) -> Json {
-    let mut params = params;
-    for longest in [4096, 512, 64] {
+/// Truncates parameters to the size of a record, without a change of their shape if possible.
+pub(crate) fn truncate_params(mut params: Json) -> Json {
+    for max_bytes in [4096, 512, 64] {
         if params.to_string().len() <= MAX_RECORDED_PARAMS_BYTES {
             return params;
         }
-        truncate_texts(&mut params, longest);
+        truncate_texts(&mut params, max_bytes);
     }
-    let fields = params.as_object_mut().into_iter().flatten();
-    for (_, value) in fields {
+
+    // Many short values: replaces large fields by their size.
+    for (_, value) in params.as_object_mut().into_iter().flatten() {
         let bytes = value.to_string().len();
-        // Many that are small.
         if bytes > 512 {
             *value = format!("<{bytes} bytes>").into();
         }
@@ -66,23 +65,23 @@ pub(crate) fn truncate_params(params: Json) -> Json {
     params
 }
 
-/// Leaves of each text that is longer its beginning.
-fn truncate_texts(value: &mut Json, longest: usize) {
+/// Truncates each text to about `max_bytes`.
+fn truncate_texts(value: &mut Json, max_bytes: usize) {
     match value {
-        Json::String(text) if text.len() > longest => *text = truncated_text(text, longest),
+        Json::String(text) if text.len() > max_bytes => *text = truncated_text(text, max_bytes),
         Json::Array(items) => {
-            items.iter_mut().for_each(|item| truncate_texts(item, longest));
+            items.iter_mut().for_each(|item| truncate_texts(item, max_bytes));
         }
         Json::Object(fields) => {
-            fields.values_mut().for_each(|item| truncate_texts(item, longest));
+            fields.values_mut().for_each(|item| truncate_texts(item, max_bytes));
         }
         _ => {}
     }
 }
 
-/// The beginning of a text that is longer, and how much more there is.
-fn truncated_text(text: &str, longest: usize) -> String {
-    let mut end = longest;
+/// The beginning of a text, and the number of bytes that follow.
+fn truncated_text(text: &str, max_bytes: usize) -> String {
+    let mut end = max_bytes;
     while !text.is_char_boundary(end) {
         end -= 1;
     }
@@ -97,13 +96,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_long_keeps_its_shape() {
+    fn long_params_are_truncated_in_shape() {
         let long = "\u{e9}\n".repeat(6000);
+
         let cut = truncate_params(json!({"command": long, "env": ["a", long], "n": 5}));
         assert!(cut.to_string().len() <= MAX_RECORDED_PARAMS_BYTES, "{cut}");
         let command = cut["command"].as_str().unwrap();
         assert!(command.starts_with("\u{e9}\n") && command.ends_with(" bytes more)"));
         assert_eq!((&cut["n"], &cut["env"][0]), (&json!(5), &json!("a")));
+
         let many = vec!["word"; 9000];
         let cut = truncate_params(json!({"argv": many, "cwd": "."}));
         assert_eq!(cut, json!({"argv": "<63001 bytes>", "cwd": "."}));

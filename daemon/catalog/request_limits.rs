@@ -1,9 +1,10 @@
-//! What requests of a method may be before they are decoded: how large, and how many elements their lists
-//! may have. A few bytes of a list can take a hundred bytes of memory, each of them.
+//! Limits on encoded requests: their size, and the number of elements in their lists. They are
+//! enforced before a request is decoded: an element of a few bytes can take a hundred bytes of
+//! memory.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "kinds of values of one size, in an enum of another crate"
+    reason = "kinds of values with a fixed size, in an enum of another crate"
 )]
 
 use prost_reflect::{Kind, MessageDescriptor, MethodDescriptor};
@@ -11,34 +12,36 @@ use prost_reflect::{Kind, MessageDescriptor, MethodDescriptor};
 use super::rules::{MessageRules, is_within_max_items, too_many_elements};
 use crate::{api::v1::FieldRules, daemon::error::Violation};
 
-/// Largest request of any method: input of 8 MiB, or 10 MiB as Base64, and what surrounds it.
+/// Largest request of any method: 8 MiB of input, or 10 MiB of Base64, and the other fields.
 pub(crate) const MAX_REQUEST_BYTES: usize = 16 << 20;
-/// What a request may have beyond what the rules of its fields let it have: who breaks one by little is told
-/// which.
+/// Bytes beyond the limits of the fields. A caller that slightly exceeds a field's limit gets an
+/// error that names the field.
 const REQUEST_SLACK_BYTES: usize = 64 << 10;
-/// Bytes of a field beside its value, and of a number: a tag of 5 bytes at most, and a number of 10.
+/// Bytes of a field beside its value: at most 5 of the tag and 10 of the length or number.
 const FIELD_OVERHEAD_BYTES: usize = 16;
-/// Most values in the parameters of one call, with those in lists and objects. The largest lists of any tool
-/// have some 65,000; a small text can hold millions, each of which takes a hundred bytes of memory.
+/// Most values in the parameters of a call, including those in lists and objects. The largest lists
+/// of any tool have some 65,000. A small request can contain millions, each of which takes a
+/// hundred bytes of memory.
 pub(crate) const MAX_PARAM_VALUES: usize = 1 << 18;
-/// Messages that so many values are at most: each is one, may be in an entry, and may hold a list or an object.
+/// Most messages that [`MAX_PARAM_VALUES`] values need. Each value is a message, may be in an
+/// entry, and may hold a list or an object.
 const MAX_NESTED_MESSAGES: usize = 3 * MAX_PARAM_VALUES;
-/// How deep messages may lie in one another: as deep as they are decoded.
+/// Most levels of nested messages: the limit of the decoder.
 const MAX_MESSAGE_DEPTH: usize = 100;
 
-/// What requests of one method may be.
+/// The limits on requests of one method.
 #[derive(Debug)]
 pub(crate) struct RequestLimits {
-    /// Most bytes of one message.
+    /// Most bytes of a message.
     pub(crate) max_bytes: usize,
-    /// Whether a call counts towards the rate of its caller.
+    /// Whether a call counts against the caller's rate limit.
     pub(crate) rate_limited: bool,
-    /// Whether there may be several messages.
+    /// Whether a call may send several messages.
     pub(crate) client_streaming: bool,
     repeated_fields: Vec<RepeatedField>,
 }
 
-/// A field that can have many elements.
+/// A field with a limit on its elements.
 #[derive(Debug)]
 struct RepeatedField {
     name: String,
@@ -48,27 +51,28 @@ struct RepeatedField {
 
 #[derive(Debug)]
 enum RepeatedFieldLimit {
-    /// Of its elements.
+    /// On the elements of the field.
     Elements(FieldRules),
-    /// Of all messages within it.
+    /// On all messages within the field.
     NestedMessages(MessageDescriptor),
 }
 
-/// One field as it is written: its number, and its value where that has a length.
+/// An encoded field: its number, and its value if it is length-delimited.
 type WireField<'a> = (u64, Option<&'a [u8]>);
 
 impl RequestLimits {
-    /// That of a method, whose requests have these rules.
+    /// The limits of a method whose requests have these rules.
     pub(super) fn from_method(
         method: &MethodDescriptor,
         rules: &MessageRules,
-        counts: bool,
+        rate_limited: bool,
     ) -> Self {
         let message = method.input();
-        let bytes = max_encoded_bytes(&message, Some(rules));
-        let lists = message.fields().filter_map(|field| {
+        let max_bytes = max_encoded_bytes(&message, Some(rules));
+
+        let repeated_fields = message.fields().filter_map(|field| {
             let known = rules.field(&field);
-            let bound = match (field.kind(), known) {
+            let limit = match (field.kind(), known) {
                 (_, Some(known)) if known.rules.max_items.is_some() => {
                     RepeatedFieldLimit::Elements(known.rules.clone())
                 }
@@ -80,64 +84,71 @@ impl RequestLimits {
             Some(RepeatedField {
                 name: field.name().to_owned(),
                 number: field.number().into(),
-                limit: bound,
+                limit,
             })
         });
+
         Self {
-            max_bytes: bytes.map_or(MAX_REQUEST_BYTES, |bytes| {
+            max_bytes: max_bytes.map_or(MAX_REQUEST_BYTES, |bytes| {
                 bytes.saturating_add(REQUEST_SLACK_BYTES).min(MAX_REQUEST_BYTES)
             }),
-            rate_limited: counts,
+            rate_limited,
             client_streaming: method.is_client_streaming(),
-            repeated_fields: lists.collect(),
+            repeated_fields: repeated_fields.collect(),
         }
     }
 
-    /// The lists of an encoded request that have too many elements. What cannot be read is not looked at:
-    /// it is not decoded either.
+    /// Violations of fields with too many elements. Stops where the request is malformed: it is not
+    /// decoded then either.
     pub(crate) fn oversized_fields(&self, request: &[u8]) -> Vec<Violation> {
         let mut counts = vec![0; self.repeated_fields.len()];
         for (number, value) in WireFields::new(request) {
-            let Some(at) = self.repeated_fields.iter().position(|list| list.number == number)
-            else {
+            let fields = &self.repeated_fields;
+            let Some(index) = fields.iter().position(|field| field.number == number) else {
                 continue;
             };
-            counts[at] += match (&self.repeated_fields[at].limit, value) {
+            counts[index] += match (&fields[index].limit, value) {
                 (RepeatedFieldLimit::NestedMessages(message), Some(value)) => {
                     count_messages(message, value, MAX_NESTED_MESSAGES + 1, MAX_MESSAGE_DEPTH)
                 }
                 _ => 1,
             };
         }
-        let found = self.repeated_fields.iter().zip(counts);
-        let found = found.filter_map(|(list, count)| match &list.limit {
-            RepeatedFieldLimit::Elements(rules) if is_within_max_items(count, rules) => None,
-            RepeatedFieldLimit::Elements(rules) => Some(too_many_elements(count, rules, &list.name)),
-            RepeatedFieldLimit::NestedMessages(_) if count <= MAX_NESTED_MESSAGES => None,
-            RepeatedFieldLimit::NestedMessages(_) => {
-                let text = format!(
-                    "has more than {MAX_PARAM_VALUES} values, with those in lists and objects: ask for less"
-                );
-                Some(Violation::new(list.name.clone(), text))
-            }
-        });
-        found.collect()
+
+        let counted = self.repeated_fields.iter().zip(counts);
+        let violations = counted.filter_map(|(field, count)| match &field.limit {
+                    RepeatedFieldLimit::Elements(rules) if is_within_max_items(count, rules) => None,
+                    RepeatedFieldLimit::Elements(rules) => {
+                        Some(too_many_elements(count, rules, &field.name))
+                    }
+                    RepeatedFieldLimit::NestedMessages(_) if count <= MAX_NESTED_MESSAGES => None,
+                    RepeatedFieldLimit::NestedMessages(_) => {
+                        let text = format!(
+                            "has more than {MAX_PARAM_VALUES} values, with those in lists and objects: ask for less"
+                        );
+                        Some(Violation::new(field.name.clone(), text))
+                    }
+                });
+        violations.collect()
     }
 }
 
-/// Most bytes that the fields of a message may take; nothing where they have no limit.
+/// Most bytes that the fields of a message may take; `None` if a field is unlimited.
 fn max_encoded_bytes(message: &MessageDescriptor, rules: Option<&MessageRules>) -> Option<usize> {
     message.fields().try_fold(0, |sum: usize, field| {
         let known = rules.and_then(|rules| rules.field(&field));
-        let own = known.map(|known| &known.rules);
-        let most = |limit: Option<u32>| limit.and_then(|most| usize::try_from(most).ok());
-        let bytes = most(own.and_then(|own| own.max_bytes));
-        let count = match field.is_list() || field.is_map() {
-            true => most(own.and_then(|own| own.max_items))?,
-            false => 1,
+        let field_rules = known.map(|known| &known.rules);
+        let to_usize = |limit: Option<u32>| limit.and_then(|max| usize::try_from(max).ok());
+        let bytes = to_usize(field_rules.and_then(|rules| rules.max_bytes));
+
+        let count = if field.is_list() || field.is_map() {
+            to_usize(field_rules.and_then(|rules| rules.max_items))?
+        } else {
+            1
         };
+
         let each = match field.kind() {
-            // Its key, and its value.
+            // The key and the value.
             Kind::Message(_) if field.is_map() => bytes?.saturating_add(FIELD_OVERHEAD_BYTES) * 2,
             Kind::Message(inner) => {
                 max_encoded_bytes(&inner, known.and_then(|known| known.inner.as_ref()))?
@@ -145,33 +156,34 @@ fn max_encoded_bytes(message: &MessageDescriptor, rules: Option<&MessageRules>) 
             Kind::String | Kind::Bytes => bytes?,
             _ => 0,
         };
+
         let each = each.saturating_add(FIELD_OVERHEAD_BYTES);
         Some(sum.saturating_add(each.saturating_mul(count)))
     })
 }
 
-/// How many messages there are within one, up to about `most`.
-fn count_messages(message: &MessageDescriptor, encoded: &[u8], most: usize, depth: usize) -> usize {
-    let mut found = 0;
+/// Counts the messages within an encoded message. Stops at about `max`.
+fn count_messages(message: &MessageDescriptor, encoded: &[u8], max: usize, depth: usize) -> usize {
+    let mut count = 0;
     for (number, value) in WireFields::new(encoded) {
         let field = u32::try_from(number).ok();
         let kind = field.and_then(|number| Some(message.get_field(number)?.kind()));
         if let (Some(Kind::Message(inner)), Some(value)) = (kind, value)
             && depth > 0
         {
-            found += 1 + count_messages(&inner, value, most.saturating_sub(found), depth - 1);
+            count += 1 + count_messages(&inner, value, max.saturating_sub(count), depth - 1);
         }
-        if found >= most {
+        if count >= max {
             break;
         }
     }
-    found
+    count
 }
 
-/// The fields of an encoded message, until its end or where it cannot be read.
+/// Iterates over the fields of an encoded message, up to its end or to a malformed field.
 struct WireFields<'a> {
     rest: &'a [u8],
-    /// Groups that have begun: nobody writes them any more, but they are skipped.
+    /// Open groups. They are deprecated, but the decoder skips them, so this does too.
     groups: usize,
 }
 
@@ -239,27 +251,28 @@ mod tests {
         daemon::catalog::Catalog,
     };
 
-    fn measure(path: &str) -> Arc<RequestLimits> {
+    fn limits_of(path: &str) -> Arc<RequestLimits> {
         let catalog = Catalog::load().unwrap();
         Arc::clone(catalog.request_limits(path).unwrap())
     }
 
     #[test]
-    fn requests_are_as_large_as_their_fields() {
-        for (path, most) in [
+    fn limits_follow_from_the_rules_of_the_fields() {
+        for (path, max_bytes) in [
             ("jig.v1.ToolService/StatPath", 4096 + FIELD_OVERHEAD_BYTES + REQUEST_SLACK_BYTES),
             ("jig.v1.ToolService/LastCommand", REQUEST_SLACK_BYTES),
             ("jig.v1.ToolService/Run", MAX_REQUEST_BYTES),
             ("jig.v1.JobService/SubmitJob", MAX_REQUEST_BYTES),
         ] {
-            assert_eq!(measure(path).max_bytes, most, "{path}");
+            assert_eq!(limits_of(path).max_bytes, max_bytes, "{path}");
         }
-        let of_chunk = measure("jig.v1.TransferService/Upload");
-        assert!(of_chunk.client_streaming && of_chunk.max_bytes < 2 << 20);
+
+        let upload = limits_of("jig.v1.TransferService/Upload");
+        assert!(upload.client_streaming && upload.max_bytes < 2 << 20);
         let catalog = Catalog::load().unwrap();
         let large: Vec<_> = catalog
             .method_paths()
-            .filter(|path| measure(path).max_bytes == MAX_REQUEST_BYTES)
+            .filter(|path| limits_of(path).max_bytes == MAX_REQUEST_BYTES)
             .collect();
         assert_eq!(
             large,
@@ -275,41 +288,41 @@ mod tests {
     }
 
     #[test]
-    fn calls_count_that_are_declared_to() {
-        for (path, counts) in [
+    fn tools_and_declared_methods_are_rate_limited() {
+        for (path, rate_limited) in [
             ("jig.v1.ToolService/StatPath", true),
             ("jig.v1.EventService/WatchEvents", true),
             ("jig.v1.JobService/SubmitJob", true),
             ("jig.v1.JobService/GetJob", false),
             ("jig.v1.DaemonService/GetInfo", false),
         ] {
-            assert_eq!(measure(path).rate_limited, counts, "{path}");
+            assert_eq!(limits_of(path).rate_limited, rate_limited, "{path}");
         }
     }
 
     #[test]
-    fn long_lists_are_seen_before_they_are_decoded() {
-        let run = measure("jig.v1.ToolService/Run");
+    fn long_lists_are_rejected_before_decoding() {
+        let run = limits_of("jig.v1.ToolService/Run");
         let request = |arguments| RunRequest {
             argv: vec![String::new(); arguments],
             ..RunRequest::default()
         };
-        let told = |encoded: &[u8]| {
-            let found = run.oversized_fields(encoded);
-            found.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
+        let oversized = |encoded: &[u8]| {
+            let violations = run.oversized_fields(encoded);
+            violations.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
         };
-        let (fine, long) = (request(65_536).encode_to_vec(), request(65_537).encode_to_vec());
-        assert!(told(&fine).is_empty());
-        assert_eq!(told(&long), ["argv"]);
-        // Behind what is skipped, and before what cannot be read.
+        let (allowed, long) = (request(65_536).encode_to_vec(), request(65_537).encode_to_vec());
+        assert!(oversized(&allowed).is_empty());
+        assert_eq!(oversized(&long), ["argv"]);
+        // After a skipped group, and before malformed bytes.
         let group = [0xa3, 0x06, 0x12, 0x00, 0xa4, 0x06];
-        assert_eq!(told(&[&group[..], &long, &[0xff]].concat()), ["argv"]);
-        assert!(told(&[&group[..], &fine].concat()).is_empty());
+        assert_eq!(oversized(&[&group[..], &long, &[0xff]].concat()), ["argv"]);
+        assert!(oversized(&[&group[..], &allowed].concat()).is_empty());
     }
 
     #[test]
-    fn values_are_counted_however_deep() {
-        let submit = measure("jig.v1.JobService/SubmitJob");
+    fn nested_values_are_counted_at_any_depth() {
+        let submit = limits_of("jig.v1.JobService/SubmitJob");
         let request = |count| {
             let nothing = Value { kind: Some(Kind::BoolValue(true)) };
             let list = ListValue { values: vec![nothing; count] };
@@ -317,10 +330,11 @@ mod tests {
             let params = Struct { fields: [("list".to_owned(), list)].into() };
             SubmitJobRequest { params: Some(params), ..SubmitJobRequest::default() }
         };
-        let told = |count| submit.oversized_fields(&request(count).encode_to_vec());
-        assert!(told(MAX_PARAM_VALUES).is_empty());
-        let found = told(MAX_NESTED_MESSAGES);
-        assert_eq!(found.len(), 1);
-        assert_eq!(found[0].field, "params");
+
+        let oversized = |count| submit.oversized_fields(&request(count).encode_to_vec());
+        assert!(oversized(MAX_PARAM_VALUES).is_empty());
+        let violations = oversized(MAX_NESTED_MESSAGES);
+        assert_eq!(violations.len(), 1);
+        assert_eq!(violations[0].field, "params");
     }
 }

@@ -1,4 +1,5 @@
-//! What models are shown of an answer: what holds something, and is not for operators and programs only.
+//! Selects the fields of a response that models see. These have content and are not only for
+//! operators and programs.
 
 use std::collections::HashMap;
 
@@ -8,22 +9,22 @@ use serde_json::{Map, Value};
 use super::rules::MessageRules;
 use crate::api::v1::ModelView;
 
-/// The fields of one message, by their names.
+/// The fields of a message, by name.
 #[derive(Debug)]
 pub(super) struct ResponseView(HashMap<String, FieldView>);
 
 #[derive(Debug)]
 struct FieldView {
     visibility: ModelView,
-    /// Texts that say nothing.
+    /// Texts that carry no information.
     blank_texts: Vec<String>,
-    /// Whether a field that is not given differs from one that holds nothing.
+    /// Whether an absent field differs from one with a zero value.
     has_presence: bool,
     inner: Option<ResponseView>,
 }
 
 impl ResponseView {
-    /// The fields of the message that these rules are of.
+    /// The view of the message that has these rules.
     pub(super) fn from_rules(rules: &MessageRules) -> Self {
         let fields = rules.message().fields().map(|field| {
             let name = field.name().to_owned();
@@ -32,20 +33,21 @@ impl ResponseView {
         Self(fields.collect())
     }
 
-    /// What models are shown of these fields.
+    /// The fields of `data` that models see.
     pub(super) fn filter(&self, data: &Map<String, Value>) -> Map<String, Value> {
-        let shown = data.iter().filter_map(|(name, value)| {
-            let Some(field) = self.0.get(name) else {
-                return Some((name.clone(), value.clone()));
-            };
-            let is_shown = match field.visibility {
-                ModelView::Always => true,
-                ModelView::Never => false,
-                ModelView::Unspecified => !field.is_blank(value),
-            };
-            is_shown.then(|| (name.clone(), field.filter_value(value)))
-        });
-        shown.collect()
+        data.iter()
+            .filter_map(|(name, value)| {
+                let Some(field) = self.0.get(name) else {
+                    return Some((name.clone(), value.clone()));
+                };
+                let is_visible = match field.visibility {
+                    ModelView::Always => true,
+                    ModelView::Never => false,
+                    ModelView::Unspecified => !field.is_blank(value),
+                };
+                is_visible.then(|| (name.clone(), field.filter_value(value)))
+            })
+            .collect()
     }
 }
 
@@ -55,11 +57,11 @@ impl FieldView {
         let rules = known.map(|known| &known.rules);
         let default = rules.map(|rules| rules.model_default.clone());
         let kind = field.kind();
-        let undeclared = kind.as_enum().map(|values| values.default_value().name().to_owned());
-        let silent = default.into_iter().chain(undeclared);
+        let unspecified = kind.as_enum().map(|values| values.default_value().name().to_owned());
+        let blank_texts = default.into_iter().chain(unspecified);
         Self {
             visibility: rules.map(|rules| rules.model_view()).unwrap_or_default(),
-            blank_texts: silent.filter(|text| !text.is_empty()).collect(),
+            blank_texts: blank_texts.filter(|text| !text.is_empty()).collect(),
             has_presence: field.supports_presence(),
             inner: known.and_then(|known| known.inner.as_ref()).map(ResponseView::from_rules),
         }
@@ -96,9 +98,9 @@ mod tests {
     use crate::daemon::catalog::Catalog;
 
     #[test]
-    fn models_are_shown_what_says_something() {
+    fn models_see_only_fields_with_content() {
         let catalog = Catalog::load().unwrap();
-        for (tool, data, shown) in [
+        for (tool, data, expected) in [
             (
                 "run",
                 json!({"outcome": "OUTCOME_EXITED", "exit_code": 0, "signal": "", "stdout": "hi\n", "stderr": "", "stdout_bytes": 3, "stdout_path": "p", "isolation": "L3", "usage": {"user_ms": 1}, "kill_pending": false, "duration_ms": 5}),
@@ -141,8 +143,8 @@ mod tests {
             ),
             ("no_such_tool", json!({"a": ""}), json!({"a": ""})),
         ] {
-            let seen = catalog.model_view(tool, data.as_object().unwrap());
-            assert_eq!(serde_json::Value::from(seen), shown, "{tool}");
+            let visible = catalog.model_view(tool, data.as_object().unwrap());
+            assert_eq!(serde_json::Value::from(visible), expected, "{tool}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Defaults and limits of fields, as their options declare them.
+//! The rules of fields: defaults and limits, as their options in the protos declare them.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "kinds of values that have no rule, in enums of another crate"
+    reason = "kinds of values without rules, in enums of another crate"
 )]
 
 use prost::Message;
@@ -16,42 +16,42 @@ use crate::{
     daemon::error::{Error, MAX_VIOLATIONS, Violation},
 };
 
-/// Largest JSON of a request's parameters that is kept in a record.
+/// Largest JSON of a request's parameters in a record.
 pub(super) const MAX_RECORDED_PARAMS_BYTES: usize = 16 * 1024;
 
-/// A request whose fields keep their rules, as far as each of them can be looked at by itself.
+/// A request after the validation of its fields, each by itself.
 #[derive(Debug)]
 pub(super) struct MessageValidation<T> {
-    /// The request, with the defaults of what was not given.
+    /// The request, with defaults filled in.
     pub(super) request: T,
-    /// What was given, as a record has it: JSON without what may be secret and without lines of files.
+    /// The given fields for a record: JSON without secrets and content of files.
     pub(super) params: serde_json::Value,
-    /// Fields that break their rules.
+    /// Fields that are invalid.
     pub(super) violations: Vec<Violation>,
-    /// The request as it was given, field by field, where that was asked for.
+    /// The given fields. Present with `keep_explicit`.
     pub(super) explicit: Option<DynamicMessage>,
-    /// The same as a message.
+    /// The given fields, encoded.
     pub(super) encoded: Vec<u8>,
 }
 
-/// Rules of the fields of one message.
+/// The rules of the fields of a message.
 #[derive(Debug)]
 pub(super) struct MessageRules {
     message: MessageDescriptor,
     pub(super) fields: Vec<FieldSpec>,
 }
 
-/// A field that has rules, or whose own fields may have some.
+/// A field that has rules, or whose message has fields with rules.
 #[derive(Debug)]
 pub(super) struct FieldSpec {
     pub(super) descriptor: FieldDescriptor,
     pub(super) rules: FieldRules,
-    /// Rules of its fields, where it is a message of ours.
+    /// The rules of its message, if that belongs to the contract.
     pub(super) inner: Option<MessageRules>,
 }
 
 impl MessageRules {
-    /// Reads the rules of `message`.
+    /// Reads the rules of a message.
     pub(super) fn from_descriptor(pool: &DescriptorPool, message: &MessageDescriptor) -> Self {
         let extension = pool.get_extension_by_name("jig.v1.field");
         let rules = |field: &FieldDescriptor| {
@@ -61,6 +61,7 @@ impl MessageRules {
                 options.has_extension(extension).then(|| options.get_extension(extension))?;
             value.as_message()?.transcode_to().ok()
         };
+
         let fields = message.fields().filter_map(|field| {
             let inner = match field.kind() {
                 Kind::Message(inner) if inner.package_name() == "jig.v1" && !field.is_map() => {
@@ -69,6 +70,7 @@ impl MessageRules {
                 _ => None,
             };
             let rules = rules(&field);
+
             let is_relevant =
                 rules.is_some() || inner.is_some() || matches!(field.kind(), Kind::Enum(_));
             is_relevant.then(|| FieldSpec {
@@ -77,63 +79,63 @@ impl MessageRules {
                 inner,
             })
         });
+
         Self { message: message.clone(), fields: fields.collect() }
     }
 
-    /// The message that they are of.
+    /// The message that has these rules.
     pub(super) fn message(&self) -> &MessageDescriptor {
         &self.message
     }
 
-    /// What is known of a field, if it has rules.
+    /// The rules of a field, if it has any.
     pub(super) fn field(&self, descriptor: &FieldDescriptor) -> Option<&FieldSpec> {
-        let mut fields = self.fields.iter();
-        fields.find(|field| field.descriptor == *descriptor)
+        self.fields.iter().find(|field| field.descriptor == *descriptor)
     }
 
-    /// Fields that are told although they were not given, with their defaults.
+    /// Absent fields whose defaults policy rules match, with these defaults.
     pub(super) fn policy_defaults(
         &self,
         message: &DynamicMessage,
     ) -> Vec<(FieldDescriptor, Value)> {
-        let absent = self
-            .fields
+        self.fields
             .iter()
-            .filter(|field| field.rules.always_told && !message.has_field(&field.descriptor));
-        let defaults = absent.filter_map(|field| {
-            let default = declared_default(&field.descriptor, &field.rules)?;
-            Some((field.descriptor.clone(), default))
-        });
-        defaults.collect()
+            .filter(|field| field.rules.always_told && !message.has_field(&field.descriptor))
+            .filter_map(|field| {
+                let default = declared_default(&field.descriptor, &field.rules)?;
+                Some((field.descriptor.clone(), default))
+            })
+            .collect()
     }
 
-    /// The paths that were given.
+    /// The given path fields, with their values.
     pub(super) fn explicit_paths<'a>(
         &'a self,
         message: &'a DynamicMessage,
     ) -> impl Iterator<Item = (&'a FieldDescriptor, String)> {
-        let paths = self.fields.iter().filter(|field| field.rules.path);
-        paths
+        self.fields
+            .iter()
+            .filter(|field| field.rules.path)
             .map(|field| &field.descriptor)
             .filter(|field| message.has_field(field))
             .filter_map(|field| Some((field, message.get_field(field).as_str()?.to_owned())))
     }
 
-    /// The request by its fields.
+    /// The request as a dynamic message, to access its fields by name.
     pub(super) fn reflect(&self, request: &impl Message) -> Result<DynamicMessage, Error> {
         self.decode(&request.encode_to_vec())
     }
 
-    /// The same, of one that is encoded.
+    /// Decodes a request as a dynamic message.
     pub(super) fn decode(&self, encoded: &[u8]) -> Result<DynamicMessage, Error> {
-        let message = DynamicMessage::decode(self.message.clone(), encoded);
-        let mut message = message.map_err(Error::internal)?;
+        let mut message =
+            DynamicMessage::decode(self.message.clone(), encoded).map_err(Error::internal)?;
         self.clear_unspecified_enums(&mut message);
         Ok(message)
     }
 
-    /// Takes out the first values of enums, which stand for nothing: a field that has one is not given, so that
-    /// its default counts, for rules too.
+    /// Clears enum fields with the first value, `UNSPECIFIED`. They count as missing, so their
+    /// defaults apply, also in policy rules.
     fn clear_unspecified_enums(&self, message: &mut DynamicMessage) {
         for field in &self.fields {
             let descriptor = &field.descriptor;
@@ -153,7 +155,7 @@ impl MessageRules {
         }
     }
 
-    /// Checks `request` and fills in defaults. `keep` it also as it was given.
+    /// Validates `request` and fills in defaults. `keep_explicit` keeps the given fields.
     pub(super) fn validate<T: Message + Default>(
         &self,
         request: T,
@@ -162,22 +164,25 @@ impl MessageRules {
         let encoded = request.encode_to_vec();
         let mut message = self.decode(&encoded)?;
         let violations = self.violations(&message);
-        // What is refused is neither recorded nor decided about.
+
+        // An invalid request is neither recorded nor authorized.
         let is_valid = violations.is_empty();
-        let params = match is_valid {
-            true => self.redact_for_record(&message, self.redacted_json(&message)?),
-            false => serde_json::Value::Null,
+        let params = if is_valid {
+            self.redact_for_record(&message, self.redacted_json(&message)?)
+        } else {
+            serde_json::Value::Null
         };
-        let given = (keep_explicit && is_valid).then(|| message.clone());
+        let explicit = (keep_explicit && is_valid).then(|| message.clone());
         let request = if self.apply_defaults(&mut message) {
             message.transcode_to().map_err(Error::internal)?
         } else {
             request
         };
-        Ok(MessageValidation { request, params, violations, explicit: given, encoded })
+
+        Ok(MessageValidation { request, params, violations, explicit, encoded })
     }
 
-    /// What breaks the rules in a message.
+    /// The violations of a message.
     pub(super) fn violations(&self, message: &DynamicMessage) -> Vec<Violation> {
         let mut violations = Vec::new();
         self.check_fields(message, "", &mut violations);
@@ -193,10 +198,12 @@ impl MessageRules {
         for field in &self.fields {
             let name = format!("{prefix}{}", field.descriptor.name());
             check_field(message, field, &name, violations);
+
             let Some(inner) = &field.inner else { continue };
             if is_full(violations) {
                 return;
             }
+
             match message.get_field(&field.descriptor).as_ref() {
                 Value::List(items) if is_within_max_items(items.len(), &field.rules) => {
                     for (index, item) in items.iter().enumerate() {
@@ -216,7 +223,7 @@ impl MessageRules {
         }
     }
 
-    /// Fills in the defaults of what was not given. Answers whether there were any.
+    /// Fills in the defaults of absent fields. Returns whether there were any.
     fn apply_defaults(&self, message: &mut DynamicMessage) -> bool {
         let mut changed = false;
         for field in &self.fields {
@@ -241,27 +248,29 @@ impl MessageRules {
         changed
     }
 
-    /// What was given, as JSON, with the size in place of what may be secret or is large.
+    /// The given fields as JSON, with the size in place of secret or large values.
     fn redacted_json(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
-        let mut shown = DynamicMessage::new(self.message.clone());
+        let mut visible = DynamicMessage::new(self.message.clone());
         let mut hidden = Vec::new();
         for (field, value) in message.fields() {
             let bytes = content_bytes(value);
             if self.field(&field).is_some_and(|known| known.rules.sensitive) {
                 hidden.push((field.name().to_owned(), size_placeholder(value)));
             } else if bytes > MAX_RECORDED_PARAMS_BYTES {
-                // Not even copied: this thread serves others, too.
+                // Not copied: other calls use this thread too.
                 let size = format!("<{bytes} bytes>").into();
                 hidden.push((field.name().to_owned(), size));
             } else {
-                shown.set_field(&field, value.clone());
+                visible.set_field(&field, value.clone());
             }
         }
+
         let options =
             SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(false);
-        let mut json = shown
+        let mut json = visible
             .serialize_with_options(serde_json::value::Serializer, &options)
             .map_err(Error::internal)?;
+
         if let Some(object) = json.as_object_mut() {
             object.extend(hidden);
         }
@@ -282,6 +291,7 @@ fn check_field(
         }
         return;
     }
+
     match message.get_field(field).as_ref() {
         Value::List(items) if is_within_max_items(items.len(), rules) => {
             for (index, item) in items.iter().enumerate() {
@@ -306,7 +316,7 @@ fn check_field(
                 check_value(value, rules, path, violations);
             }
         }
-        // What is in one that is too long is not looked at.
+        // Elements of a list or map that is too long are not checked.
         Value::List(items) => violations.push(too_many_elements(items.len(), rules, name)),
         Value::Map(entries) => violations.push(too_many_elements(entries.len(), rules, name)),
         Value::EnumNumber(number) => {
@@ -323,22 +333,23 @@ fn check_field(
     }
 }
 
-/// Whether nothing more needs to be looked for.
+/// Whether there are as many violations as an error reports.
 fn is_full(violations: &[Violation]) -> bool {
     violations.len() > MAX_VIOLATIONS
 }
 
-/// Whether a list or map may have so many elements.
+/// Whether a list or map may have this many elements.
 pub(super) fn is_within_max_items(count: usize, rules: &FieldRules) -> bool {
-    rules.max_items.is_none_or(|most| count <= most as usize)
+    rules.max_items.is_none_or(|max| count <= max as usize)
 }
 
 pub(super) fn too_many_elements(count: usize, rules: &FieldRules, name: &str) -> Violation {
-    let most = rules.max_items.unwrap_or_default();
-    let text = format!("has {count} elements; at most {most} are allowed");
+    let max = rules.max_items.unwrap_or_default();
+    let text = format!("has {count} elements; at most {max} are allowed");
     Violation::new(name, text)
 }
 
+/// Checks a number against its range, or a string against its length and content.
 fn check_value(
     value: &Value,
     rules: &FieldRules,
@@ -346,6 +357,7 @@ fn check_value(
     violations: &mut Vec<Violation>,
 ) {
     let mut report = |text: String| violations.push(Violation::new(path(), text));
+
     let number = match value {
         Value::I32(number) => Some(i128::from(*number)),
         Value::I64(number) => Some(i128::from(*number)),
@@ -353,26 +365,29 @@ fn check_value(
         Value::U64(number) => Some(i128::from(*number)),
         _ => None,
     };
+
     let (minimum, maximum) = (rules.minimum.map(i128::from), rules.maximum.map(i128::from));
     if let Some(number) = number.filter(|number| {
-        minimum.is_some_and(|least| *number < least) || maximum.is_some_and(|most| *number > most)
+        minimum.is_some_and(|min| *number < min) || maximum.is_some_and(|max| *number > max)
     }) {
         let range = match (minimum, maximum) {
-            (Some(least), Some(most)) => format!("from {least} to {most}"),
-            (Some(least), None) => format!("at least {least}"),
-            (None, Some(most)) => format!("at most {most}"),
+            (Some(min), Some(max)) => format!("from {min} to {max}"),
+            (Some(min), None) => format!("at least {min}"),
+            (None, Some(max)) => format!("at most {max}"),
             (None, None) => String::new(),
         };
         report(format!("is {number}; it must be {range}"));
     }
+
     let bytes = match value {
         Value::String(text) => Some(text.as_bytes()),
         Value::Bytes(bytes) => Some(bytes.as_ref()),
         _ => None,
     };
+
     if let Some(bytes) = bytes {
-        if let Some(most) = rules.max_bytes.filter(|most| bytes.len() > *most as usize) {
-            report(format!("has {} bytes; at most {most} are allowed", bytes.len()));
+        if let Some(max) = rules.max_bytes.filter(|max| bytes.len() > *max as usize) {
+            report(format!("has {} bytes; at most {max} are allowed", bytes.len()));
         }
         if rules.no_nul && bytes.contains(&0) {
             report("must not hold a NUL character".to_owned());
@@ -404,7 +419,7 @@ fn declared_default(field: &FieldDescriptor, rules: &FieldRules) -> Option<Value
     })
 }
 
-/// Bytes of the texts and the like in a value.
+/// Bytes of the strings and bytes in a value, and about those of numbers.
 fn content_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -416,7 +431,7 @@ fn content_bytes(value: &Value) -> usize {
     }
 }
 
-/// The size of a value in its place.
+/// The size of a value, to show in its place.
 pub(super) fn size_placeholder(value: &Value) -> serde_json::Value {
     match value {
         Value::String(text) => format!("<{} bytes>", text.len()).into(),

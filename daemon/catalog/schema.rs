@@ -1,5 +1,6 @@
-//! JSON Schema (draft 2020-12) of requests and answers, as their messages, the rules of their fields and
-//! their comments say. What cannot be said in it, such as which fields go together, is in the comments.
+//! JSON Schema (draft 2020-12) of requests and responses. Its sources are their messages, field
+//! rules and comments. The comments describe what a schema cannot express, such as which fields
+//! exclude each other.
 
 use prost_reflect::{Cardinality, FieldDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value as Json, json};
@@ -10,54 +11,53 @@ use super::{
 };
 use crate::api::v1::{FieldRules, field_rules::DefaultValue};
 
-/// The schema of the parameters of a tool: its request.
+/// The schema of a tool's parameters: its request.
 pub(super) fn request_schema(rules: &MessageRules, comments: &ProtoComments) -> Map<String, Json> {
     message_schema(rules, comments, SchemaDirection::Request)
 }
 
-/// The schema of what a tool answers.
+/// The schema of a tool's response.
 pub(super) fn response_schema(rules: &MessageRules, comments: &ProtoComments) -> Map<String, Json> {
     message_schema(rules, comments, SchemaDirection::Response)
 }
 
-/// Which way a message goes.
 #[derive(Debug, Clone, Copy)]
 enum SchemaDirection {
-    /// To the tool.
     Request,
-    /// From it. Fields that need not be set and are not are left out.
+    /// Fields with presence may be absent.
     Response,
 }
 
 fn message_schema(
     rules: &MessageRules,
     comments: &ProtoComments,
-    side: SchemaDirection,
+    direction: SchemaDirection,
 ) -> Map<String, Json> {
     let mut properties = Map::new();
     let mut required = Vec::new();
     for field in rules.message().fields() {
         let known = rules.field(&field);
-        let of_field = known.map(|known| &known.rules);
+        let field_rules = known.map(|known| &known.rules);
         let inner = known.and_then(|known| known.inner.as_ref());
-        let mut schema = field_schema(&field, of_field, inner, comments, side);
-        let is_required = match side {
-            SchemaDirection::Request => of_field.is_some_and(|rules| rules.required),
+        let mut schema = field_schema(&field, field_rules, inner, comments, direction);
+        let is_required = match direction {
+            SchemaDirection::Request => field_rules.is_some_and(|rules| rules.required),
             SchemaDirection::Response => !field.supports_presence(),
         };
         if is_required {
             required.push(Json::from(field.name()));
         }
-        let own = of_field.map_or("", |rules| rules.description.as_str());
-        let description = match own {
+
+        let description = match field_rules.map_or("", |rules| rules.description.as_str()) {
             "" => first_sentence(comments.field(&field)),
-            own => own,
+            description => description,
         };
         if !description.is_empty() {
             schema.insert("description".to_owned(), description.into());
         }
         properties.insert(field.name().to_owned(), schema.into());
     }
+
     let mut schema = into_object(json!({"type": "object", "properties": properties}));
     if !required.is_empty() {
         schema.insert("required".to_owned(), required.into());
@@ -71,32 +71,33 @@ fn field_schema(
     rules: Option<&FieldRules>,
     inner: Option<&MessageRules>,
     comments: &ProtoComments,
-    side: SchemaDirection,
+    direction: SchemaDirection,
 ) -> Map<String, Json> {
     let kind = field.kind();
     let mut schema = match (&kind, inner) {
         (Kind::Message(entry), _) if field.is_map() => {
-            let values = element_schema(&entry.map_entry_value_field().kind(), rules, side);
+            let values = element_schema(&entry.map_entry_value_field().kind(), rules, direction);
             into_object(json!({"type": "object", "additionalProperties": values}))
         }
-        (_, Some(inner)) => message_schema(inner, comments, side),
-        _ => element_schema(&kind, rules, side),
+        (_, Some(inner)) => message_schema(inner, comments, direction),
+        _ => element_schema(&kind, rules, direction),
     };
     let is_list = field.cardinality() == Cardinality::Repeated && !field.is_map();
     if is_list {
         schema = into_object(json!({"type": "array", "items": schema}));
     }
+
     let Some(rules) = rules else { return schema };
-    let (least, most) = match (field.is_map(), is_list) {
+    let (min_keyword, max_keyword) = match (field.is_map(), is_list) {
         (true, _) => ("minProperties", "maxProperties"),
         (_, true) => ("minItems", "maxItems"),
         _ => ("minLength", ""),
     };
     if rules.required && (is_list || field.is_map() || matches!(kind, Kind::String | Kind::Bytes)) {
-        schema.insert(least.to_owned(), 1.into());
+        schema.insert(min_keyword.to_owned(), 1.into());
     }
-    if let (Some(items), false) = (rules.max_items, most.is_empty()) {
-        schema.insert(most.to_owned(), items.into());
+    if let (Some(items), false) = (rules.max_items, max_keyword.is_empty()) {
+        schema.insert(max_keyword.to_owned(), items.into());
     }
     if let Some(default) = default_json(&kind, rules) {
         schema.insert("default".to_owned(), default);
@@ -104,11 +105,11 @@ fn field_schema(
     schema
 }
 
-/// One value, be it that of an element.
+/// The schema of a single value, or of an element of a list or map.
 fn element_schema(
     kind: &Kind,
     rules: Option<&FieldRules>,
-    side: SchemaDirection,
+    direction: SchemaDirection,
 ) -> Map<String, Json> {
     let mut schema = into_object(match kind {
         Kind::Bool => json!({"type": "boolean"}),
@@ -125,36 +126,37 @@ fn element_schema(
         Kind::String => json!({"type": "string"}),
         Kind::Bytes => json!({"type": "string", "contentEncoding": "base64"}),
         Kind::Enum(values) => {
-            // The first stands for nothing: no request needs it, and an answer may have it.
-            let skipped = usize::from(matches!(side, SchemaDirection::Request));
-            let names = values.values().skip(skipped);
-            let names: Vec<_> = names.map(|value| value.name().to_owned()).collect();
+            // The first value, `UNSPECIFIED`, may appear in responses; requests need not give it.
+            let skipped = usize::from(matches!(direction, SchemaDirection::Request));
+            let names: Vec<_> =
+                values.values().skip(skipped).map(|value| value.name().to_owned()).collect();
             json!({"type": "string", "enum": names})
         }
         Kind::Message(message) => well_known_schema(message),
     });
     let Some(rules) = rules else { return schema };
-    if let Some(least) = rules.minimum {
-        schema.insert("minimum".to_owned(), least.into());
+
+    if let Some(min) = rules.minimum {
+        schema.insert("minimum".to_owned(), min.into());
     }
-    if let Some(most) = rules.maximum {
-        schema.insert("maximum".to_owned(), most.into());
+    if let Some(max) = rules.maximum {
+        schema.insert("maximum".to_owned(), max.into());
     }
-    // No text of so many bytes has more characters.
+    // A string of this many bytes has at most as many characters.
     match (kind, rules.max_bytes) {
-        (Kind::String, Some(most)) => {
-            schema.insert("maxLength".to_owned(), most.into());
+        (Kind::String, Some(max)) => {
+            schema.insert("maxLength".to_owned(), max.into());
         }
-        (Kind::Bytes, Some(most)) => {
-            let in_base64 = u64::from(most).div_ceil(3) * 4;
-            schema.insert("maxLength".to_owned(), in_base64.into());
+        (Kind::Bytes, Some(max)) => {
+            let base64_length = u64::from(max).div_ceil(3) * 4;
+            schema.insert("maxLength".to_owned(), base64_length.into());
         }
         _ => {}
     }
     schema
 }
 
-/// A message of another package, in its own JSON (ProtoJSON).
+/// The schema of a message of another package, which has a JSON form of its own (ProtoJSON).
 fn well_known_schema(message: &MessageDescriptor) -> Json {
     match message.full_name() {
         "google.protobuf.Timestamp" => json!({"type": "string", "format": "date-time"}),
@@ -170,7 +172,7 @@ fn default_json(kind: &Kind, rules: &FieldRules) -> Option<Json> {
     })
 }
 
-/// The same, or null.
+/// The schema, extended to allow null.
 pub(super) fn nullable(mut schema: Map<String, Json>) -> Map<String, Json> {
     let null = Json::from("null");
     match schema.get_mut("type") {

@@ -1,12 +1,13 @@
-//! Names that were probably meant.
+//! "Did you mean": suggests the name that was probably meant.
 
-/// How alike two names must be, from 0 to 1 (Jaro and Winkler), for one to be a slip of the other.
+/// Least similarity of two names for one to be a misspelling of the other. From 0 to 1
+/// (Jaro–Winkler).
 const MIN_SIMILARITY: f64 = 0.8;
 
-/// Shortest name that is looked for within another: one letter is in most of them.
+/// Shortest name to search for within another. Most names contain a given letter.
 const MIN_SUBSTRING_BYTES: usize = 3;
 
-/// What is said of a name that is not among the `known` ones.
+/// The error text for a parameter that is not among the `known` ones.
 pub(crate) fn unknown_parameter_message(name: &str, known: &[&str]) -> String {
     if known.is_empty() {
         return "is not known: there are no parameters".to_owned();
@@ -18,7 +19,8 @@ pub(crate) fn unknown_parameter_message(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// What is said of the name of a tool that is not among the `known` ones, those that are open to who asks.
+/// The error text for a tool that is not among the `known` ones. Those are the tools that the
+/// caller may access.
 pub(crate) fn unknown_tool_message(name: &str, known: &[&str]) -> String {
     if known.is_empty() {
         return format!("no tool {name:?}, and none that is open to you");
@@ -30,19 +32,21 @@ pub(crate) fn unknown_tool_message(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// The known name that is most like this one, if any is like it.
+/// The known name that is most similar, if any is similar enough.
 pub(crate) fn closest_name<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
-    // What is longer than any name is no slip.
+    // A longer name is no misspelling.
     let name = name.get(..name.len().min(64)).unwrap_or_default().to_lowercase();
-    let likeness = known.iter().map(|known| {
-        let likeness = strsim::jaro_winkler(&name, &known.to_lowercase());
-        // One within the other is an abbreviation: `path` for `file_path`.
-        let is_long = name.len().min(known.len()) >= MIN_SUBSTRING_BYTES;
-        let within = is_long && (known.contains(name.as_str()) || name.contains(*known));
-        (*known, likeness.max(if within { MIN_SIMILARITY } else { 0.0 }))
-    });
-    likeness
-        .filter(|(_, likeness)| *likeness >= MIN_SIMILARITY)
+
+    known
+        .iter()
+        .map(|known| {
+            let similarity = strsim::jaro_winkler(&name, &known.to_lowercase());
+            // A name within the other is an abbreviation: `path` for `file_path`.
+            let is_long = name.len().min(known.len()) >= MIN_SUBSTRING_BYTES;
+            let is_within = is_long && (known.contains(name.as_str()) || name.contains(*known));
+            (*known, similarity.max(if is_within { MIN_SIMILARITY } else { 0.0 }))
+        })
+        .filter(|(_, similarity)| *similarity >= MIN_SIMILARITY)
         .max_by(|(_, one), (_, other)| one.total_cmp(other))
         .map(|(known, _)| known)
 }
@@ -52,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_are_recognised() {
+    fn misspelled_names_are_recognized() {
         let known = ["file_path", "content", "create_directories"];
         for (name, meant) in [
             ("path", Some("file_path")),

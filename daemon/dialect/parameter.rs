@@ -1,87 +1,77 @@
-//! Parameters of the tools of a dialect: what models are told of them, and how what models send is read.
+//! Parameters of a dialect's tools: their JSON Schema, and the validation of given values.
 
 use std::{borrow::Cow, time::Duration};
 
 use serde_json::{Map, Value as Json, json};
 
 use crate::daemon::{
-    catalog::{JSON_MAP, json_entries, parse_number, suggest},
+    catalog::{MAP_EXPECTED, map_from_entries, parse_number, suggest},
     error::{Error, MAX_VIOLATIONS, Violation},
 };
 
-/// Longest value that is told.
+/// Longest value that texts for people contain.
 pub(super) const MAX_DISPLAYED_BYTES: usize = 1024;
 
-/// A parameter.
+/// The definition of a parameter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ParameterSpec {
-    /// Its name.
     pub(crate) name: &'static str,
-    /// What models are told of it; empty where the dialect's document says nothing.
+    /// Description for models; empty if the source document has none.
     pub(crate) description: &'static str,
-    /// What it may be.
     pub(crate) kind: ParameterKind,
-    /// Whether it must be given.
     pub(crate) is_required: bool,
-    /// What it is where it is not given.
+    /// Value if the parameter is missing.
     pub(crate) default: Option<ParameterDefault>,
-    /// Whether only its size is told of it: it may be secret, or is what a file is to hold.
+    /// Whether records and approval requests contain only its size. Set for secrets and for content
+    /// of files.
     pub(crate) is_redacted: bool,
 }
 
-/// What a parameter may be.
+/// The type of a parameter, with its limits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ParameterKind {
-    /// A text.
     String,
-    /// One of these texts.
+    /// One of these strings.
     Enum(&'static [&'static str]),
-    /// A whole number from the first to the second.
+    /// An integer in this range, both ends included.
     Integer(i64, i64),
-    /// A number, with a fraction or without, from the first to the second.
+    /// A number in this range, both ends included.
     Number(f64, f64),
-    /// True or false.
     Bool,
-    /// Texts.
     StringList,
-    /// Whole numbers.
     IntegerList,
-    /// Texts by name.
+    /// An object with string values.
     StringMap,
-    /// Objects of these.
+    /// A list of objects with these fields.
     ObjectList(&'static [ParameterSpec]),
-    /// One object of these.
+    /// An object with these fields.
     Object(&'static [ParameterSpec]),
 }
 
-/// What a parameter is where it is not given.
+/// The value of a missing parameter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ParameterDefault {
-    /// This text.
     String(&'static str),
-    /// This number.
     Integer(i64),
-    /// This flag.
     Bool(bool),
 }
 
-/// What becomes of parameters that a tool does not have.
+/// How parameters that a tool does not have are handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnknownParams {
-    /// They are left out of account.
     Ignore,
-    /// They are told, with the one that was probably meant.
+    /// They are violations. The error suggests the name that was probably meant.
     Reject,
 }
 
-/// Parameters that fit.
+/// Validated parameters, with defaults filled in.
 #[derive(Debug, Clone)]
 pub(crate) struct DialectParams(Map<String, Json>);
 
-// === impl Parameter ===
+// === impl ParameterSpec ===
 
 impl ParameterSpec {
-    /// A parameter that need not be given.
+    /// An optional parameter without a default.
     pub(crate) const fn new(
         name: &'static str,
         kind: ParameterKind,
@@ -90,17 +80,17 @@ impl ParameterSpec {
         Self { name, description, kind, is_required: false, default: None, is_redacted: false }
     }
 
-    /// The same, which must be given.
+    /// Makes the parameter required.
     pub(crate) const fn required(self) -> Self {
         Self { is_required: true, ..self }
     }
 
-    /// The same, of which only the size is told.
+    /// Hides the value from records and approval requests.
     pub(crate) const fn redacted(self) -> Self {
         Self { is_redacted: true, ..self }
     }
 
-    /// The same, with a default.
+    /// Sets the default.
     pub(crate) const fn with_default(self, default: ParameterDefault) -> Self {
         Self { default: Some(default), ..self }
     }
@@ -117,7 +107,7 @@ impl ParameterSpec {
     }
 }
 
-/// JSON Schema of an object with these parameters.
+/// JSON Schema of an object with these parameters. A closed schema allows no others.
 pub(crate) fn object_schema(parameters: &[ParameterSpec], is_closed: bool) -> Map<String, Json> {
     let properties: Map<_, _> = parameters
         .iter()
@@ -128,6 +118,7 @@ pub(crate) fn object_schema(parameters: &[ParameterSpec], is_closed: bool) -> Ma
         .filter(|parameter| parameter.is_required)
         .map(|parameter| Json::from(parameter.name))
         .collect();
+
     let mut schema = Map::new();
     schema.insert("type".to_owned(), "object".into());
     schema.insert("properties".to_owned(), properties.into());
@@ -145,13 +136,13 @@ impl ParameterKind {
         match self {
             Self::String => json!({"type": "string"}),
             Self::Enum(texts) => json!({"type": "string", "enum": texts}),
-            Self::Integer(least, most) => {
+            Self::Integer(min, max) => {
                 let mut schema = json!({"type": "integer"});
-                if least != i64::MIN {
-                    schema["minimum"] = least.into();
+                if min != i64::MIN {
+                    schema["minimum"] = min.into();
                 }
-                if most != i64::MAX {
-                    schema["maximum"] = most.into();
+                if max != i64::MAX {
+                    schema["maximum"] = max.into();
                 }
                 schema
             }
@@ -162,13 +153,42 @@ impl ParameterKind {
             Self::StringMap => {
                 json!({"type": "object", "additionalProperties": {"type": "string"}})
             }
-            Self::ObjectList(of) => json!({"type": "array", "items": object_schema(of, is_closed)}),
-            Self::Object(of) => object_schema(of, is_closed).into(),
+            Self::ObjectList(fields) => {
+                json!({"type": "array", "items": object_schema(fields, is_closed)})
+            }
+            Self::Object(fields) => object_schema(fields, is_closed).into(),
         }
     }
 
-    /// Reads a value, which may be written as another kind of the same meaning.
-    fn read(self, value: &Json, place: &str, reader: &mut DialectParamsReader) -> Option<Json> {
+    /// Reads a value. Accepts it in another JSON type of the same meaning.
+    fn read(self, value: &Json, path: &str, reader: &mut DialectParamsReader) -> Option<Json> {
+        match (self, value) {
+            (Self::StringList, Json::Array(items)) => reader.list(Self::String, items, path),
+            (Self::IntegerList, Json::Array(items)) => {
+                reader.list(Self::Integer(i64::MIN, i64::MAX), items, path)
+            }
+            (Self::ObjectList(fields), Json::Array(items)) => {
+                reader.list(Self::Object(fields), items, path)
+            }
+            (Self::Object(fields), Json::Object(values)) => {
+                Some(reader.fields(fields, values, &format!("{path}.")).into())
+            }
+            (Self::StringMap, Json::Object(entries)) => reader.string_map(entries, path),
+            (Self::StringMap, Json::Array(list)) => match map_from_entries(list) {
+                Some(entries) => self.read(&entries.into(), path, reader),
+                None => reader.report_mismatch(self, value, path),
+            },
+            _ => self.read_scalar(value, path, reader),
+        }
+    }
+
+    /// Reads a string, a number or a flag.
+    fn read_scalar(
+        self,
+        value: &Json,
+        path: &str,
+        reader: &mut DialectParamsReader,
+    ) -> Option<Json> {
         let read = match (self, value) {
             (Self::String, Json::String(text)) => Some(text.clone().into()),
             (Self::String, Json::Number(number)) if reader.unknown == UnknownParams::Ignore => {
@@ -180,23 +200,23 @@ impl ParameterKind {
             (Self::Enum(texts), Json::String(text)) => {
                 texts.contains(&text.as_str()).then(|| text.clone().into())
             }
-            (Self::Integer(least, most), Json::Number(_) | Json::String(_)) => {
+            (Self::Integer(min, max), Json::Number(_) | Json::String(_)) => {
                 let number = read_integer(value);
-                if let Some(number) = number.filter(|number| !(least..=most).contains(number)) {
-                    let range = match most {
-                        i64::MAX => format!("at least {least}"),
-                        _ => format!("from {least} to {most}"),
+                if let Some(number) = number.filter(|number| !(min..=max).contains(number)) {
+                    let range = match max {
+                        i64::MAX => format!("at least {min}"),
+                        _ => format!("from {min} to {max}"),
                     };
-                    reader.report(place, format!("is {number}; it must be {range}"));
+                    reader.report(path, format!("is {number}; it must be {range}"));
                     return None;
                 }
                 number.map(Json::from)
             }
-            (Self::Number(least, most), Json::Number(_) | Json::String(_)) => {
+            (Self::Number(min, max), Json::Number(_) | Json::String(_)) => {
                 let number = read_number(value);
-                if let Some(number) = number.filter(|number| !(least..=most).contains(number)) {
-                    let text = format!("is {number}; it must be from {least} to {most}");
-                    reader.report(place, text);
+                if let Some(number) = number.filter(|number| !(min..=max).contains(number)) {
+                    let text = format!("is {number}; it must be from {min} to {max}");
+                    reader.report(path, text);
                     return None;
                 }
                 number.map(Json::from)
@@ -205,68 +225,12 @@ impl ParameterKind {
             (Self::Bool, Json::String(text)) => {
                 text.to_lowercase().parse::<bool>().ok().map(Json::from)
             }
-            (Self::StringList, Json::Array(items)) => {
-                let texts = items.iter().enumerate();
-                let texts = texts.map(|(index, item)| {
-                    Self::String.read(item, &format!("{place}[{index}]"), reader)
-                });
-                return texts.collect::<Option<Vec<_>>>().map(Json::from);
-            }
-            (Self::IntegerList, Json::Array(items)) => {
-                let items = items.iter().enumerate();
-                let numbers = items.map(|(index, item)| {
-                    let place = format!("{place}[{index}]");
-                    Self::Integer(i64::MIN, i64::MAX).read(item, &place, reader)
-                });
-                return numbers.collect::<Option<Vec<_>>>().map(Json::from);
-            }
-            (Self::StringMap, Json::Array(list)) => match json_entries(list) {
-                Some(entries) => return self.read(&entries.into(), place, reader),
-                None => None,
-            },
-            (Self::StringMap, Json::Object(entries)) => {
-                let entries = entries.iter().map(|(key, value)| {
-                    let value = match value {
-                        // What variables hold is text, whatever it looks like.
-                        Json::Number(number) => Some(Json::from(number.to_string())),
-                        Json::Null
-                        | Json::Bool(_)
-                        | Json::String(_)
-                        | Json::Array(_)
-                        | Json::Object(_) => {
-                            Self::String.read(value, &format!("{place}[{key:?}]"), reader)
-                        }
-                    };
-                    Some((key.clone(), value?))
-                });
-                return entries.collect::<Option<Map<_, _>>>().map(Json::from);
-            }
-            (Self::ObjectList(of), Json::Array(items)) => {
-                let objects = items.iter().enumerate();
-                let objects = objects.map(|(index, item)| {
-                    Self::Object(of).read(item, &format!("{place}[{index}]"), reader)
-                });
-                return objects.collect::<Option<Vec<_>>>().map(Json::from);
-            }
-            (Self::Object(of), Json::Object(fields)) => {
-                return Some(reader.fields(of, fields, &format!("{place}.")).into());
-            }
             _ => None,
         };
-        if read.is_none() {
-            reader.report(
-                place,
-                format!(
-                    "must be {}; this is {}",
-                    self.describe_expected(value),
-                    self.describe_value(value)
-                ),
-            );
-        }
-        read
+        read.or_else(|| reader.report_mismatch(self, value, path))
     }
 
-    /// What was given instead: of a number that is not whole the number itself.
+    /// The given value for an error text: its type, or a short value that is the mistake itself.
     fn describe_value(self, value: &Json) -> Cow<'static, str> {
         match (self, value) {
             (Self::Integer(..), Json::Number(number)) => number.to_string().into(),
@@ -279,7 +243,7 @@ impl ParameterKind {
 
     fn describe_expected(self, value: &Json) -> Cow<'static, str> {
         match self {
-            Self::StringMap if value.is_array() => JSON_MAP.into(),
+            Self::StringMap if value.is_array() => MAP_EXPECTED.into(),
             Self::String => "a string".into(),
             Self::Enum(texts) => format!("one of {}", texts.join(", ")).into(),
             Self::Integer(..) => "a whole number".into(),
@@ -304,10 +268,10 @@ impl ParameterDefault {
     }
 }
 
-// === impl Params ===
+// === impl DialectParams ===
 
 impl DialectParams {
-    /// Reads what was given, and fills in defaults. Everything that does not fit is told.
+    /// Validates the given parameters and fills in defaults. Reports all violations together.
     pub(crate) fn read(
         parameters: &'static [ParameterSpec],
         unknown: UnknownParams,
@@ -315,49 +279,48 @@ impl DialectParams {
     ) -> Result<Self, Error> {
         let mut reader = DialectParamsReader { unknown, violations: Vec::new() };
         let read = reader.fields(parameters, &given, "");
-        match reader.violations.is_empty() {
-            true => Ok(Self(read)),
-            false => Err(Error::invalid(reader.violations)),
+        if !reader.violations.is_empty() {
+            return Err(Error::invalid(reader.violations));
         }
+        Ok(Self(read))
     }
 
-    /// All of them.
     pub(crate) fn into_fields(self) -> Map<String, Json> {
         self.0
     }
 
-    /// A text, if it was given or has a default.
+    /// A string, if it was given or has a default.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).and_then(Json::as_str)
     }
 
-    /// A text that is there: it was required, or has a default.
+    /// A string that is required or has a default.
     pub(crate) fn str(&self, name: &str) -> &str {
         self.text(name).unwrap_or_default()
     }
 
-    /// A whole number.
+    /// An integer, if it was given or has a default.
     pub(crate) fn integer(&self, name: &str) -> Option<i64> {
         self.0.get(name).and_then(Json::as_i64)
     }
 
-    /// A number of seconds.
+    /// A duration from a number of seconds; zero if it is missing.
     pub(crate) fn seconds(&self, name: &str) -> Duration {
         let number = self.0.get(name).and_then(Json::as_f64);
         Duration::try_from_secs_f64(number.unwrap_or_default()).unwrap_or(Duration::MAX)
     }
 
-    /// A flag; false where it was not given.
+    /// A flag; false if it is missing.
     pub(crate) fn flag(&self, name: &str) -> bool {
         self.0.get(name).and_then(Json::as_bool).unwrap_or_default()
     }
 
-    /// Whatever it is, taken out; null where it was not given.
+    /// Removes a value and returns it; null if it is missing.
     pub(crate) fn take(&mut self, name: &str) -> Json {
         self.0.remove(name).unwrap_or_default()
     }
 
-    /// Whole numbers.
+    /// A list of integers; empty if it is missing.
     pub(crate) fn integers(&self, name: &str) -> Vec<i64> {
         let numbers = self.0.get(name).and_then(Json::as_array);
         numbers.into_iter().flatten().filter_map(Json::as_i64).collect()
@@ -370,6 +333,7 @@ struct DialectParamsReader {
 }
 
 impl DialectParamsReader {
+    /// Reads the fields of an object. `prefix` is the path of the object in error texts.
     fn fields(
         &mut self,
         parameters: &[ParameterSpec],
@@ -378,25 +342,24 @@ impl DialectParamsReader {
     ) -> Map<String, Json> {
         let mut read = Map::new();
         for parameter in parameters {
-            let place = format!("{prefix}{}", parameter.name);
+            let path = format!("{prefix}{}", parameter.name);
             match given.get(parameter.name) {
-                // As good as not given: so strict schemas have it.
+                // Null counts as missing: strict schemas require every parameter.
                 None | Some(Json::Null) => match parameter.default {
                     Some(default) => {
                         read.insert(parameter.name.to_owned(), default.json());
                     }
-                    None if parameter.is_required => {
-                        self.report(&place, "must be given".to_owned())
-                    }
+                    None if parameter.is_required => self.report(&path, "must be given".to_owned()),
                     None => {}
                 },
                 Some(value) => {
-                    if let Some(value) = parameter.kind.read(value, &place, self) {
+                    if let Some(value) = parameter.kind.read(value, &path, self) {
                         read.insert(parameter.name.to_owned(), value);
                     }
                 }
             }
         }
+
         if self.unknown == UnknownParams::Reject {
             let names: Vec<_> = parameters.iter().map(|parameter| parameter.name).collect();
             for name in given.keys().filter(|name| !names.contains(&name.as_str())) {
@@ -410,15 +373,47 @@ impl DialectParamsReader {
         read
     }
 
-    fn report(&mut self, place: &str, text: String) {
+    /// Reads each item as `kind`. Stops at the first that does not fit.
+    fn list(&mut self, kind: ParameterKind, items: &[Json], path: &str) -> Option<Json> {
+        items
+            .iter()
+            .enumerate()
+            .map(|(index, item)| kind.read(item, &format!("{path}[{index}]"), self))
+            .collect::<Option<Vec<_>>>()
+            .map(Json::from)
+    }
+
+    fn string_map(&mut self, entries: &Map<String, Json>, path: &str) -> Option<Json> {
+        let entries = entries.iter().map(|(key, value)| {
+            let value = match value {
+                // Environment variables are text, even those that look like numbers.
+                Json::Number(number) => Some(Json::from(number.to_string())),
+                Json::Null | Json::Bool(_) | Json::String(_) | Json::Array(_) | Json::Object(_) => {
+                    ParameterKind::String.read(value, &format!("{path}[{key:?}]"), self)
+                }
+            };
+            Some((key.clone(), value?))
+        });
+        entries.collect::<Option<Map<_, _>>>().map(Json::from)
+    }
+
+    /// Reports a value of another type than `kind`.
+    fn report_mismatch(&mut self, kind: ParameterKind, value: &Json, path: &str) -> Option<Json> {
+        let (expected, given) = (kind.describe_expected(value), kind.describe_value(value));
+        self.report(path, format!("must be {expected}; this is {given}"));
+        None
+    }
+
+    fn report(&mut self, path: &str, text: String) {
         if self.violations.len() <= MAX_VIOLATIONS {
-            self.violations.push(Violation::new(place, text));
+            self.violations.push(Violation::new(path, text));
         }
     }
 }
 
 fn read_integer(value: &Json) -> Option<i64> {
-    const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
+    // 2^53 - 1. A larger number may be the result of rounding.
+    const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_991.0;
     match value {
         Json::Number(number) => number.as_i64().or_else(|| {
             let number = number
@@ -426,7 +421,7 @@ fn read_integer(value: &Json) -> Option<i64> {
                 .filter(|number| number.fract() == 0.0 && number.abs() <= MAX_EXACT_INTEGER)?;
             format!("{number:.0}").parse().ok()
         }),
-        // `1.0` stands for 1 also where it is a text.
+        // `1.0` means 1, even in a string.
         Json::String(text) => read_integer(&parse_number(text)?.into()),
         Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_) => None,
     }

@@ -1,4 +1,4 @@
-//! The arguments of a command with the parameters of a call in them.
+//! Renders the arguments of a command from the parameters of a call.
 
 use serde_json::{Map, Value as Json};
 
@@ -10,14 +10,15 @@ use crate::daemon::{
 };
 
 impl CustomTool {
-    /// The program and its arguments. Everything that is wrong with them is told by the names of parameters.
+    /// The program and its arguments. Reports all violations by parameter name.
     pub(super) fn render_argv(&self, params: &Map<String, Json>) -> Result<Vec<String>, Error> {
         let mut argv = Vec::new();
         let mut violations = Vec::new();
         let mut may_be_options = self.config.allow_options;
+
         for template in &self.config.argv {
             for (index, argument) in template.render(params).into_iter().enumerate() {
-                let wrong = if argument.starts_with('-')
+                let problem = if argument.starts_with('-')
                     && template.leading_param().is_some()
                     && !may_be_options
                 {
@@ -29,34 +30,33 @@ impl CustomTool {
                 } else {
                     None
                 };
-                if let Some(text) = wrong
+                if let Some(problem) = problem
                     && violations.len() <= MAX_VIOLATIONS
                 {
-                    let place = offending_param(template, index, &argument, params);
-                    violations.push(Violation::new(place, text));
+                    let param = offending_param(template, index, &argument, params);
+                    violations.push(Violation::new(param, problem));
                 }
                 argv.push(argument);
             }
             may_be_options |= template.is_end_of_options();
         }
-        match violations.is_empty() {
-            true => Ok(argv),
-            false => Err(Error::invalid(violations)),
-        }
+
+        if violations.is_empty() { Ok(argv) } else { Err(Error::invalid(violations)) }
     }
 
-    /// What is wrong with the command, by the names of parameters.
+    /// Translates an error of the command to the name of a parameter: the largest.
     pub(crate) fn explain_command_error(&self, error: Error, params: &Map<String, Json>) -> Error {
         let largest = params.iter().max_by_key(|(_, value)| value.to_string().len());
         let Some((name, _)) = largest.filter(|_| !error.violations.is_empty()) else {
             return error;
         };
+
         let text = "makes the arguments of the command too many, or too large together: give less";
         Error::invalid_field(name.clone(), text)
     }
 }
 
-/// What parameter has made an argument what it is.
+/// The parameter that makes an argument invalid.
 fn offending_param(
     template: &ArgTemplate,
     index: usize,
@@ -69,17 +69,16 @@ fn offending_param(
             _ => name.clone(),
         },
         ArgTemplate::Single(_) => {
-            let text = |name: &str| {
-                let value = params.get(name).cloned();
-                value.map_or_else(String::new, json_to_text)
-            };
+            let text =
+                |name: &str| params.get(name).cloned().map_or_else(String::new, json_to_text);
             let names = template.param_names();
             let has_nul = |name: &&&str| argument.contains('\0') && text(name).contains('\0');
-            let is_there = |name: &&&str| !text(name).is_empty();
-            let mut found = names.iter();
-            let name = match argument.len() > MAX_ARGUMENT_BYTES {
-                true => names.iter().max_by_key(|name| text(name).len()),
-                false => found.find(has_nul).or_else(|| names.iter().find(is_there)),
+            let is_nonempty = |name: &&&str| !text(name).is_empty();
+
+            let name = if argument.len() > MAX_ARGUMENT_BYTES {
+                names.iter().max_by_key(|name| text(name).len())
+            } else {
+                names.iter().find(has_nul).or_else(|| names.iter().find(is_nonempty))
             };
             name.map_or_else(|| "argv".to_owned(), |name| (*name).to_owned())
         }

@@ -1,9 +1,9 @@
-//! The parameters of a call of a tool of the configuration: read as generously as those of the contract, told
-//! to those who decide, and recorded.
+//! Parameters of configured tools: validation, texts for policy rules, and redaction for records.
+//! Validation is as lenient as for the contract's tools.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "what else a value can be wrong by, in an enum of another crate"
+    reason = "other kinds of violations, in an enum of another crate"
 )]
 
 use std::fmt::Write as _;
@@ -26,20 +26,24 @@ use crate::daemon::{
     error::{Error, MAX_VIOLATIONS, Violation},
 };
 
-/// Most comparisons of a byte with a part of a schema where all that is wrong is told: beyond, the first of it.
+/// Most comparisons of a byte with a part of the schema for which all violations are reported.
+/// Beyond it, only the first is.
 const MAX_EXHAUSTIVE_VALIDATION_WORK: usize = 4 << 20;
-/// What is said to be wrong where it is no parameter, but all of them together.
+/// Field of a violation that concerns no single parameter.
 const ALL_PARAMS_FIELD: &str = "parameters";
 
 impl CustomTool {
-    /// The parameters, so many bytes, as its schema has them: numbers and flags that were given as texts are read, null
-    /// is as good as not given where the schema knows no null, and what was not given is what the schema says.
+    /// Validates the parameters against the schema and fills in defaults. `bytes` is their size.
+    ///
+    /// Reads numbers and flags given as strings. Treats null as missing if the schema does not
+    /// allow it.
     pub(super) fn read_params(
         &self,
         given: &Map<String, Json>,
         bytes: usize,
     ) -> Result<Map<String, Json>, Error> {
         let params = Json::Object(coerce_fields(given, &self.config.schema.fields));
+
         if self.validator.is_valid(&params) {
             let mut violations = Vec::new();
             let schema = Json::Object(self.config.schema.fields.clone());
@@ -49,8 +53,9 @@ impl CustomTool {
                 _ => Err(Error::invalid(violations)),
             };
         }
+
         let mut violations = Vec::new();
-        // All that is wrong is found before any of it is told.
+        // Collects all violations before it reports any.
         if bytes.saturating_mul(self.validation_cost()) <= MAX_EXHAUSTIVE_VALIDATION_WORK {
             let errors = self.validator.iter_errors(&params);
             for error in errors.take(MAX_VIOLATIONS + 1) {
@@ -59,58 +64,59 @@ impl CustomTool {
         } else if let Err(error) = self.validator.validate(&params) {
             self.push_violations(&error, &mut violations);
         }
+
         violations.truncate(MAX_VIOLATIONS + 1);
         Err(Error::invalid(violations))
     }
 
     fn push_violations(&self, error: &ValidationError<'_>, violations: &mut Vec<Violation>) {
-        let place = violation_path(error);
-        let within = |name: &str| match place.is_empty() {
-            true => name.to_owned(),
-            false => format!("{place}.{name}"),
+        let path = violation_path(error);
+        let path_of = |name: &str| {
+            if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
         };
         match error.kind() {
             ValidationErrorKind::Required { property } => {
                 let name = property.as_str().unwrap_or_default();
-                violations.push(Violation::new(within(name), "must be given"));
+                violations.push(Violation::new(path_of(name), "must be given"));
             }
             ValidationErrorKind::AdditionalProperties { unexpected } => {
-                let known: Vec<_> = match place.is_empty() {
-                    true => self.param_names().collect(),
-                    false => Vec::new(),
-                };
+                let is_top_level = path.is_empty();
+                let known: Vec<_> =
+                    if is_top_level { self.param_names().collect() } else { Vec::new() };
                 for name in unexpected.iter().take(MAX_VIOLATIONS) {
-                    let text = match place.is_empty() {
-                        true => suggest::unknown_parameter_message(name, &known),
-                        false => "is not known".to_owned(),
+                    let text = if is_top_level {
+                        suggest::unknown_parameter_message(name, &known)
+                    } else {
+                        "is not known".to_owned()
                     };
-                    violations.push(Violation::new(within(name), text));
+                    violations.push(Violation::new(path_of(name), text));
                 }
             }
             ValidationErrorKind::Type { kind } => {
-                let wanted = match kind {
+                let expected = match kind {
                     TypeKind::Single(kind) => kind.to_string(),
                     TypeKind::Multiple(kinds) => {
                         let kinds: Vec<_> = kinds.iter().map(|kind| kind.to_string()).collect();
                         kinds.join(" or ")
                     }
                 };
-                let wanted = match (wanted.as_str(), error.instance().is_array()) {
+                let text = match (expected.as_str(), error.instance().is_array()) {
                     ("object", true) => format!("must be {MAP_EXPECTED}"),
-                    _ => format!("must be of type {wanted}"),
+                    _ => format!("must be of type {expected}"),
                 };
-                violations.push(Violation::new(&place, wanted));
+                violations.push(Violation::new(&path, text));
             }
-            // What the value is may be long, or secret.
+            // Masks the value, which may be long or secret.
             _ => {
                 let text = error.masked_with("the value").to_string();
-                let place = if place.is_empty() { ALL_PARAMS_FIELD } else { &place };
-                violations.push(Violation::new(place, text));
+                let path = if path.is_empty() { ALL_PARAMS_FIELD } else { &path };
+                violations.push(Violation::new(path, text));
             }
         }
     }
 
-    /// What was given, and what that was read as.
+    /// The parameters as policy rules match them: `given` by the caller, and as validated in
+    /// `read`.
     pub(super) fn policy_view(
         &self,
         given: &Map<String, Json>,
@@ -122,32 +128,32 @@ impl CustomTool {
             .filter(|(_, value)| !value.is_null())
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
+
         let has_secret = given.keys().any(|name| self.is_write_only(name));
-        let shown = given.iter().map(|(name, value)| {
-            let text = json_to_text(value.clone());
-            let text = match self.is_write_only(name) {
-                true => size_placeholder(&text),
-                false => text,
-            };
-            (name.clone(), text)
-        });
-        let shown = shown.collect();
+        let display_params = given
+            .iter()
+            .map(|(name, value)| {
+                let text = json_to_text(value.clone());
+                let text = if self.is_write_only(name) { size_placeholder(&text) } else { text };
+                (name.clone(), text)
+            })
+            .collect();
+
         let texts = PolicyText::from_json(&given, read, normalize_path);
-        let as_given = texts.first().filter(|text| text.may_allow && !has_secret);
-        let pattern = as_given.map(|text| format!("^{}$", regex::escape(&text.text)));
-        PolicyView {
-            pattern: pattern.filter(|pattern| pattern.len() <= MAX_PATTERN_BYTES),
-            texts,
-            display_params: shown,
-        }
+        let given_text = texts.first().filter(|text| text.may_allow && !has_secret);
+        let pattern = given_text
+            .map(|text| format!("^{}$", regex::escape(&text.text)))
+            .filter(|pattern| pattern.len() <= MAX_PATTERN_BYTES);
+        PolicyView { pattern, texts, display_params }
     }
 
-    /// What a record has of the parameters.
+    /// The given parameters, for a record.
     pub(super) fn redacted_params(&self, given: &Map<String, Json>) -> Json {
         let fields = given.iter().map(|(name, value)| {
-            let value = match self.is_write_only(name) {
-                true => size_placeholder(&json_to_text(value.clone())).into(),
-                false => value.clone(),
+            let value = if self.is_write_only(name) {
+                size_placeholder(&json_to_text(value.clone())).into()
+            } else {
+                value.clone()
             };
             (name.clone(), value)
         });
@@ -168,25 +174,25 @@ fn size_placeholder(text: &str) -> String {
     format!("<{} bytes>", text.len())
 }
 
-/// Where in the parameters something is wrong: `files[0].name`.
+/// The path of the invalid value, such as `files[0].name`.
 fn violation_path(error: &ValidationError<'_>) -> String {
-    let mut place = String::new();
+    let mut path = String::new();
     for segment in error.instance_path() {
         match segment {
-            LocationSegment::Property(name) if place.is_empty() => place.push_str(&name),
-            // Writing to a text does not fail.
+            LocationSegment::Property(name) if path.is_empty() => path.push_str(&name),
+            // Writing to a `String` cannot fail.
             LocationSegment::Property(name) => {
-                let _written = write!(place, ".{name}");
+                let _written = write!(path, ".{name}");
             }
             LocationSegment::Index(index) => {
-                let _written = write!(place, "[{index}]");
+                let _written = write!(path, "[{index}]");
             }
         }
     }
-    place
+    path
 }
 
-/// The fields of an object as its schema has them.
+/// The fields of an object, coerced to its schema, with defaults filled in.
 fn coerce_fields(given: &Map<String, Json>, schema: &Map<String, Json>) -> Map<String, Json> {
     let properties = schema.get("properties").and_then(Json::as_object);
     let others = schema.get("additionalProperties");
@@ -194,16 +200,18 @@ fn coerce_fields(given: &Map<String, Json>, schema: &Map<String, Json>) -> Map<S
         let named = properties.and_then(|properties| properties.get(name));
         named.or(others.filter(|others| others.is_object()))
     };
+
     let mut fields = Map::new();
     for (name, value) in given {
         let schema = schema_of(name);
-        let is_left_out = value.is_null() && schema.is_some_and(|schema| !allows_null(schema));
-        if !is_left_out {
+        let is_missing = value.is_null() && schema.is_some_and(|schema| !allows_null(schema));
+        if !is_missing {
             let value = schema
                 .map_or_else(|| normalize_numbers(value), |schema| coerce_value(value, schema));
             fields.insert(name.clone(), value);
         }
     }
+
     for (name, schema) in properties.into_iter().flatten() {
         if let (Some(default), false) = (schema.get("default"), fields.contains_key(name)) {
             fields.insert(name.clone(), default.clone());
@@ -212,8 +220,8 @@ fn coerce_fields(given: &Map<String, Json>, schema: &Map<String, Json>) -> Map<S
     fields
 }
 
-/// A value as its schema has it: a number or a flag may be given as a text, and an object whose fields have any
-/// names as the list that strict schemas make of it.
+/// Coerces a value to its schema. A number or a flag may be given as a string. A map may be given
+/// as the list of entries that strict schemas make of it.
 fn coerce_value(value: &Json, schema: &Json) -> Json {
     match (value, schema.as_object()) {
         (Json::Object(given), Some(schema)) => coerce_fields(given, schema).into(),
@@ -231,8 +239,12 @@ fn coerce_value(value: &Json, schema: &Json) -> Json {
         (Json::String(text), Some(_)) if !has_type(schema, "string") => {
             let is_number = has_type(schema, "number") || has_type(schema, "integer");
             let number = parse_number(text).filter(|_| is_number);
-            let flag = text.trim().to_lowercase().parse().ok();
-            let flag = flag.filter(|_: &bool| has_type(schema, "boolean"));
+            let flag = text
+                .trim()
+                .to_lowercase()
+                .parse()
+                .ok()
+                .filter(|_: &bool| has_type(schema, "boolean"));
             match (number, flag) {
                 (Some(number), _) => normalize_numbers(&number.into()),
                 (None, Some(flag)) => flag.into(),
@@ -243,17 +255,17 @@ fn coerce_value(value: &Json, schema: &Json) -> Json {
     }
 }
 
-/// A number without a fraction is the same with one that is 0, and no program wants that.
+/// Writes `1.0` as `1`: the same number, in the form that programs expect.
 fn normalize_numbers(value: &Json) -> Json {
     normalize_value(value, &|_: &str| None)
 }
 
-/// Finds whole numbers that are none any more: who reads JSON rounds those that are too large, and a command would
-/// be given another one.
+/// Reports integers that a JSON parser has rounded because they are too large. The command would
+/// get a different number.
 fn report_rounded_integers(
     value: &Json,
     schema: &Json,
-    place: &str,
+    path: &str,
     violations: &mut Vec<Violation>,
 ) {
     if violations.len() > MAX_VIOLATIONS {
@@ -264,28 +276,25 @@ fn report_rounded_integers(
             for (name, value) in fields {
                 let named = schema.get("properties").and_then(|named| named.get(name));
                 let schema = named.or_else(|| schema.get("additionalProperties"));
-                let place = match place.is_empty() {
-                    true => name.clone(),
-                    false => format!("{place}.{name}"),
-                };
-                report_rounded_integers(value, schema.unwrap_or(&Json::Null), &place, violations);
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                report_rounded_integers(value, schema.unwrap_or(&Json::Null), &path, violations);
             }
         }
         Json::Array(items) => {
             let schema = schema.get("items").unwrap_or(&Json::Null);
             for (index, item) in items.iter().enumerate() {
-                report_rounded_integers(item, schema, &format!("{place}[{index}]"), violations);
+                report_rounded_integers(item, schema, &format!("{path}[{index}]"), violations);
             }
         }
         Json::Number(number) if number.is_f64() && has_type(schema, "integer") => {
             let text = "is too large to be passed on as it is: the most are 64 bits";
-            violations.push(Violation::new(place, text));
+            violations.push(Violation::new(path, text));
         }
         Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => {}
     }
 }
 
-/// Whether a schema knows null.
+/// Whether a schema allows null.
 fn allows_null(schema: &Json) -> bool {
     let Some(keywords) = schema.as_object() else {
         return schema != &Json::Bool(false);
@@ -300,7 +309,7 @@ fn allows_null(schema: &Json) -> bool {
     })
 }
 
-/// Whether a schema names this type.
+/// Whether the schema's `type` includes `kind`.
 fn has_type(schema: &Json, kind: &str) -> bool {
     match schema.get("type") {
         Some(Json::String(one)) => one == kind,

@@ -1,4 +1,4 @@
-//! Tools of a configuration: what they make of parameters.
+//! Parameters of configured tools: validation, arguments, policy texts and records.
 
 use serde_json::json;
 
@@ -44,11 +44,11 @@ fn search() -> &'static CustomTool {
     tool(&argv, schema).unwrap()
 }
 
-fn plain(path: &str) -> Option<String> {
+fn normalize_path(path: &str) -> Option<String> {
     path.strip_prefix("./").map(str::to_owned)
 }
 
-fn given(params: Json) -> Map<String, Json> {
+fn params_map(params: Json) -> Map<String, Json> {
     params.as_object().unwrap().clone()
 }
 
@@ -61,12 +61,12 @@ fn parameters_become_arguments() {
             vec!["grep", "-m7", "--exact=true", "a", "--", "-x", "y z"],
         ),
     ] {
-        assert_eq!(search().prepare_call(&given(params), plain).unwrap().argv, argv);
+        assert_eq!(search().prepare_call(&params_map(params), normalize_path).unwrap().argv, argv);
     }
 }
 
 #[test]
-fn what_strict_schemas_make_of_parameters_is_read() {
+fn forms_of_strict_schemas_are_accepted() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -87,13 +87,13 @@ fn what_strict_schemas_make_of_parameters_is_read() {
         "rows": [{"n": null, "s": null}, {"n": "2", "s": "3"}],
     });
     assert_eq!(
-        tool.prepare_call(&given(params), plain).unwrap().argv,
+        tool.prepare_call(&params_map(params), normalize_path).unwrap().argv,
         ["x", r#"{"A":"1"}"#, r#"{"s":null}"#, r#"{"n":2,"s":"3"}"#]
     );
 }
 
 #[test]
-fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
+fn all_violations_are_reported_without_secrets() {
     let params = json!({
         "lines": 0,
         "files": ["a", 1, "c"],
@@ -101,13 +101,14 @@ fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
         "wrod": "x",
         "key": 7,
     });
-    let error = search().prepare_call(&given(params), plain).err().unwrap();
-    let mut told: Vec<_> = error
+    let error = search().prepare_call(&params_map(params), normalize_path).err().unwrap();
+
+    let mut violations: Vec<_> = error
         .violations
         .iter()
         .map(|violation| format!("{}: {}", violation.field, violation.description))
         .collect();
-    told.sort_unstable();
+    violations.sort_unstable();
     let expected = [
         "exact: must be of type boolean",
         "files: the value has more than 2 items",
@@ -117,39 +118,48 @@ fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
         "word: must be given",
         "wrod: is not known: word was probably meant; there are exact, files, key, lines, word",
     ];
-    assert_eq!(told, expected);
+    assert_eq!(violations, expected);
+
     for (word, part) in [
         ("-rf", "must not begin with -"),
         ("A", "the value does not match"),
         ("", "shorter than 1 character"),
     ] {
-        let error = search().prepare_call(&given(json!({ "word": word })), plain).err().unwrap();
+        let error = search()
+            .prepare_call(&params_map(json!({ "word": word })), normalize_path)
+            .err()
+            .unwrap();
         assert!(error.to_string().contains(part), "{error}");
     }
     let files = json!({"word": "a", "files": ["x\u{0}"]});
-    let error = search().prepare_call(&given(files), plain).err().unwrap();
+    let error = search().prepare_call(&params_map(files), normalize_path).err().unwrap();
     assert_eq!(error.violations[0].field, "files[0]");
 }
 
 #[test]
-fn who_decides_is_told_all_but_secrets() {
-    let call = search().prepare_call(&given(json!({"word": "a.b", "key": "s3cret"})), plain);
+fn policy_view_and_record_hide_secrets() {
+    let call =
+        search().prepare_call(&params_map(json!({"word": "a.b", "key": "s3cret"})), normalize_path);
     assert!(call.is_err(), "a dot is not in the pattern");
-    let call = search().prepare_call(&given(json!({"word": "a b"})), plain).unwrap();
+
+    let call = search().prepare_call(&params_map(json!({"word": "a b"})), normalize_path).unwrap();
     assert_eq!(call.policy_view.texts[0].text, r#"{"word":"a b"}"#);
     assert!(call.policy_view.texts[0].may_allow);
     let texts: Vec<_> = call.policy_view.texts.iter().map(|text| text.text.as_str()).collect();
     assert_eq!(texts, [r#"{"word":"a b"}"#, r#"{"lines":3,"word":"a b"}"#]);
+
     let params = json!({"word": "a", "lines": "2", "files": ["./x"]});
-    let call = search().prepare_call(&given(params), plain).unwrap();
+    let call = search().prepare_call(&params_map(params), normalize_path).unwrap();
     let read = call.policy_view.texts.last().unwrap();
     assert_eq!(read.text, r#"{"files":["x"],"lines":2,"word":"a"}"#);
-    assert!(!read.may_allow, "nothing is allowed by what was not given");
-    let call = search().prepare_call(&given(json!({"word": "a b"})), plain).unwrap();
+    assert!(!read.may_allow, "defaults must not make a rule allow");
+    let call = search().prepare_call(&params_map(json!({"word": "a b"})), normalize_path).unwrap();
     assert_eq!(call.policy_view.pattern.unwrap(), r#"^\{"word":"a b"\}$"#);
     assert_eq!(call.recorded_params, json!({"word": "a b"}));
-    let call = search().prepare_call(&given(json!({"word": "a", "key": "s3cret"})), plain);
-    let call = call.unwrap();
+
+    let call = search()
+        .prepare_call(&params_map(json!({"word": "a", "key": "s3cret"})), normalize_path)
+        .unwrap();
     assert_eq!(call.policy_view.pattern, None);
     assert_eq!(call.recorded_params, json!({"word": "a", "key": "<6 bytes>"}));
     let key = call.policy_view.display_params.iter().find(|(name, _)| name == "key");
@@ -157,7 +167,7 @@ fn who_decides_is_told_all_but_secrets() {
 }
 
 #[test]
-fn numbers_are_written_as_programs_want_them() {
+fn numbers_are_written_without_a_zero_fraction() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -168,17 +178,18 @@ fn numbers_are_written_as_programs_want_them() {
         "required": ["o"],
     });
     let tool = tool(&["x", "{n}", "{m}", "o{o}"], schema).unwrap();
+
     for (params, argv) in [
         (json!({"n": 5.0, "m": {"a": "5"}, "o": "x"}), vec!["x", "5", r#"{"a":5}"#, "ox"]),
         (json!({"n": "1e2", "o": null}), vec!["x", "100"]),
         (json!({"n": 0.5, "o": "y"}), vec!["x", "0.5", "oy"]),
     ] {
-        assert_eq!(tool.prepare_call(&given(params), plain).unwrap().argv, argv);
+        assert_eq!(tool.prepare_call(&params_map(params), normalize_path).unwrap().argv, argv);
     }
 }
 
 #[test]
-fn what_is_in_a_parameter_may_be_secret_too() {
+fn parameter_with_a_nested_secret_is_hidden() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -186,8 +197,11 @@ fn what_is_in_a_parameter_may_be_secret_too() {
         },
     });
     let tool = tool(&["x", "{user}"], schema).unwrap();
-    let call = tool.prepare_call(&given(json!({"user": {"word": "s3cret"}})), plain);
-    let call = call.unwrap();
+
+    let call = tool
+        .prepare_call(&params_map(json!({"user": {"word": "s3cret"}})), normalize_path)
+        .unwrap();
+
     assert_eq!(call.recorded_params, json!({"user": "<17 bytes>"}));
     assert_eq!(call.policy_view.pattern, None);
     assert!(
@@ -197,31 +211,34 @@ fn what_is_in_a_parameter_may_be_secret_too() {
 }
 
 #[test]
-fn no_more_is_told_than_anybody_reads_and_looking_has_an_end() {
+fn violations_and_validation_work_are_limited() {
     let unknown: Map<_, _> = (0..5000).map(|n| (format!("unknown_{n}"), 1.into())).collect();
-    let error = search().prepare_call(&unknown, plain).err().unwrap();
+    let error = search().prepare_call(&unknown, normalize_path).err().unwrap();
     assert!(error.violations.len() <= crate::daemon::error::MAX_VIOLATIONS + 1);
+
     let long = json!({"word": "a", "files": ["x".repeat(3 << 20)]});
-    let error = search().prepare_call(&given(long), plain).err().unwrap();
-    assert!(error.message.contains("may have 2097152: give less"), "{error}");
+    let error = search().prepare_call(&params_map(long), normalize_path).err().unwrap();
+    assert!(error.message.contains("at most 2097152 are allowed: give less"), "{error}");
     let options = json!({"word": "a", "files": []});
-    assert!(search().prepare_call(&given(options), plain).is_ok());
-    // Where there is much to compare, the first that is wrong is told.
+    assert!(search().prepare_call(&params_map(options), normalize_path).is_ok());
+
+    // Expensive validation reports only the first violation.
     let schema = json!({
         "type": "object",
         "properties": {"x": {"type": "array", "items": {"type": "string"}}},
     });
     let tool = tool(&["x", "{x...}"], schema).unwrap();
-    let error = tool.prepare_call(&given(json!({"x": vec![1; 500_000]})), plain);
+    let error = tool.prepare_call(&params_map(json!({"x": vec![1; 500_000]})), normalize_path);
     assert_eq!(error.err().unwrap().violations.len(), 1);
-    let error = tool.prepare_call(&given(json!({"x": ["a", "-b", "-c"]})), plain);
-    let fields: Vec<_> = error.err().unwrap().violations;
-    let fields: Vec<_> = fields.iter().map(|violation| violation.field.as_str()).collect();
+
+    let error = tool.prepare_call(&params_map(json!({"x": ["a", "-b", "-c"]})), normalize_path);
+    let violations = error.err().unwrap().violations;
+    let fields: Vec<_> = violations.iter().map(|violation| violation.field.as_str()).collect();
     assert_eq!(fields, ["x[1]", "x[2]"]);
 }
 
 #[test]
-fn a_schema_that_cannot_be_used_is_told() {
+fn unusable_schema_is_reported() {
     for (schema, part) in [
         (json!({"type": "object", "required": "x"}), "schema.required: "),
         (json!({"properties": {"p": {"pattern": "("}}}), "schema.properties.p.pattern: "),
@@ -236,7 +253,7 @@ fn a_schema_that_cannot_be_used_is_told() {
 }
 
 #[test]
-fn numbers_arrive_as_they_were_given_or_not_at_all() {
+fn numbers_are_passed_exactly_or_rejected() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -257,7 +274,7 @@ fn numbers_arrive_as_they_were_given_or_not_at_all() {
         (json!({"n": 2.5}), "--n=2.5"),
         (json!({"any": {"b": 1e2}}), "--any={\"b\":100}"),
     ] {
-        let argv = tool.prepare_call(&given(params.clone()), plain).unwrap().argv;
+        let argv = tool.prepare_call(&params_map(params.clone()), normalize_path).unwrap().argv;
         assert_eq!(argv, ["x", arguments], "{params}");
     }
     for (params, field) in [
@@ -266,16 +283,16 @@ fn numbers_arrive_as_they_were_given_or_not_at_all() {
         (json!({"i": 9_007_199_254_740_993.0}), "i"),
         (json!({"list": [1, 1e30]}), "list[1]"),
     ] {
-        let refused = tool.prepare_call(&given(params.clone()), plain).unwrap_err();
-        let fields: Vec<_> = refused.violations.iter().map(|one| &*one.field).collect();
+        let error = tool.prepare_call(&params_map(params.clone()), normalize_path).unwrap_err();
+        let fields: Vec<_> = error.violations.iter().map(|one| &*one.field).collect();
         assert_eq!(fields, [field], "{params}");
-        assert!(refused.message.contains("too large"), "{refused:?}");
+        assert!(error.message.contains("too large"), "{error:?}");
     }
 }
 
 #[test]
-fn null_is_as_good_as_not_given_where_the_schema_has_none() {
-    for (schema, is_left_out) in [
+fn null_counts_as_missing_unless_the_schema_allows_it() {
+    for (schema, is_missing) in [
         (json!({"enum": ["a"]}), true),
         (json!({"enum": ["a", null]}), false),
         (json!({"const": 1}), true),
@@ -288,13 +305,13 @@ fn null_is_as_good_as_not_given_where_the_schema_has_none() {
         let whole =
             json!({"type": "object", "properties": {"a": schema}, "additionalProperties": false});
         let tool = tool(&["x", "--a={a}"], whole).unwrap();
-        let read = tool.read_params(&given(json!({"a": null})), 10).unwrap();
-        assert_eq!(!read.contains_key("a"), is_left_out, "{schema}");
+        let read = tool.read_params(&params_map(json!({"a": null})), 10).unwrap();
+        assert_eq!(!read.contains_key("a"), is_missing, "{schema}");
     }
 }
 
 #[test]
-fn a_map_that_is_a_wrong_list_says_what_it_may_be() {
+fn wrong_list_for_a_map_reports_the_accepted_forms() {
     let schema = json!({
         "type": "object",
         "properties": {"m": {"type": "object", "additionalProperties": {"type": "string"}}},
@@ -302,6 +319,6 @@ fn a_map_that_is_a_wrong_list_says_what_it_may_be() {
     });
     let tool = tool(&["x", "{m}"], schema).unwrap();
     let twice = json!({"m": [{"key": "a", "value": "b"}, {"key": "a", "value": "c"}]});
-    let refused = tool.prepare_call(&given(twice), plain).unwrap_err();
-    assert!(refused.message.contains("no key twice"), "{refused:?}");
+    let error = tool.prepare_call(&params_map(twice), normalize_path).unwrap_err();
+    assert!(error.message.contains("no key twice"), "{error:?}");
 }

@@ -1,5 +1,5 @@
-//! Random messages of the requests of all tools: as JSON and back they are the same. What they hold need not keep
-//! the rules of their fields, which are looked at later.
+//! Property test: random requests of all tools survive the way to JSON and back. Their values need
+//! not satisfy the rules of the fields, which are checked later.
 
 use std::{collections::HashMap, env, thread};
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json};
 use super::{MessageRules, read, write};
 use crate::api;
 
-/// Says how to repeat the case during which the test fails.
+/// Prints how to repeat the case if the test fails.
 struct SeedReporter(u64);
 
 impl Drop for SeedReporter {
@@ -22,27 +22,30 @@ impl Drop for SeedReporter {
     }
 }
 
-fn message(of: &MessageDescriptor, rng: &mut Rng) -> DynamicMessage {
-    let mut message = DynamicMessage::new(of.clone());
-    for field in of.fields() {
+fn random_message(descriptor: &MessageDescriptor, rng: &mut Rng) -> DynamicMessage {
+    let mut message = DynamicMessage::new(descriptor.clone());
+    for field in descriptor.fields() {
         if rng.bool() {
             continue;
         }
+
         let count = rng.usize(..4);
         let value = if field.is_map() {
-            let entries = (0..count).map(|_| (MapKey::String(text(rng)), Value::String(text(rng))));
+            let entries = (0..count)
+                .map(|_| (MapKey::String(random_text(rng)), Value::String(random_text(rng))));
             Value::Map(entries.collect::<HashMap<_, _>>())
         } else if field.is_list() {
-            Value::List((0..count).map(|_| one(&field.kind(), rng)).collect())
+            Value::List((0..count).map(|_| random_value(&field.kind(), rng)).collect())
         } else {
-            one(&field.kind(), rng)
+            random_value(&field.kind(), rng)
         };
+
         message.set_field(&field, value);
     }
     message
 }
 
-fn one(kind: &Kind, rng: &mut Rng) -> Value {
+fn random_value(kind: &Kind, rng: &mut Rng) -> Value {
     let number = match rng.u8(..4) {
         0 => 0,
         1 => u64::MAX,
@@ -53,19 +56,19 @@ fn one(kind: &Kind, rng: &mut Rng) -> Value {
         Kind::Bool => Value::Bool(rng.bool()),
         Kind::Uint32 => Value::U32(u32::try_from(number).unwrap_or(u32::MAX)),
         Kind::Uint64 => Value::U64(number),
-        Kind::String => Value::String(text(rng)),
-        Kind::Bytes => Value::Bytes(text(rng).into_bytes().into()),
-        Kind::Message(of) => Value::Message(message(of, rng)),
+        Kind::String => Value::String(random_text(rng)),
+        Kind::Bytes => Value::Bytes(random_text(rng).into_bytes().into()),
+        Kind::Message(descriptor) => Value::Message(random_message(descriptor, rng)),
         Kind::Enum(values) => {
-            // The first is as good as not given.
+            // The first value counts as missing.
             let values: Vec<_> = values.values().skip(1).collect();
             Value::EnumNumber(values[rng.usize(..values.len())].number())
         }
-        other => panic!("{other:?} is new: say how to make one"),
+        other => panic!("{other:?} is new: add a random value for it"),
     }
 }
 
-fn text(rng: &mut Rng) -> String {
+fn random_text(rng: &mut Rng) -> String {
     let letter = |rng: &mut Rng| match rng.u8(..4) {
         0 => rng.char('\0'..='\u{7f}'),
         1 => rng.char('\u{80}'..='\u{ff}'),
@@ -75,21 +78,21 @@ fn text(rng: &mut Rng) -> String {
     (0..rng.usize(..12)).map(|_| letter(rng)).collect()
 }
 
-/// The same where every number is a text, as callers write them whose own are doubles.
-fn with_texts(json: Json) -> Json {
+/// The message with every number as a string, as clients send it whose own numbers are doubles.
+fn with_number_strings(json: Json) -> Json {
     match json {
         Json::Number(number) => number.to_string().into(),
-        Json::Array(items) => items.into_iter().map(with_texts).collect(),
+        Json::Array(items) => items.into_iter().map(with_number_strings).collect(),
         Json::Object(fields) => {
             let fields = fields.into_iter();
-            Json::Object(fields.map(|(name, json)| (name, with_texts(json))).collect())
+            Json::Object(fields.map(|(name, json)| (name, with_number_strings(json))).collect())
         }
         json => json,
     }
 }
 
 #[test]
-fn what_is_written_is_read_as_it_was() {
+fn written_messages_are_read_back_unchanged() {
     let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
     let service = pool.get_service_by_name("jig.v1.ToolService").unwrap();
     let seeds = match (env::var("JIG_PROPERTY_SEED"), env::var("JIG_FULL").as_deref()) {
@@ -108,15 +111,16 @@ fn what_is_written_is_read_as_it_was() {
     for seed in seeds {
         for (rules, method) in &methods {
             let (_case, mut rng) = (SeedReporter(seed), Rng::with_seed(seed));
-            let message = message(&method.input(), &mut rng);
+            let message = random_message(&method.input(), &mut rng);
+
             let written = write(&message).unwrap();
-            let with_texts = objects(with_texts(written.clone().into()));
+            let number_strings = objects(with_number_strings(written.clone().into()));
             let text = Json::Object(written.clone()).to_string();
-            let as_text: Map<_, _> = objects(serde_json::from_str(&text).unwrap());
-            for json in [written, with_texts, as_text] {
-                let back = read(rules, &json);
-                let back = back.unwrap_or_else(|why| panic!("{why:?}: {json:?}"));
-                // Whether a zero was set is not seen on the wire.
+            let parsed: Map<_, _> = objects(serde_json::from_str(&text).unwrap());
+            for json in [written, number_strings, parsed] {
+                let back = read(rules, &json)
+                    .unwrap_or_else(|violations| panic!("{violations:?}: {json:?}"));
+                // The wire format does not tell a zero from an absent field.
                 let [back, message] = [&back, &message].map(|message| {
                     let encoded = message.encode_to_vec();
                     DynamicMessage::decode(method.input(), &*encoded).unwrap()

@@ -1,4 +1,4 @@
-//! Parameters that fit, and all that is wrong with those that do not.
+//! Reads valid parameters, and reports everything that is wrong with invalid ones.
 
 use prost::Message as _;
 use prost_reflect::DescriptorPool;
@@ -17,14 +17,12 @@ fn parse(name: &str, json: Json) -> Result<DynamicMessage, Vec<(String, String)>
     let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
     let rules = MessageRules::from_descriptor(&pool, &descriptor(name));
     read(&rules, &fields).map_err(|violations| {
-        let told = violations.into_iter();
-        let told = told.map(|violation| (violation.field, violation.description));
-        told.collect()
+        violations.into_iter().map(|violation| (violation.field, violation.description)).collect()
     })
 }
 
 #[test]
-fn what_fits_becomes_a_message() {
+fn valid_parameters_become_a_message() {
     let message = parse(
         "RunRequest",
         json!({
@@ -44,6 +42,7 @@ fn what_fits_becomes_a_message() {
     assert_eq!((run.timeout_sec, run.max_output_bytes), (Some(7), Some(5)));
     assert_eq!(run.cwd, None);
     assert_eq!(run.limits.unwrap().memory_bytes, Some(1 << 30));
+
     for mode in [
         json!("CREATE_NEW"),
         json!("create_new"),
@@ -54,6 +53,7 @@ fn what_fits_becomes_a_message() {
         let write: v1::WriteFileRequest = message.transcode_to().unwrap();
         assert_eq!(write.mode(), v1::WriteMode::CreateNew, "{mode}");
     }
+
     for mode in [json!("WRITE_MODE_UNSPECIFIED"), json!(0)] {
         let message = parse("WriteFileRequest", json!({"mode": mode})).unwrap();
         let write: v1::WriteFileRequest = message.transcode_to().unwrap();
@@ -62,7 +62,7 @@ fn what_fits_becomes_a_message() {
 }
 
 #[test]
-fn no_more_is_looked_for_than_is_told() {
+fn reader_stops_at_the_limit_of_violations() {
     for json in [
         json!({"argv": vec![1; 1_000_000]}),
         json!({"env": (0..100_000).map(|n| (n.to_string(), json!(n))).collect::<Map<_, _>>()}),
@@ -74,7 +74,7 @@ fn no_more_is_looked_for_than_is_told() {
 }
 
 #[test]
-fn all_that_does_not_fit_is_told() {
+fn all_misfits_are_reported() {
     let problems = parse(
         "RunRequest",
         json!({
@@ -89,6 +89,7 @@ fn all_that_does_not_fit_is_told() {
             "limits": {"memory": 1, "cpu_sec": "x"},
         }),
     );
+
     let problems = problems.unwrap_err();
     let fields: Vec<_> = problems.iter().map(|(field, _)| &**field).collect();
     let expected = [
@@ -105,6 +106,7 @@ fn all_that_does_not_fit_is_told() {
     assert_eq!(fields, expected, "{problems:#?}");
     let text = format!("{problems:?}");
     assert!(text.contains("command, ") && !text.contains("secret"), "{text}");
+
     let twice = parse("RunRequest", json!({"timeout_sec": 1, "timeoutSec": 5}));
     assert_eq!(twice.unwrap_err().len(), 1);
     for mode in [json!("NONSENSE"), json!(99), json!(-1)] {
@@ -114,7 +116,7 @@ fn all_that_does_not_fit_is_told() {
 }
 
 #[test]
-fn answers_have_their_zeros_and_not_what_was_not_given() {
+fn written_messages_have_zeros_and_no_absent_fields() {
     let response = v1::RunResponse { stdout_bytes: 5, ..v1::RunResponse::default() };
     let bytes = response.encode_to_vec();
     let message = DynamicMessage::decode(descriptor("RunResponse"), &*bytes).unwrap();
@@ -123,6 +125,7 @@ fn answers_have_their_zeros_and_not_what_was_not_given() {
     assert_eq!(json["stdout_truncated"], false);
     assert_eq!(json.get("exit_code"), None);
     assert_eq!(json.get("usage"), None);
+
     let response = v1::ReadNotebookResponse {
         cells: vec![v1::NotebookCell::default()],
         ..v1::ReadNotebookResponse::default()
@@ -134,20 +137,24 @@ fn answers_have_their_zeros_and_not_what_was_not_given() {
 }
 
 #[test]
-fn what_breaks_rules_beside_it_is_told_with_it() {
+fn misfits_and_broken_rules_are_reported_together() {
     let problems = |name, json| parse(name, json).unwrap_err();
-    let told = |field: &str, text: &str| (field.to_owned(), text.to_owned());
+    let violation = |field: &str, text: &str| (field.to_owned(), text.to_owned());
     assert_eq!(
         problems("ReadFileRequest", json!({"start_line": "x", "end_line": 0, "max_bytes": -1})),
         [
-            told("max_bytes", "is -1; it must be a whole number from 1 to 10485760"),
-            told("start_line", "must be a whole number from 1 to 4294967295; this is a string"),
-            told("path", "must be given"),
-            told("end_line", "is 0; it must be at least 1"),
+            violation("max_bytes", "is -1; it must be a whole number from 1 to 10485760"),
+            violation(
+                "start_line",
+                "must be a whole number from 1 to 4294967295; this is a string"
+            ),
+            violation("path", "must be given"),
+            violation("end_line", "is 0; it must be at least 1"),
         ]
     );
-    // Of what was left out because of what is in it, nothing else is told.
+
+    // No violation of rules for a field that is missing because of a misfit within it.
     let edits = json!({"path": "a", "edits": [{"old_string": 1}]});
     let problems = problems("EditFileRequest", edits);
-    assert_eq!(problems, [told("edits[0].old_string", "must be a string; this is a number")]);
+    assert_eq!(problems, [violation("edits[0].old_string", "must be a string; this is a number")]);
 }

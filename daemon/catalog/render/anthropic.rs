@@ -1,5 +1,6 @@
-//! Tools for Anthropic's Messages API (`Tool`). Of JSON Schema, its models are trained on what its SDK lets
-//! through where it makes schemas strict (`transform_schema`); the rest goes into the descriptions, as there.
+//! Tools for Anthropic's Messages API (`Tool`). Uses the subset of JSON Schema that the SDK's
+//! strict schemas use (`transform_schema`), on which the models are trained. The rest moves to
+//! descriptions, as in the SDK.
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +10,6 @@ use super::downgrade::{
 };
 use crate::daemon::catalog::definition::ToolDefinition;
 
-/// One tool.
 pub(super) fn tool(tool: &ToolDefinition) -> Value {
     let mut schema = tool.input_schema.clone();
     one_of_to_any_of(&mut schema);
@@ -22,12 +22,13 @@ pub(super) fn tool(tool: &ToolDefinition) -> Value {
     })
 }
 
-/// Writes a value that may be of several types as a choice, as the SDK does, there and in what is in it.
+/// Replaces a union of types by `anyOf`, as the SDK does, in a schema and those in it.
 fn split_type_unions(schema: &mut Map<String, Value>) {
     for_each_subschema(schema, &mut split_type_unions);
     let Some(Value::Array(kinds)) = schema.get("type").cloned() else {
         return;
     };
+
     let mut rest = std::mem::take(schema);
     rest.remove("type");
     for keyword in ["description", "default"] {
@@ -35,11 +36,9 @@ fn split_type_unions(schema: &mut Map<String, Value>) {
             schema.insert(keyword.to_owned(), value);
         }
     }
+
     let choices = kinds.into_iter().map(|kind| {
-        let mut choice = match kind == "null" {
-            true => Map::new(),
-            false => rest.clone(),
-        };
+        let mut choice = if kind == "null" { Map::new() } else { rest.clone() };
         choice.insert("type".to_owned(), kind);
         Value::Object(choice)
     });
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_of_several_is_any_of_them() {
+    fn one_of_becomes_any_of() {
         let mut schema = json!({"oneOf": [{"type": "string"}, {"oneOf": [{"type": "null"}]}]});
         one_of_to_any_of(schema.as_object_mut().unwrap());
         let choices = json!([{"type": "string"}, {"anyOf": [{"type": "null"}]}]);
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn several_types_are_a_choice() {
+    fn type_union_becomes_any_of() {
         let mut schema = json!({
             "type": "object",
             "properties": {"n": {"type": ["array", "null"], "items": {"type": "string"}, "description": "N."}},

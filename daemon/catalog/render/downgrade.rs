@@ -1,21 +1,20 @@
-//! What a vendor's schemas cannot say is said in their descriptions, so that the model knows it
-//! nevertheless.
+//! Adapts schemas to a vendor's subset of JSON Schema. Unsupported keywords move to descriptions,
+//! so that the model still sees them.
 
 use serde_json::{Map, Value};
 
-/// Keywords of which nothing has to be said: they describe the schema, not its values.
+/// Unsupported keywords to drop: they describe the schema, not its values.
 const DROPPED_KEYWORDS: [&str; 4] = ["additionalProperties", "title", "$schema", "$comment"];
 
-/// Formats of texts that strict schemas of several vendors know.
+/// Formats of strings that strict schemas of several vendors support.
 pub(super) const STRICT_FORMATS: [&str; 9] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
-/// Whether a `format` is one of these.
 pub(super) fn is_listed_format(formats: &[&str], format: &Value) -> bool {
     format.as_str().is_some_and(|format| formats.contains(&format))
 }
 
-/// Writes `oneOf` as `anyOf`, which more vendors know, there and in what is in it.
+/// Replaces `oneOf` by `anyOf`, which more vendors support, in a schema and those in it.
 pub(super) fn one_of_to_any_of(schema: &mut Map<String, Value>) {
     if !schema.contains_key("anyOf")
         && let Some(choices) = schema.remove("oneOf")
@@ -25,7 +24,7 @@ pub(super) fn one_of_to_any_of(schema: &mut Map<String, Value>) {
     for_each_subschema(schema, &mut one_of_to_any_of);
 }
 
-/// Shows the schemas that are directly in a schema.
+/// Visits the schemas that are directly in a schema.
 pub(super) fn for_each_subschema(
     schema: &mut Map<String, Value>,
     visit: &mut impl FnMut(&mut Map<String, Value>),
@@ -46,12 +45,13 @@ pub(super) fn for_each_subschema(
     }
 }
 
-/// Moves all keywords from `schema` to its description that are not `kept`, there and in what is in it.
+/// Moves unsupported keywords to the description, in a schema and those in it.
 pub(super) fn move_unsupported_to_description(
     schema: &mut Map<String, Value>,
     is_supported: &impl Fn(&str, &Value) -> bool,
 ) {
     for_each_subschema(schema, &mut |inner| move_unsupported_to_description(inner, is_supported));
+
     let mut moved = Vec::new();
     let keywords = std::mem::take(schema);
     for (keyword, value) in keywords {
@@ -61,14 +61,15 @@ pub(super) fn move_unsupported_to_description(
             moved.push(format!("{keyword}: {value}"));
         }
     }
+
     if moved.is_empty() {
         return;
     }
-    let moved_text = format!("{{{}}}", moved.join(", "));
-    let description = schema.get("description").and_then(Value::as_str);
-    let description = match description {
-        Some(description) if !description.is_empty() => format!("{description}\n\n{moved_text}"),
-        _ => moved_text,
+
+    let moved = format!("{{{}}}", moved.join(", "));
+    let description = match schema.get("description").and_then(Value::as_str) {
+        Some(description) if !description.is_empty() => format!("{description}\n\n{moved}"),
+        _ => moved,
     };
     schema.insert("description".to_owned(), description.into());
 }
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_told() {
+    fn unsupported_limits_move_to_descriptions() {
         let mut schema = json!({
             "type": "object",
             "properties": {"list": {
@@ -90,8 +91,8 @@ mod tests {
                 "maxItems": 2,
             }},
         });
-        let kept = |keyword: &str, _: &Value| !keyword.starts_with("max");
-        move_unsupported_to_description(schema.as_object_mut().unwrap(), &kept);
+        let is_supported = |keyword: &str, _: &Value| !keyword.starts_with("max");
+        move_unsupported_to_description(schema.as_object_mut().unwrap(), &is_supported);
         assert_eq!(
             schema,
             json!({

@@ -1,5 +1,6 @@
-//! Tools for Google's Gemini (`FunctionDeclaration`), whose `Schema` is a part of OpenAPI 3.0, written as
-//! Google's own examples of REST are: types are in lower case, and counts, which have 64 bits, are texts.
+//! Tools for Google's Gemini (`FunctionDeclaration`). Its `Schema` is a subset of OpenAPI 3.0, in
+//! the spelling of Google's REST examples. Types are in lower case. Counts have 64 bits and are
+//! strings.
 
 use serde_json::{Map, Value, json};
 
@@ -11,8 +12,8 @@ use super::{
 };
 use crate::daemon::catalog::definition::ToolDefinition;
 
-/// Keywords of its `Schema`. It has `additionalProperties`, but not everywhere, and does not need it to say
-/// that there are no others.
+/// Keywords of `Schema`. It knows `additionalProperties` only in some places; without the keyword
+/// there are no additional properties.
 const SUPPORTED_KEYWORDS: [&str; 18] = [
     "type",
     "format",
@@ -33,13 +34,13 @@ const SUPPORTED_KEYWORDS: [&str; 18] = [
     "maxLength",
     "pattern",
 ];
-/// Keywords that count something.
+/// Keywords whose values are counts.
 const COUNT_KEYWORDS: [&str; 6] =
     ["minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"];
-/// Formats that its texts may have.
+/// Formats of strings.
 const SUPPORTED_FORMATS: [&str; 2] = ["date-time", "enum"];
 
-/// All of them.
+/// The declarations of all tools.
 pub(super) fn tools(tools: &[ToolDefinition]) -> Value {
     let declarations: Vec<_> = tools.iter().map(declaration).collect();
     json!([{ "functionDeclarations": declarations }])
@@ -47,7 +48,8 @@ pub(super) fn tools(tools: &[ToolDefinition]) -> Value {
 
 fn declaration(tool: &ToolDefinition) -> Value {
     let mut declaration = json!({ "name": tool.name, "description": tool.description });
-    // An object without properties is refused: a function without parameters has none at all.
+
+    // The API rejects an object without properties, so a function without parameters omits it.
     let has_parameters = tool
         .input_schema
         .get("properties")
@@ -64,19 +66,17 @@ fn declaration(tool: &ToolDefinition) -> Value {
     declaration
 }
 
-/// Says of which type every value is: those are refused that are of none. What else is known of it then has to
-/// do; of what may be anything, that it is a text.
+/// Adds a type to every schema that has none: the API rejects those. Infers it from the other
+/// keywords; a schema without any becomes a string.
 fn infer_types(schema: &mut Map<String, Value>) {
     for_each_subschema(schema, &mut infer_types);
     if schema.contains_key("type") || schema.contains_key("anyOf") {
         return;
     }
+
     let first = |keyword: &str| schema.get(keyword)?.as_array()?.iter().find(|one| !one.is_null());
-    let of_all = || {
-        let all = schema.get("allOf")?.as_array()?;
-        all.iter().find_map(|one| one.get("type"))
-    };
-    let kind = if let Some(kind) = of_all() {
+    let all_of_type = || schema.get("allOf")?.as_array()?.iter().find_map(|one| one.get("type"));
+    let kind = if let Some(kind) = all_of_type() {
         kind.clone()
     } else if schema.contains_key("properties") {
         "object".into()
@@ -95,20 +95,22 @@ fn infer_types(schema: &mut Map<String, Value>) {
         kind.into()
     };
     schema.insert("type".to_owned(), kind);
+
+    // A constant string is an enum with one value.
     if let Some(Value::String(text)) = schema.get("const") {
-        let only = json!([text]);
+        let values = json!([text]);
         schema.remove("const");
-        schema.insert("enum".to_owned(), only);
+        schema.insert("enum".to_owned(), values);
     }
 }
 
 fn is_supported(keyword: &str, value: &Value) -> bool {
     match keyword {
         "format" => is_listed_format(&SUPPORTED_FORMATS, value),
-        // What is in it is looked at later on.
+        // `to_gemini_schema` converts maps later.
         "additionalProperties" => value.is_object(),
         "default" | "anyOf" => true,
-        // Of texts only.
+        // Enums of strings only.
         "enum" => value
             .as_array()
             .is_some_and(|values| values.iter().all(|value| value.is_string() || value.is_null())),
@@ -117,32 +119,36 @@ fn is_supported(keyword: &str, value: &Value) -> bool {
     }
 }
 
-/// Writes a schema, and those in it, as Google does. Null is no type of its own, but a quality of others; and an
-/// object is refused that has no properties.
+/// Converts a schema and those in it to Google's spelling. Null is not a type but a property of
+/// other types. Maps become lists of entries, because objects need properties.
 fn to_gemini_schema(schema: &mut Map<String, Value>) {
     if let Some(Value::Object(values)) = schema.get("additionalProperties") {
         *schema = map_as_entry_list(values, schema);
     }
     schema.remove("additionalProperties");
-    // Every list is one of something.
+
+    // Every list needs a type of its items.
     if schema.get("type").is_some_and(|kind| kind == "array") && !schema.contains_key("items") {
         schema.insert("items".to_owned(), json!({"type": "string"}));
     }
+
     if let Some(kind) = schema.get_mut("type") {
         let kinds = kind.as_array().map_or(std::slice::from_ref(&*kind), Vec::as_slice);
         let is_nullable = kinds.iter().any(|kind| kind == "null");
-        let other = kinds.iter().find(|kind| *kind != "null");
-        let other = other.and_then(Value::as_str).unwrap_or("null");
+        let other =
+            kinds.iter().find(|kind| *kind != "null").and_then(Value::as_str).unwrap_or("null");
         *kind = other.into();
         if is_nullable {
             schema.insert("nullable".to_owned(), true.into());
         }
     }
+
     for keyword in COUNT_KEYWORDS {
         if let Some(count) = schema.get_mut(keyword) {
             *count = count.to_string().into();
         }
     }
+
     if let Some(Value::Object(inner)) = schema.get_mut("properties") {
         inner.values_mut().filter_map(Value::as_object_mut).for_each(to_gemini_schema);
     }
@@ -159,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_is_of_some_type() {
+    fn every_schema_gets_a_type() {
         let definition = |schema: Value| ToolDefinition {
             name: "x".to_owned(),
             title: String::new(),
@@ -178,6 +184,7 @@ mod tests {
             risk: crate::api::v1::Risk::ReadOnly,
             requires_approval: false,
         };
+
         for (schema, expected) in [
             (json!({}), json!({"type": "string"})),
             (json!({"const": "k"}), json!({"type": "string", "enum": ["k"]})),
@@ -214,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn schemas_are_spelled_as_google_does() {
+    fn schemas_are_in_the_spelling_of_google() {
         let mut schema = json!({
             "type": "object",
             "properties": {
@@ -231,8 +238,10 @@ mod tests {
                 "level": {"type": "integer", "enum": [1, 2]},
             },
         });
+
         move_unsupported_to_description(schema.as_object_mut().unwrap(), &is_supported);
         to_gemini_schema(schema.as_object_mut().unwrap());
+
         let entry = json!({
             "type": "object",
             "properties": {"key": {"type": "string"}, "value": {"type": "string"}},

@@ -1,10 +1,9 @@
-//! Tools for whoever renders them himself: everything that is known.
+//! Tools with all known properties, for clients that convert them to other formats.
 
 use serde_json::{Value, json};
 
 use crate::daemon::catalog::definition::{ToolDefinition, risk_name};
 
-/// One tool.
 pub(super) fn tool(tool: &ToolDefinition) -> Value {
     let mut rendered = json!({
         "name": tool.name,

@@ -1,18 +1,19 @@
-//! Objects whose keys are not known, for vendors whose schemas have to name them all.
+//! Maps as lists of entries, for vendors whose schemas must name all keys of an object.
 
 use serde_json::{Map, Value, json};
 
-/// Such an object, with these values, as a list of its entries: the daemon takes it so, too.
+/// The schema of a list of entries, in place of a map with these values. The daemon accepts such
+/// lists. `map` is the schema of the map.
 pub(super) fn map_as_entry_list(
     values: &Map<String, Value>,
-    of: &Map<String, Value>,
+    map: &Map<String, Value>,
 ) -> Map<String, Value> {
     let mut list = Map::new();
-    if let Some(description) = of.get("description") {
+    if let Some(description) = map.get("description") {
         list.insert("description".to_owned(), description.clone());
     }
-    if let Some(most) = of.get("maxProperties") {
-        list.insert("maxItems".to_owned(), most.clone());
+    if let Some(max) = map.get("maxProperties") {
+        list.insert("maxItems".to_owned(), max.clone());
     }
     list.insert("type".to_owned(), "array".into());
     list.insert(

@@ -1,10 +1,11 @@
-//! Tools as the Model Context Protocol lists them (revision 2026-07-28, `Tool`; the fields are those of 2025-06-18, too).
+//! Tools for the Model Context Protocol (`Tool` of revision 2026-07-28). Revision 2025-06-18 has
+//! the same fields.
 
 use serde_json::{Value, json};
 
 use crate::daemon::catalog::definition::ToolDefinition;
 
-/// One tool. All hints are given: clients assume the worst of one that is not.
+/// A tool with all hints. Clients assume the worst for a missing one.
 pub(super) fn tool(tool: &ToolDefinition) -> Value {
     let mut rendered = json!({
         "name": tool.name,

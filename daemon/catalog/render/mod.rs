@@ -1,4 +1,4 @@
-//! Tools as model vendors want them: one file for each vendor.
+//! Tool definitions in the formats of model vendors, one file per vendor.
 
 mod anthropic;
 mod downgrade;
@@ -13,14 +13,14 @@ use serde_json::Value;
 
 use super::definition::ToolDefinition;
 
-/// A way to write tools down.
+/// A format of tool definitions and results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RenderFormat {
-    /// JSON Schema (draft 2020-12), of no vendor.
+    /// JSON Schema (draft 2020-12), independent of a vendor.
     JsonSchema,
-    /// OpenAI's Chat Completions, and all who imitate it.
+    /// OpenAI's Chat Completions, and compatible APIs.
     OpenaiChat,
-    /// OpenAI's Responses, strict where the tool allows it.
+    /// OpenAI's Responses, strict if the tool's schema allows it.
     OpenaiResponses,
     /// Anthropic's Messages.
     Anthropic,
@@ -28,12 +28,12 @@ pub(crate) enum RenderFormat {
     Gemini,
     /// The Model Context Protocol.
     Mcp,
-    /// Functions of OpenAI without a wrapper.
+    /// OpenAI's functions without a wrapper.
     Function,
 }
 
 impl RenderFormat {
-    /// The value of `tools` in a request of the vendor's.
+    /// The value of `tools` in a request to the vendor.
     pub(crate) fn render(self, tools: &[ToolDefinition]) -> Value {
         match self {
             Self::JsonSchema => render_each(tools, json_schema::tool),

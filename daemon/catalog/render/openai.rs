@@ -1,5 +1,5 @@
-//! Tools for OpenAI: of Chat Completions, which all who imitate it take, and of Responses, whose schemas are
-//! strict: then the model cannot answer with anything else.
+//! Tools for OpenAI and compatible APIs. Schemas for Chat Completions are as declared. Those for
+//! Responses are strict if possible, which guarantees that the model's parameters match.
 
 use serde_json::{Map, Value, json};
 
@@ -9,12 +9,12 @@ use super::{
 };
 use crate::daemon::catalog::{definition::ToolDefinition, schema::nullable};
 
-/// One tool of Chat Completions (`ChatCompletionFunctionTool`), not strict: the schema as it is.
+/// A tool of Chat Completions (`ChatCompletionFunctionTool`), not strict: the schema as declared.
 pub(super) fn chat(tool: &ToolDefinition) -> Value {
     json!({ "type": "function", "function": function(tool) })
 }
 
-/// The function alone.
+/// The function without a wrapper.
 pub(super) fn function(tool: &ToolDefinition) -> Value {
     json!({
         "name": tool.name,
@@ -23,7 +23,7 @@ pub(super) fn function(tool: &ToolDefinition) -> Value {
     })
 }
 
-/// One tool of Responses (`FunctionTool`). Strict, unless it has objects in it whose fields are not known.
+/// A tool of Responses (`FunctionTool`). Strict, unless the schema has objects with unknown fields.
 pub(super) fn responses(tool: &ToolDefinition) -> Value {
     let strict = strict_schema(&tool.input_schema);
     json!({
@@ -35,17 +35,21 @@ pub(super) fn responses(tool: &ToolDefinition) -> Value {
     })
 }
 
-/// The schema in the part of JSON Schema that is strict: all properties are required, those that need not be
-/// given may be null, there are no others, and what cannot be said is described.
+/// The schema in the subset that strict mode supports, or `None` if it cannot be expressed.
+///
+/// All properties are required; optional ones may be null. There are no others. Unsupported
+/// keywords move to descriptions.
 fn strict_schema(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
     let mut schema = close_objects(schema)?;
     move_unsupported_to_description(&mut schema, &is_supported);
     Some(schema)
 }
 
-/// The same with all its objects closed; none where it is not known what each value is, and which names it has.
+/// Closes all objects in a schema. `None` if the type of a value or the names of fields are
+/// unknown.
 fn close_objects(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
     let mut schema = schema.clone();
+
     match single_type(&schema)? {
         "array" => {
             let items = close_objects(schema.get("items")?.as_object()?)?;
@@ -53,10 +57,11 @@ fn close_objects(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
             return Some(schema);
         }
         "object" if schema.get("type").is_some_and(Value::is_string) => {}
-        // One that may be null.
+        // A nullable object.
         "object" => return None,
         _ => return Some(schema),
     }
+
     let names = schema.get("properties").and_then(Value::as_object);
     match schema.get("additionalProperties") {
         None | Some(Value::Bool(false)) => {}
@@ -66,23 +71,28 @@ fn close_objects(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
         }
         Some(_) => return None,
     }
+
     let properties = schema.get("properties").and_then(Value::as_object)?;
     let required: Vec<_> = schema
         .get("required")
         .and_then(Value::as_array)
         .map(|names| names.iter().filter_map(Value::as_str).collect())
         .unwrap_or_default();
+
     let mut all = Map::new();
     for (name, property) in properties {
         let property = close_objects(property.as_object()?)?;
-        let property = match required.contains(&name.as_str()) {
-            true => property,
-            // That it may be null as well cannot be said of a constant.
-            false if property.contains_key("const") => return None,
-            false => nullable(property),
+        let property = if required.contains(&name.as_str()) {
+            property
+        } else if property.contains_key("const") {
+            // A constant cannot be nullable.
+            return None;
+        } else {
+            nullable(property)
         };
         all.insert(name.clone(), property.into());
     }
+
     let names: Vec<_> = all.keys().cloned().collect();
     schema.insert("required".to_owned(), names.into());
     schema.insert("properties".to_owned(), all.into());
@@ -90,12 +100,13 @@ fn close_objects(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
     Some(schema)
 }
 
-/// What kind a value is of, beside null, where that is one kind that strict schemas know.
+/// The type of a value, without null, if it is a single type that strict schemas support.
 fn single_type(schema: &Map<String, Value>) -> Option<&str> {
     const COMPOSITION_KEYWORDS: [&str; 4] = ["allOf", "anyOf", "oneOf", "not"];
     if COMPOSITION_KEYWORDS.iter().any(|keyword| schema.contains_key(*keyword)) {
         return None;
     }
+
     let kind = match schema.get("type")? {
         Value::String(kind) => kind,
         Value::Array(kinds) => {
@@ -105,11 +116,12 @@ fn single_type(schema: &Map<String, Value>) -> Option<&str> {
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => return None,
     };
+
     let known = ["array", "boolean", "integer", "number", "object", "string"];
     known.contains(&kind).then_some(kind)
 }
 
-/// What strict schemas may say (Structured Outputs, "Supported schemas").
+/// Whether strict schemas support a keyword (Structured Outputs, "Supported schemas").
 fn is_supported(keyword: &str, value: &Value) -> bool {
     match keyword {
         "format" => is_listed_format(&STRICT_FORMATS, value),
@@ -141,12 +153,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_strict_is_not_said_to_be() {
+    fn inexpressible_schemas_are_not_strict() {
         let strict = |property: Value| {
             let schema =
                 json!({"type": "object", "properties": {"p": property}, "required": ["p"]});
             strict_schema(schema.as_object().unwrap())
         };
+
         for property in [
             json!({}),
             json!({"enum": ["a"]}),
@@ -162,6 +175,7 @@ mod tests {
         ] {
             assert_eq!(strict(property.clone()), None, "{property}");
         }
+
         let property = json!({"type": "object", "properties": {"a": {"type": ["string", "null"]}}});
         let strict = strict(property).unwrap();
         let inner = &strict["properties"]["p"];

@@ -1,37 +1,34 @@
-//! Results of calls as model vendors want them back.
+//! Results of calls in the formats of model vendors.
 
 use serde_json::{Value, json};
 
 use super::RenderFormat;
 
-/// What came of one call.
+/// The result of a call.
 #[derive(Debug, Clone)]
 pub(crate) struct ToolResult {
-    /// Id that the model gave the call.
+    /// Id of the call, given by the model.
     pub(crate) call_id: String,
-    /// Name of the tool.
     pub(crate) name: String,
-    /// What goes back to the model.
+    /// Text for the model.
     pub(crate) text: String,
-    /// The same as an object, where it is one, with all that programs get.
+    /// The complete result as an object, if it is one.
     pub(crate) data: Option<Value>,
-    /// That object without what models do not need, where that is another one.
+    /// The fields of `data` that the model sees, if they are not all.
     pub(crate) model_data: Option<Value>,
-    /// Whether it failed.
     pub(crate) is_error: bool,
-    /// Whether that is to be marked, and not only to be read in the text.
+    /// Whether the format marks errors. Otherwise only the text identifies them.
     pub(crate) marks_errors: bool,
 }
 
 impl RenderFormat {
-    /// The messages, or parts of one, that a request of the vendor's continues with.
+    /// The messages, or parts of one, with which the vendor's next request continues.
     pub(crate) fn render_results(self, results: &[ToolResult]) -> Value {
         results.iter().map(|result| self.result(result)).collect()
     }
 
     fn result(self, result: &ToolResult) -> Value {
-        let ToolResult { call_id, name, text, data, model_data: shown, is_error, marks_errors } =
-            result;
+        let ToolResult { call_id, name, text, data, model_data, is_error, marks_errors } = result;
         let is_marked = *is_error && *marks_errors;
         match self {
             Self::JsonSchema => json!({
@@ -68,7 +65,7 @@ impl RenderFormat {
             // `Part` with a `FunctionResponse`.
             Self::Gemini => {
                 let key = if is_marked { "error" } else { "output" };
-                let payload = match (is_marked, shown.as_ref().or(data.as_ref())) {
+                let payload = match (is_marked, model_data.as_ref().or(data.as_ref())) {
                     (false, Some(data)) => data.clone(),
                     (true, _) | (false, None) => text.as_str().into(),
                 };
@@ -76,14 +73,14 @@ impl RenderFormat {
             }
             // `CallToolResult`.
             Self::Mcp => {
-                let mut called = json!({
+                let mut tool_result = json!({
                     "content": [{ "type": "text", "text": text }],
                     "isError": is_marked,
                 });
                 if let Some(data) = data {
-                    called["structuredContent"] = data.clone();
+                    tool_result["structuredContent"] = data.clone();
                 }
-                called
+                tool_result
             }
         }
     }
@@ -106,28 +103,30 @@ mod tests {
     }
 
     #[test]
-    fn each_vendor_has_its_shape() {
-        let (well, badly) = (result(false), result(true));
+    fn each_vendor_gets_its_own_format() {
+        let (success, failure) = (result(false), result(true));
         assert_eq!(
-            RenderFormat::Anthropic.render_results(&[well.clone(), badly.clone()]),
+            RenderFormat::Anthropic.render_results(&[success.clone(), failure.clone()]),
             json!([
                 {"type": "tool_result", "tool_use_id": "toolu_01A2B3C4D5E6F7", "content": "using System;"},
                 {"type": "tool_result", "tool_use_id": "toolu_01A2B3C4D5E6F7", "content": "using System;", "is_error": true},
             ])
         );
         assert_eq!(
-            RenderFormat::OpenaiChat.render_results(std::slice::from_ref(&well))[0],
+            RenderFormat::OpenaiChat.render_results(std::slice::from_ref(&success))[0],
             json!({"role": "tool", "tool_call_id": "toolu_01A2B3C4D5E6F7", "content": "using System;"})
         );
         assert_eq!(
-            RenderFormat::OpenaiResponses.render_results(std::slice::from_ref(&well))[0]["type"],
+            RenderFormat::OpenaiResponses.render_results(std::slice::from_ref(&success))[0]["type"],
             "function_call_output"
         );
-        let gemini = RenderFormat::Gemini.render_results(&[well.clone(), badly.clone()]);
+
+        let gemini = RenderFormat::Gemini.render_results(&[success.clone(), failure.clone()]);
         assert_eq!(gemini[0]["functionResponse"]["response"]["output"], "using System;");
         assert_eq!(gemini[1]["functionResponse"]["response"]["error"], "using System;");
-        let with_data = ToolResult { data: Some(json!({"a": 1})), ..well };
-        let mcp = RenderFormat::Mcp.render_results(&[with_data, badly]);
+
+        let with_data = ToolResult { data: Some(json!({"a": 1})), ..success };
+        let mcp = RenderFormat::Mcp.render_results(&[with_data, failure]);
         assert_eq!(mcp[0]["structuredContent"], json!({"a": 1}));
         assert_eq!((&mcp[0]["isError"], &mcp[1]["isError"]), (&false.into(), &true.into()));
     }
