@@ -1,4 +1,5 @@
-//! AgentBench (its "Tool API Documentation"): five tools, answered by a `ToolResult`.
+//! The dialect of AgentBench: five tools that respond with a `ToolResult`. Source: its "Tool API
+//! Documentation".
 
 use serde_json::{Map, Value as Json, json};
 
@@ -13,7 +14,6 @@ use super::{
 };
 use crate::daemon::error::{Error, Reason};
 
-/// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
     name: "agentbench",
     tools: &[
@@ -123,9 +123,10 @@ pub(super) const DIALECT: Dialect = Dialect {
     ..BASE_DIALECT
 };
 
-/// No less than the operator's limit. "Large output is truncated to 100KB", but there is no other way to the rest.
+/// Store output up to the operator's limit. The document says "Large output is truncated to 100KB",
+/// but the artifacts are the only way to read the rest.
 const ARTIFACT_BYTES: u64 = u64::MAX;
-/// The contract's search has no more matches in one answer.
+/// The largest limit on matches that the contract accepts.
 const MAX_RESULTS: i64 = 10_000;
 
 fn list_files(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
@@ -138,9 +139,11 @@ fn list_files(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectR
                 "max_results": 1000,
             }),
         );
-        let mut listed = tools.call(call).await?;
-        let mut data = json!({ "files": listed.take("files") });
-        if listed.flag("truncated") {
+
+        let mut listing = tools.call(call).await?;
+        let mut data = json!({ "files": listing.take("files") });
+
+        if listing.flag("truncated") {
             data["truncated"] = true.into();
         }
         Ok(DialectResponse::data(data))
@@ -157,13 +160,15 @@ fn read_file(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRe
                 "end_line": params.integer("end_line"),
             }),
         );
-        let read = tools.call(call).await?;
+
+        let file = tools.call(call).await?;
+
         let mut names = vec!["content", "truncated", "total_lines", "start_line", "end_line"];
-        if read.flag("truncated") {
+        if file.flag("truncated") {
             names.extend(["omitted_lines", "size_bytes"]);
         }
-        let content = read.content();
-        let mut data = read.select(&names);
+        let content = file.content();
+        let mut data = file.select(&names);
         data.insert("content".to_owned(), content.into());
         Ok(DialectResponse::data(data.into()))
     })
@@ -176,22 +181,24 @@ fn search(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespo
             json!({
                 "query": params.text("query"),
                 "globs": params.text("glob").into_iter().collect::<Vec<_>>(),
-                "max_results": params.integer("max_results").map(|most| most.min(MAX_RESULTS)),
+                "max_results": params.integer("max_results").map(|max| max.min(MAX_RESULTS)),
                 "context_lines": params.integer("context_lines"),
                 "is_regex": params.flag("is_regex"),
             }),
         )
         .with_aliases(&[("globs[0]", "glob")]);
-        let found = tools.call(call).await?;
-        if found.flag("timed_out") {
+
+        let results = tools.call(call).await?;
+        if results.flag("timed_out") {
             let text = "the search timed out: search fewer files, or for something simpler";
             return Ok(DialectResponse::default().with_failure("timeout", text));
         }
-        let matches: Vec<Json> = found.objects("matches").map(match_json).collect();
+
+        let matches: Vec<Json> = results.objects("matches").map(match_json).collect();
         Ok(DialectResponse::data(json!({
             "matches": matches,
-            "truncated": found.flag("truncated"),
-            "total_matches": found.count("total_matches"),
+            "truncated": results.flag("truncated"),
+            "total_matches": results.count("total_matches"),
         })))
     })
 }
@@ -216,8 +223,10 @@ fn apply_patch(
                 "line {line} is no hunk header: it must read @@ -LINE,COUNT +LINE,COUNT @@"
             )));
         }
+
         let applied =
             tools.call(CanonicalCall::new("apply_patch", json!({ "unified_diff": diff }))).await?;
+
         let changed: Vec<Json> =
             applied.objects("changed_files").map(|mut file| file.take("path")).collect();
         Ok(DialectResponse::data(json!({
@@ -231,18 +240,18 @@ fn malformed_patch(why: &str) -> Error {
     Error::new(Reason::PatchParseError, why.to_owned())
 }
 
-/// Number of the first line that begins as a hunk header and is none. The contract takes some of these, as it finds
-/// hunks by their lines; `patch` does not.
+/// Number of the first line that starts like a hunk header but is malformed. The contract accepts
+/// some of these, because it finds hunks by their content; `patch` does not.
 fn first_malformed_header(diff: &str) -> Option<usize> {
-    let mut is_of_file = false;
+    let mut is_in_file = false;
     diff.lines().enumerate().find_map(|(index, line)| {
-        is_of_file |= line.starts_with("+++ ");
-        let is_malformed = is_of_file && line.starts_with("@@") && !is_hunk_header(line);
+        is_in_file |= line.starts_with("+++ ");
+        let is_malformed = is_in_file && line.starts_with("@@") && !is_hunk_header(line);
         is_malformed.then_some(index + 1)
     })
 }
 
-/// Whether a line begins with `@@ -1,2 +1,2 @@`, with or without the counts.
+/// Whether a line starts with `@@ -1,2 +1,2 @@`, with or without the counts.
 fn is_hunk_header(line: &str) -> bool {
     let is_range = |range: &str, sign: char| {
         range.strip_prefix(sign).is_some_and(|numbers| {
@@ -266,64 +275,67 @@ fn run(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResp
                 "timeout_sec": params.integer("timeout_sec"),
                 "env": params.take("env"),
             }),
-        );
-        let ran = tools.call(call.with_artifact_bytes(ARTIFACT_BYTES)).await?;
-        let answer = DialectResponse::data(json!({
-            "exit_code": ran.number("exit_code"),
-            "stdout_path": ran.text("stdout_path"),
-            "stderr_path": ran.text("stderr_path"),
+        )
+        .with_artifact_bytes(ARTIFACT_BYTES);
+        let result = tools.call(call).await?;
+
+        let response = DialectResponse::data(json!({
+            "exit_code": result.number("exit_code"),
+            "stdout_path": result.text("stdout_path"),
+            "stderr_path": result.text("stderr_path"),
         }));
-        Ok(match ran.text("outcome") {
-            "OUTCOME_TIMED_OUT" => answer.with_failure(
+        Ok(match result.text("outcome") {
+            "OUTCOME_TIMED_OUT" => response.with_failure(
                 "timeout",
                 "the command exceeded its timeout, and was killed: allow more time, or do less",
             ),
-            "OUTCOME_DAEMON_LOST" => answer.with_failure(
+            "OUTCOME_DAEMON_LOST" => response.with_failure(
                 "sandbox_error",
                 "the daemon died while the command ran: look how far it came",
             ),
-            _ => answer,
+            _ => response,
         })
     })
 }
 
-/// `ToolResult`. What is absent is null.
-fn tool_result(invoked: &DialectCallSummary<'_>, data: Option<Map<String, Json>>) -> Json {
+/// The document's `ToolResult`. Absent fields are null.
+fn tool_result(summary: &DialectCallSummary<'_>, data: Option<Map<String, Json>>) -> Json {
     let path = |path: &str| (!path.is_empty()).then(|| path.to_owned());
-    let error = invoked.error.as_ref().map(|(code, message, details)| {
+    let error = summary.error.as_ref().map(|(code, message, details)| {
         json!({ "error_type": code, "message": message, "details": details })
     });
     json!({
-        "request_id": invoked.request_id,
-        "tool": invoked.tool,
-        "status": if invoked.is_success { "success" } else { "error" },
-        "started_at": invoked.started_at,
-        "ended_at": invoked.ended_at,
-        "duration_sec": invoked.duration_sec,
+        "request_id": summary.request_id,
+        "tool": summary.tool,
+        "status": if summary.is_success { "success" } else { "error" },
+        "started_at": summary.started_at,
+        "ended_at": summary.ended_at,
+        "duration_sec": summary.duration_sec,
         "data": data,
         "error": error,
-        "exit_code": invoked.exit_code,
-        "stdout_path": path(invoked.stdout_path),
-        "stderr_path": path(invoked.stderr_path),
+        "exit_code": summary.exit_code,
+        "stdout_path": path(summary.stdout_path),
+        "stderr_path": path(summary.stderr_path),
     })
 }
 
-fn failure_code(facts: &Map<String, Json>) -> Option<&'static str> {
-    let is_late = facts.get("outcome") == Some(&"TIMED_OUT".into())
-        || facts.get("timed_out") == Some(&true.into());
-    is_late.then_some("timeout")
+fn failure_code(record: &Map<String, Json>) -> Option<&'static str> {
+    let timed_out = record.get("outcome") == Some(&"TIMED_OUT".into())
+        || record.get("timed_out") == Some(&true.into());
+    timed_out.then_some("timeout")
 }
 
-/// Its error types are those of the contract, but that of a search that fails as ripgrep would.
+/// The error codes are the contract's, except for errors of ripgrep and of the sandbox.
 fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
-    let is_of_ripgrep = matches!(error.reason, Reason::InvalidRegex | Reason::InvalidGlob);
-    let is_of_sandbox = matches!(
+    let is_ripgrep_error = matches!(error.reason, Reason::InvalidRegex | Reason::InvalidGlob);
+    let is_sandbox_error = matches!(
         error.reason,
         Reason::CommandNotFound | Reason::CommandNotExecutable | Reason::SandboxUnavailable
     );
+
     let code = match invocation.tool.as_str() {
-        "search" if is_of_ripgrep => "ripgrep_error".to_owned(),
-        "run" if is_of_sandbox => "sandbox_error".to_owned(),
+        "search" if is_ripgrep_error => "ripgrep_error".to_owned(),
+        "run" if is_sandbox_error => "sandbox_error".to_owned(),
         _ => error_code(error),
     };
     DialectResponse::default().with_failure(&code, error.to_string())
@@ -335,8 +347,8 @@ mod tests {
     use crate::daemon::catalog::Catalog;
 
     #[test]
-    fn hunk_headers_are_those_of_patch() {
-        for (line, is_one) in [
+    fn hunk_headers_are_recognized_as_patch_does() {
+        for (line, expected) in [
             ("@@ -1,4 +1,4 @@", true),
             ("@@ -1 +1 @@", true),
             ("@@ -0,0 +1,2 @@ fn main() {", true),
@@ -346,8 +358,9 @@ mod tests {
             ("@@ -a +1 @@", false),
             ("@@ -1,2,3 +1 @@", false),
         ] {
-            assert_eq!(is_hunk_header(line), is_one, "{line}");
+            assert_eq!(is_hunk_header(line), expected, "{line}");
         }
+
         assert_eq!(
             first_malformed_header("@@ note\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n@@ x @@\n"),
             Some(5)
@@ -355,13 +368,12 @@ mod tests {
     }
 
     #[test]
-    fn timeouts_are_those_of_the_document() {
+    fn default_timeouts_match_the_document() {
         let catalog = Catalog::load().unwrap();
         for (name, seconds) in
             [("list_files", 30), ("read_file", 10), ("search", 60), ("apply_patch", 10)]
         {
-            let mut tools = DIALECT.tools.iter();
-            let tool = tools.find(|tool| tool.name == name).unwrap();
+            let tool = DIALECT.tools.iter().find(|tool| tool.name == name).unwrap();
             assert_eq!(tool.uses, [name]);
             let options = &catalog.tool(name).unwrap().options;
             assert_eq!(options.default_timeout_sec, seconds, "{name}");

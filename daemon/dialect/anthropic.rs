@@ -1,5 +1,5 @@
-//! The tools that Anthropic's models are trained on: `bash` (`bash_20250124`) and the text editor
-//! (`text_editor_20250728`), each answered by a text.
+//! The dialect of Anthropic's models: `bash` (`bash_20250124`) and the text editor
+//! (`text_editor_20250728`). Both respond with a text.
 
 use serde_json::json;
 
@@ -14,19 +14,18 @@ use super::{
 };
 use crate::daemon::error::{Error, Reason};
 
-/// Largest file that is shown or changed.
+/// Largest file to view or edit.
 const MAX_FILE_BYTES: usize = 10 << 20;
-/// How deep a directory is shown, and how many of its files.
+/// Levels of a directory in a view, and most of its files.
 const MAX_VIEW_DEPTH: u32 = 2;
 const MAX_VIEW_FILES: u32 = 1000;
-/// Lines around a change that are shown with it.
+/// Lines before and after a change in the response.
 const CONTEXT_LINES: i64 = 4;
-/// Lines that can be asked for.
+/// Largest line number in a request.
 const MAX_LINE_NUMBER: i64 = u32::MAX as i64;
-/// Characters of a text that an error repeats.
+/// Characters of a parameter that an error quotes.
 const MAX_QUOTED_CHARS: usize = 500;
 
-/// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
     name: "anthropic",
     tools: &[
@@ -105,15 +104,16 @@ pub(super) const DIALECT: Dialect = Dialect {
 fn bash(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let Some(command) = params.text("command") else {
-            return match params.flag("restart") {
-                true => Ok(DialectResponse::text("tool has been restarted.")),
-                false => Err(Error::invalid_field("command", "must be given")),
-            };
+            if params.flag("restart") {
+                return Ok(DialectResponse::text("tool has been restarted."));
+            }
+            return Err(Error::invalid_field("command", "must be given"));
         };
-        let ran = tools.call(CanonicalCall::new("run", json!({ "command": command }))).await?;
-        let text = join_lines(ran.text("stdout"), ran.text("stderr"));
-        let outcome = ran.enum_name("outcome", "OUTCOME_");
-        Ok(match (outcome.as_str(), ran.number("exit_code")) {
+
+        let result = tools.call(CanonicalCall::new("run", json!({ "command": command }))).await?;
+        let text = join_lines(result.text("stdout"), result.text("stderr"));
+        let outcome = result.enum_name("outcome", "OUTCOME_");
+        Ok(match (outcome.as_str(), result.number("exit_code")) {
             ("timed_out", _) => {
                 let message = "timed out: the command was ended after 120 seconds";
                 DialectResponse::text(join_lines(&text, message)).with_failure("timeout", message)
@@ -122,14 +122,14 @@ fn bash(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespons
                 let message = "the daemon died while the command ran: look how far it came";
                 DialectResponse::text(message).with_failure("daemon_lost", message)
             }
-            // How a command ended is worth knowing, and no failure of the call.
+            // An exit code or a signal is part of the result. The call did not fail.
             ("exited", Some(0)) => DialectResponse::text(text),
             ("exited", Some(code)) if text.is_empty() => {
                 DialectResponse::text(format!("the command exited with {code}"))
             }
             ("exited", _) => DialectResponse::text(text),
             (outcome, _) => {
-                let by = match ran.text("signal") {
+                let by = match result.text("signal") {
                     "" => String::new(),
                     signal => format!(" by {signal}"),
                 };
@@ -145,31 +145,8 @@ fn edit(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRes
         let path = params.str("path").to_owned();
         match params.str("command") {
             "view" => view(&path, params.integers("view_range"), tools).await,
-            "create" => {
-                let content = required_text(&mut params, "file_text")?;
-                let call =
-                    CanonicalCall::new("write_file", json!({ "path": path, "content": content }))
-                        .with_aliases(&[("content", "file_text")]);
-                tools.call(call).await?;
-                Ok(DialectResponse::text(format!("File created successfully at: {path}")))
-            }
-            "str_replace" => {
-                let old = required_text(&mut params, "old_str")?;
-                if old.is_empty() {
-                    return Err(Error::invalid_field("old_str", "must not be empty"));
-                }
-                let new = params.take("new_str");
-                let edits = json!([{ "old_string": old, "new_string": new }]);
-                let call = CanonicalCall::new("edit_file", json!({ "path": path, "edits": edits }))
-                    .with_aliases(&[
-                        ("edits[0].old_string", "old_str"),
-                        ("edits[0].new_string", "new_str"),
-                    ]);
-                let edited = tools.call(call).await?;
-                let line = edited.objects("edits").next().unwrap_or_default();
-                let line = line.list("lines_changed").first().and_then(|line| line.as_i64());
-                edited_snippet(&path, line.unwrap_or(1), tools).await
-            }
+            "create" => create(&path, &mut params, tools).await,
+            "str_replace" => str_replace(&path, &mut params, tools).await,
             _ => {
                 let text = required_text(&mut params, "insert_text")?;
                 let Some(line) = params.integer("insert_line") else {
@@ -179,6 +156,39 @@ fn edit(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRes
             }
         }
     })
+}
+
+async fn create(
+    path: &str,
+    params: &mut DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> Result<DialectResponse, Error> {
+    let content = required_text(params, "file_text")?;
+    let call = CanonicalCall::new("write_file", json!({ "path": path, "content": content }))
+        .with_aliases(&[("content", "file_text")]);
+    tools.call(call).await?;
+    Ok(DialectResponse::text(format!("File created successfully at: {path}")))
+}
+
+async fn str_replace(
+    path: &str,
+    params: &mut DialectParams,
+    tools: &mut dyn CanonicalTools,
+) -> Result<DialectResponse, Error> {
+    let old = required_text(params, "old_str")?;
+    if old.is_empty() {
+        return Err(Error::invalid_field("old_str", "must not be empty"));
+    }
+    let new = params.take("new_str");
+
+    let edits = json!([{ "old_string": old, "new_string": new }]);
+    let call = CanonicalCall::new("edit_file", json!({ "path": path, "edits": edits }))
+        .with_aliases(&[("edits[0].old_string", "old_str"), ("edits[0].new_string", "new_str")]);
+    let edited = tools.call(call).await?;
+
+    let result = edited.objects("edits").next().unwrap_or_default();
+    let line = result.list("lines_changed").first().and_then(|line| line.as_i64());
+    edited_snippet(path, line.unwrap_or(1), tools).await
 }
 
 fn required_text(params: &mut DialectParams, name: &str) -> Result<String, Error> {
@@ -203,35 +213,36 @@ async fn view(
             return Err(Error::invalid_field("view_range", text));
         }
     };
+
     match read_lines(path, first, last, tools).await {
         Err(error) if error.reason == Reason::NotAFile && range.is_empty() => {
             view_directory(path, tools).await
         }
-        read => Ok(DialectResponse::text(render_lines(&read?))),
+        file => Ok(DialectResponse::text(render_lines(&file?))),
     }
 }
 
-/// As many whole lines as a result shows, and what to do for the others.
-fn render_lines(read: &ResponseData) -> String {
-    let mut text = number_lines(read);
-    let is_part = !read.text("next_path").is_empty();
-    if text.len() <= MAX_RESULT_TEXT_BYTES && (is_part || !read.flag("truncated")) {
+/// Numbered lines. If they exceed a result, as many whole ones as fit, with a hint for the rest.
+fn render_lines(file: &ResponseData) -> String {
+    let mut text = number_lines(file);
+    if text.len() <= MAX_RESULT_TEXT_BYTES && !file.is_cut() {
         return text;
     }
-    let most = text.floor_char_boundary(MAX_RESULT_TEXT_BYTES);
-    // The last one may not be whole.
-    match text.get(..most).and_then(|text| text.rfind('\n')) {
+
+    let limit = text.floor_char_boundary(MAX_RESULT_TEXT_BYTES);
+    // The last line may be incomplete.
+    match text.get(..limit).and_then(|text| text.rfind('\n')) {
         Some(end) => {
             text.truncate(end);
             let lines = text.lines().count() as u64;
-            let (first, total) = (read.count("start_line"), read.count("total_lines"));
+            let (first, total) = (file.count("start_line"), file.count("total_lines"));
             let last = (first + lines).saturating_sub(1);
             text.push_str(&format!(
                 "\n[only lines {first} to {last} of {total}: give a view_range for others]"
             ));
         }
         None => {
-            text.truncate(most);
+            text.truncate(limit);
             text.push_str("\n[the line is longer: look at it with a command]");
         }
     }
@@ -257,13 +268,16 @@ async fn read_lines(
     tools.call(call).await
 }
 
-/// As `cat -n` has it.
-fn number_lines(read: &ResponseData) -> String {
-    let first = usize::try_from(read.count("start_line")).unwrap_or(usize::MAX);
-    let content = read.content();
-    let lines = content.lines().enumerate();
-    let lines = lines.map(|(number, line)| format!("{:>6}\t{line}", first + number));
-    lines.collect::<Vec<_>>().join("\n")
+/// Numbers lines as `cat -n` does.
+fn number_lines(file: &ResponseData) -> String {
+    let first = usize::try_from(file.count("start_line")).unwrap_or(usize::MAX);
+    let content = file.content();
+    let lines: Vec<_> = content
+        .lines()
+        .enumerate()
+        .map(|(index, line)| format!("{:>6}\t{line}", first + index))
+        .collect();
+    lines.join("\n")
 }
 
 async fn view_directory(
@@ -280,15 +294,17 @@ async fn view_directory(
         }),
     )
     .with_aliases(&[("root", "path")]);
-    let listed = tools.call(call).await?;
+
+    let listing = tools.call(call).await?;
     let mut text = format!(
         "Here're the files and directories up to {MAX_VIEW_DEPTH} levels deep in {path}, excluding hidden items:"
     );
-    for file in listed.texts("files") {
+
+    for file in listing.texts("files") {
         text.push('\n');
         text.push_str(file);
     }
-    if listed.flag("truncated") {
+    if listing.flag("truncated") {
         text.push_str("\n[there are more: view a directory in it]");
     }
     Ok(DialectResponse::text(text))
@@ -305,17 +321,19 @@ async fn insert(
         let message = format!("{path:?} is too large to be edited: change it by a command");
         return Err(Error::new(Reason::FileTooLarge, message).with_metadata("path", path));
     }
+
     let sha256 = old.take("sha256");
     let content = old.text("content");
     let lines: Vec<_> = content.split_inclusive('\n').collect();
-    let at = usize::try_from(line).unwrap_or(usize::MAX);
-    let Some((before, after)) = lines.split_at_checked(at) else {
+    let index = usize::try_from(line).unwrap_or(usize::MAX);
+    let Some((before, after)) = lines.split_at_checked(index) else {
         let message = format!(
             "Invalid `insert_line` parameter: {line}. It should be within the range of lines of the file: [0, {}]",
             lines.len()
         );
         return Err(Error::new(Reason::LineRangeInvalid, message).with_metadata("path", path));
     };
+
     let mut new = before.concat();
     if !new.is_empty() && !new.ends_with('\n') {
         new.push('\n');
@@ -325,35 +343,38 @@ async fn insert(
         new.push('\n');
     }
     new.push_str(&after.concat());
+
     let call = CanonicalCall::new(
         "write_file",
         json!({ "path": path, "content": new, "expected_sha256": sha256 }),
     )
     .with_aliases(&[("content", "insert_text")]);
+
     tools.call(call).await?;
     edited_snippet(path, line + 1, tools).await
 }
 
-/// What is around a change.
+/// The response to an edit: the changed line with the lines around it.
 async fn edited_snippet(
     path: &str,
     line: i64,
     tools: &mut dyn CanonicalTools,
 ) -> Result<DialectResponse, Error> {
     let first = (line - CONTEXT_LINES).max(1);
-    let around = match read_lines(path, first, Some(line + CONTEXT_LINES), tools).await {
-        Ok(around) => number_lines(&around),
-        // It was changed all the same.
+    let snippet = match read_lines(path, first, Some(line + CONTEXT_LINES), tools).await {
+        Ok(file) => number_lines(&file),
+        // The edit succeeded anyway.
         Err(_) => String::new(),
     };
     Ok(DialectResponse::text(format!(
-        "The file {path} has been edited. Here's the result around line {line}:\n{around}"
+        "The file {path} has been edited. Here's the result around line {line}:\n{snippet}"
     )))
 }
 
 fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
     let path = invocation.text("path");
     let old: String = invocation.text("old_str").chars().take(MAX_QUOTED_CHARS).collect();
+
     let text = if error.reason == Reason::StringNotFound {
         format!("No replacement was performed, old_str `{old}` did not appear verbatim in {path}.")
     } else if error.reason == Reason::StringNotUnique {

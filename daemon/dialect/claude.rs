@@ -1,8 +1,11 @@
-//! The tools of the Claude Agent SDK (its "Tool Execution Specification"): eleven tools, answered by objects.
+//! The dialect of the Claude Agent SDK: eleven tools that respond with objects. Source: its "Tool
+//! Execution Specification".
+
+mod notebook;
 
 use std::{ops::ControlFlow, time::Duration};
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
 use super::{
     definition::{
@@ -19,11 +22,11 @@ use super::{
 };
 use crate::daemon::error::Error;
 
-/// What `Read` and `Write` may take.
+/// Time limit of `Read` and `Write`.
 const FILE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most matches of one search.
+/// Most matches of a search.
 const MAX_MATCHES: u32 = 1000;
-/// Most files of one `Glob`.
+/// Most files of a `Glob`.
 const MAX_FILES: u32 = 10_000;
 
 const PATH_PARAM: ParameterSpec =
@@ -60,7 +63,6 @@ const CELL_PARAMS: [ParameterSpec; 2] = [
     ),
 ];
 
-/// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
     name: "claude",
     tools: &[
@@ -176,7 +178,7 @@ pub(super) const DIALECT: Dialect = Dialect {
             description: "Read Jupyter notebooks: all cells, or one.",
             parameters: &[PATH_PARAM, CELL_PARAMS[0], CELL_PARAMS[1]],
             uses: &["read_notebook"],
-            call: notebook_read,
+            call: notebook::read,
         },
         DialectTool {
             name: "NotebookEdit",
@@ -200,7 +202,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                     .redacted(),
             ],
             uses: &["edit_notebook"],
-            call: notebook_edit,
+            call: notebook::edit,
         },
     ],
     render_error,
@@ -213,8 +215,9 @@ fn read(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespons
         let encoding = params.str("encoding");
         let path = params.str("path");
         reject_drive_path(path)?;
-        // Of Base64 four bytes stand for three.
-        let most = match encoding {
+
+        // Base64 encodes three bytes as four.
+        let max_bytes = match encoding {
             "base64" => MAX_RESULT_TEXT_BYTES / 4 * 3,
             _ => MAX_RESULT_TEXT_BYTES,
         };
@@ -223,21 +226,22 @@ fn read(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespons
             json!({
                 "path": path,
                 "encoding": contract_encoding(encoding),
-                // From the first line on: a long file is read whole, too.
+                // A range from the first line on: without one, a long file loses its middle.
                 "start_line": 1,
-                "max_bytes": most,
+                "max_bytes": max_bytes,
             }),
-        );
-        let read = tools.call(call.with_timeout(FILE_TIMEOUT)).await?;
+        )
+        .with_timeout(FILE_TIMEOUT);
+        let file = tools.call(call).await?;
         let mut data = json!({
             "content": match encoding {
-                "base64" => read.text("content").to_owned(),
-                _ => read.content(),
+                "base64" => file.text("content").to_owned(),
+                _ => file.content(),
             },
-            "size": read.count("size_bytes"),
+            "size": file.count("size_bytes"),
             "encoding": encoding,
         });
-        if read.flag("truncated") {
+        if file.flag("truncated") {
             data["truncated"] = true.into();
         }
         Ok(DialectResponse::data(data))
@@ -249,6 +253,7 @@ fn write(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRe
         let content = params.take("content");
         let path = params.str("path");
         reject_drive_path(path)?;
+
         let call = CanonicalCall::new(
             "write_file",
             json!({
@@ -256,8 +261,9 @@ fn write(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRe
                 "content": content,
                 "encoding": contract_encoding(params.str("encoding")),
             }),
-        );
-        let written = tools.call(call.with_timeout(FILE_TIMEOUT)).await?;
+        )
+        .with_timeout(FILE_TIMEOUT);
+        let written = tools.call(call).await?;
         let bytes = written.count("bytes_written");
         Ok(DialectResponse::data(json!({ "success": true, "bytesWritten": bytes })))
     })
@@ -291,12 +297,14 @@ fn multi_edit(
 async fn edit_file(
     path: &str,
     edits: Json,
-    names: FieldAliases,
+    aliases: FieldAliases,
     tools: &mut dyn CanonicalTools,
 ) -> Result<DialectResponse, Error> {
     reject_drive_path(path)?;
-    let call = CanonicalCall::new("edit_file", json!({ "path": path, "edits": edits }));
-    let edited = tools.call(call.with_aliases(names)).await?;
+    let call = CanonicalCall::new("edit_file", json!({ "path": path, "edits": edits }))
+        .with_aliases(aliases);
+    let edited = tools.call(call).await?;
+
     let replacements: u64 = edited.objects("edits").map(|edit| edit.count("replacements")).sum();
     Ok(DialectResponse::data(json!({ "success": true, "replacements": replacements })))
 }
@@ -312,16 +320,17 @@ fn glob(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespons
             }),
         )
         .with_aliases(&[("root", "cwd"), ("glob", "pattern")]);
-        let mut listed = tools.call(call).await?;
-        let found = match listed.take("files") {
+        let mut listing = tools.call(call).await?;
+
+        let files = match listing.take("files") {
             Json::Array(files) => files,
             Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) | Json::Object(_) => {
                 Vec::new()
             }
         };
-        let (files, fits) = take_fitting(found);
+        let (files, fits) = take_fitting(files);
         let mut data = json!({ "count": files.len(), "files": files });
-        if listed.flag("truncated") || !fits {
+        if listing.flag("truncated") || !fits {
             data["truncated"] = true.into();
         }
         Ok(DialectResponse::data(data))
@@ -349,12 +358,14 @@ fn grep(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespons
             ("globs[0]", "include"),
             ("exclude_globs[0]", "exclude"),
         ]);
-        let found = tools.call(call).await?;
-        let matches = found.objects("matches");
-        let (matches, fits) =
-            take_fitting(matches.map(|found| found.select(&["file", "line", "content"]).into()));
+        let results = tools.call(call).await?;
+
+        let matches = results
+            .objects("matches")
+            .map(|found| found.select(&["file", "line", "content"]).into());
+        let (matches, fits) = take_fitting(matches);
         let mut data = json!({ "matches": matches });
-        if found.flag("truncated") || found.flag("timed_out") || !fits {
+        if results.flag("truncated") || results.flag("timed_out") || !fits {
             data["truncated"] = true.into();
         }
         Ok(DialectResponse::data(data))
@@ -363,19 +374,21 @@ fn grep(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRespons
 
 fn ls(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let mut entries = Vec::new();
         let call = CanonicalCall::new("list_dir", json!({ "path": params.text("path") }));
-        let is_all = paging::for_each_page(tools, call, MAX_FILES as usize, |listed| {
-            entries.extend(listed.objects("entries").map(|entry| entry_json(&entry)));
-            match entries.len() >= MAX_FILES as usize {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+        let mut entries = Vec::new();
+        let is_complete = paging::for_each_page(tools, call, MAX_FILES as usize, |page| {
+            entries.extend(page.objects("entries").map(|entry| entry_json(&entry)));
+            if entries.len() >= MAX_FILES as usize {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
-        });
-        let is_all = is_all.await?;
+        })
+        .await?;
+
         let (entries, fits) = take_fitting(entries);
         let mut data = json!({ "count": entries.len(), "entries": entries });
-        if !is_all || !fits {
+        if !is_complete || !fits {
             data["truncated"] = true.into();
         }
         Ok(DialectResponse::data(data))
@@ -392,23 +405,24 @@ fn entry_json(entry: &ResponseData) -> Json {
 
 fn bash(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let limit = params.seconds("timeout") / 1000;
-        let ran = tools.call(run_call(&params).with_timeout(limit)).await?;
+        let timeout = params.seconds("timeout") / 1000;
+        let result = tools.call(run_call(&params).with_timeout(timeout)).await?;
         let mut data = json!({
-            "stdout": ran.text("stdout"),
-            "stderr": ran.text("stderr"),
-            "exitCode": ran.exit_code(),
+            "stdout": result.text("stdout"),
+            "stderr": result.text("stderr"),
+            "exitCode": result.exit_code(),
         });
-        let (code, message) = match ran.text("outcome") {
+        let (code, message) = match result.text("outcome") {
             "OUTCOME_TIMED_OUT" => {
-                ("timeout", format!("Command timed out after {} ms", limit.as_millis()))
+                ("timeout", format!("Command timed out after {} ms", timeout.as_millis()))
             }
             "OUTCOME_DAEMON_LOST" => {
                 ("daemon_lost", "The daemon died while the command ran".to_owned())
             }
             _ => return Ok(DialectResponse::data(data)),
         };
-        data["stderr"] = join_lines(ran.text("stderr"), &message).into();
+
+        data["stderr"] = join_lines(result.text("stderr"), &message).into();
         data["is_error"] = true.into();
         Ok(DialectResponse::data(data).with_failure(code, message))
     })
@@ -431,62 +445,13 @@ fn run_call(params: &DialectParams) -> CanonicalCall {
     )
 }
 
-fn cell_params(mut params: DialectParams) -> Map<String, Json> {
-    let names = ["path", "cell_id", "cell_index"];
-    names.map(|name| (name.to_owned(), params.take(name))).into_iter().collect()
-}
-
-fn notebook_read(
-    params: DialectParams,
-    tools: &mut dyn CanonicalTools,
-) -> DialectResponseFuture<'_> {
-    Box::pin(async move {
-        let call = CanonicalCall::new("read_notebook", cell_params(params).into());
-        let mut read = tools.call(call).await?;
-        let cells: Vec<Json> = read
-            .objects("cells")
-            .map(|cell| {
-                let kind = cell.enum_name("type", "CELL_TYPE_");
-                let mut cell =
-                    cell.select(&["id", "index", "source", "execution_count", "outputs"]);
-                cell.insert("type".to_owned(), kind.into());
-                cell.into()
-            })
-            .collect();
-        Ok(DialectResponse::data(json!({ "cells": cells, "language": read.take("language") })))
-    })
-}
-
-fn notebook_edit(
-    mut params: DialectParams,
-    tools: &mut dyn CanonicalTools,
-) -> DialectResponseFuture<'_> {
-    Box::pin(async move {
-        let source = params.take("source");
-        let mode = format!("CELL_EDIT_{}", params.str("mode").to_uppercase());
-        let kind = params.text("cell_type");
-        let kind = kind.map(|kind| format!("CELL_TYPE_{}", kind.to_uppercase()));
-        let mut fields = cell_params(params);
-        fields.extend([
-            ("source".to_owned(), source),
-            ("mode".to_owned(), mode.into()),
-            ("cell_type".to_owned(), kind.into()),
-        ]);
-        let mut edited = tools.call(CanonicalCall::new("edit_notebook", fields.into())).await?;
-        Ok(DialectResponse::data(json!({
-            "success": true,
-            "cell_id": edited.take("cell_id"),
-            "cell_count": edited.take("cell_count"),
-        })))
-    })
-}
-
 fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
     let code = error_code(error);
     let path = match (invocation.text("path"), invocation.text("cwd")) {
         ("", cwd) => cwd,
         (path, _) => path,
     };
+
     let text = if is_link_within(error) {
         format!("Access denied: Path {path} is or passes through a symbolic link")
     } else if is_path_escape(error) {
@@ -494,7 +459,8 @@ fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectRespons
     } else {
         error.to_string()
     };
-    // A shell that could not start has a result as one that could.
+
+    // A shell that failed to start responds like one that ran.
     let data = match invocation.tool.as_str() {
         "Bash" => json!({ "stdout": "", "stderr": text, "exitCode": 1, "is_error": true }),
         _ => json!({ "error": text, "is_error": true }),

@@ -1,5 +1,5 @@
-//! The CLI agent (its "Tool API Contracts"): its tools, answered by what people read and what programs do, also
-//! where they failed.
+//! The dialect of the CLI agent (its "Tool API Contracts"). Every response, even for an error, has
+//! a text for people and fields for programs.
 
 mod fetch;
 mod files;
@@ -19,10 +19,9 @@ use super::{
 };
 use crate::daemon::error::{Error, Reason};
 
-/// What it calls a path outside of the workspace.
+/// Error code of a path outside the workspace.
 const PATH_OUTSIDE_CODE: &str = "path_outside_working_dir";
 
-/// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
     name: "cli_agent",
     tools: &[
@@ -235,7 +234,6 @@ fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectRespons
         path => path,
     };
     let code = error_code(error);
-    let is_permission = error.reason == Reason::PermissionDenied;
     let (code, output, suggestion) = if is_link_within(error) {
         (
             code.as_str(),
@@ -270,21 +268,22 @@ fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectRespons
             "No previous command in this session".to_owned(),
             "Run a command with run_in_terminal first",
         )
-    } else if is_permission {
+    } else if error.reason == Reason::PermissionDenied {
         (code.as_str(), format!("Cannot access '{path}' - permission denied"), "Use another path")
     } else {
         (code.as_str(), error.to_string(), "")
     };
-    let mut answer = failure_response(invocation.started, code, &output, suggestion, Json::Null);
+
+    let mut response = failure_response(invocation.started, code, &output, suggestion, Json::Null);
     if suggestion.is_empty() {
-        // That of the contract will do.
+        // The contract's suggestion applies.
         let suggestion = error.reason.suggestion();
-        if let Some(failure) = &mut answer.failure {
+        if let Some(failure) = &mut response.failure {
             failure.suggestion = None;
         }
-        if let Some(data) = &mut answer.data {
+        if let Some(data) = &mut response.data {
             data["error"]["suggestion"] = suggestion.into();
         }
     }
-    answer
+    response
 }

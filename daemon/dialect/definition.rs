@@ -1,4 +1,4 @@
-//! What a vocabulary is: its tools, and how they call those of the contract.
+//! The definition of a dialect: its tools, and how they call canonical tools.
 
 use std::{fmt, future::Future, pin::Pin, time::Duration};
 
@@ -20,45 +20,45 @@ use crate::daemon::{
     error::{Error, Reason},
 };
 
-/// A vocabulary.
 #[derive(Debug)]
 pub(crate) struct Dialect {
-    /// Its name.
     pub(crate) name: &'static str,
-    /// Its tools, in the order in which its document has them.
+    /// In the order of the source document.
     pub(super) tools: &'static [DialectTool],
-    /// What becomes of parameters that a tool does not have.
+    /// How parameters that a tool does not have are handled.
     pub(super) unknown_params: UnknownParams,
-    /// Whether the schemas of its tools say that there are no others.
+    /// Whether schemas set `additionalProperties` to false.
     pub(super) closed_schemas: bool,
-    /// Says why a call could not do what it was to, as its document does.
+    /// Writes an error as the source document does.
     pub(super) render_error: fn(&DialectInvocation, &Error) -> DialectResponse,
-    /// What a job is called that calls a tool of this name.
+    /// The type of a job that calls a tool of this name.
     pub(super) job_type: fn(&str) -> String,
-    /// Whether what goes back to a model says by itself that it is an error.
+    /// Whether the text for the model identifies an error by itself.
     pub(crate) marks_errors: bool,
-    /// The tool that reads artifacts, as texts for models name it.
+    /// The tool that reads artifacts, for texts that models read.
     pub(crate) artifact_reader: &'static str,
-    /// Tools of the contract that are listed beside its own. Its document names no others only where there are none.
+    /// Canonical tools that are listed with the dialect's own. Empty if the document defines the
+    /// complete list.
     pub(crate) borrowed_tools: &'static [&'static str],
-    /// Whether its document has a preview stand for a result of a batch that is too long.
+    /// Whether the document has a preview in place of a long result of a batch.
     pub(crate) has_previews: bool,
-    /// Whether ids of jobs are UUIDs.
+    /// Whether job ids are UUIDs.
     pub(crate) uuid_job_ids: bool,
-    /// Error code of a tool that has done its work, where the dialect answers that as a failure. Reads the record's
-    /// facts.
+    /// The error code of a tool that completed, if the dialect reports that result as a failure.
+    /// Reads the fields of the call's record.
     pub(super) failure_code: fn(&Map<String, Json>) -> Option<&'static str>,
-    /// Writes a whole result as the document has it; none where it has no object for that.
+    /// Writes a complete result as the document's object. `None` if the document has no such
+    /// object.
     pub(super) render_result: Option<ResultRenderer>,
-    /// Answers a call of a tool of the configuration, from what its command has left. None where such tools answer as
-    /// the contract does.
+    /// Writes the result of a configured tool's command. `None` if such tools respond as in the
+    /// contract.
     pub(super) render_custom_tool: Option<fn(&ResponseData) -> DialectResponse>,
-    /// Names of events that the document calls something else: the contract's, and its own.
+    /// Event names that differ from the contract's: the contract's name and the dialect's.
     pub(super) event_names: &'static [(&'static str, &'static str)],
 }
 
-/// What most vocabularies have in common: parameters that a tool does not have are refused, and so are
-/// calls, with the words of the contract.
+/// Defaults that most dialects share. Unknown parameters are rejected, and errors have the
+/// contract's texts.
 pub(super) const BASE_DIALECT: Dialect = Dialect {
     name: "",
     tools: &[],
@@ -77,57 +77,52 @@ pub(super) const BASE_DIALECT: Dialect = Dialect {
     event_names: &[],
 };
 
-/// Whether a command's time was up.
-fn timeout_code(facts: &Map<String, Json>) -> Option<&'static str> {
-    let outcome = facts.get("outcome").and_then(Json::as_str);
+/// The error code of a command that timed out.
+fn timeout_code(record: &Map<String, Json>) -> Option<&'static str> {
+    let outcome = record.get("outcome").and_then(Json::as_str);
     (outcome == Some("TIMED_OUT")).then_some("timeout")
 }
 
-/// One tool of a vocabulary.
+/// A tool of a dialect.
 pub(crate) struct DialectTool {
-    /// Its name.
     pub(crate) name: &'static str,
-    /// What models are told of it.
+    /// Description for models.
     pub(super) description: &'static str,
-    /// What it takes.
     pub(super) parameters: &'static [ParameterSpec],
-    /// The canonical tools that it calls: who may not call them all does not have it.
+    /// The canonical tools that it calls. A caller without access to all of them does not see it.
     pub(crate) uses: &'static [&'static str],
-    /// Does what it does.
     pub(super) call:
         for<'a> fn(DialectParams, &'a mut dyn CanonicalTools) -> DialectResponseFuture<'a>,
 }
 
-/// What a tool answers, some time.
 pub(crate) type DialectResponseFuture<'a> = DialectFuture<'a, Result<DialectResponse, Error>>;
 
-/// What comes some time.
 pub(crate) type DialectFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A call of a canonical tool.
 #[derive(Debug, Clone)]
 pub(crate) struct CanonicalCall {
-    /// The tool.
     pub(crate) tool: &'static str,
-    /// Its parameters; null is as good as not given.
+    /// Parameters; null counts as missing.
     pub(crate) params: Map<String, Json>,
-    /// How long it may take, where the contract's default is not meant.
+    /// Time limit, if it is not the contract's default.
     pub(crate) timeout: Option<Duration>,
-    /// Bytes that its artifacts keep of a stream, where that is not the operator's limit. They exist even if empty.
+    /// Bytes of each stream that artifacts store, if lower than the operator's limit. With a value,
+    /// artifacts exist even if empty.
     pub(crate) artifact_bytes: Option<u64>,
-    /// Whether its command is for the shell that users log in with.
+    /// Whether the command runs in the user's login shell.
     pub(crate) in_default_shell: bool,
-    /// What its fields are called in the vocabulary, where that is something else.
+    /// The dialect's names of fields, where they differ.
     aliases: FieldAliases,
 }
 
-/// Writes a whole result as a document has it, with the data of the call.
+/// Writes a complete result as a document's object, with the data of the call.
 type ResultRenderer = fn(&DialectCallSummary<'_>, Option<Map<String, Json>>) -> Json;
 
 /// Code, message and details of an error.
 type ErrorParts<'a> = (&'a str, &'a str, Option<Map<String, Json>>);
 
-/// What came of a call, for the object that a document has for it.
+/// The outcome of a call, for the result object of a document.
 #[derive(Debug)]
 pub(crate) struct DialectCallSummary<'a> {
     pub(crate) request_id: &'a str,
@@ -138,53 +133,52 @@ pub(crate) struct DialectCallSummary<'a> {
     /// RFC 3339.
     pub(crate) ended_at: String,
     pub(crate) duration_sec: f64,
-    /// Code, message, details.
     pub(crate) error: Option<ErrorParts<'a>>,
     pub(crate) exit_code: Option<i32>,
-    /// Empty where no command ran.
+    /// Empty if no command ran.
     pub(crate) stdout_path: &'a str,
-    /// Empty where no command ran.
+    /// Empty if no command ran.
     pub(crate) stderr_path: &'a str,
     pub(crate) text: &'a str,
 }
 
-/// The canonical tools, for one call of a dialect.
+/// The canonical tools, as one call of a dialect's tool reaches them.
 pub(crate) trait CanonicalTools: Send {
-    /// Calls one of them.
     fn call(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<ResponseData, Error>>;
 
-    /// Has one of them called as a job that nobody waits for. Answers its id.
+    /// Submits a call as a job and returns the job's id.
     fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>>;
 }
 
 // === impl Dialect ===
 
 impl Dialect {
-    /// Its tools.
     pub(crate) fn tools(&self) -> &'static [DialectTool] {
         self.tools
     }
 
-    /// Its tool of this name, if it has one.
+    /// The dialect's own tool of this name.
     pub(crate) fn own(&self, name: &str) -> Option<&'static DialectTool> {
         self.tools.iter().find(|tool| tool.name == name)
     }
 
-    /// The tool of this name. `is_open` says which there are for who asks.
+    /// The tool of this name, or an error that suggests names. `is_visible` selects the tools that
+    /// the caller may know of.
     pub(crate) fn tool(
         &self,
         name: &str,
-        is_open: impl Fn(&DialectTool) -> bool,
+        is_visible: impl Fn(&DialectTool) -> bool,
     ) -> Result<&'static DialectTool, Error> {
         self.own(name).ok_or_else(|| {
-            let known = self.tools.iter().filter(|tool| is_open(tool));
+            let known = self.tools.iter().filter(|tool| is_visible(tool));
             let known: Vec<_> = known.map(|tool| tool.name).collect();
             let text = format!("{} has {}", self.name, suggest::unknown_tool_message(name, &known));
             Error::new(Reason::UnknownTool, text).with_metadata("tool", name)
         })
     }
 
-    /// What models are told of a tool.
+    /// The definition of a tool for models. Hints and risk combine those of the canonical tools
+    /// that it uses.
     pub(crate) fn definition(&self, tool: &DialectTool, catalog: &Catalog) -> ToolDefinition {
         let used = tool.uses.iter().filter_map(|name| catalog.tool(name));
         let hints = used.map(|spec| ToolHints::from_options(&spec.options));
@@ -201,7 +195,7 @@ impl Dialect {
         }
     }
 
-    /// Reads the parameters of a call.
+    /// Validates the parameters of a call.
     pub(crate) fn read_params(
         &self,
         tool: &DialectTool,
@@ -210,68 +204,68 @@ impl Dialect {
         DialectParams::read(tool.parameters, self.unknown_params, params)
     }
 
-    /// What a call answers that could not do what it was to.
+    /// The response of a call that failed.
     pub(crate) fn render_error(
         &self,
         invocation: &DialectInvocation,
         error: &Error,
     ) -> DialectResponse {
-        let mut answer = (self.render_error)(invocation, error);
-        let tool = self.own(&invocation.tool);
-        let parameters = tool.map_or(&[][..], |tool| tool.parameters);
+        let mut response = (self.render_error)(invocation, error);
+
+        let parameters = self.own(&invocation.tool).map_or(&[][..], |tool| tool.parameters);
         if let (Some(failure), Some(suggestion)) =
-            (&mut answer.failure, error_terms::suggestion(parameters, error.reason))
+            (&mut response.failure, error_terms::suggestion(parameters, error.reason))
         {
             failure.suggestion = Some(suggestion.to_owned());
         }
-        answer
+        response
     }
 
-    /// Error code of a tool that has done its work, where the dialect answers that as a failure.
-    pub(crate) fn failure_code(&self, facts: &Map<String, Json>) -> Option<&'static str> {
-        (self.failure_code)(facts)
+    /// The error code of a tool that completed, if the dialect reports that result as a failure.
+    pub(crate) fn failure_code(&self, record: &Map<String, Json>) -> Option<&'static str> {
+        (self.failure_code)(record)
     }
 
-    /// What the dialect calls an event of the contract.
+    /// The dialect's name of an event.
     pub(crate) fn event_name(&self, name: &'static str) -> &'static str {
         let mut events = self.event_names.iter();
-        events.find(|(of_contract, _)| *of_contract == name).map_or(name, |(_, own)| own)
+        events.find(|(contract_name, _)| *contract_name == name).map_or(name, |(_, own)| own)
     }
 
-    /// Parameters as they were given, for a record.
+    /// The parameters as given, for a record.
     pub(crate) fn redact_params(&self, tool: &str, params: &Map<String, Json>) -> Json {
         let tool = self.own(tool);
         redact::redact_params(tool.map_or(&[], |tool| tool.parameters), params)
     }
 
-    /// Whether tools of the configuration answer as the dialect does.
+    /// Whether the dialect has a result format of its own for configured tools.
     pub(crate) fn renders_custom_tools(&self) -> bool {
         self.render_custom_tool.is_some()
     }
 
-    /// Answers a call of a tool of the configuration.
-    pub(crate) fn render_custom_tool(&self, ran: ResponseData) -> DialectResponse {
+    /// The response of a configured tool, from the result of its command.
+    pub(crate) fn render_custom_tool(&self, result: ResponseData) -> DialectResponse {
         match self.render_custom_tool {
-            Some(custom) => custom(&ran),
-            None => DialectResponse::data(ran.into_fields().into()),
+            Some(render) => render(&result),
+            None => DialectResponse::data(result.into_fields().into()),
         }
     }
 
-    /// Whether parameters that a tool does not have are left out of account.
+    /// Whether parameters that a tool does not have are ignored.
     pub(crate) fn ignores_unknown_params(&self) -> bool {
         self.unknown_params == UnknownParams::Ignore
     }
 
-    /// A whole result as the document has it, if it has an object for that.
+    /// The complete result as the document's object, if the document has one.
     pub(crate) fn render_result(
         &self,
-        invoked: &DialectCallSummary<'_>,
+        summary: &DialectCallSummary<'_>,
         data: Option<Map<String, Json>>,
     ) -> Option<Json> {
-        Some(self.render_result?(invoked, data))
+        Some(self.render_result?(summary, data))
     }
 
-    /// What a job is called that calls a tool of this name.
+    /// The type of a job that calls a tool of this name.
     pub(crate) fn job_type(&self, tool: &str) -> String {
         (self.job_type)(tool)
     }
@@ -280,7 +274,6 @@ impl Dialect {
 // === impl DialectTool ===
 
 impl DialectTool {
-    /// Does what it does.
     pub(crate) fn call<'a>(
         &self,
         params: DialectParams,
@@ -289,8 +282,8 @@ impl DialectTool {
         (self.call)(params, tools)
     }
 
-    /// What is told of parameters of a call: names and values, of those that are long or may be secret the
-    /// size.
+    /// Names and values of a call's parameters, for people. Long and secret values appear with
+    /// their size only.
     pub(crate) fn display_params(&self, params: &Map<String, Json>) -> Vec<(String, String)> {
         redact::display_params(self.parameters, params)
     }
@@ -302,10 +295,10 @@ impl fmt::Debug for DialectTool {
     }
 }
 
-// === impl Call ===
+// === impl CanonicalCall ===
 
 impl CanonicalCall {
-    /// Of this tool, with the fields of this object.
+    /// A call of `tool` with the fields of a JSON object.
     pub(crate) fn new(tool: &'static str, params: Json) -> Self {
         let params = match params {
             Json::Object(params) => params,
@@ -323,28 +316,28 @@ impl CanonicalCall {
         }
     }
 
-    /// The same, of whose fields these are called something else in the vocabulary.
-    pub(super) fn with_aliases(self, names: FieldAliases) -> Self {
-        Self { aliases: names, ..self }
+    /// Sets the dialect's names of fields, for errors.
+    pub(super) fn with_aliases(self, aliases: FieldAliases) -> Self {
+        Self { aliases, ..self }
     }
 
-    /// What is wrong with the call, by the names that its caller knows.
+    /// Rewrites an error of this call with the dialect's names.
     pub(crate) fn translate_error(&self, error: Error) -> Error {
         error_terms::translate_error(self.aliases, error)
     }
 
-    /// The same, whose artifacts exist even if empty, and keep so many bytes of a stream.
+    /// Limits the bytes of each stream that artifacts store. The artifacts exist even if empty.
     pub(super) fn with_artifact_bytes(self, artifact_bytes: u64) -> Self {
         Self { artifact_bytes: Some(artifact_bytes), ..self }
     }
 
-    /// The same, whose command is for the shell that users log in with.
+    /// Runs the command in the user's login shell.
     pub(super) fn in_default_shell(self) -> Self {
         Self { in_default_shell: true, ..self }
     }
 
-    /// The same, within this time.
-    pub(crate) fn with_timeout(self, limit: Duration) -> Self {
-        Self { timeout: Some(limit), ..self }
+    /// Sets the time limit.
+    pub(crate) fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout: Some(timeout), ..self }
     }
 }

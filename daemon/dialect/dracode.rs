@@ -1,4 +1,5 @@
-//! DraCode (its "Tool Specifications"): five tools, each answered by a text, also where it failed.
+//! The dialect of DraCode: five tools that respond with a text, even for errors. Source: its "Tool
+//! Specifications".
 
 use std::ops::ControlFlow;
 
@@ -13,20 +14,18 @@ use super::{
     paging,
     parameter::{DialectParams, ParameterDefault, ParameterKind, ParameterSpec, UnknownParams},
     paths::{is_not_found, is_path_escape, join_relative, reject_drive_path},
-    response::{
-        DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines, next_part,
-    },
+    response::{DialectResponse, MAX_RESULT_TEXT_BYTES, ResponseData, error_code, join_lines},
 };
 use crate::daemon::error::{Error, Reason};
 
-/// Most bytes of a text: a bit more than is read of a file, where some bytes are no text.
+/// Most bytes of text in a result: more than is read of a file, because invalid bytes expand.
 const MAX_TEXT_BYTES: usize = MAX_RESULT_TEXT_BYTES / 8 * 9;
-/// Files of one page of a listing, and most pages: a model can read no more.
+/// Files per page of a listing, and most pages. A model can read no more.
 const PAGE_FILES: u32 = 10_000;
 const MAX_PAGES: usize = 10;
-/// Matches of one search: as many as the contract has.
+/// Most matches of a search: the limit of the contract.
 const MAX_MATCHES: u32 = 10_000;
-/// Files of these kinds are not searched.
+/// Binary files, which searches skip.
 const BINARY_GLOBS: [&str; 7] = [
     "*.[pP][nN][gG]",
     "*.[jJ][pP][gG]",
@@ -37,7 +36,6 @@ const BINARY_GLOBS: [&str; 7] = [
     "*.[zZ][iI][pP]",
 ];
 
-/// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
     name: "dracode",
     tools: &[
@@ -151,29 +149,33 @@ const FILE_PARAM: ParameterSpec = ParameterSpec::new(
     ParameterKind::String,
     "Path to the file relative to workspace root",
 );
-/// What the contract calls it.
+/// The dialect's names of the contract's fields.
 const FILE_ALIASES: FieldAliases = &[("path", "file_path")];
 
 fn list_files(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
         let directory = params.text("directory").unwrap_or(".");
         reject_drive_path(directory)?;
+
         let depth = (!params.flag("recursive")).then_some(1);
-        let mut lines = Vec::new();
         let call = CanonicalCall::new(
             "list_files",
             json!({ "root": directory, "max_depth": depth, "max_results": PAGE_FILES }),
         )
         .with_aliases(&[("root", "directory")]);
-        let is_all = paging::for_each_page(tools, call, MAX_PAGES, |listed| {
-            lines.extend(listed.texts("files").map(|file| join_relative(directory, file)));
+
+        let mut lines = Vec::new();
+        let is_complete = paging::for_each_page(tools, call, MAX_PAGES, |page| {
+            lines.extend(page.texts("files").map(|file| join_relative(directory, file)));
             ControlFlow::Continue(())
-        });
-        let is_all = is_all.await?;
-        let answer = DialectResponse::text(lines.join("\n"));
-        Ok(match is_all {
-            true => answer,
-            false => answer.truncated(format!("these are the first {} files", lines.len())),
+        })
+        .await?;
+
+        let response = DialectResponse::text(lines.join("\n"));
+        Ok(if is_complete {
+            response
+        } else {
+            response.truncated(format!("these are the first {} files", lines.len()))
         })
     })
 }
@@ -182,41 +184,41 @@ fn read_file(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRe
     Box::pin(async move {
         let path = params.str("file_path");
         reject_drive_path(path)?;
-        // Whatever it holds is read as text.
+
+        // Binary content is returned as text too.
         let call = CanonicalCall::new(
             "read_file",
             json!({
                 "path": path,
                 "encoding": "ENCODING_BASE64",
-                // From the first line on: a long file is read whole, too.
+                // A range from the first line on: without one, a long file loses its middle.
                 "start_line": 1,
                 "max_bytes": MAX_RESULT_TEXT_BYTES,
             }),
         )
         .with_aliases(FILE_ALIASES);
-        let read = tools.call(call).await?;
-        let bytes = read.bytes("content")?;
+        let file = tools.call(call).await?;
+
+        let bytes = file.bytes("content")?;
         let (mut content, mut shown) = (decode_text(&bytes), bytes.len());
         if content.len() > MAX_TEXT_BYTES {
-            // For each byte that is no text three may stand.
+            // An invalid byte expands to three bytes.
             shown = MAX_RESULT_TEXT_BYTES / 3;
             content = decode_text(bytes.get(..shown).unwrap_or(&bytes));
         }
-        match read.text("next_path") {
-            "" => {}
-            next => content = join_lines(&content, &next_part(next)),
-        }
-        let all = read.count("size_bytes");
-        let is_cut = read.flag("truncated") && read.text("next_path").is_empty();
-        let answer = DialectResponse::text(content);
-        Ok(match is_cut || shown < bytes.len() {
-            true => answer.truncated(format!("these are the first {shown} of {all} bytes")),
-            false => answer,
+        let is_truncated = file.is_cut() || shown < bytes.len();
+        let total = file.count("size_bytes");
+
+        let response = DialectResponse::text(file.append_next_part(&content));
+        Ok(if is_truncated {
+            response.truncated(format!("these are the first {shown} of {total} bytes"))
+        } else {
+            response
         })
     })
 }
 
-/// What a file holds, as text: without the mark with which it may begin.
+/// File content as text, without a byte order mark.
 fn decode_text(bytes: &[u8]) -> String {
     let content = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     String::from_utf8_lossy(content).into_owned()
@@ -230,6 +232,7 @@ fn write_file(
         let content = params.take("content");
         let path = params.str("file_path");
         reject_drive_path(path)?;
+
         let call = CanonicalCall::new(
             "write_file",
             json!({
@@ -248,6 +251,7 @@ fn search_code(params: DialectParams, tools: &mut dyn CanonicalTools) -> Dialect
     Box::pin(async move {
         let directory = params.text("directory").unwrap_or(".");
         reject_drive_path(directory)?;
+
         let pattern = params.text("pattern").filter(|pattern| *pattern != "*");
         let call = CanonicalCall::new(
             "search",
@@ -266,17 +270,18 @@ fn search_code(params: DialectParams, tools: &mut dyn CanonicalTools) -> Dialect
             }),
         )
         .with_aliases(&[("path", "directory"), ("globs[0]", "pattern")]);
-        let found = tools.call(call).await?;
+        let results = tools.call(call).await?;
+
         let lines: Vec<String> =
-            found.objects("matches").map(|found| format_match(&found)).collect();
-        let (shown, total) = (lines.len() as u64, found.count("total_matches"));
-        let answer = DialectResponse::text(lines.join("\n"));
-        Ok(if found.flag("timed_out") {
-            answer.truncated("the search timed out: these were found until then".to_owned())
+            results.objects("matches").map(|found| format_match(&found)).collect();
+        let (shown, total) = (lines.len() as u64, results.count("total_matches"));
+        let response = DialectResponse::text(lines.join("\n"));
+        Ok(if results.flag("timed_out") {
+            response.truncated("the search timed out: these were found until then".to_owned())
         } else if total > shown {
-            answer.truncated(format!("these are the first {shown} of {total} matches"))
+            response.truncated(format!("these are the first {shown} of {total} matches"))
         } else {
-            answer
+            response
         })
     })
 }
@@ -290,25 +295,28 @@ fn run_command(params: DialectParams, tools: &mut dyn CanonicalTools) -> Dialect
     Box::pin(async move {
         let mut argv = vec![params.str("command").to_owned()];
         argv.extend(split_arguments(params.str("arguments")));
-        let limit = params.seconds("timeout_seconds");
+        let timeout = params.seconds("timeout_seconds");
         let call = CanonicalCall::new("run", json!({ "argv": argv }))
-            .with_aliases(&[("argv[0]", "command"), ("argv", "arguments")]);
-        let ran = tools.call(call.with_timeout(limit)).await?;
-        Ok(command_response(&ran))
+            .with_aliases(&[("argv[0]", "command"), ("argv", "arguments")])
+            .with_timeout(timeout);
+
+        let result = tools.call(call).await?;
+        Ok(command_response(&result))
     })
 }
 
-/// What a command has written. It is the result, whatever its exit code.
-fn command_response(ran: &ResponseData) -> DialectResponse {
-    if ran.text("outcome") == "OUTCOME_TIMED_OUT" {
+/// The output of a command. It is the result, whatever the exit code.
+fn command_response(result: &ResponseData) -> DialectResponse {
+    if result.text("outcome") == "OUTCOME_TIMED_OUT" {
         return error_response("timeout", "Error: Process timed out");
     }
-    DialectResponse::text(join_lines(ran.text("stdout"), ran.text("stderr")))
+    DialectResponse::text(join_lines(result.text("stdout"), result.text("stderr")))
 }
 
-/// The arguments in a text, as .NET starts processes with them (`ProcessStartInfo.Arguments`): blanks end one
-/// unless they are within double quotes; of backslashes before a double quote two stand for one, and one that
-/// is left makes the quote one of the text, as two of them within quotes do.
+/// Splits an arguments string as .NET does for `ProcessStartInfo.Arguments`.
+///
+/// Blanks outside double quotes separate arguments. Two backslashes before a double quote stand for
+/// one; a remaining one makes the quote literal. Two double quotes within quotes stand for one.
 fn split_arguments(arguments: &str) -> Vec<String> {
     let mut split = Vec::new();
     let mut argument: Option<String> = None;
@@ -318,18 +326,19 @@ fn split_arguments(arguments: &str) -> Vec<String> {
         match character {
             ' ' | '\t' if !is_quoted => split.extend(argument.take()),
             '\\' => {
-                let mut number = 1;
+                let mut backslashes = 1;
                 while rest.next_if_eq(&'\\').is_some() {
-                    number += 1;
+                    backslashes += 1;
                 }
+
                 let argument = argument.get_or_insert_default();
                 if rest.peek() == Some(&'"') {
-                    argument.extend(std::iter::repeat_n('\\', number / 2));
-                    if number % 2 == 1 {
+                    argument.extend(std::iter::repeat_n('\\', backslashes / 2));
+                    if backslashes % 2 == 1 {
                         argument.extend(rest.next());
                     }
                 } else {
-                    argument.extend(std::iter::repeat_n('\\', number));
+                    argument.extend(std::iter::repeat_n('\\', backslashes));
                 }
             }
             '"' if is_quoted && rest.next_if_eq(&'"').is_some() => {
@@ -349,12 +358,13 @@ fn split_arguments(arguments: &str) -> Vec<String> {
 fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
     let code = error_code(error);
     let workspace = &invocation.mount_path;
-    let is_of_directory = matches!(invocation.tool.as_str(), "list_files" | "search_code");
+    let takes_directory = matches!(invocation.tool.as_str(), "list_files" | "search_code");
     if is_path_escape(error) {
-        let what = if is_of_directory { "Directory" } else { "File" };
+        let what = if takes_directory { "Directory" } else { "File" };
         let text = format!("Error: Access denied. {what} must be in {workspace}");
         return error_response(&code, text);
     }
+
     let directory = match invocation.text("directory") {
         "" => ".",
         directory => directory,
@@ -394,7 +404,7 @@ fn is_start_failure(error: &Error) -> bool {
     matches!(error.reason, Reason::SandboxError | Reason::SandboxUnavailable)
 }
 
-/// A failure whose text goes to the model as it is.
+/// A failure whose text goes to the model unchanged.
 fn error_response(code: &str, text: impl Into<String>) -> DialectResponse {
     let text = text.into();
     DialectResponse::text(text.clone()).with_failure(code, text)

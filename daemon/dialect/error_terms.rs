@@ -1,97 +1,96 @@
-//! What is wrong with a call of the contract, in words that the vocabulary has: its texts name fields and values
-//! of the contract, which who spoke a dialect never saw.
+//! Translates errors of canonical tools to the terms of a dialect. Their texts name fields and
+//! values of the contract, which a caller of the dialect does not know.
 
 use super::parameter::ParameterSpec;
 use crate::daemon::error::{Error, Reason, Violation};
 
-/// What fields of a call begin with, and what that is in a vocabulary.
+/// Prefixes of the contract's field paths, each with the dialect's name for it.
 pub(super) type FieldAliases = &'static [(&'static str, &'static str)];
 
-/// Where the contract has the edits of a call, and what one of them replaces.
+/// Prefix of the first edit's fields in the contract, and its field with the text to replace.
 const FIRST_EDIT_PREFIX: &str = "edits[0].";
 const FIRST_EDIT_OLD_STRING: &str = "edits[0].old_string";
-/// How a text begins that names what is to be replaced.
+/// Prefix of a violation that names the text to replace.
 const SAME_STRING_PREFIX: &str = "must differ from old_string";
-/// How a text ends that names an encoding.
+/// Suffix of a message that names an encoding.
 const BASE64_HINT_SUFFIX: &str = ": for Base64 set encoding to ENCODING_BASE64";
-/// What a parameter is called that says how content stands for bytes.
+/// Name of the parameter that selects the encoding of content.
 const ENCODING_PARAM: &str = "encoding";
 
-/// The same error, by these names.
-pub(super) fn translate_error(names: FieldAliases, mut error: Error) -> Error {
+/// Rewrites an error with the dialect's names.
+pub(super) fn translate_error(aliases: FieldAliases, mut error: Error) -> Error {
     if !error.violations.is_empty() {
-        if names.is_empty() {
+        if aliases.is_empty() {
             return error;
         }
         let violations = error.violations.into_iter();
-        return Error::invalid(violations.map(|one| translate_violation(names, one)).collect());
+        return Error::invalid(violations.map(|one| translate_violation(aliases, one)).collect());
     }
+
     let value = |name: &str| {
-        let mut metadata = error.metadata.iter();
-        let found = metadata.find(|(known, _)| known == name);
-        found.map_or("", |(_, value)| value.as_str())
+        let entry = error.metadata.iter().find(|(key, _)| key == name);
+        entry.map_or("", |(_, value)| value.as_str())
     };
     let edit = value("edit");
     let old = format!("{edit}.old_string");
-    let old = translate_field(names, &old).unwrap_or(old);
+    let old = translate_field(aliases, &old).unwrap_or(old);
     let is = |reason| error.reason == reason;
     let message = if is(Reason::StringNotUnique) {
-        let (found, lines) = (value("occurrences"), value("lines"));
-        let is_all = lines.split(", ").count().to_string() == found;
-        let more = if is_all { "" } else { ", …" };
+        let (count, lines) = (value("occurrences"), value("lines"));
+        let is_complete = lines.split(", ").count().to_string() == count;
+        let more = if is_complete { "" } else { ", …" };
         Some(format!(
-            "{old} is there {found} times, at lines {lines}{more}; give more of the text around the one that you mean; nothing was changed"
+            "{old} is there {count} times, at lines {lines}{more}; give more of the text around the one that you mean; nothing was changed"
         ))
     } else if is(Reason::StringNotFound) {
         let rest = error.message.strip_prefix(edit);
-        let rest = rest.and_then(|rest| rest.strip_prefix(": old_string"));
-        rest.map(|rest| format!("{old}{rest}"))
+        rest.and_then(|rest| rest.strip_prefix(": old_string")).map(|rest| format!("{old}{rest}"))
     } else if is(Reason::LineRangeInvalid) {
         let rest = error.message.strip_prefix("start_line");
-        rest.and_then(|rest| Some(format!("{}{rest}", translate_field(names, "start_line")?)))
+        rest.and_then(|rest| Some(format!("{}{rest}", translate_field(aliases, "start_line")?)))
     } else if is(Reason::BinaryFile) {
         let rest = error.message.strip_suffix(BASE64_HINT_SUFFIX);
         rest.map(|rest| format!("{rest}: it is no text"))
     } else {
         None
     };
+
     if let Some(message) = message {
         error.message = message.into();
     }
-    if names.iter().any(|(own, _)| own.starts_with(FIRST_EDIT_PREFIX)) {
-        // It is the only one, and has no number.
+    if aliases.iter().any(|(field, _)| field.starts_with(FIRST_EDIT_PREFIX)) {
+        // The dialect has only one edit, without a number.
         error.metadata.retain(|(name, _)| name != "edit");
     }
     error
 }
 
-/// What to try next, where what the contract says cannot be done with these parameters.
+/// What to try next, if the contract's suggestion does not apply to a tool with these parameters.
 pub(super) fn suggestion(parameters: &[ParameterSpec], reason: Reason) -> Option<&'static str> {
-    let has_encoding = || parameters.iter().any(|known| known.name == ENCODING_PARAM);
+    let has_encoding = || parameters.iter().any(|parameter| parameter.name == ENCODING_PARAM);
     if reason == Reason::BinaryFile && !has_encoding() {
         return Some("Look at it with a command.");
     }
     (reason == Reason::StringNotUnique).then_some("Give more of the text around it.")
 }
 
-fn translate_violation(names: FieldAliases, violation: Violation) -> Violation {
+fn translate_violation(aliases: FieldAliases, violation: Violation) -> Violation {
     let description = match (
         violation.description.strip_prefix(SAME_STRING_PREFIX),
-        translate_field(names, FIRST_EDIT_OLD_STRING),
+        translate_field(aliases, FIRST_EDIT_OLD_STRING),
     ) {
         (Some(rest), Some(old)) => format!("must differ from {old}{rest}"),
         _ => violation.description,
     };
     Violation {
-        field: translate_field(names, &violation.field).unwrap_or(violation.field),
+        field: translate_field(aliases, &violation.field).unwrap_or(violation.field),
         description,
     }
 }
 
-/// What a field of a call is called, where that is something else.
-fn translate_field(names: FieldAliases, field: &str) -> Option<String> {
-    let mut names = names.iter();
-    names.find_map(|(own, name)| Some(format!("{name}{}", field.strip_prefix(own)?)))
+/// The dialect's name of a field path, if it differs.
+fn translate_field(aliases: FieldAliases, field: &str) -> Option<String> {
+    aliases.iter().find_map(|(prefix, name)| Some(format!("{name}{}", field.strip_prefix(prefix)?)))
 }
 
 #[cfg(test)]
@@ -99,52 +98,57 @@ mod tests {
     use super::*;
     use crate::daemon::text::edit::{Occurrence, StringEdit, apply};
 
-    const ONE: FieldAliases = &[("edits[0].", "")];
-    const SHORT: FieldAliases =
+    const SINGLE_EDIT: FieldAliases = &[("edits[0].", "")];
+    const RENAMED_EDIT: FieldAliases =
         &[("edits[0].old_string", "old_str"), ("edits[0].new_string", "new_str")];
 
-    fn refused(index: usize, text: &str, old: &str) -> Error {
+    fn edit_error(index: usize, text: &str, old: &str) -> Error {
         let edits: Vec<_> = (0..=index)
-            .map(|number| match number == index {
-                true => StringEdit::new(number, old.to_owned(), "n".to_owned(), Occurrence::Unique)
-                    .unwrap(),
-                false => StringEdit::new(number, "-".to_owned(), "+".to_owned(), Occurrence::All)
-                    .unwrap(),
+            .map(|number| {
+                if number == index {
+                    StringEdit::new(number, old.to_owned(), "n".to_owned(), Occurrence::Unique)
+                } else {
+                    StringEdit::new(number, "-".to_owned(), "+".to_owned(), Occurrence::All)
+                }
+                .unwrap()
             })
             .collect();
         apply(text, &edits, &|| Ok(()), &|_| Ok(())).unwrap_err()
     }
 
     #[test]
-    fn edits_are_told_by_the_names_of_their_parameters() {
-        for (names, index, text, old, begin) in [
-            (ONE, 0, "a a", "a", "old_string is there 2 times, at lines 1, 1; give more"),
-            (SHORT, 0, "a\na", "a", "old_str is there 2 times, at lines 1, 2; give more"),
+    fn edit_errors_use_the_names_of_the_dialect() {
+        for (aliases, index, text, old, begin) in [
+            (SINGLE_EDIT, 0, "a a", "a", "old_string is there 2 times, at lines 1, 1; give more"),
+            (RENAMED_EDIT, 0, "a\na", "a", "old_str is there 2 times, at lines 1, 2; give more"),
             (&[], 1, "-a a", "a", "edits[1].old_string is there 2 times, at lines 1, 1; give"),
-            (ONE, 0, "b", "a", "old_string is not in the file; nothing was changed; "),
-            (SHORT, 0, "b", "a", "old_str is not in the file; "),
+            (SINGLE_EDIT, 0, "b", "a", "old_string is not in the file; nothing was changed; "),
+            (RENAMED_EDIT, 0, "b", "a", "old_str is not in the file; "),
             (&[], 1, "-", "a", "edits[1].old_string is not in the file as the edits before"),
         ] {
-            let error = translate_error(names, refused(index, text, old));
+            let error = translate_error(aliases, edit_error(index, text, old));
             assert!(error.message.starts_with(begin), "{error}");
             assert!(!error.message.contains("OCCURRENCE"), "{error}");
             let is_numbered = error.metadata.iter().any(|(name, _)| name == "edit");
-            assert_eq!(is_numbered, names.is_empty());
+            assert_eq!(is_numbered, aliases.is_empty());
         }
-        let many = translate_error(ONE, refused(0, &"a ".repeat(11), "a"));
+
+        let many = translate_error(SINGLE_EDIT, edit_error(0, &"a ".repeat(11), "a"));
         assert!(many.message.contains(" 11 times, at lines 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, …; "));
+
         let same =
             StringEdit::new(0, "a".to_owned(), "a".to_owned(), Occurrence::Unique).unwrap_err();
-        let same = translate_error(SHORT, Error::invalid(vec![same]));
+        let same = translate_error(RENAMED_EDIT, Error::invalid(vec![same]));
         assert_eq!(same.violations[0].field, "new_str");
         assert!(same.message.contains("must differ from old_str: "), "{same}");
     }
 
     #[test]
-    fn lines_and_bytes_are_told_without_what_only_the_contract_has() {
+    fn line_and_encoding_errors_contain_no_contract_terms() {
         let late = Error::new(Reason::LineRangeInvalid, "start_line is 9, but there are 2");
         let error = translate_error(&[("start_line", "view_range")], late);
         assert_eq!(error.message, "view_range is 9, but there are 2");
+
         let binary = Error::new(
             Reason::BinaryFile,
             "\"f\" is not UTF-8: for Base64 set encoding to ENCODING_BASE64",

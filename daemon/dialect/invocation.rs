@@ -1,29 +1,27 @@
-//! A call as it was made.
+//! A call by tool name, with the parameters that response texts may quote.
 
 use std::{collections::BTreeMap, time::Instant};
 
 use serde_json::{Map, Value as Json};
 
-/// A call by the name of a tool, and what goes with it.
+/// A call by tool name.
 #[derive(Debug, Clone)]
 pub(crate) struct DialectInvocation {
-    /// Name of the tool.
     pub(crate) tool: String,
-    /// The parameters that texts name: those that are short. Never what may be secret.
+    /// Short parameters, for response texts to quote. Contains no secrets.
     params: BTreeMap<String, String>,
-    /// Where commands find the workspace.
+    /// Path of the workspace as commands see it.
     pub(crate) mount_path: String,
-    /// When it was made.
+    /// Time of the call.
     pub(super) started: Instant,
 }
 
-/// Longest parameter that a text names.
+/// Longest parameter that response texts quote.
 const MAX_NAMED_PARAM_BYTES: usize = 4096;
 
 impl DialectInvocation {
-    /// A call of `tool` with these parameters.
     pub(crate) fn new(tool: &str, params: &Map<String, Json>, mount_path: &str) -> Self {
-        // Some dialects take a number or a flag where there should be a text.
+        // Some dialects accept a number or a flag in place of a string.
         let short = params.iter().filter_map(|(name, value)| match value {
             Json::String(text) if text.len() <= MAX_NAMED_PARAM_BYTES => {
                 Some((name.clone(), text.clone()))
@@ -31,6 +29,7 @@ impl DialectInvocation {
             Json::Bool(_) | Json::Number(_) => Some((name.clone(), value.to_string())),
             Json::String(_) | Json::Null | Json::Array(_) | Json::Object(_) => None,
         });
+
         Self {
             tool: tool.to_owned(),
             params: short.collect(),
@@ -39,14 +38,14 @@ impl DialectInvocation {
         }
     }
 
-    /// A text that was given, as far as one can name it.
+    /// A parameter as text; empty if it is missing or too long.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.params.get(name).map_or("", String::as_str)
     }
 
-    /// A number that was given, or what it is otherwise.
-    pub(crate) fn number(&self, name: &str, otherwise: f64) -> f64 {
+    /// A parameter as a number, or `default`.
+    pub(crate) fn number(&self, name: &str, default: f64) -> f64 {
         let number = self.params.get(name);
-        number.and_then(|text| text.trim().parse().ok()).unwrap_or(otherwise)
+        number.and_then(|text| text.trim().parse().ok()).unwrap_or(default)
     }
 }

@@ -1,9 +1,10 @@
-//! The tool vocabularies that agents already speak, each over the canonical tools. A dialect says what its
-//! tools are called, what they take, and what they answer, as its document does. It touches no files and
-//! starts no processes: it calls canonical tools, one after the other, which are checked, permitted, and
-//! recorded as though they had been called by their own names.
+//! The dialects: tool sets that existing agents already use, implemented over the canonical tools.
 //!
-//! A further one is a file here, and a line in [`ALL`].
+//! A dialect defines the names, parameters and responses of its tools as its source document does.
+//! It accesses no files and starts no processes. It calls canonical tools in sequence, and each of
+//! these calls is validated, authorized and recorded like a direct call.
+//!
+//! A new dialect is a file here and a line in [`DIALECTS`].
 
 mod agentbench;
 mod anthropic;
@@ -31,7 +32,6 @@ pub(crate) use self::{
 };
 use crate::daemon::error::Error;
 
-/// All of them.
 const DIALECTS: [&Dialect; 7] = [
     &agentbench::DIALECT,
     &dracode::DIALECT,
@@ -42,7 +42,7 @@ const DIALECTS: [&Dialect; 7] = [
     &anthropic::DIALECT,
 ];
 
-/// The dialect of this name.
+/// Finds a dialect by name.
 pub(crate) fn find(name: &str) -> Result<&'static Dialect, Error> {
     DIALECTS.into_iter()
         .find(|dialect| dialect.name == name)
@@ -56,12 +56,11 @@ pub(crate) fn find(name: &str) -> Result<&'static Dialect, Error> {
         })
 }
 
-/// All of them.
 pub(crate) fn all() -> impl Iterator<Item = &'static Dialect> {
     DIALECTS.into_iter()
 }
 
-/// Whether there is a tool of this name in any of them.
+/// Whether any dialect has a tool of this name.
 pub(crate) fn is_dialect_tool(name: &str) -> bool {
     DIALECTS.iter().any(|dialect| dialect.tools.iter().any(|tool| tool.name == name))
 }

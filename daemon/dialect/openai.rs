@@ -1,5 +1,5 @@
-//! The tools that OpenAI's models are trained on: `shell`, and `apply_patch` with patches in their own format,
-//! answered as `shell_call_output` and `apply_patch_call_output` have it.
+//! The dialect of OpenAI's models: `shell`, and `apply_patch` with patches in the V4A format. They
+//! respond as `shell_call_output` and `apply_patch_call_output`.
 
 use std::fmt::Write as _;
 
@@ -22,19 +22,18 @@ use crate::daemon::{
     },
 };
 
-/// Largest file that is changed.
+/// Largest file that a patch may change.
 const MAX_FILE_BYTES: usize = 10 << 20;
-/// Lines of context of the diffs that are made: the file was just read, and must not have changed since.
+/// Limit on the generated diffs, which always exceeds them: a file and its change, with markers.
 const MAX_DIFF_BYTES: usize = 4 * MAX_FILE_BYTES;
-/// Most commands of one call.
+/// Most commands of a call.
 const MAX_COMMANDS: usize = 20;
 
-/// What a call has from an operation, and from a whole patch.
+/// The dialect's names of fields: for a call with an operation, and for one with a complete patch.
 const OPERATION_ALIASES: FieldAliases =
     &[("path", "operation.path"), ("unified_diff", "operation.diff")];
 const PATCH_ALIASES: FieldAliases = &[("path", "patch"), ("unified_diff", "patch")];
 
-/// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
     name: "openai",
     tools: &[
@@ -112,30 +111,33 @@ fn shell(mut params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRe
             let text = format!("must have 1 to {MAX_COMMANDS} commands");
             return Err(Error::invalid_field("commands", text));
         }
-        let limit = params.seconds("timeout_ms") / 1000;
-        let most = params.integer("max_output_length");
+
+        let timeout = params.seconds("timeout_ms") / 1000;
+        let max_bytes = params.integer("max_output_length");
         let mut output = Vec::new();
         for command in commands {
-            let call =
-                CanonicalCall::new("run", json!({ "command": command, "max_output_bytes": most }))
-                    .with_aliases(&[
-                        ("command", "commands"),
-                        ("max_output_bytes", "max_output_length"),
-                    ]);
-            let ran = tools.call(call.with_timeout(limit)).await?;
-            let outcome = match ran.text("outcome") {
+            let call = CanonicalCall::new(
+                "run",
+                json!({ "command": command, "max_output_bytes": max_bytes }),
+            )
+            .with_aliases(&[("command", "commands"), ("max_output_bytes", "max_output_length")])
+            .with_timeout(timeout);
+            let result = tools.call(call).await?;
+
+            let outcome = match result.text("outcome") {
                 "OUTCOME_TIMED_OUT" => json!({ "type": "timeout" }),
-                _ => json!({ "type": "exit", "exit_code": ran.exit_code() }),
+                _ => json!({ "type": "exit", "exit_code": result.exit_code() }),
             };
             output.push(json!({
-                "stdout": ran.text("stdout"),
-                "stderr": ran.text("stderr"),
+                "stdout": result.text("stdout"),
+                "stderr": result.text("stderr"),
                 "outcome": outcome,
             }));
         }
+
         let mut data = json!({ "output": output });
-        if let Some(most) = most {
-            data["max_output_length"] = most.into();
+        if let Some(max_bytes) = max_bytes {
+            data["max_output_length"] = max_bytes.into();
         }
         Ok(DialectResponse::data(data))
     })
@@ -146,14 +148,18 @@ fn apply_patch(
     tools: &mut dyn CanonicalTools,
 ) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let (operations, names) = parse_operations(&mut params)?;
+        let (operations, aliases) = parse_operations(&mut params)?;
         let mut diff = String::new();
         for operation in &operations {
-            diff.push_str(&to_unified_diff(operation, names, tools).await?);
+            diff.push_str(&to_unified_diff(operation, aliases, tools).await?);
         }
+
+        // No fuzz: the files were just read, so any difference is a concurrent change.
         let call =
-            CanonicalCall::new("apply_patch", json!({ "unified_diff": diff, "max_fuzz": 0 }));
-        let applied = tools.call(call.with_aliases(names)).await?;
+            CanonicalCall::new("apply_patch", json!({ "unified_diff": diff, "max_fuzz": 0 }))
+                .with_aliases(aliases);
+        let applied = tools.call(call).await?;
+
         let changed: Vec<String> = applied
             .objects("changed_files")
             .map(|file| {
@@ -165,7 +171,7 @@ fn apply_patch(
     })
 }
 
-/// What is to be done, and what the fields of calls that do it are called.
+/// The requested operations, with the dialect's names of fields for them.
 fn parse_operations(
     params: &mut DialectParams,
 ) -> Result<(Vec<V4aOperation>, FieldAliases), Error> {
@@ -177,8 +183,7 @@ fn parse_operations(
         }
         (Some(operation), None) => {
             let text = |name: &str| {
-                let text = operation.get(name).and_then(Json::as_str);
-                text.unwrap_or_default().to_owned()
+                operation.get(name).and_then(Json::as_str).unwrap_or_default().to_owned()
             };
             let (path, diff) = (text("path"), text("diff"));
             let operation = match text("type").as_str() {
@@ -196,19 +201,19 @@ fn parse_operations(
     }
 }
 
-/// The same as a diff that the contract knows.
+/// The operation as a unified diff. Reads the file that it updates or deletes.
 async fn to_unified_diff(
     operation: &V4aOperation,
-    names: FieldAliases,
+    aliases: FieldAliases,
     tools: &mut dyn CanonicalTools,
 ) -> Result<String, Error> {
-    let named = |path: &str| check_diff_path(path, names);
     let mut diff = String::new();
-    // Writing to a text does not fail.
+    // Writing to a `String` cannot fail.
     match operation {
         V4aOperation::Add { path, content } => {
-            named(path)?;
+            check_diff_path(path, aliases)?;
             let _written = write!(diff, "diff --git a/{path} b/{path}\nnew file mode 100644\n");
+
             if !content.is_empty() {
                 let lines = content.lines().count();
                 let _written = write!(diff, "--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{lines} @@\n");
@@ -218,28 +223,31 @@ async fn to_unified_diff(
             }
         }
         V4aOperation::Update { path, destination, diff: change } => {
-            named(path)?;
-            let old = read_whole(path, names, tools).await?;
+            check_diff_path(path, aliases)?;
+            let old = read_whole(path, aliases, tools).await?;
             let new = v4a::apply(&old, change).map_err(|error| patch_apply_error(path, &error))?;
             let to = destination.as_deref().unwrap_or(path);
-            named(to)?;
+            check_diff_path(to, aliases)?;
+
             if to != path {
                 let _written = write!(
                     diff,
                     "diff --git a/{path} b/{to}\nrename from {path}\nrename to {to}\n"
                 );
             }
+
             let changed = unified(path, &old, &new, MAX_DIFF_BYTES);
-            // Behind the names: those are written here.
+            // Only the hunks: the file header is written here.
             let hunks = changed.find("\n@@ ").map_or("", |at| &changed[at + 1..]);
             if !hunks.is_empty() {
                 let _written = write!(diff, "--- a/{path}\n+++ b/{to}\n{hunks}");
             }
         }
         V4aOperation::Delete { path } => {
-            named(path)?;
-            let old = read_whole(path, names, tools).await?;
+            check_diff_path(path, aliases)?;
+            let old = read_whole(path, aliases, tools).await?;
             let _written = write!(diff, "diff --git a/{path} b/{path}\ndeleted file mode 100644\n");
+
             let lines = old.lines().count();
             if lines > 0 {
                 let _written = write!(diff, "--- a/{path}\n+++ /dev/null\n@@ -1,{lines} +0,0 @@\n");
@@ -255,22 +263,26 @@ async fn to_unified_diff(
     Ok(diff)
 }
 
+/// The content of a file. Fails if it exceeds [`MAX_FILE_BYTES`].
 async fn read_whole(
     path: &str,
-    names: FieldAliases,
+    aliases: FieldAliases,
     tools: &mut dyn CanonicalTools,
 ) -> Result<String, Error> {
     let call = CanonicalCall::new(
         "read_file",
-        // From the first line on: a long file is read whole, too.
+        // A range from the first line on: without one, a long file loses its middle.
         json!({ "path": path, "start_line": 1, "max_bytes": MAX_FILE_BYTES }),
-    );
-    let mut read = tools.call(call.with_aliases(names)).await?;
-    if read.flag("truncated") {
+    )
+    .with_aliases(aliases);
+    let mut file = tools.call(call).await?;
+
+    if file.flag("truncated") {
         let text = format!("{path:?} is too large to be patched: change it by a command");
         return Err(Error::new(Reason::FileTooLarge, text).with_metadata("path", path));
     }
-    match read.take("content") {
+
+    match file.take("content") {
         Json::String(content) => Ok(content),
         Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
             Err(Error::internal("a file without content was read"))
@@ -278,23 +290,21 @@ async fn read_whole(
     }
 }
 
-/// Refuses a path that a diff cannot name.
-fn check_diff_path(path: &str, names: FieldAliases) -> Result<(), Error> {
+/// Rejects a path that a diff cannot contain.
+fn check_diff_path(path: &str, aliases: FieldAliases) -> Result<(), Error> {
     let is_plain = !path.is_empty()
         && !path.starts_with('/')
         && path.trim() == path
         && !path.contains(|character: char| character.is_control() || character == '"');
-    let mut places = names.iter().filter(|(own, _)| *own == "path");
-    let place = places.next().map_or("path", |(_, name)| name);
-    match is_plain {
-        true => Ok(()),
-        false => Err(Error::invalid_field(
-            place,
-            format!(
-                "{path:?} must be relative, and without control characters, quotes and blanks around it"
-            ),
-        )),
+    if is_plain {
+        return Ok(());
     }
+
+    let alias = aliases.iter().find(|(field, _)| *field == "path");
+    let text = format!(
+        "{path:?} must be relative, and without control characters, quotes and blanks around it"
+    );
+    Err(Error::invalid_field(alias.map_or("path", |(_, name)| name), text))
 }
 
 fn patch_parse_error(error: &V4aError) -> Error {

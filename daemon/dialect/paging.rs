@@ -1,4 +1,4 @@
-//! Listings that come page by page.
+//! Pagination over listings of canonical tools.
 
 use std::ops::ControlFlow;
 
@@ -8,8 +8,8 @@ use super::{
 };
 use crate::daemon::error::Error;
 
-/// Makes a call for one page after the other, `most` at most, and shows each to `see`, which may have seen
-/// enough. Answers whether that was the last page.
+/// Makes `call` for up to `max_pages` pages and passes each to `visit`, which may stop early.
+/// Returns whether the last page was reached.
 pub(super) async fn for_each_page(
     tools: &mut dyn CanonicalTools,
     mut call: CanonicalCall,
@@ -18,11 +18,13 @@ pub(super) async fn for_each_page(
 ) -> Result<bool, Error> {
     for _ in 0..max_pages {
         let page = tools.call(call.clone()).await?;
-        let is_enough = visit(&page).is_break();
+
+        let stops = visit(&page).is_break();
         let next = page.text("next_page_token");
-        if is_enough || next.is_empty() {
+        if stops || next.is_empty() {
             return Ok(next.is_empty());
         }
+
         call.params.insert("page_token".to_owned(), next.into());
     }
     Ok(false)

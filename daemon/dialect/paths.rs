@@ -1,25 +1,25 @@
-//! Paths as documents name them.
+//! Path errors and path syntax as the source documents of dialects treat them.
 
 use crate::daemon::error::{Error, LEADS_OUT, Reason};
 
-/// Whether an error says that a path leads out of the workspace.
+/// Whether the error is about a path outside the workspace, or a symbolic link.
 pub(super) fn is_path_escape(error: &Error) -> bool {
     matches!(error.reason, Reason::PathEscape | Reason::SymlinkBlocked)
 }
 
-/// Whether an error is about a symbolic link that, as far as is known, does not lead out of the workspace.
+/// Whether the error is about a symbolic link that is not known to lead out of the workspace.
 pub(super) fn is_link_within(error: &Error) -> bool {
     let leads_out = || error.metadata.iter().any(|(name, _)| name == LEADS_OUT);
     error.reason == Reason::SymlinkBlocked && !leads_out()
 }
 
-/// Whether an error says that nothing is at a path.
+/// Whether the error is about a missing file or directory.
 pub(super) fn is_not_found(error: &Error) -> bool {
     matches!(error.reason, Reason::FileNotFound | Reason::DirectoryNotFound)
 }
 
-/// Whether a path is one of Windows with a drive: outside of every workspace, although its name could be that
-/// of a file.
+/// Whether a path starts with a Windows drive. Such a path is outside every workspace, although it
+/// could be a file name.
 fn has_drive_prefix(path: &str) -> bool {
     let mut characters = path.chars();
     matches!(
@@ -28,20 +28,20 @@ fn has_drive_prefix(path: &str) -> bool {
     )
 }
 
-/// Refuses a path with a drive.
+/// Rejects a path that starts with a Windows drive.
 pub(super) fn reject_drive_path(path: &str) -> Result<(), Error> {
-    match has_drive_prefix(path) {
-        true => Err(Error::new(
+    if has_drive_prefix(path) {
+        return Err(Error::new(
             Reason::PathEscape,
             format!(
                 "{path:?} has a drive, which no workspace has: give a path below the workspace"
             ),
-        )),
-        false => Ok(()),
+        ));
     }
+    Ok(())
 }
 
-/// A path below `directory`, relative to the same as that.
+/// Joins a path to `directory`, which may be relative or absolute.
 pub(super) fn join_relative(directory: &str, path: &str) -> String {
     let directory = directory.trim_start_matches("./").trim_end_matches('/');
     match directory {
@@ -55,8 +55,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drives_are_seen() {
-        for (path, has) in [
+    fn drive_prefixes_are_detected() {
+        for (path, expected) in [
             (r"C:\Windows\System32", true),
             ("d:/x", true),
             ("c:x", false),
@@ -64,7 +64,7 @@ mod tests {
             ("src/a", false),
             ("", false),
         ] {
-            assert_eq!(has_drive_prefix(path), has, "{path}");
+            assert_eq!(has_drive_prefix(path), expected, "{path}");
         }
     }
 

@@ -1,4 +1,5 @@
-//! RauskuClaw (its "Agent Tools API"): three tools whose calls are jobs, answered by objects.
+//! The dialect of RauskuClaw: three tools whose calls are jobs and respond with objects. Source:
+//! its "Agent Tools API".
 
 use std::ops::ControlFlow;
 
@@ -16,11 +17,10 @@ use super::{
 };
 use crate::daemon::error::{Error, Reason};
 
-/// Files that are looked through, a page at a time.
+/// Files per page of a search, and most pages.
 const PAGE_FILES: u32 = 10_000;
 const MAX_PAGES: usize = 100;
 
-/// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
     name: "rauskuclaw",
     tools: &[
@@ -76,7 +76,7 @@ pub(super) const DIALECT: Dialect = Dialect {
     ..BASE_DIALECT
 };
 
-/// Where a call does not say: what a registry says of the largest read.
+/// Defaults of a call: the registry's limit on a read, and the most results.
 const DEFAULT_MAX_BYTES: i64 = 1_048_576;
 const DEFAULT_MAX_RESULTS: i64 = 200;
 
@@ -87,14 +87,15 @@ fn file_read(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectRe
             "read_file",
             json!({
                 "path": path,
-                // From the first line on: a long file is read whole, too.
+                // A range from the first line on: without one, a long file loses its middle.
                 "start_line": 1,
                 "max_bytes": params.integer("max_bytes").unwrap_or(DEFAULT_MAX_BYTES),
             }),
         );
-        let read = tools.call(call).await?;
-        let mut data = json!({ "path": path, "content_text": read.content() });
-        if read.flag("truncated") {
+        let file = tools.call(call).await?;
+
+        let mut data = json!({ "path": path, "content_text": file.content() });
+        if file.flag("truncated") {
             data["truncated"] = true.into();
         }
         Ok(DialectResponse::data(data))
@@ -105,9 +106,8 @@ fn file_search(params: DialectParams, tools: &mut dyn CanonicalTools) -> Dialect
     Box::pin(async move {
         let query = params.str("query").to_lowercase();
         let root = params.text("path").unwrap_or(".");
-        let most = params.integer("max_results").unwrap_or(DEFAULT_MAX_RESULTS);
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let mut results: Vec<Json> = Vec::new();
+        let max_results = params.integer("max_results").unwrap_or(DEFAULT_MAX_RESULTS);
+        let max_results = usize::try_from(max_results).unwrap_or(usize::MAX);
         let call = CanonicalCall::new(
             "list_files",
             json!({
@@ -117,21 +117,28 @@ fn file_search(params: DialectParams, tools: &mut dyn CanonicalTools) -> Dialect
             }),
         )
         .with_aliases(&[("root", "path")]);
-        // One more, to know whether there is one.
-        let is_all = paging::for_each_page(tools, call, MAX_PAGES, |listed| {
-            let paths = listed.texts("files").map(|file| join_relative(root, file));
-            let found = paths.filter(|path| path.to_lowercase().contains(&query));
-            let found = found.map(|path| json!({ "path": path, "type": "file" }));
-            results.extend(found.take(most + 1 - results.len()));
-            match results.len() > most {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+
+        // Collects one result more than the limit, to know whether the results are complete.
+        let mut results: Vec<Json> = Vec::new();
+        let reached_end = paging::for_each_page(tools, call, MAX_PAGES, |page| {
+            let found = page
+                .texts("files")
+                .map(|file| join_relative(root, file))
+                .filter(|path| path.to_lowercase().contains(&query))
+                .map(|path| json!({ "path": path, "type": "file" }));
+            results.extend(found.take(max_results + 1 - results.len()));
+            if results.len() > max_results {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
-        });
-        let is_all = is_all.await? && results.len() <= most;
-        results.truncate(most);
+        })
+        .await?;
+        let is_complete = reached_end && results.len() <= max_results;
+        results.truncate(max_results);
+
         let mut data = json!({ "results": results });
-        if !is_all {
+        if !is_complete {
             data["truncated"] = true.into();
         }
         Ok(DialectResponse::data(data))
@@ -140,36 +147,37 @@ fn file_search(params: DialectParams, tools: &mut dyn CanonicalTools) -> Dialect
 
 fn exec(params: DialectParams, tools: &mut dyn CanonicalTools) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let limit = params.seconds("timeout_ms") / 1000;
+        let timeout = params.seconds("timeout_ms") / 1000;
         let call = CanonicalCall::new(
             "run",
             json!({ "command": params.text("command"), "cwd": params.text("cwd") }),
-        );
-        let ran = tools.call(call.with_timeout(limit)).await?;
-        let outcome = ran.enum_name("outcome", "OUTCOME_");
-        let is_late = outcome == "timed_out";
-        let answer = DialectResponse::data(json!({
-            "exit_code": ran.number("exit_code"),
+        )
+        .with_timeout(timeout);
+        let result = tools.call(call).await?;
+
+        let outcome = result.enum_name("outcome", "OUTCOME_");
+        let timed_out = outcome == "timed_out";
+        let response = DialectResponse::data(json!({
+            "exit_code": result.number("exit_code"),
             "outcome": outcome,
-            "stdout": ran.text("stdout"),
-            "stderr": ran.text("stderr"),
+            "stdout": result.text("stdout"),
+            "stderr": result.text("stderr"),
         }));
-        Ok(match is_late {
-            true => {
-                let text = format!("Command did not complete within {} ms", limit.as_millis());
-                answer.with_failure("COMMAND_TIMEOUT", text)
-            }
-            false => answer,
+        Ok(if timed_out {
+            let text = format!("Command did not complete within {} ms", timeout.as_millis());
+            response.with_failure("COMMAND_TIMEOUT", text)
+        } else {
+            response
         })
     })
 }
 
-/// `tool.exec` of `tool_exec`.
+/// The job type of a tool: `tool.exec` for `tool_exec`.
 fn job_type(tool: &str) -> String {
     tool.replacen('_', ".", 1)
 }
 
-/// Its codes are those of the contract, in upper case, but for what its document names.
+/// The error codes are the contract's in upper case, except for those that the document names.
 fn render_error(invocation: &DialectInvocation, error: &Error) -> DialectResponse {
     let tool = &invocation.tool;
     let (code, text) = if error.reason == Reason::UnknownTool {

@@ -1,34 +1,35 @@
-//! Parameters of a call as they were given: for people who decide about it, and for records.
+//! Parameters of a call as given, for approval requests and for records.
 
 use serde_json::{Map, Value as Json};
 
 use super::parameter::{MAX_DISPLAYED_BYTES, ParameterKind, ParameterSpec};
 use crate::daemon::catalog::truncate_params;
 
-/// Characters of the name of a parameter that is not known.
+/// Characters of an unknown parameter's name in a record.
 const MAX_NAME_CHARS: usize = 64;
-/// Names of parameters that the tool does not have, of one call.
+/// Unknown parameters in the record of one call.
 const MAX_RECORDED_UNKNOWN_PARAMS: usize = 16;
 
-/// The parameters that were given, for a record. Has the size in place of what is hidden, and of parameters that are
-/// not known.
+/// The given parameters, for a record. Redacted and unknown parameters appear with their size only.
 pub(super) fn redact_params(parameters: &[ParameterSpec], given: &Map<String, Json>) -> Json {
-    let known = |name: &String| parameters.iter().find(|known| known.name == name);
-    let given = given.iter().filter(|(_, value)| !value.is_null());
-    let (of_tool, unknown): (Vec<_>, Vec<_>) = given.partition(|(name, _)| known(name).is_some());
-    let of_tool = of_tool.into_iter().map(|(name, value)| {
-        let value = match known(name) {
+    let find = |name: &String| parameters.iter().find(|parameter| parameter.name == name);
+    let (known, unknown): (Vec<_>, Vec<_>) = given
+        .iter()
+        .filter(|(_, value)| !value.is_null())
+        .partition(|(name, _)| find(name).is_some());
+
+    let known = known.into_iter().map(|(name, value)| {
+        let value = match find(name) {
             Some(parameter) if !parameter.is_redacted => redact_value(parameter.kind, value),
             Some(_) | None => size_placeholder(value),
         };
         (name.clone(), value)
     });
-    let unknown = unknown.into_iter().take(MAX_RECORDED_UNKNOWN_PARAMS);
-    let unknown = unknown.map(|(name, value)| {
+    let unknown = unknown.into_iter().take(MAX_RECORDED_UNKNOWN_PARAMS).map(|(name, value)| {
         let name: String = name.chars().take(MAX_NAME_CHARS).collect();
         (name, size_placeholder(value))
     });
-    truncate_params(of_tool.chain(unknown).collect::<Map<_, _>>().into())
+    truncate_params(known.chain(unknown).collect::<Map<_, _>>().into())
 }
 
 fn size_placeholder(value: &Json) -> Json {
@@ -36,36 +37,38 @@ fn size_placeholder(value: &Json) -> Json {
     format!("<{bytes} bytes>").into()
 }
 
-/// A value for a record: of objects, without what is hidden.
+/// A value for a record: of objects, without redacted fields.
 fn redact_value(kind: ParameterKind, value: &Json) -> Json {
     match (kind, value) {
-        (ParameterKind::ObjectList(of), Json::Array(items)) => {
-            items.iter().map(|item| redact_value(ParameterKind::Object(of), item)).collect()
+        (ParameterKind::ObjectList(fields), Json::Array(items)) => {
+            items.iter().map(|item| redact_value(ParameterKind::Object(fields), item)).collect()
         }
-        (ParameterKind::Object(of), Json::Object(fields)) => redact_params(of, fields),
+        (ParameterKind::Object(fields), Json::Object(values)) => redact_params(fields, values),
         (ParameterKind::ObjectList(_) | ParameterKind::Object(_), _) => size_placeholder(value),
         _ => value.clone(),
     }
 }
 
-/// What people are told of parameters: in their order, what is long or hidden by its size.
+/// The given parameters, for people: in the order of the tool's definition. Long and redacted
+/// values appear with their size only.
 pub(super) fn display_params(
     parameters: &[ParameterSpec],
     given: &Map<String, Json>,
 ) -> Vec<(String, String)> {
-    let given = parameters.iter().filter_map(|parameter| {
-        let value = given.get(parameter.name).filter(|value| !value.is_null())?;
-        let text = match value {
-            Json::String(text) => text.clone(),
-            Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
-                value.to_string()
-            }
-        };
-        let displayed = match parameter.is_redacted || text.len() > MAX_DISPLAYED_BYTES {
-            true => format!("<{} bytes>", text.len()),
-            false => text,
-        };
-        Some((parameter.name.to_owned(), displayed))
-    });
-    given.collect()
+    parameters
+        .iter()
+        .filter_map(|parameter| {
+            let value = given.get(parameter.name).filter(|value| !value.is_null())?;
+            let text = match value {
+                Json::String(text) => text.clone(),
+                Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
+                    value.to_string()
+                }
+            };
+
+            let is_hidden = parameter.is_redacted || text.len() > MAX_DISPLAYED_BYTES;
+            let displayed = if is_hidden { format!("<{} bytes>", text.len()) } else { text };
+            Some((parameter.name.to_owned(), displayed))
+        })
+        .collect()
 }

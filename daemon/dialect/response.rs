@@ -1,4 +1,4 @@
-//! What calls answer: of canonical tools, and of dialects.
+//! Responses: of canonical tools as a dialect reads them, and of dialects as the caller gets them.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Map, Value as Json};
@@ -9,65 +9,64 @@ use crate::daemon::{
     process::outcome::signal_number,
 };
 
-/// Most bytes of a text that a result shows: what is larger is cut by the tool, which says so, and not on the way
-/// to who called. An envelope has room for so much, and for what is beside it.
+/// Most bytes of text in a result. A tool truncates longer text itself and says so. A response
+/// message has room for this and its other fields.
 pub(super) const MAX_RESULT_TEXT_BYTES: usize = 3 << 20;
-/// What a value takes in an envelope beside its JSON, at most.
+/// Most bytes that a message adds to the JSON of a value.
 const VALUE_OVERHEAD_BYTES: usize = 32;
 
-/// What a call of a dialect answers.
+/// The response of a dialect's tool.
 #[derive(Debug, Default)]
 pub(crate) struct DialectResponse {
-    /// The structured result, where the document has one.
+    /// The structured result, if the source document has one.
     pub(crate) data: Option<Map<String, Json>>,
-    /// What goes back to the model; where it is not given, `data` as JSON.
+    /// The text for the model. By default, `data` as JSON.
     pub(crate) text: Option<String>,
-    /// What a model is shown of `data`, where that is less.
+    /// The part of `data` that the model sees, if it does not see all.
     pub(crate) model_data: Option<Map<String, Json>>,
-    /// Why it failed, if it did, or what is worth knowing.
+    /// The error, or a warning about a call that succeeded.
     pub(crate) failure: Option<DialectFailure>,
-    /// Job that does the work, where one does.
+    /// Id of the job that does the work, if any.
     pub(crate) job_id: Option<String>,
-    /// Whether the tool left something out, and the document has no place in the result that says so.
+    /// Whether the tool omitted something and the document has no field that reports it.
     pub(crate) is_truncated: bool,
 }
 
-/// Why a call failed, as the document of its dialect has it.
+/// An error or a warning in the terms of the dialect's document.
 #[derive(Debug)]
 pub(crate) struct DialectFailure {
-    /// What programs tell it by.
+    /// Code for programs.
     pub(crate) code: String,
-    /// What people are told.
+    /// Message for people.
     pub(crate) message: String,
-    /// What to try next; none where that of the contract will do.
+    /// What to try next; by default, the contract's suggestion for the reason.
     pub(crate) suggestion: Option<String>,
-    /// Whether the call did what it was to nevertheless: this is only worth knowing.
+    /// Whether the call succeeded nevertheless, so that this is only a warning.
     pub(crate) is_success: bool,
 }
 
-/// What a canonical tool has answered, by the names of its fields.
+/// The response of a canonical tool, by field name.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseData(Map<String, Json>);
 
-// === impl Answer ===
+// === impl DialectResponse ===
 
 impl DialectResponse {
-    /// Whether the call did what it was to.
+    /// Whether the call succeeded.
     pub(crate) fn is_success(&self) -> bool {
         self.failure.as_ref().is_none_or(|failure| failure.is_success)
     }
 
-    /// A structured result.
     pub(crate) fn data(data: Json) -> Self {
         Self { data: data.as_object().cloned(), ..Self::default() }
     }
 
-    /// A text.
     pub(crate) fn text(text: impl Into<String>) -> Self {
         Self { text: Some(text.into()), ..Self::default() }
     }
 
-    /// The same, which lacks something that was found. The result says nothing of it: the envelope does.
+    /// Marks the response as truncated. The result itself has no field for that; the response
+    /// message carries it.
     pub(super) fn truncated(self, message: String) -> Self {
         Self {
             is_truncated: true,
@@ -81,7 +80,7 @@ impl DialectResponse {
         }
     }
 
-    /// The same, which says why the call failed, and what to try next where the contract knows the reason.
+    /// Adds an error, with the contract's suggestion if `code` is one of its reasons.
     pub(crate) fn with_failure(self, code: &str, message: impl Into<String>) -> Self {
         let reason = Reason::from_name(&code.to_uppercase());
         Self {
@@ -95,127 +94,129 @@ impl DialectResponse {
         }
     }
 
-    /// What a failure says in the words of the contract.
+    /// The error as the contract describes it.
     pub(super) fn from_error(_invocation: &DialectInvocation, error: &Error) -> Self {
         Self::default().with_failure(&error_code(error), error.to_string())
     }
 }
 
-/// The reason of an error, as envelopes name it: in lower case.
+/// The reason of an error in lower case, as responses of dialects name it.
 pub(crate) fn error_code(error: &Error) -> String {
     error.reason.name().to_lowercase()
 }
 
-/// The first of these that fit into a result, and whether that is all of them.
+/// Takes items as long as they fit into a result. Returns them, and whether they are all.
 pub(super) fn take_fitting(items: impl IntoIterator<Item = Json>) -> (Vec<Json>, bool) {
-    let mut room = MAX_RESULT_TEXT_BYTES;
+    let mut remaining_bytes = MAX_RESULT_TEXT_BYTES;
     let mut fitting = Vec::new();
     for item in items {
         let fields = item.as_object().map_or(0, Map::len);
         let size = item.to_string().len() + VALUE_OVERHEAD_BYTES * (1 + fields);
-        let Some(left) = room.checked_sub(size) else {
+        let Some(rest) = remaining_bytes.checked_sub(size) else {
             return (fitting, false);
         };
-        room = left;
+
+        remaining_bytes = rest;
         fitting.push(item);
     }
     (fitting, true)
 }
 
-/// The last line of a part of an artifact.
-pub(super) fn next_part(path: &str) -> String {
-    format!("[jig: the output continues in {path}]")
-}
-
-/// A text, and more on a line of its own.
+/// Appends `more` on a line of its own.
 pub(super) fn join_lines(text: &str, more: &str) -> String {
-    let is_apart = text.is_empty() || more.is_empty() || text.ends_with('\n');
-    format!("{text}{}{more}", if is_apart { "" } else { "\n" })
+    let is_separate = text.is_empty() || more.is_empty() || text.ends_with('\n');
+    format!("{text}{}{more}", if is_separate { "" } else { "\n" })
 }
 
-// === impl Data ===
+// === impl ResponseData ===
 
 impl ResponseData {
-    /// These fields.
     pub(crate) fn new(fields: Map<String, Json>) -> Self {
         Self(fields)
     }
 
-    /// A text; empty where there is none.
+    /// A text field; empty if it is missing.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0.get(name).and_then(Json::as_str).unwrap_or_default()
     }
 
-    /// What was read of a file. Of a part of an artifact, the last line names the next part.
+    /// The content of a file. The last line of a part of an artifact names the next part.
     pub(super) fn content(&self) -> String {
-        let content = self.text("content");
+        self.append_next_part(self.text("content"))
+    }
+
+    /// Appends a line that names the next part of an artifact to `content`, if there is one.
+    pub(super) fn append_next_part(&self, content: &str) -> String {
         match self.text("next_path") {
             "" => content.to_owned(),
-            next => join_lines(content, &next_part(next)),
+            next => join_lines(content, &format!("[jig: the output continues in {next}]")),
         }
     }
 
-    /// A number, if there is one.
+    /// Whether content was truncated and no next part continues it.
+    pub(super) fn is_cut(&self) -> bool {
+        self.flag("truncated") && self.text("next_path").is_empty()
+    }
+
+    /// An integer field.
     pub(crate) fn number(&self, name: &str) -> Option<i64> {
         self.0.get(name).and_then(Json::as_i64)
     }
 
-    /// A number that counts something; 0 where there is none.
+    /// A count; 0 if it is missing.
     pub(crate) fn count(&self, name: &str) -> u64 {
         self.0.get(name).and_then(Json::as_u64).unwrap_or_default()
     }
 
-    /// The exit code of a command as a shell has it: of one that a signal has ended, 128 and its number. None where
-    /// nobody knows how it ended.
+    /// The exit code of a command as a shell reports it. For a command that a signal ended, it is
+    /// 128 plus the signal number. `None` if the outcome is unknown.
     pub(crate) fn exit_code(&self) -> Option<i64> {
-        let by_signal = || signal_number(self.text("signal")).map(|signal| 128 + i64::from(signal));
-        self.number("exit_code").or_else(by_signal)
+        let from_signal =
+            || signal_number(self.text("signal")).map(|signal| 128 + i64::from(signal));
+        self.number("exit_code").or_else(from_signal)
     }
 
-    /// The name of an enum's value without the prefix that all of them have, in lower case.
+    /// The name of an enum value without the common prefix, in lower case.
     pub(crate) fn enum_name(&self, name: &str, prefix: &str) -> String {
         self.text(name).trim_start_matches(prefix).to_lowercase()
     }
 
-    /// What a text stands for that is Base64.
+    /// Decodes a Base64 field.
     pub(crate) fn bytes(&self, name: &str) -> Result<Vec<u8>, Error> {
-        let bytes = BASE64_STANDARD.decode(self.text(name));
-        bytes.map_err(Error::internal)
+        BASE64_STANDARD.decode(self.text(name)).map_err(Error::internal)
     }
 
-    /// A flag.
+    /// A flag; false if it is missing.
     pub(crate) fn flag(&self, name: &str) -> bool {
         self.0.get(name).and_then(Json::as_bool).unwrap_or_default()
     }
 
-    /// A list; empty where there is none.
+    /// A list; empty if it is missing.
     pub(crate) fn list(&self, name: &str) -> &[Json] {
         let list = self.0.get(name).and_then(Json::as_array);
         list.map_or(&[], Vec::as_slice)
     }
 
-    /// The objects of a list.
+    /// The objects in a list.
     pub(crate) fn objects(&self, name: &str) -> impl Iterator<Item = Self> {
-        let objects = self.list(name).iter().filter_map(Json::as_object);
-        objects.cloned().map(Self)
+        self.list(name).iter().filter_map(Json::as_object).cloned().map(Self)
     }
 
-    /// The texts of a list.
+    /// The texts in a list.
     pub(crate) fn texts(&self, name: &str) -> impl Iterator<Item = &str> {
         self.list(name).iter().filter_map(Json::as_str)
     }
 
-    /// Whatever it is, taken out; null where there is nothing.
+    /// Removes a field and returns its value; null if it is missing.
     pub(crate) fn take(&mut self, name: &str) -> Json {
         self.0.remove(name).unwrap_or_default()
     }
 
-    /// All of them.
     pub(crate) fn into_fields(self) -> Map<String, Json> {
         self.0
     }
 
-    /// Only the fields of these names.
+    /// Keeps only the fields of these names.
     pub(crate) fn select(mut self, names: &[&str]) -> Map<String, Json> {
         self.0.retain(|name, _| names.contains(&name.as_str()));
         self.0
@@ -227,11 +228,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_has_as_many_as_fit() {
-        let (few, is_all) = take_fitting(["a", "b"].map(Json::from));
-        assert_eq!((few, is_all), (vec!["a".into(), "b".into()], true));
+    fn items_are_taken_until_one_does_not_fit() {
+        let (few, is_complete) = take_fitting(["a", "b"].map(Json::from));
+        assert_eq!((few, is_complete), (vec!["a".into(), "b".into()], true));
+
         let long = Json::from("x".repeat(MAX_RESULT_TEXT_BYTES / 4));
-        let (some, is_all) = take_fitting(std::iter::repeat_n(long, 10));
-        assert_eq!((some.len(), is_all), (3, false));
+        let (some, is_complete) = take_fitting(std::iter::repeat_n(long, 10));
+        assert_eq!((some.len(), is_complete), (3, false));
     }
 }

@@ -1,4 +1,4 @@
-//! What dialects make of the answers of tools, also of those that are hard to bring about.
+//! Responses of dialects to results of canonical tools, including results that are hard to provoke.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -11,74 +11,77 @@ use std::{
 use serde_json::{Value as Json, json};
 
 use super::{
-    parameter::{ParameterDefault as Otherwise, ParameterKind, ParameterSpec, object_schema},
+    parameter::{ParameterDefault, ParameterKind, ParameterSpec, object_schema},
     *,
 };
 use crate::daemon::{catalog::Catalog, error::Reason};
 
-/// Tools that hear what they are called for, and answer what they are told to, one after the other.
+/// Records the calls and responds with prepared results, in order.
 #[derive(Default)]
 struct RecordingTools {
     calls: Vec<CanonicalCall>,
-    answers: VecDeque<Json>,
+    responses: VecDeque<Json>,
 }
 
 impl RecordingTools {
     fn record(&mut self, call: CanonicalCall) -> Result<Json, Error> {
         self.calls.push(call);
-        let answer = self.answers.pop_front();
-        answer.ok_or_else(|| Error::internal("it was only heard"))
+        let response = self.responses.pop_front();
+        response.ok_or_else(|| Error::internal("no response prepared"))
     }
 }
 
 impl CanonicalTools for RecordingTools {
     fn call(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<ResponseData, Error>> {
-        let answer = self.record(call);
-        let answer =
-            answer.map(|data| ResponseData::new(data.as_object().cloned().unwrap_or_default()));
-        Box::pin(future::ready(answer))
+        let response = self
+            .record(call)
+            .map(|data| ResponseData::new(data.as_object().cloned().unwrap_or_default()));
+        Box::pin(future::ready(response))
     }
 
     fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>> {
-        let answer = self.record(call);
-        Box::pin(future::ready(answer.map(|id| id.to_string())))
+        let response = self.record(call);
+        Box::pin(future::ready(response.map(|id| id.to_string())))
     }
 }
 
-/// What a tool of a dialect answers, where those that it calls answer so.
-fn answer(
+/// The response of a dialect's tool, with prepared responses of the tools that it calls.
+fn respond(
     dialect: &str,
     tool: &str,
     params: Json,
-    answers: &[Json],
+    responses: &[Json],
 ) -> (Result<DialectResponse, Error>, RecordingTools) {
     let dialect = find(dialect).unwrap();
-    let known = dialect.tool(tool, |_| true).unwrap();
-    let params = dialect.read_params(known, params.as_object().unwrap().clone());
-    let mut heard =
-        RecordingTools { answers: answers.iter().cloned().collect(), ..RecordingTools::default() };
-    let mut called = known.call(params.unwrap(), &mut heard);
-    // All that it calls is answered at once.
-    let Poll::Ready(answer) = called.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+    let definition = dialect.tool(tool, |_| true).unwrap();
+    let params = dialect.read_params(definition, params.as_object().unwrap().clone());
+    let mut tools = RecordingTools {
+        responses: responses.iter().cloned().collect(),
+        ..RecordingTools::default()
+    };
+
+    let mut call = definition.call(params.unwrap(), &mut tools);
+    // The prepared responses are ready, so the call never waits.
+    let Poll::Ready(response) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("{tool} waits")
     };
-    drop(called);
-    (answer, heard)
+    drop(call);
+    (response, tools)
 }
 
-/// What it answers in the end: its text or its data, and the code of its failure.
-fn told(dialect: &str, tool: &str, params: Json, answers: &[Json]) -> (Json, Option<String>) {
-    let answer = answer(dialect, tool, params, answers).0.unwrap();
-    let code = answer.failure.map(|failure| failure.code);
-    let told = match (answer.text, answer.data) {
+/// The text or the data of the response, and the code of its failure.
+fn result(dialect: &str, tool: &str, params: Json, responses: &[Json]) -> (Json, Option<String>) {
+    let response = respond(dialect, tool, params, responses).0.unwrap();
+    let code = response.failure.map(|failure| failure.code);
+    let result = match (response.text, response.data) {
         (Some(text), _) => text.into(),
         (None, data) => Json::Object(data.unwrap_or_default()),
     };
-    (told, code)
+    (result, code)
 }
 
 #[test]
-fn c13_tools_have_the_time_that_their_document_gives_them() {
+fn c13_tools_have_the_timeouts_of_their_document() {
     let file = json!({"path": "a", "content": ""});
     for (tool, params, seconds) in [
         ("Read", json!({"path": "a"}), Some(30)),
@@ -86,19 +89,20 @@ fn c13_tools_have_the_time_that_their_document_gives_them() {
         ("Bash", json!({"command": "true"}), Some(120)),
         ("Bash", json!({"command": "true", "timeout": 300_000}), Some(300)),
     ] {
-        let (_, heard) = answer("claude", tool, params, &[]);
-        let limit = heard.calls.first().unwrap().timeout;
-        assert_eq!(limit, seconds.map(Duration::from_secs), "{tool}");
+        let (_, tools) = respond("claude", tool, params, &[]);
+        let timeout = tools.calls.first().unwrap().timeout;
+        assert_eq!(timeout, seconds.map(Duration::from_secs), "{tool}");
     }
 }
 
 #[test]
-fn every_dialect_is_over_tools_that_there_are() {
+fn dialects_use_existing_tools_and_unique_names() {
     let catalog = Catalog::load().unwrap();
     let mut names = BTreeSet::new();
     for dialect in DIALECTS {
         assert!(names.insert(dialect.name), "{} twice", dialect.name);
         assert!(!dialect.tools.is_empty());
+
         let mut tools = BTreeSet::new();
         for tool in dialect.tools {
             assert!(tools.insert(tool.name), "{} twice", tool.name);
@@ -107,10 +111,12 @@ fn every_dialect_is_over_tools_that_there_are() {
             for name in tool.uses {
                 assert!(catalog.tool(name).is_some(), "{name}");
             }
+
             let mut parameters = BTreeSet::new();
             for parameter in tool.parameters {
                 assert!(parameters.insert(parameter.name), "{}", parameter.name);
             }
+
             let definition = dialect.definition(tool, &catalog);
             assert_eq!(definition.input_schema["type"], "object");
         }
@@ -119,9 +125,9 @@ fn every_dialect_is_over_tools_that_there_are() {
 }
 
 #[test]
-fn a_search_that_took_too_long_is_told_of() {
+fn search_timeout_is_reported() {
     let found = json!({"matches": [{"file": "a", "line": 1, "content": "x"}], "total_matches": 1, "timed_out": true});
-    for (dialect, tool, params, told_so) in [
+    for (dialect, tool, params, notice) in [
         ("claude", "Grep", json!({"pattern": "x"}), "\"truncated\":true"),
         (
             "cli_agent",
@@ -130,35 +136,40 @@ fn a_search_that_took_too_long_is_told_of() {
             "Search timed out after 30s, returning partial results",
         ),
     ] {
-        let (answer, code) = told(dialect, tool, params, from_ref(&found));
-        let answer = answer.to_string();
-        assert!(answer.contains("x") && answer.contains(told_so), "{answer}");
+        let (result, code) = result(dialect, tool, params, from_ref(&found));
+        let result = result.to_string();
+        assert!(result.contains("x") && result.contains(notice), "{result}");
         assert_eq!(code, None);
     }
-    // The text of this one's document has no place for that; the envelope says so.
+
+    // This document's text has no field for a truncation; the response message reports it.
     let params = json!({"query": "x"});
-    let answer = answer("dracode", "search_code", params, from_ref(&found)).0.unwrap();
-    assert_eq!(answer.text.as_deref(), Some("a:1: x"));
-    assert!(answer.is_truncated && answer.failure.unwrap().message.contains("timed out"));
-    let (_, code) = told("agentbench", "search", json!({"query": "x"}), &[found]);
+    let response = respond("dracode", "search_code", params, from_ref(&found)).0.unwrap();
+    assert_eq!(response.text.as_deref(), Some("a:1: x"));
+    assert!(response.is_truncated && response.failure.unwrap().message.contains("timed out"));
+
+    let (_, code) = result("agentbench", "search", json!({"query": "x"}), &[found]);
     assert_eq!(code.as_deref(), Some("timeout"));
 }
 
 #[test]
-fn a_listing_without_end_is_cut() {
+fn endless_listing_is_truncated() {
     let page = json!({"files": ["a"], "entries": [{"name": "a"}], "next_page_token": "more"});
     let pages = vec![page; 10_000];
-    let answer = answer("dracode", "list_files", json!({}), &pages).0.unwrap();
-    assert_eq!(answer.text.unwrap().lines().count(), 10);
-    assert!(answer.is_truncated && answer.failure.unwrap().message.contains("the first 10 files"));
-    let (answer, _) = told("cli_agent", "file_search", json!({"pattern": "*"}), &pages);
-    assert_eq!(answer["metadata"]["matches"], 100);
-    let (answer, _) = told("claude", "LS", json!({"path": "."}), &pages);
-    assert_eq!(answer["truncated"], true);
+
+    let response = respond("dracode", "list_files", json!({}), &pages).0.unwrap();
+    assert_eq!(response.text.unwrap().lines().count(), 10);
+    assert!(
+        response.is_truncated && response.failure.unwrap().message.contains("the first 10 files")
+    );
+    let (found, _) = result("cli_agent", "file_search", json!({"pattern": "*"}), &pages);
+    assert_eq!(found["metadata"]["matches"], 100);
+    let (entries, _) = result("claude", "LS", json!({"path": "."}), &pages);
+    assert_eq!(entries["truncated"], true);
 }
 
 #[test]
-fn a_command_whose_daemon_has_died_has_failed() {
+fn command_of_a_lost_daemon_has_failed() {
     let lost = json!({"outcome": "OUTCOME_DAEMON_LOST"});
     for (dialect, tool, code) in [
         ("agentbench", "run", "sandbox_error"),
@@ -166,23 +177,23 @@ fn a_command_whose_daemon_has_died_has_failed() {
         ("cli_agent", "run_in_terminal", "command_ended"),
         ("anthropic", "bash", "daemon_lost"),
     ] {
-        let (answer, failed) = told(dialect, tool, json!({"command": "x"}), from_ref(&lost));
-        assert_eq!(failed.as_deref(), Some(code), "{answer}");
-        // Nobody knows how it ended.
-        assert!(answer.get("exitCode").is_none_or(Json::is_null), "{answer}");
+        let (result, failure) = result(dialect, tool, json!({"command": "x"}), from_ref(&lost));
+        assert_eq!(failure.as_deref(), Some(code), "{result}");
+        // The exit code is unknown.
+        assert!(result.get("exitCode").is_none_or(Json::is_null), "{result}");
     }
 }
 
 #[test]
-fn what_a_command_wrote_until_its_time_was_up_stands_on_lines_of_its_own() {
+fn timeout_notice_follows_the_output_on_its_own_line() {
     let late = json!({"outcome": "OUTCOME_TIMED_OUT", "stdout": "a", "signal": "SIGKILL"});
-    let (answer, code) = told("anthropic", "bash", json!({"command": "x"}), &[late]);
-    assert_eq!(answer, "a\ntimed out: the command was ended after 120 seconds");
+    let (text, code) = result("anthropic", "bash", json!({"command": "x"}), &[late]);
+    assert_eq!(text, "a\ntimed out: the command was ended after 120 seconds");
     assert_eq!(code.as_deref(), Some("timeout"));
 }
 
 #[test]
-fn a_file_of_which_only_a_part_was_read_is_not_changed() {
+fn partially_read_file_is_not_changed() {
     let read = json!({"content": "a\n", "start_line": 1, "truncated": true});
     for (dialect, tool, params) in [
         (
@@ -196,18 +207,18 @@ fn a_file_of_which_only_a_part_was_read_is_not_changed() {
             json!({"operation": {"type": "update_file", "path": "a", "diff": "@@\n-a\n+b"}}),
         ),
     ] {
-        let (refused, heard) = answer(dialect, tool, params, from_ref(&read));
-        assert_eq!(refused.unwrap_err().reason, Reason::FileTooLarge);
-        assert_eq!(heard.calls.len(), 1);
+        let (response, tools) = respond(dialect, tool, params, from_ref(&read));
+        assert_eq!(response.unwrap_err().reason, Reason::FileTooLarge);
+        assert_eq!(tools.calls.len(), 1);
     }
 }
 
 #[test]
-fn a_parameter_is_listed_as_it_was_made() {
-    let made = [
+fn parameters_appear_in_the_schema_as_defined() {
+    let parameters = [
         ParameterSpec::new("a", ParameterKind::String, "A.").required().redacted(),
         ParameterSpec::new("b", ParameterKind::Integer(1, 9), "B.")
-            .with_default(Otherwise::Integer(3)),
+            .with_default(ParameterDefault::Integer(3)),
         ParameterSpec::new("c", ParameterKind::Enum(&["x", "y"]), "C."),
     ];
     let expected = json!({
@@ -220,11 +231,12 @@ fn a_parameter_is_listed_as_it_was_made() {
         "required": ["a"],
         "additionalProperties": false,
     });
-    assert_eq!(Json::Object(object_schema(&made, true)), expected);
-    assert!(made.first().unwrap().is_redacted);
+    assert_eq!(Json::Object(object_schema(&parameters, true)), expected);
+    assert!(parameters.first().unwrap().is_redacted);
 }
 
-/// Names that only programs can use: of types and methods, and constants that are no values of the schema.
+/// Words in a text that only programs can use. These are names of types and methods, and constants
+/// that are no values of the schema.
 fn names_for_programs(text: &str, schema: &Json) -> Vec<String> {
     let values = schema.to_string();
     let words = text.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
@@ -239,7 +251,7 @@ fn names_for_programs(text: &str, schema: &Json) -> Vec<String> {
     words.filter(is_for_programs).map(str::to_owned).collect()
 }
 
-/// The texts of descriptions.
+/// Collects the descriptions in a schema.
 fn descriptions(schema: &Json, found: &mut Vec<String>) {
     match schema {
         Json::Object(fields) => {
@@ -257,25 +269,26 @@ fn descriptions(schema: &Json, found: &mut Vec<String>) {
 }
 
 #[test]
-fn descriptions_are_for_models() {
+fn descriptions_contain_only_terms_for_models() {
     let schema = json!({"enum": ["WRITE_MODE_APPEND"]});
     let text = "See `RunResponse.outcome` of ReadArtifact, 3 MiB: WRITE_MODE_APPEND or STALE_FILE.";
     let found = names_for_programs(text, &schema);
     assert_eq!(found, ["RunResponse", "ReadArtifact", "STALE_FILE"]);
+
     let catalog = Catalog::load().unwrap();
-    let of_contract = catalog.tool_names().map(|name| catalog.definition(name).unwrap());
-    let of_dialects = DIALECTS.into_iter().flat_map(|dialect| {
-        let tools = dialect.tools().iter();
-        tools.map(|tool| dialect.definition(tool, &catalog))
-    });
+    let contract_tools = catalog.tool_names().map(|name| catalog.definition(name).unwrap());
+    let dialect_tools = DIALECTS
+        .into_iter()
+        .flat_map(|dialect| dialect.tools().iter().map(|tool| dialect.definition(tool, &catalog)));
+
     let mut bytes = 0;
-    for tool in of_contract.chain(of_dialects) {
+    for tool in contract_tools.chain(dialect_tools) {
         let schema = json!([tool.input_schema, tool.output_schema]);
         let mut texts = vec![tool.description.clone()];
         descriptions(&schema, &mut texts);
         for text in texts {
-            let found = names_for_programs(&text, &schema);
-            assert_eq!(found, Vec::<String>::new(), "{}: {text}", tool.name);
+            let forbidden = names_for_programs(&text, &schema);
+            assert_eq!(forbidden, Vec::<String>::new(), "{}: {text}", tool.name);
         }
         assert!(tool.description.len() < 400, "{}", tool.name);
         bytes += tool.description.len();

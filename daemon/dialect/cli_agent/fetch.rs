@@ -1,4 +1,4 @@
-//! Pages of the web.
+//! The tool for web pages.
 
 use std::time::Instant;
 
@@ -22,55 +22,56 @@ pub(super) fn fetch_webpage(
     tools: &mut dyn CanonicalTools,
 ) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let since = Instant::now();
-        let (url, limit) = (params.str("url"), params.seconds("timeout_seconds"));
+        let started = Instant::now();
+        let (url, timeout) = (params.str("url"), params.seconds("timeout_seconds"));
         let call = CanonicalCall::new(
             "fetch_url",
             json!({
                 "url": url,
-                "timeout_sec": limit.as_secs(),
+                "timeout_sec": timeout.as_secs(),
                 "format": "FETCH_FORMAT_MARKDOWN",
                 "max_bytes": MAX_PAGE_BYTES,
             }),
         )
         .with_aliases(&[("timeout_sec", "timeout_seconds")]);
-        let mut fetched = match tools.call(call).await {
-            Ok(fetched) => fetched,
+        let mut page = match tools.call(call).await {
+            Ok(page) => page,
             Err(error) => {
-                let Some((code, output, suggestion)) = explain_failure(&error, limit.as_secs())
+                let Some((code, output, suggestion)) = explain_failure(&error, timeout.as_secs())
                 else {
                     return Err(error);
                 };
-                return Ok(failure_response(since, code, &output, suggestion, Json::Null));
+                return Ok(failure_response(started, code, &output, suggestion, Json::Null));
             }
         };
-        let size = fetched.count("content_length");
-        let warnings = match fetched.flag("truncated") {
-            true => vec![TRUNCATION_WARNING.to_owned()],
-            false => Vec::new(),
-        };
+
+        let size = page.count("content_length");
+        let mut warnings = Vec::new();
+        if page.flag("truncated") {
+            warnings.push(TRUNCATION_WARNING.to_owned());
+        }
         let output = CliOutput {
             output: format!("Fetched content from {url} ({})", format_size(size)),
             metadata: json!({
                 "url": url,
-                "status_code": fetched.count("status_code"),
+                "status_code": page.count("status_code"),
                 "content_length": size,
-                "content_type": fetched.text("content_type"),
-                "content": fetched.take("content"),
+                "content_type": page.text("content_type"),
+                "content": page.take("content"),
             }),
             warnings,
             ..CliOutput::default()
         };
-        Ok(output.into_response(since))
+        Ok(output.into_response(started))
     })
 }
 
-/// How it is told that a page could not be fetched: as programs tell it, as people read it, and what they should
-/// do. Nothing of what is about the call itself.
+/// Code, message and suggestion for a page that could not be fetched. `None` for an error about the
+/// call itself.
 fn explain_failure(error: &Error, seconds: u64) -> Option<(&'static str, String, &'static str)> {
-    let of = |name: &str| {
-        let found = error.metadata.iter().find(|(own, _)| own == name);
-        found.map(|(_, value)| value.as_str())
+    let metadata_value = |name: &str| {
+        let entry = error.metadata.iter().find(|(key, _)| key == name);
+        entry.map(|(_, value)| value.as_str())
     };
     let explanation = if error.reason == Reason::InvalidParams {
         (
@@ -78,7 +79,7 @@ fn explain_failure(error: &Error, seconds: u64) -> Option<(&'static str, String,
             "Invalid URL format".to_owned(),
             "Give a URL that begins with http:// or https://, without a user name and a password",
         )
-    } else if error.reason == Reason::Timeout && of("approval_id").is_none() {
+    } else if error.reason == Reason::Timeout && metadata_value("approval_id").is_none() {
         (
             "timeout",
             format!("Request timed out after {seconds} seconds"),
@@ -87,7 +88,7 @@ fn explain_failure(error: &Error, seconds: u64) -> Option<(&'static str, String,
     } else if error.reason == Reason::FetchError {
         (
             "fetch_error",
-            format!("Failed to fetch - {}", of("cause").unwrap_or_default()),
+            format!("Failed to fetch - {}", metadata_value("cause").unwrap_or_default()),
             "Check the URL, and try again later",
         )
     } else if error.reason == Reason::EgressDenied {
@@ -102,7 +103,7 @@ fn explain_failure(error: &Error, seconds: u64) -> Option<(&'static str, String,
     Some(explanation)
 }
 
-/// A size as people read it.
+/// A size in a unit for people.
 fn format_size(bytes: u64) -> String {
     const KIB: u64 = 1024;
     // Tenths, rounded.
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_shown_as_people_read_them() {
+    fn sizes_are_formatted_for_people() {
         for (bytes, expected) in [
             (0, "0 B"),
             (1023, "1023 B"),

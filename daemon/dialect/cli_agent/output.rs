@@ -1,4 +1,4 @@
-//! What its tools answer: what people read and what programs do.
+//! Builds the responses of the tools: a text for people and fields for programs.
 
 use std::time::{Duration, Instant};
 
@@ -9,24 +9,23 @@ use super::super::{
     response::{DialectFailure, DialectResponse},
 };
 
-/// What a tool has done.
+/// The result of a successful call.
 #[derive(Debug, Default)]
 pub(super) struct CliOutput {
-    /// What people read.
+    /// Text for people.
     pub(super) output: String,
-    /// Files that are others than before.
+    /// Files that the call changed.
     pub(super) files_affected: Vec<String>,
-    /// What programs read; null where there is nothing.
+    /// Fields for programs; null if there are none.
     pub(super) metadata: Json,
-    /// What is worth knowing beside that.
     pub(super) warnings: Vec<String>,
-    /// A further one, which people read first.
+    /// A warning that comes before the text.
     pub(super) heading: Option<&'static str>,
 }
 
 impl CliOutput {
-    /// What went well, in the time since then.
-    pub(super) fn into_response(mut self, since: Instant) -> DialectResponse {
+    /// Builds the response of a call that started at `started`.
+    pub(super) fn into_response(mut self, started: Instant) -> DialectResponse {
         let mut output = self.output;
         for warning in &self.warnings {
             if !output.ends_with('\n') {
@@ -34,16 +33,19 @@ impl CliOutput {
             }
             output.push_str(warning);
         }
+
         if let Some(heading) = self.heading {
             output = format!("{heading}\n{output}");
             self.warnings.insert(0, heading.to_owned());
         }
+
         let mut data = json!({
             "success": true,
             "output": output,
             "files_affected": self.files_affected,
-            "execution_time_ms": elapsed_millis(since),
+            "execution_time_ms": elapsed_millis(started),
         });
+
         if !self.metadata.is_null() {
             data["metadata"] = self.metadata;
         }
@@ -54,9 +56,9 @@ impl CliOutput {
     }
 }
 
-/// What went wrong: how programs tell it, what people read, and what they should do.
+/// Builds the response of a failed call: a code for programs, a text for people, and a suggestion.
 pub(super) fn failure_response(
-    since: Instant,
+    started: Instant,
     code: &str,
     output: &str,
     suggestion: &str,
@@ -68,13 +70,15 @@ pub(super) fn failure_response(
         }
         _ => output.to_owned(),
     };
+
     let mut data = json!({
         "success": false,
         "output": format!("Error: {output}"),
         "files_affected": [],
-        "execution_time_ms": elapsed_millis(since),
+        "execution_time_ms": elapsed_millis(started),
         "error": { "code": code, "message": message, "suggestion": suggestion },
     });
+
     if !metadata.is_null() {
         data["metadata"] = metadata;
     }
@@ -89,31 +93,32 @@ pub(super) fn failure_response(
     }
 }
 
-/// The object of `--json`.
+/// The result object that the document defines for `--json`.
 pub(in crate::daemon::dialect) fn flat_result(
-    invoked: &DialectCallSummary<'_>,
+    summary: &DialectCallSummary<'_>,
     data: Option<Map<String, Json>>,
 ) -> Json {
-    let (of_document, other) = match data {
+    let (own, other) = match data {
         Some(data) if data.contains_key("success") => (Some(data), None),
-        // A tool of the configuration: the document has none.
+        // A configured tool, which the document does not know.
         other => (None, other),
     };
-    let mut flat = of_document.unwrap_or_else(|| {
+
+    let mut flat = own.unwrap_or_else(|| {
         let mut fields = Map::new();
         fields.extend(other.map(|data| ("metadata".to_owned(), data.into())));
-        fields.insert("output".to_owned(), invoked.text.into());
-        fields.insert("success".to_owned(), invoked.is_success.into());
+        fields.insert("output".to_owned(), summary.text.into());
+        fields.insert("success".to_owned(), summary.is_success.into());
         fields.insert("files_affected".to_owned(), json!([]));
-        let time = Duration::try_from_secs_f64(invoked.duration_sec).unwrap_or_default();
-        let time = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        fields.insert("execution_time_ms".to_owned(), time.into());
+        let duration = Duration::try_from_secs_f64(summary.duration_sec).unwrap_or_default();
+        let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        fields.insert("execution_time_ms".to_owned(), millis.into());
         fields
     });
-    flat.insert("tool".to_owned(), invoked.tool.into());
+    flat.insert("tool".to_owned(), summary.tool.into());
     flat.into()
 }
 
-fn elapsed_millis(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+fn elapsed_millis(started: Instant) -> u64 {
+    u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Searching.
+//! The tools that search for files and in files.
 
 use std::{
     ops::ControlFlow,
@@ -20,13 +20,13 @@ use super::{
 };
 use crate::daemon::error::{Error, Reason};
 
-/// Files that are shown, and how deep they may lie.
+/// Most files in a result, and how deep they may be.
 const MAX_FILES_SHOWN: usize = 1000;
 const MAX_SEARCH_DEPTH: u32 = 20;
-/// Files of a page, and most pages that are counted.
+/// Files per page, and most pages to count.
 const PAGE_FILES: u32 = 10_000;
 const MAX_PAGES: usize = 100;
-/// What a search of contents may take.
+/// Time limit of a search in files.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) fn file_search(
@@ -34,11 +34,10 @@ pub(super) fn file_search(
     tools: &mut dyn CanonicalTools,
 ) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let since = Instant::now();
+        let started = Instant::now();
         let (pattern, base) = (params.str("pattern"), params.str("base_path"));
         reject_drive_path(base)?;
-        let mut found = 0;
-        let mut shown = Vec::new();
+
         let call = CanonicalCall::new(
             "list_files",
             json!({
@@ -49,19 +48,23 @@ pub(super) fn file_search(
             }),
         )
         .with_aliases(&[("root", "base_path"), ("glob", "pattern")]);
-        // All of them are counted, as far as that goes.
-        let counted = paging::for_each_page(tools, call, MAX_PAGES, |listed| {
-            found += listed.list("files").len();
-            let files = listed.texts("files").map(|file| join_relative(base, file));
+
+        // Counts all matching files up to the page limit.
+        let mut found = 0;
+        let mut shown = Vec::new();
+        paging::for_each_page(tools, call, MAX_PAGES, |page| {
+            found += page.list("files").len();
+            let files = page.texts("files").map(|file| join_relative(base, file));
             shown.extend(files.take(MAX_FILES_SHOWN - shown.len()));
             ControlFlow::Continue(())
-        });
-        counted.await?;
+        })
+        .await?;
         let mut output = format!("Found {found} files matching '{pattern}':");
         for file in &shown {
             output.push_str("\n  ");
             output.push_str(file);
         }
+
         let warning = (found > shown.len())
             .then(|| format!("Warning: Found {found} matches, showing first {MAX_FILES_SHOWN}"));
         let output = CliOutput {
@@ -70,7 +73,7 @@ pub(super) fn file_search(
             warnings: warning.into_iter().collect(),
             ..CliOutput::default()
         };
-        Ok(output.into_response(since))
+        Ok(output.into_response(started))
     })
 }
 
@@ -79,7 +82,7 @@ pub(super) fn grep_search(
     tools: &mut dyn CanonicalTools,
 ) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let since = Instant::now();
+        let started = Instant::now();
         let pattern = params.str("pattern");
         let globs: Vec<_> = params.text("file_pattern").into_iter().collect();
         let call = CanonicalCall::new(
@@ -92,34 +95,37 @@ pub(super) fn grep_search(
                 "context_lines": 0,
             }),
         )
-        .with_aliases(&[("query", "pattern"), ("globs[0]", "file_pattern")]);
-        let found = tools.call(call.with_timeout(SEARCH_TIMEOUT)).await?;
-        let total = found.count("total_matches");
+        .with_aliases(&[("query", "pattern"), ("globs[0]", "file_pattern")])
+        .with_timeout(SEARCH_TIMEOUT);
+        let results = tools.call(call).await?;
+        let total = results.count("total_matches");
         let mut output = format!("Found {total} matches for '{pattern}':");
-        for found in found.objects("matches") {
+        for found in results.objects("matches") {
             output.push_str("\n  ");
             output.push_str(&format_match(&found));
         }
-        let shown = found.list("matches").len() as u64;
-        let of_shown = (total > shown)
+
+        let shown = results.list("matches").len() as u64;
+        let limit_warning = (total > shown)
             .then(|| format!("Warning: Found {total} matches, showing first {shown}"));
-        let of_time = found.flag("timed_out").then(|| {
+        let timeout_warning = results.flag("timed_out").then(|| {
             format!(
                 "Warning: Search timed out after {}s, returning partial results",
                 SEARCH_TIMEOUT.as_secs()
             )
         });
+
         let output = CliOutput {
             output,
             metadata: json!({
                 "total_matches": total,
-                "files_searched": found.count("files_searched"),
+                "files_searched": results.count("files_searched"),
                 "pattern": pattern,
             }),
-            warnings: of_shown.into_iter().chain(of_time).collect(),
+            warnings: limit_warning.into_iter().chain(timeout_warning).collect(),
             ..CliOutput::default()
         };
-        Ok(output.into_response(since))
+        Ok(output.into_response(started))
     })
 }
 
@@ -128,7 +134,7 @@ fn format_match(found: &ResponseData) -> String {
     format!("{file}:{line}: {}", found.text("content").trim_start())
 }
 
-/// What its tools say of an error, and what to do about it.
+/// Message and suggestion for an error of these tools, if it has its own.
 pub(super) fn explain_error(
     invocation: &DialectInvocation,
     error: &Error,
@@ -143,10 +149,10 @@ pub(super) fn explain_error(
             "Mend the pattern, and try again",
         )),
         ("grep_search", Reason::InvalidRegex) => {
-            // What is wrong stands behind the place where it is.
-            let wrong = error.message.rsplit("error: ").next().unwrap_or_default();
+            // The description of the error follows its position.
+            let problem = error.message.rsplit("error: ").next().unwrap_or_default();
             Some((
-                format!("Invalid regex pattern: {}", wrong.trim()),
+                format!("Invalid regex pattern: {}", problem.trim()),
                 "Mend the pattern, or search for it as it is with is_regex: false",
             ))
         }

@@ -1,4 +1,4 @@
-//! Commands.
+//! The tools that run commands.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::{
     output::{CliOutput, failure_response},
 };
 
-/// What a shell exits with that does not know a command.
+/// Exit code of a shell for an unknown command.
 const EXIT_COMMAND_NOT_FOUND: i64 = 127;
 
 pub(super) fn run(
@@ -21,25 +21,29 @@ pub(super) fn run(
     tools: &mut dyn CanonicalTools,
 ) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let since = Instant::now();
-        let (command, limit) = (params.str("command"), params.seconds("timeout_seconds"));
-        let call = CanonicalCall::new("run", json!({ "command": command }));
-        let call = call.in_default_shell().with_timeout(limit);
-        let ran = tools.call(call).await?;
-        let (stdout, stderr) = (ran.text("stdout"), ran.text("stderr"));
+        let started = Instant::now();
+        let (command, timeout) = (params.str("command"), params.seconds("timeout_seconds"));
+        let call = CanonicalCall::new("run", json!({ "command": command }))
+            .in_default_shell()
+            .with_timeout(timeout);
+        let result = tools.call(call).await?;
+
+        let (stdout, stderr) = (result.text("stdout"), result.text("stderr"));
         let mut metadata = json!({
-            "exit_code": ran.number("exit_code"),
-            "stdout_lines": ran.count("stdout_lines"),
-            "stderr_lines": ran.count("stderr_lines"),
+            "exit_code": result.number("exit_code"),
+            "stdout_lines": result.count("stdout_lines"),
+            "stderr_lines": result.count("stderr_lines"),
         });
+
         let warnings: Vec<_> = ["stdout", "stderr"]
             .into_iter()
-            .filter_map(|stream| truncation_warning(&ran, stream))
+            .filter_map(|stream| truncation_warning(&result, stream))
             .collect();
         if !stderr.is_empty() {
             metadata["stderr"] = stderr.into();
         }
-        if ran.number("exit_code") == Some(0) {
+
+        if result.number("exit_code") == Some(0) {
             let newline = if stdout.ends_with('\n') { "" } else { "\n" };
             let output = CliOutput {
                 output: format!("Command output:\n{stdout}{newline}"),
@@ -47,24 +51,25 @@ pub(super) fn run(
                 warnings,
                 ..CliOutput::default()
             };
-            return Ok(output.into_response(since));
+            return Ok(output.into_response(started));
         }
+
         if !stdout.is_empty() {
             metadata["stdout"] = stdout.into();
         }
-        let (code, output, suggestion) = explain_failure(&ran, command, limit);
-        let mut answer = failure_response(since, code, &output, suggestion, metadata);
-        if let Some(data) = answer.data.as_mut().filter(|_| !warnings.is_empty()) {
+        let (code, output, suggestion) = explain_failure(&result, command, timeout);
+        let mut response = failure_response(started, code, &output, suggestion, metadata);
+        if let Some(data) = response.data.as_mut().filter(|_| !warnings.is_empty()) {
             data.insert("warnings".to_owned(), warnings.into());
         }
-        Ok(answer)
+        Ok(response)
     })
 }
 
-/// As [`run`] answers a command that did not exit with 0.
-pub(super) fn failure_code(facts: &Map<String, Json>) -> Option<&'static str> {
-    let outcome = facts.get("outcome").and_then(Json::as_str)?;
-    match (outcome, facts.get("exit_code").and_then(Json::as_i64)) {
+/// The error code that [`run`] gives to a command that did not exit with 0.
+pub(super) fn failure_code(record: &Map<String, Json>) -> Option<&'static str> {
+    let outcome = record.get("outcome").and_then(Json::as_str)?;
+    match (outcome, record.get("exit_code").and_then(Json::as_i64)) {
         ("TIMED_OUT", _) => Some("timeout"),
         (_, Some(0)) => None,
         (_, Some(_)) => Some("command_failed"),
@@ -72,23 +77,24 @@ pub(super) fn failure_code(facts: &Map<String, Json>) -> Option<&'static str> {
     }
 }
 
-/// What is to be known of a stream that is not there as a whole.
-fn truncation_warning(ran: &ResponseData, stream: &str) -> Option<String> {
-    let bytes = ran.count(&format!("{stream}_bytes"));
-    ran.flag(&format!("{stream}_truncated"))
+/// The warning about a stream whose middle was omitted.
+fn truncation_warning(result: &ResponseData, stream: &str) -> Option<String> {
+    let bytes = result.count(&format!("{stream}_bytes"));
+    result
+        .flag(&format!("{stream}_truncated"))
         .then(|| format!("Warning: {stream} is {bytes} bytes, showing its beginning and its end"))
 }
 
 fn explain_failure(
-    ran: &ResponseData,
+    result: &ResponseData,
     command: &str,
-    limit: Duration,
+    timeout: Duration,
 ) -> (&'static str, String, &'static str) {
-    let stderr = ran.text("stderr");
-    match (ran.text("outcome"), ran.number("exit_code")) {
+    let stderr = result.text("stderr");
+    match (result.text("outcome"), result.number("exit_code")) {
         ("OUTCOME_TIMED_OUT", _) => (
             "timeout",
-            format!("Command timed out after {} seconds", limit.as_secs()),
+            format!("Command timed out after {} seconds", timeout.as_secs()),
             "Allow more time with timeout_seconds, or do less",
         ),
         (_, Some(EXIT_COMMAND_NOT_FOUND)) if stderr.contains("not found") => (
@@ -102,8 +108,8 @@ fn explain_failure(
             "Look at what it wrote, and mend the command",
         ),
         (_, None) => {
-            let outcome = ran.enum_name("outcome", "OUTCOME_");
-            let signal = match ran.text("signal") {
+            let outcome = result.enum_name("outcome", "OUTCOME_");
+            let signal = match result.text("signal") {
                 "" => String::new(),
                 signal => format!(" by {signal}"),
             };
@@ -116,16 +122,16 @@ fn explain_failure(
     }
 }
 
-/// The command that a shell did not find: `sh: 1: NAME: not found`.
+/// The command that a shell did not find, from its message `sh: 1: NAME: not found`.
 fn missing_command<'a>(stderr: &'a str, command: &'a str) -> &'a str {
-    let of_shell = stderr.lines().find_map(|line| {
+    let named_by_shell = stderr.lines().find_map(|line| {
         let line = line
             .strip_suffix(": not found")
             .or_else(|| line.strip_suffix(": command not found"))?;
         line.rsplit(": ").next()
     });
-    let first = || command.split_whitespace().next().unwrap_or(command);
-    of_shell.unwrap_or_else(first)
+    let first_word = || command.split_whitespace().next().unwrap_or(command);
+    named_by_shell.unwrap_or_else(first_word)
 }
 
 pub(super) fn last_command(
@@ -133,18 +139,19 @@ pub(super) fn last_command(
     tools: &mut dyn CanonicalTools,
 ) -> DialectResponseFuture<'_> {
     Box::pin(async move {
-        let since = Instant::now();
+        let started = Instant::now();
         let last = tools.call(CanonicalCall::new("last_command", json!({}))).await?;
+
         let command = match last.text("command") {
             "" => last.texts("argv").collect::<Vec<_>>().join(" "),
             command => command.to_owned(),
         };
-        let written = format!("{}{}", last.text("stdout"), last.text("stderr"));
-        // To the second.
-        let time = last.text("start_time");
-        let time = time.get(..19).map(|time| Json::from(format!("{time}Z")));
+
+        let output = format!("{}{}", last.text("stdout"), last.text("stderr"));
+        // Truncated to whole seconds.
+        let time = last.text("start_time").get(..19).map(|time| Json::from(format!("{time}Z")));
         let output = CliOutput {
-            output: format!("Last command: {command}\nOutput: {written}"),
+            output: format!("Last command: {command}\nOutput: {output}"),
             metadata: json!({
                 "command": command,
                 "exit_code": last.number("exit_code"),
@@ -152,7 +159,7 @@ pub(super) fn last_command(
             }),
             ..CliOutput::default()
         };
-        Ok(output.into_response(since))
+        Ok(output.into_response(started))
     })
 }
 
@@ -161,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_shell_did_not_find_is_named() {
+    fn missing_command_is_taken_from_the_shell_message() {
         for (stderr, command, name) in [
             ("/bin/sh: 1: invalid_cmd: not found\n", "invalid_cmd -x", "invalid_cmd"),
             ("a\nbash: line 1: b: command not found\n", "a; b", "b"),
