@@ -1,34 +1,31 @@
-//! What goes on and has ended in a workspace.
+//! Counts the running and finished calls of a workspace.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-/// The calls of one workspace.
 #[derive(Debug, Default)]
 pub(crate) struct Activity {
     active: AtomicUsize,
     finished: AtomicU64,
 }
 
-/// A call that goes on, until this is dropped.
+/// A running call. Counts as finished when dropped.
 #[derive(Debug)]
 pub(crate) struct ActiveCall(Arc<Activity>);
 
 impl Activity {
-    /// Counts a call.
+    /// Counts a call as running.
     pub(crate) fn begin(self: &Arc<Self>) -> ActiveCall {
         self.active.fetch_add(1, Ordering::Relaxed);
         ActiveCall(Arc::clone(self))
     }
 
-    /// Calls that go on.
     pub(crate) fn active_calls(&self) -> usize {
         self.active.load(Ordering::Relaxed)
     }
 
-    /// Calls that have ended.
     pub(crate) fn finished_calls(&self) -> u64 {
         self.finished.load(Ordering::Relaxed)
     }

@@ -1,7 +1,6 @@
-//! `apply_patch`: a unified diff on the files of the workspace, all of it or nothing.
+//! `apply_patch`: applies a unified diff to the files of the workspace, atomically.
 //!
-//! [`patch`] works out what becomes of the files; this file brings them together with the
-//! workspace.
+//! [`patch`] computes the new contents; this file reads the old ones and commits the new ones.
 
 mod ordered_changes;
 
@@ -37,19 +36,17 @@ use crate::{
     },
 };
 
-/// Components to take off the names in a patch that says nothing about it.
+/// Components to strip from the paths of a patch, by default.
 const DEFAULT_STRIP: u32 = 1;
-/// Context lines that may differ, when a request says nothing about it.
+/// Context lines that may differ, by default.
 const DEFAULT_FUZZ: u32 = 2;
-/// Largest file that is patched.
+/// Largest file that a patch may change.
 const MAX_PATCHED_FILE_BYTES: u64 = 256 << 20;
-/// Most bytes of all files of a patch as they were, and of all as it makes them: they are in memory
-/// at once.
+/// Most bytes of all old contents of a patch, and of all new ones: they are in memory at once.
 const MAX_TOTAL_FILE_BYTES: u64 = 512 << 20;
-/// Most bytes of paths in the record of a call. Records are small; the artifact has the rest.
+/// Most bytes of paths in the record of a call. Records are small; the artifact has all paths.
 const MAX_RECORDED_PATH_BYTES: usize = 16 << 10;
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct ApplyPatch;
 
@@ -61,19 +58,18 @@ impl Tool for ApplyPatch {
 
     fn validate(
         request: Self::Request,
-        _scene: &WorkspaceContext,
+        _workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        // The patch is not looked into here: it may be large, and this thread serves others too.
+        // The patch is parsed later: it may be large, and other calls use this thread too.
         Ok(violations.is_empty().then_some(request))
     }
 
     fn affected_paths(request: &Self::Params, workspace_context: &WorkspaceContext) -> Vec<String> {
-        // One that cannot be understood is refused when it is applied.
-        let patches = patch::parse(&request.unified_diff, strip_components(request));
-        let paths = patches
-            .and_then(|mut patches| resolve_names(&workspace_context.workspace, &mut patches));
-        let paths = paths.unwrap_or_default();
+        // `execute` rejects a patch that cannot be parsed.
+        let paths = patch::parse(&request.unified_diff, strip_components(request))
+            .and_then(|mut patches| resolve_names(&workspace_context.workspace, &mut patches))
+            .unwrap_or_default();
         paths.iter().map(|path| path.as_str().to_owned()).collect()
     }
 
@@ -83,24 +79,24 @@ impl Tool for ApplyPatch {
     ) -> Option<CanonicalText> {
         let diff = &request.unified_diff;
         let mut patches = patch::parse(diff, strip_components(request)).ok()?;
-        let leads_back = patches.iter().any(FilePatch::has_parent_component);
+        let has_parent_component = patches.iter().any(FilePatch::has_parent_component);
         resolve_names(&workspace_context.workspace, &mut patches).ok()?;
+
         let headers: Vec<_> = patches.iter().flat_map(FilePatch::header_lines).collect();
         let mut rest = diff.as_str();
-        let is_given = |header: &String| match rest.split_once(header.as_str()) {
-            Some((_, behind)) => {
-                rest = behind;
-                true
-            }
-            None => false,
+        let is_given = |header: &String| {
+            let found = rest.split_once(header.as_str());
+            rest = found.map_or(rest, |(_, after)| after);
+            found.is_some()
         };
         if headers.iter().all(is_given) {
             return None;
         }
+
         Some(CanonicalText {
             field: "unified_diff",
             text: headers.concat() + diff,
-            has_parent_component: leads_back,
+            has_parent_component,
         })
     }
 
@@ -109,57 +105,59 @@ impl Tool for ApplyPatch {
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
         let (session, step) = (Arc::clone(&context.session), context.step);
-        let makes = !request.dry_run.unwrap_or(false);
-        let mut done = run_on_files(context, move |workspace, stop| {
-            apply_patch(workspace, &request, &session, step, stop)
+        let dry_run = request.dry_run.unwrap_or(false);
+
+        let mut output = run_on_files(context, move |workspace, cancel| {
+            apply_patch(workspace, &request, &session, step, cancel)
         })
         .await?;
-        done.record_fields = record_fields(&done.response);
-        done.record_event = makes.then_some("patch_applied");
-        Ok(done)
+
+        output.record_fields = record_fields(&output.response);
+        output.record_event = (!dry_run).then_some("patch_applied");
+        Ok(output)
     }
 }
 
-/// Applies a patch.
 fn apply_patch(
     workspace: &Workspace,
     request: &v1::ApplyPatchRequest,
     session: &Session,
     step: StepId,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<v1::ApplyPatchResponse, Error> {
     let fuzz = usize::try_from(request.max_fuzz.unwrap_or(DEFAULT_FUZZ)).unwrap_or(usize::MAX);
     let mut patches = patch::parse(&request.unified_diff, strip_components(request))?;
     let paths = resolve_names(workspace, &mut patches)?;
-    let mut change = workspace.begin_transaction(&paths, stop)?;
-    let originals = read_originals(&change, &paths, stop)?;
+    let mut transaction = workspace.begin_transaction(&paths, cancel)?;
+    let originals = read_originals(&transaction, &paths, cancel)?;
+
     let files = originals.iter().map(|(path, original)| {
         let FileSnapshot { content, mode, .. } = original;
         let mode = *mode;
         ((*path).to_owned(), SourceFile { content, mode })
     });
-    let room = RefCell::new(MemoryReservation::default());
-    let hold = |bytes: usize| match bytes as u64 {
+    let memory = RefCell::new(MemoryReservation::default());
+    let reserve = |bytes: usize| match bytes as u64 {
         bytes if bytes > MAX_TOTAL_FILE_BYTES => Err(patch_too_large()),
-        bytes => room.borrow_mut().grow_to(bytes),
+        bytes => memory.borrow_mut().grow_to(bytes),
     };
-    let plan = patch::plan(&patches, &files.collect(), fuzz, &|| stop.check(), &hold)?;
-    let arrangement = order_changes(&plan.outcomes, &paths, &originals);
+    let plan = patch::plan(&patches, &files.collect(), fuzz, &|| cancel.check(), &reserve)?;
+    let changes = order_changes(&plan.outcomes, &paths, &originals);
 
     let mut patch_path = String::new();
     if request.dry_run.unwrap_or(false) {
-        arrangement.stage(&mut change, false)?;
+        changes.stage(&mut transaction, true)?;
     } else {
-        arrangement.stage(&mut change, true)?;
-        let kept =
+        changes.stage(&mut transaction, false)?;
+        patch_path =
             session.save_patch(step, request.unified_diff.as_bytes()).map_err(patch_not_stored)?;
-        let made = change.commit();
-        if made.is_err() {
+        let committed = transaction.commit();
+        if committed.is_err() {
             session.remove_patch(step);
         }
-        made?.sync_result()?;
-        patch_path = kept;
+        committed?.sync_result()?;
     }
+
     Ok(v1::ApplyPatchResponse {
         changed_files: plan.files.into_iter().map(wire_changed_file).collect(),
         patch_size_bytes: saturating_u32(request.unified_diff.len()),
@@ -167,58 +165,62 @@ fn apply_patch(
     })
 }
 
-/// Components to take off the names in a patch.
+/// Number of components to strip from the paths of a patch.
 fn strip_components(request: &v1::ApplyPatchRequest) -> usize {
     let strip = request.strip.unwrap_or(DEFAULT_STRIP);
     usize::try_from(strip).unwrap_or(usize::MAX)
 }
 
-/// The files at these paths, as far as there are any.
+/// Reads the existing files at `paths`.
 fn read_originals<'p>(
-    change: &FileTransaction<'_>,
+    transaction: &FileTransaction<'_>,
     paths: &'p [RelativePath],
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<HashMap<&'p str, FileSnapshot>, Error> {
     let names: BTreeSet<&RelativePath> = paths.iter().collect();
-    let is_above_another = |path: &RelativePath| {
+    let has_other_below = |path: &RelativePath| {
         let next = names.range::<RelativePath, _>(path..).nth(1);
         next.is_some_and(|next| next.is_at_or_below(path))
     };
-    let room = AtomicU64::new(MAX_TOTAL_FILE_BYTES);
+
+    let remaining_bytes = AtomicU64::new(MAX_TOTAL_FILE_BYTES);
     let read = parallel_map(paths, |path| {
-        stop.check()?;
-        // A directory, if the patch names files in it, is not in the way: they may be deleted.
-        if is_above_another(path) && change.is_directory(path) {
+        cancel.check()?;
+        // A directory does not conflict if the patch names files in it: it may delete them.
+        if has_other_below(path) && transaction.is_directory(path) {
             return Ok(None);
         }
-        let Some(original) = change.read(path, MAX_PATCHED_FILE_BYTES)? else {
+        let Some(original) = transaction.read(path, MAX_PATCHED_FILE_BYTES)? else {
             return Ok(None);
         };
+
         let bytes = u64::try_from(original.content.len()).unwrap_or(u64::MAX);
-        // Nothing else is published with it.
-        room.try_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(bytes))
+        // Relaxed: the counter publishes no other data.
+        remaining_bytes
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes))
             .map_err(|_| patch_too_large())?;
         Ok(Some((path.as_str(), original)))
     });
     read.into_iter().filter_map(Result::transpose).collect()
 }
 
-/// Brings what becomes of the files together with what they were.
+/// Joins the planned outcome of each path with its original.
 fn order_changes<'a>(
-    fates: &'a [(String, PathOutcome<'a>)],
+    outcomes: &'a [(String, PathOutcome<'a>)],
     paths: &'a [RelativePath],
     originals: &'a HashMap<&str, FileSnapshot>,
 ) -> OrderedChanges<'a> {
     let by_name: HashMap<&str, &RelativePath> =
         paths.iter().map(|path| (path.as_str(), path)).collect();
-    let mut arrangement = OrderedChanges::default();
-    for (name, fate) in fates {
+    let mut changes = OrderedChanges::default();
+
+    for (name, outcome) in outcomes {
         let Some(path) = by_name.get(name.as_str()) else {
             continue;
         };
         let original = originals.get(name.as_str());
-        match fate {
-            PathOutcome::Deleted => arrangement.deleted.extend(Some(*path).zip(original)),
+        match outcome {
+            PathOutcome::Deleted => changes.deleted.extend(Some(*path).zip(original)),
             PathOutcome::Written { content, mode, from } => {
                 let content = NewContent {
                     bytes: content,
@@ -226,14 +228,15 @@ fn order_changes<'a>(
                     attributes_from: from.as_deref().and_then(|from| originals.get(from)),
                 };
                 let written = WrittenFile { original, content };
-                arrangement.written.insert(path, written);
+                changes.written.insert(path, written);
             }
         }
     }
-    arrangement
+
+    changes
 }
 
-/// Understands the names in a patch, puts them in order, and answers each once.
+/// Resolves the paths in a patch in place. Returns each once, in order of appearance.
 fn resolve_names(
     workspace: &Workspace,
     patches: &mut [FilePatch<'_>],
@@ -254,6 +257,7 @@ fn resolve_names(
             paths.entry(path.clone()).or_insert_with(|| order.push(path));
         }
     }
+
     Ok(order)
 }
 
@@ -274,15 +278,17 @@ fn wire_changed_file(file: PatchedFile) -> v1::ChangedFile {
     }
 }
 
-/// What the record of the call says.
+/// The fields of the call's record.
 fn record_fields(response: &v1::ApplyPatchResponse) -> Map<String, Value> {
     let files = &response.changed_files;
     let mut bytes = 0;
     let names = files.iter().map(|file| &file.path).take_while(|path| {
         bytes += path.len();
+        // Stops before the first path that exceeds the limit.
         bytes <= MAX_RECORDED_PATH_BYTES
     });
     let names: Vec<Value> = names.map(|path| path.as_str().into()).collect();
+
     [
         ("changed_files", names.into()),
         ("changed_files_count", files.len().into()),
@@ -298,13 +304,13 @@ fn patch_too_large() -> Error {
     Error::new(
         Reason::FileTooLarge,
         format!(
-            "the files of the patch are over {} MiB together: split it",
+            "the files of the patch exceed {} MiB together: split the patch",
             MAX_TOTAL_FILE_BYTES >> 20
         ),
     )
 }
 
-/// The patch could not be kept.
+/// The patch could not be stored as an artifact.
 fn patch_not_stored(error: io::Error) -> Error {
     if fd_exhaustion::is_fd_exhaustion(&error) {
         return fd_exhaustion::fd_exhausted_error(error, "the patch's artifact");

@@ -1,4 +1,4 @@
-//! `wait_job`: the result of a job, once it has one.
+//! `wait_job`: waits for the result of a job.
 
 use std::time::{Duration, Instant};
 
@@ -7,17 +7,16 @@ use crate::{
     api::v1,
     daemon::{
         error::{Error, Reason, Violation},
-        workspace::CancelToken as FileStop,
+        workspace::CancelToken,
     },
 };
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct AwaitJob;
 
 impl Tool for AwaitJob {
     const NAME: &'static str = "wait_job";
-    // It answers that the job is pending when its time is up.
+    // At its time limit it responds that the job is pending.
     const ENFORCES_OWN_TIMEOUT: bool = true;
     const WAITS_FOR_JOBS: bool = true;
     type Request = v1::AwaitJobRequest;
@@ -26,7 +25,7 @@ impl Tool for AwaitJob {
 
     fn validate(
         request: Self::Request,
-        _scene: &WorkspaceContext,
+        _workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
         Ok(violations.is_empty().then_some(request))
@@ -37,17 +36,18 @@ impl Tool for AwaitJob {
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
         let Some(jobs) = &context.job_waiter else {
-            return Err(Error::internal("a call that waits for a job sees no jobs"));
+            return Err(Error::internal("a call that waits for a job has no access to jobs"));
         };
-        // It costs nothing from here on.
+
+        // Waiting takes no CPU time.
         context.start_permit.release();
         let wait = Duration::from_millis(request.wait_ms.unwrap_or_default().into());
         let until = response_deadline(Instant::now(), wait, context.deadline);
         tokio::select! {
             response = jobs.wait(request.job_id, until) => response.map(ToolOutput::new),
-            () = context.cancel.abandoned.cancelled() => Err(FileStop::timeout_error()),
+            () = context.cancel.abandoned.cancelled() => Err(CancelToken::timeout_error()),
             () = context.cancel.terminate.cancelled() => {
-                let text = "the daemon is shutting down, and the job has not ended: wait for it when the daemon is back";
+                let text = "the daemon is shutting down, and the job has not ended: wait for it again after the restart";
                 Err(Error::new(Reason::Draining, text))
             }
         }

@@ -1,4 +1,4 @@
-//! `create_directory`: a directory of the workspace, with those above it.
+//! `create_directory`: creates a directory of the workspace and its missing parents.
 
 use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
@@ -9,11 +9,10 @@ use crate::{
     },
 };
 
-/// Most bytes of paths that are answered: each path repeats those above it, and clients accept
-/// messages of 4 MiB.
+/// Most bytes of paths in a response. Each path repeats its parents, and clients accept messages of
+/// 4 MiB by default.
 const MAX_CREATED_PATH_BYTES: usize = 3 << 20;
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct CreateDirectory;
 
@@ -34,7 +33,7 @@ impl Tool for CreateDirectory {
         workspace_context.workspace.resolve(&request.path).map(Some)
     }
 
-    fn affected_paths(path: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
+    fn affected_paths(path: &Self::Params, _workspace_context: &WorkspaceContext) -> Vec<String> {
         vec![path.as_str().to_owned()]
     }
 
@@ -42,28 +41,30 @@ impl Tool for CreateDirectory {
         path: RelativePath,
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
-        run_on_files(context, move |workspace, stop| create_directory(workspace, &path, stop)).await
+        run_on_files(context, move |workspace, cancel| create_directory(workspace, &path, cancel))
+            .await
     }
 }
 
 fn create_directory(
     workspace: &Workspace,
     path: &RelativePath,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<v1::CreateDirectoryResponse, Error> {
-    let mut change = workspace.begin_transaction(std::slice::from_ref(path), stop)?;
-    change.create_directories(path)?;
-    let response = response(change.created_directories());
-    change.commit()?.sync_result()?;
+    let mut transaction = workspace.begin_transaction(std::slice::from_ref(path), cancel)?;
+    transaction.create_directories(path)?;
+    let response = response(transaction.created_directories());
+    transaction.commit()?.sync_result()?;
     Ok(response)
 }
 
-fn response<'a>(made: impl Iterator<Item = &'a str>) -> v1::CreateDirectoryResponse {
-    let mut left = MAX_CREATED_PATH_BYTES;
-    let fitting = made.take_while(|path| {
-        let less = left.checked_sub(path.len());
-        left = less.unwrap_or(0);
-        less.is_some()
+/// The response, with as many of the created paths as fit.
+fn response<'a>(created: impl Iterator<Item = &'a str>) -> v1::CreateDirectoryResponse {
+    let mut remaining_bytes = MAX_CREATED_PATH_BYTES;
+    let fitting = created.take_while(|path| {
+        let rest = remaining_bytes.checked_sub(path.len());
+        remaining_bytes = rest.unwrap_or(0);
+        rest.is_some()
     });
     v1::CreateDirectoryResponse { created: fitting.map(str::to_owned).collect() }
 }
@@ -78,11 +79,12 @@ mod tests {
     use crate::daemon::error::Reason as R;
 
     #[test]
-    fn directories_are_made_as_far_as_they_are_missing() {
+    fn missing_directories_are_created() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("file"), "").unwrap();
         std::os::unix::fs::symlink("/tmp", folder.path().join("link")).unwrap();
         let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+
         for (path, expected) in [
             ("a/b", Ok(vec!["a", "a/b"])),
             ("a/b/c/d", Ok(vec!["a/b/c", "a/b/c/d"])),
@@ -94,8 +96,8 @@ mod tests {
             ("link/x", Err(R::SymlinkBlocked)),
         ] {
             let path = workspace.resolve(path).unwrap();
-            let created = create_directory(&workspace, &path, &CancelToken::new());
-            let created = created.map(|response| response.created);
+            let created = create_directory(&workspace, &path, &CancelToken::new())
+                .map(|response| response.created);
             let expected = expected.map(|paths| paths.into_iter().map(str::to_owned).collect());
             assert_eq!(created.map_err(|error| error.reason), expected, "{path}");
         }
@@ -103,10 +105,11 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_fits_into_a_message_that_clients_accept() {
+    fn response_fits_into_a_default_message() {
         let deepest = ["d"; 2048].join("/");
         let made: Vec<&str> = (1..=2048).map(|depth| &deepest[..2 * depth - 1]).collect();
         assert!(made.concat().len() >= 4 << 20);
+
         let response = response(made.iter().copied());
         assert!(response.encoded_len() < 4 << 20);
         let created = response.created;

@@ -1,4 +1,4 @@
-//! `delete_path`: a file or directory of the workspace is deleted.
+//! `delete_path`: deletes a file or directory of the workspace.
 
 use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
@@ -9,11 +9,10 @@ use crate::{
     },
 };
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct DeletePath;
 
-/// A request, checked.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Params {
     path: RelativePath,
@@ -40,7 +39,7 @@ impl Tool for DeletePath {
         }))
     }
 
-    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _workspace_context: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
@@ -48,8 +47,8 @@ impl Tool for DeletePath {
         params: Params,
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
-        run_on_files(context, move |workspace, stop| {
-            let deleted = workspace.remove(&params.path, params.recursive, stop)?;
+        run_on_files(context, move |workspace, cancel| {
+            let deleted = workspace.remove(&params.path, params.recursive, cancel)?;
             Ok(v1::DeletePathResponse { deleted_count: u32::try_from(deleted).unwrap_or(u32::MAX) })
         })
         .await

@@ -1,7 +1,7 @@
-//! `edit_file`: strings of a text file replaced by others, all of them or none.
+//! `edit_file`: replaces strings in a text file, atomically.
 //!
-//! [`edit`] makes the new text and [`diff`] says what changed; this file translates what is asked
-//! for and what is answered, and makes the change.
+//! [`edit`] computes the new text and [`diff`] describes the change; this file converts request and
+//! response, and writes the file.
 
 use std::cell::RefCell;
 
@@ -21,14 +21,13 @@ use crate::{
     },
 };
 
-/// About as many bytes of the diff are answered: with the rest it fits into a message.
+/// Approximate limit on the diff in a response. The rest of the response then fits into a message.
 const MAX_DIFF_BYTES: usize = 1 << 20;
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct EditFile;
 
-/// What is asked, checked.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Params {
     path: RelativePath,
@@ -51,7 +50,7 @@ impl Tool for EditFile {
         parse_params(request, &workspace_context.workspace, violations)
     }
 
-    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _workspace_context: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
@@ -59,7 +58,7 @@ impl Tool for EditFile {
         params: Self::Params,
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
-        run_on_files(context, move |workspace, stop| edit_file(workspace, &params, stop)).await
+        run_on_files(context, move |workspace, cancel| edit_file(workspace, &params, cancel)).await
     }
 }
 
@@ -69,22 +68,24 @@ fn parse_params(
     violations: &mut Vec<Violation>,
 ) -> Result<Option<Params>, Error> {
     let mut edits = Vec::with_capacity(request.edits.len());
-    for (index, wanted) in request.edits.into_iter().enumerate() {
-        let which = match wanted.occurrence() {
+    for (index, edit) in request.edits.into_iter().enumerate() {
+        let occurrence = match edit.occurrence() {
             v1::Occurrence::Unspecified | v1::Occurrence::Unique => Occurrence::Unique,
             v1::Occurrence::First => Occurrence::First,
             v1::Occurrence::All => Occurrence::All,
         };
-        match StringEdit::new(index, wanted.old_string, wanted.new_string, which) {
+        match StringEdit::new(index, edit.old_string, edit.new_string, occurrence) {
             Ok(edit) => edits.push(edit),
             Err(violation) => violations.push(violation),
         }
     }
+
     let hash = request.expected_sha256.as_deref();
     violations.extend(hash.and_then(|hash| sha256_violation("expected_sha256", hash)));
     if !violations.is_empty() {
         return Ok(None);
     }
+
     Ok(Some(Params {
         path: workspace.resolve(&request.path)?,
         edits,
@@ -93,26 +94,27 @@ fn parse_params(
     }))
 }
 
-/// Edits a file.
 fn edit_file(
     workspace: &Workspace,
     params: &Params,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<v1::EditFileResponse, Error> {
     let path = &params.path;
-    let mut change = workspace.begin_transaction(std::slice::from_ref(path), stop)?;
-    let most = u64::try_from(edit::MAX_TEXT_BYTES).unwrap_or(u64::MAX);
-    let original = change.read(path, most)?.ok_or_else(|| file_not_found(path))?;
+    let mut transaction = workspace.begin_transaction(std::slice::from_ref(path), cancel)?;
+    let max_bytes = u64::try_from(edit::MAX_TEXT_BYTES).unwrap_or(u64::MAX);
+    let original = transaction.read(path, max_bytes)?.ok_or_else(|| file_not_found(path))?;
     original.check_sha256(path, params.expected_sha256.as_deref())?;
     let text = str::from_utf8(&original.content).map_err(|problem| {
         let path = path.as_str();
         let message = format!("{path:?} holds bytes that are not UTF-8: only text can be edited");
         Error::new(Reason::BinaryFile, message).with_metadata("path", path).with_cause(problem)
     })?;
-    let room = RefCell::new(MemoryReservation::default());
-    let hold = |bytes: usize| room.borrow_mut().grow_to(bytes as u64);
-    let edited = edit::apply(text, &params.edits, &|| stop.check(), &hold)
+
+    let memory = RefCell::new(MemoryReservation::default());
+    let reserve = |bytes: usize| memory.borrow_mut().grow_to(bytes as u64);
+    let edited = edit::apply(text, &params.edits, &|| cancel.check(), &reserve)
         .map_err(|error| error.with_metadata("path", path.as_str()))?;
+
     let results = edited.results.into_iter().map(|result| v1::EditResult {
         replacements: saturating_u32(result.replacements),
         occurrences_found: saturating_u32(result.occurrences),
@@ -123,16 +125,17 @@ fn edit_file(
         diff: diff::unified(path.as_str(), text, &edited.text, MAX_DIFF_BYTES),
         sha256: sha256(edited.text.as_bytes()),
     };
+
     original.check_writable(path, None)?;
-    // Edits may take each other back.
+    // Edits may cancel each other out.
     if !params.dry_run && edited.text != text {
-        change.write(path, Some(&original), NewContent::new(edited.text.as_bytes()))?;
-        change.commit()?.sync_result()?;
+        transaction.write(path, Some(&original), NewContent::new(edited.text.as_bytes()))?;
+        transaction.commit()?.sync_result()?;
     }
     Ok(response)
 }
 
-/// A count for the wire. A text of 256 MiB has no more than that.
+/// A count for the wire. A text of 256 MiB cannot exceed it.
 fn saturating_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
@@ -151,6 +154,7 @@ mod tests {
         let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         let file = directory.path().join("f");
         fs::write(&file, content).unwrap();
+
         let mut violations = Vec::new();
         let result = match parse_params(request, &workspace, &mut violations) {
             Ok(Some(params)) => edit_file(&workspace, &params, &CancelToken::new()),
@@ -169,8 +173,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_edited_or_only_looked_at() {
+    fn edits_are_written_except_in_a_dry_run() {
         let hash = sha256(b"a\nc\n");
+
         for dry_run in [false, true] {
             let request =
                 v1::EditFileRequest { dry_run: Some(dry_run), ..request(vec![replace("b", "c")]) };
@@ -178,6 +183,7 @@ mod tests {
             let response = response.unwrap();
             assert_eq!(after, if dry_run { b"a\nb\n" } else { b"a\nc\n" });
             assert_eq!(response.sha256, hash);
+
             assert_eq!(
                 response.diff,
                 "diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
@@ -186,12 +192,14 @@ mod tests {
             assert_eq!((result.replacements, result.occurrences_found), (1, 1));
             assert_eq!(result.lines_changed, [2]);
         }
+
+        // Edits that cancel each other out.
         let (response, after) = run(b"a", request(vec![replace("a", "b"), replace("b", "a")]));
         assert_eq!((response.unwrap().diff.as_str(), after.as_slice()), ("", &b"a"[..]));
     }
 
     #[test]
-    fn what_cannot_be_edited_has_its_reason() {
+    fn rejected_edits_report_a_reason_and_change_nothing() {
         let with_hash = |hash: &str| v1::EditFileRequest {
             expected_sha256: Some(hash.to_owned()),
             ..request(vec![replace("a", "b")])
@@ -200,6 +208,7 @@ mod tests {
             path: path.to_owned(),
             ..request(vec![replace("a", "b")])
         };
+
         for (content, request, reason) in [
             (&b"x"[..], request(vec![replace("a", "b")]), Reason::StringNotFound),
             (b"aa", request(vec![replace("a", "b")]), Reason::StringNotUnique),

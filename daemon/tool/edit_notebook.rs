@@ -1,7 +1,7 @@
-//! `edit_notebook`: one cell of a Jupyter notebook replaced, inserted or deleted.
+//! `edit_notebook`: replaces, inserts or deletes one cell of a Jupyter notebook.
 //!
-//! [`Notebook`] makes the new text; this file translates what is asked for and what is answered,
-//! and makes the change.
+//! [`Notebook`] computes the new text; this file converts request and response, and writes the
+//! file.
 
 use super::{
     Tool, ToolContext, ToolOutput, WorkspaceContext,
@@ -17,11 +17,10 @@ use crate::{
     },
 };
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct EditNotebook;
 
-/// What is asked, checked.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Params {
     path: RelativePath,
@@ -42,7 +41,7 @@ impl Tool for EditNotebook {
         parse_params(request, &workspace_context.workspace, violations)
     }
 
-    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _workspace_context: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
@@ -50,7 +49,8 @@ impl Tool for EditNotebook {
         params: Self::Params,
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
-        run_on_files(context, move |workspace, stop| edit_notebook(workspace, &params, stop)).await
+        run_on_files(context, move |workspace, cancel| edit_notebook(workspace, &params, cancel))
+            .await
     }
 }
 
@@ -64,39 +64,43 @@ fn parse_params(
     if !violations.is_empty() {
         return Ok(None);
     }
+
     let path = workspace.resolve(&path)?;
     Ok(edit.map(|edit| Params { path, edit }))
 }
 
-/// The change that is asked for; none when there are violations.
+/// The requested change; `None` if there are violations.
 fn parse_edit(
     request: v1::EditNotebookRequest,
     violations: &mut Vec<Violation>,
 ) -> Option<CellChange> {
     let (mode, kind) = (request.mode(), cell_kind(request.cell_type()));
-    let is_named = request.cell_id.is_some() || request.cell_index.is_some();
-    let wanted = requested_cell(request.cell_id, request.cell_index, violations);
-    let mut need = |field: &str, description: &str| {
-        violations.push(Violation { field: field.to_owned(), description: description.to_owned() });
+    let has_selector = request.cell_id.is_some() || request.cell_index.is_some();
+    let selector = requested_cell(request.cell_id, request.cell_index, violations);
+    let mut require = |field: &str, description: &str| {
+        violations.push(Violation::new(field, description));
         None
     };
-    let without_source = "must be given, empty or not, unless a cell is deleted";
-    let without_cell = "either it or cell_index must be given, unless a cell is inserted";
-    match (mode, wanted, kind, request.source) {
-        (v1::CellEdit::Delete, Some(wanted), _, _) => Some(CellChange::Delete(wanted)),
-        (v1::CellEdit::Insert, wanted, Some(kind), Some(source)) => {
-            Some(CellChange::Insert(wanted, NewCell { kind, source }))
+
+    let source_missing = "must be given, empty or not, unless a cell is deleted";
+    let selector_missing = "either it or cell_index must be given, unless a cell is inserted";
+    match (mode, selector, kind, request.source) {
+        (v1::CellEdit::Delete, Some(selector), _, _) => Some(CellChange::Delete(selector)),
+        (v1::CellEdit::Insert, selector, Some(kind), Some(source)) => {
+            Some(CellChange::Insert(selector, NewCell { kind, source }))
         }
         (v1::CellEdit::Insert, _, None, _) => {
-            need("cell_type", "must be given for a cell that is inserted")
+            require("cell_type", "must be given for a cell that is inserted")
         }
         (v1::CellEdit::Unspecified | v1::CellEdit::Replace | v1::CellEdit::Insert, _, _, None) => {
-            need("source", without_source)
+            require("source", source_missing)
         }
-        (_, Some(wanted), kind, Some(source)) => Some(CellChange::Replace(wanted, kind, source)),
-        // Twice, as was told.
-        (_, None, _, _) if is_named => None,
-        (_, None, _, _) => need("cell_id", without_cell),
+        (_, Some(selector), kind, Some(source)) => {
+            Some(CellChange::Replace(selector, kind, source))
+        }
+        // Given twice, which `requested_cell` has reported.
+        (_, None, _, _) if has_selector => None,
+        (_, None, _, _) => require("cell_id", selector_missing),
     }
 }
 
@@ -109,27 +113,31 @@ fn cell_kind(kind: v1::CellType) -> Option<CellKind> {
     }
 }
 
-/// Edits a notebook.
 fn edit_notebook(
     workspace: &Workspace,
     params: &Params,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<v1::EditNotebookResponse, Error> {
     let path = &params.path;
-    let mut change = workspace.begin_transaction(std::slice::from_ref(path), stop)?;
-    let original = change.read(path, MAX_NOTEBOOK_BYTES)?.ok_or_else(|| file_not_found(path))?;
+
+    let mut transaction = workspace.begin_transaction(std::slice::from_ref(path), cancel)?;
+    let original =
+        transaction.read(path, MAX_NOTEBOOK_BYTES)?.ok_or_else(|| file_not_found(path))?;
+
     let text = notebook_text(&original.content)?;
-    stop.check()?;
-    let changed = Notebook::parse(text)?
+    cancel.check()?;
+    let edited = Notebook::parse(text)?
         .apply_change(&params.edit)
         .map_err(|error| error.with_metadata("path", path.as_str()))?;
-    if changed.text != text {
-        change.write(path, Some(&original), NewContent::new(changed.text.as_bytes()))?;
-        change.commit()?.sync_result()?;
+
+    if edited.text != text {
+        transaction.write(path, Some(&original), NewContent::new(edited.text.as_bytes()))?;
+        transaction.commit()?.sync_result()?;
     }
+
     Ok(v1::EditNotebookResponse {
-        cell_id: changed.id,
-        cell_count: u32::try_from(changed.count).unwrap_or(u32::MAX),
+        cell_id: edited.id,
+        cell_count: u32::try_from(edited.count).unwrap_or(u32::MAX),
     })
 }
 
@@ -148,6 +156,7 @@ mod tests {
         let file = directory.path().join("n.ipynb");
         fs::write(&file, NOTEBOOK).unwrap();
         let mut violations = Vec::new();
+
         let result = match parse_params(request, &workspace, &mut violations) {
             Ok(Some(params)) => edit_notebook(&workspace, &params, &CancelToken::new()),
             Ok(None) => Err(Error::invalid(violations)),
@@ -175,6 +184,7 @@ mod tests {
         let (response, text) = run(at(v1::CellEdit::Replace, Some(0)));
         let response = response.unwrap();
         assert_eq!((response.cell_id.as_str(), response.cell_count), ("a", 1));
+
         assert_eq!(
             text,
             NOTEBOOK.replace(r#""raw", "source": "x""#, r#""markdown", "source": "new""#)
@@ -193,9 +203,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_contradicts_is_told() {
+    fn missing_and_contradictory_fields_are_reported() {
         use v1::CellEdit::{Delete, Insert, Replace};
         let source = Some("s".to_owned());
+
         for (request, field) in [
             (request(Replace), "source"),
             (request(Delete), "cell_id"),
@@ -217,6 +228,7 @@ mod tests {
             assert!(named, "{request:?} {error}");
             assert_eq!(text, NOTEBOOK);
         }
+
         let missing = v1::EditNotebookRequest { cell_index: Some(1), ..request(Delete) };
         assert_eq!(run(missing).0.unwrap_err().reason, Reason::CellNotFound);
     }

@@ -1,4 +1,4 @@
-//! `fetch_url`: a page or a file from the web.
+//! `fetch_url`: fetches a page or a file from the web.
 
 use std::{
     sync::Arc,
@@ -8,31 +8,31 @@ use std::{
 use tokio::time::timeout_at;
 use url::Url;
 
-use super::{FileStop, Tool, ToolContext, ToolOutput, WorkspaceContext, response_deadline};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, response_deadline};
 use crate::{
     api::v1,
     daemon::{
         catalog::CanonicalText,
         error::{Error, Reason, Violation},
         fetch::{ContentFormat, FetchResult, target},
+        workspace::CancelToken,
     },
 };
 
-/// How long a fetch keeps the turn of its call: from then on it waits for others.
+/// How long a fetch holds the start permit of its call. After that it waits for the network.
 const START_PERMIT_HOLD: Duration = Duration::from_millis(3);
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct FetchUrl;
 
-/// A request that was checked.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Params {
-    /// The URL as it was given.
+    /// The URL as given.
     original_url: String,
     url: Url,
     timeout: Option<Duration>,
-    form: ContentFormat,
+    format: ContentFormat,
     max_bytes: usize,
 }
 
@@ -49,19 +49,21 @@ impl Tool for FetchUrl {
         _: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Params>, Error> {
-        let form = match request.format() {
+        let format = match request.format() {
             v1::FetchFormat::Unspecified | v1::FetchFormat::Raw => ContentFormat::Raw,
             v1::FetchFormat::Text => ContentFormat::Text,
             v1::FetchFormat::Markdown => ContentFormat::Markdown,
         };
         let timeout = request.timeout_sec.map(u64::from).map(Duration::from_secs);
-        let most = usize::try_from(request.max_bytes()).map_err(Error::internal)?;
+        let max_bytes = usize::try_from(request.max_bytes()).map_err(Error::internal)?;
+
         if violations.iter().any(|violation| violation.field == "url") {
             return Ok(None);
         }
+
         match target::parse_url(&request.url) {
             Ok(url) => {
-                Ok(Some(Params { original_url: request.url, url, timeout, form, max_bytes: most }))
+                Ok(Some(Params { original_url: request.url, url, timeout, format, max_bytes }))
             }
             Err(problem) => {
                 violations.push(Violation::new("url", problem));
@@ -71,12 +73,12 @@ impl Tool for FetchUrl {
     }
 
     fn canonical_text(params: &Params, _: &WorkspaceContext) -> Option<CanonicalText> {
-        let given = params.original_url.to_ascii_lowercase();
+        let original = params.original_url.to_ascii_lowercase();
         (params.url.as_str() != params.original_url).then(|| CanonicalText {
             field: "url",
             text: params.url.to_string(),
-            // The parser takes these out of paths.
-            has_parent_component: given.contains("..") || given.contains("%2e"),
+            // The parser removes these components from paths.
+            has_parent_component: original.contains("..") || original.contains("%2e"),
         })
     }
 
@@ -84,48 +86,48 @@ impl Tool for FetchUrl {
         params: Params,
         context: ToolContext,
     ) -> Result<ToolOutput<v1::FetchUrlResponse>, Error> {
-        let Some(fetches) = &context.workspace_context.fetch_limiter else {
+        let Some(limiter) = &context.workspace_context.fetch_limiter else {
             let text =
-                "the operator lets nothing be fetched: use another tool, or ask the operator";
+                "the operator allows no hosts to be fetched: use another tool, or ask the operator";
             return Err(Error::new(Reason::ToolDisabled, text));
         };
         let timeout = params.timeout.unwrap_or(context.default_timeout);
         let until = response_deadline(Instant::now(), timeout, context.deadline);
-        let place = context.acquire_permit(&fetches.limiter, Some(until)).await?;
-        // As long as a name is looked up, which nothing ends.
-        let hold = (Arc::new(place), Arc::clone(&context.permit));
-        let fetched = fetches.fetcher.fetch(&params.url, params.form, params.max_bytes, hold);
+
+        let permit = context.acquire_permit(&limiter.limiter, Some(until)).await?;
+        // A name resolution cannot be cancelled, so it holds the permits until it ends.
+        let permits = (Arc::new(permit), Arc::clone(&context.permit));
+        let fetch = limiter.fetcher.fetch(&params.url, params.format, params.max_bytes, permits);
         tokio::select! {
-            fetched = timeout_at(until.into(), fetched) => match fetched {
-                Ok(fetched) => fetch_output(fetched?),
+            result = timeout_at(until.into(), fetch) => match result {
+                Ok(result) => fetch_output(result?),
                 Err(_) => Err(timeout_error(&params.url, timeout)),
             },
-            () = context.cancel.abandoned.cancelled() => Err(FileStop::timeout_error()),
+            () = context.cancel.abandoned.cancelled() => Err(CancelToken::timeout_error()),
         }
     }
 }
 
 fn timeout_error(url: &Url, timeout: Duration) -> Error {
     let text = format!(
-        "{} did not answer all within {} s, or within what time the call has: allow more with timeout_sec (at most 60), or try again later",
+        "{} did not respond completely within {} s, or within the deadline of the call: raise timeout_sec (at most 60), or retry later",
         url.origin().ascii_serialization(),
         timeout.as_secs()
     );
     Error::new(Reason::Timeout, text)
 }
 
-fn fetch_output(fetched: FetchResult) -> Result<ToolOutput<v1::FetchUrlResponse>, Error> {
-    let FetchResult { url, status, content_type, body_bytes: bytes, content, truncated: is_cut } =
-        fetched;
-    let mut done = ToolOutput::new(v1::FetchUrlResponse {
+fn fetch_output(result: FetchResult) -> Result<ToolOutput<v1::FetchUrlResponse>, Error> {
+    let FetchResult { url, status, content_type, body_bytes, content, truncated } = result;
+    let mut output = ToolOutput::new(v1::FetchUrlResponse {
         final_url: url.into(),
         status_code: status.into(),
         content_type,
-        content_length: u32::try_from(bytes).map_err(Error::internal)?,
+        content_length: u32::try_from(body_bytes).map_err(Error::internal)?,
         content,
-        truncated: is_cut,
+        truncated,
     });
-    done.record_fields.insert("status_code".to_owned(), status.into());
-    done.record_fields.insert("content_length".to_owned(), bytes.into());
-    Ok(done)
+    output.record_fields.insert("status_code".to_owned(), status.into());
+    output.record_fields.insert("content_length".to_owned(), body_bytes.into());
+    Ok(output)
 }

@@ -1,12 +1,12 @@
-//! Jobs, as a tool sees them.
+//! The jobs, as the tool `wait_job` sees them.
 
 use std::{fmt::Debug, future::Future, pin::Pin, time::Instant};
 
 use crate::{api::v1, daemon::error::Error};
 
-/// The jobs that a caller may look at.
+/// Access to the jobs that the caller may see.
 pub(crate) trait JobWaiter: Send + Sync + Debug {
-    /// What came of a job, if it has ended by then.
+    /// Waits until the job has ended, at most until `until`, and returns its result if it has one.
     fn wait(
         &self,
         id: String,

@@ -1,4 +1,4 @@
-//! `last_command`: what the session's last command was, and what became of it.
+//! `last_command`: returns the session's last command and its outcome.
 
 use std::{fs::File, io, os::unix::fs::FileExt as _, sync::Arc};
 
@@ -16,14 +16,13 @@ use crate::{
     },
 };
 
-/// Bytes of each stream that are told.
+/// Bytes of each stream in the response.
 const MAX_HEAD_BYTES: usize = 4096;
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct LastCommand;
 
-/// How a stream begins.
+/// The beginning of an output stream.
 #[derive(Debug, Default)]
 struct StreamHead {
     text: String,
@@ -48,40 +47,38 @@ impl Tool for LastCommand {
         (): (),
         context: ToolContext,
     ) -> Result<ToolOutput<LastCommandResponse>, Error> {
-        let (session, place) = (context.session, context.permit);
-        let look = task::spawn_blocking(move || {
-            let _place = place;
+        let (session, permit) = (context.session, context.permit);
+        let lookup = task::spawn_blocking(move || {
+            let _permit = permit;
             fd_exhaustion::retry_blocking(|| find_last_command(&session))
         });
-        let response = look.await.map_err(Error::internal)?;
-        let response = response.map_err(|error| match fd_exhaustion::is_fd_exhaustion(&error) {
-            true => {
-                fd_exhaustion::fd_exhausted_error(error, "what the last command has left behind")
+        let response = lookup.await.map_err(Error::internal)?.map_err(|error| {
+            if fd_exhaustion::is_fd_exhaustion(&error) {
+                fd_exhaustion::fd_exhausted_error(error, "the output of the last command")
+            } else {
+                Error::internal(error)
             }
-            false => Error::internal(error),
-        });
-        response?.map_or_else(
-            || {
-                let text = "this session has run no command, or none that is kept: run one, or name its session (jig-session)";
-                Err(Error::new(Reason::NoCommandHistory, text))
-            },
-            |response| Ok(ToolOutput::new(response)),
-        )
+        })?;
+
+        response.map(ToolOutput::new).ok_or_else(|| {
+            let text = "this session has run no command, or none that is stored: run one, or name another session (jig-session)";
+            Error::new(Reason::NoCommandHistory, text)
+        })
     }
 }
 
-/// Looks for it. Blocks.
+/// Finds the last command and reads the beginning of its output. Blocks.
 fn find_last_command(session: &Arc<Session>) -> io::Result<Option<LastCommandResponse>> {
     let Some(command) = session.last_command()? else {
         return Ok(None);
     };
+
     let [stdout_path, stderr_path] = StepId::stream_paths(command.step.number());
-    let total = |name: &str| {
-        let ended = command.end_record.as_ref()?;
-        ended.get(name).and_then(Value::as_u64)
-    };
-    let stdout = read_head(session, &stdout_path, total("stdout_bytes"))?;
-    let stderr = read_head(session, &stderr_path, total("stderr_bytes"))?;
+    let recorded_total =
+        |name: &str| command.end_record.as_ref()?.get(name).and_then(Value::as_u64);
+    let stdout = read_head(session, &stdout_path, recorded_total("stdout_bytes"))?;
+    let stderr = read_head(session, &stderr_path, recorded_total("stderr_bytes"))?;
+
     Ok(Some(LastCommandResponse {
         stdout: stdout.text,
         stderr: stderr.text,
@@ -93,50 +90,43 @@ fn find_last_command(session: &Arc<Session>) -> io::Result<Option<LastCommandRes
     }))
 }
 
-/// What the records say.
+/// The response without output: what the start and end records hold.
 fn response(command: &RecordedCommand) -> LastCommandResponse {
-    let params = command.start_record.get("tool_params");
-    let params = params.or_else(|| command.start_record.get("params"));
+    let start = &command.start_record;
+    let params = start.get("tool_params").or_else(|| start.get("params"));
     let param = |name: &str| params.and_then(|params| params.get(name));
     let argv: Vec<String> = match param("argv").and_then(Value::as_array) {
-        Some(words) => {
-            let words = words.iter().filter_map(Value::as_str);
-            words.map(str::to_owned).collect()
-        }
+        Some(words) => words.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
         None => Vec::new(),
     };
-    // What is large is in the record by its size.
-    let shown = ["command", "argv"].into_iter().find_map(|name| {
-        let text = param(name).and_then(Value::as_str);
-        text.map(str::to_owned)
-    });
-    let none = Map::new();
-    // Of one that was lost, the record says when that was seen, and nothing of how it ended.
+    // A large value is recorded as a text that gives its size.
+    let command_text = ["command", "argv"]
+        .into_iter()
+        .find_map(|name| param(name).and_then(Value::as_str).map(str::to_owned));
+
+    // The end record of a lost command tells when the loss was noticed, and no outcome.
     let was_lost = match &command.end_record {
-        Some(ended) => ended.get("error_type").and_then(Value::as_str) == Some("daemon_lost"),
+        Some(end) => end.get("error_type").and_then(Value::as_str) == Some("daemon_lost"),
         None => !command.is_running,
     };
-    let ended = command.end_record.as_ref().filter(|_| !was_lost);
-    let ended = ended.unwrap_or(&none);
-    let text = |name: &str| {
-        let text = ended.get(name).and_then(Value::as_str);
-        text.unwrap_or_default().to_owned()
-    };
-    let outcome = match ended.get("outcome").and_then(Value::as_str) {
+    let no_fields = Map::new();
+    let end = command.end_record.as_ref().filter(|_| !was_lost).unwrap_or(&no_fields);
+    let text = |name: &str| end.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let outcome = match end.get("outcome").and_then(Value::as_str) {
         Some(name) => Outcome::from_str_name(&format!("OUTCOME_{name}")).unwrap_or_default(),
         None if was_lost => Outcome::DaemonLost,
         None => Outcome::Unspecified,
     };
-    let exit_code = ended.get("exit_code").and_then(Value::as_i64);
+    let exit_code = end.get("exit_code").and_then(Value::as_i64);
     LastCommandResponse {
-        command: shown.unwrap_or_else(|| argv.join(" ")),
+        command: command_text.unwrap_or_else(|| argv.join(" ")),
         argv,
         outcome: outcome.into(),
         exit_code: exit_code.and_then(|code| i32::try_from(code).ok()),
         signal: text("signal"),
         running: command.is_running,
-        start_time: timestamp(&command.start_record),
-        end_time: timestamp(ended),
+        start_time: timestamp(start),
+        end_time: timestamp(end),
         step: command.step.number(),
         error_type: text("error_type"),
         error_message: text("message"),
@@ -149,12 +139,13 @@ fn timestamp(record: &Map<String, Value>) -> Option<Timestamp> {
     record.get("time")?.as_str()?.parse().ok()
 }
 
-/// How a stream begins that has `total` bytes, where that is known.
+/// The beginning of a stream of `total` bytes, if that is known.
 fn read_head(session: &Session, path: &str, total: Option<u64>) -> io::Result<StreamHead> {
     let file = match session.open_artifact(path)? {
         OpenedArtifact::File(file) => file,
         OpenedArtifact::Empty | OpenedArtifact::Missing => return Ok(StreamHead::default()),
     };
+
     let bytes = first_bytes(&file)?;
     let total = total.unwrap_or(file.metadata()?.len());
     let is_truncated = total > bytes.len() as u64;
@@ -164,8 +155,8 @@ fn read_head(session: &Session, path: &str, total: Option<u64>) -> io::Result<St
 fn first_bytes(file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; MAX_HEAD_BYTES];
     let mut length = 0;
-    while let Some(room) = bytes.get_mut(length..).filter(|room| !room.is_empty()) {
-        match file.read_at(room, length as u64)? {
+    while let Some(rest) = bytes.get_mut(length..).filter(|rest| !rest.is_empty()) {
+        match file.read_at(rest, length as u64)? {
             0 => break,
             read => length += read,
         }
@@ -174,10 +165,10 @@ fn first_bytes(file: &File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Bytes as text. A character that the cut has split is left out.
+/// Converts bytes to text. Leaves out a character that the cut has split.
 fn lossy_text(bytes: &[u8], is_cut: bool) -> String {
-    let whole = match bytes.utf8_chunks().last() {
-        // The longest beginning of a character.
+    let valid_length = match bytes.utf8_chunks().last() {
+        // A truncated UTF-8 character has at most three bytes.
         Some(last)
             if is_cut && last.invalid().len() <= 3 && is_character_prefix(last.invalid()) =>
         {
@@ -185,10 +176,10 @@ fn lossy_text(bytes: &[u8], is_cut: bool) -> String {
         }
         Some(_) | None => bytes.len(),
     };
-    String::from_utf8_lossy(bytes.get(..whole).unwrap_or_default()).into_owned()
+    String::from_utf8_lossy(bytes.get(..valid_length).unwrap_or_default()).into_owned()
 }
 
-/// Whether more bytes could make a character of these.
+/// Whether further bytes could complete these to a character.
 fn is_character_prefix(bytes: &[u8]) -> bool {
     str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
@@ -198,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cut_splits_no_character() {
+    fn truncated_text_has_no_partial_character() {
         for (bytes, is_cut, text) in [
             (&b"ab"[..], true, "ab"),
             ("a\u{e9}".as_bytes(), true, "a\u{e9}"),

@@ -1,4 +1,4 @@
-//! `list_dir`: the entries of one directory, page by page.
+//! `list_dir`: lists the entries of one directory, page by page.
 
 use super::{
     Tool, ToolContext, ToolOutput, WorkspaceContext,
@@ -14,10 +14,9 @@ use crate::{
     },
 };
 
-/// Entries on a page that says nothing about it.
+/// Entries on a page, by default.
 const DEFAULT_PAGE_ENTRIES: u32 = 1000;
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct ListDirectory;
 
@@ -32,16 +31,17 @@ impl Tool for ListDirectory {
         workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        let base = workspace_context.workspace.resolve(request.path.as_deref().unwrap_or("."));
+        let workspace = &workspace_context.workspace;
+        let base = workspace.resolve(request.path.as_deref().unwrap_or("."));
         if let Ok(base) = &base
-            && let Err(error) =
-                page_start(&request, &filter_hash(&workspace_context.workspace, base))
+            && let Err(error) = page_start(&request, &filter_hash(workspace, base))
         {
             violations.extend(error.violations);
         }
         if !violations.is_empty() {
             return Ok(None);
         }
+
         base?;
         Ok(Some(request))
     }
@@ -50,7 +50,7 @@ impl Tool for ListDirectory {
         request: Self::Request,
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
-        run_on_files(context, move |workspace, stop| list_directory(workspace, &request, stop))
+        run_on_files(context, move |workspace, cancel| list_directory(workspace, &request, cancel))
             .await
     }
 }
@@ -58,30 +58,31 @@ impl Tool for ListDirectory {
 fn list_directory(
     workspace: &Workspace,
     request: &v1::ListDirectoryRequest,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<v1::ListDirectoryResponse, Error> {
     let base = workspace.resolve(request.path.as_deref().unwrap_or("."))?;
     let filters = filter_hash(workspace, &base);
     let after = page_start(request, &filters)?;
-    // With its names as long as they can be, a page of the largest size fits into 4 MiB.
-    let most = request.page_size.unwrap_or(DEFAULT_PAGE_ENTRIES).max(1);
-    let most = usize::try_from(most).unwrap_or(usize::MAX);
-    let contents = workspace.read_directory_page(&base, after.as_deref(), most, stop)?;
-    let entries = contents.entries.into_iter().map(|(name, description)| v1::DirectoryEntry {
+    // A page of the largest size fits into 4 MiB even with names of maximal length.
+    let page_size = request.page_size.unwrap_or(DEFAULT_PAGE_ENTRIES).max(1);
+    let page_size = usize::try_from(page_size).unwrap_or(usize::MAX);
+
+    let page = workspace.read_directory_page(&base, after.as_deref(), page_size, cancel)?;
+    let entries = page.entries.into_iter().map(|(name, metadata)| v1::DirectoryEntry {
         name,
-        r#type: file_type(description.kind).into(),
-        size_bytes: description.size,
-        modify_time: modify_time(&description),
-        mode: description.mode,
+        r#type: file_type(metadata.kind).into(),
+        size_bytes: metadata.size,
+        modify_time: modify_time(&metadata),
+        mode: metadata.mode,
     });
     Ok(v1::ListDirectoryResponse {
         entries: entries.collect(),
-        file_count: contents.files,
-        directory_count: contents.directories,
-        next_page_token: contents
+        file_count: page.files,
+        directory_count: page.directories,
+        next_page_token: page
             .continue_after
             .map_or_else(String::new, |last| encode_page_token(&filters, &last)),
-        skipped_names: contents.skipped_names,
+        skipped_names: page.skipped_names,
     })
 }
 
@@ -89,7 +90,7 @@ fn filter_hash(workspace: &Workspace, base: &RelativePath) -> PageFilterHash {
     PageFilterHash::new(&["list_dir", workspace.name(), base.as_str()], &[])
 }
 
-/// The name behind which the page begins.
+/// The name after which the page starts; `None` for the first page.
 fn page_start(
     request: &v1::ListDirectoryRequest,
     filters: &PageFilterHash,
@@ -120,13 +121,16 @@ mod tests {
                 _ => fs::write(at(name.as_bytes()), "").unwrap(),
             }
         }
+
         fs::write(at(b"\xff"), "").unwrap();
         expected.sort_unstable();
         let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
+
         for size in 1..=11 {
             let mut request =
                 v1::ListDirectoryRequest { page_size: Some(size), ..Default::default() };
             let mut names = Vec::new();
+
             loop {
                 let page = list_directory(&workspace, &request, &CancelToken::new()).unwrap();
                 assert_eq!((page.file_count, page.directory_count), (8, 2));
@@ -138,6 +142,7 @@ mod tests {
                 }
                 request.page_token = Some(page.next_page_token);
             }
+
             assert_eq!(names, expected, "{size}");
             request.path = Some("directory".to_owned());
             let other = list_directory(&workspace, &request, &CancelToken::new());
@@ -148,20 +153,22 @@ mod tests {
     }
 
     #[test]
-    fn the_first_names_of_a_large_directory_are_found_without_holding_all() {
+    fn large_directory_is_listed_without_holding_all_names() {
         let directory = tempfile::tempdir().unwrap();
         for number in 0..6000 {
             fs::write(directory.path().join(format!("{number:04}")), "").unwrap();
         }
+
         let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         let request = v1::ListDirectoryRequest { page_size: Some(3), ..Default::default() };
         let page = list_directory(&workspace, &request, &CancelToken::new()).unwrap();
         let names: Vec<_> = page.entries.iter().map(|entry| &entry.name).collect();
         assert_eq!(names, ["0000", "0001", "0002"]);
         assert_eq!(page.file_count, 6000);
-        let stop = CancelToken::new();
-        stop.cancel();
-        let error = list_directory(&workspace, &request, &stop).unwrap_err();
+
+        let cancel = CancelToken::new();
+        cancel.cancel();
+        let error = list_directory(&workspace, &request, &cancel).unwrap_err();
         assert_eq!(error.reason, Reason::Timeout);
     }
 }

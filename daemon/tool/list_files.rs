@@ -1,4 +1,4 @@
-//! `list_files`: the files below a directory, page by page.
+//! `list_files`: lists the files below a directory, page by page.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,22 +16,21 @@ use crate::{
     },
 };
 
-/// Files on a page that says nothing about it.
+/// Files on a page, by default.
 const DEFAULT_PAGE_FILES: u32 = 1000;
-/// Most bytes of paths on a page, one path in any case: with what encodes them, they fit into a
+/// Most bytes of paths on a page; the first path is exempt. With their encoding they fit into a
 /// message of 4 MiB, which clients accept by default.
 const MAX_PAGE_PATH_BYTES: usize = 3 << 20;
-/// Bytes that a path takes in a message beyond its own, at most.
+/// Most bytes that the encoding of a message adds to a path.
 const PATH_OVERHEAD_BYTES: usize = 4;
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct ListFiles;
 
 impl Tool for ListFiles {
     const NAME: &'static str = "list_files";
     const VALIDATION_COST_PER_BYTE: usize = GLOB_VALIDATION_COST_PER_BYTE;
-    // It answers with what it has listed when its time is up.
+    // At its time limit it responds with the files listed so far.
     const ENFORCES_OWN_TIMEOUT: bool = true;
     type Request = v1::ListFilesRequest;
     type Response = v1::ListFilesResponse;
@@ -42,17 +41,18 @@ impl Tool for ListFiles {
         workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
-        let base = workspace_context.workspace.resolve(request.root.as_deref().unwrap_or("."));
+        let workspace = &workspace_context.workspace;
+        let base = workspace.resolve(request.root.as_deref().unwrap_or("."));
         let token = request.page_token.as_deref().filter(|token| !token.is_empty());
         if let (Ok(base), Some(token)) = (&base, token)
-            && let Err(error) =
-                decode_page_token(token, &filter_hash(&workspace_context.workspace, base, &request))
+            && let Err(error) = decode_page_token(token, &filter_hash(workspace, base, &request))
         {
             violations.extend(error.violations);
         }
         if !violations.is_empty() {
             return Ok(None);
         }
+
         base?;
         compile_globs(request.glob.as_deref())?;
         Ok(Some(request))
@@ -67,21 +67,22 @@ impl Tool for ListFiles {
         let mut attempts = FdRetry::with_deadline(Some(until));
         loop {
             let page = Arc::new(Mutex::new(FilePage::default()));
-            let (told, request) = (Arc::clone(&page), Arc::clone(&request));
-            let list = run_on_files_until(&context, until, move |workspace, stop| {
-                fill_page(workspace, &request, &told, stop)
+            let (shared, request) = (Arc::clone(&page), Arc::clone(&request));
+            let run = run_on_files_until(&context, until, move |workspace, cancel| {
+                fill_page(workspace, &request, &shared, cancel)
             });
-            let complete = match list.await?.transpose() {
+            let complete = match run.await?.transpose() {
                 Err(error) if context.should_retry(&mut attempts, &error).await => continue,
                 complete => complete?.unwrap_or(false),
             };
+
             let page = std::mem::take(&mut *lock_page(&page));
             return page.into_output(complete);
         }
     }
 }
 
-/// A page, as far as it has got.
+/// The page as filled so far.
 #[derive(Debug, Default)]
 struct FilePage {
     response: v1::ListFilesResponse,
@@ -89,10 +90,12 @@ struct FilePage {
 }
 
 impl FilePage {
-    /// The answer. Unless it is `complete` its time was up: then the next page goes on from here.
+    /// The response. If the page is not `complete`, the time limit cut it, and the next page starts
+    /// after its last file.
     fn into_output(self, complete: bool) -> Result<ToolOutput<v1::ListFilesResponse>, Error> {
         let Self { mut response, filter_hash: filters } = self;
         response.truncated |= !complete;
+
         match (response.files.last(), filters) {
             (Some(last), Some(filters)) if response.truncated => {
                 response.next_page_token = encode_page_token(&filters, last);
@@ -100,10 +103,8 @@ impl FilePage {
             (None, _) if !complete => return Err(CancelToken::timeout_error()),
             _ => {}
         }
-        Ok(match complete {
-            true => ToolOutput::new(response),
-            false => ToolOutput::timed_out(response),
-        })
+
+        Ok(if complete { ToolOutput::new(response) } else { ToolOutput::timed_out(response) })
     }
 }
 
@@ -111,12 +112,12 @@ fn lock_page(page: &Mutex<FilePage>) -> MutexGuard<'_, FilePage> {
     page.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lists files, as far as a page goes. Answers whether it got so far in time.
+/// Fills a page with files. Returns false if the cancellation cut it.
 fn fill_page(
     workspace: &Workspace,
     request: &v1::ListFilesRequest,
     page: &Mutex<FilePage>,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<bool, Error> {
     let base = workspace.resolve(request.root.as_deref().unwrap_or("."))?;
     let filters = filter_hash(workspace, &base, request);
@@ -125,17 +126,18 @@ fn fill_page(
         Some(token) => Some(decode_page_token(token, &filters)?),
     };
     lock_page(page).filter_hash = Some(filters);
-    let selection = WalkFilter {
+
+    let walk_filter = WalkFilter {
         globs: compile_globs(request.glob.as_deref())?,
         respect_ignore: request.respect_ignore.unwrap_or(false),
         include_hidden: request.hidden.unwrap_or(true),
         include_git: false,
         max_depth: request.max_depth.map(|levels| usize::try_from(levels).unwrap_or(usize::MAX)),
     };
-    let most = request.max_results.unwrap_or(DEFAULT_PAGE_FILES).max(1);
-    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let max_files = request.max_results.unwrap_or(DEFAULT_PAGE_FILES).max(1);
+    let max_files = usize::try_from(max_files).unwrap_or(usize::MAX);
 
-    let mut walk = workspace.walk(&base, selection, after.as_deref(), stop)?;
+    let mut walk = workspace.walk(&base, walk_filter, after.as_deref(), cancel)?;
     let mut bytes = 0;
     let complete = loop {
         let path = match walk.next() {
@@ -144,15 +146,17 @@ fn fill_page(
                 lock_page(page).response.skipped_names = walk.skipped_entries();
                 break true;
             }
-            Err(_) if stop.is_cancelled() => break false,
+            Err(_) if cancel.is_cancelled() => break false,
             Err(error) => return Err(error),
         };
         bytes += path.len() + PATH_OVERHEAD_BYTES;
+
         let response = &mut lock_page(page).response;
-        // Whatever was skipped since the last file is counted for the next page: it starts right
-        // behind that file.
-        if response.files.len() == most || !response.files.is_empty() && bytes > MAX_PAGE_PATH_BYTES
-        {
+        // Entries skipped since the last file count for the next page, which starts right after
+        // that file.
+        let is_full = response.files.len() == max_files
+            || !response.files.is_empty() && bytes > MAX_PAGE_PATH_BYTES;
+        if is_full {
             response.truncated = true;
             break true;
         }
@@ -163,7 +167,7 @@ fn fill_page(
     Ok(complete)
 }
 
-/// A hash of everything that decides which files there are to list.
+/// A hash of the fields that select the files to list.
 fn filter_hash(
     workspace: &Workspace,
     base: &RelativePath,

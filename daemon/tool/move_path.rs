@@ -1,4 +1,4 @@
-//! `move_path`: a file or directory of the workspace gets another path.
+//! `move_path`: moves or renames a file or directory of the workspace.
 
 use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
@@ -42,7 +42,7 @@ impl Tool for MovePath {
         }))
     }
 
-    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _workspace_context: &WorkspaceContext) -> Vec<String> {
         [&params.source, &params.destination].map(|path| path.as_str().to_owned()).into()
     }
 
@@ -50,9 +50,13 @@ impl Tool for MovePath {
         params: Params,
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
-        run_on_files(context, move |workspace, stop| {
-            let replaced =
-                workspace.move_path(&params.source, &params.destination, params.overwrite, stop)?;
+        run_on_files(context, move |workspace, cancel| {
+            let replaced = workspace.move_path(
+                &params.source,
+                &params.destination,
+                params.overwrite,
+                cancel,
+            )?;
             Ok(v1::MovePathResponse { replaced })
         })
         .await

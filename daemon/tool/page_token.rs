@@ -1,4 +1,4 @@
-//! Tokens of pages: where the next page begins, and of which request it is one.
+//! Page tokens: where the next page starts, and which request it belongs to.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use sha2::{Digest as _, Sha256};
@@ -7,16 +7,16 @@ use crate::daemon::error::Error;
 
 /// First byte of a token.
 const TOKEN_VERSION: u8 = 1;
-/// Bytes of the filters' hash in a token: tokens are made to be given back unchanged, not to keep a
-/// secret.
+/// Bytes of the filter hash in a token. The hash detects mistakes; it is no protection against
+/// forged tokens.
 const FILTER_HASH_BYTES: usize = 16;
 
-/// A hash of everything that decides what there is to list.
+/// A hash of everything that selects the entries to list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageFilterHash([u8; FILTER_HASH_BYTES]);
 
 impl PageFilterHash {
-    /// The hash of what a request says.
+    /// Hashes the fields of a request.
     pub(crate) fn new(texts: &[&str], numbers: &[u32]) -> Self {
         let mut hash = Sha256::new();
         for text in texts {
@@ -26,37 +26,41 @@ impl PageFilterHash {
         for number in numbers {
             hash.update(number.to_le_bytes());
         }
-        let mut filters = [0; FILTER_HASH_BYTES];
-        filters.copy_from_slice(&hash.finalize()[..FILTER_HASH_BYTES]);
-        Self(filters)
+
+        let mut prefix = [0; FILTER_HASH_BYTES];
+        prefix.copy_from_slice(&hash.finalize()[..FILTER_HASH_BYTES]);
+        Self(prefix)
     }
 }
 
-/// The token of the page that begins behind `last`.
+/// The token of the page that starts after `last`.
 pub(crate) fn encode_page_token(filters: &PageFilterHash, last: &str) -> String {
     let token = [&[TOKEN_VERSION], filters.0.as_slice(), last.as_bytes()].concat();
     BASE64_URL_SAFE_NO_PAD.encode(token)
 }
 
-/// What the page begins behind.
+/// The name after which the page starts.
 pub(crate) fn decode_page_token(token: &str, filters: &PageFilterHash) -> Result<String, Error> {
-    let unknown = || {
+    let invalid = || {
         Error::invalid_field(
             "page_token",
             "is not the next_page_token of a page: leave it out to start with the first page",
         )
     };
-    let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).map_err(|_error| unknown())?;
-    let rest = bytes.strip_prefix(&[TOKEN_VERSION]).ok_or_else(unknown)?;
-    let (for_filters, last) = rest.split_first_chunk::<FILTER_HASH_BYTES>().ok_or_else(unknown)?;
-    if *for_filters != filters.0 {
+
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).map_err(|_error| invalid())?;
+    let rest = bytes.strip_prefix(&[TOKEN_VERSION]).ok_or_else(invalid)?;
+    let (token_filters, last) =
+        rest.split_first_chunk::<FILTER_HASH_BYTES>().ok_or_else(invalid)?;
+    if *token_filters != filters.0 {
         return Err(Error::invalid_field(
             "page_token",
             "belongs to a request with other fields: repeat those of the first page, or leave it out to start over",
         ));
     }
+
     match str::from_utf8(last) {
         Ok(last) if !last.is_empty() => Ok(last.to_owned()),
-        _ => Err(unknown()),
+        _ => Err(invalid()),
     }
 }

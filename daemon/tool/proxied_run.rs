@@ -1,5 +1,5 @@
-//! What a run has to do with the proxy, where that is its network: its variables, its records, and
-//! what its span says.
+//! Connects a command with the egress proxy. Sets the environment variables, records the
+//! connections, and adds the totals to the span.
 
 use std::sync::Arc;
 
@@ -19,25 +19,25 @@ use crate::daemon::{
     telemetry::{Telemetry, semconv},
 };
 
-/// An observer of a command that lets it through the proxy meanwhile.
+/// Forwards to an observer, and serves the command's connections through the proxy.
 pub(super) struct ProxiedObserver<O> {
     observer: O,
-    /// Until the command is there.
+    /// The proxy, until the command opens its listener.
     pending: Option<(Arc<EgressProxy>, ConnectionLog)>,
-    attendance: Option<ProxyRun>,
-    /// Of the command's process.
+    serving: Option<ProxyRun>,
+    /// Span of the command's process.
     span: Context,
 }
 
-/// Where the records of a call go.
+/// Writes the records of a command's connections.
 pub(super) struct RunRecorder {
     session: Arc<Session>,
     step: StepId,
-    /// What each of them says.
+    /// Fields of every record.
     common_fields: Map<String, Value>,
 }
 
-/// Gives a command the variables by which it finds the proxy, beside those that it has.
+/// Sets the variables that point a command to the proxy, except those that it already has.
 pub(super) fn set_proxy_variables(
     workspace_context: &WorkspaceContext,
     environment: &mut CommandEnvironment,
@@ -50,42 +50,46 @@ pub(super) fn set_proxy_variables(
 }
 
 impl RunRecorder {
-    /// Those of `step`.
-    pub(super) fn new(session: Arc<Session>, step: StepId, about: Map<String, Value>) -> Self {
-        Self { session, step, common_fields: about }
+    /// Records connections under `step`.
+    pub(super) fn new(
+        session: Arc<Session>,
+        step: StepId,
+        common_fields: Map<String, Value>,
+    ) -> Self {
+        Self { session, step, common_fields }
     }
 
     fn write(&self, fields: Map<String, Value>) {
         let record = self.common_fields.clone().into_iter().chain(fields).collect();
         if let Err(error) = self.session.record(self.step, record) {
-            tracing::error!(%error, "a connection could not be recorded");
+            tracing::error!(%error, "failed to record a network connection");
         }
     }
 }
 
 impl<O: RunObserver> ProxiedObserver<O> {
-    /// Connects the command that `observer` observes, and whose span this is.
+    /// Observes a command for `observer`, with `span` as the span of its process.
     pub(super) fn new(
         observer: O,
         workspace_context: &WorkspaceContext,
         telemetry: &Telemetry,
         span: &Context,
-        records: RunRecorder,
+        recorder: RunRecorder,
     ) -> Self {
-        let waiting = workspace_context.run_settings.proxy.clone().map(|proxy| {
-            let write = Box::new(move |fields| records.write(fields));
-            let journal = ConnectionLog::new(write, telemetry.tracer().clone(), span.clone());
-            (proxy, journal)
+        let pending = workspace_context.run_settings.proxy.clone().map(|proxy| {
+            let write = Box::new(move |fields| recorder.write(fields));
+            let log = ConnectionLog::new(write, telemetry.tracer().clone(), span.clone());
+            (proxy, log)
         });
-        Self { observer, pending: waiting, attendance: None, span: span.clone() }
+        Self { observer, pending, serving: None, span: span.clone() }
     }
 
-    /// Waits until nothing of the command that has ended is left at the proxy; gives the observer
-    /// back.
+    /// Waits until the proxy has closed the connections of the ended command. Returns the observer.
     pub(super) async fn finish(self) -> O {
-        if let Some(attendance) = self.attendance {
+        if let Some(serving) = self.serving {
             let EgressTotals { attempts, denied, sent_bytes, received_bytes, .. } =
-                attendance.finish().await;
+                serving.finish().await;
+
             for (name, number) in [
                 (semconv::EGRESS_ATTEMPTS, attempts),
                 (semconv::EGRESS_DENIED, denied),
@@ -105,9 +109,9 @@ impl<O: RunObserver> RunObserver for ProxiedObserver<O> {
         self.observer.started(pid);
     }
 
-    fn proxy_opened(&mut self, visit: ProxyLease) {
-        if let Some((proxy, journal)) = self.pending.take() {
-            self.attendance = Some(proxy.serve_run(visit, journal));
+    fn proxy_opened(&mut self, lease: ProxyLease) {
+        if let Some((proxy, log)) = self.pending.take() {
+            self.serving = Some(proxy.serve_run(lease, log));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! `read_notebook`: the cells of a Jupyter notebook.
+//! `read_notebook`: returns the cells of a Jupyter notebook.
 //!
-//! [`Notebook`] understands the file; this file translates what is asked for and what is answered.
+//! [`Notebook`] parses the file; this file converts request and response.
 
 use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
 use crate::{
@@ -14,14 +14,12 @@ use crate::{
     },
 };
 
-/// Most bytes of a notebook.
 pub(super) const MAX_NOTEBOOK_BYTES: u64 = 256 << 20;
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct ReadNotebook;
 
-/// What is asked, checked.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Params {
     path: RelativePath,
@@ -42,7 +40,7 @@ impl Tool for ReadNotebook {
         parse_params(request, &workspace_context.workspace, violations)
     }
 
-    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _workspace_context: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
@@ -50,7 +48,8 @@ impl Tool for ReadNotebook {
         params: Self::Params,
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
-        run_on_files(context, move |workspace, stop| read_notebook(workspace, &params, stop)).await
+        run_on_files(context, move |workspace, cancel| read_notebook(workspace, &params, cancel))
+            .await
     }
 }
 
@@ -59,14 +58,15 @@ fn parse_params(
     workspace: &Workspace,
     violations: &mut Vec<Violation>,
 ) -> Result<Option<Params>, Error> {
-    let wanted = requested_cell(request.cell_id, request.cell_index, violations);
+    let requested_cell = requested_cell(request.cell_id, request.cell_index, violations);
     if !violations.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Params { path: workspace.resolve(&request.path)?, requested_cell: wanted }))
+
+    Ok(Some(Params { path: workspace.resolve(&request.path)?, requested_cell }))
 }
 
-/// The cell that a request names, by its id or its position.
+/// The cell that a request names, by id or by position.
 pub(super) fn requested_cell(
     id: Option<String>,
     index: Option<u32>,
@@ -74,16 +74,14 @@ pub(super) fn requested_cell(
 ) -> Option<CellSelector> {
     match (id, index) {
         (Some(_), Some(_)) => {
-            violations.push(Violation {
-                field: "cell_index".to_owned(),
-                description:
-                    "must not be given together with cell_id: name the cell by one of them"
-                        .to_owned(),
-            });
+            violations.push(Violation::new(
+                "cell_index",
+                "must not be given together with cell_id: name the cell by one of them",
+            ));
             None
         }
         (Some(id), None) => Some(CellSelector::Id(id)),
-        // An index that does not fit is behind every cell.
+        // An index that does not fit exceeds the number of cells anyway.
         (None, Some(index)) => {
             Some(CellSelector::Index(usize::try_from(index).unwrap_or(usize::MAX)))
         }
@@ -91,22 +89,23 @@ pub(super) fn requested_cell(
     }
 }
 
-/// The text of a notebook's file.
+/// The file's content as text.
 pub(super) fn notebook_text(content: &[u8]) -> Result<&str, Error> {
     str::from_utf8(content).map_err(|problem| not_a_notebook("it is not UTF-8").with_cause(problem))
 }
 
-/// Reads a notebook.
 fn read_notebook(
     workspace: &Workspace,
     params: &Params,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<v1::ReadNotebookResponse, Error> {
-    let (content, _room) = read_file_bytes(workspace, &params.path, stop)?;
+    let (content, _reservation) = read_file_bytes(workspace, &params.path, cancel)?;
     let text = notebook_text(&content)?;
-    stop.check()?;
+    cancel.check()?;
+
     let notebook = Notebook::parse(text)?;
-    stop.check()?;
+    cancel.check()?;
+
     let cells = notebook
         .read_cells(params.requested_cell.as_ref())
         .map_err(|error| error.with_metadata("path", params.path.as_str()))?;
@@ -116,31 +115,33 @@ fn read_notebook(
     })
 }
 
-/// All bytes of a file. Nobody has to wait for whoever reads.
+/// Reads the whole file, with a reservation for its memory. Takes no path lock, so writers need not
+/// wait.
 fn read_file_bytes(
     workspace: &Workspace,
     path: &RelativePath,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<(Vec<u8>, MemoryReservation), Error> {
     let file = workspace.open_file(path)?;
-    let room = MemoryReservation::reserve(file.size().min(MAX_NOTEBOOK_BYTES))?;
-    let wish = ReadOptions {
+    let reservation = MemoryReservation::reserve(file.size().min(MAX_NOTEBOOK_BYTES))?;
+    let too_large = || {
+        let text = format!("{:?} exceeds 256 MiB, the limit for notebooks", path.as_str());
+        Error::new(Reason::FileTooLarge, text).with_metadata("path", path.as_str())
+    };
+    if file.size() > MAX_NOTEBOOK_BYTES {
+        return Err(too_large());
+    }
+
+    let options = ReadOptions {
         lines: Some((1, u64::MAX)),
         max_bytes: usize::try_from(MAX_NOTEBOOK_BYTES).unwrap_or(usize::MAX),
         require_utf8: false,
     };
-    let excerpt = match file.size() {
-        size if size > MAX_NOTEBOOK_BYTES => None,
-        _ => Some(FileExcerpt::read(&file, wish, stop)?),
-    };
-    match excerpt {
-        Some(excerpt) if !excerpt.truncated => Ok((excerpt.content, room)),
-        _ => Err(Error::new(
-            Reason::FileTooLarge,
-            format!("{:?} is over 256 MiB: no notebook of that size is read", path.as_str()),
-        )
-        .with_metadata("path", path.as_str())),
+    let excerpt = FileExcerpt::read(&file, options, cancel)?;
+    if excerpt.truncated {
+        return Err(too_large());
     }
+    Ok((excerpt.content, reservation))
 }
 
 fn wire_cell(cell: RenderedCell) -> v1::NotebookCell {
@@ -150,11 +151,13 @@ fn wire_cell(cell: RenderedCell) -> v1::NotebookCell {
         Some(CellKind::Raw) => v1::CellType::Raw,
         None => v1::CellType::Unspecified,
     };
+
     let outputs = cell.outputs.into_iter().map(|output| v1::CellOutput {
         r#type: output.kind,
         text: output.text,
         truncated: output.truncated,
     });
+
     v1::NotebookCell {
         id: cell.id,
         index: u32::try_from(cell.index).unwrap_or(u32::MAX),
@@ -181,6 +184,7 @@ mod tests {
         let mut request =
             v1::ReadNotebookRequest { path: "n.ipynb".to_owned(), ..Default::default() };
         change(&mut request);
+
         let mut violations = Vec::new();
         match parse_params(request, &workspace, &mut violations)? {
             Some(params) => read_notebook(&workspace, &params, &CancelToken::new()),
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_come_all_or_one() {
+    fn all_cells_or_one_are_returned() {
         const NOTEBOOK: &[u8] = br##"{"nbformat": 4, "cells": [
             {"id": "a", "cell_type": "markdown", "source": "# T"},
             {"id": "b", "cell_type": "code", "source": ["x\n", "y"], "execution_count": 3,
@@ -197,10 +201,12 @@ mod tests {
         ], "metadata": {"kernelspec": {"language": "python"}}}"##;
         let all = run(NOTEBOOK, |_| {}).unwrap();
         assert_eq!((all.cells.len(), all.language.as_str()), (2, "python"));
+
         let by_id = run(NOTEBOOK, |request| request.cell_id = Some("b".to_owned())).unwrap();
         let by_index = run(NOTEBOOK, |request| request.cell_index = Some(1)).unwrap();
         assert_eq!(by_id, by_index);
         assert_eq!(by_id.cells, all.cells[1..]);
+
         let cell = &by_id.cells[0];
         assert_eq!((cell.source.as_str(), cell.execution_count), ("x\ny", Some(3)));
         assert_eq!((cell.r#type(), cell.index), (v1::CellType::Code, 1));
@@ -208,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_has_its_reason() {
+    fn unreadable_notebooks_report_a_reason() {
         const EMPTY: &[u8] = br#"{"nbformat": 4, "cells": []}"#;
         for (content, id, index, reason) in [
             (EMPTY, Some("a"), None, Reason::CellNotFound),
@@ -223,6 +229,7 @@ mod tests {
             });
             assert_eq!(result.unwrap_err().reason, reason);
         }
+
         let error = run(EMPTY, |request| request.path = "none".to_owned()).unwrap_err();
         assert_eq!(error.reason, Reason::FileNotFound);
     }

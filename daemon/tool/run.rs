@@ -1,4 +1,6 @@
-//! `run`: one command in a sandbox of its own.
+//! `run`: runs one command in a sandbox of its own and returns its output.
+//!
+//! [`run_command`] is shared with [`super::start`], which does not wait for the end.
 
 mod limits;
 mod run_error;
@@ -6,7 +8,11 @@ mod span;
 
 pub(crate) mod response;
 
-use std::{ffi::CString, time::Duration};
+use std::{
+    collections::BTreeMap, ffi::CString, os::unix::ffi::OsStrExt as _, path::Path, time::Duration,
+};
+
+use bytes::Bytes;
 
 use self::{
     limits::lower_limits,
@@ -15,7 +21,7 @@ use self::{
 };
 use super::{
     Tool, ToolContext, ToolOutput, WorkspaceContext,
-    proxied_run::{self, ProxiedObserver},
+    proxied_run::{self, ProxiedObserver, RunRecorder},
 };
 use crate::{
     api::v1,
@@ -26,30 +32,29 @@ use crate::{
             handle::{ProcessExit, SupervisedProcess},
             outcome::CommandOutcome,
             spec::{CommandSpec, Program, StdinSource},
-            supervisor::{self, OutputArtifacts, RunError},
+            supervisor::{self, OutputArtifacts},
         },
         sandbox::{image::TerminalSize, limits::RunLimits},
-        store::session::StreamName,
+        store::{artifact_writer::ArtifactWriter, session::StreamName},
         telemetry::semconv::process_error,
         workspace::RelativePath,
     },
 };
 
-/// How long a command keeps the turn of its call: as long as it takes to start one. From then on the
-/// kernel shares out the CPUs.
+/// How long a command holds the start permit of its call: as long as starting one takes. After that
+/// the kernel schedules the command.
 pub(super) const START_PERMIT_HOLD: Duration = Duration::from_millis(3);
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct RunCommand;
 
-/// A request that was checked.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Params {
     pub(super) program: Program,
     pub(super) cwd: RelativePath,
     pub(super) environment: CommandEnvironment,
-    pub(super) stdin: bytes::Bytes,
+    pub(super) stdin: Bytes,
     pub(super) timeout: Option<Duration>,
     limits: RunLimits,
     pub(super) max_inline_bytes: usize,
@@ -87,62 +92,21 @@ impl Tool for RunCommand {
             max_output_bytes,
             limits,
         } = request;
-        let mut report = |field: String, description: &str| {
-            violations.push(Violation { field, description: description.to_owned() })
-        };
-        let program = match (command, argv.as_slice()) {
-            (Some(_), [_, ..]) => {
-                report(
-                    "command".to_owned(),
-                    "must not be given together with argv: give exactly one of the two",
-                );
-                report(
-                    "argv".to_owned(),
-                    "must not be given together with command: give exactly one of the two",
-                );
-                None
-            }
-            (None, []) => {
-                report("command".to_owned(), "must be given, unless argv is");
-                None
-            }
-            (Some(command), []) if command.trim().is_empty() => {
-                report("command".to_owned(), "must not be empty");
-                None
-            }
-            (Some(command), []) => CString::new(command).ok().map(Program::Shell),
-            (None, [program, ..]) => {
-                if program.is_empty() {
-                    report("argv[0]".to_owned(), "must name a program");
-                }
-                argv.into_iter().map(CString::new).collect::<Result<_, _>>().ok().map(Program::Argv)
-            }
-        };
-        let mut environment =
-            CommandEnvironment::base(&workspace_context.run_settings.path_directories);
-        let mut variables: Vec<_> = env.into_iter().collect();
-        variables.sort_unstable();
-        for (name, value) in variables {
-            if violations.len() > MAX_VIOLATIONS {
-                break;
-            }
-            let field = format!("env[{name:?}]");
-            let known = violations.iter().any(|violation| violation.field == field);
-            if let Err(description) = environment.set(name, value)
-                && !known
-            {
-                violations.push(Violation { field, description: description.to_owned() });
-            }
-        }
+        let settings = &workspace_context.run_settings;
+
+        let program = parse_program(command, argv, violations);
+        let environment = build_environment(env, &settings.path_directories, violations);
         if let Some(program) = &program {
             violations.extend(program.size_violation(&environment));
         }
+
         let limits = lower_limits(
-            workspace_context.run_settings.limits,
+            settings.limits,
             limits.unwrap_or_default(),
             workspace_context.isolation.level,
             violations,
         );
+
         let timeout = timeout_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));
         if let (Some(timeout), Some(wall)) = (timeout, limits.wall_time)
             && timeout > wall
@@ -150,13 +114,12 @@ impl Tool for RunCommand {
             let text = format!("must be at most {}, which the operator set", wall.as_secs());
             violations.push(Violation::new("timeout_sec", text));
         }
+
         if !violations.is_empty() {
             return Ok(None);
         }
-        let cwd = RelativePath::parse(
-            cwd.as_deref().unwrap_or("."),
-            workspace_context.workspace.mount_path(),
-        )?;
+        let mount_path = workspace_context.workspace.mount_path();
+        let cwd = RelativePath::parse(cwd.as_deref().unwrap_or("."), mount_path)?;
         Ok(program.map(|program| Params {
             program,
             cwd,
@@ -172,138 +135,222 @@ impl Tool for RunCommand {
         params: Params,
         context: ToolContext,
     ) -> Result<ToolOutput<v1::RunResponse>, Error> {
-        // Nobody waits for a job: it is as good as a process that was started.
+        // Nobody waits for a job, so it has no default timeout, like a started process.
         let default = context.job.is_none().then_some(context.default_timeout);
         let timeout = params.timeout.or(context.call_timeout).or(default);
-        let connection = CommandIo {
-            stdin: StdinSource::Bytes(params.stdin.clone()),
-            terminal: None,
-            supervised: None,
-        };
+        let stdin = StdinSource::Bytes(params.stdin.clone());
+        let io = CommandIo { stdin, terminal: None, supervised: None };
         let isolation = context.workspace_context.isolation.level.to_string();
-        let done = run_command(params, timeout, connection, context).await?;
-        Ok(done.map_response(|exit| response(exit, isolation)))
+
+        let output = run_command(params, timeout, io, context).await?;
+        Ok(output.map_response(|exit| response(exit, isolation)))
     }
 }
 
-/// Where the rest of an output is, for who reads the answer.
+/// The program of a request: a shell command or an argument vector. The request must give exactly
+/// one of them.
+fn parse_program(
+    command: Option<String>,
+    argv: Vec<String>,
+    violations: &mut Vec<Violation>,
+) -> Option<Program> {
+    match (command, argv.as_slice()) {
+        (Some(_), [_, ..]) => {
+            violations.push(Violation::new(
+                "command",
+                "must not be given together with argv: give exactly one of the two",
+            ));
+            violations.push(Violation::new(
+                "argv",
+                "must not be given together with command: give exactly one of the two",
+            ));
+            None
+        }
+        (None, []) => {
+            violations.push(Violation::new("command", "must be given, unless argv is"));
+            None
+        }
+        (Some(command), []) if command.trim().is_empty() => {
+            violations.push(Violation::new("command", "must not be empty"));
+            None
+        }
+        (Some(command), []) => CString::new(command).ok().map(Program::Shell),
+        (None, [program, ..]) => {
+            if program.is_empty() {
+                violations.push(Violation::new("argv[0]", "must name a program"));
+            }
+            argv.into_iter().map(CString::new).collect::<Result<_, _>>().ok().map(Program::Argv)
+        }
+    }
+}
+
+/// The base environment, with the variables of the request. Reports each invalid variable once.
+fn build_environment(
+    variables: BTreeMap<String, String>,
+    path_directories: &[String],
+    violations: &mut Vec<Violation>,
+) -> CommandEnvironment {
+    let mut environment = CommandEnvironment::base(path_directories);
+    for (name, value) in variables {
+        if violations.len() > MAX_VIOLATIONS {
+            break;
+        }
+
+        let field = format!("env[{name:?}]");
+        let is_reported = violations.iter().any(|violation| violation.field == field);
+        if let Err(description) = environment.set(name, value)
+            && !is_reported
+        {
+            violations.push(Violation::new(field, description));
+        }
+    }
+    environment
+}
+
+/// The streams of a command.
+pub(super) struct CommandIo {
+    pub(super) stdin: StdinSource,
+    /// Size of the command's terminal, if it has one.
+    pub(super) terminal: Option<TerminalSize>,
+    /// The task's side of the process handle, if clients can attach to the command.
+    pub(super) supervised: Option<SupervisedProcess>,
+}
+
+/// Runs a command in a sandbox, with artifacts for its output and a span for its process.
+pub(super) async fn run_command(
+    params: Params,
+    timeout: Option<Duration>,
+    io: CommandIo,
+    mut context: ToolContext,
+) -> Result<ToolOutput<ProcessExit>, Error> {
+    let sandbox_permit = context
+        .sandbox_permit
+        .take()
+        .ok_or_else(|| Error::internal("a command was admitted without a sandbox permit"))?;
+    let workspace_context = &context.workspace_context;
+    run_error::check_available(workspace_context)?;
+
+    let CommandIo { stdin, terminal, supervised } = io;
+    let cwd = params.cwd.absolute(workspace_context.workspace.mount_path());
+    let mut spec = command_spec(params, &cwd, timeout, stdin, context.uses_default_shell)?;
+    spec.cwd_identity = context.approved_cwd;
+    spec.terminal = terminal;
+    let process = start_process_span(&context, &cwd, &mut spec);
+
+    let artifacts = open_artifacts(&context);
+    let [stdout_path, stderr_path] = artifacts.each_ref().map(|(_, path)| path.clone());
+    if let Some(supervised) = &supervised {
+        supervised.process.set_output_paths(stdout_path.clone(), stderr_path.clone());
+    }
+    let [stdout, stderr] = artifacts
+        .map(|(writer, path)| (writer, full_output_location(path, context.artifact_reader)));
+
+    let span = process.context().clone();
+    let recorder = RunRecorder::new(context.session, context.step, context.common_record_fields);
+    let mut observer =
+        ProxiedObserver::new(process, workspace_context, &context.telemetry, &span, recorder);
+    let result = supervisor::run(
+        &spec,
+        &workspace_context.sandbox_pool,
+        sandbox_permit,
+        OutputArtifacts { stdout, stderr },
+        &context.cancel,
+        &mut observer,
+        supervised,
+    )
+    .await;
+    let process = observer.finish().await;
+
+    match result {
+        Ok(result) => {
+            process.finish(&result);
+            Ok(run_output(ProcessExit { result, stdout_path, stderr_path }))
+        }
+        Err(error) => {
+            let error_type = run_error::error_type(&error);
+            Err(process.fail(run_error::error_of_run(error, &spec), error_type))
+        }
+    }
+}
+
+/// The command to run, without a terminal.
+fn command_spec(
+    params: Params,
+    cwd: &Path,
+    timeout: Option<Duration>,
+    stdin: StdinSource,
+    uses_default_shell: bool,
+) -> Result<CommandSpec, Error> {
+    let Params { program, environment, limits, max_inline_bytes, .. } = params;
+    let program = match program {
+        Program::Shell(text) if uses_default_shell => Program::DefaultShell(text),
+        Program::Shell(_) | Program::DefaultShell(_) | Program::Argv(_) => program,
+    };
+
+    Ok(CommandSpec {
+        program,
+        cwd: CString::new(cwd.as_os_str().as_bytes()).map_err(Error::internal)?,
+        cwd_identity: None,
+        environment,
+        stdin,
+        terminal: None,
+        timeout: timeout.into_iter().chain(limits.wall_time).min(),
+        limits,
+        max_inline_bytes,
+    })
+}
+
+/// Starts the span of the command's process. Adds the variables of the trace and of the proxy to
+/// the command's environment.
+fn start_process_span(context: &ToolContext, cwd: &Path, spec: &mut CommandSpec) -> ProcessSpan {
+    let ToolContext { workspace_context, telemetry, span, .. } = context;
+    let name = spec.program.name();
+    let process = ProcessSpan::start(
+        telemetry,
+        span,
+        &name,
+        cwd,
+        spec.timeout,
+        &spec.limits,
+        workspace_context,
+    );
+
+    for (name, value) in telemetry.propagators().child_variables(process.context()) {
+        spec.environment.set_default(&name, value);
+    }
+    proxied_run::set_proxy_variables(workspace_context, &mut spec.environment);
+    process
+}
+
+/// The output of a command that ended, with the fields of its record.
+fn run_output(exit: ProcessExit) -> ToolOutput<ProcessExit> {
+    let timed_out = matches!(exit.result.termination.outcome, CommandOutcome::TimedOut(_));
+    ToolOutput {
+        record_fields: record_fields(&exit),
+        error_type: timed_out.then_some(process_error::TIMEOUT),
+        ..ToolOutput::new(exit)
+    }
+}
+
+/// Opens the artifacts of the output streams. Returns each with the path to read it at.
+fn open_artifacts(context: &ToolContext) -> [(ArtifactWriter, String); 2] {
+    let operator_max = context.workspace_context.run_settings.max_artifact_bytes;
+    let requested_max = context.max_artifact_bytes;
+    let max_bytes = requested_max.map_or(operator_max, |bytes| bytes.min(operator_max));
+    let output_written = context.job.as_ref().map(|job| &job.output_written);
+
+    [StreamName::Stdout, StreamName::Stderr].map(|stream| {
+        let (writer, path) = context.session.artifact_writer(context.step, stream, max_bytes);
+        let writer = writer.notifying(output_written.cloned());
+        // A caller that limits the artifacts expects them even if empty.
+        if requested_max.is_some() { (writer.create_if_empty(), path) } else { (writer, path) }
+    })
+}
+
+/// Where the full output is, for the reader of a truncated one.
 fn full_output_location(path: String, reader: Option<&str>) -> String {
     match reader {
         Some(reader) => format!("{path}: read it with {reader}, commands cannot see it"),
         None => path,
-    }
-}
-
-/// What a command is connected to.
-pub(super) struct CommandIo {
-    /// What it reads.
-    pub(super) stdin: StdinSource,
-    /// Size of the terminal that it gets, if any.
-    pub(super) terminal: Option<TerminalSize>,
-    /// The side of its task, where it is watched while it runs.
-    pub(super) supervised: Option<SupervisedProcess>,
-}
-
-/// Runs a command, whoever asked for it and however its output is told.
-pub(super) async fn run_command(
-    params: Params,
-    timeout: Option<Duration>,
-    connection: CommandIo,
-    tool_context: ToolContext,
-) -> Result<ToolOutput<ProcessExit>, Error> {
-    let ToolContext {
-        workspace_context: scene,
-        session,
-        step,
-        cancel: stop,
-        span,
-        telemetry,
-        common_record_fields: about,
-        sandbox_permit: seat,
-        job,
-        artifact_reader: reader,
-        max_artifact_bytes: artifact_bytes,
-        uses_default_shell: in_default_shell,
-        approved_cwd,
-        ..
-    } = tool_context;
-    let seat = seat.ok_or_else(|| Error::internal("a run was let in without a sandbox"))?;
-    if !scene.isolation.is_ready() {
-        return Err(run_error::commands_unavailable(&scene));
-    }
-    if scene.sandbox_pool.is_keeper_dead() {
-        return Err(run_error::keeper_lost());
-    }
-    let cwd = params.cwd.absolute(scene.workspace.mount_path());
-    let Params { program, mut environment, limits, max_inline_bytes: inline_bytes, .. } = params;
-    let program = match program {
-        Program::Shell(text) if in_default_shell => Program::DefaultShell(text),
-        Program::Shell(_) | Program::DefaultShell(_) | Program::Argv(_) => program,
-    };
-    let timeout = timeout.into_iter().chain(limits.wall_time).min();
-    let name = program.name();
-    let process = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &limits, &scene);
-    for (name, value) in telemetry.propagators().child_variables(process.context()) {
-        environment.set_default(&name, value);
-    }
-    proxied_run::set_proxy_variables(&scene, &mut environment);
-    let CommandIo { stdin, terminal, supervised: live } = connection;
-    let spec = CommandSpec {
-        program,
-        cwd: CString::new(cwd.into_os_string().into_encoded_bytes()).map_err(Error::internal)?,
-        cwd_identity: approved_cwd,
-        environment,
-        stdin,
-        terminal,
-        timeout,
-        limits,
-        max_inline_bytes: inline_bytes,
-    };
-    let cap = scene.run_settings.max_artifact_bytes;
-    let cap = artifact_bytes.map_or(cap, |bytes| bytes.min(cap));
-    let written = job.map(|job| job.output_written);
-    let [stdout, stderr] = [StreamName::Stdout, StreamName::Stderr].map(|stream| {
-        let (sink, path) = session.artifact_writer(step, stream, cap);
-        let sink = sink.notifying(written.clone());
-        match artifact_bytes {
-            Some(_) => (sink.create_if_empty(), path),
-            None => (sink, path),
-        }
-    });
-    let (stdout_path, stderr_path) = (stdout.1.clone(), stderr.1.clone());
-    if let Some(live) = &live {
-        live.process.set_output_paths(stdout_path.clone(), stderr_path.clone());
-    }
-    let [stdout, stderr] =
-        [stdout, stderr].map(|(sink, path)| (sink, full_output_location(path, reader)));
-    let artifacts = OutputArtifacts { stdout, stderr };
-    let context = process.context().clone();
-    let records = proxied_run::RunRecorder::new(session, step, about);
-    let mut observer = ProxiedObserver::new(process, &scene, &telemetry, &context, records);
-    let finished =
-        supervisor::run(&spec, &scene.sandbox_pool, seat, artifacts, &stop, &mut observer, live)
-            .await;
-    let observer = observer.finish().await;
-    match finished {
-        Ok(finished) => {
-            observer.finish(&finished);
-            let timed_out = matches!(finished.termination.outcome, CommandOutcome::TimedOut(_));
-            let exit = ProcessExit { result: finished, stdout_path, stderr_path };
-            Ok(ToolOutput {
-                record_fields: record_fields(&exit),
-                error_type: timed_out.then_some(process_error::TIMEOUT),
-                ..ToolOutput::new(exit)
-            })
-        }
-        Err(error) => {
-            let error_type = match error {
-                RunError::SandboxLost => process_error::SANDBOX_LOST,
-                RunError::Abandoned | RunError::Draining | RunError::EndedBeforeStart => {
-                    process_error::CANCELLED
-                }
-                RunError::NotStarted(_) | RunError::SandboxTimeout => process_error::SPAWN_FAILED,
-            };
-            Err(observer.fail(run_error::error_of_run(error, &spec), error_type))
-        }
     }
 }

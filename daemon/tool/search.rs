@@ -1,4 +1,4 @@
-//! `search`: matching lines of the files below a directory.
+//! `search`: returns matching lines of the files below a directory.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,25 +18,24 @@ use crate::{
     },
 };
 
-/// Lines around a match when a request says nothing about it.
+/// Context lines around a match, by default.
 const DEFAULT_CONTEXT_LINES: u32 = 2;
-/// Matches to answer with when a request says nothing about it.
+/// Matches in a response, by default.
 const DEFAULT_MAX_MATCHES: u32 = 50;
-/// Most bytes of lines in an answer, one match in any case: with what encodes them, they fit into a
-/// message of 4 MiB, which clients accept by default.
+/// Most bytes of lines in a response; the first match is exempt. With their encoding they fit into
+/// a message of 4 MiB, which clients accept by default.
 const MAX_RESPONSE_LINE_BYTES: usize = 3 << 20;
-/// How long a search keeps the turn of its call. Few go on at one time, so that the kernel can share out the
-/// CPUs among these and what other callers call, who need not wait for the end of a long one.
+/// How long a search holds the start permit of its call. Few searches run at a time, so the kernel
+/// can share the CPUs fairly. Other callers need not wait for the end of a long search.
 const START_PERMIT_HOLD: Duration = Duration::from_millis(3);
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct SearchFiles;
 
 impl Tool for SearchFiles {
     const NAME: &'static str = "search";
     const VALIDATION_COST_PER_BYTE: usize = GLOB_VALIDATION_COST_PER_BYTE;
-    // It answers with what it has found when its time is up.
+    // At its time limit it responds with the matches found so far.
     const ENFORCES_OWN_TIMEOUT: bool = true;
     const START_PERMIT_HOLD: Duration = START_PERMIT_HOLD;
     type Request = v1::SearchRequest;
@@ -52,7 +51,7 @@ impl Tool for SearchFiles {
             return Ok(None);
         }
         workspace_context.workspace.resolve(request.path.as_deref().unwrap_or("."))?;
-        selection(&request)?;
+        walk_filter(&request)?;
         Ok(Some(request))
     }
 
@@ -64,38 +63,41 @@ impl Tool for SearchFiles {
         let until = context.soft_deadline();
         let artifacts = SessionArtifacts::for_call(&context);
         let mut attempts = FdRetry::with_deadline(Some(until));
+
         loop {
-            let place = context
-                .acquire_permit(&context.workspace_context.file_limiters.searches, Some(until));
-            let place = place.await?;
+            let searches = &context.workspace_context.file_limiters.searches;
+            let permit = context.acquire_permit(searches, Some(until)).await?;
+
             let progress =
                 Arc::new(SearchProgress::new(max_matches(&request), MAX_RESPONSE_LINE_BYTES));
-            let (told, request) = (Arc::clone(&progress), Arc::clone(&request));
+            let (shared, request) = (Arc::clone(&progress), Arc::clone(&request));
             let artifacts = artifacts.clone();
-            let complete = run_on_files_until(&context, until, move |workspace, stop| {
-                let _place = place;
-                search(workspace, &artifacts, &request, &told, stop)
+            let run = run_on_files_until(&context, until, move |workspace, cancel| {
+                let _permit = permit;
+                search(workspace, &artifacts, &request, &shared, cancel)
             });
-            let complete = match complete.await?.transpose() {
+            let complete = match run.await?.transpose() {
                 Err(error) if context.should_retry(&mut attempts, &error).await => continue,
                 complete => complete?.unwrap_or(false),
             };
-            let answer = response(progress.take(), complete);
-            return Ok(match complete {
-                true => ToolOutput::new(answer),
-                false => ToolOutput::timed_out(answer),
+
+            let response = response(progress.take(), complete);
+            return Ok(if complete {
+                ToolOutput::new(response)
+            } else {
+                ToolOutput::timed_out(response)
             });
         }
     }
 }
 
-/// Searches, and answers whether it came to the end.
+/// Searches, and returns whether the search was complete.
 fn search(
     workspace: &Workspace,
     artifacts: &SessionArtifacts,
     request: &v1::SearchRequest,
     progress: &SearchProgress,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<bool, Error> {
     let path = workspace.resolve(request.path.as_deref().unwrap_or("."))?;
     let pattern = SearchPattern::new(SearchQuery {
@@ -104,75 +106,83 @@ fn search(
         case_sensitive: request.case_sensitive.unwrap_or(false),
         multiline: request.multiline.unwrap_or(false),
     })?;
-    let wish = SearchOptions {
+
+    let options = SearchOptions {
         pattern,
         context_lines: to_usize(request.context_lines.unwrap_or(DEFAULT_CONTEXT_LINES)),
         max_matches: max_matches(request),
         max_bytes: MAX_RESPONSE_LINE_BYTES,
     };
-    // In some vocabularies only a glob can name a file.
+
+    // Some dialects can name a file only by a glob.
     if let (".", [glob]) = (path.as_str(), request.globs.as_slice())
         && SessionArtifacts::is_artifact_path(glob)
         && let Err(error) = workspace.open_file(&workspace.resolve(glob)?)
         && let Ok(file) = artifacts.open_fallback(glob, error)
     {
-        return Ok(search_file(file, &wish, progress, stop));
+        return Ok(search_file(file, &options, progress, cancel));
     }
-    let selection = selection(request)?;
-    match workspace.search(&path, selection, &wish, progress, stop) {
+
+    let filter = walk_filter(request)?;
+    match workspace.search(&path, filter, &options, progress, cancel) {
         Err(error) => {
             let file = artifacts.open_fallback(path.as_str(), error)?;
-            Ok(search_file(file, &wish, progress, stop))
+            Ok(search_file(file, &options, progress, cancel))
         }
         complete => complete,
     }
 }
 
-fn response(finds: SearchResults, complete: bool) -> v1::SearchResponse {
+fn response(results: SearchResults, complete: bool) -> v1::SearchResponse {
     v1::SearchResponse {
-        truncated: finds.total > finds.matches.len() as u64,
-        matches: finds.matches.into_iter().map(|(file, hit)| wire_match(&file, hit)).collect(),
-        total_matches: saturating_u32(finds.total),
-        files_searched: saturating_u32(finds.files_searched),
+        truncated: results.total > results.matches.len() as u64,
+        matches: results
+            .matches
+            .into_iter()
+            .map(|(file, found)| wire_match(&file, found))
+            .collect(),
+        total_matches: saturating_u32(results.total),
+        files_searched: saturating_u32(results.files_searched),
         timed_out: !complete,
-        files_left_out: saturating_u32(finds.files_incomplete),
-        ignore_files_cut: finds.truncated_ignore_files,
+        files_left_out: saturating_u32(results.files_incomplete),
+        ignore_files_cut: results.truncated_ignore_files,
     }
 }
 
-/// Matches to answer with.
+/// Most matches in the response.
 fn max_matches(request: &v1::SearchRequest) -> usize {
     to_usize(request.max_results.unwrap_or(DEFAULT_MAX_MATCHES).max(1))
 }
 
-/// Which files to search.
-fn selection(request: &v1::SearchRequest) -> Result<WalkFilter, Error> {
-    let without: Vec<String> = request
+/// The filter that selects the files to search.
+fn walk_filter(request: &v1::SearchRequest) -> Result<WalkFilter, Error> {
+    let excluded: Vec<String> = request
         .exclude_globs
         .iter()
         .filter(|glob| !glob.is_empty())
         .map(|glob| format!("!{glob}"))
         .collect();
-    let wanted = request.globs.iter().chain(&without).map(String::as_str);
+    let globs = request.globs.iter().chain(&excluded).map(String::as_str);
     let hidden = request.hidden.unwrap_or(false);
+
     Ok(WalkFilter {
-        globs: compile_globs(wanted)?,
+        globs: compile_globs(globs)?,
         respect_ignore: !request.no_ignore.unwrap_or(false),
         include_hidden: hidden,
-        // As ripgrep has it: a hidden directory like any other.
+        // As in ripgrep: a hidden directory like any other.
         include_git: hidden,
         max_depth: request.max_depth.map(to_usize),
     })
 }
 
-fn wire_match(file: &str, hit: Match) -> v1::SearchMatch {
+fn wire_match(file: &str, found: Match) -> v1::SearchMatch {
     v1::SearchMatch {
         file: file.to_owned(),
-        line: saturating_u32(hit.line),
-        column: saturating_u32(hit.column),
-        content: hit.content,
-        context_before: hit.before,
-        context_after: hit.after,
+        line: saturating_u32(found.line),
+        column: saturating_u32(found.column),
+        content: found.content,
+        context_before: found.before,
+        context_after: found.after,
     }
 }
 

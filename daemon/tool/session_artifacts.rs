@@ -1,5 +1,5 @@
-//! What the calls of a session left behind, for tools that read files: a path that names no file of the workspace
-//! may name an artifact of the session. A file of the workspace comes first, so that none is hidden.
+//! Artifacts of the session, for tools that read files. A path that names no file of the workspace
+//! may name an artifact. Files of the workspace take precedence, so artifacts hide none of them.
 
 use std::sync::Arc;
 
@@ -15,51 +15,59 @@ use crate::daemon::{
 #[derive(Debug, Clone)]
 pub(super) struct SessionArtifacts {
     session: Arc<Session>,
-    /// Tools whose artifacts the caller may read; without, those of all tools.
+    /// Tools whose artifacts the caller may read; `None` for all tools.
     allowed_tools: Option<Arc<[String]>>,
 }
 
 impl SessionArtifacts {
-    /// Those that the caller of this work may read.
+    /// The artifacts that the caller of this call may read.
     pub(super) fn for_call(context: &ToolContext) -> Self {
         Self { session: Arc::clone(&context.session), allowed_tools: context.allowed_tools.clone() }
     }
 
-    /// Whether this path is the name of an artifact, existing or not.
+    /// Whether this path is the name of an artifact, whether it exists or not.
     pub(super) fn is_artifact_path(path: &str) -> bool {
         StepId::from_artifact_path(path).is_some()
     }
 
-    /// Takes the `@OFFSET` off a path that names a part of an artifact: `logs/tool_step_0001_stdout.txt@1048576`.
-    pub(super) fn part(path: &str) -> Option<(&str, u64)> {
+    /// Splits a path that names a part of an artifact into name and offset:
+    /// `logs/tool_step_0001_stdout.txt@1048576`.
+    pub(super) fn split_offset(path: &str) -> Option<(&str, u64)> {
         let (name, offset) = path.split_once('@')?;
         Self::is_artifact_path(name).then_some((name, offset.parse().ok()?))
     }
 
-    /// Opens the artifact of this name where the workspace `failed` to open a file of it, because there is none. Blocks.
-    pub(super) fn open_fallback(&self, path: &str, failed: Error) -> Result<RegularFile, Error> {
-        // Behind a link lies nothing that a caller could read instead.
-        let is_nothing = matches!(failed.reason, Reason::FileNotFound | Reason::SymlinkBlocked);
-        match is_nothing.then(|| self.open(path)).transpose()?.flatten() {
-            Some(file) => Ok(file),
-            None if failed.reason == Reason::FileNotFound && StepId::is_beside_artifacts(path) => {
-                Err(no_output(path))
-            }
-            None => Err(failed),
+    /// Opens the artifact at `path` if the workspace has no such file. Blocks.
+    ///
+    /// `not_opened` is the error of the workspace. It is returned if there is no artifact either.
+    pub(super) fn open_fallback(
+        &self,
+        path: &str,
+        not_opened: Error,
+    ) -> Result<RegularFile, Error> {
+        // Behind a symbolic link there is no file that the caller could read either.
+        let no_file = matches!(not_opened.reason, Reason::FileNotFound | Reason::SymlinkBlocked);
+        if no_file && let Some(file) = self.open(path)? {
+            return Ok(file);
         }
+        if not_opened.reason == Reason::FileNotFound && StepId::is_beside_artifacts(path) {
+            return Err(no_output(path));
+        }
+        Err(not_opened)
     }
 
     fn open(&self, path: &str) -> Result<Option<RegularFile>, Error> {
         let Some(step) = StepId::from_artifact_path(path) else {
             return Ok(None);
         };
-        let look = || {
+        let find = || {
             if let Some(tools) = &self.allowed_tools {
                 let tool = self.session.tool_of_step(step)?;
                 if !tool.is_some_and(|tool| tools.contains(&tool)) {
                     return Ok(None);
                 }
             }
+
             let file = match self.session.open_artifact(path)? {
                 OpenedArtifact::File(file) => Some(file),
                 OpenedArtifact::Empty => None,
@@ -67,17 +75,22 @@ impl SessionArtifacts {
             };
             RegularFile::from_external(file, path).map(Some)
         };
-        look().map_err(|error| match fd_exhaustion::is_fd_exhaustion(&error) {
-            true => fd_exhaustion::fd_exhausted_error(error, path),
-            false => Error::internal(error),
+
+        find().map_err(|error| {
+            if fd_exhaustion::is_fd_exhaustion(&error) {
+                fd_exhaustion::fd_exhausted_error(error, path)
+            } else {
+                Error::internal(error)
+            }
         })
     }
 }
 
-/// That neither the workspace nor the session has a file where artifacts lie. No tool lists these.
+/// Neither the workspace nor the session has a file at a path where artifacts are. No tool lists
+/// those paths.
 fn no_output(path: &str) -> Error {
     let text = format!(
-        "no file is at {path:?} in the workspace, and no output of this session has that name: give a path that the result of a command names, or one of the workspace"
+        "no file is at {path:?} in the workspace, and no output of this session has that name: give a path from the result of a command, or one of the workspace"
     );
     Error::new(Reason::FileNotFound, text).with_metadata("path", path)
 }

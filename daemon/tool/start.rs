@@ -1,7 +1,9 @@
-//! `ProcessService.Start`: one command in a sandbox of its own, as [`super::run`] runs them, that is
-//! watched and fed while it runs.
+//! `ProcessService.Start`: starts a command in a sandbox of its own without waiting for its end.
+//! Clients can attach to it, feed its input and read its output while it runs.
 
 use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
 
 use super::{
     Tool, ToolContext, ToolOutput, WorkspaceContext,
@@ -21,14 +23,14 @@ use crate::{
     },
 };
 
-/// What a terminal of ours is to programs: what clients understand, whatever they run in.
+/// `TERM` of commands with a terminal: a type that terminals of clients understand.
 const TERMINAL_TYPE: &str = "xterm-256color";
 
-/// The tool `run`, started and not waited for.
+/// The tool `run`, without a wait for the command's end.
 #[derive(Debug)]
 pub(crate) struct StartCommand;
 
-/// A request that was checked.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Params {
     run_params: run::Params,
@@ -38,7 +40,7 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    /// The command, for those who watch it.
+    /// The process handle, for clients that attach.
     pub(crate) fn process(&self) -> &Arc<ProcessHandle> {
         &self.supervised.process
     }
@@ -64,7 +66,7 @@ impl Tool for StartCommand {
         workspace_context: &WorkspaceContext,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Params>, Error> {
-        let ends_alone = request.on_disconnect() == v1::OnDisconnect::Kill;
+        let ends_with_last_reader = request.on_disconnect() == v1::OnDisconnect::Kill;
         let v1::StartRequest {
             command,
             argv,
@@ -79,16 +81,8 @@ impl Tool for StartCommand {
             keep_alive_sec: _,
             limits,
         } = request;
-        let terminal = pty.and_then(|pty| {
-            Some(TerminalSize {
-                columns: u16::try_from(pty.cols).ok()?,
-                rows: u16::try_from(pty.rows).ok()?,
-            })
-        });
-        if terminal.is_some() && workspace_context.isolation.level == IsolationLevel::L1 {
-            let text = "no terminals are given at isolation L1, where they would be the daemon's";
-            violations.push(Violation::new("pty", text));
-        }
+
+        let terminal = parse_terminal(pty, workspace_context.isolation.level, violations);
         let request = v1::RunRequest {
             command,
             argv,
@@ -99,49 +93,79 @@ impl Tool for StartCommand {
             max_output_bytes,
             limits,
         };
-        let Some(mut run) = RunCommand::validate(request, workspace_context, violations)? else {
+        let Some(mut run_params) = RunCommand::validate(request, workspace_context, violations)?
+        else {
             return Ok(None);
         };
-        let is_open = stdin_open.unwrap_or(run.stdin.is_empty());
-        // A terminal is always fed: it has no other way to be read from.
-        let (stdin, input) = if is_open || terminal.is_some() {
-            let first = std::mem::take(&mut run.stdin);
-            (StdinSource::Streamed, InputQueue::new(first, !is_open))
-        } else {
-            let all = run.stdin.clone();
-            (StdinSource::Bytes(all), InputQueue::new(bytes::Bytes::new(), true))
-        };
+
+        let keep_open = stdin_open.unwrap_or(run_params.stdin.is_empty());
+        let (stdin, input) = open_stdin(&mut run_params, keep_open, terminal.is_some());
         if terminal.is_some() {
-            run.environment.set_default("TERM", TERMINAL_TYPE.to_owned());
+            run_params.environment.set_default("TERM", TERMINAL_TYPE.to_owned());
         }
-        let about = ProcessInfo {
+
+        let mount_path = workspace_context.workspace.mount_path();
+        let info = ProcessInfo {
             id: ulid::Ulid::generate().to_string(),
-            command: run.program.display(),
-            cwd: truncate_for_display(
-                &run.cwd.absolute(workspace_context.workspace.mount_path()).to_string_lossy(),
-            ),
+            command: run_params.program.display(),
+            cwd: truncate_for_display(&run_params.cwd.absolute(mount_path).to_string_lossy()),
             has_terminal: terminal.is_some(),
-            ends_with_last_reader: ends_alone,
+            ends_with_last_reader,
         };
-        let live =
-            ProcessHandle::prepare(about, input, workspace_context.run_settings.max_replay_bytes);
-        Ok(Some(Params { run_params: run, stdin, terminal, supervised: live }))
+        let max_replay_bytes = workspace_context.run_settings.max_replay_bytes;
+        let supervised = ProcessHandle::prepare(info, input, max_replay_bytes);
+        Ok(Some(Params { run_params, stdin, terminal, supervised }))
     }
 
     async fn execute(
         params: Params,
         context: ToolContext,
     ) -> Result<ToolOutput<ProcessExit>, Error> {
-        let Params { run_params: run, stdin, terminal, supervised: live } = params;
-        let connection = CommandIo { stdin, terminal, supervised: Some(live) };
-        let (timeout, repeats_output) = (run.timeout, run.max_inline_bytes > 0);
-        let mut done = run::run_command(run, timeout, connection, context).await?;
-        if !repeats_output {
-            let finished = &mut done.response.result;
-            // Nobody asked for it: not even for the line that says how much was left out.
-            finished.stdout.text.clear();
-            finished.stderr.text.clear();
+        let Params { run_params, stdin, terminal, supervised } = params;
+        let io = CommandIo { stdin, terminal, supervised: Some(supervised) };
+        let (timeout, returns_output) = (run_params.timeout, run_params.max_inline_bytes > 0);
+
+        let mut output = run::run_command(run_params, timeout, io, context).await?;
+        if !returns_output {
+            // The caller requested no output, so the note about omitted output goes too.
+            let result = &mut output.response.result;
+            result.stdout.text.clear();
+            result.stderr.text.clear();
         }
-        Ok(done)
+        Ok(output)
+    }
+}
+
+/// The size of the requested terminal.
+fn parse_terminal(
+    pty: Option<v1::TerminalSize>,
+    level: IsolationLevel,
+    violations: &mut Vec<Violation>,
+) -> Option<TerminalSize> {
+    let pty = pty?;
+    let columns = u16::try_from(pty.cols).ok()?;
+    let rows = u16::try_from(pty.rows).ok()?;
+
+    if level == IsolationLevel::L1 {
+        let text =
+            "terminals are not available at isolation L1, where they would belong to the daemon";
+        violations.push(Violation::new("pty", text));
+    }
+    Some(TerminalSize { columns, rows })
+}
+
+/// Where the command reads its input from, and the queue that clients write to.
+fn open_stdin(
+    run_params: &mut run::Params,
+    keep_open: bool,
+    has_terminal: bool,
+) -> (StdinSource, InputQueue) {
+    // A terminal is always fed from the queue: a command has no other way to read from it.
+    if keep_open || has_terminal {
+        let first = std::mem::take(&mut run_params.stdin);
+        (StdinSource::Streamed, InputQueue::new(first, !keep_open))
+    } else {
+        let all = run_params.stdin.clone();
+        (StdinSource::Bytes(all), InputQueue::new(Bytes::new(), true))
     }
 }

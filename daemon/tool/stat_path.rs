@@ -1,4 +1,4 @@
-//! `stat`: what is at a path.
+//! `stat`: returns the metadata of a path.
 
 use super::{
     Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files,
@@ -12,7 +12,6 @@ use crate::{
     },
 };
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct StatPath;
 
@@ -30,6 +29,7 @@ impl Tool for StatPath {
         if !violations.is_empty() {
             return Ok(None);
         }
+
         workspace_context.workspace.resolve(&request.path)?;
         Ok(Some(request))
     }
@@ -43,7 +43,7 @@ impl Tool for StatPath {
         request: Self::Request,
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
-        run_on_files(context, move |workspace, stop| stat_path(workspace, &request.path, stop))
+        run_on_files(context, move |workspace, cancel| stat_path(workspace, &request.path, cancel))
             .await
     }
 }
@@ -51,14 +51,14 @@ impl Tool for StatPath {
 fn stat_path(
     workspace: &Workspace,
     path: &str,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<v1::StatPathResponse, Error> {
-    let (description, sha256) = workspace.metadata(&workspace.resolve(path)?, stop)?;
+    let (metadata, sha256) = workspace.metadata(&workspace.resolve(path)?, cancel)?;
     Ok(v1::StatPathResponse {
-        r#type: file_type(description.kind).into(),
-        size_bytes: description.size,
-        mode: description.mode,
-        modify_time: modify_time(&description),
+        r#type: file_type(metadata.kind).into(),
+        size_bytes: metadata.size,
+        mode: metadata.mode,
+        modify_time: modify_time(&metadata),
         sha256,
     })
 }

@@ -1,4 +1,4 @@
-//! What is at a path, for the wire.
+//! Converts file metadata to the types of the contract.
 
 use prost_types::Timestamp;
 
@@ -7,7 +7,6 @@ use crate::{
     daemon::workspace::{FileKind, PathMetadata},
 };
 
-/// The type of a file.
 pub(super) fn file_type(kind: FileKind) -> v1::FileType {
     match kind {
         FileKind::File => v1::FileType::File,
@@ -21,8 +20,8 @@ pub(super) fn file_type(kind: FileKind) -> v1::FileType {
     }
 }
 
-/// When its content was last changed.
-pub(super) fn modify_time(description: &PathMetadata) -> Option<Timestamp> {
-    let (seconds, nanos) = description.modified;
+/// Time of the last change of the content.
+pub(super) fn modify_time(metadata: &PathMetadata) -> Option<Timestamp> {
+    let (seconds, nanos) = metadata.modified;
     Some(Timestamp { seconds, nanos })
 }

@@ -1,4 +1,4 @@
-//! `write_file`: a file of the workspace gets a new content, or more of it.
+//! `write_file`: creates, overwrites or appends to a file of the workspace.
 
 use std::borrow::Cow;
 
@@ -14,16 +14,15 @@ use crate::{
     },
 };
 
-/// Most bytes of content, however it is encoded.
+/// Most bytes of content, after decoding.
 const MAX_CONTENT_BYTES: usize = 10 << 20;
-/// Most bytes of a file that is appended to, or whose hash is asked for.
+/// Most bytes of an existing file to append to, or to compare with an expected hash.
 const MAX_EXISTING_FILE_BYTES: u64 = 256 << 20;
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct WriteFile;
 
-/// A request, checked.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Params {
     path: RelativePath,
@@ -57,16 +56,18 @@ impl Tool for WriteFile {
                 "holds {bytes} bytes; at most {MAX_CONTENT_BYTES} are allowed: upload it instead"
             )),
         });
+
         if let Err(problem) = &content {
             violations.push(Violation::new("content", problem.clone()));
         }
+
         let expected = request.expected_sha256.as_deref();
         violations.extend(expected.and_then(|sum| sha256_violation("expected_sha256", sum)));
-        if mode == WriteMode::CreateNew && request.expected_sha256.is_some() {
-            let problem =
-                "cannot be given for a file that must not be there (WRITE_MODE_CREATE_NEW)";
+        if mode == WriteMode::CreateNew && expected.is_some() {
+            let problem = "cannot be given for a file that must not exist (WRITE_MODE_CREATE_NEW)";
             violations.push(Violation::new("expected_sha256", problem));
         }
+
         let path = workspace_context.workspace.resolve(&request.path);
         match content {
             Ok(content) if violations.is_empty() => Ok(Some(Params {
@@ -81,7 +82,7 @@ impl Tool for WriteFile {
         }
     }
 
-    fn affected_paths(params: &Self::Params, _scene: &WorkspaceContext) -> Vec<String> {
+    fn affected_paths(params: &Self::Params, _workspace_context: &WorkspaceContext) -> Vec<String> {
         vec![params.path.as_str().to_owned()]
     }
 
@@ -89,52 +90,60 @@ impl Tool for WriteFile {
         params: Params,
         context: ToolContext,
     ) -> Result<ToolOutput<Self::Response>, Error> {
-        run_on_files(context, move |workspace, stop| write_file(workspace, &params, stop)).await
+        run_on_files(context, move |workspace, cancel| write_file(workspace, &params, cancel)).await
     }
 }
 
 fn write_file(
     workspace: &Workspace,
     params: &Params,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<v1::WriteFileResponse, Error> {
     let Params { path, content, .. } = params;
-    let mut change = workspace.begin_transaction(std::slice::from_ref(path), stop)?;
+    let mut transaction = workspace.begin_transaction(std::slice::from_ref(path), cancel)?;
     if !params.create_directories {
-        change.require_parent_directories();
+        transaction.require_parent_directories();
     }
-    let needs_old = params.mode == WriteMode::Append || params.expected_sha256.is_some();
-    let old =
-        if needs_old { change.read(path, MAX_EXISTING_FILE_BYTES)? } else { change.stat(path)? };
-    match &old {
-        Some(_) if params.mode == WriteMode::CreateNew => {
-            let text = format!(
-                "{:?} is there already: choose another path, or WRITE_MODE_OVERWRITE",
-                path.as_str()
-            );
-            return Err(Error::new(Reason::FileExists, text).with_metadata("path", path.as_str()));
-        }
-        Some(old) => old.check_sha256(path, params.expected_sha256.as_deref())?,
-        None if params.expected_sha256.is_some() => {
-            let text = format!(
-                "no file is at {:?}, so it cannot be the one of expected_sha256",
-                path.as_str()
-            );
-            return Err(Error::new(Reason::FileNotFound, text).with_metadata("path", path.as_str()));
-        }
-        None => {}
-    }
+
+    let needs_content = params.mode == WriteMode::Append || params.expected_sha256.is_some();
+    let old = if needs_content {
+        transaction.read(path, MAX_EXISTING_FILE_BYTES)?
+    } else {
+        transaction.stat(path)?
+    };
+    check_old_file(params, old.as_ref())?;
+
     let bytes_written = content.len() as u64;
-    let whole = match &old {
+    let new = match &old {
         Some(FileSnapshot { content: before, .. }) if params.mode == WriteMode::Append => {
             Cow::Owned([before.as_slice(), content].concat())
         }
         _ => Cow::Borrowed(content),
     };
-    let content = NewContent { mode: params.file_mode, ..NewContent::new(&whole) };
-    change.write(path, old.as_ref(), content)?;
-    change.commit()?.sync_result()?;
-    Ok(v1::WriteFileResponse { bytes_written, created: old.is_none(), sha256: sha256(&whole) })
+    let content = NewContent { mode: params.file_mode, ..NewContent::new(&new) };
+    transaction.write(path, old.as_ref(), content)?;
+    transaction.commit()?.sync_result()?;
+    Ok(v1::WriteFileResponse { bytes_written, created: old.is_none(), sha256: sha256(&new) })
+}
+
+/// Checks the existing file against the write mode and the expected hash.
+fn check_old_file(params: &Params, old: Option<&FileSnapshot>) -> Result<(), Error> {
+    let path = &params.path;
+    match old {
+        Some(_) if params.mode == WriteMode::CreateNew => {
+            let text = format!(
+                "{:?} already exists: choose another path, or use WRITE_MODE_OVERWRITE",
+                path.as_str()
+            );
+            Err(Error::new(Reason::FileExists, text).with_metadata("path", path.as_str()))
+        }
+        Some(old) => old.check_sha256(path, params.expected_sha256.as_deref()),
+        None if params.expected_sha256.is_some() => {
+            let text = format!("there is no file at {:?} to match expected_sha256", path.as_str());
+            Err(Error::new(Reason::FileNotFound, text).with_metadata("path", path.as_str()))
+        }
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -158,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_and_expectations() {
+    fn modes_and_expected_hashes_decide_the_result() {
         use Reason as R;
         let (a, b) = (sha256(b"a"), sha256(b"b"));
         for (before, mode, expected, after) in [
@@ -179,6 +188,7 @@ mod tests {
                 fs::create_dir(folder.path().join("d")).unwrap();
                 fs::write(&file, before).unwrap();
             }
+
             let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
             let params = Params {
                 mode,
@@ -187,6 +197,7 @@ mod tests {
             };
             let result = write_file(&workspace, &params, &CancelToken::new());
             let found = result.as_ref().map(|_| fs::read_to_string(&file).unwrap());
+
             assert_eq!(
                 found.as_deref().map_err(|error| error.reason),
                 after,
@@ -204,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_is_stays_and_other_names_keep_the_old_content() {
+    fn metadata_is_preserved_and_hard_links_keep_the_old_content() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::write(at("f"), "old").unwrap();
@@ -215,20 +226,24 @@ mod tests {
             rustix::fs::setxattr(at("f"), name, value, rustix::fs::XattrFlags::empty())
         };
         set("user.jig", b"kept").unwrap();
+
         let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
         write_file(&workspace, &params(&workspace, "f", "new"), &CancelToken::new()).unwrap();
+
         let metadata = fs::metadata(at("f")).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (1234, 4321));
         assert_eq!(metadata.mode() & 0o7777, 0o750, "no set-user-id bit");
+
         let mut value = [0; 8];
         let length = rustix::fs::getxattr(at("f"), "user.jig", &mut value[..]).unwrap();
         assert_eq!(&value[..length], b"kept");
+
         assert_eq!(fs::read_to_string(at("other")).unwrap(), "old");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 
     #[test]
-    fn nothing_is_written_through_a_link_nor_over_what_is_no_file() {
+    fn links_and_special_files_are_not_written() {
         use Reason as R;
         let outside = tempfile::tempdir().unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -239,8 +254,10 @@ mod tests {
         fs::write(at("f"), "").unwrap();
         let fifo = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), fifo, 0o600.into(), 0).unwrap();
+
         let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
         workspace.protect(&["safe/in".to_owned()]).unwrap();
+
         for (path, create_directories, reason) in [
             ("out/f", true, R::SymlinkBlocked),
             ("dangling", true, R::SymlinkBlocked),
@@ -257,6 +274,7 @@ mod tests {
             let error = write_file(&workspace, &params, &CancelToken::new()).unwrap_err();
             assert_eq!(error.reason, reason, "{path}: {error}");
         }
+
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
     }

@@ -97,7 +97,7 @@ pub(crate) use partial_file::{
 pub(crate) use path::RelativePath;
 use path_locks::PathLocks;
 use resolve::Root;
-pub(crate) use scan::{FileExcerpt, ReadOptions};
+pub(crate) use scan::{FileExcerpt, ReadOptions, count_lines};
 pub(crate) use search::{
     Match, SearchOptions, SearchPattern, SearchProgress, SearchQuery, SearchResults, search_file,
 };

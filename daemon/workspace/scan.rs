@@ -340,7 +340,8 @@ impl LineStarts {
     }
 }
 
-fn count_lines(bytes: &[u8]) -> u64 {
+/// Number of lines in `bytes`, with a last one that has no line ending.
+pub(crate) fn count_lines(bytes: &[u8]) -> u64 {
     let unfinished = bytes.last().is_some_and(|byte| *byte != b'\n');
     memchr_iter(b'\n', bytes).count() as u64 + u64::from(unfinished)
 }

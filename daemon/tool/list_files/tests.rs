@@ -1,4 +1,4 @@
-//! Lists of trees made for it, in pages of every size.
+//! Lists trees built for the purpose, in pages of every size.
 
 use std::{
     ffi::OsStr,
@@ -34,10 +34,10 @@ fn write(directory: &Path, file: &[u8]) {
 fn list_files(
     workspace: &Workspace,
     request: &v1::ListFilesRequest,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<ToolOutput<v1::ListFilesResponse>, Error> {
     let page = Mutex::new(FilePage::default());
-    let complete = super::fill_page(workspace, request, &page, stop)?;
+    let complete = super::fill_page(workspace, request, &page, cancel)?;
     page.into_inner().unwrap().into_output(complete)
 }
 
@@ -45,7 +45,7 @@ fn list(workspace: &Workspace, request: v1::ListFilesRequest) -> v1::ListFilesRe
     list_files(workspace, &request, &CancelToken::new()).unwrap().response
 }
 
-/// The answer in pages of `size`, put together, with what was skipped.
+/// All pages of `size` files together, with the number of skipped names.
 fn paged(workspace: &Workspace, request: &v1::ListFilesRequest, size: u32) -> (Vec<String>, u32) {
     let mut request = v1::ListFilesRequest { max_results: Some(size), ..request.clone() };
     let (mut files, mut skipped) = (Vec::new(), 0);
@@ -54,18 +54,20 @@ fn paged(workspace: &Workspace, request: &v1::ListFilesRequest, size: u32) -> (V
         assert!(page.files.len() <= usize::try_from(size).unwrap());
         assert_eq!(page.truncated, !page.next_page_token.is_empty());
         assert!(!page.truncated || !page.files.is_empty());
+
         files.extend(page.files);
         skipped += page.skipped_names;
         if !page.truncated {
             return (files, skipped);
         }
+
         assert!(page.next_page_token.len() <= 16_384);
         request.page_token = Some(page.next_page_token);
     }
 }
 
 #[test]
-fn every_page_size_gives_the_same_list_in_the_order_of_whole_paths() {
+fn pages_of_any_size_add_up_to_the_list_sorted_by_whole_path() {
     let long = "n".repeat(255);
     let mut expected = vec![
         "a",
@@ -100,7 +102,8 @@ fn every_page_size_gives_the_same_list_in_the_order_of_whole_paths() {
     ];
     let (directory, workspace) = workspace(&expected);
     expected.sort_unstable();
-    // One skipped name at every place where it could be lost between pages or counted twice.
+
+    // A skipped name at every position where a page boundary could lose it or count it twice.
     let skipped: &[&[u8]] = &[
         b"\x80",
         b"\xff",
@@ -114,16 +117,20 @@ fn every_page_size_gives_the_same_list_in_the_order_of_whole_paths() {
     for name in skipped {
         write(directory.path(), name);
     }
+
     fs::create_dir_all(directory.path().join("empty/empty")).unwrap();
+
     let request = v1::ListFilesRequest::default();
     let whole = list(&workspace, request.clone());
     assert_eq!(whole.files, expected);
     assert_eq!((whole.truncated, whole.skipped_names), (false, 7));
+
     for size in 1..=u32::try_from(expected.len()).unwrap() + 1 {
         let (files, skipped) = paged(&workspace, &request, size);
         assert_eq!(files, expected, "{size}");
         assert_eq!(skipped, 7, "{size}");
     }
+
     for (root, below) in [("aa", "aa/"), ("/workspace/z/", "z/"), ("e/e/../e", "e/e/")] {
         let request = v1::ListFilesRequest { root: Some(root.to_owned()), ..Default::default() };
         let expected: Vec<&str> =
@@ -135,9 +142,10 @@ fn every_page_size_gives_the_same_list_in_the_order_of_whole_paths() {
 }
 
 #[test]
-fn only_regular_files_outside_of_git_are_listed() {
+fn only_regular_files_outside_git_directories_are_listed() {
     let (directory, workspace) =
         workspace(&["d/f", ".git/HEAD", "d/.git/config", "m/x", ".github/x", ".gitignore"]);
+
     let at = |name: &str| directory.path().join(name);
     fs::write(at("m/.git"), "gitdir: elsewhere").unwrap();
     mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
@@ -146,13 +154,14 @@ fn only_regular_files_outside_of_git_are_listed() {
     symlink("d", at("d/loop")).unwrap();
     symlink("/", at("out")).unwrap();
     symlink("x", at("").join(OsStr::from_bytes(b"\xff"))).unwrap();
-    let answer = list(&workspace, v1::ListFilesRequest::default());
-    assert_eq!(answer.files, [".github/x", ".gitignore", "d/f", "m/.git", "m/x"]);
-    assert_eq!(answer.skipped_names, 0);
+
+    let page = list(&workspace, v1::ListFilesRequest::default());
+    assert_eq!(page.files, [".github/x", ".gitignore", "d/f", "m/.git", "m/x"]);
+    assert_eq!(page.skipped_names, 0);
 }
 
 #[test]
-fn filters_are_those_of_the_request() {
+fn filters_of_the_request_apply() {
     let files = [
         "#h",
         "a.rs",
@@ -171,6 +180,7 @@ fn filters_are_those_of_the_request() {
     fs::create_dir(directory.path().join(".git")).unwrap();
     fs::write(directory.path().join(".gitignore"), "*.log\n/d/e/\n").unwrap();
     fs::write(directory.path().join("s/.ignore"), "!keep.log\n").unwrap();
+
     let all = v1::ListFilesRequest::default();
     let glob =
         |glob: &str| v1::ListFilesRequest { glob: Some(glob.to_owned()), ..Default::default() };
@@ -186,6 +196,7 @@ fn filters_are_those_of_the_request() {
         |request: v1::ListFilesRequest| v1::ListFilesRequest { hidden: Some(false), ..request };
     let levels =
         |max_depth: u32| v1::ListFilesRequest { max_depth: Some(max_depth), ..Default::default() };
+
     for (request, expected) in [
         (glob("*.rs"), ".e.rs|a.rs|d/.c/a.rs|d/a.rs|d/e/b.rs|d/x/f/g.rs"),
         (glob("/*.rs"), ".e.rs|a.rs"),
@@ -209,8 +220,7 @@ fn filters_are_those_of_the_request() {
         (in_d(levels(2)), ".c/a.rs|a.rs|e/b.rs"),
         (in_d(levels(3)), ".c/a.rs|a.rs|e/b.rs|x/f/g.rs"),
         (visible(ignoring(all.clone())), "#h|a.rs|a.txt|b |d/a.rs|d/x/f/g.rs|s/keep.log"),
-        // The files above the root count. As in ripgrep, a glob brings back what they leave
-        // out, and what is hidden.
+        // Ignore files above the root apply. As in ripgrep, a glob overrides them and hidden names.
         (ignoring(in_d(all)), ".c/a.rs|a.rs|x/f/g.rs"),
         (ignoring(glob("*.log")), "o.log|s/keep.log|s/o.log"),
     ] {
@@ -226,7 +236,7 @@ fn filters_are_those_of_the_request() {
 }
 
 #[test]
-fn what_cannot_be_listed_has_its_reason() {
+fn unlistable_roots_and_invalid_globs_report_a_reason() {
     let (directory, workspace) = workspace(&["d/f"]);
     symlink("d", directory.path().join("link")).unwrap();
     for (root, reason) in [
@@ -243,6 +253,7 @@ fn what_cannot_be_listed_has_its_reason() {
         let error = list_files(&workspace, &request, &CancelToken::new()).unwrap_err();
         assert_eq!(error.reason, reason, "{root}");
     }
+
     for glob in ["[", "a[b-", "{a", "a{b,c", "[z-a]", "!["] {
         let request = v1::ListFilesRequest { glob: Some(glob.to_owned()), ..Default::default() };
         let error = list_files(&workspace, &request, &CancelToken::new()).unwrap_err();
@@ -252,12 +263,13 @@ fn what_cannot_be_listed_has_its_reason() {
 }
 
 #[test]
-fn a_token_belongs_to_its_request() {
+fn page_token_belongs_to_its_request() {
     let (_directory, workspace) = workspace(&["a", "b", "c"]);
     let first = v1::ListFilesRequest { max_results: Some(1), ..Default::default() };
     let token = list(&workspace, first.clone()).next_page_token;
     let next = v1::ListFilesRequest { page_token: Some(token.clone()), ..first };
-    // The size of the page, and what means the same, may differ.
+
+    // The page size may differ, and so may other spellings of the same filters.
     let same = v1::ListFilesRequest {
         root: Some("/workspace/".to_owned()),
         max_results: Some(7),
@@ -267,6 +279,7 @@ fn a_token_belongs_to_its_request() {
         ..next.clone()
     };
     assert_eq!(list(&workspace, same).files, ["b", "c"]);
+
     let changes: [fn(&mut v1::ListFilesRequest); 7] = [
         |request| request.glob = Some("*".to_owned()),
         |request| request.hidden = Some(false),
@@ -276,6 +289,7 @@ fn a_token_belongs_to_its_request() {
         |request| request.page_token = Some("AAAA".to_owned()),
         |request| request.page_token = Some("not base64!".to_owned()),
     ];
+
     for change in changes {
         let mut request = next.clone();
         change(&mut request);
@@ -286,7 +300,7 @@ fn a_token_belongs_to_its_request() {
 }
 
 #[test]
-fn a_page_fits_into_a_message() {
+fn page_fits_into_a_default_message() {
     let directory = "n".repeat(200);
     let deep = [directory.as_str(); 15].join("/");
     let files: Vec<String> = (0..1100).map(|number| format!("{deep}/{number:04}")).collect();
@@ -296,35 +310,40 @@ fn a_page_fits_into_a_message() {
         list(&workspace, v1::ListFilesRequest { max_results: Some(10_000), ..Default::default() });
     assert!(page.truncated);
     assert!(prost::Message::encoded_len(&page) < 4 << 20);
+
     let (all, _) = paged(&workspace, &v1::ListFilesRequest::default(), 10_000);
     assert_eq!(all, files);
 }
 
 #[test]
-fn a_walk_ends_when_its_time_is_up() {
+fn walk_ends_when_cancelled() {
     let files: Vec<String> = (0..9000).map(|number| format!("{}/{number}", number % 100)).collect();
     let names: Vec<&str> = files.iter().map(String::as_str).collect();
     let (_directory, workspace) = workspace(&names);
-    let stop = CancelToken::new();
-    stop.cancel();
+
+    let cancel = CancelToken::new();
+    cancel.cancel();
     let request = v1::ListFilesRequest { max_results: Some(10_000), ..Default::default() };
-    let error = list_files(&workspace, &request, &stop).unwrap_err();
+    let error = list_files(&workspace, &request, &cancel).unwrap_err();
     assert_eq!(error.reason, Reason::Timeout);
-    // In the midst of it, what there is by then is a page, and the next one goes on behind it.
+
+    // A cancelled walk returns a page, and the next page continues after it.
     for delay in (0..).map(|steps| Duration::from_micros(steps * 20)) {
-        let stop = CancelToken::new();
+        let cancel = CancelToken::new();
         let page = thread::scope(|scope| {
-            let list = scope.spawn(|| list_files(&workspace, &request, &stop));
+            let list = scope.spawn(|| list_files(&workspace, &request, &cancel));
             thread::sleep(delay);
-            stop.cancel();
+            cancel.cancel();
             list.join().unwrap()
         });
         let Ok(page) = page else {
-            continue; // too early
+            continue; // cancelled before the first file
         };
+
         let mut listed = page.response.files;
         assert!(page.response.truncated, "never in the midst of it");
         assert_eq!(page.error_type, Some("TIMEOUT"));
+
         let rest = v1::ListFilesRequest {
             page_token: Some(page.response.next_page_token),
             ..request.clone()

@@ -1,4 +1,4 @@
-//! Reading files of all kinds, in lines and in bytes.
+//! Reads files of all kinds, by lines and by bytes.
 
 use std::{
     fs,
@@ -17,23 +17,24 @@ use crate::daemon::{error::Reason, workspace::Workspace};
 fn read_file(
     workspace: &Workspace,
     request: v1::ReadFileRequest,
-    stop: &CancelToken,
+    cancel: &CancelToken,
 ) -> Result<v1::ReadFileResponse, Error> {
     let path = workspace.resolve(&request.path)?;
-    read_excerpt(&workspace.open_file(&path)?, &request, stop)
+    read_excerpt(&workspace.open_file(&path)?, &request, cancel)
 }
 
-/// Reads a file both ways.
+/// Reads a file with and without a blocking thread, and compares the results.
 fn read_both_ways(
     workspace: &Workspace,
     request: v1::ReadFileRequest,
 ) -> Result<v1::ReadFileResponse, Error> {
     let path = workspace.resolve(&request.path)?;
-    let from_memory = workspace.open_file_cached(&path, MAX_NONBLOCKING_READ_BYTES);
-    let from_memory = from_memory.map(|file| read_excerpt(&file, &request, &CancelToken::new()));
+    let cached = workspace
+        .open_file_cached(&path, MAX_NONBLOCKING_READ_BYTES)
+        .map(|file| read_excerpt(&file, &request, &CancelToken::new()));
     let read = read_file(workspace, request, &CancelToken::new());
-    if let Some(from_memory) = from_memory {
-        assert_eq!(format!("{from_memory:?}"), format!("{read:?}"));
+    if let Some(cached) = cached {
+        assert_eq!(format!("{cached:?}"), format!("{read:?}"));
     }
     read
 }
@@ -59,13 +60,13 @@ fn read(
     read_both_ways(&workspace, request)
 }
 
-/// Lines of different lengths, the line's number in each.
+/// Lines of different lengths. Each contains its line number.
 fn numbered(lines: u64) -> String {
     (1..=lines).map(|line| format!("{line}\n")).collect()
 }
 
 #[test]
-fn whole_files_come_as_they_are() {
+fn whole_files_are_returned_unchanged() {
     for (content, lines) in [
         ("", 0),
         ("\n", 1),
@@ -82,12 +83,13 @@ fn whole_files_come_as_they_are() {
         (&numbered(10_000), 10_000),
     ] {
         for encoding in [Utf8, Base64] {
-            let response = read(content, |request| request.encoding = Some(encoding.into()));
-            let response = response.unwrap();
+            let response =
+                read(content, |request| request.encoding = Some(encoding.into())).unwrap();
             let expected = v1::ReadFileResponse {
-                content: match encoding == Base64 {
-                    true => BASE64_STANDARD.encode(content),
-                    false => content.to_owned(),
+                content: if encoding == Base64 {
+                    BASE64_STANDARD.encode(content)
+                } else {
+                    content.to_owned()
                 },
                 encoding: encoding.into(),
                 truncated: false,
@@ -110,7 +112,7 @@ fn hash(content: &str) -> String {
 }
 
 #[test]
-fn ranges_of_lines_are_inclusive_and_clamped() {
+fn line_ranges_are_inclusive_and_clamped() {
     const FILE: &str = "one\ntwo\r\nthree\n\nfive";
     for (start, end, content, lines) in [
         (Some(1), Some(1), "one\n", (1, 1)),
@@ -125,8 +127,9 @@ fn ranges_of_lines_are_inclusive_and_clamped() {
         let response = read(FILE, |request| {
             request.start_line = start;
             request.end_line = end;
-        });
-        let response = response.unwrap();
+        })
+        .unwrap();
+
         assert_eq!(response.content, content, "{start:?} {end:?}");
         assert_eq!((response.start_line, response.end_line), lines);
         assert!(!response.truncated);
@@ -136,7 +139,7 @@ fn ranges_of_lines_are_inclusive_and_clamped() {
 }
 
 #[test]
-fn a_range_outside_of_the_file_is_refused() {
+fn range_outside_the_file_is_rejected() {
     for (content, start, end, reason) in [
         ("a\nb\n", 3, None, Some(Reason::LineRangeInvalid)),
         ("a\nb\n", 2, None, None),
@@ -153,8 +156,10 @@ fn a_range_outside_of_the_file_is_refused() {
         });
         assert_eq!(result.err().map(|error| error.reason), reason, "{content:?}");
     }
+
     let error = read("a\nb\n", |request| request.start_line = Some(9)).unwrap_err();
     assert!(error.message.contains("has 2 lines"), "{error}");
+
     let error = read("a", |request| {
         request.start_line = Some(2);
         request.end_line = Some(1);
@@ -163,7 +168,7 @@ fn a_range_outside_of_the_file_is_refused() {
 }
 
 #[test]
-fn of_long_files_the_first_and_the_last_lines_come() {
+fn long_files_return_their_first_and_last_lines() {
     for (lines, final_ending) in [(10_001, true), (10_001, false), (10_002, true), (25_000, false)]
     {
         let mut content = numbered(lines);
@@ -174,29 +179,33 @@ fn of_long_files_the_first_and_the_last_lines_come() {
         let head = split[..5000].concat();
         let tail = split[split.len() - 5000..].concat();
         let expected = format!("{head}{tail}");
-        // With the whole file kept; with none of the tail; with a part of it.
+
+        // With the whole file in memory; with none of the tail; with a part of it.
         let all = expected.len();
-        for most in [3 << 20, all + 1, all, all - 1, head.len() + 7, head.len(), head.len() - 1, 3]
+        for max_bytes in
+            [3 << 20, all + 1, all, all - 1, head.len() + 7, head.len(), head.len() - 1, 3]
         {
             let response = read(&content, |request| {
-                request.max_bytes = Some(u32::try_from(most).unwrap());
-            });
-            let response = response.unwrap();
-            let expected = &expected[..most.min(all)];
-            assert!(response.content == expected, "{lines} {most}");
+                request.max_bytes = Some(u32::try_from(max_bytes).unwrap());
+            })
+            .unwrap();
+            let expected = &expected[..max_bytes.min(all)];
+
+            assert!(response.content == expected, "{lines} {max_bytes}");
             assert!(response.truncated);
             assert_eq!(u64::from(response.omitted_lines), lines - 10_000);
             assert_eq!(u64::from(response.total_lines), lines);
             assert_eq!(response.start_line, 1);
             let last = expected.trim_end().split('\n').next_back().unwrap();
-            if most >= all || most <= head.len() && expected.ends_with('\n') {
-                assert_eq!(response.end_line.to_string(), last, "{lines} {most}");
+            if max_bytes >= all || max_bytes <= head.len() && expected.ends_with('\n') {
+                assert_eq!(response.end_line.to_string(), last, "{lines} {max_bytes}");
             }
-            assert!(response.end_line.to_string().starts_with(last), "{lines} {most}");
+            assert!(response.end_line.to_string().starts_with(last), "{lines} {max_bytes}");
             assert_eq!(response.sha256, hash(&content));
         }
     }
-    // A range that covers the whole file is no reason to leave lines out.
+
+    // A range that covers the whole file omits no lines.
     let content = numbered(12_000);
     let response = read(&content, |request| request.start_line = Some(1)).unwrap();
     assert!(response.content == content && !response.truncated);
@@ -204,8 +213,8 @@ fn of_long_files_the_first_and_the_last_lines_come() {
 }
 
 #[test]
-fn text_is_cut_between_characters_and_bytes_anywhere() {
-    for (content, most, expected, end_line) in [
+fn text_is_truncated_between_characters_and_bytes_anywhere() {
+    for (content, max_bytes, expected, end_line) in [
         ("a\u{20ac}b", 1, "a", 1),
         ("a\u{20ac}b", 2, "a", 1),
         ("a\u{20ac}b", 3, "a", 1),
@@ -218,28 +227,31 @@ fn text_is_cut_between_characters_and_bytes_anywhere() {
         for start_line in [None, Some(1)] {
             let cut = |encoding: v1::Encoding| {
                 read(content, |request| {
-                    request.max_bytes = Some(most);
+                    request.max_bytes = Some(max_bytes);
                     request.start_line = start_line;
                     request.encoding = Some(encoding.into());
                 })
                 .unwrap()
             };
+
             let text = cut(Utf8);
-            assert_eq!(text.content, expected, "{content:?} {most}");
+            assert_eq!(text.content, expected, "{content:?} {max_bytes}");
             assert!(text.truncated);
             assert_eq!((text.start_line, text.end_line), (1, end_line));
+
             let bytes = cut(Base64);
-            let expected = &content.as_bytes()[..usize::try_from(most).unwrap()];
+            let expected = &content.as_bytes()[..usize::try_from(max_bytes).unwrap()];
             assert_eq!(bytes.content, BASE64_STANDARD.encode(expected));
             assert!(bytes.truncated);
         }
     }
+
     let exact = read("abc", |request| request.max_bytes = Some(3)).unwrap();
     assert!(!exact.truncated);
 }
 
 #[test]
-fn one_huge_line_takes_no_more_than_asked_for() {
+fn one_huge_line_is_limited_to_max_bytes() {
     let content = "\u{20ac}".repeat(2 << 20);
     let response = read(&content, |_| ()).unwrap();
     assert_eq!(response.content.len(), (3 << 20) / 3 * 3);
@@ -249,21 +261,23 @@ fn one_huge_line_takes_no_more_than_asked_for() {
 }
 
 #[test]
-fn what_is_not_text_is_refused_wherever_it_is() {
+fn invalid_text_is_rejected_anywhere_in_the_file() {
     let mut late = numbered(50_000).into_bytes();
     late.push(0xff);
     let mut split = vec![b'a'; 128 * 1024 - 1];
     split.extend([0xe2, 0x82]);
+
     for content in [&b"\xff"[..], b"a\n\xc3", b"\xed\xa0\x80", b"\xc0\x80", &late, &split] {
         for start_line in [None, Some(1)] {
             let error = read(content, |request| {
                 request.start_line = start_line;
                 request.end_line = start_line;
-            });
-            let error = error.unwrap_err();
+            })
+            .unwrap_err();
             assert_eq!(error.reason, Reason::BinaryFile);
             assert!(error.message.contains("ENCODING_BASE64"), "{error}");
         }
+
         let bytes = read(content, |request| {
             request.start_line = Some(1);
             request.encoding = Some(Base64.into());
@@ -273,7 +287,7 @@ fn what_is_not_text_is_refused_wherever_it_is() {
 }
 
 #[test]
-fn large_files_need_a_range_and_are_not_touched_without() {
+fn large_files_need_a_range_and_are_not_read_without() {
     let (directory, workspace) = workspace();
     let file = fs::File::create(directory.path().join("f")).unwrap();
     for size in [(256 << 20) + 1, 1 << 40] {
@@ -282,38 +296,40 @@ fn large_files_need_a_range_and_are_not_touched_without() {
         assert_eq!(error.reason, Reason::FileTooLarge);
         assert!(error.message.contains("start_line"), "{error}");
     }
-    // Where its lines do not begin, they are read until the call's time is up.
-    let stop = CancelToken::new();
-    let late = stop.clone();
+
+    // A file without line endings is read until the call is cancelled.
+    let cancel = CancelToken::new();
+    let late = cancel.clone();
     let waiting = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(50));
         late.cancel();
     });
     let ranged = v1::ReadFileRequest { start_line: Some(2), ..request("f") };
-    let error = read_file(&workspace, ranged, &stop).unwrap_err();
+    let error = read_file(&workspace, ranged, &cancel).unwrap_err();
     assert_eq!(error.reason, Reason::Timeout);
     waiting.join().unwrap();
 }
 
 #[test]
-fn large_files_are_read_no_further_than_the_range() {
+fn large_files_are_not_read_beyond_the_range() {
     const FAR: u64 = 300 << 20;
     let (directory, workspace) = workspace();
     let file = fs::File::create(directory.path().join("f")).unwrap();
-    let ranged = |start, end, most, encoding: v1::Encoding| {
+    let ranged = |start, end, max_bytes, encoding: v1::Encoding| {
         let request = v1::ReadFileRequest {
             start_line: Some(start),
             end_line: end,
-            max_bytes: most,
+            max_bytes,
             encoding: Some(encoding.into()),
             ..request("f")
         };
         read_file(&workspace, request, &CancelToken::new())
     };
+
     file.write_all_at(b"one\ntwo \xe2\x82\xac\nthree\xff", 0).unwrap();
     file.write_all_at(b"\nlast but one\nlast", FAR).unwrap();
     let size = file.metadata().unwrap().len();
-    for (start, end, most, content, truncated, last) in [
+    for (start, end, max_bytes, content, truncated, last) in [
         (1, Some(1), None, "one\n", false, 1),
         (2, Some(2), None, "two \u{20ac}\n", false, 2),
         (1, Some(2), Some(10), "one\ntwo ", true, 2),
@@ -322,7 +338,7 @@ fn large_files_are_read_no_further_than_the_range() {
         (4, None, None, "last but one\nlast", false, 5),
         (5, Some(9), None, "last", false, 5),
     ] {
-        let response = ranged(start, end, most, Utf8).unwrap();
+        let response = ranged(start, end, max_bytes, Utf8).unwrap();
         let expected = v1::ReadFileResponse {
             content: content.to_owned(),
             encoding: Utf8.into(),
@@ -334,7 +350,8 @@ fn large_files_are_read_no_further_than_the_range() {
         };
         assert_eq!(response, expected);
     }
-    // What is not text, or not there, is found where it is asked for.
+
+    // Invalid text and missing lines are found within the range.
     let error = ranged(3, Some(3), None, Utf8).unwrap_err();
     assert_eq!(error.reason, Reason::BinaryFile);
     let response = ranged(3, Some(3), Some(5), Base64).unwrap();
@@ -342,7 +359,8 @@ fn large_files_are_read_no_further_than_the_range() {
     let error = ranged(6, None, None, Base64).unwrap_err();
     assert_eq!(error.reason, Reason::LineRangeInvalid);
     assert!(error.message.contains("has 5 lines"), "{error}");
-    // One line of a terabyte.
+
+    // One line of a tebibyte.
     file.set_len(0).unwrap();
     file.set_len(1 << 40).unwrap();
     let response = ranged(1, Some(1), Some(10), Utf8).unwrap();
@@ -360,6 +378,7 @@ fn only_regular_files_are_opened() {
     symlink("directory/file", at("link")).unwrap();
     symlink("directory", at("way")).unwrap();
     symlink("/etc/passwd", at("out")).unwrap();
+
     for (path, reason) in [
         ("directory/file", None),
         ("/workspace/directory/../directory//file", None),
@@ -382,12 +401,13 @@ fn only_regular_files_are_opened() {
 }
 
 #[test]
-fn a_file_that_changes_meanwhile_is_answered_consistently() {
+fn file_that_changes_during_a_read_gives_a_consistent_response() {
     let (directory, workspace) = workspace();
     let path = directory.path().join("f");
     fs::write(&path, numbered(20_000)).unwrap();
-    let stop = CancelToken::new();
-    let ended = stop.clone();
+
+    let cancel = CancelToken::new();
+    let ended = cancel.clone();
     let writer = std::thread::spawn(move || {
         let mut round = 0_u64;
         while ended.check().is_ok() {
@@ -399,20 +419,21 @@ fn a_file_that_changes_meanwhile_is_answered_consistently() {
             }
         }
     });
+
     for _ in 0..200 {
         let short = v1::ReadFileRequest { max_bytes: Some(50_000), ..request("f") };
         let response = read_file(&workspace, short, &CancelToken::new()).unwrap();
         assert!(response.content.len() <= 50_000);
         assert!(response.end_line <= response.total_lines);
     }
-    stop.cancel();
+    cancel.cancel();
     writer.join().unwrap();
 }
 
 #[test]
-fn a_part_ends_with_a_line_or_a_whole_character() {
-    assert_eq!(end_of_part(b"ab\ncd"), 3);
-    assert_eq!(end_of_part("aé".as_bytes().get(..2).unwrap()), 1);
-    assert_eq!(end_of_part("é".as_bytes().get(..1).unwrap()), 1);
-    assert_eq!(end_of_part(b"a\xffb"), 3);
+fn part_ends_with_a_line_or_a_whole_character() {
+    assert_eq!(part_length(b"ab\ncd"), 3);
+    assert_eq!(part_length("aé".as_bytes().get(..2).unwrap()), 1);
+    assert_eq!(part_length("é".as_bytes().get(..1).unwrap()), 1);
+    assert_eq!(part_length(b"a\xffb"), 3);
 }

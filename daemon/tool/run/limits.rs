@@ -1,4 +1,4 @@
-//! Limits that a request lowers.
+//! Lowers the operator's limits as a request asks.
 
 use std::fmt::Display;
 
@@ -10,35 +10,43 @@ use crate::{
     },
 };
 
-/// The operator's limits, lowered by what a request asks for. What it would raise is a violation, and
-/// so is what is not held at this level.
+/// The operator's limits, lowered to the values that the request gives.
+///
+/// A value above the operator's limit is a violation, and so is a limit that isolation `level`
+/// cannot enforce.
 pub(super) fn lower_limits(
-    operators: RunLimits,
-    asked: LowerLimits,
+    operator_limits: RunLimits,
+    requested: LowerLimits,
     level: IsolationLevel,
     violations: &mut Vec<Violation>,
 ) -> RunLimits {
-    let mut limits = operators;
-    let mut lower = LimitLowering { violations };
-    lower.lower(&mut limits.memory_bytes, asked.memory_bytes, "memory_bytes");
-    lower.lower(&mut limits.processes, asked.processes, "processes");
-    lower.lower(&mut limits.open_files_hard, asked.open_files, "open_files");
+    let mut limits = operator_limits;
+    let mut lowering = LimitLowering { violations };
+
+    lowering.lower(&mut limits.memory_bytes, requested.memory_bytes, "memory_bytes");
+    lowering.lower(&mut limits.processes, requested.processes, "processes");
+
+    lowering.lower(&mut limits.open_files_hard, requested.open_files, "open_files");
     limits.open_files = limits.open_files.min(limits.open_files_hard);
-    if asked.open_files.is_some() {
-        // What is asked for is a limit, and not where a process begins.
+    if requested.open_files.is_some() {
+        // The caller asks for a limit, so it applies from the start: soft and hard are the same.
         limits.open_files = limits.open_files_hard;
     }
-    lower.lower(&mut limits.open_files_total, asked.open_files_total, "open_files_total");
-    lower.lower(&mut limits.file_size_bytes, asked.file_size_bytes, "file_size_bytes");
+
+    lowering.lower(&mut limits.open_files_total, requested.open_files_total, "open_files_total");
+
+    lowering.lower(&mut limits.file_size_bytes, requested.file_size_bytes, "file_size_bytes");
+
     if level == IsolationLevel::L1 {
-        lower.reject_unenforced(asked.tmp_bytes, "tmp_bytes");
-        lower.reject_unenforced(asked.tmp_inodes, "tmp_inodes");
+        lowering.reject_unenforced(requested.tmp_bytes, "tmp_bytes");
+        lowering.reject_unenforced(requested.tmp_inodes, "tmp_inodes");
     } else {
-        lower.lower(&mut limits.tmp_bytes, asked.tmp_bytes, "tmp_bytes");
-        lower.lower(&mut limits.tmp_inodes, asked.tmp_inodes, "tmp_inodes");
+        lowering.lower(&mut limits.tmp_bytes, requested.tmp_bytes, "tmp_bytes");
+        lowering.lower(&mut limits.tmp_inodes, requested.tmp_inodes, "tmp_inodes");
     }
-    lower.lower_or_set(&mut limits.cpu_sec, asked.cpu_sec, "cpu_sec");
-    lower.lower_or_set(&mut limits.output_bytes, asked.output_bytes, "output_bytes");
+
+    lowering.lower_or_set(&mut limits.cpu_sec, requested.cpu_sec, "cpu_sec");
+    lowering.lower_or_set(&mut limits.output_bytes, requested.output_bytes, "output_bytes");
     limits
 }
 
@@ -47,36 +55,36 @@ struct LimitLowering<'a> {
 }
 
 impl LimitLowering<'_> {
-    fn lower<T: Copy + Ord + Display>(&mut self, limit: &mut T, asked: Option<T>, field: &str) {
-        match asked {
-            Some(asked) if asked > *limit => {
+    fn lower<T: Copy + Ord + Display>(&mut self, limit: &mut T, requested: Option<T>, field: &str) {
+        match requested {
+            Some(requested) if requested > *limit => {
                 let text = format!("must be at most {limit}, which the operator set");
                 self.violations.push(Violation::new(format!("limits.{field}"), text));
             }
-            Some(asked) => *limit = asked,
+            Some(requested) => *limit = requested,
             None => {}
         }
     }
 
-    /// Refuses a limit on temporary files where those lie in a directory on a disk.
-    fn reject_unenforced<T>(&mut self, asked: Option<T>, field: &str) {
-        if asked.is_some() {
+    /// Rejects a limit on temporary files at L1, where they are in a directory on a disk.
+    fn reject_unenforced<T>(&mut self, requested: Option<T>, field: &str) {
+        if requested.is_some() {
             let text =
                 "cannot be given at isolation L1, where the size of temporary files is not limited";
             self.violations.push(Violation::new(format!("limits.{field}"), text));
         }
     }
 
-    /// As [`Lower::to`], where the operator may have set no limit.
+    /// Like [`Self::lower`], for a limit that the operator may not have set.
     fn lower_or_set<T: Copy + Ord + Display>(
         &mut self,
         limit: &mut Option<T>,
-        asked: Option<T>,
+        requested: Option<T>,
         field: &str,
     ) {
         match limit {
-            Some(limit) => self.lower(limit, asked, field),
-            None => *limit = asked,
+            Some(limit) => self.lower(limit, requested, field),
+            None => *limit = requested,
         }
     }
 }
@@ -85,15 +93,23 @@ impl LimitLowering<'_> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn limits_are_lowered_and_never_raised() {
-        let operators = RunLimits { cpu_sec: Some(10), ..RunLimits::default() };
+    fn operator_limits() -> RunLimits {
+        RunLimits { cpu_sec: Some(10), ..RunLimits::default() }
+    }
+
+    /// Lowers the operator's limits at isolation L3.
+    fn lower(requested: LowerLimits) -> (RunLimits, Vec<Violation>) {
         let mut violations = Vec::new();
-        assert_eq!(
-            lower_limits(operators, LowerLimits::default(), IsolationLevel::L3, &mut violations),
-            operators
-        );
-        let asked = LowerLimits {
+        let limits =
+            lower_limits(operator_limits(), requested, IsolationLevel::L3, &mut violations);
+        (limits, violations)
+    }
+
+    #[test]
+    fn limits_are_lowered() {
+        assert_eq!(lower(LowerLimits::default()).0, operator_limits());
+
+        let requested = LowerLimits {
             cpu_sec: Some(10),
             memory_bytes: Some(1 << 20),
             processes: Some(1),
@@ -104,7 +120,7 @@ mod tests {
             tmp_inodes: Some(2),
             output_bytes: Some(7),
         };
-        let limits = lower_limits(operators, asked, IsolationLevel::L3, &mut violations);
+        let (limits, violations) = lower(requested);
         let expected = RunLimits {
             cpu_sec: Some(10),
             cpu_millis: None,
@@ -121,7 +137,11 @@ mod tests {
             wall_time: None,
         };
         assert_eq!((limits, violations.len()), (expected, 0));
-        let asked = LowerLimits {
+    }
+
+    #[test]
+    fn limits_are_never_raised() {
+        let requested = LowerLimits {
             cpu_sec: Some(11),
             memory_bytes: Some(u64::MAX),
             processes: Some(513),
@@ -132,11 +152,11 @@ mod tests {
             tmp_inodes: Some(u32::MAX),
             output_bytes: Some(u64::MAX),
         };
-        assert_eq!(
-            lower_limits(operators, asked, IsolationLevel::L3, &mut violations).memory_bytes,
-            2 << 30
-        );
-        let fields: Vec<&str> = violations.iter().map(|found| found.field.as_str()).collect();
+        let (limits, violations) = lower(requested);
+        assert_eq!(limits.memory_bytes, 2 << 30);
+
+        let fields: Vec<&str> =
+            violations.iter().map(|violation| violation.field.as_str()).collect();
         let expected = [
             "limits.memory_bytes",
             "limits.processes",

@@ -1,4 +1,4 @@
-//! What is told about a command that ran: to its caller, and in the record of the call.
+//! The result of a command: the response to the caller and the fields of the record.
 
 use serde_json::{Map, Value};
 
@@ -15,15 +15,15 @@ use crate::{
     },
 };
 
-/// The answer to a call of `run`.
+/// The response of `run`.
 pub(super) fn response(exit: ProcessExit, isolation: String) -> v1::RunResponse {
     let artifact_error = exit.artifact_error();
-    let ProcessExit { result: finished, stdout_path, stderr_path } = exit;
-    let CommandResult { termination: ended, stdout, stderr, duration } = finished;
+    let ProcessExit { result, stdout_path, stderr_path } = exit;
+    let CommandResult { termination, stdout, stderr, duration } = result;
     v1::RunResponse {
-        outcome: wire_outcome(ended.outcome).into(),
-        exit_code: ended.outcome.exit_code(),
-        signal: ended.outcome.signal().map(signal_name).unwrap_or_default(),
+        outcome: wire_outcome(termination.outcome).into(),
+        exit_code: termination.outcome.exit_code(),
+        signal: termination.outcome.signal().map(signal_name).unwrap_or_default(),
         stdout: stdout.text,
         stderr: stderr.text,
         stdout_bytes: stdout.total_bytes,
@@ -32,10 +32,10 @@ pub(super) fn response(exit: ProcessExit, isolation: String) -> v1::RunResponse 
         stderr_truncated: stderr.truncated,
         stdout_path,
         stderr_path,
-        limit: limit_name(ended.exceeded_limit),
-        kill_pending: ended.kill_pending,
+        limit: limit_name(termination.exceeded_limit),
+        kill_pending: termination.kill_pending,
         duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
-        usage: ended.usage.as_ref().map(wire_usage),
+        usage: termination.usage.as_ref().map(wire_usage),
         isolation,
         artifact_error,
         stdout_lines: stdout.total_lines,
@@ -43,7 +43,7 @@ pub(super) fn response(exit: ProcessExit, isolation: String) -> v1::RunResponse 
     }
 }
 
-/// The answer to a repeated call of `run` whose first one the daemon died under.
+/// The response to a repeated `run` if the daemon died during the first attempt.
 pub(super) fn daemon_lost_response(step: Option<u64>) -> v1::RunResponse {
     let [stdout_path, stderr_path] = step.map(StepId::stream_paths).unwrap_or_default();
     v1::RunResponse {
@@ -54,7 +54,7 @@ pub(super) fn daemon_lost_response(step: Option<u64>) -> v1::RunResponse {
     }
 }
 
-/// How a command ended, in the contract's words.
+/// The outcome of a command as a contract value.
 pub(crate) fn wire_outcome(outcome: CommandOutcome) -> WireOutcome {
     match outcome {
         CommandOutcome::Exited(_) => WireOutcome::Exited,
@@ -71,7 +71,7 @@ pub(crate) fn limit_name(limit: Option<ResourceLimit>) -> String {
     limit.map(ResourceLimit::name).unwrap_or_default().to_owned()
 }
 
-/// What a command used, in the contract's units.
+/// Resource usage in the contract's units.
 pub(crate) fn wire_usage(usage: &ResourceUsage) -> v1::ResourceUsage {
     let millis = |micros: u64| u32::try_from(micros / 1000).unwrap_or(u32::MAX);
     v1::ResourceUsage {
@@ -81,24 +81,24 @@ pub(crate) fn wire_usage(usage: &ResourceUsage) -> v1::ResourceUsage {
     }
 }
 
-/// What the record of the call says.
+/// The fields of the call's record.
 pub(super) fn record_fields(exit: &ProcessExit) -> Map<String, Value> {
-    let finished = &exit.result;
-    let outcome = wire_outcome(finished.termination.outcome).as_str_name();
-    let outcome = outcome.trim_start_matches("OUTCOME_");
-    let mut facts = Map::new();
-    let mut add = |name: &str, value: Value| facts.insert(name.to_owned(), value);
-    add("outcome", outcome.into());
-    add("exit_code", finished.termination.outcome.exit_code().into());
-    if let Some(signal) = finished.termination.outcome.signal() {
+    let CommandResult { termination, stdout, stderr, .. } = &exit.result;
+    let outcome = wire_outcome(termination.outcome).as_str_name();
+    let mut fields = Map::new();
+    let mut add = |name: &str, value: Value| fields.insert(name.to_owned(), value);
+    add("outcome", outcome.trim_start_matches("OUTCOME_").into());
+    add("exit_code", termination.outcome.exit_code().into());
+    if let Some(signal) = termination.outcome.signal() {
         add("signal", signal_name(signal).into());
     }
-    if let Some(limit) = finished.termination.exceeded_limit {
+    if let Some(limit) = termination.exceeded_limit {
         add("limit", limit.name().into());
     }
-    add("stdout_bytes", finished.stdout.total_bytes.into());
-    add("stderr_bytes", finished.stderr.total_bytes.into());
+
+    add("stdout_bytes", stdout.total_bytes.into());
+    add("stderr_bytes", stderr.total_bytes.into());
     add("stdout_path", exit.stdout_path.as_str().into());
     add("stderr_path", exit.stderr_path.as_str().into());
-    facts
+    fields
 }

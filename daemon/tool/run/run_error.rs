@@ -1,4 +1,4 @@
-//! Why a command was not run, in the terms of the contract.
+//! Maps the errors of starting a command to the errors of the contract.
 
 use std::time::Duration;
 
@@ -13,22 +13,35 @@ use crate::daemon::{
         level::IsolationLevel,
         stage::{Stage, StageFailure},
     },
+    telemetry::semconv::process_error,
     tool::{WorkspaceContext, replaced_while_pending},
 };
 
-/// How long to wait before asking again when no sandbox was free.
+/// Delay before a retry when no sandbox was free.
 const SANDBOX_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Refuses where commands are not run at all.
-pub(super) fn commands_unavailable(workspace_context: &WorkspaceContext) -> Error {
+/// Fails if the daemon cannot run commands at all.
+pub(super) fn check_available(workspace_context: &WorkspaceContext) -> Result<(), Error> {
+    if !workspace_context.isolation.is_ready() {
+        return Err(commands_unavailable(workspace_context));
+    }
+    if workspace_context.sandbox_pool.is_keeper_dead() {
+        return Err(keeper_lost());
+    }
+    Ok(())
+}
+
+/// The host does not reach the isolation level that the operator requires.
+fn commands_unavailable(workspace_context: &WorkspaceContext) -> Error {
     let isolation = &workspace_context.isolation;
     let Some(failure) = isolation.failure() else {
         let text = format!(
-            "commands are not run: the isolation is {}, and the operator asks for {} at least (--minimum-level)",
+            "cannot run commands: the isolation is {}, but the operator requires at least {} (--minimum-level)",
             isolation.level, isolation.minimum
         );
         return Error::new(Reason::SandboxUnavailable, text);
     };
+
     let remedy = isolation.next_step().unwrap_or_default();
     let remedy = match isolation.best_below_minimum {
         Some(possible) => format!(
@@ -37,125 +50,180 @@ pub(super) fn commands_unavailable(workspace_context: &WorkspaceContext) -> Erro
         ),
         None => remedy,
     };
-    let (workspace, found) = (&isolation.workspace, &isolation.host_environment);
-    let lower = isolation.rejected.iter().skip(1);
-    let lower: String = lower
-        .map(|refused| format!(" Nor is it {}: {}.", refused.level, refused.failure))
+    let lower_levels: String = isolation
+        .rejected
+        .iter()
+        .skip(1)
+        .map(|rejected| {
+            format!(" {} is not possible either: {}.", rejected.level, rejected.failure)
+        })
         .collect();
+    let (workspace, host) = (&isolation.workspace, &isolation.host_environment);
+
     let text = format!(
-        "commands are not run: this host ({found}) gives isolation {}, and the operator asks for {} at least. Workspace {workspace}: {failure}. To change that: {remedy}.{lower}",
+        "cannot run commands: this host ({host}) allows isolation {}, but the operator requires at least {}. Workspace {workspace}: {failure}. To change that: {remedy}.{lower_levels}",
         isolation.level, isolation.minimum
     );
-    let refused = Error::new(Reason::SandboxUnavailable, text)
+    let error = Error::new(Reason::SandboxUnavailable, text)
         .with_metadata("stage", failure.stage.name())
         .with_metadata("errno", failure.errno_name())
         .with_metadata("remedy", remedy)
         .with_metadata("workspace", workspace.clone());
     match isolation.suggested_flags() {
-        Some(flags) => refused.with_metadata("flags", flags),
-        None => refused,
+        Some(flags) => error.with_metadata("flags", flags),
+        None => error,
     }
 }
 
-/// The keeper of sandboxes has died, which nothing but an operator or a defect can bring about.
-pub(super) fn keeper_lost() -> Error {
+/// The sandbox keeper has died. Only the operator or a defect can cause that.
+fn keeper_lost() -> Error {
     let remedy = "restart the daemon";
-    let text = format!("commands are not run: the process that makes sandboxes has died: {remedy}");
+    let text = format!("cannot run commands: the sandbox keeper process has died: {remedy}");
     Error::new(Reason::SandboxUnavailable, text)
         .with_metadata("stage", Stage::Launcher.name())
         .with_metadata("errno", "")
         .with_metadata("remedy", remedy)
 }
 
-/// Why a command was not run, in the terms of the contract.
+/// Value of the span attribute `error.type` for a command that was not run, or was lost.
+pub(super) fn error_type(error: &RunError) -> &'static str {
+    match error {
+        RunError::SandboxLost => process_error::SANDBOX_LOST,
+        RunError::Abandoned | RunError::Draining | RunError::EndedBeforeStart => {
+            process_error::CANCELLED
+        }
+        RunError::NotStarted(_) | RunError::SandboxTimeout => process_error::SPAWN_FAILED,
+    }
+}
+
+/// The error of the contract for a command that was not run, or was lost.
 pub(super) fn error_of_run(error: RunError, spec: &CommandSpec) -> Error {
     match error {
         RunError::NotStarted(failure) => error_of_start(failure, spec),
         RunError::SandboxTimeout => Error::new(
             Reason::ResourceExhausted,
-            "no sandbox became free within timeout_sec: too many commands run at once; try again later, or allow more at a time (limits.concurrent_runs)",
+            "no sandbox became free within timeout_sec: too many commands run at once. Retry later, or raise limits.concurrent_runs",
         )
         .retry_after(SANDBOX_RETRY_DELAY),
         RunError::Abandoned => Error::new(
             Reason::Timeout,
-            "nobody waited any more before the command was started; nothing was run",
+            "the caller stopped waiting before the command started; nothing was run",
         ),
         RunError::Draining => Error::new(
             Reason::Draining,
-            "the daemon was told to end before the command was started; nothing was run: retry elsewhere or later",
+            "the daemon began to shut down before the command started; nothing was run: retry elsewhere or later",
         ),
         RunError::EndedBeforeStart => Error::new(
             Reason::ProcessEnded,
-            "a signal ended the command before it was started; nothing was run",
+            "a signal ended the command before it started; nothing was run",
         ),
         RunError::SandboxLost => Error::new(
             Reason::SandboxError,
-            "the sandbox was lost while the command ran: what it did until then stands, and its output is in the artifacts as far as it was read",
+            "the sandbox was lost while the command ran: its changes until then persist, and the artifacts hold the output that was read",
         ),
     }
 }
 
 fn error_of_start(failure: StageFailure, spec: &CommandSpec) -> Error {
+    let specific = if failure.stage == Stage::ChangeDirectory {
+        cwd_error(failure.errno, spec)
+    } else if failure.stage == Stage::Execute {
+        program_error(failure.errno, &spec.program)
+    } else {
+        None
+    };
+    specific.unwrap_or_else(|| sandbox_error(failure))
+}
+
+/// The command could not enter its working directory, by the errno of `chdir`.
+fn cwd_error(errno: i32, spec: &CommandSpec) -> Option<Error> {
     let cwd = spec.cwd.to_string_lossy().into_owned();
-    let program = match &spec.program {
+    let (reason, problem) = match errno {
+        libc::ENOENT => (Reason::DirectoryNotFound, "does not exist"),
+        libc::ENOTDIR => (Reason::NotADirectory, "is not a directory"),
+        libc::EACCES => (Reason::PermissionDenied, "cannot be entered by the sandbox's user"),
+        libc::ELOOP => (Reason::SymlinkBlocked, "is a loop of symbolic links"),
+        libc::ESTALE => return Some(replaced_while_pending(&cwd)),
+        libc::ENAMETOOLONG => {
+            return Some(Error::invalid_field("cwd", "is longer than the kernel accepts"));
+        }
+        _ => return None,
+    };
+
+    Some(Error::new(reason, format!("cwd {cwd:?} {problem}")).with_metadata("cwd", cwd))
+}
+
+/// The program could not be executed, by the errno of `execve`.
+fn program_error(errno: i32, program: &Program) -> Option<Error> {
+    let program = match program {
         Program::Shell(_) => "/bin/sh".to_owned(),
         Program::DefaultShell(_) => default_shell().to_string_lossy().into_owned(),
         Program::Argv(argv) => {
             argv.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default()
         }
     };
-    match (failure.stage, failure.errno) {
-        (Stage::ChangeDirectory, libc::ENOENT) => {
-            Error::new(Reason::DirectoryNotFound, format!("cwd {cwd:?} does not exist")).with_metadata("cwd", cwd)
-        }
-        (Stage::ChangeDirectory, libc::ESTALE) => replaced_while_pending(&cwd),
-        (Stage::ChangeDirectory, libc::ENOTDIR) => Error::new(Reason::NotADirectory, format!("cwd {cwd:?} is not a directory")).with_metadata("cwd", cwd),
-        (Stage::ChangeDirectory, libc::EACCES) => {
-            Error::new(Reason::PermissionDenied, format!("cwd {cwd:?} cannot be entered by the sandbox's user")).with_metadata("cwd", cwd)
-        }
-        (Stage::ChangeDirectory, libc::ELOOP) => Error::new(Reason::SymlinkBlocked, format!("cwd {cwd:?} is a loop of links")).with_metadata("cwd", cwd),
-        (Stage::ChangeDirectory, libc::ENAMETOOLONG) => Error::invalid_field("cwd", "is longer than the kernel takes"),
-        (Stage::Execute, libc::ENOENT | libc::ENOTDIR) => Error::new(
+    let (reason, problem) = match errno {
+        libc::ENOENT | libc::ENOTDIR => (
             Reason::CommandNotFound,
-            format!("{program:?} was not found in the sandbox; commands see /usr, /opt, the workspace and what the operator binds"),
-        )
-        .with_metadata("program", program),
-        (Stage::Execute, libc::EACCES) => {
-            Error::new(Reason::PermissionDenied, format!("{program:?} may not be executed: it has no execute permission, or is a directory"))
-                .with_metadata("program", program)
+            "was not found in the sandbox; commands see /usr, /opt, the workspace and what the operator binds",
+        ),
+        libc::EACCES => (
+            Reason::PermissionDenied,
+            "may not be executed: it has no execute permission, or is a directory",
+        ),
+        libc::ENOEXEC => (
+            Reason::CommandNotExecutable,
+            "is not in an executable format; a script needs a first line that names its interpreter (#!/bin/sh)",
+        ),
+        libc::ETXTBSY => (
+            Reason::CommandNotExecutable,
+            "is open for writing: close it, or wait until its writer has ended",
+        ),
+        libc::EPERM => (
+            Reason::CommandNotExecutable,
+            "has file capabilities that commands may not have: copy it without them",
+        ),
+        libc::E2BIG => {
+            return Some(Error::invalid_field(
+                "argv",
+                "arguments and environment are larger than the kernel accepts",
+            ));
         }
-        (Stage::Execute, libc::ENOEXEC) => Error::new(
-            Reason::CommandNotExecutable,
-            format!("{program:?} is not in an executable format; a script needs a first line that names its interpreter (#!/bin/sh)"),
-        )
-        .with_metadata("program", program),
-        (Stage::Execute, libc::ETXTBSY) => Error::new(
-            Reason::CommandNotExecutable,
-            format!("{program:?} is open for writing: close it, or wait until what writes it has ended"),
-        )
-        .with_metadata("program", program),
-        (Stage::Execute, libc::EPERM) => Error::new(
-            Reason::CommandNotExecutable,
-            format!("{program:?} has file capabilities that commands may not have: copy it without them"),
-        )
-        .with_metadata("program", program),
-        (Stage::Execute, libc::E2BIG) => Error::invalid_field("argv", "arguments and environment are larger than the kernel executes"),
-        (Stage::Execute, libc::ENAMETOOLONG) => Error::invalid_field("argv[0]", "is longer than the kernel takes"),
-        (_, libc::EMFILE | libc::ENFILE) => {
-            fd_exhaustion::fd_exhausted_error(failure.to_io_error(), "the command").with_metadata("stage", failure.stage.name()).with_metadata("errno", failure.errno_name())
+        libc::ENAMETOOLONG => {
+            return Some(Error::invalid_field("argv[0]", "is longer than the kernel accepts"));
         }
-        (_, libc::ETOOMANYREFS | libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EUSERS) => {
-            let remedy = failure.stage.remedy();
-            let text = format!("the host has not enough left to build a sandbox: {failure}. Try again with fewer calls at a time; if it goes on so: {remedy}");
+        _ => return None,
+    };
+
+    Some(Error::new(reason, format!("{program:?} {problem}")).with_metadata("program", program))
+}
+
+/// The sandbox could not be built: the host lacks a resource, or a step failed.
+fn sandbox_error(failure: StageFailure) -> Error {
+    let (stage, errno, remedy) =
+        (failure.stage.name(), failure.errno_name(), failure.stage.remedy());
+    match failure.errno {
+        libc::EMFILE | libc::ENFILE => {
+            fd_exhaustion::fd_exhausted_error(failure.to_io_error(), "the command")
+                .with_metadata("stage", stage)
+                .with_metadata("errno", errno)
+        }
+        libc::ETOOMANYREFS | libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EUSERS => {
+            let text = format!(
+                "the host lacks the resources to build a sandbox: {failure}. Retry with fewer calls at a time; if the error persists: {remedy}"
+            );
             Error::new(Reason::ResourceExhausted, text)
-                .with_metadata("stage", failure.stage.name())
-                .with_metadata("errno", failure.errno_name())
+                .with_metadata("stage", stage)
+                .with_metadata("errno", errno)
                 .with_metadata("remedy", remedy)
                 .retry_after(SANDBOX_RETRY_DELAY)
         }
-        (stage, _) => {
-            let text = format!("the command was not run: {failure}. What may help: {}", stage.remedy());
-            Error::new(Reason::SandboxError, text).with_metadata("stage", stage.name()).with_metadata("errno", failure.errno_name()).with_cause(failure)
+        _ => {
+            let text = format!("the command was not run: {failure}. Possible remedy: {remedy}");
+            Error::new(Reason::SandboxError, text)
+                .with_metadata("stage", stage)
+                .with_metadata("errno", errno)
+                .with_cause(failure)
         }
     }
 }

@@ -20,16 +20,15 @@ use crate::daemon::{
     tool::WorkspaceContext,
 };
 
-/// The span of the command's process.
 pub(super) struct ProcessSpan {
     span: OtelSpan,
 }
 
 impl ProcessSpan {
-    /// Starts the span below that of the tool.
+    /// Starts the span as a child of the tool's span.
     pub(super) fn start(
         telemetry: &Telemetry,
-        tool: &OtelSpan,
+        tool_span: &OtelSpan,
         name: &str,
         cwd: &Path,
         timeout: Option<Duration>,
@@ -52,30 +51,33 @@ impl ProcessSpan {
                 .output_bytes
                 .map(|bytes| KeyValue::new(semconv::LIMIT_OUTPUT, saturating_i64(bytes))),
         );
-        let timeout = timeout.map(|timeout| timeout.as_secs_f64());
-        attributes.extend(timeout.map(|seconds| KeyValue::new(semconv::LIMIT_WALL, seconds)));
+        attributes.extend(
+            timeout.map(|timeout| KeyValue::new(semconv::LIMIT_WALL, timeout.as_secs_f64())),
+        );
+
         Self {
             span: OtelSpan::start(
                 telemetry.tracer(),
                 name.to_owned(),
                 SpanKind::Client,
                 attributes,
-                tool.context(),
+                tool_span.context(),
             ),
         }
     }
 
-    /// What the command's environment tells of the trace.
+    /// The trace context that the command's environment carries.
     pub(super) fn context(&self) -> &opentelemetry::Context {
         self.span.context()
     }
 
-    /// Ends the span of a command that ran. What it exited with is the command's affair and marks
-    /// this span only.
-    pub(super) fn finish(self, finished: &CommandResult) {
+    /// Ends the span of a command that ran. A failure of the command marks only this span: the call
+    /// succeeded.
+    pub(super) fn finish(self, result: &CommandResult) {
         let span = self.span;
-        let ended = &finished.termination;
-        let error_type = match ended.outcome {
+
+        let termination = &result.termination;
+        let error_type = match termination.outcome {
             CommandOutcome::Exited(0) => None,
             CommandOutcome::Exited(_) => Some(process_error::EXIT_NONZERO),
             CommandOutcome::Signaled(_) => Some(process_error::SIGNAL),
@@ -84,36 +86,37 @@ impl ProcessSpan {
             CommandOutcome::OomKilled => Some(process_error::OOM_KILLED),
             CommandOutcome::OutputLimit(_) => Some(process_error::OUTPUT_LIMIT),
         };
-        if let Some(code) = ended.outcome.exit_code() {
+
+        if let Some(code) = termination.outcome.exit_code() {
             span.set(semconv::PROCESS_EXIT_CODE, i64::from(code));
         }
-        if let Some(signal) = ended.outcome.signal() {
+        if let Some(signal) = termination.outcome.signal() {
             span.set(semconv::PROCESS_SIGNAL, signal_name(signal));
         }
-        if let Some(limit) = ended.exceeded_limit {
+        if let Some(limit) = termination.exceeded_limit {
             span.set(semconv::LIMIT_EXCEEDED, limit.name());
         }
+
         span.set(semconv::PROCESS_TERMINATION_REASON, error_type.unwrap_or("exit_zero"));
-        if let Some(usage) = &ended.usage {
+        if let Some(usage) = &termination.usage {
             let seconds = |micros| Duration::from_micros(micros).as_secs_f64();
             span.set(semconv::PROCESS_CPU_USER, seconds(usage.user_us));
             span.set(semconv::PROCESS_CPU_SYSTEM, seconds(usage.system_us));
             let resident = usage.max_rss_kib.saturating_mul(1024);
             span.set(semconv::PROCESS_MAX_RSS, saturating_i64(resident));
         }
-        span.set(semconv::PROCESS_STDOUT_BYTES, saturating_i64(finished.stdout.total_bytes));
-        span.set(semconv::PROCESS_STDERR_BYTES, saturating_i64(finished.stderr.total_bytes));
-        span.set(
-            semconv::PROCESS_TRUNCATED,
-            finished.stdout.truncated || finished.stderr.truncated,
-        );
+
+        span.set(semconv::PROCESS_STDOUT_BYTES, saturating_i64(result.stdout.total_bytes));
+        span.set(semconv::PROCESS_STDERR_BYTES, saturating_i64(result.stderr.total_bytes));
+        span.set(semconv::PROCESS_TRUNCATED, result.stdout.truncated || result.stderr.truncated);
+
         if let Some(error_type) = error_type {
             span.fail(error_type);
         }
         span.end();
     }
 
-    /// Ends the span of a command that did not run, or was lost.
+    /// Ends the span of a command that was not run, or whose sandbox was lost.
     pub(super) fn fail(self, error: Error, error_type: &'static str) -> Error {
         self.span.fail(error_type);
         self.span.end();

@@ -1,0 +1,168 @@
+//! Runs the file work of tools on blocking threads: permits, cancellation and retries.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::time::timeout_at;
+
+use super::{ToolContext, ToolOutput, response_deadline};
+use crate::daemon::{
+    error::{Error, Reason},
+    fd_exhaustion::FdRetry,
+    queue::{Acquire, Limiter, Permit, PrincipalKey, Saturated, Sharing},
+    task,
+    workspace::{BlockingPermit, CancelToken, Workspace, available_cores},
+};
+
+/// Time that blocking work has to notice its cancellation. A search with a complex pattern notices
+/// it only at the end of a long line. The response does not wait that long.
+const CANCEL_NOTICE_GRACE: Duration = Duration::from_millis(20);
+
+/// Concurrent searches per core. Each keeps every core busy and takes a few MiB per thread. Others
+/// queue. One caller may hold half of the permits.
+const MAX_SEARCHES_PER_CORE: usize = 2;
+const SEARCH_SHARING: Sharing = Sharing::MultipleOfFree(1);
+
+/// Limits on concurrent file work, shared by all workspaces.
+#[derive(Debug, Clone)]
+pub(crate) struct FileLimiters {
+    /// Work that opens files.
+    pub(crate) operations: Arc<Limiter>,
+    /// Searches. They need a permit of `operations` as well.
+    pub(crate) searches: Arc<Limiter>,
+}
+
+impl FileLimiters {
+    /// Allows `operations` file operations at a time.
+    pub(crate) fn new(operations: usize) -> Self {
+        // A waiting call holds a permit of the call limiter, so the queues are bounded.
+        Self {
+            operations: Limiter::new(operations, Sharing::Unlimited, usize::MAX),
+            searches: Limiter::new(
+                MAX_SEARCHES_PER_CORE * available_cores(),
+                SEARCH_SHARING,
+                usize::MAX,
+            ),
+        }
+    }
+
+    /// Reserves headroom for other callers. To be used when callers have keys.
+    pub(crate) fn keep_headroom(&self) {
+        self.operations.set_sharing(Sharing::KeepHeadroom);
+    }
+
+    /// Waits for a permit for file work that belongs to no tool.
+    pub(crate) async fn acquire(&self, caller: &PrincipalKey) -> Result<BlockingPermit, Error> {
+        let permit = match self.operations.acquire(caller, usize::MAX) {
+            Ok(Acquire::Granted(permit)) => permit,
+            Ok(Acquire::Queued(mut pending)) => pending.wait().await,
+            Err(saturated) => return Err(files_saturated(saturated)),
+        };
+
+        let (operations, caller) = (Arc::clone(&self.operations), Arc::clone(caller));
+        Ok(BlockingPermit::new(operations, caller, permit, None))
+    }
+}
+
+/// Runs `function` on a blocking thread, and cancels it when the call is abandoned. Retries it if
+/// it fails for lack of file descriptors, after it has closed its own.
+pub(super) async fn run_on_files<R: Send + 'static>(
+    context: ToolContext,
+    function: impl Fn(&Workspace, &CancelToken) -> Result<R, Error> + Send + Sync + 'static,
+) -> Result<ToolOutput<R>, Error> {
+    let function = Arc::new(function);
+    let mut attempts = FdRetry::with_deadline(context.deadline);
+    loop {
+        let permit = context.acquire_file_permit(None).await?;
+        let workspace = Arc::clone(&context.workspace_context.workspace);
+        let function = Arc::clone(&function);
+        let abandoned = context.cancel.abandoned.cancelled();
+
+        let function = move |cancel: &CancelToken| function(&workspace, cancel);
+        match CancelToken::run_blocking(permit, abandoned, function).await? {
+            Err(error) if context.should_retry(&mut attempts, &error).await => {}
+            result => return result.map(ToolOutput::new),
+        }
+    }
+}
+
+impl ToolContext {
+    /// When a tool that returns partial results must respond, if it starts now.
+    pub(super) fn soft_deadline(&self) -> Instant {
+        response_deadline(Instant::now(), self.default_timeout, self.deadline)
+    }
+
+    /// Waits for a file permit, until the call is abandoned or `until` passes. Releases the start
+    /// permit if the call has to queue.
+    async fn acquire_file_permit(&self, until: Option<Instant>) -> Result<BlockingPermit, Error> {
+        let operations = &self.workspace_context.file_limiters.operations;
+        let permit = self.acquire_permit(operations, until).await?;
+
+        let (operations, caller) = (Arc::clone(operations), Arc::clone(&self.caller));
+        let start_permit = Some(self.start_permit.clone());
+        Ok(BlockingPermit::new(operations, caller, permit, start_permit))
+    }
+
+    pub(super) async fn acquire_permit(
+        &self,
+        limiter: &Arc<Limiter>,
+        until: Option<Instant>,
+    ) -> Result<Permit, Error> {
+        match limiter.acquire(&self.caller, usize::MAX) {
+            Ok(Acquire::Granted(permit)) => Ok(permit),
+            Ok(Acquire::Queued(mut pending)) => {
+                self.start_permit.release();
+                tokio::select! {
+                    permit = pending.wait() => Ok(permit),
+                    () = self.cancel.abandoned.cancelled() => Err(CancelToken::timeout_error()),
+                    () = task::sleep_until(until) => {
+                        Err(files_saturated(limiter.saturation(&self.caller, usize::MAX)))
+                    }
+                }
+            }
+            Err(saturated) => Err(files_saturated(saturated)),
+        }
+    }
+
+    /// Waits until a retry after `error` makes sense. Returns false if there is none.
+    pub(super) async fn should_retry(&self, attempts: &mut FdRetry, error: &Error) -> bool {
+        tokio::select! {
+            retry = attempts.should_retry(error) => retry,
+            () = self.cancel.abandoned.cancelled() => false,
+        }
+    }
+}
+
+fn files_saturated(saturated: Saturated) -> Error {
+    let text = format!(
+        "timed out in the queue for file work ({} other calls of this caller hold permits): retry after the given delay, with fewer calls at a time",
+        saturated.in_use
+    );
+    Error::new(Reason::ResourceExhausted, text).retry_after(saturated.retry_after)
+}
+
+/// Like [`run_on_files`], for tools that return partial results at `until`.
+///
+/// Returns `None` if `function` did not notice the cancellation within [`CANCEL_NOTICE_GRACE`]. It
+/// then continues until it does, and holds its permits until then.
+pub(super) async fn run_on_files_until<R: Send + 'static>(
+    context: &ToolContext,
+    until: Instant,
+    function: impl FnOnce(&Workspace, &CancelToken) -> R + Send + 'static,
+) -> Result<Option<R>, Error> {
+    let file_permit = context.acquire_file_permit(Some(until)).await?;
+    let end = async {
+        // Ends at the deadline or when the call is abandoned, whichever comes first.
+        let _either = timeout_at(until.into(), context.cancel.abandoned.cancelled()).await;
+    };
+
+    let workspace = Arc::clone(&context.workspace_context.workspace);
+    let permit = Arc::clone(&context.permit);
+    CancelToken::run_blocking_with_grace(file_permit, end, CANCEL_NOTICE_GRACE, move |cancel| {
+        let _permit = permit;
+        function(&workspace, cancel)
+    })
+    .await
+}
