@@ -107,7 +107,7 @@ pub(crate) struct CanonicalCall {
     pub(crate) params: Map<String, Json>,
     /// Time limit, if it is not the contract's default.
     pub(crate) timeout: Option<Duration>,
-    /// Bytes of each stream that artifacts store, if lower than the operator's limit. With a value,
+    /// Bytes of each stream that artifacts store, up to the operator's limit. With a value,
     /// artifacts exist even if empty.
     pub(crate) artifact_bytes: Option<u64>,
     /// Whether the command runs in the user's login shell.

@@ -24,7 +24,7 @@ use crate::daemon::{
 
 /// Largest file that a patch may change.
 const MAX_FILE_BYTES: usize = 10 << 20;
-/// Limit on the generated diffs, which always exceeds them: a file and its change, with markers.
+/// Limit on a generated diff: four times the largest file, for its lines before and after.
 const MAX_DIFF_BYTES: usize = 4 * MAX_FILE_BYTES;
 /// Most commands of a call.
 const MAX_COMMANDS: usize = 20;

@@ -46,7 +46,7 @@ use crate::daemon::{
     },
     task,
     telemetry::Telemetry,
-    tool::{FetchLimiter, FileLimiters, RunSettings, WorkspaceContext},
+    tool::{FileLimiters, LimitedFetcher, RunSettings, WorkspaceContext},
     workspace::{Workspace, available_cores},
 };
 
@@ -93,7 +93,7 @@ pub(super) async fn serve(
         proxy: proxy.clone(),
     };
     let files = FileLimiters::new(config.concurrent_file_operations);
-    let fetches = Fetcher::new(config.fetch.clone(), listeners.ports()).map(FetchLimiter::new);
+    let fetches = Fetcher::new(config.fetch.clone(), listeners.ports()).map(LimitedFetcher::new);
     let mut scenes = Vec::new();
     let mut sockets = HostSockets::default();
     for (index, mut workspace) in workspaces.into_iter().enumerate() {
@@ -125,7 +125,7 @@ pub(super) async fn serve(
                 ..settings.clone()
             }),
             file_limiters: files.clone(),
-            fetch_limiter: fetches.clone(),
+            fetcher: fetches.clone(),
             activity: Default::default(),
         });
     }

@@ -86,7 +86,7 @@ impl Tool for FetchUrl {
         params: Params,
         context: ToolContext,
     ) -> Result<ToolOutput<v1::FetchUrlResponse>, Error> {
-        let Some(limiter) = &context.workspace_context.fetch_limiter else {
+        let Some(fetcher) = &context.workspace_context.fetcher else {
             let text =
                 "the operator allows no hosts to be fetched: use another tool, or ask the operator";
             return Err(Error::new(Reason::ToolDisabled, text));
@@ -94,10 +94,10 @@ impl Tool for FetchUrl {
         let timeout = params.timeout.unwrap_or(context.default_timeout);
         let until = response_deadline(Instant::now(), timeout, context.deadline);
 
-        let permit = context.acquire_permit(&limiter.limiter, Some(until)).await?;
+        let permit = context.acquire_permit(&fetcher.limiter, Some(until)).await?;
         // A name resolution cannot be cancelled, so it holds the permits until it ends.
         let permits = (Arc::new(permit), Arc::clone(&context.permit));
-        let fetch = limiter.fetcher.fetch(&params.url, params.format, params.max_bytes, permits);
+        let fetch = fetcher.inner.fetch(&params.url, params.format, params.max_bytes, permits);
         tokio::select! {
             result = timeout_at(until.into(), fetch) => match result {
                 Ok(result) => fetch_output(result?),

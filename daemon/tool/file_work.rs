@@ -48,7 +48,7 @@ impl FileLimiters {
         }
     }
 
-    /// Reserves headroom for other callers. To be used when callers have keys.
+    /// Reserves headroom for other callers. Called when callers have keys.
     pub(crate) fn keep_headroom(&self) {
         self.operations.set_sharing(Sharing::KeepHeadroom);
     }

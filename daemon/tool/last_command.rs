@@ -104,7 +104,7 @@ fn response(command: &RecordedCommand) -> LastCommandResponse {
         .into_iter()
         .find_map(|name| param(name).and_then(Value::as_str).map(str::to_owned));
 
-    // The end record of a lost command tells when the loss was noticed, and no outcome.
+    // The end record of a lost command has the time at which the loss was noticed, and no outcome.
     let was_lost = match &command.end_record {
         Some(end) => end.get("error_type").and_then(Value::as_str) == Some("daemon_lost"),
         None => !command.is_running,

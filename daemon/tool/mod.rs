@@ -56,12 +56,11 @@ use crate::daemon::{
     workspace::{RelativePath, Workspace},
 };
 
-/// Longest time before the caller's deadline at which a tool responds. The response then arrives in
-/// time.
+/// Most time before the caller's deadline that is left for the response to reach the caller.
 const MAX_RESPONSE_MARGIN: Duration = Duration::from_millis(100);
 
-/// Concurrent fetches. Each takes several times 4 MiB, and a thread during name resolution. Others
-/// queue. One caller may hold as many permits as it leaves free.
+/// Concurrent fetches. Each takes up to several times 4 MiB, and a thread during name resolution.
+/// Others queue. One caller may hold as many permits as it leaves free.
 const MAX_CONCURRENT_FETCHES: usize = 32;
 const FETCH_SHARING: Sharing = Sharing::MultipleOfFree(1);
 
@@ -89,7 +88,7 @@ pub(crate) trait Tool: Send + 'static {
     const VALIDATION_COST_PER_BYTE: usize = 1;
     /// Whether the tool waits for jobs.
     const WAITS_FOR_JOBS: bool = false;
-    /// How long a call holds its start permit at most.
+    /// Longest time that a call holds its start permit, which limits the calls that start at once.
     const START_PERMIT_HOLD: Duration = FILE_START_PERMIT_HOLD;
     type Request: Message + Default + Send + 'static;
     type Response: Send + 'static;
@@ -169,22 +168,22 @@ pub(crate) struct WorkspaceContext {
     pub(crate) run_settings: Arc<RunSettings>,
     pub(crate) file_limiters: FileLimiters,
     /// Present if the configuration allows fetching from the web.
-    pub(crate) fetch_limiter: Option<FetchLimiter>,
+    pub(crate) fetcher: Option<LimitedFetcher>,
     /// Counts of running and finished calls.
     pub(crate) activity: Arc<Activity>,
 }
 
 /// Fetches from the web, with a limit on concurrency shared by all workspaces.
 #[derive(Debug, Clone)]
-pub(crate) struct FetchLimiter {
-    fetcher: Arc<Fetcher>,
+pub(crate) struct LimitedFetcher {
+    inner: Arc<Fetcher>,
     limiter: Arc<Limiter>,
 }
 
-impl FetchLimiter {
-    pub(crate) fn new(fetcher: Arc<Fetcher>) -> Self {
+impl LimitedFetcher {
+    pub(crate) fn new(inner: Arc<Fetcher>) -> Self {
         Self {
-            fetcher,
+            inner,
             // A waiting call holds a permit of the call limiter, so the queue is bounded.
             limiter: Limiter::new(MAX_CONCURRENT_FETCHES, FETCH_SHARING, usize::MAX),
         }
@@ -234,7 +233,7 @@ pub(crate) struct ToolContext {
     pub(crate) default_timeout: Duration,
     /// Time limit that the caller gave beside the request.
     pub(crate) call_timeout: Option<Duration>,
-    /// Bytes of each stream that artifacts store, if lower than the operator's limit. With a value,
+    /// Bytes of each stream that artifacts store, up to the operator's limit. With a value,
     /// artifacts exist even if empty.
     pub(crate) max_artifact_bytes: Option<u64>,
     /// Whether the command runs in the user's login shell.

@@ -9,11 +9,10 @@ use crate::{
     },
 };
 
-/// The tool.
 #[derive(Debug)]
 pub(crate) struct MovePath;
 
-/// A request, checked.
+/// The validated request.
 #[derive(Debug)]
 pub(crate) struct Params {
     source: RelativePath,

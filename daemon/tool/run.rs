@@ -135,7 +135,7 @@ impl Tool for RunCommand {
         params: Params,
         context: ToolContext,
     ) -> Result<ToolOutput<v1::RunResponse>, Error> {
-        // Nobody waits for a job, so it has no default timeout, like a started process.
+        // No caller waits for a job, so it has no default timeout, like a started process.
         let default = context.job.is_none().then_some(context.default_timeout);
         let timeout = params.timeout.or(context.call_timeout).or(default);
         let stdin = StdinSource::Bytes(params.stdin.clone());
