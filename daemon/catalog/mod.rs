@@ -317,8 +317,8 @@ impl Catalog {
         let rules = match message {
             Some(message) => self.message_rules.get(message),
             None => self.tool(tool).map(|spec| &spec.rules),
-        };
-        let rules = rules.ok_or_else(|| Error::internal(format!("no requests of {tool}")))?;
+        }
+        .ok_or_else(|| Error::internal(format!("no requests of {tool}")))?;
         Ok(ExplicitParams { message: rules.decode(encoded)?, rules: Arc::clone(rules) })
     }
 

@@ -307,13 +307,16 @@ mod tests {
             argv: vec![String::new(); arguments],
             ..RunRequest::default()
         };
+
         let oversized = |encoded: &[u8]| {
             let violations = run.oversized_fields(encoded);
             violations.into_iter().map(|violation| violation.field).collect::<Vec<_>>()
         };
+
         let (allowed, long) = (request(65_536).encode_to_vec(), request(65_537).encode_to_vec());
         assert!(oversized(&allowed).is_empty());
         assert_eq!(oversized(&long), ["argv"]);
+
         // After a skipped group, and before malformed bytes.
         let group = [0xa3, 0x06, 0x12, 0x00, 0xa4, 0x06];
         assert_eq!(oversized(&[&group[..], &long, &[0xff]].concat()), ["argv"]);

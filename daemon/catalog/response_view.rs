@@ -59,6 +59,7 @@ impl FieldView {
         let kind = field.kind();
         let unspecified = kind.as_enum().map(|values| values.default_value().name().to_owned());
         let blank_texts = default.into_iter().chain(unspecified);
+
         Self {
             visibility: rules.map(|rules| rules.model_view()).unwrap_or_default(),
             blank_texts: blank_texts.filter(|text| !text.is_empty()).collect(),

@@ -142,6 +142,7 @@ impl MessageRules {
             if !message.has_field(descriptor) {
                 continue;
             }
+
             match (message.get_field_mut(descriptor), &field.inner) {
                 (Value::EnumNumber(0), _) => message.clear_field(descriptor),
                 (Value::List(items), Some(inner)) => {

@@ -304,6 +304,7 @@ fn tool_result(summary: &DialectCallSummary<'_>, data: Option<Map<String, Json>>
     let error = summary.error.as_ref().map(|(code, message, details)| {
         json!({ "error_type": code, "message": message, "details": details })
     });
+
     json!({
         "request_id": summary.request_id,
         "tool": summary.tool,

@@ -170,8 +170,8 @@ impl Dialect {
         is_visible: impl Fn(&DialectTool) -> bool,
     ) -> Result<&'static DialectTool, Error> {
         self.own(name).ok_or_else(|| {
-            let known = self.tools.iter().filter(|tool| is_visible(tool));
-            let known: Vec<_> = known.map(|tool| tool.name).collect();
+            let visible = self.tools.iter().filter(|tool| is_visible(tool));
+            let known: Vec<_> = visible.map(|tool| tool.name).collect();
             let text = format!("{} has {}", self.name, suggest::unknown_tool_message(name, &known));
             Error::new(Reason::UnknownTool, text).with_metadata("tool", name)
         })
@@ -183,6 +183,7 @@ impl Dialect {
         let used = tool.uses.iter().filter_map(|name| catalog.tool(name));
         let hints = used.map(|spec| ToolHints::from_options(&spec.options));
         let risks = tool.uses.iter().map(|name| catalog.risk(name));
+
         ToolDefinition {
             name: tool.name.to_owned(),
             title: String::new(),

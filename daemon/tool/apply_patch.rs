@@ -282,12 +282,11 @@ fn wire_changed_file(file: PatchedFile) -> v1::ChangedFile {
 fn record_fields(response: &v1::ApplyPatchResponse) -> Map<String, Value> {
     let files = &response.changed_files;
     let mut bytes = 0;
-    let names = files.iter().map(|file| &file.path).take_while(|path| {
+    let fitting = files.iter().map(|file| &file.path).take_while(|path| {
         bytes += path.len();
-        // Stops before the first path that exceeds the limit.
         bytes <= MAX_RECORDED_PATH_BYTES
     });
-    let names: Vec<Value> = names.map(|path| path.as_str().into()).collect();
+    let names: Vec<Value> = fitting.map(|path| path.as_str().into()).collect();
 
     [
         ("changed_files", names.into()),

@@ -155,8 +155,8 @@ mod tests {
         let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         let file = directory.path().join("n.ipynb");
         fs::write(&file, NOTEBOOK).unwrap();
-        let mut violations = Vec::new();
 
+        let mut violations = Vec::new();
         let result = match parse_params(request, &workspace, &mut violations) {
             Ok(Some(params)) => edit_notebook(&workspace, &params, &CancelToken::new()),
             Ok(None) => Err(Error::invalid(violations)),
@@ -184,11 +184,11 @@ mod tests {
         let (response, text) = run(at(v1::CellEdit::Replace, Some(0)));
         let response = response.unwrap();
         assert_eq!((response.cell_id.as_str(), response.cell_count), ("a", 1));
-
         assert_eq!(
             text,
             NOTEBOOK.replace(r#""raw", "source": "x""#, r#""markdown", "source": "new""#)
         );
+
         let (response, text) = run(at(v1::CellEdit::Insert, None));
         let response = response.unwrap();
         assert_eq!((response.cell_id.len(), response.cell_count), (8, 2));
@@ -197,6 +197,7 @@ mod tests {
             response.cell_id
         );
         assert_eq!(text, NOTEBOOK.replace(r#""x"}]"#, &new));
+
         let (response, text) = run(at(v1::CellEdit::Delete, Some(0)));
         assert_eq!(response.unwrap().cell_count, 0);
         assert_eq!(text, r#"{"nbformat": 4, "nbformat_minor": 5, "cells": []}"#);

@@ -127,6 +127,7 @@ fn fetch_output(result: FetchResult) -> Result<ToolOutput<v1::FetchUrlResponse>,
         content,
         truncated,
     });
+
     output.record_fields.insert("status_code".to_owned(), status.into());
     output.record_fields.insert("content_length".to_owned(), body_bytes.into());
     Ok(output)

@@ -93,6 +93,7 @@ fn secrets_are_hidden_and_prevent_a_pattern() {
     ] {
         let request = v1::RunRequest { command: Some("cat".to_owned()), ..request };
         let view = view("run", request);
+
         assert_eq!(view.pattern, None);
         assert!(!view.display_params.iter().any(|(_, value)| value.contains(secret)));
         assert!(view.display_params[1].1.contains("<7 bytes>"), "{:?}", view.display_params);
@@ -170,9 +171,11 @@ fn pattern_of_an_upload_matches_any_content() {
         let explicit = catalog.explicit_params("jig.v1.UploadStart", &start).unwrap();
         explicit.policy_view(normalize_path, None)
     };
+
     let first = view("abc", 3);
     assert_eq!(first.texts[0].text, r#"{"path":"a","sha256":"abc","size_bytes":3}"#);
     assert_eq!(first.display_params[1], ("size_bytes".to_owned(), "3".to_owned()));
+
     let regex = Regex::new(&first.pattern.unwrap()).unwrap();
     assert!(regex.is_match(&view("def", 4000).texts[0].text));
 }

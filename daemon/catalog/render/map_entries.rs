@@ -15,6 +15,7 @@ pub(super) fn map_as_entry_list(
     if let Some(max) = map.get("maxProperties") {
         list.insert("maxItems".to_owned(), max.clone());
     }
+
     list.insert("type".to_owned(), "array".into());
     list.insert(
         "items".to_owned(),

@@ -156,6 +156,7 @@ async fn preview_binary(
     );
     let file = tools.call(call).await?;
     let bytes = file.bytes("content")?;
+
     let output = CliOutput {
         heading: Some("Warning: File appears to be binary, displaying first 1KB as hex"),
         output: hex_dump(&bytes),
@@ -376,6 +377,7 @@ fn explain_directory_error(
 ) -> Option<(String, &'static str)> {
     let is = |reason| error.reason == reason;
     let verb = if tool == "list_dir" { "list" } else { "create" };
+
     if is(Reason::PermissionDenied) {
         Some((format!("Cannot {verb} directory - permission denied"), "Use another path"))
     } else if tool == "list_dir" && is(Reason::NotADirectory) {
