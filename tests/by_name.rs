@@ -102,8 +102,8 @@ async fn a_tool_is_called_with_parameters_by_name() {
     // What is not understood is not sent.
     for (bad, told) in [
         (&["path=a", "path:=1"][..], "path is given twice"),
-        (&["path:=x"], "no JSON"),
-        (&["path"], "no parameter"),
+        (&["path:=x"], "not JSON"),
+        (&["path"], "not a parameter"),
         (&["path=a", "--params", "{}"], "cannot be used with"),
     ] {
         let words = [&["call", "stat"], bad].concat();
@@ -138,7 +138,7 @@ async fn it_exits_as_the_command_did() {
     for (line, code, told) in [
         (&["command=exit 3"][..], 3, ""),
         (&["command=kill -9 $$"], 137, ""),
-        (&["command=sleep 1000", "timeout_sec=1"], 124, "jig: ended: its time was up\n"),
+        (&["command=sleep 1000", "timeout_sec=1"], 124, "jig: ended: timed out\n"),
     ] {
         let words = [&["call", "run"], line].concat();
         assert_eq!(exits(&daemon, &words, code).1, told, "{line:?}");
@@ -161,7 +161,7 @@ async fn it_exits_as_the_command_did() {
             &["claude", "Bash"],
             &["command=sleep 1000", "timeout=300"],
             124,
-            "jig: ended: its time was up\n",
+            "jig: ended: timed out\n",
         ),
         (&["cli_agent", "run_in_terminal"], &["command=kill -TERM $$"], 143, ""),
         (&["dracode", "run_command"], &["command=sh", r#"arguments=-c "kill -9 $$""#], 137, ""),
@@ -169,7 +169,7 @@ async fn it_exits_as_the_command_did() {
             &["openai", "shell"],
             &[r#"commands:=["sleep 1000"]"#, "timeout_ms=300"],
             124,
-            "jig: ended: its time was up\n",
+            "jig: ended: timed out\n",
         ),
         (&["rauskuclaw", "tool_exec"], &["command=kill -9 $$"], 137, ""),
     ] {

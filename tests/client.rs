@@ -248,7 +248,7 @@ fn on_a_terminal_names_and_lines_are_only_text() {
     let lines = "x\n".repeat(12_000);
     fs::write(here.join("long"), &lines).unwrap();
     let shown = jig_on_a_terminal(&here, &["read", "long"]);
-    assert!(shown.contains("2000 of 12000 lines were left out"));
+    assert!(shown.contains("2000 of 12000 lines in the middle are omitted"));
     assert!(jig_exits(&here, &["read", "long"], 0) == lines);
     fs::remove_file(here.join("long")).unwrap();
     // Programs get names as they are.

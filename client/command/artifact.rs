@@ -1,4 +1,4 @@
-//! `jig artifact`: what a call left behind, byte by byte.
+//! `jig artifact`: prints an artifact of a call.
 
 use std::{io, process::ExitCode};
 
@@ -8,18 +8,18 @@ use jig::{api::v1::ReadArtifactRequest, client::Client};
 use super::report_and_exit;
 use crate::{connection, global::GlobalArgs};
 
-/// Print the whole output of a command, or a part of it.
+/// Print an artifact of a call, such as the complete output of a command, or a part of it.
 ///
-/// The bytes are printed as they are, also with --json, which then is about errors only.
+/// Prints the bytes unchanged; --json affects errors only.
 #[derive(Debug, Args)]
 pub(crate) struct ArtifactArgs {
-    /// Path as the call's answer gave it: `logs/tool_step_0005_stdout.txt`. It belongs to the
-    /// session of the call (--session).
+    /// Path of the artifact as the call returned it, for example `logs/tool_step_0005_stdout.txt`.
+    /// It belongs to the session of the call (--session).
     path: String,
-    /// First byte to print, counted from 0.
+    /// Offset of the first byte to print, counted from 0.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     offset: u64,
-    /// Most bytes to print.
+    /// Maximum number of bytes to print. Default: to the end.
     #[arg(long, value_name = "BYTES")]
     limit: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! `jig call`: one call of a tool by its name, in whichever vocabulary.
+//! `jig call`: calls a tool by its name, in any vocabulary.
 
 use std::{
     io,
@@ -22,26 +22,25 @@ use crate::{
     output, style::Style,
 };
 
-/// The vocabulary whose document says how its answers are shown to people.
+/// Vocabulary whose specification defines how responses are shown to people.
 const CLI_AGENT: &str = "cli_agent";
 
-/// Call a tool by its name, and print what goes back to the model.
+/// Call a tool by its name, and print the text that the model gets.
 ///
-/// `jig call read_file path=README.md end_line=3`; `jig tools` lists the tools, and `jig tools
-/// --format json-schema` what they take. With --json, print all that came of it, also where the
-/// tool failed: the object of the vocabulary's document, where it has one (`agentbench`,
-/// `cli_agent`).
+/// Example: `jig call read_file path=README.md end_line=3`. `jig tools` lists the tools, and `jig
+/// tools --format json-schema` their parameters. With --json, print the whole response, even if the
+/// tool failed. Vocabularies with a result object of their own (`agentbench`, `cli_agent`) print
+/// that object.
 ///
-/// Exits with 0, or as `jig run` does: with the exit code of a command that it ran; 128+n when
-/// signal n ended it, 124 when its time was up, 130 when it was cancelled, 125 when the tool or jig
-/// failed.
+/// Exit codes: 0, or the exit code of the command that the tool ran; 128+n after signal n, 124
+/// after a timeout, 130 if cancelled, 125 if the tool or jig failed.
 #[derive(Debug, Args)]
 pub(crate) struct CallArgs {
-    /// Vocabulary that the tool is of: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
-    /// `openai`, `rauskuclaw`. Without it, that of the contract.
+    /// Vocabulary of the tool name: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
+    /// `openai` or `rauskuclaw`. Default: jig's own names.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,
-    /// Name of the tool: `read_file`.
+    /// Name of the tool, for example `read_file`.
     tool: String,
     #[command(flatten)]
     parameters: ToolParameters,
@@ -55,7 +54,7 @@ pub(crate) fn call(global: &GlobalArgs, args: CallArgs) -> ExitCode {
 
 fn invoke_tool(global: &GlobalArgs, args: CallArgs) -> Result<u8, CliError> {
     let is_cli_agent = args.dialect.as_deref() == Some(CLI_AGENT) && !global.json;
-    let is_ours = global.address().is_none();
+    let is_embedded = global.address().is_none();
     let workspace = global.client_options().workspace;
     let request = InvokeRequest {
         tool: args.tool,
@@ -64,38 +63,46 @@ fn invoke_tool(global: &GlobalArgs, args: CallArgs) -> Result<u8, CliError> {
         with_result_json: global.json,
         ..InvokeRequest::default()
     };
-    let (response, place) = connection::call(global, async move |client: Client| {
+
+    let (response, workspace_path) = connection::call(global, async move |client: Client| {
         let response = client.invoke(request).await?;
-        let place = match is_cli_agent && !changed_files(&response).is_empty() {
-            true if is_ours => current_directory()?,
-            true => mount_path(&client.without_request_id(), workspace.as_deref()).await?,
-            false => PathBuf::new(),
+        let needs_path = is_cli_agent && !changed_files(&response).is_empty();
+        let workspace_path = if !needs_path {
+            PathBuf::new()
+        } else if is_embedded {
+            current_directory()?
+        } else {
+            mount_path(&client.without_request_id(), workspace.as_deref()).await?
         };
-        Ok((response, place))
+        Ok((response, workspace_path))
     })?;
+
     let printed = if global.json {
         match response.result_json.as_str() {
             "" => output::write_json(&envelope::to_json(&response)),
             result => match serde_json::from_str::<Value>(result) {
                 Ok(result) => output::write_json(&result),
                 Err(error) => {
-                    let text = format!("the result is no JSON: {error}");
+                    let text = format!("the result is not JSON: {error}");
                     Err(CliError::Daemon(text))
                 }
             },
         }
     } else {
-        let text = match is_cli_agent {
-            true => cli_agent_text(&response, &place),
-            false => model_text(&response).to_owned(),
+        let text = if is_cli_agent {
+            cli_agent_text(&response, &workspace_path)
+        } else {
+            model_text(&response).to_owned()
         };
         output::write_stdout(Style::of_stdout().escape_text(&with_newline(text)).as_bytes())
     };
+
     match printed {
-        // What came of it does not depend on whether somebody reads on.
+        // The exit code does not depend on whether the reader takes all output.
         Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         other => other?,
     }
+
     if !global.json {
         for note in notes(&response) {
             output::note(&note);
@@ -104,39 +111,36 @@ fn invoke_tool(global: &GlobalArgs, args: CallArgs) -> Result<u8, CliError> {
     Ok(exit_code(&response))
 }
 
-/// The directory that our own daemon holds.
+/// Returns the workspace of a daemon that runs for this call.
 fn current_directory() -> Result<PathBuf, CliError> {
-    let fails = |error| LocalError::new("the current directory cannot be found", &error);
+    let fails = |error| LocalError::new("cannot find the current directory", &error);
     Ok(std::env::current_dir().map_err(fails)?)
 }
 
-/// Where commands find the workspace of the call.
+/// Returns the path at which commands see the workspace of the call.
 async fn mount_path(client: &Client, workspace: Option<&str>) -> Result<PathBuf, CliError> {
     let info = client.get_info().await?;
     let mut workspaces = info.workspaces.into_iter();
-    let found = match workspace {
+    let workspace = match workspace {
         Some(name) => workspaces.find(|workspace| workspace.name == name),
         None => workspaces.next(),
     };
-    Ok(found.map_or_else(PathBuf::new, |found| found.mount_path.into()))
+    Ok(workspace.map_or_else(PathBuf::new, |workspace| workspace.mount_path.into()))
 }
 
 fn is_success(response: &InvokeResponse) -> bool {
     response.status() == InvokeStatus::Success
 }
 
-/// What goes back to the model, unless it is only why the tool failed.
+/// Returns the text for the model. Empty if it only repeats the error, which a note reports.
 fn model_text(response: &InvokeResponse) -> &str {
     let message = response.error.as_ref().map_or("", |error| &error.message);
-    let is_why = response.data.is_none() && response.text.contains(message);
-    match is_success(response) || !is_why {
-        true => &response.text,
-        false => "",
-    }
+    let repeats_error = response.data.is_none() && response.text.contains(message);
+    if is_success(response) || !repeats_error { &response.text } else { "" }
 }
 
-/// As the document of `cli_agent` shows what went well.
-fn cli_agent_text(response: &InvokeResponse, place: &Path) -> String {
+/// Formats a successful response as the specification of `cli_agent` shows it.
+fn cli_agent_text(response: &InvokeResponse, workspace_path: &Path) -> String {
     let Some(data) = response.data.clone().filter(|_| is_success(response)) else {
         return String::new();
     };
@@ -145,7 +149,7 @@ fn cli_agent_text(response: &InvokeResponse, place: &Path) -> String {
     let output = data["output"].as_str().unwrap_or(&response.text);
     let mut text = format!("✓ {}\n", output.trim_end());
     for file in changed_files(response) {
-        text += &format!("  Location: {}\n", place.join(file).display());
+        text += &format!("  Location: {}\n", workspace_path.join(file).display());
     }
     if let Some(milliseconds) = data["execution_time_ms"].as_u64() {
         text += &format!("  Time: {milliseconds}ms\n");
@@ -153,7 +157,7 @@ fn cli_agent_text(response: &InvokeResponse, place: &Path) -> String {
     text
 }
 
-/// The files that a tool of `cli_agent` has changed.
+/// Returns the files that a tool of `cli_agent` has changed.
 fn changed_files(response: &InvokeResponse) -> Vec<String> {
     let data = Value::Object(struct_to_json(response.data.clone().unwrap_or_default()));
     let files = data["files_affected"].as_array();
@@ -168,8 +172,7 @@ fn with_newline(mut text: String) -> String {
     text
 }
 
-/// What is worth knowing beside the text: why it failed and what to do, what is left out, what goes
-/// on.
+/// Returns notes beside the text: the error and its remedy, truncation, and a pending job.
 fn notes(response: &InvokeResponse) -> Vec<String> {
     let mut notes = Vec::new();
     if let (Some(error), false) = (&response.error, is_success(response)) {
@@ -178,25 +181,28 @@ fn notes(response: &InvokeResponse) -> Vec<String> {
             notes.push(format!("  {}", error.suggestion));
         }
     }
-    if let Some(ran) = envelope::command_result(response) {
-        notes.extend(exit_note::exit_note(ran.outcome, &ran.signal, &ran.limit));
+
+    if let Some(command) = envelope::command_result(response) {
+        notes.extend(exit_note::exit_note(command.outcome, &command.signal, &command.limit));
     }
+
     if response.truncated {
-        notes.push("this is not all: the answer was too long".to_owned());
+        notes.push("truncated: the response was too long".to_owned());
     }
     if response.pending {
-        notes.push(format!("it goes on: jig job watch {}", response.job_id));
+        notes.push(format!("the call continues: jig job watch {}", response.job_id));
     }
     notes
 }
 
-/// The exit code that says what came of it.
+/// Returns the exit code for a response.
 fn exit_code(response: &InvokeResponse) -> u8 {
-    let ran = envelope::command_result(response).map(|ran| exit::of_run(&ran));
-    // What is done with what a command wrote can fail behind it.
-    let told = ran.filter(|code| *code != exit::SUCCESS || is_success(response));
+    let command_code = envelope::command_result(response).map(|command| exit::of_run(&command));
+    // A tool can fail after its command succeeded.
+    let command_code = command_code.filter(|code| *code != exit::SUCCESS || is_success(response));
     let error = response.error.as_ref().map(|error| error.error_type.as_str());
-    match (told, error) {
+
+    match (command_code, error) {
         (Some(code), _) => code,
         (None, _) if is_success(response) => exit::SUCCESS,
         (None, Some("timeout")) => exit::TIMED_OUT,
@@ -248,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn cli_agent_is_shown_as_in_its_document() {
+    fn cli_agent_matches_its_specification() {
         assert_eq!(
             cli_agent_text(&created(), "/home/user/project".as_ref()),
             "✓ Created file: hello.py (125 bytes)\n  Location: /home/user/project/hello.py\n  Time: 5ms\n"
@@ -256,25 +262,24 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_says_why_and_what_to_do() {
+    fn notes_report_errors_jobs_and_limits() {
         let failed = failed("file_not_found");
         assert_eq!(notes(&failed), ["file_not_found: no file", "  Look."]);
         assert_eq!(model_text(&failed), "");
         let with_output = InvokeResponse { text: "[exit 1]\n".into(), ..failed };
         assert_eq!(model_text(&with_output), "[exit 1]\n");
-        let going_on = InvokeResponse { pending: true, job_id: "01A".into(), ..created() };
-        assert_eq!(notes(&going_on), ["it goes on: jig job watch 01A"]);
+        let pending = InvokeResponse { pending: true, job_id: "01A".into(), ..created() };
+        assert_eq!(notes(&pending), ["the call continues: jig job watch 01A"]);
         let killed = InvokeResponse {
             outcome: Outcome::OomKilled.into(),
             limit: "memory".into(),
             ..created()
         };
-        let too_much = "ended: it took too much memory (limit: memory)";
-        assert_eq!(notes(&killed), [too_much]);
+        assert_eq!(notes(&killed), ["ended: out of memory (limit: memory)"]);
     }
 
     #[test]
-    fn exit_codes() {
+    fn exit_code_follows_the_command_or_the_error() {
         let with_code = |exit_code, response| InvokeResponse {
             outcome: Outcome::Exited.into(),
             exit_code: Some(exit_code),

@@ -1,46 +1,46 @@
-//! The words of a command line that say what to run in a sandbox.
+//! Arguments that describe the command to run in a sandbox.
 
 use std::{collections::BTreeMap, ffi::OsString};
 
 use clap::{Args, ValueEnum as _};
 use jig::api::v1::LowerLimits;
 
-/// What to run, and where.
+/// Command, working directory, environment and limits.
 #[derive(Debug, Args)]
 pub(crate) struct CommandLine {
-    /// Directory to start in, relative to the workspace.
+    /// Working directory of the command, relative to the workspace. Default: the workspace.
     #[arg(long, value_name = "DIR")]
     pub(super) cwd: Option<String>,
-    /// Variable to add to the command's environment; repeatable.
+    /// Environment variable for the command, for example `CI=1`. Repeatable.
     #[arg(long, value_name = "K=V", value_parser = parse_variable)]
     env: Vec<(String, String)>,
-    /// Limit of this run that is to be lower than the operator's: `memory=512M`, `processes=64`,
-    /// `cpu=10`, `open-files=100`, `open-files-total=1000`, `file-size=1G`, `tmp=64M`, `tmp-inodes=1000`, `output=1M`;
-    /// repeatable.
+    /// Limit for this run, lower than the operator's. One of `memory=512M`, `processes=64`,
+    /// `cpu=10` (seconds), `open-files=100`, `open-files-total=1000`, `file-size=1G`, `tmp=64M`,
+    /// `tmp-inodes=1000` and `output=1M`. Units are K, M and G (powers of 1024). Repeatable.
     #[arg(long = "limit", value_name = "NAME=VALUE", value_parser = parse_limit)]
     limits: Vec<(LimitName, u64)>,
-    /// The command; after `--`, the program and its arguments.
+    /// Command for a shell. After `--`: a program and its arguments, without a shell.
     #[arg(value_name = "COMMAND", trailing_var_arg = true)]
     words: Vec<String>,
-    /// Whether `--` stands before the words.
+    /// Whether `--` precedes the words.
     #[arg(skip)]
     is_argv: bool,
 }
 
 impl CommandLine {
-    /// Notes whether `--` stands before the words, which clap does not tell: the words are the end
-    /// of the line.
+    /// Records whether `--` precedes the words. clap does not report it; the words are the end of
+    /// `line`.
     pub(crate) fn set_is_argv(&mut self, line: &[OsString]) {
         self.is_argv =
             line.len().checked_sub(self.words.len() + 1).is_some_and(|before| line[before] == "--");
     }
 
-    /// Whether there is nothing to run.
+    /// Returns whether no command was given.
     pub(crate) fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 
-    /// The text for a shell, or the program and its arguments.
+    /// Returns the text for a shell, or the program and its arguments.
     pub(super) fn command(&self) -> (Option<String>, Vec<String>) {
         if self.is_argv {
             (None, self.words.clone())
@@ -49,7 +49,7 @@ impl CommandLine {
         }
     }
 
-    /// The limits to be lowered.
+    /// Returns the limits to lower, if any.
     pub(super) fn limits(&self) -> Option<LowerLimits> {
         let mut lower = LowerLimits::default();
         for (name, value) in &self.limits {
@@ -66,16 +66,17 @@ impl CommandLine {
                 LimitName::Output => lower.output_bytes = Some(*value),
             }
         }
+
         (!self.limits.is_empty()).then_some(lower)
     }
 
-    /// The variables to be added.
+    /// Returns the environment variables to add.
     pub(super) fn env(&self) -> BTreeMap<String, String> {
         self.env.iter().cloned().collect()
     }
 }
 
-/// What can be limited.
+/// Names of limits on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum LimitName {
     Cpu,
@@ -92,21 +93,25 @@ enum LimitName {
 fn parse_limit(text: &str) -> Result<(LimitName, u64), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     let Ok(name) = LimitName::from_str(name, false) else {
-        let names = LimitName::value_variants().iter();
-        let names = names.filter_map(clap::ValueEnum::to_possible_value);
-        let names: Vec<_> = names.map(|name| name.get_name().to_owned()).collect();
-        return Err(format!("there is no limit {name:?}; there are {}", names.join(", ")));
+        let names: Vec<_> = LimitName::value_variants()
+            .iter()
+            .filter_map(clap::ValueEnum::to_possible_value)
+            .map(|name| name.get_name().to_owned())
+            .collect();
+        return Err(format!("no such limit: {name:?}; use one of {}", names.join(", ")));
     };
+
     let (digits, shift) = match value.strip_suffix(['K', 'M', 'G']) {
         Some(digits) if value.ends_with('K') => (digits, 10),
         Some(digits) if value.ends_with('M') => (digits, 20),
         Some(digits) => (digits, 30),
         None => (value, 0),
     };
+
     let number: Option<u64> = digits.parse().ok();
-    let number = number.and_then(|number| number.checked_mul(1 << shift));
     let number = number
-        .ok_or_else(|| format!("{value:?} is no number; K, M and G stand for KiB, MiB and GiB"))?;
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| format!("not a number: {value:?}; K, M and G stand for KiB, MiB and GiB"))?;
     Ok((name, number))
 }
 
@@ -138,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn variables() {
+    fn variables_have_names() {
         assert_eq!(parse_variable("A=b"), Ok(("A".into(), "b".into())));
         assert!(parse_variable("A").is_err());
         assert!(parse_variable("=b").is_err());

@@ -19,32 +19,35 @@ use crate::{
     style::Style,
 };
 
-/// Replace strings in a file of the workspace: all that is asked for, or nothing. Prints the diff.
+/// Replace strings in a file of the workspace, and print the diff.
+///
+/// Atomic: makes all replacements or none.
 #[derive(Debug, Args)]
 pub(crate) struct EditArgs {
     /// File to edit, relative to the workspace.
     path: String,
-    /// String to replace, which must be there once.
+    /// String to replace. It must occur exactly once, except with --all or --first.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, requires = "new")]
     #[arg(required_unless_present = "edits")]
     old: Option<String>,
-    /// What comes in its place; may be empty.
+    /// Replacement. May be empty.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, requires = "old")]
     new: Option<String>,
-    /// Replace it wherever it is.
+    /// Replace all occurrences.
     #[arg(long, requires = "old", conflicts_with = "first")]
     all: bool,
-    /// Replace it where it is first.
+    /// Replace the first occurrence.
     #[arg(long, requires = "old")]
     first: bool,
-    /// Edits from a file (`-`: standard input), made one after the other: `[{"old_string": "a",
-    /// "new_string": "b", "occurrence": "UNIQUE"}]`; the occurrence may be FIRST or ALL too.
+    /// File with a list of edits, made in this order; `-` is standard input. Example:
+    /// `[{"old_string": "a", "new_string": "b", "occurrence": "UNIQUE"}]`. The occurrence is UNIQUE
+    /// (default), FIRST or ALL.
     #[arg(long, value_name = "FILE", conflicts_with = "old")]
     edits: Option<PathBuf>,
-    /// Only print what would be changed.
+    /// Print the diff without changing the file.
     #[arg(long)]
     dry_run: bool,
-    /// Change the file only if this is its SHA-256.
+    /// Change the file only if it has this SHA-256.
     #[arg(long, value_name = "SHA256")]
     expect: Option<String>,
 }
@@ -83,12 +86,13 @@ fn request(args: EditArgs) -> Result<EditFileRequest, CliError> {
     })
 }
 
-/// Reads a list of edits.
+/// Parses a list of edits.
 fn parse_edits(json: &str) -> Result<Vec<Edit>, String> {
     let list: Value = serde_json::from_str(json).map_err(|error| format!("--edits: {error}"))?;
     let Some(list) = list.as_array() else {
-        return Err("--edits: a list of objects is needed".to_owned());
+        return Err("--edits: must be a list of objects".to_owned());
     };
+
     list.iter()
         .enumerate()
         .map(|(index, edit)| {
@@ -99,10 +103,11 @@ fn parse_edits(json: &str) -> Result<Vec<Edit>, String> {
 
 fn parse_edit(edit: &Value) -> Result<Edit, String> {
     const NAMES: [&str; 3] = ["old_string", "new_string", "occurrence"];
-    let fields = edit.as_object().ok_or("an object is needed")?;
+    let fields = edit.as_object().ok_or("must be an object")?;
     if let Some(name) = fields.keys().find(|name| !NAMES.contains(&name.as_str())) {
-        return Err(format!("{name:?} is not known; there are {}", NAMES.join(", ")));
+        return Err(format!("unknown field {name:?}; use {}", NAMES.join(", ")));
     }
+
     let text = |name: &str| match fields.get(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
@@ -112,9 +117,10 @@ fn parse_edit(edit: &Value) -> Result<Edit, String> {
         .map(|text| {
             let name = text.trim_start_matches("OCCURRENCE_").to_ascii_uppercase();
             Occurrence::from_str_name(&format!("OCCURRENCE_{name}"))
-                .ok_or_else(|| format!("occurrence {text:?} is none of UNIQUE, FIRST, ALL"))
+                .ok_or_else(|| format!("occurrence {text:?} is not UNIQUE, FIRST or ALL"))
         })
         .transpose()?;
+
     Ok(Edit {
         old_string: text("old_string")?.ok_or("old_string is missing")?,
         new_string: text("new_string")?.ok_or("new_string is missing")?,
@@ -128,7 +134,7 @@ fn print(response: &EditFileResponse, as_json: bool) -> Result<(), CliError> {
     }
     output::write_stdout(Style::of_stdout().paint_diff(&response.diff).as_bytes())?;
     if response.diff.is_empty() {
-        output::note("nothing was changed");
+        output::note("nothing changed");
     }
     Ok(())
 }
@@ -175,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_edits() {
+    fn lists_of_edits_are_parsed() {
         let list = parse_edits(
             r#"[{"old_string": "a", "new_string": "b"},
                 {"old_string": "c", "new_string": "", "occurrence": "first"}]"#,
@@ -183,17 +189,20 @@ mod tests {
         .unwrap();
         assert_eq!(list[0].occurrence, None);
         assert_eq!(list[1].occurrence, Some(Occurrence::First.into()));
-        for (json, says) in [
+        for (json, expected) in [
             ("{", "--edits"),
             ("{}", "list"),
-            ("[1]", "[0]: an object"),
+            ("[1]", "[0]: must be an object"),
             (r#"[{"old_string": "a"}]"#, "new_string is missing"),
             (r#"[{"old_string": 1, "new_string": ""}]"#, "must be a string"),
-            (r#"[{"old": "a"}]"#, "\"old\" is not known"),
-            (r#"[{"old_string": "", "new_string": "", "occurrence": "x"}]"#, "none of UNIQUE"),
+            (r#"[{"old": "a"}]"#, "unknown field \"old\""),
+            (
+                r#"[{"old_string": "", "new_string": "", "occurrence": "x"}]"#,
+                "not UNIQUE, FIRST or ALL",
+            ),
         ] {
             let error = parse_edits(json).unwrap_err();
-            assert!(error.contains(says), "{json}: {error}");
+            assert!(error.contains(expected), "{json}: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `jig events` and `jig sessions`: what goes on in sessions, and which there are.
+//! `jig events` prints the events of a session, and `jig sessions` lists the sessions.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -18,30 +18,29 @@ use serde_json::{Value, json};
 use super::report_and_exit;
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, output};
 
-/// Longest detail of an event that is shown, in characters: the rest of a line.
+/// Maximum length of an event's detail, in characters.
 const MAX_DETAIL_CHARS: usize = 120;
-/// Time between two tries to reach a daemon that is away.
+/// Delay between attempts to reconnect to the daemon.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-/// Tell what has happened in a session (--session): each call, how it ended, and what it did.
+/// Print the events of a session (--session): each call, its outcome and what it did.
 ///
-/// With --json, one record a line, as the daemon keeps it.
+/// With --json, prints one record per line, as the daemon stores it.
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Go on with what happens from now on, until interrupted, also when the daemon is away for a
-    /// while.
+    /// Continue with new events until interrupted. Reconnects if the daemon is away.
     #[arg(short, long)]
     follow: bool,
-    /// Only what comes behind the record of this number.
+    /// Print only records after this sequence number.
     #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
     after: u64,
-    /// Only the last so many records, and with --follow what comes behind them.
+    /// Print only the last COUNT records, and with --follow the new ones.
     #[arg(long, value_name = "COUNT", conflicts_with = "after")]
     tail: Option<u32>,
-    /// Only events of this type, such as `tool_call_finished`. Repeatable.
+    /// Print only events of this type, for example `tool_call_finished`. Repeatable.
     #[arg(long = "type", value_name = "TYPE")]
     types: Vec<String>,
-    /// With --follow, also what the calls by name that end from now on have answered.
+    /// With --follow, also print the results of calls by name that end from now on.
     #[arg(long, requires = "follow")]
     with_results: bool,
 }
@@ -67,7 +66,7 @@ pub(crate) fn events(global: &GlobalArgs, args: EventsArgs) -> ExitCode {
     report_and_exit(result, global.json)
 }
 
-/// Prints what comes, to the end. Where it goes on, a daemon that is away is waited for.
+/// Prints events until the stream ends. With `follow`, waits for an unavailable daemon.
 async fn watch(
     client: &Client,
     mut request: WatchEventsRequest,
@@ -84,12 +83,15 @@ async fn watch(
             Ok(None) => return Ok(()),
             Err(error) => error,
         };
+
         if !follows || !is_daemon_unavailable(&error) {
             return Err(error.into());
         }
-        output::note("the daemon is away: going on when it is back (Ctrl-C ends)");
+
+        output::note("the daemon is unavailable: waiting for it (Ctrl-C stops)");
         request.after_sequence = events.after_sequence();
         request.tail = None;
+
         events = loop {
             tokio::time::sleep(RECONNECT_DELAY).await;
             match client.watch_events(request.clone()).await {
@@ -101,9 +103,9 @@ async fn watch(
     }
 }
 
-/// Whether a daemon was lost, or shuts down.
+/// Returns whether the connection to the daemon was lost, or the daemon is shutting down.
 fn is_daemon_unavailable(error: &CallError) -> bool {
-    // What the daemon says itself has a reason; what the connection says has none.
+    // Errors from the daemon itself have a reason; errors of the connection have none.
     let is_lost = error.reason.is_none()
         && matches!(
             error.code,
@@ -124,13 +126,13 @@ fn print_item(item: Item, as_json: bool) -> Result<(), CliError> {
         }
         Item::Event(event) => output::write_stdout(event_line(event).as_bytes()),
         Item::Gap(gap) => {
-            output::note(&format!("records before {} are not kept any more", gap.first_sequence));
+            output::note(&format!("records before {} are no longer stored", gap.first_sequence));
             Ok(())
         }
         Item::CallResult(result) if as_json => output::write_json(&result_json(&result)),
         Item::CallResult(result) => output::write_stdout(result_line(&result).as_bytes()),
         Item::CallResultGap(gap) => {
-            output::note(&format!("{} results came too fast and are left out", gap.results));
+            output::note(&format!("{} results are omitted: they came too fast", gap.results));
             Ok(())
         }
         Item::KeepAlive(_) => Ok(()),
@@ -152,16 +154,15 @@ fn result_json(result: &CallResult) -> Value {
     })
 }
 
-/// A result for people, below the line of its event.
+/// Formats a result, which follows the line of its event.
 fn result_line(result: &CallResult) -> String {
     let status = if result.is_error { "error" } else { "success" };
     let absence = result.absence();
-    let content = match absence == ResultAbsence::Unspecified {
-        true => shorten(&result.content),
-        false => {
-            let word = absence.as_str_name().trim_start_matches("RESULT_ABSENCE_");
-            format!("({})", word.to_lowercase())
-        }
+    let content = if absence == ResultAbsence::Unspecified {
+        shorten(&result.content)
+    } else {
+        let reason = absence.as_str_name().trim_start_matches("RESULT_ABSENCE_");
+        format!("({})", reason.to_lowercase())
     };
     let line = format!(
         "{:<24}  {:>5}  {:<16}  {status:<8}  {content}",
@@ -211,7 +212,7 @@ fn print(session: &SessionInfo, as_json: bool) -> Result<(), CliError> {
     output::write_stdout(line.as_bytes())
 }
 
-/// An event for people: when, which step, of which tool, what, and more about it.
+/// Formats an event for people: time, step, tool, event and detail.
 fn event_line(event: Event) -> String {
     let time = event.time.map(|time| time.to_string()).unwrap_or_default();
     let record = struct_to_json(event.record.unwrap_or_default());
@@ -234,22 +235,23 @@ fn event_line(event: Event) -> String {
             (text("status"), format!("{duration:>9}  {more}"))
         }
         "tool_call_denied" => {
-            let [who, by] = ["principal", "denied_by"].map(text);
-            ("denied", format!("to {who} by {by}"))
+            let [principal, by] = ["principal", "denied_by"].map(text);
+            ("denied", format!("to {principal} by {by}"))
         }
         "approval_requested" => {
-            let [id, who, by] = ["approval_id", "principal", "asked_by"].map(text);
-            let about = call_detail(record.get("params"));
-            ("asked", format!("{id} of {who} by {by}: {about}"))
+            let [id, principal, by] = ["approval_id", "principal", "asked_by"].map(text);
+            let subject = call_detail(record.get("params"));
+            ("asked", format!("{id} of {principal} by {by}: {subject}"))
         }
         "approval_decided" => {
             let [id, by, rule, comment] =
                 ["approval_id", "decided_by", "rule_id", "comment"].map(text);
             let state = text("state").to_lowercase();
-            // A rule that has decided is named already.
-            let rule = match rule.is_empty() || by.ends_with(rule) {
-                true => String::new(),
-                false => format!(", with rule {rule}"),
+            // `decided_by` may already name the rule.
+            let rule = if rule.is_empty() || by.ends_with(rule) {
+                String::new()
+            } else {
+                format!(", with rule {rule}")
             };
             let colon = if comment.is_empty() { "" } else { ": " };
             ("decided", format!("{id} {state} by {by}{rule}{colon}{comment}"))
@@ -257,6 +259,7 @@ fn event_line(event: Event) -> String {
         "PATCH_APPLIED" => ("patch_applied", String::new()),
         other => (other, String::new()),
     };
+
     let line = format!(
         "{:<24}  {:>5}  {:<16}  {:<8}  {detail}",
         format_time(&time),
@@ -268,7 +271,7 @@ fn event_line(event: Event) -> String {
     format!("{}\n", line.trim_end())
 }
 
-/// What a call is about, of its parameters: a command or a path, where it has one.
+/// Returns the parameter that describes a call best: its command or its path.
 fn call_detail(params: Option<&Value>) -> String {
     let param = |name: &str| params?.get(name);
     let words = param("argv").and_then(Value::as_array).map(|words| {
@@ -288,12 +291,12 @@ fn shorten(text: &str) -> String {
     }
 }
 
-/// Text of others in one line.
+/// Escapes untrusted text and joins its lines.
 fn single_line(text: &str) -> String {
     escape::text(text).replace('\n', " ")
 }
 
-/// A time to the millisecond.
+/// Formats a time with milliseconds.
 fn format_time(time: &str) -> String {
     match (time.get(..19), time.get(19..23)) {
         (Some(seconds), Some(millis)) if millis.starts_with('.') => format!("{seconds}{millis}Z"),
@@ -342,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_a_line_whatever_is_in_it() {
+    fn any_event_is_one_escaped_line() {
         let long = "x".repeat(500);
         for (event, expected) in [
             (

@@ -1,4 +1,5 @@
-//! `jig exec` and `jig attach`: a command in a sandbox that is watched, and talked to, while it runs.
+//! `jig exec` and `jig attach`: run a command in a sandbox interactively, or attach to a running
+//! one.
 
 mod escape_keys;
 mod followed_process;
@@ -31,36 +32,35 @@ use crate::{
     cli_error::CliError, connection, global::GlobalArgs, isolation_hint::with_isolation_hint,
 };
 
-/// What runs in a terminal when nothing is named.
+/// Shell for -t without a command.
 const DEFAULT_SHELL_COMMAND: &str = "command -v bash > /dev/null && exec bash; exec sh";
 
-/// Run a command in a sandbox of its own, watch it and talk to it while it runs.
+/// Run a command in a sandbox, stream its output, and optionally its input.
 ///
-/// The words are as for `jig run`; with -t none are needed: then it is a shell. `jig exec -it` is to
-/// a sandbox what `ssh -t` is to a machine: keys, Ctrl-C and the size of the window reach the
-/// command, and `~.` at the beginning of a line leaves it; `~^Z` suspends jig, `~?` tells what there
-/// is. Without -t, Ctrl-C sends SIGINT to the command, and a second one ends it.
+/// The words are those of `jig run`. With -t they are optional: the default is a shell. `jig exec
+/// -it` works like `ssh -t`: keys, Ctrl-C and window size reach the command. At the start of a
+/// line, `~.` leaves the command, `~^Z` suspends jig, and `~?` lists these keys. Without -t, the
+/// first Ctrl-C sends SIGINT to the command, and the second one ends it.
 ///
-/// Exits with the command's exit code; 128+n when signal n ended it, 124 when its time was up, 130
-/// when it was cancelled, 141 when nobody reads standard output any more. 125 when jig failed, the
-/// connection was lost and the command ended by that, or the command exited with 0 and some of its
-/// output did not come: `jig artifact` has it then.
+/// Exit codes: that of the command; 128+n after signal n, 124 after a timeout, 130 if cancelled,
+/// 141 if standard output is closed. 125 if jig failed, if a lost connection ended the command, or
+/// if the command succeeded but a part of its output is missing. `jig artifact` then has the
+/// output.
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
-    /// Give the command what is typed or piped in here. Without it, it reads nothing.
+    /// Pass standard input to the command. Default: the standard input of the command is empty.
     #[arg(short, long)]
     interactive: bool,
-    /// Give the command a terminal of the size of this one.
+    /// Run the command in a terminal of the size of this one.
     #[arg(short, long)]
     tty: bool,
-    /// Let the command go on when this jig ends or loses its connection: `jig attach` comes back to
-    /// it.
+    /// Let the command continue if this jig ends or loses its connection. `jig attach` reconnects.
     #[arg(long)]
     keep: bool,
     /// Start the command, print its process id, and leave it running.
     #[arg(short, long, conflicts_with_all = ["interactive"])]
     detach: bool,
-    /// Seconds that the command may run; as long as it wants by default.
+    /// Timeout of the command in seconds. Default: none.
     #[arg(long, value_name = "SEC")]
     timeout: Option<u32>,
     #[command(flatten)]
@@ -68,26 +68,26 @@ pub(crate) struct ExecArgs {
 }
 
 impl ExecArgs {
-    /// Whether the command goes on: a daemon of our own would end with this call.
+    /// Returns whether the command may outlive this call, which a daemon started for it cannot.
     pub(crate) fn needs_daemon(&self) -> bool {
         self.keep || self.detach
     }
 }
 
-/// Come back to a command that `jig exec --keep` or `--detach` started.
+/// Attach to a command that `jig exec --keep` or `--detach` started.
 ///
-/// Prints what it has written so far, as far as it is kept, and what it writes from now on. Without
-/// -i, Ctrl-C leaves it and does nothing to it; with -i it is as in `jig exec`. Exits as `jig exec`:
-/// with 125 also when the command exited with 0 and what it wrote first is not kept any more.
+/// Prints the stored output and then new output. Without -i, Ctrl-C leaves the command and does not
+/// affect it. With -i, it works as in `jig exec`. Exit codes are those of `jig exec`: 125 if the
+/// command succeeded but early output has been discarded.
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
-    /// Give the command what is typed or piped in here.
+    /// Pass standard input to the command.
     #[arg(short, long)]
     interactive: bool,
-    /// Print only what comes behind the chunk with this number.
+    /// Print only output after the chunk with this sequence number.
     #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
     after: u64,
-    /// The process, by its id.
+    /// Id of the process, as `jig ps` lists it.
     #[arg(value_name = "PROCESS")]
     process: String,
 }
@@ -110,7 +110,7 @@ pub(crate) fn exec(global: &GlobalArgs, args: ExecArgs) -> ExitCode {
     finish_with_code(global, result)
 }
 
-/// Runs a command for `jig run`: nothing is given to it, and Ctrl-C cancels it.
+/// Runs a command for `jig run`, without input. Ctrl-C cancels it.
 pub(super) fn run(global: &GlobalArgs, request: StartRequest) -> u8 {
     let session = ExecSession {
         start: FollowStart::Start(Box::new(request)),
@@ -128,13 +128,15 @@ pub(super) fn run(global: &GlobalArgs, request: StartRequest) -> u8 {
 pub(crate) fn attach(global: &GlobalArgs, args: AttachArgs) -> ExitCode {
     let result = global.require_address().and_then(|address| {
         let id = args.process.clone();
-        // What it is says whether keys are to reach it one by one.
+        // With a terminal, keys are forwarded one by one.
         let listed = connection::call_address(address, global, async |client: Client| {
             Ok(client.list_processes().await?)
         })?;
+
         let process = listed.processes.into_iter().find(|known| known.process_id == id);
         let has_terminal = process.as_ref().is_some_and(|process| process.has_terminal);
         let keeps = process.is_some_and(|process| process.on_disconnect() == OnDisconnect::Keep);
+
         let session = ExecSession {
             start: FollowStart::Attach(AttachRequest {
                 process_id: args.process,
@@ -146,7 +148,7 @@ pub(crate) fn attach(global: &GlobalArgs, args: AttachArgs) -> ExitCode {
             detaches: false,
             keeps_running: keeps,
             reconnects: true,
-            // Without input, somebody else's process is only looked at.
+            // Without input, this side only watches the process.
             forwards_interrupts: args.interactive,
             as_json: global.json,
         };
@@ -160,11 +162,10 @@ fn request(args: &ExecArgs) -> Result<StartRequest, CliError> {
         (false, _) => args.command_line.command(),
         (true, true) => (Some(DEFAULT_SHELL_COMMAND.to_owned()), Vec::new()),
         (true, false) => {
-            return Err(CliError::Usage(
-                "there is no command to run; only with -t there is a shell".to_owned(),
-            ));
+            return Err(CliError::Usage("no command given; only -t starts a shell".to_owned()));
         }
     };
+
     let mut env = args.command_line.env();
     if args.tty
         && let Ok(term) = std::env::var("TERM")
@@ -172,8 +173,10 @@ fn request(args: &ExecArgs) -> Result<StartRequest, CliError> {
     {
         env.entry("TERM".to_owned()).or_insert(term);
     }
+
     let on_disconnect =
         if args.keep || args.detach { OnDisconnect::Keep } else { OnDisconnect::Kill };
+
     Ok(StartRequest {
         command,
         argv,
@@ -189,13 +192,13 @@ fn request(args: &ExecArgs) -> Result<StartRequest, CliError> {
 }
 
 fn follow(global: &GlobalArgs, session: ExecSession) -> Result<FollowOutcome, CliError> {
-    let mut followed =
+    let mut outcome =
         connection::call_with_signals(global, |connecting, mut signals| async move {
-            let followed = session.follow(connecting, &mut signals).await;
-            (followed, signals)
+            let outcome = session.follow(connecting, &mut signals).await;
+            (outcome, signals)
         })?;
-    followed.end = followed.end.map_err(|failure| with_isolation_hint(global, failure));
-    Ok(followed)
+    outcome.end = outcome.end.map_err(|failure| with_isolation_hint(global, failure));
+    Ok(outcome)
 }
 
 fn finish_with_code(global: &GlobalArgs, result: Result<FollowOutcome, CliError>) -> ExitCode {
@@ -204,7 +207,7 @@ fn finish_with_code(global: &GlobalArgs, result: Result<FollowOutcome, CliError>
 
 fn report_and_code(global: &GlobalArgs, result: Result<FollowOutcome, CliError>) -> u8 {
     match result {
-        Ok(followed) => followed.report(global),
+        Ok(outcome) => outcome.report(global),
         Err(failure) => {
             failure.report(global.json);
             exit_code_of(&failure)

@@ -1,5 +1,5 @@
-//! `jig health`: the standard health check, with the exit codes of `grpc_health_probe`, whose place
-//! in a container it can take.
+//! `jig health`: the standard gRPC health check. Its exit codes are those of `grpc_health_probe`,
+//! which it can replace in a container.
 
 use std::process::ExitCode;
 
@@ -8,13 +8,13 @@ use jig::client::ServingStatus;
 
 use crate::{cli_error::CliError, connection, exit, global::GlobalArgs, json, output};
 
-/// Ask whether the daemon answers calls.
+/// Check the health of the daemon (grpc.health.v1).
 ///
-/// Exits with 0 when it does; 1 when the arguments are wrong, 2 when there is no connection, 3 when
-/// the call failed, 4 when it does not answer calls; 64 when none is named and none is found.
+/// Exit codes: 0 serving, 1 invalid arguments, 2 connection failed, 3 call failed, 4 not serving,
+/// 64 no daemon given and none found.
 #[derive(Debug, Args)]
 pub(crate) struct HealthArgs {
-    /// Service to ask for, as `jig.v1.ToolService`; without it, the daemon as a whole.
+    /// Service to check, for example `jig.v1.ToolService`. Default: the daemon as a whole.
     service: Option<String>,
 }
 
@@ -23,6 +23,7 @@ pub(crate) fn health(global: &GlobalArgs, args: HealthArgs) -> ExitCode {
     let result = connection::call(global, async move |client: jig::client::Client| {
         Ok(client.check_health(service).await?)
     });
+
     let result = result.and_then(|status| {
         if global.json {
             output::write_json(&json::health(status))?;
@@ -31,6 +32,7 @@ pub(crate) fn health(global: &GlobalArgs, args: HealthArgs) -> ExitCode {
         }
         Ok(status)
     });
+
     if let Err(failure) = &result {
         failure.report(global.json);
     }
@@ -65,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_codes_are_those_of_the_probe() {
+    fn exit_codes_match_grpc_health_probe() {
         let global = GlobalArgs::default();
         assert_eq!(exit_code(&Ok(ServingStatus::Serving)), 0);
         assert_eq!(exit_code(&Ok(ServingStatus::NotServing)), 4);

@@ -1,10 +1,10 @@
-//! `jig info`: what the daemon is, for people.
+//! `jig info`: describes the daemon for people.
 
 use std::{fmt::Write as _, process::ExitCode};
 
 use jig::api::v1::{Egress, GetInfoResponse, Isolation, RunLimits, SandboxFailure};
 
-use super::report_and_exit;
+use super::{columns::align_columns, report_and_exit};
 use crate::{connection, global::GlobalArgs, json, output, style::Style};
 
 pub(crate) fn info(global: &GlobalArgs) -> ExitCode {
@@ -12,11 +12,10 @@ pub(crate) fn info(global: &GlobalArgs) -> ExitCode {
         connection::call(global, async |client: jig::client::Client| Ok(client.get_info().await?))
             .and_then(|response| {
                 if global.json {
-                    output::write_json(&json::info(&response))
-                } else {
-                    let text = info_text(&response);
-                    output::write_stdout(Style::of_stdout().escape_text(&text).as_bytes())
+                    return output::write_json(&json::info(&response));
                 }
+                let text = info_text(&response);
+                output::write_stdout(Style::of_stdout().escape_text(&text).as_bytes())
             });
     report_and_exit(result, global.json)
 }
@@ -37,10 +36,12 @@ fn info_text(info: &GetInfoResponse) -> String {
         let text = format!("{} ({})", caller.name, role.to_lowercase());
         ("you are".to_owned(), text)
     }));
+
     let mut remedies = Remedies::default();
-    if let Some(found) = &info.isolation {
-        rows.extend(isolation_rows(found, &mut remedies));
+    if let Some(isolation) = &info.isolation {
+        rows.extend(isolation_rows(isolation, &mut remedies));
     }
+
     rows.extend(info.egress.iter().flat_map(egress_rows));
     rows.extend(info.run_limits.as_ref().map(limits_row));
     for workspace in &info.workspaces {
@@ -52,9 +53,10 @@ fn info_text(info: &GetInfoResponse) -> String {
             ),
         ));
     }
+
     if let Some(counts) = info.counts {
         if counts.spans_lost > 0 {
-            let text = format!("{} not taken by the collector", counts.spans_lost);
+            let text = format!("{} lost: the collector did not accept them", counts.spans_lost);
             rows.push(("spans".to_owned(), text));
         }
         rows.push((
@@ -67,15 +69,16 @@ fn info_text(info: &GetInfoResponse) -> String {
         rows.push((
             "sandboxes".to_owned(),
             format!(
-                "{} in use, {} warm, {} set aside",
+                "{} in use, {} warm, {} quarantined",
                 counts.runs_active, counts.sandboxes_warm, counts.sandboxes_quarantined
             ),
         ));
     }
-    align(&rows) + &remedies.text()
+    let rows: Vec<_> = rows.into_iter().map(|(name, value)| vec![name, value]).collect();
+    align_columns(&rows) + &remedies.text()
 }
 
-/// Remedies in the order of the rows, each once, with the names of the rows that it concerns.
+/// Remedies, each once, with the names of the rows that they apply to.
 #[derive(Debug, Default)]
 struct Remedies(Vec<(String, Vec<String>)>);
 
@@ -102,14 +105,15 @@ impl Remedies {
 }
 
 fn isolation_rows(isolation: &Isolation, remedies: &mut Remedies) -> Vec<(String, String)> {
-    let ready = if isolation.ready { "ready" } else { "NOT READY: no command is run" };
+    let ready = if isolation.ready { "ready" } else { "NOT READY: commands are not run" };
     let mut rows = vec![
         (
             "isolation".to_owned(),
-            format!("{} (at least {}), {ready}", isolation.level, isolation.minimum_level),
+            format!("{} (minimum {}), {ready}", isolation.level, isolation.minimum_level),
         ),
         ("network".to_owned(), isolation.network.clone()),
     ];
+
     let failure = isolation.failure.iter();
     let mut failures: Vec<_> = failure.map(|step| ("failure".to_owned(), step)).collect();
     let refused = isolation.refused.iter().filter(|_| isolation.ready);
@@ -118,23 +122,25 @@ fn isolation_rows(isolation: &Isolation, remedies: &mut Remedies) -> Vec<(String
         remedies.add(&name, &step.remedy);
         rows.push((name, failed_step(step)));
     }
+
     for layer in &isolation.layers {
-        let mut what = if layer.applied { "yes" } else { "no" }.to_owned();
+        let mut state = if layer.applied { "yes" } else { "no" }.to_owned();
         if !layer.detail.is_empty() {
-            what.push_str("; ");
-            what.push_str(&layer.detail);
+            state.push_str("; ");
+            state.push_str(&layer.detail);
         }
         remedies.add(&layer.name, &layer.remedy);
-        rows.push((format!("  {}", layer.name), what));
+        rows.push((format!("  {}", layer.name), state));
     }
+
     rows
 }
 
 fn failed_step(failure: &SandboxFailure) -> String {
     let parts = [&failure.stage, &failure.errno, &failure.message];
-    let told: Vec<&str> =
+    let parts: Vec<&str> =
         parts.into_iter().map(String::as_str).filter(|part| !part.is_empty()).collect();
-    told.join(": ")
+    parts.join(": ")
 }
 
 fn egress_rows(egress: &Egress) -> [(String, String); 2] {
@@ -146,7 +152,7 @@ fn egress_rows(egress: &Egress) -> [(String, String); 2] {
         (
             "  allowed hosts".to_owned(),
             format!(
-                "{}; {} connections at the moment",
+                "{}; {} open connections",
                 listed(&egress.allow_hosts),
                 egress.connections_active
             ),
@@ -155,7 +161,7 @@ fn egress_rows(egress: &Egress) -> [(String, String); 2] {
     ]
 }
 
-/// Bytes, for people.
+/// Formats a size for people.
 fn format_bytes(bytes: u64) -> String {
     match bytes >> 20 {
         0 => format!("{bytes} bytes"),
@@ -165,29 +171,19 @@ fn format_bytes(bytes: u64) -> String {
 
 fn limits_row(limits: &RunLimits) -> (String, String) {
     let mut parts = vec![
-        format!("{} s", limits.default_timeout_sec),
-        format!("memory of {}", format_bytes(limits.memory_bytes)),
+        format!("timeout {} s", limits.default_timeout_sec),
+        format!("memory {}", format_bytes(limits.memory_bytes)),
         format!("{} processes", limits.processes),
-        format!("{} open files ({} together)", limits.open_files, limits.open_files_total),
-        format!("files of {}", format_bytes(limits.file_size_bytes)),
-        format!("temporary files of {}", format_bytes(limits.tmp_bytes)),
+        format!("{} open files ({} in total)", limits.open_files, limits.open_files_total),
+        format!("file size {}", format_bytes(limits.file_size_bytes)),
+        format!("temporary files {}", format_bytes(limits.tmp_bytes)),
     ];
     parts.extend(limits.cpu_sec.map(|seconds| format!("{seconds} s of CPU time")));
     parts.extend(limits.cpus.map(|cpus| format!("{cpus} CPUs")));
-    parts.extend(limits.output_bytes.map(|bytes| format!("output of {bytes} bytes")));
-    parts.extend(limits.wall_clock_sec.map(|seconds| format!("{seconds} s at most")));
-    parts.push(format!("{} runs at a time", limits.concurrent_runs));
+    parts.extend(limits.output_bytes.map(|bytes| format!("output {bytes} bytes")));
+    parts.extend(limits.wall_clock_sec.map(|seconds| format!("at most {seconds} s")));
+    parts.push(format!("{} concurrent runs", limits.concurrent_runs));
     ("limits".to_owned(), parts.join(", "))
-}
-
-fn align(rows: &[(String, String)]) -> String {
-    let width = rows.iter().map(|(name, _)| name.chars().count()).max();
-    let width = width.unwrap_or_default();
-    rows.iter().fold(String::new(), |mut text, (name, value)| {
-        // Writing to a String cannot fail.
-        writeln!(text, "{name:width$}  {value}").ok();
-        text
-    })
 }
 
 #[cfg(test)]
@@ -197,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_that_is_not_ready_says_why_and_each_remedy_once() {
+    fn unready_daemon_shows_reasons_and_each_remedy_once() {
         let remedy = "sysctl kernel.apparmor_restrict_unprivileged_userns=0";
         let layer = |name: &str, remedy: &str| IsolationLayer {
             name: name.into(),
@@ -233,11 +229,5 @@ mod tests {
             "\n\nremedy for failure, mounts, network:\n  {remedy}\n\nremedy for landlock:\n  boot with lsm=landlock\n"
         );
         assert!(text.ends_with(&below), "{text}");
-    }
-
-    #[test]
-    fn columns_are_aligned() {
-        let rows = [("a".into(), "1".into()), ("long".into(), "2".into())];
-        assert_eq!(align(&rows), "a     1\nlong  2\n");
     }
 }

@@ -1,4 +1,4 @@
-//! `jig key`: the keys that a daemon on this machine takes.
+//! `jig key`: manages the API keys in a daemon's key file.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -6,59 +6,60 @@ use clap::{Args, Subcommand};
 
 use crate::global::GlobalArgs;
 
-/// Make, list and revoke the keys that callers of a daemon show. They are in the file that `jigd --keys`
-/// names, which it reads when it starts, and at SIGHUP.
+/// Create, list and revoke API keys in the key file of a daemon on this machine.
+///
+/// A daemon with `--keys FILE` reads the file at its start and after SIGHUP.
 #[derive(Debug, Args)]
 pub(crate) struct KeyArgs {
-    /// The key file.
+    /// Key file of the daemon.
     #[arg(long, global = true, env = "JIG_KEYS", value_name = "FILE")]
     keys: Option<PathBuf>,
     #[command(subcommand)]
     action: KeyCommand,
 }
 
-/// What to do with keys.
 #[derive(Debug, Subcommand)]
 enum KeyCommand {
     New(NewArgs),
-    /// List the keys: names and rights, never the keys themselves.
+    /// List the keys: names and permissions, never the keys themselves.
     #[command(visible_alias = "ls")]
     List,
-    /// Take a key away.
+    /// Revoke a key.
     Revoke {
-        /// Its name.
+        /// Name of the key.
         name: String,
     },
 }
 
-/// Make a key, and print it: it cannot be shown again. The file is made where it is missing.
+/// Create a key and print it once: the file stores only its digest. Creates a missing file.
 #[derive(Debug, Args)]
 struct NewArgs {
-    /// What its holder is called in records: letters, digits, dots, underscores and hyphens.
+    /// Name of the key's holder in records: letters, digits, dots, underscores and hyphens.
     name: String,
-    /// What its holder may do: read (look at the catalog and what goes on), invoke (call tools), admin
-    /// (everything, also answer approvals).
+    /// Role of the key: read (catalog and status), invoke (call tools) or admin (everything,
+    /// including approvals).
     #[arg(long, default_value = "invoke", value_parser = ["read", "invoke", "admin"])]
     role: String,
-    /// A workspace that it is for. Can be given several times; without, it is for all.
+    /// Workspace that the key is limited to. Repeatable. Default: all workspaces.
     #[arg(long, value_name = "NAME")]
     for_workspace: Vec<String>,
-    /// A tool that it is for. Can be given several times; without, it is for all.
+    /// Tool that the key is limited to. Repeatable. Default: all tools.
     #[arg(long, value_name = "NAME")]
     for_tool: Vec<String>,
-    /// The daemon's configuration file, where the key is for a tool that it adds.
+    /// Configuration file of the daemon, needed if the key is for a tool that the file defines.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Calls per second, on average.
+    /// Maximum average rate, in calls per second. Default: unlimited.
     #[arg(long, value_name = "NUMBER")]
     calls_per_second: Option<u32>,
-    /// Calls at once; as many as in a second by default.
+    /// Maximum burst, in calls. Default: the calls of one second.
     #[arg(long, value_name = "NUMBER", requires = "calls_per_second")]
     burst: Option<u32>,
-    /// Calls at one time; as many started processes, and as many transfers, beside them.
+    /// Maximum number of concurrent calls. The same limit applies to running processes and to
+    /// transfers. Default: unlimited.
     #[arg(long, value_name = "NUMBER")]
     concurrent_calls: Option<u32>,
-    /// When it stops being a key: `2027-01-31T00:00:00Z`.
+    /// Expiry of the key, for example `2027-01-31T00:00:00Z`. Default: never.
     #[arg(long, value_name = "TIME")]
     expires: Option<prost_types::Timestamp>,
 }
@@ -68,11 +69,11 @@ pub(crate) fn key(global: &GlobalArgs, args: KeyArgs) -> ExitCode {
     super::report_and_exit(keys::run(args, global.json), global.json)
 }
 
-/// Says that there is no daemon in this binary.
+/// Reports that this binary lacks the daemon.
 #[cfg(not(feature = "daemon"))]
 pub(crate) fn key(global: &GlobalArgs, _: KeyArgs) -> ExitCode {
     let text =
-        "this jig was built without the daemon (feature `daemon`), whose files it cannot write";
+        "this jig was built without the daemon (feature `daemon`) and cannot write its files";
     let failure = crate::cli_error::CliError::Usage(text.to_owned());
     super::report_and_exit(Err(failure), global.json)
 }
@@ -98,7 +99,8 @@ mod keys {
             KeyCommand::Revoke { name } => {
                 key_admin::revoke(&path, &name).map_err(failed)?;
                 output::note(&format!(
-                    "the key {name:?} is revoked as soon as the daemon reads {} (kill -HUP)",
+                    "the key {:?} is revoked once the daemon has read {}; send SIGHUP to make it read the file now",
+                    name,
                     path.display()
                 ));
                 Ok(())
@@ -130,13 +132,14 @@ mod keys {
         };
         let key = key_admin::add(path, &grant, args.config.as_deref()).map_err(failed)?;
         if as_json {
-            let mut told = grant_json(&grant);
-            told["key"] = key.into();
-            return output::write_json(&told);
+            let mut json = grant_json(&grant);
+            json["key"] = key.into();
+            return output::write_json(&json);
         }
+
         output::write_stdout(format!("{key}\n").as_bytes())?;
         output::note(&format!(
-            "this is the key {:?} ({}), and it is not kept: only its digest is, in {}. A running daemon takes it once it has read that (kill -HUP)",
+            "key {:?} ({}) created. It is shown once; {} stores only its digest. A running daemon accepts it once it has read the file (kill -HUP)",
             grant.name,
             grant.role,
             path.display()
@@ -147,13 +150,15 @@ mod keys {
     fn list(path: &Path, as_json: bool) -> Result<(), CliError> {
         let grants = key_admin::list(path).map_err(failed)?;
         if as_json {
-            let told: Vec<_> = grants.iter().map(grant_json).collect();
-            return output::write_json(&json!({ "keys": told }));
+            let keys: Vec<_> = grants.iter().map(grant_json).collect();
+            return output::write_json(&json!({ "keys": keys }));
         }
+
         let mut text = String::new();
         for grant in &grants {
             push_grant_line(&mut text, grant);
         }
+
         output::write_stdout(text.as_bytes())
     }
 
@@ -166,6 +171,7 @@ mod keys {
             format!("workspaces={}", listed(&grant.workspaces)),
             format!("tools={}", listed(&grant.tools)),
         ];
+
         let numbers = [
             ("calls_per_second", grant.calls_per_second),
             ("burst", grant.burst),
@@ -174,6 +180,7 @@ mod keys {
         for (name, number) in numbers {
             parts.extend(number.map(|number| format!("{name}={number}")));
         }
+
         parts.extend(expiry_text(grant).map(|time| format!("expires={time}")));
         parts.extend(grant.created.iter().map(|time| format!("created={time}")));
         // Writing to a String cannot fail.

@@ -1,4 +1,4 @@
-//! `jig last`: the last command of a session; and `jig artifacts`: what calls have left behind.
+//! `jig last` prints the last command of a session, and `jig artifacts` lists its artifacts.
 
 use std::process::ExitCode;
 
@@ -14,14 +14,14 @@ use serde_json::json;
 use super::report_and_exit;
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
-/// Tell what the last command of a session (--session) was, how it ended, and how its output begins.
+/// Show the last command of a session (--session), its outcome, and the start of its output.
 #[derive(Debug, Args)]
 pub(crate) struct LastArgs {}
 
-/// List the artifacts of a session (--session): the outputs of commands, and patches.
+/// List the artifacts of a session (--session): outputs of commands, and patches.
 #[derive(Debug, Args)]
 pub(crate) struct ArtifactsArgs {
-    /// Only those of this step.
+    /// List only the artifacts of this step.
     #[arg(long)]
     step: Option<u64>,
 }
@@ -31,9 +31,10 @@ pub(crate) fn last(global: &GlobalArgs, LastArgs {}: LastArgs) -> ExitCode {
         let last = connection::call_address(address, global, async |client: Client| {
             Ok(client.last_command(LastCommandRequest {}).await?)
         })?;
-        match global.json {
-            true => output::write_json(&to_json(&last)),
-            false => output::write_stdout(last_command_text(&last).as_bytes()),
+        if global.json {
+            output::write_json(&to_json(&last))
+        } else {
+            output::write_stdout(last_command_text(&last).as_bytes())
         }
     });
     report_and_exit(result, global.json)
@@ -87,13 +88,13 @@ fn last_command_text(last: &LastCommandResponse) -> String {
             text.push('\n');
         }
         if is_truncated {
-            text += &format!("--- and more: jig artifact {}\n", escape::name(path));
+            text += &format!("--- truncated; all of it: jig artifact {}\n", escape::name(path));
         }
     }
     text
 }
 
-/// How it ended, in a few words.
+/// Describes the outcome in a few words.
 fn outcome_text(last: &LastCommandResponse) -> String {
     match (last.outcome(), last.exit_code) {
         (_, _) if last.running => "running".to_owned(),
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_told_in_words() {
+    fn last_command_is_described_in_words() {
         let last = LastCommandResponse {
             command: "make\x1b[2J".into(),
             outcome: Outcome::Signaled.into(),
@@ -152,7 +153,7 @@ mod tests {
         };
         assert_eq!(
             last_command_text(&last),
-            "$ make\\033[2J\nsignaled (SIGKILL), step 2\n--- stdout\ntext\n--- and more: jig artifact logs/tool_step_0002_stdout.txt\n"
+            "$ make\\033[2J\nsignaled (SIGKILL), step 2\n--- stdout\ntext\n--- truncated; all of it: jig artifact logs/tool_step_0002_stdout.txt\n"
         );
     }
 }

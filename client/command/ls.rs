@@ -1,4 +1,4 @@
-//! `jig ls`: the files below a directory of the workspace.
+//! `jig ls`: lists the files below a directory of the workspace.
 
 use std::process::ExitCode;
 
@@ -16,36 +16,37 @@ use crate::{
     cli_error::CliError, connection, file_json, global::GlobalArgs, json, output, style::Style,
 };
 
-/// Files in each answer when all are asked for: the most that there can be.
+/// Files per page with --all. The daemon returns at most this many.
 const FILES_PER_PAGE: u32 = 10_000;
 
-/// List the files below a directory, one per line, sorted by their bytes; with -l, all entries of
-/// that directory alone.
+/// List the files below a directory, one per line, in byte order.
+///
+/// With -l, list all entries of that directory only.
 #[derive(Debug, Args)]
 pub(crate) struct LsArgs {
-    /// Directory to list, relative to the workspace.
+    /// Directory to list, relative to the workspace. Default: the workspace.
     root: Option<String>,
-    /// Files to list: `*.rs` at any depth, `src/**/*.rs` from the directory on, `!` before it
-    /// leaves them out.
+    /// Glob of files to list: `*.rs` matches at any depth, `src/**/*.rs` from the directory on, and
+    /// a leading `!` excludes files.
     #[arg(long, value_name = "G")]
     glob: Option<String>,
-    /// Most files to list, 1 to 10,000; 1,000 by default.
+    /// Maximum number of files to list, 1 to 10,000. Default: 1,000.
     #[arg(long, value_name = "N")]
     max: Option<u32>,
-    /// Leave out what `.gitignore` and `.ignore` files say.
+    /// Skip files that `.gitignore` and `.ignore` files exclude.
     #[arg(long)]
     ignore: bool,
-    /// Leave out files whose name, or whose directory's name, begins with a dot.
+    /// Skip hidden files and the files in hidden directories.
     #[arg(long)]
     no_hidden: bool,
-    /// Levels of directories to go down.
+    /// Maximum depth of directories. Default: unlimited.
     #[arg(long, value_name = "N")]
     depth: Option<u32>,
-    /// List all files, however many there are.
+    /// List all files, without a maximum.
     #[arg(long, conflicts_with = "max")]
     all: bool,
-    /// List the entries of this one directory, directories and links too, with type, mode, size and
-    /// time of change (UTC).
+    /// List the entries of this one directory, including directories and links, with type, mode,
+    /// size and modification time (UTC).
     #[arg(short, long, conflicts_with_all = ["glob", "ignore", "no_hidden", "depth"])]
     long: bool,
 }
@@ -56,8 +57,8 @@ pub(crate) fn ls(global: &GlobalArgs, args: LsArgs) -> ExitCode {
         return list_long(global, args);
     }
     let request = request(args);
-    // Printed when it is complete and not while it comes: a terminal that is stopped must not hold
-    // up the signal that cancels the call.
+    // Printed after the last page. Otherwise a stopped terminal would block the handling of
+    // signals.
     let result = connection::call(global, async move |client: Client| {
         if lists_all {
             list_all(client, request).await
@@ -81,19 +82,19 @@ fn request(args: LsArgs) -> ListFilesRequest {
     }
 }
 
-/// All pages as one.
+/// Fetches all pages and merges them.
 async fn list_all(
     client: Client,
     request: ListFilesRequest,
 ) -> Result<ListFilesResponse, CliError> {
-    let mut whole = ListFilesResponse::default();
+    let mut merged = ListFilesResponse::default();
     let mut pages = client.list_files_by_page(request);
     while let Some(page) = pages.next().await? {
-        whole.files.extend(page.files);
-        whole.skipped_names = whole.skipped_names.saturating_add(page.skipped_names);
-        whole.ignore_files_cut = whole.ignore_files_cut.max(page.ignore_files_cut);
+        merged.files.extend(page.files);
+        merged.skipped_names = merged.skipped_names.saturating_add(page.skipped_names);
+        merged.ignore_files_cut = merged.ignore_files_cut.max(page.ignore_files_cut);
     }
-    Ok(whole)
+    Ok(merged)
 }
 
 fn list_long(global: &GlobalArgs, args: LsArgs) -> ExitCode {
@@ -103,15 +104,16 @@ fn list_long(global: &GlobalArgs, args: LsArgs) -> ExitCode {
         page_size: if args.all { Some(FILES_PER_PAGE) } else { args.max },
         page_token: None,
     };
+
     let result = connection::call(global, async move |client: Client| {
-        let mut whole = client.list_directory(request.clone()).await?;
-        while lists_all && !whole.next_page_token.is_empty() {
-            request.page_token = Some(whole.next_page_token);
+        let mut merged = client.list_directory(request.clone()).await?;
+        while lists_all && !merged.next_page_token.is_empty() {
+            request.page_token = Some(merged.next_page_token);
             let page = client.list_directory(request.clone()).await?;
-            whole.entries.extend(page.entries);
-            whole.next_page_token = page.next_page_token;
+            merged.entries.extend(page.entries);
+            merged.next_page_token = page.next_page_token;
         }
-        Ok(whole)
+        Ok(merged)
     })
     .and_then(|response| print_long(&response, global.json));
     report_and_exit(result, global.json)
@@ -121,25 +123,24 @@ fn print_long(response: &ListDirectoryResponse, as_json: bool) -> Result<(), Cli
     if as_json {
         return output::write_json(&file_json::list_directory(response));
     }
+
     let sizes = response.entries.iter().map(|entry| entry.size_bytes);
     let width = sizes.max().unwrap_or(0).to_string().len();
     let style = Style::of_stdout();
     let entries = response.entries.iter();
     let lines = entries.map(|entry| entry_line(entry, width, style));
     output::write_stdout(lines.collect::<String>().as_bytes())?;
+
     if !response.next_page_token.is_empty() {
         output::note("there are more entries; list them with --all");
     }
     if response.skipped_names > 0 {
-        output::note(&format!(
-            "names that are not UTF-8 were left out: {}",
-            response.skipped_names
-        ));
+        output::note(&format!("skipped names that are not UTF-8: {}", response.skipped_names));
     }
     Ok(())
 }
 
-/// `-rw-r--r-- 120 2026-11-21 09:04 name`, with a slash behind a directory.
+/// Formats `-rw-r--r-- 120 2026-11-21 09:04 name`, with a slash after a directory.
 fn entry_line(entry: &DirectoryEntry, width: usize, style: Style) -> String {
     let kind = entry.r#type();
     let time = entry.modify_time.map_or_else(String::new, |time| time.to_string());
@@ -157,6 +158,7 @@ fn print(response: &ListFilesResponse, as_json: bool) -> Result<(), CliError> {
     if as_json {
         return output::write_json(&json::list_files(response));
     }
+
     let style = Style::of_stdout();
     let mut text = String::new();
     for file in &response.files {
@@ -164,14 +166,12 @@ fn print(response: &ListFilesResponse, as_json: bool) -> Result<(), CliError> {
         text.push('\n');
     }
     output::write_stdout(text.as_bytes())?;
+
     if response.truncated {
         output::note("there are more files; list them with --all");
     }
     if response.skipped_names > 0 {
-        output::note(&format!(
-            "names that are not UTF-8 were left out: {}",
-            response.skipped_names
-        ));
+        output::note(&format!("skipped names that are not UTF-8: {}", response.skipped_names));
     }
     output::note_truncated_ignore_files(response.ignore_files_cut);
     Ok(())
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_have_a_line_each() {
+    fn long_listing_has_a_line_per_entry() {
         let entry = DirectoryEntry {
             name: "src".into(),
             r#type: FileType::Directory.into(),

@@ -1,4 +1,4 @@
-//! The subcommands, one per file: its arguments, its request, and how its answer is printed.
+//! Subcommands, one per module: arguments, request and output.
 
 pub(crate) mod approvals;
 pub(crate) mod artifact;
@@ -39,7 +39,7 @@ use jig::client::ConnectError;
 
 use crate::{cli_error::CliError, exit};
 
-/// The exit code of a subcommand that has no special ones, after telling what went wrong.
+/// Reports a failure. Returns the exit code of a subcommand without special exit codes.
 fn report_and_exit(result: Result<(), CliError>, as_json: bool) -> ExitCode {
     ExitCode::from(match result {
         Ok(()) => exit::SUCCESS,
@@ -47,13 +47,13 @@ fn report_and_exit(result: Result<(), CliError>, as_json: bool) -> ExitCode {
     })
 }
 
-/// Tells what went wrong; answers with the exit code that says so.
+/// Reports a failure and returns its exit code.
 fn report_failure(failure: &CliError, as_json: bool) -> u8 {
     failure.report(as_json);
     exit_code(failure)
 }
 
-/// Tells why there is no command whose exit code could be ours; answers with the one that says so.
+/// Reports that a command did not run to its end. Returns an exit code that commands do not use.
 fn report_run_failure(failure: &CliError, as_json: bool) -> u8 {
     failure.report(as_json);
     if let CliError::Interrupted(code) = failure { *code } else { exit::RUN_FAILED }

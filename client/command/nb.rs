@@ -1,4 +1,4 @@
-//! `jig nb`: the cells of a Jupyter notebook of the workspace.
+//! `jig nb`: reads and edits the cells of a Jupyter notebook.
 
 use std::process::ExitCode;
 
@@ -30,7 +30,7 @@ pub(crate) struct NbArgs {
 
 #[derive(Debug, Subcommand)]
 enum NbCommand {
-    /// Print the cells, or one of them.
+    /// Print all cells, or one of them.
     Read {
         /// Notebook to read, relative to the workspace.
         path: String,
@@ -40,20 +40,20 @@ enum NbCommand {
     Edit(NbEditArgs),
 }
 
-/// Replace, insert or delete one cell. Its text is read from standard input, --text or --from.
+/// Replace, insert or delete one cell. Reads its text from standard input, --text or --from.
 #[derive(Debug, Args)]
 struct NbEditArgs {
     /// Notebook to edit, relative to the workspace.
     path: String,
     #[command(flatten)]
     cell: CellArgs,
-    /// Insert a new cell: behind that of --cell, at --index, or at the end.
+    /// Insert a new cell: after --cell, at --index, or at the end.
     #[arg(long, requires = "kind")]
     insert: bool,
-    /// Delete the cell.
+    /// Delete the cell instead of replacing it.
     #[arg(long, conflicts_with_all = ["insert", "kind", "text", "from"])]
     delete: bool,
-    /// What the cell is to be.
+    /// Type of the cell. Default: unchanged.
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<CellTypeArg>,
     #[command(flatten)]
@@ -63,10 +63,10 @@ struct NbEditArgs {
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 struct CellArgs {
-    /// Id of the cell.
+    /// Id of the cell, as `jig nb read` prints it.
     #[arg(long, value_name = "ID")]
     cell: Option<String>,
-    /// Position of the cell, counted from 0.
+    /// Index of the cell, counted from 0.
     #[arg(long, value_name = "N")]
     index: Option<u32>,
 }
@@ -104,20 +104,24 @@ fn request(args: NbEditArgs) -> Result<EditNotebookRequest, CliError> {
         (_, true) => CellEdit::Delete,
         _ => CellEdit::Replace,
     };
+
     if mode != CellEdit::Insert && args.cell.cell.is_none() && args.cell.index.is_none() {
-        return Err(CliError::Usage("which cell? name it with --cell or --index".to_owned()));
+        return Err(CliError::Usage("no cell given: use --cell or --index".to_owned()));
     }
+
     let source = match mode {
         CellEdit::Delete => None,
         CellEdit::Insert | CellEdit::Replace | CellEdit::Unspecified => {
             Some(args.source.read_string()?)
         }
     };
+
     let kind = args.kind.map(|kind| match kind {
         CellTypeArg::Code => CellType::Code,
         CellTypeArg::Markdown => CellType::Markdown,
         CellTypeArg::Raw => CellType::Raw,
     });
+
     Ok(EditNotebookRequest {
         path: args.path,
         cell_id: args.cell.cell,
@@ -138,7 +142,7 @@ fn print(response: &ReadNotebookResponse, as_json: bool) -> Result<(), CliError>
     output::write_stdout(text.as_bytes())
 }
 
-/// A cell: a line that says what it is, its text, its outputs.
+/// Formats a cell: a header line, its source and its outputs.
 fn cell_text(cell: &NotebookCell, language: &str, style: Style) -> String {
     let kind = match cell.r#type() {
         CellType::Code if language.is_empty() => "code",
@@ -146,6 +150,7 @@ fn cell_text(cell: &NotebookCell, language: &str, style: Style) -> String {
         CellType::Markdown => "markdown",
         CellType::Raw | CellType::Unspecified => "raw",
     };
+
     let mut head = format!("--- [{}] {kind}", cell.index);
     if !cell.id.is_empty() {
         head.push_str(&format!(" {}", style.escape_name(&cell.id)));
@@ -153,12 +158,14 @@ fn cell_text(cell: &NotebookCell, language: &str, style: Style) -> String {
     if let Some(count) = cell.execution_count {
         head.push_str(&format!(" (run {count})"));
     }
+
     let mut text = style.paint(Colour::Cyan, &head);
     text.push('\n');
     push_lines(&mut text, &style.escape_text(&cell.source));
+
     for output in &cell.outputs {
-        let more = if output.truncated { ", cut off" } else { "" };
-        let head = format!("--- output: {}{more}", style.escape_name(&output.r#type));
+        let truncated = if output.truncated { ", truncated" } else { "" };
+        let head = format!("--- output: {}{truncated}", style.escape_name(&output.r#type));
         text.push_str(&style.paint(Colour::Magenta, &head));
         text.push('\n');
         push_lines(&mut text, &style.escape_text(&output.text));
@@ -192,7 +199,7 @@ fn print_edit(
         &Style::of_stdout().escape_name(&response.cell_id)
     };
     output::write_stdout(
-        format!("{verb} {name}; there are {} cells\n", response.cell_count).as_bytes(),
+        format!("{verb} {name}; the notebook has {} cells\n", response.cell_count).as_bytes(),
     )
 }
 
@@ -235,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn cells_are_told_apart() {
+    fn cells_have_headers() {
         let cell = NotebookCell {
             id: "abc".into(),
             index: 2,
@@ -250,7 +257,7 @@ mod tests {
         };
         assert_eq!(
             cell_text(&cell, "python", Style::plain()),
-            "--- [2] python abc (run 7)\n1 + 1\n--- output: stream, cut off\n2\n"
+            "--- [2] python abc (run 7)\n1 + 1\n--- output: stream, truncated\n2\n"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Parameters of a tool that is called by its name.
+//! Parameters of a tool that is called by name.
 
 use clap::Args;
 use serde_json::{Map, Value};
@@ -8,52 +8,54 @@ use crate::{
     input::{read_file, utf8_string},
 };
 
-/// Parameters, one by one or all at once.
+/// Parameters as NAME=VALUE, or as one JSON object.
 #[derive(Debug, Args)]
 pub(super) struct ToolParameters {
-    /// Its parameters: `command='make test'`, `timeout_sec=600`; what is no text, number or flag as JSON:
-    /// `argv:='["make", "test"]'`.
+    /// Parameters of the tool: `command='make test'`, `timeout_sec=600`. Arrays, objects and null
+    /// are written as JSON: `argv:='["make", "test"]'`.
     #[arg(value_name = "NAME=VALUE", conflicts_with = "params")]
     parameters: Vec<String>,
-    /// Its parameters as a JSON object, or `-` to read it from standard input: other users can see
-    /// arguments.
+    /// All parameters as one JSON object. `-` reads it from standard input, because other users can
+    /// see arguments.
     #[arg(long, value_name = "JSON")]
     params: Option<String>,
 }
 
 impl ToolParameters {
-    /// As a JSON object.
+    /// Returns the parameters as the text of a JSON object.
     pub(super) fn into_json(self) -> Result<String, CliError> {
-        let (params, of) = match self.params {
+        let (params, source) = match self.params {
             Some(params) if params == "-" => {
                 (utf8_string(read_file("-".into())?)?, "standard input")
             }
             Some(params) => (params, "--params"),
             None => return Ok(Value::Object(parse_named(&self.parameters)?).to_string()),
         };
+
         let Err(error) = serde_json::from_str::<Map<String, Value>>(&params) else {
             return Ok(params);
         };
-        let text =
-            format!("{of} is no JSON object: {error}; --params - reads one from standard input");
+        let text = format!(
+            "{source} is no JSON object: {error}; --params - reads one from standard input"
+        );
         Err(CliError::Usage(text))
     }
 }
 
-/// Parameters as they were named. The daemon knows which of the texts are numbers and flags.
+/// Parses NAME=VALUE and NAME:=JSON. The daemon knows which texts are numbers and flags.
 fn parse_named(words: &[String]) -> Result<Map<String, Value>, CliError> {
     let mut params = Map::new();
     for word in words {
         let Some((name, value)) = word.split_once('=') else {
             return Err(CliError::Usage(format!(
-                "{word:?} is no parameter: give NAME=VALUE, NAME:=JSON, or all as --params JSON"
+                "{word:?} is not a parameter: use NAME=VALUE, NAME:=JSON, or --params JSON for all"
             )));
         };
         let (name, value) = match name.strip_suffix(':') {
             None => (name, value.into()),
             Some(name) => {
                 let fails =
-                    |error| CliError::Usage(format!("{name}: {value:?} is no JSON: {error}"));
+                    |error| CliError::Usage(format!("{name}: {value:?} is not JSON: {error}"));
                 (name, serde_json::from_str(value).map_err(fails)?)
             }
         };
@@ -92,17 +94,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_parameter_is_named() {
-        for (bad, told) in [
+    fn invalid_parameters_are_reported() {
+        for (bad, expected) in [
             (&["command"][..], "\"command\""),
             (&["a=1", "a=2"], "a is given twice"),
             (&["a=1", "a:=2"], "a is given twice"),
-            (&["a:=[1"], "a: \"[1\" is no JSON"),
+            (&["a:=[1"], "a: \"[1\" is not JSON"),
         ] {
             let Err(CliError::Usage(message)) = parse_named(&words(bad)) else {
                 panic!("{bad:?}");
             };
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(expected), "{message}");
         }
     }
 }

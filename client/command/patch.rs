@@ -18,18 +18,18 @@ use crate::{
     style::Style,
 };
 
-/// Apply a unified diff to the workspace: all of its files, or none.
+/// Apply a unified diff to the workspace. Atomic: changes all of its files or none.
 #[derive(Debug, Args)]
 pub(crate) struct PatchArgs {
-    /// The diff, on this side; `-`, and nothing, is standard input.
+    /// Local file with the diff. Default, and `-`: standard input.
     file: Option<PathBuf>,
-    /// Only print what would be changed.
+    /// Print the changes without making them.
     #[arg(long)]
     dry_run: bool,
-    /// Leading components to take off the names in it; 1 by default.
+    /// Number of leading path components to strip from file names in the diff. Default: 1.
     #[arg(short = 'p', long, value_name = "N")]
     strip: Option<u32>,
-    /// Most context lines at each end of a hunk that may differ; 2 by default.
+    /// Maximum number of context lines that may differ at each end of a hunk. Default: 2.
     #[arg(long, value_name = "N")]
     fuzz: Option<u32>,
 }
@@ -63,7 +63,7 @@ fn print(response: &ApplyPatchResponse, as_json: bool) -> Result<(), CliError> {
     output::write_stdout(text.as_bytes())
 }
 
-/// A file as `git status` puts it, and where its hunks did not fit exactly.
+/// Formats a file like `git status`, with the offset and fuzz of its hunks.
 fn changed_file_line(file: &ChangedFile, style: Style) -> String {
     let path = style.escape_name(&file.path);
     let mut line = match file.change() {
@@ -72,12 +72,14 @@ fn changed_file_line(file: &ChangedFile, style: Style) -> String {
         FileChange::Renamed => format!("R {} -> {path}", style.escape_name(&file.previous_path)),
         FileChange::Modified | FileChange::Unspecified => format!("M {path}"),
     };
+
     if file.offset > 0 {
         line.push_str(&format!(" (offset {} lines)", file.offset));
     }
     if file.fuzz > 0 {
         line.push_str(&format!(" (fuzz {})", file.fuzz));
     }
+
     line.push('\n');
     line
 }
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_change_has_its_line() {
+    fn each_change_has_a_line() {
         let file = |change: FileChange| ChangedFile {
             path: "b".into(),
             change: change.into(),

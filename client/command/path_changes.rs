@@ -1,4 +1,4 @@
-//! `jig mkdir`, `jig mv`, `jig rm`: names of the workspace.
+//! `jig mkdir`, `jig mv` and `jig rm`: create, move and delete paths of the workspace.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use jig::{
 use super::{paths, report_and_exit};
 use crate::{connection, file_json, global::GlobalArgs, output, style::Style};
 
-/// Create directories of the workspace, with those above them.
+/// Create directories in the workspace, and their missing parents.
 #[derive(Debug, Args)]
 pub(crate) struct MkdirArgs {
     /// Directories to create, relative to the workspace.
@@ -22,11 +22,11 @@ pub(crate) struct MkdirArgs {
 /// Move or rename a file or directory within the workspace.
 #[derive(Debug, Args)]
 pub(crate) struct MvArgs {
-    /// What to move, relative to the workspace.
+    /// Path to move, relative to the workspace.
     source: String,
-    /// Its new path, relative to the workspace; not the directory to put it in.
+    /// New path, relative to the workspace. Not the directory to put it in.
     destination: String,
-    /// Replace a file, or an empty directory, that is there.
+    /// Replace an existing file or empty directory.
     #[arg(short, long)]
     force: bool,
 }
@@ -34,10 +34,10 @@ pub(crate) struct MvArgs {
 /// Delete files or directories of the workspace.
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {
-    /// What to delete, relative to the workspace. A symbolic link is deleted itself.
+    /// Paths to delete, relative to the workspace. For a symbolic link, the link itself.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
-    /// Delete directories with everything in them.
+    /// Delete directories and everything in them.
     #[arg(short, long)]
     recursive: bool,
 }
@@ -69,6 +69,7 @@ pub(crate) fn mv(global: &GlobalArgs, args: MvArgs) -> ExitCode {
     };
     let result =
         connection::call(global, async move |client: Client| Ok(client.move_path(request).await?));
+
     let result = result.and_then(|response| {
         if global.json {
             return output::write_json(&file_json::move_path(&response));

@@ -1,5 +1,6 @@
-//! Commands that take several paths: one call for each, over one connection. A path that fails does not
-//! keep the command from the next one; the exit code is that of the worst failure.
+//! Runs one call per path over one connection.
+//!
+//! A path that fails does not prevent the next calls. The exit code is that of the worst failure.
 
 use std::{
     future::Future,
@@ -13,19 +14,20 @@ use serde_json::{Value, json};
 use super::{exit_code, report_and_exit, report_failure};
 use crate::{cli_error::CliError, connection, escape, exit, global::GlobalArgs, output};
 
-/// What the calls answered so far. Clones share it: it is printed also when a signal ends the command.
+/// Results so far. Clones share them, so that they are printed even if a signal ends the command.
 type PathResults<T> = Arc<Mutex<Vec<(String, Result<T, CliError>)>>>;
 
-/// Refuses a request id for several calls.
+/// Rejects a request id if there are several calls.
 pub(super) fn check_request_id(global: &GlobalArgs, paths: &[String]) -> Result<(), CliError> {
     if paths.len() > 1 {
-        global.reject_request_id("each path is a call")?;
+        global.reject_request_id("each path is a call of its own")?;
     }
     Ok(())
 }
 
-/// Calls for each path in turn, and prints each answer as text, or as a line of JSON that names its
-/// path where there are several.
+/// Runs `call` for each path in turn, and prints each response as text or JSON.
+///
+/// With several paths, each JSON line names its path.
 pub(super) fn call_for_each_path<T, Call, Calling>(
     global: &GlobalArgs,
     paths: Vec<String>,
@@ -42,62 +44,64 @@ where
     if let Err(failure) = check_request_id(global, &paths) {
         return report_and_exit(Err(failure), as_json);
     }
-    let is_one = paths.len() == 1;
-    let answers = PathResults::default();
-    let to_fill = Arc::clone(&answers);
+    let is_single = paths.len() == 1;
+    let results = PathResults::default();
+    let results_writer = Arc::clone(&results);
     let ended = connection::call(global, async move |client: Client| {
         for path in paths {
             let result = call(client.clone(), path.clone()).await;
-            let is_last = matches!(&result, Err(failure) if !failure.is_file_error());
-            let mut answers = to_fill.lock().unwrap_or_else(PoisonError::into_inner);
-            answers.push((path, result));
-            if is_last {
+            let is_fatal = matches!(&result, Err(failure) if !failure.is_file_error());
+            let mut results = results_writer.lock().unwrap_or_else(PoisonError::into_inner);
+            results.push((path, result));
+            if is_fatal {
                 break;
             }
         }
         Ok(())
     });
-
     let mut worst = exit::SUCCESS;
-    let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
-    for (path, result) in answers.drain(..) {
-        let printed = result.and_then(|answer| {
+    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+    for (path, result) in results.drain(..) {
+        let printed = result.and_then(|response| {
             if !as_json {
-                return print(&path, &answer);
+                return print(&path, &response);
             }
-            let value = to_json(&answer);
-            output::write_json(&if is_one { value } else { with_path(&path, value) })
+            let value = to_json(&response);
+            output::write_json(&if is_single { value } else { with_path(&path, value) })
         });
         let Err(failure) = printed else { continue };
-        // Nobody reads the others either.
+
+        // If the reader has gone, the other results cannot be printed either.
         if matches!(failure, CliError::Output(_)) {
             return ExitCode::from(report_failure(&failure, as_json));
         }
-        if is_one {
+
+        if is_single {
             failure.report(as_json);
         } else {
             report_path_failure(&path, &failure, as_json);
         }
         worst = worst.max(exit_code(&failure));
     }
+
     if let Err(failure) = ended {
         worst = worst.max(report_failure(&failure, as_json));
     }
     ExitCode::from(worst)
 }
 
-/// Says what went wrong with one of several paths.
+/// Reports the failure of one of several paths.
 pub(super) fn report_path_failure(path: &str, failure: &CliError, as_json: bool) {
     if as_json {
         let error = json!({ "error": failure.to_json() });
-        // Should that fail too, the exit code is all that is left.
+        // If this fails too, the exit code reports the failure.
         output::write_json(&with_path(path, error)).ok();
     } else {
         output::note(&format!("{}: {}", escape::name(path), failure.summary()));
     }
 }
 
-/// The object with its path.
+/// Adds the path to a JSON object.
 fn with_path(path: &str, mut value: Value) -> Value {
     if let Some(object) = value.as_object_mut() {
         object.insert("path".to_owned(), path.into());

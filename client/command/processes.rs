@@ -1,4 +1,4 @@
-//! `jig ps` and `jig kill`: the processes that `jig exec` started.
+//! `jig ps` and `jig kill`: list and signal the processes of the workspace.
 
 use std::{
     io,
@@ -19,20 +19,19 @@ use serde_json::{Value, json};
 use super::{columns::align_columns, report_and_exit};
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
-/// Columns of a terminal that has room for all that is told of a process.
+/// Minimum terminal width for all columns of the table.
 const MIN_WIDE_COLUMNS: u16 = 120;
 
 /// List the running processes of the workspace that `jig run` and `jig exec` started, newest first.
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
-    /// List also those that ended in the last 15 minutes.
+    /// Also list processes that ended in the last 15 minutes.
     #[arg(short, long)]
     all: bool,
-    /// What is the default now.
+    /// Default since `jig ps` lists running processes only.
     #[arg(long, hide = true, conflicts_with = "all")]
     running: bool,
-    /// Tell the session and the working directory of each, too: what a terminal of at least 120
-    /// columns shows anyway.
+    /// Also show session and working directory. Default on terminals of at least 120 columns.
     #[arg(short, long)]
     long: bool,
 }
@@ -40,10 +39,10 @@ pub(crate) struct PsArgs {
 /// Send a signal to processes that `jig exec` started, and to their process groups.
 #[derive(Debug, Args)]
 pub(crate) struct KillArgs {
-    /// The signal, as `TERM`, `SIGKILL` or `9`.
+    /// Signal to send: `TERM`, `SIGKILL` or `9`.
     #[arg(short, long, value_name = "SIGNAL", default_value = "TERM")]
     signal: String,
-    /// The processes, by their ids.
+    /// Ids of the processes, as `jig ps` lists them.
     #[arg(value_name = "PROCESS", required = true)]
     processes: Vec<String>,
 }
@@ -67,11 +66,12 @@ pub(crate) fn kill(global: &GlobalArgs, args: KillArgs) -> ExitCode {
                     process_id: process_id.clone(),
                     signal: args.signal.clone(),
                 };
-                // The others are to get it all the same.
+
+                // A failure must not prevent the signals to the other processes.
                 if let Err(error) = client.send_signal(request).await
-                    && let Some(before) = failed.replace(CliError::from(error))
+                    && let Some(earlier) = failed.replace(CliError::from(error))
                 {
-                    before.report(global.json);
+                    earlier.report(global.json);
                 }
             }
             failed.map_or(Ok(()), Err)
@@ -84,6 +84,7 @@ fn print(listed: ListProcessesResponse, args: &PsArgs, as_json: bool) -> Result<
     let mut processes = listed.processes;
     processes.retain(|process| args.all || process.state() != ProcessState::Ended);
     processes.reverse();
+
     if as_json {
         let list: Vec<Value> = processes.iter().map(process_json).collect();
         return output::write_json(&json!({ "processes": list }));
@@ -92,13 +93,13 @@ fn print(listed: ListProcessesResponse, args: &PsArgs, as_json: bool) -> Result<
     output::write_stdout(processes_table(&processes, is_long, SystemTime::now()).as_bytes())
 }
 
-/// Whether standard output is a terminal with room for more than the least.
+/// Returns whether standard output is a terminal that is wide enough for all columns.
 fn is_wide() -> bool {
     let stdout = io::stdout();
     isatty(&stdout) && tcgetwinsize(&stdout).is_ok_and(|size| size.ws_col >= MIN_WIDE_COLUMNS)
 }
 
-/// A line for each, below one that names the columns.
+/// Formats a header and a line per process.
 fn processes_table(processes: &[ProcessInfo], is_long: bool, now: SystemTime) -> String {
     let plain = |text: &str| escape::text(text).replace('\n', " ");
     let row = |cells: [String; 6]| {
@@ -109,6 +110,7 @@ fn processes_table(processes: &[ProcessInfo], is_long: bool, now: SystemTime) ->
             vec![id, state, time, command]
         }
     };
+
     let header = ["PROCESS", "STATE", "TIME", "SESSION", "CWD", "COMMAND"];
     let mut rows = vec![row(header.map(str::to_owned))];
     rows.extend(processes.iter().map(|process| {
@@ -121,6 +123,7 @@ fn processes_table(processes: &[ProcessInfo], is_long: bool, now: SystemTime) ->
             plain(&process.command),
         ])
     }));
+
     align_columns(&rows)
 }
 
@@ -143,7 +146,7 @@ fn state_text(process: &ProcessInfo) -> String {
     }
 }
 
-/// How long it has run: `12s`, `3m05s`, `2h07m`.
+/// Formats the run time: `12s`, `3m05s`, `2h07m`.
 fn format_run_time(process: &ProcessInfo, now: SystemTime) -> String {
     let time = |stamp: Option<_>| stamp.and_then(|stamp| SystemTime::try_from(stamp).ok());
     let Some(start) = time(process.start_time) else {
@@ -151,6 +154,7 @@ fn format_run_time(process: &ProcessInfo, now: SystemTime) -> String {
     };
     let end = time(process.end_time).unwrap_or(now);
     let seconds = end.duration_since(start).unwrap_or(Duration::ZERO).as_secs();
+
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     match (hours, minutes) {
         (0, 0) => format!("{seconds}s"),
@@ -164,7 +168,7 @@ fn process_json(process: &ProcessInfo) -> Value {
     let state = ProcessState::try_from(process.state).map(|state| state.as_str_name());
     let outcome = Outcome::try_from(process.outcome).map(|outcome| outcome.as_str_name());
     let on_disconnect =
-        OnDisconnect::try_from(process.on_disconnect).map(|keeps| keeps.as_str_name());
+        OnDisconnect::try_from(process.on_disconnect).map(|policy| policy.as_str_name());
     json!({
         "process_id": process.process_id,
         "state": enum_name(state, process.state),
@@ -188,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_does_is_told_in_a_word() {
+    fn state_is_one_word_or_exit_code() {
         let running = ProcessInfo {
             state: ProcessState::Running.into(),
             attached: 1,
@@ -214,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_table_tells_where_each_runs() {
+    fn wide_table_has_session_and_directory() {
         let process = ProcessInfo {
             process_id: "01ABC".into(),
             command: "make\nall".into(),
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_short() {
+    fn run_times_are_short() {
         let start = SystemTime::UNIX_EPOCH;
         let process = ProcessInfo { start_time: Some(start.into()), ..ProcessInfo::default() };
         for (seconds, expected) in [(0, "0s"), (59, "59s"), (185, "3m05s"), (7620, "2h07m")] {

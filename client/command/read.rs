@@ -1,4 +1,4 @@
-//! `jig read`: files of the workspace.
+//! `jig read`: prints files of the workspace.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -20,21 +20,21 @@ use crate::{
 
 /// Print files of the workspace, one after the other.
 ///
-/// Into a file or a pipe goes all that is asked for, byte for byte, however much it is; a file that
-/// changes while it is read is an error. On a terminal, and with --max or --json, each file is what one
-/// answer holds: text, of over 10,000 lines the first and the last 5,000.
+/// To a file or pipe it writes everything, byte for byte; a file that changes during the read is an
+/// error. On a terminal, and with --max or --json, each file is limited to one response: text, and
+/// of more than 10,000 lines the first and the last 5,000.
 #[derive(Debug, Args)]
 pub(crate) struct ReadArgs {
     /// Files to read, relative to the workspace.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
-    /// Lines to read of each, counted from 1: `A:B`, `A:`, `:B`, or `A` for one line.
+    /// Lines to print of each file, counted from 1: `A:B`, `A:`, `:B`, or `A` for one line.
     #[arg(long, value_name = "A:B", value_parser = parse_line_range)]
     lines: Option<LineRangeArg>,
-    /// Print the bytes in base64, which also works for files that are not text.
+    /// Print the bytes in base64. Works for binary files too.
     #[arg(long)]
     base64: bool,
-    /// Most bytes to read of each; 3,145,728 by default, 10,485,760 at most.
+    /// Maximum bytes to read of each file, up to 10,485,760. Default: 3,145,728.
     #[arg(long, value_name = "BYTES")]
     max: Option<u32>,
 }
@@ -50,6 +50,7 @@ pub(crate) fn read(global: &GlobalArgs, args: ReadArgs) -> ExitCode {
     let is_base64 = args.base64;
     let is_whole = args.max.is_none() && !global.json && !io::stdout().is_terminal();
     let range = args.lines.unwrap_or_default();
+
     let request = move |path| ReadFileRequest {
         path,
         start_line: range.start,
@@ -57,6 +58,7 @@ pub(crate) fn read(global: &GlobalArgs, args: ReadArgs) -> ExitCode {
         encoding: is_base64.then(|| Encoding::Base64.into()),
         max_bytes: args.max,
     };
+
     if is_whole {
         let requests: Vec<ReadFileRequest> = args.paths.iter().cloned().map(request).collect();
         let copied = paths::check_request_id(global, &args.paths).and_then(|()| {
@@ -67,6 +69,7 @@ pub(crate) fn read(global: &GlobalArgs, args: ReadArgs) -> ExitCode {
             Err(failure) => report_and_exit(Err(failure), false),
         };
     }
+
     let call =
         move |client: Client, path| async move { Ok(client.read_file(request(path)).await?) };
     paths::call_for_each_path(global, args.paths, call, json::read_file, |_, response| {
@@ -74,25 +77,26 @@ pub(crate) fn read(global: &GlobalArgs, args: ReadArgs) -> ExitCode {
     })
 }
 
-/// Writes all that is asked for of each file while it comes. Returns the exit code.
+/// Writes the requested part of each file while it arrives. Returns the exit code.
 async fn copy_each(
     client: Client,
     requests: Vec<ReadFileRequest>,
     is_base64: bool,
 ) -> Result<u8, CliError> {
-    let is_one = requests.len() == 1;
+    let is_single = requests.len() == 1;
     let mut writer = StdoutWriter::start();
     let mut worst = exit::SUCCESS;
     for request in requests {
         let path = request.path.clone();
         match copy(&client, request, is_base64, &mut writer).await {
-            Err(failure) if !is_one && failure.is_file_error() => {
+            Err(failure) if !is_single && failure.is_file_error() => {
                 paths::report_path_failure(&path, &failure, false);
                 worst = worst.max(exit_code(&failure));
             }
             copied => copied?,
         }
     }
+
     writer.finish().await?;
     Ok(worst)
 }
@@ -105,32 +109,34 @@ async fn copy(
 ) -> Result<(), CliError> {
     let client = client.clone();
     let mut encoder = is_base64.then(Base64Encoder::default);
-    let mut encoded = |page: Vec<u8>| match &mut encoder {
+    let mut encode = |page: Vec<u8>| match &mut encoder {
         Some(encoder) => encoder.encode(page),
         None => page,
     };
+
     let (first, last) = (request.start_line, request.end_line);
     if first.or(last).is_none() {
         let mut pages = client.bytes_by_page(request.path);
         while let Some(page) = pages.next().await? {
-            writer.write(encoded(page)).await?;
+            writer.write(encode(page)).await?;
         }
     } else {
         let mut pages = client.lines_by_page(request.path, first.unwrap_or(1), last);
         while let Some(page) = pages.next().await? {
-            writer.write(encoded(page)).await?;
+            writer.write(encode(page)).await?;
         }
     }
+
     if let Some(encoder) = encoder {
         writer.write(encoder.finish()).await?;
     }
     Ok(())
 }
 
-/// Bytes that come in pages, as one text in base64.
+/// Encodes pages of bytes as one base64 text.
 #[derive(Debug, Default)]
 struct Base64Encoder {
-    /// Fewer than three bytes, which need those that follow.
+    /// Up to two bytes that need the following bytes.
     remainder: Vec<u8>,
 }
 
@@ -158,22 +164,22 @@ fn print(response: &ReadFileResponse, is_base64: bool) -> Result<(), CliError> {
     Ok(())
 }
 
-/// What of the file is missing.
+/// Describes what the response leaves out.
 fn truncation_note(response: &ReadFileResponse) -> Option<String> {
     if response.omitted_lines > 0 {
         return Some(format!(
-            "{} of {} lines were left out in the middle; read them with --lines",
+            "{} of {} lines in the middle are omitted; read them with --lines",
             response.omitted_lines, response.total_lines
         ));
     }
-    // Of the largest files nobody has counted them.
-    let of = match response.total_lines {
+    // The daemon does not count the lines of the largest files.
+    let total = match response.total_lines {
         0 => String::new(),
         lines => format!(" of {lines}"),
     };
     response.truncated.then(|| {
         format!(
-            "cut off in line {}{of} ({} bytes in all); read on with --lines, or raise --max",
+            "truncated in line {}{total} ({} bytes in total); read on with --lines, or raise --max",
             response.end_line, response.size_bytes
         )
     })
@@ -182,19 +188,22 @@ fn truncation_note(response: &ReadFileResponse) -> Option<String> {
 fn parse_line_range(text: &str) -> Result<LineRangeArg, String> {
     let number = |text: &str| match text.parse::<u32>() {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err(format!("`{text}` is not the number of a line, which count from 1")),
+        _ => Err(format!("`{text}` is not a line number; lines count from 1")),
     };
+
     let Some((start, end)) = text.split_once(':') else {
         let line = Some(number(text)?);
         return Ok(LineRangeArg { start: line, end: line });
     };
+
     let side = |text: &str| {
         if text.is_empty() { Ok(None) } else { number(text).map(Some) }
     };
+
     let range = LineRangeArg { start: side(start)?, end: side(end)? };
     match (range.start, range.end) {
-        (None, None) => Err("at least one end is needed".to_owned()),
-        (Some(start), Some(end)) if start > end => Err(format!("{start} comes after {end}")),
+        (None, None) => Err("give at least one end of the range".to_owned()),
+        (Some(start), Some(end)) if start > end => Err(format!("{start} is greater than {end}")),
         _ => Ok(range),
     }
 }
@@ -204,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_of_lines() {
+    fn line_ranges_are_parsed() {
         for (text, start, end) in [
             ("1:2", Some(1), Some(2)),
             ("3:3", Some(3), Some(3)),
@@ -232,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told() {
+    fn omissions_are_described() {
         let whole = ReadFileResponse::default();
         assert_eq!(truncation_note(&whole), None);
         let omitted = ReadFileResponse {

@@ -1,4 +1,4 @@
-//! `jig rules`: what decides about calls without asking anybody.
+//! `jig rules`: manages the policy rules of a workspace.
 
 use std::{process::ExitCode, time::SystemTime};
 
@@ -15,57 +15,56 @@ use serde_json::{Value, json};
 use super::{columns::align_columns, report_and_exit};
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
-/// Seconds of a day.
 const SECONDS_PER_DAY: u32 = 24 * 3600;
 
-/// List, make and delete the rules that decide about calls without asking anybody, and switch them on and
-/// off.
+/// List, create, delete, enable and disable policy rules.
+///
+/// A rule allows or denies calls without a person, or requires approval.
 #[derive(Debug, Args)]
 pub(crate) struct RulesArgs {
     #[command(subcommand)]
     action: RulesCommand,
 }
 
-/// What to do with rules.
 #[derive(Debug, Subcommand)]
 enum RulesCommand {
-    /// List the rules in the order in which they are asked.
+    /// List the rules in the order in which the daemon evaluates them.
     #[command(visible_alias = "ls")]
     List,
     Add(AddArgs),
     /// Delete rules.
     Rm {
-        /// The rules, by their ids.
+        /// Ids of the rules.
         #[arg(value_name = "RULE", required = true)]
         rules: Vec<String>,
     },
-    /// Switch a rule on.
+    /// Enable a rule.
     On {
-        /// The rule, by its id.
+        /// Id of the rule.
         rule: String,
     },
-    /// Switch a rule off.
+    /// Disable a rule.
     Off {
-        /// The rule, by its id.
+        /// Id of the rule.
         rule: String,
     },
 }
 
-/// Make a rule for the workspace.
+/// Create a rule for the workspace.
 #[derive(Debug, Args)]
 struct AddArgs {
-    /// What becomes of calls that match.
+    /// Decision for calls that match.
     action: RuleActionArg,
-    /// The tool that it is about, by its name in the contract, in the configuration or in a dialect.
+    /// Name of the tool: one of jig's own, of the configuration or of a dialect.
     tool: String,
-    /// Regular expression that is searched for in the compact JSON of the parameters; without it, the rule
-    /// is about any.
+    /// Regular expression to search for in the compact JSON of the parameters. Default: the rule
+    /// matches all calls of the tool.
     #[arg(long, value_name = "REGEX")]
     pattern: Option<String>,
-    /// What it is called.
+    /// Description of the rule.
     #[arg(long, value_name = "TEXT", default_value = "")]
     name: String,
-    /// Days that it lasts; without, for ever.
+    /// Lifetime in days, 1 to 3650. Default: unlimited.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: Option<u32>,
 }
@@ -102,10 +101,12 @@ fn list(address: &str, global: &GlobalArgs) -> Result<(), CliError> {
             }
         }
     })?;
+
     if global.json {
         let rules: Vec<Value> = listed.iter().map(rule_json).collect();
         return output::write_json(&json!({ "rules": rules }));
     }
+
     if listed.is_empty() {
         output::note("there are no rules");
         return Ok(());
@@ -119,6 +120,7 @@ fn add(address: &str, global: &GlobalArgs, args: AddArgs) -> Result<(), CliError
         RuleActionArg::Ask => v1::Action::Ask,
         RuleActionArg::Deny => v1::Action::Deny,
     };
+
     let request = CreateRuleRequest {
         name: args.name,
         tool: args.tool,
@@ -126,24 +128,25 @@ fn add(address: &str, global: &GlobalArgs, args: AddArgs) -> Result<(), CliError
         action: action.into(),
         lifetime_sec: args.days.map(|days| days * SECONDS_PER_DAY),
     };
-    let made = connection::call_address(address, global, async |client: Client| {
+
+    let response = connection::call_address(address, global, async |client: Client| {
         Ok(client.create_rule(request).await?)
     })?;
-    print(&made.rule.unwrap_or_default(), global.json)
+    print(&response.rule.unwrap_or_default(), global.json)
 }
 
 fn remove(address: &str, global: &GlobalArgs, rules: Vec<String>) -> Result<(), CliError> {
     if rules.len() > 1 {
-        global.reject_request_id("each rule is a call")?;
+        global.reject_request_id("each rule is a call of its own")?;
     }
     connection::call_address(address, global, async |client: Client| {
         let mut failed = None;
         for rule_id in rules {
-            // The others are to go all the same.
+            // A failure must not prevent the deletion of the other rules.
             if let Err(error) = client.delete_rule(DeleteRuleRequest { rule_id }).await
-                && let Some(before) = failed.replace(CliError::from(error))
+                && let Some(earlier) = failed.replace(CliError::from(error))
             {
-                before.report(global.json);
+                earlier.report(global.json);
             }
         }
         failed.map_or(Ok(()), Err)
@@ -165,16 +168,14 @@ fn set_enabled(
 }
 
 fn print(rule: &Rule, as_json: bool) -> Result<(), CliError> {
-    match as_json {
-        true => output::write_json(&rule_json(rule)),
-        false => {
-            let rules = std::slice::from_ref(rule);
-            output::write_stdout(rules_table(rules, SystemTime::now()).as_bytes())
-        }
+    if as_json {
+        return output::write_json(&rule_json(rule));
     }
+    let rules = std::slice::from_ref(rule);
+    output::write_stdout(rules_table(rules, SystemTime::now()).as_bytes())
 }
 
-/// A line for each, below one that names the columns.
+/// Formats a header and a line per rule.
 fn rules_table(rules: &[Rule], now: SystemTime) -> String {
     let header = ["RULE", "STATE", "ACTION", "TOOL", "WORKSPACES", "ENDS", "NAME", "PATTERN"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
@@ -199,7 +200,7 @@ fn rules_table(rules: &[Rule], now: SystemTime) -> String {
     align_columns(&rows)
 }
 
-/// Whether a rule counts, in a word.
+/// Returns whether a rule is in force, as one word.
 fn state_text(rule: &Rule, now: SystemTime) -> &'static str {
     let ends = rule.expire_time.and_then(|time| SystemTime::try_from(time).ok());
     match (rule.enabled, ends) {
@@ -213,7 +214,6 @@ fn strip_enum_prefix(name: &str, prefix: &str) -> String {
     name.trim_start_matches(prefix).to_lowercase()
 }
 
-/// A rule as JSON.
 pub(super) fn rule_json(rule: &Rule) -> Value {
     let time = |stamp: Option<prost_types::Timestamp>| stamp.map(|stamp| stamp.to_string());
     let action = v1::Action::try_from(rule.action).map(|action| action.as_str_name());
@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_that_has_ended_is_not_on() {
+    fn expired_rule_is_not_on() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
         let rule = |enabled, ends: Option<u64>| Rule {
             rule_id: "01A".to_owned(),

@@ -1,4 +1,4 @@
-//! `jig run`: one command in a sandbox, as if it had been run here.
+//! `jig run`: runs one command in a sandbox.
 
 use std::{
     io::{self, Read as _},
@@ -17,34 +17,34 @@ use crate::{
     output,
 };
 
-/// Most bytes of standard input that a request takes.
+/// Maximum size of standard input in a request.
 const MAX_STDIN_BYTES: usize = 8 << 20;
-/// Seconds that a command may run by default: those of `ToolService.Run`, as `Start` has none.
+/// Default timeout. `ToolService.Run` has the same; `Start` has none.
 const DEFAULT_TIMEOUT_SEC: u32 = 120;
 
-/// Run a command in a sandbox of its own.
+/// Run a command in a sandbox.
 ///
-/// `jig run 'make && ./test'` and `jig run make test` give their words, joined by spaces, to a
-/// shell; `jig run -- make test` runs the program with its arguments as they are. Flags of jig
-/// stand before the command.
+/// `jig run 'make && ./test'` and `jig run make test` join their words with spaces and pass them to
+/// a shell. `jig run -- make test` runs the program without a shell. Flags of jig precede the
+/// command.
 ///
-/// Prints what the command writes, all of it and as it comes. With --json, --max-output or
-/// --request-id it is printed at the end.
+/// Prints the output of the command completely and as it arrives. With --json, --max-output or
+/// --request-id, prints it at the end.
 ///
-/// Exits with the command's exit code; 128+n when signal n ended it, 124 when its time was up, 130
-/// when it was cancelled, 141 when standard output is closed early, which ends the command. 125 when
-/// jig failed, or the command exited with 0 and a part of its output is lost.
+/// Exit codes: that of the command; 128+n after signal n, 124 after a timeout, 130 if cancelled,
+/// 141 if standard output is closed early, which ends the command. 125 if jig failed, or if the
+/// command succeeded but a part of its output is lost.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Seconds that the command may run; 120 by default.
+    /// Timeout of the command in seconds. Default: 120.
     #[arg(long, value_name = "SEC")]
     timeout: Option<u32>,
-    /// Print at most so many bytes of each stream, beginning and end, up to 10,485,760. With --json
-    /// the default is 102,400.
+    /// Print at most this many bytes of each stream, its start and its end, up to 10,485,760.
+    /// Default with --json: 102,400.
     #[arg(long, value_name = "BYTES")]
     max_output: Option<u32>,
-    /// Read standard input to its end, up to 8 MiB, and give it to the command. Without it the
-    /// command reads nothing.
+    /// Read standard input to its end, up to 8 MiB, and pass it to the command. Default: the
+    /// standard input of the command is empty.
     #[arg(long)]
     stdin: bool,
     #[command(flatten)]
@@ -52,14 +52,16 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn run(global: &GlobalArgs, args: RunArgs) -> ExitCode {
-    let is_cut = global.json || args.max_output.is_some();
+    let is_limited = global.json || args.max_output.is_some();
     let result = request(args).and_then(|request| {
-        if !is_cut && !global.has_request_id() {
+        if !is_limited && !global.has_request_id() {
             return Ok(exec::run(global, to_start_request(request)));
         }
+
         let response =
             connection::call(global, async move |client: Client| Ok(client.run(request).await?))?;
-        if is_cut {
+
+        if is_limited {
             print(&response, global)?;
             return Ok(exit::of_run(&response));
         }
@@ -86,8 +88,10 @@ fn request(args: RunArgs) -> Result<RunRequest, CliError> {
     })
 }
 
-/// The same command, to be watched while it runs. Not where the call has a request id: a stream can
-/// be repeated as long as the daemon keeps it in memory, an answer also after it was restarted.
+/// Converts to a request whose output is streamed. Not for calls with a request id.
+///
+/// The daemon stores a stream in memory only, but a response survives a restart, so that only `Run`
+/// can repeat a call safely.
 fn to_start_request(request: RunRequest) -> StartRequest {
     StartRequest {
         command: request.command,
@@ -107,10 +111,10 @@ fn read_stdin(stdin: impl io::Read) -> Result<Vec<u8>, CliError> {
     stdin
         .take(MAX_STDIN_BYTES as u64 + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| LocalError::new("standard input cannot be read", &error))?;
+        .map_err(|error| LocalError::new("cannot read standard input", &error))?;
     if bytes.len() > MAX_STDIN_BYTES {
         return Err(CliError::Usage(
-            "standard input has more than 8 MiB; put it in a file of the workspace".to_owned(),
+            "standard input is larger than 8 MiB; put it in a file of the workspace".to_owned(),
         ));
     }
     Ok(bytes)
@@ -122,11 +126,13 @@ fn print(response: &RunResponse, global: &GlobalArgs) -> Result<(), CliError> {
     } else {
         output::write_stdout(response.stdout.as_bytes())
     };
+
     match printed {
-        // The command's result does not depend on whether somebody reads on.
+        // The exit code does not depend on whether the reader takes all output.
         Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         other => other?,
     }
+
     if !global.json {
         output::write_stderr(response.stderr.as_bytes());
         for line in run_notes(response, global.address().is_some(), global.session()) {
@@ -136,10 +142,11 @@ fn print(response: &RunResponse, global: &GlobalArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Prints all that the command wrote: from the artifacts, where the answer does not hold the bytes as
-/// they were. Answers the exit code.
+/// Prints the complete output of the command. Returns the exit code.
+///
+/// Reads it from the artifacts if the response is truncated or had to replace bytes.
 fn print_full_output(response: &RunResponse, global: &GlobalArgs) -> Result<u8, CliError> {
-    let mut is_whole = true;
+    let mut is_complete = true;
     for (name, text, is_truncated, bytes, path) in [
         (
             "standard output",
@@ -157,7 +164,7 @@ fn print_full_output(response: &RunResponse, global: &GlobalArgs) -> Result<u8, 
         ),
     ] {
         let is_stdout = name == "standard output";
-        // What is not UTF-8 was replaced by this character.
+        // U+FFFD stands for bytes that are not UTF-8.
         let printed = if is_truncated || text.contains('\u{fffd}') {
             copy_artifact(global, path, is_stdout)
         } else if is_stdout {
@@ -166,31 +173,34 @@ fn print_full_output(response: &RunResponse, global: &GlobalArgs) -> Result<u8, 
             output::write_stderr(text.as_bytes());
             Ok(bytes)
         };
+
         match printed {
             Ok(printed) if printed < bytes => {
-                is_whole = false;
-                output::note(&format!("only {printed} of {bytes} bytes of {name} were kept"));
+                is_complete = false;
+                output::note(&format!("only {printed} of {bytes} bytes of {name} were stored"));
             }
             Ok(_) => {}
             Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
             Err(failure @ CliError::Call(_)) => {
-                is_whole = false;
+                is_complete = false;
                 output::note(&format!("{bytes} bytes of {name} are lost: {}", failure.summary()));
             }
             Err(failure) => return Err(failure),
         }
     }
+
     for line in outcome_notes(response) {
         output::note(&line);
     }
+
     Ok(match exit::of_run(response) {
-        // All is not well for who takes what came for the whole.
-        exit::SUCCESS if !is_whole => exit::RUN_FAILED,
+        // Reports the loss to a caller that would take the output as complete.
+        exit::SUCCESS if !is_complete => exit::RUN_FAILED,
         code => code,
     })
 }
 
-/// Prints an artifact. Answers how many bytes it has.
+/// Prints an artifact. Returns its size in bytes.
 fn copy_artifact(global: &GlobalArgs, path: &str, to_stdout: bool) -> Result<u64, CliError> {
     let request = ReadArtifactRequest { path: path.to_owned(), ..ReadArtifactRequest::default() };
     connection::call(global, async move |client: Client| {
@@ -203,8 +213,9 @@ fn copy_artifact(global: &GlobalArgs, path: &str, to_stdout: bool) -> Result<u64
     })
 }
 
-/// What the output alone does not tell.
-fn run_notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<String> {
+/// Returns notes on what the output does not show. `has_artifacts`: whether the daemon outlives the
+/// call.
+fn run_notes(response: &RunResponse, has_artifacts: bool, session: Option<&str>) -> Vec<String> {
     let mut notes = Vec::new();
     for (name, is_truncated, bytes, path) in [
         (
@@ -218,26 +229,28 @@ fn run_notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Ve
         if !is_truncated {
             continue;
         }
+
         let session = session.map_or_else(String::new, |name| format!(" --session {name}"));
-        notes.push(if is_kept {
+        notes.push(if has_artifacts {
             format!("{bytes} bytes of {name} are in: jig artifact{session} {path}")
         } else {
-            format!("{name} has {bytes} bytes; to see more of them raise --max-output")
+            format!("{name} has {bytes} bytes; raise --max-output to see more")
         });
     }
+
     if !response.artifact_error.is_empty() {
-        notes.push(format!("the whole output was not kept: {}", response.artifact_error));
+        notes.push(format!("the complete output was not stored: {}", response.artifact_error));
     }
     notes.extend(outcome_notes(response));
     notes
 }
 
-/// How it ended, where the exit code does not tell.
+/// Describes how the command ended, if the exit code does not.
 fn outcome_notes(response: &RunResponse) -> Vec<String> {
     let mut notes = Vec::new();
     notes.extend(exit_note::exit_note(response.outcome, &response.signal, &response.limit));
     if response.kill_pending {
-        notes.push("a process of it could not be killed yet".to_owned());
+        notes.push("a process of the command could not be killed yet".to_owned());
     }
     notes
 }
@@ -260,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_a_command_and_after_dashes_a_program() {
+    fn words_are_a_command_or_after_dashes_a_program() {
         for (line, command) in [
             (&["ls -l | wc"][..], "ls -l | wc"),
             (&["ls", "-l", "--json"], "ls -l --json"),
@@ -305,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn standard_input_is_read_up_to_its_limit() {
-        let most = vec![7; MAX_STDIN_BYTES];
-        assert_eq!(read_stdin(&most[..]).unwrap().len(), MAX_STDIN_BYTES);
+    fn standard_input_is_limited() {
+        let largest = vec![7; MAX_STDIN_BYTES];
+        assert_eq!(read_stdin(&largest[..]).unwrap().len(), MAX_STDIN_BYTES);
         assert!(read_stdin(io::repeat(7)).is_err());
     }
 
     #[test]
-    fn notes_tell_what_the_output_does_not() {
+    fn notes_report_truncation_and_limits() {
         let response = RunResponse {
             outcome: Outcome::OomKilled.into(),
             stdout_truncated: true,
@@ -325,7 +338,7 @@ mod tests {
             run_notes(&response, true, Some("s")),
             [
                 "5000000 bytes of standard output are in: jig artifact --session s logs/x.txt",
-                "ended: it took too much memory (limit: memory)",
+                "ended: out of memory (limit: memory)",
             ]
         );
         assert!(run_notes(&response, false, None)[0].contains("--max-output"));

@@ -1,4 +1,4 @@
-//! `jig search`: text in the files of the workspace, printed as grep prints it.
+//! `jig search`: searches files of the workspace and prints matches like grep.
 
 use std::process::ExitCode;
 
@@ -19,110 +19,117 @@ use crate::{
 
 /// Search the text files below a directory, or one file, line by line.
 ///
-/// Prints `file:line:column:text` for each match, and `file-line-text` for lines around it. The options
-/// of one letter are those of ripgrep.
+/// Prints `file:line:column:text` for each match and `file-line-text` for context lines. One-letter
+/// options are those of ripgrep.
 ///
-/// Exits with 0 when something was found, 1 when nothing was, 2 when the arguments are wrong, the
-/// search failed, or nothing was found and not all could be looked into.
+/// Exit codes: 0 if something matched, 1 if nothing did, 2 if the arguments are invalid, the search
+/// failed, or nothing matched and some files could not be searched.
 #[derive(Debug, Args)]
 pub(crate) struct SearchArgs {
-    /// What to look for: the text itself, in upper or lower case. Behind `--` it may begin with `-`.
+    /// Text to search for, in upper or lower case. After `--` it may start with `-`.
     #[arg(required_unless_present = "patterns")]
     query: Option<String>,
-    /// Directory or file to search, relative to the workspace.
+    /// Directory or file to search, relative to the workspace. Default: the workspace.
     path: Option<String>,
-    /// Take the query as a regular expression, in the syntax of ripgrep.
+    /// Interpret the query as a regular expression, in the syntax of ripgrep.
     #[arg(short = 'E', long)]
     regex: bool,
-    /// Regular expression to look for in place of the query. Can be repeated: any of them.
+    /// Regular expression to search for, instead of the query. Repeatable: any of them matches.
     #[arg(short = 'e', long = "regexp", value_name = "PATTERN", allow_hyphen_values = true)]
     patterns: Vec<String>,
-    /// Tell upper from lower case.
+    /// Match upper and lower case exactly.
     #[arg(short = 's', long, overrides_with = "ignore_case")]
     case_sensitive: bool,
-    /// Do not tell upper from lower case: the default.
+    /// Ignore upper and lower case (default).
     #[arg(short = 'i', long, overrides_with = "case_sensitive")]
     ignore_case: bool,
-    /// Print numbers of lines: the default.
+    /// Print line numbers (default).
     #[arg(short = 'n', long = "line-number")]
     _line_number: bool,
-    /// Print only the names of files with a match. `--max` is then 10,000 by default.
+    /// Print only the names of files with matches. The default of --max is then 10,000.
     #[arg(short = 'l', long, conflicts_with = "count")]
     files_with_matches: bool,
-    /// Print `file:count`, the matching lines of each file. `--max` is then 10,000 by default.
+    /// Print `file:count`, the number of matching lines per file. The default of --max is then
+    /// 10,000.
     #[arg(short, long)]
     count: bool,
-    /// Only files that match one of these: `*.rs`, `src/**/*.rs`. Can be repeated.
+    /// Search only files that match this glob: `*.rs`, `src/**/*.rs`. Repeatable.
     #[arg(short = 'g', long = "glob", value_name = "G")]
     globs: Vec<String>,
-    /// No files that match one of these. Can be repeated.
+    /// Skip files that match this glob. Repeatable.
     #[arg(long = "exclude", value_name = "G")]
     exclude_globs: Vec<String>,
-    /// Lines to print before and after each match, 0 to 10.
+    /// Number of context lines before and after each match, 0 to 10.
     #[arg(short = 'C', long, value_name = "N", default_value_t = 0)]
     context: u32,
-    /// Lines to print before each match, in place of `-C`.
+    /// Number of context lines before each match. Overrides -C.
     #[arg(short = 'B', long, value_name = "N")]
     before_context: Option<u32>,
-    /// Lines to print after each match, in place of `-C`.
+    /// Number of context lines after each match. Overrides -C.
     #[arg(short = 'A', long, value_name = "N")]
     after_context: Option<u32>,
-    /// Most matches to print, 1 to 10,000; 50 by default.
+    /// Maximum number of matches to print, 1 to 10,000. Default: 50.
     #[arg(long, value_name = "N")]
     max: Option<u32>,
-    /// Search also files whose name, or whose directory's name, begins with a dot.
+    /// Also search hidden files and the files in hidden directories.
     #[arg(long)]
     hidden: bool,
-    /// Search also what `.gitignore` and `.ignore` files leave out.
+    /// Also search files that `.gitignore` and `.ignore` files exclude.
     #[arg(long)]
     no_ignore: bool,
-    /// Let a match span lines.
+    /// Allow a match to span several lines.
     #[arg(short = 'U', long)]
     multiline: bool,
-    /// Levels of directories to go down.
+    /// Maximum depth of directories. Default: unlimited.
     #[arg(long, value_name = "N")]
     depth: Option<u32>,
 }
 
-/// Most matches that the daemon answers with.
+/// Maximum number of matches in a response.
 const MAX_MATCHES: u32 = 10_000;
 
-/// What is printed of matches.
+/// Form of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct View {
-    /// Lines before each.
+    /// Context lines before each match.
     before: u32,
-    /// Lines after each.
+    /// Context lines after each match.
     after: u32,
-    /// What is printed in place of them.
+    /// Summary per file, printed instead of matches.
     summary: Option<Summary>,
 }
 
-/// What is printed of each file.
+/// Line that is printed per file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Summary {
-    /// Its name.
+    /// The name of the file.
     Name,
-    /// Its name, and how many of its lines match.
+    /// The name of the file and the number of matching lines.
     Count,
 }
 
 impl View {
     fn of(args: &SearchArgs) -> Self {
-        let summary = match (args.files_with_matches, args.count) {
-            (true, _) => Some(Summary::Name),
-            (false, true) => Some(Summary::Count),
-            (false, false) => None,
+        let summary = if args.files_with_matches {
+            Some(Summary::Name)
+        } else if args.count {
+            Some(Summary::Count)
+        } else {
+            None
         };
-        let lines = |given: Option<u32>| match summary {
+        let context_lines = |option: Option<u32>| match summary {
             Some(_) => 0,
-            None => given.unwrap_or(args.context),
+            None => option.unwrap_or(args.context),
         };
-        Self { before: lines(args.before_context), after: lines(args.after_context), summary }
+        Self {
+            before: context_lines(args.before_context),
+            after: context_lines(args.after_context),
+            summary,
+        }
     }
 
-    /// The daemon answers as many lines before a match as after it.
-    fn cut_context(self, response: &mut SearchResponse) {
+    /// Removes surplus context. The daemon returns as many lines before a match as after it.
+    fn trim_context(self, response: &mut SearchResponse) {
         let (before, after) = (self.before as usize, self.after as usize);
         for found in &mut response.matches {
             let surplus = found.context_before.len().saturating_sub(before);
@@ -141,7 +148,7 @@ pub(crate) fn search(global: &GlobalArgs, args: SearchArgs) -> ExitCode {
     }))
 }
 
-/// Searches, and prints what is found. Answers the exit code.
+/// Searches and prints the matches. Returns the exit code.
 fn search_and_print(
     global: &GlobalArgs,
     request: SearchRequest,
@@ -149,7 +156,7 @@ fn search_and_print(
 ) -> Result<u8, CliError> {
     connection::call(global, async move |client: Client| Ok(client.search(request).await?))
         .and_then(|mut response| {
-            view.cut_context(&mut response);
+            view.trim_context(&mut response);
             print(&response, view, global.json)?;
             Ok(exit_code(&response))
         })
@@ -159,7 +166,7 @@ fn exit_code(response: &SearchResponse) -> u8 {
     if !response.matches.is_empty() {
         exit::SUCCESS
     } else if response.timed_out || response.files_left_out > 0 {
-        // What is looked for may be where nobody has looked.
+        // Matches may be in files that were not searched.
         exit::SEARCH_FAILED
     } else {
         exit::NO_MATCH
@@ -169,17 +176,18 @@ fn exit_code(response: &SearchResponse) -> u8 {
 fn request(args: SearchArgs, view: View) -> Result<SearchRequest, CliError> {
     let (query, path) = match (args.patterns.as_slice(), args.query, args.path) {
         ([], query, path) => (query.unwrap_or_default(), path),
-        // With -e, the first word is where to search.
+        // With -e, the first argument is the path.
         ([pattern], path, None) => (pattern.clone(), path),
         (patterns, path, None) => {
             let alternatives = patterns.iter().map(|pattern| format!("(?:{pattern})"));
             (alternatives.collect::<Vec<_>>().join("|"), path)
         }
         (_, _, Some(path)) => {
-            let text = format!("with -e only one path can be searched; {path:?} is another");
+            let text = format!("-e allows only one path; the second is {path:?}");
             return Err(CliError::Usage(text));
         }
     };
+
     let is_regex = args.regex || !args.patterns.is_empty();
     Ok(SearchRequest {
         query,
@@ -201,23 +209,26 @@ fn print(response: &SearchResponse, view: View, as_json: bool) -> Result<(), Cli
     if as_json {
         return output::write_json(&file_json::search(response));
     }
+
     let style = Style::of_stdout();
     let text = match view.summary {
         Some(summary) => summarize(response, summary, style),
         None => matches_text(response, style),
     };
     output::write_stdout(text.as_bytes())?;
+
     if response.timed_out {
         output::note(
-            "time ran out: these are the matches found so far; search less, or longer with --deadline",
+            "timed out: these are the matches so far; narrow the search, or raise --deadline",
         );
     } else if response.truncated {
         output::note(&format!(
-            "these are {} of {} matches; print more with --max, or search less",
+            "showing {} of {} matches; raise --max, or narrow the search",
             response.matches.len(),
             response.total_matches
         ));
     }
+
     if response.files_left_out > 0 {
         output::note(&incomplete_files_note(response.files_left_out));
     }
@@ -225,16 +236,16 @@ fn print(response: &SearchResponse, view: View, as_json: bool) -> Result<(), Cli
     Ok(())
 }
 
-/// A line for each file, in the order of their paths.
+/// Formats a line per file, in the order of the matches.
 fn summarize(response: &SearchResponse, summary: Summary, style: Style) -> String {
     let mut text = String::new();
-    for of_file in response.matches.chunk_by(|first, second| first.file == second.file) {
-        let Some(first) = of_file.first() else {
+    for matches in response.matches.chunk_by(|first, second| first.file == second.file) {
+        let Some(first) = matches.first() else {
             continue;
         };
         text.push_str(&style.paint(Colour::Magenta, &style.escape_name(&first.file)));
         if summary == Summary::Count {
-            text.push_str(&format!(":{}", of_file.len()));
+            text.push_str(&format!(":{}", matches.len()));
         }
         text.push('\n');
     }
@@ -243,44 +254,47 @@ fn summarize(response: &SearchResponse, summary: Summary, style: Style) -> Strin
 
 fn incomplete_files_note(files: u32) -> String {
     format!(
-        "files that were not searched to their end, because the daemon may not read them or they have too long a line: {files}"
+        "files that were not searched completely (unreadable for the daemon, or too long a line): {files}"
     )
 }
 
-/// The matches, with a line between those that do not touch one another. A line that is around two
-/// of them is printed once.
+/// Formats the matches, with `--` between groups that are not adjacent. Prints shared context lines
+/// once.
 fn matches_text(response: &SearchResponse, style: Style) -> String {
     let has_context = response
         .matches
         .iter()
         .any(|found| !found.context_before.is_empty() || !found.context_after.is_empty());
+
     let mut text = String::new();
-    // File, and the last line of it that was printed.
+    // File and number of the last printed line.
     let mut last: Option<(&str, u32)> = None;
     let mut matches = response.matches.iter().peekable();
     while let Some(found) = matches.next() {
         let before = u32::try_from(found.context_before.len()).unwrap_or(u32::MAX);
         let first = found.line.saturating_sub(before);
-        let printed = last.filter(|(file, _)| *file == found.file).map(|(_, line)| line);
-        let touches = printed.is_some_and(|line| first <= line.saturating_add(1));
-        if has_context && last.is_some() && !touches {
+        let last_line = last.filter(|(file, _)| *file == found.file).map(|(_, line)| line);
+        let is_adjacent = last_line.is_some_and(|line| first <= line.saturating_add(1));
+        if has_context && last.is_some() && !is_adjacent {
             text.push_str(&style.paint(Colour::Cyan, "--"));
             text.push('\n');
         }
         let mut at = first;
         for line in &found.context_before {
-            if printed.is_none_or(|printed| at > printed) {
+            if last_line.is_none_or(|printed| at > printed) {
                 push_match(&mut text, style, found, at, None, line);
             }
             at = at.saturating_add(1);
         }
+
         let mut at = found.line;
         for (index, line) in found.content.split('\n').enumerate() {
             let column = (index == 0).then_some(found.column);
             push_match(&mut text, style, found, at, column.or(Some(1)), line);
             at = at.saturating_add(1);
         }
-        // Where the next match begins, its own line comes.
+
+        // Stops before the next match, which prints its own line.
         let until = matches
             .peek()
             .filter(|next| next.file == found.file)
@@ -292,6 +306,7 @@ fn matches_text(response: &SearchResponse, style: Style) -> String {
             push_match(&mut text, style, found, at, None, line);
             at = at.saturating_add(1);
         }
+
         last = Some((&found.file, at.saturating_sub(1)));
     }
     text
@@ -338,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn matches_are_printed_as_grep_prints_them() {
+    fn matches_are_printed_like_grep() {
         let none: (&[&str], &[&str]) = (&[], &[]);
         assert_eq!(
             shown(vec![found("a", 1, "x", none), found("b", 9, "y\nz", none)]),
@@ -347,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_those_of_ripgrep() {
+    fn options_follow_ripgrep() {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]
@@ -372,11 +387,11 @@ mod tests {
         ] {
             let (view, request) = parse(words).unwrap();
             assert_eq!((view.before, view.after), (before, after), "{words}");
-            let asked = request.context_lines.unwrap();
-            assert_eq!(asked, before.max(after), "{words}");
+            let requested = request.context_lines.unwrap();
+            assert_eq!(requested, before.max(after), "{words}");
             let mut response =
                 SearchResponse { matches: lines.to_vec(), ..SearchResponse::default() };
-            view.cut_context(&mut response);
+            view.trim_context(&mut response);
             let shown = response.matches.first().unwrap();
             let end: Vec<_> = shown.context_before.iter().collect();
             assert_eq!(shown.context_before.len(), before as usize, "{words}");
@@ -398,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_listed_and_their_lines_counted() {
+    fn summaries_list_files_and_counts() {
         let none: (&[&str], &[&str]) = (&[], &[]);
         let response = SearchResponse {
             matches: vec![
@@ -414,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_are_those_of_grep() {
+    fn exit_codes_follow_grep() {
         for (count, timed_out, files_left_out, code) in [
             (1, false, 0, 0),
             (1, true, 0, 0),

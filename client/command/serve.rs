@@ -1,24 +1,26 @@
-//! `jig serve`: the daemon, in this process.
+//! `jig serve`: runs the daemon in this process.
 
 use std::{ffi::OsString, process::ExitCode};
 
 use crate::{cli_error::CliError, exit};
 
-/// Becomes the daemon. `arguments` are its own, without our name and `serve`.
+/// Runs the daemon. `arguments` are the daemon's own, without `jig` and `serve`.
 #[cfg(feature = "daemon")]
 pub(crate) fn serve(arguments: Vec<OsString>) -> ExitCode {
     jig::daemon::main("jig serve", arguments)
 }
 
-/// Says that there is no daemon in this binary.
+/// Reports that this binary lacks the daemon.
 #[cfg(not(feature = "daemon"))]
 pub(crate) fn serve(_: Vec<OsString>) -> ExitCode {
     crate::output::note("this jig was built without the daemon (feature `daemon`)");
     ExitCode::from(exit::USAGE)
 }
 
-/// `jig --json serve`: the daemon has none of our flags, some of its own have the same names, and
-/// all of them come after the word.
+/// Rejects `jig --json serve`.
+///
+/// The daemon does not know jig's flags, but some of its own have the same names. So all flags must
+/// follow `serve`.
 pub(crate) fn misplaced_serve(as_json: bool) -> ExitCode {
     let text = "`serve` must come first: jig serve [FLAGS]; see jig serve --help";
     CliError::Usage(text.to_owned()).report(as_json);

@@ -1,4 +1,4 @@
-//! `jig completions` and `jig man`: what shells and man(1) know about `jig`, from its arguments.
+//! `jig completions` and `jig man`: generate shell completions and manual pages.
 
 use std::{fs, path::PathBuf, process::ExitCode};
 
@@ -8,17 +8,18 @@ use clap_complete::Shell;
 use super::report_and_exit;
 use crate::{cli_error::CliError, global::GlobalArgs, local_error::LocalError, output};
 
-/// Print the completions of a shell: `jig completions bash > ~/.local/share/bash-completion/completions/jig`.
+/// Print completions for a shell: `jig completions bash >
+/// ~/.local/share/bash-completion/completions/jig`.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell.
+    /// Shell to complete for.
     shell: Shell,
 }
 
-/// Print the manual page of jig, or write those of all commands to a directory.
+/// Print the manual page of jig, or write the pages of all commands to a directory.
 #[derive(Debug, Args)]
 pub(crate) struct ManArgs {
-    /// Directory for the pages, as `~/.local/share/man/man1`. It is created.
+    /// Directory for the pages, for example `~/.local/share/man/man1`. Created if it is missing.
     directory: Option<PathBuf>,
 }
 

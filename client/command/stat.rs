@@ -1,4 +1,4 @@
-//! `jig stat`: what is at paths of the workspace.
+//! `jig stat`: prints the metadata of paths in the workspace.
 
 use std::process::ExitCode;
 
@@ -11,10 +11,10 @@ use jig::{
 use super::paths;
 use crate::{file_json, global::GlobalArgs, output, style::Style};
 
-/// Describe what is at paths of the workspace: type, size, mode, time, SHA-256.
+/// Show type, size, mode, modification time and SHA-256 of paths in the workspace.
 #[derive(Debug, Args)]
 pub(crate) struct StatArgs {
-    /// Paths to describe, relative to the workspace. A symbolic link is not followed.
+    /// Paths to describe, relative to the workspace. Symbolic links are not followed.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
 }
@@ -55,11 +55,11 @@ fn file_type_name(kind: FileType) -> &'static str {
         FileType::Socket => "socket",
         FileType::CharacterDevice => "character device",
         FileType::BlockDevice => "block device",
-        FileType::Unspecified => "something else",
+        FileType::Unspecified => "unknown",
     }
 }
 
-/// Type and permissions as `ls -l` shows them.
+/// Formats type and permissions like `ls -l`.
 pub(super) fn mode_string(kind: FileType, mode: u32) -> String {
     let mut text = String::from(match kind {
         FileType::File => "-",
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_told() {
+    fn metadata_is_formatted_for_people() {
         let response = StatPathResponse {
             r#type: FileType::File.into(),
             size_bytes: 7,

@@ -1,4 +1,4 @@
-//! `jig tools`: the tools that can be called by name, for people, and as vendors of models want them.
+//! `jig tools`: lists the tools that can be called by name, for people or in a vendor's format.
 
 use std::process::ExitCode;
 
@@ -14,23 +14,23 @@ use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, output}
 
 /// List the tools that can be called by name.
 ///
-/// With --format, print them as the vendor's interface takes them as `tools`. A daemon lists those that the
-/// key is for.
+/// With --format, print them as the `tools` parameter of a vendor's API. A daemon lists the tools
+/// that the key permits.
 #[derive(Debug, Args)]
 pub(crate) struct ToolsArgs {
-    /// Tools to list. Without any, all.
+    /// Names of the tools to list. Default: all.
     #[arg(value_name = "TOOL")]
     names: Vec<String>,
-    /// Vocabulary whose tools to list: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`, `openai`,
-    /// `rauskuclaw`. Without it, that of the contract.
+    /// Vocabulary of the tools: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
+    /// `openai` or `rauskuclaw`. Default: jig's own.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,
-    /// How to write them. Without it: their names, and the first sentence that is said of each.
+    /// Output format. Default: the name and the first sentence of each description.
     #[arg(long, value_enum)]
     format: Option<ToolFormatArg>,
 }
 
-/// How tools are written.
+/// Output formats of tools.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(super) enum ToolFormatArg {
     JsonSchema,
@@ -52,6 +52,7 @@ pub(crate) fn tools(global: &GlobalArgs, args: ToolsArgs) -> ExitCode {
     let listed = connection::call(global, async move |client: Client| {
         Ok(client.list_tools(request).await?)
     });
+
     let printed = listed.and_then(|listed| match (global.json, format) {
         (true, _) => output::write_json(&to_json(&listed)),
         (false, Some(_)) => {
@@ -67,10 +68,10 @@ fn to_json(listed: &ListToolsResponse) -> Value {
     json!({ "tools_json": listed.tools_json, "names": listed.names })
 }
 
-/// A line for each of them.
+/// Formats a line per tool.
 fn tools_list(listed: &ListToolsResponse) -> Result<String, CliError> {
     let tools: Vec<Value> = serde_json::from_str(&listed.tools_json)
-        .map_err(|error| CliError::Daemon(format!("the tools are no list in JSON: {error}")))?;
+        .map_err(|error| CliError::Daemon(format!("the tools are not a JSON list: {error}")))?;
     let rows: Vec<_> = tools
         .iter()
         .map(|tool| {
@@ -82,7 +83,7 @@ fn tools_list(listed: &ListToolsResponse) -> Result<String, CliError> {
     Ok(align_columns(&rows))
 }
 
-/// Up to the first full stop at the end of a word, or the first line.
+/// Returns the text up to the first full stop before a space, or the first line.
 fn first_sentence(text: &str) -> &str {
     let line = text.trim().lines().next().unwrap_or_default();
     match line.find(". ") {
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_what_a_tool_does() {
+    fn tool_line_has_name_and_first_sentence() {
         let tools = json!([
             { "name": "run", "description": "Runs `a.b`. And more." },
             { "name": "read_file", "description": "One line\nand another" },

@@ -1,4 +1,4 @@
-//! `jig write`: a file of the workspace, from standard input, text or a file.
+//! `jig write`: writes a file of the workspace.
 
 use std::process::ExitCode;
 
@@ -15,26 +15,26 @@ use crate::{
     style::Style,
 };
 
-/// Write a file of the workspace, of up to 10 MiB; for larger ones there is `jig cp`.
+/// Write a file of the workspace, of up to 10 MiB. For larger files, use `jig cp`.
 #[derive(Debug, Args)]
 pub(crate) struct WriteArgs {
     /// File to write, relative to the workspace.
     path: String,
     #[command(flatten)]
     source: InputSource,
-    /// Permission bits that it is to have, in octal: `755`.
+    /// Permission bits of the file, in octal: `755`. Default: unchanged, and 644 for a new file.
     #[arg(long, value_name = "OCTAL", value_parser = parse_octal)]
     mode: Option<u32>,
-    /// Add to the end of what is there.
+    /// Append to the file instead of replacing it.
     #[arg(long, conflicts_with = "create_new")]
     append: bool,
-    /// Fail when something is there.
+    /// Fail if the path exists.
     #[arg(long)]
     create_new: bool,
-    /// Do not create the directories on the way.
+    /// Do not create missing parent directories.
     #[arg(long)]
     no_parents: bool,
-    /// Change the file only if this is its SHA-256.
+    /// Change the file only if it has this SHA-256.
     #[arg(long, value_name = "SHA256")]
     expect: Option<String>,
 }
@@ -56,10 +56,12 @@ fn request(args: WriteArgs) -> Result<WriteFileRequest, CliError> {
         (_, true) => Some(WriteMode::CreateNew),
         _ => None,
     };
+
     let (content, encoding) = match String::from_utf8(args.source.read_bytes()?) {
         Ok(text) => (text, None),
         Err(error) => (BASE64_STANDARD.encode(error.as_bytes()), Some(Encoding::Base64.into())),
     };
+
     Ok(WriteFileRequest {
         path: args.path,
         content,
@@ -80,12 +82,11 @@ fn print(path: &str, response: &WriteFileResponse, as_json: bool) -> Result<(), 
     output::write_stdout(format!("{verb} {path} ({} bytes)\n", response.bytes_written).as_bytes())
 }
 
-/// Permission bits.
 fn parse_octal(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| *mode <= 0o777)
-        .ok_or_else(|| "permission bits in octal are needed, 0 to 777".to_owned())
+        .ok_or_else(|| "must be permission bits in octal, 0 to 777".to_owned())
 }
 
 #[cfg(test)]
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_goes_in_base64() {
+    fn binary_content_is_sent_as_base64() {
         let file = std::env::temp_dir().join(format!("jig-write-{}", std::process::id()));
         std::fs::write(&file, [0xff, 0]).unwrap();
         let request = parse(&format!("jig write a --from {}", file.display()));

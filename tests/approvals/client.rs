@@ -123,20 +123,20 @@ impl Drop for Somebody {
 }
 
 pub(super) const ASKS: &str = "Approve? (y/n/always): ";
-pub(super) const MAKES: &str = "Make this rule? (y/n, or another pattern): ";
+pub(super) const MAKES: &str = "Create this rule? (y/n, or another pattern): ";
 
 #[tokio::test]
 async fn somebody_at_a_terminal_answers() {
     let daemon = with_policy(ASK).await;
     let mut somebody = Somebody::before(&daemon);
-    somebody.sees("nothing waits to be approved", 1).await;
+    somebody.sees("no calls are pending approval", 1).await;
     let first = write(&daemon, file("hello.py", "print('hello, you')!"));
     let seen = somebody.sees(ASKS, 1).await;
     let expected = "Tool: write_file\nParameters:\n  path: hello.py\n  content: <20 bytes>\nFiles affected: hello.py\nRisk level: safe_write\n\nApprove? (y/n/always): ";
     assert!(seen.ends_with(expected), "{seen}");
-    assert!(seen.contains("uid:0 calls in workspace workspace, session default"), "{seen}");
+    assert!(seen.contains("call by uid:0 in workspace workspace, session default"), "{seen}");
     somebody.types("maybe\n");
-    somebody.sees("answer y (this call), n (not)", 1).await;
+    somebody.sees("answer y (allow this call), n (deny it)", 1).await;
     assert!(!first.is_finished());
     somebody.sees(ASKS, 2).await;
     somebody.types("y\n");
@@ -162,7 +162,7 @@ async fn somebody_at_a_terminal_answers() {
     assert!(!third.is_finished());
     somebody.types("y\n");
     promptly("it is written", third).await.unwrap().unwrap();
-    somebody.sees("and its like by the rule", 1).await;
+    somebody.sees("and similar calls by the rule", 1).await;
     write(&daemon, file("c", "y")).await.unwrap().unwrap();
     assert_eq!(rules(&daemon).await.len(), 1);
     // Ctrl-C says what becomes of what is asked about.
@@ -170,7 +170,7 @@ async fn somebody_at_a_terminal_answers() {
     somebody.sees(ASKS, 5).await;
     let pid = Pid::from_child(&somebody.child);
     kill_process(pid, Signal::INT).unwrap();
-    somebody.sees("nothing was decided about this call: it waits on", 1).await;
+    somebody.sees("no decision about this call: it is still pending", 1).await;
     assert_eq!(somebody.exits().await, Some(130));
     let waiting = wait_for_one(&daemon).await;
     decide(&daemon, decision(&waiting, Decision::Allow)).await.unwrap();
@@ -189,7 +189,7 @@ async fn an_answer_is_for_the_call_that_was_asked_about_alone() {
     // Somebody else is faster.
     decide(&daemon, decision(&approval, Decision::Deny)).await.unwrap();
     first.await.unwrap().unwrap_err();
-    somebody.sees("denied by uid:0. Press Enter to go on", 1).await;
+    somebody.sees("denied by uid:0. Press Enter to continue", 1).await;
     // This was meant for the first.
     somebody.types("y\n");
     let seen = somebody.sees(ASKS, 2).await;
@@ -293,7 +293,7 @@ async fn where_there_is_no_room_for_a_rule_it_is_asked_again() {
 async fn who_starts_a_command_is_told_that_it_waits() {
     let daemon = with_policy(ASK).await;
     let mut somebody = Somebody::at(command(&daemon, &["exec", "--", "echo", "ran"]));
-    somebody.sees("or to be approved (jig approvals)", 1).await;
+    somebody.sees("or pending approval (jig approvals)", 1).await;
     let approval = wait_for_one(&daemon).await;
     let decided = jig(&daemon, &["approvals", "decide", &approval.approval_id, "y"]);
     assert!(decided.status.success(), "{decided:?}");
@@ -327,7 +327,10 @@ async fn a_call_cannot_lie_about_itself() {
 async fn lists_and_decisions_need_no_terminal() {
     let daemon = with_policy(ASK).await;
     let none = jig(&daemon, &["approvals"]);
-    assert!(none.status.success() && text(&none.stderr).contains("nothing waits"), "{none:?}");
+    assert!(
+        none.status.success() && text(&none.stderr).contains("no calls are pending"),
+        "{none:?}"
+    );
     let run = daemon.begin(shell("echo hello"));
     let approval = wait_for_one(&daemon).await;
     let listed = json(&jig(&daemon, &["approvals", "list", "--json"]));
@@ -406,7 +409,7 @@ async fn a_daemon_that_ends_is_told_of() {
 async fn d13_always_is_one_answer_for_a_call_in_cli_agent() {
     let daemon = with_policy(ASK).await;
     let mut somebody = Somebody::before(&daemon);
-    somebody.sees("nothing waits to be approved", 1).await;
+    somebody.sees("no calls are pending approval", 1).await;
     let mut client = InvokeServiceClient::new(daemon.channel());
     let request = InvokeRequest {
         tool: "create_file".to_owned(),
@@ -420,7 +423,7 @@ async fn d13_always_is_one_answer_for_a_call_in_cli_agent() {
     somebody.types("always\n");
     let answered = promptly("it is written", call).await.unwrap().unwrap();
     assert_eq!(answered.into_inner().status(), InvokeStatus::Success);
-    let seen = somebody.sees("and its like by the rule", 1).await;
+    let seen = somebody.sees("and similar calls by the rule", 1).await;
     assert!(seen.contains("Rule for 30 days: allow write_file"), "{seen}");
     assert!(!seen.contains(MAKES), "{seen}");
     assert_eq!(rules(&daemon).await.len(), 1);

@@ -34,7 +34,7 @@ async fn padding_hides_nothing_and_a_long_call_is_allowed_only_once_all_was_show
     // Lines that are seen are not folded: they push what is above them out of sight.
     let long = format!("echo EVIL\n{}", "# fine\n".repeat(30));
     let run = daemon.begin(shell(&long));
-    somebody.sees("lines and the terminal 24: answer all", 1).await;
+    somebody.sees("lines but the terminal only 24: answer all", 1).await;
     somebody.sees(ASKS, 2).await;
     for (answer, asked) in [("y\n", 3), ("always\n", 4)] {
         somebody.types(answer);

@@ -64,7 +64,7 @@ async fn a_job_is_watched_to_the_end_that_its_command_had() {
     let daemon = Daemon::start().await;
     for (line, code, told) in [
         (&["command=kill -9 $$"][..], 137, ""),
-        (&["command=sleep 1000", "timeout_sec=1"], 124, "jig: ended: its time was up\n"),
+        (&["command=sleep 1000", "timeout_sec=1"], 124, "jig: ended: timed out\n"),
         (&["--params", "{\"argv\": [\"no-such-program\"]}"], 1, "no-such-program"),
     ] {
         let submit = [&["submit", "run"], line].concat();

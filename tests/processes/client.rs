@@ -23,7 +23,7 @@ async fn a_command_comes_out_as_if_it_ran_here() {
         (&["exec", "-i", "cat"], "given", (0, "given", "")),
         (&["exec", "-i", "--", "wc", "-c"], "12345", (0, "5\n", "")),
         (&["exec", "kill -9 $$"], "", (137, "", "")),
-        (&["exec", "--timeout", "1", "sleep 1000"], "", (124, "", "jig: ended: its time was up\n")),
+        (&["exec", "--timeout", "1", "sleep 1000"], "", (124, "", "jig: ended: timed out\n")),
         (&["exec", "--env", "A=b", "--cwd", ".", "echo $A $PWD"], "", (0, "b /workspace\n", "")),
     ] {
         let (code, out, err) = output(&daemon, arguments, input).await;
@@ -34,7 +34,7 @@ async fn a_command_comes_out_as_if_it_ran_here() {
     assert!(err.starts_with("jig: COMMAND_NOT_FOUND: "), "{err}");
     let (code, _, err) = output(&daemon, &["exec"], "").await;
     assert_eq!(code, 125);
-    assert!(err.contains("no command to run"), "{err}");
+    assert!(err.contains("no command given"), "{err}");
 }
 
 #[tokio::test]

@@ -1,41 +1,42 @@
-//! Text that a caller chose, without the room in which a part of it could get out of sight.
+//! Folds runs of blanks and empty lines in untrusted text, which could hide a part of it.
 
-/// Empty lines in a row that are shown as they are.
+/// Maximum number of consecutive empty lines that are not folded.
 const MAX_EMPTY_LINES: usize = 3;
-/// Blanks in a row that are shown as they are.
+/// Maximum number of consecutive blanks that are not folded.
 const MAX_BLANKS: usize = 40;
 
-/// The text with marks in place of many empty lines, `⟨60 empty lines⟩`, and of many blanks,
-/// `⟨3000 blanks⟩`. A line of blanks is empty.
+/// Replaces long runs with marks: `⟨60 empty lines⟩`, `⟨3000 blanks⟩`. A line of blanks counts as
+/// empty.
 pub(super) fn fold_blanks(text: &str) -> String {
     let mut folded = String::with_capacity(text.len());
     let mut rest = text;
     while !rest.is_empty() {
         let start = rest.find(is_blank).unwrap_or(rest.len());
-        let (seen, after) = rest.split_at(start);
+        let (visible, after) = rest.split_at(start);
         let end = after.find(|c| !is_blank(c)).unwrap_or(after.len());
         let (run, after) = after.split_at(end);
-        folded.push_str(seen);
+        folded.push_str(visible);
         push_run(&mut folded, run);
         rest = after;
     }
     folded
 }
 
-/// Adds blanks and line endings between two things that are seen.
+/// Appends a run of blanks and line endings, folded if it is long.
 fn push_run(folded: &mut String, run: &str) {
     let lines: Vec<&str> = run.split('\n').collect();
-    // The first ends the line before it, unless there is none; the last begins the line after it.
-    let empty = lines.len().saturating_sub(if folded.is_empty() { 1 } else { 2 });
-    if empty <= MAX_EMPTY_LINES {
+    // The first part ends the previous line, if there is one. The last part starts the next line.
+    let empty_lines = lines.len().saturating_sub(if folded.is_empty() { 1 } else { 2 });
+    if empty_lines <= MAX_EMPTY_LINES {
         let lines = lines.into_iter().map(blanks_mark);
         folded.push_str(&lines.collect::<Vec<_>>().join("\n"));
         return;
     }
+
     if !folded.is_empty() {
         folded.push('\n');
     }
-    folded.push_str(&format!("⟨{empty} empty lines⟩\n"));
+    folded.push_str(&format!("⟨{empty_lines} empty lines⟩\n"));
     folded.push_str(&blanks_mark(lines.last().unwrap_or(&"")));
 }
 
@@ -46,8 +47,8 @@ fn blanks_mark(blanks: &str) -> String {
     }
 }
 
-/// Whether nothing is seen where it stands: white space, what fonts draw as such, and what has no
-/// width and is not escaped.
+/// Returns whether a character is invisible: white space, characters that fonts draw as such, and
+/// characters without width that are not escaped.
 fn is_blank(character: char) -> bool {
     character.is_whitespace()
         || matches!(
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_for_hiding_is_folded() {
+    fn long_runs_are_folded() {
         for (text, expected) in [
             ("", ""),
             ("a b\n\n\n\nc", "a b\n\n\n\nc"),

@@ -1,4 +1,4 @@
-//! `jig approvals`: calls that wait to be approved.
+//! `jig approvals`: lists and decides calls that are pending approval.
 
 mod fold_blanks;
 mod prompt;
@@ -25,32 +25,32 @@ use self::{
 use super::{columns::align_columns, report_and_exit, rules::rule_json};
 use crate::{cli_error::CliError, connection, escape, global::GlobalArgs, json::enum_name, output};
 
-/// Most characters of a call's parameters in a list.
+/// Maximum length of a call's parameters in a list, in characters.
 const MAX_PARAMETER_CHARS: usize = 100;
-/// Seconds of a day.
 const SECONDS_PER_DAY: u32 = 24 * 3600;
 
-/// Approve the calls of others: on a terminal, asks about each that waits and each that comes; elsewhere,
-/// lists those that wait.
+/// Approve or deny calls of other clients.
+///
+/// On a terminal, asks about each pending call and about each new one. Otherwise, lists the pending
+/// calls.
 #[derive(Debug, Args)]
 pub(crate) struct ApprovalsArgs {
     #[command(subcommand)]
     action: Option<ApprovalsCommand>,
 }
 
-/// What to do with approvals.
 #[derive(Debug, Subcommand)]
 enum ApprovalsCommand {
-    /// List the calls that wait, oldest first.
+    /// List pending calls, oldest first.
     #[command(visible_alias = "ls")]
     List {
-        /// Also those that do not wait any more, newest first.
+        /// Also list calls that are no longer pending, newest first.
         #[arg(long)]
         all: bool,
     },
-    /// Show one call whole, as it was asked about.
+    /// Show all parameters of one call.
     Show {
-        /// The approval, by its id.
+        /// Id of the approval.
         id: String,
     },
     Decide(DecideArgs),
@@ -59,18 +59,19 @@ enum ApprovalsCommand {
 /// Decide about one call.
 #[derive(Debug, Args)]
 struct DecideArgs {
-    /// The approval, by its id.
+    /// Id of the approval.
     id: String,
-    /// What is decided, `y` and `n` for short; `always` allows the call and makes a rule that allows its like.
+    /// Decision; `y` and `n` for short. `always` allows the call and creates a rule that allows
+    /// similar calls.
     decision: DecisionArg,
-    /// Why, for the record and, where it is denied, for the caller.
+    /// Reason, for the record. If the call is denied, also for the caller.
     #[arg(long, value_name = "TEXT", default_value = "")]
     comment: String,
-    /// Regular expression of the rule of `always`; without it, one for this call, whatever is to be in a
-    /// file. Where the call has an environment or a standard input, it must be given.
+    /// Regular expression for the rule of `always`. Default: one that matches this call, with any
+    /// file content. Required if the call has environment variables or standard input.
     #[arg(long, value_name = "REGEX")]
     pattern: Option<String>,
-    /// Days that the rule of `always` lasts: 30 by default.
+    /// Lifetime of the rule of `always`, in days. Default: 30.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: Option<u32>,
 }
@@ -114,12 +115,14 @@ fn list(address: &str, global: &GlobalArgs, all: bool) -> Result<(), CliError> {
             }
         }
     })?;
+
     if global.json {
         let list: Vec<Value> = listed.iter().map(approval_json).collect();
         return output::write_json(&json!({ "approvals": list }));
     }
+
     if listed.is_empty() {
-        output::note("nothing waits to be approved");
+        output::note("no calls are pending approval");
         return Ok(());
     }
     output::write_stdout(approvals_table(&listed, SystemTime::now()).as_bytes())
@@ -127,14 +130,15 @@ fn list(address: &str, global: &GlobalArgs, all: bool) -> Result<(), CliError> {
 
 fn show(address: &str, global: &GlobalArgs, approval_id: String) -> Result<(), CliError> {
     let request = GetApprovalRequest { approval_id };
-    let found = connection::call_address(address, global, async |client: Client| {
+    let response = connection::call_address(address, global, async |client: Client| {
         Ok(client.get_approval(request).await?)
     })?;
-    let approval = found.approval.unwrap_or_default();
-    match global.json {
-        true => output::write_json(&approval_json(&approval)),
-        false => output::write_stdout(format_question(&approval, terminal_columns()).as_bytes()),
+    let approval = response.approval.unwrap_or_default();
+
+    if global.json {
+        return output::write_json(&approval_json(&approval));
     }
+    output::write_stdout(format_question(&approval, terminal_columns()).as_bytes())
 }
 
 fn decide(address: &str, global: &GlobalArgs, args: DecideArgs) -> Result<(), CliError> {
@@ -143,6 +147,7 @@ fn decide(address: &str, global: &GlobalArgs, args: DecideArgs) -> Result<(), Cl
         DecisionArg::Deny => Decision::Deny,
         DecisionArg::Always => Decision::Always,
     };
+
     let request = DecideApprovalRequest {
         approval_id: args.id,
         decision: decision.into(),
@@ -150,9 +155,11 @@ fn decide(address: &str, global: &GlobalArgs, args: DecideArgs) -> Result<(), Cl
         rule_lifetime_sec: args.days.map(|days| days * SECONDS_PER_DAY),
         pattern: args.pattern,
     };
+
     let decided = connection::call_address(address, global, async |client: Client| {
         Ok(client.decide_approval(request).await?)
     })?;
+
     let approval = decided.approval.unwrap_or_default();
     if global.json {
         return output::write_json(&json!({
@@ -160,22 +167,25 @@ fn decide(address: &str, global: &GlobalArgs, args: DecideArgs) -> Result<(), Cl
             "rule": decided.rule.as_ref().map(rule_json),
         }));
     }
+
     let mut text = format!("{} {}", state_name(&approval), approval.approval_id);
     if let Some(rule) = decided.rule {
-        text += &format!(", and its like by the rule {}", rule.rule_id);
+        text += &format!(", and similar calls by the rule {}", rule.rule_id);
     }
     output::write_stdout((escape::text(&text).replace('\n', " ") + "\n").as_bytes())
 }
 
-/// A line for each, below one that names the columns.
+/// Formats a header and a line per approval.
 fn approvals_table(approvals: &[Approval], now: SystemTime) -> String {
     let header = ["APPROVAL", "STATE", "AGE", "WORKSPACE", "CALLER", "TOOL", "PARAMETERS"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     rows.extend(approvals.iter().map(|approval| {
-        let parameters = approval.parameters.iter();
-        let parameters =
-            parameters.map(|parameter| format!("{}={}", parameter.name, parameter.value));
-        let parameters = parameters.collect::<Vec<_>>().join(" ");
+        let parameters: Vec<_> = approval
+            .parameters
+            .iter()
+            .map(|parameter| format!("{}={}", parameter.name, parameter.value))
+            .collect();
+        let parameters = parameters.join(" ");
         let row = [
             approval.approval_id.clone(),
             state_name(approval),
@@ -197,10 +207,10 @@ fn shorten(text: &str) -> String {
     }
 }
 
-/// How long ago it was asked: `12s`, `3m`, `2h`, `4d`.
+/// Formats the time since the request: `12s`, `3m`, `2h`, `4d`.
 fn format_age(approval: &Approval, now: SystemTime) -> String {
-    let asked = approval.request_time.and_then(|time| SystemTime::try_from(time).ok());
-    let Some(age) = asked.and_then(|asked| now.duration_since(asked).ok()) else {
+    let requested = approval.request_time.and_then(|time| SystemTime::try_from(time).ok());
+    let Some(age) = requested.and_then(|requested| now.duration_since(requested).ok()) else {
         return "-".to_owned();
     };
     match age.as_secs() {
@@ -215,8 +225,9 @@ fn approval_json(approval: &Approval) -> Value {
     let time = |stamp: Option<prost_types::Timestamp>| stamp.map(|stamp| stamp.to_string());
     let state = ApprovalState::try_from(approval.state).map(|state| state.as_str_name());
     let risk = Risk::try_from(approval.risk).map(|risk| risk.as_str_name());
-    let parameters = approval.parameters.iter();
-    let parameters: Vec<Value> = parameters
+    let parameters: Vec<Value> = approval
+        .parameters
+        .iter()
         .map(|parameter| {
             json!({
                 "name": parameter.name,
@@ -226,6 +237,7 @@ fn approval_json(approval: &Approval) -> Value {
             })
         })
         .collect();
+
     json!({
         "approval_id": approval.approval_id,
         "state": enum_name(state, approval.state),
@@ -258,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_holds_nothing_that_a_terminal_obeys() {
+    fn list_escapes_untrusted_text() {
         let parameter = |name: &str, value: &str| ApprovalParameter {
             name: name.to_owned(),
             value: value.to_owned(),

@@ -1,4 +1,4 @@
-//! The question about one call.
+//! Formats the question about a pending call, and parses the answers.
 
 use std::io;
 
@@ -8,34 +8,33 @@ use rustix::termios::tcgetwinsize;
 use super::fold_blanks::fold_blanks;
 use crate::escape;
 
-/// What stands before lines that go on from the one above: no value can begin a line as ours do.
+/// Indent of continuation lines, so that no value can start a line like a heading of jig.
 const CONTINUATION_INDENT: &str = "    ";
-/// Columns of a terminal that does not say.
+/// Assumed width of a terminal that reports none.
 const DEFAULT_COLUMNS: usize = 80;
-/// Least columns that are made use of.
+/// Minimum width for which lines are wrapped.
 const MIN_COLUMNS: usize = 40;
-/// Lines of a terminal that does not say.
+/// Assumed height of a terminal that reports none.
 const DEFAULT_LINES: usize = 24;
-/// Least lines that are made use of.
+/// Minimum height that is assumed.
 const MIN_LINES: usize = 8;
 
-/// What somebody has answered.
+/// Answer of the user to the question about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PromptAnswer {
-    /// A decision.
     Decided(Decision),
-    /// Show what is not shown.
+    /// Show the omitted parts of the call.
     ShowAll,
-    /// Nothing that is known.
+    /// Not a valid answer.
     Unknown,
 }
 
-/// The question, for a terminal of so many columns, up to what asks for the answer.
+/// Formats the question for a terminal of `width` columns, without [`DECISION_PROMPT`].
 pub(super) fn format_question(approval: &Approval, width: usize) -> String {
-    // As the agent knows it.
-    let said = approval.said_as.rsplit('/').next();
-    let tool = said.filter(|tool| !tool.is_empty());
+    // The name that the agent uses.
+    let tool = approval.said_as.rsplit('/').next().filter(|tool| !tool.is_empty());
     let tool = tool.unwrap_or(&approval.tool);
+
     let mut text = wrap_line(&format!("Tool: {tool}"), width);
     text += "Parameters:\n";
     for parameter in &approval.parameters {
@@ -50,83 +49,86 @@ pub(super) fn format_question(approval: &Approval, width: usize) -> String {
             );
         }
     }
-    let files =
-        approval.files_affected.iter().map(|file| escape::name(&fold_blanks(file)).into_owned());
-    let files = files.collect::<Vec<_>>().join(", ");
-    let files = if files.is_empty() { "-" } else { &files };
+
+    let files: Vec<_> = approval
+        .files_affected
+        .iter()
+        .map(|file| escape::name(&fold_blanks(file)).into_owned())
+        .collect();
+    let files = if files.is_empty() { "-".to_owned() } else { files.join(", ") };
     text += &wrap_line(&format!("Files affected: {files}"), width);
     if approval.more_files > 0 {
         text += &format!("  … and {} more\n", approval.more_files);
     }
+
     text += &format!("Risk level: {}\n\n", risk_text(approval));
     text
 }
 
-/// Columns of the terminal.
+/// Returns the width of the terminal.
 pub(super) fn terminal_columns() -> usize {
     let size = tcgetwinsize(io::stdout()).ok();
     let columns = size.map(|size| usize::from(size.ws_col));
     columns.filter(|columns| *columns > 0).unwrap_or(DEFAULT_COLUMNS)
 }
 
-/// Lines of the terminal.
+/// Returns the height of the terminal.
 pub(super) fn terminal_lines() -> usize {
     let size = tcgetwinsize(io::stdout()).ok();
     let lines = size.map(|size| usize::from(size.ws_row));
     lines.filter(|lines| *lines > 0).unwrap_or(DEFAULT_LINES).max(MIN_LINES)
 }
 
-/// What asks for the answer.
+/// Prompt of the question about a call.
 pub(super) const DECISION_PROMPT: &str = "Approve? (y/n/always): ";
 
-/// Whether there is more of a call than is shown.
+/// Returns whether the daemon omitted a part of the call.
 pub(super) fn is_truncated(approval: &Approval) -> bool {
     let mut parameters = approval.parameters.iter();
     approval.more_files > 0 || parameters.any(|parameter| parameter.omitted_bytes > 0)
 }
 
-/// The rule that `always` makes of a call with this pattern, for a terminal of so many columns, up to what
-/// asks for the answer. Without a pattern, that one is to be typed.
+/// Formats the rule that `always` creates, for a terminal of `width` columns, without
+/// [`rule_prompt`].
+///
+/// If `pattern` is empty, the user has to type one.
 pub(super) fn format_rule(approval: &Approval, pattern: &str, width: usize) -> String {
     let Approval { tool, workspace, .. } = approval;
     let about = format!("Rule for 30 days: allow {tool} in workspace {workspace}, where");
-    match pattern {
-        "" => wrap_line(
-            &format!(
-                "{about} a pattern matches: none is made of a call like this one, as no one would see what else it lets in"
-            ),
-            width,
-        ),
-        pattern => {
-            wrap_line(&about, width) + &wrap_line(&format!("  {}", fold_blanks(pattern)), width)
-        }
+    if pattern.is_empty() {
+        let text = format!(
+            "{about} a pattern matches. Type the pattern: none is suggested for a call like this one, because you could not see what else it allows"
+        );
+        return wrap_line(&text, width);
     }
+    wrap_line(&about, width) + &wrap_line(&format!("  {}", fold_blanks(pattern)), width)
 }
 
-/// What asks for the answer about a rule.
+/// Returns the prompt of the question about a rule.
 pub(super) fn rule_prompt(pattern: &str) -> &'static str {
-    match pattern.is_empty() {
-        true => "Pattern (n for no rule): ",
-        false => "Make this rule? (y/n, or another pattern): ",
+    if pattern.is_empty() {
+        "Pattern (n for no rule): "
+    } else {
+        "Create this rule? (y/n, or another pattern): "
     }
 }
 
-/// What somebody has answered about a rule.
+/// Answer of the user to the question about a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RulePromptAnswer {
-    /// Make it as it was shown.
-    Make,
-    /// Show it with this pattern, and ask again: a slip of a finger is a pattern, too, and `m` is in every
-    /// call.
+    /// Create the rule as shown.
+    Create,
+    /// Show the rule with this pattern, and ask again. A typing mistake is a pattern too, and `m`
+    /// matches every call.
     Show(String),
-    /// Make none.
+    /// Create no rule.
     No,
 }
 
-/// Understands an answer about the rule that `always` makes, which was shown with this pattern.
+/// Parses the answer about a rule that was shown with `pattern`.
 pub(super) fn parse_rule_answer(pattern: &str, line: &str) -> RulePromptAnswer {
     match parse_answer(line) {
-        PromptAnswer::Decided(Decision::Allow) if !pattern.is_empty() => RulePromptAnswer::Make,
+        PromptAnswer::Decided(Decision::Allow) if !pattern.is_empty() => RulePromptAnswer::Create,
         PromptAnswer::Unknown if !line.trim().is_empty() => {
             RulePromptAnswer::Show(line.trim().to_owned())
         }
@@ -136,7 +138,7 @@ pub(super) fn parse_rule_answer(pattern: &str, line: &str) -> RulePromptAnswer {
     }
 }
 
-/// Understands an answer.
+/// Parses the answer about a call.
 pub(super) fn parse_answer(line: &str) -> PromptAnswer {
     match line.trim().to_lowercase().as_str() {
         "y" | "yes" => PromptAnswer::Decided(Decision::Allow),
@@ -147,7 +149,7 @@ pub(super) fn parse_answer(line: &str) -> PromptAnswer {
     }
 }
 
-/// In which state it is, in a word.
+/// Returns the state of an approval as one word.
 pub(super) fn state_name(approval: &Approval) -> String {
     let name = approval.state().as_str_name();
     name.trim_start_matches("APPROVAL_STATE_").to_lowercase()
@@ -160,15 +162,14 @@ fn risk_text(approval: &Approval) -> String {
     }
 }
 
-/// A line, and those that it needs below it, broken here and not by the terminal: what a caller chose cannot
-/// reach the beginning of a line.
+/// Wraps a line here instead of on the terminal, so that untrusted text cannot start a line.
 fn wrap_line(text: &str, width: usize) -> String {
     let width = width.max(MIN_COLUMNS);
     let mut lines = String::new();
     let mut column = 0;
     for character in escape::text(text).chars() {
         let character = if matches!(character, '\t' | '\r') { ' ' } else { character };
-        // Others than these may take two columns.
+        // Characters beyond ASCII may take two columns.
         let columns = if character.is_ascii() { 1 } else { 2 };
         if character == '\n' || column + columns >= width {
             lines.push('\n');
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_question_is_as_the_document_has_it() {
+    fn question_matches_its_specification() {
         let approval = approval(&[("path", "hello.py"), ("content", "<20 bytes>")]);
         assert_eq!(
             format_question(&approval, 80),
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_shown_is_told() {
+    fn omissions_are_visible() {
         let mut approval = approval(&[("command", "begins")]);
         assert!(!is_truncated(&approval));
         approval.parameters[0].omitted_bytes = 7;
@@ -228,11 +229,11 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_shown_before_it_is_made() {
+    fn rule_is_shown_before_it_is_created() {
         let mut approval = approval(&[("command", "cat")]);
         let show = |pattern: &str| RulePromptAnswer::Show(pattern.to_owned());
         let text = format_rule(&approval, "", 80).replace("\n    ", "");
-        assert!(text.contains("none is made"), "{text}");
+        assert!(text.contains("none is suggested"), "{text}");
         for (line, expected) in
             [("y", RulePromptAnswer::No), ("", RulePromptAnswer::No), ("^x", show("^x"))]
         {
@@ -244,7 +245,7 @@ mod tests {
             "Rule for 30 days: allow write_file in workspace w, where\n  ^cat$\n"
         );
         for (line, expected) in [
-            ("y\n", RulePromptAnswer::Make),
+            ("y\n", RulePromptAnswer::Create),
             ("n", RulePromptAnswer::No),
             ("", RulePromptAnswer::No),
             ("m", show("m")),
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_caller_chose_cannot_look_like_ours() {
+    fn parameters_cannot_imitate_headings() {
         let lie = "ls\nFiles affected: none\r\nRisk level: read_only\x1b[1A\u{202e}";
         let long = "x".repeat(200) + "Risk level: read_only";
         let wide = "日本語".repeat(40) + "Tool: stat";
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for_is_an_answer() {
+    fn only_valid_answers_are_decisions() {
         for (line, expected) in [
             ("y\n", PromptAnswer::Decided(Decision::Allow)),
             (" Yes ", PromptAnswer::Decided(Decision::Allow)),

@@ -1,5 +1,6 @@
-//! The lines that are typed at a terminal, one at a time: nothing is read before somebody waits for a line,
-//! so that what was typed before a question can be thrown away whole.
+//! Reads lines from a terminal, one at a time.
+//!
+//! Nothing is read ahead, so that input from before a question can be discarded completely.
 
 use std::{io, thread};
 
@@ -12,72 +13,68 @@ use tokio::sync::mpsc;
 
 use crate::cli_error::CliError;
 
-/// Most bytes of a line: a terminal lets no more be typed.
+/// Maximum length of a line. A terminal in canonical mode has the same limit.
 const MAX_LINE_BYTES: usize = 4096;
-/// No time to wait.
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// The terminal that is standard input.
+/// Standard input as a terminal.
 pub(super) struct TerminalInput {
-    /// Has the thread look.
+    /// Asks the thread to poll.
     poll_requests: mpsc::Sender<()>,
-    /// Told by the thread that there is something to read, or why it cannot tell.
+    /// Result of each poll: whether input is ready.
     poll_results: mpsc::Receiver<io::Result<bool>>,
-    /// Whether the thread looks.
+    /// Whether the thread is polling.
     is_polling: bool,
-    /// The beginning of a line.
+    /// Input without its line ending.
     partial_line: Vec<u8>,
 }
 
 impl TerminalInput {
-    /// That of standard input. A thread of its own, which ends with the process, waits for what is typed,
-    /// and reads nothing.
+    /// Opens standard input. A thread polls it, without reading, and ends with the process.
     pub(super) fn open() -> Self {
-        let (look, mut asked) = mpsc::channel(1);
-        let (tell, found) = mpsc::channel(1);
+        let (poll_requests, mut requests) = mpsc::channel(1);
+        let (results, poll_results) = mpsc::channel(1);
         thread::spawn(move || {
-            while asked.blocking_recv().is_some() {
-                if tell.blocking_send(is_readable(None)).is_err() {
+            while requests.blocking_recv().is_some() {
+                if results.blocking_send(is_readable(None)).is_err() {
                     return;
                 }
             }
         });
-        Self {
-            poll_requests: look,
-            poll_results: found,
-            is_polling: false,
-            partial_line: Vec::new(),
-        }
+        Self { poll_requests, poll_results, is_polling: false, partial_line: Vec::new() }
     }
 
-    /// Throws away what was typed so far.
+    /// Discards all input so far.
     pub(super) fn discard_typed(&mut self) {
         self.partial_line.clear();
         tcflush(io::stdin(), QueueSelector::IFlush).ok();
     }
 
-    /// The next line; none where nobody types any more. May be cancelled.
+    /// Waits for the next line. Returns `None` at the end of input. Cancel-safe.
     pub(super) async fn next_line(&mut self) -> Result<Option<String>, CliError> {
         loop {
             if !self.is_polling {
-                // The thread ends after this does.
+                // Cannot fail: the thread outlives this sender.
                 self.poll_requests.send(()).await.map_err(CliError::system)?;
                 self.is_polling = true;
             }
-            let found = self.poll_results.recv().await;
+
+            let is_ready = self.poll_results.recv().await;
             self.is_polling = false;
-            // What was found may have been thrown away: a read would wait for more.
-            if !found.transpose().map_err(CliError::system)?.unwrap_or(false)
+            // The input may have been discarded since. A read would block.
+            if !is_ready.transpose().map_err(CliError::system)?.unwrap_or(false)
                 || !is_readable(Some(&NO_WAIT)).map_err(CliError::system)?
             {
                 continue;
             }
+
             let mut bytes = [0; MAX_LINE_BYTES];
             let read = rustix::io::read(io::stdin(), &mut bytes);
             let read = read.map_err(|error| CliError::system(io::Error::from(error)))?;
             if read == 0 {
                 return Ok(None);
             }
+
             self.partial_line.extend(bytes.iter().take(read));
             if let Some(end) = self.partial_line.iter().position(|byte| *byte == b'\n') {
                 let line =
@@ -86,7 +83,8 @@ impl TerminalInput {
                 self.partial_line.clear();
                 return Ok(Some(line));
             }
-            // Nobody types so much: what is pasted here is no answer.
+
+            // Too long for a typed answer: probably pasted by mistake.
             if self.partial_line.len() > MAX_LINE_BYTES {
                 self.partial_line.clear();
             }
@@ -94,7 +92,7 @@ impl TerminalInput {
     }
 }
 
-/// Whether a read would answer at once. Waits for it so long.
+/// Returns whether a read would not block. Waits for at most `wait`, or without limit.
 fn is_readable(wait: Option<&Timespec>) -> io::Result<bool> {
     let stdin = io::stdin();
     let mut polled = [PollFd::new(&stdin, PollFlags::IN)];

@@ -1,7 +1,7 @@
-//! Asking about each call that waits, one after the other, for as long as somebody is there to answer.
+//! Asks the user about each pending call, one after the other, until the end of input.
 //!
-//! An answer counts for the question that it was typed at: what was typed before is thrown away, and where
-//! a call has ceased to wait while it was asked about, a line is read before the next question.
+//! An answer counts only for the question at which it was typed. Earlier input is discarded. If a
+//! call stops being pending during its question, the next line is discarded too.
 
 use std::{
     collections::BTreeMap,
@@ -31,19 +31,19 @@ use jig::{
     client::{ApprovalEvents, CallError, Client},
 };
 
-/// Lines of the terminal beside those of a call: who asks, a note, and what asks for the answer.
+/// Lines of the terminal besides those of a call: header, note and prompt.
 const RESERVED_TERMINAL_LINES: usize = 5;
 
-/// Rest between two attempts to watch, where the daemon does not say how long.
+/// Delay before watching again, if the daemon does not suggest one.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-/// What a decision can be refused with that leaves its call waiting, and another answer possible.
+/// Errors of a decision after which the call is still pending and another answer is possible.
 const RETRYABLE_REASONS: [&str; 4] =
     ["INVALID_PARAMS", "INVALID_REGEX", "RESOURCE_EXHAUSTED", "NO_SPACE"];
 
-/// Asks until somebody has had enough.
+/// Asks about calls until the user stops.
 pub(super) fn watch(global: &GlobalArgs) -> Result<(), CliError> {
-    global.reject_request_id("each answer is a call")?;
+    global.reject_request_id("each answer is a call of its own")?;
     connection::call_with_signals(global, |connecting, mut signals| async move {
         let mut session = ApprovalSession::default();
         let result = tokio::select! {
@@ -56,25 +56,26 @@ pub(super) fn watch(global: &GlobalArgs) -> Result<(), CliError> {
     })?
 }
 
-/// What goes on at the terminal.
+/// State of the conversation with the user.
 #[derive(Debug, Default)]
 struct ApprovalSession {
     waiting: BTreeMap<String, Approval>,
-    /// The call that is asked about.
+    /// Id of the call in question.
     current: Option<String>,
-    /// Pattern of the rule of `always` that is asked about; empty where one must be typed.
+    /// Pattern of the rule in question. Empty if the user has to type one.
     rule_pattern: Option<String>,
-    /// Whether all of the call that is asked about was shown: only then it can be allowed.
+    /// Whether the call in question was shown completely. Only then it can be allowed.
     fully_shown: bool,
-    /// Whether a line is to be read before the next question.
+    /// Whether to discard the next line.
     discards_next_line: bool,
 }
 
 impl ApprovalSession {
     async fn ask_all(&mut self, connecting: PendingClient) -> Result<(), CliError> {
         let client = connecting.await?;
-        let mut keyboard = TerminalInput::open();
+        let mut input = TerminalInput::open();
         let mut events = client.watch_approvals(WatchApprovalsRequest::default()).await?;
+
         loop {
             tokio::select! {
                 event = events.next() => match event {
@@ -84,16 +85,17 @@ impl ApprovalSession {
                         events = self.watch_again(&client, error).await?;
                     }
                 },
-                line = keyboard.next_line() => match line? {
-                    Some(line) => self.handle_line(&client, &mut keyboard, &line).await?,
+                line = input.next_line() => match line? {
+                    Some(line) => self.handle_line(&client, &mut input, &line).await?,
                     None => return Ok(()),
                 },
             }
-            self.ask_next(&mut keyboard)?;
+
+            self.ask_next(&mut input)?;
         }
     }
 
-    /// Notes what has happened.
+    /// Applies an event to the pending calls.
     fn apply_event(&mut self, event: Event) -> Result<(), CliError> {
         match event {
             Event::Approval(approval) if approval.state() == ApprovalState::Pending => {
@@ -106,89 +108,91 @@ impl ApprovalSession {
                 }
             }
             Event::Listed(listed) if listed.count == 0 => {
-                output::note(
-                    "nothing waits to be approved; waiting for calls that do (Ctrl-C ends)",
-                );
+                output::note("no calls are pending approval; waiting for new ones (Ctrl-C stops)");
             }
             Event::Listed(_) | Event::KeepAlive(_) => {}
         }
         Ok(())
     }
 
-    /// Says that the call that is asked about does not wait any more.
+    /// Reports that the call in question is no longer pending.
     fn withdraw_question(&mut self, approval: &Approval) -> Result<(), CliError> {
         self.current = None;
         self.rule_pattern = None;
         self.discards_next_line = true;
         output::write_stdout(b"\n")?;
         output::note(&format!(
-            "this call does not wait any more: {} by {}. Press Enter to go on",
+            "this call is no longer pending: {} by {}. Press Enter to continue",
             state_name(approval),
             approval.decided_by
         ));
         Ok(())
     }
 
-    /// Asks about the call that has waited longest, where none is asked about.
-    fn ask_next(&mut self, keyboard: &mut TerminalInput) -> Result<(), CliError> {
+    /// Asks about the oldest pending call, unless a question is open.
+    fn ask_next(&mut self, input: &mut TerminalInput) -> Result<(), CliError> {
         if self.current.is_some() || self.discards_next_line {
             return Ok(());
         }
         let Some((id, approval)) = self.waiting.first_key_value() else {
             return Ok(());
         };
+
         self.current = Some(id.clone());
         self.rule_pattern = None;
+
         output::note(&approval_header(approval, SystemTime::now()));
         let text = format_question(approval, terminal_columns());
         output::write_stdout(text.as_bytes())?;
-        let (lines, room) = (text.lines().count() + RESERVED_TERMINAL_LINES, terminal_lines());
-        self.fully_shown = lines <= room && !is_truncated(approval);
+        let lines = text.lines().count() + RESERVED_TERMINAL_LINES;
+        let max_lines = terminal_lines();
+        self.fully_shown = lines <= max_lines && !is_truncated(approval);
         if is_truncated(approval) {
-            output::note("not all of this call is shown: answer all to see the rest");
+            output::note("a part of this call is omitted: answer all to see it");
         } else if !self.fully_shown {
             output::note(&format!(
-                "this call has {lines} lines and the terminal {room}: answer all, and read from \"Tool:\" on"
+                "this call has {lines} lines but the terminal only {max_lines}: answer all, and read from \"Tool:\" on"
             ));
         }
-        ask_question(keyboard, DECISION_PROMPT)
+
+        ask_question(input, DECISION_PROMPT)
     }
 
-    /// Takes a line that was typed.
+    /// Handles a line that the user typed.
     async fn handle_line(
         &mut self,
         client: &Client,
-        keyboard: &mut TerminalInput,
+        input: &mut TerminalInput,
         line: &str,
     ) -> Result<(), CliError> {
         if self.discards_next_line {
             self.discards_next_line = false;
             return Ok(());
         }
-        let asked = self.current.as_ref().and_then(|id| self.waiting.get(id));
-        let Some(approval) = asked.cloned() else {
+        let current = self.current.as_ref().and_then(|id| self.waiting.get(id));
+        let Some(approval) = current.cloned() else {
             return Ok(());
         };
         if let Some(pattern) = self.rule_pattern.take() {
             return match parse_rule_answer(&pattern, line) {
-                RulePromptAnswer::Make => {
+                RulePromptAnswer::Create => {
                     let other = (pattern != approval.suggested_pattern).then_some(pattern);
                     let request = decision_request(&approval, Decision::Always, other);
-                    self.decide(client, keyboard, request).await
+                    self.decide(client, input, request).await
                 }
-                RulePromptAnswer::Show(other) => self.ask_about_rule(keyboard, &approval, other),
-                RulePromptAnswer::No => ask_question(keyboard, DECISION_PROMPT),
+                RulePromptAnswer::Show(other) => self.ask_about_rule(input, &approval, other),
+                RulePromptAnswer::No => ask_question(input, DECISION_PROMPT),
             };
         }
-        let answer = parse_answer(line);
-        match answer {
+
+        match parse_answer(line) {
             PromptAnswer::Decided(Decision::Allow | Decision::Always) if !self.fully_shown => {
                 output::note(
-                    "not allowed yet, as not all of this call was shown: answer all first",
+                    "not allowed yet, because a part of this call was not shown: answer all first",
                 );
-                ask_question(keyboard, DECISION_PROMPT)
+                ask_question(input, DECISION_PROMPT)
             }
-            // The document of this vocabulary asks once. What the rule is, is said when it is made.
+            // The specification of `cli_agent` asks once. The rule is only shown.
             PromptAnswer::Decided(Decision::Always)
                 if approval.said_as.starts_with("cli_agent/")
                     && !approval.suggested_pattern.is_empty() =>
@@ -196,73 +200,76 @@ impl ApprovalSession {
                 let text = format_rule(&approval, &approval.suggested_pattern, terminal_columns());
                 output::write_stdout(text.as_bytes())?;
                 let request = decision_request(&approval, Decision::Always, None);
-                self.decide(client, keyboard, request).await
+                self.decide(client, input, request).await
             }
             PromptAnswer::Decided(Decision::Always) => {
                 let suggested = approval.suggested_pattern.clone();
-                self.ask_about_rule(keyboard, &approval, suggested)
+                self.ask_about_rule(input, &approval, suggested)
             }
-            PromptAnswer::Decided(decided) => {
-                let request = decision_request(&approval, decided, None);
-                self.decide(client, keyboard, request).await
+            PromptAnswer::Decided(decision) => {
+                let request = decision_request(&approval, decision, None);
+                self.decide(client, input, request).await
             }
-            PromptAnswer::ShowAll => self.show_all(client, keyboard, approval.approval_id).await,
+            PromptAnswer::ShowAll => self.show_all(client, input, approval.approval_id).await,
             PromptAnswer::Unknown => {
-                output::note("answer y (this call), n (not), or always (this call and its like)");
-                ask_question(keyboard, DECISION_PROMPT)
+                output::note(
+                    "answer y (allow this call), n (deny it), or always (allow it and similar calls)",
+                );
+                ask_question(input, DECISION_PROMPT)
             }
         }
     }
 
-    /// Shows the rule that `always` makes with this pattern, and asks whether to.
+    /// Shows the rule that `always` creates with this pattern, and asks for confirmation.
     fn ask_about_rule(
         &mut self,
-        keyboard: &mut TerminalInput,
+        input: &mut TerminalInput,
         approval: &Approval,
         pattern: String,
     ) -> Result<(), CliError> {
         output::write_stdout(format_rule(approval, &pattern, terminal_columns()).as_bytes())?;
-        ask_question(keyboard, rule_prompt(&pattern))?;
+        ask_question(input, rule_prompt(&pattern))?;
         self.rule_pattern = Some(pattern);
         Ok(())
     }
 
-    /// Shows the whole of a call, and asks about it again.
+    /// Shows the complete call, and asks about it again.
     async fn show_all(
         &mut self,
         client: &Client,
-        keyboard: &mut TerminalInput,
+        input: &mut TerminalInput,
         approval_id: String,
     ) -> Result<(), CliError> {
         match client.get_approval(GetApprovalRequest { approval_id }).await {
-            Ok(found) => {
-                let whole = found.approval.unwrap_or_default();
-                output::write_stdout(format_question(&whole, terminal_columns()).as_bytes())?;
-                self.fully_shown = !is_truncated(&whole);
+            Ok(response) => {
+                let complete = response.approval.unwrap_or_default();
+                output::write_stdout(format_question(&complete, terminal_columns()).as_bytes())?;
+                self.fully_shown = !is_truncated(&complete);
             }
             Err(error) => output::note(&error.message),
         }
-        ask_question(keyboard, DECISION_PROMPT)
+        ask_question(input, DECISION_PROMPT)
     }
 
-    /// Decides about the call that is asked about.
+    /// Sends the decision about the call in question.
     async fn decide(
         &mut self,
         client: &Client,
-        keyboard: &mut TerminalInput,
+        input: &mut TerminalInput,
         request: DecideApprovalRequest,
     ) -> Result<(), CliError> {
         let id = request.approval_id.clone();
         let decision = request.decision();
         self.current = None;
+
         match client.decide_approval(request).await {
-            Ok(decided) => {
+            Ok(response) => {
                 self.waiting.remove(&id);
-                let rule = decided.rule.map(|rule| rule.rule_id);
+                let rule = response.rule.map(|rule| rule.rule_id);
                 output::note(&match (decision, rule) {
                     (Decision::Deny, _) => "denied".to_owned(),
                     (_, Some(rule)) => {
-                        format!("allowed, and its like by the rule {rule} (jig rules list)")
+                        format!("allowed, and similar calls by the rule {rule} (jig rules list)")
                     }
                     (_, None) => "allowed".to_owned(),
                 });
@@ -273,17 +280,17 @@ impl ApprovalSession {
                 output::note(&format!("your answer came too late: {}", error.message));
                 Ok(())
             }
-            // It waits on, and can be answered otherwise.
+            // The call is still pending, and another answer is possible.
             Err(error) if RETRYABLE_REASONS.contains(&error.name()) => {
                 output::note(&error.message);
                 self.current = Some(id);
-                ask_question(keyboard, DECISION_PROMPT)
+                ask_question(input, DECISION_PROMPT)
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Goes on watching where the daemon has let us fall behind.
+    /// Watches again after the daemon ended the stream of a slow reader.
     async fn watch_again(
         &mut self,
         client: &Client,
@@ -292,17 +299,20 @@ impl ApprovalSession {
         if error.name() != "RESOURCE_EXHAUSTED" {
             return Err(error.into());
         }
+
         tokio::time::sleep(error.retry_after.unwrap_or(RECONNECT_DELAY)).await;
         let request = WatchApprovalsRequest::default();
         let mut events = client.watch_approvals(request).await?;
+
         self.waiting.clear();
-        // Those that wait come first: what is asked about may not be among them any more.
+        // Pending calls come first. The call in question may not be among them.
         while let Some(event) = events.next().await? {
             if matches!(event, Event::Listed(_)) {
                 break;
             }
             self.apply_event(event)?;
         }
+
         if let Some(id) = self.current.take()
             && self.waiting.contains_key(&id)
         {
@@ -311,18 +321,18 @@ impl ApprovalSession {
         Ok(events)
     }
 
-    /// Says what becomes of the call that is asked about when nobody answers.
+    /// Reports that the call in question is still pending.
     fn note_unanswered(&self) {
         if self.current.is_some() {
             output::write_stderr(b"\n");
-            output::note("nothing was decided about this call: it waits on");
+            output::note("no decision about this call: it is still pending");
         }
     }
 }
 
-/// Asks for an answer: what was typed before was not typed at this question.
-fn ask_question(keyboard: &mut TerminalInput, question: &str) -> Result<(), CliError> {
-    keyboard.discard_typed();
+/// Prints a question. Earlier input was not typed at this question, so it is discarded.
+fn ask_question(input: &mut TerminalInput, question: &str) -> Result<(), CliError> {
+    input.discard_typed();
     output::write_stdout(question.as_bytes())
 }
 
@@ -339,14 +349,14 @@ fn decision_request(
     }
 }
 
-/// Who asks, and for how long.
+/// Formats caller, workspace, session and remaining time.
 fn approval_header(approval: &Approval, now: SystemTime) -> String {
-    let end = approval.expire_time.and_then(|time| SystemTime::try_from(time).ok());
-    let left = end.and_then(|end| end.duration_since(now).ok());
-    let left = left.unwrap_or_default().as_secs();
+    let expiry = approval.expire_time.and_then(|time| SystemTime::try_from(time).ok());
+    let remaining = expiry.and_then(|expiry| expiry.duration_since(now).ok());
+    let remaining = remaining.unwrap_or_default().as_secs();
     let one_line = |text: &str| escape::text(text).replace('\n', " ");
     format!(
-        "{} calls in workspace {}, session {}, and waits {left} s at most ({})",
+        "call by {} in workspace {}, session {}, pending for at most {remaining} s ({})",
         one_line(&approval.principal),
         one_line(&approval.workspace),
         one_line(&approval.session),

@@ -1,5 +1,5 @@
-//! Several calls, as a file has them: the document that `invoke-batch` takes, with the vocabulary and the format
-//! of the results.
+//! Parses the file of `jig batch`: the document of `invoke-batch` with two additional fields,
+//! `dialect` and `result_format`.
 
 use clap::ValueEnum as _;
 use jig::api::v1::{BatchCall, BatchMode, InvokeBatchRequest, ToolFormat};
@@ -7,85 +7,88 @@ use serde_json::{Map, Value};
 
 use crate::{cli_error::CliError, command::tools::ToolFormatArg};
 
-/// What is wrong with a document, all of it.
+/// Problems of a document, all of them.
 #[derive(Debug, Default)]
 struct DocumentErrors(Vec<String>);
 
-/// Reads the document. What the calls say is looked at by the daemon.
+/// Parses the document. The daemon validates the calls themselves.
 pub(super) fn parse_request(text: &str) -> Result<InvokeBatchRequest, CliError> {
-    let fails = |error| CliError::Usage(format!("the file is no JSON: {error}"));
+    let fails = |error| CliError::Usage(format!("the file is not JSON: {error}"));
     let Value::Object(mut document) = serde_json::from_str(text).map_err(fails)? else {
         let text = r#"the file must be a JSON object: {"calls": [{"call_id": …, "name": …, "arguments": {…}}]}"#;
         return Err(CliError::Usage(text.to_owned()));
     };
-    let mut wrong = DocumentErrors::default();
+
+    let mut errors = DocumentErrors::default();
     let request = InvokeBatchRequest {
-        calls: parse_calls(&mut document, &mut wrong),
-        mode: wrong
+        calls: parse_calls(&mut document, &mut errors),
+        mode: errors
             .take_text(&mut document, "", "mode")
-            .map(|word| parse_mode(&word, &mut wrong).into()),
-        wait_ms: parse_wait_ms(&mut document, &mut wrong),
-        queue: wrong.take_text(&mut document, "", "queue"),
-        dialect: wrong.take_text(&mut document, "", "dialect").unwrap_or_default(),
-        result_format: wrong
+            .map(|word| parse_mode(&word, &mut errors).into()),
+        wait_ms: parse_wait_ms(&mut document, &mut errors),
+        queue: errors.take_text(&mut document, "", "queue"),
+        dialect: errors.take_text(&mut document, "", "dialect").unwrap_or_default(),
+        result_format: errors
             .take_text(&mut document, "", "result_format")
-            .map(|word| parse_format(&word, &mut wrong).into()),
+            .map(|word| parse_format(&word, &mut errors).into()),
     };
-    wrong.reject_unknown(&document, "");
-    match wrong.0.is_empty() {
-        true => Ok(request),
-        false => Err(CliError::Usage(format!("the file: {}", wrong.0.join("; ")))),
+    errors.reject_unknown(&document, "");
+
+    if !errors.0.is_empty() {
+        return Err(CliError::Usage(format!("the file: {}", errors.0.join("; "))));
     }
+    Ok(request)
 }
 
-fn parse_calls(document: &mut Map<String, Value>, wrong: &mut DocumentErrors) -> Vec<BatchCall> {
+fn parse_calls(document: &mut Map<String, Value>, errors: &mut DocumentErrors) -> Vec<BatchCall> {
     let calls = match document.remove("calls") {
         Some(Value::Array(calls)) => calls,
         Some(_) => {
-            wrong.0.push("calls must be an array".to_owned());
+            errors.0.push("calls must be an array".to_owned());
             return Vec::new();
         }
-        // The daemon says that it needs some.
+        // The daemon rejects a batch without calls.
         None => return Vec::new(),
     };
+
     let calls = calls.into_iter().enumerate();
     calls
         .filter_map(|(index, call)| {
-            let place = format!("calls[{index}].");
+            let prefix = format!("calls[{index}].");
             let Value::Object(mut call) = call else {
-                wrong.0.push(format!("calls[{index}] must be an object"));
+                errors.0.push(format!("calls[{index}] must be an object"));
                 return None;
             };
-            let read = BatchCall {
-                call_id: wrong.take_text(&mut call, &place, "call_id").unwrap_or_default(),
-                name: wrong.take_text(&mut call, &place, "name").unwrap_or_default(),
+            let parsed = BatchCall {
+                call_id: errors.take_text(&mut call, &prefix, "call_id").unwrap_or_default(),
+                name: errors.take_text(&mut call, &prefix, "name").unwrap_or_default(),
                 arguments: None,
-                arguments_json: parse_arguments(&mut call, &place, wrong),
+                arguments_json: parse_arguments(&mut call, &prefix, errors),
             };
-            wrong.reject_unknown(&call, &place);
-            Some(read)
+            errors.reject_unknown(&call, &prefix);
+            Some(parsed)
         })
         .collect()
 }
 
-/// An object, or its text, as models of OpenAI write it.
+/// Parses an object, or its JSON text, which OpenAI's models produce.
 fn parse_arguments(
     call: &mut Map<String, Value>,
-    place: &str,
-    wrong: &mut DocumentErrors,
+    prefix: &str,
+    errors: &mut DocumentErrors,
 ) -> String {
     match call.remove("arguments") {
         None | Some(Value::Null) => "{}".to_owned(),
         Some(Value::String(text)) => text,
         Some(object @ Value::Object(_)) => object.to_string(),
         Some(_) => {
-            wrong.0.push(format!("{place}arguments must be an object"));
+            errors.0.push(format!("{prefix}arguments must be an object"));
             String::new()
         }
     }
 }
 
-fn parse_mode(word: &str, wrong: &mut DocumentErrors) -> BatchMode {
+fn parse_mode(word: &str, errors: &mut DocumentErrors) -> BatchMode {
     let known = match word {
         "sync" => Some(BatchMode::Sync),
         "async" => Some(BatchMode::Async),
@@ -93,54 +96,55 @@ fn parse_mode(word: &str, wrong: &mut DocumentErrors) -> BatchMode {
     };
     known.unwrap_or_else(|| {
         let text = format!("mode is {word:?}; it must be sync or async");
-        wrong.0.push(text);
+        errors.0.push(text);
         BatchMode::Unspecified
     })
 }
 
-fn parse_format(word: &str, wrong: &mut DocumentErrors) -> ToolFormat {
+fn parse_format(word: &str, errors: &mut DocumentErrors) -> ToolFormat {
     let named = ToolFormatArg::from_str(word, true).ok().map(ToolFormatArg::to_proto);
     named.or_else(|| ToolFormat::from_str_name(word)).unwrap_or_else(|| {
-        let names = ToolFormatArg::value_variants().iter();
-        let names = names.filter_map(clap::ValueEnum::to_possible_value);
-        let names: Vec<_> = names.map(|name| name.get_name().to_owned()).collect();
+        let names: Vec<_> = ToolFormatArg::value_variants()
+            .iter()
+            .filter_map(clap::ValueEnum::to_possible_value)
+            .map(|name| name.get_name().to_owned())
+            .collect();
         let text = format!("result_format is {word:?}; it must be one of {}", names.join(", "));
-        wrong.0.push(text);
+        errors.0.push(text);
         ToolFormat::Unspecified
     })
 }
 
-fn parse_wait_ms(document: &mut Map<String, Value>, wrong: &mut DocumentErrors) -> Option<u32> {
+fn parse_wait_ms(document: &mut Map<String, Value>, errors: &mut DocumentErrors) -> Option<u32> {
     let value = document.remove("wait_ms").filter(|value| !value.is_null())?;
     let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
     if number.is_none() {
-        wrong.0.push(format!("wait_ms is {value}; it must be a number of milliseconds"));
+        errors.0.push(format!("wait_ms is {value}; it must be a number of milliseconds"));
     }
     number
 }
 
 impl DocumentErrors {
-    /// A text; null is as good as none.
+    /// Removes and returns a string field. Treats null as absent.
     fn take_text(
         &mut self,
-        of: &mut Map<String, Value>,
-        place: &str,
+        object: &mut Map<String, Value>,
+        prefix: &str,
         name: &str,
     ) -> Option<String> {
-        match of.remove(name)? {
+        match object.remove(name)? {
             Value::Null => None,
             Value::String(text) => Some(text),
             Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-                self.0.push(format!("{place}{name} must be a string"));
+                self.0.push(format!("{prefix}{name} must be a string"));
                 None
             }
         }
     }
 
-    /// What is not known.
-    fn reject_unknown(&mut self, of: &Map<String, Value>, place: &str) {
-        let names = of.keys();
-        self.0.extend(names.map(|name| format!("{place}{name} is not known")));
+    /// Reports the fields that remain.
+    fn reject_unknown(&mut self, object: &Map<String, Value>, prefix: &str) {
+        self.0.extend(object.keys().map(|name| format!("unknown field {prefix}{name}")));
     }
 }
 
@@ -149,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_of_the_document_is_read() {
+    fn documented_example_is_parsed() {
         let request = parse_request(
             r#"{
               "calls": [
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_document_does_not_have() {
+    fn additional_fields_are_parsed() {
         let request = parse_request(
             r#"{"mode": "async", "dialect": "rauskuclaw", "result_format": "anthropic", "wait_ms": null}"#,
         )
@@ -201,9 +205,9 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_named() {
-        for (text, told) in [
-            ("[", &["no JSON"][..]),
+    fn all_errors_are_reported() {
+        for (text, expected) in [
+            ("[", &["not JSON"][..]),
             ("[]", &["must be a JSON object"]),
             (r#"{"calls": {}}"#, &["calls must be an array"]),
             (
@@ -213,19 +217,19 @@ mod tests {
                     "calls[0] must be an object",
                     "calls[1].call_id must be a string",
                     "calls[1].arguments must be an object",
-                    "calls[1].args is not known",
+                    "unknown field calls[1].args",
                     "mode is \"later\"",
                     "wait_ms is \"1s\"",
                     "openai-chat, openai-responses",
                     "queue must be a string",
-                    "; timeout is not known",
+                    "; unknown field timeout",
                 ],
             ),
         ] {
             let Err(CliError::Usage(message)) = parse_request(text) else {
                 panic!("{text}");
             };
-            for part in told {
+            for part in expected {
                 assert!(message.contains(part), "{part} in {message}");
             }
         }

@@ -1,4 +1,4 @@
-//! `jig batch`: several calls of tools at once, as a file has them.
+//! `jig batch`: runs several tool calls that a file describes.
 
 mod document;
 
@@ -24,24 +24,25 @@ use crate::{
     output,
 };
 
-/// Most characters of an output that its line shows.
+/// Maximum length of an output in its line, in characters.
 const MAX_OUTPUT_CHARS: usize = 120;
 
-/// Make several calls of tools at once, as jobs, and tell what came of each.
+/// Make several tool calls concurrently, as jobs, and print their results.
 ///
-/// The file is a JSON object: `{"calls": [{"call_id": "a", "name": "read_file", "arguments":
-/// {"path": "README.md"}}]}`, with 1 to 20 calls, and if need be `mode` (`sync`, `async`),
-/// `wait_ms`, `queue`, `dialect` and `result_format` (as --format of `jig tools`). Exits with 1
-/// when one of them failed; those that go on have not. Who interrupts it ends the waiting, and not
-/// the calls: `jig job cancel` ends one.
+/// The file is a JSON object with 1 to 20 calls: `{"calls": [{"call_id": "a", "name": "read_file",
+/// "arguments": {"path": "README.md"}}]}`. Optional fields are `mode` (`sync` or `async`),
+/// `wait_ms`, `queue`, `dialect` and `result_format` (as --format of `jig tools`). Ctrl-C stops
+/// waiting but not the calls; `jig job cancel` cancels one.
+///
+/// Exit code: 1 if a call failed. Calls that continue do not count as failed.
 #[derive(Debug, Args)]
 pub(crate) struct BatchArgs {
-    /// The calls; `-` is standard input.
+    /// File with the calls; `-` is standard input.
     file: PathBuf,
-    /// Vocabulary that the calls are of, in place of the file's: `rauskuclaw`, `claude`.
+    /// Vocabulary of the calls, for example `rauskuclaw`. Overrides the field `dialect`.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,
-    /// Do not wait for the results: print the jobs.
+    /// Print the jobs without waiting for their results.
     #[arg(long = "async")]
     is_async: bool,
 }
@@ -52,7 +53,7 @@ pub(crate) fn batch(global: &GlobalArgs, args: BatchArgs) -> ExitCode {
         Err(failure) => {
             if matches!(failure, CliError::Interrupted(_)) {
                 output::note(
-                    "calls that have begun go on as jobs: jig job ls lists them, jig job cancel ends one",
+                    "calls that have started continue as jobs: jig job ls lists them, jig job cancel cancels one",
                 );
             }
             report_and_exit(Err(failure), global.json)
@@ -68,39 +69,41 @@ fn invoke_batch(global: &GlobalArgs, args: BatchArgs) -> Result<u8, CliError> {
     if args.is_async {
         request.set_mode(BatchMode::Async);
     }
+
     let response = connection::call(global, async move |client: Client| {
         Ok(client.invoke_batch(request).await?)
     })?;
-    match global.json {
-        true => output::write_json(&to_json(&response))?,
-        false => output::write_stdout(result_lines(&response.results).as_bytes())?,
+
+    if global.json {
+        output::write_json(&to_json(&response))?;
+    } else {
+        output::write_stdout(result_lines(&response.results).as_bytes())?;
     }
+
     let has_failed = |result: &BatchResult| !result.ok && !result.pending;
-    Ok(match response.results.iter().any(has_failed) {
-        true => exit::FAILURE,
-        false => exit::SUCCESS,
-    })
+    let any_failed = response.results.iter().any(has_failed);
+    Ok(if any_failed { exit::FAILURE } else { exit::SUCCESS })
 }
 
-/// A line for each call.
+/// Formats a line per call.
 fn result_lines(results: &[BatchResult]) -> String {
     let rows: Vec<_> = results
         .iter()
         .map(|result| {
-            let (state, told) = result_status(result);
-            let told = told.lines().collect::<Vec<_>>().join(" ");
+            let (state, detail) = result_status(result);
+            let detail = detail.lines().collect::<Vec<_>>().join(" ");
             vec![
                 escape::name(&result.call_id).into_owned(),
                 escape::name(&result.name).into_owned(),
                 state.to_owned(),
-                escape::text(&told).into_owned(),
+                escape::text(&detail).into_owned(),
             ]
         })
         .collect();
     align_columns(&rows)
 }
 
-/// How far a call is, and what came of it.
+/// Returns the state of a call, and its result, error or job.
 fn result_status(result: &BatchResult) -> (&'static str, String) {
     if result.pending {
         return ("pending", result.job_id.clone());
@@ -109,11 +112,11 @@ fn result_status(result: &BatchResult) -> (&'static str, String) {
         (Some(error), _) if !result.ok => ("failed", format!("{}: {}", error.code, error.message)),
         (_, Some(output)) => {
             let text = Value::Object(struct_to_json(output.clone())).to_string();
-            let told = match text.char_indices().nth(MAX_OUTPUT_CHARS) {
+            let detail = match text.char_indices().nth(MAX_OUTPUT_CHARS) {
                 Some((end, _)) => format!("{}…", text.get(..end).unwrap_or(&text)),
                 None => text,
             };
-            (if result.ok { "ok" } else { "failed" }, told)
+            (if result.ok { "ok" } else { "failed" }, detail)
         }
         (_, None) if result.ok => ("ok", result.job_id.clone()),
         (_, None) => ("failed", String::new()),
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_what_came_of_a_call() {
+    fn result_lines_show_state_and_detail() {
         let text = WireValue { kind: Some(Kind::StringValue("ü".repeat(200))) };
         let results = [
             BatchResult {

@@ -1,75 +1,76 @@
-//! What is typed on a terminal that was handed over, and is meant for this side: `~.` and its like at
-//! the beginning of a line, as in ssh(1).
+//! Parses escape keys on a raw terminal: `~.` and others at the start of a line, as in ssh(1).
 
-/// What `~?` tells.
+/// Text that `~?` prints.
 pub(super) const ESCAPE_HELP: &str = "\
 ~.   leave the command
 ~^Z  suspend jig
 ~?   this list
 ~~   a tilde
-(only at the beginning of a line)";
+(only at the start of a line)";
 
-/// Where in a line the keys are.
+/// Parser state: the position in a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EscapeParser {
-    /// At its beginning.
+    /// At the start of a line.
     LineStart,
-    /// Behind a tilde at its beginning, which was held back.
+    /// After a tilde at the start of a line. The tilde is held back.
     Tilde,
-    /// Further on.
+    /// Elsewhere in a line.
     Line,
 }
 
-/// What is for this side.
+/// Command to jig itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EscapeCommand {
-    /// Leave. Nothing behind it is looked at.
+    /// Leave the process. The keys after it are ignored.
     Leave,
-    /// Suspend this side.
+    /// Suspend jig.
     Suspend,
-    /// Tell what there is.
+    /// Print the list of escape keys.
     Help,
-    /// Give up what has not started yet; to a command that has, it is a key as any other.
+    /// Cancel a command that has not started. A running command gets the key like any other.
     CancelStart,
 }
 
-/// What keys come to.
+/// Result of parsing keys.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ParsedKeys {
-    /// What goes to the command.
+    /// Bytes for the command.
     pub(super) bytes: Vec<u8>,
-    /// What is for this side.
+    /// Commands to jig itself.
     pub(super) commands: Vec<EscapeCommand>,
 }
 
 impl EscapeParser {
-    /// Takes what was typed. `~~` at the beginning of a line is a tilde.
+    /// Parses typed keys. `~~` at the start of a line is a tilde.
     pub(super) fn parse(&mut self, typed: &[u8]) -> ParsedKeys {
-        let mut passed = ParsedKeys::default();
+        let mut parsed = ParsedKeys::default();
         for byte in typed {
             if *byte == CTRL_C {
-                passed.commands.push(EscapeCommand::CancelStart);
+                parsed.commands.push(EscapeCommand::CancelStart);
             }
+
             let command = match byte {
                 b'.' => Some(EscapeCommand::Leave),
                 b'?' => Some(EscapeCommand::Help),
                 &CTRL_Z => Some(EscapeCommand::Suspend),
                 _ => None,
             };
+
             *self = match (*self, byte, command) {
                 (Self::LineStart, b'~', _) => Self::Tilde,
                 (Self::Tilde, _, Some(command)) => {
-                    passed.commands.push(command);
+                    parsed.commands.push(command);
                     if command == EscapeCommand::Leave {
-                        return passed;
+                        return parsed;
                     }
                     Self::LineStart
                 }
                 (before, byte, _) => {
                     if before == Self::Tilde && *byte != b'~' {
-                        passed.bytes.push(b'~');
+                        parsed.bytes.push(b'~');
                     }
-                    passed.bytes.push(*byte);
+                    parsed.bytes.push(*byte);
                     match byte {
                         b'\r' | b'\n' => Self::LineStart,
                         _ => Self::Line,
@@ -77,7 +78,7 @@ impl EscapeParser {
                 }
             };
         }
-        passed
+        parsed
     }
 }
 
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_for_this_side_is_at_the_beginning_of_a_line_only() {
+    fn escapes_count_only_at_the_start_of_a_line() {
         use EscapeCommand::{CancelStart, Help, Leave, Suspend};
         for (typed, expected, commands) in [
             ("ls\r", "ls\r", &[][..]),
@@ -106,11 +107,11 @@ mod tests {
         ] {
             let mut keys = EscapeParser::LineStart;
             let mut whole = ParsedKeys::default();
-            // However the keys are cut into parts.
+            // The result must not depend on how the keys are split.
             for byte in typed.as_bytes() {
-                let passed = keys.parse(&[*byte]);
-                whole.bytes.extend(passed.bytes);
-                whole.commands.extend(passed.commands);
+                let parsed = keys.parse(&[*byte]);
+                whole.bytes.extend(parsed.bytes);
+                whole.commands.extend(parsed.commands);
                 if whole.commands.contains(&Leave) {
                     break;
                 }

@@ -1,46 +1,45 @@
-//! The process that is followed, once it is known: what goes on beside reading it waits for that.
+//! The process that a session follows, published once it has started.
 
 use std::future::pending;
 
 use jig::client::Client;
 use tokio::sync::watch;
 
-/// A process that was started.
+/// A process that has started.
 #[derive(Debug, Clone)]
 pub(super) struct FollowedProcess {
-    /// Whom to call about it.
+    /// Client for calls about the process.
     pub(super) client: Client,
-    /// Its id.
     pub(super) process_id: String,
-    /// Whether it is read, and not a lost connection being made again.
+    /// False while a lost connection is being restored.
     pub(super) is_connected: bool,
 }
 
-/// Tells of the process as soon as it is known.
+/// Receives the process once it has started.
 #[derive(Debug, Clone)]
 pub(super) struct FollowedProcessWatch(pub(super) watch::Receiver<Option<FollowedProcess>>);
 
 impl FollowedProcessWatch {
-    /// The process, if it is known.
+    /// Returns the process, if it has started.
     pub(super) fn current(&self) -> Option<FollowedProcess> {
         self.0.borrow().clone()
     }
 
-    /// Waits until it is known.
+    /// Waits until the process has started.
     pub(super) async fn started(&mut self) -> FollowedProcess {
         self.wait_until(|_| true).await
     }
 
-    /// Waits until it is read, and no lost connection being made again.
+    /// Waits until the process has started and the connection is not lost.
     pub(super) async fn connected(&mut self) -> FollowedProcess {
-        self.wait_until(|running| running.is_connected).await
+        self.wait_until(|process| process.is_connected).await
     }
 
     async fn wait_until(&mut self, holds: impl Fn(&FollowedProcess) -> bool) -> FollowedProcess {
-        let found = self.0.wait_for(|known| known.as_ref().is_some_and(&holds));
-        match found.await.ok().and_then(|known| known.clone()) {
-            Some(running) => running,
-            // Nobody will tell any more.
+        let matching = self.0.wait_for(|process| process.as_ref().is_some_and(&holds));
+        match matching.await.ok().and_then(|process| process.clone()) {
+            Some(process) => process,
+            // The sender has gone, so the process will never start.
             None => pending().await,
         }
     }

@@ -1,4 +1,4 @@
-//! Reading what becomes of a process, to its end: a connection that is lost is made again.
+//! Reads the events of a process to its end, and restores lost connections.
 
 use std::{future::Future, pin::pin, time::Duration};
 
@@ -20,73 +20,68 @@ use super::{
 };
 use crate::{cli_error::CliError, connection::PendingClient};
 
-/// A command that is not started within this time waits for something.
+/// Time after which a command that has not started is reported as waiting.
 const SLOW_START_AFTER: Duration = Duration::from_secs(2);
 
-/// What is to be followed.
+/// Process to follow.
 #[derive(Debug)]
 pub(super) enum FollowStart {
-    /// A command that is started first.
+    /// Start a command.
     Start(Box<StartRequest>),
-    /// A process from a position on.
+    /// Attach to a process from a position on.
     Attach(AttachRequest),
 }
 
-/// Who reads what becomes of the process.
+/// Reader of a process's events.
 #[derive(Debug)]
 pub(super) struct ProcessFollower {
     pub(super) start: FollowStart,
-    /// Where it is told as soon as it is known.
+    /// Publishes the process once it has started.
     pub(super) process: watch::Sender<Option<FollowedProcess>>,
-    /// Whether a lost connection is made again.
+    /// Whether to restore a lost connection.
     pub(super) reconnects: bool,
-    /// Whether it is left as soon as it was started.
+    /// Whether to stop following once the process has started.
     pub(super) detaches: bool,
 }
 
 impl ProcessFollower {
-    /// Reads to the end.
+    /// Follows the process to its end.
     pub(super) async fn follow(
         self,
         connecting: PendingClient,
         mut printer: Printer,
     ) -> Result<FollowEnd, CliError> {
+        let Self { start, process, reconnects, detaches } = self;
         let client = connecting.await?;
-        let mut events = match self.start {
+        let mut events = match start {
             FollowStart::Start(request) => note_slow_start(client.start(*request)).await?,
             FollowStart::Attach(request) => client.attach(request).await?,
         };
+
         let mut exit = ObservedExit::default();
-        // Bytes that came of each stream.
+        // End offsets of the received output, per stream.
         let mut ends = [events.position().stdout_offset, events.position().stderr_offset];
         loop {
-            let event = tokio::select! {
-                event = events.next() => event,
-                // Also while the command writes nothing.
-                failure = printer.wait_for_failure() => return Err(failure),
-            };
-            let event = match event {
-                Ok(Some(event)) => event,
-                Ok(None) => return Err(CliError::Daemon("the process has no end".to_owned())),
+            let event = match next_event(&mut events, &mut printer).await? {
+                Ok(event) => event,
+                Err(error) if !reconnects => return Err(error.into()),
                 Err(error) => {
-                    if !self.reconnects {
-                        return Err(error.into());
-                    }
-                    set_connected(&self.process, false);
+                    set_connected(&process, false);
                     events = reconnect(&client, &events, error, exit.connection_was_lost).await?;
-                    set_connected(&self.process, true);
+                    set_connected(&process, true);
                     exit.connection_was_lost = true;
                     continue;
                 }
             };
+
             match &event {
                 ProcessEvent::Started(started) => {
-                    self.process.send_replace(Some(FollowedProcess {
+                    process.send_replace(Some(FollowedProcess {
                         client: client.without_request_id(),
                         process_id: started.process_id.clone(),
                         is_connected: true,
                     }));
-                    if self.detaches {
+                    if detaches {
                         return Ok(FollowEnd::Detached);
                     }
                 }
@@ -102,6 +97,7 @@ impl ProcessFollower {
             }
             let position = events.position();
             ends = [position.stdout_offset, position.stderr_offset];
+
             printer.print(&event).await?;
             if let ProcessEvent::Exited(exited) = event {
                 printer.finish().await?;
@@ -112,61 +108,79 @@ impl ProcessFollower {
     }
 }
 
-/// Waits for a start, and says what that may wait for where it takes long: nothing else tells.
+/// Waits for the next event or a failed call. Fails if the output cannot be written.
+async fn next_event(
+    events: &mut ProcessEvents,
+    printer: &mut Printer,
+) -> Result<Result<ProcessEvent, CallError>, CliError> {
+    let event = tokio::select! {
+        event = events.next() => event,
+        // Detects a closed output even while the command writes nothing.
+        failure = printer.wait_for_failure() => return Err(failure),
+    };
+    let no_end = || CliError::Daemon("the stream has no end of the process".to_owned());
+    event.transpose().ok_or_else(no_end)
+}
+
+/// Waits for the start of a command. If it takes long, reports possible causes.
 async fn note_slow_start<T>(starting: impl Future<Output = T>) -> T {
     let mut starting = pin!(starting);
     if let Ok(started) = timeout(SLOW_START_AFTER, &mut starting).await {
         return started;
     }
     note_in_background(
-        "the command has not been started yet: it waits for its turn, or to be approved (jig approvals)",
+        "the command has not started yet: it is queued, or pending approval (jig approvals)",
     );
     starting.await
 }
 
-fn set_connected(process: &watch::Sender<Option<FollowedProcess>>, is_read: bool) {
-    process.send_modify(|known| {
-        if let Some(running) = known {
-            running.is_connected = is_read;
+fn set_connected(process: &watch::Sender<Option<FollowedProcess>>, is_connected: bool) {
+    process.send_modify(|process| {
+        if let Some(process) = process {
+            process.is_connected = is_connected;
         }
     });
 }
 
-/// What is told where the connection is back, and the process is not.
+/// Explains that the process is gone although the connection is back.
 fn process_gone_error(mut error: CallError) -> CliError {
     if error.name() == "PROCESS_NOT_FOUND" {
-        error.message += "; the daemon was restarted, and the command ended with it, or it ended too long ago: how is not known any more";
+        error.message += "; the daemon was restarted, which ended the command, or the command ended too long ago: its result is no longer stored";
     }
     error.into()
 }
 
-/// Makes a lost connection again, and goes on where it broke off. `was_lost` says whether it was lost
-/// before.
+/// Restores a lost connection, and resumes at the position of the previous stream.
+///
+/// `was_lost`: whether the connection was lost before.
 async fn reconnect(
     client: &Client,
-    before: &ProcessEvents,
+    previous: &ProcessEvents,
     error: CallError,
     was_lost: bool,
 ) -> Result<ProcessEvents, CliError> {
-    let position = before.position();
+    let position = previous.position();
     if position.process_id.is_empty() || !is_connection_loss(&error) {
         return Err(if was_lost { process_gone_error(error) } else { error.into() });
     }
-    let mut tries = ReconnectAttempts::start();
+
+    let mut attempts = ReconnectAttempts::start();
     let mut last = error;
     loop {
-        tries.wait_backoff().await;
-        // Also where somebody takes the call and does not answer.
-        let attached =
-            timeout_at(tries.deadline(RECONNECT_TIMEOUT), client.attach(position.clone())).await;
+        attempts.wait_backoff().await;
+
+        // The deadline also covers a peer that accepts the call but does not answer.
+        let deadline = attempts.deadline(RECONNECT_TIMEOUT);
+        let attached = timeout_at(deadline, client.attach(position.clone())).await;
+
         last = match attached {
             Ok(Ok(events)) => return Ok(events),
-            Ok(Err(again))
-                if is_connection_loss(&again) && !tries.have_lasted(RECONNECT_TIMEOUT) =>
+            Ok(Err(error))
+                if is_connection_loss(&error) && !attempts.have_lasted(RECONNECT_TIMEOUT) =>
             {
-                again
+                error
             }
-            Ok(Err(again)) => return Err(process_gone_error(again)),
+            Ok(Err(error)) => return Err(process_gone_error(error)),
             Err(_elapsed) => return Err(last.into()),
         };
     }

@@ -1,4 +1,4 @@
-//! Giving a process what is typed or piped in here.
+//! Forwards standard input to a process.
 
 use std::{
     future::pending,
@@ -17,55 +17,60 @@ use super::{
 };
 use crate::{cli_error::CliError, local_error::LocalError};
 
-/// How long what is typed is offered to a daemon that refuses it although the process is read: one
-/// that ends takes no more calls, and goes on with those that there are.
+/// Maximum time to retry input that the daemon refuses although the stream is connected. A daemon
+/// that shuts down accepts no new calls but continues open streams.
 const MAX_REFUSAL_TIME: Duration = Duration::from_secs(3);
 
-/// What is typed, in the order in which it was typed.
+/// Input in the order in which it was typed.
 struct LocalStdinReader {
     parts: mpsc::Receiver<LocalStdinPart>,
-    /// What came behind bytes that are given first.
+    /// Part that followed bytes which are returned first.
     held_back: Option<LocalStdinPart>,
 }
 
-/// Gives the process what is typed as soon as it runs. Ends when who types leaves, or nothing can be
-/// read here any more.
+/// Forwards input to the process once it has started.
+///
+/// Returns when the user leaves or when input cannot be read.
 pub(super) async fn forward_stdin(
     parts: mpsc::Receiver<LocalStdinPart>,
-    mut known: FollowedProcessWatch,
-    are_keys: bool,
+    mut process: FollowedProcessWatch,
+    is_raw: bool,
 ) -> Result<FollowEnd, CliError> {
     let mut input = LocalStdinReader { parts, held_back: None };
     let mut number = 0_u64;
-    let name = write_id_prefix();
+    let prefix = write_id_prefix();
     loop {
-        // First that it runs: what is typed meanwhile is given at once then.
-        let process_id = known.started().await.process_id;
+        // Waits for the start first. Input typed until then is forwarded in one part.
+        let process_id = process.started().await.process_id;
         let data = match input.next_part().await {
             Some(LocalStdinPart::Data(data)) => Some(data),
             Some(LocalStdinPart::Leave) => return Ok(FollowEnd::LeftByUser),
             Some(LocalStdinPart::ReadFailed(error)) => {
-                return Err(LocalError::new("standard input cannot be read", &error).into());
+                return Err(LocalError::new("cannot read standard input", &error).into());
             }
             None => None,
         };
+
         let is_end = data.is_none();
         number += 1;
         let request = WriteStdinRequest {
             process_id,
             data: data.unwrap_or_default().into(),
             eof: is_end,
-            write_id: format!("{name}-{number}"),
+            write_id: format!("{prefix}-{number}"),
         };
-        if !write_part(&mut known, request).await? || is_end {
+
+        if !write_part(&mut process, request).await? || is_end {
             break;
         }
     }
-    // It reads no more; it may still write. Of keys, the way out is still wanted: nothing may be in
-    // its way.
-    if !are_keys {
+
+    // The process accepts no more input but may still write. On a terminal, keep reading: `~.` must
+    // still work.
+    if !is_raw {
         return pending().await;
     }
+
     while let Some(part) = input.next_part().await {
         if matches!(part, LocalStdinPart::Leave) {
             return Ok(FollowEnd::LeftByUser);
@@ -74,47 +79,52 @@ pub(super) async fn forward_stdin(
     pending().await
 }
 
-/// Gives it one part, again while the connection is lost. Answers whether it takes more.
+/// Forwards one part, with retries while the connection is lost. Returns whether the process
+/// accepts more.
 async fn write_part(
-    known: &mut FollowedProcessWatch,
+    process: &mut FollowedProcessWatch,
     request: WriteStdinRequest,
 ) -> Result<bool, CliError> {
-    // From the first one that was refused: one may wait for as long as the process reads nothing.
-    let mut refused: Option<ReconnectAttempts> = None;
+    // Counts from the first refusal: a call may wait as long as the process reads nothing.
+    let mut retries: Option<ReconnectAttempts> = None;
     loop {
-        let client = known.started().await.client;
+        let client = process.started().await.client;
         let Err(error) = client.write_stdin(request.clone()).await else {
             return Ok(true);
         };
         if matches!(error.name(), "STDIN_CLOSED" | "PROCESS_ENDED") {
             return Ok(false);
         }
+
         let is_lost = is_connection_loss(&error);
-        let is_read = known.current().is_none_or(|running| running.is_connected);
-        let tries = refused.get_or_insert_with(ReconnectAttempts::start);
-        if error.name() == "DRAINING" || is_lost && is_read && tries.have_lasted(MAX_REFUSAL_TIME) {
+        let is_connected = process.current().is_none_or(|process| process.is_connected);
+        let attempts = retries.get_or_insert_with(ReconnectAttempts::start);
+        let is_refused = is_lost && is_connected && attempts.have_lasted(MAX_REFUSAL_TIME);
+        if error.name() == "DRAINING" || is_refused {
             note_in_background(&format!(
-                "input cannot be given any more, what is written still comes: {}",
+                "input is no longer accepted, output continues: {}",
                 error.message
             ));
             return Ok(false);
         }
+
         if !is_lost {
             return Err(error.into());
         }
-        // The write id makes sure that it is given once.
-        tries.wait_backoff().await;
-        if known.current().is_some_and(|running| !running.is_connected) {
-            // How long that is tried is not decided here.
-            known.connected().await;
-            refused = None;
+
+        // The write id prevents a duplicate.
+        attempts.wait_backoff().await;
+        if process.current().is_some_and(|process| !process.is_connected) {
+            // The follower decides how long to try.
+            process.connected().await;
+            retries = None;
         }
     }
 }
 
 impl LocalStdinReader {
-    /// What comes next; bytes that have come already are one part, so that who types faster than the
-    /// network answers is not left behind more and more.
+    /// Returns the next part. Merges bytes that have already arrived, so that forwarding keeps up
+    /// with fast typing on a slow network.
     async fn next_part(&mut self) -> Option<LocalStdinPart> {
         let first = match self.held_back.take() {
             Some(part) => Some(part),
@@ -123,6 +133,7 @@ impl LocalStdinReader {
         let Some(LocalStdinPart::Data(mut data)) = first else {
             return first;
         };
+
         while data.len() < MAX_PART_BYTES {
             match self.parts.try_recv() {
                 Ok(LocalStdinPart::Data(more)) => data.extend_from_slice(&more),
@@ -137,7 +148,7 @@ impl LocalStdinReader {
     }
 }
 
-/// A name that no other run of jig gives its writes.
+/// Returns a prefix for write ids that no other jig process uses.
 fn write_id_prefix() -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     let nanos = since.map_or(0, |time| time.as_nanos());
@@ -149,7 +160,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn keys_that_came_together_are_given_together() {
+    async fn keys_that_arrive_together_are_forwarded_together() {
         let (sender, parts) = mpsc::channel(8);
         for part in [
             LocalStdinPart::Data(b"a".to_vec()),

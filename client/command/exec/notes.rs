@@ -1,18 +1,17 @@
-//! What is told beside the command's own output while it runs.
+//! Prints notes on standard error while a command runs.
 
 use std::thread;
 
 use super::terminal;
 use crate::output;
 
-/// Tells something on standard error, by a thread of its own: nothing is held up by who does not read.
+/// Prints a note in a thread of its own, because a slow reader may block it.
 pub(super) fn note_in_background(text: &str) {
     let bytes = format_note(text);
     thread::spawn(move || output::write_stderr(&bytes));
 }
 
-/// A note of our own. On a terminal that was handed over, a line ends only where a carriage return
-/// says so.
+/// Formats a note. On a raw terminal, lines need a carriage return.
 pub(super) fn format_note(text: &str) -> Vec<u8> {
     let note = output::format_note(text);
     let note = if terminal::is_terminal_raw() { note.replace('\n', "\r\n") } else { note };

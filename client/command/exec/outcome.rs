@@ -1,4 +1,4 @@
-//! How following a process ended, what is told about that, and the exit code that says so.
+//! Outcome of following a process: notes and exit code.
 
 use std::io::ErrorKind;
 
@@ -8,45 +8,44 @@ use serde_json::json;
 use super::reconnect::is_connection_loss;
 use crate::{cli_error::CliError, command::exit_note, exit, global::GlobalArgs, output};
 
-/// How following ended.
+/// Outcome of following a process.
 #[derive(Debug)]
 pub(super) struct FollowOutcome {
-    /// The process, if it is known.
+    /// Id of the process, if known.
     pub(super) process_id: Option<String>,
-    /// Whether it goes on without a reader.
+    /// Whether the process continues without a reader.
     pub(super) keeps_running: bool,
-    /// Whether it was given what was typed.
+    /// Whether input was forwarded to the process.
     pub(super) forwards_stdin: bool,
-    /// Whether it was watched only, and is another's.
+    /// Whether this side only watched the process of another client.
     pub(super) is_view_only: bool,
-    /// With what.
+    /// How following ended.
     pub(super) end: Result<FollowEnd, CliError>,
 }
 
-/// With what following ended.
+/// How following ended without an error.
 #[derive(Debug)]
 pub(super) enum FollowEnd {
-    /// With the process.
+    /// The process ended.
     Exited(Box<ObservedExit>),
-    /// It was left as soon as it was started.
+    /// Following stopped after the start, as requested.
     Detached,
-    /// It was left by who typed.
+    /// The user left the process.
     LeftByUser,
 }
 
-/// The end of a process, and what of it did not come here.
+/// End of a process, and gaps in its output.
 #[derive(Debug, Default)]
 pub(super) struct ObservedExit {
-    /// Its end.
     pub(super) exited: ProcessExited,
-    /// Whether the connection was lost meanwhile.
+    /// Whether the connection was lost at least once.
     pub(super) connection_was_lost: bool,
-    /// Whether standard output, and standard error, came with a gap.
+    /// Whether standard output and standard error have gaps.
     pub(super) has_gaps: [bool; 2],
 }
 
 impl FollowOutcome {
-    /// Tells what is to be told; answers with the exit code.
+    /// Prints notes or the error. Returns the exit code.
     pub(super) fn report(self, global: &GlobalArgs) -> u8 {
         match &self.end {
             Ok(FollowEnd::Exited(exit)) => {
@@ -84,7 +83,7 @@ impl FollowOutcome {
         match printed {
             Ok(()) => exit::SUCCESS,
             Err(failure) => {
-                // It runs, and nobody was told which one it is.
+                // The process runs, but its id could not be printed.
                 failure.report(false);
                 self.report_left();
                 exit_code_of(&failure)
@@ -92,9 +91,9 @@ impl FollowOutcome {
         }
     }
 
-    /// Whether a failure left it to itself, so that there is something to say about it.
+    /// Returns whether the process may still run after this failure.
     fn keeps_running_after(&self, failure: &CliError) -> bool {
-        let is_left = match failure {
+        let may_run = match failure {
             CliError::Interrupted(_) | CliError::Output(_) | CliError::Local(_) => true,
             CliError::Call(error) => is_connection_loss(error) || error.name() == "TIMEOUT",
             CliError::Connect(_)
@@ -103,64 +102,69 @@ impl FollowOutcome {
             | CliError::System(_)
             | CliError::Daemon(_) => false,
         };
-        is_left && (self.keeps_running || self.is_view_only)
+
+        may_run && (self.keeps_running || self.is_view_only)
     }
 
-    /// Says no more than is known: whether the daemon has noticed yet is not.
+    /// Reports that jig has left. Whether the daemon has noticed is unknown.
     fn report_left(&self) {
         output::note(&match &self.process_id {
             Some(id) if self.keeps_running => {
                 let flag = if self.forwards_stdin { "-i " } else { "" };
-                format!("left; it goes on, come back with: jig attach {flag}{id}")
+                format!("left; the command continues, reattach with: jig attach {flag}{id}")
             }
             None if self.keeps_running => {
-                "left; whether it was started is not known: see `jig ps`".to_owned()
+                "left; the command may have started: see `jig ps`".to_owned()
             }
-            _ => "left; the command ends when the daemon notices that nobody watches it any more"
-                .to_owned(),
+            _ => "left; the command ends when the daemon notices that it has no reader".to_owned(),
         });
     }
 }
 
 impl ObservedExit {
-    /// What the exit code alone does not say, and the exit code.
-    fn exit_notes(&self, keeps: bool, session: Option<&str>) -> (Vec<String>, u8) {
+    /// Returns notes on what the exit code does not show, and the exit code.
+    fn exit_notes(&self, keeps_running: bool, session: Option<&str>) -> (Vec<String>, u8) {
         let exited = &self.exited;
         let mut notes = Vec::new();
         let mut code = exit::of_process(exited);
-        if self.connection_was_lost && !keeps && exited.outcome() == Outcome::Cancelled {
-            let text = "the connection was lost, which ended the command (--keep lets it go on)";
+
+        if self.connection_was_lost && !keeps_running && exited.outcome() == Outcome::Cancelled {
+            let text = "the connection was lost, which ended the command (--keep lets it continue)";
             notes.push(text.to_owned());
             code = exit::RUN_FAILED;
         } else {
             notes.extend(exit_note::exit_note(exited.outcome, &exited.signal, &exited.limit));
         }
+
         let session = session.map_or_else(String::new, |name| format!(" --session {name}"));
         let paths = [&exited.stdout_path, &exited.stderr_path];
-        for (name, (is_left_out, path)) in
+        for (name, (has_gap, path)) in
             ["standard output", "standard error"].iter().zip(self.has_gaps.iter().zip(paths))
         {
-            if *is_left_out {
-                notes.push(format!(
-                    "a part of {name} did not come; the whole is in: jig artifact{session} {path}"
-                ));
-                // Who takes what came for the whole must not be told that all is well.
-                if code == exit::SUCCESS {
-                    code = exit::RUN_FAILED;
-                }
+            if !has_gap {
+                continue;
+            }
+            notes.push(format!(
+                "a part of {name} is missing; all of it: jig artifact{session} {path}"
+            ));
+            // A caller must not take incomplete output for a success.
+            if code == exit::SUCCESS {
+                code = exit::RUN_FAILED;
             }
         }
+
         if !exited.artifact_error.is_empty() {
-            notes.push(format!("the whole output was not kept: {}", exited.artifact_error));
+            notes.push(format!("the complete output was not stored: {}", exited.artifact_error));
         }
         if exited.kill_pending {
-            notes.push("a process of it could not be killed yet".to_owned());
+            notes.push("a process of the command could not be killed yet".to_owned());
         }
+
         (notes, code)
     }
 }
 
-/// The exit code that says so: a command's own must not be mixed up with ours.
+/// Returns the exit code for a failure of jig, which must differ from exit codes of commands.
 pub(super) fn exit_code_of(failure: &CliError) -> u8 {
     match failure {
         CliError::Interrupted(code) => *code,
@@ -194,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn output_that_was_left_out_is_no_success() {
+    fn missing_output_is_not_success() {
         let whole = exit(Outcome::Exited, Some(0));
         assert_eq!(whole.exit_notes(true, None), (vec![], 0));
         let cut = ObservedExit { has_gaps: [true, false], ..exit(Outcome::Exited, Some(0)) };
@@ -207,18 +211,18 @@ mod tests {
     }
 
     #[test]
-    fn the_connection_is_named_where_it_ended_the_command() {
-        let ended = |was_lost, keeps| {
+    fn lost_connection_that_ended_the_command_is_reported() {
+        let ended = |was_lost, keeps_running| {
             let exit =
                 ObservedExit { connection_was_lost: was_lost, ..exit(Outcome::Cancelled, None) };
-            exit.exit_notes(keeps, None)
+            exit.exit_notes(keeps_running, None)
         };
         let (notes, code) = ended(true, false);
         assert!(notes[0].starts_with("the connection was lost"), "{notes:?}");
         assert_eq!(code, exit::RUN_FAILED);
-        for (was_lost, keeps) in [(false, false), (true, true)] {
+        for (was_lost, keeps_running) in [(false, false), (true, true)] {
             let expected = (vec!["ended: cancelled".to_owned()], exit::CANCELLED);
-            assert_eq!(ended(was_lost, keeps), expected);
+            assert_eq!(ended(was_lost, keeps_running), expected);
         }
     }
 }

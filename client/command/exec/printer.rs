@@ -1,6 +1,7 @@
-//! What the process writes, written here: by one thread for both descriptors, so that what came first
-//! is written first also where both lead to the same place. A reader who takes his time holds up
-//! neither the call nor the signals.
+//! Writes the output of a process to standard output and standard error.
+//!
+//! One thread writes both, so that output keeps its order even if both lead to the same file. A
+//! slow reader blocks neither the call nor the handling of signals.
 
 use std::{
     fs::File,
@@ -17,10 +18,10 @@ use tokio::sync::{mpsc, oneshot};
 use super::notes::format_note;
 use crate::{cli_error::CliError, json, local_error::LocalError};
 
-/// Pages that wait to be written, beside the one that is being written.
+/// Pages in the queue, in addition to the page that is being written.
 const MAX_QUEUED_PAGES: usize = 1;
 
-/// What writes events.
+/// Writer of events.
 #[derive(Debug)]
 pub(super) struct Printer {
     pages: mpsc::Sender<PrinterPage>,
@@ -35,25 +36,28 @@ enum PrinterPage {
 }
 
 impl Printer {
-    /// Begins to write.
+    /// Starts the writer thread.
     pub(super) fn start(as_json: bool) -> Result<Self, CliError> {
-        let fails = |error| LocalError::new("the output cannot be written", &error);
-        // Not the library's own handles: who is blocked in writing to them holds their locks, and
-        // whoever had something to say at the end would wait, too.
+        let fails = |error| LocalError::new("cannot write the output", &error);
+
+        // Duplicates the descriptors. A blocked write to the library's handles would hold their
+        // locks,
+        // and notes at the end would block too.
         let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(fails)?;
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(fails)?;
-        let (pages, waiting) = mpsc::channel(MAX_QUEUED_PAGES);
+
+        let (pages, queue) = mpsc::channel(MAX_QUEUED_PAGES);
         let (end, ended) = oneshot::channel();
-        // Dropped with the process, when nobody reads and the session has ended.
+        // Not joined: if the session ends while the reader blocks, the process ends the thread.
         thread::spawn(move || {
-            let result = write_pages(waiting, File::from(stdout), File::from(stderr));
-            // Nobody waits any more where the session has ended.
-            let _unheard = end.send(result);
+            let result = write_pages(queue, File::from(stdout), File::from(stderr));
+            // The receiver is gone if the session has ended.
+            let _dropped = end.send(result);
         });
         Ok(Self { pages, ended, as_json })
     }
 
-    /// Writes an event behind those before it.
+    /// Queues an event behind the earlier ones.
     pub(super) async fn print(&mut self, event: &ProcessEvent) -> Result<(), CliError> {
         let Some(page) = self.to_page(event) else {
             return Ok(());
@@ -64,21 +68,21 @@ impl Printer {
         }
     }
 
-    /// Waits until what is written here cannot be written any more.
+    /// Waits until writing fails.
     pub(super) async fn wait_for_failure(&mut self) -> CliError {
         match (&mut self.ended).await {
             Ok(Err(error)) => CliError::Output(error),
             Ok(Ok(())) | Err(_) => {
-                CliError::Output(io::Error::other("the thread that writes it is gone"))
+                CliError::Output(io::Error::other("the writer thread has ended"))
             }
         }
     }
 
-    /// Waits until all is written.
+    /// Waits until everything is written.
     pub(super) async fn finish(self) -> Result<(), CliError> {
         drop(self.pages);
         match self.ended.await {
-            // What became of the command does not depend on whether somebody reads to its end.
+            // The exit code does not depend on whether the reader takes all output.
             Ok(Err(error)) if error.kind() != ErrorKind::BrokenPipe => Err(CliError::Output(error)),
             Ok(_) | Err(_) => Ok(()),
         }
@@ -93,7 +97,7 @@ impl Printer {
             ProcessEvent::Stdout(part) => Some(PrinterPage::Stdout(part.data.to_vec())),
             ProcessEvent::Stderr(part) => Some(PrinterPage::Stderr(part.data.to_vec())),
             ProcessEvent::Gap(gap) => Some(PrinterPage::Stderr(format_note(&format!(
-                "output was left out that is not kept any more; it goes on at byte {} of stdout and {} of stderr",
+                "earlier output has been discarded; continuing at byte {} of stdout and {} of stderr",
                 gap.stdout_offset, gap.stderr_offset
             )))),
             ProcessEvent::Started(_) | ProcessEvent::KeepAlive | ProcessEvent::Exited(_) | _ => {
@@ -104,16 +108,16 @@ impl Printer {
 }
 
 fn write_pages(
-    mut waiting: mpsc::Receiver<PrinterPage>,
+    mut queue: mpsc::Receiver<PrinterPage>,
     mut stdout: File,
     stderr: File,
 ) -> io::Result<()> {
     let mut stderr = Some(stderr);
-    while let Some(page) = waiting.blocking_recv() {
+    while let Some(page) = queue.blocking_recv() {
         match page {
             PrinterPage::Stdout(bytes) => stdout.write_all(&bytes)?,
             PrinterPage::Stderr(bytes) => {
-                // Nobody wants to read it any more; standard output may still be wanted.
+                // The reader of standard error has gone; continue with standard output.
                 stderr = stderr.filter(|mut stderr| stderr.write_all(&bytes).is_ok());
             }
         }

@@ -1,26 +1,26 @@
-//! Connections that are lost: which errors mean that, and how often they are made again.
+//! Detects lost connections, and schedules attempts to reconnect.
 
 use std::time::Duration;
 
 use jig::client::{CallError, Code};
 use tokio::time::{Instant, sleep};
 
-/// How long a lost connection is tried to be made again.
+/// Maximum time to try to reconnect.
 pub(super) const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between two tries, at first and at most.
+/// Initial and maximum delay between attempts.
 const RECONNECT_BACKOFF: (Duration, Duration) =
     (Duration::from_millis(100), Duration::from_secs(2));
 
-/// Tries to make a connection again.
+/// Schedule of attempts to reconnect.
 #[derive(Debug)]
 pub(super) struct ReconnectAttempts {
-    began: Instant,
+    started: Instant,
     backoff: Duration,
 }
 
-/// Whether the connection was lost, and not something answered by the daemon.
+/// Returns whether an error means that the connection was lost.
 pub(super) fn is_connection_loss(error: &CallError) -> bool {
-    // What the daemon says itself has a reason; what the connection says has none.
+    // Errors from the daemon itself have a reason; errors of the connection have none.
     error.reason.is_none()
         && matches!(
             error.code,
@@ -29,22 +29,22 @@ pub(super) fn is_connection_loss(error: &CallError) -> bool {
 }
 
 impl ReconnectAttempts {
-    /// The first one is now.
+    /// Starts a schedule now.
     pub(super) fn start() -> Self {
-        Self { began: Instant::now(), backoff: RECONNECT_BACKOFF.0 }
+        Self { started: Instant::now(), backoff: RECONNECT_BACKOFF.0 }
     }
 
-    /// Whether they go on for so long already.
+    /// Returns whether attempts have continued for at least `time`.
     pub(super) fn have_lasted(&self, time: Duration) -> bool {
-        self.began.elapsed() >= time
+        self.started.elapsed() >= time
     }
 
-    /// When they have gone on for so long.
+    /// Returns the time at which attempts have continued for `time`.
     pub(super) fn deadline(&self, time: Duration) -> Instant {
-        self.began + time
+        self.started + time
     }
 
-    /// Waits for the next one.
+    /// Waits before the next attempt.
     pub(super) async fn wait_backoff(&mut self) {
         sleep(self.backoff).await;
         self.backoff = (self.backoff * 2).min(RECONNECT_BACKOFF.1);

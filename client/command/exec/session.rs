@@ -1,6 +1,6 @@
-//! One process, followed to its end: what it writes comes out here, what is typed here goes in, and
-//! signals and keys that are meant for this side are minded from the first moment to the last,
-//! whoever else does not answer.
+//! Follows one process to its end: output, input, signals, escape keys and terminal size.
+//!
+//! Signals and escape keys are handled from start to end, even if the daemon does not respond.
 
 use std::{
     convert::Infallible,
@@ -35,51 +35,52 @@ use crate::{
     local_error::LocalError,
 };
 
-/// How long what was typed before the way out may take to reach the command.
+/// Maximum time to forward the input that was typed before `~.`.
 const MAX_FLUSH_TIME: Duration = Duration::from_millis(500);
 
-/// How a process is to be followed.
+/// Settings of a session.
 #[derive(Debug)]
 pub(super) struct ExecSession {
     pub(super) start: FollowStart,
-    /// Whether it is given what is typed.
+    /// Whether to forward input.
     pub(super) forwards_stdin: bool,
-    /// Whether it has a terminal, whose size is this side's.
+    /// Whether the process has a terminal, whose size follows this one.
     pub(super) has_terminal: bool,
-    /// Whether it is left as soon as it was started.
+    /// Whether to stop following once the process has started.
     pub(super) detaches: bool,
-    /// Whether it goes on without a reader.
+    /// Whether the process continues without a reader.
     pub(super) keeps_running: bool,
-    /// Whether a lost connection is made again.
+    /// Whether to restore a lost connection.
     pub(super) reconnects: bool,
-    /// Whether the first interrupt is sent on to the process. Otherwise it ends this side.
+    /// Whether to forward the first interrupt to the process. Otherwise it ends the session.
     pub(super) forwards_interrupts: bool,
-    /// Whether events are printed as JSON.
+    /// Whether to print events as JSON.
     pub(super) as_json: bool,
 }
 
 impl ExecSession {
-    /// Follows it to its end.
+    /// Follows the process to its end.
     pub(super) async fn follow(
         self,
         connecting: PendingClient,
         signals: &mut TerminationSignals,
     ) -> FollowOutcome {
-        let (keeps, is_fed) = (self.keeps_running, self.forwards_stdin);
-        // Without input, somebody else's process is only looked at.
-        let (named, is_viewed) = match &self.start {
+        let (keeps_running, forwards_stdin) = (self.keeps_running, self.forwards_stdin);
+        // Without input, this side only watches the process.
+        let (requested_id, is_view_only) = match &self.start {
             FollowStart::Start(_) => (None, false),
-            FollowStart::Attach(request) => (Some(request.process_id.clone()), !is_fed),
+            FollowStart::Attach(request) => (Some(request.process_id.clone()), !forwards_stdin),
         };
-        let (process, known) = watch::channel(None);
-        let known = FollowedProcessWatch(known);
-        let ended = self.run(connecting, signals, process, &known);
-        let end = ended.await;
+        let (sender, receiver) = watch::channel(None);
+        let process = FollowedProcessWatch(receiver);
+
+        let end = self.run(connecting, signals, sender, &process).await;
+
         FollowOutcome {
-            process_id: known.current().map(|running| running.process_id).or(named),
-            keeps_running: keeps,
-            forwards_stdin: is_fed,
-            is_view_only: is_viewed,
+            process_id: process.current().map(|process| process.process_id).or(requested_id),
+            keeps_running,
+            forwards_stdin,
+            is_view_only,
             end,
         }
     }
@@ -88,64 +89,64 @@ impl ExecSession {
         self,
         connecting: PendingClient,
         signals: &mut TerminationSignals,
-        process: watch::Sender<Option<FollowedProcess>>,
-        known: &FollowedProcessWatch,
+        process_sender: watch::Sender<Option<FollowedProcess>>,
+        process: &FollowedProcessWatch,
     ) -> Result<FollowEnd, CliError> {
-        let is_fed = self.forwards_stdin && !self.detaches;
-        // Signals are listened for already: nothing ends this side before it has taken it back.
-        let terminal = match is_fed && self.has_terminal {
-            true => RawTerminal::enter()?,
-            false => None,
-        };
-        let are_keys = terminal.is_some();
+        let forwards_stdin = self.forwards_stdin && !self.detaches;
+        // Signals are handled already, so that the terminal is always restored.
+        let terminal =
+            if forwards_stdin && self.has_terminal { RawTerminal::enter()? } else { None };
+        let is_raw = terminal.is_some();
+
         let printer = Printer::start(self.as_json)?;
-        let watcher = ProcessFollower {
+        let follower = ProcessFollower {
             start: self.start,
-            process,
+            process: process_sender,
             reconnects: self.reconnects,
             detaches: self.detaches,
         };
-        let typing = async {
-            if !is_fed {
+        let input = async {
+            if !forwards_stdin {
                 return pending().await;
             }
-            let typed = stdin::spawn_stdin_reader(are_keys);
+            let stdin = stdin::spawn_stdin_reader(is_raw);
             tokio::select! {
-                end = forward_stdin(typed.parts, known.clone(), are_keys) => end,
-                end = handle_commands(typed.commands, known, terminal.as_ref()) => end,
+                end = forward_stdin(stdin.parts, process.clone(), is_raw) => end,
+                end = handle_commands(stdin.commands, process, terminal.as_ref()) => end,
             }
         };
+        let forwards_size = self.has_terminal && !self.detaches;
+
         tokio::select! {
-            end = watcher.follow(connecting, printer) => end,
-            end = typing => end,
-            failure = handle_signals(signals, known, self.forwards_interrupts) => Err(failure),
-            failure = forward_terminal_size(known.clone(), self.has_terminal && !self.detaches) => Err(failure),
+            end = follower.follow(connecting, printer) => end,
+            end = input => end,
+            failure = handle_signals(signals, process, self.forwards_interrupts) => Err(failure),
+            failure = forward_terminal_size(process.clone(), forwards_size) => Err(failure),
         }
     }
 }
 
-/// Does what who types wants of this side.
+/// Executes escape commands of the user.
 async fn handle_commands(
     mut commands: mpsc::Receiver<EscapeCommand>,
-    known: &FollowedProcessWatch,
+    process: &FollowedProcessWatch,
     terminal: Option<&RawTerminal>,
 ) -> Result<FollowEnd, CliError> {
     while let Some(command) = commands.recv().await {
         match command {
             EscapeCommand::Leave => {
-                // Who feeds leaves earlier, if all that was typed before is given.
+                // `forward_stdin` returns earlier if it has forwarded all earlier input.
                 sleep(MAX_FLUSH_TIME).await;
                 return Ok(FollowEnd::LeftByUser);
             }
             EscapeCommand::Suspend => {
                 if let Some(terminal) = terminal {
                     let suspended = terminal.suspend().await;
-                    suspended
-                        .map_err(|error| LocalError::new("jig cannot be suspended", &error))?;
+                    suspended.map_err(|error| LocalError::new("cannot suspend jig", &error))?;
                 }
             }
             EscapeCommand::Help => note_in_background(ESCAPE_HELP),
-            EscapeCommand::CancelStart if known.current().is_none() => {
+            EscapeCommand::CancelStart if process.current().is_none() => {
                 return Err(CliError::Interrupted(exit::CANCELLED));
             }
             EscapeCommand::CancelStart => {}
@@ -154,12 +155,13 @@ async fn handle_commands(
     pending().await
 }
 
-/// Sends an interrupt on to the process; a second one, or another signal, ends this side. So does the
-/// first where there is nothing to send it to, or it is not for this side to end it.
+/// Forwards the first interrupt to the process. Returns after a second one or another signal.
+///
+/// Returns at once if the process has not started, or if interrupts are not forwarded.
 async fn handle_signals(
     signals: &mut TerminationSignals,
-    known: &FollowedProcessWatch,
-    sends: bool,
+    process: &FollowedProcessWatch,
+    forwards_interrupts: bool,
 ) -> CliError {
     let mut interrupted = false;
     let mut sending: Pin<Box<dyn Future<Output = Infallible> + Send>> = Box::pin(pending());
@@ -168,28 +170,31 @@ async fn handle_signals(
             code = signals.next() => code,
             never = &mut sending => match never {},
         };
-        if code != exit::CANCELLED || interrupted || !sends || known.current().is_none() {
+        let forwards = forwards_interrupts && process.current().is_some();
+        if code != exit::CANCELLED || interrupted || !forwards {
             return CliError::Interrupted(code);
         }
         interrupted = true;
-        sending = Box::pin(send_interrupt(known.clone()));
+        sending = Box::pin(send_interrupt(process.clone()));
     }
 }
 
-/// Interrupts the process, trying again while the connection is lost.
-async fn send_interrupt(mut known: FollowedProcessWatch) -> Infallible {
-    let mut tries = ReconnectAttempts::start();
+/// Sends SIGINT to the process, with retries while the connection is lost.
+async fn send_interrupt(mut process: FollowedProcessWatch) -> Infallible {
+    let mut attempts = ReconnectAttempts::start();
     loop {
-        let running = known.started().await;
+        let target = process.started().await;
         let request =
-            SendSignalRequest { process_id: running.process_id, signal: "SIGINT".to_owned() };
-        match running.client.send_signal(request).await {
-            Err(error) if is_connection_loss(&error) && !tries.have_lasted(RECONNECT_TIMEOUT) => {
-                tries.wait_backoff().await
+            SendSignalRequest { process_id: target.process_id, signal: "SIGINT".to_owned() };
+        match target.client.send_signal(request).await {
+            Err(error)
+                if is_connection_loss(&error) && !attempts.have_lasted(RECONNECT_TIMEOUT) =>
+            {
+                attempts.wait_backoff().await
             }
             Err(error) if error.name() != "PROCESS_ENDED" => {
                 note_in_background(&format!(
-                    "the interrupt cannot be sent, another one ends jig: {error}"
+                    "cannot interrupt the command, another Ctrl-C ends jig: {error}"
                 ));
                 return pending().await;
             }
@@ -198,30 +203,32 @@ async fn send_interrupt(mut known: FollowedProcessWatch) -> Infallible {
     }
 }
 
-/// Tells the process's terminal each size that this side's gets.
-async fn forward_terminal_size(mut known: FollowedProcessWatch, has_terminal: bool) -> CliError {
+/// Sends each new size of this terminal to the terminal of the process.
+async fn forward_terminal_size(mut process: FollowedProcessWatch, has_terminal: bool) -> CliError {
     if !has_terminal {
         return pending().await;
     }
+
     let mut changes = match signal(SignalKind::window_change()) {
         Ok(changes) => changes,
-        Err(error) => return LocalError::new("signals cannot be listened for", &error).into(),
+        Err(error) => return LocalError::new("cannot listen for signals", &error).into(),
     };
-    let mut tries = ReconnectAttempts::start();
+
+    let mut attempts = ReconnectAttempts::start();
     loop {
-        let running = known.connected().await;
+        let target = process.connected().await;
         let size = terminal_size();
         let request = ResizeTerminalRequest {
-            process_id: running.process_id,
+            process_id: target.process_id,
             cols: size.cols,
             rows: size.rows,
         };
-        // Whether it is told is told by the stream: it ends with the process.
-        match running.client.resize_terminal(request).await {
-            Err(error) if is_connection_loss(&error) => tries.wait_backoff().await,
+        // Ignores other errors: if the process has ended, its stream reports that.
+        match target.client.resize_terminal(request).await {
+            Err(error) if is_connection_loss(&error) => attempts.wait_backoff().await,
             Ok(_) | Err(_) => {
                 changes.recv().await;
-                tries = ReconnectAttempts::start();
+                attempts = ReconnectAttempts::start();
             }
         }
     }

@@ -1,6 +1,7 @@
-//! What is typed or piped in on this side, read by a thread of its own: reading cannot be cancelled.
-//! It also looks for what is meant for this side, so that this is found however long the command, or
-//! the daemon, takes nothing.
+//! Reads standard input in a thread of its own, because a read cannot be cancelled.
+//!
+//! The thread also detects escape commands, so that they work even if the command or the daemon
+//! accepts no input.
 
 use std::{
     io::{self, Read as _},
@@ -11,59 +12,58 @@ use tokio::sync::mpsc;
 
 use super::escape_keys::{EscapeCommand, EscapeParser};
 
-/// Bytes read at a time. A terminal gives 4 KiB at most.
+/// Maximum bytes per read. A terminal returns at most 4 KiB.
 pub(super) const MAX_PART_BYTES: usize = 64 * 1024;
-/// Parts of a file or pipe that are read ahead.
+/// Parts of a file or pipe in the queue.
 const MAX_QUEUED_PARTS: usize = 2;
-/// Parts of a terminal that are read ahead, where a part may be a single key. Behind so many the way
-/// out is not found any more; without an end, a paste would be held here whole.
+/// Parts of a terminal in the queue, where a part may be a single key. Escape keys after so many
+/// parts are not detected. Without the limit, a paste would be held in memory completely.
 const MAX_QUEUED_KEY_PARTS: usize = 4096;
-/// Commands to this side that wait: they are taken at once.
+/// Escape commands in the queue. They are taken at once.
 const MAX_QUEUED_COMMANDS: usize = 16;
 
-/// What is read.
+/// Standard input, split into data and escape commands.
 #[derive(Debug)]
 pub(super) struct LocalStdin {
-    /// What goes to the command. The end of the parts is the end of the input.
+    /// Data for the command. The channel closes at the end of the input.
     pub(super) parts: mpsc::Receiver<LocalStdinPart>,
-    /// What is for this side, as soon as it was typed.
+    /// Escape commands, as soon as they are typed.
     pub(super) commands: mpsc::Receiver<EscapeCommand>,
 }
 
 /// A part of the input.
 #[derive(Debug)]
 pub(super) enum LocalStdinPart {
-    /// Bytes.
     Data(Vec<u8>),
-    /// It cannot be read any more.
+    /// Reading failed.
     ReadFailed(io::Error),
-    /// Who types leaves, having typed what came before.
+    /// The user left, after typing the earlier parts.
     Leave,
 }
 
-/// Begins to read standard input: keys, where it is a terminal that was handed over.
-pub(super) fn spawn_stdin_reader(are_keys: bool) -> LocalStdin {
-    let ahead = if are_keys { MAX_QUEUED_KEY_PARTS } else { MAX_QUEUED_PARTS };
-    let (sender, parts) = mpsc::channel(ahead);
-    let (told, commands) = mpsc::channel(MAX_QUEUED_COMMANDS);
-    // It ends with the process, when nobody types any more.
+/// Starts to read standard input. `is_raw`: whether it is a raw terminal with escape keys.
+pub(super) fn spawn_stdin_reader(is_raw: bool) -> LocalStdin {
+    let capacity = if is_raw { MAX_QUEUED_KEY_PARTS } else { MAX_QUEUED_PARTS };
+    let (sender, parts) = mpsc::channel(capacity);
+    let (command_sender, commands) = mpsc::channel(MAX_QUEUED_COMMANDS);
+    // Not joined: the process ends the thread.
     thread::spawn(move || {
-        let last = forward_parts(are_keys, &sender, &told).err();
-        // Nobody listens where the session has ended.
+        let last = forward_parts(is_raw, &sender, &command_sender).err();
+        // The receiver is gone if the session has ended.
         last.and_then(|part| sender.blocking_send(part).err());
     });
     LocalStdin { parts, commands }
 }
 
-/// Passes on what is read until its end, or until something else comes last.
+/// Reads and queues parts until the end of the input. A final part is returned as an error.
 fn forward_parts(
-    are_keys: bool,
+    is_raw: bool,
     parts: &mpsc::Sender<LocalStdinPart>,
-    told: &mpsc::Sender<EscapeCommand>,
+    commands: &mpsc::Sender<EscapeCommand>,
 ) -> Result<(), LocalStdinPart> {
     let mut stdin = io::stdin().lock();
     let mut buffer = vec![0; MAX_PART_BYTES];
-    let mut keys = EscapeParser::LineStart;
+    let mut parser = EscapeParser::LineStart;
     loop {
         let bytes = match stdin.read(&mut buffer) {
             Ok(0) => return Ok(()),
@@ -72,19 +72,21 @@ fn forward_parts(
             Err(error) => return Err(LocalStdinPart::ReadFailed(error)),
         };
         let read = buffer.get(..bytes).unwrap_or_default();
+
         let mut leaves = false;
-        let data = if are_keys {
-            let passed = keys.parse(read);
-            for command in passed.commands {
+        let data = if is_raw {
+            let parsed = parser.parse(read);
+            for command in parsed.commands {
                 leaves |= command == EscapeCommand::Leave;
-                if told.blocking_send(command).is_err() {
+                if commands.blocking_send(command).is_err() {
                     return Ok(());
                 }
             }
-            passed.bytes
+            parsed.bytes
         } else {
             read.to_vec()
         };
+
         if !data.is_empty() && parts.blocking_send(LocalStdinPart::Data(data)).is_err() {
             return Ok(());
         }

@@ -1,5 +1,4 @@
-//! The terminal of this side, while it is another's: keys go through one by one, and nothing of them
-//! is taken for a command to this side.
+//! Puts the terminal into raw mode, in which keys reach the command one by one, and restores it.
 
 use std::{
     io,
@@ -21,23 +20,22 @@ use tokio::{
 
 use crate::{cli_error::CliError, local_error::LocalError};
 
-/// Size of a terminal that nobody knows.
+/// Assumed size of an unknown terminal.
 const DEFAULT_SIZE: TerminalSize = TerminalSize { cols: 80, rows: 24 };
-/// How long a stop that was asked for may take to happen. In a process group that nobody could
-/// continue it never does.
+/// Maximum wait for the stop signal to take effect. It has no effect on an orphaned process group.
 const MAX_STOP_TIME: Duration = Duration::from_millis(200);
 
-/// The terminal that was handed over, and how it was before. Here, where a panic finds it.
+/// The raw terminal and its original attributes. Static, so that the panic hook can restore it.
 static SAVED_TERMINAL: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 
-/// A terminal that was handed over. Dropping it takes it back.
+/// A terminal in raw mode. Dropping it restores the original mode.
 #[derive(Debug)]
 pub(super) struct RawTerminal {
     raw: Termios,
 }
 
 impl RawTerminal {
-    /// Hands standard input over, where it is a terminal.
+    /// Puts standard input into raw mode, if it is a terminal.
     pub(super) fn enter() -> Result<Option<Self>, CliError> {
         Self::enter_on(io::stdin())
     }
@@ -46,30 +44,33 @@ impl RawTerminal {
         if !isatty(&stdin) {
             return Ok(None);
         }
+
         let fails =
-            |error: io::Error| LocalError::new("the terminal cannot be handed over", &error);
-        let before = tcgetattr(&stdin).map_err(|errno| fails(errno.into()))?;
-        let mut raw = before.clone();
+            |error: io::Error| LocalError::new("cannot set the terminal to raw mode", &error);
+        let original = tcgetattr(&stdin).map_err(|errno| fails(errno.into()))?;
+        let mut raw = original.clone();
         raw.make_raw();
         let terminal = stdin.as_fd().try_clone_to_owned().map_err(fails)?;
+
         restore_on_panic();
-        // Known before it is done, so that nothing can come between.
-        *saved_terminal() = Some((terminal, before));
-        let handed = Self { raw };
-        handed.make_raw().map_err(fails)?;
-        Ok(Some(handed))
+        // Saved before the change, so that a panic in between restores it too.
+        *saved_terminal() = Some((terminal, original));
+        let raw_terminal = Self { raw };
+        raw_terminal.make_raw().map_err(fails)?;
+        Ok(Some(raw_terminal))
     }
 
-    /// Suspends this side as Ctrl-Z does a program on a terminal: the terminal is as it was until
-    /// somebody continues it.
+    /// Suspends jig like Ctrl-Z on a normal terminal. Restores the terminal until jig continues.
     pub(super) async fn suspend(&self) -> io::Result<()> {
         let mut continued = signal(SignalKind::from_raw(Signal::CONT.as_raw()))?;
-        if let Some((terminal, before)) = &*saved_terminal() {
-            tcsetattr(terminal, OptionalActions::Now, before)?;
+        if let Some((terminal, original)) = &*saved_terminal() {
+            tcsetattr(terminal, OptionalActions::Now, original)?;
         }
-        // All that the shell takes for one job, or it would go on waiting for the rest of it.
+
+        // Stops the whole process group, because the shell waits for all processes of a job.
         kill_current_process_group(Signal::TSTP)?;
-        // Not before it was continued: the terminal must not become ours while it is the shell's.
+
+        // Not before SIGCONT: until then the terminal belongs to the shell.
         timeout(MAX_STOP_TIME, continued.recv()).await.ok();
         self.make_raw()
     }
@@ -88,7 +89,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Whether a terminal is handed over.
+/// Returns whether the terminal is in raw mode.
 pub(super) fn is_terminal_raw() -> bool {
     saved_terminal().is_some()
 }
@@ -98,26 +99,26 @@ fn saved_terminal() -> MutexGuard<'static, Option<(OwnedFd, Termios)>> {
 }
 
 fn restore() {
-    if let Some((terminal, before)) = saved_terminal().take() {
-        // At once: what was written may wait for a terminal that is held up, for ever. One that is
-        // gone needs nothing more.
-        tcsetattr(&terminal, OptionalActions::Now, &before).ok();
+    if let Some((terminal, original)) = saved_terminal().take() {
+        // `Now`, because pending output may block for ever on a stopped terminal. Ignores
+        // errors: a terminal that has gone needs no restoring.
+        tcsetattr(&terminal, OptionalActions::Now, &original).ok();
     }
 }
 
-/// Has a panic take the terminal back before it is told.
+/// Installs a panic hook that restores the terminal before the panic is printed.
 fn restore_on_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let tell = panic::take_hook();
+        let print_panic = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             restore();
-            tell(info);
+            print_panic(info);
         }));
     });
 }
 
-/// Size of this side's terminal.
+/// Returns the size of this terminal.
 pub(super) fn terminal_size() -> TerminalSize {
     let sizes = [tcgetwinsize(io::stdin()), tcgetwinsize(io::stdout()), tcgetwinsize(io::stderr())];
     let known = sizes.into_iter().flatten();
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_takes_the_terminal_back() {
+    fn panic_restores_the_terminal() {
         let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&screen).unwrap();
         unlockpt(&screen).unwrap();
@@ -148,11 +149,11 @@ mod tests {
             let modes = tcgetattr(&terminal).unwrap().local_modes;
             !modes.contains(LocalModes::ICANON)
         };
-        let handed = RawTerminal::enter_on(&terminal).unwrap();
-        assert!(handed.is_some() && is_raw());
-        // By another thread, which drops nothing of ours.
+        let raw_terminal = RawTerminal::enter_on(&terminal).unwrap();
+        assert!(raw_terminal.is_some() && is_raw());
+        // In another thread, which does not drop the guard.
         std::thread::spawn(|| panic!("as is wanted")).join().unwrap_err();
         assert!(!is_raw());
-        drop(handed);
+        drop(raw_terminal);
     }
 }

@@ -1,4 +1,4 @@
-//! `jig job`: calls of tools that nobody waits for.
+//! `jig job`: submits and manages jobs, which are tool calls in the background.
 
 mod print;
 mod watch;
@@ -22,102 +22,102 @@ use self::{
 use super::params::ToolParameters;
 use crate::{cli_error::CliError, connection, exit, global::GlobalArgs, output};
 
-/// Most jobs of one page.
+/// Maximum number of jobs per page.
 const MAX_JOBS_PER_PAGE: u32 = 1000;
 
-/// Submit, list, wait for, watch and cancel jobs: calls of tools that the daemon makes when their turn
-/// comes, and whose results it keeps.
+/// Submit, list, watch and cancel jobs: tool calls that the daemon queues and whose results it
+/// stores.
 #[derive(Debug, Args)]
 pub(crate) struct JobArgs {
     #[command(subcommand)]
     action: JobCommand,
 }
 
-/// What to do with jobs.
 #[derive(Debug, Subcommand)]
 enum JobCommand {
     Submit(SubmitArgs),
-    /// Tell how far a job is and, once it has ended, what came of it.
+    /// Show the state of a job and, once it has ended, its result.
     Get {
-        /// Its id.
+        /// Id of the job.
         #[arg(value_name = "JOB")]
         job: String,
     },
     #[command(visible_alias = "list")]
     Ls(JobLsArgs),
-    /// Wait until a job has ended, and tell what came of it; exits as `jig job watch` does.
+    /// Wait until a job has ended, and show its result. Exit codes as of `jig job watch`.
     Wait {
-        /// Its id.
+        /// Id of the job.
         #[arg(value_name = "JOB")]
         job: String,
-        /// Seconds to wait at most; then tell how far it is.
+        /// Maximum time to wait, in seconds. Then the state of the job is shown. Default:
+        /// unlimited.
         #[arg(long, value_name = "SEC")]
         at_most: Option<u32>,
     },
-    /// End a job, wait until nothing is left of it, and tell what came of it; 0 when it has ended.
+    /// Cancel a job, wait until it has ended, and show its result. Exit code 0 once it has ended.
     Cancel {
-        /// Its id.
+        /// Id of the job.
         #[arg(value_name = "JOB")]
         job: String,
     },
     Watch(WatchArgs),
 }
 
-/// Put a call of a tool into a queue, and print the job's id.
+/// Queue a tool call as a job, and print its id.
 #[derive(Debug, Args)]
 struct SubmitArgs {
-    /// Name of the tool: `run`.
+    /// Name of the tool, for example `run`.
     tool: String,
     #[command(flatten)]
     parameters: ToolParameters,
-    /// Vocabulary that the tool is of: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`, `openai`,
-    /// `rauskuclaw`. Without it, that of the contract.
+    /// Vocabulary of the tool name: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`,
+    /// `openai` or `rauskuclaw`. Default: jig's own names.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,
-    /// Queue to wait in.
+    /// Name of the queue.
     #[arg(long, default_value = "default")]
     queue: String,
-    /// Who comes first in the queue, from -100 to 100: higher before lower.
+    /// Priority in the queue, from -100 to 100. Higher values run first.
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     priority: i32,
-    /// Wait until it has ended, and tell what came of it; exits as `jig job watch` does.
+    /// Wait until the job has ended, and show its result. Exit codes as of `jig job watch`.
     #[arg(long)]
     wait: bool,
 }
 
-/// List jobs, those that were submitted last first.
+/// List jobs, newest first.
 #[derive(Debug, Args)]
 struct JobLsArgs {
-    /// Only those in this state. Can be given several times.
+    /// List only jobs in this state. Repeatable.
     #[arg(long, value_enum)]
     state: Vec<JobStateArg>,
-    /// Only those of this queue.
+    /// List only jobs of this queue.
     #[arg(long)]
     queue: Option<String>,
-    /// How many at most.
+    /// Maximum number of jobs to list.
     #[arg(short, long, default_value_t = 50)]
     number: u32,
 }
 
-/// Print what the command of a job writes, from the offsets on, until it has ended.
+/// Print the output of a job's command until the job has ended.
 ///
-/// Exits with the command's exit code; 128+n when signal n ended it, 124 when its time was up, 130
-/// when it was cancelled, 1 when it was not run or jig failed. With --json, each change of the job
-/// and each part of its output is a line, the data in base64.
+/// Exit codes: that of the command; 128+n after signal n, 124 after a timeout, 130 if cancelled, 1
+/// if the command did not run or jig failed. With --json, prints each change of the job and each
+/// part of its output as a line, with data in base64.
 #[derive(Debug, Args)]
 struct WatchArgs {
-    /// Its id.
+    /// Id of the job.
     #[arg(value_name = "JOB")]
     job: String,
-    /// First byte of standard output to print.
+    /// Offset of the first byte of standard output to print.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     stdout_offset: u64,
-    /// First byte of standard error to print.
+    /// Offset of the first byte of standard error to print.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     stderr_offset: u64,
 }
 
-/// State of a job.
+/// States of a job.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum JobStateArg {
     Queued,
@@ -129,7 +129,7 @@ enum JobStateArg {
 }
 
 pub(crate) fn job(global: &GlobalArgs, args: JobArgs) -> ExitCode {
-    let done = global.require_address().and_then(|address| match args.action {
+    let result = global.require_address().and_then(|address| match args.action {
         JobCommand::Submit(args) => submit(address, global, args),
         JobCommand::Get { job } => get(address, global, job),
         JobCommand::Ls(args) => list(address, global, args),
@@ -158,20 +158,21 @@ pub(crate) fn job(global: &GlobalArgs, args: JobArgs) -> ExitCode {
             watch(address, global, request)
         }
     });
-    match done {
+
+    match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => super::report_and_exit(Err(failure), global.json),
     }
 }
 
-/// Makes a call that answers a job.
+/// Makes a call whose response is a job.
 fn call_for_job<F>(address: &str, global: &GlobalArgs, call: F) -> Result<Job, CliError>
 where
     F: AsyncFnOnce(Client) -> Result<Option<Job>, CallError>,
 {
     let job =
         connection::call_address(address, global, async |client: Client| Ok(call(client).await?))?;
-    job.ok_or_else(|| CliError::Daemon("the answer has no job".to_owned()))
+    job.ok_or_else(|| CliError::Daemon("the response has no job".to_owned()))
 }
 
 fn submit(address: &str, global: &GlobalArgs, args: SubmitArgs) -> Result<u8, CliError> {
@@ -183,6 +184,7 @@ fn submit(address: &str, global: &GlobalArgs, args: SubmitArgs) -> Result<u8, Cl
         priority: Some(args.priority),
         ..SubmitJobRequest::default()
     };
+
     let wait = args.wait;
     let job = call_for_job(address, global, async |client| {
         let submitted = client.submit_job(request).await?.job;
@@ -194,12 +196,15 @@ fn submit(address: &str, global: &GlobalArgs, args: SubmitArgs) -> Result<u8, Cl
             submitted => Ok(submitted),
         }
     })?;
+
     if wait {
         return print_and_code(&job, global);
     }
-    match global.json {
-        true => output::write_json(&job_json(&job))?,
-        false => output::write_stdout(format!("{}\n", job.job_id).as_bytes())?,
+
+    if global.json {
+        output::write_json(&job_json(&job))?;
+    } else {
+        output::write_stdout(format!("{}\n", job.job_id).as_bytes())?;
     }
     Ok(exit::SUCCESS)
 }
@@ -214,18 +219,19 @@ fn get(address: &str, global: &GlobalArgs, job_id: String) -> Result<u8, CliErro
 
 fn list(address: &str, global: &GlobalArgs, args: JobLsArgs) -> Result<u8, CliError> {
     let states: Vec<i32> = args.state.iter().map(|state| state.to_proto().into()).collect();
+
     let jobs = connection::call_address(address, global, async |client: Client| {
         let (mut jobs, mut page_token) = (Vec::new(), String::new());
-        let mut left = args.number;
-        while left > 0 {
+        let mut remaining = args.number;
+        while remaining > 0 {
             let request = ListJobsRequest {
                 states: states.clone(),
                 queue: args.queue.clone().unwrap_or_default(),
-                page_size: Some(left.min(MAX_JOBS_PER_PAGE)),
+                page_size: Some(remaining.min(MAX_JOBS_PER_PAGE)),
                 page_token,
             };
             let page = client.list_jobs(request).await?;
-            left -= u32::try_from(page.jobs.len()).unwrap_or(left).min(left);
+            remaining -= u32::try_from(page.jobs.len()).unwrap_or(remaining).min(remaining);
             jobs.extend(page.jobs);
             page_token = page.next_page_token;
             if page_token.is_empty() {
@@ -234,22 +240,20 @@ fn list(address: &str, global: &GlobalArgs, args: JobLsArgs) -> Result<u8, CliEr
         }
         Ok(jobs)
     })?;
+
     if global.json {
         let jobs: Vec<_> = jobs.iter().map(job_json).collect();
         output::write_json(&json!({ "jobs": jobs }))?;
     } else if jobs.is_empty() {
-        let is_selected = !args.state.is_empty() || args.queue.is_some();
-        output::note(match is_selected {
-            true => "there are no such jobs",
-            false => "there are no jobs",
-        });
+        let has_filter = !args.state.is_empty() || args.queue.is_some();
+        output::note(if has_filter { "there are no such jobs" } else { "there are no jobs" });
     } else {
         print_list(&jobs)?;
     }
     Ok(exit::SUCCESS)
 }
 
-/// Prints a job that was waited for.
+/// Prints a job after waiting for it. Returns its exit code.
 fn print_and_code(job: &Job, global: &GlobalArgs) -> Result<u8, CliError> {
     print_job(job, global.json)?;
     Ok(exit_code(job))

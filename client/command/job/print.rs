@@ -1,4 +1,4 @@
-//! Jobs, for people and as JSON.
+//! Prints jobs as text and as JSON.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::{
     escape, output,
 };
 
-/// Prints a job and what came of it.
+/// Prints a job and its result.
 pub(super) fn print_job(job: &Job, as_json: bool) -> Result<(), CliError> {
     if as_json {
         return output::write_json(&job_json(job));
@@ -19,14 +19,14 @@ pub(super) fn print_job(job: &Job, as_json: bool) -> Result<(), CliError> {
     let mut text = String::new();
     push_job_line(&mut text, job);
     if let Some(result) = &job.result {
-        // What commands have written may be anything.
+        // The output of commands is untrusted.
         text.push_str(&escape::text(result.text.trim_end()));
         text.push('\n');
     }
     output::write_stdout(text.as_bytes())
 }
 
-/// Prints a line for each job.
+/// Prints a line per job.
 pub(super) fn print_list(jobs: &[Job]) -> Result<(), CliError> {
     let mut text = String::new();
     for job in jobs {
@@ -50,7 +50,7 @@ fn push_job_line(text: &mut String, job: &Job) {
     );
 }
 
-/// A state, as people call it.
+/// Returns the name of a state for people.
 pub(super) fn state_name(state: JobState) -> &'static str {
     match state {
         JobState::Unspecified => "?",
@@ -63,7 +63,7 @@ pub(super) fn state_name(state: JobState) -> &'static str {
     }
 }
 
-/// A job, by the names of the contract.
+/// Converts a job, with the field names of the contract.
 pub(super) fn job_json(job: &Job) -> Value {
     json!({
         "job_id": job.job_id,

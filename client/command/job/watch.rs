@@ -1,4 +1,4 @@
-//! Watching a job: what its command writes, how it has ended, and the exit code that says so.
+//! `jig job watch`: prints the output of a job, and derives the exit code.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jig::{
@@ -12,33 +12,35 @@ use crate::{
     cli_error::CliError, command::exit_note, connection, envelope, exit, global::GlobalArgs, output,
 };
 
-/// Prints what the command of a job writes, until it has ended. As JSON: each event, in a line.
+/// Prints the output of a job's command until it has ended. As JSON: one event per line.
 pub(super) fn watch(
     address: &str,
     global: &GlobalArgs,
     request: WatchJobRequest,
 ) -> Result<u8, CliError> {
-    let mut came = [request.stdout_offset, request.stderr_offset];
-    let [stdout_end, stderr_end] = &mut came;
+    let mut received = [request.stdout_offset, request.stderr_offset];
+    let [stdout_end, stderr_end] = &mut received;
+
     let last = connection::call_address(address, global, async |client: Client| {
         let mut events = client.watch_job(request).await?;
         let mut last = None;
+
         while let Some(event) = events.next().await? {
             if global.json {
                 event_json(&event).map_or(Ok(()), |line| output::write_json(&line))?;
             }
             match event {
                 Event::Job(job) => last = Some(job),
-                Event::Stdout(written) => {
-                    *stdout_end = written.offset + written.data.len() as u64;
+                Event::Stdout(part) => {
+                    *stdout_end = part.offset + part.data.len() as u64;
                     if !global.json {
-                        output::write_stdout(&written.data)?;
+                        output::write_stdout(&part.data)?;
                     }
                 }
-                Event::Stderr(written) => {
-                    *stderr_end = written.offset + written.data.len() as u64;
+                Event::Stderr(part) => {
+                    *stderr_end = part.offset + part.data.len() as u64;
                     if !global.json {
-                        output::write_stderr(&written.data);
+                        output::write_stderr(&part.data);
                     }
                 }
                 Event::KeepAlive(_) => {}
@@ -46,9 +48,11 @@ pub(super) fn watch(
         }
         Ok(last)
     })?;
-    let job = last.ok_or_else(|| CliError::Daemon("the answer has no job".to_owned()))?;
+
+    let job = last.ok_or_else(|| CliError::Daemon("the response has no job".to_owned()))?;
+
     if !global.json {
-        for note in notes(&job, came) {
+        for note in notes(&job, received) {
             output::note(&note);
         }
     }
@@ -56,47 +60,52 @@ pub(super) fn watch(
 }
 
 fn event_json(event: &Event) -> Option<Value> {
-    let part = |written: &JobOutput| json!({ "offset": written.offset, "data": STANDARD.encode(&written.data) });
+    let part =
+        |part: &JobOutput| json!({ "offset": part.offset, "data": STANDARD.encode(&part.data) });
     Some(match event {
         Event::Job(job) => json!({ "job": job_json(job) }),
-        Event::Stdout(written) => json!({ "stdout": part(written) }),
-        Event::Stderr(written) => json!({ "stderr": part(written) }),
+        Event::Stdout(output) => json!({ "stdout": part(output) }),
+        Event::Stderr(output) => json!({ "stderr": part(output) }),
         Event::KeepAlive(_) => return None,
     })
 }
 
-/// What neither the output nor the exit code tells. `came`: where the output ended that came.
-fn notes(job: &Job, came: [u64; 2]) -> Vec<String> {
-    let Some(ran) = command_result(job) else {
+/// Returns notes on what output and exit code do not show. `received`: the end offset of each
+/// stream.
+fn notes(job: &Job, received: [u64; 2]) -> Vec<String> {
+    let Some(command) = command_result(job) else {
         let result = job.result.clone().unwrap_or_default();
         return vec![format!("{}: {}", state_name(job.state()), result.text)];
     };
-    let written = [ran.stdout_bytes, ran.stderr_bytes];
+
+    let written = [command.stdout_bytes, command.stderr_bytes];
     let names = ["standard output", "standard error"];
-    let streams = names.into_iter().zip(came.into_iter().zip(written));
-    let missing = streams.filter(|(_, (came, written))| came < written);
-    let mut notes: Vec<_> = missing
-        .map(|(name, (came, written))| {
-            format!("{name} has {written} bytes, of which those from {came} on are not kept")
+    let streams = names.into_iter().zip(received.into_iter().zip(written));
+    let mut notes: Vec<_> = streams
+        .filter(|(_, (received, written))| received < written)
+        .map(|(name, (received, written))| {
+            format!("{name} has {written} bytes; those from {received} on are not stored")
         })
         .collect();
-    notes.extend(exit_note::exit_note(ran.outcome, &ran.signal, &ran.limit));
+
+    notes.extend(exit_note::exit_note(command.outcome, &command.signal, &command.limit));
     notes
 }
 
-/// The exit code that says how a job has ended: as that of `jig run`, where it ran a command.
+/// Returns the exit code for a job: that of `jig run`, if the job ran a command.
 pub(super) fn exit_code(job: &Job) -> u8 {
     match command_result(job) {
-        Some(ran) => exit::of_run(&ran),
+        Some(command) => exit::of_run(&command),
         None if has_succeeded(job) => exit::SUCCESS,
         None => exit::FAILURE,
     }
 }
 
-/// How the command of a job has ended, without what it wrote, if it ran one, and has not failed behind it.
+/// Returns how the command of a job ended, without its output. `None` if the job ran no command, or
+/// if the job failed after its command succeeded.
 fn command_result(job: &Job) -> Option<RunResponse> {
-    let ran = job.result.as_ref().and_then(envelope::command_result);
-    ran.filter(|ran| has_succeeded(job) || exit::of_run(ran) != exit::SUCCESS)
+    let command = job.result.as_ref().and_then(envelope::command_result);
+    command.filter(|command| has_succeeded(job) || exit::of_run(command) != exit::SUCCESS)
 }
 
 fn has_succeeded(job: &Job) -> bool {
@@ -133,21 +142,21 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_as_the_command_did() {
+    fn exit_code_and_notes_follow_the_command() {
         use JobState::{Cancelled, Failed, Lost, Succeeded};
         let exited = |code| Some((Outcome::Exited, "", Some(code)));
         let killed = Some((Outcome::Signaled, "SIGKILL", None));
-        let late = Some((Outcome::TimedOut, "SIGTERM", None));
-        let ended = Some((Outcome::Cancelled, "SIGKILL", None));
-        let cut = "standard output has 20 bytes, of which those from 10 on are not kept";
-        let (up, gone) = ("ended: its time was up", "ended: cancelled");
+        let timed_out = Some((Outcome::TimedOut, "SIGTERM", None));
+        let cancelled = Some((Outcome::Cancelled, "SIGKILL", None));
+        let missing = "standard output has 20 bytes; those from 10 on are not stored";
+        let (timeout_note, cancel_note) = ("ended: timed out", "ended: cancelled");
         for (job, expected, notes_expected) in [
-            (job(Succeeded, exited(3)), 3, &[cut][..]),
-            (job(Succeeded, killed), 137, &[cut]),
-            (job(Failed, killed), 137, &[cut]),
-            (job(Succeeded, late), 124, &[cut, up]),
-            (job(Failed, late), 124, &[cut, up]),
-            (job(Cancelled, ended), 130, &[cut, gone]),
+            (job(Succeeded, exited(3)), 3, &[missing][..]),
+            (job(Succeeded, killed), 137, &[missing]),
+            (job(Failed, killed), 137, &[missing]),
+            (job(Succeeded, timed_out), 124, &[missing, timeout_note]),
+            (job(Failed, timed_out), 124, &[missing, timeout_note]),
+            (job(Cancelled, cancelled), 130, &[missing, cancel_note]),
             (job(Failed, exited(0)), 1, &["failed: why"]),
             (job(Failed, None), 1, &["failed: why"]),
             (job(Lost, None), 1, &["lost: why"]),
