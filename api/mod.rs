@@ -20,6 +20,7 @@ pub mod v1 {
     tonic::include_proto!("jig.v1");
 }
 
-/// Descriptors of `jig.v1` and its imports, with comments and options, as an encoded
-/// `google.protobuf.FileDescriptorSet`.
+/// Descriptors of `jig.v1` and its imports, with comments and options.
+///
+/// An encoded `google.protobuf.FileDescriptorSet`.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/jig.v1.bin"));

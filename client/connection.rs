@@ -43,11 +43,10 @@ pub(crate) type PendingClient = Pin<Box<dyn Future<Output = Result<Client, CliEr
 /// Result of a call, and the signals that it listened for.
 type CallOutcome<T> = (Result<T, CliError>, TerminationSignals);
 
-/// Runs a call on the daemon at the address, or on a daemon started for it in the current
-/// directory.
+/// Runs a call on the daemon at the address, or on one that is started for this call.
 ///
-/// A signal cancels the call. After the call, signals end the process, because printing the
-/// response may block.
+/// That daemon serves the current directory and ends with the call. A signal cancels the call.
+/// After the call, signals end the process, because printing the response may block.
 pub(crate) fn call<T, Call, Calling>(global: &GlobalArgs, call: Call) -> Result<T, CliError>
 where
     T: Send + 'static,
@@ -221,8 +220,10 @@ impl TerminationSignals {
 /// Returns whether a signal was ignored at the start: `SigIgn` in proc_pid_status(5).
 fn is_ignored(kind: SignalKind) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
 
     let bit = 1_u64 << (kind.as_raw_value() - 1);
     mask.is_some_and(|mask| mask & bit != 0)

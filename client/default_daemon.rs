@@ -114,8 +114,8 @@ fn served_workspace(
 
 /// Returns the addresses at which daemons are searched.
 fn default_addresses() -> impl Iterator<Item = String> {
-    let folder = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let folder = folder.filter(|folder| folder.is_absolute());
-    let socket = folder.map(|folder| format!("unix:{}", folder.join("jig.sock").display()));
+    let runtime_dir =
+        env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let socket = runtime_dir.map(|path| format!("unix:{}", path.join("jig.sock").display()));
     socket.into_iter().chain([format!("127.0.0.1:{DEFAULT_PORT}")])
 }

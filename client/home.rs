@@ -1,5 +1,7 @@
-//! Rejects directories that are hardly meant as a workspace, because commands could change all of
-//! it: the root directory, and the user's home directory or a parent of it.
+//! Rejects directories that are hardly meant as a workspace: `/`, the home directory, its parents.
+//!
+//! Commands could read and change everything in them.
+
 use std::{fs, path::Path};
 
 use crate::cli_error::CliError;

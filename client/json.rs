@@ -1,5 +1,7 @@
-//! JSON form of responses: field names as in the protos, enums by name, zero values printed, absent
-//! values as null, and all integers as numbers (none comes near 2^53).
+//! JSON form of responses.
+//!
+//! Field names are those of the protos. Enums are printed by name, zero values are printed, absent
+//! values are null, and integers are numbers (none comes near 2^53).
 
 use jig::{
     api::v1::{

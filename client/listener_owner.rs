@@ -31,7 +31,7 @@ pub(crate) fn is_trusted(address: &str) -> bool {
     listener_owner(address) == ListenerOwner::Trusted
 }
 
-/// Asks the kernel who listens at `unix:/PATH`, or otherwise at [`DEFAULT_PORT`].
+/// Asks the kernel for the owner of the listener at `unix:/PATH`, or otherwise at [`DEFAULT_PORT`].
 pub(crate) fn listener_owner(address: &str) -> ListenerOwner {
     let owners = match address.strip_prefix("unix:") {
         Some(path) => socket_owner(Path::new(path)).into_iter().collect(),
@@ -54,9 +54,11 @@ fn socket_owner(path: &Path) -> Option<u32> {
 
 /// Returns the users that listen at a port of this machine, on any of its addresses.
 fn port_owners(port: u16) -> Vec<u32> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
-    let tables = tables.iter().filter_map(|table| fs::read_to_string(table).ok());
-    tables.flat_map(|table| parse_port_owners(&table, port)).collect()
+    ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .filter_map(|table| fs::read_to_string(table).ok())
+        .flat_map(|table| parse_port_owners(&table, port))
+        .collect()
 }
 
 /// Parses `/proc/net/tcp`: number, local address, remote address, state, queues, timer,

@@ -71,10 +71,9 @@ impl Client {
         })
     }
 
-    /// Streams the events of a running process from a position on, for example after a lost
-    /// connection.
+    /// Streams the events of a process from a position on.
     ///
-    /// [`ProcessEvents::position`] of the previous stream is where to resume.
+    /// After a lost connection, resume at [`ProcessEvents::position`] of the previous stream.
     ///
     /// # Errors
     ///

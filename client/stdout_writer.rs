@@ -1,5 +1,6 @@
-//! Writes standard output in a thread of its own, so that a slow reader blocks neither the call nor
-//! the signal that cancels it.
+//! Writes standard output in a thread of its own.
+//!
+//! A slow reader then blocks neither the call nor the signal that cancels it.
 
 use std::{
     io::{self, Write as _},

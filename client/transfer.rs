@@ -369,9 +369,11 @@ impl RetryBudget {
     }
 }
 
-/// Returns whether a retry may succeed: after a lost connection, while the daemon is saturated, or
-/// after it heard nothing from this client for a while (for example because the client was
-/// stopped). A daemon without its state directory needs its operator.
+/// Returns whether a retry may succeed.
+///
+/// It may after a lost connection, or while the daemon is saturated. It also may if the daemon
+/// heard nothing from this client for a while, for example because the client was stopped. A
+/// daemon without its state directory needs its operator.
 fn is_retryable(error: &CallError) -> bool {
     let is_transient = [Code::ResourceExhausted, Code::DeadlineExceeded].contains(&error.code);
     let is_unavailable = error.code == Code::Unavailable && error.name() != "STATE_LOST";

@@ -1,9 +1,9 @@
-//! A daemon in a process of its own, for as long as a bench runs.
+//! Starts a daemon in a process of its own for a benchmark.
 
 #[cfg(feature = "daemon")]
 pub(super) use started::Daemon;
 
-/// Without the daemon in this binary there is none to start.
+/// Stub for builds without the daemon.
 #[cfg(not(feature = "daemon"))]
 #[derive(Debug)]
 pub(super) enum Daemon {}
@@ -54,35 +54,34 @@ mod started {
 
     use crate::cli_error::CliError;
 
-    /// The design allows 100 ms; a machine that needs this long is not worth measuring.
+    /// The target is 100 ms. A slower machine is not worth measuring.
     const START_TIMEOUT: Duration = Duration::from_secs(30);
-    /// Longer than it takes to drain a daemon that has nothing to do.
+    /// Longer than an idle daemon needs to drain.
     const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-    /// How often is looked whether it has ended.
+    /// Interval at which the end of the process is checked.
     const STOP_INTERVAL: Duration = Duration::from_millis(5);
 
-    /// A daemon that ends when this is dropped.
+    /// A running daemon. Dropping it stops the process.
     #[derive(Debug)]
     pub(in super::super) struct Daemon {
         child: Child,
         address: String,
-        // After the process, which uses it.
+        // Dropped after the process, which uses it.
         directory: TempDir,
     }
 
     impl Daemon {
-        /// Starts this binary as a daemon on a Unix socket and waits until it answers calls.
+        /// Starts this binary as a daemon on a Unix socket, and waits until it accepts calls.
         pub(in super::super) fn start() -> Result<Self, CliError> {
             Self::start_with(|_| Ok(Vec::new())).map(|(daemon, _)| daemon)
         }
 
-        /// As [`Self::start`], for callers with keys; answers these.
+        /// Like [`Self::start`], with an API key per name. Returns the keys.
         pub(in super::super) fn start_with_keys<const N: usize>(
             names: [&str; N],
         ) -> Result<(Self, [String; N]), CliError> {
             let (daemon, keys) = Self::start_with(|file| {
-                let names = names.iter();
-                let keys = names.map(|name| {
+                let keys = names.iter().map(|name| {
                     let grant = KeyInfo {
                         name: (*name).to_owned(),
                         role: "invoke".to_owned(),
@@ -92,6 +91,7 @@ mod started {
                 });
                 keys.collect()
             })?;
+
             let keys = <[String; N]>::try_from(keys);
             Ok((daemon, keys.map_err(|_| start_error("a key is missing"))?))
         }
@@ -111,6 +111,7 @@ mod started {
                 command.arg("--keys").arg(file);
             }
             let child = command.spawn().map_err(start_error)?;
+
             let mut daemon = Self { child, address: String::new(), directory };
             match daemon.listen_address() {
                 Some(address) => daemon.address = address,
@@ -125,17 +126,17 @@ mod started {
             Ok((daemon, keys))
         }
 
-        /// Its workspace.
+        /// Returns the workspace directory.
         pub(in super::super) fn workspace(&self) -> std::path::PathBuf {
             self.directory.path().join("ws")
         }
 
-        /// Where it listens.
+        /// Returns the address of the daemon.
         pub(in super::super) fn address(&self) -> &str {
             &self.address
         }
 
-        /// Its process id.
+        /// Returns the process id.
         pub(in super::super) fn process(&self) -> i32 {
             Pid::from_child(&self.child).as_raw_nonzero().get()
         }
@@ -143,20 +144,21 @@ mod started {
         fn listen_address(&mut self) -> Option<String> {
             let stdout = self.child.stdout.take()?;
             let (sender, receiver) = mpsc::sync_channel(1);
-            // On a thread, as nothing ends a read from a pipe on which nothing comes.
+            // In a thread, because a read from a silent pipe cannot be cancelled.
             thread::spawn(move || send_address(stdout, &sender));
             receiver.recv_timeout(START_TIMEOUT).ok()
         }
 
         fn stop(&mut self) -> io::Result<()> {
             kill_process(Pid::from_child(&self.child), Signal::TERM)?;
-            let until = Instant::now() + STOP_TIMEOUT;
-            while Instant::now() < until {
+            let deadline = Instant::now() + STOP_TIMEOUT;
+            while Instant::now() < deadline {
                 if self.child.try_wait()?.is_some() {
                     return Ok(());
                 }
                 thread::sleep(STOP_INTERVAL);
             }
+
             self.child.kill()?;
             self.child.wait()?;
             Ok(())
@@ -166,7 +168,7 @@ mod started {
     impl Drop for Daemon {
         fn drop(&mut self) {
             if let Err(error) = self.stop() {
-                crate::output::note(&format!("the bench's daemon may still run: {error}"));
+                crate::output::note(&format!("the benchmark's daemon may still run: {error}"));
             }
         }
     }
@@ -185,7 +187,7 @@ mod started {
         command.stdin(Stdio::null());
         command.stdout(Stdio::piped());
         command.stderr(log);
-        // What is set for the caller's own daemon is not meant for this one.
+        // The user's settings are for another daemon.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| name.starts_with("JIG_")) {
                 command.env_remove(name);
@@ -194,8 +196,8 @@ mod started {
         command
     }
 
-    /// Sends the first address that the daemon says it listens on, and reads on so that the daemon
-    /// never writes into a closed pipe.
+    /// Sends the first address that the daemon prints. Reads on afterwards, so that the daemon
+    /// never writes to a closed pipe.
     fn send_address(stdout: impl Read, sender: &mpsc::SyncSender<String>) {
         let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
         let address = lines.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
@@ -213,7 +215,7 @@ mod started {
         use super::*;
 
         #[test]
-        fn the_address_is_found() {
+        fn listen_address_is_found() {
             let (sender, receiver) = mpsc::sync_channel(1);
             send_address(&b"hello\nlistening on unix:/s\nmore\n"[..], &sender);
             assert_eq!(receiver.try_recv().unwrap(), "unix:/s");

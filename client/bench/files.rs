@@ -1,4 +1,4 @@
-//! The file tools, beside ripgrep and git on the same tree and beside a call that does nothing.
+//! Benchmark of the file tools against ripgrep, git and a health check.
 
 use std::{
     fs,
@@ -25,40 +25,40 @@ use super::{
 };
 use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 
-/// Directories of the tree, and files in each: more than the 20,000 that the design speaks of.
+/// Size of the tree: more than the 20,000 files that the design requires.
 const DIRECTORIES: usize = 2000;
 const FILES_PER_DIRECTORY: usize = 12;
-/// Lines of each file, of about 40 bytes.
+/// Lines of each file, of about 40 bytes each.
 const LINES_PER_FILE: usize = 100;
 const _: () = assert!(DIRECTORIES * FILES_PER_DIRECTORY >= 20_000, "the design's large tree");
-/// One file in so many holds what is searched for.
+/// One file in so many contains the text that is searched for.
 const FILES_PER_MATCH: usize = 500;
-/// What is searched for.
+/// Text that is searched for.
 const NEEDLE: &str = "needle";
-/// The file that is read, and its size.
+/// Name and size of the file that is read.
 const TEST_FILE: &str = "ten-kibibytes";
 const TEST_FILE_BYTES: usize = 10 * 1024;
-/// Small calls for each of the large ones.
+/// Short calls per round, against one long call.
 const SMALL_CALLS_PER_ROUND: usize = 20;
 
-/// Times of the file tools, beside those of ripgrep (`rg`) on the same tree.
+/// Measure the file tools against ripgrep (`rg`) and git on the same tree.
 ///
-/// Starts a daemon of its own on a tree of 24,000 files that it makes. With --address, that daemon
-/// is measured; --tree then says where its workspace is, which should hold a large tree.
+/// Starts a daemon on a generated tree of 24,000 files. With --address, measures that daemon;
+/// --tree must then name its workspace directory, which should contain a large tree.
 #[derive(Debug, Args)]
 pub(crate) struct FilesArgs {
-    /// Turns of each of the large calls.
+    /// Number of rounds.
     #[arg(long, default_value = "20", value_name = "N")]
     count: NonZeroUsize,
-    /// Workspace of the daemon that --address names.
+    /// Workspace directory of the daemon at --address.
     #[arg(long, value_name = "DIR")]
     tree: Option<PathBuf>,
-    /// What to search for.
+    /// Text to search for.
     #[arg(long, default_value = NEEDLE, value_name = "TEXT")]
     query: String,
 }
 
-/// Something of which the time is taken.
+/// Operation that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FilesBenchCase {
     Search,
@@ -90,7 +90,7 @@ impl FilesBenchCase {
     }
 }
 
-/// What is promised: a tool, what it is compared with, and the most times its time.
+/// Targets: label, tool, reference, and maximum ratio of their medians.
 const TARGETS: [(&str, FilesBenchCase, FilesBenchCase, f64); 4] = [
     ("apply_patch / git apply", FilesBenchCase::Patch, FilesBenchCase::GitApply, 1.0),
     ("search / rg --json", FilesBenchCase::Search, FilesBenchCase::RipgrepSearch, 1.0),
@@ -98,13 +98,13 @@ const TARGETS: [(&str, FilesBenchCase, FilesBenchCase, f64); 4] = [
     ("read_file / health check", FilesBenchCase::Read, FilesBenchCase::HealthCheck, 1.5),
 ];
 
-/// Measures and prints.
+/// Runs the benchmark and prints the report.
 pub(super) fn bench_files(global: &GlobalArgs, args: &FilesArgs) -> Result<(), CliError> {
     let own;
     let (address, tree) = match (global.address(), &args.tree) {
         (Some(address), Some(tree)) => (address, tree.clone()),
         (Some(_), None) => {
-            let problem = "--tree must say where the workspace of the daemon at --address is";
+            let problem = "--address needs --tree: the workspace directory of that daemon";
             return Err(CliError::Usage(problem.to_owned()));
         }
         (None, _) => {
@@ -113,19 +113,22 @@ pub(super) fn bench_files(global: &GlobalArgs, args: &FilesArgs) -> Result<(), C
             (own.address(), own.workspace())
         }
     };
+
     fs::write(tree.join(TEST_FILE), "x".repeat(TEST_FILE_BYTES)).map_err(CliError::system)?;
     let runtime = connection::runtime()?;
     let client = runtime.block_on(Client::connect(address, global.client_options()))?;
-    let by_daemon = PatchFixture::create(&tree, "patched").map_err(CliError::system)?;
-    let by_git = PatchFixture::create(&tree, "patched-by-git").map_err(CliError::system)?;
+
+    let daemon_patch = PatchFixture::create(&tree, "patched").map_err(CliError::system)?;
+    let git_patch = PatchFixture::create(&tree, "patched-by-git").map_err(CliError::system)?;
     let bench = FilesBench {
         runtime: &runtime,
         client,
         tree: &tree,
         query: &args.query,
-        daemon_patch: by_daemon,
-        git_patch: by_git,
+        daemon_patch,
+        git_patch,
     };
+
     let mut kinds = vec![
         FilesBenchCase::Search,
         FilesBenchCase::RipgrepSearch,
@@ -136,6 +139,7 @@ pub(super) fn bench_files(global: &GlobalArgs, args: &FilesArgs) -> Result<(), C
         FilesBenchCase::Read,
         FilesBenchCase::HealthCheck,
     ];
+
     if let Err(reason) = bench.run_once(FilesBenchCase::GitApply) {
         output::note(&format!("without git: {reason:?}"));
         kinds.retain(|kind| *kind != FilesBenchCase::GitApply);
@@ -144,16 +148,17 @@ pub(super) fn bench_files(global: &GlobalArgs, args: &FilesArgs) -> Result<(), C
         output::note(&format!("without ripgrep: {reason:?}"));
         kinds.retain(|kind| !kind.is_ripgrep());
     }
+
     let files = bench.run_once(FilesBenchCase::List)?;
-    let measured = bench.measure(&kinds, args.count.get())?;
+    let measurements = bench.measure(&kinds, args.count.get())?;
     if global.json {
-        output::write_json(&to_json(files, &measured))
+        output::write_json(&to_json(files, &measurements))
     } else {
-        output::write_stdout(to_text(files, &measured).as_bytes())
+        output::write_stdout(to_text(files, &measurements).as_bytes())
     }
 }
 
-/// Where and how it is measured.
+/// Environment of the measurements.
 #[derive(Debug)]
 struct FilesBench<'a> {
     runtime: &'a Runtime,
@@ -165,7 +170,9 @@ struct FilesBench<'a> {
 }
 
 impl FilesBench<'_> {
-    /// All kinds in turns, so that what else happens on the machine hits all alike.
+    /// Measures all kinds in alternating rounds.
+    ///
+    /// Other load on the machine then affects all kinds alike.
     fn measure(
         &self,
         kinds: &[FilesBenchCase],
@@ -176,21 +183,23 @@ impl FilesBench<'_> {
         for (kind, _) in &all {
             self.run_once(*kind)?;
         }
+
         for _ in 0..count {
             for (kind, times) in &mut all {
-                let small = matches!(kind, FilesBenchCase::Read | FilesBenchCase::HealthCheck);
-                for _ in 0..if small { SMALL_CALLS_PER_ROUND } else { 1 } {
+                let is_short = matches!(kind, FilesBenchCase::Read | FilesBenchCase::HealthCheck);
+                for _ in 0..if is_short { SMALL_CALLS_PER_ROUND } else { 1 } {
                     let start = Instant::now();
                     self.run_once(*kind)?;
                     times.push(start.elapsed());
                 }
             }
         }
+
         let samples = all.into_iter();
         Ok(samples.map(|(kind, times)| (kind, Samples::new(times))).collect())
     }
 
-    /// Answers how many files there are, where that is what is asked.
+    /// Runs one operation. Returns the number of files if it lists them, otherwise 0.
     fn run_once(&self, kind: FilesBenchCase) -> Result<usize, CliError> {
         match kind {
             FilesBenchCase::RipgrepSearch => self.ripgrep(&[
@@ -236,7 +245,7 @@ impl FilesBench<'_> {
         }
     }
 
-    /// Its output is read, as whoever asked would.
+    /// Runs ripgrep and reads its output, as a caller would.
     fn ripgrep(&self, arguments: &[&str]) -> Result<usize, CliError> {
         #[expect(
             clippy::disallowed_methods,
@@ -250,7 +259,7 @@ impl FilesBench<'_> {
             .current_dir(self.tree)
             .stdin(Stdio::null());
         let output = command.output().map_err(CliError::system)?;
-        // 1: it has found nothing.
+        // Exit code 1: no match.
         if !matches!(output.status.code(), Some(0 | 1)) {
             return Err(CliError::System(String::from_utf8_lossy(&output.stderr).into_owned()));
         }
@@ -258,7 +267,7 @@ impl FilesBench<'_> {
     }
 }
 
-/// Makes the tree: text of words that come again, as in programs.
+/// Creates the tree. Its text repeats words, as source code does.
 fn create_tree(root: &Path) -> std::io::Result<()> {
     const WORDS: [&str; 8] =
         ["return", "value", "request", "the", "need", "Option", "self", "length"];
@@ -270,7 +279,7 @@ fn create_tree(root: &Path) -> std::io::Result<()> {
             let mut text = String::new();
             for _ in 0..LINES_PER_FILE {
                 for _ in 0..6 {
-                    // Knuth's generator: the same text on every machine.
+                    // Knuth's linear congruential generator: the same text on every machine.
                     state = state
                         .wrapping_mul(6_364_136_223_846_793_005)
                         .wrapping_add(1_442_695_040_888_963_407);
@@ -290,18 +299,19 @@ fn create_tree(root: &Path) -> std::io::Result<()> {
 }
 
 fn targets(measured: &[(FilesBenchCase, Samples)]) -> Vec<BenchTarget> {
-    let of = |wanted| measured.iter().find(|(kind, _)| *kind == wanted);
+    let samples_of = |wanted| measured.iter().find(|(kind, _)| *kind == wanted);
     TARGETS
         .into_iter()
-        .filter_map(|(promise, one, other, most)| {
-            let (Some((_, one)), Some((_, other))) = (of(one), of(other)) else {
+        .filter_map(|(promise, tool, reference, max_ratio)| {
+            let (Some((_, tool)), Some((_, reference))) = (samples_of(tool), samples_of(reference))
+            else {
                 return None;
             };
             Some(BenchTarget {
                 promise,
-                measured: one.ratio(other),
+                measured: tool.ratio(reference),
                 unit: TargetUnit::Ratio,
-                bound: TargetBound::AtMost(most),
+                bound: TargetBound::AtMost(max_ratio),
                 stretch: None,
             })
         })
@@ -320,7 +330,7 @@ fn to_text(files: usize, measured: &[(FilesBenchCase, Samples)]) -> String {
     }
     format!(
         "{cores} cores, {cpu}, Linux {kernel}\na tree of {files} files\n\n{}\n{}",
-        table::align_columns(&rows),
+        table::align_numbers(&rows),
         table::targets_table(&targets(measured))
     )
 }
@@ -360,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_promised_is_told_with_what_was_measured() {
+    fn targets_are_reported_with_measurements() {
         let samples = |ms| Samples::new(vec![Duration::from_millis(ms)]);
         let mut measured = vec![
             (FilesBenchCase::Search, samples(9)),

@@ -1,8 +1,8 @@
-//! What the machine is: times mean nothing without it.
+//! Describes the machine, which a report needs: times depend on it.
 
 use std::{fs, thread};
 
-/// A machine.
+/// Properties of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Machine {
     /// CPUs that this process may use.
@@ -12,7 +12,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// The one that this runs on.
+    /// Returns the properties of this machine.
     pub(super) fn detect() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         Self {
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_model_of_the_cpu() {
+    fn cpu_model_is_read_from_cpuinfo() {
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: X 1\n"), "X 1");
         assert_eq!(cpu_model(""), "unknown CPU");
     }

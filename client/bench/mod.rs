@@ -1,6 +1,7 @@
-//! `jig bench`: measures on this machine what the design promises. The measurements of a bench
-//! alternate in blocks within one run of the program, so that their ratios hold whatever else the
-//! machine does meanwhile; times of different runs of it must not be compared.
+//! `jig bench`: benchmarks on this machine against the targets of the design.
+//!
+//! The measurements of a benchmark alternate in blocks within one process, so that their ratios
+//! hold despite other load. Times of different processes must not be compared.
 
 mod daemon;
 mod fair;
@@ -17,7 +18,7 @@ use clap::{Args, Subcommand};
 
 use crate::{exit, global::GlobalArgs, output};
 
-/// Measure this machine.
+/// Run benchmarks on this machine.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -35,16 +36,19 @@ enum BenchCommand {
 
 pub(crate) fn bench(global: &GlobalArgs, args: BenchArgs) -> ExitCode {
     if cfg!(debug_assertions) {
-        output::note("a debug build: its times say nothing; build with --release");
+        output::note("this is a debug build: its times mean nothing; build with --release");
     }
-    let one_call = global.reject_request_id("a benchmark makes many calls");
-    let measured = one_call.and_then(|()| match args.command {
+
+    let result = global.reject_request_id("a benchmark makes many calls").and_then(|()| match args
+        .command
+    {
         BenchCommand::Run(args) => run::bench_run(global, &args),
         BenchCommand::Files(args) => files::bench_files(global, &args),
         BenchCommand::Fair(args) => fair::bench_fair(global, &args),
         BenchCommand::Flood(args) => fair::bench_flood(global, &args),
     });
-    match measured {
+
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.report(global.json);

@@ -1,4 +1,4 @@
-//! A patch of many files, applied and taken back in turns, by the daemon and by git.
+//! A patch of many files, applied and reverted alternately, by the daemon or by git.
 
 use std::{
     cell::Cell,
@@ -12,33 +12,35 @@ use jig::{api::v1::ApplyPatchRequest, client::Client};
 
 use crate::cli_error::CliError;
 
-/// Files that the patch changes.
+/// Number of files that the patch changes.
 const FILE_COUNT: usize = 100;
-/// Lines of each.
+/// Lines per file.
 const LINES_PER_FILE: usize = 200;
-/// The line that is changed.
+/// Index of the changed line.
 const CHANGED_LINE: usize = 90;
-/// Lines of context.
+/// Lines of context in the patch.
 const CONTEXT_LINES: usize = 3;
 
-/// A folder of files that are patched forth and back.
+/// A directory of files that are patched back and forth.
 #[derive(Debug)]
 pub(super) struct PatchFixture {
     folder: PathBuf,
-    /// The patch, and the one that takes it back.
+    /// The patch and its reverse.
     patches: [String; 2],
     applied: Cell<bool>,
 }
 
 impl PatchFixture {
-    /// Makes the files in the folder `name` of `root`.
+    /// Creates the files in the directory `name` below `root`.
     pub(super) fn create(root: &Path, name: &str) -> std::io::Result<Self> {
         let line = |file: usize, line: usize| format!("line {line} of file {file}, some words\n");
         fs::create_dir_all(root.join(name))?;
+
         let mut patches = [String::new(), String::new()];
         for file in 0..FILE_COUNT {
             let text: String = (0..LINES_PER_FILE).map(|number| line(file, number)).collect();
             fs::write(root.join(name).join(file.to_string()), text)?;
+
             let (old, new) = (line(file, CHANGED_LINE), format!("changed in {file}\n"));
             for (patch, from, to) in [(0, &old, &new), (1, &new, &old)] {
                 let Some(patch) = patches.get_mut(patch) else {
@@ -60,14 +62,14 @@ impl PatchFixture {
         Ok(Self { folder: root.to_owned(), patches, applied: Cell::new(false) })
     }
 
-    /// The patch that can be applied next.
+    /// Returns the patch to apply next.
     fn next_patch(&self) -> &str {
         let applied = self.applied.replace(!self.applied.get());
-        let [patch, back] = &self.patches;
-        if applied { back } else { patch }
+        let [patch, reverse] = &self.patches;
+        if applied { reverse } else { patch }
     }
 
-    /// Has the daemon apply it.
+    /// Applies the next patch with the daemon.
     pub(super) async fn apply_by_daemon(&self, client: &Client) -> Result<(), CliError> {
         let request = ApplyPatchRequest {
             unified_diff: self.next_patch().to_owned(),
@@ -77,7 +79,7 @@ impl PatchFixture {
         Ok(())
     }
 
-    /// Has git apply it.
+    /// Applies the next patch with git.
     pub(super) fn apply_by_git(&self) -> Result<(), CliError> {
         #[expect(
             clippy::disallowed_methods,
@@ -87,16 +89,18 @@ impl PatchFixture {
         command
             .args(["apply", "-"])
             .current_dir(&self.folder)
-            // The tree may lie in somebody's repository, whose state is none of its business.
+            // The tree may be inside a repository, whose state must not matter.
             .env("GIT_DIR", "/nonexistent")
             .stdin(Stdio::piped());
+
         let mut child = command.spawn().map_err(CliError::system)?;
         if let Some(mut stdin) = child.stdin.take() {
             stdin.write_all(self.next_patch().as_bytes()).map_err(CliError::system)?;
         }
-        match child.wait().map_err(CliError::system)?.success() {
-            true => Ok(()),
-            false => Err(CliError::System("git apply has failed".to_owned())),
+
+        if !child.wait().map_err(CliError::system)?.success() {
+            return Err(CliError::System("git apply failed".to_owned()));
         }
+        Ok(())
     }
 }

@@ -1,37 +1,36 @@
-//! Percentiles and ratios, and whether they meet the design's targets.
+//! Percentiles, ratios and targets.
 
 use std::time::Duration;
 
-/// Times of single runs.
+/// Durations of repeated runs.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Samples {
     sorted: Vec<Duration>,
 }
 
-/// Something that the design promises, and what was measured.
+/// A target of the design, and its measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct BenchTarget {
-    /// What is promised.
+    /// Description of the target.
     pub(super) promise: &'static str,
     pub(super) measured: f64,
     pub(super) unit: TargetUnit,
     pub(super) bound: TargetBound,
-    /// What is hoped for beyond the promise.
+    /// Stricter bound, which is a goal but not a promise.
     pub(super) stretch: Option<TargetBound>,
 }
 
-/// What a number counts.
+/// Unit of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TargetUnit {
-    /// Times something else.
+    /// Ratio of two measurements.
     Ratio,
     Milliseconds,
     Mebibytes,
-    /// Things.
     Count,
 }
 
-/// Where a number must lie.
+/// Allowed range of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum TargetBound {
     AtMost(f64),
@@ -44,7 +43,7 @@ impl Samples {
         Self { sorted: times }
     }
 
-    /// The time that so many percent of the runs did not exceed (nearest rank).
+    /// Returns a percentile by the nearest-rank method.
     pub(super) fn percentile(&self, percent: usize) -> Duration {
         let rank = (self.sorted.len() * percent).div_ceil(100).max(1);
         self.sorted.get(rank - 1).copied().unwrap_or_default()
@@ -58,13 +57,13 @@ impl Samples {
         self.percentile(99)
     }
 
-    /// How many there are in a second, one after the other.
+    /// Returns the number of runs per second, one after the other.
     pub(super) fn per_second(&self) -> f64 {
         let total: Duration = self.sorted.iter().sum();
         ratio(self.sorted.len() as f64, total.as_secs_f64())
     }
 
-    /// How many times the median of the other its median is.
+    /// Returns the ratio of the medians.
     pub(super) fn ratio(&self, other: &Self) -> f64 {
         ratio(self.p50().as_secs_f64(), other.p50().as_secs_f64())
     }
@@ -87,18 +86,18 @@ impl BenchTarget {
 impl TargetBound {
     fn is_met_by(self, value: f64) -> bool {
         match self {
-            Self::AtMost(most) => value <= most,
-            Self::AtLeast(least) => value >= least,
+            Self::AtMost(bound) => value <= bound,
+            Self::AtLeast(bound) => value >= bound,
         }
     }
 }
 
-/// One by the other; not a number when there is nothing to divide by, which meets no target.
-pub(super) fn ratio(one: f64, other: f64) -> f64 {
-    if other > 0.0 { one / other } else { f64::NAN }
+/// Divides two numbers. Returns NaN, which meets no target, if the divisor is 0.
+pub(super) fn ratio(dividend: f64, divisor: f64) -> f64 {
+    if divisor > 0.0 { dividend / divisor } else { f64::NAN }
 }
 
-/// The numbers of targets and what is said of them.
+/// Returns measurement and verdict of each target.
 #[cfg(test)]
 pub(super) fn target_verdicts(targets: &[BenchTarget]) -> Vec<(String, &'static str)> {
     let verdict = |target: &BenchTarget| (format!("{:.2}", target.measured), target.verdict());
@@ -110,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles() {
+    fn percentiles_use_nearest_rank() {
         let samples = Samples::new((1..=200).rev().map(Duration::from_millis).collect());
         assert_eq!(samples.p50(), Duration::from_millis(100));
         assert_eq!(samples.p99(), Duration::from_millis(198));
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts() {
+    fn verdicts_follow_the_bounds() {
         let target = |measured| BenchTarget {
             promise: "p50",
             measured,

@@ -1,4 +1,4 @@
-//! What was measured, as text: numbers with their units, in columns.
+//! Formats measurements as text tables with units.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ pub(super) fn format_ratio(ratio: f64) -> String {
     format!("{ratio:.2} x")
 }
 
-/// The targets, with what was measured.
+/// Formats the targets with their measurements.
 pub(super) fn targets_table(targets: &[BenchTarget]) -> String {
     let mut rows = vec![["target", "bound", "measured", ""].map(String::from)];
     for target in targets {
@@ -23,14 +23,14 @@ pub(super) fn targets_table(targets: &[BenchTarget]) -> String {
             target.verdict().to_owned(),
         ]);
     }
-    align_columns(&rows)
+    align_numbers(&rows)
 }
 
-/// Where the number of a target must lie.
+/// Formats the bound of a target.
 pub(super) fn format_bound(target: &BenchTarget) -> String {
     match target.bound {
-        TargetBound::AtMost(most) => with_unit(format!("<= {most}"), target.unit),
-        TargetBound::AtLeast(least) => with_unit(format!(">= {least}"), target.unit),
+        TargetBound::AtMost(bound) => with_unit(format!("<= {bound}"), target.unit),
+        TargetBound::AtLeast(bound) => with_unit(format!(">= {bound}"), target.unit),
     }
 }
 
@@ -43,14 +43,15 @@ fn with_unit(number: String, unit: TargetUnit) -> String {
     }
 }
 
-/// Columns of equal width, the first flush left, the others flush right.
-pub(super) fn align_columns<const N: usize>(rows: &[[String; N]]) -> String {
+/// Aligns columns: the first to the left, the others to the right.
+pub(super) fn align_numbers<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
+
     let mut text = String::new();
     for row in rows {
         let mut line = String::new();
@@ -73,8 +74,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_are_aligned() {
+    fn numbers_are_aligned_to_the_right() {
         let rows = [["a", "1"], ["long", "200"]].map(|row| row.map(String::from));
-        assert_eq!(align_columns(&rows), "a       1\nlong  200\n");
+        assert_eq!(align_numbers(&rows), "a       1\nlong  200\n");
     }
 }

@@ -160,9 +160,8 @@ fn cli_agent_text(response: &InvokeResponse, workspace_path: &Path) -> String {
 /// Returns the files that a tool of `cli_agent` has changed.
 fn changed_files(response: &InvokeResponse) -> Vec<String> {
     let data = Value::Object(struct_to_json(response.data.clone().unwrap_or_default()));
-    let files = data["files_affected"].as_array();
-    let files = files.into_iter().flatten().filter_map(Value::as_str);
-    files.map(str::to_owned).collect()
+    let files = data["files_affected"].as_array().into_iter().flatten();
+    files.filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
 fn with_newline(mut text: String) -> String {

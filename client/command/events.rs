@@ -223,8 +223,8 @@ fn event_line(event: Event) -> String {
             ("started", call_detail(params))
         }
         "tool_call_finished" => {
-            let duration = record.get("duration_sec").and_then(Value::as_f64);
-            let duration = duration.map_or_else(String::new, |seconds| format!("{seconds:.3}s"));
+            let seconds = record.get("duration_sec").and_then(Value::as_f64);
+            let duration = seconds.map_or_else(String::new, |seconds| format!("{seconds:.3}s"));
             let more = match (text("outcome"), record.get("exit_code")) {
                 ("EXITED", Some(code)) => format!("exit {code}"),
                 ("", _) if text("status") == "error" => {

@@ -221,7 +221,7 @@ async fn cp_leaves_out_names_that_the_daemon_keeps() {
     fs::write(at("tree/sub/file"), "1").unwrap();
     let told = jig(&daemon, here.path(), &["cp", "-r", "tree", ":in"], 1);
     for path in [format!("tree/{NAME}"), format!("tree/sub/{NAME}")] {
-        let why = "a name that the daemon keeps for its own files";
+        let why = "a name that is reserved for the daemon's own files";
         let line = format!("jig: left out, {why}: {path}\n");
         assert!(told.contains(&line), "{line}: {told}");
     }

@@ -60,7 +60,7 @@ async fn a_copied_file_that_leads_git_to_a_repository_is_left_out() {
     for line in [
         "left out, a name that git takes for .git: :tree/.git\n",
         "left out, a directory that git takes for a repository: :tree/x\n",
-        "left out because a version control tool would act on it: 2; copy it too with --with-git\n",
+        "left out because a version control tool would act on it: 2; copy it with --with-git\n",
     ] {
         assert!(told.contains(line), "{told}");
     }

@@ -1,4 +1,4 @@
-//! The calls that are made.
+//! Calls that the fairness benchmark makes.
 
 use std::{
     fs, io,
@@ -15,12 +15,11 @@ use jig::{
     client::{CallError, Client},
 };
 
-/// The file that is read.
+/// Name of the file that is read.
 const TEST_FILE: &str = "read";
-/// Its size.
 const TEST_FILE_BYTES: usize = 10 * 1024;
 
-/// A call.
+/// Kind of call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum FairBenchCase {
     Run,
@@ -31,13 +30,13 @@ pub(super) enum FairBenchCase {
     CreateDirectory,
 }
 
-/// Makes the file that is read.
+/// Creates the file that is read.
 pub(super) fn create_test_file(workspace: &Path) -> io::Result<()> {
     fs::write(workspace.join(TEST_FILE), vec![b'x'; TEST_FILE_BYTES])
 }
 
 impl FairBenchCase {
-    /// The name of its tool.
+    /// Returns the name of the tool.
     pub(super) fn tool_name(self) -> &'static str {
         match self {
             Self::Run => "run",
@@ -49,7 +48,7 @@ impl FairBenchCase {
         }
     }
 
-    /// Makes one.
+    /// Makes one call.
     pub(super) async fn call(self, client: &Client) -> Result<(), CallError> {
         match self {
             Self::Run => {

@@ -1,5 +1,7 @@
-//! The caller who calls as much as he can: in a process of his own, which yields to all others, as
-//! those who call from other machines take none of this one's time.
+//! The client that saturates the daemon, in a process of its own.
+//!
+//! The process runs at the lowest priority, because clients on other machines would not use this
+//! machine's CPUs.
 
 use std::{
     num::NonZeroUsize,
@@ -13,28 +15,28 @@ use tokio::task::JoinSet;
 use super::case::FairBenchCase;
 use crate::{cli_error::CliError, connection, global::GlobalArgs};
 
-/// Connections over which the calls are spread.
+/// Number of connections over which the calls are spread.
 const FLOOD_CONNECTIONS: usize = 8;
-/// How much the process yields (setpriority(2)).
+/// Nice value of the process (setpriority(2)).
 const FLOOD_NICE: i32 = 19;
 
-/// Call one tool without end.
+/// Call one tool in an endless loop.
 #[derive(Debug, Args)]
 pub(crate) struct FloodArgs {
-    /// What to call.
+    /// Kind of call.
     #[arg(long)]
     kind: FairBenchCase,
-    /// Calls at one time.
+    /// Number of concurrent calls.
     #[arg(long)]
     streams: NonZeroUsize,
 }
 
-/// A flood, until this is dropped.
+/// A running flood. Dropping it ends the process.
 #[derive(Debug)]
 pub(super) struct Flood(Child);
 
 impl Flood {
-    /// Begins one.
+    /// Starts a flood.
     pub(super) fn start(
         address: &str,
         key: &str,
@@ -44,7 +46,7 @@ impl Flood {
         let name = clap::ValueEnum::to_possible_value(&kind);
         #[expect(
             clippy::disallowed_methods,
-            reason = "who floods must not share a process with whose times are taken"
+            reason = "the flood must not share a process with the client that is measured"
         )]
         let mut command = Command::new("/proc/self/exe");
         command
@@ -60,34 +62,37 @@ impl Flood {
 
 impl Drop for Flood {
     fn drop(&mut self) {
-        // One that has ended by itself is to be waited for all the same.
+        // `wait` is needed even if the process has already ended.
         let _ended = self.0.kill();
         let _reaped = self.0.wait();
     }
 }
 
-/// Floods until it is killed.
+/// Floods the daemon until the process is killed.
 pub(in super::super) fn bench_flood(global: &GlobalArgs, args: &FloodArgs) -> Result<(), CliError> {
     rustix::process::nice(FLOOD_NICE).map_err(CliError::system)?;
     let address = global.address().unwrap_or_default();
+
     connection::runtime()?.block_on(async {
         let mut clients = Vec::new();
         for _ in 0..FLOOD_CONNECTIONS {
             clients.push(Client::connect(address, global.client_options()).await?);
         }
+
         let mut streams = JoinSet::new();
         for client in clients.iter().cycle().take(args.streams.get()) {
             let (client, kind) = (client.clone(), args.kind);
             streams.spawn(async move {
                 loop {
-                    // Whatever it answers: this caller does not mind.
-                    let _answer = kind.call(&client).await;
+                    // Errors do not matter here.
+                    let _response = kind.call(&client).await;
                 }
                 #[expect(unreachable_code, reason = "the type of its end")]
                 Ok(())
             });
         }
-        // None of them ends.
+
+        // No task ends, except by a panic.
         match streams.join_next().await {
             Some(Err(error)) => Err(CliError::system(error)),
             Some(Ok(never)) => never,

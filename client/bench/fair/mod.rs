@@ -1,5 +1,5 @@
-//! Two callers: how much longer one waits beside the other, who calls as much as he can. They have
-//! keys of their own, so that the daemon can tell them apart.
+//! Fairness benchmark: latency of one client while another saturates the daemon. Each has its own
+//! key, so that the daemon can distinguish them.
 
 mod case;
 mod flood;
@@ -24,45 +24,46 @@ use self::{
 use super::{daemon::Daemon, machine::Machine, statistics::Samples};
 use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 
-/// What the caller calls whose times are taken.
+/// Calls of the measured client.
 const VICTIM_CASES: [FairBenchCase; 3] =
     [FairBenchCase::Run, FairBenchCase::ReadFile, FairBenchCase::ListDirectory];
-/// What the other one floods the daemon with.
+/// Calls of the client that saturates the daemon.
 const FLOOD_CASES: [FairBenchCase; 4] = [
     FairBenchCase::Run,
     FairBenchCase::Search,
     FairBenchCase::ListFiles,
     FairBenchCase::CreateDirectory,
 ];
-/// Directories of the workspace, and files in each: a search lasts some ten milliseconds.
+/// Size of the tree in the workspace. A search takes some ten milliseconds.
 const DIRECTORIES: usize = 100;
 const FILES_PER_DIRECTORY: usize = 20;
-/// Bytes of each file.
+/// Size of each file.
 const FILE_BYTES: usize = 4096;
-/// Turns with the other caller and without him.
+/// Rounds without and with the flood.
 const ROUNDS: usize = 4;
-/// How long the flood rises before it is measured beside it.
+/// Time for the flood to build up before measuring.
 const FLOOD_WARM_UP: Duration = Duration::from_millis(500);
-/// Calls of each kind before any is measured.
+/// Unmeasured calls of each kind.
 const WARM_UP_CALLS: usize = 20;
 
-/// How much longer one caller waits while another calls as much as he can.
+/// Measure the latency of one client while another saturates the daemon.
 ///
-/// Starts a daemon of its own, with two keys.
+/// Starts a daemon with two keys.
 #[derive(Debug, Args)]
 pub(crate) struct FairArgs {
-    /// Calls of each kind, alone and beside each kind of flood.
+    /// Number of calls of each kind, alone and beside each kind of flood.
     #[arg(long, default_value = "400", value_name = "N")]
     count: NonZeroUsize,
-    /// Calls that the other one makes at one time.
+    /// Number of concurrent calls of the flood.
     #[arg(long, default_value = "256", value_name = "N")]
     streams: NonZeroUsize,
 }
 
-/// Measures and prints.
+/// Runs the benchmark and prints the report.
 pub(super) fn bench_fair(global: &GlobalArgs, args: &FairArgs) -> Result<(), CliError> {
-    let (daemon, [victim, flooder]) = Daemon::start_with_keys(["victim", "flooder"])?;
+    let (daemon, [victim_key, flooder_key]) = Daemon::start_with_keys(["victim", "flooder"])?;
     let workspace = daemon.workspace();
+
     for directory in 0..DIRECTORIES {
         let directory = workspace.join(format!("tree/{directory}"));
         fs::create_dir_all(&directory).map_err(CliError::system)?;
@@ -72,20 +73,23 @@ pub(super) fn bench_fair(global: &GlobalArgs, args: &FairArgs) -> Result<(), Cli
         }
     }
     case::create_test_file(&workspace).map_err(CliError::system)?;
+
     let runtime = connection::runtime()?;
-    let options = Options { key: Some(victim), ..Options::default() };
+    let options = Options { key: Some(victim_key), ..Options::default() };
     let client = runtime.block_on(Client::connect(daemon.address(), options))?;
-    let mut measured = Vec::new();
+
+    let mut measurements = Vec::new();
     for flood in FLOOD_CASES {
-        let start = || Flood::start(daemon.address(), &flooder, flood, args.streams.get());
-        measured.extend(measure_beside(&runtime, &client, flood, args.count.get(), start)?);
+        let start = || Flood::start(daemon.address(), &flooder_key, flood, args.streams.get());
+        measurements.extend(measure_beside(&runtime, &client, flood, args.count.get(), start)?);
     }
     let report = FairReport {
         machine: Machine::detect(),
         streams: args.streams.get(),
         count: args.count.get(),
-        measurements: measured,
+        measurements,
     };
+
     if global.json {
         output::write_json(&report.to_json())
     } else {
@@ -93,7 +97,7 @@ pub(super) fn bench_fair(global: &GlobalArgs, args: &FairArgs) -> Result<(), Cli
     }
 }
 
-/// Measures beside one kind of flood, which `start` begins.
+/// Measures all calls beside one kind of flood, which `start` starts.
 fn measure_beside(
     runtime: &Runtime,
     client: &Client,
@@ -101,61 +105,64 @@ fn measure_beside(
     count: usize,
     start: impl Fn() -> Result<Flood, CliError>,
 ) -> Result<Vec<FloodMeasurement>, CliError> {
-    let calls = |kind: FairBenchCase, count: usize| {
+    let time_calls = |kind: FairBenchCase, count: usize| {
         runtime.block_on(async {
             let mut times = Vec::with_capacity(count);
             for _ in 0..count {
-                let begun = Instant::now();
+                let start = Instant::now();
                 kind.call(client).await?;
-                times.push(begun.elapsed());
+                times.push(start.elapsed());
             }
             Ok::<_, CliError>(times)
         })
     };
-    let finished = || {
+    let calls_finished = || {
         let counts = runtime.block_on(client.get_info())?.counts;
         Ok::<_, CliError>(counts.unwrap_or_default().calls_finished)
     };
-    let in_round = count.div_ceil(ROUNDS);
-    calls(flood, WARM_UP_CALLS)?;
-    let (mut own, mut rate) = (Vec::new(), Vec::new());
+    let calls_per_round = count.div_ceil(ROUNDS);
+
+    time_calls(flood, WARM_UP_CALLS)?;
+    let (mut flood_alone, mut rates) = (Vec::new(), Vec::new());
     let mut times = VICTIM_CASES.map(|kind| (kind, Vec::new(), Vec::new()));
     for _ in 0..ROUNDS {
-        own.extend(calls(flood, in_round)?);
+        flood_alone.extend(time_calls(flood, calls_per_round)?);
         for (kind, alone, _) in &mut times {
-            calls(*kind, WARM_UP_CALLS)?;
-            alone.extend(calls(*kind, in_round)?);
+            time_calls(*kind, WARM_UP_CALLS)?;
+            alone.extend(time_calls(*kind, calls_per_round)?);
         }
-        let running = start()?;
+
+        let running_flood = start()?;
         std::thread::sleep(FLOOD_WARM_UP);
-        let (before, begun) = (finished()?, Instant::now());
-        for (kind, _, beside) in &mut times {
-            beside.extend(calls(*kind, in_round)?);
+        let (finished_before, begin) = (calls_finished()?, Instant::now());
+        for (kind, _, beside_flood) in &mut times {
+            beside_flood.extend(time_calls(*kind, calls_per_round)?);
         }
-        let victims = (in_round * VICTIM_CASES.len()) as u64;
-        let ended = finished()?.saturating_sub(before).saturating_sub(victims);
-        rate.push(ended as f64 / begun.elapsed().as_secs_f64());
-        drop(running);
+        let victim_calls = (calls_per_round * VICTIM_CASES.len()) as u64;
+        let finished = calls_finished()?.saturating_sub(finished_before);
+        let flood_calls = finished.saturating_sub(victim_calls);
+        rates.push(flood_calls as f64 / begin.elapsed().as_secs_f64());
+        drop(running_flood);
         wait_until_idle(runtime, client)?;
     }
-    let own = Samples::new(own);
-    let rate = rate.iter().sum::<f64>() / rate.len() as f64;
-    let measured = times.into_iter().map(|(victim, alone, beside)| FloodMeasurement {
+
+    let flood_alone = Samples::new(flood_alone);
+    let flood_calls_per_second = rates.iter().sum::<f64>() / rates.len() as f64;
+    let measurements = times.into_iter().map(|(victim, alone, beside_flood)| FloodMeasurement {
         flood,
         victim,
         alone: Samples::new(alone),
-        beside_flood: Samples::new(beside),
-        flood_alone: own.clone(),
-        flood_calls_per_second: rate,
+        beside_flood: Samples::new(beside_flood),
+        flood_alone: flood_alone.clone(),
+        flood_calls_per_second,
     });
-    Ok(measured.collect())
+    Ok(measurements.collect())
 }
 
-/// Waits until what a flood has left has ended.
+/// Waits until the remaining calls of a flood have ended.
 fn wait_until_idle(runtime: &Runtime, client: &Client) -> Result<(), CliError> {
     loop {
-        let counts = runtime.block_on(client.get_info())?.counts;
-        let counts = counts.unwrap_or_default();
+        let counts = runtime.block_on(client.get_info())?.counts.unwrap_or_default();
         if counts.calls_active == 0 && counts.runs_active == 0 {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What a sandboxed run is compared with: a process without any isolation, and bubblewrap's.
+//! References for a sandboxed run: a process without isolation, and bubblewrap.
 
 use std::{
     io,
@@ -8,14 +8,14 @@ use std::{
 
 use crate::cli_error::CliError;
 
-/// The program that is run: it does nothing, so that all the time is that of running it.
+/// Program that is run. It does nothing, so that only the overhead is measured.
 pub(super) const BARE_PROGRAM: &str = "/bin/true";
 
-/// A command that sleeps for longer than any bench.
+/// Command that sleeps for longer than any benchmark.
 pub(super) const SLEEP_COMMAND: [&str; 2] = ["sleep", "100000"];
 
-/// What bubblewrap is asked for: all its namespaces, a read-only system, and a fresh /proc, /dev
-/// and /tmp. It has no seccomp filter and no limits of its own, which jig's runs have.
+/// Options of bubblewrap: all namespaces, a read-only system, and fresh /proc, /dev and /tmp. In
+/// contrast to runs of jig, it has no seccomp filter and no limits.
 const BUBBLEWRAP_ARGS: [&str; 22] = [
     "--unshare-all",
     "--new-session",
@@ -41,13 +41,12 @@ const BUBBLEWRAP_ARGS: [&str; 22] = [
     BARE_PROGRAM,
 ];
 
-/// Starts a bare process and waits for it. With null streams and nothing to do in the child, std
-/// uses `posix_spawn`.
+/// Runs a bare process. With null streams and no work in the child, std uses `posix_spawn`.
 pub(super) fn spawn_bare() -> Result<(), CliError> {
     run_to_end("a bare process", &mut command(BARE_PROGRAM))
 }
 
-/// The same in a sandbox of bubblewrap.
+/// Runs a process in a bubblewrap sandbox.
 pub(super) fn spawn_bubblewrap() -> Result<(), CliError> {
     run_to_end("bubblewrap", command("bwrap").args(BUBBLEWRAP_ARGS))
 }
@@ -58,13 +57,13 @@ pub(super) fn spawn_sleep() -> io::Result<Child> {
     command(program).arg(argument).spawn()
 }
 
-/// Starts a process that writes a file to a pipe, so many times.
+/// Starts a process that writes a file to a pipe, `times` times.
 pub(super) fn spawn_cat(file: &Path, times: usize) -> io::Result<Child> {
     let files = std::iter::repeat_n(file, times);
     command("cat").args(files).stdout(Stdio::piped()).spawn()
 }
 
-/// Whether bubblewrap is installed and works, or why it cannot be compared with.
+/// Checks that bubblewrap is installed and works. Otherwise, returns the reason.
 pub(super) fn find_bubblewrap() -> Result<(), String> {
     match command("bwrap").args(BUBBLEWRAP_ARGS).stderr(Stdio::piped()).output() {
         Ok(output) if output.status.success() => Ok(()),
@@ -82,14 +81,17 @@ pub(super) fn find_bubblewrap() -> Result<(), String> {
 fn run_to_end(what: &str, command: &mut Command) -> Result<(), CliError> {
     match command.status() {
         Ok(status) if status.success() => Ok(()),
-        // A bench of failures would be fast and wrong.
+        // Failed runs would be fast, and wrong.
         Ok(status) => Err(CliError::System(format!("{what} failed: {status}"))),
         Err(error) => Err(CliError::System(format!("{what} did not start: {error}"))),
     }
 }
 
 fn command(program: &str) -> Command {
-    #[expect(clippy::disallowed_methods, reason = "measured against jig, not run for anybody")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a reference for comparison, not a caller's command"
+    )]
     let mut command = Command::new(program);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_not_measured() {
+    fn failed_runs_are_errors() {
         assert!(spawn_bare().is_ok());
         assert!(run_to_end("false", &mut command("/bin/false")).is_err());
         assert!(run_to_end("nothing", &mut command("/no/such/program")).is_err());

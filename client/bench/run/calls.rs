@@ -1,5 +1,5 @@
-//! The measurements: one client at a time, then several at once. Each kind of run gets its turn in
-//! blocks, so that what else happens on the machine hits all kinds alike.
+//! Measures latency with one client and throughput with several. The kinds of runs alternate in
+//! blocks, so that other load on the machine affects all alike.
 
 use std::{
     sync::{
@@ -22,22 +22,22 @@ use super::{
 };
 use crate::cli_error::CliError;
 
-/// Runs of one kind before another kind has its turn: long enough for caches to be those of the
-/// kind, short enough that the machine stays the same.
+/// Runs per block: enough to warm caches for the kind, few enough that the machine's load stays the
+/// same.
 const RUNS_PER_BLOCK: usize = 50;
-/// Turns of each kind in the second part.
+/// Rounds per kind with several clients.
 const ROUNDS: usize = 5;
 
-/// How much is measured.
+/// Size of the benchmark.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunScale {
     /// Runs of each kind in each part.
     pub(super) count: usize,
-    /// Clients at one time in the second part.
+    /// Number of concurrent clients in the second part.
     pub(super) clients: usize,
 }
 
-/// Something of which the time is taken.
+/// Kind of run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RunBenchCase {
     /// A process without isolation.
@@ -46,16 +46,16 @@ pub(super) enum RunBenchCase {
     Jig,
     /// A process in a sandbox of bubblewrap.
     Bubblewrap,
-    /// A health check of the daemon: what a call costs that does nothing.
+    /// A health check of the daemon: the cost of a call that does nothing.
     HealthCheck,
 }
 
-/// What was measured, by kind.
+/// Results per kind.
 #[derive(Debug)]
 pub(super) struct RunMeasurements {
-    /// Isolation that the daemon's runs had.
+    /// Isolation level of the daemon's runs.
     pub(super) isolation: String,
-    /// Times with one client.
+    /// Latency with one client.
     pub(super) times: Vec<(RunBenchCase, Samples)>,
     /// Runs per second with several clients.
     pub(super) rates: Vec<(RunBenchCase, f64)>,
@@ -63,17 +63,17 @@ pub(super) struct RunMeasurements {
 
 impl RunMeasurements {
     pub(super) fn times_of(&self, kind: RunBenchCase) -> Option<&Samples> {
-        let found = self.times.iter().find(|(of, _)| *of == kind);
-        found.map(|(_, samples)| samples)
+        let entry = self.times.iter().find(|(of, _)| *of == kind);
+        entry.map(|(_, samples)| samples)
     }
 
     pub(super) fn rate_of(&self, kind: RunBenchCase) -> Option<f64> {
-        let found = self.rates.iter().find(|(of, _)| *of == kind);
-        found.map(|(_, rate)| *rate)
+        let entry = self.rates.iter().find(|(of, _)| *of == kind);
+        entry.map(|(_, rate)| *rate)
     }
 }
 
-/// Measures both parts.
+/// Runs both parts.
 pub(super) fn measure(
     runtime: &Runtime,
     client: &Client,
@@ -96,7 +96,7 @@ pub(super) fn measure(
     Ok(RunMeasurements { isolation, times, rates })
 }
 
-/// The first part: the time of each run, one after the other.
+/// Measures the latency of runs one after the other.
 fn measure_one_client(
     runtime: &Runtime,
     client: &Client,
@@ -105,9 +105,11 @@ fn measure_one_client(
 ) -> Result<Vec<(RunBenchCase, Samples)>, CliError> {
     let mut times: Vec<(RunBenchCase, Vec<Duration>)> =
         kinds.iter().map(|&kind| (kind, Vec::new())).collect();
+
     for (kind, _) in &times {
         run_block(runtime, client, *kind, RUNS_PER_BLOCK.min(count))?;
     }
+
     for done in (0..count).step_by(RUNS_PER_BLOCK) {
         for (kind, times) in &mut times {
             times.extend(run_block(runtime, client, *kind, RUNS_PER_BLOCK.min(count - done))?);
@@ -130,6 +132,7 @@ fn run_block(
             })
             .collect()
     };
+
     match kind {
         RunBenchCase::Bare => processes(spawn_bare),
         RunBenchCase::Bubblewrap => processes(spawn_bubblewrap),
@@ -149,8 +152,7 @@ fn run_block(
     }
 }
 
-/// The second part: how many runs there are in a second when several clients run as fast as they
-/// can.
+/// Measures the throughput of several clients, each as fast as possible.
 fn measure_many_clients(
     runtime: &Runtime,
     clients: &[Client],
@@ -159,41 +161,44 @@ fn measure_many_clients(
 ) -> Result<Vec<(RunBenchCase, f64)>, CliError> {
     let mut totals: Vec<(RunBenchCase, Duration)> =
         kinds.iter().map(|&kind| (kind, Duration::ZERO)).collect();
-    let in_round = count.div_ceil(ROUNDS);
+    let runs_per_round = count.div_ceil(ROUNDS);
+
     for (kind, _) in &totals {
         run_round(runtime, clients, *kind, clients.len() * 2)?;
     }
+
     for _ in 0..ROUNDS {
         for (kind, total) in &mut totals {
             let start = Instant::now();
-            run_round(runtime, clients, *kind, in_round)?;
+            run_round(runtime, clients, *kind, runs_per_round)?;
             *total += start.elapsed();
         }
     }
-    let runs = u32::try_from(in_round * ROUNDS).unwrap_or(u32::MAX);
+
+    let runs = u32::try_from(runs_per_round * ROUNDS).unwrap_or(u32::MAX);
     Ok(totals
         .into_iter()
         .map(|(kind, total)| (kind, f64::from(runs) / total.as_secs_f64()))
         .collect())
 }
 
-/// As many runs as said, by whichever client is free.
+/// Makes `count` runs, each by the next free client.
 fn run_round(
     runtime: &Runtime,
     clients: &[Client],
     kind: RunBenchCase,
     count: usize,
 ) -> Result<(), CliError> {
-    let left = RemainingRuns::new(count);
+    let remaining = RemainingRuns::new(count);
     match kind {
-        RunBenchCase::Bare => run_in_threads(&left, clients.len(), spawn_bare),
-        RunBenchCase::Bubblewrap => run_in_threads(&left, clients.len(), spawn_bubblewrap),
+        RunBenchCase::Bare => run_in_threads(&remaining, clients.len(), spawn_bare),
+        RunBenchCase::Bubblewrap => run_in_threads(&remaining, clients.len(), spawn_bubblewrap),
         RunBenchCase::Jig | RunBenchCase::HealthCheck => runtime.block_on(async {
             let mut tasks = JoinSet::new();
             for client in clients {
-                let (client, left) = (client.clone(), left.clone());
+                let (client, remaining) = (client.clone(), remaining.clone());
                 tasks.spawn(async move {
-                    while left.take() {
+                    while remaining.take() {
                         run(&client).await?;
                     }
                     Ok::<(), CliError>(())
@@ -208,29 +213,28 @@ fn run_round(
 }
 
 fn run_in_threads(
-    left: &RemainingRuns,
+    remaining: &RemainingRuns,
     threads: usize,
     spawn: fn() -> Result<(), CliError>,
 ) -> Result<(), CliError> {
     thread::scope(|scope| {
-        let running: Vec<_> = (0..threads)
+        let threads: Vec<_> = (0..threads)
             .map(|_| {
                 scope.spawn(|| {
-                    while left.take() {
+                    while remaining.take() {
                         spawn()?;
                     }
                     Ok(())
                 })
             })
             .collect();
-        running.into_iter().try_for_each(|thread| match thread.join() {
+        threads.into_iter().try_for_each(|thread| match thread.join() {
             Ok(result) => result,
-            Err(_) => Err(CliError::System("a thread of the bench panicked".to_owned())),
+            Err(_) => Err(CliError::System("a thread of the benchmark panicked".to_owned())),
         })
     })
 }
 
-/// One run.
 pub(super) async fn run(client: &Client) -> Result<(), CliError> {
     let response = client.run(request()).await?;
     if response.outcome() == Outcome::Exited && response.exit_code == Some(0) {
@@ -247,7 +251,7 @@ fn request() -> RunRequest {
     RunRequest { argv: vec![BARE_PROGRAM.to_owned()], ..RunRequest::default() }
 }
 
-/// Runs that are still to be done, shared by those who do them.
+/// Number of remaining runs, shared by the clients.
 #[derive(Debug, Clone)]
 struct RemainingRuns(Arc<AtomicUsize>);
 
@@ -257,8 +261,8 @@ impl RemainingRuns {
     }
 
     fn take(&self) -> bool {
-        let one_less = |left: usize| left.checked_sub(1);
-        // Nothing else is ordered by it.
+        let one_less = |remaining: usize| remaining.checked_sub(1);
+        // Relaxed: no other memory access depends on it.
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
     }
 }
@@ -268,19 +272,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tickets_run_out() {
-        let tickets = RemainingRuns::new(2);
+    fn remaining_runs_are_limited() {
+        let remaining = RemainingRuns::new(2);
         assert_eq!(
-            [tickets.take(), tickets.take(), tickets.take(), tickets.take()],
+            [remaining.take(), remaining.take(), remaining.take(), remaining.take()],
             [true, true, false, false]
         );
     }
 
     #[test]
-    fn threads_do_all_of_it_or_say_why_not() {
-        let left = RemainingRuns::new(10);
-        run_in_threads(&left, 3, || Ok(())).unwrap();
-        assert!(!left.take());
+    fn threads_make_all_runs_or_report_the_error() {
+        let remaining = RemainingRuns::new(10);
+        run_in_threads(&remaining, 3, || Ok(())).unwrap();
+        assert!(!remaining.take());
         let fails = || Err(CliError::System(String::new()));
         assert!(run_in_threads(&RemainingRuns::new(10), 3, fails).is_err());
     }

@@ -1,4 +1,4 @@
-//! Running commands: how long it takes, how much comes through, and what it holds.
+//! Benchmark of runs: latency, throughput, output streams, memory and daemon start.
 
 mod bare;
 mod calls;
@@ -20,40 +20,41 @@ use self::{calls::RunScale, own_daemon::OwnDaemonReport, report::RunReport};
 use super::{daemon::Daemon, machine::Machine};
 use crate::{cli_error::CliError, connection, global::GlobalArgs, output};
 
-/// Time of a sandboxed run of /bin/true, beside that of a bare process and of bubblewrap; and of a
-/// daemon of our own, its output streams, its start, its memory and what many runs leave behind.
+/// Measure sandboxed runs of /bin/true against a bare process and bubblewrap.
 ///
-/// Starts daemons of its own. With --address, that daemon's runs are measured, and nothing else.
+/// Also measures output streams, and the daemon's start, its memory and the remains of many runs.
+/// Starts its own daemons. With --address, measures only the runs of that daemon.
 #[derive(Debug, Args)]
 pub(crate) struct BenchRunArgs {
-    /// Runs of each kind, in each of the two parts.
+    /// Number of runs of each kind, with one client and with several.
     #[arg(long, default_value = "2000", value_name = "N")]
     count: NonZeroUsize,
-    /// Clients at one time in the second part.
+    /// Number of concurrent clients in the second part.
     #[arg(long, default_value = "8", value_name = "N")]
     clients: NonZeroUsize,
-    /// Output to stream, in MiB; 0 leaves this out.
+    /// Output to stream, in MiB. 0 skips this part.
     #[arg(long, default_value = "2048", value_name = "MIB")]
     stream: usize,
-    /// Daemons to start; 0 leaves this out.
+    /// Number of daemons to start. 0 skips this part.
     #[arg(long, default_value = "10", value_name = "N")]
     starts: usize,
-    /// Runs that sleep at one time; 0 leaves this out.
+    /// Number of concurrent runs that sleep. 0 skips this part.
     #[arg(long, default_value = "1000", value_name = "N")]
     sleeping: usize,
-    /// Runs one after the other, to see what they leave behind; 0 leaves this out. The design speaks
-    /// of 100000.
+    /// Number of runs one after the other, to detect leaks. 0 skips this part. The target is
+    /// defined for 100000.
     #[arg(long, default_value = "5000", value_name = "N")]
     sequence: usize,
 }
 
-/// Measures and prints.
+/// Runs the benchmark and prints the report.
 pub(super) fn bench_run(global: &GlobalArgs, args: &BenchRunArgs) -> Result<(), CliError> {
     let scale = RunScale { count: args.count.get(), clients: args.clients.get() };
     let bubblewrap = bare::find_bubblewrap();
     if let Err(reason) = &bubblewrap {
         output::note(&format!("without bubblewrap: {reason}"));
     }
+
     let runtime = connection::runtime()?;
     let started;
     let (address, own) = match global.address() {
@@ -63,11 +64,13 @@ pub(super) fn bench_run(global: &GlobalArgs, args: &BenchRunArgs) -> Result<(), 
             (started.address(), Some(&started))
         }
     };
+
     let connect = || runtime.block_on(Client::connect(address, global.client_options()));
     let clients: Vec<Client> = (0..scale.clients).map(|_| connect()).collect::<Result<_, _>>()?;
     let client = connect()?;
     let calls = calls::measure(&runtime, &client, &clients, scale, bubblewrap.is_ok())?;
-    let of_our_daemon = match own {
+
+    let own_daemon = match own {
         None => OwnDaemonReport::default(),
         Some(daemon) => OwnDaemonReport {
             stream: measure_unless_zero(args.stream, |mib| {
@@ -84,7 +87,8 @@ pub(super) fn bench_run(global: &GlobalArgs, args: &BenchRunArgs) -> Result<(), 
             })?,
         },
     };
-    let report = RunReport { machine: Machine::detect(), scale, calls, own_daemon: of_our_daemon };
+
+    let report = RunReport { machine: Machine::detect(), scale, calls, own_daemon };
     if global.json {
         output::write_json(&report.to_json())
     } else {
@@ -92,7 +96,7 @@ pub(super) fn bench_run(global: &GlobalArgs, args: &BenchRunArgs) -> Result<(), 
     }
 }
 
-/// A part of the bench, unless it is left out.
+/// Runs a part of the benchmark, unless its size is 0.
 fn measure_unless_zero<T>(
     size: usize,
     measure: impl FnOnce(usize) -> Result<T, CliError>,

@@ -1,11 +1,11 @@
-//! What is measured of a daemon of our own, as text, as JSON, and beside what was promised.
+//! Report on a daemon that the benchmark has started: text, JSON and targets.
 
 use serde_json::{Value, json};
 
 use super::{
     super::{
         statistics::{BenchTarget, TargetBound, TargetUnit, ratio},
-        table::{align_columns, format_milliseconds},
+        table::{align_numbers, format_milliseconds},
     },
     sequence::SequenceUsage,
     sleeping::SleepingMemory,
@@ -15,11 +15,11 @@ use super::{
 };
 
 const MIB: f64 = 1024.0 * 1024.0;
-/// Slots that a daemon keeps for later runs: in each, the last run's init may wait to be reaped until
-/// the next sandbox is made.
+/// Number of idle slots of a daemon. In each, the init process of the last run may remain a zombie
+/// until the next sandbox is built.
 const MAX_IDLE_SLOTS: f64 = 8.0;
 
-/// What is measured of a daemon only whose processes we may look at.
+/// Measurements that need access to the daemon's processes.
 #[derive(Debug, Default)]
 pub(super) struct OwnDaemonReport {
     pub(super) stream: Option<StreamThroughput>,
@@ -31,22 +31,24 @@ pub(super) struct OwnDaemonReport {
 impl OwnDaemonReport {
     pub(super) fn to_text(&self) -> String {
         let mut rows = Vec::new();
-        let mut add = |what: &str, measured: String| rows.push([what.to_owned(), measured]);
+        let mut add = |label: &str, measured: String| rows.push([label.to_owned(), measured]);
         let mib = |bytes: u64| format!("{:.2} MiB", bytes as f64 / MIB);
         if let Some(stream) = &self.stream {
             let per_second = |rate: f64| format!("{:.0} MiB/s", rate / MIB);
             add("cat into a pipe", per_second(stream.pipe_bytes_per_second));
             add("cat, streamed to one client", per_second(stream.jig_bytes_per_second));
             let streamed =
-                format!("daemon's memory, at most, of {} MiB streamed", stream.bytes >> 20);
+                format!("daemon's peak memory while streaming {} MiB", stream.bytes >> 20);
             add(&streamed, mib(stream.peak_memory_bytes));
         }
+
         if let Some(sleeping) = &self.sleeping {
-            let bare = format!("each of {} bare processes that sleep", sleeping.runs);
+            let bare = format!("each of {} sleeping bare processes", sleeping.runs);
             add(&bare, mib(sleeping.bare_bytes));
-            let run = format!("each of {} runs that sleep", sleeping.runs);
+            let run = format!("each of {} sleeping runs", sleeping.runs);
             add(&run, mib(sleeping.run_bytes));
         }
+
         if let Some(sequence) = &self.sequence {
             let (before, after) = (sequence.before, sequence.after);
             let runs = sequence.runs;
@@ -56,30 +58,32 @@ impl OwnDaemonReport {
                 ("zombies", before.zombies, after.zombies),
                 ("mounts", before.mounts, after.mounts),
             ] {
-                let what = format!("{what} before and after {runs} runs");
-                add(&what, format!("{before}, {after}"));
+                let label = format!("{what} before and after {runs} runs");
+                add(&label, format!("{before}, {after}"));
             }
             let memory = format!("memory before and after {runs} runs");
             let measured = format!("{}, {}", mib(before.bytes), mib(after.bytes));
             add(&memory, measured);
         }
+
         if let Some(starts) = &self.starts {
             let time = |time: std::time::Duration| format_milliseconds(time.as_secs_f64());
             add("start to SERVING, p50", time(starts.times.p50()));
             add("start to SERVING, longest", time(starts.times.percentile(100)));
-            add("idle, all processes", mib(starts.idle_bytes));
+            add("idle memory, all processes", mib(starts.idle_bytes));
         }
-        align_columns(&rows)
+
+        align_numbers(&rows)
     }
 
     pub(super) fn to_json(&self) -> Value {
-        let held = |held: ProcessTreeUsage| {
+        let usage = |usage: ProcessTreeUsage| {
             json!({
-                "descriptors": held.descriptors,
-                "processes": held.processes,
-                "zombies": held.zombies,
-                "mounts": held.mounts,
-                "bytes": held.bytes,
+                "descriptors": usage.descriptors,
+                                "processes": usage.processes,
+                                "zombies": usage.zombies,
+                                "mounts": usage.mounts,
+                                "bytes": usage.bytes,
             })
         };
         json!({
@@ -96,8 +100,8 @@ impl OwnDaemonReport {
             })),
             "sequence": self.sequence.as_ref().map(|sequence| json!({
                 "runs": sequence.runs,
-                "before": held(sequence.before),
-                "after": held(sequence.after),
+                "before": usage(sequence.before),
+                                "after": usage(sequence.after),
             })),
             "starts": self.starts.as_ref().map(|starts| json!({
                 "p50_ms": starts.times.p50().as_secs_f64() * 1e3,
@@ -112,24 +116,29 @@ impl OwnDaemonReport {
         let mut add = |promise, measured: f64, unit, bound| {
             targets.push(BenchTarget { promise, measured, unit, bound, stretch: None });
         };
+
         if let Some(stream) = &self.stream {
             let rate = ratio(stream.jig_bytes_per_second, stream.pipe_bytes_per_second);
             let bound = TargetBound::AtLeast(0.5);
             add("streamed / cat into a pipe", rate, TargetUnit::Ratio, bound);
         }
+
         if let Some(starts) = &self.starts {
             let idle = starts.idle_bytes as f64 / MIB;
             add("memory when idle", idle, TargetUnit::Mebibytes, TargetBound::AtMost(25.0));
         }
+
         if let Some(sleeping) = &self.sleeping {
-            let beyond = sleeping.run_bytes.saturating_sub(sleeping.bare_bytes) as f64 / MIB;
-            let promise = "a run that sleeps, beyond its command";
-            add(promise, beyond, TargetUnit::Mebibytes, TargetBound::AtMost(1.0));
+            let overhead = sleeping.run_bytes.saturating_sub(sleeping.bare_bytes) as f64 / MIB;
+            let promise = "overhead of a sleeping run";
+            add(promise, overhead, TargetUnit::Mebibytes, TargetBound::AtMost(1.0));
         }
+
         if let Some(starts) = &self.starts {
             let start = starts.times.p50().as_secs_f64() * 1e3;
             add("start to SERVING", start, TargetUnit::Milliseconds, TargetBound::AtMost(100.0));
         }
+
         if let Some(sequence) = &self.sequence {
             let (before, after) = (sequence.before, sequence.after);
             for (promise, before, after) in [
@@ -137,16 +146,16 @@ impl OwnDaemonReport {
                 ("more processes after many runs", before.processes, after.processes),
                 ("more mounts after many runs", before.mounts, after.mounts),
             ] {
-                let more = after as f64 - before as f64;
-                add(promise, more, TargetUnit::Count, TargetBound::AtMost(0.0));
+                let growth = after as f64 - before as f64;
+                add(promise, growth, TargetUnit::Count, TargetBound::AtMost(0.0));
             }
             let zombies = after.zombies as f64;
-            let kept = TargetBound::AtMost(MAX_IDLE_SLOTS);
-            add("zombies after many runs", zombies, TargetUnit::Count, kept);
-            let more = (after.bytes as f64 - before.bytes as f64) / MIB;
-            // What an allocator may keep.
+            let bound = TargetBound::AtMost(MAX_IDLE_SLOTS);
+            add("zombies after many runs", zombies, TargetUnit::Count, bound);
+            let growth = (after.bytes as f64 - before.bytes as f64) / MIB;
+            // The allocator may retain some memory.
             let promise = "more memory after many runs";
-            add(promise, more, TargetUnit::Mebibytes, TargetBound::AtMost(4.0));
+            add(promise, growth, TargetUnit::Mebibytes, TargetBound::AtMost(4.0));
         }
         targets
     }
@@ -159,8 +168,8 @@ mod tests {
     use super::*;
     use crate::bench::statistics::{Samples, target_verdicts};
 
-    fn of_our_daemon() -> OwnDaemonReport {
-        let held = ProcessTreeUsage {
+    fn report() -> OwnDaemonReport {
+        let usage = ProcessTreeUsage {
             descriptors: 20,
             processes: 10,
             zombies: 1,
@@ -177,8 +186,8 @@ mod tests {
             sleeping: Some(SleepingMemory { runs: 1000, bare_bytes: 1 << 18, run_bytes: 3 << 18 }),
             sequence: Some(SequenceUsage {
                 runs: 5000,
-                before: held,
-                after: ProcessTreeUsage { mounts: 101, ..held },
+                before: usage,
+                after: ProcessTreeUsage { mounts: 101, ..usage },
             }),
             starts: Some(DaemonStarts {
                 times: Samples::new(vec![Duration::from_millis(70)]),
@@ -188,9 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn what_our_daemon_holds_is_judged() {
+    fn targets_are_judged() {
         assert_eq!(
-            target_verdicts(&of_our_daemon().targets()),
+            target_verdicts(&report().targets()),
             [
                 ("0.75".to_owned(), "met"),
                 ("18.00".to_owned(), "met"),
@@ -207,10 +216,10 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_is_told() {
-        let text = of_our_daemon().to_text();
+    fn report_has_all_parts() {
+        let text = report().to_text();
         assert!(text.contains("mounts before and after 5000 runs"), "{text}");
-        let value = of_our_daemon().to_json();
+        let value = report().to_json();
         assert_eq!(value["sequence"]["after"]["mounts"], 101);
         assert_eq!(OwnDaemonReport::default().to_text(), "");
     }

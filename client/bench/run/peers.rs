@@ -1,17 +1,19 @@
-//! Other servers that run commands for agents, each measured whole through its own interface on a
-//! machine of this kind: 2 cores, one connection per client, `/bin/true`.
+//! Measurements of other servers that run commands for agents.
 //!
-//! They cannot be measured along with jig, so that only what they need beside a bare process of the
-//! same hour can be compared: the ratios, not the times.
+//! Taken through their own interfaces on a similar machine: 2 cores, one connection per client,
+//! `/bin/true`.
+//!
+//! They cannot run beside jig. So only their ratio to a bare process, measured in the same hour,
+//! can be compared, not their times.
 
-/// Another server.
+/// Measurements of another server.
 #[derive(Debug)]
 pub(super) struct PeerServer {
     pub(super) name: &'static str,
     pub(super) isolation: &'static str,
     /// Median with one client, in milliseconds.
     pub(super) p50_ms: f64,
-    /// Runs per second with one client and with eight; the better where they varied.
+    /// Runs per second with one client and with eight: the best of several measurements.
     pub(super) rates: Option<[f64; 2]>,
 }
 
@@ -38,18 +40,18 @@ pub(super) const PEERS: [PeerServer; 4] = [
 ];
 
 impl PeerServer {
-    /// Its median by that of a bare process.
+    /// Returns the median relative to a bare process.
     pub(super) fn p50_to_bare(&self) -> f64 {
         self.p50_ms / BARE_P50_MS
     }
 
-    /// Its runs per second with eight clients by those of bare processes.
+    /// Returns the throughput with eight clients relative to bare processes.
     pub(super) fn rate_to_bare(&self) -> Option<f64> {
         self.rates.map(|[_, eight]| eight / BARE_RUNS_PER_SECOND)
     }
 }
 
-/// The least median of all, by that of a bare process.
+/// Returns the smallest median of all peers, relative to a bare process.
 pub(super) fn least_p50_to_bare() -> f64 {
     let ratios = PEERS.iter().map(PeerServer::p50_to_bare);
     ratios.fold(f64::INFINITY, f64::min)

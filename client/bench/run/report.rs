@@ -1,4 +1,4 @@
-//! What was measured, as a table or as JSON, with the design's targets.
+//! Report of the benchmark of runs, as a table or as JSON, with the targets.
 
 use serde_json::{Value, json};
 
@@ -6,14 +6,14 @@ use super::{
     super::{
         machine::Machine,
         statistics::{BenchTarget, TargetBound, TargetUnit, ratio},
-        table::{self, align_columns, format_milliseconds, format_ratio},
+        table::{self, align_numbers, format_milliseconds, format_ratio},
     },
     calls::{RunBenchCase, RunMeasurements, RunScale},
     own_daemon::OwnDaemonReport,
     peers::{PEERS, least_p50_to_bare},
 };
 
-/// All that is reported.
+/// Results of the benchmark.
 #[derive(Debug)]
 pub(super) struct RunReport {
     pub(super) machine: Machine,
@@ -23,21 +23,23 @@ pub(super) struct RunReport {
 }
 
 impl RunReport {
-    /// For people.
+    /// Formats the report for people.
     pub(super) fn to_text(&self) -> String {
-        let Self { machine, scale, calls, own_daemon: of_our_daemon } = self;
+        let Self { machine, scale, calls, own_daemon } = self;
         let head = format!(
-            "{} cores, {}, Linux {}\n{} runs of /bin/true of each kind; jig's are isolated at {}\n",
+            "{} cores, {}, Linux {}\n{} runs of /bin/true of each kind; isolation level of jig: {}\n",
             machine.cores, machine.cpu, machine.kernel, scale.count, calls.isolation
         );
+
         let parts = [
             head,
             self.one_client(),
             self.many_clients(),
             self.peers(),
-            of_our_daemon.to_text(),
+            own_daemon.to_text(),
             table::targets_table(&self.targets()),
         ];
+
         let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
         parts.join("\n")
     }
@@ -47,17 +49,17 @@ impl RunReport {
         let head = ["1 client", "p50", "p99", "p50 / bare", "p99 / p50", "per s"];
         let mut rows = vec![head.map(String::from)];
         for (kind, samples) in &self.calls.times {
-            let own = ratio(samples.p99().as_secs_f64(), samples.p50().as_secs_f64());
+            let tail_ratio = ratio(samples.p99().as_secs_f64(), samples.p50().as_secs_f64());
             rows.push([
                 label(*kind).to_owned(),
                 format_milliseconds(samples.p50().as_secs_f64()),
                 format_milliseconds(samples.p99().as_secs_f64()),
                 bare.map_or_else(String::new, |bare| format_ratio(samples.ratio(bare))),
-                format_ratio(own),
+                format_ratio(tail_ratio),
                 format!("{:.0}", samples.per_second()),
             ]);
         }
-        align_columns(&rows)
+        align_numbers(&rows)
     }
 
     fn many_clients(&self) -> String {
@@ -71,10 +73,10 @@ impl RunReport {
                 format_ratio(ratio(*rate, bare)),
             ]);
         }
-        align_columns(&rows)
+        align_numbers(&rows)
     }
 
-    /// The others, beside what jig's runs need here.
+    /// Formats the measurements of peers, beside those of jig.
     fn peers(&self) -> String {
         let head = ["measured elsewhere", "isolation", "p50 / bare", "per s, 8 clients / bare"];
         let mut rows = vec![head.map(String::from)];
@@ -93,20 +95,20 @@ impl RunReport {
             format_ratio(self.p50_to_bare().unwrap_or(f64::NAN)),
             rate(self.rate_to_bare()),
         ]);
-        align_columns(&rows)
+        align_numbers(&rows)
     }
 
     fn p50_to_bare(&self) -> Option<f64> {
-        let of = |kind| self.calls.times_of(kind);
-        Some(of(RunBenchCase::Jig)?.ratio(of(RunBenchCase::Bare)?))
+        let times = |kind| self.calls.times_of(kind);
+        Some(times(RunBenchCase::Jig)?.ratio(times(RunBenchCase::Bare)?))
     }
 
     fn rate_to_bare(&self) -> Option<f64> {
-        let of = |kind| self.calls.rate_of(kind);
-        Some(ratio(of(RunBenchCase::Jig)?, of(RunBenchCase::Bare)?))
+        let rate = |kind| self.calls.rate_of(kind);
+        Some(ratio(rate(RunBenchCase::Jig)?, rate(RunBenchCase::Bare)?))
     }
 
-    /// For programs.
+    /// Converts the report to JSON.
     pub(super) fn to_json(&self) -> Value {
         let bare = self.calls.times_of(RunBenchCase::Bare);
         let times = self.calls.times.iter().map(|(kind, samples)| {
@@ -118,8 +120,11 @@ impl RunReport {
                 "runs_per_sec": samples.per_second(),
             })
         });
-        let rates = self.calls.rates.iter();
-        let rates = rates.map(|(kind, rate)| json!({ "kind": name(*kind), "runs_per_sec": rate }));
+        let rates = self
+            .calls
+            .rates
+            .iter()
+            .map(|(kind, rate)| json!({ "kind": name(*kind), "runs_per_sec": rate }));
         let peers = PEERS.iter().map(|peer| {
             json!({
                 "name": peer.name,
@@ -128,11 +133,10 @@ impl RunReport {
                 "rate_to_bare": peer.rate_to_bare(),
             })
         });
-        let targets = self.targets();
-        let targets = targets.iter().map(|target| {
+        let targets = self.targets().into_iter().map(|target| {
             json!({
                 "target": target.promise,
-                "bound": table::format_bound(target),
+                "bound": table::format_bound(&target),
                 "measured": target.measured,
                 "met": target.is_met(),
             })
@@ -154,8 +158,7 @@ impl RunReport {
         })
     }
 
-    /// The design's table of targets, as far as it is about runs and there is something to compare
-    /// with.
+    /// Returns the targets for runs, as far as their references were measured.
     fn targets(&self) -> Vec<BenchTarget> {
         let times = |kind| self.calls.times_of(kind);
         let rate = |kind| self.calls.rate_of(kind);
@@ -169,9 +172,12 @@ impl RunReport {
                 stretch,
             }));
         };
-        let over = |one: RunBenchCase, other: RunBenchCase| Some(times(one)?.ratio(times(other)?));
-        let rate_over =
-            |one: RunBenchCase, other: RunBenchCase| Some(ratio(rate(one)?, rate(other)?));
+        let times_ratio = |dividend: RunBenchCase, divisor: RunBenchCase| {
+            Some(times(dividend)?.ratio(times(divisor)?))
+        };
+        let rate_ratio = |dividend: RunBenchCase, divisor: RunBenchCase| {
+            Some(ratio(rate(dividend)?, rate(divisor)?))
+        };
         add(
             "p50 of jig / p50 of a bare process",
             self.p50_to_bare(),
@@ -179,14 +185,14 @@ impl RunReport {
             Some(TargetBound::AtMost(1.25)),
         );
         add(
-            "p50 of jig / the fastest other's, each / bare",
-            self.p50_to_bare().map(|own| own / least_p50_to_bare()),
+            "p50 of jig / fastest peer, each / bare",
+            self.p50_to_bare().map(|jig| jig / least_p50_to_bare()),
             TargetBound::AtMost(1.0),
             None,
         );
         add(
             "p50 of bubblewrap / p50 of jig",
-            over(RunBenchCase::Bubblewrap, RunBenchCase::Jig),
+            times_ratio(RunBenchCase::Bubblewrap, RunBenchCase::Jig),
             TargetBound::AtLeast(3.0),
             None,
         );
@@ -205,7 +211,7 @@ impl RunReport {
         );
         add(
             "runs/s of jig / runs/s of bubblewrap",
-            rate_over(RunBenchCase::Jig, RunBenchCase::Bubblewrap),
+            rate_ratio(RunBenchCase::Jig, RunBenchCase::Bubblewrap),
             TargetBound::AtLeast(3.0),
             None,
         );
@@ -277,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_has_all_parts() {
+    fn text_has_all_parts() {
         let text = report(true).to_text();
         assert!(text.contains("jig run, sandboxed"), "{text}");
         assert!(text.contains("1.30 x"), "{text}");
@@ -286,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn json_holds_the_same() {
+    fn json_has_all_parts() {
         let value = report(false).to_json();
         assert_eq!(value["one_client"][1]["kind"], "jig");
         assert_eq!(value["targets"][0]["met"], true);

@@ -1,4 +1,4 @@
-//! Many runs one after the other: what they leave behind.
+//! Detects leaks: usage of the daemon before and after many runs.
 
 use jig::client::Client;
 use tokio::runtime::Runtime;
@@ -6,10 +6,10 @@ use tokio::runtime::Runtime;
 use super::{super::daemon::Daemon, calls, tree::ProcessTreeUsage};
 use crate::cli_error::CliError;
 
-/// Runs before it is looked for the first time: what is kept for the next run is there then.
+/// Unmeasured runs, after which pools and caches are filled.
 const WARM_UP_RUNS: usize = 500;
 
-/// What was held before the runs and after them.
+/// Usage before and after the runs.
 #[derive(Debug)]
 pub(super) struct SequenceUsage {
     pub(super) runs: usize,

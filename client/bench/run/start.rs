@@ -1,4 +1,4 @@
-//! Starting a daemon: until it answers that it serves, which it does once its isolation is proven.
+//! Measures the start of daemons, until the health check returns SERVING after the isolation check.
 
 use std::time::Instant;
 
@@ -11,12 +11,12 @@ use super::{
 };
 use crate::cli_error::CliError;
 
-/// What was measured of daemons that were started one after the other.
+/// Results for daemons that were started one after the other.
 #[derive(Debug)]
 pub(super) struct DaemonStarts {
-    /// From the start of its process to SERVING.
+    /// Time from the start of the process to SERVING.
     pub(super) times: Samples,
-    /// Memory of one that nobody has called, all its processes together, in bytes; the most of all.
+    /// Maximum memory of an idle daemon without earlier calls, all processes together.
     pub(super) idle_bytes: u64,
 }
 
@@ -33,11 +33,13 @@ pub(super) fn measure(
         let client = runtime.block_on(Client::connect(daemon.address(), options.clone()))?;
         let status = runtime.block_on(client.check_health(""))?;
         times.push(start.elapsed());
+
         if status != ServingStatus::Serving {
             return Err(CliError::system(format_args!("the daemon is {}", status.name())));
         }
-        let held = ProcessTreeUsage::measure_idle(runtime, &client, daemon.process())?;
-        idle_bytes = held.bytes.max(idle_bytes);
+
+        let usage = ProcessTreeUsage::measure_idle(runtime, &client, daemon.process())?;
+        idle_bytes = usage.bytes.max(idle_bytes);
     }
     Ok(DaemonStarts { times: Samples::new(times), idle_bytes })
 }

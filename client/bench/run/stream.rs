@@ -1,4 +1,4 @@
-//! The output of a command, as a stream to one client, beside the same into a pipe.
+//! Throughput of a command's output to one client, against a pipe.
 
 use std::{
     fs,
@@ -16,25 +16,25 @@ use tokio::runtime::Runtime;
 use super::{super::daemon::Daemon, bare, tree::kibibytes};
 use crate::cli_error::CliError;
 
-/// The file that is written out, and its size.
+/// Name and size of the file that is streamed.
 const STREAM_FILE: &str = "stream";
 const STREAM_FILE_MIB: usize = 64;
-/// How many times one command writes it out: a stream is long, and what is kept of its beginning as
-/// an artifact is little of it.
+/// Number of times that one command writes the file. The stream is long compared with the start
+/// that is stored as an artifact.
 const FILE_REPEATS: usize = 16;
-/// Bytes after which is looked at the daemon's memory.
+/// Bytes between checks of the daemon's memory.
 const BYTES_PER_MEMORY_CHECK: usize = 16 << 20;
 
-/// What was measured.
+/// Results of the measurement.
 #[derive(Debug)]
 pub(super) struct StreamThroughput {
-    /// Bytes of each kind.
+    /// Bytes streamed each way.
     pub(super) bytes: usize,
-    /// Bytes per second into a pipe.
+    /// Throughput of a pipe.
     pub(super) pipe_bytes_per_second: f64,
-    /// Bytes per second through the daemon.
+    /// Throughput of the daemon.
     pub(super) jig_bytes_per_second: f64,
-    /// Most memory that the daemon had meanwhile, in bytes.
+    /// Peak memory of the daemon while it streamed.
     pub(super) peak_memory_bytes: u64,
 }
 
@@ -50,36 +50,38 @@ pub(super) fn measure(
     let times = FILE_REPEATS.min(mib / file_mib);
     let size = (file_mib * times) << 20;
     let rounds = (mib << 20).div_ceil(size);
-    let (mut by_pipe, mut by_jig) = (Duration::ZERO, Duration::ZERO);
-    let mut most_bytes = 0;
-    // Once before: the file is in memory then.
+
+    let (mut pipe_time, mut jig_time) = (Duration::ZERO, Duration::ZERO);
+    let mut peak_memory_bytes = 0;
+    // Not measured: brings the file into memory.
     through_pipe(&file, times, size)?;
     for _ in 0..rounds {
-        by_pipe += through_pipe(&file, times, size)?;
+        pipe_time += through_pipe(&file, times, size)?;
         let start = Instant::now();
-        let most = runtime.block_on(through_daemon(client, daemon.process(), times, size))?;
-        by_jig += start.elapsed();
-        most_bytes = most.max(most_bytes);
+        let peak = runtime.block_on(through_daemon(client, daemon.process(), times, size))?;
+        jig_time += start.elapsed();
+        peak_memory_bytes = peak.max(peak_memory_bytes);
     }
+
     fs::remove_file(file).map_err(CliError::system)?;
     let bytes = size * rounds;
     let rate = |time: Duration| bytes as f64 / time.as_secs_f64();
     Ok(StreamThroughput {
         bytes,
-        pipe_bytes_per_second: rate(by_pipe),
-        jig_bytes_per_second: rate(by_jig),
-        peak_memory_bytes: most_bytes,
+        pipe_bytes_per_second: rate(pipe_time),
+        jig_bytes_per_second: rate(jig_time),
+        peak_memory_bytes,
     })
 }
 
 fn create_file(path: &Path, size: usize) -> io::Result<()> {
-    let line = "some output of a command that has much to say\n".repeat(1000);
+    let line = "some output of a command that prints a lot\n".repeat(1000);
     let mut file = io::BufWriter::new(fs::File::create(path)?);
-    let mut left = size;
-    while left > 0 {
-        let part = line.get(..left.min(line.len())).unwrap_or_default();
+    let mut remaining = size;
+    while remaining > 0 {
+        let part = line.get(..remaining.min(line.len())).unwrap_or_default();
         file.write_all(part.as_bytes())?;
-        left -= part.len();
+        remaining -= part.len();
     }
     file.flush()
 }
@@ -88,24 +90,26 @@ fn through_pipe(file: &Path, times: usize, size: usize) -> Result<Duration, CliE
     let start = Instant::now();
     let mut child = bare::spawn_cat(file, times).map_err(CliError::system)?;
     let mut buffer = vec![0; 64 << 10];
-    let mut came = 0;
+    let mut received = 0;
+
     if let Some(output) = &mut child.stdout {
         loop {
             match output.read(&mut buffer).map_err(CliError::system)? {
                 0 => break,
-                read => came += read,
+                read => received += read,
             }
         }
     }
+
     let status = child.wait().map_err(CliError::system)?;
     let time = start.elapsed();
-    match status.success() && came == size {
-        true => Ok(time),
-        false => Err(CliError::system(format_args!("cat wrote {came} bytes: {status}"))),
+    if !status.success() || received != size {
+        return Err(CliError::system(format_args!("cat wrote {received} bytes: {status}")));
     }
+    Ok(time)
 }
 
-/// Answers the most memory that the daemon had.
+/// Streams the output through the daemon. Returns the daemon's peak memory in bytes.
 async fn through_daemon(
     client: &Client,
     daemon: i32,
@@ -116,27 +120,29 @@ async fn through_daemon(
     argv.resize(1 + times, STREAM_FILE.to_owned());
     let request = StartRequest { argv, ..StartRequest::default() };
     let mut events = client.start(request).await?;
-    let (mut came, mut looked, mut most) = (0, 0, resident_bytes(daemon)?);
+
+    let (mut received, mut last_check, mut peak) = (0, 0, resident_bytes(daemon)?);
     while let Some(event) = events.next().await? {
         match event {
-            ProcessEvent::Stdout(output) => came += output.data.len(),
+            ProcessEvent::Stdout(output) => received += output.data.len(),
             ProcessEvent::Stderr(output) => {
                 return Err(CliError::system(String::from_utf8_lossy(&output.data)));
             }
             ProcessEvent::Gap(_) => {
-                return Err(CliError::system("a part of the output was left out"));
+                return Err(CliError::system("a part of the output is missing"));
             }
             ProcessEvent::Started(_) | ProcessEvent::KeepAlive | ProcessEvent::Exited(_) | _ => {}
         }
-        if came >= looked + BYTES_PER_MEMORY_CHECK {
-            looked = came;
-            most = most.max(resident_bytes(daemon)?);
+        if received >= last_check + BYTES_PER_MEMORY_CHECK {
+            last_check = received;
+            peak = peak.max(resident_bytes(daemon)?);
         }
     }
-    match came == size {
-        true => Ok(most),
-        false => Err(CliError::system(format_args!("{came} of {size} bytes came"))),
+
+    if received != size {
+        return Err(CliError::system(format_args!("received {received} of {size} bytes")));
     }
+    Ok(peak)
 }
 
 fn resident_bytes(process: i32) -> Result<u64, CliError> {
@@ -149,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_through_a_pipe_is_counted() {
+    fn bytes_through_a_pipe_are_counted() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         create_file(&file, 100_001).unwrap();

@@ -1,4 +1,4 @@
-//! The processes of a daemon, as proc(5) shows them.
+//! Resource usage of a daemon and its child processes, from proc(5).
 
 use std::{
     fs,
@@ -13,42 +13,41 @@ use tokio::runtime::Runtime;
 
 use crate::cli_error::CliError;
 
-/// How long what a run has left may take to be gone.
+/// Maximum time until the remains of runs are gone.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often is looked whether it is; what has not changed meanwhile is taken for the rest.
+/// Interval of the checks. Usage that stays the same for one interval counts as idle.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Sandboxes that are warm when nothing is going on.
+/// Number of warm sandboxes of an idle daemon.
 const IDLE_WARM_SANDBOXES: u32 = 2;
-/// What runs in a sandbox before its command does: it shares the memory of whoever made it.
+/// Process that precedes the command in a sandbox. It shares the memory of its creator.
 const INIT_NAME: &str = "jig-init";
 
-/// What a daemon and the processes below it hold.
+/// Resource usage of a daemon and its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProcessTreeUsage {
-    /// Descriptors of the daemon.
+    /// File descriptors of the daemon.
     pub(super) descriptors: usize,
-    /// Processes, itself too.
+    /// Processes, including the daemon.
     pub(super) processes: usize,
-    /// Processes that have ended and wait to be reaped.
+    /// Zombie processes.
     pub(super) zombies: usize,
-    /// Mounts that they see, each counted in each process.
+    /// Mounts, summed over the processes.
     pub(super) mounts: usize,
-    /// Memory in bytes, each page that several share counted once.
+    /// Proportional set size: shared pages count once.
     pub(super) bytes: u64,
 }
 
 impl ProcessTreeUsage {
-    /// What the daemon of this process id holds while nothing is going on.
+    /// Measures a daemon once it is idle.
     pub(super) fn measure_idle(
         runtime: &Runtime,
         client: &Client,
         daemon: i32,
     ) -> Result<Self, CliError> {
-        let until = Instant::now() + SETTLE_TIMEOUT;
+        let deadline = Instant::now() + SETTLE_TIMEOUT;
         let mut last = None;
         loop {
-            let counts = runtime.block_on(client.get_info())?.counts;
-            let counts = counts.unwrap_or_default();
+            let counts = runtime.block_on(client.get_info())?.counts.unwrap_or_default();
             if counts.runs_active == 0 && counts.sandboxes_warm >= IDLE_WARM_SANDBOXES {
                 let now = Some(Self::measure(daemon).map_err(unreadable_process_error)?);
                 if let (Some(now), true) = (now, now == last) {
@@ -56,56 +55,61 @@ impl ProcessTreeUsage {
                 }
                 last = now;
             }
-            if Instant::now() > until {
-                return Err(CliError::system("the daemon does not come to rest"));
+
+            if Instant::now() > deadline {
+                return Err(CliError::system("the daemon does not become idle"));
             }
             std::thread::sleep(POLL_INTERVAL);
         }
     }
 
     fn measure(daemon: i32) -> io::Result<Self> {
-        let all = process_tree(daemon)?;
-        let mut held = Self {
+        let processes = process_tree(daemon)?;
+        let mut usage = Self {
             descriptors: fs::read_dir(format!("/proc/{daemon}/fd"))?.count(),
             processes: 0,
             zombies: 0,
             mounts: 0,
             bytes: 0,
         };
-        for process in all {
+
+        for process in processes {
             let directory = PathBuf::from(format!("/proc/{process}"));
             match none_if_gone(fs::read_to_string(directory.join("stat")))? {
                 None => continue,
                 Some(stat) if matches!(state_and_parent(&stat), Some(("Z", _))) => {
-                    held.zombies += 1;
+                    usage.zombies += 1;
                     continue;
                 }
-                Some(_) => held.processes += 1,
+                Some(_) => usage.processes += 1,
             }
+
             let Some(mounts) = none_if_gone(fs::read_to_string(directory.join("mountinfo")))?
             else {
                 continue;
             };
-            held.mounts += mounts.lines().count();
+            usage.mounts += mounts.lines().count();
+
             let name = none_if_gone(fs::read_to_string(directory.join("comm")))?;
             if name.is_some_and(|name| name.trim_end() == INIT_NAME) {
                 continue;
             }
             if let Some(rollup) = none_if_gone(fs::read_to_string(directory.join("smaps_rollup")))?
             {
-                held.bytes += kibibytes(&rollup, "Pss:") * 1024;
+                usage.bytes += kibibytes(&rollup, "Pss:") * 1024;
             }
         }
-        Ok(held)
+
+        Ok(usage)
     }
 }
 
 fn unreadable_process_error(error: io::Error) -> CliError {
-    let may = if error.kind() == ErrorKind::PermissionDenied { ": root may look" } else { "" };
-    CliError::system(format_args!("what the daemon's processes hold cannot be seen: {error}{may}"))
+    let hint = if error.kind() == ErrorKind::PermissionDenied { ": run as root" } else { "" };
+    CliError::system(format_args!("cannot read the usage of the daemon's processes: {error}{hint}"))
 }
 
-/// A process and all below it.
+/// Returns a process and its descendants.
 fn process_tree(root: i32) -> io::Result<Vec<i32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -117,25 +121,26 @@ fn process_tree(root: i32) -> io::Result<Vec<i32>> {
             parents.extend(state_and_parent(&stat).map(|(_, parent)| (process, parent)));
         }
     }
-    let mut found = vec![root];
+
+    let mut tree = vec![root];
     let mut next = 0;
-    while let Some(&process) = found.get(next) {
+    while let Some(&process) = tree.get(next) {
         let children = parents.iter().filter(|(_, parent)| *parent == process);
-        found.extend(children.map(|(child, _)| *child));
+        tree.extend(children.map(|(child, _)| *child));
         next += 1;
     }
-    Ok(found)
+    Ok(tree)
 }
 
-/// The state in a stat file, and the parent: its third and fourth field. The second, a name, may hold
-/// anything.
+/// Parses state and parent, the third and fourth field of a stat file. The second field, a name,
+/// may contain any characters.
 fn state_and_parent(stat: &str) -> Option<(&str, i32)> {
-    let (_, behind_name) = stat.rsplit_once(')')?;
-    let mut fields = behind_name.split_whitespace();
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let mut fields = after_name.split_whitespace();
     Some((fields.next()?, fields.next()?.parse().ok()?))
 }
 
-/// A number of a file of lines such as `Pss:  12 kB`; 0 where it is not there.
+/// Returns the number in a line such as `Pss:  12 kB`. Returns 0 if there is no such line.
 pub(super) fn kibibytes(text: &str, label: &str) -> u64 {
     text.lines()
         .find_map(|line| line.strip_prefix(label))
@@ -143,8 +148,7 @@ pub(super) fn kibibytes(text: &str, label: &str) -> u64 {
         .unwrap_or_default()
 }
 
-/// Nothing where the process has ended meanwhile. One that is a zombie is in no mount namespace any
-/// more (EINVAL).
+/// Returns `None` if the process has ended. A zombie has no mount namespace (EINVAL).
 fn none_if_gone(read: io::Result<String>) -> io::Result<Option<String>> {
     match read {
         Ok(text) => Ok(Some(text)),
@@ -165,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_proc_shows_is_read() {
+    fn proc_files_are_parsed() {
         assert_eq!(state_and_parent("12 (a) b) S 7 12 12"), Some(("S", 7)));
         assert_eq!(state_and_parent("12"), None);
         assert_eq!(kibibytes("Rss:  9 kB\nPss:     12 kB\n", "Pss:"), 12);
@@ -173,10 +177,10 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_seen_with_its_mounts_and_memory() {
+    fn usage_of_this_process_is_measured() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let held = ProcessTreeUsage::measure(own).unwrap();
-        assert!(held.descriptors > 2 && held.processes >= 1, "{held:?}");
-        assert!(held.mounts > 0 && held.bytes > 1 << 20, "{held:?}");
+        let usage = ProcessTreeUsage::measure(own).unwrap();
+        assert!(usage.descriptors > 2 && usage.processes >= 1, "{usage:?}");
+        assert!(usage.mounts > 0 && usage.bytes > 1 << 20, "{usage:?}");
     }
 }

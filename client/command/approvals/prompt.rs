@@ -32,8 +32,8 @@ pub(super) enum PromptAnswer {
 /// Formats the question for a terminal of `width` columns, without [`DECISION_PROMPT`].
 pub(super) fn format_question(approval: &Approval, width: usize) -> String {
     // The name that the agent uses.
-    let tool = approval.said_as.rsplit('/').next().filter(|tool| !tool.is_empty());
-    let tool = tool.unwrap_or(&approval.tool);
+    let dialect_tool = approval.said_as.rsplit('/').next().filter(|tool| !tool.is_empty());
+    let tool = dialect_tool.unwrap_or(&approval.tool);
 
     let mut text = wrap_line(&format!("Tool: {tool}"), width);
     text += "Parameters:\n";
@@ -88,10 +88,9 @@ pub(super) fn is_truncated(approval: &Approval) -> bool {
     approval.more_files > 0 || parameters.any(|parameter| parameter.omitted_bytes > 0)
 }
 
-/// Formats the rule that `always` creates, for a terminal of `width` columns, without
-/// [`rule_prompt`].
+/// Formats the rule that `always` creates, for a terminal of `width` columns.
 ///
-/// If `pattern` is empty, the user has to type one.
+/// The prompt is in [`rule_prompt`]. If `pattern` is empty, the user has to type one.
 pub(super) fn format_rule(approval: &Approval, pattern: &str, width: usize) -> String {
     let Approval { tool, workspace, .. } = approval;
     let about = format!("Rule for 30 days: allow {tool} in workspace {workspace}, where");

@@ -69,8 +69,8 @@ impl TerminalInput {
             }
 
             let mut bytes = [0; MAX_LINE_BYTES];
-            let read = rustix::io::read(io::stdin(), &mut bytes);
-            let read = read.map_err(|error| CliError::system(io::Error::from(error)))?;
+            let read = rustix::io::read(io::stdin(), &mut bytes)
+                .map_err(|error| CliError::system(io::Error::from(error)))?;
             if read == 0 {
                 return Ok(None);
             }

@@ -352,8 +352,8 @@ fn decision_request(
 /// Formats caller, workspace, session and remaining time.
 fn approval_header(approval: &Approval, now: SystemTime) -> String {
     let expiry = approval.expire_time.and_then(|time| SystemTime::try_from(time).ok());
-    let remaining = expiry.and_then(|expiry| expiry.duration_since(now).ok());
-    let remaining = remaining.unwrap_or_default().as_secs();
+    let remaining =
+        expiry.and_then(|expiry| expiry.duration_since(now).ok()).unwrap_or_default().as_secs();
     let one_line = |text: &str| escape::text(text).replace('\n', " ");
     format!(
         "call by {} in workspace {}, session {}, pending for at most {remaining} s ({})",

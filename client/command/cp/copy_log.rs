@@ -1,4 +1,4 @@
-//! What a copy did: the files that it copied, and what it left out.
+//! Log of a copy: copied files, and skipped files with reasons.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{cli_error::CliError, escape, output, progress::format_bytes, style::Style};
 
-/// What was copied so far, and what was not. Clones share it: whoever waits for the copy can tell
-/// what it did also when it was broken off.
+/// Log of a copy. Clones share it, so that it can be printed even if the copy is interrupted.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CopyLog(Arc<Mutex<CopyLogEntries>>);
 
@@ -17,7 +16,6 @@ struct CopyLogEntries {
     skipped: Vec<(String, SkipReason)>,
 }
 
-/// A file that was copied.
 #[derive(Debug)]
 pub(super) struct CopiedFile {
     pub(super) source: String,
@@ -26,38 +24,39 @@ pub(super) struct CopiedFile {
     pub(super) sha256: String,
 }
 
-/// Why something was left out.
+/// Reason why a path was skipped.
 #[derive(Debug)]
 pub(super) enum SkipReason {
-    /// Its name is, or may be taken for, `.git`.
+    /// The name is `.git`, or a file system may treat it as such.
     GitName,
-    /// Its name is, or may be taken for, `.hg` or the like.
+    /// The name is `.hg` or similar, or a file system may treat it as such.
     VcsName,
     /// A directory that git takes for a repository.
     GitRepository,
     Symlink,
-    /// A FIFO, a socket, a device.
+    /// A FIFO, socket or device.
     NotRegularFile,
     NotUtf8,
     TooLong,
-    /// A name that the daemon keeps for itself.
+    /// The daemon reserves the name for its own files.
     ReservedName,
-    /// It could not be copied; the others can.
+    /// The copy of this file failed; others may succeed.
     Failed(CliError),
 }
 
 impl CopyLog {
-    /// A file was copied.
+    /// Records a copied file.
     pub(super) fn record_copied(&self, file: CopiedFile) {
         self.entries().files.push(file);
     }
 
-    /// Leaves something out.
-    pub(super) fn record_skipped(&self, path: String, why: SkipReason) {
-        self.entries().skipped.push((path, why));
+    /// Records a skipped path.
+    pub(super) fn record_skipped(&self, path: String, reason: SkipReason) {
+        self.entries().skipped.push((path, reason));
     }
 
-    /// Leaves something out that could not be copied, unless the rest would fail as it did.
+    /// Records a path whose copy failed. Returns the failure if it would affect the other files
+    /// too.
     pub(super) fn record_failed(&self, path: String, failure: CliError) -> Result<(), CliError> {
         if !failure.is_file_error() {
             return Err(failure);
@@ -66,28 +65,28 @@ impl CopyLog {
         Ok(())
     }
 
-    /// Whether everything was copied that should be. Of a `.git` or the like it is known
-    /// that it is not.
+    /// Returns whether the copy is complete. Skipped names such as `.git` do not count, because the
+    /// help announces that they are skipped.
     pub(super) fn is_complete(&self) -> bool {
-        let lists = self.entries();
-        lists
+        let entries = self.entries();
+        entries
             .skipped
             .iter()
-            .all(|(_, why)| matches!(why, SkipReason::GitName | SkipReason::VcsName))
+            .all(|(_, reason)| matches!(reason, SkipReason::GitName | SkipReason::VcsName))
     }
 
-    /// Whether there is nothing to tell.
+    /// Returns whether the log has no entries.
     pub(super) fn is_empty(&self) -> bool {
-        let lists = self.entries();
-        lists.files.is_empty() && lists.skipped.is_empty()
+        let entries = self.entries();
+        entries.files.is_empty() && entries.skipped.is_empty()
     }
 
-    /// Says what was copied, and what not.
+    /// Prints the log for people.
     pub(super) fn print(&self) -> Result<(), CliError> {
-        let lists = self.entries();
+        let entries = self.entries();
         let style = Style::of_stdout();
         let mut text = String::new();
-        for file in &lists.files {
+        for file in &entries.files {
             text.push_str(&format!(
                 "{} -> {} ({})\n",
                 style.escape_name(&file.source),
@@ -95,42 +94,50 @@ impl CopyLog {
                 format_bytes(file.size_bytes)
             ));
         }
-        for (path, why) in &lists.skipped {
+
+        for (path, reason) in &entries.skipped {
             let path = escape::name(path);
-            output::note(&match why.failure() {
+            output::note(&match reason.failure() {
                 Some(failure) => format!("left out: {path}: {}", failure.summary()),
-                None => format!("left out, {}: {path}", why.message()),
+                None => format!("left out, {}: {path}", reason.message()),
             });
         }
-        if let count @ 1.. = lists.skipped_vcs_entries() {
+        if let count @ 1.. = entries.skipped_vcs_entries() {
             output::note(&format!(
-                "left out because a version control tool would act on it: {count}; copy it too with --with-git"
+                "left out because a version control tool would act on it: {count}; copy it with --with-git"
             ));
         }
+
         output::write_stdout(text.as_bytes())
     }
 
-    /// The same for programs, with what broke the copy off.
-    pub(super) fn print_json(&self, end: Option<&CliError>) -> Result<(), CliError> {
-        let lists = self.entries();
-        let files: Vec<Value> = lists.files.iter().map(CopiedFile::to_json).collect();
-        let left_out: Vec<Value> = lists
+    /// Prints the log as JSON, with the failure that ended the copy.
+    pub(super) fn print_json(&self, failure: Option<&CliError>) -> Result<(), CliError> {
+        let entries = self.entries();
+        let files: Vec<Value> = entries.files.iter().map(CopiedFile::to_json).collect();
+        let left_out: Vec<Value> = entries
             .skipped
             .iter()
-            .map(|(path, why)| {
-                let error = why.failure().map(CliError::to_json);
-                json!({ "path": path, "why": why.message(), "reason": why.reason(), "error": error })
+            .map(|(path, reason)| {
+                json!({
+                    "path": path,
+                    "why": reason.message(),
+                    "reason": reason.reason(),
+                    "error": reason.failure().map(CliError::to_json),
+                })
             })
             .collect();
-        let mut told = json!({
+
+        let mut json = json!({
             "files": files,
             "left_out": left_out,
-            "left_out_of_vcs": lists.skipped_vcs_entries(),
+            "left_out_of_vcs": entries.skipped_vcs_entries(),
         });
-        if let (Some(end), Some(told)) = (end, told.as_object_mut()) {
-            told.insert("error".to_owned(), end.to_json());
+
+        if let (Some(failure), Some(json)) = (failure, json.as_object_mut()) {
+            json.insert("error".to_owned(), failure.to_json());
         }
-        output::write_json(&told)
+        output::write_json(&json)
     }
 
     fn entries(&self) -> MutexGuard<'_, CopyLogEntries> {
@@ -139,13 +146,12 @@ impl CopyLog {
 }
 
 impl CopyLogEntries {
-    /// How much is left out that a version control tool would act on.
+    /// Counts the skipped paths that a version control tool would act on.
     fn skipped_vcs_entries(&self) -> usize {
-        let is_of_vcs = |why: &SkipReason| {
-            matches!(why, SkipReason::GitName | SkipReason::VcsName | SkipReason::GitRepository)
+        let is_vcs = |reason: &SkipReason| {
+            matches!(reason, SkipReason::GitName | SkipReason::VcsName | SkipReason::GitRepository)
         };
-        let left_out = self.skipped.iter();
-        left_out.filter(|(_, why)| is_of_vcs(why)).count()
+        self.skipped.iter().filter(|(_, reason)| is_vcs(reason)).count()
     }
 }
 
@@ -174,7 +180,7 @@ impl SkipReason {
             Self::NotRegularFile => "neither a file nor a directory",
             Self::NotUtf8 => "a name that is not UTF-8",
             Self::TooLong => "a path that is too long",
-            Self::ReservedName => "a name that the daemon keeps for its own files",
+            Self::ReservedName => "a name that is reserved for the daemon's own files",
             Self::Failed(_) => "it cannot be copied",
         }
     }

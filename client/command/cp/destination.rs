@@ -1,5 +1,4 @@
-//! Where on this side the copy of a file is put. It takes the place of what is there, so that must be
-//! a regular file, or nothing.
+//! Resolves the local path that a copy replaces. It must be a regular file, or not exist.
 
 use std::{
     fs, io,
@@ -8,20 +7,19 @@ use std::{
 
 use crate::local_error::LocalError;
 
-/// Links that are followed one after the other, as many as the kernel follows.
+/// Maximum number of links to follow, as in the kernel.
 const MAX_SYMLINKS: usize = 40;
 
-/// What becomes of a symbolic link where a copy is to be.
+/// Treatment of a symbolic link at the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DestinationSymlinks {
-    /// The copy goes where it leads to: whoever runs us has named it.
+    /// Replace its target, because the user named it.
     Follow,
-    /// It is refused: its name comes out of the workspace, and leads nowhere but below the
-    /// destination.
-    Refuse,
+    /// Reject it, because the name comes from the workspace and must stay below the destination.
+    Reject,
 }
 
-/// The path at which the copy that is to be at `to` takes the place of what is there.
+/// Returns the path that a copy to `to` replaces.
 pub(super) fn resolve_destination(
     to: &Path,
     links: DestinationSymlinks,
@@ -35,6 +33,7 @@ pub(super) fn resolve_destination(
             }
             Err(error) => return Err(LocalError::file(to, &error)),
         };
+
         if kind.is_file() {
             return Ok(path);
         }
@@ -44,18 +43,20 @@ pub(super) fn resolve_destination(
         if !kind.is_symlink() {
             return Err(LocalError::not_a_destination(to));
         }
-        if links == DestinationSymlinks::Refuse {
+        if links == DestinationSymlinks::Reject {
             return Err(LocalError::symlink(to));
         }
+
         let fails = |error| LocalError::file(to, &error);
-        let above = path.parent().filter(|above| !above.as_os_str().is_empty());
-        let above = fs::canonicalize(above.unwrap_or(Path::new("."))).map_err(fails)?;
-        // What a process has open, as /dev/stdout: a regular file there is to be written to where
-        // it is, not replaced.
-        if above.starts_with("/proc") {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = fs::canonicalize(parent.unwrap_or(Path::new("."))).map_err(fails)?;
+        // A link to an open file, such as /dev/stdout. A regular file there must be written in
+        // place, not replaced.
+        if parent.starts_with("/proc") {
             return Err(LocalError::not_a_destination(to));
         }
-        path = above.join(fs::read_link(&path).map_err(fails)?);
+
+        path = parent.join(fs::read_link(&path).map_err(fails)?);
     }
     Err(LocalError::dangling_symlink(to))
 }
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_take_the_place_of_files_and_of_nothing() {
+    fn only_files_and_missing_paths_are_destinations() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("dir")).unwrap();
@@ -82,13 +83,13 @@ mod tests {
         ] {
             symlink(to, at(link)).unwrap();
         }
-        let placed = |name: &str, links| {
-            let place = resolve_destination(&at(name), links);
-            place.map_err(|error| error.reason.unwrap_or(error.code))
+        let resolve = |name: &str, links| {
+            let path = resolve_destination(&at(name), links);
+            path.map_err(|error| error.reason.unwrap_or(error.code))
         };
         for name in ["none", "dir/file"] {
-            for links in [DestinationSymlinks::Follow, DestinationSymlinks::Refuse] {
-                assert_eq!(placed(name, links), Ok(at(name)));
+            for links in [DestinationSymlinks::Follow, DestinationSymlinks::Reject] {
+                assert_eq!(resolve(name, links), Ok(at(name)));
             }
         }
         for (name, reason) in [
@@ -99,17 +100,17 @@ mod tests {
             ("null", "NOT_A_FILE"),
             ("output", "NOT_A_FILE"),
         ] {
-            assert_eq!(placed(name, DestinationSymlinks::Follow), Err(reason), "{name}");
+            assert_eq!(resolve(name, DestinationSymlinks::Follow), Err(reason), "{name}");
         }
         for name in ["link", "dir/back"] {
-            let place = placed(name, DestinationSymlinks::Follow).unwrap();
-            assert_eq!(fs::canonicalize(place).unwrap(), fs::canonicalize(at("dir/file")).unwrap());
-            assert_eq!(placed(name, DestinationSymlinks::Refuse), Err("SYMLINK_BLOCKED"));
+            let path = resolve(name, DestinationSymlinks::Follow).unwrap();
+            assert_eq!(fs::canonicalize(path).unwrap(), fs::canonicalize(at("dir/file")).unwrap());
+            assert_eq!(resolve(name, DestinationSymlinks::Reject), Err("SYMLINK_BLOCKED"));
         }
     }
 
     #[test]
-    fn what_is_open_and_devices_are_for_read() {
+    fn devices_and_open_files_are_rejected() {
         for path in ["/dev/null", "/dev/stdout", "/dev/fd/0", "/proc/self/fd/0"] {
             let error =
                 resolve_destination(Path::new(path), DestinationSymlinks::Follow).unwrap_err();

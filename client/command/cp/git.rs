@@ -1,9 +1,12 @@
-//! What git and other version control tools act on without being asked. The configuration of a
-//! repository names programs that they run, also for `git status`, which shell prompts and editors
-//! call by themselves. So a copy makes no repository unless `--with-git` insists.
+//! Detects files that git and other version control tools act on automatically.
 //!
-//! The names are those of `verify_path`, `is_hfs_dotgit` and `is_ntfs_dotgit` of git, and what else a
-//! file system that folds names takes for them. The directories are those of `is_git_directory`.
+//! The configuration of a repository names programs that these tools run, even for `git status`,
+//! which shell prompts and editors call by themselves. So a copy creates no repository without
+//! `--with-git`.
+//!
+//! The names are those of git's `verify_path`, `is_hfs_dotgit` and `is_ntfs_dotgit`, and other
+//! names that a case-folding file system treats as equal. The directories are those of git's
+//! `is_git_directory`.
 
 use std::{
     borrow::Cow,
@@ -15,19 +18,17 @@ use std::{
 use super::{copy_log::SkipReason, options::base_name};
 use crate::local_error::LocalError;
 
-/// Dangling links that [`resolve`] follows, as many as the kernel does.
+/// Maximum number of dangling links that [`resolve`] follows, as in the kernel.
 const MAX_LINKS: u32 = 40;
-/// Names of repositories and checkouts of other tools whose configuration names programs, folded:
-/// hooks and extensions of Mercurial and Sapling, the pager and the diff program of Jujutsu,
-/// `post_commit` of Bazaar and Breezy, hooks of Pijul and Darcs, settings of Fossil. The `.svn` of
-/// Subversion names none.
+/// Folded repository names of other tools whose configuration names programs: hooks and extensions
+/// of Mercurial and Sapling, the pager and diff program of Jujutsu, `post_commit` of Bazaar and
+/// Breezy, hooks of Pijul and Darcs, settings of Fossil. Subversion's `.svn` names none.
 const OTHER_VCS_NAMES: &[&str] =
     &[".HG", ".SL", ".JJ", ".BZR", ".PIJUL", "_DARCS", ".FSLCKOUT", "_FOSSIL_"];
 
-/// Why something of this name is left out: some file system, or the tool itself, takes it for the
-/// repository of a version control tool.
+/// Returns the reason to skip a name that a file system or a tool may take for a repository.
 pub(super) fn skip_reason(name: &str) -> Option<SkipReason> {
-    // A Windows client, or a mount of its file system, takes a backslash for a separator.
+    // Windows clients, and mounts of their file systems, treat a backslash as a separator.
     name.split('\\').find_map(|part| match fold_name(part).as_str() {
         ".GIT" | "GIT~1" => Some(SkipReason::GitName),
         part if OTHER_VCS_NAMES.iter().any(|other| matches_short_name(part, other)) => {
@@ -37,7 +38,7 @@ pub(super) fn skip_reason(name: &str) -> Option<SkipReason> {
     })
 }
 
-/// Whether the folded name is that of a repository, or the short one that Windows gives to it.
+/// Returns whether a folded name is that of a repository, or its short name on Windows.
 fn matches_short_name(name: &str, repository: &str) -> bool {
     let is_short = |long: &str| {
         let start = &long[..long.len().min(6)];
@@ -46,10 +47,13 @@ fn matches_short_name(name: &str, repository: &str) -> bool {
     name == repository || repository.strip_prefix('.').is_some_and(is_short)
 }
 
-/// Whether git may take a directory with these names for a repository. Stricter than git, which also
-/// looks at what HEAD holds, and for `objects`, which the environment can place elsewhere.
+/// Returns whether git may take a directory with these entries for a repository.
+///
+/// Stricter than git, which also checks the content of HEAD, and requires `objects`, which the
+/// environment can place elsewhere.
 pub(super) fn is_repository<'a>(names: impl IntoIterator<Item = Cow<'a, str>>) -> bool {
     let (mut has_head, mut has_refs) = (false, false);
+
     for name in names {
         match fold_name(&name).as_str() {
             "HEAD" => has_head = true,
@@ -57,10 +61,11 @@ pub(super) fn is_repository<'a>(names: impl IntoIterator<Item = Cow<'a, str>>) -
             _ => {}
         }
     }
+
     has_head && has_refs
 }
 
-/// Whether git may take the local directory for a repository once these names are in it as well.
+/// Returns whether git may take a local directory for a repository once it has these entries too.
 pub(super) fn becomes_repository<'a>(
     directory: &Path,
     names: impl IntoIterator<Item = &'a str>,
@@ -70,45 +75,47 @@ pub(super) fn becomes_repository<'a>(
     Ok(is_repository(all))
 }
 
-/// Refuses a source or destination of this name. `shown` is for the error.
+/// Rejects a source or destination with such a name. `shown` is its name in the error.
 pub(super) fn check_name(path: &str, shown: &str) -> Result<(), LocalError> {
     match base_name(path).and_then(skip_reason) {
-        Some(why) => Err(vcs_path_error(Path::new(shown), &why)),
+        Some(reason) => Err(vcs_path_error(Path::new(shown), &reason)),
         None => Ok(()),
     }
 }
 
-fn vcs_path_error(path: &Path, why: &SkipReason) -> LocalError {
-    LocalError::vcs_path(path, &format!("has {}", why.message()))
+fn vcs_path_error(path: &Path, reason: &SkipReason) -> LocalError {
+    LocalError::vcs_path(path, &format!("has {}", reason.message()))
 }
 
-/// Refuses a local destination that is in a `.git` or the like, or that makes a repository of the
-/// directory that it is put into, by its own name or through symbolic links.
+/// Rejects a local destination in a `.git` or similar directory. Also rejects one that turns its
+/// directory into a repository, by its own name or through symbolic links.
 pub(super) fn check_destination(to: &Path) -> Result<(), LocalError> {
-    let reason = |part: Component<'_>| skip_reason(&part.as_os_str().to_string_lossy());
-    if let Some(why) = to.components().find_map(reason) {
-        return Err(vcs_path_error(to, &why));
+    let reason_of = |part: Component<'_>| skip_reason(&part.as_os_str().to_string_lossy());
+    if let Some(reason) = to.components().find_map(reason_of) {
+        return Err(vcs_path_error(to, &reason));
     }
+
     let resolved = resolve(to).map_err(|error| LocalError::file(to, &error))?;
-    if let Some(why) = resolved.components().find_map(reason) {
-        let problem = format!("leads to a path that has {}", why.message());
+    if let Some(reason) = resolved.components().find_map(reason_of) {
+        let problem = format!("leads to a path that has {}", reason.message());
         return Err(LocalError::vcs_path(to, &problem));
     }
-    // Each directory above it, with the name below that the copy may add to it.
+
+    // Checks each parent directory, with the entry that the copy may add to it.
     let mut path = resolved.as_path();
-    while let (Some(above), Some(name)) = (path.parent(), path.file_name()) {
-        if above.is_dir() && becomes_repository(above, [&*name.to_string_lossy()])? {
+    while let (Some(parent), Some(name)) = (path.parent(), path.file_name()) {
+        if parent.is_dir() && becomes_repository(parent, [&*name.to_string_lossy()])? {
             return Err(LocalError::vcs_path(
                 to,
                 "is in a directory that git takes for a repository",
             ));
         }
-        path = above;
+        path = parent;
     }
     Ok(())
 }
 
-/// Where a path leads to, of which the last parts need not exist.
+/// Resolves a path whose last components may be missing.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     let mut existing = std::path::absolute(path)?;
     let mut missing = Vec::new();
@@ -121,14 +128,16 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
         if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
             return Err(error);
         }
+
         let link = fs::read_link(&existing);
         let last = existing.components().next_back();
         let Some(last) = last.map(|last| last.as_os_str().to_owned()) else {
             return Err(error);
         };
         existing.pop();
+
         match link {
-            // It dangles: a program that opens it makes the file that it names.
+            // A dangling link: a program that opens it creates its target.
             Ok(target) if links < MAX_LINKS => {
                 links += 1;
                 existing.push(target);
@@ -138,21 +147,23 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
         }
     };
 
-    // What is missing is no link, so that `..` is what it is in the text; what follows it may be one.
-    let mut leads_back = false;
+    // A missing component is not a link, so `..` after it is lexical. What follows may be a link.
+    let mut has_parent_dir = false;
     for name in missing.iter().rev() {
         if name == ".." {
-            leads_back = true;
+            has_parent_dir = true;
             resolved.pop();
         } else {
             resolved.push(name);
         }
     }
-    if leads_back { resolve(&resolved) } else { Ok(resolved) }
+    if has_parent_dir { resolve(&resolved) } else { Ok(resolved) }
 }
 
-/// Names of what is in a local directory. Nothing is in one that does not exist. One that may be
-/// passed but not listed (mode 0711, such as other people's homes) is the user's own arrangement.
+/// Lists the entries of a local directory. A missing directory has none.
+///
+/// A directory without read permission (mode 0711, such as another user's home) counts as empty:
+/// its owner's choice.
 fn list_names(directory: &Path) -> Result<Vec<String>, LocalError> {
     let list = || -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(directory) {
@@ -169,16 +180,18 @@ fn list_names(directory: &Path) -> Result<Vec<String>, LocalError> {
     list().map_err(|error| LocalError::file(directory, &error))
 }
 
-/// The name as file systems compare it that fold case, leave out what is not seen, or end a name
-/// before blanks, dots and a colon.
+/// Folds a name as case-insensitive file systems do.
+///
+/// Some of them also skip invisible characters, or end a name before trailing blanks, dots or a
+/// colon.
 fn fold_name(name: &str) -> String {
-    let seen = name.chars().filter(|character| !is_ignorable(*character));
-    let upper: String = seen.flat_map(char::to_uppercase).collect();
+    let visible = name.chars().filter(|character| !is_ignorable(*character));
+    let upper: String = visible.flat_map(char::to_uppercase).collect();
     let end = upper.find(':').unwrap_or(upper.len());
     upper[..end].trim_end_matches(['.', ' ']).to_owned()
 }
 
-/// `Default_Ignorable_Code_Point` of Unicode, which holds all that HFS+ leaves out.
+/// Unicode's `Default_Ignorable_Code_Point`, which includes everything that HFS+ ignores.
 fn is_ignorable(character: char) -> bool {
     matches!(
         character,
@@ -209,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_file_systems_take_for_dot_git() {
+    fn variants_of_dot_git_are_skipped() {
         for name in [
             ".git",
             ".GIT",
@@ -233,8 +246,8 @@ mod tests {
             "x\\.git",
             ".git\\config",
         ] {
-            let why = skip_reason(name);
-            assert!(matches!(why, Some(SkipReason::GitName)), "{name:?}: {why:?}");
+            let reason = skip_reason(name);
+            assert!(matches!(reason, Some(SkipReason::GitName)), "{name:?}: {reason:?}");
         }
         for name in [
             "",
@@ -252,13 +265,13 @@ mod tests {
             ".git-x",
             ":.git",
         ] {
-            let why = skip_reason(name);
-            assert!(why.is_none(), "{name:?}: {why:?}");
+            let reason = skip_reason(name);
+            assert!(reason.is_none(), "{name:?}: {reason:?}");
         }
     }
 
     #[test]
-    fn names_of_other_tools() {
+    fn repositories_of_other_tools_are_skipped() {
         for name in [
             ".hg",
             ".HG. ",
@@ -275,8 +288,8 @@ mod tests {
             "_fossil_",
             "x\\.hg",
         ] {
-            let why = skip_reason(name);
-            assert!(matches!(why, Some(SkipReason::VcsName)), "{name:?}: {why:?}");
+            let reason = skip_reason(name);
+            assert!(matches!(reason, Some(SkipReason::VcsName)), "{name:?}: {reason:?}");
         }
         for name in [
             ".hgignore",
@@ -289,13 +302,13 @@ mod tests {
             "_darcs~1",
             "FSLCKOUT~1",
         ] {
-            let why = skip_reason(name);
-            assert!(why.is_none(), "{name:?}: {why:?}");
+            let reason = skip_reason(name);
+            assert!(reason.is_none(), "{name:?}: {reason:?}");
         }
     }
 
     #[test]
-    fn directories_that_git_takes_for_a_repository() {
+    fn repositories_are_recognized_by_their_entries() {
         let is = |names: &[&'static str]| is_repository(names.iter().copied().map(Cow::Borrowed));
         for names in [
             &["HEAD", "objects", "refs"][..],
@@ -319,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn destinations_in_a_repository_are_refused() {
+    fn destinations_in_a_repository_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir_all(at("bare/refs/heads")).unwrap();
@@ -344,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn links_into_a_repository_are_refused() {
+    fn links_into_a_repository_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir_all(at("r/.git/hooks")).unwrap();

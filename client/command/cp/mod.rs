@@ -1,13 +1,13 @@
-//! `jig cp`: files between this side and the workspace.
+//! `jig cp`: copies files between this machine and the workspace.
 //!
-//! | file | holds |
+//! | file | content |
 //! |---|---|
-//! | [`copies`] | what was copied and what was left out |
-//! | [`git`] | what git and other version control tools would act on in a copy |
-//! | [`manner`] | how it is copied, and the names that copies have |
-//! | [`place`] | where on this side a copy is put |
-//! | [`receive`] | out of the workspace |
-//! | [`send`] | into the workspace |
+//! | [`copy_log`] | copied and skipped files |
+//! | [`destination`] | local path that a copy replaces |
+//! | [`git`] | files that git and other version control tools act on |
+//! | [`options`] | options, and names of copies |
+//! | [`receive`] | copies out of the workspace |
+//! | [`send`] | copies into the workspace |
 
 mod copy_log;
 mod destination;
@@ -24,52 +24,51 @@ use self::{copy_log::CopyLog, options::CopyOptions};
 use super::{exit_code, report_failure};
 use crate::{cli_error::CliError, connection, exit, global::GlobalArgs};
 
-/// Copy files into the workspace or out of it, of any size.
+/// Copy files of any size into the workspace or out of it.
 ///
-/// The side that begins with `:` (or `jig:`) is the workspace; exactly one must. A file on this side
-/// with such a name is `./:name`. Where DST ends with `/`, or is a directory of this side, the copy
-/// keeps its name in it.
+/// A path that starts with `:` (or `jig:`) is in the workspace; exactly one of SRC and DST must be.
+/// Write `./:name` for a local file with such a name. If DST ends with `/`, or is a local
+/// directory, the copy keeps its name in it.
 ///
-/// Files appear whole or not at all, with the permission bits of what was copied; on this side
-/// without those that the umask takes. A copy whose connection is lost goes on by itself, and one
-/// into the workspace that was broken off goes on when it is repeated within a day, up to 64 GiB. A
-/// file of the workspace that is changed while it is copied is copied again, a few times, and is
-/// then an error.
+/// Each file is copied atomically. Copies keep the permission bits of the source; local copies are
+/// subject to the umask. After a lost connection, a copy resumes. An interrupted copy into the
+/// workspace also resumes if it is repeated within a day, up to 64 GiB. If a workspace file changes
+/// while it is copied, the copy restarts, and fails after a few attempts.
 ///
-/// On this side a copy takes the place of a regular file or of nothing, also of the one that a
-/// symbolic link leads to which DST names. For devices and pipes there is `jig read`.
+/// A local copy replaces a regular file or creates one. If DST is a symbolic link, its target is
+/// replaced. For devices and pipes, use `jig read`.
 ///
-/// A copy out of the workspace is untrusted: commands and models may have written any of it. Read it
-/// before a build tool, an editor or a shell acts on it.
+/// Do not trust copies from the workspace: commands and models may have written them. Read them
+/// before a build tool, an editor or a shell uses them.
 #[derive(Debug, Args)]
 pub(crate) struct CpArgs {
-    /// What to copy: `file`, or `:file` in the workspace.
+    /// Source: `FILE`, or `:FILE` in the workspace.
     #[arg(value_name = "SRC")]
     source: String,
-    /// Where to: `:file` in the workspace, or `file`.
+    /// Destination: `:FILE` in the workspace, or `FILE`.
     #[arg(value_name = "DST")]
     destination: String,
-    /// Copy a directory with the files and directories in it; of `.`, what is in it. Anything named
-    /// `.git`, `.hg`, `.jj`, `.bzr`, `.sl`, `.pijul`, `_darcs`, `.fslckout` or `_FOSSIL_` is left out.
-    /// So are other directories that git takes for a repository, and what cannot be copied, as
-    /// symbolic links, or what a link of this side is in the way of: it is named, with the reason, and
-    /// the exit code is 1.
+    /// Copy a directory recursively; for `.`, its content. Skips names of repositories: `.git`,
+    /// `.hg`, `.jj`, `.bzr`, `.sl`, `.pijul`, `_darcs`, `.fslckout` and `_FOSSIL_`. Also skips
+    /// other directories that git takes for a repository, and anything that cannot be copied, such
+    /// as symbolic links, or where a local link is in the way. These are reported with the reason,
+    /// and the exit code is 1.
     #[arg(short, long)]
     recursive: bool,
-    /// Fail where something is there.
+    /// Fail if the destination exists.
     #[arg(short, long)]
     no_clobber: bool,
-    /// Copy `.git`, `.hg` and the like, and repositories too. In such a copy, git, Mercurial and other
-    /// tools run the programs that its configuration names, also when a prompt or an editor calls
-    /// them.
+    /// Also copy `.git`, `.hg` and similar names, and repositories. In such a copy, git, Mercurial
+    /// and other tools run programs that its configuration names, even if only a shell prompt or an
+    /// editor calls them.
     #[arg(long)]
     with_git: bool,
-    /// Replace the file of the workspace only if this is its SHA-256.
+    /// Replace the workspace file only if it has this SHA-256.
     #[arg(long, value_name = "SHA256", conflicts_with = "recursive")]
     expect: Option<String>,
 }
 
-/// One end of a copy.
+/// Source or destination of a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Endpoint {
     Local(String),
@@ -78,57 +77,60 @@ enum Endpoint {
 
 pub(crate) fn cp(global: &GlobalArgs, args: CpArgs) -> ExitCode {
     let as_json = global.json;
-    let manner = CopyOptions {
+    let options = CopyOptions {
         recursive: args.recursive,
         no_clobber: args.no_clobber,
         with_git: args.with_git,
         expected_sha256: args.expect,
         quiet: as_json,
     };
-    let copies = CopyLog::default();
-    let to_fill = copies.clone();
+
+    let log = CopyLog::default();
+    let task_log = log.clone();
     if args.recursive
-        && let Err(failure) = global.reject_request_id("each file of a directory is a call")
+        && let Err(failure) =
+            global.reject_request_id("each file of a directory is a call of its own")
     {
         return report_failure(&failure, as_json).into();
     }
     let result = match (parse_endpoint(&args.source), parse_endpoint(&args.destination)) {
         (Endpoint::Local(from), Endpoint::Workspace(to)) => {
-            connection::call(global, move |client| send::send(client, from, to, manner, to_fill))
+            connection::call(global, move |client| send::send(client, from, to, options, task_log))
         }
         (Endpoint::Workspace(from), Endpoint::Local(to)) => {
             connection::call(global, move |client| {
-                receive::receive(client, from, to.into(), manner, to_fill)
+                receive::receive(client, from, to.into(), options, task_log)
             })
         }
         _ => Err(CliError::Usage(
-            "exactly one of SRC and DST must begin with `:`, as what is in the workspace does"
+            "exactly one of SRC and DST must start with `:`, which marks paths in the workspace"
                 .to_owned(),
         )),
     };
+
     ExitCode::from(match result {
-        Ok(()) => match print_outcome(&copies, None, as_json) {
-            Ok(()) if copies.is_complete() => exit::SUCCESS,
+        Ok(()) => match print_outcome(&log, None, as_json) {
+            Ok(()) if log.is_complete() => exit::SUCCESS,
             Ok(()) => exit::FAILURE,
             Err(failure) => report_failure(&failure, as_json),
         },
-        Err(failure) if copies.is_empty() => report_failure(&failure, as_json),
+        Err(failure) if log.is_empty() => report_failure(&failure, as_json),
         Err(failure) => {
-            // Why it ended matters more than that nobody reads what it did before.
-            let _unread = print_outcome(&copies, Some(&failure), as_json);
+            // The failure matters more than a log that cannot be printed.
+            let _unprinted = print_outcome(&log, Some(&failure), as_json);
             exit_code(&failure)
         }
     })
 }
 
-/// Says what was copied, and what broke the copy off.
-fn print_outcome(copies: &CopyLog, end: Option<&CliError>, as_json: bool) -> Result<(), CliError> {
+/// Prints the log, and the failure that ended the copy.
+fn print_outcome(log: &CopyLog, failure: Option<&CliError>, as_json: bool) -> Result<(), CliError> {
     if as_json {
-        return copies.print_json(end);
+        return log.print_json(failure);
     }
-    let printed = copies.print();
-    if let Some(end) = end {
-        end.report(false);
+    let printed = log.print();
+    if let Some(failure) = failure {
+        failure.report(false);
     }
     printed
 }
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sides() {
+    fn endpoints_are_parsed() {
         for (text, expected) in [
             (":a/b", Endpoint::Workspace("a/b".into())),
             ("jig:a", Endpoint::Workspace("a".into())),

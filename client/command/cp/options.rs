@@ -1,4 +1,4 @@
-//! How files are copied, and the names that copies have.
+//! Options of a copy, and rules for names of copies.
 
 use std::{
     process,
@@ -7,33 +7,33 @@ use std::{
 
 use crate::cli_error::CliError;
 
-/// Longest path that either side takes, in bytes.
+/// Maximum length of a path on both sides.
 pub(super) const MAX_PATH_BYTES: usize = 4095;
 
-/// How files are copied.
+/// Options of a copy.
 #[derive(Debug, Clone)]
 pub(super) struct CopyOptions {
     pub(super) recursive: bool,
     pub(super) no_clobber: bool,
-    /// Copies what git acts on as well.
+    /// Whether to copy files that git acts on.
     pub(super) with_git: bool,
     pub(super) expected_sha256: Option<String>,
     pub(super) quiet: bool,
 }
 
-/// The name that the copy of a path keeps. None for `.` and `..`, however they are written, and for
-/// the root: what is in those is meant.
+/// Returns the name that a copy of `path` keeps. `None` for the root and any form of `.` and `..`,
+/// which stand for their content.
 pub(super) fn base_name(path: &str) -> Option<&str> {
     let name = path.trim_end_matches('/').rsplit('/').next()?;
     (!matches!(name, "" | "." | "..")).then_some(name)
 }
 
-/// There is no name for the copy of a file.
+/// Error for a source without a name to keep.
 pub(super) fn no_file_name_error() -> CliError {
     CliError::Usage("SRC has no name to keep: name the file in DST".to_owned())
 }
 
-/// The path of `name` in the directory at `path` of the workspace.
+/// Joins a workspace directory and a name.
 pub(super) fn join(path: &str, name: &str) -> String {
     match path {
         "" => name.to_owned(),
@@ -41,21 +41,22 @@ pub(super) fn join(path: &str, name: &str) -> String {
     }
 }
 
-/// Whether a daemon keeps a name for its own files: `.jig-`, a ULID and `.tmp`, maybe with a `~`
-/// behind it. It takes no file of such a name.
+/// Returns whether the daemon reserves a name for its own files: `.jig-`, a ULID and `.tmp`,
+/// optionally with a trailing `~`.
 pub(super) fn is_reserved_name(name: &str) -> bool {
     let name = name.strip_suffix('~').unwrap_or(name);
     let id = name.strip_prefix(".jig-").and_then(|name| name.strip_suffix(".tmp"));
+
     let in_alphabet =
         |byte: u8| matches!(byte, b'0'..=b'9' | b'A'..=b'Z') && !b"ILOU".contains(&byte);
     id.is_some_and(|id| id.len() == 26 && id.bytes().all(in_alphabet))
 }
 
-/// Something that no other copy has in its name.
+/// Returns a suffix that no other copy uses.
 pub(super) fn unique_suffix() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |now| now.as_nanos());
-    format!("{}-{now}", process::id())
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+    let nanos = since_epoch.map_or(0, |time| time.as_nanos());
+    format!("{}-{nanos}", process::id())
 }
 
 #[cfg(test)]
@@ -63,8 +64,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_daemons_keep() {
-        for (name, is_kept) in [
+    fn reserved_names_are_recognized() {
+        for (name, is_reserved) in [
             (".jig-01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp", true),
             (".jig-01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp~", true),
             (".jig-01ARZ3NDEKTSV4RRFFQ69G5FAU.tmp", false),
@@ -72,12 +73,12 @@ mod tests {
             (".jig-notes.tmp", false),
             ("", false),
         ] {
-            assert_eq!(is_reserved_name(name), is_kept, "{name}");
+            assert_eq!(is_reserved_name(name), is_reserved, "{name}");
         }
     }
 
     #[test]
-    fn names_that_copies_keep() {
+    fn copies_keep_the_last_name_of_a_path() {
         for (path, name) in [
             ("a", Some("a")),
             ("a/b/", Some("b")),

@@ -1,12 +1,12 @@
-//! Files into the workspace.
+//! Copies files into the workspace.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::{self, File, FileType},
     hash::{DefaultHasher, Hash as _, Hasher as _},
     io,
     os::unix::fs::PermissionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -25,40 +25,52 @@ use super::{
 };
 use crate::{cli_error::CliError, local_error::LocalError, progress::ProgressLine};
 
-/// Files up to this size are sent again from the start when the connection is lost.
+/// Files up to this size are sent again from the start after a lost connection.
 const MAX_SINGLE_SHOT_BYTES: u64 = 1 << 20;
-/// Larger files cannot be resumed: the daemon keeps no more of all uploads together.
+/// Maximum size of a resumable upload: the daemon stores at most this much of all uploads together.
 const MAX_RESUMABLE_BYTES: u64 = 64 << 30;
-/// Copies of one file to one place that are looked for: more than a daemon keeps uploads.
+/// Maximum number of upload ids to try for one file. The daemon stores fewer uploads.
 const MAX_UPLOAD_ID_ATTEMPTS: u32 = 100;
 
-/// Copies a file or directory to a path of the workspace.
+/// Recursive copy of a local directory.
+struct TreeSender<'a> {
+    client: &'a Client,
+    options: &'a CopyOptions,
+    log: &'a CopyLog,
+    /// Directories to copy: source and destination.
+    pending: Vec<(PathBuf, String)>,
+}
+
+/// Copies a local file or directory to a path of the workspace.
 pub(super) async fn send(
     client: Client,
     from: String,
     mut to: String,
-    manner: CopyOptions,
-    copies: CopyLog,
+    options: CopyOptions,
+    log: CopyLog,
 ) -> Result<(), CliError> {
     let is_directory = Path::new(&from).is_dir();
     if to.is_empty() || to.ends_with('/') {
         match base_name(&from) {
             Some(name) => to = join(&to, name),
-            None if is_directory && manner.recursive => {}
+            None if is_directory && options.recursive => {}
             None => return Err(no_file_name_error()),
         }
     }
-    if !manner.with_git {
+
+    if !options.with_git {
         check_name(&from, &from)?;
         check_name(&to, &format!(":{to}"))?;
     }
-    if is_directory && !manner.recursive {
+
+    if is_directory && !options.recursive {
         return Err(CliError::Usage(format!("{from:?} is a directory: copy it with -r")));
     }
+
     if is_directory {
-        return send_tree(&client, &from, to, &manner, &copies).await;
+        return send_tree(&client, &from, to, &options, &log).await;
     }
-    copies.record_copied(send_file(&client, Path::new(&from), to, &manner).await?);
+    log.record_copied(send_file(&client, Path::new(&from), to, &options).await?);
     Ok(())
 }
 
@@ -66,78 +78,95 @@ async fn send_tree(
     client: &Client,
     from: &str,
     to: String,
-    manner: &CopyOptions,
-    copies: &CopyLog,
+    options: &CopyOptions,
+    log: &CopyLog,
 ) -> Result<(), CliError> {
     let from = Path::new(from);
-    let mut open = vec![(from.to_owned(), to)];
-    while let Some((directory, to)) = open.pop() {
+    let mut sender = TreeSender { client, options, log, pending: vec![(from.to_owned(), to)] };
+    while let Some((directory, to)) = sender.pending.pop() {
         let entries = match sorted_entries(&directory) {
             Ok(entries) => entries,
             Err(error) if directory == from => return Err(LocalError::file(from, &error).into()),
             Err(error) => {
                 let local = LocalError::file(&directory, &error);
-                copies.record_failed(directory.display().to_string(), local.into())?;
+                log.record_failed(directory.display().to_string(), local.into())?;
                 continue;
             }
         };
         let names = entries.iter().map(|(name, _)| name.to_string_lossy());
-        if !manner.with_git && is_repository(names) {
+        if !options.with_git && is_repository(names) {
             if directory == from {
                 let problem = "is a directory that git takes for a repository";
                 return Err(LocalError::vcs_path(from, problem).into());
             }
-            copies.record_skipped(directory.display().to_string(), SkipReason::GitRepository);
+            log.record_skipped(directory.display().to_string(), SkipReason::GitRepository);
             continue;
         }
-        // Files bring their directory with them.
-        let mut is_made = to.is_empty();
+
+        // An upload creates the directory of its file.
+        let mut is_created = to.is_empty();
         for (name, kind) in entries {
-            let path = directory.join(&name);
-            let shown = path.display().to_string();
-            let Some(name) = name.to_str() else {
-                copies.record_skipped(shown, SkipReason::NotUtf8);
-                continue;
-            };
-            let to = join(&to, name);
-            if !manner.with_git
-                && let Some(why) = skip_reason(name)
-            {
-                copies.record_skipped(shown, why);
-            } else if is_reserved_name(name) {
-                copies.record_skipped(shown, SkipReason::ReservedName);
-            } else if to.len() > MAX_PATH_BYTES {
-                copies.record_skipped(shown, SkipReason::TooLong);
-            } else if kind.is_dir() {
-                open.push((path, to));
-                is_made = true;
-            } else if kind.is_file() {
-                match send_file(client, &path, to, manner).await {
-                    Ok(file) => {
-                        copies.record_copied(file);
-                        is_made = true;
-                    }
-                    Err(failure) => copies.record_failed(shown, failure)?,
-                }
-            } else {
-                let is_link = kind.is_symlink();
-                copies.record_skipped(
-                    shown,
-                    if is_link { SkipReason::Symlink } else { SkipReason::NotRegularFile },
-                );
-            }
+            is_created |= sender.send_entry(&directory, &to, &name, kind).await?;
         }
-        if !is_made {
+        if !is_created {
             let request = CreateDirectoryRequest { path: to };
             if let Err(error) = client.create_directory(request).await {
-                copies.record_failed(directory.display().to_string(), error.into())?;
+                log.record_failed(directory.display().to_string(), error.into())?;
             }
         }
     }
     Ok(())
 }
 
-/// Names and kinds of what is in a directory, by name.
+impl TreeSender<'_> {
+    /// Copies a file, or makes a subdirectory pending. Returns whether this creates the directory
+    /// `to`.
+    async fn send_entry(
+        &mut self,
+        directory: &Path,
+        to: &str,
+        name: &OsStr,
+        kind: FileType,
+    ) -> Result<bool, CliError> {
+        let path = directory.join(name);
+        let shown = path.display().to_string();
+        let Some(name) = name.to_str() else {
+            self.log.record_skipped(shown, SkipReason::NotUtf8);
+            return Ok(false);
+        };
+        let to = join(to, name);
+
+        let vcs_reason = if self.options.with_git { None } else { skip_reason(name) };
+        let reason = if let Some(reason) = vcs_reason {
+            reason
+        } else if is_reserved_name(name) {
+            SkipReason::ReservedName
+        } else if to.len() > MAX_PATH_BYTES {
+            SkipReason::TooLong
+        } else if kind.is_dir() {
+            self.pending.push((path, to));
+            return Ok(true);
+        } else if kind.is_file() {
+            match send_file(self.client, &path, to, self.options).await {
+                Ok(file) => self.log.record_copied(file),
+                Err(failure) => {
+                    self.log.record_failed(shown, failure)?;
+                    return Ok(false);
+                }
+            }
+            return Ok(true);
+        } else if kind.is_symlink() {
+            SkipReason::Symlink
+        } else {
+            SkipReason::NotRegularFile
+        };
+
+        self.log.record_skipped(shown, reason);
+        Ok(false)
+    }
+}
+
+/// Lists the names and types of a directory's entries, sorted by name.
 fn sorted_entries(directory: &Path) -> io::Result<Vec<(OsString, FileType)>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -152,33 +181,38 @@ async fn send_file(
     client: &Client,
     from: &Path,
     to: String,
-    manner: &CopyOptions,
+    options: &CopyOptions,
 ) -> Result<CopiedFile, CliError> {
     let fails = |error| LocalError::file(from, &error);
-    // Opening a FIFO could wait for ever.
+    // Opening a FIFO could block for ever.
     if !fs::metadata(from).map_err(fails)?.is_file() {
         return Err(LocalError::not_a_file(from).into());
     }
+
     let file = File::open(from).map_err(fails)?;
     let mode = file.metadata().map_err(fails)?.permissions().mode() & 0o777;
     let (size, sha256) = sha256_of(&file).await.map_err(fails)?;
+
     let mut start = UploadStart {
         path: to.clone(),
         size_bytes: size,
         sha256: sha256.clone(),
-        mode: manner.no_clobber.then(|| WriteMode::CreateNew.into()),
+        mode: options.no_clobber.then(|| WriteMode::CreateNew.into()),
         create_directories: None,
-        expected_sha256: manner.expected_sha256.clone(),
+        expected_sha256: options.expected_sha256.clone(),
         file_mode: Some(mode),
         upload_id: None,
     };
+
     if size > MAX_SINGLE_SHOT_BYTES && size <= MAX_RESUMABLE_BYTES {
         start.upload_id = Some(upload_id(client, &start).await?);
     }
-    let progress = Arc::new(ProgressLine::new(&to, manner.quiet));
+
+    let progress = Arc::new(ProgressLine::new(&to, options.quiet));
     let show = move |bytes| progress.update(bytes, size);
-    let sent = client.send_file(&file, start, show).await;
-    sent.map_err(|error| CliError::from_transfer(from, error))?;
+    let result = client.send_file(&file, start, show).await;
+    result.map_err(|error| CliError::from_transfer(from, error))?;
+
     Ok(CopiedFile {
         source: from.display().to_string(),
         destination: format!(":{to}"),
@@ -187,22 +221,26 @@ async fn send_file(
     })
 }
 
-/// The same for the same copy, so that one that was broken off is found again. One that is complete
-/// would not be made again: the copy after it has the next number, which is the same each time, too.
+/// Returns the id of an upload. Repeating an interrupted copy yields the same id, so that it
+/// resumes.
+///
+/// A completed upload would not be repeated. So the next copy of the same file gets the next
+/// number, which is deterministic too.
 async fn upload_id(client: &Client, start: &UploadStart) -> Result<String, CliError> {
-    let mut path = DefaultHasher::new();
-    start.path.hash(&mut path);
-    let path = path.finish();
+    let mut hasher = DefaultHasher::new();
+    start.path.hash(&mut hasher);
+    let path_hash = hasher.finish();
     let sum = start.sha256.get(..32).unwrap_or_default();
-    let first = format!("cp-{path:016x}-{sum}");
+    let base = format!("cp-{path_hash:016x}-{sum}");
+
     for number in 0..MAX_UPLOAD_ID_ATTEMPTS {
         let id = match number {
-            0 => first.clone(),
-            number => format!("{first}-{number}"),
+            0 => base.clone(),
+            number => format!("{base}-{number}"),
         };
         let request = GetUploadRequest { upload_id: id.clone() };
         match client.get_upload(request).await {
-            Ok(known) if known.complete || known.sha256 != start.sha256 => {}
+            Ok(upload) if upload.complete || upload.sha256 != start.sha256 => {}
             Ok(_) => return Ok(id),
             Err(error) if error.name() == "UPLOAD_NOT_FOUND" => return Ok(id),
             Err(error) => return Err(error.into()),

@@ -41,8 +41,7 @@ impl Printer {
         let fails = |error| LocalError::new("cannot write the output", &error);
 
         // Duplicates the descriptors. A blocked write to the library's handles would hold their
-        // locks,
-        // and notes at the end would block too.
+        // locks, and notes at the end would block too.
         let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(fails)?;
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(fails)?;
 

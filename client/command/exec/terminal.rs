@@ -100,8 +100,8 @@ fn saved_terminal() -> MutexGuard<'static, Option<(OwnedFd, Termios)>> {
 
 fn restore() {
     if let Some((terminal, original)) = saved_terminal().take() {
-        // `Now`, because pending output may block for ever on a stopped terminal. Ignores
-        // errors: a terminal that has gone needs no restoring.
+        // `Now`, because pending output may block for ever on a stopped terminal. Ignores errors: a
+        // terminal that has gone needs no restoring.
         tcsetattr(&terminal, OptionalActions::Now, &original).ok();
     }
 }
