@@ -107,8 +107,7 @@ const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
 pub(crate) fn cli_command() -> clap::Command {
     let command = Cli::command();
     let about = |name: &str| {
-        let found = command.find_subcommand(name);
-        let about = found.and_then(clap::Command::get_about);
+        let about = command.find_subcommand(name).and_then(clap::Command::get_about);
         about.map(ToString::to_string).unwrap_or_default()
     };
 

@@ -158,16 +158,10 @@ mod tests {
         use serde_json::Value;
 
         use super::*;
+        use crate::contract::has_all_fields;
 
-        let pool = prost_reflect::DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
         let check = |message: &str, value: &Value| {
-            let descriptor = pool.get_message_by_name(&format!("jig.v1.{message}"));
-            let fields = descriptor.unwrap();
-            let mut fields: Vec<String> = fields.fields().map(|f| f.name().to_owned()).collect();
-            fields.sort();
-            let mut found: Vec<String> = value.as_object().unwrap().keys().cloned().collect();
-            found.sort();
-            assert_eq!(found, fields, "{message}");
+            has_all_fields(&format!("jig.v1.{message}"), value);
         };
         let listed = list_directory(&ListDirectoryResponse {
             entries: vec![v1::DirectoryEntry::default()],

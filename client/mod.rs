@@ -5,6 +5,8 @@
 //! into a [`CallError`] with the daemon's reason. The command `jig` (`main.rs`) is built on it and
 //! is not part of the library.
 //!
+//! # Running a command
+//!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use jig::{api::v1::RunRequest, client::{Client, Options}};
@@ -14,6 +16,64 @@
 //!     .run(RunRequest { command: Some("make test".into()), ..Default::default() })
 //!     .await?;
 //! println!("{}", response.stdout);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Streaming the output of a command
+//!
+//! [`Client::start`] returns a stream of events. After a lost connection, [`Client::attach`] resumes
+//! at [`ProcessEvents::position`].
+//!
+//! ```no_run
+//! # use jig::{api::v1::StartRequest, client::{Client, ProcessEvent}};
+//! # async fn example(client: Client) -> Result<(), Box<dyn std::error::Error>> {
+//! let request = StartRequest { command: Some("make".into()), ..Default::default() };
+//! let mut events = client.start(request).await?;
+//! while let Some(event) = events.next().await? {
+//!     match event {
+//!         ProcessEvent::Stdout(output) => print!("{}", String::from_utf8_lossy(&output.data)),
+//!         ProcessEvent::Exited(exited) => println!("exit code: {:?}", exited.exit_code),
+//!         _ => {}
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Handling errors
+//!
+//! A command that ran is a normal response, whatever its exit code. A call that failed is a
+//! [`CallError`]; its reason is one that the contract lists.
+//!
+//! ```no_run
+//! # use jig::{api::v1::ReadFileRequest, client::Client};
+//! # async fn example(client: Client) -> Result<(), Box<dyn std::error::Error>> {
+//! let request = ReadFileRequest { path: "notes.md".into(), ..Default::default() };
+//! match client.read_file(request).await {
+//!     Ok(response) => println!("{}", response.content),
+//!     Err(error) if error.name() == "FILE_NOT_FOUND" => println!("no notes yet"),
+//!     Err(error) => return Err(error.into()),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Copying files
+//!
+//! [`Client::send_file`] and [`Client::receive_file`] copy files of any size. They resume after a
+//! lost connection.
+//!
+//! ```no_run
+//! # use jig::client::Client;
+//! # async fn example(client: Client) -> Result<(), Box<dyn std::error::Error>> {
+//! use std::fs::File;
+//!
+//! let mut file = File::options().read(true).write(true).create_new(true).open("result.tar")?;
+//! let summary = client
+//!     .receive_file("out/result.tar", &mut file, |received, size| eprintln!("{received}/{size}"))
+//!     .await?;
+//! println!("{} bytes, SHA-256 {}", summary.size_bytes, summary.sha256);
 //! # Ok(())
 //! # }
 //! ```

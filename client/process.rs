@@ -15,6 +15,8 @@ use crate::api::v1::{
 };
 
 /// Stream of the events of a process, from a position on.
+///
+/// It ends with exactly one [`ProcessEvent::Exited`], or with an error.
 #[derive(Debug)]
 pub struct ProcessEvents {
     source: ProcessEventStream,
@@ -51,6 +53,10 @@ pub enum ProcessEvent {
 
 impl Client {
     /// Starts a command and streams its events.
+    ///
+    /// By default the daemon kills the command when the stream ends early, for example because
+    /// [`ProcessEvents`] is dropped. With `ON_DISCONNECT_KEEP` the command continues, and
+    /// [`Client::attach`] reads on.
     ///
     /// # Errors
     ///

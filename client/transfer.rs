@@ -136,7 +136,8 @@ impl Client {
     /// Uploads a file, with retries.
     ///
     /// If `start` has an `upload_id`, the upload resumes where an earlier attempt stopped, and is
-    /// retried after a lost connection.
+    /// retried after a lost connection. The daemon stores the bytes of an interrupted upload for 24
+    /// hours.
     ///
     /// # Errors
     ///
@@ -372,8 +373,8 @@ impl RetryBudget {
 /// Returns whether a retry may succeed.
 ///
 /// It may after a lost connection, or while the daemon is saturated. It also may if the daemon
-/// heard nothing from this client for a while, for example because the client was stopped. A
-/// daemon without its state directory needs its operator.
+/// heard nothing from this client for a while, for example because the client was stopped. A daemon
+/// without its state directory needs its operator.
 fn is_retryable(error: &CallError) -> bool {
     let is_transient = [Code::ResourceExhausted, Code::DeadlineExceeded].contains(&error.code);
     let is_unavailable = error.code == Code::Unavailable && error.name() != "STATE_LOST";

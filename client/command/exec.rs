@@ -133,7 +133,7 @@ pub(crate) fn attach(global: &GlobalArgs, args: AttachArgs) -> ExitCode {
             Ok(client.list_processes().await?)
         })?;
 
-        let process = listed.processes.into_iter().find(|known| known.process_id == id);
+        let process = listed.processes.into_iter().find(|process| process.process_id == id);
         let has_terminal = process.as_ref().is_some_and(|process| process.has_terminal);
         let keeps = process.is_some_and(|process| process.on_disconnect() == OnDisconnect::Keep);
 

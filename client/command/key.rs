@@ -49,14 +49,14 @@ struct NewArgs {
     /// Configuration file of the daemon, needed if the key is for a tool that the file defines.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Maximum average rate, in calls per second. Default: unlimited.
+    /// Maximum average rate, in calls per second. Default: no limit for the key.
     #[arg(long, value_name = "NUMBER")]
     calls_per_second: Option<u32>,
     /// Maximum burst, in calls. Default: the calls of one second.
     #[arg(long, value_name = "NUMBER", requires = "calls_per_second")]
     burst: Option<u32>,
     /// Maximum number of concurrent calls. The same limit applies to running processes and to
-    /// transfers. Default: unlimited.
+    /// transfers. Default: no limit for the key.
     #[arg(long, value_name = "NUMBER")]
     concurrent_calls: Option<u32>,
     /// Expiry of the key, for example `2027-01-31T00:00:00Z`. Default: never.

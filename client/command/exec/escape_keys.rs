@@ -106,18 +106,18 @@ mod tests {
             ("\x03~.", "\x03~.", &[CancelStart]),
         ] {
             let mut keys = EscapeParser::LineStart;
-            let mut whole = ParsedKeys::default();
+            let mut by_byte = ParsedKeys::default();
             // The result must not depend on how the keys are split.
             for byte in typed.as_bytes() {
                 let parsed = keys.parse(&[*byte]);
-                whole.bytes.extend(parsed.bytes);
-                whole.commands.extend(parsed.commands);
-                if whole.commands.contains(&Leave) {
+                by_byte.bytes.extend(parsed.bytes);
+                by_byte.commands.extend(parsed.commands);
+                if by_byte.commands.contains(&Leave) {
                     break;
                 }
             }
             let at_once = EscapeParser::LineStart.parse(typed.as_bytes());
-            assert_eq!(at_once, whole, "{typed:?}");
+            assert_eq!(at_once, by_byte, "{typed:?}");
             assert_eq!(at_once.bytes, expected.as_bytes(), "{typed:?}");
             assert_eq!(at_once.commands, commands, "{typed:?}");
         }

@@ -121,8 +121,9 @@ fn restore_on_panic() {
 /// Returns the size of this terminal.
 pub(super) fn terminal_size() -> TerminalSize {
     let sizes = [tcgetwinsize(io::stdin()), tcgetwinsize(io::stdout()), tcgetwinsize(io::stderr())];
-    let known = sizes.into_iter().flatten();
-    known
+    sizes
+        .into_iter()
+        .flatten()
         .map(|size| TerminalSize { cols: size.ws_col.into(), rows: size.ws_row.into() })
         .find(|size| size.cols > 0 && size.rows > 0)
         .unwrap_or(DEFAULT_SIZE)
