@@ -21,6 +21,8 @@ use crate::{
 
 /// Replace strings in a file of the workspace, and print the diff.
 ///
+/// Example: `jig edit src/main.rs --old 'port = 80' --new 'port = 8080'`.
+///
 /// Atomic: makes all replacements or none.
 #[derive(Debug, Args)]
 pub(crate) struct EditArgs {

@@ -25,6 +25,8 @@ const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
 /// Print the events of a session (--session): each call, its outcome and what it did.
 ///
+/// Example: `jig events --follow --type tool_call_finished`.
+///
 /// With --json, prints one record per line, as the daemon stores it.
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {

@@ -37,6 +37,8 @@ const DEFAULT_SHELL_COMMAND: &str = "command -v bash > /dev/null && exec bash; e
 
 /// Run a command in a sandbox, stream its output, and optionally its input.
 ///
+/// Example: `jig exec -it -- bash`.
+///
 /// The words are those of `jig run`. With -t they are optional: the default is a shell. `jig exec
 /// -it` works like `ssh -t`: keys, Ctrl-C and window size reach the command. At the start of a
 /// line, `~.` leaves the command, `~^Z` suspends jig, and `~?` lists these keys. Without -t, the

@@ -32,6 +32,8 @@ enum KeyCommand {
 }
 
 /// Create a key and print it once: the file stores only its digest. Creates a missing file.
+///
+/// Example: `jig key --keys keys.toml new alice --role invoke --concurrent-calls 8`.
 #[derive(Debug, Args)]
 struct NewArgs {
     /// Name of the key's holder in records: letters, digits, dots, underscores and hyphens.

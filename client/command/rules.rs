@@ -51,6 +51,8 @@ enum RulesCommand {
 }
 
 /// Create a rule for the workspace.
+///
+/// Example: `jig rules add deny run --pattern 'rm -rf' --name 'no rm'`.
 #[derive(Debug, Args)]
 struct AddArgs {
     /// Decision for calls that match.

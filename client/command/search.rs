@@ -19,6 +19,8 @@ use crate::{
 
 /// Search the text files below a directory, or one file, line by line.
 ///
+/// Example: `jig search -g '*.rs' -C 2 -E 'fn \w+_test' src`.
+///
 /// Prints `file:line:column:text` for each match and `file-line-text` for context lines. One-letter
 /// options are those of ripgrep.
 ///

@@ -16,6 +16,8 @@ use crate::{
 };
 
 /// Write a file of the workspace, of up to 10 MiB. For larger files, use `jig cp`.
+///
+/// Example: `date | jig write logs/date.txt --append`.
 #[derive(Debug, Args)]
 pub(crate) struct WriteArgs {
     /// File to write, relative to the workspace.

@@ -57,6 +57,8 @@ enum ApprovalsCommand {
 }
 
 /// Decide about one call.
+///
+/// Example: `jig approvals decide ID y`.
 #[derive(Debug, Args)]
 struct DecideArgs {
     /// Id of the approval.

@@ -26,6 +26,8 @@ use crate::{cli_error::CliError, connection, exit, global::GlobalArgs};
 
 /// Copy files of any size into the workspace or out of it.
 ///
+/// Examples: `jig cp notes.md :docs/` and `jig cp -r :out ./out`.
+///
 /// A path that starts with `:` (or `jig:`) is in the workspace; exactly one of SRC and DST must be.
 /// Write `./:name` for a local file with such a name. If DST ends with `/`, or is a local
 /// directory, the copy keeps its name in it.

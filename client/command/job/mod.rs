@@ -64,6 +64,8 @@ enum JobCommand {
 }
 
 /// Queue a tool call as a job, and print its id.
+///
+/// Example: `jig job submit run command='make test' --wait`.
 #[derive(Debug, Args)]
 struct SubmitArgs {
     /// Name of the tool, for example `run`.
