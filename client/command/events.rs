@@ -243,7 +243,7 @@ fn event_line(event: Event) -> String {
         "approval_requested" => {
             let [id, principal, by] = ["approval_id", "principal", "asked_by"].map(text);
             let subject = call_detail(record.get("params"));
-            ("asked", format!("{id} of {principal} by {by}: {subject}"))
+            ("pending", format!("{id} of {principal}, required by {by}: {subject}"))
         }
         "approval_decided" => {
             let [id, by, rule, comment] =
@@ -383,7 +383,7 @@ mod tests {
                         ("params", params("make\nx")),
                     ],
                 ),
-                "2026-11-22T07:37:11.123Z     12  run               asked     01A of key:a by risk dangerous: make x\n",
+                "2026-11-22T07:37:11.123Z     12  run               pending   01A of key:a, required by risk dangerous: make x\n",
             ),
             (
                 decided("DENIED", "key:b", [("comment", "no")]),
