@@ -1,5 +1,4 @@
-//! How much calls that wait hold in memory: their requests are there all the time. Likewise requests that
-//! are not there as a whole yet.
+//! Limits the memory of requests that are queued, or not received completely yet.
 
 use std::{
     collections::HashMap,
@@ -8,25 +7,24 @@ use std::{
 
 use super::{fair_queue::PrincipalKey, headroom::Headroom};
 
-/// Bytes of all requests that wait.
 const MAX_TOTAL_BYTES: u64 = 256 << 20;
-/// Bytes of those of one caller: several of the largest there can be.
+/// Limit per caller: several of the largest possible requests.
 const MAX_PRINCIPAL_BYTES: u64 = 64 << 20;
-/// What of those of all is there for callers who have little.
+/// The part of the total that is reserved for callers with few bytes.
 const HEADROOM: Headroom = Headroom::of(MAX_TOTAL_BYTES);
 
-/// The requests that wait.
+/// The bytes of queued requests.
 #[derive(Debug, Default)]
 pub(crate) struct ByteBudget(Mutex<BudgetUsage>);
 
 #[derive(Debug, Default)]
 struct BudgetUsage {
     total_bytes: u64,
-    /// Of those callers who have any.
+    /// Callers without bytes have no entry.
     bytes_by_principal: HashMap<PrincipalKey, u64>,
 }
 
-/// One that waits, until this is dropped.
+/// Bytes of one request, reserved until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ByteReservation {
     budget: Arc<ByteBudget>,
@@ -34,28 +32,31 @@ pub(crate) struct ByteReservation {
     bytes: u64,
 }
 
-/// There is no room for it: so many bytes of this caller's wait already.
+/// The budget has no room. Holds the bytes that the caller has reserved.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ByteBudgetExceeded(pub(crate) u64);
 
 impl ByteBudget {
-    /// Adds a request of so many bytes, if there is room for it.
+    /// Reserves bytes for a request of `principal`.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         principal: &PrincipalKey,
         bytes: u64,
     ) -> Result<ByteReservation, ByteBudgetExceeded> {
-        let mut held = self.lock();
-        let own = held.bytes_by_principal.get(principal).copied().unwrap_or_default();
-        let (with, all) = (own.saturating_add(bytes), held.total_bytes.saturating_add(bytes));
-        let fits = with <= MAX_PRINCIPAL_BYTES
-            && all <= MAX_TOTAL_BYTES
-            && HEADROOM.allows(with, MAX_TOTAL_BYTES - all);
+        let mut usage = self.lock();
+        let own = usage.bytes_by_principal.get(principal).copied().unwrap_or_default();
+        let (own_after, total_after) =
+            (own.saturating_add(bytes), usage.total_bytes.saturating_add(bytes));
+        let fits = own_after <= MAX_PRINCIPAL_BYTES
+            && total_after <= MAX_TOTAL_BYTES
+            && HEADROOM.allows(own_after, MAX_TOTAL_BYTES - total_after);
         if !fits {
             return Err(ByteBudgetExceeded(own));
         }
-        held.total_bytes = all;
-        held.bytes_by_principal.insert(Arc::clone(principal), with);
+
+        usage.total_bytes = total_after;
+        usage.bytes_by_principal.insert(Arc::clone(principal), own_after);
+
         Ok(ByteReservation { budget: Arc::clone(self), principal: Arc::clone(principal), bytes })
     }
 
@@ -66,13 +67,15 @@ impl ByteBudget {
 
 impl Drop for ByteReservation {
     fn drop(&mut self) {
-        let mut held = self.budget.lock();
-        held.total_bytes -= self.bytes;
-        let left = held.bytes_by_principal.get(&self.principal).copied().unwrap_or_default();
-        // Requests without a byte may wait, too: who has none left is forgotten all the same.
-        match left.saturating_sub(self.bytes) {
-            0 => drop(held.bytes_by_principal.remove(&self.principal)),
-            left => drop(held.bytes_by_principal.insert(Arc::clone(&self.principal), left)),
+        let mut usage = self.budget.lock();
+        usage.total_bytes -= self.bytes;
+        let remaining = usage.bytes_by_principal.get(&self.principal).copied().unwrap_or_default();
+        // Requests without a byte exist too: an entry of 0 is removed all the same.
+        match remaining.saturating_sub(self.bytes) {
+            0 => drop(usage.bytes_by_principal.remove(&self.principal)),
+            remaining => {
+                drop(usage.bytes_by_principal.insert(Arc::clone(&self.principal), remaining))
+            }
         }
     }
 }
@@ -84,26 +87,28 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn what_waits_is_bounded_for_each_and_for_all() {
-        let backlog = Arc::new(ByteBudget::default());
-        let names: Vec<PrincipalKey> = (0..20).map(|name| name.to_string().into()).collect();
-        let fill = |name| {
-            let all = std::iter::from_fn(|| backlog.reserve(name, 4 * MIB).ok());
+    fn queued_bytes_are_limited_per_caller_and_in_total() {
+        let budget = Arc::new(ByteBudget::default());
+        let principals: Vec<PrincipalKey> = (0..20).map(|index| index.to_string().into()).collect();
+        let fill = |principal| {
+            let all = std::iter::from_fn(|| budget.reserve(principal, 4 * MIB).ok());
             all.collect::<Vec<_>>()
         };
-        let mut held: Vec<_> = names.iter().take(3).map(fill).collect();
-        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 16]);
-        assert_eq!(backlog.reserve(&names[0], 1).unwrap_err(), ByteBudgetExceeded(64 * MIB));
-        // The rest is for those who have little.
-        for name in &names[3..19] {
-            let few = fill(name);
-            assert_eq!(few.len(), 1);
-            held.push(few);
+        let mut reservations: Vec<_> = principals.iter().take(3).map(fill).collect();
+        assert_eq!(reservations.iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 16]);
+        assert_eq!(budget.reserve(&principals[0], 1).unwrap_err(), ByteBudgetExceeded(64 * MIB));
+
+        // The rest is headroom for callers with few bytes.
+        for principal in &principals[3..19] {
+            let reserved = fill(principal);
+            assert_eq!(reserved.len(), 1);
+            reservations.push(reserved);
         }
-        assert!(fill(&names[19]).is_empty());
-        held.clear();
-        assert_eq!(backlog.lock().total_bytes, 0);
-        assert!(backlog.lock().bytes_by_principal.is_empty());
-        let _large = backlog.reserve(&names[19], 16 * MIB).unwrap();
+
+        assert!(fill(&principals[19]).is_empty());
+        reservations.clear();
+        assert_eq!(budget.lock().total_bytes, 0);
+        assert!(budget.lock().bytes_by_principal.is_empty());
+        let _large = budget.reserve(&principals[19], 16 * MIB).unwrap();
     }
 }

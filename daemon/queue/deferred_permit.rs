@@ -1,25 +1,24 @@
-//! A place that somebody has, or that comes while he does other things.
+//! A permit that is granted now or later, while its holder does other things.
 
 use super::{
     byte_budget::ByteReservation,
     limiter::{PendingPermit, Permit},
 };
 
-/// A place, now or later.
+/// A permit, now or later.
 #[derive(Debug)]
 pub(crate) enum DeferredPermit {
-    /// It is had.
     Ready(Permit),
-    /// It is waited for, by one of whose request so much is held.
+    /// Still queued, with the bytes reserved for its request.
     Pending(PendingPermit, ByteReservation),
 }
 
 impl DeferredPermit {
-    /// Waits for the place. May be cancelled: then it does not come any more.
+    /// Waits for the permit. Dropping the future leaves the queue.
     pub(crate) async fn wait(self) -> Permit {
         match self {
-            Self::Ready(place) => place,
-            Self::Pending(mut waiting, _held) => waiting.wait().await,
+            Self::Ready(permit) => permit,
+            Self::Pending(mut pending, _reservation) => pending.wait().await,
         }
     }
 }

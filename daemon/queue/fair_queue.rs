@@ -1,9 +1,10 @@
-//! Who has a place, who waits for one, and whose turn it is: the rules, without anything that waits.
+//! Start-time fair queueing over principals (Goyal, Vin and Cheng, 1996). Pure state: no clocks, no
+//! wake-ups.
 //!
-//! Each caller has a lane. A free place goes to the lane that has had the fewest, and in it to whom has
-//! waited longest. Lanes are compared by start-time fair queueing (Goyal, Vin and Cheng, 1996): each place
-//! moves its lane's tag on by one, and a lane that wants one after a pause begins where the others are, so
-//! that nobody saves up places while he wants none, and nobody is late who has just come.
+//! Each principal has a flow. A free permit goes to the flow with the smallest start tag, and
+//! within a flow to the oldest waiter. Each permit advances the tag of its flow by one. A flow that
+//! becomes active again starts at the virtual time of the others: an idle principal saves up
+//! nothing, and a new one is not late.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -12,56 +13,55 @@ use std::{
 
 use super::headroom::Headroom;
 
-/// What tells one caller's lane from another's.
+/// Identifies a principal.
 pub(crate) type PrincipalKey = Arc<str>;
 
-/// Places, and who waits for them. `W` is how somebody who waits is told.
+/// Permits and the principals that wait for them. `W` is the handle that notifies a waiter.
 #[derive(Debug)]
 pub(super) struct FairQueue<W> {
     in_use: usize,
     capacity: usize,
     sharing: Sharing,
     flows: HashMap<PrincipalKey, Flow<W>>,
-    /// The lanes in which somebody waits, in the order in which they began to.
+    /// Flows with waiters, in the order in which they started to wait.
     waiting_flows: Vec<PrincipalKey>,
-    /// Where the lanes are that want places.
+    /// The largest start tag of a permit that was granted.
     virtual_time: u64,
     queued: usize,
     last_waiter_id: u64,
 }
 
-/// What one caller may have, so that there is something for others.
+/// How many permits one principal may hold, with regard to others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Sharing {
-    /// All: there is nobody else.
+    /// All of them: there is no other principal.
     Unlimited,
-    /// All but a quarter, which is there for those who have few: of 2048, 1536 for the first, and 32 for each
-    /// of 16 who come when he has them, however long he keeps them. Where there are several, one is left at
-    /// least.
+    /// All except a quarter, which is headroom for principals with few. Of 2048 permits, the first
+    /// principal gets 1536, and each of 16 others gets 32, however long the first keeps its
+    /// permits. Of several permits, at least one is headroom.
     KeepHeadroom,
-    /// This many times as many places as he leaves free. For what does not last: the third to come finds
-    /// little.
+    /// This many times the free permits. For short-lived work: the third principal finds little.
     MultipleOfFree(usize),
-    /// All while he is alone; where others have or want some, all callers together have so many.
+    /// All while it is alone. While others hold or want permits, this many for all together.
     CapWhenContended(usize),
 }
 
-/// Lanes above which those are looked for that can be forgotten.
+/// Number of flows above which idle ones are removed.
 const IDLE_FLOW_SWEEP_THRESHOLD: usize = 1024;
 
 #[derive(Debug)]
 struct Flow<W> {
-    /// Where it is among the others, when it wants a place.
+    /// Position among the other flows when it wants a permit.
     start_tag: u64,
     in_use: usize,
-    /// Most that it may have, whatever is free.
+    /// The principal's own limit, whatever is free.
     max_in_use: usize,
-    /// With numbers by which they leave.
+    /// Waiters with their ids, oldest first.
     waiters: VecDeque<(u64, W)>,
 }
 
 impl<W> FairQueue<W> {
-    /// So many places, none of them taken.
+    /// Creates a queue of `capacity` free permits.
     pub(super) fn new(capacity: usize, sharing: Sharing) -> Self {
         Self {
             in_use: 0,
@@ -75,15 +75,15 @@ impl<W> FairQueue<W> {
         }
     }
 
-    /// Has so many places from now on. Nobody loses his: if there are more than that, those that are given
-    /// back are not given to others.
+    /// Changes the capacity. Holders keep their permits; surplus ones are not granted again when
+    /// they are released.
     pub(super) fn reconfigure(&mut self, capacity: usize, sharing: Sharing) {
         self.capacity = capacity;
         self.sharing = sharing;
     }
 
-    /// Takes a place, if one is free that nobody waits for who could have it, and the lane may have
-    /// another one. `most` counts from now on.
+    /// Acquires a permit if one is free, the principal may hold another one, and no waiter could
+    /// have it. `max_in_use` is the principal's limit from now on.
     pub(super) fn try_acquire(&mut self, principal: &PrincipalKey, max_in_use: usize) -> bool {
         self.flow(principal, max_in_use);
         let is_next = self.flows.get(principal).is_some_and(|flow| {
@@ -97,8 +97,7 @@ impl<W> FairQueue<W> {
         is_next
     }
 
-    /// Lets somebody wait behind the others of his lane, unless `bound` wait there already. Answers the
-    /// number to leave with.
+    /// Adds a waiter to the end of its flow, unless `max_queued` wait there. Returns its id.
     pub(super) fn enqueue(
         &mut self,
         principal: &PrincipalKey,
@@ -106,39 +105,44 @@ impl<W> FairQueue<W> {
         max_queued: usize,
         waiter: W,
     ) -> Result<u64, W> {
-        let number = self.last_waiter_id + 1;
+        let waiter_id = self.last_waiter_id + 1;
         let flow = self.flow(principal, max_in_use);
         if flow.waiters.len() >= max_queued {
             self.remove_if_idle(principal);
             return Err(waiter);
         }
-        flow.waiters.push_back((number, waiter));
+
+        flow.waiters.push_back((waiter_id, waiter));
         let is_first = flow.waiters.len() == 1;
-        self.last_waiter_id = number;
+        self.last_waiter_id = waiter_id;
         self.queued += 1;
         if is_first {
             self.waiting_flows.push(Arc::clone(principal));
         }
-        Ok(number)
+
+        Ok(waiter_id)
     }
 
-    /// Takes somebody out who waits. He may have got a place meanwhile.
-    pub(super) fn cancel(&mut self, principal: &PrincipalKey, number: u64) {
+    /// Removes a waiter. Does nothing if it has been granted a permit.
+    pub(super) fn cancel(&mut self, principal: &PrincipalKey, waiter_id: u64) {
         let Some(flow) = self.flows.get_mut(principal) else {
             return;
         };
-        let Ok(position) = flow.waiters.binary_search_by_key(&number, |(number, _)| *number) else {
+
+        let Ok(position) = flow.waiters.binary_search_by_key(&waiter_id, |(id, _)| *id) else {
             return;
         };
+
         flow.waiters.remove(position);
         self.queued -= 1;
+
         if flow.waiters.is_empty() {
-            self.waiting_flows.retain(|turn| turn != principal);
+            self.waiting_flows.retain(|waiting| waiting != principal);
             self.remove_if_idle(principal);
         }
     }
 
-    /// Takes a place back.
+    /// Releases a permit.
     pub(super) fn release(&mut self, principal: &PrincipalKey) {
         if let Some(flow) = self.flows.get_mut(principal) {
             flow.in_use -= 1;
@@ -147,80 +151,78 @@ impl<W> FairQueue<W> {
         }
     }
 
-    /// Gives a free place to whose turn it is, if there is one and somebody who may have it.
+    /// Grants a free permit to the next waiter that may have it.
     pub(super) fn grant_next(&mut self) -> Option<(PrincipalKey, W)> {
         let position = self.next_flow()?;
-        let name = self.waiting_flows.remove(position);
-        let flow = self.flows.get_mut(&name)?;
+        let principal = self.waiting_flows.remove(position);
+        let flow = self.flows.get_mut(&principal)?;
         let (_, waiter) = flow.waiters.pop_front()?;
         self.queued -= 1;
         if !flow.waiters.is_empty() {
-            self.waiting_flows.push(Arc::clone(&name));
+            self.waiting_flows.push(Arc::clone(&principal));
         }
-        self.grant(&name);
-        Some((name, waiter))
+        self.grant(&principal);
+        Some((principal, waiter))
     }
 
-    /// Places that there are.
     pub(super) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Places that are taken.
+    /// Returns the permits in use.
     pub(super) fn in_use(&self) -> usize {
         self.in_use
     }
 
-    /// Places that a lane has.
+    /// Returns the permits that a principal holds.
     pub(super) fn in_use_by(&self, principal: &PrincipalKey) -> usize {
         self.flows.get(principal).map_or(0, |flow| flow.in_use)
     }
 
-    /// Those who wait.
+    /// Returns the number of waiters.
     pub(super) fn queued(&self) -> usize {
         self.queued
     }
 
-    /// Those who wait in a lane.
+    /// Returns the number of waiters of a principal.
     pub(super) fn queued_by(&self, principal: &PrincipalKey) -> usize {
         self.flows.get(principal).map_or(0, |flow| flow.waiters.len())
     }
 
-    /// Lanes in which somebody waits.
+    /// Returns the number of flows with waiters.
     pub(super) fn waiting_flow_count(&self) -> usize {
         self.waiting_flows.len()
     }
 
-    /// Where the lane stands that gets the next place.
+    /// Returns the index in `waiting_flows` of the flow that gets the next permit.
     fn next_flow(&self) -> Option<usize> {
-        let flows = self.waiting_flows.iter().enumerate();
-        let flows = flows.filter_map(|(position, name)| {
-            let flow = self.flows.get(name)?;
+        let eligible = self.waiting_flows.iter().enumerate().filter_map(|(position, principal)| {
+            let flow = self.flows.get(principal)?;
             self.may_acquire(flow).then_some((flow.start_tag, position))
         });
-        // Of those that have had as many, the one that has waited for longer.
-        flows.min().map(|(_, position)| position)
+        // Of flows with equal tags, the one that has waited longest.
+        eligible.min().map(|(_, position)| position)
     }
 
-    /// Whether a lane may have another place.
+    /// Whether a flow may have another permit.
     fn may_acquire(&self, flow: &Flow<W>) -> bool {
         let free = self.capacity.saturating_sub(self.in_use);
-        let fits = match self.sharing {
+        let is_fair = match self.sharing {
             Sharing::Unlimited => true,
             Sharing::KeepHeadroom => {
-                let (own, left) = (flow.in_use + 1, free.saturating_sub(1));
-                Headroom::of_permits(self.capacity).allows(own as u64, left as u64)
+                let (own, free_after) = (flow.in_use + 1, free.saturating_sub(1));
+                Headroom::of_permits(self.capacity).allows(own as u64, free_after as u64)
             }
             Sharing::MultipleOfFree(times) => flow.in_use < times.saturating_mul(free),
-            Sharing::CapWhenContended(together) => {
+            Sharing::CapWhenContended(cap) => {
                 let others_wait = self.waiting_flows.len() > usize::from(!flow.waiters.is_empty());
-                self.in_use < together || flow.in_use == self.in_use && !others_wait
+                self.in_use < cap || flow.in_use == self.in_use && !others_wait
             }
         };
-        free > 0 && flow.in_use < flow.max_in_use && fits
+        free > 0 && flow.in_use < flow.max_in_use && is_fair
     }
 
-    /// Gives a lane a place.
+    /// Grants a permit to a flow.
     fn grant(&mut self, principal: &PrincipalKey) {
         if let Some(flow) = self.flows.get_mut(principal) {
             self.virtual_time = self.virtual_time.max(flow.start_tag);
@@ -246,10 +248,11 @@ impl<W> FairQueue<W> {
         if flow.waiters.is_empty() {
             flow.start_tag = flow.start_tag.max(now);
         }
+
         flow
     }
 
-    /// Forgets a lane that has nothing and wants nothing.
+    /// Removes a flow that neither holds nor wants permits.
     fn remove_if_idle(&mut self, principal: &PrincipalKey) {
         let now = self.virtual_time;
         if self.flows.get(principal).is_some_and(|flow| flow.is_idle(now)) {
@@ -259,7 +262,8 @@ impl<W> FairQueue<W> {
 }
 
 impl<W> Flow<W> {
-    /// Whether nothing is lost with it: it has nothing, wants nothing, and is not before the others.
+    /// Whether removing the flow loses nothing: no permits, no waiters, and a tag not ahead of
+    /// `now`.
     fn is_idle(&self, now: u64) -> bool {
         self.in_use == 0 && self.waiters.is_empty() && self.start_tag <= now
     }

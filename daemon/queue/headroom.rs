@@ -1,35 +1,35 @@
-//! What is left for callers who have little, of what several share: a quarter, of which each of sixteen finds
-//! something, however long the others keep theirs.
+//! Headroom: the quarter of a shared limit that is reserved for callers with few. Each of sixteen
+//! callers finds something, however long the others keep theirs.
 
-/// Of so much, one part is the reserve.
+/// The headroom is the limit divided by this.
 const HEADROOM_DIVISOR: u64 = 4;
-/// So many callers have something of it.
+/// Number of callers that the headroom is enough for.
 const HEADROOM_PRINCIPALS: u64 = 16;
 
-/// The reserve.
+/// The amount that is reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Headroom(u64);
 
 impl Headroom {
-    /// None: all is for whoever comes.
+    /// No headroom: any caller may take all.
     pub(crate) const NONE: Self = Self(0);
 
-    /// That of so much.
-    pub(crate) const fn of(most: u64) -> Self {
-        Self(most / HEADROOM_DIVISOR)
+    /// The headroom of a limit.
+    pub(crate) const fn of(limit: u64) -> Self {
+        Self(limit / HEADROOM_DIVISOR)
     }
 
-    /// That of so many places: where there are several, one at least.
-    pub(crate) fn of_permits(places: usize) -> Self {
-        match places {
+    /// The headroom of a number of permits: at least one if there are several.
+    pub(crate) fn of_permits(permits: usize) -> Self {
+        match permits {
             0 | 1 => Self::NONE,
             several => Self(Self::of(several as u64).0.max(1)),
         }
     }
 
-    /// Whether somebody may have `own` in all, where `left` is left then for others.
-    pub(crate) fn allows(self, own: u64, left: u64) -> bool {
-        left >= self.0 || own <= (self.0 / HEADROOM_PRINCIPALS).max(1)
+    /// Whether a caller may hold `own` in total if that leaves `free` for others.
+    pub(crate) fn allows(self, own: u64, free: u64) -> bool {
+        free >= self.0 || own <= (self.0 / HEADROOM_PRINCIPALS).max(1)
     }
 }
 
@@ -38,10 +38,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_is_for_those_who_have_little() {
-        let reserve = Headroom::of(1600);
-        assert!(reserve.allows(1200, 400) && !reserve.allows(1201, 399));
-        assert!(reserve.allows(25, 0) && !reserve.allows(26, 0));
+    fn quarter_is_reserved_for_callers_with_few() {
+        let headroom = Headroom::of(1600);
+        assert!(headroom.allows(1200, 400) && !headroom.allows(1201, 399));
+        assert!(headroom.allows(25, 0) && !headroom.allows(26, 0));
         assert!(Headroom::NONE.allows(u64::MAX, 0));
         assert_eq!([1, 2, 3, 8].map(Headroom::of_permits), [0, 1, 1, 2].map(Headroom));
     }

@@ -1,4 +1,4 @@
-//! The places themselves, and waiting for one.
+//! A semaphore with fair hand-over: permits, and waiting for them.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -12,11 +12,10 @@ use super::{
     retry_estimate::{RetryEstimate, at_least_one, clamp_retry_after},
 };
 
-/// A number of places, and those who wait for them.
+/// A number of permits, granted fairly between callers.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     state: Mutex<LimiterState>,
-    /// Calls of one caller that may wait.
     max_queued_per_principal: usize,
 }
 
@@ -26,7 +25,7 @@ struct LimiterState {
     retry_estimate: RetryEstimate,
 }
 
-/// A place, until this is dropped.
+/// Permission to proceed, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
     limiter: Arc<Limiter>,
@@ -34,29 +33,28 @@ pub(crate) struct Permit {
     acquired_at: Instant,
 }
 
-/// There is no place, and none to wait for one.
+/// There is no free permit, and no room in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Saturated {
-    /// Places that the caller has.
+    /// Permits that the caller holds.
     pub(crate) in_use: usize,
-    /// Calls of the caller that wait.
+    /// Waiters of the caller.
     pub(crate) queued: usize,
-    /// Places that others have.
+    /// Permits that other callers hold.
     pub(crate) in_use_by_others: usize,
-    /// When there may be room.
+    /// Estimate of when to retry.
     pub(crate) retry_after: Duration,
 }
 
-/// What was found at the door.
+/// The result of [`Limiter::acquire`].
 #[derive(Debug)]
 pub(crate) enum Acquire {
-    /// A place.
     Granted(Permit),
-    /// None is free: it will come.
+    /// The permit comes later.
     Queued(PendingPermit),
 }
 
-/// Somebody who waits for a place, until this is dropped.
+/// A waiter in the queue. Dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct PendingPermit {
     limiter: Arc<Limiter>,
@@ -66,7 +64,7 @@ pub(crate) struct PendingPermit {
 }
 
 impl Limiter {
-    /// `at_most` places, of which one caller has his `share`; `bound` of his calls may wait.
+    /// Creates `capacity` permits. Each principal may have `max_queued` waiters.
     pub(crate) fn new(capacity: usize, sharing: Sharing, max_queued: usize) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(LimiterState {
@@ -77,20 +75,19 @@ impl Limiter {
         })
     }
 
-    /// Has so many places from now on, of which one caller has his `share`.
+    /// Changes the capacity and the sharing. Holders keep their permits.
     pub(crate) fn reconfigure(self: &Arc<Self>, capacity: usize, sharing: Sharing) {
         let mut state = self.lock();
         state.queue.reconfigure(capacity, sharing);
         self.grant_free_permits(state);
     }
 
-    /// Another share of them is one caller's from now on.
     pub(crate) fn set_sharing(self: &Arc<Self>, sharing: Sharing) {
-        let at_most = self.lock().queue.capacity();
-        self.reconfigure(at_most, sharing);
+        let capacity = self.lock().queue.capacity();
+        self.reconfigure(capacity, sharing);
     }
 
-    /// Takes a place for a caller who may have `most`, or gets in line for one.
+    /// Acquires a permit, or queues for one. `max_in_use` is the limit of this principal.
     pub(crate) fn acquire(
         self: &Arc<Self>,
         principal: &PrincipalKey,
@@ -102,44 +99,47 @@ impl Limiter {
             state.retry_estimate.record_acquire(now);
             return Ok(Acquire::Granted(self.permit(principal, now)));
         }
+
         if self.max_queued_per_principal == 0 {
             return Err(self.saturated(&mut state, principal, max_in_use));
         }
+
         let (sender, receiver) = oneshot::channel();
+
         match state.queue.enqueue(principal, max_in_use, self.max_queued_per_principal, sender) {
-            Ok(number) => Ok(Acquire::Queued(PendingPermit {
+            Ok(waiter_id) => Ok(Acquire::Queued(PendingPermit {
                 limiter: Arc::clone(self),
                 principal: Arc::clone(principal),
-                waiter_id: number,
+                waiter_id,
                 granted: receiver,
             })),
             Err(_) => Err(self.saturated(&mut state, principal, max_in_use)),
         }
     }
 
-    /// Takes a place for a caller who may have `most`, or does not wait for one.
+    /// Acquires a permit, without waiting. `max_in_use` is the limit of this principal.
     pub(crate) fn try_acquire(
         self: &Arc<Self>,
         principal: &PrincipalKey,
         max_in_use: usize,
     ) -> Result<Permit, Saturated> {
         match self.acquire(principal, max_in_use)? {
-            Acquire::Granted(place) => Ok(place),
+            Acquire::Granted(permit) => Ok(permit),
             Acquire::Queued(_) => Err(self.saturation(principal, max_in_use)),
         }
     }
 
-    /// How full it is for a caller who may have `most`.
+    /// Returns the current load, as [`Self::acquire`] reports it when it fails.
     pub(crate) fn saturation(&self, principal: &PrincipalKey, max_in_use: usize) -> Saturated {
         self.saturated(&mut self.lock(), principal, max_in_use)
     }
 
-    /// Places that are taken.
+    /// Returns the permits in use.
     pub(crate) fn in_use(&self) -> usize {
         self.lock().queue.in_use()
     }
 
-    /// Those who wait.
+    /// Returns the number of waiters.
     pub(crate) fn queued(&self) -> usize {
         self.lock().queue.queued()
     }
@@ -150,42 +150,46 @@ impl Limiter {
         principal: &PrincipalKey,
         max_in_use: usize,
     ) -> Saturated {
-        let (held, waiting) = (state.queue.in_use_by(principal), state.queue.queued_by(principal));
-        let (lanes, width) =
-            (state.queue.waiting_flow_count(), state.queue.capacity().min(max_in_use));
+        let in_use = state.queue.in_use_by(principal);
+        let queued = state.queue.queued_by(principal);
+        let max_permits = state.queue.capacity().min(max_in_use);
         let now = Instant::now();
-        let each = state.retry_estimate.release_interval(lanes, width, now);
-        // Where the line is as long as it may be, its first must get a place, and those of the others who
-        // are sent away; else all of it must.
-        let retry_after = match waiting >= self.max_queued_per_principal {
-            true => state.retry_estimate.schedule_retry(principal, each, now),
-            false => clamp_retry_after(each.saturating_mul(at_least_one(waiting + 1))),
+        let interval = state.retry_estimate.release_interval(
+            state.queue.waiting_flow_count(),
+            max_permits,
+            now,
+        );
+
+        // If the queue of this principal is full, its first waiter and earlier rejected calls come
+        // first. Otherwise the whole queue does.
+        let retry_after = if queued >= self.max_queued_per_principal {
+            state.retry_estimate.schedule_retry(principal, interval, now)
+        } else {
+            clamp_retry_after(interval.saturating_mul(at_least_one(queued + 1)))
         };
-        Saturated {
-            in_use: held,
-            queued: waiting,
-            in_use_by_others: state.queue.in_use() - held,
-            retry_after,
-        }
+
+        Saturated { in_use, queued, in_use_by_others: state.queue.in_use() - in_use, retry_after }
     }
 
     fn permit(self: &Arc<Self>, principal: &PrincipalKey, acquired_at: Instant) -> Permit {
         Permit { limiter: Arc::clone(self), principal: Arc::clone(principal), acquired_at }
     }
 
-    /// Gives free places to whose turn it is. The lock is not held while they are told: one who has left
-    /// gives his place back at once.
+    /// Grants free permits. Notifies the waiters after unlocking, because a waiter that has gone
+    /// releases its permit at once.
     fn grant_free_permits(self: &Arc<Self>, mut state: MutexGuard<'_, LimiterState>) {
-        let mut given = Vec::new();
+        let mut granted = Vec::new();
         let now = Instant::now();
-        while let Some((name, waiter)) = state.queue.grant_next() {
+        while let Some((principal, waiter)) = state.queue.grant_next() {
             state.retry_estimate.record_acquire(now);
-            given.push((waiter, self.permit(&name, now)));
+            granted.push((waiter, self.permit(&principal, now)));
         }
+
         drop(state);
-        for (waiter, place) in given {
-            // Dropped with the error, and so given back.
-            let _left = waiter.send(place);
+
+        for (waiter, permit) in granted {
+            // On an error, dropping it releases the permit.
+            let _unsent = waiter.send(permit);
         }
     }
 
@@ -195,16 +199,16 @@ impl Limiter {
 }
 
 impl PendingPermit {
-    /// Waits for the place.
+    /// Waits for the permit.
     pub(crate) async fn wait(&mut self) -> Permit {
         match (&mut self.granted).await {
-            Ok(place) => place,
-            // It cannot close: the queue, which holds the sender, is held by this.
+            Ok(permit) => permit,
+            // The channel cannot close: the queue holds the sender, and `self` holds the queue.
             Err(_) => std::future::pending().await,
         }
     }
 
-    /// As [`Self::place`], on a thread that may block; none if it cannot come any more.
+    /// As [`Self::wait`], for a blocking thread. Returns `None` if no permit can come.
     pub(crate) fn blocking_wait(mut self) -> Option<Permit> {
         let (_, never) = oneshot::channel();
         std::mem::replace(&mut self.granted, never).blocking_recv().ok()
@@ -215,7 +219,7 @@ impl Drop for PendingPermit {
     fn drop(&mut self) {
         let mut state = self.limiter.lock();
         state.queue.cancel(&self.principal, self.waiter_id);
-        // Others may have waited for this one's turn.
+        // Others may have waited behind this one.
         self.limiter.grant_free_permits(state);
     }
 }

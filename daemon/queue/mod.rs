@@ -1,5 +1,6 @@
-//! Places that callers wait for: a bounded number, given in turn to those who call, and in order to the
-//! calls of each ([`mod@line`]). Who waits holds no thread, and leaves when the future that waits is dropped.
+//! Fair limits: a bounded number of permits, granted in turn to the callers that wait, and in order
+//! to the waiters of each ([`fair_queue`]). A waiter holds no thread, and leaves the queue when its
+//! future is dropped.
 
 mod byte_budget;
 mod deferred_permit;

@@ -1,4 +1,4 @@
-//! How long places are held, so that who finds none can be told when to come again.
+//! Estimates when a rejected caller should retry, from how long permits were held recently.
 
 use std::{
     collections::HashMap,
@@ -7,39 +7,38 @@ use std::{
 
 use super::fair_queue::PrincipalKey;
 
-/// How much of the mean is what was measured last: one eighth, as in the smoothed round-trip time of
-/// TCP (RFC 6298).
+/// Weight of the latest measurement: one eighth, as in the smoothed round-trip time of TCP (RFC
+/// 6298).
 const EWMA_WEIGHT: u32 = 8;
-/// What is told of times: not less than a caller can make use of, not more than it should rely on.
+/// Range of retry delays: short enough to be useful, and not too long to be reliable.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(5);
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// What is told, at least, where nobody knows how long it will be: nothing was measured yet, or what holds
-/// the places is not like what was.
+/// Least delay if the time is unknown: nothing was measured yet, or the current holders differ from
+/// the earlier ones.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Holders are not like those before them that have held their places for so many times as long already.
+/// Holders differ from the earlier ones if their mean age exceeds this many times the mean hold.
 const MAX_AGE_IN_MEANS: u32 = 4;
-/// So many of one caller's who were sent away come again one after the other. More of them are told the
-/// same time: whoever comes again at once and is sent away each time must not put off the others for ever.
+/// Rejected calls of one caller that get staggered delays. Further ones get the same delay, so that
+/// a caller that retries at once cannot delay its other calls for ever.
 const MAX_STAGGERED_RETRIES: u32 = 64;
-/// Callers above which those are looked for of whom nobody is to come again.
+/// Number of callers above which entries without a future retry are removed.
 const RETRY_SWEEP_THRESHOLD: usize = 1024;
 
-/// How long places were held of late, and have been by those who hold them.
+/// Recent hold times of permits, and the ages of those in use.
 #[derive(Debug)]
 pub(super) struct RetryEstimate {
-    /// Times are counted from here.
+    /// Origin of all times below.
     origin: Instant,
-    /// Of those that were given back.
+    /// Smoothed hold time of released permits.
     mean_hold: Duration,
     in_use: u32,
-    /// When each of them began, all together.
+    /// Sum of the times at which the permits in use were acquired.
     acquired_at_sum: Duration,
-    /// When the last of those is to come again who were sent away.
+    /// When the latest rejected call of each caller is to retry.
     last_retry_at: HashMap<PrincipalKey, Instant>,
 }
 
 impl RetryEstimate {
-    /// Nothing was held yet.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             origin: now,
@@ -50,17 +49,18 @@ impl RetryEstimate {
         }
     }
 
-    /// A place was taken.
+    /// Records that a permit was acquired.
     pub(super) fn record_acquire(&mut self, now: Instant) {
         self.in_use += 1;
         self.acquired_at_sum += now.saturating_duration_since(self.origin);
     }
 
-    /// A place was given back that was taken at `since`.
+    /// Records that a permit acquired at `acquired_at` was released.
     pub(super) fn record_release(&mut self, acquired_at: Instant, now: Instant) {
         self.in_use = self.in_use.saturating_sub(1);
-        let begun = acquired_at.saturating_duration_since(self.origin);
-        self.acquired_at_sum = self.acquired_at_sum.saturating_sub(begun);
+        let acquired = acquired_at.saturating_duration_since(self.origin);
+        self.acquired_at_sum = self.acquired_at_sum.saturating_sub(acquired);
+
         let held = now.saturating_duration_since(acquired_at);
         self.mean_hold = match self.mean_hold {
             Duration::ZERO => held,
@@ -68,9 +68,8 @@ impl RetryEstimate {
         };
     }
 
-    /// Time between two places that come free for one caller, where `lanes` of them wait, who have them in
-    /// turn, and he has `width` of them at a time at most. An estimate: as though each were held as long as
-    /// those of late.
+    /// Estimates the time between two permits for one caller that may hold `max_in_use`, while
+    /// `waiting_flows` callers take turns. Assumes that permits are held as long as recently.
     pub(super) fn release_interval(
         &self,
         waiting_flows: usize,
@@ -78,41 +77,42 @@ impl RetryEstimate {
         now: Instant,
     ) -> Duration {
         let elapsed = now.saturating_duration_since(self.origin);
-        let ages = (elapsed * self.in_use).saturating_sub(self.acquired_at_sum);
-        let age = ages.checked_div(self.in_use).unwrap_or_default();
-        if self.mean_hold.is_zero() || age > self.mean_hold * MAX_AGE_IN_MEANS {
+        let age_sum = (elapsed * self.in_use).saturating_sub(self.acquired_at_sum);
+        let mean_age = age_sum.checked_div(self.in_use).unwrap_or_default();
+        if self.mean_hold.is_zero() || mean_age > self.mean_hold * MAX_AGE_IN_MEANS {
             return self.mean_hold.max(DEFAULT_RETRY_AFTER);
         }
         (self.mean_hold / at_least_one(max_in_use)).saturating_mul(at_least_one(waiting_flows))
     }
 
-    /// When one is to come again who is sent away: after those who were before him, with this time between
-    /// each two of them.
+    /// Returns when a rejected call should retry: `interval` after the rejected call before it.
     pub(super) fn schedule_retry(
         &mut self,
         principal: &PrincipalKey,
-        between: Duration,
+        interval: Duration,
         now: Instant,
     ) -> Duration {
         if self.last_retry_at.len() > RETRY_SWEEP_THRESHOLD {
             self.last_retry_at.retain(|_, last| *last > now);
         }
-        let before = self.last_retry_at.get(principal);
-        let before = before.map_or(Duration::ZERO, |last| last.saturating_duration_since(now));
-        let wait = clamp_retry_after(
-            (before + between).min(between.saturating_mul(MAX_STAGGERED_RETRIES)),
-        );
-        self.last_retry_at.insert(principal.clone(), now + wait);
-        wait
+
+        let until_last = self
+            .last_retry_at
+            .get(principal)
+            .map_or(Duration::ZERO, |last| last.saturating_duration_since(now));
+        let max_delay = interval.saturating_mul(MAX_STAGGERED_RETRIES);
+        let delay = clamp_retry_after((until_last + interval).min(max_delay));
+        self.last_retry_at.insert(principal.clone(), now + delay);
+        delay
     }
 }
 
-/// A time as it is told.
+/// Limits a delay to the range of retry delays.
 pub(super) fn clamp_retry_after(time: Duration) -> Duration {
     time.clamp(MIN_RETRY_AFTER, MAX_RETRY_AFTER)
 }
 
-/// A number of places or callers; one at least.
+/// Converts a number of permits or callers, at least one.
 pub(super) fn at_least_one(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX).max(1)
 }
@@ -126,44 +126,52 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_again_is_told_when_a_place_should_be_free() {
-        let begun = Instant::now();
-        let at = |time| begun + ms(time);
-        let mut pace = RetryEstimate::new(begun);
-        assert_eq!(pace.release_interval(1, 1, at(0)), DEFAULT_RETRY_AFTER);
-        // Ten places, each held for 100 ms.
+    fn retry_delay_matches_the_release_interval() {
+        let start = Instant::now();
+        let at = |time| start + ms(time);
+        let mut estimate = RetryEstimate::new(start);
+        assert_eq!(estimate.release_interval(1, 1, at(0)), DEFAULT_RETRY_AFTER);
+
+        // Ten permits, each held for 100 ms.
         for _ in 0..10 {
-            pace.record_acquire(at(0));
+            estimate.record_acquire(at(0));
         }
+
         for _ in 0..10 {
-            pace.record_release(at(0), at(100));
+            estimate.record_release(at(0), at(100));
         }
-        for (lanes, expected) in [(1, 10), (3, 30)] {
-            assert_eq!(pace.release_interval(lanes, 10, at(100)), ms(expected));
+
+        for (waiting_flows, expected) in [(1, 10), (3, 30)] {
+            assert_eq!(estimate.release_interval(waiting_flows, 10, at(100)), ms(expected));
         }
-        // What holds the place is as old as others were, and then it is not like them: the time does not
-        // grow with it.
-        pace.record_acquire(at(1000));
-        assert_eq!(pace.release_interval(1, 10, at(1200)), ms(10));
+
+        // The holder is as old as earlier ones, then much older. The estimate does not grow with
+        // it.
+        estimate.record_acquire(at(1000));
+        assert_eq!(estimate.release_interval(1, 10, at(1200)), ms(10));
+
         for now in [2_000, 11_000, 3_600_000] {
-            assert_eq!(pace.release_interval(1, 10, at(now)), DEFAULT_RETRY_AFTER);
+            assert_eq!(estimate.release_interval(1, 10, at(now)), DEFAULT_RETRY_AFTER);
         }
     }
 
     #[test]
-    fn those_who_are_sent_away_come_again_one_after_the_other() {
+    fn rejected_calls_get_staggered_delays() {
         let (now, [a, b]) = (Instant::now(), ["a", "b"].map(PrincipalKey::from));
-        let mut pace = RetryEstimate::new(now);
+        let mut estimate = RetryEstimate::new(now);
         for expected in [10, 20, 30] {
-            assert_eq!(pace.schedule_retry(&a, ms(10), now), ms(expected));
+            assert_eq!(estimate.schedule_retry(&a, ms(10), now), ms(expected));
         }
-        assert_eq!(pace.schedule_retry(&b, ms(10), now), ms(10));
-        // Two of them have come, and the third is to come soon.
-        assert_eq!(pace.schedule_retry(&a, ms(10), now + ms(25)), ms(15));
+
+        assert_eq!(estimate.schedule_retry(&b, ms(10), now), ms(10));
+
+        // Two of them have retried, and the third is due soon.
+        assert_eq!(estimate.schedule_retry(&a, ms(10), now + ms(25)), ms(15));
         for _ in 0..1000 {
-            let wait = pace.schedule_retry(&a, ms(10), now + ms(25));
+            let wait = estimate.schedule_retry(&a, ms(10), now + ms(25));
             assert!(wait <= ms(640), "{wait:?}");
         }
-        assert_eq!(pace.schedule_retry(&b, Duration::from_secs(9_999), now), MAX_RETRY_AFTER);
+
+        assert_eq!(estimate.schedule_retry(&b, Duration::from_secs(9_999), now), MAX_RETRY_AFTER);
     }
 }

@@ -1,22 +1,21 @@
-//! A place that all who have a part in something can give back: the turn of a call.
+//! A permit that any of several holders can release.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::limiter::Permit;
 
-/// A turn, for all who have a part in the call. It ends when one of them says so, or with the last.
+/// A permit that ends when one holder releases it, or with the last holder.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedPermit(Arc<Mutex<Option<Permit>>>);
 
 impl SharedPermit {
-    /// The turn that a place among those that have one is.
-    pub(crate) fn new(place: Permit) -> Self {
-        Self(Arc::new(Mutex::new(Some(place))))
+    pub(crate) fn new(permit: Permit) -> Self {
+        Self(Arc::new(Mutex::new(Some(permit))))
     }
 
-    /// Lets another call have its turn.
+    /// Releases the permit for all holders.
     pub(crate) fn release(&self) {
-        let place = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(place);
+        let permit = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(permit);
     }
 }
