@@ -1,4 +1,4 @@
-//! What keys and lists of tools leave of calls that are no tool's, but are about what a tool has done or does.
+//! Authorization of RPCs that inspect or control the work of a tool: processes, jobs, artifacts.
 
 use std::time::SystemTime;
 
@@ -6,7 +6,7 @@ use super::{
     Pipeline,
     context::CallContext,
     jobs::{LiveOrEndedJob, job_not_found_error},
-    policy::{decision::DecidedBy, request_ref::PolicyRequestRef},
+    policy::{decision::DecidedBy, request::PolicyRequestRef},
 };
 use crate::{
     api::v1::Risk,
@@ -21,89 +21,97 @@ use crate::{
 };
 
 impl Pipeline {
-    /// Refuses who may not run commands: those that run are as little for him.
+    /// Requires the right to run commands: without it, running ones are not accessible either.
     pub(crate) fn require_command_access(&self, context: &CallContext) -> Result<(), Error> {
         context.principal.require_tool(RunCommand::NAME)
     }
 
-    /// Refuses to give a command more to do where commands were switched off since it was started.
+    /// Also requires that `run` is enabled. A command gets no more input once it is disabled.
     pub(crate) fn require_command_input_access(&self, context: &CallContext) -> Result<(), Error> {
         self.require_command_access(context)?;
-        let asked = PolicyRequestRef {
+        let request = PolicyRequestRef {
             tool: RunCommand::NAME,
             risk: Risk::Dangerous,
             workspace: self.workspace_context(context)?.workspace.name(),
             texts: &[],
             dialect_call: None,
         };
-        let decision = self.policy.snapshot().decide(asked, SystemTime::now());
+        let decision = self.policy.snapshot().decide(request, SystemTime::now());
         if decision.action != PolicyAction::Deny
             || !matches!(decision.decided_by, DecidedBy::ToolLists)
         {
             return Ok(());
         }
-        let text = "the operator has switched run off, and what was started before gets nothing more to read: SendSignal ends it";
+
+        let text = "the operator has disabled run, so running commands get no more input: end this one with SendSignal";
+
         Err(Error::new(Reason::ToolDisabled, text).with_metadata("tool", RunCommand::NAME))
     }
 
-    /// The tool that reads artifacts, as the caller knows it, where the caller may call it.
+    /// Returns the tool that reads artifacts, by the name that the caller knows, if it may call it.
     pub(super) fn artifact_reader(&self, context: &CallContext) -> Option<&'static str> {
-        let by_name = context.invoke_origin.as_ref();
-        self.artifact_reader_in(context, by_name.and_then(|by_name| by_name.dialect))
+        let dialect = context.invoke_origin.as_ref().and_then(|origin| origin.dialect);
+        self.artifact_reader_in(context, dialect)
     }
 
-    /// The tool of a vocabulary that reads artifacts, where the caller may call it.
+    /// Returns the tool of a dialect that reads artifacts, if the caller may call it.
     pub(crate) fn artifact_reader_in(
         &self,
         context: &CallContext,
         dialect: Option<&Dialect>,
     ) -> Option<&'static str> {
         let reader = dialect.map_or(ReadFile::NAME, |dialect| dialect.artifact_reader);
-        let is_open = context.principal.require_tool(ReadFile::NAME).is_ok()
+        let may_read = context.principal.require_tool(ReadFile::NAME).is_ok()
             && self.require_enabled_tool(ReadFile::NAME, Some(reader)).is_ok();
-        is_open.then_some(reader)
+        may_read.then_some(reader)
     }
 
-    /// Refuses a tool that the caller's key is not for, or one of a dialect that calls such.
+    /// Requires access to a tool, or to all tools that a tool of a dialect uses.
     fn require_job_tool(
         &self,
         context: &CallContext,
         dialect: &str,
         tool: &str,
     ) -> Result<(), Error> {
-        let own = match dialect {
+        let dialect_tool = match dialect {
             "" => None,
             dialect => dialect::find(dialect)?.own(tool),
         };
-        // Without one, it is of the contract or of the configuration.
-        let Some(tool) = own else {
+        // Otherwise it is a tool of the contract or of the configuration.
+        let Some(dialect_tool) = dialect_tool else {
             return context.principal.require_tool(tool);
         };
-        let mut uses = tool.uses.iter();
-        uses.try_for_each(|name| context.principal.require_tool(name))
+
+        dialect_tool.uses.iter().try_for_each(|name| context.principal.require_tool(name))
     }
 
-    /// The tools whose jobs a caller sees; without, all.
+    /// Returns the tools whose jobs a caller sees, or `None` for all.
     pub(crate) fn visible_job_tools(&self, context: &CallContext) -> Option<Vec<String>> {
         let principal = &context.principal;
         let mut tools: Vec<_> = principal.allowed_tools()?.collect();
-        let of_configuration = self.catalog.custom_tools().map(CustomTool::name);
-        let custom: Vec<_> =
-            of_configuration.filter(|tool| principal.require_tool(tool).is_ok()).collect();
+        let custom_tools: Vec<_> = self
+            .catalog
+            .custom_tools()
+            .map(CustomTool::name)
+            .filter(|tool| principal.require_tool(tool).is_ok())
+            .collect();
+
         for dialect in dialect::all() {
-            let seen = dialect.tools().iter().filter(|tool| {
-                let mut uses = tool.uses.iter();
-                uses.all(|name| principal.require_tool(name).is_ok())
-            });
-            tools.extend(seen.map(|tool| qualified_tool_name(dialect.name, tool.name)));
+            let visible = dialect
+                .tools()
+                .iter()
+                .filter(|tool| tool.uses.iter().all(|name| principal.require_tool(name).is_ok()));
+            tools.extend(visible.map(|tool| qualified_tool_name(dialect.name, tool.name)));
             if dialect.renders_custom_tools() {
-                tools.extend(custom.iter().map(|tool| qualified_tool_name(dialect.name, tool)));
+                let names = custom_tools.iter();
+                tools.extend(names.map(|tool| qualified_tool_name(dialect.name, tool)));
             }
         }
+
         Some(tools)
     }
 
-    /// Finds a job. One of a tool that the caller's key is not for is not there.
+    /// Finds a job. Returns "not found" for a job of a tool that the caller may not use.
     pub(crate) async fn find_job(
         &self,
         context: &CallContext,

@@ -1,8 +1,8 @@
-//! The decision about a call: a pure function of what the operator wants, the call, and the time.
+//! The policy decision: a pure function of the policy, the call and the time.
 
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
-use super::{request_ref::PolicyRequestRef, rule::Rule};
+use super::{request::PolicyRequestRef, rule::Rule};
 use crate::{
     api::v1::Risk,
     daemon::{
@@ -12,57 +12,53 @@ use crate::{
     },
 };
 
-/// What the configuration file says.
+/// The policy of the configuration file, checked and with its patterns compiled.
 #[derive(Debug)]
 pub(crate) struct CompiledPolicy {
     allow_tools: Option<BTreeSet<String>>,
     deny_tools: BTreeSet<String>,
-    /// Those that the rest of the configuration leaves nothing to do: they are not there either.
+    /// Tools that the rest of the configuration makes useless. They count as disabled.
     unusable_tools: &'static [&'static str],
     risk_levels: RiskActions,
     rules: Vec<Arc<Rule>>,
-    /// How calls wait to be approved.
+    /// Limits on pending approvals.
     pub(crate) approvals: ApprovalsConfig,
 }
 
-/// All that decides at one time.
+/// The policy and the rules at one time.
 #[derive(Debug, Clone)]
 pub(crate) struct PolicySnapshot {
-    /// What the configuration file says.
     pub(crate) policy: Arc<CompiledPolicy>,
-    /// The rules that were made by ApprovalService, newest first.
+    /// Rules that `ApprovalService` created, newest first.
     stored_rules: Arc<[Arc<Rule>]>,
 }
 
-/// What was decided, and by what.
+/// The action for a call, and what decided it.
 #[derive(Debug, Clone)]
 pub(crate) struct PolicyDecision {
-    /// What becomes of the call.
     pub(crate) action: PolicyAction,
-    /// What decided.
     pub(crate) decided_by: DecidedBy,
 }
 
-/// What decided.
 #[derive(Debug, Clone)]
 pub(crate) enum DecidedBy {
-    /// The lists of tools: it is switched off.
+    /// `allow_tools` or `deny_tools`: the tool is disabled.
     ToolLists,
-    /// A rule.
     Rule(Arc<Rule>),
-    /// The risk of the tool.
+    /// The default action for the risk of the tool.
     Risk(Risk),
 }
 
 impl CompiledPolicy {
-    /// What a configuration file says. Refuses tools and workspaces that there are not, and patterns that
-    /// cannot be read; tells every problem. `idle_tools` are those that the rest of the configuration leaves
-    /// nothing to do.
+    /// Compiles the policy of a configuration file. `unusable_tools` are the tools that the rest of
+    /// the configuration makes useless.
+    ///
+    /// Returns every problem: unknown tools, unknown workspaces and invalid patterns.
     pub(crate) fn new(
         policy: PolicyConfig,
         catalog: &Catalog,
         workspaces: &[&str],
-        idle_tools: &'static [&'static str],
+        unusable_tools: &'static [&'static str],
     ) -> Result<Self, Vec<String>> {
         let mut problems = Vec::new();
         for (key, names) in
@@ -74,53 +70,58 @@ impl CompiledPolicy {
                 }
             }
         }
+
         let mut rules = Vec::new();
-        for written in policy.rules {
-            let name = written.name.clone();
+        for rule in policy.rules {
+            let name = rule.name.clone();
             let mut report =
                 |text: &str| problems.push(format!("policy.rules: rule {name:?}: {text}"));
-            if !is_known_tool(catalog, &written.tool) {
-                report(&catalog.unknown_tool_message(&written.tool));
+            if !is_known_tool(catalog, &rule.tool) {
+                report(&catalog.unknown_tool_message(&rule.tool));
             }
-            for workspace in written.workspaces.iter().flatten() {
+
+            for workspace in rule.workspaces.iter().flatten() {
                 if !workspaces.contains(&workspace.as_str()) {
-                    report(&format!("there is no workspace {workspace:?}"));
+                    report(&format!("unknown workspace {workspace:?}"));
                 }
             }
-            match Rule::from_config(written) {
+
+            match Rule::from_config(rule) {
                 Ok(rule) => rules.push(Arc::new(rule)),
                 Err(problem) => report(&format!("pattern {problem}")),
             }
         }
+
         if !problems.is_empty() {
             return Err(problems);
         }
+
         Ok(Self {
             allow_tools: policy.allow_tools,
             deny_tools: policy.deny_tools,
-            unusable_tools: idle_tools,
+            unusable_tools,
             risk_levels: policy.risk_actions,
             rules,
             approvals: policy.approvals,
         })
     }
 
-    /// The rules of the file, in its order.
+    /// Returns the rules of the configuration file, in its order.
     pub(crate) fn rules(&self) -> &[Arc<Rule>] {
         &self.rules
     }
 
-    /// Whether the tool is there at all, for a call that was made by its name or, in a dialect, by another.
+    /// Whether a tool is enabled, by its own name and by its name in a dialect.
     pub(crate) fn is_tool_enabled(&self, tool: &str, dialect_tool: Option<&str>) -> bool {
         let is_in = |tools: &BTreeSet<String>| {
-            tools.contains(tool) || dialect_tool.is_some_and(|said| tools.contains(said))
+            tools.contains(tool) || dialect_tool.is_some_and(|name| tools.contains(name))
         };
         self.allow_tools.as_ref().is_none_or(is_in)
             && !is_in(&self.deny_tools)
             && !self.unusable_tools.contains(&tool)
     }
 
-    /// What becomes of calls that no rule is about, by the risk of their tool.
+    /// Returns the action for calls that no rule matches.
     pub(crate) fn action_for_risk(&self, risk: Risk) -> PolicyAction {
         match risk {
             Risk::ReadOnly => self.risk_levels.read_only,
@@ -131,18 +132,17 @@ impl CompiledPolicy {
 }
 
 impl PolicySnapshot {
-    /// What a file says, and the rules that were made beside it, newest first.
-    pub(crate) fn new(settings: Arc<CompiledPolicy>, stored: Arc<[Arc<Rule>]>) -> Self {
-        Self { policy: settings, stored_rules: stored }
+    pub(crate) fn new(policy: Arc<CompiledPolicy>, stored_rules: Arc<[Arc<Rule>]>) -> Self {
+        Self { policy, stored_rules }
     }
 
-    /// The rules that were made by ApprovalService, newest first.
+    /// Returns the rules that `ApprovalService` created, newest first.
     pub(crate) fn stored_rules(&self) -> &[Arc<Rule>] {
         &self.stored_rules
     }
 
-    /// Whether the parameters of a call can matter: to be compared with rules, or to be shown to who is
-    /// asked.
+    /// Whether a decision needs the parameters of a call: to match rules, or to show them to an
+    /// approver.
     pub(crate) fn needs_params(
         &self,
         tool: &str,
@@ -157,45 +157,48 @@ impl PolicySnapshot {
             })
     }
 
-    /// Whether the parameters of a call of a dialect can matter as they were given.
-    pub(crate) fn needs_dialect_params(&self, said: &str, workspace: &str) -> bool {
-        self.rules().any(|rule| rule.pattern.is_some() && rule.applies_to(said, None, workspace))
+    /// Whether a rule may match the parameters of a call as the dialect has them.
+    pub(crate) fn needs_dialect_params(&self, dialect_tool: &str, workspace: &str) -> bool {
+        self.rules()
+            .any(|rule| rule.pattern.is_some() && rule.applies_to(dialect_tool, None, workspace))
     }
 
-    /// Bytes that are compared to decide about a call, counted once for each pattern.
+    /// Returns the bytes that a decision matches, counted once for each pattern.
     pub(super) fn match_cost_bytes(&self, request: PolicyRequestRef<'_>, now: SystemTime) -> usize {
-        let compared = self.rules().filter(|rule| {
+        let patterns = self.rules().filter(|rule| {
             rule.pattern.is_some()
                 && rule.applies_to(request.tool, request.dialect_tool(), request.workspace)
                 && rule.is_active(now)
         });
-        let said = request.dialect_call.map_or(&[][..], |(_, texts)| texts);
-        let texts = request.texts.iter().chain(said);
+        let dialect_texts = request.dialect_call.map_or(&[][..], |(_, texts)| texts);
+        let texts = request.texts.iter().chain(dialect_texts);
         let bytes: usize = texts.map(|text| text.text.len()).sum();
-        bytes.saturating_mul(compared.count())
+
+        bytes.saturating_mul(patterns.count())
     }
 
-    /// Decides about a call.
     pub(crate) fn decide(&self, request: PolicyRequestRef<'_>, now: SystemTime) -> PolicyDecision {
         if !self.policy.is_tool_enabled(request.tool, request.dialect_tool()) {
             return PolicyDecision { action: PolicyAction::Deny, decided_by: DecidedBy::ToolLists };
         }
-        let mut first = None;
-        let live = self.rules().filter(|rule| {
+
+        let mut deciding = None;
+        let active_rules = self.rules().filter(|rule| {
             rule.applies_to(request.tool, request.dialect_tool(), request.workspace)
                 && rule.is_active(now)
         });
-        for rule in live {
-            // One that denies counts wherever it stands; of the others, the first.
-            let counts = rule.action == PolicyAction::Deny || first.is_none();
-            if counts && rule.matches(request) {
-                first = Some(rule);
+        for rule in active_rules {
+            // A deny rule wins from any position. Otherwise the first matching rule decides.
+            let may_decide = rule.action == PolicyAction::Deny || deciding.is_none();
+            if may_decide && rule.matches(request) {
+                deciding = Some(rule);
                 if rule.action == PolicyAction::Deny {
                     break;
                 }
             }
         }
-        match first {
+
+        match deciding {
             Some(rule) => PolicyDecision {
                 action: rule.action,
                 decided_by: DecidedBy::Rule(Arc::clone(rule)),
@@ -207,19 +210,19 @@ impl PolicySnapshot {
         }
     }
 
-    /// All rules, in the order in which they are asked.
+    /// Returns all rules, in the order in which they are matched.
     fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
         self.stored_rules.iter().chain(&self.policy.rules)
     }
 }
 
-/// Whether there is a tool of this name, in the contract, in the configuration or in a dialect.
+/// Whether the contract, the configuration or a dialect has a tool of this name.
 pub(crate) fn is_known_tool(catalog: &Catalog, name: &str) -> bool {
     catalog.has_tool(name) || dialect::is_dialect_tool(name)
 }
 
 impl DecidedBy {
-    /// What records say of it.
+    /// Returns the value for records.
     pub(crate) fn label(&self) -> String {
         match self {
             Self::ToolLists => "tools that are switched off".to_owned(),

@@ -1,17 +1,18 @@
-//! What becomes of a call, as the operator wants it:
+//! The operator's policy: allow, deny or ask, for each call.
 //!
 //! ```text
-//! the tool is switched off ─▶ TOOL_DISABLED
-//! a rule that denies matches ─▶ POLICY_DENIED
-//! the first other rule that matches decides: those made by ApprovalService, newest first, then the file's
-//! none does ─▶ the risk of the tool decides
+//! the tool is disabled ─▶ TOOL_DISABLED
+//! a deny rule matches  ─▶ POLICY_DENIED
+//! otherwise the first matching rule decides: rules of ApprovalService, newest first, then the
+//! rules of the configuration file
+//! no rule matches      ─▶ the risk of the tool decides
 //! ```
 //!
-//! The decision knows no clock and asks nobody. Rules that are switched off or have ended count for nothing.
+//! The decision is a pure function: it reads no clock and asks no one. Disabled and expired rules
+//! have no effect.
 
 pub(crate) mod decision;
 pub(crate) mod pattern;
 pub(crate) mod request;
-pub(crate) mod request_ref;
 pub(crate) mod rule;
 pub(crate) mod store;

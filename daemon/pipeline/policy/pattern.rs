@@ -1,25 +1,23 @@
-//! The regular expressions of rules.
+//! Regular expressions of policy rules.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
-    reason = "all that else can be wrong with a pattern, in enums of another crate"
+    reason = "the other variants of the error enums of the regex crates"
 )]
 
 use regex::{Regex, RegexBuilder};
 use regex_syntax::ast::{self, ErrorKind};
 
-/// Longest pattern, in bytes.
 pub(super) const MAX_PATTERN_BYTES: usize = 16 << 10;
-/// Bytes that a pattern may have once it is compiled: the longest text by itself takes so many. Time and
-/// memory grow with them, and what takes more repeats something large many times.
+/// Limit on a compiled pattern: the size of the longest literal pattern. Time and memory grow with
+/// it; only patterns that repeat large parts many times exceed it.
 const MAX_COMPILED_PATTERN_BYTES: usize = 640 << 10;
-/// Bytes of what is remembered while a pattern is searched for: with fewer, many are searched for much more
-/// slowly.
+/// Cache of the lazy DFA. With less, many patterns match much more slowly.
 const MAX_DFA_CACHE_BYTES: usize = 1 << 20;
-/// Most braces that are taken for themselves: the pattern is read once more for each.
+/// Most `{` that are escaped in a pattern. Each one costs another parse of the pattern.
 const MAX_LITERAL_BRACES: usize = 256;
 
-/// A regular expression that is searched for, wherever it matches, in time that is linear in the text.
+/// A regular expression that matches anywhere in a text, in time linear in the text.
 #[derive(Debug, Clone)]
 pub(crate) struct RulePattern {
     source: String,
@@ -27,37 +25,40 @@ pub(crate) struct RulePattern {
 }
 
 impl RulePattern {
-    /// Reads a pattern; what is wrong with it is told on one line.
+    /// Compiles a pattern. The error is one line of text.
     pub(crate) fn parse(written: &str) -> Result<Self, String> {
         if written.len() > MAX_PATTERN_BYTES {
-            return Err(format!("has {} bytes; {MAX_PATTERN_BYTES} are the most", written.len()));
+            return Err(format!(
+                "has {} bytes, at most {MAX_PATTERN_BYTES} are allowed",
+                written.len()
+            ));
         }
+
         let regex = RegexBuilder::new(&escape_literal_braces(written)?)
             .size_limit(MAX_COMPILED_PATTERN_BYTES)
             .dfa_size_limit(MAX_DFA_CACHE_BYTES)
-            .build();
-        let regex = regex.map_err(|error| match error {
-            regex::Error::CompiledTooBig(_) => {
-                "is too large when it is compiled: make it simpler".to_owned()
-            }
-            other => one_line(&other.to_string()),
-        })?;
+            .build()
+            .map_err(|error| match error {
+                regex::Error::CompiledTooBig(_) => {
+                    "is too large when compiled: make it simpler".to_owned()
+                }
+                other => one_line(&other.to_string()),
+            })?;
         Ok(Self { source: written.to_owned(), regex })
     }
 
-    /// As it was written.
+    /// Returns the pattern as it was written.
     pub(crate) fn as_str(&self) -> &str {
         &self.source
     }
 
-    /// Whether it matches somewhere in `text`.
     pub(crate) fn is_match(&self, text: &str) -> bool {
         self.regex.is_match(text)
     }
 }
 
-/// The pattern with a backslash before each `{` that starts no repetition: JSON is full of them. The parser
-/// itself says which these are, so that it cannot be of another mind about escapes, classes and flags.
+/// Escapes each `{` that starts no repetition, because patterns for JSON are full of them. The
+/// parser itself finds them, so that both agree on escapes, classes and flags.
 fn escape_literal_braces(written: &str) -> Result<String, String> {
     let mut pattern = written.to_owned();
     for _ in 0..=MAX_LITERAL_BRACES {
@@ -70,12 +71,13 @@ fn escape_literal_braces(written: &str) -> Result<String, String> {
         })?;
         pattern.insert(offset, '\\');
     }
+
     Err(format!(
-        "has more than {MAX_LITERAL_BRACES} braces that start no repetition: write them as \\{{"
+        "has more than {MAX_LITERAL_BRACES} braces that start no repetition: write each as \\{{"
     ))
 }
 
-/// Where the brace is that the parser takes for the start of a repetition, and finds none.
+/// Returns the position of the `{` that the parser rejects as the start of a repetition.
 fn literal_brace_offset(pattern: &str, error: &ast::Error) -> Option<usize> {
     let start = error.span().start.offset;
     let (before, from) = pattern.split_at_checked(start)?;
@@ -83,13 +85,13 @@ fn literal_brace_offset(pattern: &str, error: &ast::Error) -> Option<usize> {
         ErrorKind::RepetitionMissing | ErrorKind::RepetitionCountUnclosed => {
             from.starts_with('{').then_some(start)
         }
-        // What is wrong comes behind the brace then.
+        // The error points after the brace.
         ErrorKind::RepetitionCountDecimalEmpty => before.rfind('{'),
         _ => None,
     }
 }
 
-/// What the parser stumbled over.
+/// Returns the text at which the parser failed.
 fn excerpt_at_error(pattern: &str, error: &ast::Error) -> String {
     let rest = pattern.get(error.span().start.offset..).unwrap_or_default();
     format!("{:?}", rest.chars().take(20).collect::<String>())
@@ -106,9 +108,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_brace_that_starts_no_repetition_stands_for_itself() {
+    fn brace_that_starts_no_repetition_is_literal() {
         for (written, expected) in [
-            // As the document has it.
+            // The example of the specification (D14).
             (r#"^{"path":".*\.txt"}$"#, r#"^\{"path":".*\.txt"}$"#),
             ("{", r"\{"),
             ("{}", r"\{}"),
@@ -120,10 +122,10 @@ mod tests {
             ("a{ }", r"a\{ }"),
             ("({2}|{3})", r"(\{2}|\{3})"),
             (r#"{"a":{"b":{}}}"#, r#"\{"a":\{"b":\{}}}"#),
-            // Nobody can tell this one from two colons.
+            // The parser takes this one for a valid repetition.
             (r#"{"a":{2}}"#, r#"\{"a":{2}}"#),
             (r#""é{": {"ü"#, r#""é\{": \{"ü"#),
-            // Those that start one, or stand where none can, stay.
+            // A brace that starts a repetition, or cannot start one, is left alone.
             ("a{2}", "a{2}"),
             ("a{2,}", "a{2,}"),
             ("a{2,3}?", "a{2,3}?"),
@@ -143,6 +145,7 @@ mod tests {
             assert_eq!(found.as_deref(), Ok(expected), "{written}");
             RulePattern::parse(written).unwrap();
         }
+
         let pattern = RulePattern::parse(r#"^{"path":".*\.txt"}$"#).unwrap();
         assert!(pattern.is_match(r#"{"path":"test.txt"}"#));
         assert!(!pattern.is_match(r#"{"path":"test.text"}"#));
@@ -150,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_people_write_is_not_too_large() {
+    fn ordinary_patterns_compile() {
         let long = "x".repeat(MAX_PATTERN_BYTES);
         for written in [r#""path":"[^"]{0,255}""#, ".{0,100}x", &long] {
             RulePattern::parse(written).unwrap();
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_on_one_line() {
+    fn invalid_pattern_gives_a_one_line_error() {
         let many = "{".repeat(MAX_LITERAL_BRACES + 2);
         let long = "a".repeat(MAX_PATTERN_BYTES + 1);
         for (written, part) in [
@@ -172,7 +175,7 @@ mod tests {
             ("(a{1000}){1000}", "too large"),
             ("a.{0,300}b.{0,300}c.{0,300}zz", "too large"),
             (&many, "more than 256 braces"),
-            (&long, "16384 are the most"),
+            (&long, "at most 16384"),
         ] {
             let problem = RulePattern::parse(written).unwrap_err();
             assert!(problem.contains(part), "{part}: {problem}");
@@ -180,14 +183,15 @@ mod tests {
         }
     }
 
-    /// Whatever is put together: what the parser takes is left as it is, and whatever is taken only with
-    /// braces for themselves means what they say.
+    /// Random patterns: those that the parser accepts are unchanged; the others only gain
+    /// backslashes before braces.
     #[test]
-    fn nothing_else_is_changed() {
+    fn escaping_changes_only_literal_braces() {
         const PARTS: [&str; 22] = [
             "{", "}", "{2}", "{2,", "{2,3}", "\"a\":", "\\", "\\{", "\\x{41}", "\\p{L}", "[", "]",
             "(", ")", "|", "a", "*", "^", "$", ",", "(?x)", "é",
         ];
+
         // xorshift (Marsaglia, 2003): the same sequence each time.
         let mut state = 0x9e37_79b9_u32;
         let mut next = || {
@@ -196,6 +200,7 @@ mod tests {
             state ^= state << 5;
             state as usize
         };
+
         let mut changed = 0;
         for _ in 0..20_000 {
             let count = next() % 9;
@@ -205,6 +210,7 @@ mod tests {
                 assert!(!plain, "{written}");
                 continue;
             };
+
             if plain {
                 assert_eq!(found, written);
             } else {
@@ -212,10 +218,11 @@ mod tests {
                 assert!(is_escaped(&found, &written), "{found} {written}");
             }
         }
+
         assert!(changed > 1000, "{changed}");
     }
 
-    /// Whether it is the same but for backslashes before braces.
+    /// Whether `found` is `written` with backslashes added before braces.
     fn is_escaped(found: &str, written: &str) -> bool {
         let mut rest = written.chars().peekable();
         let mut found = found.chars().peekable();
@@ -227,10 +234,11 @@ mod tests {
                 }
             } else if character == '\\' && rest.peek() == Some(&'{') && found.peek() == Some(&'\\')
             {
-                // Both begin alike: an added one stands behind a written one.
+                // Both have a backslash here: the added one stands after the written one.
                 found.next();
             }
         }
+
         rest.next().is_none()
     }
 }

@@ -1,64 +1,71 @@
-//! What rules look at of a call, held for as long as it waits.
+//! A call as the policy sees it: owned while the call waits, borrowed for one decision.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::request_ref::PolicyRequestRef;
 use crate::{
     api::v1::Risk,
     daemon::{catalog::PolicyText, dialect::Dialect},
 };
 
-/// What a call of a dialect was made as.
+/// The call as the model made it, in the tool names and parameters of a dialect.
 #[derive(Debug, Clone)]
 pub(crate) struct DialectCall {
-    /// The dialect.
     pub(crate) dialect: &'static Dialect,
-    /// Its tool.
+    /// The tool's name in the dialect.
     pub(crate) tool: &'static str,
-    /// Compact JSON of the parameters as they were given; none where it is long, and nobody looked for it. It
-    /// may hold secrets: never to be kept.
+    /// Compact JSON of the given parameters. Empty if they are long and no rule needs them. May
+    /// contain secrets: never stored.
     pub(crate) texts: Vec<PolicyText>,
-    /// Names and values for people, without what may be secret and without the content of files.
+    /// Names and values for approvers, without secrets and without file content.
     pub(crate) preview_params: Vec<(String, String)>,
-    /// The parameters that were given, for records: of what may be secret and of file content the size.
+    /// The given parameters for records. Secrets and file content are replaced by their size.
     pub(crate) record_params: Value,
 }
 
-/// What rules look at.
+/// The part of a call that rules match, owned for as long as the call waits.
 #[derive(Debug)]
 pub(crate) struct PolicyRequest {
-    /// The tool.
     pub(crate) tool: &'static str,
-    /// Its risk.
     pub(crate) risk: Risk,
     /// Name of the workspace.
     pub(crate) workspace: String,
-    /// The parameters; none where they cannot matter.
+    /// The parameters as texts. Empty if no rule can match them.
     pub(crate) texts: Vec<PolicyText>,
-    /// What it was made as, where that was in a dialect.
     pub(crate) dialect_call: Option<Arc<DialectCall>>,
 }
 
+/// A borrowed [`PolicyRequest`], for one decision.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PolicyRequestRef<'a> {
+    pub(crate) tool: &'a str,
+    pub(crate) risk: Risk,
+    /// Name of the workspace.
+    pub(crate) workspace: &'a str,
+    /// The parameters as texts.
+    pub(crate) texts: &'a [PolicyText],
+    /// For a call in a dialect: the tool and the parameters of the dialect.
+    pub(crate) dialect_call: Option<(&'a str, &'a [PolicyText])>,
+}
+
 impl PolicyRequest {
-    /// Bytes to be looked at.
+    /// Total length of all texts that rules may match.
     pub(crate) fn text_bytes(&self) -> usize {
-        let said = self.dialect_call.iter().flat_map(|said| &said.texts);
-        let texts = self.texts.iter().chain(said);
-        texts.map(|text| text.text.len()).sum()
+        let dialect_texts = self.dialect_call.iter().flat_map(|call| &call.texts);
+        self.texts.iter().chain(dialect_texts).map(|text| text.text.len()).sum()
     }
 
-    /// The same, without its parameters.
+    /// Returns the request without any parameters.
     pub(crate) fn without_parameters(&self) -> Self {
-        let said = self
+        let dialect_call = self
             .dialect_call
             .as_deref()
-            .map(|said| Arc::new(DialectCall { texts: Vec::new(), ..said.clone() }));
-        Self { dialect_call: said, ..self.with_parameters(Vec::new()) }
+            .map(|call| Arc::new(DialectCall { texts: Vec::new(), ..call.clone() }));
+        Self { dialect_call, ..self.with_parameters(Vec::new()) }
     }
 
-    /// The same, with these parameters.
+    /// Returns the request with `texts` as its parameters.
     pub(crate) fn with_parameters(&self, texts: Vec<PolicyText>) -> Self {
         Self {
             workspace: self.workspace.clone(),
@@ -68,7 +75,6 @@ impl PolicyRequest {
         }
     }
 
-    /// As rules look at it.
     pub(crate) fn to_request_ref(&self) -> PolicyRequestRef<'_> {
         PolicyRequestRef {
             tool: self.tool,
@@ -78,7 +84,14 @@ impl PolicyRequest {
             dialect_call: self
                 .dialect_call
                 .as_deref()
-                .map(|said| (said.tool, said.texts.as_slice())),
+                .map(|call| (call.tool, call.texts.as_slice())),
         }
+    }
+}
+
+impl<'a> PolicyRequestRef<'a> {
+    /// The tool's name in the dialect, for a call in a dialect.
+    pub(super) fn dialect_tool(&self) -> Option<&'a str> {
+        self.dialect_call.map(|(tool, _)| tool)
     }
 }

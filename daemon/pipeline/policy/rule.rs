@@ -1,52 +1,46 @@
-//! A rule: which calls it is about, and what becomes of them.
+//! A policy rule: the calls that it matches, and their action.
 
 use std::{collections::BTreeSet, time::SystemTime};
 
-use super::{pattern::RulePattern, request_ref::PolicyRequestRef};
+use super::{pattern::RulePattern, request::PolicyRequestRef};
 use crate::daemon::{
     catalog::PolicyText,
     config::policy::{PolicyAction, PolicyRuleConfig},
 };
 
-/// What ids of rules of the configuration file begin with.
+/// Prefix of the ids of rules in the configuration file.
 pub(crate) const FILE_RULE_ID_PREFIX: &str = "file:";
 
-/// A rule.
 #[derive(Debug, Clone)]
 pub(crate) struct Rule {
-    /// A ULID; of the configuration file, `file:` and its name.
+    /// A ULID. For a rule of the configuration file: `file:` and its name.
     pub(crate) id: String,
-    /// What it is called.
     pub(crate) name: String,
-    /// The tool that it is about.
+    /// The tool that the rule applies to: its own name, or its name in a dialect.
     pub(crate) tool: String,
-    /// What must be in the parameters; without, any.
+    /// What the parameters must match. `None` matches all.
     pub(crate) pattern: Option<RulePattern>,
-    /// What becomes of calls that match.
     pub(crate) action: PolicyAction,
-    /// The workspaces that it is about; without, all.
+    /// The workspaces that the rule applies to. `None` means all.
     pub(crate) workspaces: Option<BTreeSet<String>>,
-    /// When it ends.
     pub(crate) expires: Option<SystemTime>,
-    /// Whether it is switched on.
     pub(crate) enabled: bool,
-    /// Who made it; none where that is the configuration file.
+    /// `None` for a rule of the configuration file.
     pub(crate) provenance: Option<RuleProvenance>,
 }
 
-/// By whom and when a rule was made.
+/// Who created a rule, and when.
 #[derive(Debug, Clone)]
 pub(crate) struct RuleProvenance {
-    /// Who.
+    /// Name of the principal.
     pub(crate) by: String,
-    /// When.
     pub(crate) at: SystemTime,
-    /// With which approval, if with one.
+    /// The approval that the rule was created with, if any.
     pub(crate) approval_id: Option<String>,
 }
 
 impl Rule {
-    /// The rule that a table of the configuration file is.
+    /// Compiles a rule of the configuration file.
     pub(super) fn from_config(written: PolicyRuleConfig) -> Result<Self, String> {
         let pattern = written.pattern.as_deref().map(RulePattern::parse).transpose()?;
         Ok(Self {
@@ -62,13 +56,13 @@ impl Rule {
         })
     }
 
-    /// Bytes of its pattern.
     pub(super) fn pattern_bytes(&self) -> usize {
         let pattern = self.pattern.as_ref();
         pattern.map_or(0, |pattern| pattern.as_str().len())
     }
 
-    /// Whether it is about a tool in a workspace, by its name or by the one that it was `said` by in a dialect.
+    /// Whether the rule applies to a tool, by its own name or its name in a dialect, in a
+    /// workspace.
     pub(crate) fn applies_to(
         &self,
         tool: &str,
@@ -79,32 +73,34 @@ impl Rule {
             && self.applies_in_workspace(workspace)
     }
 
-    /// Whether it is about calls in a workspace.
     pub(crate) fn applies_in_workspace(&self, workspace: &str) -> bool {
         let workspaces = self.workspaces.as_ref();
         workspaces.is_none_or(|names| names.contains(workspace))
     }
 
-    /// Whether it counts at a time.
+    /// Whether the rule is enabled and has not expired.
     pub(super) fn is_active(&self, now: SystemTime) -> bool {
         self.enabled && !self.has_expired(now)
     }
 
-    /// Whether its time was over at a time.
     pub(super) fn has_expired(&self, now: SystemTime) -> bool {
-        self.expires.is_some_and(|end| end <= now)
+        self.expires.is_some_and(|expiry| expiry <= now)
     }
 
-    /// Whether the parameters of a call, under the name that it is about, are what it is looking for.
+    /// Whether the rule's pattern matches the parameters of a call, under the tool name of the
+    /// rule.
     pub(super) fn matches(&self, request: PolicyRequestRef<'_>) -> bool {
-        let goes_by = |text: &&PolicyText| text.may_allow || self.action != PolicyAction::Allow;
-        let by_name = (self.tool == request.tool).then_some(request.texts);
-        let said = request.dialect_call.filter(|(tool, _)| *tool == self.tool);
-        let is_in = |pattern: &RulePattern| {
-            let texts = by_name.into_iter().chain(said.map(|(_, texts)| texts));
-            let mut texts = texts.flatten().filter(goes_by);
-            texts.any(|text| pattern.is_match(&text.text))
+        let own_texts = (self.tool == request.tool).then_some(request.texts);
+        let dialect_texts =
+            request.dialect_call.filter(|(tool, _)| *tool == self.tool).map(|(_, texts)| texts);
+
+        // Some texts may deny or ask, but not allow: see `PolicyText::may_allow`.
+        let is_considered =
+            |text: &&PolicyText| text.may_allow || self.action != PolicyAction::Allow;
+        let matches = |pattern: &RulePattern| {
+            let texts = own_texts.into_iter().chain(dialect_texts).flatten();
+            texts.filter(is_considered).any(|text| pattern.is_match(&text.text))
         };
-        self.pattern.as_ref().is_none_or(is_in)
+        self.pattern.as_ref().is_none_or(matches)
     }
 }

@@ -1,6 +1,7 @@
-//! The rules in force: those of the configuration file, which is read again when the operator says so, and
-//! those made by ApprovalService, which are kept in the database. Every change goes through here, one after
-//! the other; a call that is decided about meanwhile sees all of it or nothing.
+//! The rules in force: those of the configuration file, which the operator can reload, and those of
+//! `ApprovalService`, which the database stores.
+//!
+//! Changes are serialized. A decision sees all of a change or nothing of it.
 
 use std::{
     cmp::Reverse,
@@ -31,52 +32,51 @@ use crate::daemon::{
     workspace::available_cores,
 };
 
-/// Most rules of a workspace that are kept: each is compared with each call of its tool. Those that have ended
-/// are among them for as long as there is room.
+/// Rules per workspace that are stored. Each call of a tool is matched against all its rules.
+/// Expired rules are stored as long as there is room.
 const MAX_RULES_PER_WORKSPACE: usize = 1024;
-/// Bytes of all patterns of a workspace's rules that are kept: compiled, they take some fifty times that.
+/// Total length of all patterns of a workspace. Compiled, they take about fifty times as much.
 const MAX_PATTERN_BYTES_PER_WORKSPACE: usize = 1 << 20;
-/// Bytes that are compared with rules at once, counted once for each pattern; more are on a thread that may
-/// block, in their turn: a pattern may take a second for each MiB, and this thread serves others, too.
+/// Longest input that is matched on the calling thread, counted once for each pattern. A pattern
+/// may take a second per MiB, so longer inputs are matched on a blocking thread.
 const MAX_INLINE_MATCH_BYTES: usize = 16 << 10;
 
-/// The rules.
 #[derive(Debug)]
 pub(crate) struct RuleStore {
     current: RwLock<Arc<PolicySnapshot>>,
-    log: RuleTable,
-    /// Held while a rule is changed on disk and here.
+    table: RuleTable,
+    /// Held while a rule is changed in the database and in memory.
     write_lock: tokio::sync::Mutex<()>,
-    /// Large calls that are looked at at one time: half of the cores are for others.
+    /// Permits for offloaded decisions: they use at most half of the cores.
     offload_permits: Arc<Semaphore>,
 }
 
 impl RuleStore {
-    /// The rules of a configuration file, and those that are kept.
+    /// Starts with the policy of the configuration file and the stored rules.
     pub(crate) async fn open(
         settings: CompiledPolicy,
-        log: RuleTable,
+        table: RuleTable,
     ) -> Result<Self, DatabaseError> {
-        let stored = log.load_all().await?;
-        let stored = stored.into_iter().filter_map(from_stored_rule).map(Arc::new);
-        let mut stored: Vec<_> = stored.collect();
-        stored.sort_by_key(|rule| Reverse(creation_order(rule)));
-        let snapshot = PolicySnapshot::new(Arc::new(settings), stored.into());
+        let stored = table.load_all().await?;
+        let mut rules: Vec<_> =
+            stored.into_iter().filter_map(from_stored_rule).map(Arc::new).collect();
+        rules.sort_by_key(|rule| Reverse(creation_order(rule)));
+        let snapshot = PolicySnapshot::new(Arc::new(settings), rules.into());
+
         Ok(Self {
             current: RwLock::new(Arc::new(snapshot)),
-            log,
+            table,
             write_lock: tokio::sync::Mutex::default(),
             offload_permits: Arc::new(Semaphore::new(available_cores().div_ceil(2))),
         })
     }
 
-    /// What decides now.
     pub(crate) fn snapshot(&self) -> Arc<PolicySnapshot> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&current)
     }
 
-    /// Decides about a call, without holding up others where there is much to look at.
+    /// Decides about a call. Long inputs are matched on a blocking thread.
     pub(crate) async fn decide(
         &self,
         snapshot: Arc<PolicySnapshot>,
@@ -86,101 +86,113 @@ impl RuleStore {
         if snapshot.match_cost_bytes(call.to_request_ref(), now) <= MAX_INLINE_MATCH_BYTES {
             return Ok(snapshot.decide(call.to_request_ref(), now));
         }
-        let turn = Arc::clone(&self.offload_permits).acquire_owned().await;
-        let turn = turn.map_err(Error::internal)?;
-        let decided = task::spawn_blocking(move || {
-            let _turn = turn;
+
+        let permit = Arc::clone(&self.offload_permits).acquire_owned().await;
+        let permit = permit.map_err(Error::internal)?;
+        let decision = task::spawn_blocking(move || {
+            let _permit = permit;
             snapshot.decide(call.to_request_ref(), SystemTime::now())
         });
-        decided.await.map_err(Error::internal)
+        decision.await.map_err(Error::internal)
     }
 
-    /// Has another configuration file decide from now on.
+    /// Replaces the policy of the configuration file.
     pub(crate) fn replace_policy(&self, settings: CompiledPolicy) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let stored = current.stored_rules().iter().cloned().collect();
         *current = Arc::new(PolicySnapshot::new(Arc::new(settings), stored));
     }
 
-    /// Adds a rule for one workspace.
+    /// Adds a rule to one workspace.
     pub(crate) async fn add(&self, rule: Rule) -> Result<Arc<Rule>, Error> {
-        self.add_with(rule, |stored| self.log.add(stored)).await
+        self.add_with(rule, |stored| self.table.add(stored)).await
     }
 
-    /// Adds a rule for one workspace, which `keep` writes down together with what else is to be. Where there is
-    /// no room for it, those that have ended are forgotten, and no more of them than must be.
-    pub(crate) async fn add_with<K, F>(&self, rule: Rule, keep: K) -> Result<Arc<Rule>, Error>
+    /// As [`Self::add`], but `store` writes the rule, in one transaction with other changes. Evicts
+    /// as few expired rules as necessary.
+    pub(crate) async fn add_with<K, F>(&self, rule: Rule, store: K) -> Result<Arc<Rule>, Error>
     where
         K: FnOnce(StoredRule) -> F,
         F: Future<Output = Result<(), DatabaseError>>,
     {
-        let _turn = self.write_lock.lock().await;
-        let in_the_way = rules_to_evict(&self.snapshot(), &rule, SystemTime::now())?;
-        let made_room = self.remove_stored(&in_the_way).await;
-        made_room.map_err(|error| state_database_error(&error))?;
-        keep(to_stored_rule(&rule)).await.map_err(|error| state_database_error(&error))?;
+        let _lock = self.write_lock.lock().await;
+        let evicted = rules_to_evict(&self.snapshot(), &rule, SystemTime::now())?;
+        let removed = self.remove_stored(&evicted).await;
+        removed.map_err(|error| state_database_error(&error))?;
+        store(to_stored_rule(&rule)).await.map_err(|error| state_database_error(&error))?;
+
         let rule = Arc::new(rule);
         let mut rules: Vec<_> = self.snapshot().stored_rules().to_vec();
         rules.push(Arc::clone(&rule));
         rules.sort_by_key(|rule| Reverse(creation_order(rule)));
         self.set_stored(rules.into_iter());
+
         Ok(rule)
     }
 
-    /// Changes whether a rule counts, and when it ends. `sees` tells of which that may be asked.
+    /// Enables or disables a rule, or changes when it expires. `is_visible` limits the rules that
+    /// the caller may name.
     pub(crate) async fn change(
         &self,
         id: &str,
-        sees: impl Fn(&Rule) -> bool,
+        is_visible: impl Fn(&Rule) -> bool,
         enabled: Option<bool>,
         expires: Option<Option<SystemTime>>,
     ) -> Result<Arc<Rule>, Error> {
-        let _turn = self.write_lock.lock().await;
+        let _lock = self.write_lock.lock().await;
         let snapshot = self.snapshot();
-        let before = find_stored(&snapshot, id, sees)?;
+        let before = find_stored(&snapshot, id, is_visible)?;
         let changed = Arc::new(Rule {
             enabled: enabled.unwrap_or(before.enabled),
             expires: expires.unwrap_or(before.expires),
             ..(**before).clone()
         });
         let expires_ms = changed.expires.map(unix_millis::from_time);
-        let kept = self.log.update(id.to_owned(), changed.enabled, expires_ms);
-        kept.await.map_err(|error| state_database_error(&error))?;
+        let updated = self.table.update(id.to_owned(), changed.enabled, expires_ms).await;
+        updated.map_err(|error| state_database_error(&error))?;
+
         let rules = snapshot.stored_rules().iter().cloned();
-        self.set_stored(rules.map(|rule| match rule.id == id {
-            true => Arc::clone(&changed),
-            false => rule,
-        }));
+        self.set_stored(rules.map(|rule| if rule.id == id { Arc::clone(&changed) } else { rule }));
+
         Ok(changed)
     }
 
-    /// Removes a rule. `sees` tells of which that may be asked.
-    pub(crate) async fn remove(&self, id: &str, sees: impl Fn(&Rule) -> bool) -> Result<(), Error> {
-        let _turn = self.write_lock.lock().await;
-        find_stored(&self.snapshot(), id, sees)?;
+    /// Removes a rule. `is_visible` limits the rules that the caller may name.
+    pub(crate) async fn remove(
+        &self,
+        id: &str,
+        is_visible: impl Fn(&Rule) -> bool,
+    ) -> Result<(), Error> {
+        let _lock = self.write_lock.lock().await;
+        find_stored(&self.snapshot(), id, is_visible)?;
         let removed = self.remove_stored(&[id.to_owned()].into()).await;
         removed.map_err(|error| state_database_error(&error))
     }
 
-    /// Removes rules that ended before some time.
+    /// Removes rules that expired before `ended_before`.
     pub(crate) async fn remove_expired(
         &self,
         ended_before: SystemTime,
     ) -> Result<(), DatabaseError> {
-        let _turn = self.write_lock.lock().await;
+        let _lock = self.write_lock.lock().await;
         let snapshot = self.snapshot();
         let is_old = |rule: &Arc<Rule>| rule.expires.is_some_and(|end| end < ended_before);
-        let old = snapshot.stored_rules().iter().filter(|rule| is_old(rule));
-        let old = old.map(|rule| rule.id.clone()).collect();
+        let old = snapshot
+            .stored_rules()
+            .iter()
+            .filter(|rule| is_old(rule))
+            .map(|rule| rule.id.clone())
+            .collect();
         self.remove_stored(&old).await
     }
 
-    /// Removes these from disk, and here. To be called in turn.
+    /// Removes rules from the database and from memory. The caller must hold `write_lock`.
     async fn remove_stored(&self, ids: &BTreeSet<String>) -> Result<(), DatabaseError> {
         if ids.is_empty() {
             return Ok(());
         }
-        self.log.remove(ids.iter().cloned().collect()).await?;
+
+        self.table.remove(ids.iter().cloned().collect()).await?;
         let snapshot = self.snapshot();
         let rules = snapshot.stored_rules().iter().cloned();
         self.set_stored(rules.filter(|rule| !ids.contains(&rule.id)));
@@ -194,78 +206,85 @@ impl RuleStore {
     }
 }
 
-/// The rules that have to go for this one, of those that have ended: the first that did so first.
+/// Returns the expired rules to evict so that `rule` fits, those that expired first.
 fn rules_to_evict(
     snapshot: &PolicySnapshot,
     rule: &Rule,
     now: SystemTime,
 ) -> Result<BTreeSet<String>, Error> {
-    let is_beside = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
-    let (mut ended, others): (Vec<_>, Vec<_>) =
-        snapshot.stored_rules().iter().filter(is_beside).partition(|other| other.has_expired(now));
-    ended.sort_by_key(|rule| rule.expires);
+    let is_in_same_workspace = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
+    let (mut expired, active): (Vec<_>, Vec<_>) = snapshot
+        .stored_rules()
+        .iter()
+        .filter(is_in_same_workspace)
+        .partition(|other| other.has_expired(now));
+    expired.sort_by_key(|rule| rule.expires);
+
     let sum =
         |rules: &[&Arc<Rule>]| -> usize { rules.iter().map(|rule| rule.pattern_bytes()).sum() };
-    let (count, bytes) = (others.len(), sum(&others));
+    let (count, bytes) = (active.len(), sum(&active));
     if count >= MAX_RULES_PER_WORKSPACE {
         let text = format!(
-            "this workspace has {count} rules that have not ended, and {MAX_RULES_PER_WORKSPACE} are the most: delete some (ListRules, DeleteRule)"
+            "this workspace has {count} active rules, at most {MAX_RULES_PER_WORKSPACE}: delete some (ListRules, DeleteRule)"
         );
         return Err(Error::new(Reason::ResourceExhausted, text));
     }
     if bytes + rule.pattern_bytes() > MAX_PATTERN_BYTES_PER_WORKSPACE {
         let text = format!(
-            "the patterns of this workspace's rules that have not ended have {bytes} bytes, and {MAX_PATTERN_BYTES_PER_WORKSPACE} are the most: delete some (ListRules, DeleteRule), or make this one shorter"
+            "the patterns of this workspace's active rules have {bytes} bytes, at most {MAX_PATTERN_BYTES_PER_WORKSPACE} with this one: delete some rules (ListRules, DeleteRule), or make this pattern shorter"
         );
         return Err(Error::new(Reason::ResourceExhausted, text));
     }
-    let fits = |left: &[&Arc<Rule>]| {
-        count + left.len() < MAX_RULES_PER_WORKSPACE
-            && bytes + sum(left) + rule.pattern_bytes() <= MAX_PATTERN_BYTES_PER_WORKSPACE
+
+    let fits = |remaining: &[&Arc<Rule>]| {
+        count + remaining.len() < MAX_RULES_PER_WORKSPACE
+            && bytes + sum(remaining) + rule.pattern_bytes() <= MAX_PATTERN_BYTES_PER_WORKSPACE
     };
-    let mut left = ended.as_slice();
-    let mut gone = BTreeSet::new();
-    while !fits(left)
-        && let Some((first, rest)) = left.split_first()
+
+    let mut remaining = expired.as_slice();
+    let mut evicted = BTreeSet::new();
+    while !fits(remaining)
+        && let Some((first, rest)) = remaining.split_first()
     {
-        gone.insert(first.id.clone());
-        left = rest;
+        evicted.insert(first.id.clone());
+        remaining = rest;
     }
-    Ok(gone)
+
+    Ok(evicted)
 }
 
-/// What newer rules have more of: as the database has it, so that they are asked in the same order after a
-/// restart.
+/// Returns the sort key of rules by age: the same as in the database, so that a restart does not
+/// change the order in which rules are matched.
 fn creation_order(rule: &Rule) -> (i64, String) {
-    let made = rule.provenance.as_ref().map(|made| unix_millis::from_time(made.at));
-    (made.unwrap_or_default(), rule.id.clone())
+    let created_ms = rule.provenance.as_ref().map(|created| unix_millis::from_time(created.at));
+    (created_ms.unwrap_or_default(), rule.id.clone())
 }
 
-/// The rule of this id, if it can be changed here.
+/// Finds a stored rule that the caller may see and change.
 fn find_stored<'s>(
     snapshot: &'s PolicySnapshot,
     id: &str,
-    sees: impl Fn(&Rule) -> bool,
+    is_visible: impl Fn(&Rule) -> bool,
 ) -> Result<&'s Arc<Rule>, Error> {
     if id.starts_with(FILE_RULE_ID_PREFIX) {
-        let text = "is of the configuration file: change it there, and send the daemon SIGHUP";
+        let text =
+            "is a rule of the configuration file: change it there, then send SIGHUP to the daemon";
         return Err(Error::invalid_field("rule_id", text));
     }
     let mut rules = snapshot.stored_rules().iter();
-    let found = rules.find(|rule| rule.id == id && sees(rule));
+    let found = rules.find(|rule| rule.id == id && is_visible(rule));
     found.ok_or_else(|| {
-        let text = format!("there is no rule {id:?}: ListRules tells which there are");
+        let text = format!("unknown rule {id:?}: ListRules lists the rules");
         Error::new(Reason::RuleNotFound, text).with_metadata("rule_id", id)
     })
 }
 
-/// A rule as it is kept.
 fn to_stored_rule(rule: &Rule) -> StoredRule {
-    let made = rule.provenance.clone();
-    let (created_by, created_ms, approval_id) = match made {
-        Some(made) => (made.by, unix_millis::from_time(made.at), made.approval_id),
+    let (created_by, created_ms, approval_id) = match rule.provenance.clone() {
+        Some(created) => (created.by, unix_millis::from_time(created.at), created.approval_id),
         None => Default::default(),
     };
+
     StoredRule {
         id: rule.id.clone(),
         workspace: rule.workspaces.iter().flatten().next().cloned().unwrap_or_default(),
@@ -286,21 +305,22 @@ fn to_stored_rule(rule: &Rule) -> StoredRule {
     }
 }
 
-/// The rule that was kept. One that cannot be read any more allows nothing, and is about all calls of its
-/// tool where it does not allow.
-fn from_stored_rule(kept: StoredRule) -> Option<Rule> {
-    let action = match kept.action.as_str() {
+/// Converts a stored rule. If its pattern no longer compiles, an allow rule is dropped; an ask or
+/// deny rule applies to all calls of its tool.
+fn from_stored_rule(stored: StoredRule) -> Option<Rule> {
+    let action = match stored.action.as_str() {
         "ALLOW" => PolicyAction::Allow,
         "ASK" => PolicyAction::Ask,
         _ => PolicyAction::Deny,
     };
-    let pattern = match kept.pattern.as_deref().map(RulePattern::parse).transpose() {
+
+    let pattern = match stored.pattern.as_deref().map(RulePattern::parse).transpose() {
         Ok(pattern) => pattern,
         Err(problem) => {
             tracing::error!(
-                rule = kept.id,
+                rule = stored.id,
                 problem,
-                "the pattern of a rule cannot be read any more"
+                "cannot compile the pattern of a stored rule"
             );
             if action == PolicyAction::Allow {
                 return None;
@@ -308,24 +328,25 @@ fn from_stored_rule(kept: StoredRule) -> Option<Rule> {
             None
         }
     };
+
     Some(Rule {
-        id: kept.id,
-        name: kept.name,
-        tool: kept.tool,
+        id: stored.id,
+        name: stored.name,
+        tool: stored.tool,
         pattern,
         action,
-        workspaces: Some([kept.workspace].into()),
-        expires: kept.expires_ms.map(unix_millis::to_time),
-        enabled: kept.enabled,
+        workspaces: Some([stored.workspace].into()),
+        expires: stored.expires_ms.map(unix_millis::to_time),
+        enabled: stored.enabled,
         provenance: Some(RuleProvenance {
-            by: kept.created_by,
-            at: unix_millis::to_time(kept.created_ms),
-            approval_id: kept.approval_id,
+            by: stored.created_by,
+            at: unix_millis::to_time(stored.created_ms),
+            approval_id: stored.approval_id,
         }),
     })
 }
 
-/// When a rule ends that lasts so long from now.
+/// Returns when a rule expires that lasts `lifetime_sec` from now.
 pub(crate) fn expiry_after(lifetime_sec: u32) -> SystemTime {
     SystemTime::now() + Duration::from_secs(lifetime_sec.into())
 }
@@ -342,18 +363,18 @@ mod tests {
         },
     };
 
-    /// The calling thread serves others: what takes long is none of its work, be it one long text or many
-    /// patterns.
+    /// Long matching leaves the calling thread, be it one long text or many patterns.
     #[tokio::test]
-    async fn many_patterns_are_as_much_work_as_a_long_text() {
+    async fn many_patterns_are_offloaded_like_a_long_text() {
         let settings =
             CompiledPolicy::new(PolicyConfig::default(), &Catalog::load().unwrap(), &["w"], &[]);
-        let log = RuleTable::new(Database::in_memory().unwrap());
-        let book = RuleStore::open(settings.unwrap(), log).await.unwrap();
-        // Nobody else has a turn.
-        let turns = u32::try_from(book.offload_permits.available_permits()).unwrap();
-        let _turns = book.offload_permits.acquire_many(turns).await.unwrap();
-        let decides_at_once = async |bytes: usize| {
+        let table = RuleTable::new(Database::in_memory().unwrap());
+        let store = RuleStore::open(settings.unwrap(), table).await.unwrap();
+
+        // The test holds all permits of offloaded decisions.
+        let permits = u32::try_from(store.offload_permits.available_permits()).unwrap();
+        let _permits = store.offload_permits.acquire_many(permits).await.unwrap();
+        let decides_inline = async |bytes: usize| {
             let call = Arc::new(PolicyRequest {
                 tool: "run",
                 risk: Risk::Dangerous,
@@ -361,7 +382,7 @@ mod tests {
                 texts: vec![PolicyText { text: "x".repeat(bytes), may_allow: true }],
                 dialect_call: None,
             });
-            let deciding = book.decide(book.snapshot(), call);
+            let deciding = store.decide(store.snapshot(), call);
             tokio::select! {
                 biased;
                 decided = deciding => {
@@ -371,6 +392,7 @@ mod tests {
                 () = std::future::ready(()) => false,
             }
         };
+
         for count in 1..=4 {
             let rule = Rule {
                 id: count.to_string(),
@@ -383,9 +405,9 @@ mod tests {
                 enabled: true,
                 provenance: None,
             };
-            book.add(rule).await.unwrap();
-            assert!(decides_at_once(MAX_INLINE_MATCH_BYTES / count).await);
-            assert!(!decides_at_once(MAX_INLINE_MATCH_BYTES / count + 1).await);
+            store.add(rule).await.unwrap();
+            assert!(decides_inline(MAX_INLINE_MATCH_BYTES / count).await);
+            assert!(!decides_inline(MAX_INLINE_MATCH_BYTES / count + 1).await);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Each row a call, and what becomes of it.
+//! Table tests: each row is a call and its expected decision.
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::*;
 use crate::daemon::{catalog::PolicyText, config::policy::PolicyRuleConfig};
 
-/// When everything is decided here.
+/// The time of all decisions, in seconds since the epoch.
 const NOW: u64 = 1_000_000;
 
 fn at(seconds: u64) -> SystemTime {
@@ -55,39 +55,40 @@ fn decide(
     risk: Risk,
     texts: &[&str],
 ) -> (PolicyAction, String) {
-    let texts: Vec<_> = texts.iter().map(|text| told(text, true)).collect();
-    let asked = PolicyRequestRef { tool, risk, workspace: "a", texts: &texts, dialect_call: None };
-    let decision = snapshot.decide(asked, at(NOW));
+    let texts: Vec<_> = texts.iter().map(|text| policy_text(text, true)).collect();
+    let request =
+        PolicyRequestRef { tool, risk, workspace: "a", texts: &texts, dialect_call: None };
+    let decision = snapshot.decide(request, at(NOW));
     (decision.action, decision.decided_by.label())
 }
 
-fn told(text: &str, may_allow: bool) -> PolicyText {
+fn policy_text(text: &str, may_allow: bool) -> PolicyText {
     PolicyText { text: text.to_owned(), may_allow }
 }
 
 #[test]
-fn a_rule_that_allows_goes_by_fewer_texts_than_others() {
-    let texts = [told("plain", true), told("detour", false)];
+fn allow_rules_ignore_texts_that_may_not_allow() {
+    let texts = [policy_text("plain", true), policy_text("detour", false)];
     for action in [PolicyAction::Allow, PolicyAction::Ask, PolicyAction::Deny] {
         for (pattern, expected) in
             [("plain", true), ("detour", action != PolicyAction::Allow), ("other", false)]
         {
             let rule = Rule::from_config(rule("one", "run", pattern, action)).unwrap();
-            let asked = PolicyRequestRef {
+            let request = PolicyRequestRef {
                 tool: "run",
                 risk: Risk::Dangerous,
                 workspace: "a",
                 texts: &texts,
                 dialect_call: None,
             };
-            assert_eq!(rule.matches(asked), expected, "{action:?} {pattern}");
+            assert_eq!(rule.matches(request), expected, "{action:?} {pattern}");
         }
     }
 }
 
 #[test]
-fn lists_of_tools_come_before_everything() {
-    for (allow, deny, tool, is_there) in [
+fn tool_lists_override_rules() {
+    for (allow, deny, tool, is_enabled) in [
         (None, &[][..], "run", true),
         (None, &["run"][..], "run", false),
         (None, &["run"][..], "stat", true),
@@ -106,13 +107,13 @@ fn lists_of_tools_come_before_everything() {
         let snapshot = PolicySnapshot::new(settings(policy), [].into());
         let (action, by) = decide(&snapshot, tool, Risk::Dangerous, &[]);
         let case = format!("{allow:?} {deny:?} {tool}");
-        assert_eq!(action == PolicyAction::Allow, is_there, "{case}");
-        assert_eq!(by == "tools that are switched off", !is_there, "{case}");
+        assert_eq!(action == PolicyAction::Allow, is_enabled, "{case}");
+        assert_eq!(by == "tools that are switched off", !is_enabled, "{case}");
     }
 }
 
 #[test]
-fn without_a_rule_the_risk_decides() {
+fn risk_decides_without_a_matching_rule() {
     use PolicyAction::{Allow, Ask, Deny};
     let snapshot = snapshot(Vec::new(), Vec::new(), levels(Allow, Ask, Deny));
     for (risk, expected, by) in [
@@ -128,11 +129,12 @@ fn without_a_rule_the_risk_decides() {
 }
 
 #[test]
-fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
+fn first_matching_rule_decides_unless_a_rule_denies() {
     use PolicyAction::{Allow, Ask, Deny};
     const MAKE: &str = r#"{"command":"make test"}"#;
     let all = levels(Ask, Ask, Ask);
-    // Rules of the file, those stored (newest first), the text, what becomes of it, and by which.
+
+    // Rules of the file, stored rules (newest first), texts, expected action, expected decider.
     type RuleOrderCase<'a> =
         (Vec<PolicyRuleConfig>, Vec<PolicyRuleConfig>, &'a [&'a str], PolicyAction, &'a str);
     let rows: Vec<RuleOrderCase<'_>> = vec![
@@ -149,7 +151,7 @@ fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
             Ask,
             "rule file:one",
         ),
-        // What was stored comes before, newest first.
+        // Stored rules come before those of the file, newest first.
         (
             vec![rule("one", "run", "", Ask)],
             vec![rule("new", "run", "make", Allow), rule("old", "run", "", Ask)],
@@ -157,7 +159,7 @@ fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
             Allow,
             "rule new",
         ),
-        // One that denies comes before all, wherever it stands.
+        // A deny rule wins from any position.
         (
             vec![rule("one", "run", "", Allow), rule("no", "run", "make", Deny)],
             vec![rule("new", "run", "", Allow)],
@@ -180,7 +182,7 @@ fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
             Ask,
             "risk dangerous",
         ),
-        // The text of another vocabulary counts as well.
+        // The text of the dialect is matched too.
         (
             vec![rule("one", "run", "^{\"cmd\":", Allow)],
             vec![],
@@ -188,9 +190,10 @@ fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
             Allow,
             "rule file:one",
         ),
-        // Nothing matches what is not known.
+        // A pattern does not match a call without texts.
         (vec![rule("one", "run", "make", Allow)], vec![], &[], Ask, "risk dangerous"),
     ];
+
     for (number, (file, stored, texts, action, by)) in rows.into_iter().enumerate() {
         let snapshot = snapshot(file, stored, all);
         let decided = decide(&snapshot, "run", Risk::Dangerous, texts);
@@ -199,7 +202,7 @@ fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
 }
 
 #[test]
-fn rules_that_are_off_over_or_for_others_count_for_nothing() {
+fn disabled_expired_and_other_workspaces_rules_are_ignored() {
     type RuleChange = fn(&mut PolicyRuleConfig);
     let changes: [(RuleChange, bool); 7] = [
         (|_| {}, true),
@@ -210,25 +213,23 @@ fn rules_that_are_off_over_or_for_others_count_for_nothing() {
         (|rule| rule.workspaces = Some(["a".to_owned()].into()), true),
         (|rule| rule.workspaces = Some(["b".to_owned()].into()), false),
     ];
+
     let all = PolicyConfig::default().risk_actions;
-    for (number, (change, counts)) in changes.into_iter().enumerate() {
+    for (number, (change, is_effective)) in changes.into_iter().enumerate() {
         for is_stored in [true, false] {
             let mut denies = rule("no", "run", "x", PolicyAction::Deny);
             change(&mut denies);
             let rules = (vec![denies], Vec::new());
-            let (file, stored) = match is_stored {
-                true => (rules.1, rules.0),
-                false => rules,
-            };
+            let (file, stored) = if is_stored { (rules.1, rules.0) } else { rules };
             let snapshot = snapshot(file, stored, all);
             let (action, _) = decide(&snapshot, "run", Risk::Dangerous, &["x"]);
-            assert_eq!(action == PolicyAction::Deny, counts, "{number} {is_stored}");
+            assert_eq!(action == PolicyAction::Deny, is_effective, "{number} {is_stored}");
         }
     }
 }
 
 #[test]
-fn parameters_are_looked_at_only_where_they_can_matter() {
+fn parameters_are_needed_only_where_they_can_matter() {
     let allow = PolicyConfig::default().risk_actions;
     for (written, expected) in [
         (rule("one", "run", "", PolicyAction::Allow), false),
@@ -243,7 +244,7 @@ fn parameters_are_looked_at_only_where_they_can_matter() {
 }
 
 #[test]
-fn what_there_is_not_is_refused_with_all_that_is_wrong() {
+fn unknown_names_are_rejected_with_every_problem() {
     let mut wrong = rule("one", "dance", "(", PolicyAction::Allow);
     wrong.workspaces = Some(["c".to_owned()].into());
     let policy = PolicyConfig {
@@ -257,7 +258,7 @@ fn what_there_is_not_is_refused_with_all_that_is_wrong() {
 }
 
 #[test]
-fn work_is_counted_once_for_each_pattern() {
+fn match_cost_counts_each_pattern() {
     let mut off = rule("off", "run", "x", PolicyAction::Deny);
     off.enabled = false;
     let mut elsewhere = rule("elsewhere", "run", "x", PolicyAction::Deny);
@@ -269,57 +270,60 @@ fn work_is_counted_once_for_each_pattern() {
         off,
         elsewhere,
     ];
+
     let stored = vec![rule("two", "run", "y", PolicyAction::Allow)];
     let snapshot =
         snapshot(file, stored, levels(PolicyAction::Allow, PolicyAction::Allow, PolicyAction::Ask));
-    let texts = [told("12345", true), told("123", false)];
+    let texts = [policy_text("12345", true), policy_text("123", false)];
+
     for (tool, texts, expected) in [
         ("run", &texts[..], 16),
         ("run", &texts[..1], 10),
         ("stat", &texts[..1], 5),
         ("read_file", &texts[..], 0),
     ] {
-        let asked = PolicyRequestRef {
+        let request = PolicyRequestRef {
             tool,
             risk: Risk::Dangerous,
             workspace: "a",
             texts,
             dialect_call: None,
         };
-        assert_eq!(snapshot.match_cost_bytes(asked, at(NOW)), expected, "{tool}");
+        assert_eq!(snapshot.match_cost_bytes(request, at(NOW)), expected, "{tool}");
     }
 }
 
 #[test]
-fn a_call_of_a_dialect_goes_by_both_its_names() {
+fn dialect_call_matches_by_both_names() {
     let rule = |tool: &str, pattern: &str, action: PolicyAction| rule("r", tool, pattern, action);
     let (allow, deny) = (PolicyAction::Allow, PolicyAction::Deny);
-    let texts = [told(r#"{"content":"x","path":"a.txt"}"#, true)];
-    let own = [told(r#"{"path":"a.txt"}"#, true)];
-    let back = [told(r#"{"path":"b/../a.txt"}"#, false)];
-    for (rules, said, expected) in [
-        // D14: the document's own rule, under its own name.
+    let texts = [policy_text(r#"{"content":"x","path":"a.txt"}"#, true)];
+    let own = [policy_text(r#"{"path":"a.txt"}"#, true)];
+    let back = [policy_text(r#"{"path":"b/../a.txt"}"#, false)];
+    for (rules, dialect_texts, expected) in [
+        // D14: the specification's own rule, under the tool's dialect name.
         (vec![rule("create_file", r#"^{"path":".*\.txt"}$"#, allow)], &own, allow),
         (vec![rule("create_file", r#"^{"path":".*\.txt"}$"#, allow)], &back, deny),
         (vec![rule("create_file", r#"^{"path":".*\.md"}$"#, allow)], &own, deny),
         (vec![rule("write_file", "a.txt", allow)], &own, allow),
-        // What one name is allowed, the other is denied.
+        // A deny under one name overrides an allow under the other.
         (vec![rule("write_file", "", allow), rule("create_file", "", deny)], &own, deny),
         (vec![rule("create_file", "", allow), rule("write_file", "content", deny)], &own, deny),
-        // A pattern for one is not for the other.
+        // A pattern applies only to the texts of its own tool name.
         (vec![rule("create_file", "content", allow)], &own, deny),
         (vec![rule("delete_path", "", allow)], &own, deny),
     ] {
         let snapshot = snapshot(rules, Vec::new(), levels(deny, deny, deny));
-        let asked = PolicyRequestRef {
+        let request = PolicyRequestRef {
             tool: "write_file",
             risk: Risk::SafeWrite,
             workspace: "a",
             texts: &texts,
-            dialect_call: Some(("create_file", said)),
+            dialect_call: Some(("create_file", dialect_texts)),
         };
-        assert_eq!(snapshot.decide(asked, at(NOW)).action, expected);
+        assert_eq!(snapshot.decide(request, at(NOW)).action, expected);
     }
+
     let lists = |allow: Option<&str>, deny: Option<&str>| {
         let set = |name: &str| BTreeSet::from([name.to_owned()]);
         let policy = PolicyConfig {
@@ -329,14 +333,15 @@ fn a_call_of_a_dialect_goes_by_both_its_names() {
         };
         settings(policy)
     };
-    for (listed, by_name, said) in [
+
+    for (policy, by_name, by_dialect_name) in [
         (lists(Some("Read"), None), false, true),
         (lists(Some("read_file"), None), true, true),
         (lists(Some("Write"), None), false, false),
         (lists(None, Some("Read")), true, false),
         (lists(None, Some("read_file")), false, false),
     ] {
-        assert_eq!(listed.is_tool_enabled("read_file", None), by_name);
-        assert_eq!(listed.is_tool_enabled("read_file", Some("Read")), said);
+        assert_eq!(policy.is_tool_enabled("read_file", None), by_name);
+        assert_eq!(policy.is_tool_enabled("read_file", Some("Read")), by_dialect_name);
     }
 }
