@@ -1,8 +1,18 @@
-//! Calls that carry a request id: whoever comes first does the work, in a task of its own, and all who
-//! come with that id get its answer.
+//! Runs the work of a request id once. The first call does it in a task of its own; every call with
+//! the same id gets its reply.
+//!
+//! Calls that hold a large payload (the request, or a closure over it) claim with
+//! [`claim_with_payload`]: a duplicate that arrives while the work is in progress drops its payload
+//! and waits for the reply.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use bytes::Bytes;
 use prost::Message;
 
 use super::{
@@ -12,7 +22,6 @@ use super::{
         Claim, ClaimOutcome, OnCrash, Waiter,
         reply::{decode, encode, encode_error, is_denied, is_final},
     },
-    once_claim::{PayloadClaimOutcome, RELEASED_RETRY_AFTER, claim_with_payload},
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -21,17 +30,32 @@ use crate::daemon::{
     tool::{Tool, daemon_lost_error},
 };
 
-/// A call with a request id.
+/// When to repeat a call that was not started. The database frees its id by then.
+const RELEASED_RETRY_AFTER: Duration = Duration::from_millis(100);
+
+/// A call that carries a request id.
 #[derive(Debug)]
 pub(crate) struct IdempotentCall {
     key: RequestKey,
     request: RequestIdentity,
-    /// When its caller stops waiting.
+    /// When the caller stops waiting.
     deadline: Option<Instant>,
 }
 
+/// The outcome of a claim by a call that holds a payload.
+#[derive(Debug)]
+pub(super) enum PayloadClaimOutcome<P> {
+    /// This call does the work, with its payload.
+    Acquired(Claim, P),
+    /// The work is done; see [`ClaimOutcome::Completed`].
+    Completed { reply: Bytes, is_recent: bool },
+    /// See [`ClaimOutcome::Lost`].
+    Lost(Option<u64>),
+}
+
+// Claiming.
 impl Pipeline {
-    /// What makes a call one that can be repeated: nothing, where it has no id.
+    /// Returns what identifies a call and its duplicates, or `None` without a request id.
     pub(crate) fn idempotent_call(
         &self,
         context: &CallContext,
@@ -41,6 +65,7 @@ impl Pipeline {
         let Some(id) = context.request_id.clone() else {
             return Ok(None);
         };
+
         let workspace = self.workspace_context(context)?.workspace.name().to_owned();
         Ok(Some(IdempotentCall {
             key: RequestKey {
@@ -58,100 +83,146 @@ impl Pipeline {
         }))
     }
 
-    /// Drops what is kept for request ids of keys that are revoked. Without a key file, nothing is.
-    pub(crate) async fn drop_revoked_replies(&self) {
-        let Some(holders) = self.access.key_holders() else {
-            return;
-        };
-        if let Err(error) = self.idempotency.remove_revoked(holders).await {
-            // No caller gets them all the same: a claim names its holder.
-            tracing::warn!(%error, "answers to request ids of revoked keys could not be dropped");
-        }
-    }
-
-    /// Claims the id of a call.
+    /// Claims the id of a call, or waits for the reply of the call that holds it.
     pub(super) async fn claim_call(&self, call: IdempotentCall) -> Result<ClaimOutcome, Error> {
         self.idempotency.claim(call.key, call.request, OnCrash::Report).await
     }
 
-    /// As [`Self::claim`], of a call that says something: see [`Claim`].
-    pub(super) async fn claim_call_with_payload<S>(
+    /// As [`Self::claim_call`], for a call that holds a payload: see [`claim_with_payload`].
+    pub(super) async fn claim_call_with_payload<P>(
         &self,
         call: IdempotentCall,
         on_crash: OnCrash,
-        says: S,
-    ) -> Result<PayloadClaimOutcome<S>, Error> {
-        let claimed = || self.try_claim_call(&call, on_crash);
-        claim_with_payload(claimed, says).await
+        payload: P,
+    ) -> Result<PayloadClaimOutcome<P>, Error> {
+        let claim = || self.try_claim_call(&call, on_crash);
+        claim_with_payload(claim, payload).await
     }
 
-    /// Claims the id of a call, unless its work goes on already: then answers somebody who waits for it.
+    /// Claims the id of a call. Returns a waiter if the work is in progress.
     pub(super) async fn try_claim_call(
         &self,
         call: &IdempotentCall,
         on_crash: OnCrash,
     ) -> Result<Result<ClaimOutcome, Waiter>, Error> {
-        let IdempotentCall { key, request: asked, deadline } = call;
-        self.idempotency.try_claim(key, asked, on_crash, *deadline).await
+        self.idempotency.try_claim(&call.key, &call.request, on_crash, call.deadline).await
     }
 
-    /// Makes a call of the tool `T`, or gets the answer of the one that was made before.
+    /// Deletes the stored replies of revoked keys. Does nothing without a key file.
+    pub(crate) async fn drop_revoked_replies(&self) {
+        let Some(holders) = self.access.key_holders() else {
+            return;
+        };
+
+        if let Err(error) = self.idempotency.remove_revoked(holders).await {
+            // Harmless for security: a claim contains the fingerprint of its key.
+            tracing::warn!(%error, "cannot delete the stored replies of revoked keys");
+        }
+    }
+}
+
+/// Claims an id by `claim` for a call that holds `payload`. While another call does the work, waits
+/// for its reply and drops the payload: there may be many duplicates.
+async fn claim_with_payload<P, F>(
+    claim: impl Fn() -> F,
+    payload: P,
+) -> Result<PayloadClaimOutcome<P>, Error>
+where
+    F: Future<Output = Result<Result<ClaimOutcome, Waiter>, Error>>,
+{
+    let mut payload = Some(payload);
+    loop {
+        let waiter = match claim().await? {
+            Ok(ClaimOutcome::Acquired(claim)) => {
+                // Without its payload this call cannot do the work. Dropping the claim frees the
+                // id.
+                let payload = payload.ok_or_else(released_error)?;
+                return Ok(PayloadClaimOutcome::Acquired(claim, payload));
+            }
+            Ok(ClaimOutcome::Completed { reply, is_recent }) => {
+                return Ok(PayloadClaimOutcome::Completed { reply, is_recent });
+            }
+            Ok(ClaimOutcome::Lost(step)) => return Ok(PayloadClaimOutcome::Lost(step)),
+            Err(waiter) => waiter,
+        };
+
+        payload = None;
+        if let Some(reply) = waiter.wait().await {
+            return Ok(PayloadClaimOutcome::Completed { reply, is_recent: true });
+        }
+    }
+}
+
+// Running.
+impl Pipeline {
+    /// Runs a call of the tool `T`, or returns the reply of the call that ran before.
     pub(super) async fn call_once<T: Tool>(
         self: &Arc<Self>,
         context: CallContext,
-        checked: ValidatedCall<T>,
+        validated: ValidatedCall<T>,
         call: IdempotentCall,
     ) -> Result<T::Response, Error>
     where
         T::Response: Message + Default,
     {
-        let claim = self.claim_call_with_payload(call, OnCrash::Report, checked).await?;
-        let (ticket, checked) = match claim {
-            PayloadClaimOutcome::Acquired(ticket, checked) => (ticket, checked),
-            PayloadClaimOutcome::Completed { reply: answer, .. } => return decode(&answer),
+        let outcome = self.claim_call_with_payload(call, OnCrash::Report, validated).await?;
+        let (claim, validated) = match outcome {
+            PayloadClaimOutcome::Acquired(claim, validated) => (claim, validated),
+            PayloadClaimOutcome::Completed { reply, .. } => return decode(&reply),
             PayloadClaimOutcome::Lost(step) => return T::daemon_lost_response(step),
         };
-        // Each caller's deadline ends its own wait, and not the work; that of the last one, the wait for a
-        // place.
-        let context = CallContext { deadline: None, ..context };
-        let caller = ticket.waiter();
+
+        let waiter = claim.waiter();
         let pipeline = Arc::clone(self);
-        task::spawn_tracked("request", async move {
-            // It may have to be approved first, and who repeats it waits for the same decision.
-            let begun = tokio::select! {
-                begun = pipeline.start_call::<T>(context, checked, Some(&ticket)) => begun,
-                () = ticket.abandoned() => Err(abandoned_error(T::NAME)),
-            };
-            let begun = match begun {
-                Ok(begun) => begun,
-                Err(error) => return complete_unstarted(ticket, &error).await,
-            };
-            // Before anything is done: should the daemon die then, it is known where to look.
-            if let Err(error) =
-                ticket.checkpoint().record_step(begun.tool_context.step.number()).await
-            {
-                tracing::warn!(%error, "the step of a request could not be kept");
-            }
-            let until = begun.timeout_at;
-            let (task, abandon) = begun.spawn(&pipeline);
-            let guard = abandon.clone().drop_guard();
-            let mut work = std::pin::pin!(await_with_timeout::<T>(task, until, guard));
-            let result = tokio::select! {
-                result = &mut work => result,
-                () = ticket.abandoned() => {
-                    abandon.cancel();
-                    work.await
-                }
-            };
-            complete_claim(ticket, &result).await;
-        });
-        match caller.wait().await {
-            Some(answer) => decode(&answer),
-            None => Err(Error::internal("work with a request id was not answered")),
-        }
+        task::spawn_tracked("request", pipeline.run_claimed_call(context, validated, claim));
+        await_reply(waiter).await
     }
 
-    /// Does `work`, which is no tool's, or gets the answer of the call that did it before.
+    /// Runs a call of the tool `T` for all callers that wait on `claim`, and stores its reply.
+    async fn run_claimed_call<T: Tool>(
+        self: Arc<Self>,
+        context: CallContext,
+        validated: ValidatedCall<T>,
+        claim: Claim,
+    ) where
+        T::Response: Message + Default,
+    {
+        // A caller's deadline ends that caller's wait, not the work. The deadline of the last
+        // caller ends the wait for permits.
+        let context = CallContext { deadline: None, ..context };
+
+        // The call may need approval first. Its duplicates wait for the same decision.
+        let started = tokio::select! {
+            started = self.start_call::<T>(context, validated, Some(&claim)) => started,
+            () = claim.abandoned() => Err(abandoned_error(T::NAME)),
+        };
+        let started = match started {
+            Ok(started) => started,
+            Err(error) => return complete_unstarted(claim, &error).await,
+        };
+
+        // Stored before the tool runs: if the daemon dies, a repeated call learns the step.
+        let step = started.tool_context.step.number();
+        if let Err(error) = claim.checkpoint().record_step(step).await {
+            tracing::warn!(%error, "cannot store the step of a request");
+        }
+
+        let timeout_at = started.timeout_at;
+        let (task, abandon_token) = started.spawn(&self);
+        let guard = abandon_token.clone().drop_guard();
+        let mut work = pin!(await_with_timeout::<T>(task, timeout_at, guard));
+        let result = tokio::select! {
+            result = &mut work => result,
+            () = claim.abandoned() => {
+                abandon_token.cancel();
+                work.await
+            }
+        };
+
+        complete_claim(claim, &result).await;
+    }
+
+    /// Runs `work`, which is no tool call, or returns the reply of the call that ran it before.
     pub(crate) async fn run_once<R, W>(
         &self,
         call: Option<IdempotentCall>,
@@ -165,17 +236,18 @@ impl Pipeline {
         let Some(call) = call else {
             return work.await;
         };
-        let ticket = match self.claim_call(call).await? {
-            ClaimOutcome::Acquired(ticket) => ticket,
-            ClaimOutcome::Completed { reply: answer, .. } => return decode(&answer),
-            ClaimOutcome::Lost(_) => return Err(daemon_lost_error(method)),
-        };
-        run_claimed(ticket, work).await
+
+        match self.claim_call(call).await? {
+            ClaimOutcome::Acquired(claim) => run_claimed(claim, work).await,
+            ClaimOutcome::Completed { reply, .. } => decode(&reply),
+            ClaimOutcome::Lost(_) => Err(daemon_lost_error(method)),
+        }
     }
 
-    /// Does `work`, to its end, whatever becomes of the caller, or gets the answer of the call that did it
-    /// before. Where a daemon died that was asked the same, the work is told so: it must look what was
-    /// done, and do the rest.
+    /// As [`Self::run_once`], but runs `work` to its end even if the caller goes away.
+    ///
+    /// `work` receives whether an earlier daemon died during the same work. It must then check what
+    /// was done, and do the rest.
     pub(crate) async fn run_once_detached<R, W, F>(
         &self,
         call: Option<IdempotentCall>,
@@ -187,65 +259,159 @@ impl Pipeline {
         F: Future<Output = Result<R, Error>> + Send + 'static,
     {
         let Some(call) = call else {
-            let done = task::spawn_tracked("request", work(false)).await;
-            return done.map_err(Error::internal)?;
+            let result = task::spawn_tracked("request", work(false)).await;
+            return result.map_err(Error::internal)?;
         };
+
         let method = call.request.method.clone();
-        let claim = self.claim_call_with_payload(call, OnCrash::Resume, work).await?;
-        let (ticket, work) = match claim {
-            PayloadClaimOutcome::Acquired(ticket, work) => (ticket, work),
-            PayloadClaimOutcome::Completed { reply: answer, .. } => return decode(&answer),
-            PayloadClaimOutcome::Lost(_) => return Err(daemon_lost_error(&method)),
-        };
-        let is_unfinished = ticket.crash_progress().is_some();
-        run_claimed(ticket, work(is_unfinished)).await
+        match self.claim_call_with_payload(call, OnCrash::Resume, work).await? {
+            PayloadClaimOutcome::Acquired(claim, work) => {
+                let is_resumed = claim.crash_progress().is_some();
+                run_claimed(claim, work(is_resumed)).await
+            }
+            PayloadClaimOutcome::Completed { reply, .. } => decode(&reply),
+            PayloadClaimOutcome::Lost(_) => Err(daemon_lost_error(&method)),
+        }
     }
 }
 
-/// The answer of `work`, which is done for all who have the request id.
+/// Runs `work` in a task of its own for all callers that have the request id.
 async fn run_claimed<R, F>(claim: Claim, work: F) -> Result<R, Error>
 where
     R: Message + Default + 'static,
     F: Future<Output = Result<R, Error>> + Send + 'static,
 {
-    let caller = claim.waiter();
+    let waiter = claim.waiter();
     task::spawn_tracked("request", async move {
         let result = work.await;
         complete_claim(claim, &result).await;
     });
-    match caller.wait().await {
-        Some(answer) => decode(&answer),
-        None => Err(Error::internal("work with a request id was not answered")),
+
+    await_reply(waiter).await
+}
+
+/// Waits for the reply of a claimed call.
+pub(super) async fn await_reply<R: Message + Default>(waiter: Waiter) -> Result<R, Error> {
+    match waiter.wait().await {
+        Some(reply) => decode(&reply),
+        None => Err(Error::internal("the work of a request id ended without a reply")),
     }
 }
 
-/// What is told to who comes just then: all who waited had left.
-pub(super) fn abandoned_error(tool: &str) -> Error {
-    let text = format!(
-        "nobody waited any more for this call of {tool}, and it was not begun: repeat it with the same id"
-    );
-    Error::new(Reason::ResourceExhausted, text).retry_after(RELEASED_RETRY_AFTER)
-}
-
-/// Answers all who wait for a call that was not begun. It may be tried again under its id, unless somebody
-/// has denied it.
+/// Replies to all waiters of a call that was not started. A later call may claim the id again,
+/// unless an approver has denied the call.
 pub(super) async fn complete_unstarted(claim: Claim, error: &Error) {
     log_internal_error(error);
     claim.complete(encode_error(error), is_denied(error)).await;
 }
 
-/// Answers all who wait, and whoever comes later.
+/// Replies to all waiters, and stores the reply for later calls if it is final.
 pub(super) async fn complete_claim<R: Message>(claim: Claim, result: &Result<R, Error>) {
     if let Err(error) = result {
         log_internal_error(error);
     }
+
     claim.complete(encode(result), is_final(result)).await;
 }
 
 fn log_internal_error(error: &Error) {
     if error.reason == Reason::Internal {
-        // What it was caused by does not go along.
+        // Logged here because the stored reply does not contain the cause.
         let cause = error.cause.as_ref().map(ToString::to_string);
-        tracing::error!(cause, %error, "work with a request id failed by a defect");
+        tracing::error!(cause, %error, "a call with a request id failed by a defect");
+    }
+}
+
+/// The reply to a call that arrives when all earlier callers have gone.
+pub(super) fn abandoned_error(tool: &str) -> Error {
+    let text = format!(
+        "this call of {tool} was not started because all its callers had gone: repeat it with the same id"
+    );
+    Error::new(Reason::ResourceExhausted, text).retry_after(RELEASED_RETRY_AFTER)
+}
+
+/// The reply to a duplicate whose first call gave up before it started.
+fn released_error() -> Error {
+    let text =
+        "the first call with this request id gave up before it started: repeat it with the same id";
+    Error::new(Reason::ResourceExhausted, text).retry_after(RELEASED_RETRY_AFTER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::{
+        pipeline::{idempotency::Idempotency, shutdown::Shutdown},
+        store::{
+            database::Database,
+            requests::{KeyFingerprint, RequestTable},
+            row_retention::RetentionLimits,
+        },
+    };
+
+    #[tokio::test]
+    async fn duplicates_drop_their_payload_while_they_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(&dir.path().join("jig.db"), false).unwrap();
+        let limits = RetentionLimits {
+            max_age: Duration::from_secs(3600),
+            max_rows: 100,
+            max_bytes: 1 << 20,
+        };
+        let table = RequestTable::open(database, limits).await.unwrap();
+        let idempotency = Idempotency::new(table, Duration::from_secs(60), &Shutdown::default());
+        let key = RequestKey {
+            principal: "p".to_owned(),
+            workspace: "w".to_owned(),
+            id: "id".to_owned(),
+            key_fingerprint: KeyFingerprint::default(),
+        };
+        let request = RequestIdentity {
+            method: "m".to_owned(),
+            session: "s".to_owned(),
+            fingerprint: [1; 32],
+        };
+        let claim = |payload: Arc<str>| {
+            let (idempotency, key, request) =
+                (Arc::clone(&idempotency), key.clone(), request.clone());
+            async move {
+                let claim = || idempotency.try_claim(&key, &request, OnCrash::Report, None);
+                claim_with_payload(claim, payload).await
+            }
+        };
+
+        let payload: Arc<str> = "large".into();
+        let Ok(PayloadClaimOutcome::Acquired(first, first_payload)) =
+            claim(Arc::clone(&payload)).await
+        else {
+            panic!("the first call acquires the claim");
+        };
+        assert_eq!(Arc::strong_count(&payload), 2);
+        drop(first_payload);
+
+        let duplicates =
+            [(); 3].map(|()| task::spawn_tracked("repeat", claim(Arc::clone(&payload))));
+        let dropped = async {
+            while Arc::strong_count(&payload) > 1 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), dropped).await.unwrap();
+
+        // The first call gives up. No duplicate has the payload to do its work.
+        drop(first);
+        for duplicate in duplicates {
+            let error = duplicate.await.unwrap().unwrap_err();
+            assert_eq!(error.reason, Reason::ResourceExhausted);
+            assert_eq!(error.retry_after, Some(RELEASED_RETRY_AFTER));
+        }
+
+        // A call after the retry delay finds the id free.
+        let mut again = claim(Arc::clone(&payload)).await;
+        while let Err(error) = &again {
+            tokio::time::sleep(error.retry_after.unwrap()).await;
+            again = claim(Arc::clone(&payload)).await;
+        }
+        assert!(matches!(again, Ok(PayloadClaimOutcome::Acquired(..))), "{again:?}");
     }
 }

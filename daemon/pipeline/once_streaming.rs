@@ -1,17 +1,18 @@
-//! Calls with a request id whose work takes what their callers send, so that it cannot go on without one
-//! of them:
+//! Idempotent calls whose work consumes what the caller streams, so that it cannot continue without
+//! a caller (uploads).
 //!
 //! ```text
-//! ours ──▶ let in ──▶ work ──▶ answered, for all who have the id
-//!  ▲         │          ├────▶ broken off: the id is free again, and who comes next goes on
-//!  │         │          └────▶ handed over, while it goes on or as its caller is gone, to who comes with
-//!  │         ▼                 the same id
-//!  └─────────┴──────────────────┘
+//! acquired ──▶ authorized ──▶ work ──▶ completed: the reply goes to all callers with the id
+//!  ▲              │            ├─────▶ interrupted: the id is free, and the next call continues
+//!  │              │            └─────▶ transferred to a later call with the id, during the work or
+//!  │              ▼                    after its caller has gone
+//!  └──────────────┴─────────────────────┘
 //! ```
 //!
-//! Whose work was taken over waits for the answer with all others: the calls are one, and are let in once.
+//! A call whose work was taken over waits for the reply with all others. The calls count as one and
+//! are authorized once.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, ops::ControlFlow, pin::pin, sync::Arc};
 
 use prost::Message;
 use tokio_util::sync::CancellationToken;
@@ -31,139 +32,173 @@ use crate::daemon::{
     tool::daemon_lost_error,
 };
 
-/// What work is given that takes what its caller sends.
+/// What the work of a streaming call receives.
 #[derive(Debug)]
 pub(crate) struct StreamingContext {
-    /// Cancelled when it is to end: the caller is gone, or somebody else goes on with it.
+    /// Cancelled when the work must stop: its caller has gone, or another call continues it.
     pub(crate) stop: CancellationToken,
-    /// What has let it in.
     pub(crate) authorization: Authorization,
-    /// Where it is to say that it may be done from here on; without an id, nowhere.
+    /// Where the work records that it may be complete from here on. `None` without a request id.
     pub(crate) checkpoint: Option<Checkpoint>,
-    /// Whether a daemon died that had said so.
+    /// Whether a daemon died after such a record.
     pub(crate) may_have_completed: bool,
 }
 
 impl Pipeline {
-    /// Does `work`, once `permit` has let it in, or gets the answer of the call that did it before. Where it
-    /// `is_resumable`, one that goes on is gone on with, and so is one that the daemon died under.
-    pub(crate) async fn run_once_streaming<R, P, W, F>(
+    /// Runs `work` once `authorize` succeeds, or returns the reply of the call that ran it before.
+    ///
+    /// If `is_resumable`, a duplicate takes over work in progress, and work during which the daemon
+    /// died.
+    pub(crate) async fn run_once_streaming<R, A, W, F>(
         self: &Arc<Self>,
         call: Option<IdempotentCall>,
         method: &'static str,
         is_resumable: bool,
-        permit: P,
+        authorize: A,
         work: W,
     ) -> Result<R, Error>
     where
         R: Message + Default + 'static,
-        P: Future<Output = Result<Authorization, Error>> + Send + 'static,
+        A: Future<Output = Result<Authorization, Error>> + Send + 'static,
         W: FnOnce(StreamingContext) -> F + Send + 'static,
         F: Future<Output = Result<R, Error>> + Send + 'static,
     {
         let stop = self.shutdown.terminate_token().child_token();
-        // Dropped with the caller: nobody sends any more then.
-        let _abandoned = stop.clone().drop_guard();
+        // Dropped with the caller, which then sends nothing more.
+        let _stop_guard = stop.clone().drop_guard();
+
         let Some(call) = call else {
-            let sent = StreamingContext {
+            let context = StreamingContext {
                 stop,
-                authorization: permit.await?,
+                authorization: authorize.await?,
                 checkpoint: None,
                 may_have_completed: false,
             };
-            return work(sent).await;
+            return work(context).await;
         };
-        let ticket = loop {
-            let lost_one = match is_resumable {
-                true => OnCrash::Resume,
-                false => OnCrash::Report,
-            };
-            let caller = match self.try_claim_call(&call, lost_one).await? {
-                Ok(ClaimOutcome::Acquired(ticket)) => break ticket,
-                Ok(ClaimOutcome::Completed { reply: answer, .. }) => return decode(&answer),
-                Ok(ClaimOutcome::Lost(_)) => return Err(daemon_lost_error(method)),
-                Err(caller) => caller,
-            };
-            let inherited = caller.request_takeover();
-            let answer = tokio::select! {
-                biased;
-                Ok(ticket) = inherited => break ticket,
-                answer = caller.wait() => answer,
-            };
-            match answer.map(|answer| decode(&answer)) {
-                // It is this caller's turn.
-                None => {}
-                Some(Err(error)) if is_interrupted(&error) => {}
-                Some(answer) => return answer,
-            }
+
+        let claim = match self.claim_or_take_over(&call, method, is_resumable).await? {
+            ControlFlow::Continue(claim) => claim,
+            ControlFlow::Break(response) => return Ok(response),
         };
-        let caller = ticket.waiter();
-        task::spawn_tracked("request", async move {
-            let Some((ticket, permitted)) =
-                await_authorization(ticket, method, is_resumable, permit, &stop).await
-            else {
-                return;
-            };
-            let sent = StreamingContext {
-                stop: stop.clone(),
-                authorization: permitted.clone(),
-                checkpoint: Some(ticket.checkpoint()),
-                may_have_completed: ticket.crash_progress() == Some(CrashProgress::AfterCheckpoint),
-            };
-            let mut work = std::pin::pin!(work(sent));
-            let result = tokio::select! {
-                result = &mut work => result,
-                () = ticket.takeover_requested(), if is_resumable => {
-                    stop.cancel();
-                    work.await
-                }
-            };
-            let goes_on = result.as_ref().is_err_and(is_interrupted) && stop.is_cancelled();
-            let ticket = match goes_on {
-                true => ticket.transfer(permitted),
-                false => Some(ticket),
-            };
-            if let Some(ticket) = ticket {
-                complete_streaming(ticket, &result).await;
-            }
-        });
-        match caller.wait().await {
-            Some(answer) => decode(&answer),
+
+        let waiter = claim.waiter();
+        let running = run_claimed_stream(claim, method, is_resumable, authorize, stop, work);
+        task::spawn_tracked("request", running);
+        match waiter.wait().await {
+            Some(reply) => decode(&reply),
             None => {
                 let text = format!(
-                    "{method} with this request id was broken off: repeat it with the same id"
+                    "{method} with this request id was interrupted: repeat it with the same id"
                 );
                 Err(Error::new(Reason::Timeout, text))
             }
         }
     }
+
+    /// Claims the id of a call, or takes over the claim of the call in progress. Breaks with the
+    /// response if the work completes first.
+    async fn claim_or_take_over<R: Message + Default>(
+        &self,
+        call: &IdempotentCall,
+        method: &'static str,
+        is_resumable: bool,
+    ) -> Result<ControlFlow<R, Claim>, Error> {
+        let on_crash = if is_resumable { OnCrash::Resume } else { OnCrash::Report };
+        loop {
+            let waiter = match self.try_claim_call(call, on_crash).await? {
+                Ok(ClaimOutcome::Acquired(claim)) => return Ok(ControlFlow::Continue(claim)),
+                Ok(ClaimOutcome::Completed { reply, .. }) => {
+                    return decode(&reply).map(ControlFlow::Break);
+                }
+                Ok(ClaimOutcome::Lost(_)) => return Err(daemon_lost_error(method)),
+                Err(waiter) => waiter,
+            };
+
+            let takeover = waiter.request_takeover();
+            let reply = tokio::select! {
+                biased;
+                Ok(claim) = takeover => return Ok(ControlFlow::Continue(claim)),
+                reply = waiter.wait() => reply,
+            };
+            match reply.map(|reply| decode(&reply)) {
+                // The id is free: claim it again.
+                None => {}
+                Some(Err(error)) if is_interrupted(&error) => {}
+                Some(result) => return result.map(ControlFlow::Break),
+            }
+        }
+    }
 }
 
-/// Waits until a call is let in, for all who have its id: who was asked for that has decided about each of
-/// them. None where somebody else goes on, or it was answered.
+/// Authorizes and runs the work of a claim, until it completes or another call takes it over.
+async fn run_claimed_stream<R, A, W, F>(
+    claim: Claim,
+    method: &'static str,
+    is_resumable: bool,
+    authorize: A,
+    stop: CancellationToken,
+    work: W,
+) where
+    R: Message,
+    A: Future<Output = Result<Authorization, Error>>,
+    W: FnOnce(StreamingContext) -> F,
+    F: Future<Output = Result<R, Error>>,
+{
+    let Some((claim, authorization)) =
+        await_authorization(claim, method, is_resumable, authorize, &stop).await
+    else {
+        return;
+    };
+
+    let context = StreamingContext {
+        stop: stop.clone(),
+        authorization: authorization.clone(),
+        checkpoint: Some(claim.checkpoint()),
+        may_have_completed: claim.crash_progress() == Some(CrashProgress::AfterCheckpoint),
+    };
+    let mut work = pin!(work(context));
+    let result = tokio::select! {
+        result = &mut work => result,
+        () = claim.takeover_requested(), if is_resumable => {
+            stop.cancel();
+            work.await
+        }
+    };
+
+    let was_stopped = result.as_ref().is_err_and(is_interrupted) && stop.is_cancelled();
+    let claim = if was_stopped { claim.transfer(authorization) } else { Some(claim) };
+    if let Some(claim) = claim {
+        complete_streaming(claim, &result).await;
+    }
+}
+
+/// Waits for the authorization of a claim, once for all callers with the id.
+///
+/// Returns `None` if another call has taken over the claim, or if the claim is completed.
 async fn await_authorization(
     mut claim: Claim,
     method: &str,
     is_resumable: bool,
-    permit: impl Future<Output = Result<Authorization, Error>>,
+    authorize: impl Future<Output = Result<Authorization, Error>>,
     stop: &CancellationToken,
 ) -> Option<(Claim, Authorization)> {
-    let mut authorization = match claim.take_authorization() {
-        Some(permitted) => return Some((claim, permitted)),
-        None => {
-            let authorization = tokio::select! {
-                permitted = permit => permitted,
-                () = claim.abandoned() => Err(abandoned_error(method)),
-            };
-            match authorization {
-                Ok(permitted) => permitted,
-                Err(error) => {
-                    complete_unstarted(claim, &error).await;
-                    return None;
-                }
-            }
+    if let Some(authorization) = claim.take_authorization() {
+        return Some((claim, authorization));
+    }
+
+    let authorized = tokio::select! {
+        authorized = authorize => authorized,
+        () = claim.abandoned() => Err(abandoned_error(method)),
+    };
+    let mut authorization = match authorized {
+        Ok(authorization) => authorization,
+        Err(error) => {
+            complete_unstarted(claim, &error).await;
+            return None;
         }
     };
+
     loop {
         if is_resumable || stop.is_cancelled() {
             claim = claim.transfer(authorization)?;
@@ -172,7 +207,8 @@ async fn await_authorization(
         if !stop.is_cancelled() {
             return Some((claim, authorization));
         }
-        // What was decided is for who comes back.
+
+        // The caller has gone. The authorization is kept for a caller that comes back.
         tokio::select! {
             () = claim.takeover_requested() => {}
             () = claim.abandoned() => return None,
@@ -180,16 +216,16 @@ async fn await_authorization(
     }
 }
 
-/// Answers all who wait, and, unless the work was broken off, whoever comes later.
+/// Replies to all waiters, and stores the reply unless the work was interrupted.
 async fn complete_streaming<R: Message>(claim: Claim, result: &Result<R, Error>) {
-    let is_kept = match result {
+    let keep = match result {
         Err(error) => !is_interrupted(error) && is_final(result),
         Ok(_) => true,
     };
-    claim.complete(encode(result), is_kept).await;
+    claim.complete(encode(result), keep).await;
 }
 
-/// Whether there is more to come, or the same again: the id is for that, too.
+/// Whether the caller may send more, or the same again, under the same id.
 fn is_interrupted(error: &Error) -> bool {
     matches!(
         error.reason,

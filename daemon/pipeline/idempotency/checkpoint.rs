@@ -1,4 +1,4 @@
-//! Where it is said how far the work of a request id has come, by whoever does it.
+//! Records in the database how far the work of a request id has come.
 
 use crate::daemon::{
     error::Error,
@@ -6,31 +6,31 @@ use crate::daemon::{
     store::requests::{RequestKey, RequestTable},
 };
 
-/// The place of one request id.
+/// Records the progress of one claimed request id.
 #[derive(Debug, Clone)]
 pub(crate) struct Checkpoint {
-    log: RequestTable,
+    table: RequestTable,
     key: RequestKey,
 }
 
-/// What a daemon that died has left of work.
+/// How far a daemon had come with the work of a request id when it died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::daemon::pipeline) enum CrashProgress {
-    /// It may be done in part: it was not said that it would be done.
+    /// The work may be done in part. The daemon had not recorded that it would complete it.
     BeforeCheckpoint,
-    /// It may be done: see [`Mark::begin`].
+    /// The work may be complete: see [`Checkpoint::record_step`].
     AfterCheckpoint,
 }
 
 impl Checkpoint {
-    /// That of `key`, which is claimed.
-    pub(super) fn new(log: RequestTable, key: RequestKey) -> Self {
-        Self { log, key }
+    /// Creates the checkpoint of `key`, which must be claimed.
+    pub(super) fn new(table: RequestTable, key: RequestKey) -> Self {
+        Self { table, key }
     }
 
-    /// Says that from here on the work may be done, as this step of its session.
+    /// Records that from here on the work may be complete, as this step of its session.
     pub(crate) async fn record_step(&self, step: u64) -> Result<(), Error> {
-        let begun = self.log.record_step(self.key.clone(), step).await;
-        begun.map_err(|error| state_database_error(&error))
+        let recorded = self.table.record_step(self.key.clone(), step).await;
+        recorded.map_err(|error| state_database_error(&error))
     }
 }

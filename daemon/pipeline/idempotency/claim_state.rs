@@ -1,21 +1,22 @@
-//! How far the work of a request id is, and what becomes of it when its daemon dies.
+//! The state of a claim, and the policy for work during which the daemon died.
 
 use bytes::Bytes;
 
-/// How far it is.
+/// The state of a claim, as its waiters see it.
 #[derive(Debug, Clone)]
 pub(super) enum ClaimState {
     InFlight,
     /// Nothing was done.
     Released,
+    /// The work is done; holds the encoded reply.
     Completed(Bytes),
 }
 
-/// What becomes of work that the daemon died under.
+/// What a call does if an earlier daemon died during the same work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::daemon::pipeline) enum OnCrash {
-    /// Whoever asks for it is told.
+    /// Returns an error to the caller.
     Report,
-    /// It is gone on with: it knows how far it had come.
+    /// Continues the work, knowing how far it had come.
     Resume,
 }

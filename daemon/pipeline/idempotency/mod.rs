@@ -1,20 +1,20 @@
-//! Calls that may be repeated: the work is done once for each `jig-request-id`, and every call with that
-//! id gets its answer, also after a restart.
+//! Idempotency keys: the work of a `jig-request-id` is done once, and every call with that id gets
+//! its reply, even after a restart.
 //!
 //! ```text
-//! claim ──▶ ours ──▶ work ──▶ answered ──▶ kept in the log, and told to all who wait
-//!   │         └─────▶ released: nothing was done, so that the next one may claim it
-//!   ├──▶ somebody else's, who works: wait with him
-//!   ├──▶ answered: the answer again
-//!   └──▶ lost: the daemon died while it worked, or had no room for the answer, or not any more
+//! claim ──▶ acquired ──▶ work ──▶ completed: the reply is stored, and sent to all waiters
+//!   │          └───────▶ released: nothing was done; the next call may claim the id
+//!   ├──▶ in flight: another call does the work; wait for its reply
+//!   ├──▶ completed: return the stored reply
+//!   └──▶ lost: the daemon died during the work, or could not store the reply, or has evicted it
 //! ```
 //!
-//! What the log cannot take at the moment, for want of room or because another program holds it, is kept in
-//! memory and told from there until the log has it.
+//! If the database cannot store a reply (no space, or locked by another program), the reply stays
+//! in memory until the database takes it. Duplicates get it from memory until then.
 //!
-//! Work with an id does not end with its caller: it goes on for a while when nobody waits any more, as
-//! the caller may be on his way back. What still waits for a place when the last one's deadline comes is not
-//! begun: he is told so, and is not on his way back.
+//! Work with a request id outlives its callers by `detached_timeout`, because a caller may
+//! reconnect. A call that is still queued for permits at the deadline of its last waiter is not
+//! started: that waiter gets the error, and will not reconnect.
 
 mod checkpoint;
 mod claim_state;
@@ -36,13 +36,13 @@ use std::{
 
 use bytes::Bytes;
 use tokio::{
-    sync::{oneshot, watch},
+    sync::watch,
     time::{sleep, timeout},
 };
 
 pub(crate) use self::checkpoint::Checkpoint;
 pub(crate) use self::waiters::Waiters;
-pub(super) use self::{checkpoint::CrashProgress, claim_state::OnCrash};
+pub(super) use self::{checkpoint::CrashProgress, claim_state::OnCrash, waiters::Waiter};
 use self::{
     claim_state::ClaimState, request_match::require_same_request, takeover::TakeoverRequests,
 };
@@ -56,120 +56,117 @@ use crate::daemon::{
     task,
 };
 
-/// How long those who wait for an answer wait until it is kept, too: some hundred times what that takes.
+/// How long waiters wait for their reply to be stored first: some hundred times the usual time.
 const STORE_REPLY_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long to wait before the log is asked again to take what it could not.
+/// Interval between attempts to store a reply that the database could not take.
 const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// The same while the daemon waits for nothing else, maybe.
+/// The same interval while the daemon drains: it may be waiting for nothing else.
 const DRAINING_STORE_RETRY_INTERVAL: Duration = Duration::from_millis(200);
-/// Bytes of what waits for the log: as much as some thousands of usual answers, and little beside what the
-/// daemon may need otherwise. More than that is told to be lost.
+/// Limit on replies that are not stored yet: some thousands of usual ones. A reply beyond it is
+/// lost.
 const MAX_UNSTORED_REPLY_BYTES: usize = 64 << 20;
-/// What it takes of them to know of an answer.
+/// What each unstored reply counts in addition to its own bytes.
 const UNSTORED_REPLY_OVERHEAD_BYTES: usize = 1024;
 
-/// The request ids.
+/// The request ids in use, in memory and in the database.
 #[derive(Debug)]
 pub(crate) struct Idempotency {
-    log: RequestTable,
-    /// How long work goes on when nobody waits for it.
+    table: RequestTable,
+    /// How long work continues after its last caller has gone.
     detached_timeout: Duration,
     shutdown: Shutdown,
     in_flight: Arc<InFlightRequests>,
-    /// Bytes of what waits for the log.
+    /// Bytes of the replies that are not stored yet.
     unstored_bytes: AtomicUsize,
 }
 
-/// Those whose work goes on, or of whom the log does not have yet how it ended.
+/// Requests whose work is in progress, or whose end is not stored yet.
 #[derive(Debug, Default)]
 struct InFlightRequests(Mutex<HashMap<RequestKey, Arc<InFlightRequest>>>);
 
-/// A call that goes on, for all who wait for it.
+/// A request in progress, shared by its claim and its waiters.
 #[derive(Debug)]
 struct InFlightRequest {
     request: RequestIdentity,
     state: watch::Sender<ClaimState>,
-    /// Who waits.
     waiters: watch::Sender<Waiters>,
-    /// Who would go on with the work in place of the one who does it.
+    /// Calls that ask to continue the work in place of its current holder.
     takeover_requests: TakeoverRequests<Claim>,
-    /// Why it cannot be claimed again, though nothing was done.
+    /// Why the id cannot be claimed again, though nothing was done.
     release_error: OnceLock<DatabaseError>,
 }
 
-/// What became of a claim.
+/// The outcome of a claim.
 #[derive(Debug)]
 pub(super) enum ClaimOutcome {
-    /// The work is to be done by who holds this.
+    /// The holder of this claim does the work.
     Acquired(Claim),
-    /// It was done before.
+    /// The work was done before.
     Completed {
-        /// How it was answered.
         reply: Bytes,
-        /// Whether this life of the daemon did it.
+        /// Whether this run of the daemon did it.
         is_recent: bool,
     },
-    /// The daemon died while it was done, as this step of its session, or had no room for the answer, or
-    /// not any more.
+    /// The daemon died during the work, could not store the reply, or has evicted it. Holds the
+    /// step of the session, if known.
     Lost(Option<u64>),
 }
 
-/// The right and the duty to do the work of a request id. Dropped without an answer, it is given back.
+/// The right and the duty to do the work of a request id. Dropping it without a reply releases the
+/// id.
 #[derive(Debug)]
 pub(super) struct Claim {
     idempotency: Arc<Idempotency>,
     key: RequestKey,
     in_flight: Arc<InFlightRequest>,
-    /// When who has claimed it stops waiting.
+    /// When the caller that made the claim stops waiting.
     deadline: Option<Instant>,
     is_pending: bool,
-    /// Where a daemon died that did it: how far it had come.
+    /// How far an earlier daemon had come when it died during the work.
     crash_progress: Option<CrashProgress>,
-    /// What has let the work in, where somebody was asked before it was handed over.
+    /// The authorization, if the previous holder was authorized before it transferred the claim.
     authorization: Option<Authorization>,
 }
 
-/// Somebody who waits for an answer.
-#[derive(Debug)]
-pub(super) struct Waiter {
-    in_flight: Arc<InFlightRequest>,
-    deadline: Option<Instant>,
-    state: watch::Receiver<ClaimState>,
-}
-
 impl Idempotency {
-    /// The request ids of `log`.
-    pub(crate) fn new(log: RequestTable, linger: Duration, shutdown: &Shutdown) -> Arc<Self> {
-        let growth = log.retention_trigger();
+    /// Starts with the request ids in `table`, and applies its retention in the background.
+    pub(crate) fn new(
+        table: RequestTable,
+        detached_timeout: Duration,
+        shutdown: &Shutdown,
+    ) -> Arc<Self> {
+        let retention_trigger = table.retention_trigger();
         let idempotency = Arc::new(Self {
-            log,
-            detached_timeout: linger,
+            table,
+            detached_timeout,
             shutdown: shutdown.clone(),
             in_flight: Arc::default(),
             unstored_bytes: AtomicUsize::new(0),
         });
+
         let weak = Arc::downgrade(&idempotency);
         task::spawn("retention of request ids", async move {
             while let Some(idempotency) = weak.upgrade() {
                 idempotency.retain().await;
                 drop(idempotency);
-                growth.wait_until_due().await;
+                retention_trigger.wait_until_due().await;
             }
         });
+
         idempotency
     }
 
-    /// What tells a request message from another.
+    /// Returns a digest that distinguishes one request message from another.
     pub(super) fn fingerprint(&self, message: &[u8]) -> [u8; 32] {
-        self.log.fingerprint(message)
+        self.table.fingerprint(message)
     }
 
-    /// How long work goes on when nobody waits for it.
+    /// How long work continues after its last caller has gone.
     pub(super) fn detached_timeout(&self) -> Duration {
         self.detached_timeout
     }
 
-    /// Claims a request id. Where its work goes on already, waits for its answer.
+    /// Claims a request id. Waits for the reply if its work is in progress.
     pub(super) async fn claim(
         self: &Arc<Self>,
         key: RequestKey,
@@ -177,18 +174,18 @@ impl Idempotency {
         on_crash: OnCrash,
     ) -> Result<ClaimOutcome, Error> {
         loop {
-            let shared = match self.try_claim(&key, &request, on_crash, None).await? {
-                Ok(claimed) => return Ok(claimed),
-                Err(caller) => caller,
+            let waiter = match self.try_claim(&key, &request, on_crash, None).await? {
+                Ok(outcome) => return Ok(outcome),
+                Err(waiter) => waiter,
             };
-            if let Some(answer) = shared.wait().await {
-                return Ok(ClaimOutcome::Completed { reply: answer, is_recent: true });
+            if let Some(reply) = waiter.wait().await {
+                return Ok(ClaimOutcome::Completed { reply, is_recent: true });
             }
         }
     }
 
-    /// Claims a request id, unless its work goes on already: then answers somebody who waits for its
-    /// answer until his `deadline`.
+    /// Claims a request id. If its work is in progress, returns a waiter, which waits until
+    /// `deadline`.
     pub(super) async fn try_claim(
         self: &Arc<Self>,
         key: &RequestKey,
@@ -197,14 +194,13 @@ impl Idempotency {
         deadline: Option<Instant>,
     ) -> Result<Result<ClaimOutcome, Waiter>, Error> {
         match self.join(key, request, deadline)? {
-            JoinOutcome::Acquired(ticket) => {
-                // In a task of its own: a caller who goes away must not leave it unknown whether the
-                // log holds the claim.
-                let claim =
-                    task::spawn_tracked("claim", ticket.claim_in_log(request.clone(), on_crash));
-                claim.await.map_err(Error::internal)?.map(Ok)
+            JoinOutcome::Acquired(claim) => {
+                // In a task of its own: if the caller goes away, the database must still be asked,
+                // or nothing would know whether it holds the claim.
+                let storing = task::spawn_tracked("claim", claim.store(request.clone(), on_crash));
+                storing.await.map_err(Error::internal)?.map(Ok)
             }
-            JoinOutcome::InFlight(caller) => Ok(Err(caller)),
+            JoinOutcome::InFlight(waiter) => Ok(Err(waiter)),
         }
     }
 
@@ -214,26 +210,28 @@ impl Idempotency {
         request: &RequestIdentity,
         deadline: Option<Instant>,
     ) -> Result<JoinOutcome, Error> {
-        let mut going = self.in_flight.lock();
-        if let Some(shared) = going.get(key) {
-            require_same_request(key, request, &shared.request)?;
-            if let Some(error) = shared.release_error.get() {
+        let mut in_flight_requests = self.in_flight.lock();
+        if let Some(in_flight) = in_flight_requests.get(key) {
+            require_same_request(key, request, &in_flight.request)?;
+            if let Some(error) = in_flight.release_error.get() {
                 return Err(state_database_error(error));
             }
-            return Ok(JoinOutcome::InFlight(Waiter::new(shared, deadline)));
+            return Ok(JoinOutcome::InFlight(Waiter::new(in_flight, deadline)));
         }
-        let shared = Arc::new(InFlightRequest {
+
+        let in_flight = Arc::new(InFlightRequest {
             request: request.clone(),
             state: watch::Sender::new(ClaimState::InFlight),
             waiters: watch::Sender::default(),
             takeover_requests: TakeoverRequests::default(),
             release_error: OnceLock::new(),
         });
-        going.insert(key.clone(), Arc::clone(&shared));
+        in_flight_requests.insert(key.clone(), Arc::clone(&in_flight));
+
         Ok(JoinOutcome::Acquired(Claim {
             idempotency: Arc::clone(self),
             key: key.clone(),
-            in_flight: shared,
+            in_flight,
             deadline,
             is_pending: true,
             crash_progress: None,
@@ -241,63 +239,71 @@ impl Idempotency {
         }))
     }
 
-    /// Has the log take how work has ended, and tells those who wait: as soon as the log has it or, if it
-    /// cannot take it at the moment, before that. `kept`: the answer to every repeat; without it, the next
-    /// one may claim the id.
+    /// Stores how work has ended, and notifies the waiters: after the database has stored it, or
+    /// before if the database cannot store it now.
+    ///
+    /// `reply` is the reply to every duplicate. Without it, the next call may claim the id.
     async fn finish(
         self: Arc<Self>,
         key: RequestKey,
-        shared: Arc<InFlightRequest>,
+        in_flight: Arc<InFlightRequest>,
         state: ClaimState,
-        kept: Option<Bytes>,
+        reply: Option<Bytes>,
     ) {
-        let taken = timeout(STORE_REPLY_TIMEOUT, self.store_end(&key, kept.as_ref()));
-        let taken = taken.await.unwrap_or(Err(DatabaseError::Busy));
-        let Err(error) = taken else {
-            return self.close(&key, &shared, state);
+        let stored = timeout(STORE_REPLY_TIMEOUT, self.store_end(&key, reply.as_ref()))
+            .await
+            .unwrap_or(Err(DatabaseError::Busy));
+        let Err(error) = stored else {
+            return self.close(&key, &in_flight, state);
         };
-        let bytes = kept.as_ref().map_or(0, Bytes::len) + UNSTORED_REPLY_OVERHEAD_BYTES;
+
+        let bytes = reply.as_ref().map_or(0, Bytes::len) + UNSTORED_REPLY_OVERHEAD_BYTES;
         if self.unstored_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes
             > MAX_UNSTORED_REPLY_BYTES
         {
             self.unstored_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            // A repeat will learn that it is not known how it ended.
-            tracing::error!(%error, "the answer to a request id could not be kept");
-            return self.close(&key, &shared, state);
+            // A later call with this id gets DAEMON_LOST.
+            tracing::error!(%error, "lost the reply to a request id: cannot store it");
+            return self.close(&key, &in_flight, state);
         }
-        tracing::warn!(%error, "the answer to a request id cannot be kept yet");
-        if kept.is_none() {
-            let _was_free = shared.release_error.set(error);
+
+        tracing::warn!(%error, "cannot store the reply to a request id yet");
+        if reply.is_none() {
+            let _was_unset = in_flight.release_error.set(error);
         }
-        shared.state.send_replace(state);
-        task::spawn_tracked("answer to a request id", async move {
-            self.store_end_later(&key, kept.as_ref()).await;
+        in_flight.state.send_replace(state);
+
+        task::spawn_tracked("reply to a request id", async move {
+            self.store_end_later(&key, reply.as_ref()).await;
             self.unstored_bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.in_flight.lock().remove(&key);
         });
     }
 
-    /// Has the log take how work has ended as soon as it can, as long as the daemon may wait for that.
-    async fn store_end_later(&self, key: &RequestKey, kept: Option<&Bytes>) {
-        let (begun, end) = (self.shutdown.draining_token(), self.shutdown.terminate_token());
-        let mut is_over = pin!(async {
-            end.cancelled().await;
+    /// Retries to store how work has ended, until the daemon terminates.
+    async fn store_end_later(&self, key: &RequestKey, reply: Option<&Bytes>) {
+        let draining = self.shutdown.draining_token();
+        let terminate = self.shutdown.terminate_token();
+        let mut last_attempt = pin!(async {
+            terminate.cancelled().await;
             sleep(STORE_REPLY_TIMEOUT).await;
         });
+
         loop {
-            let is_draining = begun.is_cancelled();
-            let pause =
+            let is_draining = draining.is_cancelled();
+            let interval =
                 if is_draining { DRAINING_STORE_RETRY_INTERVAL } else { STORE_RETRY_INTERVAL };
             let is_last = tokio::select! {
                 biased;
-                () = &mut is_over => true,
-                () = begun.cancelled(), if !is_draining => false,
-                () = sleep(pause) => false,
+                () = &mut last_attempt => true,
+                () = draining.cancelled(), if !is_draining => false,
+                () = sleep(interval) => false,
             };
-            match self.store_end(key, kept).await {
+
+            match self.store_end(key, reply).await {
                 Ok(()) => return,
                 Err(error) if is_last => {
-                    tracing::error!(%error, "the answer to a request id could not be kept");
+                    tracing::error!(%error, "lost the reply to a request id: cannot store it");
                     return;
                 }
                 Err(_) => {}
@@ -305,24 +311,28 @@ impl Idempotency {
         }
     }
 
-    async fn store_end(&self, key: &RequestKey, kept: Option<&Bytes>) -> Result<(), DatabaseError> {
-        match kept {
-            Some(answer) => self.log.complete(key.clone(), answer.clone()).await,
-            None => self.log.release(key.clone()).await,
+    async fn store_end(
+        &self,
+        key: &RequestKey,
+        reply: Option<&Bytes>,
+    ) -> Result<(), DatabaseError> {
+        match reply {
+            Some(reply) => self.table.complete(key.clone(), reply.clone()).await,
+            None => self.table.release(key.clone()).await,
         }
     }
 
-    /// Lets the next one claim it, and tells those who wait.
-    fn close(&self, key: &RequestKey, shared: &InFlightRequest, state: ClaimState) {
+    /// Forgets a request in flight, and notifies its waiters.
+    fn close(&self, key: &RequestKey, in_flight: &InFlightRequest, state: ClaimState) {
         self.in_flight.lock().remove(key);
-        shared.state.send_replace(state);
+        in_flight.state.send_replace(state);
     }
 
     async fn retain(&self) {
-        let going = Arc::clone(&self.in_flight);
-        let goes_on = move |key: &RequestKey| going.lock().contains_key(key);
-        if let Err(error) = self.log.apply_retention(goes_on).await {
-            tracing::warn!(%error, "old request ids could not be removed");
+        let in_flight = Arc::clone(&self.in_flight);
+        let is_in_flight = move |key: &RequestKey| in_flight.lock().contains_key(key);
+        if let Err(error) = self.table.apply_retention(is_in_flight).await {
+            tracing::warn!(%error, "cannot remove old request ids");
         }
     }
 }
@@ -339,42 +349,35 @@ enum JoinOutcome {
 }
 
 impl Claim {
-    async fn claim_in_log(
+    /// Stores the claim in the database, unless the database knows the id already.
+    async fn store(
         mut self,
         request: RequestIdentity,
         on_crash: OnCrash,
     ) -> Result<ClaimOutcome, Error> {
-        let found = self.idempotency.log.claim(self.key.clone(), request.clone()).await;
-        let found = found.inspect_err(|_| self.release());
-        match found.map_err(|error| state_database_error(&error))? {
+        let claimed = self.idempotency.table.claim(self.key.clone(), request.clone()).await;
+        let record = claimed
+            .inspect_err(|_| self.release())
+            .map_err(|error| state_database_error(&error))?;
+
+        match record {
             RecordState::Claimed => Ok(ClaimOutcome::Acquired(self)),
-            // What is in the log already is none of this ticket's.
-            RecordState::Completed {
-                request: before,
-                response: answer,
-                is_current_generation: is_recent,
-            } => {
+            // The stored record is not this claim's: only the entry in memory is released.
+            RecordState::Completed { request: before, response, is_current_generation } => {
                 self.release();
                 require_same_request(&self.key, &request, &before)?;
-                Ok(ClaimOutcome::Completed { reply: answer, is_recent })
+                Ok(ClaimOutcome::Completed { reply: response, is_recent: is_current_generation })
             }
             RecordState::Incomplete { request: before, step } => {
                 require_same_request(&self.key, &request, &before)
                     .inspect_err(|_| self.release())?;
                 if on_crash == OnCrash::Resume {
-                    let resumed = self.idempotency.log.reclaim(self.key.clone()).await;
-                    let resumed = resumed.inspect_err(|_| self.release());
-                    resumed.map_err(|error| state_database_error(&error))?;
-                    self.crash_progress =
-                        Some(step.map_or(CrashProgress::BeforeCheckpoint, |_| {
-                            CrashProgress::AfterCheckpoint
-                        }));
-                    return Ok(ClaimOutcome::Acquired(self));
+                    return self.resume(step).await;
                 }
                 self.release();
                 Ok(ClaimOutcome::Lost(step))
             }
-            // Whatever it was, it was done, and may have been undone by others since: it is not done again.
+            // The work was done, and its result may have been changed since: it is not repeated.
             RecordState::Evicted { request: before, step } => {
                 self.release();
                 require_same_request(&self.key, &request, &before)?;
@@ -383,70 +386,81 @@ impl Claim {
         }
     }
 
-    /// Where a daemon died that did the work: what it has left.
+    /// Takes over work during which an earlier daemon died.
+    async fn resume(mut self, step: Option<u64>) -> Result<ClaimOutcome, Error> {
+        let reclaimed = self.idempotency.table.reclaim(self.key.clone()).await;
+        reclaimed.inspect_err(|_| self.release()).map_err(|error| state_database_error(&error))?;
+
+        self.crash_progress = Some(match step {
+            None => CrashProgress::BeforeCheckpoint,
+            Some(_) => CrashProgress::AfterCheckpoint,
+        });
+        Ok(ClaimOutcome::Acquired(self))
+    }
+
+    /// How far an earlier daemon had come when it died during the work.
     pub(super) fn crash_progress(&self) -> Option<CrashProgress> {
         self.crash_progress
     }
 
-    /// Where it is said how far the work has come.
     pub(super) fn checkpoint(&self) -> Checkpoint {
-        Checkpoint::new(self.idempotency.log.clone(), self.key.clone())
+        Checkpoint::new(self.idempotency.table.clone(), self.key.clone())
     }
 
-    /// What has let the work in before, for who goes on with it.
+    /// Takes the authorization of the previous holder, if the claim was transferred.
     pub(super) fn take_authorization(&mut self) -> Option<Authorization> {
         self.authorization.take()
     }
 
-    /// Somebody who waits for the answer.
+    /// Returns a new waiter for the reply.
     pub(super) fn waiter(&self) -> Waiter {
         Waiter::new(&self.in_flight, self.deadline)
     }
 
-    /// Those who wait for the answer, as they come and go.
+    /// Observes the callers that wait for the reply.
     pub(super) fn waiters(&self) -> watch::Receiver<Waiters> {
         self.in_flight.waiters.subscribe()
     }
 
-    /// Waits until nobody has waited for a while. May be cancelled.
+    /// Waits until there has been no waiter for `detached_timeout`. Cancel safe.
     pub(super) async fn abandoned(&self) {
-        let mut callers = self.in_flight.waiters.subscribe();
+        let mut waiters = self.in_flight.waiters.subscribe();
         loop {
-            // It cannot close: this ticket holds the sender.
-            drop(callers.wait_for(Waiters::is_empty).await);
+            // The channel cannot close: this claim holds the sender.
+            drop(waiters.wait_for(Waiters::is_empty).await);
             tokio::select! {
                 () = sleep(self.idempotency.detached_timeout) => return,
-                _somebody = callers.wait_for(|callers| !callers.is_empty()) => {}
+                _returned = waiters.wait_for(|waiters| !waiters.is_empty()) => {}
             }
         }
     }
 
-    /// Waits until somebody would go on with the work. May be cancelled.
+    /// Waits until another call asks to continue the work. Cancel safe.
     pub(super) async fn takeover_requested(&self) {
         self.in_flight.takeover_requests.wait_for_any().await;
     }
 
-    /// Gives the work, which this has let in, to the last who would go on with it and is there; to nobody
-    /// else then. Answers itself where there is none.
+    /// Transfers the claim, with its authorization, to the latest call that asked for it and still
+    /// waits. Drops the other requests. Returns the claim if there is no such call.
     pub(super) fn transfer(mut self, authorization: Authorization) -> Option<Self> {
-        let heirs = self.in_flight.takeover_requests.take_all();
+        let requests = self.in_flight.takeover_requests.take_all();
         self.authorization = Some(authorization);
-        for heir in heirs.into_iter().rev() {
-            self = heir.send(self).err()?;
+        for request in requests.into_iter().rev() {
+            self = request.send(self).err()?;
         }
         Some(self)
     }
 
-    /// Keeps the answer, if `keep`, and tells all who wait.
-    pub(super) async fn complete(mut self, answer: Bytes, keep: bool) {
+    /// Sends the reply to all waiters, and stores it if `keep`.
+    pub(super) async fn complete(mut self, reply: Bytes, keep: bool) {
         self.is_pending = false;
-        let kept = keep.then(|| answer.clone());
-        self.finish(ClaimState::Completed(answer), kept).await;
+        let stored = keep.then(|| reply.clone());
+        self.finish(ClaimState::Completed(reply), stored).await;
     }
 
-    fn finish(&self, state: ClaimState, kept: Option<Bytes>) -> impl Future<Output = ()> + use<> {
-        let (owner, shared) = (Arc::clone(&self.idempotency), Arc::clone(&self.in_flight));
-        owner.finish(self.key.clone(), shared, state, kept)
+    fn finish(&self, state: ClaimState, reply: Option<Bytes>) -> impl Future<Output = ()> + use<> {
+        let (idempotency, in_flight) = (Arc::clone(&self.idempotency), Arc::clone(&self.in_flight));
+        idempotency.finish(self.key.clone(), in_flight, state, reply)
     }
 
     fn release(&mut self) {
@@ -461,34 +475,6 @@ impl Drop for Claim {
             return;
         }
         task::spawn_tracked("release of a request id", self.finish(ClaimState::Released, None));
-    }
-}
-
-impl Waiter {
-    fn new(shared: &Arc<InFlightRequest>, deadline: Option<Instant>) -> Self {
-        shared.waiters.send_modify(|callers| callers.add(deadline));
-        Self { deadline, state: shared.state.subscribe(), in_flight: Arc::clone(shared) }
-    }
-
-    /// Asks for the right to go on with the work. Who does it may give it, or not.
-    pub(super) fn request_takeover(&self) -> oneshot::Receiver<Claim> {
-        self.in_flight.takeover_requests.request()
-    }
-
-    /// Waits for the answer; none if nothing was done.
-    pub(super) async fn wait(mut self) -> Option<Bytes> {
-        let state = self.state.wait_for(|state| !matches!(state, ClaimState::InFlight)).await;
-        match state.as_deref() {
-            Ok(ClaimState::Completed(answer)) => Some(answer.clone()),
-            Ok(ClaimState::InFlight | ClaimState::Released) | Err(_) => None,
-        }
-    }
-}
-
-impl Drop for Waiter {
-    fn drop(&mut self) {
-        let deadline = self.deadline;
-        self.in_flight.waiters.send_modify(|callers| callers.remove(deadline));
     }
 }
 

@@ -1,5 +1,4 @@
-//! Answers as bytes, for the log of request ids: a byte that says which, then the response message, or
-//! the error as JSON.
+//! Encoding of stored replies: a tag byte, then the response message or the error as JSON.
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use crate::daemon::{
 const RESPONSE_TAG: u8 = 0;
 const ERROR_TAG: u8 = 1;
 
-/// An error, without its cause: that was for the log of the daemon.
+/// An error without its cause, which goes to the daemon's log only.
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredError {
     reason: String,
@@ -26,7 +25,6 @@ struct StoredError {
     retry_after_ms: Option<u64>,
 }
 
-/// An answer as bytes.
 pub(in crate::daemon::pipeline) fn encode<R: Message>(result: &Result<R, Error>) -> Bytes {
     match result {
         Ok(response) => {
@@ -39,12 +37,11 @@ pub(in crate::daemon::pipeline) fn encode<R: Message>(result: &Result<R, Error>)
     }
 }
 
-/// An answer that says what went wrong.
 pub(in crate::daemon::pipeline) fn encode_error(error: &Error) -> Bytes {
     let metadata = error.metadata.iter();
     let violations = error.violations.iter();
-    let wait = error.retry_after.map(|wait| wait.as_millis());
-    let kept = StoredError {
+    let retry_after_ms = error.retry_after.map(|delay| delay.as_millis());
+    let stored = StoredError {
         reason: error.reason.name().to_owned(),
         message: error.message.clone().into_owned(),
         metadata: metadata
@@ -53,24 +50,26 @@ pub(in crate::daemon::pipeline) fn encode_error(error: &Error) -> Bytes {
         violations: violations
             .map(|violation| (violation.field.clone(), violation.description.clone()))
             .collect(),
-        retry_after_ms: wait.and_then(|wait| u64::try_from(wait).ok()),
+        retry_after_ms: retry_after_ms.and_then(|ms| u64::try_from(ms).ok()),
     };
+
     let mut bytes = BytesMut::new();
     bytes.put_u8(ERROR_TAG);
-    bytes.put_slice(&serde_json::to_vec(&kept).unwrap_or_default());
+    bytes.put_slice(&serde_json::to_vec(&stored).unwrap_or_default());
+
     bytes.freeze()
 }
 
-/// The answer that these bytes are.
+/// Decodes a stored reply into the response, or the error that it holds.
 pub(in crate::daemon::pipeline) fn decode<R: Message + Default>(bytes: &[u8]) -> Result<R, Error> {
     match bytes.split_first() {
         Some((&RESPONSE_TAG, message)) => R::decode(message).map_err(Error::internal),
-        Some((&ERROR_TAG, kept)) => {
-            let kept: StoredError = serde_json::from_slice(kept).map_err(Error::internal)?;
-            let reason = Reason::from_name(&kept.reason).unwrap_or(Reason::Internal);
-            let violations = kept.violations.into_iter();
+        Some((&ERROR_TAG, json)) => {
+            let stored: StoredError = serde_json::from_slice(json).map_err(Error::internal)?;
+            let reason = Reason::from_name(&stored.reason).unwrap_or(Reason::Internal);
+            let violations = stored.violations.into_iter();
             Err(Error {
-                metadata: kept
+                metadata: stored
                     .metadata
                     .into_iter()
                     .map(|(name, value)| (name.into(), value))
@@ -78,16 +77,19 @@ pub(in crate::daemon::pipeline) fn decode<R: Message + Default>(bytes: &[u8]) ->
                 violations: violations
                     .map(|(field, description)| Violation { field, description })
                     .collect(),
-                retry_after: kept.retry_after_ms.map(Duration::from_millis),
-                ..Error::new(reason, kept.message)
+                retry_after: stored.retry_after_ms.map(Duration::from_millis),
+                ..Error::new(reason, stored.message)
             })
         }
-        _ => Err(Error::internal("a kept answer is neither of both")),
+        _ => Err(Error::internal("a stored reply has an unknown tag")),
     }
 }
 
-/// Whether it is the answer to every repeat. What was refused as it stood or to who asks, or for want of
-/// room, of a state directory that can be used, of a sandbox or of somebody who decides, was not done, and may be tried again under the same id.
+/// Whether the result is the reply to every later duplicate.
+///
+/// A call that was rejected before it did anything is not final, and may be retried with the same
+/// id: rejected for its parameters, its caller's rights, the policy, or a missing approval; or for
+/// lack of capacity, disk space, a usable state directory or a sandbox.
 pub(in crate::daemon::pipeline) fn is_final<R>(result: &Result<R, Error>) -> bool {
     match result {
         Ok(_) => true,
@@ -111,7 +113,7 @@ pub(in crate::daemon::pipeline) fn is_final<R>(result: &Result<R, Error>) -> boo
     }
 }
 
-/// Whether somebody was asked to approve the call and has denied it: that is not asked twice.
+/// Whether an approver has denied the call. The daemon does not ask for approval twice.
 pub(in crate::daemon::pipeline) fn is_denied(error: &Error) -> bool {
     let state = error.metadata.iter().find(|(name, _)| name == "state");
     error.reason == Reason::ApprovalDenied
@@ -124,7 +126,7 @@ mod tests {
     use crate::api::v1::StatPathResponse;
 
     #[test]
-    fn answers_come_back_as_they_were() {
+    fn replies_survive_encoding() {
         let response = StatPathResponse { size_bytes: 7, ..StatPathResponse::default() };
         let bytes = encode(&Ok(response.clone()));
         assert_eq!(decode::<StatPathResponse>(&bytes).unwrap(), response);

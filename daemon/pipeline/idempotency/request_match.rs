@@ -1,11 +1,11 @@
-//! Whether a request id is used for what it was used for before.
+//! Rejects a request id that is reused for a different request.
 
 use crate::daemon::{
     error::{Error, Reason},
     store::requests::{RequestIdentity, RequestKey},
 };
 
-/// Refuses a request id that was used for something else.
+/// Returns `REQUEST_ID_REUSED` if method, session or message differ from those of the first call.
 pub(super) fn require_same_request(
     key: &RequestKey,
     request: &RequestIdentity,
@@ -21,13 +21,16 @@ pub(super) fn require_same_request(
     if differences.is_empty() && request.fingerprint != before.fingerprint {
         differences.push("its request message was another".to_owned());
     }
+
     if differences.is_empty() {
         return Ok(());
     }
+
     let text = format!(
         "jig-request-id {:?} was that of another call ({}): give each call an id of its own, and repeat it unchanged",
         key.id,
         differences.join(", ")
     );
+
     Err(Error::new(Reason::RequestIdReused, text).with_metadata("request_id", key.id.clone()))
 }

@@ -1,4 +1,4 @@
-//! Whose request ids they are: those of a revoked key are not those of the next key of its name.
+//! Separates the request ids of a revoked key from those of a later key with the same name.
 
 use std::sync::Arc;
 
@@ -10,22 +10,25 @@ use crate::daemon::{
 };
 
 impl Idempotency {
-    /// What tells a caller from another that had its name before.
+    /// Returns a digest that distinguishes a key from earlier keys with the same name.
     pub(in crate::daemon::pipeline) fn key_fingerprint(
         &self,
         principal: &Principal,
     ) -> KeyFingerprint {
-        self.log.key_fingerprint(principal.digest().map(KeyDigest::as_bytes))
+        self.table.key_fingerprint(principal.digest().map(KeyDigest::as_bytes))
     }
 
-    /// Drops the claims and answers of all keys but these callers'. Work of a revoked key goes on to its
-    /// end, for those who wait for it; the next holder of the name claims its id anew.
+    /// Removes the claims and stored replies of all keys except those of `holders`.
+    ///
+    /// Work of a revoked key runs to its end, for its waiters. A later key with the same name
+    /// claims the id anew.
     pub(crate) async fn remove_revoked(
         &self,
         holders: impl IntoIterator<Item = Arc<Principal>>,
     ) -> Result<(), DatabaseError> {
-        let holders = holders.into_iter();
-        let keys = holders.map(|holder| (holder.name().to_owned(), self.key_fingerprint(&holder)));
-        self.log.remove_revoked(keys.collect()).await
+        let keys = holders
+            .into_iter()
+            .map(|holder| (holder.name().to_owned(), self.key_fingerprint(&holder)));
+        self.table.remove_revoked(keys.collect()).await
     }
 }

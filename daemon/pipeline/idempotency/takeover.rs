@@ -1,10 +1,10 @@
-//! Those who would go on with work in place of the one who does it.
+//! Requests to take over work from its current holder.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, oneshot};
 
-/// Those who ask for `T`, the right to do the work.
+/// The calls that ask for `T`, the right to do the work.
 #[derive(Debug)]
 pub(super) struct TakeoverRequests<T> {
     requests: Mutex<Vec<oneshot::Sender<T>>>,
@@ -18,27 +18,27 @@ impl<T> Default for TakeoverRequests<T> {
 }
 
 impl<T> TakeoverRequests<T> {
-    /// Asks for it.
+    /// Adds a request. The receiver gets `T` if the holder transfers it.
     pub(super) fn request(&self) -> oneshot::Receiver<T> {
         let (sender, receiver) = oneshot::channel();
         {
-            let mut asks = self.lock();
-            // Those who are there: each is a call.
-            asks.retain(|heir| !heir.is_closed());
-            asks.push(sender);
+            let mut requests = self.lock();
+            // Removing those whose call has gone bounds the list by the number of calls.
+            requests.retain(|request| !request.is_closed());
+            requests.push(sender);
         }
         self.notify.notify_one();
         receiver
     }
 
-    /// Waits until there is one. For one who waits at a time; may be cancelled.
+    /// Waits until there is a request. Supports one waiting task at a time. Cancel safe.
     pub(super) async fn wait_for_any(&self) {
         while self.lock().iter().all(oneshot::Sender::is_closed) {
             self.notify.notified().await;
         }
     }
 
-    /// All of them, the last who asked at the end; they ask no more then.
+    /// Removes and returns all requests, the latest at the end.
     pub(super) fn take_all(&self) -> Vec<oneshot::Sender<T>> {
         std::mem::take(&mut *self.lock())
     }

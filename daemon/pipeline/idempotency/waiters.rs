@@ -1,13 +1,16 @@
-//! Those who wait for one answer, and for how long.
+//! The callers that wait for one reply, and their deadlines.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-/// Who waits.
+use bytes::Bytes;
+use tokio::sync::{oneshot, watch};
+
+use super::{Claim, InFlightRequest, claim_state::ClaimState};
+
+/// Counts the waiting callers by deadline.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    /// Without a deadline.
     without_deadline: usize,
-    /// How many have which deadline.
     by_deadline: BTreeMap<Instant, usize>,
 }
 
@@ -36,11 +39,47 @@ impl Waiters {
         self.without_deadline == 0 && self.by_deadline.is_empty()
     }
 
-    /// When the last of them stops waiting. None where somebody has no deadline; nor where nobody waits, who
-    /// may be on his way back.
+    /// Returns the latest deadline. Returns `None` if a waiter has no deadline, or if there is no
+    /// waiter: a caller may reconnect.
     pub(crate) fn last_deadline(&self) -> Option<Instant> {
         let last = self.by_deadline.last_key_value().map(|(last, _)| *last);
         last.filter(|_| self.without_deadline == 0)
+    }
+}
+
+/// A caller that waits for the reply.
+#[derive(Debug)]
+pub(in crate::daemon::pipeline) struct Waiter {
+    in_flight: Arc<InFlightRequest>,
+    deadline: Option<Instant>,
+    state: watch::Receiver<ClaimState>,
+}
+
+impl Waiter {
+    pub(super) fn new(in_flight: &Arc<InFlightRequest>, deadline: Option<Instant>) -> Self {
+        in_flight.waiters.send_modify(|waiters| waiters.add(deadline));
+        Self { deadline, state: in_flight.state.subscribe(), in_flight: Arc::clone(in_flight) }
+    }
+
+    /// Asks to continue the work. The current holder may transfer its claim, or not.
+    pub(in crate::daemon::pipeline) fn request_takeover(&self) -> oneshot::Receiver<Claim> {
+        self.in_flight.takeover_requests.request()
+    }
+
+    /// Waits for the reply. Returns `None` if nothing was done.
+    pub(in crate::daemon::pipeline) async fn wait(mut self) -> Option<Bytes> {
+        let state = self.state.wait_for(|state| !matches!(state, ClaimState::InFlight)).await;
+        match state.as_deref() {
+            Ok(ClaimState::Completed(reply)) => Some(reply.clone()),
+            Ok(ClaimState::InFlight | ClaimState::Released) | Err(_) => None,
+        }
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let deadline = self.deadline;
+        self.in_flight.waiters.send_modify(|waiters| waiters.remove(deadline));
     }
 }
 
@@ -51,24 +90,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_deadline_counts_where_everybody_has_one() {
+    fn last_deadline_requires_that_all_waiters_have_one() {
         let now = Instant::now();
         let at = |sec| Some(now + Duration::from_secs(sec));
-        let mut callers = Waiters::default();
-        assert_eq!(callers.last_deadline(), None);
+        let mut waiters = Waiters::default();
+        assert_eq!(waiters.last_deadline(), None);
         for deadline in [at(1), at(3), at(3), at(2)] {
-            callers.add(deadline);
+            waiters.add(deadline);
         }
-        assert_eq!(callers.last_deadline(), at(3));
-        callers.add(None);
-        assert_eq!(callers.last_deadline(), None);
-        callers.remove(None);
-        callers.remove(at(3));
-        assert_eq!(callers.last_deadline(), at(3));
-        callers.remove(at(3));
-        assert_eq!(callers.last_deadline(), at(2));
-        callers.remove(at(1));
-        callers.remove(at(2));
-        assert!(callers.is_empty() && callers.last_deadline().is_none());
+
+        assert_eq!(waiters.last_deadline(), at(3));
+        waiters.add(None);
+        assert_eq!(waiters.last_deadline(), None);
+        waiters.remove(None);
+        waiters.remove(at(3));
+        assert_eq!(waiters.last_deadline(), at(3));
+        waiters.remove(at(3));
+        assert_eq!(waiters.last_deadline(), at(2));
+        waiters.remove(at(1));
+        waiters.remove(at(2));
+        assert!(waiters.is_empty() && waiters.last_deadline().is_none());
     }
 }
