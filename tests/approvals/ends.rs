@@ -14,7 +14,7 @@ use crate::support::{KeyFile, Refusal, Setup, promptly, shell, with};
 async fn nobody_decides_in_time() {
     let daemon = with_policy(&format!("{ASK}\n[approvals]\nwait = \"200ms\"")).await;
     let refusal = daemon.refuses(shell("touch ran"), "APPROVAL_DENIED").await;
-    assert!(refusal.message.contains("nobody has decided"), "{refusal:?}");
+    assert!(refusal.message.contains("not approved in time"), "{refusal:?}");
     assert_eq!(refusal.metadata["state"], "EXPIRED");
     let id = &refusal.metadata["approval_id"];
     let end = ended_once(&daemon, id);
@@ -36,8 +36,8 @@ async fn the_deadline_of_the_call_passes() {
     assert_eq!(refusal.reason, "TIMEOUT");
     // Somebody has to know why nothing came of it, and that nothing has begun.
     assert!(
-        refusal.message.contains("nobody has decided")
-            && refusal.message.contains("nothing of it was begun"),
+        refusal.message.contains("not approved before its deadline")
+            && refusal.message.contains("was not started"),
         "{refusal:?}"
     );
     assert_eq!(refusal.metadata["state"], "EXPIRED");

@@ -412,7 +412,7 @@ async fn what_waits_is_bounded_in_bytes() {
     }
     let refusal = Refusal::of(&refused.unwrap());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    assert!(refusal.message.contains("bytes while it waits"), "{refusal:?}");
+    assert!(refusal.message.contains("bytes while it is pending approval"), "{refusal:?}");
     assert!((2..=5).contains(&calls.len()), "{}", calls.len());
     for call in calls {
         call.abort();

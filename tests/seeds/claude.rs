@@ -123,7 +123,7 @@ async fn c11_an_allowlist_hides_the_others() {
     let refused = invoke(&daemon, "s", request("LS", json!({}))).await;
     let error = refused.error.unwrap();
     assert_eq!(error.error_type, "tool_disabled");
-    assert!(error.message.contains("switched LS off"), "{}", error.message);
+    assert!(error.message.contains("disabled LS"), "{}", error.message);
     assert_eq!(json_of(refused.data.unwrap())["is_error"], true);
     let unknown = invoke(&daemon, "s", request("Nothing", json!({}))).await;
     assert!(!unknown.text.contains("LS"), "{}", unknown.text);

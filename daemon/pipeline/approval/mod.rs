@@ -1,16 +1,15 @@
-//! Calls that wait until somebody has decided about them.
+//! Calls that wait for approval by a person.
 //!
 //! ```text
-//! asked ──▶ PENDING ──▶ ALLOWED     somebody has allowed it: the call goes on
-//!              ├──────▶ DENIED      somebody has denied it
-//!              ├──────▶ EXPIRED     its deadline or the longest wait has passed
-//!              ├──────▶ WITHDRAWN   its caller has gone, or the daemon drains
-//!              └──────▶ LOST        the daemon died; told by the next one when it starts
+//! requested ──▶ PENDING ──▶ ALLOWED     an approver or a new rule allowed it: the call continues
+//!                  ├──────▶ DENIED      an approver denied it
+//!                  ├──────▶ EXPIRED     the call's deadline or the longest wait has passed
+//!                  ├──────▶ WITHDRAWN   the caller has gone, or the daemon drains
+//!                  └──────▶ LOST        the daemon died; the next daemon stores this at its start
 //! ```
 //!
-//! Whichever end comes first is the one: it is written to the database, recorded in the session, told to all
-//! who watch, and then to the call. A task waits for each call, and nothing else: no thread, and no place
-//! among the calls that go on.
+//! The first end wins. The daemon writes it to the database, records it in the session, sends it to
+//! all watchers, and then to the call. A pending call holds a task, but no thread and no permit.
 
 pub(crate) mod pending;
 mod pending_approval;

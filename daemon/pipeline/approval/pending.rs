@@ -1,4 +1,4 @@
-//! All calls that wait, and those who watch them.
+//! All pending approvals, and the streams that watch them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -29,6 +29,7 @@ use crate::daemon::{
     pipeline::{
         policy::{
             decision::{DecidedBy, PolicyDecision},
+            pattern::RulePattern,
             rule::{Rule, RuleProvenance},
             store::RuleStore,
         },
@@ -36,7 +37,7 @@ use crate::daemon::{
     },
     queue::{Limiter, Permit, PrincipalKey, Sharing},
     store::{
-        approvals::{ApprovalEnd, ApprovalEndState, ApprovalRecord, ApprovalTable},
+        approvals::{ApprovalEndState, ApprovalRecord, ApprovalTable},
         database::DatabaseError,
         failure::state_failure,
         session::SessionId,
@@ -46,60 +47,63 @@ use crate::daemon::{
     task,
 };
 
-/// Streams that watch at one time, 64 of one caller.
+/// Streams that watch at one time: at most 64 of one caller.
 const MAX_APPROVAL_WATCHERS: usize = 85;
-/// Changes that a stream may be behind: with those of a full house, some 16 MiB.
+/// Changes that a stream may lag behind. At the largest size they take about 16 MiB.
 const WATCH_BUFFER_CHANGES: usize = 1024;
-/// Time between two looks for what is not to be kept any more.
+/// Interval between two runs of retention.
 const RETENTION_INTERVAL: Duration = Duration::from_secs(3600);
-/// Calls that are asked about after which is looked before that time is over.
+/// Number of requests after which retention runs before its interval.
 const RETENTION_INTERVAL_REQUESTS: u32 = 1000;
 
-/// A caller that goes away so shortly before the end of its wait does so because of that: both sides count
-/// the time, and theirs began when the call was on its way.
+/// A caller that disconnects this shortly before the end of its wait has reached its deadline. Both
+/// sides measure the time; the caller's started before the call arrived.
 const CLOCK_SKEW_TOLERANCE: Duration = Duration::from_millis(100);
 
-/// The calls that wait.
 #[derive(Debug)]
 pub(crate) struct PendingApprovals {
-    log: ApprovalTable,
+    table: ApprovalTable,
     rules: Arc<RuleStore>,
-    /// Those that wait, by id.
+    /// Pending approvals, by id.
     pending: Mutex<BTreeMap<String, Arc<PendingApproval>>>,
-    /// Those that waited when the daemon before this one died, as far as the log does not say so, by id.
+    /// Approvals that were pending when the previous daemon died and are not yet stored as lost, by
+    /// id.
     lost: Mutex<HashMap<String, ApprovalRecord>>,
     quota: Arc<ApprovalQuota>,
-    /// Calls that were asked about since the last look for what is not to be kept any more.
+    /// Requests since the last run of retention.
     requests_since_retention: AtomicU32,
-    /// Told when these are many.
+    /// Notified when there were many requests.
     retention_due: Arc<Notify>,
     changes: broadcast::Sender<Arc<Approval>>,
     watcher_limiter: Arc<Limiter>,
 }
 
-/// Somebody who watches: those that wait, and every change from then on.
+/// The stream of one watcher: the pending approvals, then every change.
 #[derive(Debug)]
 pub(crate) struct ApprovalWatch {
-    /// Those that wait, oldest first.
+    /// Pending approvals, oldest first.
     pub(crate) pending: Vec<Arc<Approval>>,
-    /// What changes.
     pub(crate) changes: broadcast::Receiver<Arc<Approval>>,
     _permit: Permit,
 }
 
 impl PendingApprovals {
-    /// The calls that wait: none yet. Those that waited when a daemon died are told to be lost.
+    /// Starts without pending approvals. Those of a daemon that died are marked as lost.
     pub(crate) async fn open(
-        log: ApprovalTable,
-        book: Arc<RuleStore>,
-        store: &StateDir,
+        table: ApprovalTable,
+        rules: Arc<RuleStore>,
+        state_dir: &StateDir,
     ) -> Result<Arc<Self>, DatabaseError> {
-        let left = log.find_orphaned().await?.into_iter();
-        let left = left.map(|record| mark_lost(record, store));
+        let orphaned = table.find_orphaned().await?.into_iter();
+        let lost = orphaned
+            .map(|record| mark_lost(record, state_dir))
+            .map(|record| (record.id.clone(), record))
+            .collect();
+
         let approvals = Arc::new(Self {
-            log,
-            lost: Mutex::new(left.map(|lost| (lost.id.clone(), lost)).collect()),
-            rules: book,
+            table,
+            lost: Mutex::new(lost),
+            rules,
             pending: Mutex::default(),
             quota: Arc::default(),
             requests_since_retention: AtomicU32::new(0),
@@ -107,269 +111,255 @@ impl PendingApprovals {
             changes: broadcast::Sender::new(WATCH_BUFFER_CHANGES),
             watcher_limiter: Limiter::new(MAX_APPROVAL_WATCHERS, Sharing::KeepHeadroom, 0),
         });
-        let (weak, many) = (Arc::downgrade(&approvals), Arc::clone(&approvals.retention_due));
+
+        let weak = Arc::downgrade(&approvals);
+        let retention_due = Arc::clone(&approvals.retention_due);
         task::spawn("retention of approvals", async move {
             while let Some(approvals) = weak.upgrade() {
                 approvals.retain().await;
                 drop(approvals);
-                let _time_is_over = timeout(RETENTION_INTERVAL, many.notified()).await;
+                let _notified = timeout(RETENTION_INTERVAL, retention_due.notified()).await;
             }
         });
+
         Ok(approvals)
     }
 
-    /// Asks about a call, and waits for the end of that. It ends, too, with the caller, and when the daemon
-    /// drains.
+    /// Requests approval of a call, and waits for the end. The wait also ends when the caller
+    /// disconnects or the daemon drains.
     pub(crate) async fn request(
         self: &Arc<Self>,
         request: ApprovalRequest,
         draining: CancellationToken,
     ) -> Result<Arc<Approval>, Error> {
         let record = &request.approval.record;
-        let place = self.quota.acquire(record, request.held_bytes, request.max_pending)?;
+        let slot = self.quota.acquire(record, request.held_bytes, request.max_pending)?;
         if self.requests_since_retention.fetch_add(1, Ordering::Relaxed)
             == RETENTION_INTERVAL_REQUESTS
         {
             self.retention_due.notify_one();
         }
-        // Cancelled with the caller, whose future this is.
-        let gone = CancellationToken::new();
-        let _gone = gone.clone().drop_guard();
-        let wait = Arc::clone(self).await_decision(request, gone, draining);
+
+        // Cancelled when the caller drops this future.
+        let caller_gone = CancellationToken::new();
+        let _guard = caller_gone.clone().drop_guard();
+        let wait = Arc::clone(self).await_decision(request, caller_gone, draining);
         let waited = task::spawn_tracked("approval", async move {
             let ended = wait.await;
-            drop(place);
+            drop(slot);
             ended
         });
         waited.await.map_err(Error::internal)?
     }
 
-    /// Told from now on whenever another call may be asked about.
+    /// Subscribes to released slots.
     pub(in crate::daemon::pipeline) fn freed(&self) -> watch::Receiver<()> {
         self.quota.freed()
     }
 
-    /// Whether another call of a caller may be asked about, if it is a small one.
+    /// Whether a caller could request approval of another small call.
     pub(in crate::daemon::pipeline) fn has_free_slot(
         &self,
         workspace: &str,
         principal: &str,
     ) -> bool {
-        let at_most = self.rules.snapshot().policy.approvals.max_pending;
-        self.quota.has_free_slot(workspace, principal, at_most)
+        let max_pending = self.rules.snapshot().policy.approvals.max_pending;
+        self.quota.has_free_slot(workspace, principal, max_pending)
     }
 
     async fn await_decision(
         self: Arc<Self>,
         request: ApprovalRequest,
-        gone: CancellationToken,
+        caller_gone: CancellationToken,
         draining: CancellationToken,
     ) -> Result<Arc<Approval>, Error> {
-        let ApprovalRequest {
-            approval,
-            policy_request: call,
-            preview: shown,
-            held_bytes: _,
+        let ApprovalRequest { approval, expires_at, policy_snapshot, session, .. } = request;
+        let stored = self.table.insert_pending(approval.record.clone()).await;
+        stored.map_err(|error| state_database_error(&error))?;
+
+        let common_record_fields = request.common_record_fields;
+        let recorded =
+            session.record_without_step(requested_record(&approval.record, &common_record_fields));
+        let pending = Arc::new(PendingApproval::new(
+            Arc::new(approval),
+            request.policy_request,
+            request.preview,
             session,
-            common_record_fields: about,
-            expires_at: until,
-            max_pending: _,
-            policy_snapshot: before,
-        } = request;
-        let kept = self.log.insert_pending(approval.record.clone()).await;
-        kept.map_err(|error| state_database_error(&error))?;
-        let recorded = session.record_without_step(requested_record(&approval.record, &about));
-        let approval = Arc::new(approval);
-        let waiting = Arc::new(PendingApproval::new(approval, call, shown, session, about));
+            common_record_fields,
+        ));
         if let Err(error) = recorded {
-            // Nobody has been asked yet.
-            let ending = ApprovalResolution::undecided(ApprovalEndState::Withdrawn);
-            self.resolve(&waiting, ending).await?;
+            // No approver has seen the call yet.
+            let resolution = ApprovalResolution::undecided(ApprovalEndState::Withdrawn);
+            self.resolve(&pending, resolution).await?;
             return Err(state_failure(&error));
         }
-        self.publish(&waiting);
-        // Whoever makes a rule from here on finds it among those that wait.
-        if !Arc::ptr_eq(&before, &self.rules.snapshot()) {
-            self.reevaluate(&waiting).await;
+        self.publish(&pending);
+
+        // The policy may have changed since it asked. Later changes find the call in `pending`.
+        if !Arc::ptr_eq(&policy_snapshot, &self.rules.snapshot()) {
+            self.reevaluate(&pending).await;
         }
-        let ending = tokio::select! {
+
+        let end_state = tokio::select! {
             biased;
-            ended = waiting.resolved() => return Ok(ended),
+            ended = pending.resolved() => return Ok(ended),
             () = draining.cancelled() => ApprovalEndState::Withdrawn,
-            () = task::sleep_until(Some(until)) => ApprovalEndState::Expired,
-            // The caller's clock may have been a little ahead of ours.
-            () = gone.cancelled() => match until.saturating_duration_since(Instant::now()) < CLOCK_SKEW_TOLERANCE {
-                true => ApprovalEndState::Expired,
-                false => ApprovalEndState::Withdrawn,
-            },
+            () = task::sleep_until(Some(expires_at)) => ApprovalEndState::Expired,
+            // The caller's clock may be slightly ahead of the daemon's.
+            () = caller_gone.cancelled() => {
+                let remaining = expires_at.saturating_duration_since(Instant::now());
+                if remaining < CLOCK_SKEW_TOLERANCE {
+                    ApprovalEndState::Expired
+                } else {
+                    ApprovalEndState::Withdrawn
+                }
+            }
         };
-        match self.resolve(&waiting, ApprovalResolution::undecided(ending)).await? {
+        match self.resolve(&pending, ApprovalResolution::undecided(end_state)).await? {
             ResolveOutcome::Resolved(ended, _) | ResolveOutcome::AlreadyResolved(ended) => {
                 Ok(ended)
             }
         }
     }
 
-    /// One of them; where it waits, with all that can be shown of it. `sees` tells which the caller may
-    /// know of.
+    /// Returns an approval, with the full parameters if it is pending. `is_visible` limits the
+    /// approvals that the caller may see.
     pub(crate) async fn get(
         &self,
         id: &str,
-        sees: impl Fn(&ApprovalRecord) -> bool,
+        is_visible: impl Fn(&ApprovalRecord) -> bool,
     ) -> Result<Arc<Approval>, Error> {
-        let found = self.pending().get(id).map(Arc::clone);
-        if let Some(found) = found.filter(|found| sees(&found.approval.record)) {
-            let whole = found.preview.to_full();
-            let mut approval = Approval::clone(&found.approval);
-            approval.record.parameters = whole.parameters;
-            approval.record.files = whole.files;
-            approval.record.more_files = whole.more_files;
+        let pending = self.pending().get(id).map(Arc::clone);
+        if let Some(pending) = pending.filter(|pending| is_visible(&pending.approval.record)) {
+            let full = pending.preview.to_full();
+            let mut approval = Approval::clone(&pending.approval);
+            approval.record.parameters = full.parameters;
+            approval.record.files = full.files;
+            approval.record.more_files = full.more_files;
             return Ok(Arc::new(approval));
         }
-        let found = self.log.find(id.to_owned()).await;
-        let found = found.map_err(|error| state_database_error(&error))?;
-        let found = found.map(|record| self.with_lost_end(record));
-        let record = found.filter(sees).ok_or_else(|| approval_not_found_error(id))?;
+
+        let stored = self.table.find(id.to_owned()).await;
+        let record = stored
+            .map_err(|error| state_database_error(&error))?
+            .map(|record| self.with_lost_end(record))
+            .filter(is_visible)
+            .ok_or_else(|| approval_not_found_error(id))?;
         Ok(Arc::new(Approval { record, suggested_pattern: None }))
     }
 
-    /// Decides about a call. `sees` tells about which `by` may.
+    /// Decides an approval. `is_visible` limits the approvals that `by` may decide.
     pub(crate) async fn decide(
         &self,
         id: &str,
-        sees: impl Fn(&ApprovalRecord) -> bool,
+        is_visible: impl Fn(&ApprovalRecord) -> bool,
         by: &str,
         decision: ApprovalDecision,
         comment: String,
     ) -> Result<(Arc<Approval>, Option<Arc<Rule>>), Error> {
-        let waiting = self.pending().get(id).map(Arc::clone);
-        let Some(waiting) = waiting.filter(|found| sees(&found.approval.record)) else {
-            let ended = self.get(id, sees).await?;
-            return Err(match &ended.record.end {
-                Some(end) => already_decided_error(id, end),
-                None => approval_not_found_error(id),
-            });
+        let pending = self.pending().get(id).map(Arc::clone);
+        let Some(pending) = pending.filter(|pending| is_visible(&pending.approval.record)) else {
+            let ended = self.get(id, is_visible).await?;
+            return Err(already_decided_error(id, &ended));
         };
+
         let (state, rule) = match decision {
             ApprovalDecision::Deny => (ApprovalEndState::Denied, None),
             ApprovalDecision::Allow => (ApprovalEndState::Allowed, None),
             ApprovalDecision::Always { pattern, expires } => {
-                let approval = Arc::clone(&waiting.approval);
-                let call = Arc::clone(&waiting.policy_request);
-                // Patterns may take a while to be read, and to be searched for.
-                let pattern =
-                    task::spawn_blocking(move || rule_pattern_for(&approval, &call, pattern)).await;
-                let pattern = pattern.map_err(Error::internal)??;
-                let record = &waiting.approval.record;
-                let rule = Rule {
-                    id: ulid::Ulid::generate().to_string(),
-                    name: format!("always {}", record.tool),
-                    tool: record.tool.clone(),
-                    pattern: Some(pattern),
-                    action: PolicyAction::Allow,
-                    workspaces: Some([record.workspace.clone()].into()),
-                    expires: Some(expires),
-                    enabled: true,
-                    provenance: Some(RuleProvenance {
-                        by: by.to_owned(),
-                        at: SystemTime::now(),
-                        approval_id: Some(id.to_owned()),
-                    }),
-                };
+                let rule = always_rule(&pending, pattern, expires, by).await?;
                 (ApprovalEndState::Allowed, Some(rule))
             }
         };
-        let ending = ApprovalResolution { state, by: by.to_owned(), comment, rule };
-        match self.resolve(&waiting, ending).await? {
+        let resolution = ApprovalResolution { state, by: by.to_owned(), comment, rule };
+
+        match self.resolve(&pending, resolution).await? {
             ResolveOutcome::Resolved(approval, rule) => {
                 if let Some(rule) = &rule {
                     self.resolve_allowed_by(rule).await;
                 }
                 Ok((approval, rule))
             }
-            ResolveOutcome::AlreadyResolved(approval) => Err(match &approval.record.end {
-                Some(end) => already_decided_error(id, end),
-                None => approval_not_found_error(id),
-            }),
+            ResolveOutcome::AlreadyResolved(approval) => Err(already_decided_error(id, &approval)),
         }
     }
 
-    /// Lets calls go on that wait, and would not if they came now, by a rule that was just made or changed.
+    /// Resolves pending approvals that a new or changed rule allows.
     pub(crate) async fn resolve_allowed_by(&self, rule: &Rule) {
         if rule.action != PolicyAction::Allow {
             return;
         }
-        let waiting: Vec<_> = self.pending().values().cloned().collect();
-        for waiting in waiting {
-            let call = &waiting.policy_request;
-            let dialect_call = call.dialect_call.as_deref().map(|said| said.tool);
-            if rule.applies_to(call.tool, dialect_call, &call.workspace) {
-                self.reevaluate(&waiting).await;
+
+        let all_pending: Vec<_> = self.pending().values().cloned().collect();
+        for pending in all_pending {
+            let request = &pending.policy_request;
+            let dialect_tool = request.dialect_call.as_deref().map(|call| call.tool);
+            if rule.applies_to(request.tool, dialect_tool, &request.workspace) {
+                self.reevaluate(&pending).await;
             }
         }
     }
 
-    /// Lets a call go on that waits, where a rule allows it by now.
+    /// Resolves a pending approval if a rule allows the call now.
     async fn reevaluate(&self, pending_approval: &PendingApproval) {
-        let call = Arc::clone(&pending_approval.policy_request);
-        let decided = self.rules.decide(self.rules.snapshot(), call).await;
+        let request = Arc::clone(&pending_approval.policy_request);
+        let decision = self.rules.decide(self.rules.snapshot(), request).await;
         if let Ok(PolicyDecision { action: PolicyAction::Allow, decided_by: DecidedBy::Rule(rule) }) =
-            decided
+            decision
             && let Err(error) =
                 self.resolve(pending_approval, ApprovalResolution::by_rule(&rule.id)).await
         {
-            // It waits on, and can be decided about by itself.
-            tracing::warn!(%error, "a call that a new rule lets in could not be told so");
+            // The approval stays pending, and a person can still decide it.
+            tracing::warn!(%error, "cannot resolve an approval by a new rule");
         }
     }
 
-    /// Those that wait, oldest first.
+    /// Returns the pending approvals, oldest first.
     pub(crate) fn list_pending(&self) -> Vec<Arc<Approval>> {
-        let pending = self.pending();
-        let waiting = pending.values();
-        waiting.map(|waiting| Arc::clone(&waiting.approval)).collect()
+        self.pending().values().map(|pending| Arc::clone(&pending.approval)).collect()
     }
 
-    /// Those of some workspaces, also those that have ended, newest first.
+    /// Returns the approvals of some workspaces, pending or ended, newest first.
     pub(crate) async fn list(
         &self,
         workspaces: Vec<String>,
         before: Option<String>,
-        most: u32,
+        limit: u32,
     ) -> Result<Vec<Arc<Approval>>, Error> {
-        let listed = self.log.list(workspaces, before, most).await;
-        let listed = listed.map_err(|error| state_database_error(&error))?;
+        let listed = self.table.list(workspaces, before, limit).await;
+        let records = listed.map_err(|error| state_database_error(&error))?;
+
         let pending = self.pending();
-        let known = listed.into_iter().map(|record| match pending.get(&record.id) {
-            Some(waiting) if record.end.is_none() => Arc::clone(&waiting.approval),
+        let approvals = records.into_iter().map(|record| match pending.get(&record.id) {
+            Some(pending) if record.end.is_none() => Arc::clone(&pending.approval),
             _ => Arc::new(Approval { record: self.with_lost_end(record), suggested_pattern: None }),
         });
-        Ok(known.collect())
+        Ok(approvals.collect())
     }
 
-    /// Watches them, for `caller`. When there will be room where there is none, nobody knows.
+    /// Starts to watch approvals. Fails without a retry delay: streams end at an unknown time.
     pub(crate) fn watch(&self, caller: &PrincipalKey) -> Result<ApprovalWatch, Error> {
-        let Ok(place) = self.watcher_limiter.try_acquire(caller, usize::MAX) else {
-            let text = "as many watch already as this caller may, or all together: end one of them, or try again when one has ended";
+        let Ok(permit) = self.watcher_limiter.try_acquire(caller, usize::MAX) else {
+            let text = "too many streams watch approvals, of this caller or of all: end one of them, or retry when one has ended";
             return Err(Error::new(Reason::ResourceExhausted, text));
         };
+
         let pending = self.pending();
-        let waiting = pending.values();
         Ok(ApprovalWatch {
-            // Under the same lock as every change is: nothing comes in between.
+            // Every change holds the same lock, so the stream misses none.
             changes: self.changes.subscribe(),
-            pending: waiting.map(|waiting| Arc::clone(&waiting.approval)).collect(),
-            _permit: place,
+            pending: pending.values().map(|pending| Arc::clone(&pending.approval)).collect(),
+            _permit: permit,
         })
     }
 
-    /// Lets a call be seen and decided about.
+    /// Makes an approval visible to approvers.
     fn publish(&self, pending_approval: &Arc<PendingApproval>) {
         let mut pending = self.pending();
         let approval = Arc::clone(&pending_approval.approval);
         let id = approval.record.id.clone();
         pending.insert(id, Arc::clone(pending_approval));
-        // Nobody may be watching.
+        // Sending fails if there is no watcher.
         let _watchers = self.changes.send(approval);
     }
 
@@ -378,30 +368,29 @@ impl PendingApprovals {
         pending_approval: &PendingApproval,
         resolution: ApprovalResolution,
     ) -> Result<ResolveOutcome, Error> {
-        let tell = |approval: Arc<Approval>| {
+        let notify = |approval: Arc<Approval>| {
             let mut pending = self.pending();
             if pending.remove(&approval.record.id).is_some() {
                 let _watchers = self.changes.send(approval);
             }
         };
-        pending_approval.resolve(resolution, &self.log, &self.rules, tell).await
+        pending_approval.resolve(resolution, &self.table, &self.rules, notify).await
     }
 
-    /// Notes of those that waited when the daemon before this one died that they are lost, as soon as there is
-    /// room for that.
+    /// Stores that approvals of the previous daemon are lost, as soon as the database can.
     async fn store_lost(&self) {
         let lost: Vec<_> = self.lost().values().cloned().collect();
         for record in lost {
             let Some(end) = record.end else { continue };
-            if let Err(error) = self.log.record_end(record.id.clone(), end, None).await {
-                tracing::warn!(%error, "the end of an approval could not be kept yet");
+            if let Err(error) = self.table.record_end(record.id.clone(), end, None).await {
+                tracing::warn!(%error, "cannot store the end of an approval yet");
                 return;
             }
             self.lost().remove(&record.id);
         }
     }
 
-    /// What the log has of an approval, or would have if there were room.
+    /// Returns the record with its end, even if the database could not store that yet.
     fn with_lost_end(&self, record: ApprovalRecord) -> ApprovalRecord {
         let lost = self.lost().get(&record.id).cloned();
         lost.unwrap_or(record)
@@ -415,14 +404,13 @@ impl PendingApprovals {
         self.store_lost().await;
         self.requests_since_retention.store(0, Ordering::Relaxed);
         let retention = self.rules.snapshot().policy.approvals.retention;
-        let since = SystemTime::now().checked_sub(retention);
-        let since = since.unwrap_or(SystemTime::UNIX_EPOCH);
-        let forgotten = self.log.apply_retention(unix_millis::from_time(since)).await;
-        if let Err(error) = forgotten {
-            tracing::warn!(%error, "old approvals could not be removed");
+        let since = SystemTime::now().checked_sub(retention).unwrap_or(SystemTime::UNIX_EPOCH);
+        if let Err(error) = self.table.apply_retention(unix_millis::from_time(since)).await {
+            tracing::warn!(%error, "cannot remove old approvals");
         }
+
         if let Err(error) = self.rules.remove_expired(since).await {
-            tracing::warn!(%error, "rules that have ended could not be removed");
+            tracing::warn!(%error, "cannot remove expired rules");
         }
     }
 
@@ -431,35 +419,69 @@ impl PendingApprovals {
     }
 }
 
-/// Tells of a call that waited when its daemon died; answers what it is to be known as.
-fn mark_lost(record: ApprovalRecord, store: &StateDir) -> ApprovalRecord {
+/// Creates the rule that allows calls similar to a pending one.
+async fn always_rule(
+    pending: &PendingApproval,
+    pattern: Option<RulePattern>,
+    expires: SystemTime,
+    by: &str,
+) -> Result<Rule, Error> {
+    let approval = Arc::clone(&pending.approval);
+    let request = Arc::clone(&pending.policy_request);
+
+    // Compiling and matching a pattern may take long.
+    let pattern = task::spawn_blocking(move || rule_pattern_for(&approval, &request, pattern));
+    let pattern = pattern.await.map_err(Error::internal)??;
+
+    let record = &pending.approval.record;
+    Ok(Rule {
+        id: ulid::Ulid::generate().to_string(),
+        name: format!("always {}", record.tool),
+        tool: record.tool.clone(),
+        pattern: Some(pattern),
+        action: PolicyAction::Allow,
+        workspaces: Some([record.workspace.clone()].into()),
+        expires: Some(expires),
+        enabled: true,
+        provenance: Some(RuleProvenance {
+            by: by.to_owned(),
+            at: SystemTime::now(),
+            approval_id: Some(record.id.clone()),
+        }),
+    })
+}
+
+/// Records in the session that an approval was lost. Returns the record with that end.
+fn mark_lost(record: ApprovalRecord, state_dir: &StateDir) -> ApprovalRecord {
     let lost = ApprovalRecord {
         end: Some(ApprovalResolution::undecided(ApprovalEndState::Lost).to_approval_end()),
         ..record
     };
-    // Before it is written down that it was: rather twice than never.
+
+    // Before the database stores it: a crash in between records it twice rather than never.
     let session = SessionId::parse(&lost.session)
-        .map(|id| store.sessions().open_existing(&lost.workspace, &id))
+        .map(|id| state_dir.sessions().open_existing(&lost.workspace, &id))
         .transpose();
-    let noted = match session.map(Option::flatten) {
+    let recorded = match session.map(Option::flatten) {
         Ok(Some(session)) => {
             session.record_without_step(decided_record(&lost, &lost_call_fields(&lost)))
         }
         Ok(None) => Ok(()),
         Err(error) => Err(error),
     };
-    if let Err(error) = noted {
-        tracing::error!(%error, "the end of an approval could not be recorded");
+    if let Err(error) = recorded {
+        tracing::error!(%error, "cannot record the end of an approval");
     }
+
     lost
 }
 
-fn already_decided_error(id: &str, end: &ApprovalEnd) -> Error {
-    let text = format!(
-        "this approval is {} already, by {}: nothing is left to decide",
-        end.state.name(),
-        end.ended_by
-    );
+fn already_decided_error(id: &str, approval: &Approval) -> Error {
+    let Some(end) = &approval.record.end else {
+        return approval_not_found_error(id);
+    };
+
+    let text = format!("this approval is already {}, by {}", end.state.name(), end.ended_by);
     Error::new(Reason::ApprovalDecided, text)
         .with_metadata("approval_id", id)
         .with_metadata("state", end.state.name())
@@ -467,6 +489,6 @@ fn already_decided_error(id: &str, end: &ApprovalEnd) -> Error {
 }
 
 fn approval_not_found_error(id: &str) -> Error {
-    let text = format!("there is no approval {id:?}: ListApprovals tells which there are");
+    let text = format!("unknown approval {id:?}: ListApprovals lists the approvals");
     Error::new(Reason::ApprovalNotFound, text).with_metadata("approval_id", id)
 }

@@ -1,4 +1,4 @@
-//! One call that waits: it ends once.
+//! One pending approval. It ends once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,125 +22,128 @@ use crate::daemon::{
     task,
 };
 
-/// Rest before the end of an approval that could not be written down is tried again: twice as long each time,
-/// up to the longest.
+/// Delay before the end of an approval is stored again after a failure. Doubles each time.
 const MIN_STORE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_STORE_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A call that waits.
+/// A call that waits for a decision.
 #[derive(Debug)]
 pub(super) struct PendingApproval {
     pub(super) approval: Arc<Approval>,
-    /// What rules look at.
+    /// The part of the call that rules match.
     pub(super) policy_request: Arc<PolicyRequest>,
-    /// What people are shown who ask for all.
+    /// The full parameters, for clients that get one approval.
     pub(super) preview: ApprovalPreview,
     pub(super) session: Arc<Session>,
     pub(super) common_record_fields: Map<String, Value>,
-    /// How it ended. Held while an end is written down.
+    /// How the wait ended. Locked while an end is stored.
     resolution: tokio::sync::Mutex<Option<Arc<Approval>>>,
-    /// The same, for the call.
+    /// The same, observed by the waiting call.
     resolved: watch::Sender<Option<Arc<Approval>>>,
 }
 
 impl PendingApproval {
-    /// One that has just been asked about.
     pub(super) fn new(
         approval: Arc<Approval>,
-        call: Arc<PolicyRequest>,
-        shown: ApprovalPreview,
+        policy_request: Arc<PolicyRequest>,
+        preview: ApprovalPreview,
         session: Arc<Session>,
-        about: Map<String, Value>,
+        common_record_fields: Map<String, Value>,
     ) -> Self {
         Self {
             approval,
-            policy_request: call,
-            preview: shown,
+            policy_request,
+            preview,
             session,
-            common_record_fields: about,
+            common_record_fields,
             resolution: tokio::sync::Mutex::default(),
             resolved: watch::Sender::new(None),
         }
     }
 
-    /// Waits for its end.
+    /// Waits for the end.
     pub(super) async fn resolved(&self) -> Arc<Approval> {
-        let mut told = self.resolved.subscribe();
+        let mut resolved = self.resolved.subscribe();
         loop {
-            if let Some(approval) = &*told.borrow_and_update() {
+            if let Some(approval) = &*resolved.borrow_and_update() {
                 return Arc::clone(approval);
             }
-            if told.changed().await.is_err() {
-                // It cannot close: this holds the sender.
+            if resolved.changed().await.is_err() {
+                // The channel cannot close: this approval holds the sender.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Ends it, unless it has ended. `tell` tells those who watch, before the call goes on. Not to be
-    /// cancelled: what is on disk must be what is told.
+    /// Ends the wait, unless it has ended. `notify` informs the watchers before the call continues.
+    ///
+    /// Not cancel safe: the database and the watchers must agree.
     pub(super) async fn resolve(
         &self,
         resolution: ApprovalResolution,
-        log: &ApprovalTable,
-        book: &RuleStore,
-        tell: impl FnOnce(Arc<Approval>),
+        table: &ApprovalTable,
+        rules: &RuleStore,
+        notify: impl FnOnce(Arc<Approval>),
     ) -> Result<ResolveOutcome, Error> {
         let mut end = self.resolution.lock().await;
         if let Some(before) = &*end {
             return Ok(ResolveOutcome::AlreadyResolved(Arc::clone(before)));
         }
+
         let id = self.approval.record.id.clone();
         let is_decision =
             matches!(resolution.state, ApprovalEndState::Allowed | ApprovalEndState::Denied);
-        let kept = resolution.to_approval_end();
-        let written = match resolution.rule {
+        let stored_end = resolution.to_approval_end();
+        let stored = match resolution.rule {
             Some(rule) => {
-                let with = |stored| log.record_end(id, kept.clone(), Some(stored));
-                book.add_with(rule, with).await.map(Some)
+                let store = |rule| table.record_end(id, stored_end.clone(), Some(rule));
+                rules.add_with(rule, store).await.map(Some)
             }
             None => {
-                let written = log.record_end(id, kept.clone(), None).await;
-                written.map(|()| None).map_err(|error| state_database_error(&error))
+                let stored = table.record_end(id, stored_end.clone(), None).await;
+                stored.map(|()| None).map_err(|error| state_database_error(&error))
             }
         };
-        let rule = match written {
+        let rule = match stored {
             Ok(rule) => rule,
-            // It waits on: who decides is told, and can try again.
+            // The wait continues. The approver gets the error, and can try again.
             Err(error) if is_decision => return Err(error),
             Err(error) => {
-                tracing::error!(%error, "the end of an approval could not be kept yet");
-                let (log, id) = (log.clone(), self.approval.record.id.clone());
-                task::spawn("end of an approval", store_end_later(log, id, kept.clone()));
+                tracing::error!(%error, "cannot store the end of an approval yet");
+                let (table, id) = (table.clone(), self.approval.record.id.clone());
+                task::spawn("end of an approval", store_end_later(table, id, stored_end.clone()));
                 None
             }
         };
+
         let approval = Arc::new(Approval {
-            record: ApprovalRecord { end: Some(kept), ..self.approval.record.clone() },
+            record: ApprovalRecord { end: Some(stored_end), ..self.approval.record.clone() },
             suggested_pattern: None,
         });
         if let Err(error) = self
             .session
             .record_without_step(decided_record(&approval.record, &self.common_record_fields))
         {
-            tracing::error!(%error, "the end of an approval could not be recorded");
+            tracing::error!(%error, "cannot record the end of an approval");
         }
+
         *end = Some(Arc::clone(&approval));
-        tell(Arc::clone(&approval));
+        notify(Arc::clone(&approval));
         self.resolved.send_replace(Some(Arc::clone(&approval)));
+
         Ok(ResolveOutcome::Resolved(approval, rule))
     }
 }
 
-/// Writes an end down once that can be: until then the call would seem to wait, and nobody could decide.
-async fn store_end_later(log: ApprovalTable, id: String, end: ApprovalEnd) {
-    let mut rest = MIN_STORE_RETRY_INTERVAL;
+/// Retries to store an end. Until then the call looks pending to others, but nothing can decide it.
+async fn store_end_later(table: ApprovalTable, id: String, end: ApprovalEnd) {
+    let mut delay = MIN_STORE_RETRY_INTERVAL;
     loop {
-        sleep(rest).await;
-        match log.record_end(id.clone(), end.clone(), None).await {
+        sleep(delay).await;
+        match table.record_end(id.clone(), end.clone(), None).await {
             Ok(()) => return,
-            Err(error) => tracing::debug!(%error, "the end of an approval could still not be kept"),
+            Err(error) => tracing::debug!(%error, "still cannot store the end of an approval"),
         }
-        rest = (rest * 2).min(MAX_STORE_RETRY_INTERVAL);
+        delay = (delay * 2).min(MAX_STORE_RETRY_INTERVAL);
     }
 }

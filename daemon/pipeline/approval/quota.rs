@@ -1,5 +1,5 @@
-//! How many calls may wait, and how many bytes of them are held: so many that nobody's flood leaves no room
-//! for the calls of others, nor the daemon without memory.
+//! Limits on pending approvals, in calls and bytes. They bound the daemon's memory, and keep one
+//! busy caller from blocking the approvals of others.
 
 use std::{
     collections::HashMap,
@@ -14,35 +14,35 @@ use crate::daemon::{
     store::approvals::ApprovalRecord,
 };
 
-/// Bytes of all calls that wait: some calls of the largest kind, as they came and as rules look at them.
+/// Limit on the memory of all pending calls: several of the largest, with their policy texts.
 const MAX_PENDING_BYTES: usize = 128 << 20;
-/// One caller has at most so many times what is left for others.
+/// A caller may hold at most this many times what it leaves free for others.
 const MAX_OWN_TO_FREE_RATIO: usize = 3;
-/// How long a caller is told to wait where too many do: somebody must decide first.
+/// Retry delay when a limit is reached. A person must decide first.
 const APPROVAL_QUOTA_RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// What is taken.
+/// The usage of the limits.
 #[derive(Debug, Default)]
 pub(super) struct ApprovalQuota {
     usage: Mutex<ApprovalQuotaUsage>,
-    /// Told whenever some of it is free again.
+    /// Changes whenever a slot is released.
     freed: watch::Sender<()>,
 }
 
-/// That there is no place until others have left theirs.
+/// Cause of an error that ends once another approval has ended.
 #[derive(Debug, thiserror::Error)]
-#[error("too many calls wait to be approved")]
+#[error("too many calls are pending approval")]
 struct ApprovalQuotaExceeded;
 
 #[derive(Debug, Default)]
 struct ApprovalQuotaUsage {
-    /// Calls, by workspace and caller.
+    /// Pending calls, by workspace and principal.
     calls: HashMap<String, HashMap<String, usize>>,
-    /// Bytes, by caller.
+    /// Bytes of pending calls, by principal.
     bytes: HashMap<String, usize>,
 }
 
-/// The right to wait.
+/// Permission to wait for approval. Dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct ApprovalSlot {
     quota: Arc<ApprovalQuota>,
@@ -52,59 +52,69 @@ pub(super) struct ApprovalSlot {
 }
 
 impl ApprovalQuota {
-    /// Told from now on whenever a place is free again.
+    /// Subscribes to released slots.
     pub(super) fn freed(&self) -> watch::Receiver<()> {
         self.freed.subscribe()
     }
 
-    /// Whether there is a place for a small call, where `at_most` may wait in its workspace.
-    pub(super) fn has_free_slot(&self, workspace: &str, principal: &str, at_most: usize) -> bool {
-        let taken = self.lock();
-        let (own, all) = taken.calls(workspace, principal);
-        all < at_most && is_fair(own, 1, at_most - all)
+    /// Whether a small call could get a slot, with `max_pending` slots in its workspace.
+    pub(super) fn has_free_slot(
+        &self,
+        workspace: &str,
+        principal: &str,
+        max_pending: usize,
+    ) -> bool {
+        let usage = self.lock();
+        let (own, all) = usage.calls(workspace, principal);
+        all < max_pending && is_fair(own, 1, max_pending - all)
     }
 
-    /// Takes a place for a call that holds so many bytes, where `at_most` may wait in its workspace.
+    /// Acquires a slot for a call of `size` bytes, with `max_pending` slots in its workspace.
     pub(super) fn acquire(
         self: &Arc<Self>,
         record: &ApprovalRecord,
         size: usize,
-        at_most: usize,
+        max_pending: usize,
     ) -> Result<ApprovalSlot, Error> {
         let (workspace, principal) = (&record.workspace, &record.principal);
         if size > MAX_PENDING_BYTES {
             let text = format!(
-                "this call takes {size} bytes while it waits to be approved, and all that wait {MAX_PENDING_BYTES}: ask for less at a time"
+                "this call takes {size} bytes while it is pending approval, and all pending calls may take at most {MAX_PENDING_BYTES}: ask for less at a time"
             );
             return Err(Error::new(Reason::ResourceExhausted, text)
                 .with_metadata("limit", MAX_PENDING_BYTES.to_string()));
         }
-        let mut taken = self.lock();
-        let (own, all) = taken.calls(workspace, principal);
-        if all >= at_most {
+
+        let mut usage = self.lock();
+        let (own, all) = usage.calls(workspace, principal);
+        if all >= max_pending {
             let text = format!(
-                "{all} calls wait to be approved in this workspace, and no more may at one time (approvals.pending): try again when some are decided"
+                "{all} calls are pending approval in this workspace, at most {max_pending} may be (approvals.pending): retry when some are decided"
             );
-            return Err(quota_error(text, at_most));
+            return Err(quota_error(text, max_pending));
         }
-        if !is_fair(own, 1, at_most - all) {
+
+        if !is_fair(own, 1, max_pending - all) {
             let text = format!(
-                "{own} calls of {principal} wait to be approved in this workspace, and of the {at_most} that may at one time (approvals.pending) the rest is for others: try again when some are decided"
+                "{own} calls of {principal} are pending approval in this workspace, at most {max_pending} may be (approvals.pending), and the rest is reserved for others: retry when some are decided"
             );
-            return Err(quota_error(text, at_most));
+            return Err(quota_error(text, max_pending));
         }
-        let held: usize = taken.bytes.values().sum();
-        let own = taken.bytes.get(principal).copied().unwrap_or_default();
-        let left = MAX_PENDING_BYTES.saturating_sub(held);
-        if size > left || !is_fair(own, size, left) {
+
+        let held_bytes: usize = usage.bytes.values().sum();
+        let own = usage.bytes.get(principal).copied().unwrap_or_default();
+        let free = MAX_PENDING_BYTES.saturating_sub(held_bytes);
+        if size > free || !is_fair(own, size, free) {
             let text = format!(
-                "this call takes {size} bytes while it waits to be approved, calls of {principal} that wait take {own}, and all that may wait {MAX_PENDING_BYTES}: try again when some are decided, or ask for less at a time"
+                "this call takes {size} bytes while it is pending approval, pending calls of {principal} take {own}, and all pending calls may take at most {MAX_PENDING_BYTES}: retry when some are decided, or ask for less at a time"
             );
             return Err(quota_error(text, MAX_PENDING_BYTES));
         }
-        let calls = taken.calls.entry(workspace.clone()).or_default();
+
+        let calls = usage.calls.entry(workspace.clone()).or_default();
         *calls.entry(principal.clone()).or_default() += 1;
-        *taken.bytes.entry(principal.clone()).or_default() += size;
+        *usage.bytes.entry(principal.clone()).or_default() += size;
+
         Ok(ApprovalSlot {
             quota: Arc::clone(self),
             workspace: workspace.clone(),
@@ -119,7 +129,7 @@ impl ApprovalQuota {
 }
 
 impl ApprovalQuotaUsage {
-    /// Calls of a caller that wait in a workspace, and of all.
+    /// Returns the pending calls of a principal in a workspace, and of all principals.
     fn calls(&self, workspace: &str, principal: &str) -> (usize, usize) {
         let calls = self.calls.get(workspace);
         let all = calls.iter().flat_map(|calls| calls.values()).sum();
@@ -128,15 +138,15 @@ impl ApprovalQuotaUsage {
     }
 }
 
-/// Whether a call could not be asked about as too many wait: there will be a place, as these end.
+/// Whether an error says that a limit was reached, and a retry can succeed.
 pub(in crate::daemon::pipeline) fn is_approval_quota_error(error: &Error) -> bool {
     let cause = error.cause.as_deref();
     cause.is_some_and(|cause| cause.is::<ApprovalQuotaExceeded>())
 }
 
-/// Whether who has `own` may have so much `more` of what is left. A first call always may.
-fn is_fair(own: usize, more: usize, left: usize) -> bool {
-    let rest = left.saturating_sub(more);
+/// Whether a caller that holds `own` may take `more` of the `free` rest. A first call always may.
+fn is_fair(own: usize, more: usize, free: usize) -> bool {
+    let rest = free.saturating_sub(more);
     own == 0 || own.saturating_add(more) <= rest.saturating_mul(MAX_OWN_TO_FREE_RATIO)
 }
 
@@ -149,25 +159,25 @@ fn quota_error(text: String, limit: usize) -> Error {
 
 impl Drop for ApprovalSlot {
     fn drop(&mut self) {
-        let mut taken = self.quota.lock();
-        if let Some(calls) = taken.calls.get_mut(&self.workspace) {
+        let mut usage = self.quota.lock();
+        if let Some(calls) = usage.calls.get_mut(&self.workspace) {
             subtract(calls, &self.principal, 1);
             if calls.is_empty() {
-                taken.calls.remove(&self.workspace);
+                usage.calls.remove(&self.workspace);
             }
         }
-        subtract(&mut taken.bytes, &self.principal, self.held_bytes);
-        drop(taken);
+        subtract(&mut usage.bytes, &self.principal, self.held_bytes);
+        drop(usage);
         self.quota.freed.send_replace(());
     }
 }
 
-/// Takes so much away, and the entry where nothing is left.
-fn subtract(taken: &mut HashMap<String, usize>, name: &str, size: usize) {
-    if let Some(left) = taken.get_mut(name) {
-        *left = left.saturating_sub(size);
-        if *left == 0 {
-            taken.remove(name);
+/// Subtracts `size`, and removes an entry that reaches zero.
+fn subtract(usage: &mut HashMap<String, usize>, name: &str, size: usize) {
+    if let Some(used) = usage.get_mut(name) {
+        *used = used.saturating_sub(size);
+        if *used == 0 {
+            usage.remove(name);
         }
     }
 }
@@ -185,60 +195,63 @@ mod tests {
     }
 
     #[test]
-    fn one_caller_leaves_room_for_others() {
-        let places = Arc::new(ApprovalQuota::default());
-        let take = |workspace: &str, principal: &str, at_most| {
-            places.acquire(&record(workspace, principal), 1, at_most)
+    fn one_caller_leaves_slots_for_others() {
+        let quota = Arc::new(ApprovalQuota::default());
+        let acquire = |workspace: &str, principal: &str, max_pending| {
+            quota.acquire(&record(workspace, principal), 1, max_pending)
         };
-        let mut held: Vec<_> = (0..6).map(|_| take("w", "a", 8).unwrap()).collect();
-        let refused = take("w", "a", 8).unwrap_err();
-        assert!(refused.message.contains("for others"), "{}", refused.message);
-        held.push(take("w", "b", 8).unwrap());
-        take("w", "b", 8).unwrap_err();
-        held.push(take("w", "c", 8).unwrap());
-        let refused = take("w", "d", 8).unwrap_err();
-        assert!(refused.message.contains("8 calls wait"), "{}", refused.message);
-        held.push(take("other", "a", 8).unwrap());
+        let mut held: Vec<_> = (0..6).map(|_| acquire("w", "a", 8).unwrap()).collect();
+        let error = acquire("w", "a", 8).unwrap_err();
+        assert!(error.message.contains("for others"), "{}", error.message);
+        held.push(acquire("w", "b", 8).unwrap());
+        acquire("w", "b", 8).unwrap_err();
+        held.push(acquire("w", "c", 8).unwrap());
+        let error = acquire("w", "d", 8).unwrap_err();
+        assert!(error.message.contains("8 calls are pending"), "{}", error.message);
+        held.push(acquire("other", "a", 8).unwrap());
         assert_eq!(held.len(), 9);
         held.clear();
-        let taken = places.lock();
-        assert!(taken.calls.is_empty() && taken.bytes.is_empty());
-        drop(taken);
-        // Where there is one place, whoever comes first has it.
-        let _one = take("w", "a", 1).unwrap();
-        take("w", "b", 1).unwrap_err();
+        let usage = quota.lock();
+        assert!(usage.calls.is_empty() && usage.bytes.is_empty());
+        drop(usage);
+
+        // With one slot, the first caller gets it.
+        let _one = acquire("w", "a", 1).unwrap();
+        acquire("w", "b", 1).unwrap_err();
     }
 
     #[test]
-    fn who_finds_no_place_is_told_when_there_may_be_one() {
-        let places = Arc::new(ApprovalQuota::default());
-        let take = || places.acquire(&record("w", "a"), 1, 1);
-        assert!(places.has_free_slot("w", "a", 1));
-        let held = take().unwrap();
-        assert!(!places.has_free_slot("w", "a", 1) && places.has_free_slot("other", "a", 1));
-        let freed = places.freed();
-        assert!(is_approval_quota_error(&take().unwrap_err()));
+    fn rejected_caller_learns_of_a_released_slot() {
+        let quota = Arc::new(ApprovalQuota::default());
+        let acquire = || quota.acquire(&record("w", "a"), 1, 1);
+        assert!(quota.has_free_slot("w", "a", 1));
+        let held = acquire().unwrap();
+        assert!(!quota.has_free_slot("w", "a", 1) && quota.has_free_slot("other", "a", 1));
+        let freed = quota.freed();
+        assert!(is_approval_quota_error(&acquire().unwrap_err()));
         assert!(!freed.has_changed().unwrap());
         drop(held);
-        assert!(freed.has_changed().unwrap() && places.has_free_slot("w", "a", 1));
-        // There never will be one.
-        let large = places.acquire(&record("w", "a"), MAX_PENDING_BYTES + 1, 1);
+        assert!(freed.has_changed().unwrap() && quota.has_free_slot("w", "a", 1));
+
+        // A call beyond the limit can never be accepted.
+        let large = quota.acquire(&record("w", "a"), MAX_PENDING_BYTES + 1, 1);
         let large = large.unwrap_err();
         assert!(!is_approval_quota_error(&large) && large.retry_after.is_none());
     }
 
     #[test]
-    fn what_waits_is_bounded_in_bytes() {
-        let places = Arc::new(ApprovalQuota::default());
-        let take = |principal: &str, size| places.acquire(&record("w", principal), size, 1000);
-        take("a", MAX_PENDING_BYTES + 1).unwrap_err();
+    fn pending_calls_are_limited_in_bytes() {
+        let quota = Arc::new(ApprovalQuota::default());
+        let acquire = |principal: &str, size| quota.acquire(&record("w", principal), size, 1000);
+        acquire("a", MAX_PENDING_BYTES + 1).unwrap_err();
         let mut held = Vec::new();
-        while let Ok(place) = take("a", 10 << 20) {
-            held.push(place);
+        while let Ok(slot) = acquire("a", 10 << 20) {
+            held.push(slot);
         }
+
         assert_eq!(held.len(), 9);
-        held.push(take("b", 10 << 20).unwrap());
-        held.push(take("c", 1).unwrap());
-        take("d", 30 << 20).unwrap_err();
+        held.push(acquire("b", 10 << 20).unwrap());
+        held.push(acquire("c", 1).unwrap());
+        acquire("d", 30 << 20).unwrap_err();
     }
 }

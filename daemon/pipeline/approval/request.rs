@@ -1,4 +1,4 @@
-//! What is known of a call that waits, or has waited, and how that is recorded in its session.
+//! The data of an approval, and its records in the session.
 
 use std::{
     sync::Arc,
@@ -21,83 +21,77 @@ use crate::daemon::{
     telemetry::logs::rfc3339_micros,
 };
 
-/// An approval, as it is shown.
+/// An approval, as clients see it.
 #[derive(Debug, Clone)]
 pub(crate) struct Approval {
-    /// What was asked, and how it ended.
+    /// The call, and how the wait ended.
     pub(crate) record: ApprovalRecord,
-    /// A pattern for this call and its like, while it waits.
+    /// A rule pattern that matches similar calls, while the approval is pending.
     pub(crate) suggested_pattern: Option<String>,
 }
 
-/// A call that is to be asked about.
+/// A call that needs approval.
 #[derive(Debug)]
 pub(crate) struct ApprovalRequest {
-    /// What is asked.
     pub(crate) approval: Approval,
-    /// What rules look at: a pattern for the call must match it.
+    /// The texts of the call: the pattern of an "always" rule must match one.
     pub(crate) policy_request: Arc<PolicyRequest>,
-    /// What people are shown who ask for all.
+    /// The full parameters, for clients that get one approval.
     pub(crate) preview: ApprovalPreview,
-    /// Bytes that it holds, about.
+    /// Approximate memory that the call holds.
     pub(crate) held_bytes: usize,
-    /// Its session.
     pub(crate) session: Arc<Session>,
-    /// What each record of the call says.
     pub(crate) common_record_fields: Map<String, Value>,
-    /// When nobody waits any more.
+    /// When the wait expires.
     pub(crate) expires_at: Instant,
-    /// Most that may wait in the workspace at one time.
+    /// Limit on pending approvals in the workspace.
     pub(crate) max_pending: usize,
-    /// What has decided that it is asked about.
+    /// The policy that asked for the approval.
     pub(crate) policy_snapshot: Arc<PolicySnapshot>,
 }
 
-/// What somebody decides.
+/// The decision of an approver.
 #[derive(Debug)]
 pub(crate) enum ApprovalDecision {
-    /// The call may be made.
     Allow,
-    /// It may not.
     Deny,
-    /// It may be made, and those like it.
+    /// Allows the call, and adds a rule that allows similar calls.
     Always {
-        /// Which are like it; without, those that the suggested pattern matches.
+        /// The pattern of the rule. Without it, the suggested pattern.
         pattern: Option<RulePattern>,
-        /// When the rule ends.
+        /// When the rule expires.
         expires: SystemTime,
     },
 }
 
-/// What those who end a wait are called that are rules: their ids follow.
+/// Prefix of the decider's name if a rule decided; the id of the rule follows.
 const RULE_PREFIX: &str = "rule ";
 
-/// How a wait is to end.
+/// How an approval ends, and by whom.
 #[derive(Debug)]
 pub(super) struct ApprovalResolution {
     pub(super) state: ApprovalEndState,
     pub(super) by: String,
     pub(super) comment: String,
-    /// The rule that is made with it.
+    /// The rule that the decision adds.
     pub(super) rule: Option<Rule>,
 }
 
-/// What became of an attempt to end a wait.
+/// The outcome of an attempt to end an approval.
 #[derive(Debug)]
 pub(super) enum ResolveOutcome {
-    /// It has ended so.
     Resolved(Arc<Approval>, Option<Arc<Rule>>),
-    /// It had ended otherwise before.
+    /// It had ended before; holds that end.
     AlreadyResolved(Arc<Approval>),
 }
 
 impl ApprovalResolution {
-    /// One that nobody has decided.
+    /// An end without a decision, by the daemon.
     pub(super) fn undecided(state: ApprovalEndState) -> Self {
         Self { state, by: "daemon".to_owned(), comment: String::new(), rule: None }
     }
 
-    /// A rule lets the call in that was made while it waited.
+    /// An end by a rule that was added while the call waited.
     pub(super) fn by_rule(id: &str) -> Self {
         Self {
             state: ApprovalEndState::Allowed,
@@ -107,7 +101,7 @@ impl ApprovalResolution {
         }
     }
 
-    /// As it is kept.
+    /// Returns the end as the database stores it.
     pub(super) fn to_approval_end(&self) -> ApprovalEnd {
         let rule_id = match &self.rule {
             Some(rule) => Some(rule.id.clone()),
@@ -123,50 +117,57 @@ impl ApprovalResolution {
     }
 }
 
-/// The record of a call that is asked about.
+/// The record `approval_requested`.
 pub(super) fn requested_record(
     record: &ApprovalRecord,
-    about: &Map<String, Value>,
+    common_fields: &Map<String, Value>,
 ) -> Map<String, Value> {
-    let mut fields = approval_fields("approval_requested", record, about);
-    let parameters = record.parameters.iter();
-    let parameters: Map<String, Value> = parameters
+    let parameters: Map<String, Value> = record
+        .parameters
+        .iter()
         .map(|parameter| (parameter.name.clone(), single_line_value(parameter).into()))
         .collect();
+
+    let mut fields = approval_fields("approval_requested", record, common_fields);
     fields.insert("params".to_owned(), parameters.into());
     fields.insert("files_affected".to_owned(), record.files.clone().into());
     if record.more_files > 0 {
         fields.insert("more_files".to_owned(), record.more_files.into());
     }
+
     fields.insert("asked_by".to_owned(), record.asked_by.as_str().into());
+
     fields
 }
 
 fn single_line_value(parameter: &ApprovalParameter) -> String {
     let ApprovalParameter { value, omitted_bytes, ending, .. } = parameter;
-    match omitted_bytes {
-        0 => value.clone(),
-        _ => format!("{value} … ({omitted_bytes} bytes left out) … {ending}"),
+    if *omitted_bytes == 0 {
+        value.clone()
+    } else {
+        format!("{value} … ({omitted_bytes} bytes left out) … {ending}")
     }
 }
 
-/// What has let in a call that was allowed.
+/// Returns `allowed_by` of an approved call: the rule or the approval.
 pub(crate) fn allowed_by(record: &ApprovalRecord, end: &ApprovalEnd) -> String {
-    match end.ended_by.starts_with(RULE_PREFIX) {
-        true => end.ended_by.clone(),
-        false => format!("approval {}", record.id),
+    if end.ended_by.starts_with(RULE_PREFIX) {
+        end.ended_by.clone()
+    } else {
+        format!("approval {}", record.id)
     }
 }
 
-/// The record of how that ended.
+/// The record `approval_decided`.
 pub(super) fn decided_record(
     record: &ApprovalRecord,
-    about: &Map<String, Value>,
+    common_fields: &Map<String, Value>,
 ) -> Map<String, Value> {
-    let mut fields = approval_fields("approval_decided", record, about);
+    let mut fields = approval_fields("approval_decided", record, common_fields);
     let Some(end) = &record.end else {
         return fields;
     };
+
     fields.insert("state".to_owned(), end.state.name().into());
     fields.insert("decided_by".to_owned(), end.ended_by.as_str().into());
     fields.insert("asked_by".to_owned(), record.asked_by.as_str().into());
@@ -175,10 +176,11 @@ pub(super) fn decided_record(
             fields.insert(name.to_owned(), text.as_str().into());
         }
     }
+
     fields
 }
 
-/// What is known of a call whose daemon has died.
+/// Returns the common record fields of a call whose daemon died.
 pub(super) fn lost_call_fields(record: &ApprovalRecord) -> Map<String, Value> {
     let mut fields = Map::new();
     fields.insert("call_id".to_owned(), record.call_id.as_str().into());
@@ -189,9 +191,9 @@ pub(super) fn lost_call_fields(record: &ApprovalRecord) -> Map<String, Value> {
 fn approval_fields(
     event: &str,
     record: &ApprovalRecord,
-    about: &Map<String, Value>,
+    common_fields: &Map<String, Value>,
 ) -> Map<String, Value> {
-    let mut fields = about.clone();
+    let mut fields = common_fields.clone();
     for (name, text) in [
         ("event", event),
         ("time", &rfc3339_micros(SystemTime::now())),
@@ -201,27 +203,31 @@ fn approval_fields(
     ] {
         fields.insert(name.to_owned(), text.into());
     }
+
     fields
 }
 
-/// The pattern that a rule for this call and its like gets: the one that was given, if it matches the call,
-/// else the suggested one.
+/// Returns the pattern of an "always" rule: the given one if it matches the call, else the
+/// suggested one.
 pub(super) fn rule_pattern_for(
-    question: &Approval,
+    approval: &Approval,
     call: &PolicyRequest,
     given: Option<RulePattern>,
 ) -> Result<RulePattern, Error> {
-    let Some(given) = given else {
-        let suggested = question.suggested_pattern.as_deref().ok_or_else(|| {
-            let text = "must be given: none is made of a call that is too large, that names files by a path that leads back (..), or that has an environment or a standard input, which nobody is shown";
+    let Some(pattern) = given else {
+        let suggested = approval.suggested_pattern.as_deref().ok_or_else(|| {
+            let text = "must be given: the daemon suggests none for a call that is too large, that names files with .. in the path, or that has an environment or a standard input, which approvers do not see";
             Error::invalid_field("pattern", text)
         })?;
         return RulePattern::parse(suggested).map_err(Error::internal);
     };
+
     let mut texts = call.texts.iter().filter(|text| text.may_allow);
-    if texts.any(|text| given.is_match(&text.text)) {
-        return Ok(given);
+    if texts.any(|text| pattern.is_match(&text.text)) {
+        return Ok(pattern);
     }
-    let text = "does not match this call: its rule would not have let it in";
+
+    let text = "does not match this call, so its rule would not allow the call";
+
     Err(Error::invalid_field("pattern", text))
 }
