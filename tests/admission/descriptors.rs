@@ -180,7 +180,7 @@ async fn a_job_waits_for_descriptors() {
     assert!(refusal.retry_after.is_some());
     fs::write(daemon.file("go"), "").unwrap();
     eventually("it cannot start", async || {
-        daemon.log().contains("the parameters of a job cannot be read now")
+        daemon.log().contains("cannot read the parameters of a job yet")
     })
     .await;
     limit(&daemon, usual);

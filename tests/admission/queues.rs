@@ -219,7 +219,7 @@ async fn whose_deadline_comes_before_his_turn_is_told_that_nothing_was_done() {
         };
         let refusal = in_vain(&daemon, late).await;
         assert_eq!(refusal.reason, "TIMEOUT");
-        assert!(refusal.message.contains("nothing was done"), "{refusal:?}");
+        assert!(refusal.message.contains("not started"), "{refusal:?}");
         assert!(refusal.retry_after.is_some());
         // Nor does it wait any more.
         assert_eq!(counts(&daemon, None).await, (1, 0));

@@ -61,7 +61,7 @@ async fn who_is_alone_leaves_nothing_to_others_and_who_is_not_is_told_of_them() 
     let refused = daemon.try_run(with_key(&b, shell("true"))).await;
     let refusal = Refusal::of(&refused.unwrap_err());
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    let told = "2 calls of other callers go on";
+    let told = "other callers: 2 running";
     assert!(refusal.message.contains(told), "{refusal:?}");
     assert!(!refusal.message.contains("fewer"), "{refusal:?}");
     fs::write(daemon.file("go"), "").unwrap();

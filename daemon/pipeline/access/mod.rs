@@ -1,10 +1,11 @@
-//! Who calls, and what that one may do.
+//! Authentication: which principal a call belongs to.
 //!
 //! ```text
-//! a key is shown ───────────▶ one of the key file ─▶ its holder      otherwise UNAUTHENTICATED
-//! none, and there is no key file,
-//!   a process of this machine ─▶ of the daemon's user, or root ─▶ administrator
-//!   on loopback, and --trust-loopback ─▶ administrator
+//! with a key     ─▶ in the key file ─▶ its holder
+//! without a key, if there is no key file:
+//!   process of this machine ─▶ the daemon's user or root ─▶ administrator
+//!   loopback, with --trust-loopback ─▶ administrator
+//! otherwise      ─▶ UNAUTHENTICATED
 //! ```
 
 pub(crate) mod principal;
@@ -24,56 +25,52 @@ use crate::daemon::{
     error::{Error, Reason},
 };
 
-/// Where a call comes from, as the kernel says.
+/// Where a connection comes from, as the kernel reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeerOrigin {
-    /// From the daemon's own process: it lives for one call, which it makes itself.
+    /// The daemon's own process: an embedded daemon, which serves one call.
     Itself,
-    /// From a process of this machine, by a Unix socket.
-    Socket {
-        /// Its user.
-        uid: u32,
-    },
-    /// From a process of this machine, by the loopback interface.
+    /// A process of this machine, by a Unix socket.
+    Socket { uid: u32 },
+    /// A process of this machine, by the loopback interface.
     Loopback {
-        /// Its user, where that could be found out.
+        /// `None` if the kernel does not report it.
         uid: Option<u32>,
     },
-    /// From elsewhere, or nobody knows.
+    /// Another machine, or unknown.
     Elsewhere,
 }
 
-/// Whom the daemon takes calls from.
+/// The principals that may call.
 #[derive(Debug)]
 pub(crate) struct AccessControl {
-    /// None where there is no key file.
+    /// `None` without a key file.
     keys: RwLock<Option<Arc<KeyHolders>>>,
     trust: LocalTrust,
     root: Arc<Principal>,
-    /// The daemon's own user.
     daemon_user: Arc<Principal>,
-    /// Whoever reaches the loopback interface.
+    /// Any caller on the loopback interface, with `--trust-loopback`.
     loopback: Arc<Principal>,
 }
 
-/// Whom of this machine the daemon trusts without a key.
+/// Local callers that need no key.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LocalTrust {
-    /// The daemon's own user, where the kernel tells it from all others.
+    /// The daemon's own user, if the kernel can distinguish it from all others.
     pub(crate) daemon_uid: Option<u32>,
-    /// Everybody who reaches the loopback interface.
+    /// Whether any caller on the loopback interface is trusted.
     pub(crate) loopback: bool,
-    /// Whether commands in sandboxes cannot be who comes by the loopback interface as one of the
-    /// trusted users.
+    /// Whether a connection by the loopback interface from a trusted user cannot come from a
+    /// sandboxed command.
     pub(crate) commands_are_distinguishable: bool,
 }
 
-/// Whose key each is. Which bucket of the map a digest is in, and how long that takes to find out, tells
-/// nothing: digests of keys with 256 random bits cannot be chosen, nor led back to keys.
+/// The holder of each key. The timing of a lookup reveals nothing useful: digests of keys with 256
+/// random bits can neither be chosen nor reversed.
 type KeyHolders = HashMap<KeyDigest, Arc<Principal>>;
 
 impl AccessControl {
-    /// Lets in the holders of `keys` or, without any, whom `trust` says.
+    /// Starts without a key file: only the callers in `trust` may call.
     pub(crate) fn new(trust: LocalTrust) -> Self {
         Self {
             keys: RwLock::new(None),
@@ -84,8 +81,8 @@ impl AccessControl {
         }
     }
 
-    /// Lets in the holders of these keys from now on, and nobody without one. Refuses keys for
-    /// workspaces or tools that there are not.
+    /// Replaces the keys. From now on every caller needs one. Returns the problems of keys that
+    /// name unknown workspaces or tools.
     pub(crate) fn set_keys(
         &self,
         keys: KeyFile,
@@ -96,19 +93,20 @@ impl AccessControl {
         if !problems.is_empty() {
             return Err(problems);
         }
-        let before = self.holders();
-        let before: HashMap<&str, &Arc<Principal>> = before
+
+        let previous_holders = self.holders();
+        let previous: HashMap<&str, &Arc<Principal>> = previous_holders
             .iter()
             .flat_map(|holders| holders.values())
             .map(|known| (known.name(), known))
             .collect();
-        let mut stay = HashSet::new();
+        let mut unchanged = HashSet::new();
         let holders = keys.keys.into_iter().map(|key| {
             let principal = Principal::from_key(&key);
-            // Who was here before goes on with what is left of his allowance.
-            let principal = match before.get(principal.name()) {
+            // A known holder keeps its token bucket.
+            let principal = match previous.get(principal.name()) {
                 Some(known) if known.has_same_rights(&principal) => {
-                    stay.insert(known.name());
+                    unchanged.insert(known.name());
                     Arc::clone(known)
                 }
                 Some(known) => Arc::new(principal.inheriting_bucket(known)),
@@ -118,39 +116,41 @@ impl AccessControl {
         });
         let holders: Arc<KeyHolders> = Arc::new(holders.collect());
         *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(holders);
-        for (name, known) in &before {
-            if !stay.contains(name) {
+        for (name, known) in &previous {
+            if !unchanged.contains(name) {
                 known.revoke();
             }
         }
-        // From now on nobody is let in without a key, and no file of keys is taken back.
+
+        // Keys are required from now on: a key file is never unloaded.
         for trusted in [&self.root, &self.daemon_user, &self.loopback] {
             trusted.revoke();
         }
+
         Ok(())
     }
 
-    /// Who calls: who holds the key that was `shown`, or whom the daemon trusts without one.
+    /// Returns the principal of a call: the holder of its key, or a trusted local caller.
     pub(crate) fn authenticate(
         &self,
-        shown: Option<&[u8]>,
+        key: Option<&[u8]>,
         origin: PeerOrigin,
     ) -> Result<Arc<Principal>, Error> {
         let is_trusted = self.trust.loopback && matches!(origin, PeerOrigin::Loopback { .. });
-        match (shown, self.holders()) {
-            (Some(shown), Some(holders)) => authenticate_key(&holders, shown),
+        match (key, self.holders()) {
+            (Some(key), Some(holders)) => authenticate_key(&holders, key),
             (_, None) if is_trusted => Ok(Arc::clone(&self.loopback)),
             (None, Some(_)) => Err(unauthenticated(
-                "this daemon takes calls with a key only: send one as `authorization: Bearer KEY` or `x-api-key: KEY` (jig: --key or JIG_KEY; `jig key new` makes one)",
+                "this daemon requires a key: send `authorization: Bearer KEY` or `x-api-key: KEY` (jig: --key or JIG_KEY; `jig key new` creates a key)",
             )),
             (None, None) => self.authenticate_user(origin),
-            (Some(_), None) => self.authenticate_user(origin).map_err(|_refused| {
-                unauthenticated("this daemon has no keys (--keys), so that none is right")
+            (Some(_), None) => self.authenticate_user(origin).map_err(|_error| {
+                unauthenticated("this daemon has no key file (--keys), so it accepts no key")
             }),
         }
     }
 
-    /// Who is called so in records, if he may still call.
+    /// Finds a principal by its name in records, if it may still call.
     pub(crate) fn find_principal(&self, name: &str) -> Option<Arc<Principal>> {
         let Some(holders) = self.holders() else {
             if let Some(uid) = name.strip_prefix("uid:") {
@@ -164,22 +164,20 @@ impl AccessControl {
         Some(Arc::clone(holder))
     }
 
-    /// Whether who calls must show a key.
     pub(crate) fn requires_key(&self) -> bool {
         self.holders().is_some()
     }
 
-    /// The callers that have keys; none where there is no key file.
+    /// Returns the holders of keys, or `None` without a key file.
     pub(crate) fn key_holders(&self) -> Option<Vec<Arc<Principal>>> {
         Some(self.holders()?.values().cloned().collect())
     }
 
-    /// Whether there are several callers, who are told apart by their keys.
     pub(crate) fn has_several_key_holders(&self) -> bool {
         self.holders().is_some_and(|holders| holders.len() > 1)
     }
 
-    /// The user of this number, if the daemon trusts him.
+    /// Returns the principal of a user, if the daemon trusts that user.
     fn trusted_user(&self, uid: u32) -> Option<Arc<Principal>> {
         match uid {
             0 => Some(Arc::clone(&self.root)),
@@ -188,30 +186,31 @@ impl AccessControl {
         }
     }
 
-    /// The user whose process calls without a key.
+    /// Authenticates a caller without a key by its user.
     fn authenticate_user(&self, origin: PeerOrigin) -> Result<Arc<Principal>, Error> {
         let uid = match origin {
             PeerOrigin::Itself => return Ok(Arc::clone(&self.daemon_user)),
             PeerOrigin::Socket { uid } => uid,
             PeerOrigin::Loopback { .. } if !self.trust.commands_are_distinguishable => {
                 return Err(unauthenticated(
-                    "commands reach the loopback interface as the daemon's own user (--network host, or proxy.allow_addresses that hold it), so that it cannot tell them from you there: use a Unix socket (--listen unix:/path), or keys (--keys)",
+                    "sandboxed commands can reach the loopback interface as the daemon's own user (--network host, or proxy.allow_addresses that include it), and the daemon cannot distinguish them from you: use a Unix socket (--listen unix:/path), or keys (--keys)",
                 ));
             }
             PeerOrigin::Loopback { uid: Some(uid) } => uid,
             PeerOrigin::Loopback { uid: None } => {
                 return Err(unauthenticated(
-                    "the kernel does not say whose process this connection is: use a Unix socket (--listen unix:/path), keys (--keys), or --trust-loopback",
+                    "the kernel does not report the user of this connection: use a Unix socket (--listen unix:/path), keys (--keys), or --trust-loopback",
                 ));
             }
             PeerOrigin::Elsewhere => {
                 return Err(unauthenticated(
-                    "who calls from another machine needs a key: start the daemon with --keys",
+                    "callers on other machines need a key: start the daemon with --keys",
                 ));
             }
         };
+
         self.trusted_user(uid).ok_or_else(|| unauthenticated(
-            "without keys the daemon takes calls from its own user and from root only: call as one of these, or start it with --keys, or with --trust-loopback where everybody on this machine may call",
+            "without keys the daemon accepts calls from its own user and from root only: call as one of these, or start the daemon with --keys, or with --trust-loopback if every user of this machine may call",
         ))
     }
 
@@ -221,19 +220,18 @@ impl AccessControl {
     }
 }
 
-/// Finds who holds the key that was shown.
-fn authenticate_key(holders: &KeyHolders, shown: &[u8]) -> Result<Arc<Principal>, Error> {
-    let digest = KeyDigest::from_key(shown);
+/// Finds the holder of a key.
+fn authenticate_key(holders: &KeyHolders, key: &[u8]) -> Result<Arc<Principal>, Error> {
+    let digest = KeyDigest::from_key(key);
     let found = holders.get_key_value(&digest);
     let holder = found.filter(|(known, _)| known.constant_time_eq(&digest));
-    let (_, principal) = holder.ok_or_else(|| {
-        unauthenticated("this is no key of this daemon, or not any more: ask its operator for one")
-    })?;
+    let (_, principal) = holder
+        .ok_or_else(|| unauthenticated("unknown or revoked key: ask the operator for a new one"))?;
+
     if principal.has_expired() {
-        return Err(unauthenticated(
-            "this key has expired: ask the operator of the daemon for another",
-        ));
+        return Err(unauthenticated("this key has expired: ask the operator for a new one"));
     }
+
     Ok(Arc::clone(principal))
 }
 
@@ -241,16 +239,17 @@ fn unauthenticated(text: &'static str) -> Error {
     Error::new(Reason::Unauthenticated, text)
 }
 
-/// What keys are for that there is not.
+/// Returns a problem for each unknown workspace or tool that a key names.
 pub(crate) fn unknown_names(keys: &KeyFile, catalog: &Catalog, workspaces: &[&str]) -> Vec<String> {
     let mut problems = Vec::new();
     let mut report = |key: &str, what: &str, name: &str| {
         problems.push(format!(
-            "--keys {}: key {key:?}: there is no {what} {}: one that the configuration adds is there once the daemon was started with it",
+            "--keys {}: key {key:?}: unknown {what} {}: restart the daemon if the configuration has added it",
             keys.path.display(),
             redacted_name(name)
         ));
     };
+
     for key in &keys.keys {
         for name in key.workspaces.iter().flatten() {
             if !workspaces.contains(&name.as_str()) {
@@ -263,6 +262,7 @@ pub(crate) fn unknown_names(keys: &KeyFile, catalog: &Catalog, workspaces: &[&st
             }
         }
     }
+
     problems
 }
 

@@ -1,4 +1,4 @@
-//! Who calls.
+//! A principal: a caller with its rights and limits.
 
 use std::{
     collections::BTreeSet,
@@ -16,31 +16,30 @@ use crate::daemon::{
     queue::PrincipalKey,
 };
 
-/// Time after which a stream looks again whether the key of its caller has ended.
+/// Interval at which a stream checks whether the key of its caller has expired.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Somebody who may call.
+/// A caller that may call: the holder of a key, or a trusted local user.
 #[derive(Debug)]
 pub(crate) struct Principal {
     name: PrincipalKey,
     role: AccessRole,
-    /// None where it is all.
+    /// `None` means all.
     workspaces: Option<BTreeSet<String>>,
-    /// None where it is all.
+    /// `None` means all.
     tools: Option<BTreeSet<String>>,
-    allowance: KeyLimits,
-    /// What its key is known by; none without a key.
+    limits: KeyLimits,
+    /// `None` without a key.
     digest: Option<KeyDigest>,
-    /// When its key ends.
+    /// When the key expires.
     expires: Option<SystemTime>,
-    /// Cancelled when its key is taken away, or gets other rights or another secret.
+    /// Cancelled when the key is revoked, or gets other rights or another secret.
     revoked: CancellationToken,
-    /// None where it may call as often as it likes.
+    /// `None` without a rate limit.
     bucket: Option<Arc<Mutex<TokenBucket>>>,
 }
 
 impl Principal {
-    /// Who holds a key.
     pub(super) fn from_key(key: &ApiKey) -> Self {
         let full = |rate| Arc::new(Mutex::new(TokenBucket::new(rate, Instant::now())));
         Self {
@@ -48,7 +47,7 @@ impl Principal {
             role: key.role,
             workspaces: key.workspaces.clone(),
             tools: key.tools.clone(),
-            allowance: key.limits,
+            limits: key.limits,
             digest: Some(key.digest),
             expires: key.expires,
             revoked: CancellationToken::new(),
@@ -56,20 +55,21 @@ impl Principal {
         }
     }
 
-    /// The same, with no more left of his allowance than who held the key of this name before.
-    pub(super) fn inheriting_bucket(self, before: &Self) -> Self {
-        match self.allowance.rate == before.allowance.rate {
-            true => Self { bucket: before.bucket.clone(), ..self },
-            false => self,
+    /// Takes over the token bucket of the previous key of this name, if the rate is the same.
+    pub(super) fn inheriting_bucket(self, previous: &Self) -> Self {
+        if self.limits.rate == previous.limits.rate {
+            Self { bucket: previous.bucket.clone(), ..self }
+        } else {
+            self
         }
     }
 
-    /// A user of this machine whom the daemon trusts.
+    /// A trusted user of this machine.
     pub(super) fn of_user(uid: u32) -> Arc<Self> {
         Self::administrator(format!("uid:{uid}"))
     }
 
-    /// Whoever reaches the loopback interface.
+    /// Any caller on the loopback interface, with `--trust-loopback`.
     pub(super) fn of_loopback() -> Arc<Self> {
         Self::administrator("loopback".to_owned())
     }
@@ -80,7 +80,7 @@ impl Principal {
             role: AccessRole::Admin,
             workspaces: None,
             tools: None,
-            allowance: KeyLimits::default(),
+            limits: KeyLimits::default(),
             digest: None,
             expires: None,
             revoked: CancellationToken::new(),
@@ -88,32 +88,33 @@ impl Principal {
         })
     }
 
-    /// What it is called in records: `key:NAME`, `uid:1000` or `loopback`.
+    /// Returns the name in records: `key:NAME`, `uid:1000` or `loopback`.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// As [`Self::name`], where calls of one are told from those of another.
+    /// Returns the name as the key for limits and fair queueing.
     pub(crate) fn key(&self) -> &PrincipalKey {
         &self.name
     }
 
-    /// Calls that it may make at one time.
+    /// Returns the limit on concurrent calls.
     pub(crate) fn concurrent_calls(&self) -> usize {
-        let most = self.allowance.concurrent_calls;
-        most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX))
+        let limit = self.limits.concurrent_calls;
+        limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
     }
 
-    /// Counts a call, unless it comes too soon after others.
+    /// Counts a call against the rate limit.
     pub(crate) fn check_rate(&self, now: Instant) -> Result<(), Error> {
         let Some(bucket) = &self.bucket else {
             return Ok(());
         };
+
         let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
         let rate = bucket.rate();
         bucket.try_take(now).map_err(|wait| {
             let text = format!(
-                "{} may make {} calls per second, and {} at once: retry after the time given",
+                "{} is limited to {} calls per second, in bursts of {}: retry after the delay in RetryInfo",
                 self.name, rate.per_second, rate.burst
             );
             Error::new(Reason::ResourceExhausted, text)
@@ -122,32 +123,32 @@ impl Principal {
         })
     }
 
-    /// Whether its key has ended.
     pub(super) fn has_expired(&self) -> bool {
         self.expires.is_some_and(|end| end <= SystemTime::now())
     }
 
-    /// It may not call any more, or not as before.
+    /// Marks the principal as revoked, or replaced by one with other rights.
     pub(super) fn revoke(&self) {
         self.revoked.cancel();
     }
 
-    /// Whether it may not call any more, or not as before.
+    /// Whether the key was revoked or replaced, or has expired.
     pub(crate) fn is_revoked(&self) -> bool {
         self.revoked.is_cancelled() || self.has_expired()
     }
 
-    /// Waits until it may not call any more, or not as before.
+    /// Waits until [`Self::is_revoked`].
     pub(crate) async fn revoked(&self) {
         let Some(expires) = self.expires else {
             return self.revoked.cancelled().await;
         };
+
         loop {
-            // By the clock of the wall, which may be set.
-            let left = expires.duration_since(SystemTime::now()).unwrap_or_default();
+            // The wall clock may be set, so the sleep is limited.
+            let remaining = expires.duration_since(SystemTime::now()).unwrap_or_default();
             tokio::select! {
                 () = self.revoked.cancelled() => return,
-                () = sleep(left.min(EXPIRY_CHECK_INTERVAL)) => {
+                () = sleep(remaining.min(EXPIRY_CHECK_INTERVAL)) => {
                     if self.has_expired() {
                         return;
                     }
@@ -156,27 +157,26 @@ impl Principal {
         }
     }
 
-    /// What its key is known by; none without a key.
+    /// Returns the digest of the key, if any.
     pub(crate) fn digest(&self) -> Option<&KeyDigest> {
         self.digest.as_ref()
     }
 
-    /// What it may do.
     pub(crate) fn role(&self) -> AccessRole {
         self.role
     }
 
-    /// Whether the workspace of this name is there for it.
     pub(crate) fn can_see_workspace(&self, workspace: &str) -> bool {
         let workspaces = self.workspaces.as_ref();
         workspaces.is_none_or(|names| names.contains(workspace))
     }
 
-    /// Refuses what needs another role.
+    /// Returns `FORBIDDEN` without the role `needed`. `what` names the action in the error.
     pub(crate) fn require_role(&self, needed: AccessRole, what: &str) -> Result<(), Error> {
         if self.role >= needed {
             return Ok(());
         }
+
         let text = format!(
             "{what} needs the role {needed}, and {} has the role {}: use another key",
             self.name, self.role
@@ -184,38 +184,36 @@ impl Principal {
         Err(Error::new(Reason::Forbidden, text).with_metadata("role", needed.name()))
     }
 
-    /// Refuses a tool that its key is not for.
+    /// Returns `FORBIDDEN` for a tool that the key does not allow.
     pub(crate) fn require_tool(&self, tool: &str) -> Result<(), Error> {
         let tools = self.tools.as_ref();
         if tools.is_none_or(|names| names.contains(tool)) {
             return Ok(());
         }
-        let text = format!(
-            "{} is not for the tool {tool}: use another key, or one of the tools that it is for",
-            self.name
-        );
+
+        let text =
+            format!("{} may not use the tool {tool}: use another key, or another tool", self.name);
         Err(Error::new(Reason::Forbidden, text).with_metadata("tool", tool))
     }
 
-    /// The tools that its key is for; without, all.
+    /// Returns the tools that the key allows, or `None` for all.
     pub(crate) fn allowed_tools(&self) -> Option<impl Iterator<Item = String>> {
         let tools = self.tools.as_ref()?;
         Some(tools.iter().cloned())
     }
 
-    /// Whether it sees all there is, and not some workspaces only.
     pub(crate) fn can_see_all_workspaces(&self) -> bool {
         self.workspaces.is_none()
     }
 
-    /// Whether both are the same, with the same rights, by the same key: who holds one that was replaced may
-    /// not be who holds the other.
+    /// Whether both have the same name, rights and key. The holder of a replaced key may be another
+    /// person.
     pub(super) fn has_same_rights(&self, other: &Self) -> bool {
         self.name == other.name
             && self.role == other.role
             && self.workspaces == other.workspaces
             && self.tools == other.tools
-            && self.allowance == other.allowance
+            && self.limits == other.limits
             && self.digest == other.digest
             && self.expires == other.expires
     }

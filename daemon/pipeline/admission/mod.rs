@@ -1,39 +1,42 @@
-//! Whether a call may begin, and when: places are bounded, and given fairly to those who call.
+//! Admission control: limits on concurrent and queued calls, shared fairly between callers.
 //!
 //! ```text
-//! rate of the caller ─▶ … ─▶ a place among those of the caller, and among all ─▶ a turn ─▶ the call begins
-//!        │                             │ queue                                 │ queue
-//!        ▼                             ▼                                       ▼
-//!  RESOURCE_EXHAUSTED        RESOURCE_EXHAUSTED: too many wait, or too much;  DRAINING
-//!  (to the nanosecond)       too long; TIMEOUT: the caller's deadline
+//! rate limit ─▶ … ─▶ call permit ─▶ sandbox permit ─▶ start permit ─▶ the call starts
+//!     │                  │ queue         │ queue           │ queue
+//!     ▼                  ▼               ▼                 ▼
+//! RESOURCE_EXHAUSTED  RESOURCE_EXHAUSTED: the queue is full, too many bytes, or queued too long;
+//!                     TIMEOUT: the caller's deadline; DRAINING
 //! ```
 //!
-//! * The **rate** is that of the caller's key ([`super::access::bucket`]). It counts what came in, before
-//!   anything is done for it, once and whatever comes of it (`server/intake.rs`). What is refused says
-//!   after which time it is not: exactly then, unless another call with the same key comes first.
-//! * A **place** is kept for as long as the work lasts. There are as many as calls may go on at one time,
-//!   for one caller as many as its key says. Started processes and transfers, which last long, have
-//!   places of their own, and do not wait for them. What needs a sandbox takes a place among those who have
-//!   one, too, and waits for it likewise; a started process does that as a process that has not begun.
-//! * A **turn** is what makes one caller's calls as quick as though another did not flood the daemon. With
-//!   thousands of places it is not these that calls wait for but the CPUs, and the kernel does not know
-//!   whose work a thread does. So only a few calls are in their first part at one time, where they cost
-//!   the daemon the most: a call gives its turn back when it has ended, when it waits for something, or
-//!   when it has lasted for some time (`Tool::TURN`). Those of commands that go on are the kernel's to
-//!   share out: they yield to the daemon.
+//! * The **rate limit** belongs to the caller's key ([`super::access::token_bucket`]). It counts
+//!   every request once, on arrival, whatever its outcome (`server/body_limits.rs`). A rejection
+//!   gives the exact time after which a call succeeds, unless another call with the same key comes
+//!   first.
+//! * A **call permit** is held as long as the work lasts. It limits calls in total, and calls of
+//!   one caller as its key says. Started processes and transfers last long: they have limits of
+//!   their own, and are rejected instead of queued. A call that needs a sandbox waits for a
+//!   **sandbox permit** too; a started process waits for it as a process that has not started yet.
+//! * A **start permit** keeps one caller's calls fast while another floods the daemon. With
+//!   thousands of call permits, calls compete for the CPUs, and the kernel does not know for which
+//!   caller a thread works. So only a few calls at a time may be in their first part, where they
+//!   cost the daemon most. A call releases the start permit when it ends, when it waits for
+//!   something, or after a while (`Tool::START_PERMIT_HOLD`). From then on the kernel schedules
+//!   its commands, which have a lower priority than the daemon.
 //!
-//! Both are given in turn to the callers who wait, and to the calls of each in the order in which they
-//! came ([`crate::daemon::queue`]). Where there are several keys, one caller does not get the last places, which are
-//! there for those who have few. Turns are fewer where several want them: then a call has the machine nearly
-//! to itself, after that of another caller. So beside a flood it takes its own time, and that of one call of
-//! the flood. Who waits holds no thread, and no more memory than there is for such ([`Backlog`]). What is
-//! told to who is refused is an estimate then: as many calls as are before it, each as long as those of
-//! late. Of what lasts as long as somebody wants, it is a fixed time.
+//! Permits are granted by fair queueing over callers, and first come first served within a caller
+//! ([`crate::daemon::queue`]). If several callers have keys, one caller does not get the last
+//! permits: these are headroom for callers with few. If several callers want start permits, there
+//! are fewer of them, so that a call has the machine nearly to itself: during a flood, a call takes
+//! its own time plus that of one call of the flood.
 //!
-//! A request that is large, or costs as much, waits for its turn to be looked at, too, and that is done on a
-//! thread that may block: looking takes as long as the request is, and others must not wait for it.
+//! A queued call holds no thread, and its memory counts against [`ByteBudget`]. The retry delay of
+//! a rejected call is an estimate: the number of calls before it times the recent duration of a
+//! call. For long-lived work it is a fixed time.
 //!
-//! A caller is a key, or a user of this machine: whoever has no key of his own shares with his user.
+//! A request that is large or expensive to validate waits for a validation permit, and is validated
+//! on a blocking thread.
+//!
+//! A caller is a key, or a user of this machine for calls without a key.
 
 use std::{
     sync::{
@@ -56,75 +59,73 @@ use crate::daemon::{
     tool::response_deadline,
 };
 
-/// When to come again where places become free when somebody ends what has them.
+/// Retry delay for long-lived work, which ends at an unknown time.
 const LONG_LIVED_RETRY_AFTER: Duration = Duration::from_secs(5);
-/// Turns for each core, where callers have keys and one of them is alone: he who comes next waits for those
-/// that go on then. A single caller could do somewhat more with more of them; where there are no keys, it
-/// is one user whose calls these are, and there is no such bound.
+/// Start permits per core if several callers have keys and one of them is alone. Kept low: a caller
+/// that arrives next waits for at most this many calls. A single caller would gain a little from
+/// more. Without keys, all calls belong to one user, and there is no limit.
 const STARTING_CALLS_PER_CORE: usize = 1;
 
-/// The places for calls.
+/// The limiters for all calls.
 #[derive(Debug)]
 pub(crate) struct AdmissionControl {
     call_limiter: Arc<Limiter>,
     process_limiter: Arc<Limiter>,
     start_limiter: Arc<Limiter>,
-    /// For looking at large requests.
+    /// Limits the validation of large requests.
     validation_limiter: Arc<Limiter>,
     pending_bytes: Arc<ByteBudget>,
-    /// Calls that have a place, and have not had their turn.
+    /// Calls that hold a call permit and wait for the other permits.
     awaiting_start: AtomicUsize,
-    /// Of these, those that wait for a sandbox.
+    /// Those that wait for a sandbox permit.
     awaiting_sandbox: AtomicUsize,
     limits: AdmissionLimits,
     cores: usize,
 }
 
-/// Who wants a place for a call.
+/// What a call asks of admission control.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AdmissionRequest<'a> {
-    /// Who.
     pub(crate) principal: &'a Principal,
-    /// When he stops waiting.
     pub(crate) deadline: WaitDeadline<'a>,
-    /// What of his is held in memory meanwhile, and nobody else counts.
+    /// Memory that the call holds while it is queued, and that no other limit counts.
     pub(crate) held_bytes: usize,
-    /// Where it takes a place, too, if it needs a sandbox.
+    /// The limiter of sandboxes, if the call needs one.
     pub(crate) sandbox_limiter: Option<&'a Arc<Limiter>>,
 }
 
-/// When it is of no use any more that a call begins.
+/// When a queued call stops waiting.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum WaitDeadline<'a> {
-    /// Then, if ever.
+    /// At the deadline, if there is one.
     At(Option<Instant>),
-    /// When the last of these stops waiting.
+    /// At the deadline of the last waiter.
     OfLastWaiter(&'a watch::Receiver<Waiters>),
 }
 
 impl WaitDeadline<'_> {
-    /// Waits `until` then, or until there is just time to learn of it before the deadline. Answers whether it
-    /// was for that.
+    /// Waits until `until`, or until just before the deadline, so that the caller still gets the
+    /// error. Returns whether the deadline came first.
     async fn passes_before(self, until: Instant) -> bool {
-        let early = |deadline| {
+        let wait_end = |deadline| {
             let now = Instant::now();
             response_deadline(now, until.saturating_duration_since(now), deadline)
         };
-        let mut callers = match self {
+
+        let mut waiters = match self {
             Self::At(deadline) => {
-                let early = early(deadline);
-                task::sleep_until(Some(early)).await;
-                return early < until;
+                let wait_end = wait_end(deadline);
+                task::sleep_until(Some(wait_end)).await;
+                return wait_end < until;
             }
-            Self::OfLastWaiter(callers) => callers.clone(),
+            Self::OfLastWaiter(waiters) => waiters.clone(),
         };
         loop {
-            let deadline = callers.borrow_and_update().last_deadline();
-            let early = early(deadline);
+            let wait_end = wait_end(waiters.borrow_and_update().last_deadline());
             tokio::select! {
-                () = task::sleep_until(Some(early)) => return early < until,
-                // Nobody comes any more where it fails; but who has the ticket is here.
-                Ok(()) = callers.changed() => {}
+                () = task::sleep_until(Some(wait_end)) => return wait_end < until,
+                // Fails if there can be no more waiters, but the holder of the claim is here.
+                Ok(()) = waiters.changed() => {}
             }
         }
     }
@@ -136,7 +137,7 @@ impl<'a> From<&'a Principal> for AdmissionRequest<'a> {
     }
 }
 
-/// One more, until this is dropped.
+/// Counts one more until it is dropped.
 struct CountGuard<'a>(&'a AtomicUsize);
 
 impl<'a> CountGuard<'a> {
@@ -152,43 +153,43 @@ impl Drop for CountGuard<'_> {
     }
 }
 
-/// How much may go on at one time, and wait.
+/// The configured limits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AdmissionLimits {
-    /// Calls that go on.
+    /// Running calls.
     pub(crate) max_calls: usize,
     /// Started processes that have not ended.
     pub(crate) max_processes: usize,
-    /// Calls of one caller that wait.
+    /// Queued calls of one caller.
     pub(crate) max_queued_per_principal: usize,
-    /// How long one waits.
+    /// Longest time in the queue.
     pub(crate) queue_timeout: Duration,
 }
 
-/// What a call is let in to.
+/// The permits of an admitted call.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    /// Its place, for as long as the work lasts.
+    /// Held as long as the work lasts.
     pub(crate) permit: Permit,
-    /// Its place among those who have sandboxes, where it needs one.
+    /// Permission to use a sandbox, if the call needs one.
     pub(crate) sandbox_permit: Option<DeferredPermit>,
-    /// Its turn.
+    /// Released when the first part of the call is over.
     pub(crate) start_permit: SharedPermit,
 }
 
-/// Places that are not waited for, of things that last long.
+/// A limiter for long-lived work, which rejects instead of queueing.
 #[derive(Debug)]
 pub(crate) struct FailFastLimiter {
     limiter: Arc<Limiter>,
     capacity: usize,
-    refusal_text: &'static str,
+    rejection_text: &'static str,
 }
 
 impl AdmissionControl {
-    /// Admits so many, on a machine with `cores` CPUs.
+    /// Creates the limiters for a machine with `cores` CPUs.
     pub(crate) fn new(limits: AdmissionLimits, cores: usize) -> Self {
-        // Who waits for one has a place: they are as many as there are places.
-        let turns = limits.max_calls.saturating_add(limits.max_processes);
+        // Calls that wait for a start permit hold another permit, which limits their number.
+        let start_permits = limits.max_calls.saturating_add(limits.max_processes);
         Self {
             call_limiter: Limiter::new(
                 limits.max_calls,
@@ -196,7 +197,7 @@ impl AdmissionControl {
                 limits.max_queued_per_principal,
             ),
             process_limiter: Limiter::new(limits.max_processes, Sharing::Unlimited, 0),
-            start_limiter: Limiter::new(turns, Sharing::Unlimited, usize::MAX),
+            start_limiter: Limiter::new(start_permits, Sharing::Unlimited, usize::MAX),
             validation_limiter: Limiter::new(
                 (cores / 2).max(1),
                 Sharing::Unlimited,
@@ -210,18 +211,21 @@ impl AdmissionControl {
         }
     }
 
-    /// Leaves something for others from now on: callers are told apart by keys.
+    /// From now on keeps headroom for other callers, because several have keys.
     pub(super) fn keep_headroom(&self) {
         self.call_limiter.set_sharing(Sharing::KeepHeadroom);
         self.process_limiter.set_sharing(Sharing::KeepHeadroom);
-        // Of those who are not alone, each has the cores to himself in turn: two calls at once on one of
-        // them would each take twice as long.
-        let together = (self.cores / 2).max(1);
-        self.start_limiter
-            .reconfigure(self.cores * STARTING_CALLS_PER_CORE, Sharing::CapWhenContended(together));
+
+        // If several callers compete, each has the cores to itself in turn. Two calls on one core
+        // would each take twice as long.
+        let contended_cap = (self.cores / 2).max(1);
+        self.start_limiter.reconfigure(
+            self.cores * STARTING_CALLS_PER_CORE,
+            Sharing::CapWhenContended(contended_cap),
+        );
     }
 
-    /// Lets a call in, once there is room for it. May be cancelled: then it does not wait any more.
+    /// Waits for all permits of a call. Cancel safe: the call leaves the queue.
     pub(super) async fn admit(
         &self,
         request: AdmissionRequest<'_>,
@@ -229,20 +233,21 @@ impl AdmissionControl {
     ) -> Result<Admission, Error> {
         shutdown.check_accepting()?;
         let until = Instant::now() + self.limits.queue_timeout;
-        let most = request.principal.concurrent_calls();
-        let permit = self.acquire(&self.call_limiter, request, most, until, shutdown);
-        let permit = permit.await?;
-        let counted = CountGuard::new(&self.awaiting_start);
+        let max_calls = request.principal.concurrent_calls();
+        let permit = self.acquire(&self.call_limiter, request, max_calls, until, shutdown).await?;
+
+        let awaiting_start = CountGuard::new(&self.awaiting_start);
         let sandbox_permit = match request.sandbox_limiter {
-            Some(seats) => {
-                let _counted = CountGuard::new(&self.awaiting_sandbox);
-                let sandbox_permit = self.acquire(seats, request, usize::MAX, until, shutdown);
-                Some(sandbox_permit.await?)
+            Some(limiter) => {
+                let _awaiting_sandbox = CountGuard::new(&self.awaiting_sandbox);
+                Some(self.acquire(limiter, request, usize::MAX, until, shutdown).await?)
             }
             None => None,
         };
+
         let start_permit = self.acquire_start_permit(request, until, shutdown).await?;
-        drop(counted);
+        drop(awaiting_start);
+
         Ok(Admission {
             permit,
             sandbox_permit: sandbox_permit.map(DeferredPermit::Ready),
@@ -250,33 +255,31 @@ impl AdmissionControl {
         })
     }
 
-    /// As [`Self::enter`], for a process that goes on when the call that started it has ended. It waits for its
-    /// sandbox as a process that has not begun, which can be seen, and ended.
+    /// As [`Self::admit`], for a process that outlives the call that starts it. It waits for its
+    /// sandbox as a process that has not started, which callers can see and end.
     pub(super) async fn admit_process(
         &self,
         request: AdmissionRequest<'_>,
         shutdown: &Shutdown,
     ) -> Result<Admission, Error> {
         shutdown.check_accepting()?;
-        let principal = request.principal;
-        let most = principal.concurrent_calls();
-        let what = "processes were started and have not ended, and no more are started at a time: end some (ListProcesses, SendSignal), or retry later";
         let permit = try_acquire_or_explain(
             &self.process_limiter,
             self.limits.max_processes,
-            principal,
-            most,
-            what,
+            request.principal,
+            "processes are running, and no more may run at a time: end some (ListProcesses, SendSignal), or retry later",
         )?;
+
         let sandbox_permit =
-            request.sandbox_limiter.map(|seats| self.sandbox_permit(seats, request));
+            request.sandbox_limiter.map(|limiter| self.sandbox_permit(limiter, request));
         let sandbox_permit = sandbox_permit.transpose()?;
         let until = Instant::now() + self.limits.queue_timeout;
         let start_permit = self.acquire_start_permit(request, until, shutdown).await?;
+
         Ok(Admission { permit, sandbox_permit, start_permit })
     }
 
-    /// Waits until a large request may be looked at.
+    /// Waits for permission to validate a large request.
     pub(super) async fn acquire_validation_permit(
         &self,
         request: AdmissionRequest<'_>,
@@ -286,18 +289,18 @@ impl AdmissionControl {
         self.acquire(&self.validation_limiter, request, usize::MAX, until, shutdown).await
     }
 
-    /// Calls going on.
+    /// Returns the number of running calls.
     pub(crate) fn active(&self) -> usize {
-        let before_turn = self.awaiting_start.load(Ordering::Relaxed);
-        self.call_limiter.in_use().saturating_sub(before_turn)
+        let awaiting_start = self.awaiting_start.load(Ordering::Relaxed);
+        self.call_limiter.in_use().saturating_sub(awaiting_start)
     }
 
-    /// Calls that wait until they may begin.
+    /// Returns the number of queued calls.
     pub(crate) fn queued(&self) -> usize {
-        let before_seat = self.awaiting_sandbox.load(Ordering::Relaxed);
+        let awaiting_sandbox = self.awaiting_sandbox.load(Ordering::Relaxed);
         self.validation_limiter.queued()
             + self.call_limiter.queued()
-            + before_seat
+            + awaiting_sandbox
             + self.start_limiter.queued()
     }
 
@@ -307,12 +310,12 @@ impl AdmissionControl {
         request: AdmissionRequest<'_>,
     ) -> Result<DeferredPermit, Error> {
         match limiter.acquire(request.principal.key(), usize::MAX) {
-            Ok(Acquire::Granted(place)) => Ok(DeferredPermit::Ready(place)),
-            Ok(Acquire::Queued(waiting)) => {
-                let held = self.reserve_bytes(limiter, request, usize::MAX)?;
-                Ok(DeferredPermit::Pending(waiting, held))
+            Ok(Acquire::Granted(permit)) => Ok(DeferredPermit::Ready(permit)),
+            Ok(Acquire::Queued(pending)) => {
+                let reservation = self.reserve_bytes(limiter, request, usize::MAX)?;
+                Ok(DeferredPermit::Pending(pending, reservation))
             }
-            Err(full) => Err(queue_full_error(full)),
+            Err(saturated) => Err(queue_full_error(saturated)),
         }
     }
 
@@ -330,54 +333,57 @@ impl AdmissionControl {
         &self,
         limiter: &Arc<Limiter>,
         request: AdmissionRequest<'_>,
-        most: usize,
+        max_in_use: usize,
         until: Instant,
         shutdown: &Shutdown,
     ) -> Result<Permit, Error> {
-        let name = request.principal.key();
-        match limiter.acquire(name, most) {
-            Ok(Acquire::Granted(place)) => Ok(place),
-            Ok(Acquire::Queued(mut waiting)) => {
-                let _waits = self.reserve_bytes(limiter, request, most)?;
-                let draining = shutdown.draining_token();
-                tokio::select! {
-                    biased;
-                    () = draining.cancelled() => Err(Shutdown::draining_error()),
-                    place = waiting.wait() => Ok(place),
-                    // Whoever has a deadline learns before it that nothing was begun.
-                    is_in_vain = request.deadline.passes_before(until) => {
-                        let saturated = limiter.saturation(name, most);
-                        Err(if is_in_vain { deadline_error(saturated) } else { self.queue_timeout_error(saturated) })
-                    }
-                }
+        let principal = request.principal.key();
+        let mut pending = match limiter.acquire(principal, max_in_use) {
+            Ok(Acquire::Granted(permit)) => return Ok(permit),
+            Ok(Acquire::Queued(pending)) => pending,
+            Err(saturated) => return Err(queue_full_error(saturated)),
+        };
+
+        let _reservation = self.reserve_bytes(limiter, request, max_in_use)?;
+        let draining = shutdown.draining_token();
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => Err(Shutdown::draining_error()),
+            permit = pending.wait() => Ok(permit),
+            // A caller with a deadline gets the error before it.
+            deadline_came_first = request.deadline.passes_before(until) => {
+                let saturated = limiter.saturation(principal, max_in_use);
+                Err(if deadline_came_first {
+                    deadline_error(saturated)
+                } else {
+                    self.queue_timeout_error(saturated)
+                })
             }
-            Err(full) => Err(queue_full_error(full)),
         }
     }
 
-    /// Makes room for the request of a call that waits.
+    /// Counts the request of a queued call against the byte budget.
     fn reserve_bytes(
         &self,
         limiter: &Limiter,
         request: AdmissionRequest<'_>,
-        most: usize,
+        max_in_use: usize,
     ) -> Result<ByteReservation, Error> {
-        let name = request.principal.key();
-        self.pending_bytes
-            .reserve(name, request.held_bytes as u64)
-            .map_err(|ByteBudgetExceeded(bytes)| {
-                let saturated = limiter.saturation(name, most);
-                let text = format!(
-                    "requests of {bytes} bytes of this caller wait, and there is no room for {} more: retry after the time given, with fewer or smaller ones at a time",
-                    request.held_bytes
-                );
-                saturated_error(text, saturated).with_metadata("full", "requests that wait")
-            })
+        let principal = request.principal.key();
+        let reserved = self.pending_bytes.reserve(principal, request.held_bytes as u64);
+        reserved.map_err(|ByteBudgetExceeded(bytes)| {
+            let saturated = limiter.saturation(principal, max_in_use);
+            let text = format!(
+                "queued requests of this caller hold {bytes} bytes, and there is no room for {} more. Retry after the delay in RetryInfo, with fewer or smaller requests at a time",
+                request.held_bytes
+            );
+            saturated_error(text, saturated).with_metadata("full", "requests that wait")
+        })
     }
 
     fn queue_timeout_error(&self, saturated: Saturated) -> Error {
         let text = format!(
-            "the call has waited for {:?} and could not begin, as {}: retry after the time given{}",
+            "timed out after {:?} in the admission queue ({}). Retry after the delay in RetryInfo{}",
             self.limits.queue_timeout,
             describe_load(saturated),
             concurrency_advice(saturated)
@@ -387,81 +393,75 @@ impl AdmissionControl {
 }
 
 impl FailFastLimiter {
-    /// `at_most` of them. `what` follows their number where there are no more.
-    pub(crate) fn new(at_most: usize, what: &'static str) -> Self {
-        Self {
-            limiter: Limiter::new(at_most, Sharing::KeepHeadroom, 0),
-            capacity: at_most,
-            refusal_text: what,
-        }
+    /// Allows `capacity` at a time. `rejection_text` follows that number in the error.
+    pub(crate) fn new(capacity: usize, rejection_text: &'static str) -> Self {
+        let limiter = Limiter::new(capacity, Sharing::KeepHeadroom, 0);
+        Self { limiter, capacity, rejection_text }
     }
 
-    /// Takes one, if there is one and the daemon is not shutting down.
+    /// Acquires a permit, unless the limit is reached or the daemon is shutting down.
     pub(crate) fn try_acquire(
         &self,
         principal: &Principal,
         shutdown: &Shutdown,
     ) -> Result<Permit, Error> {
         shutdown.check_accepting()?;
-        let most = principal.concurrent_calls();
-        try_acquire_or_explain(&self.limiter, self.capacity, principal, most, self.refusal_text)
+        try_acquire_or_explain(&self.limiter, self.capacity, principal, self.rejection_text)
     }
 }
 
 fn try_acquire_or_explain(
     limiter: &Arc<Limiter>,
-    at_most: usize,
+    capacity: usize,
     principal: &Principal,
-    most: usize,
-    what: &str,
+    rejection_text: &str,
 ) -> Result<Permit, Error> {
-    let full = match limiter.try_acquire(principal.key(), most) {
-        Ok(place) => return Ok(place),
-        Err(full) => full,
+    let max_in_use = principal.concurrent_calls();
+    let saturated = match limiter.try_acquire(principal.key(), max_in_use) {
+        Ok(permit) => return Ok(permit),
+        Err(saturated) => saturated,
     };
-    let at_most = at_most.min(most);
-    let text = match full.in_use >= at_most {
-        true => format!("{at_most} {what}"),
-        false => format!(
-            "{} of {at_most} places are taken by this caller, and the rest is for others: {what}",
-            full.in_use
-        ),
+
+    let limit = capacity.min(max_in_use);
+    let text = if saturated.in_use >= limit {
+        format!("{limit} {rejection_text}")
+    } else {
+        format!(
+            "this caller uses {} of {limit} slots, and the rest is reserved for others: {rejection_text}",
+            saturated.in_use
+        )
     };
     Err(Error::new(Reason::ResourceExhausted, text)
         .retry_after(LONG_LIVED_RETRY_AFTER)
-        .with_metadata("limit", at_most.to_string())
+        .with_metadata("limit", limit.to_string())
         .with_metadata("full", "places"))
 }
 
-/// Whom one finds before him who has waited.
+/// Returns the load that a queued call found, in words.
 fn describe_load(saturated: Saturated) -> String {
-    let Saturated { in_use: held, in_use_by_others: elsewhere, .. } = saturated;
-    match own_calls(saturated) {
-        0 => format!("the places are taken: {elsewhere} calls of other callers go on"),
-        _ => format!(
-            "{} others of this caller wait and {held} go on, beside {elsewhere} of other callers",
-            saturated.queued.saturating_sub(1)
-        ),
+    let Saturated { in_use, in_use_by_others, .. } = saturated;
+    if own_calls(saturated) == 0 {
+        return format!("other callers: {in_use_by_others} running");
     }
+
+    format!(
+        "this caller: {} queued, {in_use} running; other callers: {in_use_by_others} running",
+        saturated.queued.saturating_sub(1)
+    )
 }
 
-/// What he can do about it.
 fn concurrency_advice(saturated: Saturated) -> &'static str {
-    match own_calls(saturated) {
-        0 => "",
-        _ => ", with fewer at a time",
-    }
+    if own_calls(saturated) == 0 { "" } else { ", with fewer calls at a time" }
 }
 
-/// Those of his own.
+/// Returns the other calls of the same caller, queued and running.
 fn own_calls(saturated: Saturated) -> usize {
     saturated.queued.saturating_sub(1) + saturated.in_use
 }
 
-/// What a call is told whose deadline comes before its turn.
 fn deadline_error(saturated: Saturated) -> Error {
     let text = format!(
-        "the call could not begin before its deadline, and nothing was done, as {}: retry after the time given, with more time{}",
+        "still queued at the deadline, and not started ({}). Retry after the delay in RetryInfo, with a longer deadline{}",
         describe_load(saturated),
         concurrency_advice(saturated)
     );
@@ -470,7 +470,7 @@ fn deadline_error(saturated: Saturated) -> Error {
 
 fn queue_full_error(saturated: Saturated) -> Error {
     let text = format!(
-        "{} calls of this caller go on and {} wait, and no more may wait at a time: retry after the time given, with fewer at a time",
+        "the queue of this caller is full ({} running, {} queued). Retry after the delay in RetryInfo, with fewer calls at a time",
         saturated.in_use, saturated.queued
     );
     saturated_error(text, saturated)
