@@ -1,4 +1,4 @@
-//! The jobs of a caller, for the tool that waits for them.
+//! Gives the tool `await_job` access to the jobs of its caller.
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Instant};
 
@@ -15,7 +15,7 @@ use crate::{
     daemon::{error::Error, store::jobs::Job, task, tool::job_waiter::JobWaiter},
 };
 
-/// The jobs that the caller of a call may look at.
+/// The jobs that a caller may see.
 #[derive(Debug)]
 struct CallerJobs {
     pipeline: Arc<Pipeline>,
@@ -23,7 +23,7 @@ struct CallerJobs {
 }
 
 impl Pipeline {
-    /// The jobs that the caller of a call may look at.
+    /// Returns the jobs that the caller of a call may see.
     pub(super) fn caller_jobs(self: &Arc<Self>, context: &CallContext) -> Box<dyn JobWaiter> {
         Box::new(CallerJobs { pipeline: Arc::clone(self), context: context.clone() })
     }
@@ -38,11 +38,12 @@ impl JobWaiter for CallerJobs {
         Box::pin(async move {
             let found = self.pipeline.find_job(&self.context, &id).await?;
             self.check_vocabulary(&found.job())?;
-            let seen = match found {
-                LiveOrEndedJob::Ended(seen) => *seen,
-                LiveOrEndedJob::Live(live) => tokio::select! {
+
+            let snapshot = match found {
+                LiveOrEndedJob::Ended(snapshot) => *snapshot,
+                LiveOrEndedJob::Live(handle) => tokio::select! {
                     biased;
-                    seen = live.wait_for_end() => seen,
+                    snapshot = handle.wait_for_end() => snapshot,
                     () = task::sleep_until(Some(until)) => {
                         return Ok(AwaitJobResponse {
                             pending: true,
@@ -51,22 +52,24 @@ impl JobWaiter for CallerJobs {
                     }
                 },
             };
-            Ok(await_job_response(seen.response()?.unwrap_or_else(cancelled_response)))
+            Ok(await_job_response(snapshot.response()?.unwrap_or_else(cancelled_response)))
         })
     }
 }
 
 impl CallerJobs {
-    /// Refuses a job of a vocabulary that is not the one of a call by name: its result is written in the
-    /// words of its own, and names tools that the model of the call does not have.
+    /// Rejects a job of another dialect than that of the call. Its result is in the terms of its
+    /// own dialect, and names tools that the calling model does not have.
     fn check_vocabulary(&self, job: &Job) -> Result<(), Error> {
-        let Some(by_name) = &self.context.invoke_origin else {
+        let Some(origin) = &self.context.invoke_origin else {
             return Ok(());
         };
-        let asking = by_name.dialect.map_or("", |dialect| dialect.name);
-        if job.dialect.is_empty() || job.dialect == asking {
+
+        let own_dialect = origin.dialect.map_or("", |dialect| dialect.name);
+        if job.dialect.is_empty() || job.dialect == own_dialect {
             return Ok(());
         }
+
         let text = format!(
             "is a job of the vocabulary {}, whose tools answer otherwise: wait for it in that vocabulary",
             job.dialect
@@ -75,14 +78,16 @@ impl CallerJobs {
     }
 }
 
-/// What came of a job, as models are shown it.
+/// Converts the result of a job for the model.
 fn await_job_response(response: InvokeResponse) -> AwaitJobResponse {
     let ok = response.status() == InvokeStatus::Success;
-    // The text is JSON where the answer is an object, in the contract without what models do not need.
+
+    // The text of an object is JSON; in the contract, without fields that models do not need.
     let output = match response.data.is_some().then(|| serde_json::from_str(&response.text)) {
         Some(Ok(Value::Object(output))) => Some(json_to_struct(output)),
         Some(Ok(_) | Err(_)) | None => None,
     };
+
     let error = response.error.filter(|_| !ok);
     AwaitJobResponse {
         pending: false,

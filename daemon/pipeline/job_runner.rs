@@ -1,7 +1,6 @@
-//! The work of jobs: each is a call like any other, made when its turn comes.
+//! Runs jobs. Each is a call like any other, started when a slot of its queue is free.
 
 use std::{
-    io,
     pin::pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -9,7 +8,6 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message;
-use serde_json::{Map, Value};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
@@ -19,8 +17,9 @@ use super::{
     access::principal::Principal,
     approval::quota::is_approval_quota_error,
     context::{CallContext, InvokeOrigin},
-    dyn_tool::{self, RunningCall},
+    dyn_tool::{self, DynValidatedCall, RunningCall},
     envelope::{self, CallTiming},
+    job_params::params_lost_error,
     job_submission::ValidatedSubmission,
     job_tools::{InitialCall, JobTools},
     jobs::{JobHandle, STORE_RETRY_INTERVAL},
@@ -30,7 +29,6 @@ use super::{
 use crate::daemon::{
     dialect,
     error::{Error, Reason},
-    fd_exhaustion::FdRetry,
     store::{
         jobs::{Job, JobState},
         session::SessionId,
@@ -43,32 +41,33 @@ use crate::daemon::{
     tool::{CallApproval, JobContext},
 };
 
-/// How long a job waits for room on a disk: somebody must make some first.
+/// Delay before a job retries when a disk is full. The operator must free space first.
 const NO_SPACE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the turn of a job is kept while the log takes that it runs, which is a hundred times what that takes.
+/// How long a job holds its start permit while the database stores that it runs: a hundred times
+/// the usual time.
 const MAX_START_PERMIT_HOLD: Duration = Duration::from_millis(100);
 
-/// How the work of a job has ended.
+/// How the run of a job ended.
 enum JobRunEnd {
-    /// So, and with this result, where it was begun.
+    /// The job ended, with this result if it was started.
     Done(JobState, Option<Bytes>),
-    /// Nothing was done, as the daemon is shutting down.
+    /// Nothing was done, because the daemon is shutting down.
     NotStarted,
 }
 
-/// What keeps a job from beginning.
-enum StartBlocked {
-    /// As many calls as may wait to be approved.
+/// Why a job cannot start.
+pub(super) enum StartBlocked {
+    /// The limit on pending approvals is reached.
     ApprovalQuota,
-    /// Something else, which there may not be any more after this time.
+    /// Another limit, which may be free after this time.
     Transient(Duration),
-    /// It will not begin.
+    /// The job fails.
     Permanent(Error),
 }
 
-/// That somebody was asked, and has allowed a job.
+/// The approval of a job by a person.
 pub(super) struct JobApproval {
-    /// Whose call it is, with the rights that he had.
+    /// The caller, with the rights that it had.
     granted_to: Arc<Principal>,
     approved: CallApproval,
 }
@@ -79,7 +78,7 @@ impl From<Error> for StartBlocked {
             _ if is_approval_quota_error(&error) => Self::ApprovalQuota,
             (Reason::ResourceExhausted, Some(wait)) => Self::Transient(wait),
             (Reason::NoSpace, _) => {
-                tracing::warn!(%error, "a job that cannot begin yet waits");
+                tracing::warn!(%error, "a job waits for disk space");
                 Self::Transient(NO_SPACE_RETRY_INTERVAL)
             }
             _ => Self::Permanent(error),
@@ -88,34 +87,36 @@ impl From<Error> for StartBlocked {
 }
 
 impl Pipeline {
-    /// Takes on a job. Once this is answered, the job will be done. `is_unfinished`: whether a daemon
-    /// died that was asked the same under this request id.
+    /// Submits a job. Once this returns, the job survives a restart.
+    ///
+    /// `is_resumed` says whether an earlier daemon died during the same submission.
     pub(crate) async fn submit_job(
         self: &Arc<Self>,
         context: &CallContext,
-        order: ValidatedSubmission,
-        is_unfinished: bool,
+        submission: ValidatedSubmission,
+        is_resumed: bool,
     ) -> Result<Job, Error> {
         let workspace = self.workspace_context(context)?.workspace.name().to_owned();
-        let request = context.request_id.clone();
-        if let Some(request) = request.clone().filter(|_| is_unfinished) {
+        if let Some(request_id) = context.request_id.clone().filter(|_| is_resumed) {
             let principal = context.principal.name();
-            let submitted = self.jobs.find_submitted(principal, &workspace, request).await?;
+            let submitted = self.jobs.find_submitted(principal, &workspace, request_id).await?;
             if let Some(job) = submitted {
                 return Ok(job);
             }
         }
+
         self.shutdown.check_accepting()?;
-        let ValidatedSubmission { dialect, tool, params, queue, priority, tool_access: is_open } =
-            order;
-        is_open?;
+        let ValidatedSubmission { dialect, tool, params, queue, priority, tool_access } =
+            submission;
+        tool_access?;
+
         let id = self.jobs.new_id();
         let job = Job {
             id: id.to_string(),
             workspace,
             session: context.session.as_str().to_owned(),
             principal: context.principal.name().to_owned(),
-            request_id: request,
+            request_id: context.request_id.clone(),
             dialect: dialect.map_or("", |dialect| dialect.name).to_owned(),
             model_call_id: context
                 .invoke_origin
@@ -132,29 +133,30 @@ impl Pipeline {
             ended: None,
             step: None,
         };
-        let until = context.deadline;
-        self.jobs.submit(job.clone(), params, until).await?;
+
+        self.jobs.submit(job.clone(), params, context.deadline).await?;
         self.start_queued_jobs();
+
         Ok(job)
     }
 
-    /// Starts the jobs whose turn it is.
+    /// Starts queued jobs while there are free slots.
     pub(crate) fn start_queued_jobs(self: &Arc<Self>) {
-        let most = |caller: &str| {
+        let max_concurrent_calls = |caller: &str| {
             let principal = self.access.find_principal(caller);
-            // One who may not call any more is told so, each of his jobs.
+            // All jobs of a revoked caller start, and fail.
             principal.map_or(usize::MAX, |principal| principal.concurrent_calls())
         };
         while !self.shutdown.is_draining()
-            && let Some(live) = self.jobs.start_next(most)
+            && let Some(handle) = self.jobs.start_next(max_concurrent_calls)
         {
             let pipeline = Arc::clone(self);
             task::spawn_tracked("job", async move {
-                match pipeline.run_job(&live).await {
+                match pipeline.run_job(&handle).await {
                     JobRunEnd::Done(state, result) => {
-                        pipeline.jobs.complete(&live, state, result).await
+                        pipeline.jobs.complete(&handle, state, result).await
                     }
-                    JobRunEnd::NotStarted => pipeline.jobs.requeue(&live).await,
+                    JobRunEnd::NotStarted => pipeline.jobs.requeue(&handle).await,
                 }
                 pipeline.start_queued_jobs();
             });
@@ -164,54 +166,60 @@ impl Pipeline {
     async fn run_job(self: &Arc<Self>, handle: &JobHandle) -> JobRunEnd {
         let job = handle.snapshot().job;
         let mut tools = JobTools::new(self, handle, &job);
-        let (result, said) = tools.run().await;
-        let JobTools { has_started: has_begun, exit_info: ran, .. } = tools;
+        let (result, invocation) = tools.run().await;
+        let JobTools { has_started, exit_info, .. } = tools;
+
         let was_cancelled = handle.cancel_token().is_cancelled();
         let state = match &result {
-            Err(error) if !has_begun && error.reason == Reason::Draining => {
+            Err(error) if !has_started && error.reason == Reason::Draining => {
                 return JobRunEnd::NotStarted;
             }
-            _ if !has_begun && was_cancelled => return JobRunEnd::Done(JobState::Cancelled, None),
-            Err(error) if !has_begun && error.reason == Reason::DaemonLost => JobState::Lost,
-            Err(_) if has_begun && was_cancelled => JobState::Cancelled,
-            Ok(_) if ran.was_cancelled() => JobState::Cancelled,
-            Ok(answer) if answer.is_success() => JobState::Succeeded,
+            _ if !has_started && was_cancelled => {
+                return JobRunEnd::Done(JobState::Cancelled, None);
+            }
+            Err(error) if !has_started && error.reason == Reason::DaemonLost => JobState::Lost,
+            Err(_) if has_started && was_cancelled => JobState::Cancelled,
+            Ok(_) if exit_info.was_cancelled() => JobState::Cancelled,
+            Ok(response) if response.is_success() => JobState::Succeeded,
             Ok(_) | Err(_) => JobState::Failed,
         };
-        let call = CallTiming {
+
+        let timing = CallTiming {
             tool: &job.tool,
             started: handle.snapshot().job.started.unwrap_or(job.submitted),
             ended: SystemTime::now(),
         };
         let dialect = dialect::find(&job.dialect).ok();
         if self.telemetry.logs_calls() {
-            log_job(&job, dialect.map(|dialect| dialect.name), state, &call);
+            log_job(&job, dialect.map(|dialect| dialect.name), state, &timing);
         }
-        let envelope = envelope::build(&call, dialect, &said, result, &ran);
+
+        let envelope = envelope::build(&timing, dialect, &invocation, result, &exit_info);
         if self.results.is_watched()
-            && let Ok(incoming) = self.job_call_context(handle, &job, &None)
+            && let Ok(context) = self.job_call_context(handle, &job, &None)
         {
-            self.publish_result(&incoming, dialect, &envelope);
+            self.publish_result(&context, dialect, &envelope);
         }
+
         JobRunEnd::Done(state, Some(envelope.encode_to_vec().into()))
     }
 
-    /// Begins the call of a job once nothing is in its way. What is short for now is waited for, and nothing of
-    /// the job is done until then: it waits as though its turn had not come. May be cancelled.
+    /// Starts the first call of a job. Waits while a limit is reached, as if the job were still
+    /// queued. Cancel safe: nothing of the job is done until this returns.
     pub(super) async fn start_job_call(
         self: &Arc<Self>,
         handle: &JobHandle,
         job: &Job,
-        given: Option<&InitialCall>,
+        initial_call: Option<&InitialCall>,
     ) -> Result<RunningCall, Error> {
         let mut approval = None;
         loop {
-            // Before it asks: what becomes free from then on is not missed.
+            // Subscribed before the attempt, so that no released slot is missed.
             let freed = self.approvals.freed();
-            match self.try_start_job_call(handle, job, given, &mut approval).await {
-                Ok(going) => return Ok(going),
+            match self.try_start_job_call(handle, job, initial_call, &mut approval).await {
+                Ok(running) => return Ok(running),
                 Err(StartBlocked::Permanent(error)) => return Err(error),
-                Err(StartBlocked::Transient(pause)) => self.retry_job_later(handle, pause).await?,
+                Err(StartBlocked::Transient(delay)) => self.retry_job_later(handle, delay).await?,
                 Err(StartBlocked::ApprovalQuota) => {
                     self.await_approval_slot(handle, job, freed).await?
                 }
@@ -219,192 +227,173 @@ impl Pipeline {
         }
     }
 
-    /// Begins the call of a job, as whoever submitted it. It is known to run before it does, and not before
-    /// it may: until then, a daemon that dies has done nothing of it. May be cancelled.
+    /// Starts the first call of a job, with the rights of its caller now. Cancel safe.
+    ///
+    /// The job is recorded as running before the call starts, and after the call is admitted. If
+    /// the daemon dies before, nothing of the job was done.
     async fn try_start_job_call(
         self: &Arc<Self>,
         handle: &JobHandle,
         job: &Job,
-        given: Option<&InitialCall>,
+        initial_call: Option<&InitialCall>,
         approval: &mut Option<JobApproval>,
     ) -> Result<RunningCall, StartBlocked> {
-        let (name, params) = match given {
+        let (name, params) = match initial_call {
             Some(call) => (call.tool, call.params.clone()),
             None => (job.tool.as_str(), self.read_job_params(handle, job).await?),
         };
-        let incoming = CallContext {
-            timeout: given.and_then(|call| call.timeout),
-            max_artifact_bytes: given.and_then(|call| call.max_artifact_bytes),
-            in_default_shell: given.is_some_and(|call| call.in_default_shell),
-            ..self.job_call_context(handle, job, approval)?
-        };
-        let incoming = match given.and_then(|call| call.invoke_origin.clone()) {
-            Some(by_name) => CallContext { invoke_origin: Some(by_name), ..incoming },
-            None => incoming,
-        };
-        let principal = Arc::clone(&incoming.principal);
-        let tool = dyn_tool::find(name, self, &principal)?;
-        // Much may have changed since it was submitted.
-        let dialect_call = incoming.dialect_call();
-        tool.require_access(self, &principal, dialect_call.as_deref().map(|said| said.tool))?;
-        let is_asked_about =
-            incoming.job.as_ref().map(|job| job.pending_approval.clone()).unwrap_or_default();
-        let checked = {
-            let (pipeline, id) = (Arc::clone(self), job.id.clone());
-            let bytes = params.len();
-            let check = move |context: &CallContext| {
-                let params = serde_json::from_slice(&params);
-                let params = params.map_err(|error| params_lost_error(&id, &error.into()))?;
-                tool.validate(&pipeline, context.clone(), &params)
-            };
-            let cost = bytes.saturating_mul(tool.cost_per_byte());
-            self.validate_maybe_offloaded(&incoming, (bytes, cost), check).await?
-        };
-        let mut let_in = checked.authorize(self);
-        let let_in = tokio::select! {
+        let mut context = self.job_call_context(handle, job, approval)?;
+        if let Some(call) = initial_call {
+            context.timeout = call.timeout;
+            context.max_artifact_bytes = call.max_artifact_bytes;
+            context.in_default_shell = call.in_default_shell;
+            if let Some(origin) = &call.invoke_origin {
+                context.invoke_origin = Some(Arc::clone(origin));
+            }
+        }
+
+        let principal = Arc::clone(&context.principal);
+        let pending_approval =
+            context.job.as_ref().map(|job| job.pending_approval.clone()).unwrap_or_default();
+        let validated = self.validate_job_call(job, name, &context, params).await?;
+
+        // While the call is pending approval, other jobs use its slot.
+        let mut authorizing = validated.authorize(self);
+        let authorized = tokio::select! {
             biased;
-            let_in = &mut let_in => let_in?,
-            () = is_asked_about.cancelled() => {
+            authorized = &mut authorizing => authorized?,
+            () = pending_approval.cancelled() => {
                 self.yield_job_slot(handle).await;
-                let let_in = let_in.await?;
+                let authorized = authorizing.await?;
                 self.await_job_slot(handle).await?;
-                let_in
+                authorized
             }
         };
-        if let Some(approved) = let_in.approval() {
-            let to = Arc::clone(&principal);
-            *approval = Some(JobApproval { granted_to: to, approved });
+        if let Some(approved) = authorized.approval() {
+            *approval = Some(JobApproval { granted_to: Arc::clone(&principal), approved });
         }
-        // Its caller may have as many calls going on as he may have: others have their turn meanwhile.
-        let place = self.admit_job(let_in.admission_request(&principal)).await?;
-        // All that may have taken hours.
-        if !let_in.still_authorized(self).await? {
+
+        // The caller's limit on concurrent calls applies to its jobs as well.
+        let admitted = self.admit_job(authorized.admission_request(&principal)).await?;
+
+        // The waits may have taken hours.
+        if !authorized.still_authorized(self).await? {
             return Err(StartBlocked::Transient(Duration::ZERO));
         }
-        self.record_job_start(handle, &place).await?;
-        Ok(let_in.start(self, place).await?)
+        self.record_job_start(handle, &admitted).await?;
+
+        Ok(authorized.start(self, admitted).await?)
     }
 
-    /// Keeps that a job runs. Its turn is for others where that takes long.
+    /// Validates the first call of a job again: much may have changed since the submission.
+    async fn validate_job_call(
+        self: &Arc<Self>,
+        job: &Job,
+        name: &str,
+        context: &CallContext,
+        params: Bytes,
+    ) -> Result<Box<dyn DynValidatedCall>, Error> {
+        let tool = dyn_tool::find(name, self, &context.principal)?;
+        let dialect_call = context.dialect_call();
+        let dialect_tool = dialect_call.as_deref().map(|call| call.tool);
+        tool.require_access(self, &context.principal, dialect_tool)?;
+
+        let (pipeline, id) = (Arc::clone(self), job.id.clone());
+        let bytes = params.len();
+        let cost = bytes.saturating_mul(tool.cost_per_byte());
+        let validate = move |context: &CallContext| {
+            let params = serde_json::from_slice(&params)
+                .map_err(|error| params_lost_error(&id, &error.into()))?;
+            tool.validate(&pipeline, context.clone(), &params)
+        };
+        self.validate_maybe_offloaded(context, (bytes, cost), validate).await
+    }
+
+    /// Stores that a job runs. Releases its start permit if that takes long.
     async fn record_job_start(
         &self,
         handle: &JobHandle,
         admitted: &AdmittedCall,
     ) -> Result<(), StartBlocked> {
-        let mut start = pin!(self.jobs.record_start(handle));
-        let started = match timeout(MAX_START_PERMIT_HOLD, &mut start).await {
-            Ok(started) => started,
+        let mut storing = pin!(self.jobs.record_start(handle));
+        let stored = match timeout(MAX_START_PERMIT_HOLD, &mut storing).await {
+            Ok(stored) => stored,
             Err(_) => {
                 admitted.admission.start_permit.release();
-                start.await
+                storing.await
             }
         };
-        started.map_err(|error| {
-            tracing::error!(%error, "that a job starts could not be kept");
+
+        stored.map_err(|error| {
+            tracing::error!(%error, "cannot store the start of a job");
             match state_database_error(&error).into() {
-                // Its end could be kept as little.
+                // The job stays queued: its end could not be stored either.
                 StartBlocked::Permanent(_) => StartBlocked::Transient(STORE_RETRY_INTERVAL),
-                passing @ (StartBlocked::ApprovalQuota | StartBlocked::Transient(_)) => passing,
+                blocked @ (StartBlocked::ApprovalQuota | StartBlocked::Transient(_)) => blocked,
             }
         })
     }
 
-    /// What a job is to do. As long as it cannot be read, and is not known to be gone, the job waits.
-    async fn read_job_params(&self, handle: &JobHandle, job: &Job) -> Result<Bytes, StartBlocked> {
-        let mut attempts = FdRetry::with_deadline(None);
-        loop {
-            match self.jobs.read_params(handle).await {
-                Ok(params) => return Ok(params.into()),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    return Err(params_lost_error(&job.id, &error).into());
-                }
-                Err(error) if attempts.should_retry_io(&error).await => {}
-                Err(error) => {
-                    tracing::error!(%error, job_id = job.id, "the parameters of a job cannot be read now");
-                    return Err(StartBlocked::Transient(STORE_RETRY_INTERVAL));
-                }
-            }
-        }
-    }
-
-    /// What a job is to do, once it can be read.
-    pub(super) async fn await_job_params(
-        self: &Arc<Self>,
-        handle: &JobHandle,
-        job: &Job,
-    ) -> Result<Map<String, Value>, Error> {
-        loop {
-            match self.read_job_params(handle, job).await {
-                Ok(params) => {
-                    let params = serde_json::from_slice(&params);
-                    return params.map_err(|error| params_lost_error(&job.id, &error.into()));
-                }
-                Err(StartBlocked::Permanent(error)) => return Err(error),
-                Err(StartBlocked::Transient(pause)) => self.retry_job_later(handle, pause).await?,
-                Err(StartBlocked::ApprovalQuota) => {
-                    self.retry_job_later(handle, STORE_RETRY_INTERVAL).await?
-                }
-            }
-        }
-    }
-
-    /// Lets others have their turn before a job that cannot begin yet.
+    /// Gives the slot of a job that cannot start yet to other jobs.
     async fn yield_job_slot(self: &Arc<Self>, handle: &JobHandle) {
         self.jobs.yield_slot(handle);
         self.start_queued_jobs();
         self.jobs.record_requeue(handle).await;
     }
 
-    /// Waits until it is a job's turn again.
+    /// Waits until the job gets a slot again.
     async fn await_job_slot(self: &Arc<Self>, handle: &JobHandle) -> Result<(), Error> {
-        let turn = self.jobs.rejoin_queue(handle);
+        let slot = self.jobs.rejoin_queue(handle);
         self.start_queued_jobs();
         tokio::select! {
-            turn = turn => turn.map_err(Error::internal),
+            slot = slot => slot.map_err(Error::internal),
             () = self.shutdown.draining_token().cancelled_owned() => Err(Shutdown::draining_error()),
         }
     }
 
-    /// Has a job wait for so long, and then for its turn.
-    async fn retry_job_later(
+    /// Makes a job wait for `delay`, then for a slot.
+    pub(super) async fn retry_job_later(
         self: &Arc<Self>,
         handle: &JobHandle,
-        pause: Duration,
+        delay: Duration,
     ) -> Result<(), Error> {
         self.yield_job_slot(handle).await;
         tokio::select! {
-            () = task::sleep_until(Some(Instant::now() + pause)) => self.await_job_slot(handle).await,
+            () = task::sleep_until(Some(Instant::now() + delay)) => self.await_job_slot(handle).await,
             () = self.shutdown.draining_token().cancelled_owned() => Err(Shutdown::draining_error()),
         }
     }
 
-    /// Has a job wait until it may be asked about, and it is its turn: so those that wait for that are asked
-    /// about in the order of their queues. There is an end to that, as what waits to be approved has one.
+    /// Makes a job wait until it can request approval and has a slot. So jobs request approval in
+    /// the order of their queues. The wait ends, because every pending approval ends.
     async fn await_approval_slot(
         self: &Arc<Self>,
         handle: &JobHandle,
         job: &Job,
         mut freed: watch::Receiver<()>,
     ) -> Result<(), Error> {
-        let has_room = || self.approvals.has_free_slot(&job.workspace, &job.principal);
+        let has_free_slot = || self.approvals.has_free_slot(&job.workspace, &job.principal);
         loop {
             self.yield_job_slot(handle).await;
             tokio::select! {
                 freed = freed.changed() => freed.map_err(Error::internal)?,
                 () = self.shutdown.draining_token().cancelled_owned() => return Err(Shutdown::draining_error()),
             }
-            if !has_room() {
+
+            if !has_free_slot() {
                 continue;
             }
             self.await_job_slot(handle).await?;
-            // Those before it may have taken it.
-            if has_room() {
+
+            // An earlier job may have taken the approval slot.
+            if has_free_slot() {
                 return Ok(());
             }
         }
     }
 
-    /// The call that a job makes. An `approval` is good for whom it was given to, with the rights that he had.
+    /// Returns the context of a job's calls. An `approval` is valid only for the same caller with
+    /// the same rights.
     pub(super) fn job_call_context(
         &self,
         handle: &JobHandle,
@@ -412,14 +401,17 @@ impl Pipeline {
         approval: &Option<JobApproval>,
     ) -> Result<CallContext, Error> {
         let principal = self.access.find_principal(&job.principal).ok_or_else(|| {
-            let text =
-                format!("{} has submitted this job, and may not call any more", job.principal);
+            let text = format!("{}, which submitted this job, may no longer call", job.principal);
             Error::new(Reason::Forbidden, text)
         })?;
+
         let session = SessionId::parse(&job.session)
             .ok_or_else(|| Error::internal("a job has no session"))?;
-        let approval = approval.as_ref();
-        let approval = approval.filter(|approval| Arc::ptr_eq(&approval.granted_to, &principal));
+        let approval = approval
+            .as_ref()
+            .filter(|approval| Arc::ptr_eq(&approval.granted_to, &principal))
+            .map(|approval| approval.approved.clone());
+
         Ok(CallContext {
             call_id: Ulid::generate().to_string(),
             principal,
@@ -431,7 +423,7 @@ impl Pipeline {
                 id: job.id.clone(),
                 output_written: handle.output_notifier().clone(),
                 pending_approval: CancellationToken::new(),
-                approval: approval.map(|approval| approval.approved.clone()),
+                approval,
             }),
             invoke_origin: (!job.model_call_id.is_empty()).then(|| {
                 Arc::new(InvokeOrigin {
@@ -450,7 +442,7 @@ impl Pipeline {
     }
 }
 
-/// Writes the line of a job that has ended.
+/// Writes the access log entry of a job that has ended.
 fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &CallTiming<'_>) {
     let facts = AccessLogFields {
         caller: Some(job.principal.clone()),
@@ -464,6 +456,7 @@ fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &Cal
         dialect,
         outcome: Some(state.name().to_owned()),
     };
+
     let duration = call.ended.duration_since(call.started);
     facts.log(CallCompletion {
         method: None,
@@ -473,12 +466,4 @@ fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &Cal
         reason: None,
         duration: duration.unwrap_or_default(),
     });
-}
-
-/// What a job is told that cannot know any more what it was to do.
-fn params_lost_error(id: &str, error: &io::Error) -> Error {
-    tracing::error!(%error, job_id = id, "the parameters of a job are gone");
-    let text =
-        "what this job was to do is not in the daemon's state directory any more: submit it again";
-    Error::new(Reason::DaemonLost, text)
 }

@@ -1,4 +1,4 @@
-//! The tools of the contract, for a job: its first call begins it, in its turn, and once nothing is in its way.
+//! The contract's tools as a job calls them. The first call waits for a slot and for all limits.
 
 use std::{
     sync::Arc,
@@ -27,38 +27,36 @@ use crate::daemon::{
     task,
 };
 
-/// The call that a job begins with, where it is not the one that was submitted.
+/// The first call of a job, if it differs from the submitted one (a tool of a dialect).
 #[derive(Debug)]
 pub(super) struct InitialCall {
     pub(super) tool: &'static str,
-    /// JSON.
+    /// The parameters as JSON.
     pub(super) params: Bytes,
     pub(super) timeout: Option<Duration>,
     pub(super) max_artifact_bytes: Option<u64>,
     pub(super) in_default_shell: bool,
-    /// What makes it.
     pub(super) invoke_origin: Option<Arc<InvokeOrigin>>,
 }
 
-/// The tools, as one job calls them.
+/// The tools, bound to one job.
 pub(super) struct JobTools<'a> {
     pipeline: &'a Arc<Pipeline>,
     handle: &'a JobHandle,
     job: &'a Job,
-    /// What makes its calls, where that is a tool of a dialect.
+    /// The origin of the calls, for a tool of a dialect.
     invoke_origin: Option<Arc<InvokeOrigin>>,
-    /// Whether anything of it was done.
+    /// Whether the first call has started.
     pub(super) has_started: bool,
-    /// What its last command has left.
+    /// Exit information of the last command.
     pub(super) exit_info: CommandExitInfo,
 }
 
 impl<'a> JobTools<'a> {
-    /// For this job.
-    pub(super) fn new(pipeline: &'a Arc<Pipeline>, live: &'a JobHandle, job: &'a Job) -> Self {
+    pub(super) fn new(pipeline: &'a Arc<Pipeline>, handle: &'a JobHandle, job: &'a Job) -> Self {
         Self {
             pipeline,
-            handle: live,
+            handle,
             job,
             invoke_origin: None,
             has_started: false,
@@ -66,100 +64,106 @@ impl<'a> JobTools<'a> {
         }
     }
 
-    /// Does all that the job is to do. Answers also what it was called as.
+    /// Runs the job to its end. Returns its result, and the invocation as the dialect has it.
     pub(super) async fn run(&mut self) -> (Result<DialectResponse, Error>, DialectInvocation) {
-        let mut said = DialectInvocation::new(&self.job.tool, &Map::new(), "");
-        let result = match self.job.dialect.is_empty() {
-            true => {
-                let data = self.start_first_call(None).await;
-                data.map(|data| self.pipeline.contract_answer(&self.job.tool, data))
-            }
-            false => self.run_dialect_tool(&mut said).await,
+        let mut invocation = DialectInvocation::new(&self.job.tool, &Map::new(), "");
+        let result = if self.job.dialect.is_empty() {
+            let data = self.start_first_call(None).await;
+            data.map(|data| self.pipeline.contract_response(&self.job.tool, data))
+        } else {
+            self.run_dialect_tool(&mut invocation).await
         };
-        (result, said)
+        (result, invocation)
     }
 
     async fn run_dialect_tool(
         &mut self,
-        dialect_invocation: &mut DialectInvocation,
+        invocation: &mut DialectInvocation,
     ) -> Result<DialectResponse, Error> {
         let dialect = dialect::find(&self.job.dialect)?;
-        let incoming = self.pipeline.job_call_context(self.handle, self.job, &None)?;
-        let mount_path = self.pipeline.mount_path(&incoming)?;
+        let context = self.pipeline.job_call_context(self.handle, self.job, &None)?;
+        let mount_path = self.pipeline.mount_path(&context)?;
+
         let cancelled = self.handle.cancel_token().clone();
         let params = tokio::select! {
             params = self.pipeline.await_job_params(self.handle, self.job) => params?,
             () = cancelled.cancelled() => return Err(cancelled_before_start_error()),
         };
-        *dialect_invocation = DialectInvocation::new(&self.job.tool, &params, &mount_path);
-        let by_name = |said| {
+        *invocation = DialectInvocation::new(&self.job.tool, &params, &mount_path);
+
+        let origin = |dialect_call| {
             Some(Arc::new(InvokeOrigin {
                 model_call_id: self.job.model_call_id.clone(),
-                dialect_call: said,
+                dialect_call,
                 dialect: Some(dialect),
             }))
         };
         if let Some(custom) = self.pipeline.catalog.custom_tool(&self.job.tool) {
-            self.invoke_origin = by_name(None);
-            let ran = self.call(CanonicalCall::new(custom.name(), params.into())).await?;
-            return Ok(dialect.render_custom_tool(ran));
+            self.invoke_origin = origin(None);
+            let output = self.call(CanonicalCall::new(custom.name(), params.into())).await?;
+            return Ok(dialect.render_custom_tool(output));
         }
+
         let tool = dialect.tool(&self.job.tool, |_| false)?;
-        let spoken = self.pipeline.dialect_call(&incoming, dialect, tool, &params)?;
-        self.invoke_origin = by_name(Some(spoken));
+        let dialect_call = self.pipeline.dialect_call(&context, dialect, tool, &params)?;
+        self.invoke_origin = origin(Some(dialect_call));
         tool.call(dialect.read_params(tool, params)?, self).await
     }
 
-    /// The first call: that of the job itself, or the one that is given.
+    /// Starts the first call: the submitted one, or `initial_call`.
     async fn start_first_call(
         &mut self,
-        given: Option<&InitialCall>,
+        initial_call: Option<&InitialCall>,
     ) -> Result<Map<String, Value>, Error> {
         let cancelled = self.handle.cancel_token().clone();
-        let going = tokio::select! {
-            going = self.pipeline.start_job_call(self.handle, self.job, given) => going?,
+        let running = tokio::select! {
+            running = self.pipeline.start_job_call(self.handle, self.job, initial_call) => running?,
             () = cancelled.cancelled() => return Err(cancelled_before_start_error()),
         };
+
         self.has_started = true;
-        self.pipeline.jobs.record_step(self.handle, going.step).await;
-        self.await_output(going, &cancelled).await
+        self.pipeline.jobs.record_step(self.handle, running.step).await;
+        self.await_output(running, &cancelled).await
     }
 
     async fn await_output(
         &mut self,
-        mut going: RunningCall,
+        mut running: RunningCall,
         cancelled: &CancellationToken,
     ) -> Result<Map<String, Value>, Error> {
         let result = tokio::select! {
-            result = &mut going.output => result,
+            result = &mut running.output => result,
             () = cancelled.cancelled() => {
-                going.abandon_token.cancel();
-                going.output.await
+                running.abandon_token.cancel();
+                running.output.await
             }
         };
-        let JsonToolOutput { fields: data, exit_info: ran } = result?;
-        self.exit_info = ran;
-        Ok(data)
+
+        let JsonToolOutput { fields, exit_info } = result?;
+        self.exit_info = exit_info;
+        Ok(fields)
     }
 
-    /// A call behind the first. It waits for what is short for now: what was done is not to be for nothing.
+    /// Runs a later call. Waits while a limit is reached, so that the work so far is not wasted.
     async fn call_after_first(&mut self, call: CanonicalCall) -> Result<ResponseData, Error> {
         let context = CallContext {
             invoke_origin: self.invoke_origin.clone(),
             ..self.pipeline.job_call_context(self.handle, self.job, &None)?
         };
+
         let cancelled = self.handle.cancel_token().clone();
         loop {
             let mut tools = InvocationTools::new(self.pipeline, context.clone(), None, &cancelled);
             let result = tools.call(call.clone()).await;
             (_, self.exit_info) = tools.into_parts();
-            let wait = match &result {
+
+            let retry_after = match &result {
                 Err(error) if error.reason == Reason::ResourceExhausted => error.retry_after,
                 Ok(_) | Err(_) => None,
             };
-            let Some(wait) = wait else { return result };
+            let Some(delay) = retry_after else { return result };
             tokio::select! {
-                () = task::sleep_until(Some(Instant::now() + wait)) => {}
+                () = task::sleep_until(Some(Instant::now() + delay)) => {}
                 () = cancelled.cancelled() => return result,
                 () = self.pipeline.shutdown.draining_token().cancelled_owned() => return result,
             }
@@ -173,8 +177,9 @@ impl CanonicalTools for JobTools<'_> {
             if self.has_started {
                 return self.call_after_first(call).await;
             }
+
             let params = serde_json::to_vec(&call.params).map_err(Error::internal)?;
-            let given = InitialCall {
+            let initial_call = InitialCall {
                 tool: call.tool,
                 params: params.into(),
                 timeout: call.timeout,
@@ -182,20 +187,21 @@ impl CanonicalTools for JobTools<'_> {
                 in_default_shell: call.in_default_shell,
                 invoke_origin: self.invoke_origin.clone(),
             };
+
             drop(call);
-            self.start_first_call(Some(&given)).await.map(ResponseData::new)
+            self.start_first_call(Some(&initial_call)).await.map(ResponseData::new)
         })
     }
 
     fn submit(&mut self, call: CanonicalCall) -> DialectFuture<'_, Result<String, Error>> {
         Box::pin(async move {
-            let incoming = self.pipeline.job_call_context(self.handle, self.job, &None)?;
-            self.pipeline.submit_call_as_job(&incoming, call).await
+            let context = self.pipeline.job_call_context(self.handle, self.job, &None)?;
+            self.pipeline.submit_call_as_job(&context, call).await
         })
     }
 }
 
-/// What a job is told that is cancelled before anything of it was done: nobody hears it.
+/// Ends a job that was cancelled before its first call. No caller sees this error.
 fn cancelled_before_start_error() -> Error {
-    Error::new(Reason::Timeout, "the job was cancelled before it began")
+    Error::new(Reason::Timeout, "the job was cancelled before it started")
 }

@@ -202,7 +202,7 @@ async fn one_that_there_is_no_room_for_on_the_disk_waits_for_some() {
     assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
     busy.let_go();
     busy.call.await.unwrap().unwrap();
-    let could_not = "a job that cannot begin yet waits";
+    let could_not = "a job waits for disk space";
     eventually("it cannot begin", async || busy.daemon.log().contains(could_not)).await;
     assert_eq!(busy.caller.state(&busy.job).await, JobState::Queued);
     fs::remove_file(&filler).unwrap();

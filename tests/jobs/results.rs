@@ -233,7 +233,7 @@ async fn a_job_that_is_not_there_is_told_to_be() {
     let refusal = Refusal::of(&jobs.0.get_job(request).await.unwrap_err());
     assert_eq!(refusal.reason, "JOB_NOT_FOUND");
     // Models are told this, too, and can call no RPC.
-    assert!(refusal.message.contains("give the id"), "{refusal:?}");
+    assert!(refusal.message.contains("use the id"), "{refusal:?}");
 }
 
 #[tokio::test]

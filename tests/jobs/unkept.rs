@@ -8,7 +8,7 @@ use rusqlite::Connection;
 use super::{Jobs, callers::UNTIL_GO, command, result};
 use crate::support::{Daemon, eventually, promptly};
 
-const NOT_YET: &str = "what became of a job cannot be kept yet";
+const NOT_YET: &str = "cannot store the state of a job yet";
 
 #[tokio::test]
 async fn an_end_is_told_once_it_is_kept_and_kept_before_the_daemon_ends() {

@@ -1,4 +1,4 @@
-//! A job that has not ended, for those who wait for it.
+//! A job that has not ended, as its watchers see it.
 
 use std::sync::Arc;
 
@@ -8,22 +8,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::daemon::store::jobs::Job;
 
-/// A job that has not ended.
 #[derive(Debug)]
 pub(crate) struct JobHandle {
     snapshot: watch::Sender<JobSnapshot>,
-    /// Told when it is to end.
+    /// Cancelled when the job must end.
     cancel: CancellationToken,
-    /// Told whenever its command has written something.
+    /// Notified when the job's command has written output.
     output_notifier: watch::Sender<()>,
 }
 
-/// A job as it is, and what came of it.
+/// The state of a job, and its result.
 #[derive(Debug, Clone)]
 pub(crate) struct JobSnapshot {
-    /// The job.
     pub(crate) job: Job,
-    /// What came of it, encoded, once it has ended.
+    /// The encoded result, once the job has ended.
     pub(crate) result: Option<Bytes>,
 }
 
@@ -36,31 +34,30 @@ impl JobHandle {
         })
     }
 
-    /// As it is.
     pub(crate) fn snapshot(&self) -> JobSnapshot {
         self.snapshot.borrow().clone()
     }
 
-    /// As it is, and how it changes.
+    /// Subscribes to changes of the job.
     pub(crate) fn watch(&self) -> watch::Receiver<JobSnapshot> {
         self.snapshot.subscribe()
     }
 
-    /// Told whenever its command has written something.
+    /// Notified when the job's command has written output.
     pub(crate) fn output_notifier(&self) -> &watch::Sender<()> {
         &self.output_notifier
     }
 
-    /// Cancelled when it is to end.
+    /// Cancelled when the job must end.
     pub(in crate::daemon::pipeline) fn cancel_token(&self) -> &CancellationToken {
         &self.cancel
     }
 
-    /// Waits until it has ended.
+    /// Waits for the end of the job.
     pub(crate) async fn wait_for_end(&self) -> JobSnapshot {
-        let mut seen = self.snapshot.subscribe();
-        // It cannot close: `self` holds the sender.
-        drop(seen.wait_for(|seen| seen.job.state.is_final()).await);
+        let mut snapshots = self.snapshot.subscribe();
+        // The channel cannot close: `self` holds the sender.
+        drop(snapshots.wait_for(|snapshot| snapshot.job.state.is_final()).await);
         self.snapshot()
     }
 

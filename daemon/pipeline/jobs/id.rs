@@ -1,31 +1,35 @@
-//! Ids of jobs in two spellings of the same 128 bits: as a ULID, and as a UUID.
+//! Ids of jobs in two spellings of the same 128 bits: ULID and UUID.
 
 use std::borrow::Cow;
 
 use ulid::Ulid;
 
-/// Where a UUID has its hyphens.
+/// Positions of the hyphens in a UUID.
 const UUID_HYPHEN_OFFSETS: [usize; 4] = [8, 13, 18, 23];
 
-/// The id as a UUID. One that is no ULID is left as it is.
+/// Converts an id to a UUID. Returns an id that is no ULID unchanged.
 pub(crate) fn as_uuid(id: &str) -> String {
     let Ok(id) = Ulid::from_string(id) else {
         return id.to_owned();
     };
+
     let mut uuid = format!("{:032x}", u128::from(id));
-    for place in UUID_HYPHEN_OFFSETS {
-        uuid.insert(place, '-');
+    for offset in UUID_HYPHEN_OFFSETS {
+        uuid.insert(offset, '-');
     }
     uuid
 }
 
-/// The id as a ULID, in whichever of the two it is given.
+/// Converts an id in either spelling to a ULID. Returns any other id unchanged.
 pub(super) fn as_ulid(id: &str) -> Cow<'_, str> {
     let mut bytes = id.bytes().enumerate();
     let is_uuid = id.len() == 36
-        && bytes.all(|(place, byte)| match UUID_HYPHEN_OFFSETS.contains(&place) {
-            true => byte == b'-',
-            false => byte.is_ascii_hexdigit(),
+        && bytes.all(|(offset, byte)| {
+            if UUID_HYPHEN_OFFSETS.contains(&offset) {
+                byte == b'-'
+            } else {
+                byte.is_ascii_hexdigit()
+            }
         });
     if !is_uuid {
         return id.into();
@@ -48,6 +52,7 @@ mod tests {
             assert_eq!(as_ulid(&uuid.to_uppercase()), ulid);
             assert_eq!(as_ulid(&ulid), ulid);
         }
+
         for other in ["", "x", "550e8400-e29b-41d4-a716-44665544000x"] {
             assert_eq!(as_ulid(other), other);
             assert_eq!(as_uuid(other), other);

@@ -1,5 +1,5 @@
-//! Room for jobs that wait: for so many of them, and for so many bytes of what they are to do. Where callers are
-//! told apart, a quarter is left for those who have little of it. A decision, without locks or files.
+//! Limits on queued jobs: their number, and the bytes of their parameters. If callers are
+//! distinguished, a quarter is headroom for callers with few. Pure state, without locks or files.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,21 +8,20 @@ use crate::daemon::{
     queue::Headroom,
 };
 
-/// When to come again. When there is room is not known, as jobs last as long as they want: as with the places of
-/// started processes.
+/// Retry delay when a limit is reached. Jobs end at an unknown time, as started processes do.
 const PENDING_JOBS_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The room.
+/// The limits, and their usage.
 #[derive(Debug)]
 pub(super) struct PendingJobsBudget {
     limit: PendingJobsUsage,
-    /// Whether there may be several callers, to whom something is left.
+    /// Whether there may be several callers, each of which leaves headroom for others.
     is_shared: bool,
     used: PendingJobsUsage,
     by_principal: HashMap<String, PendingJobsUsage>,
 }
 
-/// So much of it.
+/// An amount of jobs and bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct PendingJobsUsage {
     pub(super) jobs: u64,
@@ -30,7 +29,7 @@ pub(super) struct PendingJobsUsage {
 }
 
 impl PendingJobsUsage {
-    /// One job whose parameters have so many bytes.
+    /// One job with parameters of `bytes`.
     pub(super) fn of_job(bytes: u64) -> Self {
         Self { jobs: 1, bytes }
     }
@@ -51,43 +50,35 @@ impl PendingJobsUsage {
 }
 
 impl PendingJobsBudget {
-    /// So much, none of it taken.
-    pub(super) fn new(most: PendingJobsUsage, is_shared: bool) -> Self {
-        Self {
-            limit: most,
-            is_shared,
-            used: PendingJobsUsage::default(),
-            by_principal: HashMap::new(),
-        }
+    pub(super) fn new(limit: PendingJobsUsage, is_shared: bool) -> Self {
+        Self { limit, is_shared, used: PendingJobsUsage::default(), by_principal: HashMap::new() }
     }
 
-    /// Leaves a part to others from now on.
+    /// From now on keeps headroom for other callers.
     pub(super) fn keep_headroom(&mut self) {
         self.is_shared = true;
     }
 
-    /// Takes some for a caller, if there is some for him.
+    /// Reserves an amount for a caller.
     pub(super) fn reserve(&mut self, caller: &str, amount: PendingJobsUsage) -> Result<(), Error> {
         let own = self.by_principal.get(caller).copied().unwrap_or_default();
-        let (all, own_then) = (self.used.plus(amount), own.plus(amount));
-        let left = self.limit.minus(all);
-        let fits = |all: u64, most: u64, own: u64, left: u64| {
-            let reserve = match self.is_shared {
-                true => Headroom::of(most),
-                false => Headroom::NONE,
-            };
-            all <= most && reserve.allows(own, left)
+        let (used, own_used) = (self.used.plus(amount), own.plus(amount));
+        let free = self.limit.minus(used);
+        let fits = |used: u64, limit: u64, own: u64, free: u64| {
+            let headroom = if self.is_shared { Headroom::of(limit) } else { Headroom::NONE };
+            used <= limit && headroom.allows(own, free)
         };
-        let (what, limit) = if !fits(all.jobs, self.limit.jobs, own_then.jobs, left.jobs) {
+
+        let (what, limit) = if !fits(used.jobs, self.limit.jobs, own_used.jobs, free.jobs) {
             ("jobs", self.limit.jobs)
-        } else if !fits(all.bytes, self.limit.bytes, own_then.bytes, left.bytes) {
-            ("bytes of parameters of jobs", self.limit.bytes)
+        } else if !fits(used.bytes, self.limit.bytes, own_used.bytes, free.bytes) {
+            ("bytes of parameters", self.limit.bytes)
         } else {
             self.reserve_unchecked(caller, amount);
             return Ok(());
         };
         let text = format!(
-            "{} jobs of {caller} wait, with {} bytes of parameters, and there is no room for another: at most {limit} {what} may wait, of all callers together, of which a quarter is left for those who have few; wait until some have started (WaitJob), or cancel some (CancelJob)",
+            "{caller} has {} queued jobs with {} bytes of parameters, and there is no room for another: at most {limit} {what} may be queued, of all callers together, and a quarter is reserved for callers with few. Wait until some have started (WaitJob), or cancel some (CancelJob)",
             own.jobs, own.bytes
         );
         Err(Error::new(Reason::ResourceExhausted, text)
@@ -95,14 +86,14 @@ impl PendingJobsBudget {
             .with_metadata("limit", limit.to_string()))
     }
 
-    /// Takes some for a caller, whether there is any or not.
+    /// Reserves an amount for a caller, even beyond the limits.
     pub(super) fn reserve_unchecked(&mut self, caller: &str, amount: PendingJobsUsage) {
         self.used = self.used.plus(amount);
         let own = self.by_principal.entry(caller.to_owned()).or_default();
         *own = own.plus(amount);
     }
 
-    /// Gives back what was taken.
+    /// Releases a reserved amount.
     pub(super) fn release(&mut self, caller: &str, amount: PendingJobsUsage) {
         self.used = self.used.minus(amount);
         if let Some(own) = self.by_principal.get_mut(caller) {
@@ -118,36 +109,39 @@ impl PendingJobsBudget {
 mod tests {
     use super::*;
 
-    fn room(jobs: u64, bytes: u64, is_shared: bool) -> PendingJobsBudget {
+    fn budget(jobs: u64, bytes: u64, is_shared: bool) -> PendingJobsBudget {
         PendingJobsBudget::new(PendingJobsUsage { jobs, bytes }, is_shared)
     }
 
-    fn most(room: &mut PendingJobsBudget, caller: &str, bytes: u64) -> usize {
+    fn reserve_all(budget: &mut PendingJobsBudget, caller: &str, bytes: u64) -> usize {
         let amount = PendingJobsUsage::of_job(bytes);
-        (0..).take_while(|_| room.reserve(caller, amount).is_ok()).count()
+        (0..).take_while(|_| budget.reserve(caller, amount).is_ok()).count()
     }
 
     #[test]
-    fn one_caller_leaves_some_to_others() {
-        let mut shared = room(1600, 1 << 30, true);
-        assert_eq!([most(&mut shared, "a", 1), most(&mut shared, "b", 1)], [1200, 25]);
-        let mut bytes = room(1000, 1600, true);
-        assert_eq!([most(&mut bytes, "a", 10), most(&mut bytes, "b", 10)], [120, 2]);
-        let mut of_one = room(3, 1 << 30, false);
-        assert_eq!(most(&mut of_one, "a", 1), 3);
-        let refused = of_one.reserve("a", PendingJobsUsage::of_job(1)).unwrap_err();
-        assert_eq!(refused.reason, Reason::ResourceExhausted);
-        assert_eq!(refused.retry_after, Some(PENDING_JOBS_RETRY_AFTER));
+    fn one_caller_leaves_headroom_for_others() {
+        let mut shared = budget(1600, 1 << 30, true);
+        assert_eq!(
+            [reserve_all(&mut shared, "a", 1), reserve_all(&mut shared, "b", 1)],
+            [1200, 25]
+        );
+        let mut bytes = budget(1000, 1600, true);
+        assert_eq!([reserve_all(&mut bytes, "a", 10), reserve_all(&mut bytes, "b", 10)], [120, 2]);
+        let mut single = budget(3, 1 << 30, false);
+        assert_eq!(reserve_all(&mut single, "a", 1), 3);
+        let error = single.reserve("a", PendingJobsUsage::of_job(1)).unwrap_err();
+        assert_eq!(error.reason, Reason::ResourceExhausted);
+        assert_eq!(error.retry_after, Some(PENDING_JOBS_RETRY_AFTER));
     }
 
     #[test]
-    fn what_is_given_back_can_be_taken_again() {
-        let mut room = room(10, 100, true);
-        assert_eq!(most(&mut room, "a", 60), 1);
-        assert!(room.reserve("b", PendingJobsUsage::of_job(60)).is_err());
-        room.release("a", PendingJobsUsage::of_job(60));
-        assert!(room.by_principal.is_empty());
-        assert_eq!(room.used, PendingJobsUsage::default());
-        assert_eq!(most(&mut room, "b", 75), 1);
+    fn released_budget_can_be_reserved_again() {
+        let mut budget = budget(10, 100, true);
+        assert_eq!(reserve_all(&mut budget, "a", 60), 1);
+        assert!(budget.reserve("b", PendingJobsUsage::of_job(60)).is_err());
+        budget.release("a", PendingJobsUsage::of_job(60));
+        assert!(budget.by_principal.is_empty());
+        assert_eq!(budget.used, PendingJobsUsage::default());
+        assert_eq!(reserve_all(&mut budget, "b", 75), 1);
     }
 }

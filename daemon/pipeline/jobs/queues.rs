@@ -1,14 +1,14 @@
-//! Which job comes next. A decision, without clocks, locks or files.
+//! Decides which job starts next. Pure state: no clocks, locks or files.
 //!
-//! A place goes to the caller who has waited longest since he had one, and of his jobs, among the queues that
-//! have room, to the first. So neither priorities nor numbers of one caller's jobs hold up those of another.
-//! Where callers are told apart, a quarter of all places is left for those who have few: a job may last for
-//! ever, and whoever comes next finds one.
+//! A slot goes to the caller that has waited longest since its last slot, and among its jobs to the
+//! first one in a queue with a free slot. So neither the priorities nor the number of one caller's
+//! jobs delay those of another. If callers are distinguished, a quarter of all slots is headroom
+//! for callers with few: a job may run for ever, and a new caller still finds a slot.
 //!
-//! Of two jobs of one caller that wait, the one whose rank is lower comes first: the time at which it was
-//! submitted, put back by [`AGEING_MS`] for each step of its priority. So whoever waits for that long is as
-//! good as one of a priority higher by one that comes then, and none waits for ever; and as both grow old
-//! alike, the order of two never changes while they wait.
+//! Of two queued jobs of one caller, the one with the lower rank comes first. The rank is the
+//! submission time, minus [`AGEING_MS`] for each step of priority. A job that has waited for that
+//! long equals a new job of the next priority, so no job waits for ever. Both age alike, so the
+//! order of two queued jobs never changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -17,32 +17,31 @@ use std::{
 
 use crate::daemon::{queue::Headroom, store::jobs::Job};
 
-/// Milliseconds of waiting that count as much as one step of priority.
+/// Waiting time that counts as much as one step of priority.
 const AGEING_MS: i64 = 60_000;
 
-/// A queue of a workspace.
+/// The key of a queue.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct JobQueueKey {
-    /// Name of the workspace.
     workspace: String,
     /// Name of the queue.
     queue: String,
 }
 
-/// How many are done at a time.
+/// Limits on running jobs.
 #[derive(Debug, Clone)]
 pub(super) struct JobConcurrencyLimits {
-    /// Of all queues together.
+    /// In all queues together.
     pub(super) total: usize,
-    /// Of one queue, where its name is not in `named`.
+    /// In a queue without an entry in `by_queue_name`.
     pub(super) per_queue: u32,
-    /// Of the queues of these names.
+    /// In the queues of these names.
     pub(super) by_queue_name: BTreeMap<String, u32>,
-    /// Whether there may be several callers, to whom something is left.
+    /// Whether there may be several callers, each of which leaves headroom for others.
     pub(super) is_shared: bool,
 }
 
-/// A job, as far as its turn goes.
+/// A job, as the queues see it.
 #[derive(Debug, Clone)]
 pub(super) struct JobQueueEntry {
     principal: String,
@@ -50,47 +49,45 @@ pub(super) struct JobQueueEntry {
     position: JobQueuePosition,
 }
 
-/// The queues.
+/// All queues of all workspaces.
 #[derive(Debug)]
 pub(super) struct JobQueues {
     concurrency: JobConcurrencyLimits,
     queues: HashMap<JobQueueKey, JobQueue>,
     flows: HashMap<String, JobFlow>,
-    /// The jobs that have a place.
+    /// The jobs that hold a slot.
     running: HashMap<String, JobQueueEntry>,
-    /// Moves on with each turn.
+    /// Incremented for each slot and each enqueued job.
     sequence: u64,
 }
 
 #[derive(Debug, Default)]
 struct JobQueue {
     running: u32,
-    /// By their callers.
+    /// Queued jobs, by caller.
     queued: HashMap<String, BTreeSet<JobQueuePosition>>,
 }
 
 #[derive(Debug)]
 struct JobFlow {
-    /// When it was his turn, or he came.
+    /// The sequence number at its last slot, or at its arrival.
     last_started: u64,
     running: usize,
-    /// The first of his jobs in each queue that has room.
+    /// Its first job in each queue with a free slot.
     heads: BTreeSet<(JobQueuePosition, JobQueueKey)>,
-    /// Queues in which he waits.
+    /// Number of queues in which it has jobs.
     queue_count: usize,
 }
 
-/// A place in a queue: what comes first is least.
+/// A position in a queue. The least one comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct JobQueuePosition {
     rank: i64,
-    /// Ids are ULIDs, made one after the other: of two with one rank, the one that was submitted first comes
-    /// first.
+    /// Ids are increasing ULIDs: with equal ranks, the job that was submitted first comes first.
     id: String,
 }
 
 impl JobQueueEntry {
-    /// That of a job.
     pub(super) fn of(job: &Job) -> Self {
         let since = job.submitted.duration_since(UNIX_EPOCH).unwrap_or_default();
         let submitted = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
@@ -106,7 +103,6 @@ impl JobQueueEntry {
 }
 
 impl JobQueues {
-    /// Queues without jobs.
     pub(super) fn new(concurrency: JobConcurrencyLimits) -> Self {
         Self {
             concurrency,
@@ -117,77 +113,83 @@ impl JobQueues {
         }
     }
 
-    /// Leaves a part of the places to others from now on.
+    /// From now on keeps headroom for other callers.
     pub(super) fn keep_headroom(&mut self) {
         self.concurrency.is_shared = true;
     }
 
-    /// Puts a job into its queue. One that had a place has it no more.
+    /// Adds a job to its queue. A running job loses its slot.
     pub(super) fn enqueue(&mut self, entry: &JobQueueEntry) {
         self.remove(entry);
         self.sequence += 1;
         let now = self.sequence;
-        // Who comes again goes behind those who have waited.
-        let caller = self.flows.entry(entry.principal.clone());
-        caller.or_insert_with(|| JobFlow {
+
+        // A new caller queues behind those that wait already.
+        let flow = self.flows.entry(entry.principal.clone());
+        flow.or_insert_with(|| JobFlow {
             last_started: now,
             running: 0,
             heads: BTreeSet::new(),
             queue_count: 0,
         });
+
         self.update_queue(&entry.queue, |queues| {
             let queue = queues.queues.entry(entry.queue.clone()).or_default();
-            let places = queue.queued.entry(entry.principal.clone()).or_default();
-            let is_first = places.is_empty();
-            places.insert(entry.position.clone());
-            if let Some(caller) = queues.flows.get_mut(&entry.principal) {
-                caller.queue_count += usize::from(is_first);
+            let positions = queue.queued.entry(entry.principal.clone()).or_default();
+            let is_first = positions.is_empty();
+            positions.insert(entry.position.clone());
+            if let Some(flow) = queues.flows.get_mut(&entry.principal) {
+                flow.queue_count += usize::from(is_first);
             }
         });
     }
 
-    /// Takes a job out that has a place, or waits for one; answers whether it was there.
+    /// Removes a running or queued job. Returns whether it was there.
     pub(super) fn remove(&mut self, entry: &JobQueueEntry) -> bool {
-        let had_place = self.running.remove(&entry.position.id).is_some();
-        let was_there = self.update_queue(&entry.queue, |queues| {
-            if had_place {
+        let was_running = self.running.remove(&entry.position.id).is_some();
+        let was_present = self.update_queue(&entry.queue, |queues| {
+            if was_running {
                 if let Some(queue) = queues.queues.get_mut(&entry.queue) {
                     queue.running -= 1;
                 }
-                if let Some(caller) = queues.flows.get_mut(&entry.principal) {
-                    caller.running -= 1;
+                if let Some(flow) = queues.flows.get_mut(&entry.principal) {
+                    flow.running -= 1;
                 }
                 true
             } else {
                 queues.dequeue(entry)
             }
         });
-        let caller = self.flows.get(&entry.principal);
-        if caller.is_some_and(|caller| caller.running == 0 && caller.queue_count == 0) {
+
+        let flow = self.flows.get(&entry.principal);
+        if flow.is_some_and(|flow| flow.running == 0 && flow.queue_count == 0) {
             self.flows.remove(&entry.principal);
         }
-        was_there
+
+        was_present
     }
 
-    /// The job whose turn it is, which has a place from now on. `most`: how many of one caller may have one.
-    pub(super) fn start_next(&mut self, most: impl Fn(&str) -> usize) -> Option<String> {
-        let all = self.concurrency.total;
-        let free = all.saturating_sub(self.running.len());
-        let reserve = match self.concurrency.is_shared {
-            true => Headroom::of_permits(all),
-            false => Headroom::NONE,
+    /// Gives a slot to the next job. `max_running` limits the running jobs of one caller.
+    pub(super) fn start_next(&mut self, max_running: impl Fn(&str) -> usize) -> Option<String> {
+        let total = self.concurrency.total;
+        let free = total.saturating_sub(self.running.len());
+        let headroom =
+            if self.concurrency.is_shared { Headroom::of_permits(total) } else { Headroom::NONE };
+        let may_run_another = |caller: &str, flow: &JobFlow| {
+            let (own, left) = (flow.running + 1, free.saturating_sub(1));
+            free > 0
+                && headroom.allows(own as u64, left as u64)
+                && flow.running < max_running(caller)
         };
-        let may_have_another = |name: &str, caller: &JobFlow| {
-            let (own, left) = (caller.running + 1, free.saturating_sub(1));
-            free > 0 && reserve.allows(own as u64, left as u64) && caller.running < most(name)
-        };
-        let mut callers: Vec<_> =
-            self.flows.iter().filter(|(_, caller)| !caller.heads.is_empty()).collect();
-        callers.sort_unstable_by_key(|(_, caller)| caller.last_started);
-        let mut callers = callers.into_iter();
-        let (name, caller) = callers.find(|(name, caller)| may_have_another(name, caller))?;
-        let (place, queue) = caller.heads.first().cloned()?;
-        let entry = JobQueueEntry { principal: name.clone(), queue, position: place };
+
+        let mut flows: Vec<_> =
+            self.flows.iter().filter(|(_, flow)| !flow.heads.is_empty()).collect();
+        flows.sort_unstable_by_key(|(_, flow)| flow.last_started);
+        let (caller, flow) =
+            flows.into_iter().find(|(caller, flow)| may_run_another(caller, flow))?;
+        let (position, queue) = flow.heads.first().cloned()?;
+        let entry = JobQueueEntry { principal: caller.clone(), queue, position };
+
         self.sequence += 1;
         let now = self.sequence;
         self.update_queue(&entry.queue, |queues| {
@@ -195,63 +197,71 @@ impl JobQueues {
             if let Some(queue) = queues.queues.get_mut(&entry.queue) {
                 queue.running += 1;
             }
-            if let Some(caller) = queues.flows.get_mut(&entry.principal) {
-                caller.running += 1;
-                caller.last_started = now;
+            if let Some(flow) = queues.flows.get_mut(&entry.principal) {
+                flow.running += 1;
+                flow.last_started = now;
             }
         });
+
         let id = entry.position.id.clone();
         self.running.insert(id.clone(), entry);
+
         Some(id)
     }
 
-    /// Takes out a job that waits; answers whether it does.
+    /// Removes a queued job. Returns whether it was there.
     fn dequeue(&mut self, entry: &JobQueueEntry) -> bool {
         let Some(queue) = self.queues.get_mut(&entry.queue) else {
             return false;
         };
-        let Some(places) = queue.queued.get_mut(&entry.principal) else {
+        let Some(positions) = queue.queued.get_mut(&entry.principal) else {
             return false;
         };
-        let waits = places.remove(&entry.position);
-        if places.is_empty() {
+
+        let was_queued = positions.remove(&entry.position);
+        if positions.is_empty() {
             queue.queued.remove(&entry.principal);
-            if let Some(caller) = self.flows.get_mut(&entry.principal) {
-                caller.queue_count -= 1;
+            if let Some(flow) = self.flows.get_mut(&entry.principal) {
+                flow.queue_count -= 1;
             }
         }
-        waits
+
+        was_queued
     }
 
-    /// Changes a queue, and finds the first jobs in it anew. What has neither waiting nor running jobs is
-    /// forgotten.
+    /// Changes a queue, and updates the first jobs in it. Removes a queue without jobs.
     fn update_queue<T>(&mut self, key: &JobQueueKey, change: impl FnOnce(&mut Self) -> T) -> T {
-        for (caller, place) in self.heads_of(key) {
-            if let Some(caller) = self.flows.get_mut(&caller) {
-                caller.heads.remove(&(place, key.clone()));
+        for (caller, position) in self.heads_of(key) {
+            if let Some(flow) = self.flows.get_mut(&caller) {
+                flow.heads.remove(&(position, key.clone()));
             }
         }
+
         let result = change(self);
         let queue = self.queues.get(key);
         if queue.is_some_and(|queue| queue.running == 0 && queue.queued.is_empty()) {
             self.queues.remove(key);
         }
-        for (caller, place) in self.heads_of(key) {
-            if let Some(caller) = self.flows.get_mut(&caller) {
-                caller.heads.insert((place, key.clone()));
+
+        for (caller, position) in self.heads_of(key) {
+            if let Some(flow) = self.flows.get_mut(&caller) {
+                flow.heads.insert((position, key.clone()));
             }
         }
+
         result
     }
 
-    /// The first job of each caller in a queue, if it has room.
+    /// Returns the first job of each caller in a queue, if the queue has a free slot.
     fn heads_of(&self, key: &JobQueueKey) -> Vec<(String, JobQueuePosition)> {
-        let most = self.concurrency.by_queue_name.get(&key.queue);
-        let most = *most.unwrap_or(&self.concurrency.per_queue);
-        let queue = self.queues.get(key).filter(|queue| queue.running < most);
-        let waiting = queue.into_iter().flat_map(|queue| &queue.queued);
-        waiting
-            .filter_map(|(caller, places)| Some((caller.clone(), places.first()?.clone())))
+        let named_limit = self.concurrency.by_queue_name.get(&key.queue);
+        let max_running = *named_limit.unwrap_or(&self.concurrency.per_queue);
+        let queue = self.queues.get(key).filter(|queue| queue.running < max_running);
+
+        queue
+            .into_iter()
+            .flat_map(|queue| &queue.queued)
+            .filter_map(|(caller, positions)| Some((caller.clone(), positions.first()?.clone())))
             .collect()
     }
 }
@@ -263,9 +273,9 @@ mod tests {
     use super::*;
     use crate::daemon::store::jobs::JobState;
 
-    /// A job of this caller: `CALLER:WORKSPACE/QUEUE`.
-    fn entry(whose: &str, id: &str, priority: i32, seconds: u64) -> JobQueueEntry {
-        let (caller, queue) = whose.split_once(':').unwrap();
+    /// Creates a job of `CALLER:WORKSPACE/QUEUE`.
+    fn entry(owner: &str, id: &str, priority: i32, seconds: u64) -> JobQueueEntry {
+        let (caller, queue) = owner.split_once(':').unwrap();
         let (workspace, queue) = queue.split_once('/').unwrap();
         JobQueueEntry::of(&Job {
             id: id.to_owned(),
@@ -287,10 +297,10 @@ mod tests {
         })
     }
 
-    fn queues(all: usize, each: u32, named: &[(&str, u32)]) -> JobQueues {
+    fn queues(total: usize, per_queue: u32, named: &[(&str, u32)]) -> JobQueues {
         JobQueues::new(JobConcurrencyLimits {
-            total: all,
-            per_queue: each,
+            total,
+            per_queue,
             by_queue_name: named
                 .iter()
                 .map(|(name, number)| ((*name).to_owned(), *number))
@@ -299,12 +309,12 @@ mod tests {
         })
     }
 
-    fn taken(queues: &mut JobQueues) -> Vec<String> {
+    fn start_all(queues: &mut JobQueues) -> Vec<String> {
         std::iter::from_fn(|| queues.start_next(|_| usize::MAX)).collect()
     }
 
     #[test]
-    fn priority_comes_first_until_who_waits_has_grown_old() {
+    fn priority_wins_until_a_waiting_job_has_aged() {
         for (first, second, expected) in [
             // (priority, submitted at) of a and b.
             ((0, 0), (0, 1), ["a", "b"]),
@@ -319,102 +329,111 @@ mod tests {
             let mut queues = queues(10, 10, &[]);
             queues.enqueue(&entry("u:w/q", "b", second.0, second.1));
             queues.enqueue(&entry("u:w/q", "a", first.0, first.1));
-            assert_eq!(taken(&mut queues), expected, "{first:?} {second:?}");
+            assert_eq!(start_all(&mut queues), expected, "{first:?} {second:?}");
         }
     }
 
     #[test]
     fn each_queue_of_each_workspace_has_its_own_concurrency() {
         let mut queues = queues(6, 2, &[("one", 1)]);
-        let whose = ["u:a/q", "u:a/q", "u:a/q", "u:a/one", "u:a/one", "u:b/q", "u:b/q", "u:b/q"];
+        let owners = ["u:a/q", "u:a/q", "u:a/q", "u:a/one", "u:a/one", "u:b/q", "u:b/q", "u:b/q"];
         let entries: Vec<_> = (0..8)
-            .map(|number| entry(whose[number], &number.to_string(), 0, number as u64))
+            .map(|number| entry(owners[number], &number.to_string(), 0, number as u64))
             .collect();
         for entry in &entries {
             queues.enqueue(entry);
         }
-        assert_eq!(taken(&mut queues), ["0", "1", "3", "5", "6"]);
+
+        assert_eq!(start_all(&mut queues), ["0", "1", "3", "5", "6"]);
         queues.remove(&entries[3]);
-        assert_eq!(taken(&mut queues), ["4"]);
+        assert_eq!(start_all(&mut queues), ["4"]);
         queues.remove(&entries[0]);
         queues.remove(&entries[5]);
-        assert_eq!(taken(&mut queues), ["2", "7"]);
+        assert_eq!(start_all(&mut queues), ["2", "7"]);
         for entry in &entries {
             queues.remove(entry);
-            // Once is enough.
+            // Removing twice has no effect.
             queues.remove(entry);
         }
-        assert_eq!(taken(&mut queues), [""; 0]);
+
+        assert_eq!(start_all(&mut queues), [""; 0]);
         assert!(queues.queues.is_empty() && queues.running.is_empty());
         assert!(queues.flows.is_empty());
     }
 
     #[test]
-    fn callers_take_turns_whatever_their_priorities_and_queues() {
+    fn callers_alternate_despite_priorities_and_queues() {
         let mut queues = queues(2, 1, &[]);
-        let mut running = Vec::new();
-        // Twenty queues of one caller, and one of another, in which the first one waits, too.
+        let mut entries = Vec::new();
+
+        // Twenty queues of one caller, and one of another caller that shares one of them.
         for number in 0..20 {
-            let waiting = entry(&format!("many:w/q{number}"), &format!("m{number:02}"), 100, 0);
-            queues.enqueue(&waiting);
-            running.push(waiting);
+            let queued_entry =
+                entry(&format!("many:w/q{number}"), &format!("m{number:02}"), 100, 0);
+            queues.enqueue(&queued_entry);
+            entries.push(queued_entry);
         }
+
         for number in 0..3 {
             let id = format!("f{number}");
-            let waiting = entry("few:w/q0", &id, -100, 100);
-            queues.enqueue(&waiting);
-            running.push(waiting);
+            let queued_entry = entry("few:w/q0", &id, -100, 100);
+            queues.enqueue(&queued_entry);
+            entries.push(queued_entry);
         }
+
         let mut end = |id: &str| {
-            let ended = running.iter().find(|entry| entry.position.id == id);
+            let ended = entries.iter().find(|entry| entry.position.id == id);
             queues.remove(ended.unwrap());
-            taken(&mut queues)
+            start_all(&mut queues)
         };
-        assert_eq!(end("m19"), ["m00"], "the last place is for another");
+        assert_eq!(end("m19"), ["m00"], "the last slot is headroom for another caller");
         assert_eq!(end("m00"), ["f0", "m01"]);
         assert_eq!(end("f0"), ["f1"]);
         assert_eq!(end("m01"), ["m02"]);
     }
 
     #[test]
-    fn one_caller_does_not_get_all_places_and_no_more_than_he_may() {
+    fn one_caller_leaves_headroom_and_respects_its_limit() {
         let mut queues = queues(64, 4, &[]);
         for number in 0..100 {
-            let whose = format!("a:w/{}", number / 4);
-            queues.enqueue(&entry(&whose, &format!("a{number:03}"), 0, 0));
+            let owner = format!("a:w/{}", number / 4);
+            queues.enqueue(&entry(&owner, &format!("a{number:03}"), 0, 0));
         }
-        assert_eq!(taken(&mut queues).len(), 48);
+
+        assert_eq!(start_all(&mut queues).len(), 48);
         for number in 0..100 {
-            let whose = format!("b:w/{}", number / 4 + 50);
-            queues.enqueue(&entry(&whose, &format!("b{number:03}"), 0, 0));
+            let owner = format!("b:w/{}", number / 4 + 50);
+            queues.enqueue(&entry(&owner, &format!("b{number:03}"), 0, 0));
         }
-        assert_eq!(taken(&mut queues).len(), 1);
+
+        assert_eq!(start_all(&mut queues).len(), 1);
         queues.enqueue(&entry("c:w/c", "c", 0, 0));
-        assert_eq!(taken(&mut queues), ["c"]);
+        assert_eq!(start_all(&mut queues), ["c"]);
         let mut queues =
             JobQueues::new(JobConcurrencyLimits { is_shared: false, ..queues.concurrency });
         for number in 0..100 {
             queues.enqueue(&entry(&format!("a:w/{number}"), &number.to_string(), 0, 0));
         }
+
         assert_eq!(std::iter::from_fn(|| queues.start_next(|_| 7)).count(), 7);
-        assert_eq!(taken(&mut queues).len(), 57);
+        assert_eq!(start_all(&mut queues).len(), 57);
     }
 
     #[test]
-    fn one_that_gives_its_place_back_is_first_when_it_comes_again() {
+    fn requeued_job_keeps_its_position() {
         let mut queues = queues(2, 1, &[]);
         let [first, second] = ["a", "b"].map(|id| entry("u:w/q", id, 0, 0));
         queues.enqueue(&first);
         queues.enqueue(&second);
-        assert_eq!(taken(&mut queues), ["a"]);
+        assert_eq!(start_all(&mut queues), ["a"]);
         queues.remove(&first);
-        assert_eq!(taken(&mut queues), ["b"]);
+        assert_eq!(start_all(&mut queues), ["b"]);
         queues.enqueue(&entry("u:w/q", "c", 0, 0));
         queues.enqueue(&first);
-        assert_eq!(taken(&mut queues), [""; 0]);
+        assert_eq!(start_all(&mut queues), [""; 0]);
         queues.remove(&second);
-        assert_eq!(taken(&mut queues), ["a"]);
+        assert_eq!(start_all(&mut queues), ["a"]);
         queues.enqueue(&first);
-        assert_eq!(taken(&mut queues), ["a"]);
+        assert_eq!(start_all(&mut queues), ["a"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What came of jobs, as envelopes.
+//! Results of jobs as `InvokeResponse`.
 
 use prost::Message as _;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl JobSnapshot {
-    /// What came of it, once it has ended; nothing of one that was cancelled before it began.
+    /// Returns the result of an ended job, or `None` for one that was cancelled before it started.
     pub(crate) fn response(&self) -> Result<Option<InvokeResponse>, Error> {
         let response = match (&self.result, self.job.state) {
             (Some(result), _) => {
@@ -23,19 +23,16 @@ impl JobSnapshot {
             (None, _) => None,
         };
         Ok(response.map(|response| InvokeResponse {
-            job_id: match response.pending {
-                // It has begun another one, which goes on.
-                true => response.job_id,
-                false => self.job.id.clone(),
-            },
+            // A pending response names another job, which this one has submitted.
+            job_id: if response.pending { response.job_id } else { self.job.id.clone() },
             ..response
         }))
     }
 }
 
-/// What is told of a job whose daemon died.
+/// The result of a job whose daemon died.
 fn lost_response(job: &Job) -> InvokeResponse {
-    let text = "the daemon died while this job ran, so that it is not known how far it came: look what there is, then submit it again";
+    let text = "the daemon died while this job ran, so its progress is unknown: check what it has done, then submit it again";
     InvokeResponse {
         tool: job.tool.clone(),
         status: InvokeStatus::Error.into(),

@@ -1,12 +1,12 @@
-//! Jobs in a log that is kept in memory.
+//! Tests of the job registry with a database in memory.
 
 use std::time::SystemTime;
 
 use super::*;
 use crate::daemon::store::state_dir::StateDir;
 
-/// A job that nobody has submitted yet.
-fn new(jobs: &JobRegistry) -> Job {
+/// Creates a job that is not submitted yet.
+fn new_job(jobs: &JobRegistry) -> Job {
     Job {
         id: jobs.new_id().to_string(),
         workspace: "w".to_owned(),
@@ -28,9 +28,9 @@ fn new(jobs: &JobRegistry) -> Job {
 }
 
 #[tokio::test]
-async fn a_job_that_is_kept_and_not_known_yet_has_not_ended() {
-    let folder = tempfile::tempdir().unwrap();
-    let state = StateDir::open(folder.path()).unwrap();
+async fn job_during_its_submission_is_found_live() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = StateDir::open(dir.path()).unwrap();
     let config = config::jobs::JobsConfig {
         retention: Duration::from_secs(60),
         max_entries: 10,
@@ -41,30 +41,34 @@ async fn a_job_that_is_kept_and_not_known_yet_has_not_ended() {
         queue_concurrency: 1,
         queues: Default::default(),
     };
+
     let database = Database::in_memory().unwrap();
-    let drain = Shutdown::default();
-    let jobs = JobRegistry::open(database, state.job_params(), config, false, &drain);
+    let shutdown = Shutdown::default();
+    let jobs = JobRegistry::open(database, state.job_params(), config, false, &shutdown);
     let jobs = jobs.await.unwrap();
-    let job = new(&jobs);
+    let job = new_job(&jobs);
     let id = job.id.clone();
-    // As where it is submitted: the log has it, and nobody else knows of it yet.
+
+    // The state during a submission: the database has the job, memory not yet.
     let amount = PendingJobsUsage::of_job(2);
     jobs.state().pending_budget.reserve(&job.principal, amount).unwrap();
-    let submits = jobs.submit_lock.read().await;
-    jobs.log.insert(job.clone()).await.unwrap();
-    let known = async {
-        // By then, it is looked for.
+    let submitting = jobs.submit_lock.read().await;
+    jobs.table.insert(job.clone()).await.unwrap();
+    let submission = async {
+        // `find` waits for the lock by then.
         while jobs.submit_lock.try_read().is_ok() {
             tokio::task::yield_now().await;
         }
         jobs.state().add(job, amount);
-        drop(submits);
+        drop(submitting);
     };
-    let (found, ()) = tokio::join!(jobs.find("w", &id), known);
-    let LiveOrEndedJob::Live(live) = found.unwrap() else {
-        panic!("it has ended");
+
+    let (found, ()) = tokio::join!(jobs.find("w", &id), submission);
+    let LiveOrEndedJob::Live(handle) = found.unwrap() else {
+        panic!("the job has ended");
     };
-    jobs.cancel(&live).await;
-    assert_eq!(live.snapshot().job.state, JobState::Cancelled);
+
+    jobs.cancel(&handle).await;
+    assert_eq!(handle.snapshot().job.state, JobState::Cancelled);
     assert!(matches!(jobs.find("w", &id).await.unwrap(), LiveOrEndedJob::Ended(_)));
 }
