@@ -1,4 +1,4 @@
-//! Tools by their names, with parameters as JSON: what typed calls do, for those who have no types.
+//! Tools by name, with JSON parameters: type-erased calls for `Invoke`, batches and jobs.
 
 mod custom;
 
@@ -31,14 +31,12 @@ use crate::daemon::{
     },
 };
 
-/// What it costs to look at a byte of JSON, as so many of a message: values are made of it, and a message of
-/// these.
+/// Cost of validating a byte of JSON, in bytes of a message: it is parsed, then converted into one.
 const JSON_COST_PER_BYTE: usize = 4;
 
-/// Any tool.
+/// A tool of the contract or of the configuration.
 pub(super) trait DynTool: Send + Sync {
-    /// Looks whether somebody may call it at all, whatever with, by its name or by the one that it is `said` by
-    /// in a dialect.
+    /// Requires that `principal` may call the tool, by its own name or by its name in a dialect.
     fn require_access(
         &self,
         pipeline: &Pipeline,
@@ -46,10 +44,10 @@ pub(super) trait DynTool: Send + Sync {
         dialect_tool: Option<&str>,
     ) -> Result<(), Error>;
 
-    /// What it costs to look at a byte of its parameters, as so many of plain text.
+    /// Returns the cost of validating a byte of its parameters, in bytes of plain text.
     fn cost_per_byte(&self) -> usize;
 
-    /// Looks whether a call could be made, and does nothing. Takes its time where there is much to look at.
+    /// Validates a call, without doing anything. May take long for large parameters.
     fn validate(
         &self,
         pipeline: &Pipeline,
@@ -57,10 +55,10 @@ pub(super) trait DynTool: Send + Sync {
         params: &Map<String, Value>,
     ) -> Result<Box<dyn DynValidatedCall>, Error>;
 
-    /// Whether a repeated call would do something a second time.
+    /// Whether repeating a call could change something a second time.
     fn is_mutating(&self, pipeline: &Pipeline) -> bool;
 
-    /// The answer to a repeated call whose first one the daemon died under, as this step of its session.
+    /// Returns the result of a repeated call if the daemon died during the first one, at `step`.
     fn daemon_lost_output(
         &self,
         pipeline: &Pipeline,
@@ -68,16 +66,16 @@ pub(super) trait DynTool: Send + Sync {
     ) -> Result<JsonToolOutput, Error>;
 }
 
-/// A call of which nothing is known to be wrong.
+/// A type-erased [`ValidatedCall`].
 pub(super) trait DynValidatedCall: Send {
-    /// Looks whether it may be made, and waits until somebody has decided, where the policy says so.
+    /// Authorizes the call. Waits for a decision where approval is needed.
     fn authorize(
         self: Box<Self>,
         pipeline: &Arc<Pipeline>,
     ) -> DialectFuture<'_, Result<Box<dyn DynAuthorizedCall>, Error>>;
 
-    /// Lets it in, waits for a place for it, and starts it. Whoever has the request id of its `ticket`
-    /// waits for it.
+    /// Authorizes, admits and starts the call. All callers that hold the request id of `claim` wait
+    /// for it.
     fn start<'a>(
         self: Box<Self>,
         pipeline: &'a Arc<Pipeline>,
@@ -85,21 +83,21 @@ pub(super) trait DynValidatedCall: Send {
     ) -> DialectFuture<'a, Result<RunningCall, Error>>;
 }
 
-/// A call that may be made.
+/// A type-erased [`AuthorizedCall`].
 pub(super) trait DynAuthorizedCall: Send {
-    /// The approval, where somebody was asked.
+    /// Returns the approval, if a person approved the call.
     fn approval(&self) -> Option<CallApproval>;
 
-    /// Whether it still may be made: it may be long since that was looked at.
+    /// Whether the call would be authorized now.
     fn still_authorized(
         &self,
         pipeline: &Arc<Pipeline>,
     ) -> DialectFuture<'static, Result<bool, Error>>;
 
-    /// What it wants, as a call of `principal`.
+    /// Returns what the call asks of admission, without a deadline.
     fn admission_request<'a>(&'a self, principal: &'a Principal) -> AdmissionRequest<'a>;
 
-    /// Records that it starts, and starts it.
+    /// Reauthorizes the call, records its start, and starts it.
     fn start(
         self: Box<Self>,
         pipeline: &Arc<Pipeline>,
@@ -107,33 +105,32 @@ pub(super) trait DynAuthorizedCall: Send {
     ) -> DialectFuture<'_, Result<RunningCall, Error>>;
 }
 
-/// A call that goes on.
+/// A running call.
 pub(super) struct RunningCall {
-    /// Its step of the session.
+    /// The step of its session.
     pub(super) step: u64,
-    /// Tells it to end at once.
+    /// Cancels the tool at once.
     pub(super) abandon_token: CancellationToken,
-    /// Its answer, once it has one. Dropped, it is told to end.
+    /// The output. Dropping this future cancels the tool.
     pub(super) output: DialectFuture<'static, Result<JsonToolOutput, Error>>,
 }
 
-/// What a tool has answered.
+/// The output of a tool as JSON.
 pub(super) struct JsonToolOutput {
-    /// Its fields.
+    /// The fields of the response.
     pub(super) fields: Map<String, Value>,
-    /// What a command has left, if that was one.
+    /// The exit information of a command, otherwise empty.
     pub(super) exit_info: CommandExitInfo,
 }
 
 struct TypedTool<T>(PhantomData<fn() -> T>);
 
-/// A call of the tool `T`, and whose it is.
 struct TypedCall<T: Tool> {
     context: CallContext,
     validated: ValidatedCall<T>,
 }
 
-/// The tools of the contract, by their names.
+/// The contract's tools, by name.
 type ToolsByName = BTreeMap<&'static str, Box<dyn DynTool>>;
 
 static TOOLS: LazyLock<ToolsByName> = LazyLock::new(|| {
@@ -165,7 +162,7 @@ where
     tools.insert(T::NAME, Box::new(TypedTool::<T>(PhantomData)));
 }
 
-/// The tool of this name. Where there is none, `principal` is told those that there are for it.
+/// Finds a tool by name. The error for an unknown name lists the tools that `principal` may call.
 pub(super) fn find(
     name: &str,
     pipeline: &Pipeline,
@@ -174,30 +171,30 @@ pub(super) fn find(
     if let Some(tool) = pipeline.catalog.custom_tool(name) {
         return Ok(tool);
     }
+
     TOOLS.get(name).map(Box::as_ref).ok_or_else(|| {
-        let known = tool_names(&pipeline.catalog);
-        let is_there = |tool: &&str| {
+        let is_available = |tool: &&str| {
             principal.require_tool(tool).is_ok()
                 && pipeline.require_enabled_tool(tool, None).is_ok()
         };
-        let known: Vec<_> = known.filter(is_there).collect();
+        let known: Vec<_> = tool_names(&pipeline.catalog).filter(is_available).collect();
         let text = format!("there is {}", suggest::unknown_tool_message(name, &known));
         Error::new(Reason::UnknownTool, text).with_metadata("tool", name)
     })
 }
 
-/// The names of all of them: first of those of the contract, then of those of the configuration.
+/// Returns the names of all tools: those of the contract, then those of the configuration.
 pub(super) fn tool_names(catalog: &Catalog) -> impl Iterator<Item = &'static str> {
     let custom = catalog.custom_tools().map(CustomTool::name);
     TOOLS.keys().copied().chain(custom)
 }
 
-/// What it costs to look at so many bytes of JSON, as so many of plain text.
+/// Returns the cost of validating `bytes` of JSON, in bytes of plain text.
 pub(super) fn json_validation_cost(bytes: usize) -> usize {
     bytes.saturating_mul(JSON_COST_PER_BYTE)
 }
 
-/// What it costs to look at so many bytes of parameters for the tool of this name, if there is one.
+/// Returns the cost of validating `bytes` of parameters for a tool, in bytes of plain text.
 pub(super) fn validation_cost(name: &str, catalog: &Catalog, bytes: usize) -> usize {
     let custom = catalog.custom_tool(name).map(DynTool::cost_per_byte);
     let cost = custom.or_else(|| TOOLS.get(name).map(|tool| tool.cost_per_byte()));
@@ -229,8 +226,8 @@ where
         params: &Map<String, Value>,
     ) -> Result<Box<dyn DynValidatedCall>, Error> {
         let request = pipeline.spec::<T>()?.read(params)?;
-        let checked = pipeline.validate_request::<T>(&context, request)?;
-        Ok(Box::new(TypedCall { context, validated: checked }))
+        let validated = pipeline.validate_request::<T>(&context, request)?;
+        Ok(Box::new(TypedCall { context, validated }))
     }
 
     fn is_mutating(&self, pipeline: &Pipeline) -> bool {
@@ -255,8 +252,8 @@ where
         pipeline: &Arc<Pipeline>,
     ) -> DialectFuture<'_, Result<Box<dyn DynAuthorizedCall>, Error>> {
         Box::pin(async move {
-            let let_in = pipeline.authorize_call::<T>(self.context, self.validated).await?;
-            Ok(Box::new(let_in) as Box<dyn DynAuthorizedCall>)
+            let authorized = pipeline.authorize_call::<T>(self.context, self.validated).await?;
+            Ok(Box::new(authorized) as Box<dyn DynAuthorizedCall>)
         })
     }
 
@@ -266,8 +263,8 @@ where
         claim: Option<&'a Claim>,
     ) -> DialectFuture<'a, Result<RunningCall, Error>> {
         Box::pin(async move {
-            let begun = pipeline.start_call::<T>(self.context, self.validated, claim);
-            Ok(spawn_call(begun.await?, pipeline))
+            let started = pipeline.start_call::<T>(self.context, self.validated, claim).await?;
+            Ok(spawn_call(started, pipeline))
         })
     }
 }
@@ -284,10 +281,13 @@ where
         &self,
         pipeline: &Arc<Pipeline>,
     ) -> DialectFuture<'static, Result<bool, Error>> {
-        let (pipeline, judged) = (Arc::clone(pipeline), self.reauthorization.clone());
+        let (pipeline, reauthorization) = (Arc::clone(pipeline), self.reauthorization.clone());
         let principal = Arc::clone(&self.context.principal);
         let is_approved = self.approval().is_some();
-        Box::pin(async move { pipeline.still_authorized(&principal, judged, is_approved).await })
+
+        Box::pin(async move {
+            pipeline.still_authorized(&principal, reauthorization, is_approved).await
+        })
     }
 
     fn admission_request<'a>(&'a self, principal: &'a Principal) -> AdmissionRequest<'a> {
@@ -300,29 +300,30 @@ where
         admitted: AdmittedCall,
     ) -> DialectFuture<'_, Result<RunningCall, Error>> {
         Box::pin(async move {
-            let begun = pipeline.record_start::<T>(*self, admitted).await?;
-            Ok(spawn_call(begun, pipeline))
+            let started = pipeline.start_admitted::<T>(*self, admitted).await?;
+            Ok(spawn_call(started, pipeline))
         })
     }
 }
 
-/// Starts a call of the tool `T`.
+/// Runs a started call in a task of its own.
 fn spawn_call<T: Tool>(started: StartedCall<T>, pipeline: &Arc<Pipeline>) -> RunningCall
 where
     T::Response: Message + Default,
 {
-    let (step, until) = (started.tool_context.step.number(), started.timeout_at);
-    let (task, abandon) = started.spawn(pipeline);
-    let guard = abandon.clone().drop_guard();
+    let (step, timeout_at) = (started.tool_context.step.number(), started.timeout_at);
+    let (task, abandon_token) = started.spawn(pipeline);
+    let guard = abandon_token.clone().drop_guard();
+
     let pipeline = Arc::clone(pipeline);
-    let answer = async move {
-        let response = await_with_timeout::<T>(task, until, guard).await?;
+    let output = Box::pin(async move {
+        let response = await_with_timeout::<T>(task, timeout_at, guard).await?;
         json_output::<T>(&pipeline, &response)
-    };
-    RunningCall { step, abandon_token: abandon, output: Box::pin(answer) }
+    });
+    RunningCall { step, abandon_token, output }
 }
 
-/// What the tool `T` has answered.
+/// Converts a response of the tool `T` into JSON.
 fn json_output<T: Tool>(
     pipeline: &Pipeline,
     response: &T::Response,
@@ -330,12 +331,13 @@ fn json_output<T: Tool>(
 where
     T::Response: Message + Default,
 {
-    let data = pipeline.spec::<T>()?.write(response)?;
-    let ran = match T::NAME == RunCommand::NAME {
-        true => CommandExitInfo::from_output(&data),
-        false => CommandExitInfo::default(),
+    let fields = pipeline.spec::<T>()?.write(response)?;
+    let exit_info = if T::NAME == RunCommand::NAME {
+        CommandExitInfo::from_output(&fields)
+    } else {
+        CommandExitInfo::default()
     };
-    Ok(JsonToolOutput { fields: data, exit_info: ran })
+    Ok(JsonToolOutput { fields, exit_info })
 }
 
 #[cfg(test)]
@@ -344,11 +346,11 @@ mod tests {
     use crate::daemon::catalog::Catalog;
 
     #[test]
-    fn every_tool_is_here() {
+    fn every_tool_is_registered() {
         let catalog = Catalog::load().unwrap();
-        let here: Vec<_> = TOOLS.keys().copied().collect();
+        let registered: Vec<_> = TOOLS.keys().copied().collect();
         let mut described: Vec<_> = catalog.tool_names().collect();
         described.sort_unstable();
-        assert_eq!(here, described);
+        assert_eq!(registered, described);
     }
 }

@@ -1,4 +1,4 @@
-//! What came of a call that was made by the name of its tool: `jig.v1.InvokeResponse`.
+//! Builds `jig.v1.InvokeResponse`, the result of a call by tool name.
 
 mod exit_info;
 mod truncate;
@@ -23,20 +23,17 @@ use crate::{
     },
 };
 
-/// A call, and when its work was done.
+/// The tool of a call, and when it ran.
 #[derive(Debug)]
 pub(super) struct CallTiming<'a> {
-    /// Name of the tool.
     pub(super) tool: &'a str,
-    /// When the work began.
     pub(super) started: SystemTime,
-    /// When it ended.
     pub(super) ended: SystemTime,
 }
 
-/// Puts what came of a call into an envelope, in the words of its dialect.
+/// Builds the response of a call, in the terms of its dialect.
 pub(super) fn build(
-    call: &CallTiming<'_>,
+    timing: &CallTiming<'_>,
     dialect: Option<&Dialect>,
     dialect_invocation: &DialectInvocation,
     result: Result<DialectResponse, Error>,
@@ -46,19 +43,20 @@ pub(super) fn build(
     let rest_hint = exit_info.output_hint(Some(reader));
     let Some(dialect) = dialect else {
         return match result {
-            Ok(answer) => success_response(timed_response(call), answer, exit_info, &rest_hint),
-            Err(error) => error_response(timed_response(call), &error),
+            Ok(output) => success_response(timed_response(timing), output, exit_info, &rest_hint),
+            Err(error) => error_response(timed_response(timing), &error),
         };
     };
+
     match result {
-        Ok(answer) => dialect_response(timed_response(call), answer, None, exit_info, &rest_hint),
+        Ok(output) => dialect_response(timed_response(timing), output, None, exit_info, &rest_hint),
         Err(error) => {
-            let response = error_response(timed_response(call), &error);
-            let of_contract = response.error.clone();
+            let response = error_response(timed_response(timing), &error);
+            let contract_error = response.error.clone();
             dialect_response(
                 response,
                 dialect.render_error(dialect_invocation, &error),
-                of_contract,
+                contract_error,
                 exit_info,
                 &rest_hint,
             )
@@ -66,62 +64,60 @@ pub(super) fn build(
     }
 }
 
-/// What a dialect answers. Where that is why a call failed, `of_contract` is the same as the contract has it; where a
-/// command was, that is known of it.
+/// Builds the response of a call in a dialect. Suggestion and details of an error come from
+/// `contract_error`, the same error in the contract's terms, or from the exit of a command.
 fn dialect_response(
     mut response: InvokeResponse,
-    answer: DialectResponse,
-    of_contract: Option<ToolError>,
+    output: DialectResponse,
+    contract_error: Option<ToolError>,
     exit_info: &CommandExitInfo,
     rest_hint: &str,
 ) -> InvokeResponse {
-    let is_success = answer.is_success();
-    let DialectResponse { data, text, failure, job_id, model_data: _, is_truncated: is_cut } =
-        answer;
-    response.status = match is_success {
-        true => InvokeStatus::Success,
-        false => InvokeStatus::Error,
-    }
-    .into();
+    let is_success = output.is_success();
+    let DialectResponse { data, text, failure, job_id, model_data: _, is_truncated } = output;
+    response.status = if is_success { InvokeStatus::Success } else { InvokeStatus::Error }.into();
     exit_info.write_to(&mut response);
     response.pending = job_id.is_some();
     response.job_id = job_id.unwrap_or_default();
-    let (text, is_all) = match (text, &data, &failure) {
+
+    let (text, is_text_complete) = match (text, &data, &failure) {
         (Some(text), data, _) => truncate_text_beside_data(text, data.as_ref(), rest_hint),
         (None, Some(data), _) => text_beside_data(data, data, rest_hint),
         (None, None, Some(failure)) => (failure.message.clone(), true),
         (None, None, None) => (String::new(), true),
     };
-    let mut is_whole = true;
+    let mut is_data_complete = true;
     let data = data.map(|mut data| {
-        is_whole = truncate_to_fit(&mut data, rest_hint);
+        is_data_complete = truncate_to_fit(&mut data, rest_hint);
         data
     });
     response.text = text;
-    response.truncated = !is_whole || !is_all || is_cut;
+    response.truncated = !is_data_complete || !is_text_complete || is_truncated;
     response.data = data.map(json_to_struct);
+
     response.error = match failure {
         Some(DialectFailure { code, message, suggestion, .. }) => {
-            let of_contract = of_contract.or_else(|| exit_info.abnormal_exit.clone());
-            let of_contract = of_contract.unwrap_or_default();
+            let source =
+                contract_error.or_else(|| exit_info.abnormal_exit.clone()).unwrap_or_default();
             Some(ToolError {
                 error_type: code,
                 message,
-                suggestion: suggestion.unwrap_or(of_contract.suggestion),
-                details: of_contract.details,
+                suggestion: suggestion.unwrap_or(source.suggestion),
+                details: source.details,
             })
         }
         None => exit_info.abnormal_exit.clone(),
     };
+
     response
 }
 
-fn timed_response(call: &CallTiming<'_>) -> InvokeResponse {
-    let duration = call.ended.duration_since(call.started).unwrap_or_default();
+fn timed_response(timing: &CallTiming<'_>) -> InvokeResponse {
+    let duration = timing.ended.duration_since(timing.started).unwrap_or_default();
     InvokeResponse {
-        tool: call.tool.to_owned(),
-        started_at: Some(call.started.into()),
-        ended_at: Some(call.ended.into()),
+        tool: timing.tool.to_owned(),
+        started_at: Some(timing.started.into()),
+        ended_at: Some(timing.ended.into()),
         duration_sec: duration.as_secs_f64(),
         ..InvokeResponse::default()
     }
@@ -129,19 +125,20 @@ fn timed_response(call: &CallTiming<'_>) -> InvokeResponse {
 
 fn success_response(
     mut response: InvokeResponse,
-    answer: DialectResponse,
+    output: DialectResponse,
     exit_info: &CommandExitInfo,
     rest_hint: &str,
 ) -> InvokeResponse {
-    let mut data = answer.data.unwrap_or_default();
-    let shown = answer.model_data.as_ref().unwrap_or(&data);
-    let (text, is_all) = text_beside_data(shown, &data, rest_hint);
-    let is_whole = truncate_to_fit(&mut data, rest_hint);
+    let mut data = output.data.unwrap_or_default();
+    let model_view = output.model_data.as_ref().unwrap_or(&data);
+    let (text, is_text_complete) = text_beside_data(model_view, &data, rest_hint);
+    let is_data_complete = truncate_to_fit(&mut data, rest_hint);
+
     response.status = InvokeStatus::Success.into();
     exit_info.write_to(&mut response);
     response.error = exit_info.abnormal_exit.clone();
     response.text = text;
-    response.truncated = !is_whole || !is_all;
+    response.truncated = !is_data_complete || !is_text_complete;
     response.data = Some(json_to_struct(data));
     response
 }
@@ -153,15 +150,15 @@ fn error_response(mut response: InvokeResponse, error: &Error) -> InvokeResponse
         .map(|(name, value)| (name.clone().into_owned(), value.clone().into()))
         .collect();
     if !error.violations.is_empty() {
-        let fields = error.violations.iter().take(MAX_VIOLATIONS);
-        let fields = fields.map(
+        let fields = error.violations.iter().take(MAX_VIOLATIONS).map(
             |violation| json!({ "field": violation.field, "description": violation.description }),
         );
         details.insert("fields".to_owned(), fields.collect());
     }
-    if let Some(wait) = error.retry_after {
-        details.insert("retry_after_sec".to_owned(), wait.as_secs_f64().into());
+    if let Some(delay) = error.retry_after {
+        details.insert("retry_after_sec".to_owned(), delay.as_secs_f64().into());
     }
+
     response.status = InvokeStatus::Error.into();
     response.text = error.to_string();
     response.error = Some(ToolError {
@@ -170,6 +167,7 @@ fn error_response(mut response: InvokeResponse, error: &Error) -> InvokeResponse
         suggestion: error.reason.suggestion().to_owned(),
         details: Some(json_to_struct(details)),
     });
+
     response
 }
 
@@ -178,7 +176,7 @@ mod tests {
     use super::*;
     use crate::{api::json_struct::struct_to_json, daemon::error::Reason};
 
-    fn call() -> CallTiming<'static> {
+    fn timing() -> CallTiming<'static> {
         CallTiming {
             tool: "run",
             started: SystemTime::UNIX_EPOCH,
@@ -191,8 +189,8 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_ran_is_a_success() {
-        for (data, code, told) in [
+    fn command_that_ran_is_a_success() {
+        for (data, code, expected) in [
             (
                 json!({"outcome": "OUTCOME_EXITED", "exit_code": 0, "stdout_path": "p"}),
                 Some(0),
@@ -213,9 +211,9 @@ mod tests {
             (json!({"files": []}), None, None),
         ] {
             let fields = fields(data.clone());
-            let ran = CommandExitInfo::from_output(&fields);
-            let answer = DialectResponse::data(fields.into());
-            let response = success_response(timed_response(&call()), answer, &ran, "");
+            let exit_info = CommandExitInfo::from_output(&fields);
+            let output = DialectResponse::data(fields.into());
+            let response = success_response(timed_response(&timing()), output, &exit_info, "");
             assert_eq!(response.status(), InvokeStatus::Success);
             assert_eq!(response.exit_code, code);
             let outcome = data.get("outcome").and_then(Json::as_str);
@@ -227,26 +225,26 @@ mod tests {
             assert_eq!(response.text, data.to_string());
             assert_eq!(response.duration_sec, 1.5);
             let message = response.error.map(|error| error.message);
-            assert_eq!(message.is_some(), told.is_some(), "{data}");
-            assert!(message.unwrap_or_default().contains(told.unwrap_or_default()), "{data}");
+            assert_eq!(message.is_some(), expected.is_some(), "{data}");
+            assert!(message.unwrap_or_default().contains(expected.unwrap_or_default()), "{data}");
         }
     }
 
     #[test]
-    fn an_error_tells_all_that_a_status_would() {
+    fn error_contains_everything_of_a_status() {
         let error = Error::invalid_field("path", "must be given").with_metadata("path", "x");
-        let response = error_response(timed_response(&call()), &error);
+        let response = error_response(timed_response(&timing()), &error);
         assert_eq!(response.status(), InvokeStatus::Error);
         assert_eq!(response.data, None);
-        let told = response.error.unwrap();
-        assert_eq!(told.error_type, "invalid_params");
-        let details = Json::Object(struct_to_json(told.details.unwrap()));
+        let tool_error = response.error.unwrap();
+        assert_eq!(tool_error.error_type, "invalid_params");
+        let details = Json::Object(struct_to_json(tool_error.details.unwrap()));
         assert_eq!(details["fields"][0]["field"], "path");
         assert_eq!(details["path"], "x");
         let busy = Error::new(Reason::ResourceExhausted, "busy")
             .retry_after(std::time::Duration::from_millis(500));
-        let told = error_response(timed_response(&call()), &busy).error.unwrap();
-        let details = struct_to_json(told.details.unwrap());
+        let tool_error = error_response(timed_response(&timing()), &busy).error.unwrap();
+        let details = struct_to_json(tool_error.details.unwrap());
         assert_eq!(details.get("retry_after_sec"), Some(&json!(0.5)));
     }
 }

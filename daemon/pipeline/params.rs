@@ -1,5 +1,5 @@
-//! Parameters that come by their names, as JSON text or as the message that stands for it: bounded, and
-//! each name once.
+//! Reads parameters of calls by name, as JSON text or as `google.protobuf.Struct`. Limits the
+//! number of values, and rejects duplicate names.
 
 use std::{
     cell::{Cell, RefCell},
@@ -18,31 +18,32 @@ use crate::{
     },
 };
 
-/// Bytes of memory that each of them takes, about, with its name.
+/// Approximate memory of a value in a `Struct`, with its name.
 const STRUCT_VALUE_OVERHEAD_BYTES: usize = 128;
 
-/// Bytes that such a message takes in memory, about, beside those of its texts: a small one can hold much.
+/// Returns the approximate memory of a message apart from its texts. A short message can hold many
+/// values.
 pub(crate) fn struct_overhead_bytes(structure: &Struct) -> usize {
-    let mut left = MAX_PARAM_VALUES;
-    // As far as they are counted.
-    let _fits = structure.fields.values().all(|value| count_values(value, &mut left));
-    (MAX_PARAM_VALUES - left) * STRUCT_VALUE_OVERHEAD_BYTES
+    let mut remaining = MAX_PARAM_VALUES;
+    // Counts up to the limit on values.
+    let _fits = structure.fields.values().all(|value| count_values(value, &mut remaining));
+    (MAX_PARAM_VALUES - remaining) * STRUCT_VALUE_OVERHEAD_BYTES
 }
 
-/// The fields of a request that have them.
+/// The names of the request fields that hold parameters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ParamsFieldNames {
-    /// As a message.
+    /// The `Struct` field.
     pub(crate) message: &'static str,
-    /// As JSON text.
+    /// The field with JSON text.
     pub(crate) json_text: &'static str,
 }
 
-/// Of all requests but those of batches.
+/// The fields of all requests except those of batches.
 pub(crate) const PARAMS_FIELDS: ParamsFieldNames =
     ParamsFieldNames { message: "params", json_text: "params_json" };
 
-/// Parameters as they came.
+/// Parameters as the request has them.
 #[derive(Debug)]
 pub(crate) struct RawParams {
     message: Option<Struct>,
@@ -51,22 +52,22 @@ pub(crate) struct RawParams {
 }
 
 impl RawParams {
-    /// Those of a request; what it does not have is empty.
+    /// Takes the fields of a request. An absent `text` is empty.
     pub(crate) fn new(structure: Option<Struct>, text: String, fields: ParamsFieldNames) -> Self {
         Self { message: structure, text, fields }
     }
 
-    /// That they are given twice.
+    /// Returns violations if both fields are given.
     pub(crate) fn conflict_violations(&self) -> Vec<Violation> {
         if self.message.is_none() || self.text.is_empty() {
             return Vec::new();
         }
+
         [self.fields.message, self.fields.json_text]
-            .map(|field| Violation::new(field, "must not be given both: give one of them"))
+            .map(|field| Violation::new(field, "must not both be given: give one of them"))
             .into()
     }
 
-    /// What they say.
     pub(crate) fn parse(self) -> Result<Map<String, Value>, Vec<Violation>> {
         match (self.message, self.text.as_str()) {
             (Some(structure), _) => parse_struct(structure, self.fields.message),
@@ -76,40 +77,39 @@ impl RawParams {
     }
 }
 
-/// The parameters that a message holds.
 fn parse_struct(structure: Struct, field: &str) -> Result<Map<String, Value>, Vec<Violation>> {
-    let mut left = MAX_PARAM_VALUES;
-    let mut values = structure.fields.values();
-    if !values.all(|value| count_values(value, &mut left)) {
+    let mut remaining = MAX_PARAM_VALUES;
+    if !structure.fields.values().all(|value| count_values(value, &mut remaining)) {
         return Err(vec![Violation::new(field, too_many_values_text())]);
     }
-    try_struct_to_json(structure, field).map_err(|places| {
-        let places = places.into_iter().take(MAX_VIOLATIONS + 1);
-        places.map(|place| Violation::new(place, "must be a finite number")).collect()
+
+    try_struct_to_json(structure, field).map_err(|paths| {
+        let paths = paths.into_iter().take(MAX_VIOLATIONS + 1);
+        paths.map(|path| Violation::new(path, "must be a finite number")).collect()
     })
 }
 
-/// The parameters that a text holds.
 fn parse_json(text: &str, fields: ParamsFieldNames) -> Result<Map<String, Value>, Vec<Violation>> {
-    let found = ParamsParseState {
+    let state = ParamsParseState {
         field: fields.message,
         values_left: Cell::new(MAX_PARAM_VALUES),
         duplicate_names: RefCell::new(Vec::new()),
     };
-    let refused = |text: String| Err(vec![Violation::new(fields.json_text, text)]);
+    let reject = |text: String| Err(vec![Violation::new(fields.json_text, text)]);
+
     let mut reader = serde_json::Deserializer::from_str(text);
-    let root = ParamsVisitor { state: &found, path: None };
+    let root = ParamsVisitor { state: &state, path: None };
     let read = root.deserialize(&mut reader);
     match read.and_then(|read| reader.end().map(|()| read)) {
-        Ok(Value::Object(params)) => match found.duplicate_names.into_inner() {
-            twice if twice.is_empty() => Ok(params),
-            twice => Err(twice),
+        Ok(Value::Object(params)) => match state.duplicate_names.into_inner() {
+            duplicates if duplicates.is_empty() => Ok(params),
+            duplicates => Err(duplicates),
         },
-        Ok(_) => refused("must be a JSON object".to_owned()),
-        Err(_) if found.values_left.get() == 0 => refused(too_many_values_text()),
-        // Not the text: it may hold secrets.
+        Ok(_) => reject("must be a JSON object".to_owned()),
+        Err(_) if state.values_left.get() == 0 => reject(too_many_values_text()),
+        // The error does not quote the text, which may contain secrets.
         Err(error) => {
-            refused(format!("is no JSON: line {}, column {}", error.line(), error.column()))
+            reject(format!("is no JSON: line {}, column {}", error.line(), error.column()))
         }
     }
 }
@@ -120,40 +120,41 @@ fn too_many_values_text() -> String {
     )
 }
 
-/// Whether there are no more values than are left.
-fn count_values(value: &Wrapped, left: &mut usize) -> bool {
-    if *left == 0 {
+/// Subtracts the values within `value` from `remaining`. Returns false if there are too many.
+fn count_values(value: &Wrapped, remaining: &mut usize) -> bool {
+    if *remaining == 0 {
         return false;
     }
-    *left -= 1;
+
+    *remaining -= 1;
     match &value.kind {
-        Some(Kind::ListValue(list)) => list.values.iter().all(|value| count_values(value, left)),
+        Some(Kind::ListValue(list)) => {
+            list.values.iter().all(|value| count_values(value, remaining))
+        }
         Some(Kind::StructValue(fields)) => {
-            fields.fields.values().all(|value| count_values(value, left))
+            fields.fields.values().all(|value| count_values(value, remaining))
         }
         _ => true,
     }
 }
 
-/// What was found in a text.
+/// The state while a text is parsed.
 struct ParamsParseState {
-    /// What the names of all of them begin with.
+    /// Prefix of all paths in violations.
     field: &'static str,
-    /// Values that it may still have.
     values_left: Cell<usize>,
-    /// Names that are given twice.
     duplicate_names: RefCell<Vec<Violation>>,
 }
 
-/// Reads a value.
+/// Reads one value.
 #[derive(Clone, Copy)]
 struct ParamsVisitor<'a> {
     state: &'a ParamsParseState,
-    /// Where it is; nothing for all of the text.
+    /// The path of the value; `None` for the whole text.
     path: Option<ParamPath<'a>>,
 }
 
-/// Where a value is.
+/// The path of a value.
 #[derive(Clone, Copy)]
 struct ParamPath<'a> {
     parent: Option<&'a ParamPath<'a>>,
@@ -218,27 +219,28 @@ impl<'de> Visitor<'de> for ParamsVisitor<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let mut read = Vec::new();
-        while let Some(item) = items.next_element_seed(self)? {
-            read.push(item);
+        let mut values = Vec::new();
+        while let Some(value) = items.next_element_seed(self)? {
+            values.push(value);
         }
-        Ok(read.into())
+        Ok(values.into())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
-        let mut read = Map::new();
+        let mut object = Map::new();
         while let Some(name) = fields.next_key::<String>()? {
             let path = ParamPath { parent: self.path.as_ref(), name: &name };
             let value =
                 fields.next_value_seed(ParamsVisitor { state: self.state, path: Some(path) })?;
-            let mut twice = self.state.duplicate_names.borrow_mut();
-            if read.contains_key(&name) && twice.len() <= MAX_VIOLATIONS {
+
+            let mut duplicates = self.state.duplicate_names.borrow_mut();
+            if object.contains_key(&name) && duplicates.len() <= MAX_VIOLATIONS {
                 let path = format!("{}.{path}", self.state.field);
-                twice.push(Violation::new(path, "is given twice"));
+                duplicates.push(Violation::new(path, "is given twice"));
             }
-            read.insert(name, value);
+            object.insert(name, value);
         }
-        Ok(Value::Object(read))
+        Ok(Value::Object(object))
     }
 }
 
@@ -249,47 +251,48 @@ mod tests {
     use super::*;
     use crate::api::json_struct::json_to_struct;
 
-    fn refused(text: &str) -> Vec<(String, String)> {
-        let violations = parse_json(text, PARAMS_FIELDS).unwrap_err().into_iter();
-        let told = violations.map(|violation| (violation.field, violation.description));
-        told.collect()
+    fn violations(text: &str) -> Vec<(String, String)> {
+        let violations = parse_json(text, PARAMS_FIELDS).unwrap_err();
+        violations.into_iter().map(|violation| (violation.field, violation.description)).collect()
     }
 
     #[test]
-    fn it_is_read_as_json_is() {
+    fn text_is_read_as_json() {
         let text =
             r#" {"a": [1, -2, 3.5, null, true, "x\n", 18446744073709551615], "b": {"a": {}}} "#;
         let plain: Value = serde_json::from_str(text).unwrap();
         assert_eq!(Value::Object(parse_json(text, PARAMS_FIELDS).unwrap()), plain);
-        for (text, told) in [
+        for (text, expected) in [
             ("[]", "object"),
             ("3", "object"),
             ("{\"a\": secret}", "line 1, column 7"),
             ("{} {}", "no JSON"),
             ("", "no JSON"),
         ] {
-            let refused = refused(text);
-            let (field, description) = refused.first().unwrap();
+            let violations = violations(text);
+            let (field, description) = violations.first().unwrap();
             assert_eq!(field, "params_json");
-            assert!(description.contains(told), "{text}: {description}");
+            assert!(description.contains(expected), "{text}: {description}");
             assert!(!description.contains("secret"));
         }
     }
 
     #[test]
-    fn a_name_that_is_given_twice_is_told() {
-        let told = refused(r#"{"a": 1, "b": {"c": [{"d": 1, "d": 2}], "c": 0}, "a": 2, "a": 3}"#);
-        let fields: Vec<_> = told.iter().map(|(field, _)| field.as_str()).collect();
+    fn duplicate_names_are_reported() {
+        let violations =
+            violations(r#"{"a": 1, "b": {"c": [{"d": 1, "d": 2}], "c": 0}, "a": 2, "a": 3}"#);
+        let fields: Vec<_> = violations.iter().map(|(field, _)| field.as_str()).collect();
         assert_eq!(fields, ["params.b.c.d", "params.b.c", "params.a", "params.a"]);
     }
 
     #[test]
-    fn more_values_than_any_tool_takes_are_not_read() {
+    fn too_many_values_are_rejected() {
         let text = |count: usize| format!("{{\"a\": {:?}}}", vec![1; count]);
-        // With the list, and the object around it.
-        let most = MAX_PARAM_VALUES - 2;
-        assert!(parse_json(&text(most), PARAMS_FIELDS).is_ok());
-        let (field, description) = refused(&text(most + 1)).remove(0);
+
+        // The list and the object around it count too.
+        let max = MAX_PARAM_VALUES - 2;
+        assert!(parse_json(&text(max), PARAMS_FIELDS).is_ok());
+        let (field, description) = violations(&text(max + 1)).remove(0);
         assert_eq!(field, "params_json");
         assert!(description.contains("262144"), "{description}");
         let message = |count: usize| {

@@ -1,4 +1,4 @@
-//! Sends results to those who watch, and decides what of them each may have.
+//! Publishes results to the watchers of a session, limited to what each watcher may see.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Pipeline {
-    /// Sends a result to those who watch its session. `dialect` is the vocabulary that it is answered in.
+    /// Sends a result to the watchers of its session. `dialect` is the dialect of the response.
     pub(super) fn publish_result(
         &self,
         context: &CallContext,
@@ -27,10 +27,11 @@ impl Pipeline {
         if !self.results.is_watched() {
             return;
         }
-        let Ok(scene) = self.workspace_context(context) else {
+
+        let Ok(workspace_context) = self.workspace_context(context) else {
             return;
         };
-        let workspace = scene.workspace.name();
+        let workspace = workspace_context.workspace.name();
         let Some(sender) = self.results.sender(workspace, &context.session) else {
             return;
         };
@@ -38,85 +39,92 @@ impl Pipeline {
         let dialect = self.dialect_of_tool(dialect, &response.tool);
         let (content, truncated) = content(response);
         let session = self.state_dir.sessions().get_open(workspace, &context.session);
-        let spoken = context.invoke_origin.as_deref().and_then(|call| call.dialect);
-        let given = context.invoke_origin.as_deref().map(|call| call.model_call_id.clone());
+        let origin = context.invoke_origin.as_deref();
+        let callers_dialect = origin.and_then(|origin| origin.dialect);
+        let model_call_id = origin.map(|origin| origin.model_call_id.clone());
         let job_id = context.job.as_ref().map(|job| job.id.clone());
-        // Each call that a job makes has another.
-        let call_id = match job_id {
-            Some(_) => String::new(),
-            None => context.call_id.clone(),
-        };
+
+        // A job has no call id of its own: each of its calls has another one.
+        let call_id = if job_id.is_some() { String::new() } else { context.call_id.clone() };
         let result = CallResult {
-            request_id: given.filter(|id| !id.is_empty()).unwrap_or_else(|| call_id.clone()),
+            request_id: model_call_id
+                .filter(|id| !id.is_empty())
+                .unwrap_or_else(|| call_id.clone()),
             call_id,
             job_id: job_id.unwrap_or_default(),
             tool: response.tool.clone(),
-            dialect: spoken.map_or("", |dialect| dialect.name).to_owned(),
+            dialect: callers_dialect.map_or("", |dialect| dialect.name).to_owned(),
             content,
             is_error: response.status() != InvokeStatus::Success,
             truncated,
             absence: ResultAbsence::Unspecified.into(),
         };
+
         let last_sequence =
             session.map_or(0, |session| *session.subscribe_last_sequence().borrow());
         let published = self.results.hold(last_sequence, dialect, result);
-        // Without a receiver, all have gone meanwhile.
+
+        // Sending fails if all watchers have gone.
         let _sent = sender.send(Arc::new(published));
     }
 
-    /// A result as a watcher may have it: without its content where the watcher may not use the tool. None where the
-    /// watcher's key is not for the tool: then it gets no events of the tool either.
+    /// Returns a result as `watcher` may see it: without content if it may not call the tool.
+    ///
+    /// Returns `None` if the watcher's key does not allow the tool. It then gets no events of the
+    /// tool either.
     pub(crate) fn result_for(
         &self,
         watcher: &Principal,
         published: &PublishedResult,
     ) -> Option<CallResult> {
         let result = &published.result;
-        let own = published.dialect.and_then(|dialect| dialect.own(&result.tool));
         let tool = result.tool.as_str();
-        let itself = [tool];
-        let mut uses = own.map_or(&itself[..], |own| own.uses).iter();
-        if uses.any(|name| watcher.require_tool(name).is_err()) {
+        let dialect_tool = published.dialect.and_then(|dialect| dialect.own(tool));
+        let only_itself = [tool];
+        let used_tools = dialect_tool.map_or(&only_itself[..], |tool| tool.uses);
+        if used_tools.iter().any(|name| watcher.require_tool(name).is_err()) {
             return None;
         }
-        let is_open = match self.resolve_tool(watcher, published.dialect, tool) {
+
+        let may_call = match self.resolve_tool(watcher, published.dialect, tool) {
             Ok(_) => true,
-            // The content only says that there is no such tool.
+            // The content says only that the tool is unknown.
             Err(error) if error.reason == Reason::UnknownTool => {
                 watcher.require_role(AccessRole::Invoke, tool).is_ok()
             }
             Err(_) => false,
         };
-        Some(match is_open {
-            true => result.clone(),
-            false => CallResult {
-                content: String::new(),
-                truncated: false,
-                absence: ResultAbsence::Forbidden.into(),
-                ..result.clone()
-            },
+        if may_call {
+            return Some(result.clone());
+        }
+        Some(CallResult {
+            content: String::new(),
+            truncated: false,
+            absence: ResultAbsence::Forbidden.into(),
+            ..result.clone()
         })
     }
 }
 
-/// What a call has answered to its model, or its beginning and its end; and whether that leaves something out.
+/// Returns the text for the model, truncated to `MAX_CONTENT_BYTES`, and whether it is truncated.
 fn content(response: &InvokeResponse) -> (String, bool) {
     let text = &response.text;
     if text.len() <= MAX_CONTENT_BYTES {
         return (text.clone(), response.truncated);
     }
-    let rest = match response.stdout_path.as_str() {
+
+    let rest_hint = match response.stdout_path.as_str() {
         "" => String::new(),
         path => output_hint(path, &response.stderr_path, None),
     };
-    let object = response.data.as_ref();
-    let object = object.and_then(|_| serde_json::from_str::<Map<String, Value>>(text).ok());
-    let short = match object {
-        Some(fields) => truncate_object(&fields, MAX_CONTENT_BYTES, &rest)
-            .map_or_else(|| text.clone(), |short| Value::Object(short).to_string()),
-        None => truncate_text_to_json_bytes(text, MAX_CONTENT_BYTES, &rest),
+    let object =
+        response.data.as_ref().and_then(|_| serde_json::from_str::<Map<String, Value>>(text).ok());
+    let truncated = match object {
+        Some(fields) => truncate_object(&fields, MAX_CONTENT_BYTES, &rest_hint)
+            .map_or_else(|| text.clone(), |object| Value::Object(object).to_string()),
+        None => truncate_text_to_json_bytes(text, MAX_CONTENT_BYTES, &rest_hint),
     };
-    (short, true)
+    (truncated, true)
 }
 
 #[cfg(test)]
@@ -124,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_contents_keep_beginning_and_end_and_stay_json() {
+    fn long_content_keeps_its_ends_and_stays_json() {
         let long = format!("a{}z", "\u{1}é".repeat(100_000));
         let text = InvokeResponse {
             text: long.clone(),

@@ -1,4 +1,5 @@
-//! Results of calls by name, for those who watch a session: in memory only, and only while somebody watches.
+//! Broadcasts the results of calls by name to the watchers of a session. In memory, and only while
+//! there are watchers.
 
 use std::{
     collections::HashMap,
@@ -19,54 +20,52 @@ use crate::{
     daemon::{dialect::Dialect, store::session::SessionId},
 };
 
-/// Longest content of a result.
 pub(super) const MAX_CONTENT_BYTES: usize = 32 << 10;
-/// Bytes of contents that are held for all watchers.
+/// Limit on the content that is held for all watchers.
 const MAX_HELD_BYTES: usize = 16 << 20;
-/// Results that are held for the watchers of one session.
+/// Limit on the results that are held for the watchers of one session.
 const MAX_SESSION_RESULTS: usize = 1024;
 
-/// Workspace and id of a session.
+/// Workspace and session.
 type WatchedSessionKey = (String, SessionId);
 
-/// A result, or how many were dropped because the watcher was too slow.
+/// A result, or the number of results that a slow watcher has missed.
 pub(crate) type ReceivedResult = Result<Arc<PublishedResult>, u64>;
 
-/// The sessions whose results are watched.
+/// The watched sessions, and the results that their watchers have yet to receive.
 #[derive(Debug, Default)]
 pub(crate) struct ResultBroadcaster {
-    /// Streams that want results.
+    /// Number of streams that receive results.
     watchers: AtomicUsize,
     sessions: Mutex<HashMap<WatchedSessionKey, Sender<Arc<PublishedResult>>>>,
     held_bytes: AtomicUsize,
 }
 
-/// A result that watchers have yet to take.
+/// A result that watchers have yet to receive. Counts against the limit until it is dropped.
 #[derive(Debug)]
 pub(crate) struct PublishedResult {
-    /// Number of the last record that was written before it.
+    /// Sequence number of the last record before the result.
     last_sequence: u64,
-    /// The vocabulary that has the tool; none for tools of the contract and of the configuration.
+    /// The dialect that defines the tool; `None` for contract tools and configured tools.
     pub(crate) dialect: Option<&'static Dialect>,
-    /// As it is sent.
     pub(crate) result: CallResult,
     broadcaster: Arc<ResultBroadcaster>,
 }
 
-/// The results of one session, for one watcher.
+/// One watcher's subscription to the results of a session.
 #[derive(Debug)]
 pub(crate) struct ResultSubscription {
     broadcaster: Arc<ResultBroadcaster>,
     key: WatchedSessionKey,
     receiver: Receiver<Arc<PublishedResult>>,
-    /// Received, and not due yet.
+    /// Received, but not due yet.
     next: Option<ReceivedResult>,
 }
 
-// === impl Results ===
+// === impl ResultBroadcaster ===
 
 impl ResultBroadcaster {
-    /// Has the results of a session held until they are taken.
+    /// Subscribes to the results of a session.
     pub(crate) fn subscribe(
         self: &Arc<Self>,
         workspace: &str,
@@ -83,12 +82,11 @@ impl ResultBroadcaster {
         ResultSubscription { broadcaster: Arc::clone(self), key, receiver, next: None }
     }
 
-    /// Whether anybody watches.
     pub(super) fn is_watched(&self) -> bool {
         self.watchers.load(Ordering::Relaxed) > 0
     }
 
-    /// What sends to the watchers of a session, if it has any.
+    /// Returns the channel to the watchers of a session, if it has any.
     pub(super) fn sender(
         &self,
         workspace: &str,
@@ -98,19 +96,19 @@ impl ResultBroadcaster {
         self.sessions().get(&key).cloned()
     }
 
-    /// Holds a result until it is taken, without its content where there is no memory left for it.
+    /// Counts a result against the memory limit. Drops its content if the limit is reached.
     pub(super) fn hold(
         self: &Arc<Self>,
         last_sequence: u64,
         dialect: Option<&'static Dialect>,
         mut result: CallResult,
     ) -> PublishedResult {
-        let add = |held: usize| {
+        let add_content = |held: usize| {
             let held = held + result.content.len();
             (held <= MAX_HELD_BYTES).then_some(held)
         };
-        let held = &self.held_bytes;
-        if held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_err() {
+        let added = self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add_content);
+        if added.is_err() {
             result.content = String::new();
             result.absence = ResultAbsence::Memory.into();
         }
@@ -129,10 +127,10 @@ impl Drop for PublishedResult {
     }
 }
 
-// === impl Subscription ===
+// === impl ResultSubscription ===
 
 impl ResultSubscription {
-    /// What comes next, if all records that were written before it are sent: those up to this number.
+    /// Returns the next result if all records before it are sent: those up to `last_sequence`.
     pub(crate) fn take_due(&mut self, last_sequence: u64) -> Option<ReceivedResult> {
         if self.next.is_none() {
             self.next = match self.receiver.try_recv() {
@@ -141,13 +139,14 @@ impl ResultSubscription {
                 Err(TryRecvError::Empty | TryRecvError::Closed) => None,
             };
         }
+
         self.next.take_if(|next| match next {
             Ok(published) => published.last_sequence <= last_sequence,
             Err(_) => true,
         })
     }
 
-    /// Waits for a result. One that is not due waits for records, and not for this. May be cancelled.
+    /// Waits for a result. Never returns while a received one is not due. Cancel safe.
     pub(crate) async fn wait_for_next(&mut self) {
         if self.next.is_none() {
             match self.receiver.recv().await {
@@ -164,7 +163,7 @@ impl Drop for ResultSubscription {
     fn drop(&mut self) {
         self.broadcaster.watchers.fetch_sub(1, Ordering::Relaxed);
         let mut sessions = self.broadcaster.sessions();
-        // This one is still counted.
+        // The count includes this receiver.
         if sessions.get(&self.key).is_some_and(|sender| sender.receiver_count() <= 1) {
             sessions.remove(&self.key);
         }
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_unless_somebody_watches() {
+    fn results_are_held_only_for_watchers() {
         let results = Arc::new(ResultBroadcaster::default());
         let (watched, other) = (SessionId::default(), SessionId::parse("other").unwrap());
         assert!(!results.is_watched());
@@ -207,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_comes_behind_its_records() {
+    fn result_follows_its_records() {
         let results = Arc::new(ResultBroadcaster::default());
         let mut watcher = results.subscribe("w", &SessionId::default());
         assert!(watcher.take_due(9).is_none());
@@ -220,24 +219,27 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_what_is_left_out_is_known() {
+    fn memory_is_limited_and_omissions_are_reported() {
         let results = Arc::new(ResultBroadcaster::default());
         let mut watcher = results.subscribe("w", &SessionId::default());
         let content = "x".repeat(MAX_CONTENT_BYTES);
-        let whole = MAX_HELD_BYTES / MAX_CONTENT_BYTES;
-        for _ in 0..=whole {
+        let max_results = MAX_HELD_BYTES / MAX_CONTENT_BYTES;
+        for _ in 0..=max_results {
             send(&results, 0, &content);
         }
+
         assert_eq!(results.held_bytes.load(Ordering::Relaxed), MAX_HELD_BYTES);
-        for _ in 0..whole {
+        for _ in 0..max_results {
             let result = taken(watcher.take_due(0)).unwrap().unwrap();
             assert_eq!(result.content.len(), content.len());
         }
+
         let result = taken(watcher.take_due(0)).unwrap().unwrap();
         assert_eq!((result.content.as_str(), result.absence()), ("", ResultAbsence::Memory));
         for _ in 0..MAX_SESSION_RESULTS + 5 {
             send(&results, 0, "y");
         }
+
         let held = results.held_bytes.load(Ordering::Relaxed);
         assert_eq!(held, MAX_SESSION_RESULTS);
         assert_eq!(taken(watcher.take_due(0)), Some(Err(5)));

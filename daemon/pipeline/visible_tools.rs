@@ -1,4 +1,4 @@
-//! The tools that there are for somebody.
+//! The tools that a caller may use.
 
 use super::{Pipeline, context::CallContext, dyn_tool};
 use crate::daemon::{
@@ -10,8 +10,9 @@ use crate::daemon::{
 };
 
 impl Pipeline {
-    /// What models are told of the tools that a caller may use, in the vocabulary of a dialect or in that of
-    /// the contract; those of the configuration are in all of them.
+    /// Returns the definitions of the tools that a caller may use, in a dialect or in the
+    /// contract's vocabulary. Configured tools are part of every vocabulary. `names` selects tools,
+    /// if any.
     pub(crate) fn definitions(
         &self,
         context: &CallContext,
@@ -21,40 +22,44 @@ impl Pipeline {
         let principal = &context.principal;
         self.workspace_context(context)?;
         let snapshot = self.policy.snapshot();
-        let is_there = |tool: &str, dialect_tool: Option<&str>| {
+        let is_available = |tool: &str, dialect_tool: Option<&str>| {
             principal.require_tool(tool).is_ok()
                 && snapshot.policy.is_tool_enabled(tool, dialect_tool)
         };
-        let of_dialect = dialect.map(|dialect| {
-            let there = dialect.tools().iter().filter(|tool| {
-                let mut uses = tool.uses.iter();
-                uses.all(|name| is_there(name, Some(tool.name)))
-            });
-            there.map(|tool| dialect.definition(tool, &self.catalog))
+
+        let dialect_definitions = dialect.map(|dialect| {
+            dialect
+                .tools()
+                .iter()
+                .filter(|tool| tool.uses.iter().all(|name| is_available(name, Some(tool.name))))
+                .map(|tool| dialect.definition(tool, &self.catalog))
         });
-        let by_name = dyn_tool::tool_names(&self.catalog)
+        let contract_definitions = dyn_tool::tool_names(&self.catalog)
             .filter(|tool| {
                 dialect.is_none_or(|dialect| {
-                    let is_asked_for =
+                    let is_await_job_requested =
                         *tool == AwaitJob::NAME && names.iter().any(|name| name == tool);
                     self.catalog.custom_tool(tool).is_some()
                         || dialect.borrowed_tools.contains(tool)
-                        || is_asked_for
+                        || is_await_job_requested
                 })
             })
-            .filter(|tool| is_there(tool, None))
+            .filter(|tool| is_available(tool, None))
             .filter_map(|tool| self.catalog.definition(tool));
-        let definitions = of_dialect.into_iter().flatten().chain(by_name);
-        let definitions = definitions.map(|definition| ToolDefinition {
-            requires_approval: snapshot.policy.action_for_risk(definition.risk)
-                == PolicyAction::Ask,
-            ..definition
-        });
+
+        let definitions =
+            dialect_definitions.into_iter().flatten().chain(contract_definitions).map(
+                |definition| ToolDefinition {
+                    requires_approval: snapshot.policy.action_for_risk(definition.risk)
+                        == PolicyAction::Ask,
+                    ..definition
+                },
+            );
         select_by_name(definitions.collect(), names)
     }
 
-    /// Whether a model of a caller knows the tool that waits for jobs, as it is listed in its vocabulary
-    /// by default, and may call it.
+    /// Whether a model knows the tool that waits for jobs (its dialect lists it by default), and
+    /// may call it.
     pub(crate) fn may_await_jobs(&self, context: &CallContext, dialect: Option<&Dialect>) -> bool {
         dialect.is_none_or(|dialect| dialect.borrowed_tools.contains(&AwaitJob::NAME))
             && context.principal.require_tool(AwaitJob::NAME).is_ok()
@@ -62,7 +67,7 @@ impl Pipeline {
     }
 }
 
-/// Those of these names; without names, all.
+/// Selects definitions by name. Without names, returns all.
 fn select_by_name(
     all: Vec<ToolDefinition>,
     names: &[String],
@@ -70,18 +75,20 @@ fn select_by_name(
     if names.is_empty() {
         return Ok(all);
     }
+
     let known: Vec<_> = all.iter().map(|tool| tool.name.as_str()).collect();
-    let unknown = names.iter().enumerate();
-    let unknown = unknown.filter(|(_, name)| !known.contains(&name.as_str()));
-    let violations: Vec<_> = unknown
-        .map(|(number, name)| {
+    let violations: Vec<_> = names
+        .iter()
+        .enumerate()
+        .filter(|(_, name)| !known.contains(&name.as_str()))
+        .map(|(index, name)| {
             let text = format!("there is {}", suggest::unknown_tool_message(name, &known));
-            Violation::new(format!("names[{number}]"), text)
+            Violation::new(format!("names[{index}]"), text)
         })
         .collect();
     if !violations.is_empty() {
         return Err(Error::invalid(violations));
     }
-    let all = all.into_iter();
-    Ok(all.filter(|tool| names.contains(&tool.name)).collect())
+
+    Ok(all.into_iter().filter(|tool| names.contains(&tool.name)).collect())
 }

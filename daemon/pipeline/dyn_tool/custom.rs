@@ -1,4 +1,4 @@
-//! Tools of the configuration: each is a command, which is run in its name.
+//! Configured tools: each runs a command, and appears to policy and records under its own name.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// What it costs to compare a byte with a schema, at least: some patterns may be in it.
+/// Least cost of validating a byte against a schema, which may contain patterns.
 const MIN_SCHEMA_COST_PER_BYTE: usize = 16;
 
 impl DynTool for CustomTool {
@@ -46,22 +46,24 @@ impl DynTool for CustomTool {
         context: CallContext,
         params: &Map<String, Value>,
     ) -> Result<Box<dyn DynValidatedCall>, Error> {
-        // Whoever may not call it is not told what it takes.
+        // Checked first: the errors below reveal the schema of the tool.
         context.principal.require_tool(self.name())?;
         let workspace = Arc::clone(&pipeline.workspace_context(&context)?.workspace);
-        let plain = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
-        let CustomCall { argv, policy_view: told, recorded_params: shown } =
-            self.prepare_call(params, plain)?;
+        let resolve = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
+        let CustomCall { argv, policy_view, recorded_params } =
+            self.prepare_call(params, resolve)?;
+
         let context = CallContext {
             alias: Some(ToolAlias { tool: self.name(), risk: self.risk() }),
             timeout: self.timeout(),
             ..context
         };
         let request = RunRequest { argv, ..RunRequest::default() };
-        let checked =
-            pipeline.validate_request_as::<RunCommand>(&context, request, Some((told, shown)));
-        let checked = checked.map_err(|error| self.explain_command_error(error, params))?;
-        Ok(Box::new(TypedCall { context, validated: checked }))
+        let alias_params = Some((policy_view, recorded_params));
+        let validated = pipeline
+            .validate_request_as::<RunCommand>(&context, request, alias_params)
+            .map_err(|error| self.explain_command_error(error, params))?;
+        Ok(Box::new(TypedCall { context, validated }))
     }
 
     fn is_mutating(&self, _pipeline: &Pipeline) -> bool {

@@ -1,30 +1,29 @@
-//! What a command has left, for those who look for it beside the answer.
+//! How a command ended, in the response fields next to its output.
 
 use serde_json::{Map, Value};
 
 use crate::api::v1::{InvokeResponse, Outcome, ToolError};
 
-/// What a command has left, for those who look for it beside the answer.
+/// How a command ended, and where its output is. Empty if no command ran.
 #[derive(Debug, Clone, Default)]
 pub(in crate::daemon::pipeline) struct CommandExitInfo {
-    /// How it ended; not declared where none ran.
+    /// `OUTCOME_UNSPECIFIED` if no command ran.
     outcome: Outcome,
-    /// The signal that ended it, if one did.
+    /// The signal that ended it, if any.
     signal: String,
-    /// The limit that ended it, if one did.
+    /// The limit that ended it, if any.
     limit: String,
-    /// Its exit code, if it exited.
     exit_code: Option<i32>,
-    /// Artifact of its standard output.
+    /// Artifact path of its standard output.
     stdout_path: String,
-    /// Artifact of its standard error.
+    /// Artifact path of its standard error.
     stderr_path: String,
-    /// What is worth knowing of how it ended.
+    /// Describes an end other than exit code 0.
     pub(super) abnormal_exit: Option<ToolError>,
 }
 
 impl CommandExitInfo {
-    /// What the answer of a command says of it.
+    /// Reads the response of the tool `run`.
     pub(in crate::daemon::pipeline) fn from_output(data: &Map<String, Value>) -> Self {
         let text = |name: &str| data.get(name).and_then(Value::as_str).unwrap_or_default();
         let code = data.get("exit_code").and_then(Value::as_i64);
@@ -39,17 +38,17 @@ impl CommandExitInfo {
         }
     }
 
-    /// Whether it was ended because somebody asked for that.
+    /// Whether a caller cancelled the command.
     pub(in crate::daemon::pipeline) fn was_cancelled(&self) -> bool {
         self.outcome == Outcome::Cancelled
     }
 
-    /// What a text that is cut says of its rest.
+    /// Returns the hint of a truncated text: where the rest is.
     pub(super) fn output_hint(&self, reader: Option<&str>) -> String {
         output_hint(&self.stdout_path, &self.stderr_path, reader)
     }
 
-    /// Tells of it beside the answer.
+    /// Sets the fields of a response.
     pub(super) fn write_to(&self, response: &mut InvokeResponse) {
         response.outcome = self.outcome.into();
         response.signal.clone_from(&self.signal);
@@ -60,8 +59,8 @@ impl CommandExitInfo {
     }
 }
 
-/// What a text that is cut says of its rest: where the output of a command is that is at these paths; empty where
-/// there are none.
+/// Returns the hint of a truncated text: the artifacts of a command, and the tool that reads them.
+/// Without artifacts (empty paths), it advises to ask for less.
 pub(crate) fn output_hint(stdout_path: &str, stderr_path: &str, reader: Option<&str>) -> String {
     match (stdout_path, reader) {
         ("", _) => ": ask for less at a time".to_owned(),
@@ -72,7 +71,7 @@ pub(crate) fn output_hint(stdout_path: &str, stderr_path: &str, reader: Option<&
     }
 }
 
-/// What is worth knowing of a command that ran, although it is no failure of the call.
+/// Describes a command that did not exit with 0. This is no failure of the call.
 fn abnormal_exit(data: &Map<String, Value>) -> Option<ToolError> {
     let outcome = data.get("outcome")?.as_str()?;
     let code = data.get("exit_code").and_then(Value::as_i64);
@@ -88,6 +87,7 @@ fn abnormal_exit(data: &Map<String, Value>) -> Option<ToolError> {
             }
         }
     };
+
     Some(ToolError {
         error_type: "abnormal_exit".to_owned(),
         message,

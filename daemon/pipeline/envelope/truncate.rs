@@ -1,4 +1,4 @@
-//! How much of an answer goes along in an envelope: clients take messages of 4 MiB unless they say otherwise.
+//! Truncates responses to the default limit of gRPC clients, 4 MiB per message.
 
 use std::{
     borrow::Cow,
@@ -12,23 +12,23 @@ use serde::{
 };
 use serde_json::{Map, Value, json};
 
-/// Most bytes of `data` and `text` together: with what surrounds both, less than 4 MiB.
+/// Limit on `data` and `text` together. With the rest of the message, less than 4 MiB.
 const MAX_DATA_AND_TEXT_BYTES: usize = 15 << 18;
-/// Most bytes of `data`. What a tool answers by default fits, and what a command may write to both its streams by
-/// default fits into what that leaves to `text`.
+/// Limit on `data`. The default output of every tool fits. What remains for `text` fits the default
+/// output of a command on both streams.
 const MAX_DATA_BYTES: usize = 14 << 18;
-/// What says that something is left out, of an answer and of the text that stands for it.
+/// The field that marks a truncated object.
 const TRUNCATED_FIELD: &str = "truncated";
-/// Shortest limit of a text, where texts are cut. Longer limits that are tried are a quarter apart.
+/// Lowest limit on a text. Each limit that is tried is a quarter lower than the one before.
 const MIN_TEXT_LIMIT_BYTES: usize = 1 << 10;
-/// Longest lists that are left where that is not enough.
+/// Limits on lists that are tried if shorter texts are not enough.
 const LIST_LIMITS_ITEMS: [usize; 5] = [20_000, 5000, 1000, 100, 10];
-/// What a value takes beside its text, at most.
+/// Overhead of an encoded value apart from its text, at most.
 const VALUE_OVERHEAD_BYTES: usize = 16;
-/// Most bytes of the mark in a text that is cut, beside what the mark says of the rest.
+/// Length of the mark in a truncated text, without the hint, at most.
 const MAX_MARK_BYTES: usize = 64;
 
-/// Where texts and lists are cut, and what marks say of the rest of a text.
+/// Limits on texts and lists, and the hint of truncated texts.
 #[derive(Debug, Clone, Copy)]
 struct TruncationPlan<'r> {
     max_text_bytes: usize,
@@ -36,149 +36,159 @@ struct TruncationPlan<'r> {
     rest_hint: &'r str,
 }
 
-/// Cuts what is too long, until all of it fits. Returns whether it did anyway. `rest` says where the rest of a text is.
+/// Truncates `data` until it fits. Returns whether it fitted before. `rest_hint` says where the
+/// rest of a text is.
 pub(super) fn truncate_to_fit(data: &mut Map<String, Value>, rest_hint: &str) -> bool {
-    let Some(cut) = TruncationPlan::for_data(data, rest_hint) else {
+    let Some(plan) = TruncationPlan::for_data(data, rest_hint) else {
         return true;
     };
-    cut.truncate_fields(data);
+
+    plan.truncate_fields(data);
     if let Some(Value::Bool(is_truncated)) = data.get_mut(TRUNCATED_FIELD) {
         *is_truncated = true;
     }
     false
 }
 
-/// The JSON of `shown`, as far as there is room for it beside `data`; and whether that is all of it.
+/// Returns the JSON of `object`, truncated to the space next to `data`, and whether it is complete.
 pub(super) fn text_beside_data(
-    shown: &Map<String, Value>,
+    object: &Map<String, Value>,
     data: &Map<String, Value>,
     rest_hint: &str,
 ) -> (String, bool) {
-    let room = text_budget_beside(data, rest_hint);
-    if let Some(text) = json_if_fits(shown, room) {
-        return (text, true);
+    let max_bytes = text_budget_beside(data, rest_hint);
+    match json_if_fits(object, max_bytes) {
+        Some(text) => (text, true),
+        None => (truncated_json(object, max_bytes, rest_hint), false),
     }
-    (truncated_json(shown, room, rest_hint), false)
 }
 
-/// The JSON of what is left of an object when it is cut to so many bytes of JSON.
-fn truncated_json(data: &Map<String, Value>, most: usize, rest_hint: &str) -> String {
-    let text = TruncationPlan::candidates(most, rest_hint)
-        .find_map(|cut| json_if_fits(&TruncatedObject { data, plan: cut }, most));
-    text.unwrap_or_else(|| json!({ TRUNCATED_FIELD: true }).to_string())
+/// Truncates an object to `max_bytes` of JSON.
+fn truncated_json(data: &Map<String, Value>, max_bytes: usize, rest_hint: &str) -> String {
+    let json = TruncationPlan::candidates(max_bytes, rest_hint)
+        .find_map(|plan| json_if_fits(&TruncatedObject { data, plan }, max_bytes));
+    json.unwrap_or_else(|| json!({ TRUNCATED_FIELD: true }).to_string())
 }
 
-/// An object whose JSON has at most so many bytes: texts keep their beginnings and ends, lists their first elements,
-/// and `truncated` says so. None where all of it has no more.
+/// Truncates an object to `max_bytes` of JSON, and sets its field `truncated`. Texts keep their
+/// beginnings and ends, lists their first items. Returns `None` if the object fits.
 pub(crate) fn truncate_object(
     data: &Map<String, Value>,
-    most: usize,
+    max_bytes: usize,
     rest_hint: &str,
 ) -> Option<Map<String, Value>> {
-    if json_if_fits(data, most).is_some() {
+    if json_if_fits(data, max_bytes).is_some() {
         return None;
     }
-    serde_json::from_str(&truncated_json(data, most, rest_hint)).ok()
+    serde_json::from_str(&truncated_json(data, max_bytes, rest_hint)).ok()
 }
 
-/// A text, or its beginning and its end, that has at most so many bytes as JSON.
-pub(crate) fn truncate_text_to_json_bytes(text: &str, most: usize, rest_hint: &str) -> String {
-    if json_if_fits(&text, most).is_some() {
+/// Truncates a text to `max_bytes` of JSON. It keeps its beginning and its end.
+pub(crate) fn truncate_text_to_json_bytes(text: &str, max_bytes: usize, rest_hint: &str) -> String {
+    if json_if_fits(&text, max_bytes).is_some() {
         return text.to_owned();
     }
-    let cuts = TruncationPlan::candidates(most, rest_hint)
-        .map(|cut| truncate_text(text, cut.max_text_bytes, false, rest_hint));
-    let fitting = cuts.into_iter().find(|cut| json_if_fits(cut, most).is_some());
-    fitting.unwrap_or_default().into_owned()
+
+    TruncationPlan::candidates(max_bytes, rest_hint)
+        .map(|plan| truncate_text(text, plan.max_text_bytes, false, rest_hint))
+        .find(|truncated| json_if_fits(truncated, max_bytes).is_some())
+        .unwrap_or_default()
+        .into_owned()
 }
 
-/// A text, or its beginning and its end, where there is no room for all of it beside `data`; and whether that is all
-/// of it.
+/// Truncates a text to the space next to `data`. Returns it, and whether it is complete.
 pub(super) fn truncate_text_beside_data(
     text: String,
     data: Option<&Map<String, Value>>,
     rest_hint: &str,
 ) -> (String, bool) {
-    let most = data.map_or(MAX_DATA_BYTES, |data| text_budget_beside(data, rest_hint));
-    let mark = MAX_MARK_BYTES + rest_hint.len();
-    match text.len() > most {
-        true => (truncate_text(&text, most - mark, false, rest_hint).into_owned(), false),
-        false => (text, true),
+    let max_bytes = data.map_or(MAX_DATA_BYTES, |data| text_budget_beside(data, rest_hint));
+    if text.len() <= max_bytes {
+        return (text, true);
     }
+
+    let mark_bytes = MAX_MARK_BYTES + rest_hint.len();
+    (truncate_text(&text, max_bytes - mark_bytes, false, rest_hint).into_owned(), false)
 }
 
-/// Most bytes of the text that goes along with `data`.
+/// Returns the space for `text` next to `data`, in bytes.
 fn text_budget_beside(data: &Map<String, Value>, rest_hint: &str) -> usize {
     let size = match TruncationPlan::for_data(data, rest_hint) {
-        Some(cut) => cut.encoded_size_of_fields(data),
+        Some(plan) => plan.encoded_size_of_fields(data),
         None => encoded_size_of_fields(data),
     };
     MAX_DATA_AND_TEXT_BYTES - size.min(MAX_DATA_BYTES)
 }
 
-/// The JSON of this, if it is no longer.
-fn json_if_fits(value: &impl Serialize, most: usize) -> Option<String> {
-    let mut written = SizeCappedWriter { bytes: Vec::new(), max_bytes: most };
-    serde_json::to_writer(&mut written, value).ok()?;
-    String::from_utf8(written.bytes).ok()
+/// Returns the JSON of `value` if it has at most `max_bytes`.
+fn json_if_fits(value: &impl Serialize, max_bytes: usize) -> Option<String> {
+    let mut writer = SizeCappedWriter { bytes: Vec::new(), max_bytes };
+    serde_json::to_writer(&mut writer, value).ok()?;
+    String::from_utf8(writer.bytes).ok()
 }
 
-/// A text, or its beginning and its end, and between them a mark that says how much is left out. Base64 is to be read
-/// on its own: of it there is the beginning, with no mark in it, and no part of a group of four.
+/// Truncates a text to its beginning and its end, with a mark between them that counts the bytes
+/// left out.
+///
+/// Base64 must stay decodable: it keeps only its beginning, in whole groups of four, without a
+/// mark.
 fn truncate_text<'t>(
     text: &'t str,
-    longest: usize,
+    max_bytes: usize,
     is_base64: bool,
     rest_hint: &str,
 ) -> Cow<'t, str> {
-    if text.len() <= longest {
+    if text.len() <= max_bytes {
         return text.into();
     }
     if is_base64 {
-        return text.get(..longest / 4 * 4).unwrap_or_default().into();
+        return text.get(..max_bytes / 4 * 4).unwrap_or_default().into();
     }
-    let head = text.floor_char_boundary(longest / 2);
-    let tail = text.ceil_char_boundary(text.len() - longest / 2);
-    let left_out = tail - head;
-    let (head, tail) = (text.get(..head), text.get(tail..));
-    let (head, tail) = (head.unwrap_or_default(), tail.unwrap_or_default());
+
+    let head_end = text.floor_char_boundary(max_bytes / 2);
+    let tail_start = text.ceil_char_boundary(text.len() - max_bytes / 2);
+    let left_out = tail_start - head_end;
+    let head = text.get(..head_end).unwrap_or_default();
+    let tail = text.get(tail_start..).unwrap_or_default();
     format!("{head}\n[jig: {left_out} bytes left out{rest_hint}]\n{tail}").into()
 }
 
-/// Whether the texts of an object are Base64, as it says itself.
+/// Whether the texts of an object are Base64, according to its field `encoding`.
 fn is_base64(fields: &Map<String, Value>) -> bool {
     let encoding = fields.get("encoding").and_then(Value::as_str);
     encoding.is_some_and(|encoding| encoding.to_lowercase().ends_with("base64"))
 }
 
 impl<'r> TruncationPlan<'r> {
-    /// All that are tried for `most` bytes, one after the other.
-    fn candidates(most: usize, rest: &'r str) -> impl Iterator<Item = Self> {
+    /// Returns the plans that are tried for `max_bytes`, from the longest result to the shortest.
+    fn candidates(max_bytes: usize, rest_hint: &'r str) -> impl Iterator<Item = Self> {
         let shorter =
-            |longest: &usize| Some(longest / 4 * 3).filter(|next| *next > MIN_TEXT_LIMIT_BYTES);
-        let texts = iter::successors(Some(most.max(MIN_TEXT_LIMIT_BYTES)), shorter);
-        let texts = texts.chain([MIN_TEXT_LIMIT_BYTES]).map(move |longest_text| Self {
-            max_text_bytes: longest_text,
-            max_list_items: usize::MAX,
-            rest_hint: rest,
-        });
-        let lists = LIST_LIMITS_ITEMS.map(|longest_list| Self {
+            |limit: &usize| Some(limit / 4 * 3).filter(|next| *next > MIN_TEXT_LIMIT_BYTES);
+        let text_plans = iter::successors(Some(max_bytes.max(MIN_TEXT_LIMIT_BYTES)), shorter)
+            .chain([MIN_TEXT_LIMIT_BYTES])
+            .map(move |max_text_bytes| Self {
+                max_text_bytes,
+                max_list_items: usize::MAX,
+                rest_hint,
+            });
+        let list_plans = LIST_LIMITS_ITEMS.map(|max_list_items| Self {
             max_text_bytes: MIN_TEXT_LIMIT_BYTES,
-            max_list_items: longest_list,
-            rest_hint: rest,
+            max_list_items,
+            rest_hint,
         });
-        texts.chain(lists)
+        text_plans.chain(list_plans)
     }
 
-    /// What has `data` fit, if it does not anyway.
-    fn for_data(data: &Map<String, Value>, rest: &'r str) -> Option<Self> {
+    /// Returns the first plan that makes `data` fit, or `None` if it fits as it is.
+    fn for_data(data: &Map<String, Value>, rest_hint: &'r str) -> Option<Self> {
         if encoded_size_of_fields(data) <= MAX_DATA_BYTES {
             return None;
         }
+
         let mut last = None;
-        for cut in Self::candidates(MAX_DATA_BYTES, rest) {
-            last = Some(cut);
-            if cut.encoded_size_of_fields(data) <= MAX_DATA_BYTES {
+        for plan in Self::candidates(MAX_DATA_BYTES, rest_hint) {
+            last = Some(plan);
+            if plan.encoded_size_of_fields(data) <= MAX_DATA_BYTES {
                 break;
             }
         }
@@ -209,13 +219,13 @@ impl<'r> TruncationPlan<'r> {
         }
     }
 
-    /// Bytes of the message that stands for what is left of a value, at most.
+    /// Returns the encoded size of the truncated value, at most.
     fn encoded_size(self, value: &Value) -> usize {
         VALUE_OVERHEAD_BYTES
             + match value {
                 Value::String(text) => {
-                    let mark = MAX_MARK_BYTES + self.rest_hint.len();
-                    text.len().min(self.max_text_bytes.saturating_add(mark))
+                    let mark_bytes = MAX_MARK_BYTES + self.rest_hint.len();
+                    text.len().min(self.max_text_bytes.saturating_add(mark_bytes))
                 }
                 Value::Array(items) => {
                     let items = items.iter().take(self.max_list_items);
@@ -227,27 +237,27 @@ impl<'r> TruncationPlan<'r> {
     }
 
     fn encoded_size_of_fields(self, fields: &Map<String, Value>) -> usize {
-        let fields = fields.iter();
         fields
+            .iter()
             .map(|(name, value)| VALUE_OVERHEAD_BYTES + name.len() + self.encoded_size(value))
             .sum()
     }
 }
 
-/// Bytes of the message that stands for these.
+/// Returns the size of `fields` as a `google.protobuf.Struct`, at most.
 pub(in crate::daemon::pipeline) fn encoded_size_of_fields(fields: &Map<String, Value>) -> usize {
-    let nothing =
+    let unlimited =
         TruncationPlan { max_text_bytes: usize::MAX, max_list_items: usize::MAX, rest_hint: "" };
-    nothing.encoded_size_of_fields(fields)
+    unlimited.encoded_size_of_fields(fields)
 }
 
-/// What is left of an answer, which says that it is not all.
+/// Serializes an object truncated by `plan`, with the field `truncated`.
 struct TruncatedObject<'a> {
     data: &'a Map<String, Value>,
     plan: TruncationPlan<'a>,
 }
 
-/// What is left of a part of it.
+/// Serializes a value truncated by `plan`.
 struct TruncatedValue<'a> {
     value: &'a Value,
     plan: TruncationPlan<'a>,
@@ -257,12 +267,10 @@ struct TruncatedValue<'a> {
 impl<'a> TruncatedObject<'a> {
     fn parts(
         fields: &'a Map<String, Value>,
-        cut: TruncationPlan<'a>,
+        plan: TruncationPlan<'a>,
     ) -> impl Iterator<Item = (&'a String, TruncatedValue<'a>)> {
         let is_base64 = is_base64(fields);
-        let part = move |value| TruncatedValue { value, plan: cut, is_base64 };
-        let fields = fields.iter();
-        fields.map(move |(name, value)| (name, part(value)))
+        fields.iter().map(move |(name, value)| (name, TruncatedValue { value, plan, is_base64 }))
     }
 }
 
@@ -281,28 +289,28 @@ impl Serialize for TruncatedObject<'_> {
 
 impl Serialize for TruncatedValue<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { value, plan: cut, is_base64 } = *self;
+        let Self { value, plan, is_base64 } = *self;
         match value {
             Value::String(text) => serializer.serialize_str(&truncate_text(
                 text,
-                cut.max_text_bytes,
+                plan.max_text_bytes,
                 is_base64,
-                cut.rest_hint,
+                plan.rest_hint,
             )),
             Value::Array(items) => {
                 let mut seq = serializer.serialize_seq(None)?;
-                for value in items.iter().take(cut.max_list_items) {
-                    seq.serialize_element(&TruncatedValue { value, plan: cut, is_base64: false })?;
+                for value in items.iter().take(plan.max_list_items) {
+                    seq.serialize_element(&TruncatedValue { value, plan, is_base64: false })?;
                 }
                 seq.end()
             }
-            Value::Object(fields) => serializer.collect_map(TruncatedObject::parts(fields, cut)),
+            Value::Object(fields) => serializer.collect_map(TruncatedObject::parts(fields, plan)),
             Value::Null | Value::Bool(_) | Value::Number(_) => value.serialize(serializer),
         }
     }
 }
 
-/// What is written, if it is no longer than this.
+/// A writer that fails beyond `max_bytes`.
 struct SizeCappedWriter {
     bytes: Vec<u8>,
     max_bytes: usize,
@@ -330,11 +338,11 @@ mod tests {
     use crate::api::json_struct::json_to_struct;
 
     #[test]
-    fn all_that_is_answered_fits_into_a_message() {
+    fn every_response_fits_into_a_message() {
         let many: Vec<_> = (0..100_000).map(|n| format!("a/file/{n:040}")).collect();
         let few: Vec<_> = (0..30_000).map(|n| format!("a/file/{n:040}")).collect();
         let lines = vec![json!({ "content": "x".repeat(2000) }); 10_000];
-        for (data, fits, is_said) in [
+        for (data, fits, is_text_complete) in [
             (json!({"content": "x".repeat(1 << 20), "size": 1}), true, true),
             (json!({"content": "x".repeat(3 << 20), "size": 1}), true, false),
             (json!({"content": "x".repeat(10 << 20)}), false, false),
@@ -347,33 +355,39 @@ mod tests {
             (json!({"stdout": "x".repeat(100 << 10), "stderr": "y"}), true, true),
         ] {
             let mut data = data.as_object().unwrap().clone();
-            let (text, is_all) = text_beside_data(&data, &data, "");
-            assert_eq!(is_all, is_said);
+            let (text, is_complete) = text_beside_data(&data, &data, "");
+            assert_eq!(is_complete, is_text_complete);
             assert_eq!(truncate_to_fit(&mut data, ""), fits);
-            let said: Value = serde_json::from_str(&text).unwrap();
-            assert_eq!(said[TRUNCATED_FIELD], if is_all { Value::Null } else { true.into() });
-            assert!(!is_all || said.as_object() == Some(&data));
+            let text_json: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(
+                text_json[TRUNCATED_FIELD],
+                if is_complete { Value::Null } else { true.into() }
+            );
+            assert!(!is_complete || text_json.as_object() == Some(&data));
             let message = json_to_struct(data.clone()).encoded_len();
             assert!(message + text.len() < 4_000_000, "{message}, {}", text.len());
-            // And not much less than could be.
-            assert!(is_all || text.len() > 50_000, "{}", text.len());
+
+            // Truncation does not leave out much more than necessary.
+            assert!(is_complete || text.len() > 50_000, "{}", text.len());
             assert!(fits || message > 100_000, "{message}");
         }
+
         let small = json!({"a": 1});
         let small = small.as_object().unwrap();
-        let (text, is_all) = text_beside_data(small, small, "");
-        assert_eq!((text.as_str(), is_all), ("{\"a\":1}", true));
+        let (text, is_complete) = text_beside_data(small, small, "");
+        assert_eq!((text.as_str(), is_complete), ("{\"a\":1}", true));
     }
 
     #[test]
-    fn what_is_left_out_is_counted_once() {
+    fn bytes_left_out_are_counted_once() {
         let long = 10 << 20;
         let mut data = json!({"content": format!("{}END", "x".repeat(long - 3))});
         let data = data.as_object_mut().unwrap();
         let (text, _) = text_beside_data(data, data, ": there");
         truncate_to_fit(data, ": there");
-        let said: Value = serde_json::from_str(&text).unwrap();
-        for content in [&data["content"], &said["content"]] {
+        let text_json: Value = serde_json::from_str(&text).unwrap();
+
+        for content in [&data["content"], &text_json["content"]] {
             let (head, tail) = content.as_str().unwrap().split_once("\n[jig: ").unwrap();
             let (mark, tail) = tail.split_once("]\n").unwrap();
             let left_out = long - head.len() - tail.len();
@@ -390,53 +404,58 @@ mod tests {
             "truncated": false,
         });
         let data = data.as_object_mut().unwrap();
-        let (text, is_all) = text_beside_data(data, data, "");
-        assert!(!truncate_to_fit(data, "") && !is_all);
+        let (text, is_complete) = text_beside_data(data, data, "");
+        assert!(!truncate_to_fit(data, "") && !is_complete);
         assert_eq!(data[TRUNCATED_FIELD], true);
-        let said: Value = serde_json::from_str(&text).unwrap();
-        for content in [&data["content"], &said["content"]] {
+        let text_json: Value = serde_json::from_str(&text).unwrap();
+        for content in [&data["content"], &text_json["content"]] {
             let content = content.as_str().unwrap();
             assert_eq!(content, "QUJD".repeat(content.len() / 4));
         }
-        // Others that are cut have no such field.
+
+        // Truncation adds no field `truncated` to the data.
         let mut other = json!({"content": "x".repeat(4 << 20)});
         let other = other.as_object_mut().unwrap();
         assert!(!truncate_to_fit(other, "") && !other.contains_key(TRUNCATED_FIELD));
     }
 
     #[test]
-    fn a_bound_of_json_is_kept_and_the_json_is_whole() {
+    fn truncated_json_is_valid_and_within_the_limit() {
         for text in ["x", "\n", "\u{1}", "é", "\"", "€\\"] {
             let text = format!("a{}z", text.repeat(100_000));
             let data = json!({"stdout": &text, "exit_code": 1, "list": vec!["l"; 3]});
-            for most in [12 << 10, 32 << 10] {
-                let short = truncate_object(data.as_object().unwrap(), most, ": there").unwrap();
+            for max_bytes in [12 << 10, 32 << 10] {
+                let short =
+                    truncate_object(data.as_object().unwrap(), max_bytes, ": there").unwrap();
                 let json = Value::from(short.clone()).to_string();
-                assert!(json.len() <= most && json.len() > most / 3, "{}", json.len());
+                assert!(json.len() <= max_bytes && json.len() > max_bytes / 3, "{}", json.len());
                 assert_eq!((&short["truncated"], &short["exit_code"]), (&true.into(), &1.into()));
                 let stdout = short["stdout"].as_str().unwrap();
                 assert!(stdout.starts_with('a') && stdout.ends_with('z'));
                 assert!(stdout.contains(" bytes left out: there]\n"));
-                let short = truncate_text_to_json_bytes(&text, most, "");
+                let short = truncate_text_to_json_bytes(&text, max_bytes, "");
                 let json = Value::from(short.as_str()).to_string();
-                assert!(json.len() <= most && json.len() > most / 3, "{}", json.len());
+                assert!(json.len() <= max_bytes && json.len() > max_bytes / 3, "{}", json.len());
                 assert!(short.starts_with('a') && short.ends_with('z'));
             }
         }
+
         assert_eq!(truncate_object(json!({"a": 1}).as_object().unwrap(), 7, ""), None);
         assert_eq!(truncate_text_to_json_bytes("abc", 5, ""), "abc");
     }
 
     #[test]
-    fn texts_have_the_room_that_is_left() {
+    fn text_uses_the_space_beside_data() {
         let long = "x".repeat(4 << 20);
         let small = json!({"a": 1});
-        for (data, least) in [(None, 3 << 20), (small.as_object(), 3 << 20)] {
-            let (text, is_all) = truncate_text_beside_data(long.clone(), data, "");
-            assert!(!is_all && text.len() > least && text.len() <= MAX_DATA_AND_TEXT_BYTES);
+        for (data, min_bytes) in [(None, 3 << 20), (small.as_object(), 3 << 20)] {
+            let (text, is_complete) = truncate_text_beside_data(long.clone(), data, "");
+            assert!(
+                !is_complete && text.len() > min_bytes && text.len() <= MAX_DATA_AND_TEXT_BYTES
+            );
             assert!(text.contains(" bytes left out]\nx") && text.ends_with('x'));
         }
-        let (text, is_all) = truncate_text_beside_data("x".to_owned(), None, "");
-        assert_eq!((text.as_str(), is_all), ("x", true));
+        let (text, is_complete) = truncate_text_beside_data("x".to_owned(), None, "");
+        assert_eq!((text.as_str(), is_complete), ("x", true));
     }
 }

@@ -1,4 +1,5 @@
-//! Several calls at once, as jobs: what came of each is told in their order, or which job goes on.
+//! Batches: several calls in one request, each run as a job. Returns a result or a job id per call,
+//! in the order of the calls.
 
 use std::{
     sync::Arc,
@@ -29,162 +30,178 @@ use crate::{
     },
 };
 
-/// What is told of a job that was cancelled, or is not kept any more.
-const CANCELLED_TEXT: &str = "the job of this call was cancelled before it began";
+/// Result of a job that was cancelled, or that was evicted.
+const CANCELLED_TEXT: &str = "the job of this call was cancelled before it started";
 
-/// What is to be done.
+/// A batch of calls.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// The vocabulary, where it is not that of the contract.
+    /// The dialect, if it is not the contract's vocabulary.
     pub(crate) dialect: Option<&'static Dialect>,
-    /// The calls.
     pub(crate) calls: Vec<BatchCall>,
-    /// How long to wait for the results; none, where they are not waited for.
+    /// How long to wait for the results. `None` returns the ids of the jobs at once.
     pub(crate) wait: Option<Duration>,
-    /// The queue to wait in.
+    /// The queue of the jobs.
     pub(crate) queue: String,
 }
 
-/// One of the calls.
+/// One call of a batch.
 #[derive(Debug)]
 pub(crate) struct BatchCall {
-    /// Id that its caller gave it.
+    /// Id that the model gave the call.
     pub(crate) id: String,
     /// Name of the tool.
     pub(crate) name: String,
-    /// Its parameters, if they could be read.
+    /// The parameters, or why they are invalid.
     pub(crate) params: Result<Map<String, Value>, Error>,
 }
 
-/// What came of one of them.
+/// The result of one call of a batch.
 #[derive(Debug)]
 pub(crate) struct BatchCallResult {
-    /// Id of the call.
+    /// Id that the model gave the call.
     pub(crate) id: String,
     /// Name of the tool.
     pub(crate) name: String,
-    /// How far it is.
     pub(crate) state: BatchCallState,
 }
 
-/// How far a call is.
+/// The state of a call of a batch when the request ends.
 #[derive(Debug)]
 pub(crate) enum BatchCallState {
-    /// It has ended so, or could not be made.
+    /// The call ended, or was rejected.
     Ended(Box<InvokeResponse>),
-    /// There is a job that makes it, which is called so in the vocabulary.
+    /// A job runs the call; the batch does not wait.
     Submitted {
         /// Id of the job.
         job: String,
-        /// What it is called.
+        /// The type of the job in the dialect.
         job_type: String,
     },
-    /// The job has not ended in time.
+    /// The job did not end in time.
     Pending {
         /// Id of the job.
         job: String,
     },
 }
 
-/// A call of a batch that was made.
+/// The work that a call of a batch has started.
 #[derive(Debug)]
 enum BatchCallWork {
-    /// A job makes it.
     Job(Job),
-    /// It is made at once.
+    /// A call that runs at once, without a job.
     Direct(JoinHandle<InvokeResponse>),
-    /// It could not be made.
+    /// The call was rejected; holds its result.
     Rejected(InvokeResponse),
 }
 
 impl Pipeline {
-    /// Has all calls made, and waits for them as long as it is to. `is_unfinished`: whether a daemon died that was
-    /// asked the same under this request id.
+    /// Runs all calls of a batch, and waits for their results as long as it says.
+    ///
+    /// `is_resumed` says whether an earlier daemon died during the same request.
     pub(crate) async fn run_batch(
         self: &Arc<Self>,
         context: CallContext,
-        batch: Batch,
-        is_unfinished: bool,
+        mut batch: Batch,
+        is_resumed: bool,
     ) -> Result<Vec<BatchCallResult>, Error> {
-        let Batch { dialect, calls, wait, queue } = batch;
-        let mut submitted: Vec<(String, String, BatchCallWork)> = Vec::new();
-        for (number, BatchCall { id, name, params }) in calls.into_iter().enumerate() {
-            let started = SystemTime::now();
-            let said = self.dialect_invocation(&context, &name, params.as_ref().ok())?;
-            let is_wait = name == AwaitJob::NAME && self.dialect_of_tool(dialect, &name).is_none();
-            if let (Some(wait), true) = (wait, is_wait) {
-                let until = response_deadline(Instant::now(), wait, context.deadline);
-                let invocation = Invocation {
-                    id: id.clone(),
-                    dialect,
-                    tool: name.clone(),
-                    params,
-                    with_result_json: false,
-                };
-                let made =
-                    BatchCallWork::Direct(self.spawn_invocation(&context, invocation, said, until));
-                submitted.push((id, name, made));
-                continue;
-            }
-            let result = match params {
-                Ok(params) => {
-                    let submission = JobSubmission {
-                        dialect,
-                        tool: name.clone(),
-                        params,
-                        queue: queue.clone(),
-                        priority: 0,
-                    };
-                    let by_name = InvokeOrigin {
-                        model_call_id: id.clone(),
-                        dialect_call: None,
-                        dialect: None,
-                    };
-                    let context = CallContext {
-                        invoke_origin: Some(Arc::new(by_name)),
-                        ..numbered_context(&context, number)
-                    };
-                    self.submit_batch_call(context, submission, is_unfinished).await
-                }
-                Err(error) => Err(error),
-            };
-            let result = match result {
-                // Nothing was begun: then all of it can be tried again.
-                Err(error) if is_batch_level_error(&error) && submitted.is_empty() => {
-                    return Err(error);
-                }
-                Err(error) => {
-                    let call = CallTiming { tool: &name, started, ended: SystemTime::now() };
-                    // Also where the tool is of the configuration: a batch has the error codes of its vocabulary.
-                    let (result, ran) = (Err(error), CommandExitInfo::default());
-                    BatchCallWork::Rejected(envelope::build(&call, dialect, &said, result, &ran))
-                }
-                Ok(job) => BatchCallWork::Job(job),
-            };
-            submitted.push((id, name, result));
+        let calls = std::mem::take(&mut batch.calls);
+        let mut started: Vec<(String, String, BatchCallWork)> = Vec::new();
+        for (index, call) in calls.into_iter().enumerate() {
+            let (id, name) = (call.id.clone(), call.name.clone());
+            let is_first = started.is_empty();
+            let work =
+                self.start_batch_call(&context, &batch, index, call, is_resumed, is_first).await?;
+            started.push((id, name, work));
         }
-        let until = wait.map(|wait| response_deadline(Instant::now(), wait, context.deadline));
-        let mut answers = Vec::with_capacity(submitted.len());
-        for (id, name, result) in submitted {
-            let state = match (result, until) {
+
+        let until =
+            batch.wait.map(|wait| response_deadline(Instant::now(), wait, context.deadline));
+        let mut results = Vec::with_capacity(started.len());
+        for (id, name, work) in started {
+            let state = match (work, until) {
                 (BatchCallWork::Rejected(response), _) => BatchCallState::Ended(Box::new(response)),
-                (BatchCallWork::Direct(going), _) => {
-                    BatchCallState::Ended(Box::new(going.await.map_err(Error::internal)?))
+                (BatchCallWork::Direct(task), _) => {
+                    BatchCallState::Ended(Box::new(task.await.map_err(Error::internal)?))
                 }
                 (BatchCallWork::Job(job), None) => BatchCallState::Submitted {
                     job_type: self
-                        .dialect_of_tool(dialect, &name)
+                        .dialect_of_tool(batch.dialect, &name)
                         .map_or_else(|| name.clone(), |dialect| dialect.job_type(&name)),
                     job: job.id,
                 },
                 (BatchCallWork::Job(job), Some(until)) => self.await_batch_job(job, until).await?,
             };
-            answers.push(BatchCallResult { id, name, state });
+            results.push(BatchCallResult { id, name, state });
         }
-        Ok(answers)
+
+        Ok(results)
     }
 
-    /// Makes a call that changes nothing at once, and not as a job. It has until then.
+    /// Starts one call: `await_job` at once if the batch waits, any other call as a job.
+    ///
+    /// Returns an error only if the whole batch failed, and can be repeated.
+    async fn start_batch_call(
+        self: &Arc<Self>,
+        context: &CallContext,
+        batch: &Batch,
+        index: usize,
+        call: BatchCall,
+        is_resumed: bool,
+        is_first: bool,
+    ) -> Result<BatchCallWork, Error> {
+        let BatchCall { id, name, params } = call;
+        let dialect = batch.dialect;
+        let started_at = SystemTime::now();
+        let dialect_invocation = self.dialect_invocation(context, &name, params.as_ref().ok())?;
+
+        let is_await_job = name == AwaitJob::NAME && self.dialect_of_tool(dialect, &name).is_none();
+        if let (Some(wait), true) = (batch.wait, is_await_job) {
+            let until = response_deadline(Instant::now(), wait, context.deadline);
+            let invocation =
+                Invocation { id, dialect, tool: name, params, with_result_json: false };
+            let task = self.spawn_invocation(context, invocation, dialect_invocation, until);
+            return Ok(BatchCallWork::Direct(task));
+        }
+
+        let submitted = match params {
+            Ok(params) => {
+                let submission = JobSubmission {
+                    dialect,
+                    tool: name.clone(),
+                    params,
+                    queue: batch.queue.clone(),
+                    priority: 0,
+                };
+                let origin = InvokeOrigin { model_call_id: id, dialect_call: None, dialect: None };
+                let context = CallContext {
+                    invoke_origin: Some(Arc::new(origin)),
+                    ..numbered_context(context, index)
+                };
+                self.submit_batch_call(context, submission, is_resumed).await
+            }
+            Err(error) => Err(error),
+        };
+        match submitted {
+            Ok(job) => Ok(BatchCallWork::Job(job)),
+            // Nothing was started, so the whole batch can be repeated.
+            Err(error) if is_batch_level_error(&error) && is_first => Err(error),
+            Err(error) => {
+                let timing =
+                    CallTiming { tool: &name, started: started_at, ended: SystemTime::now() };
+                // Configured tools too: all errors of a batch have the codes of its dialect.
+                Ok(BatchCallWork::Rejected(envelope::build(
+                    &timing,
+                    dialect,
+                    &dialect_invocation,
+                    Err(error),
+                    &CommandExitInfo::default(),
+                )))
+            }
+        }
+    }
+
+    /// Runs a call that changes nothing at once, without a job, until `until`.
     fn spawn_invocation(
         self: &Arc<Self>,
         context: &CallContext,
@@ -198,13 +215,13 @@ impl Pipeline {
             let (dialect, started) = (invocation.dialect, SystemTime::now());
             let result = pipeline.invoke(context, invocation, None).await;
             result.unwrap_or_else(|error| {
-                let call = CallTiming {
+                let timing = CallTiming {
                     tool: &dialect_invocation.tool,
                     started,
                     ended: SystemTime::now(),
                 };
                 envelope::build(
-                    &call,
+                    &timing,
                     dialect,
                     &dialect_invocation,
                     Err(error),
@@ -218,34 +235,36 @@ impl Pipeline {
         self: &Arc<Self>,
         context: CallContext,
         submission: JobSubmission,
-        is_unfinished: bool,
+        is_resumed: bool,
     ) -> Result<Job, Error> {
         let bytes = envelope::encoded_size_of_fields(&submission.params);
         let cost = job_validation_cost(&submission.tool, &self.catalog, bytes);
         let pipeline = Arc::clone(self);
-        let look = move |context: &CallContext| pipeline.validate_submission(context, submission);
-        let order = self.validate_maybe_offloaded(&context, (bytes, cost), look).await?;
-        self.submit_job(&context, order, is_unfinished).await
+        let validate =
+            move |context: &CallContext| pipeline.validate_submission(context, submission);
+        let validated = self.validate_maybe_offloaded(&context, (bytes, cost), validate).await?;
+        self.submit_job(&context, validated, is_resumed).await
     }
 
-    /// What came of a job, if it has ended by then.
+    /// Waits for a job until `until`.
     async fn await_batch_job(&self, job: Job, until: Instant) -> Result<BatchCallState, Error> {
         let pending = BatchCallState::Pending { job: job.id.clone() };
-        let seen = match self.jobs.find(&job.workspace, &job.id).await? {
-            LiveOrEndedJob::Ended(seen) => *seen,
-            LiveOrEndedJob::Live(live) => tokio::select! {
+        let snapshot = match self.jobs.find(&job.workspace, &job.id).await? {
+            LiveOrEndedJob::Ended(snapshot) => *snapshot,
+            LiveOrEndedJob::Live(handle) => tokio::select! {
                 biased;
-                seen = live.wait_for_end() => seen,
+                snapshot = handle.wait_for_end() => snapshot,
                 () = task::sleep_until(Some(until)) => return Ok(pending),
                 () = self.shutdown.terminate_token().cancelled_owned() => return Ok(pending),
             },
         };
-        let response = seen.response()?.unwrap_or_else(cancelled_response);
+
+        let response = snapshot.response()?.unwrap_or_else(cancelled_response);
         Ok(BatchCallState::Ended(Box::new(response)))
     }
 }
 
-/// What came of a job that was cancelled before it began.
+/// The result of a job that was cancelled before it started.
 pub(in crate::daemon::pipeline) fn cancelled_response() -> InvokeResponse {
     InvokeResponse {
         status: InvokeStatus::Error.into(),
@@ -259,13 +278,13 @@ pub(in crate::daemon::pipeline) fn cancelled_response() -> InvokeResponse {
     }
 }
 
-/// One call of a batch: each has an id of its own, which no caller can give.
-fn numbered_context(context: &CallContext, number: usize) -> CallContext {
-    let id = context.request_id.as_ref();
-    CallContext { request_id: id.map(|id| format!("{id}\u{1f}{number}")), ..context.clone() }
+/// Returns the context of one call. Its request id cannot collide with one that a caller gives.
+fn numbered_context(context: &CallContext, index: usize) -> CallContext {
+    let request_id = context.request_id.as_ref().map(|id| format!("{id}\u{1f}{index}"));
+    CallContext { request_id, ..context.clone() }
 }
 
-/// Whether an error is about the batch, and not about one of its calls.
+/// Whether an error concerns the whole batch, not one of its calls.
 fn is_batch_level_error(error: &Error) -> bool {
     matches!(
         error.reason,

@@ -1,4 +1,4 @@
-//! The tools of the contract, for one call by name.
+//! The contract's tools as one `Invoke` call uses them.
 
 use std::sync::Arc;
 
@@ -18,22 +18,21 @@ use crate::daemon::{
     error::Error,
 };
 
-/// The tools, as they are called.
+/// The tools, bound to one call.
 pub(in crate::daemon::pipeline) struct InvocationTools<'a> {
     pipeline: &'a Arc<Pipeline>,
     context: CallContext,
-    /// Who waits for the work, where it has a request id.
+    /// The claim of the request id, if there is one.
     claim: Option<&'a Claim>,
-    /// Tells the work to end: nobody waits for it any more.
+    /// Cancelled when all callers have gone.
     stop: &'a CancellationToken,
-    /// What the last command has left.
+    /// Exit information of the last command.
     exit_info: CommandExitInfo,
-    /// Whether a call has begun, and has records therefore.
+    /// Whether a call has started, and so has left records.
     has_started: bool,
 }
 
 impl<'a> InvocationTools<'a> {
-    /// For one call.
     pub(in crate::daemon::pipeline) fn new(
         pipeline: &'a Arc<Pipeline>,
         context: CallContext,
@@ -50,17 +49,17 @@ impl<'a> InvocationTools<'a> {
         }
     }
 
-    /// Whether a call has begun, and has records therefore.
+    /// Whether a call has started, and so has left records.
     pub(super) fn has_started(&self) -> bool {
         self.has_started
     }
 
-    /// The call that they were for, and what the last command has left.
+    /// Returns the context of the call, and the exit information of the last command.
     pub(in crate::daemon::pipeline) fn into_parts(self) -> (CallContext, CommandExitInfo) {
         (self.context, self.exit_info)
     }
 
-    /// Calls one of them.
+    /// Calls one tool.
     pub(super) async fn call_tool(
         &mut self,
         tool: &'static dyn DynTool,
@@ -70,35 +69,39 @@ impl<'a> InvocationTools<'a> {
         if self.stop.is_cancelled() {
             return Err(abandoned_error(name));
         }
+
         let bytes = encoded_size_of_fields(&params);
-        let checked = {
-            let pipeline = Arc::clone(self.pipeline);
-            let check =
-                move |context: &CallContext| tool.validate(&pipeline, context.clone(), &params);
-            let sizes = (bytes, bytes.saturating_mul(tool.cost_per_byte()));
-            self.pipeline.validate_maybe_offloaded(&self.context, sizes, check).await?
-        };
-        let mut going = tokio::select! {
-            going = checked.start(self.pipeline, self.claim) => going?,
+        let cost = bytes.saturating_mul(tool.cost_per_byte());
+        let pipeline = Arc::clone(self.pipeline);
+        let validate =
+            move |context: &CallContext| tool.validate(&pipeline, context.clone(), &params);
+        let validated =
+            self.pipeline.validate_maybe_offloaded(&self.context, (bytes, cost), validate).await?;
+
+        let mut running = tokio::select! {
+            running = validated.start(self.pipeline, self.claim) => running?,
             () = self.stop.cancelled() => return Err(abandoned_error(name)),
         };
+
         self.has_started = true;
-        if let Some(ticket) = self.claim
-            && let Err(error) = ticket.checkpoint().record_step(going.step).await
+        if let Some(claim) = self.claim
+            && let Err(error) = claim.checkpoint().record_step(running.step).await
         {
-            // Should the daemon die now, it is not known where to look.
-            tracing::warn!(%error, "the step of a request could not be kept");
+            // If the daemon dies now, a repeated call does not learn the step.
+            tracing::warn!(%error, "cannot store the step of a request");
         }
+
         let result = tokio::select! {
-            result = &mut going.output => result,
+            result = &mut running.output => result,
             () = self.stop.cancelled() => {
-                going.abandon_token.cancel();
-                going.output.await
+                running.abandon_token.cancel();
+                running.output.await
             }
         };
-        let JsonToolOutput { fields: data, exit_info: ran } = result?;
-        self.exit_info = ran;
-        Ok(data)
+
+        let JsonToolOutput { fields, exit_info } = result?;
+        self.exit_info = exit_info;
+        Ok(fields)
     }
 }
 
@@ -110,8 +113,8 @@ impl CanonicalTools for InvocationTools<'_> {
             self.context.max_artifact_bytes = call.artifact_bytes;
             self.context.in_default_shell = call.in_default_shell;
             let params = std::mem::take(&mut call.params);
-            let called = self.call_tool(tool, call.tool, params).await;
-            called.map(ResponseData::new).map_err(|error| call.translate_error(error))
+            let result = self.call_tool(tool, call.tool, params).await;
+            result.map(ResponseData::new).map_err(|error| call.translate_error(error))
         })
     }
 

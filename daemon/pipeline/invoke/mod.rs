@@ -1,14 +1,14 @@
-//! Calls by the names of their tools, in the vocabulary of the contract or in another: what comes of one is in
-//! its answer, also where it failed.
+//! `Invoke`: calls by tool name, in the contract's vocabulary or in a dialect. A failed call is a
+//! normal response.
 //!
 //! ```text
-//! name, parameters ─▶ tool of the contract ────────────────▶ pipeline ─▶ answer ─▶ envelope
+//! name, parameters ─▶ tool of the contract ────────────────▶ pipeline ─▶ output ─▶ envelope
 //!        │                                                     ▲
 //!        └─────────▶ tool of a dialect ─▶ one or more calls ───┘
 //! ```
 //!
-//! A request id is claimed for the whole of it, and each call of a tool of the contract is permitted, admitted and
-//! recorded by itself.
+//! A request id is claimed once for the invocation. Each call of a contract tool is authorized,
+//! admitted and recorded by itself.
 
 pub(crate) mod batch;
 mod invocation_tools;
@@ -34,8 +34,7 @@ use super::{
         Claim, OnCrash,
         reply::{decode, encode, is_final},
     },
-    once::IdempotentCall,
-    once_claim::PayloadClaimOutcome,
+    once::{IdempotentCall, PayloadClaimOutcome, await_reply},
     rejection::DialectRejection,
 };
 use crate::{
@@ -44,63 +43,64 @@ use crate::{
         dialect::{Dialect, DialectInvocation, DialectResponse, DialectTool, ResponseData},
         error::{Error, Reason},
         task,
+        telemetry::access_log::AccessLogEntry,
         tool::daemon_lost_error,
     },
 };
 
-/// What a request id was used for that made a call by name.
+/// The method that a request id of an invocation is bound to.
 pub(crate) const INVOKE_METHOD: &str = "jig.v1.InvokeService/Invoke";
-/// A call whose time is up has failed by its caller's deadline where that is no further away.
+/// A timeout this close to the caller's deadline counts as caused by it.
 const DEADLINE_SLACK: Duration = Duration::from_millis(200);
 
-/// A call by name.
+/// A call by tool name.
 #[derive(Debug)]
 pub(crate) struct Invocation {
-    /// Id that its caller gave it; may be empty.
+    /// Id that the model gave the call. May be empty.
     pub(crate) id: String,
-    /// The vocabulary, where it is not that of the contract.
+    /// The dialect, if it is not the contract's vocabulary.
     pub(crate) dialect: Option<&'static Dialect>,
-    /// Name of the tool.
     pub(crate) tool: String,
-    /// Its parameters, if they could be read.
+    /// The parameters, or why they are invalid.
     pub(crate) params: Result<Map<String, Value>, Error>,
-    /// Whether its result is wanted as the object that the document of the dialect has.
+    /// Whether to return `result_json`, the object that the dialect's specification defines.
     pub(crate) with_result_json: bool,
 }
 
-/// What does it.
+/// The tool that a name resolves to.
 #[derive(Clone, Copy)]
 pub(super) enum ResolvedTool {
-    /// A tool of the contract.
+    /// A tool of the contract or of the configuration.
     Contract(&'static dyn DynTool),
-    /// A tool of a dialect.
     Dialect(&'static Dialect, &'static DialectTool),
 }
 
-/// A call by name, and what does it.
+/// An invocation with its tool.
 struct ResolvedInvocation {
     params: Result<Map<String, Value>, Error>,
     tool: Result<ResolvedTool, Error>,
     dialect: Option<&'static Dialect>,
-    /// What it was called as.
+    /// The call as the caller made it.
     invocation: DialectInvocation,
     started: SystemTime,
 }
 
-/// What came of a call.
+/// The outcome of an invocation.
 struct InvocationOutcome {
     context: CallContext,
     result: Result<DialectResponse, Error>,
     dialect: Option<&'static Dialect>,
     invocation: DialectInvocation,
     started: SystemTime,
-    /// Its command, if it ran one.
+    /// Exit information of the last command, if any.
     exit_info: CommandExitInfo,
 }
 
 impl Pipeline {
-    /// Makes a call by name. `call` is what makes it one that can be repeated. What is about the call, and not
-    /// about the tool, is an error.
+    /// Runs a call by tool name. With `call`, it is idempotent.
+    ///
+    /// A failure of the tool is a response. A failure of the call itself is an error: see
+    /// [`is_call_level_error`].
     pub(crate) async fn invoke(
         self: &Arc<Self>,
         context: CallContext,
@@ -109,9 +109,9 @@ impl Pipeline {
     ) -> Result<InvokeResponse, Error> {
         let started = SystemTime::now();
         let Invocation { id, dialect, tool, params, with_result_json } = invocation;
-        let spoken_in = dialect;
-        let result_of = dialect.filter(|_| with_result_json);
-        let own = self.dialect_of_tool(dialect, &tool);
+        let callers_dialect = dialect;
+        let result_json_dialect = dialect.filter(|_| with_result_json);
+        let own_dialect = self.dialect_of_tool(dialect, &tool);
         let dialect = self.answering_dialect(dialect, &tool);
         let facts = context.facts.clone();
         facts.update(|facts| {
@@ -119,11 +119,12 @@ impl Pipeline {
             facts.called_name = Some(tool.clone());
             facts.model_call_id = Some(id.clone()).filter(|id| !id.is_empty());
         });
-        // A workspace that there is not is no matter of the tool.
-        let said = self.dialect_invocation(&context, &tool, params.as_ref().ok())?;
-        let resolved_tool = self.resolve_tool(&context.principal, own, &tool);
-        let changes = resolved_tool.as_ref().is_ok_and(|doing| doing.is_mutating(self));
-        let spoken = match (&resolved_tool, &params) {
+
+        // An unknown workspace is an error of the call, so it is checked before the tool.
+        let invocation = self.dialect_invocation(&context, &tool, params.as_ref().ok())?;
+        let resolved_tool = self.resolve_tool(&context.principal, own_dialect, &tool);
+        let is_mutating = resolved_tool.as_ref().is_ok_and(|tool| tool.is_mutating(self));
+        let dialect_call = match (&resolved_tool, &params) {
             (Ok(ResolvedTool::Dialect(dialect, tool)), Ok(params)) => {
                 Some(self.dialect_call(&context, dialect, tool, params)?)
             }
@@ -132,98 +133,97 @@ impl Pipeline {
         let context = CallContext {
             invoke_origin: Some(Arc::new(InvokeOrigin {
                 model_call_id: id.clone(),
-                dialect_call: spoken,
-                dialect: spoken_in,
+                dialect_call,
+                dialect: callers_dialect,
             })),
             ..context
         };
+
         let resolved =
-            ResolvedInvocation { params, tool: resolved_tool, dialect, invocation: said, started };
-        let response = match call.filter(|_| changes) {
-            Some(call) => self.invoke_once(context, resolved, call).await,
+            ResolvedInvocation { params, tool: resolved_tool, dialect, invocation, started };
+        let response = match call.filter(|_| is_mutating) {
+            Some(call) => self.invoke_once(context, resolved, call).await?,
             None => {
                 let stop = CancellationToken::new();
                 let deadline = context.deadline;
-                let performed = self.run_invocation(context, resolved, None, &stop).await;
-                self.finish_invocation(performed, deadline)
+                let outcome = self.run_invocation(context, resolved, None, &stop).await;
+                self.finish_invocation(outcome, deadline)?
             }
         };
-        let response = response?;
-        let failed = response.error.as_ref().map(|error| error.error_type.clone());
-        facts.update(|facts| {
-            let outcome = failed.or_else(|| facts.outcome.take());
-            facts.outcome = outcome.or_else(|| Some("success".to_owned()));
-        });
+
+        record_outcome(&facts, &response);
         let response = InvokeResponse { request_id: id, ..response };
-        Ok(match result_of {
-            Some(dialect) => result_json::with_result_json(dialect, response)?,
-            None => response,
-        })
+        match result_json_dialect {
+            Some(dialect) => result_json::with_result_json(dialect, response),
+            None => Ok(response),
+        }
     }
 
-    /// As [`Self::invoke`], for all who have its request id.
+    /// As [`Self::invoke`], once for all callers with the request id.
     async fn invoke_once(
         self: &Arc<Self>,
         context: CallContext,
         resolved: ResolvedInvocation,
         call: IdempotentCall,
     ) -> Result<InvokeResponse, Error> {
-        let canonical = match &resolved.tool {
+        let contract_tool = match &resolved.tool {
             Ok(ResolvedTool::Contract(tool)) => Some(*tool),
             Ok(ResolvedTool::Dialect(..)) | Err(_) => None,
         };
-        let (dialect, said, started) =
-            (resolved.dialect, resolved.invocation.clone(), resolved.started);
-        let claim = self.claim_call_with_payload(call, OnCrash::Report, resolved);
-        let (ticket, errand) = match claim.await? {
-            PayloadClaimOutcome::Acquired(ticket, errand) => (ticket, errand),
-            PayloadClaimOutcome::Completed { reply: answer, .. } => return decode(&answer),
+        let (dialect, started) = (resolved.dialect, resolved.started);
+        let invocation = resolved.invocation.clone();
+
+        let outcome = self.claim_call_with_payload(call, OnCrash::Report, resolved).await?;
+        let (claim, resolved) = match outcome {
+            PayloadClaimOutcome::Acquired(claim, resolved) => (claim, resolved),
+            PayloadClaimOutcome::Completed { reply, .. } => return decode(&reply),
             PayloadClaimOutcome::Lost(step) => {
-                let lost = match canonical {
+                let lost = match contract_tool {
                     Some(tool) => tool.daemon_lost_output(self, step),
                     None => Err(daemon_lost_error(INVOKE_METHOD)),
                 };
-                let (result, ran) = match lost {
-                    Ok(JsonToolOutput { fields: data, exit_info: ran }) => {
-                        (Ok(self.dialect_answer(dialect, &said.tool, data)), ran)
+                let (result, exit_info) = match lost {
+                    Ok(JsonToolOutput { fields, exit_info }) => {
+                        (Ok(self.dialect_response(dialect, &invocation.tool, fields)), exit_info)
                     }
                     Err(error) => (Err(error), CommandExitInfo::default()),
                 };
-                let performed = InvocationOutcome {
-                    context,
-                    exit_info: ran,
-                    result,
-                    dialect,
-                    invocation: said,
-                    started,
-                };
-                return performed.into_envelope(None).1;
+                let outcome =
+                    InvocationOutcome { context, result, dialect, invocation, started, exit_info };
+                return outcome.into_envelope(None).1;
             }
         };
-        // Each caller's deadline ends its own wait, and not the work.
+
+        // A caller's deadline ends that caller's wait, not the work.
         let context = CallContext { deadline: None, ..context };
-        let caller = ticket.waiter();
+        let waiter = claim.waiter();
         let pipeline = Arc::clone(self);
-        task::spawn_tracked("request", async move {
-            let stop = CancellationToken::new();
-            let performed = {
-                let mut work = pin!(pipeline.run_invocation(context, errand, Some(&ticket), &stop));
-                tokio::select! {
-                    performed = &mut work => performed,
-                    () = ticket.abandoned() => {
-                        stop.cancel();
-                        work.await
-                    }
+        task::spawn_tracked("request", pipeline.run_claimed_invocation(context, resolved, claim));
+        await_reply(waiter).await
+    }
+
+    /// Runs an invocation for all callers that wait on `claim`, and stores its reply.
+    async fn run_claimed_invocation(
+        self: Arc<Self>,
+        context: CallContext,
+        resolved: ResolvedInvocation,
+        claim: Claim,
+    ) {
+        let stop = CancellationToken::new();
+        let outcome = {
+            let mut work = pin!(self.run_invocation(context, resolved, Some(&claim), &stop));
+            tokio::select! {
+                outcome = &mut work => outcome,
+                () = claim.abandoned() => {
+                    stop.cancel();
+                    work.await
                 }
-            };
-            let is_kept = is_final(&performed.result);
-            let answer = pipeline.finish_invocation(performed, None);
-            ticket.complete(encode(&answer), is_kept).await;
-        });
-        match caller.wait().await {
-            Some(answer) => decode(&answer),
-            None => Err(Error::internal("work with a request id was not answered")),
-        }
+            }
+        };
+
+        let keep = is_final(&outcome.result);
+        let reply = self.finish_invocation(outcome, None);
+        claim.complete(encode(&reply), keep).await;
     }
 
     async fn run_invocation(
@@ -233,21 +233,22 @@ impl Pipeline {
         claim: Option<&Claim>,
         stop: &CancellationToken,
     ) -> InvocationOutcome {
-        let ResolvedInvocation { params, tool: doing, dialect, invocation: said, started } =
-            resolved;
-        let begun = Instant::now();
-        let refusal = dialect.map(|dialect| {
-            let none = Map::new();
-            let given = dialect.redact_params(&said.tool, params.as_ref().unwrap_or(&none));
-            (dialect, context.clone(), given)
+        let ResolvedInvocation { params, tool, dialect, invocation, started } = resolved;
+        let started_at = Instant::now();
+        let rejection_context = dialect.map(|dialect| {
+            let empty = Map::new();
+            let record_params =
+                dialect.redact_params(&invocation.tool, params.as_ref().unwrap_or(&empty));
+            (dialect, context.clone(), record_params)
         });
+
         let mut tools = InvocationTools::new(self, context, claim, stop);
-        let result = match (doing, params) {
+        let result = match (tool, params) {
             (Err(error), _) | (_, Err(error)) => Err(error),
             (Ok(ResolvedTool::Contract(tool)), Ok(mut params)) => {
-                self.drop_unknown_params(dialect, &said.tool, &mut params);
-                let data = tools.call_tool(tool, &said.tool, params).await;
-                data.map(|data| self.dialect_answer(dialect, &said.tool, data))
+                self.drop_unknown_params(dialect, &invocation.tool, &mut params);
+                let data = tools.call_tool(tool, &invocation.tool, params).await;
+                data.map(|data| self.dialect_response(dialect, &invocation.tool, data))
             }
             (Ok(ResolvedTool::Dialect(dialect, tool)), Ok(params)) => {
                 match dialect.read_params(tool, params) {
@@ -256,45 +257,40 @@ impl Pipeline {
                 }
             }
         };
-        if let (Some((dialect, incoming, given)), Err(error)) = (refusal, &result)
+
+        if let (Some((dialect, context, record_params)), Err(error)) = (rejection_context, &result)
             && !tools.has_started()
-            && !is_call_level_error(error, incoming.deadline)
+            && !is_call_level_error(error, context.deadline)
         {
-            let refusal = DialectRejection {
+            let rejection = DialectRejection {
                 dialect,
-                tool: &said.tool,
-                record_params: given,
-                duration: begun.elapsed(),
+                tool: &invocation.tool,
+                record_params,
+                duration: started_at.elapsed(),
                 error,
             };
-            self.record_dialect_rejection(&incoming, refusal).await;
+            self.record_dialect_rejection(&context, rejection).await;
         }
-        let (incoming, ran) = tools.into_parts();
-        InvocationOutcome {
-            context: incoming,
-            result,
-            dialect,
-            invocation: said,
-            started,
-            exit_info: ran,
-        }
+
+        let (context, exit_info) = tools.into_parts();
+        InvocationOutcome { context, result, dialect, invocation, started, exit_info }
     }
 
-    /// The answer, which those get who watch the session, too.
+    /// Builds the response, and publishes it to the watchers of the session.
     fn finish_invocation(
         &self,
-        performed: InvocationOutcome,
+        outcome: InvocationOutcome,
         deadline: Option<Instant>,
     ) -> Result<InvokeResponse, Error> {
-        let dialect = performed.dialect;
-        let (incoming, response) = performed.into_envelope(deadline);
+        let dialect = outcome.dialect;
+        let (context, response) = outcome.into_envelope(deadline);
         let response = response?;
-        self.publish_result(&incoming, dialect, &response);
+        self.publish_result(&context, dialect, &response);
         Ok(response)
     }
 
-    /// What a tool of the contract has answered, or one of the configuration as the dialect has it.
-    fn dialect_answer(
+    /// Returns the response of a contract tool, or of a configured tool as the dialect renders it.
+    fn dialect_response(
         &self,
         dialect: Option<&Dialect>,
         tool: &str,
@@ -302,12 +298,16 @@ impl Pipeline {
     ) -> DialectResponse {
         match dialect {
             Some(dialect) => dialect.render_custom_tool(ResponseData::new(data)),
-            None => self.contract_answer(tool, data),
+            None => self.contract_response(tool, data),
         }
     }
 
-    /// What a tool of the contract has answered, and what models are shown of it.
-    pub(super) fn contract_answer(&self, tool: &str, data: Map<String, Value>) -> DialectResponse {
+    /// Returns the response of a contract tool, with the part of it that models see.
+    pub(super) fn contract_response(
+        &self,
+        tool: &str,
+        data: Map<String, Value>,
+    ) -> DialectResponse {
         DialectResponse {
             model_data: Some(self.catalog.model_view(tool, &data)),
             ..DialectResponse::data(data.into())
@@ -316,7 +316,7 @@ impl Pipeline {
 }
 
 impl ResolvedTool {
-    /// Whether it would do something a second time.
+    /// Whether repeating a call could change something a second time.
     pub(super) fn is_mutating(&self, pipeline: &Pipeline) -> bool {
         match self {
             Self::Contract(tool) => tool.is_mutating(pipeline),
@@ -331,32 +331,42 @@ impl ResolvedTool {
 impl std::fmt::Debug for ResolvedTool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Contract(_) => f.write_str("Canonical"),
+            Self::Contract(_) => f.write_str("Contract"),
             Self::Dialect(dialect, tool) => write!(f, "{}/{}", dialect.name, tool.name),
         }
     }
 }
 
 impl InvocationOutcome {
-    /// The call, and its answer; an error where that is about the call, and not about the tool.
+    /// Builds the response. A call-level error stays an error.
     fn into_envelope(
         self,
         deadline: Option<Instant>,
     ) -> (CallContext, Result<InvokeResponse, Error>) {
-        let Self { context: incoming, result, invocation: said, dialect, exit_info: ran, started } =
-            self;
-        let call = CallTiming { tool: &said.tool, started, ended: SystemTime::now() };
+        let Self { context, result, invocation, dialect, exit_info, started } = self;
+        let timing = CallTiming { tool: &invocation.tool, started, ended: SystemTime::now() };
         let response = match result {
             Err(error) if is_call_level_error(&error, deadline) => Err(error),
-            result => Ok(envelope::build(&call, dialect, &said, result, &ran)),
+            result => Ok(envelope::build(&timing, dialect, &invocation, result, &exit_info)),
         };
-        (incoming, response)
+        (context, response)
     }
 }
 
-/// Whether an error is about the call, and not about the tool.
+/// Sets the outcome in the access log, unless the tool has set it and the call has no error.
+fn record_outcome(facts: &AccessLogEntry, response: &InvokeResponse) {
+    let error_type = response.error.as_ref().map(|error| error.error_type.clone());
+    facts.update(|facts| {
+        let outcome = error_type.or_else(|| facts.outcome.take());
+        facts.outcome = outcome.or_else(|| Some("success".to_owned()));
+    });
+}
+
+/// Whether an error concerns the call itself, not the tool: its caller must act on it, not the
+/// model.
 pub(super) fn is_call_level_error(error: &Error, deadline: Option<Instant>) -> bool {
-    let is_late = deadline.is_some_and(|deadline| deadline < Instant::now() + DEADLINE_SLACK);
+    let is_at_deadline =
+        deadline.is_some_and(|deadline| deadline < Instant::now() + DEADLINE_SLACK);
     matches!(
         error.reason,
         Reason::Unauthenticated
@@ -366,5 +376,5 @@ pub(super) fn is_call_level_error(error: &Error, deadline: Option<Instant>) -> b
             | Reason::ResourceExhausted
             | Reason::StateLost
             | Reason::Draining
-    ) || error.reason == Reason::Timeout && is_late
+    ) || error.reason == Reason::Timeout && is_at_deadline
 }

@@ -1,4 +1,4 @@
-//! What the name of a tool stands for, in the vocabulary that a caller speaks.
+//! Resolves the name of a tool in the caller's vocabulary: the contract's, or a dialect.
 
 use std::sync::Arc;
 
@@ -17,8 +17,10 @@ use crate::daemon::{
 };
 
 impl Pipeline {
-    /// The vocabulary that has a tool of this name: those of the configuration are the same in all of them, and so
-    /// are those that it borrows from the contract, and the tool that waits for jobs.
+    /// Returns the dialect that defines a tool.
+    ///
+    /// Returns `None` for configured tools, which are the same in all vocabularies; for tools that
+    /// the dialect borrows from the contract; and for `await_job`.
     pub(in crate::daemon::pipeline) fn dialect_of_tool(
         &self,
         dialect: Option<&'static Dialect>,
@@ -31,20 +33,18 @@ impl Pipeline {
         })
     }
 
-    /// The vocabulary in which a call of the tool of this name is answered. Tools of the configuration are of no
-    /// vocabulary, but some say how these answer.
+    /// Returns the dialect of a tool's response. Some dialects render configured tools too.
     pub(in crate::daemon::pipeline) fn answering_dialect(
         &self,
         dialect: Option<&'static Dialect>,
         tool: &str,
     ) -> Option<&'static Dialect> {
         let is_custom = self.catalog.custom_tool(tool).is_some();
-        let of_custom = dialect.filter(|dialect| is_custom && dialect.renders_custom_tools());
-        self.dialect_of_tool(dialect, tool).or(of_custom)
+        let custom_renderer = dialect.filter(|dialect| is_custom && dialect.renders_custom_tools());
+        self.dialect_of_tool(dialect, tool).or(custom_renderer)
     }
 
-    /// Drops the parameters that a tool of the configuration does not take, where the vocabulary in which it is
-    /// answered ignores such.
+    /// Drops unknown parameters of a configured tool, if its dialect ignores them.
     pub(in crate::daemon::pipeline) fn drop_unknown_params(
         &self,
         dialect: Option<&Dialect>,
@@ -58,19 +58,18 @@ impl Pipeline {
         }
     }
 
-    /// What a call is made as, with its parameters if they could be read.
+    /// Returns a call as the caller made it, with its parameters if they are valid.
     pub(super) fn dialect_invocation(
         &self,
         context: &CallContext,
         tool: &str,
         params: Option<&Map<String, Value>>,
     ) -> Result<DialectInvocation, Error> {
-        let none = Map::new();
         let mount_path = self.mount_path(context)?;
-        Ok(DialectInvocation::new(tool, params.unwrap_or(&none), &mount_path))
+        Ok(DialectInvocation::new(tool, params.unwrap_or(&Map::new()), &mount_path))
     }
 
-    /// What a call of a dialect is made as.
+    /// Returns a call in a dialect, for policy and records.
     pub(in crate::daemon::pipeline) fn dialect_call(
         &self,
         context: &CallContext,
@@ -79,16 +78,18 @@ impl Pipeline {
         params: &Map<String, Value>,
     ) -> Result<Arc<DialectCall>, Error> {
         let workspace = &self.workspace_context(context)?.workspace;
-        let name = workspace.name();
-        let matters = || self.policy.snapshot().needs_dialect_params(tool.name, name);
-        let plain = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
+        let is_needed = || self.policy.snapshot().needs_dialect_params(tool.name, workspace.name());
+
         let mut texts = Vec::new();
-        if envelope::encoded_size_of_fields(params) <= MAX_RETAINED_REQUEST_BYTES || matters() {
-            // What cannot be read is not made a call of.
-            let read = dialect.read_params(tool, params.clone());
-            let read = read.map_or_else(|_| params.clone(), DialectParams::into_fields);
-            texts = PolicyText::from_json(params, &read, plain);
+        if envelope::encoded_size_of_fields(params) <= MAX_RETAINED_REQUEST_BYTES || is_needed() {
+            // Invalid parameters are rejected later; until then, the given ones stand for them.
+            let canonical = dialect
+                .read_params(tool, params.clone())
+                .map_or_else(|_| params.clone(), DialectParams::into_fields);
+            let resolve = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
+            texts = PolicyText::from_json(params, &canonical, resolve);
         }
+
         Ok(Arc::new(DialectCall {
             dialect,
             tool: tool.name,
@@ -98,7 +99,7 @@ impl Pipeline {
         }))
     }
 
-    /// Where commands find the workspace of a call.
+    /// Returns the path at which commands see the workspace of a call.
     pub(in crate::daemon::pipeline) fn mount_path(
         &self,
         context: &CallContext,
@@ -107,7 +108,7 @@ impl Pipeline {
         Ok(workspace_context.workspace.mount_path().display().to_string())
     }
 
-    /// What does what a call of this name is to do, if `principal` may make it.
+    /// Finds the tool for a call, if `principal` may use it.
     pub(in crate::daemon::pipeline) fn resolve_tool(
         &self,
         principal: &Principal,
@@ -119,13 +120,14 @@ impl Pipeline {
             tool.require_access(self, principal, None)?;
             return Ok(ResolvedTool::Contract(tool));
         };
+
         let tool =
             dialect.tool(tool, |tool| self.require_dialect_tool_access(principal, tool).is_ok())?;
         self.require_dialect_tool_access(principal, tool)?;
         Ok(ResolvedTool::Dialect(dialect, tool))
     }
 
-    /// Refuses a tool of a dialect of which `principal` may not call all that it is made of.
+    /// Requires access to all tools that a tool of a dialect uses.
     pub(in crate::daemon::pipeline) fn require_dialect_tool_access(
         &self,
         principal: &Principal,
@@ -133,11 +135,8 @@ impl Pipeline {
     ) -> Result<(), Error> {
         for name in tool.uses {
             principal.require_tool(name)?;
-            dyn_tool::find(name, self, principal)?.require_access(
-                self,
-                principal,
-                Some(tool.name),
-            )?;
+            let used = dyn_tool::find(name, self, principal)?;
+            used.require_access(self, principal, Some(tool.name))?;
         }
         Ok(())
     }

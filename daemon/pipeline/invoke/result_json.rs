@@ -1,4 +1,4 @@
-//! Results as one object, as the document of a dialect has them.
+//! `result_json`: a result as the single object that a dialect's specification defines.
 
 use prost_types::{Struct, Timestamp};
 use serde_json::{Map, Value};
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The same response with `result_json` in place of `data` and `text`, if the document has such an object.
+/// Replaces `data` and `text` by `result_json`, if the dialect defines such an object.
 pub(super) fn with_result_json(
     dialect: &Dialect,
     mut response: InvokeResponse,
@@ -28,8 +28,9 @@ pub(super) fn with_result_json(
         }
         None => None,
     };
+
     let time = |time: Option<Timestamp>| time.map(|time| time.to_string()).unwrap_or_default();
-    let invoked = DialectCallSummary {
+    let summary = DialectCallSummary {
         request_id: &response.request_id,
         tool: &response.tool,
         is_success: response.status() == InvokeStatus::Success,
@@ -42,15 +43,17 @@ pub(super) fn with_result_json(
         stderr_path: &response.stderr_path,
         text: &response.text,
     };
-    if let Some(result) = dialect.render_result(&invoked, data) {
+
+    if let Some(result) = dialect.render_result(&summary, data) {
         response.result_json = result.to_string();
         response.data = None;
         response.text.clear();
     }
+
     Ok(response)
 }
 
 fn optional_struct_to_json(message: Option<Struct>) -> Result<Option<Map<String, Value>>, Error> {
     let fields = message.map(|message| try_struct_to_json(message, "data")).transpose();
-    fields.map_err(|_| Error::internal("an answer has numbers that JSON does not have"))
+    fields.map_err(|_| Error::internal("a response has numbers that are not finite"))
 }
