@@ -1,5 +1,5 @@
-//! Calls that are no tool's but change the workspace: recorded as tools are, with a span, while the
-//! door itself sees to their work.
+//! Audited RPCs: they change the workspace but call no tool (uploads, for example). They leave the
+//! records and the span of a tool call; the frontend does the work itself.
 
 use std::{sync::Arc, time::Instant};
 
@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use super::{
     Pipeline,
-    call_end::{end_span, log_outcome},
     context::CallContext,
+    execute::{end_span, log_outcome},
     policy_input::Authorization,
     records,
 };
@@ -22,10 +22,9 @@ use crate::daemon::{
     tool::{ToolOutput, activity::ActiveCall},
 };
 
-/// A call that goes on.
+/// An audited RPC in progress.
 #[derive(Debug)]
 pub(crate) struct AuditedCall {
-    /// What each of its records says.
     common_record_fields: Map<String, Value>,
     activity: ActiveCall,
     session: Arc<Session>,
@@ -35,23 +34,28 @@ pub(crate) struct AuditedCall {
 }
 
 impl Pipeline {
-    /// Records that a call starts. `shown` is what the record says of its request, and
-    /// `permitted` of what let it in.
+    /// Records the start of a call. `record_params` are the parameters as the record shows them.
     pub(crate) async fn start_audited(
         self: &Arc<Self>,
         name: &'static str,
         context: CallContext,
-        shown: Value,
+        record_params: Value,
         authorization: Authorization,
     ) -> Result<AuditedCall, Error> {
         let workspace_context = self.workspace_context(&context)?.clone();
         let session = self.session(&context).await?;
-        let about =
+        let common_record_fields =
             records::common_record_fields(name, &context, workspace_context.workspace.name());
-        let begun = records::started_record(&about, &context, shown, authorization.allowed_by);
-        let step = session.begin_step(begun).map_err(|error| state_failure(&error))?;
+        let started = records::started_record(
+            &common_record_fields,
+            &context,
+            record_params,
+            authorization.allowed_by,
+        );
+        let step = session.begin_step(started).map_err(|error| state_failure(&error))?;
+
         Ok(AuditedCall {
-            common_record_fields: about,
+            common_record_fields,
             span: Arc::new(self.start_span(name, &context, &workspace_context)),
             activity: workspace_context.activity.begin(),
             session,
@@ -62,33 +66,35 @@ impl Pipeline {
 }
 
 impl AuditedCall {
-    /// Which step of its session it is.
+    /// Returns the step of the session.
     pub(crate) fn step(&self) -> u64 {
         self.step.number()
     }
 
-    /// Records how it ended. `facts` is what the record says beside that.
+    /// Records the end of the call. `record_fields` returns the tool-specific fields.
     pub(crate) fn end<T>(
         self,
         result: Result<T, Error>,
-        facts: impl FnOnce(&T) -> Map<String, Value>,
+        record_fields: impl FnOnce(&T) -> Map<String, Value>,
     ) -> Result<T, Error> {
         let result = result.map(|response| ToolOutput {
-            record_fields: facts(&response),
+            record_fields: record_fields(&response),
             ..ToolOutput::new(response)
         });
-        let fields = records::finished_record(
+        let finished = records::finished_record(
             &self.common_record_fields,
             None,
             self.started_at.elapsed(),
             &result,
         );
-        if let Err(error) = self.session.record(self.step, fields) {
-            tracing::error!(%error, "the end of a call could not be recorded");
+        if let Err(error) = self.session.record(self.step, finished) {
+            tracing::error!(%error, "cannot record the end of a call");
         }
+
         end_span(self.span, &result);
         log_outcome(&result);
         drop(self.activity);
-        result.map(|done| done.response)
+
+        result.map(|output| output.response)
     }
 }

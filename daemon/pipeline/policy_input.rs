@@ -1,4 +1,4 @@
-//! What is known of a call before it is decided whether it may be made.
+//! What the policy needs to know about a call, before and after it is decided.
 
 use std::{sync::Arc, time::Instant};
 
@@ -15,81 +15,79 @@ use crate::{
     },
 };
 
-/// What is to be decided about.
+/// The input of a policy decision.
 #[derive(Debug)]
 pub(super) struct PolicyInput {
-    /// The call.
     pub(super) request: Arc<PolicyRequest>,
-    /// What decides: it has said which parameters can matter.
+    /// The policy that decides. It has determined whether the parameters are needed.
     pub(super) snapshot: Arc<PolicySnapshot>,
-    /// What who is asked is told, where that can be.
+    /// Names and values that an approver sees, if approval may be needed.
     pub(super) preview_params: Vec<(String, String)>,
-    /// A pattern for the call and its like, where there can be one.
+    /// A rule pattern that matches similar calls, offered to the approver.
     pub(super) suggested_pattern: Option<String>,
-    /// Files that the call names, likewise.
+    /// Files that the call names, for the approver.
     pub(super) files: Vec<String>,
-    /// Where the command that it runs is to begin.
+    /// The working directory of the command that the call runs.
     pub(super) cwd: Option<RelativePath>,
-    /// Bytes that the call holds while it waits, about.
+    /// Approximate memory that the call holds while it waits.
     pub(super) held_bytes: usize,
-    /// What it was made with, where nobody needs to know that yet.
+    /// The encoded request, if the policy did not need its parameters.
     pub(super) encoded_request: Option<Arc<EncodedRequest>>,
 }
 
-/// Longest parameters that are kept of a call while it waits for a place: those of most calls, and little
-/// beside what a call costs that waits. Of longer ones it is not known any more what they were.
+/// Longest request that a queued call keeps for reauthorization: that of most calls, and small
+/// compared with the other costs of a queued call. A longer one is dropped.
 pub(super) const MAX_RETAINED_REQUEST_BYTES: usize = 64 << 10;
 
-/// What a call was judged as, and by what.
+/// What an authorized call was decided on, kept to repeat the decision.
 #[derive(Debug, Clone)]
 pub(super) struct ReauthorizationInput {
     pub(super) request: Arc<PolicyRequest>,
     pub(super) snapshot: Arc<PolicySnapshot>,
-    /// What it was made with, where nobody had to know its parameters: somebody may, once it has waited.
+    /// The encoded request, if the decision did not need its parameters. A later policy may.
     pub(super) encoded_request: Option<Arc<EncodedRequest>>,
 }
 
-/// What a call was made with.
 #[derive(Debug)]
 pub(super) struct EncodedRequest {
-    /// Full name of the message, where it is not that of the tool.
+    /// Full name of the message, if it is not the request of the tool's own RPC.
     pub(super) message_name: Option<&'static str>,
-    /// The message.
     pub(super) encoded: Vec<u8>,
 }
 
-/// A call that may be made.
+/// The result of authorization.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Authorization {
-    /// What has let it in, where that is not the risk of its tool.
+    /// The rule or person that allowed the call. `None` if the risk of the tool did.
     pub(crate) allowed_by: Option<String>,
-    /// Until when a place may be waited for, where somebody was asked: that is not to be for nothing.
+    /// For an approved call: until when it retries admission, so that the approval is not wasted.
     pub(super) admission_deadline: Option<Instant>,
-    /// Device and inode of the directory that its command was approved to start in.
+    /// Device and inode of the working directory that was approved.
     pub(super) approved_cwd: Option<(u64, u64)>,
 }
 
 impl ReauthorizationInput {
-    /// Leaves what is short, so that many can wait. Answers how many bytes that is.
+    /// Drops long parameters, so that many calls can be queued. Returns the bytes that remain.
     pub(super) fn drop_large_params(&mut self) -> usize {
         if self.request.text_bytes() > MAX_RETAINED_REQUEST_BYTES {
             self.request = Arc::new(self.request.without_parameters());
         }
-        let said = self.encoded_request.as_ref().map(|said| said.encoded.len());
-        self.request.text_bytes() + said.unwrap_or_default()
+        let encoded_bytes =
+            self.encoded_request.as_ref().map_or(0, |request| request.encoded.len());
+        self.request.text_bytes() + encoded_bytes
     }
 }
 
 impl Authorization {
-    /// The approval, where somebody was asked.
+    /// Returns the approval, if a person approved the call.
     pub(super) fn approval(&self) -> Option<CallApproval> {
-        let by = self.admission_deadline.and(self.allowed_by.clone())?;
-        Some(CallApproval { approved_by: by, cwd: self.approved_cwd })
+        let approved_by = self.admission_deadline.and(self.allowed_by.clone())?;
+        Some(CallApproval { approved_by, cwd: self.approved_cwd })
     }
 }
 
 impl PolicyInput {
-    /// What is to be looked at again where it may take long before the call begins.
+    /// Returns what is needed to repeat the decision when the call has waited.
     pub(super) fn reauthorization_input(&self) -> ReauthorizationInput {
         ReauthorizationInput {
             request: Arc::clone(&self.request),
@@ -98,7 +96,7 @@ impl PolicyInput {
         }
     }
 
-    /// A call of which nobody needs to know the parameters, as `snapshot` decides.
+    /// Creates the input of a decision by `snapshot`, without any parameters.
     pub(super) fn new(
         tool: &'static str,
         risk: Risk,
@@ -123,10 +121,11 @@ impl PolicyInput {
         }
     }
 
-    /// The same, which was made as this in a dialect.
+    /// Adds the call as the model made it in a dialect.
     pub(super) fn with_dialect_call(self, dialect_call: Option<Arc<DialectCall>>) -> Self {
-        let bytes = dialect_call.iter().flat_map(|said| &said.texts);
-        let bytes: usize = bytes.map(|text| text.text.len()).sum();
+        let texts = dialect_call.iter().flat_map(|call| &call.texts);
+        let bytes: usize = texts.map(|text| text.text.len()).sum();
+
         Self {
             held_bytes: self.held_bytes + bytes,
             request: Arc::new(PolicyRequest {
@@ -137,13 +136,15 @@ impl PolicyInput {
         }
     }
 
-    /// The same with its parameters, which take so many bytes, and the files that it names.
+    /// Adds the parameters, of `size` bytes in memory, and the files that they name.
     pub(super) fn with_params(self, view: PolicyView, files: Vec<String>, size: usize) -> Self {
-        let texts = view.texts.iter().map(|text| text.text.len());
-        let shown = view.display_params.iter().map(|(_, value)| value.len());
-        let named = files.iter().map(String::len);
+        let text_bytes = view.texts.iter().map(|text| text.text.len());
+        let preview_bytes = view.display_params.iter().map(|(_, value)| value.len());
+        let file_bytes = files.iter().map(String::len);
+        let held_bytes: usize = text_bytes.chain(preview_bytes).chain(file_bytes).sum();
+
         Self {
-            held_bytes: self.held_bytes + size + texts.chain(shown).chain(named).sum::<usize>(),
+            held_bytes: self.held_bytes + size + held_bytes,
             request: Arc::new(PolicyRequest {
                 tool: self.request.tool,
                 risk: self.request.risk,
@@ -159,12 +160,12 @@ impl PolicyInput {
     }
 }
 
-/// What was given, for those who decide about it.
+/// Renders the given parameters for rules and approvers. `canonical` is the tool's own reading.
 pub(super) fn policy_view(
-    given: &ExplicitParams,
+    params: &ExplicitParams,
     workspace_context: &WorkspaceContext,
-    reading: Option<CanonicalText>,
+    canonical: Option<CanonicalText>,
 ) -> PolicyView {
-    let plain = |path: &str| workspace_context.workspace.resolve(path).ok();
-    given.policy_view(|path| plain(path).map(|path| path.to_string()), reading)
+    let resolve = |path: &str| workspace_context.workspace.resolve(path).ok();
+    params.policy_view(|path| resolve(path).map(|path| path.to_string()), canonical)
 }

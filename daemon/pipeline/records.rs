@@ -11,19 +11,21 @@ use crate::daemon::{
     tool::ToolOutput,
 };
 
-/// What every record of a call says.
+/// Returns the fields that every record of a call has.
 pub(super) fn common_record_fields(
     tool: &str,
     context: &CallContext,
     workspace: &str,
 ) -> Map<String, Value> {
-    let by_name = context.invoke_origin.as_deref();
-    let given = by_name.map(|call| &call.model_call_id).filter(|id| !id.is_empty());
-    // A caller that gives no id of its own finds the call by the id it was answered with.
-    let request_id = given.or(context.request_id.as_ref()).unwrap_or(&context.call_id);
-    let said = by_name.and_then(|call| call.dialect_call.as_deref());
-    let said = said.map(|said| [("dialect", said.dialect.name), ("said_as", said.tool)]);
+    let origin = context.invoke_origin.as_deref();
+    let model_call_id = origin.map(|call| &call.model_call_id).filter(|id| !id.is_empty());
+
+    // Without a request id, the caller finds the call by the call id in its response.
+    let request_id = model_call_id.or(context.request_id.as_ref()).unwrap_or(&context.call_id);
+    let dialect_call = origin.and_then(|call| call.dialect_call.as_deref());
+    let dialect = dialect_call.map(|call| [("dialect", call.dialect.name), ("said_as", call.tool)]);
     let job = context.job.as_ref().map(|job| ("job_id", job.id.as_str()));
+
     [
         ("call_id", context.call_id.as_str()),
         ("request_id", request_id.as_str()),
@@ -33,80 +35,87 @@ pub(super) fn common_record_fields(
     ]
     .into_iter()
     .chain(job)
-    .chain(said.into_iter().flatten())
+    .chain(dialect.into_iter().flatten())
     .map(|(name, value)| (name.to_owned(), value.into()))
     .collect()
 }
 
-/// The record of a call that starts.
+/// The record `tool_call_started`.
 pub(super) fn started_record(
-    about: &Map<String, Value>,
+    common_fields: &Map<String, Value>,
     context: &CallContext,
     params: Value,
     allowed_by: Option<String>,
 ) -> Map<String, Value> {
-    let mut fields = event_fields("tool_call_started", about);
+    let mut fields = event_fields("tool_call_started", common_fields);
     if let Some(by) = allowed_by {
         fields.insert("allowed_by".to_owned(), by.into());
     }
+
     fields.insert("trace_id".to_owned(), context.trace_id().into());
     match context.dialect_call() {
-        // As the vocabulary has them, and only those that were given; what they became is beside them.
-        Some(said) => {
-            fields.insert("params".to_owned(), said.record_params.clone());
+        // `params` holds the given parameters of the dialect, `tool_params` those of the tool.
+        Some(dialect_call) => {
+            fields.insert("params".to_owned(), dialect_call.record_params.clone());
             fields.insert("tool_params".to_owned(), params);
         }
         None => {
             fields.insert("params".to_owned(), params);
         }
     }
+
     fields
 }
 
-/// The record of a call that was not let in, and by what it was not.
-pub(super) fn denied_record(about: &Map<String, Value>, denied_by: &str) -> Map<String, Value> {
-    let mut fields = event_fields("tool_call_denied", about);
+/// The record `tool_call_denied`. `denied_by` names the rule, person or reason.
+pub(super) fn denied_record(
+    common_fields: &Map<String, Value>,
+    denied_by: &str,
+) -> Map<String, Value> {
+    let mut fields = event_fields("tool_call_denied", common_fields);
     fields.insert("denied_by".to_owned(), denied_by.into());
     fields
 }
 
-/// The record of a call that ended. Its status is that of the answer in the vocabulary that the call was `said` in.
+/// The record `tool_call_finished`. A call in a dialect has the status of the dialect's response.
 pub(super) fn finished_record<R>(
-    about: &Map<String, Value>,
+    common_fields: &Map<String, Value>,
     dialect_call: Option<&DialectCall>,
     duration: Duration,
     result: &Result<ToolOutput<R>, Error>,
 ) -> Map<String, Value> {
-    let mut fields = event_fields("tool_call_finished", about);
+    let mut fields = event_fields("tool_call_finished", common_fields);
     fields.insert("duration_sec".to_owned(), duration.as_secs_f64().into());
     match result {
-        Ok(done) => {
+        Ok(output) => {
             let failure =
-                dialect_call.and_then(|said| said.dialect.failure_code(&done.record_fields));
+                dialect_call.and_then(|call| call.dialect.failure_code(&output.record_fields));
             let status = if failure.is_some() { "error" } else { "success" };
             fields.insert("status".to_owned(), status.into());
             if let Some(code) = failure {
                 fields.insert("error_type".to_owned(), code.into());
             }
-            fields.extend(done.record_fields.clone());
+
+            fields.extend(output.record_fields.clone());
         }
         Err(error) => insert_error(&mut fields, error),
     }
+
     fields
 }
 
-/// Both records of a call that was refused before any tool began.
+/// Both records of a call that was rejected before a tool started.
 pub(super) fn rejected_records(
-    about: &Map<String, Value>,
+    common_fields: &Map<String, Value>,
     context: &CallContext,
-    given: Value,
+    record_params: Value,
     duration: Duration,
     error: &Error,
 ) -> [Map<String, Value>; 2] {
-    let mut started = event_fields("tool_call_started", about);
+    let mut started = event_fields("tool_call_started", common_fields);
     started.insert("trace_id".to_owned(), context.trace_id().into());
-    started.insert("params".to_owned(), given);
-    let mut finished = event_fields("tool_call_finished", about);
+    started.insert("params".to_owned(), record_params);
+    let mut finished = event_fields("tool_call_finished", common_fields);
     finished.insert("duration_sec".to_owned(), duration.as_secs_f64().into());
     insert_error(&mut finished, error);
     [started, finished]
@@ -119,44 +128,43 @@ fn insert_error(fields: &mut Map<String, Value>, error: &Error) {
     fields.insert("message".to_owned(), redacted_message(error).into());
 }
 
-/// What came of a call, as one word.
+/// Returns the outcome of a call as one lowercase word.
 pub(super) fn outcome_name<R>(result: &Result<ToolOutput<R>, Error>) -> String {
     match result {
-        Ok(done) => {
-            let outcome = done.record_fields.get("outcome").and_then(Value::as_str);
-            outcome.or(done.error_type).unwrap_or("success").to_lowercase()
+        Ok(output) => {
+            let outcome = output.record_fields.get("outcome").and_then(Value::as_str);
+            outcome.or(output.error_type).unwrap_or("success").to_lowercase()
         }
         Err(error) => error.reason.name().to_lowercase(),
     }
 }
 
-/// What went wrong, without the lines of files that its caller was told of: who may only look must not see
-/// what is in them.
+/// Returns the message of `error` without file content, which observers of a session may not see.
 pub(super) fn redacted_message(error: &Error) -> &str {
     if matches!(error.reason, Reason::StringNotFound | Reason::PatchHunkFail) {
-        return "it does not fit what is in the file: who called was told where, and what is there";
+        return "the text is not in the file (the caller's error shows where it differs)";
     }
     &error.message
 }
 
-/// The record of what a call has done that is an event of its own.
+/// The record of the tool's own event (such as a file change), if it has one.
 pub(super) fn tool_event_record<R>(
-    about: &Map<String, Value>,
+    common_fields: &Map<String, Value>,
     dialect_call: Option<&DialectCall>,
     result: &Result<ToolOutput<R>, Error>,
 ) -> Option<Map<String, Value>> {
-    let done = result.as_ref().ok()?;
-    let name = done.record_event?;
-    let name = dialect_call.map_or(name, |said| said.dialect.event_name(name));
-    let mut fields = event_fields(name, about);
-    fields.extend(done.record_fields.clone());
+    let output = result.as_ref().ok()?;
+    let own_name = output.record_event?;
+    let name = dialect_call.map_or(own_name, |call| call.dialect.event_name(own_name));
+
+    let mut fields = event_fields(name, common_fields);
+    fields.extend(output.record_fields.clone());
     Some(fields)
 }
 
-fn event_fields(event: &str, about: &Map<String, Value>) -> Map<String, Value> {
-    let mut fields = about.clone();
+fn event_fields(event: &str, common_fields: &Map<String, Value>) -> Map<String, Value> {
+    let mut fields = common_fields.clone();
     fields.insert("event".to_owned(), event.into());
-    let time = rfc3339_micros(SystemTime::now());
-    fields.insert("time".to_owned(), time.into());
+    fields.insert("time".to_owned(), rfc3339_micros(SystemTime::now()).into());
     fields
 }

@@ -1,4 +1,4 @@
-//! Looking at what is kept of sessions: on threads that may block, and again where descriptors ran out.
+//! Queries of stored sessions, on blocking threads, with retries when file descriptors run out.
 
 use std::{io, sync::Arc};
 
@@ -11,13 +11,13 @@ use crate::daemon::{
 };
 
 impl Pipeline {
-    /// What `look` finds of the workspace and the session that a call is about. `held` is held until it has
-    /// ended, also where its caller has gone.
+    /// Runs `query` on the workspace and the session of a call. Keeps `held` alive until the query
+    /// has ended, even if the caller has gone.
     pub(crate) async fn query_session<H, T>(
         &self,
         context: &CallContext,
         held: &Arc<H>,
-        look: impl Fn(&SessionStore, &str, &SessionId) -> io::Result<T> + Clone + Send + 'static,
+        query: impl Fn(&SessionStore, &str, &SessionId) -> io::Result<T> + Clone + Send + 'static,
     ) -> Result<T, Error>
     where
         H: Send + Sync + 'static,
@@ -25,16 +25,18 @@ impl Pipeline {
     {
         let workspace = self.workspace_context(context)?.workspace.name();
         let mut attempts = FdRetry::with_deadline(context.deadline);
+
         loop {
             let (workspace, id) = (workspace.to_owned(), context.session.clone());
             let sessions = Arc::clone(self.state_dir.sessions());
-            let (held, look) = (Arc::clone(held), look.clone());
-            let looked = task::spawn_blocking(move || {
+            let (held, query) = (Arc::clone(held), query.clone());
+            let queried = task::spawn_blocking(move || {
                 let _held = held;
-                look(&sessions, &workspace, &id)
+                query(&sessions, &workspace, &id)
             });
-            let looked = looked.await.map_err(Error::internal)?;
-            match looked.map_err(|error| state_failure(&error)) {
+
+            let result = queried.await.map_err(Error::internal)?;
+            match result.map_err(|error| state_failure(&error)) {
                 Err(error) if attempts.should_retry(&error).await => {}
                 result => return result,
             }

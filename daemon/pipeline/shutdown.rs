@@ -1,10 +1,9 @@
-//! Shutting down, in phases that are entered one after the other and never left:
+//! Shutdown phases. Each is entered once, in this order:
 //!
 //! ```text
-//! serving ─▶ draining ─▶ ending ─▶ killing
-//!            no new      running   all gone
-//!            calls       ones get  at once
-//!                        SIGTERM
+//! serving ─▶ draining ────▶ terminating ──▶ killing
+//!            new calls      running calls   running calls
+//!            are rejected   get SIGTERM     are killed
 //! ```
 
 use std::time::Duration;
@@ -13,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::daemon::error::{Error, Reason};
 
-/// How long a client is told to wait for the daemon to be back.
+/// Retry delay of calls that are rejected while the daemon drains.
 const DRAINING_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The phases, as those who must know see them.
+/// The phases of the shutdown, shared by all parts of the daemon.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Shutdown {
     draining: CancellationToken,
@@ -25,12 +24,12 @@ pub(crate) struct Shutdown {
 }
 
 impl Shutdown {
-    /// Takes no new calls any more.
+    /// Rejects new calls from now on.
     pub(crate) fn drain(&self) {
         self.draining.cancel();
     }
 
-    /// Ends running commands by the ladder.
+    /// Stops running commands: SIGTERM first, SIGKILL after the grace period.
     pub(crate) fn terminate(&self) {
         self.terminating.cancel();
     }
@@ -40,36 +39,31 @@ impl Shutdown {
         self.killing.cancel();
     }
 
-    /// Whether new calls are refused.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
     }
 
-    /// Refuses what is not begun yet, once the daemon is shutting down.
+    /// Returns `DRAINING` if the daemon rejects new calls.
     pub(crate) fn check_accepting(&self) -> Result<(), Error> {
-        match self.is_draining() {
-            true => Err(Self::draining_error()),
-            false => Ok(()),
-        }
+        if self.is_draining() { Err(Self::draining_error()) } else { Ok(()) }
     }
 
-    /// What new calls are told then.
     pub(crate) fn draining_error() -> Error {
         let text = "the daemon is shutting down and takes no new calls: retry elsewhere, or when it is back";
         Error::new(Reason::Draining, text).retry_after(DRAINING_RETRY_AFTER)
     }
 
-    /// Cancelled when new calls are refused.
+    /// Cancelled when the daemon starts to reject new calls.
     pub(crate) fn draining_token(&self) -> CancellationToken {
         self.draining.clone()
     }
 
-    /// Cancelled when running commands are to end.
+    /// Cancelled when running commands must stop.
     pub(crate) fn terminate_token(&self) -> CancellationToken {
         self.terminating.clone()
     }
 
-    /// Cancelled when running commands are to be killed.
+    /// Cancelled when running commands are killed.
     pub(crate) fn kill_token(&self) -> CancellationToken {
         self.killing.clone()
     }

@@ -1,4 +1,4 @@
-//! The beginning of a call's span.
+//! The OpenTelemetry span of a call.
 
 use opentelemetry::{KeyValue, trace::SpanKind};
 
@@ -9,7 +9,7 @@ use crate::daemon::{
 };
 
 impl Pipeline {
-    /// Starts the span of a call.
+    /// Starts the span of a call, named `execute_tool TOOL` as in the GenAI conventions.
     pub(super) fn start_span(
         &self,
         tool: &'static str,
@@ -28,9 +28,9 @@ impl Pipeline {
             KeyValue::new(semconv::WORKSPACE, workspace_context.workspace.name().to_owned()),
             KeyValue::new(semconv::PRINCIPAL, context.principal.name().to_owned()),
         ];
-        if let Some(said) = context.dialect_call() {
-            attributes.push(KeyValue::new(semconv::DIALECT, said.dialect.name));
-            attributes.push(KeyValue::new(semconv::CALLED_NAME, said.tool));
+        if let Some(dialect_call) = context.dialect_call() {
+            attributes.push(KeyValue::new(semconv::DIALECT, dialect_call.dialect.name));
+            attributes.push(KeyValue::new(semconv::CALLED_NAME, dialect_call.tool));
         }
         let name = format!("execute_tool {tool}");
         let tracer = self.telemetry.tracer();

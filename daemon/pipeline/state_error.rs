@@ -1,4 +1,4 @@
-//! What is wrong with the daemon's database, in the terms of the contract, for calls that were not begun for it.
+//! Converts database errors into the contract's errors, for calls that were not started.
 
 use std::time::Duration;
 
@@ -7,31 +7,32 @@ use crate::daemon::{
     store::database::DatabaseError,
 };
 
-/// How long a client is told to wait when the database is held by another program.
+/// Retry delay while another program locks the database.
 const DATABASE_BUSY_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What is wrong with its database.
+/// Converts an error of the daemon's database. The call was not started.
 pub(in crate::daemon::pipeline) fn state_database_error(error: &DatabaseError) -> Error {
     let error = match error {
         DatabaseError::Full => {
-            Error::new(Reason::NoSpace, format!("{error}, and try again; nothing was started"))
+            Error::new(Reason::NoSpace, format!("{error}, and retry; nothing was started"))
         }
         DatabaseError::Busy => Error::new(
             Reason::ResourceExhausted,
-            format!("{error}; nothing was started: retry after the time given"),
+            format!("{error}; nothing was started: retry after the delay in RetryInfo"),
         )
         .retry_after(DATABASE_BUSY_RETRY_AFTER),
         DatabaseError::Lost => Error::new(
             Reason::StateLost,
             format!(
-                "{error}: what needs it could be done twice, so nothing was started: its operator must put it back, or restart the daemon"
+                "{error}: without it, calls could run twice, so nothing was started: the operator must restore it, or restart the daemon"
             ),
         ),
         DatabaseError::Corrupt(_) | DatabaseError::Failed(_) | DatabaseError::Closed => Error::new(
             Reason::Internal,
-            format!("{error}; nothing was started: its operator must repair it"),
+            format!("{error}; nothing was started: the operator must repair it"),
         )
         .with_cause(error.clone()),
     };
+
     error.not_started()
 }

@@ -1,6 +1,10 @@
-//! Checking calls: what can be seen of them before anything is done.
+//! Validation of calls, before anything else is done.
 
-use std::{collections::HashSet, sync::Arc, time::Instant};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use prost::Message as _;
 
@@ -13,25 +17,24 @@ use super::{
     policy_input::{EncodedRequest, MAX_RETAINED_REQUEST_BYTES, PolicyInput, policy_view},
 };
 use crate::daemon::{
-    catalog::{self, PolicyView, ToolSpec},
+    catalog::{self, ExplicitParams, PolicyView, ToolSpec},
     error::{Error, Violation},
     task,
     tool::{Tool, WorkspaceContext, run::RunCommand},
 };
 
-/// Requests that are looked at at once, of plain text; what takes longer, in its turn, on a thread that may
-/// block.
+/// Longest request, in bytes of plain text, that is validated on the calling thread. A longer one
+/// waits for a permit, and is validated on a blocking thread.
 const MAX_INLINE_VALIDATION_BYTES: usize = 64 << 10;
 
 impl Pipeline {
-    /// What the descriptors say about the tool `T`.
+    /// Returns the contract's description of the tool `T`.
     pub(super) fn spec<T: Tool>(&self) -> Result<&ToolSpec, Error> {
         let spec = self.catalog.tool(T::NAME);
         spec.ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))
     }
 
-    /// Validates a call of the tool `T`, and makes it one that can be repeated, as `method`, where that is
-    /// asked for and it has a request id.
+    /// Validates a call of the tool `T`. With `method` and a request id, the call is idempotent.
     pub(super) async fn validate<T: Tool>(
         self: &Arc<Self>,
         context: &CallContext,
@@ -42,23 +45,27 @@ impl Pipeline {
         if bytes.saturating_mul(T::VALIDATION_COST_PER_BYTE) <= MAX_INLINE_VALIDATION_BYTES {
             return self.validate_inline::<T>(context, request, method);
         }
+
         let pipeline = Arc::clone(self);
-        let looks =
+        let validate =
             move |context: &CallContext| pipeline.validate_inline::<T>(context, request, method);
-        self.validate_offloaded(context, bytes, looks).await
+        self.validate_offloaded(context, bytes, validate).await
     }
 
-    /// Looks at what a call says, which takes so many bytes of memory, and costs as much as so many of plain
-    /// text do: at once, or in its turn and on a thread that may block, where there is much to look at.
+    /// Runs `validate` on the calling thread, or on a blocking thread if it is expensive.
+    ///
+    /// `bytes` is the memory that the request takes, `cost` the length of plain text that is as
+    /// expensive to validate.
     pub(crate) async fn validate_maybe_offloaded<R: Send + 'static>(
         &self,
         context: &CallContext,
         (bytes, cost): (usize, usize),
-        looks: impl FnOnce(&CallContext) -> Result<R, Error> + Send + 'static,
+        validate: impl FnOnce(&CallContext) -> Result<R, Error> + Send + 'static,
     ) -> Result<R, Error> {
-        match cost <= MAX_INLINE_VALIDATION_BYTES {
-            true => looks(context),
-            false => self.validate_offloaded(context, bytes, looks).await,
+        if cost <= MAX_INLINE_VALIDATION_BYTES {
+            validate(context)
+        } else {
+            self.validate_offloaded(context, bytes, validate).await
         }
     }
 
@@ -66,23 +73,27 @@ impl Pipeline {
         &self,
         context: &CallContext,
         bytes: usize,
-        looks: impl FnOnce(&CallContext) -> Result<R, Error> + Send + 'static,
+        validate: impl FnOnce(&CallContext) -> Result<R, Error> + Send + 'static,
     ) -> Result<R, Error> {
         let request = AdmissionRequest {
             deadline: WaitDeadline::At(context.deadline),
             held_bytes: bytes,
             ..AdmissionRequest::from(&*context.principal)
         };
-        let since = Instant::now();
-        let place = self.admission.acquire_validation_permit(request, &self.shutdown).await;
-        let place = place.inspect_err(|error| record_rejection_in_span(context, error, since))?;
-        let incoming = context.clone();
-        let looked = task::spawn_blocking(move || {
-            let looked = looks(&incoming);
-            drop(place);
-            looked
+        let queued_at = Instant::now();
+        let permit = self
+            .admission
+            .acquire_validation_permit(request, &self.shutdown)
+            .await
+            .inspect_err(|error| record_rejection_in_span(context, error, queued_at))?;
+
+        let context = context.clone();
+        let validated = task::spawn_blocking(move || {
+            let result = validate(&context);
+            drop(permit);
+            result
         });
-        looked.await.map_err(Error::internal)?
+        validated.await.map_err(Error::internal)?
     }
 
     fn validate_inline<T: Tool>(
@@ -91,14 +102,13 @@ impl Pipeline {
         request: T::Request,
         method: Option<&str>,
     ) -> Result<(Option<IdempotentCall>, ValidatedCall<T>), Error> {
-        let repeatable = match method {
+        let idempotent_call = match method {
             Some(method) => self.idempotent_call(context, method, &request)?,
             None => None,
         };
-        Ok((repeatable, self.validate_request::<T>(context, request)?))
+        Ok((idempotent_call, self.validate_request::<T>(context, request)?))
     }
 
-    /// Validates a call of the tool `T`.
     pub(super) fn validate_request<T: Tool>(
         &self,
         context: &CallContext,
@@ -107,96 +117,120 @@ impl Pipeline {
         self.validate_request_as::<T>(context, request, None)
     }
 
-    /// As [`Self::check`], for what it is called as: `instead` of its own parameters, those who decide are told of
-    /// others, and others are recorded.
+    /// As [`Self::validate_request`], for a call in the name of a configured tool. `alias_params`
+    /// replaces what the policy and the records see of the parameters.
     pub(super) fn validate_request_as<T: Tool>(
         &self,
         context: &CallContext,
         request: T::Request,
-        instead: Option<(PolicyView, serde_json::Value)>,
+        alias_params: Option<(PolicyView, serde_json::Value)>,
     ) -> Result<ValidatedCall<T>, Error> {
-        let bytes = request.encoded_len();
+        let request_bytes = request.encoded_len();
         let workspace_context = self.workspace_context(context)?.clone();
+        let workspace = workspace_context.workspace.name().to_owned();
         let tool = context.effective_tool(T::NAME);
         context.principal.require_tool(tool)?;
         let spec = self.spec::<T>()?;
-        let of_alias = context.alias.map(|alias| alias.risk);
-        let risk = of_alias.unwrap_or(spec.options.risk());
-        let workspace = workspace_context.workspace.name().to_owned();
+        let risk = context.alias.map_or(spec.options.risk(), |alias| alias.risk);
+
         context.facts.update(|facts| {
             facts.tool = Some(tool.to_owned());
             facts.workspace = Some(workspace.clone());
         });
+
         let snapshot = self.policy.snapshot();
         let dialect_call = context.dialect_call();
-        let name = dialect_call.as_ref().map(|said| said.tool);
-        let keeps = instead.is_none() && snapshot.needs_params(tool, name, risk, &workspace);
-        let mut checked = match T::REQUEST_MESSAGE {
-            None => spec.validate(request, keeps)?,
-            Some(message) => self.catalog.validate(message, request, keeps)?,
+        let dialect_tool = dialect_call.as_ref().map(|call| call.tool);
+        let needs_params =
+            alias_params.is_none() && snapshot.needs_params(tool, dialect_tool, risk, &workspace);
+        let mut validation = match T::REQUEST_MESSAGE {
+            None => spec.validate(request, needs_params)?,
+            Some(message) => self.catalog.validate(message, request, needs_params)?,
         };
-        let given = checked.explicit.take();
-        let as_given = EncodedRequest {
+        let explicit_params = validation.explicit.take();
+        let encoded_request = EncodedRequest {
             message_name: T::REQUEST_MESSAGE,
-            encoded: std::mem::take(&mut checked.encoded),
+            encoded: std::mem::take(&mut validation.encoded),
         };
-        let (params, shown) = check_params::<T>(checked, &workspace_context)?;
-        let of_run =
-            workspace_context.run_settings.default_timeout.filter(|_| tool == RunCommand::NAME);
+        let (params, own_record_params) = check_params::<T>(validation, &workspace_context)?;
+
         let policy_input =
             PolicyInput::new(tool, risk, workspace, snapshot).with_dialect_call(dialect_call);
-        let (instead, shown) = match instead {
-            Some((told, shown)) => (Some(told), shown),
-            None => (None, shown),
-        };
-        let policy_input = match (instead, given) {
-            (Some(told), _) => policy_input.with_params(told, Vec::new(), 0),
-            (None, Some(given)) => {
-                let files = T::affected_paths(&params, &workspace_context);
-                let told = policy_view(
-                    &given,
-                    &workspace_context,
-                    T::canonical_text(&params, &workspace_context),
-                );
-                policy_input.with_params(told, files, given.encoded_len())
+        let (policy_input, record_params) = match (alias_params, explicit_params) {
+            (Some((view, record_params)), _) => {
+                (policy_input.with_params(view, Vec::new(), 0), record_params)
             }
-            (None, None) => PolicyInput {
-                encoded_request: (bytes <= MAX_RETAINED_REQUEST_BYTES).then(|| Arc::new(as_given)),
-                ..policy_input
-            },
+            (None, Some(explicit)) => {
+                let policy_input =
+                    with_explicit_params::<T>(policy_input, &params, &explicit, &workspace_context);
+                (policy_input, own_record_params)
+            }
+            (None, None) => {
+                let encoded_request = (request_bytes <= MAX_RETAINED_REQUEST_BYTES)
+                    .then(|| Arc::new(encoded_request));
+                (PolicyInput { encoded_request, ..policy_input }, own_record_params)
+            }
         };
-        let policy_input = PolicyInput { cwd: T::cwd(&params).cloned(), ..policy_input };
+
         Ok(ValidatedCall {
+            policy_input: PolicyInput { cwd: T::cwd(&params).cloned(), ..policy_input },
+            default_timeout: default_timeout(context, tool, spec, &workspace_context),
             workspace_context,
             params,
-            record_params: shown,
-            policy_input,
-            default_timeout: context.timeout.or(of_run).unwrap_or_else(|| spec.default_timeout()),
-            request_bytes: bytes,
+            record_params,
+            request_bytes,
         })
     }
 }
 
-/// Checks a request, whose fields were looked at one by one, with its tool; answers its parameters,
-/// and what a record shows of them.
+/// Returns the timeout of a call that gives none itself.
+fn default_timeout(
+    context: &CallContext,
+    tool: &str,
+    spec: &ToolSpec,
+    workspace_context: &WorkspaceContext,
+) -> Duration {
+    let configured_for_run =
+        workspace_context.run_settings.default_timeout.filter(|_| tool == RunCommand::NAME);
+    context.timeout.or(configured_for_run).unwrap_or_else(|| spec.default_timeout())
+}
+
+/// Adds the given parameters and the files that they name to the input of the decision.
+fn with_explicit_params<T: Tool>(
+    policy_input: PolicyInput,
+    params: &T::Params,
+    explicit: &ExplicitParams,
+    workspace_context: &WorkspaceContext,
+) -> PolicyInput {
+    let files = T::affected_paths(params, workspace_context);
+    let canonical = T::canonical_text(params, workspace_context);
+    let view = policy_view(explicit, workspace_context, canonical);
+    policy_input.with_params(view, files, explicit.encoded_len())
+}
+
+/// Runs the tool's own validation. Returns its parameters, and those for records.
+///
+/// Reports the first violation of each field, those of the schema included.
 fn check_params<T: Tool>(
-    checked: catalog::RequestValidation<T::Request>,
+    validation: catalog::RequestValidation<T::Request>,
     workspace_context: &WorkspaceContext,
 ) -> Result<(T::Params, serde_json::Value), Error> {
     let catalog::RequestValidation {
         request,
-        params: shown,
+        params: record_params,
         mut violations,
         explicit: _,
         encoded: _,
-    } = checked;
+    } = validation;
+
     let params = T::validate(request, workspace_context, &mut violations);
     if !violations.is_empty() {
         return Err(Error::invalid(first_violation_per_field(violations)));
     }
+
     let params =
-        params?.ok_or_else(|| Error::internal("a request was refused without a reason"))?;
-    Ok((params, shown))
+        params?.ok_or_else(|| Error::internal("a tool rejected a request without a violation"))?;
+    Ok((params, record_params))
 }
 
 fn first_violation_per_field(violations: Vec<Violation>) -> Vec<Violation> {

@@ -1,0 +1,176 @@
+//! The last steps of a call: runs the tool, records how it ended, and enforces the timeout.
+
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    task::JoinHandle,
+    time::{timeout, timeout_at},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tracing::Instrument as _;
+
+use super::{Pipeline, StartedCall, policy::request::DialectCall, records};
+use crate::daemon::{
+    error::{Error, LEADS_OUT, Reason},
+    task,
+    telemetry::{access_log::AccessLogEntry, spans::OtelSpan},
+    tool::{Tool, ToolContext, ToolOutput},
+    workspace::Workspace,
+};
+
+/// Time that a cancelled tool has after its timeout to report how it ended.
+const TIMEOUT_RESULT_GRACE: Duration = Duration::from_millis(50);
+
+impl<T: Tool> StartedCall<T> {
+    /// Runs the tool in a task that outlives the caller. Returns the task and the token that
+    /// cancels the tool.
+    pub(super) fn spawn(
+        self,
+        pipeline: &Arc<Pipeline>,
+    ) -> (JoinHandle<Result<T::Response, Error>>, CancellationToken) {
+        let context = self.context;
+        let log_span = tracing::info_span!(
+            "call",
+            call_id = %context.call_id,
+            trace_id = %context.trace_id(),
+            span_id = %context.span_id(),
+            tool = context.effective_tool(T::NAME),
+        );
+        let work = Arc::clone(pipeline).execute::<T>(
+            self.params,
+            self.tool_context,
+            context.dialect_call(),
+            context.facts,
+        );
+
+        let task = task::spawn_tracked(T::NAME, work.instrument(log_span));
+        drop(self.task_token);
+
+        (task, self.abandon_token)
+    }
+}
+
+impl Pipeline {
+    /// Runs the tool to its end, records the end, then releases the permits.
+    async fn execute<T: Tool>(
+        self: Arc<Self>,
+        params: T::Params,
+        context: ToolContext,
+        dialect_call: Option<Arc<DialectCall>>,
+        facts: AccessLogEntry,
+    ) -> Result<T::Response, Error> {
+        let common_fields = context.common_record_fields.clone();
+        let (session, step) = (Arc::clone(&context.session), context.step);
+        let span = Arc::clone(&context.span);
+        let (permit, start_permit) = (Arc::clone(&context.permit), context.start_permit.clone());
+        let workspace = Arc::clone(&context.workspace_context.workspace);
+        let activity = context.workspace_context.activity.begin();
+        let started_at = Instant::now();
+
+        let mut work = pin!(T::execute(params, context));
+        let result = match timeout(T::START_PERMIT_HOLD, &mut work).await {
+            Ok(result) => result,
+            Err(_) => {
+                start_permit.release();
+                work.await
+            }
+        };
+        let result = match result {
+            Err(error) if error.reason == Reason::SymlinkBlocked => {
+                Err(with_leads_out(workspace, error).await)
+            }
+            result => result,
+        };
+
+        let dialect_call = dialect_call.as_deref();
+        let event = records::tool_event_record(&common_fields, dialect_call, &result);
+        let finished =
+            records::finished_record(&common_fields, dialect_call, started_at.elapsed(), &result);
+        facts.update(|facts| facts.outcome = Some(records::outcome_name(&result)));
+        for record in event.into_iter().chain([finished]) {
+            if let Err(error) = session.record(step, record) {
+                tracing::error!(%error, "cannot record the end of a call");
+            }
+        }
+        end_span(span, &result);
+        log_outcome(&result);
+
+        drop(activity);
+        start_permit.release();
+        drop(permit);
+
+        result.map(|output| output.response)
+    }
+}
+
+/// Waits for a tool's task, until `deadline` unless the tool enforces its own timeout.
+///
+/// `abandon_guard` cancels the tool when the timeout expires or the caller goes away.
+pub(super) async fn await_with_timeout<T: Tool>(
+    mut task: JoinHandle<Result<T::Response, Error>>,
+    deadline: Instant,
+    abandon_guard: DropGuard,
+) -> Result<T::Response, Error> {
+    if T::ENFORCES_OWN_TIMEOUT {
+        let result = task.await;
+        drop(abandon_guard);
+        return result.map_err(Error::internal)?;
+    }
+
+    if let Ok(result) = timeout_at(deadline.into(), &mut task).await {
+        drop(abandon_guard);
+        return result.map_err(Error::internal)?;
+    }
+
+    // Most tools end at once when they are cancelled. Their result says whether they did anything.
+    drop(abandon_guard);
+    let ended = timeout(TIMEOUT_RESULT_GRACE, task).await;
+    ended.map_err(|_| timeout_error(T::NAME))?.map_err(Error::internal)?
+}
+
+/// Adds to `error` whether the links on its path lead out of the workspace.
+async fn with_leads_out(workspace: Arc<Workspace>, error: Error) -> Error {
+    let Some((_, path)) = error.metadata.iter().find(|(name, _)| name == "path") else {
+        return error;
+    };
+
+    let path = path.clone();
+    match task::spawn_blocking(move || workspace.leads_out(&path)).await {
+        Ok(true) => error.with_metadata(LEADS_OUT, "true"),
+        Ok(false) | Err(_) => error,
+    }
+}
+
+/// The error of a call that ran longer than its timeout.
+pub(crate) fn timeout_error(tool: &str) -> Error {
+    let text = format!(
+        "{tool} timed out. If it changes anything, check what it changed before you repeat it. Ask for less, or retry when the machine is less busy"
+    );
+    Error::new(Reason::Timeout, text)
+}
+
+/// Logs how a call ended, at debug level.
+pub(super) fn log_outcome<R>(result: &Result<ToolOutput<R>, Error>) {
+    match result {
+        Ok(_) => tracing::debug!("call finished"),
+        Err(error) => tracing::debug!(reason = error.reason.name(), %error, "call failed"),
+    }
+}
+
+/// Sets the error status of a call's span, and ends it if this is the last reference.
+pub(super) fn end_span<R>(span: Arc<OtelSpan>, result: &Result<ToolOutput<R>, Error>) {
+    let failure = match result {
+        Ok(output) => output.error_type.map(|kind| (kind, kind)),
+        Err(error) => Some((error.reason.name(), records::redacted_message(error))),
+    };
+    if let Some((error_type, description)) = failure {
+        span.fail_with(error_type, description);
+    }
+
+    // The span ends when its last holder drops it.
+    drop(span);
+}
