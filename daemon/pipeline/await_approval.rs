@@ -58,8 +58,9 @@ impl Pipeline {
             job.pending_approval.cancel();
         }
         let ended = self.approvals.request(request, self.shutdown.draining_token()).await?;
-        let end = ended.record.end.as_ref();
-        let end = end.ok_or_else(|| Error::internal("an approval ended without a result"))?;
+        let Some(end) = &ended.record.end else {
+            return Err(Error::internal("an approval ended without a result"));
+        };
 
         match end.state {
             ApprovalEndState::Allowed => {}

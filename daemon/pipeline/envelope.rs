@@ -216,8 +216,8 @@ mod tests {
             let response = success_response(timed_response(&timing()), output, &exit_info, "");
             assert_eq!(response.status(), InvokeStatus::Success);
             assert_eq!(response.exit_code, code);
-            let outcome = data.get("outcome").and_then(Json::as_str);
-            let outcome = outcome.unwrap_or("OUTCOME_UNSPECIFIED");
+            let outcome =
+                data.get("outcome").and_then(Json::as_str).unwrap_or("OUTCOME_UNSPECIFIED");
             assert_eq!(response.outcome().as_str_name(), outcome);
             let text = |name: &str| data.get(name).and_then(Json::as_str).unwrap_or_default();
             assert_eq!(response.signal, text("signal"));
@@ -241,6 +241,7 @@ mod tests {
         let details = Json::Object(struct_to_json(tool_error.details.unwrap()));
         assert_eq!(details["fields"][0]["field"], "path");
         assert_eq!(details["path"], "x");
+
         let busy = Error::new(Reason::ResourceExhausted, "busy")
             .retry_after(std::time::Duration::from_millis(500));
         let tool_error = error_response(timed_response(&timing()), &busy).error.unwrap();

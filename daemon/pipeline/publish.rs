@@ -37,7 +37,7 @@ impl Pipeline {
         };
 
         let dialect = self.dialect_of_tool(dialect, &response.tool);
-        let (content, truncated) = content(response);
+        let (content, truncated) = truncated_content(response);
         let session = self.state_dir.sessions().get_open(workspace, &context.session);
         let origin = context.invoke_origin.as_deref();
         let callers_dialect = origin.and_then(|origin| origin.dialect);
@@ -107,7 +107,7 @@ impl Pipeline {
 }
 
 /// Returns the text for the model, truncated to `MAX_CONTENT_BYTES`, and whether it is truncated.
-fn content(response: &InvokeResponse) -> (String, bool) {
+fn truncated_content(response: &InvokeResponse) -> (String, bool) {
     let text = &response.text;
     if text.len() <= MAX_CONTENT_BYTES {
         return (text.clone(), response.truncated);
@@ -139,21 +139,23 @@ mod tests {
             stdout_path: "logs/o".to_owned(),
             ..InvokeResponse::default()
         };
-        let (short, truncated) = content(&text);
+        let (short, truncated) = truncated_content(&text);
         assert!(truncated && short.len() <= MAX_CONTENT_BYTES);
         assert!(short.starts_with('a') && short.ends_with('z') && short.contains("logs/o"));
+
         let object = InvokeResponse {
             text: serde_json::json!({"content": long, "size": 1}).to_string(),
             data: Some(prost_types::Struct::default()),
             ..InvokeResponse::default()
         };
-        let (short, truncated) = content(&object);
+        let (short, truncated) = truncated_content(&object);
         assert!(truncated && short.len() <= MAX_CONTENT_BYTES);
         let short: Value = serde_json::from_str(&short).unwrap();
         assert_eq!((&short["size"], &short["truncated"]), (&1.into(), &true.into()));
         let short = short["content"].as_str().unwrap();
         assert!(short.starts_with('a') && short.ends_with('z'));
+
         let few = InvokeResponse { text: "few".to_owned(), ..InvokeResponse::default() };
-        assert_eq!(content(&few), ("few".to_owned(), false));
+        assert_eq!(truncated_content(&few), ("few".to_owned(), false));
     }
 }

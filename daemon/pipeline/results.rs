@@ -194,6 +194,7 @@ mod tests {
         let mut second = results.subscribe("w", &watched);
         assert!(results.sender("w", &other).is_none());
         assert!(results.sender("v", &watched).is_none());
+
         send(&results, 1, "content");
         assert_eq!(results.held_bytes.load(Ordering::Relaxed), 7);
         drop(first);

@@ -69,13 +69,14 @@ impl Drop for ByteReservation {
     fn drop(&mut self) {
         let mut usage = self.budget.lock();
         usage.total_bytes -= self.bytes;
-        let remaining = usage.bytes_by_principal.get(&self.principal).copied().unwrap_or_default();
+        let own = usage.bytes_by_principal.get(&self.principal).copied().unwrap_or_default();
+        let remaining = own.saturating_sub(self.bytes);
+
         // Requests without a byte exist too: an entry of 0 is removed all the same.
-        match remaining.saturating_sub(self.bytes) {
-            0 => drop(usage.bytes_by_principal.remove(&self.principal)),
-            remaining => {
-                drop(usage.bytes_by_principal.insert(Arc::clone(&self.principal), remaining))
-            }
+        if remaining == 0 {
+            usage.bytes_by_principal.remove(&self.principal);
+        } else {
+            usage.bytes_by_principal.insert(Arc::clone(&self.principal), remaining);
         }
     }
 }

@@ -211,8 +211,7 @@ fn key_that_names_unknown_things_is_rejected() {
     };
 
     let access = access();
-    let problems = access.set_keys(keys, &Catalog::load().unwrap(), &["w"]);
-    let problems = problems.unwrap_err();
+    let problems = access.set_keys(keys, &Catalog::load().unwrap(), &["w"]).unwrap_err();
     assert_eq!(problems.len(), 2, "{problems:?}");
     assert_eq!(name(access.authenticate(None, PeerOrigin::Socket { uid: 0 })), "uid:0");
 }

@@ -430,8 +430,9 @@ async fn always_rule(
     let request = Arc::clone(&pending.policy_request);
 
     // Compiling and matching a pattern may take long.
-    let pattern = task::spawn_blocking(move || rule_pattern_for(&approval, &request, pattern));
-    let pattern = pattern.await.map_err(Error::internal)??;
+    let pattern = task::spawn_blocking(move || rule_pattern_for(&approval, &request, pattern))
+        .await
+        .map_err(Error::internal)??;
 
     let record = &pending.approval.record;
     Ok(Rule {

@@ -234,8 +234,7 @@ mod tests {
         assert!(freed.has_changed().unwrap() && quota.has_free_slot("w", "a", 1));
 
         // A call beyond the limit can never be accepted.
-        let large = quota.acquire(&record("w", "a"), MAX_PENDING_BYTES + 1, 1);
-        let large = large.unwrap_err();
+        let large = quota.acquire(&record("w", "a"), MAX_PENDING_BYTES + 1, 1).unwrap_err();
         assert!(!is_approval_quota_error(&large) && large.retry_after.is_none());
     }
 

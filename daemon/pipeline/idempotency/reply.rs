@@ -130,6 +130,7 @@ mod tests {
         let response = StatPathResponse { size_bytes: 7, ..StatPathResponse::default() };
         let bytes = encode(&Ok(response.clone()));
         assert_eq!(decode::<StatPathResponse>(&bytes).unwrap(), response);
+
         let error = Error {
             violations: vec![Violation::new("path", "is long")],
             retry_after: Some(Duration::from_millis(1500)),

@@ -34,6 +34,7 @@ pub(super) fn as_ulid(id: &str) -> Cow<'_, str> {
     if !is_uuid {
         return id.into();
     }
+
     let bits = u128::from_str_radix(&id.replace('-', ""), 16);
     bits.map_or(id.into(), |bits| Ulid::from(bits).to_string().into())
 }

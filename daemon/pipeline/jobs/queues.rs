@@ -24,7 +24,6 @@ const AGEING_MS: i64 = 60_000;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct JobQueueKey {
     workspace: String,
-    /// Name of the queue.
     queue: String,
 }
 
@@ -428,6 +427,7 @@ mod tests {
         assert_eq!(start_all(&mut queues), ["a"]);
         queues.remove(&first);
         assert_eq!(start_all(&mut queues), ["b"]);
+
         queues.enqueue(&entry("u:w/q", "c", 0, 0));
         queues.enqueue(&first);
         assert_eq!(start_all(&mut queues), [""; 0]);

@@ -44,8 +44,8 @@ async fn job_during_its_submission_is_found_live() {
 
     let database = Database::in_memory().unwrap();
     let shutdown = Shutdown::default();
-    let jobs = JobRegistry::open(database, state.job_params(), config, false, &shutdown);
-    let jobs = jobs.await.unwrap();
+    let jobs =
+        JobRegistry::open(database, state.job_params(), config, false, &shutdown).await.unwrap();
     let job = new_job(&jobs);
     let id = job.id.clone();
 

@@ -98,8 +98,7 @@ fn excerpt_at_error(pattern: &str, error: &ast::Error) -> String {
 }
 
 fn one_line(text: &str) -> String {
-    let lines = text.lines().map(str::trim);
-    let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines.join(" ")
 }
 

@@ -87,8 +87,8 @@ impl RuleStore {
             return Ok(snapshot.decide(call.to_request_ref(), now));
         }
 
-        let permit = Arc::clone(&self.offload_permits).acquire_owned().await;
-        let permit = permit.map_err(Error::internal)?;
+        let permit =
+            Arc::clone(&self.offload_permits).acquire_owned().await.map_err(Error::internal)?;
         let decision = task::spawn_blocking(move || {
             let _permit = permit;
             snapshot.decide(call.to_request_ref(), SystemTime::now())
