@@ -1,4 +1,5 @@
-//! What the daemon runs in, as far as it decides about isolation, and the line that gives commands more.
+//! The environment that the daemon runs in (host or container), as far as it limits the isolation
+//! level, and the remedy for operators.
 
 use std::{fmt, fs, path::Path};
 
@@ -9,25 +10,25 @@ use rustix::{
 
 use super::{masked_proc, stage::Stage};
 
-/// What the daemon runs in.
+/// The environment that the daemon runs in.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HostEnvironment {
     engine: ContainerEngine,
-    user: u32,
-    /// Whether it may become other users.
+    uid: u32,
+    /// Whether the daemon may change to other users.
     can_set_user: bool,
-    /// Whether it may mount.
+    /// Whether the daemon may mount.
     can_mount: bool,
-    /// Whether a seccomp filter is on it.
+    /// Whether a seccomp filter restricts the daemon.
     has_seccomp_filter: bool,
     /// Whether parts of `/proc` are covered.
     has_masked_proc: bool,
 }
 
-/// Who started it.
+/// The container engine that started the daemon.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum ContainerEngine {
-    /// No container engine that leaves a mark.
+    /// No container engine, or one without a known mark.
     #[default]
     None,
     Docker,
@@ -36,12 +37,12 @@ enum ContainerEngine {
 }
 
 impl HostEnvironment {
-    /// Looks at this process. To be called before it gives up privileges and is confined.
+    /// Inspects this process. Called before the daemon drops privileges and is confined.
     pub(crate) fn detect() -> Self {
-        let held = capabilities(None).map(|sets| sets.effective);
-        let held = held.unwrap_or(CapabilitySet::empty());
+        let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+
         let engine = if is_set("KUBERNETES_SERVICE_HOST") {
             ContainerEngine::Kubernetes
         } else if Path::new("/run/.containerenv").exists() {
@@ -51,9 +52,10 @@ impl HostEnvironment {
         } else {
             ContainerEngine::None
         };
+
         Self {
             engine,
-            user: geteuid().as_raw(),
+            uid: geteuid().as_raw(),
             can_set_user: held.contains(CapabilitySet::SETUID | CapabilitySet::SETGID),
             can_mount: held.contains(CapabilitySet::SYS_ADMIN),
             has_seccomp_filter: status.lines().any(|line| line == "Seccomp:\t2"),
@@ -61,34 +63,34 @@ impl HostEnvironment {
         }
     }
 
-    /// Whether nothing of a container's keeps commands from the highest level.
+    /// Whether no restriction of a container prevents the highest level.
     pub(super) fn is_unrestricted(&self) -> bool {
         !self.has_seccomp_filter && !self.has_masked_proc
     }
 
-    /// What an operator can change so that commands are run, or get a higher level: an option of the
-    /// container where its engine is known, else what the failed step names.
+    /// How to make commands run, or how to get a higher level: an option of the container if its
+    /// engine is known, else the remedy of the failed step.
     pub(super) fn remedy(&self, stage: Stage) -> String {
         match (stage, self.engine) {
             (Stage::MapOwner, _) => {
-                "--chown-workspace (gives root's files in the workspace to the user of commands), or a volume for the workspace".to_owned()
+                "--chown-workspace (gives root's files in the workspace to the uid of commands), or a volume for the workspace".to_owned()
             }
             (Stage::WorkspaceOwner, _) if self.is_unrestricted() => {
-                "--chown-workspace (gives root's files in the workspace to the user of commands)".to_owned()
+                "--chown-workspace (gives root's files in the workspace to the uid of commands)".to_owned()
             }
             (Stage::WorkspaceOwner, _) => {
-                "--chown-workspace --minimum-level L1 (gives root's files in the workspace to the user of commands)".to_owned()
+                "--chown-workspace --minimum-level L1 (gives root's files in the workspace to the uid of commands)".to_owned()
             }
             (Stage::Identity, ContainerEngine::Docker | ContainerEngine::Podman) => {
-                "the container's option --user 1000:1000, as whom the workspace is (or --cap-add SETUID,SETGID,CHOWN,KILL and --chown-workspace), and --minimum-level L1".to_owned()
+                "the container's option --uid 1000:1000, as whom the workspace is (or --cap-add SETUID,SETGID,CHOWN,KILL and --chown-workspace), and --minimum-level L1".to_owned()
             }
             (Stage::Identity, ContainerEngine::Kubernetes) => {
                 "securityContext.runAsUser: 1000, as whom the workspace is, and --minimum-level L1".to_owned()
             }
             (_, ContainerEngine::Docker | ContainerEngine::Podman) if self.has_seccomp_filter || self.has_masked_proc => {
-                let is_of_proc = matches!(stage, Stage::MountTemplateProc | Stage::MountProc | Stage::MaskProc);
+                let is_proc_step = matches!(stage, Stage::MountTemplateProc | Stage::MountProc | Stage::MaskProc);
                 let mut options = Vec::new();
-                if self.has_seccomp_filter && !is_of_proc {
+                if self.has_seccomp_filter && !is_proc_step {
                     options.push("--security-opt seccomp=unconfined");
                 }
                 if self.has_masked_proc {
@@ -115,11 +117,11 @@ impl fmt::Display for HostEnvironment {
             ContainerEngine::Podman => "Podman container",
             ContainerEngine::Kubernetes => "pod",
         })?;
-        match (self.user, self.can_mount, self.can_set_user) {
+        match (self.uid, self.can_mount, self.can_set_user) {
             (0, true, _) => f.write_str(", root with CAP_SYS_ADMIN")?,
             (0, false, true) => f.write_str(", root without CAP_SYS_ADMIN")?,
             (0, false, false) => f.write_str(", root without CAP_SETUID")?,
-            (user, ..) => write!(f, ", user {user}")?,
+            (uid, ..) => write!(f, ", user {uid}")?,
         }
         if self.has_seccomp_filter {
             f.write_str(", seccomp profile")?;
@@ -136,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_names_options_of_the_engine() {
+    fn remedy_names_options_of_the_container_engine() {
         let docker = HostEnvironment {
             engine: ContainerEngine::Docker,
             can_set_user: true,
@@ -148,7 +150,7 @@ mod tests {
         let open =
             HostEnvironment { has_seccomp_filter: false, has_masked_proc: false, ..podman.clone() };
         let pod =
-            HostEnvironment { engine: ContainerEngine::Kubernetes, user: 1000, ..docker.clone() };
+            HostEnvironment { engine: ContainerEngine::Kubernetes, uid: 1000, ..docker.clone() };
         let host = HostEnvironment { engine: ContainerEngine::None, ..open.clone() };
         for (found, stage, expected) in [
             (
@@ -160,7 +162,7 @@ mod tests {
             (&podman, Stage::WorkspaceOwner, "--chown-workspace --minimum-level L1"),
             (&open, Stage::WorkspaceOwner, "--chown-workspace (gives"),
             (&open, Stage::MapOwner, "--chown-workspace"),
-            (&docker, Stage::Identity, "--user 1000:1000"),
+            (&docker, Stage::Identity, "--uid 1000:1000"),
             (&pod, Stage::UserNamespace, "procMount: Unmasked"),
             (&host, Stage::UserNamespace, "max_user_namespaces"),
         ] {
@@ -171,6 +173,6 @@ mod tests {
             docker.to_string(),
             "Docker container, root without CAP_SYS_ADMIN, seccomp profile, masked /proc"
         );
-        assert_eq!(pod.to_string(), "pod, user 1000, seccomp profile, masked /proc");
+        assert_eq!(pod.to_string(), "pod, uid 1000, seccomp profile, masked /proc");
     }
 }

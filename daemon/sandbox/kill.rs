@@ -1,4 +1,4 @@
-//! Killing a sandbox, and waiting until it is gone.
+//! Kills a sandbox and waits until it is is_gone.
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -14,61 +14,70 @@ use tokio::{
 use super::level::IsolationLevel;
 use crate::daemon::sys::{readiness::try_watch_readable, signal};
 
-/// How long a killed sandbox may take to be gone before it is set aside: killing a thousand
+/// Time that a killed sandbox may take to be is_gone before it is quarantined. Killing a thousand
 /// processes takes 54 ms on a slow machine.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between attempts to watch a killed sandbox.
 const WATCH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What becomes of a sandbox's slot.
+/// What becomes of a slot once its sandbox has been used.
 #[derive(Debug)]
 pub(super) enum SlotOutcome {
-    /// Everything in the sandbox is gone: the slot can make another.
+    /// No process of the sandbox is left: the slot can make another.
     Free,
-    /// Something in it could not be killed: the slot must not be used again. What is watched, where
-    /// it can be, is ready once it is gone all the same.
+    /// A process of the sandbox could not be killed: the slot must not be reused. The descriptor,
+    /// if it can be watched, becomes readable when the process is is_gone after all.
     Quarantined(Option<AsyncFd<OwnedFd>>),
 }
 
-/// Kills what is in a sandbox: its init, with which all of its namespace ends, or, where there is
-/// none, all but the supervisor, which ends when the others are gone.
-pub(super) fn kill_sandbox(first: &OwnedFd, level: IsolationLevel) {
+/// Kills the processes of a sandbox.
+///
+/// With namespaces, it kills the init, which takes its process namespace along. At L1 it signals
+/// the supervisor, which kills all others and ends when they are is_gone.
+pub(super) fn kill_sandbox(init_or_supervisor: &OwnedFd, level: IsolationLevel) {
     let _dead = if level.has_namespaces() {
-        signal::send(first.as_fd(), libc::SIGKILL)
+        signal::send(init_or_supervisor.as_fd(), libc::SIGKILL)
     } else {
-        signal::send_through_init(first.as_fd(), libc::SIGKILL)
+        signal::send_through_init(init_or_supervisor.as_fd(), libc::SIGKILL)
     };
 }
 
+/// Kills a sandbox, waits until it is is_gone, and reports the outcome to its slot.
+///
+/// Returns false if it is not is_gone within [`KILL_TIMEOUT`].
 pub(super) async fn kill_and_wait(
     pidfd: OwnedFd,
     slot_outcome: oneshot::Sender<SlotOutcome>,
     level: IsolationLevel,
 ) -> bool {
     kill_sandbox(&pidfd, level);
+
     let Some(pidfd) = watch_killed_sandbox(pidfd).await else {
         let _dropped = slot_outcome.send(SlotOutcome::Quarantined(None));
         return false;
     };
-    let gone = timeout(KILL_TIMEOUT, pidfd.readable()).await.is_ok();
-    let _dropped = slot_outcome.send(if gone {
+
+    let is_gone = timeout(KILL_TIMEOUT, pidfd.readable()).await.is_ok();
+    let _dropped = slot_outcome.send(if is_gone {
         SlotOutcome::Free
     } else {
         SlotOutcome::Quarantined(Some(pidfd))
     });
-    gone
+    is_gone
 }
 
-/// Has the runtime watch a sandbox that was killed. The run may have taken all epoll watches of this
-/// user, and gives them back as its processes end.
+/// Registers a killed sandbox's pidfd with the runtime.
+///
+/// Registering can fail while the run holds all epoll watches of this user. They are freed as its
+/// processes end, so this retries.
 async fn watch_killed_sandbox(mut pidfd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
         pidfd = match try_watch_readable(pidfd) {
             Ok(pidfd) => return Some(pidfd),
             Err((pidfd, _)) => pidfd,
         };
-        if began.elapsed() > KILL_TIMEOUT {
+        if started.elapsed() > KILL_TIMEOUT {
             return None;
         }
         sleep(WATCH_RETRY_INTERVAL).await;

@@ -1,4 +1,4 @@
-//! Levels of isolation, and what the probes at start have found.
+//! Isolation levels, and the result of probing for them at startup.
 
 use std::{fmt, str::FromStr};
 
@@ -16,58 +16,53 @@ use super::{
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub(crate) enum IsolationLevel {
-    /// Not at all: no command is run.
+    /// No isolation: commands are refused.
     #[default]
     L0,
     /// Landlock and seccomp in the daemon's own namespaces.
     L1,
-    /// All namespaces, without a fresh `/proc`.
+    /// All namespaces, with the daemon's `/proc`.
     L2,
     /// All namespaces, with a fresh `/proc`.
     L3,
 }
 
-/// What the probes at start have found for a workspace.
+/// The isolation of one workspace, as probed at startup.
 #[derive(Debug, Clone)]
 pub(crate) struct Isolation {
-    /// The level in force.
     pub(crate) level: IsolationLevel,
-    /// The level below which no command is run.
+    /// The minimum isolation level: below it, commands are refused.
     pub(crate) minimum: IsolationLevel,
-    /// The workspace.
+    /// Name of the workspace.
     pub(crate) workspace: String,
-    /// The levels that were tried in vain, highest first.
+    /// The higher levels that failed, highest first.
     pub(crate) rejected: Vec<RejectedLevel>,
-    /// Where no command is run, the highest level below the minimum that could be given.
+    /// The highest level that this host supports below the minimum, if commands are refused.
     pub(crate) best_below_minimum: Option<IsolationLevel>,
-    /// Checks of the probe that do not hold and cost no level.
+    /// Failed checks of the probe that do not lower the level.
     pub(crate) waived_checks: Vec<&'static str>,
-    /// What the daemon runs in.
     pub(crate) host_environment: HostEnvironment,
-    /// Version of Landlock that the kernel offers; 0 where there is none.
+    /// Landlock ABI version of the kernel; 0 without Landlock.
     pub(crate) landlock_abi: u32,
-    /// Whether debuggers work inside a run.
+    /// Whether commands may use ptrace(2) within their run.
     pub(crate) allow_ptrace: bool,
-    /// Network that commands have.
     pub(crate) network: NetworkMode,
-    /// How their memory is held.
     pub(crate) memory_accounting: MemoryAccounting,
-    /// Whether the home directory is the workspace's, and not the run's.
+    /// Whether all runs of the workspace share one home directory.
     pub(crate) has_persistent_home: bool,
-    /// Paths of the workspace that the operator protects.
+    /// Paths of the workspace that commands cannot change.
     pub(crate) protected_paths: Vec<String>,
 }
 
-/// A level that this host does not give.
+/// A level that this host does not support.
 #[derive(Debug, Clone)]
 pub(crate) struct RejectedLevel {
-    /// The level.
     pub(crate) level: IsolationLevel,
-    /// The first step towards it that failed.
+    /// The first step that failed.
     pub(crate) failure: StageFailure,
 }
 
-/// The levels at which commands are run, highest first: the order in which they are tried.
+/// The levels at which commands run, in the order in which they are tried.
 pub(crate) const LEVELS_HIGHEST_FIRST: [IsolationLevel; 3] =
     [IsolationLevel::L3, IsolationLevel::L2, IsolationLevel::L1];
 
@@ -77,34 +72,35 @@ impl IsolationLevel {
         self >= Self::L2
     }
 
-    /// Whether the next run may get the network namespace of the one before it. Where `/proc/sys`
-    /// is not the daemon's to write, what a run leaves in it cannot be kept from the next.
+    /// Whether consecutive runs may use one network namespace. At L2 the daemon cannot write
+    /// `/proc/sys`, so it cannot keep what a run leaves in the namespace from the next run.
     pub(super) fn reuses_network_namespaces(self) -> bool {
         self != Self::L2
     }
 }
 
 impl Isolation {
-    /// Whether commands are run.
+    /// Whether commands can run.
     pub(crate) fn is_ready(&self) -> bool {
         self.level >= self.minimum && self.level > IsolationLevel::L0
     }
 
-    /// Why no command is run, where none is: what failed first at the highest level.
+    /// Why commands are refused, if they are: the first failure at the highest level.
     pub(crate) fn failure(&self) -> Option<&StageFailure> {
         let first = self.rejected.first().filter(|_| !self.is_ready());
-        first.map(|refused| &refused.failure)
+        first.map(|rejected| &rejected.failure)
     }
 
-    /// What to change so that commands are run, or get a higher level. Nothing where they have the
-    /// highest.
+    /// How to make commands run, or how to get a higher level. `None` at the highest level.
     pub(crate) fn next_step(&self) -> Option<String> {
-        let mut stages = self.rejected.iter().map(|refused| refused.failure.stage);
-        // What keeps commands from being run at all comes before what keeps a level from them.
+        let mut stages = self.rejected.iter().map(|rejected| rejected.failure.stage);
+        // An obstacle to running commands at all comes before an obstacle to a higher level.
         let owner = stages.clone().find(|stage| *stage == Stage::WorkspaceOwner);
         let stage = owner.filter(|_| self.best_below_minimum.is_none()).or(stages.next())?;
+
         let step = self.host_environment.remedy(stage);
-        let is_protected = |refused: &RejectedLevel| refused.failure.stage == Stage::ProtectedPaths;
+        let is_protected =
+            |rejected: &RejectedLevel| rejected.failure.stage == Stage::ProtectedPaths;
         Some(if self.rejected.iter().any(is_protected) {
             let remedy = Stage::ProtectedPaths.remedy();
             format!("{step}; or for {}: {remedy}", IsolationLevel::L1)
@@ -113,15 +109,17 @@ impl Isolation {
         })
     }
 
-    /// The flags with which a daemon would run commands here, where none is run and some would do.
+    /// The flags with which the daemon would run commands here, if it refuses them and flags can
+    /// help.
     pub(crate) fn suggested_flags(&self) -> Option<String> {
         if self.is_ready() {
             return None;
         }
-        if let Some(possible) = self.best_below_minimum {
-            return Some(format!("--minimum-level {possible}"));
+        if let Some(supported) = self.best_below_minimum {
+            return Some(format!("--minimum-level {supported}"));
         }
-        let mut stages = self.rejected.iter().map(|refused| refused.failure.stage);
+
+        let mut stages = self.rejected.iter().map(|rejected| rejected.failure.stage);
         let is_owner = |stage| matches!(stage, Stage::WorkspaceOwner | Stage::MapOwner);
         let stage = stages.find(|stage| is_owner(*stage))?;
         let needs_lower_level =
@@ -133,7 +131,8 @@ impl Isolation {
         })
     }
 
-    /// One line: what was found, what commands get, and what gives more.
+    /// One line: the host environment, the level, and how to get a higher one. `None` at the
+    /// highest level.
     pub(crate) fn summary(&self) -> Option<String> {
         let (more, found) = (self.next_step()?, &self.host_environment);
         let highest = IsolationLevel::L3;
@@ -141,8 +140,8 @@ impl Isolation {
             (true, _) => {
                 format!("found: {found}; commands get {}; for {highest}: {more}", self.level)
             }
-            (false, Some(possible)) => format!(
-                "found: {found}; no command is run, {possible} could be given and {} is the minimum; to run them: --minimum-level {possible}; for {highest}: {more}",
+            (false, Some(supported)) => format!(
+                "found: {found}; no command is run, {supported} could be given and {} is the minimum; to run them: --minimum-level {supported}; for {highest}: {more}",
                 self.minimum
             ),
             (false, None) => format!("found: {found}; no command is run; to run them: {more}"),

@@ -1,5 +1,5 @@
-//! Finding out, when the daemon starts, which isolation this host gives: by building a real sandbox
-//! of each level, from the top, and running the probe in it.
+//! Detects at startup which isolation level this host supports: builds a real sandbox of each
+//! level, highest first, and runs the probe in it.
 
 use std::sync::Arc;
 
@@ -10,67 +10,74 @@ use super::{
     wire::SandboxIdentity,
 };
 
-/// What was found for a workspace.
+/// The probe's result for a workspace.
 #[derive(Debug, Clone)]
 pub(crate) struct ProbedIsolation {
-    /// The level in force: the highest whose probe holds, [`Level::L0`] where none does.
+    /// The level in force: the highest that passes the probe, or [`IsolationLevel::L0`] if none
+    /// does.
     pub(crate) level: IsolationLevel,
-    /// The levels that were tried before, in vain, highest first.
+    /// The higher levels that failed, highest first.
     pub(crate) rejected: Vec<RejectedLevel>,
-    /// As whom commands run, where they do.
+    /// The user that commands run as; `None` at L0.
     pub(crate) identity: Option<SandboxIdentity>,
-    /// Checks of the probe that do not hold and cost no level.
+    /// Failed checks of the probe that do not lower the level.
     pub(crate) waived_checks: Vec<&'static str>,
-    /// Where none holds that the operator allows, the highest below it that would.
+    /// The highest level that passes but is below the operator's minimum, if no allowed level
+    /// passes.
     pub(crate) best_below_minimum: Option<IsolationLevel>,
 }
 
 impl SandboxPool {
-    /// Tries the levels from the top and stays with the first that holds, unless it is below
-    /// `minimum`: then the pool gives none. To be called once, before the first call.
+    /// Tries the levels from the highest down and keeps the first that passes.
+    ///
+    /// If that level is below `minimum`, the pool gives no sandboxes. Called once, before the first
+    /// call.
     pub(crate) async fn probe_levels(self: &Arc<Self>, minimum: IsolationLevel) -> ProbedIsolation {
-        let mut refused = Vec::new();
-        let mut possible = None;
+        let mut rejected = Vec::new();
+        let mut below_minimum = None;
+
         for level in LEVELS_HIGHEST_FIRST {
             self.restart_at_level(level).await;
             match self.probe_once().await {
-                Ok((identity, left_out)) if level >= minimum => {
+                Ok((identity, waived)) if level >= minimum => {
                     self.settle_level();
                     return ProbedIsolation {
                         level,
-                        rejected: refused,
+                        rejected,
                         identity: Some(identity),
-                        waived_checks: left_out,
+                        waived_checks: waived,
                         best_below_minimum: None,
                     };
                 }
                 Ok(_) => {
-                    possible = Some(level);
+                    below_minimum = Some(level);
                     break;
                 }
-                Err(failure) if level >= minimum => refused.push(RejectedLevel { level, failure }),
+                Err(failure) if level >= minimum => rejected.push(RejectedLevel { level, failure }),
                 Err(_) => {}
             }
         }
-        // Whatever is asked of it from now on fails at the highest of them, as it did here.
-        let highest = refused.first().map_or(IsolationLevel::L3, |refused| refused.level);
+
+        // Later requests for a sandbox fail at the highest rejected level, with the same error as
+        // here.
+        let highest = rejected.first().map_or(IsolationLevel::L3, |highest| highest.level);
         self.restart_at_level(highest).await;
         self.set_failing(true);
         ProbedIsolation {
             level: IsolationLevel::L0,
-            rejected: refused,
+            rejected,
             identity: None,
             waived_checks: Vec::new(),
-            best_below_minimum: possible,
+            best_below_minimum: below_minimum,
         }
     }
 
     async fn probe_once(
         self: &Arc<Self>,
     ) -> Result<(SandboxIdentity, Vec<&'static str>), StageFailure> {
-        let left_out = self.take_idle().await?.probe().await?;
-        let unnamed =
-            || StageFailure::other(Stage::Launcher, "no template has said as whom it runs");
-        Ok((self.identity().ok_or_else(unnamed)?, left_out))
+        let waived = self.take_idle().await?.probe().await?;
+        let unknown_user =
+            || StageFailure::other(Stage::Launcher, "no template has reported its user");
+        Ok((self.identity().ok_or_else(unknown_user)?, waived))
     }
 }

@@ -1,4 +1,4 @@
-//! Limits of a run: what the operator sets, and what a request lowers.
+//! Limits of a run. The operator sets them; a request can lower them.
 
 use std::time::Duration;
 
@@ -7,35 +7,35 @@ use serde::{Deserialize, Serialize};
 /// Limits of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RunLimits {
-    /// Seconds of CPU time, of all its processes together; without limit if none.
+    /// CPU time of all processes together, in seconds; `None` for no limit.
     pub(crate) cpu_sec: Option<u32>,
-    /// Thousandths of a CPU at one time, where cgroup v2 is there to hold it; without limit if none.
+    /// CPUs in thousandths, enforced where cgroup v2 is available; `None` for no limit.
     pub(crate) cpu_millis: Option<u32>,
-    /// Bytes of memory, of all its processes together.
+    /// Memory of all processes together, in bytes.
     pub(crate) memory_bytes: u64,
-    /// Processes and threads at one time (RLIMIT_NPROC in the run's own user namespace).
+    /// Processes and threads at a time (RLIMIT_NPROC in the run's own user namespace).
     pub(crate) processes: u32,
-    /// Open files of each process, soft (RLIMIT_NOFILE).
+    /// Open files per process, soft limit (RLIMIT_NOFILE).
     pub(crate) open_files: u32,
-    /// Open files of each process, hard.
+    /// Open files per process, hard limit.
     pub(crate) open_files_hard: u32,
-    /// Open files of all processes of a run together, counted beside the run.
+    /// Open files of all processes together, counted by the daemon.
     pub(crate) open_files_total: u32,
-    /// Watches in epoll sets of all processes of a run together, counted beside the run.
+    /// Epoll watches of all processes together, counted by the daemon.
     pub(crate) epoll_watches: u64,
-    /// Size of a file that is written, in bytes (RLIMIT_FSIZE).
+    /// Size of a written file, in bytes (RLIMIT_FSIZE).
     pub(crate) file_size_bytes: u64,
-    /// Bytes in each of `/tmp`, `/dev/shm` and the home directory.
+    /// Size of each of `/tmp`, `/dev/shm` and the home directory, in bytes.
     pub(crate) tmp_bytes: u64,
     /// Inodes in each of `/tmp`, `/dev/shm` and the home directory.
     pub(crate) tmp_inodes: u32,
-    /// Bytes that it may write to both outputs together; without limit if none.
+    /// Output on both streams together, in bytes; `None` for no limit.
     pub(crate) output_bytes: Option<u64>,
-    /// How long it may take, whatever its request says; without limit if none.
+    /// Longest duration, whatever the request says; `None` for no limit.
     pub(crate) wall_time: Option<Duration>,
 }
 
-/// What each process of a run is limited to by the kernel (setrlimit(2)), in the order of a request.
+/// Number of resource limits (setrlimit(2)) in an image.
 pub(super) const RLIMIT_COUNT: usize = 5;
 
 impl Default for RunLimits {
@@ -59,8 +59,8 @@ impl Default for RunLimits {
 }
 
 impl RunLimits {
-    /// What travels with a request: processes, open files soft and hard, size of a file, seconds of
-    /// CPU time; 0 for no limit.
+    /// The resource limits of an image, in order: processes, open files soft and hard, file size in
+    /// bytes, CPU time in seconds (0 for no limit).
     pub(super) fn rlimits(&self) -> [u64; RLIMIT_COUNT] {
         [
             u64::from(self.processes),
@@ -71,7 +71,7 @@ impl RunLimits {
         ]
     }
 
-    /// Whether sandboxes that were built for `other` hold these limits, too: the rest is set when a
+    /// Whether a sandbox built for `other` fits these limits. All other limits are set when the
     /// command is executed.
     pub(super) fn has_same_scratch_as(&self, other: &Self) -> bool {
         (self.tmp_bytes, self.tmp_inodes) == (other.tmp_bytes, other.tmp_inodes)

@@ -6,35 +6,32 @@
 //!      └─ launcher       process 1 of a user, mount and process namespace: its death kills everything below
 //!          └─ template   one per workspace: its root built and pivoted into
 //!              └─ slot keeper     user and network namespace of one slot of the pool
-//!                  └─ init        one shot: process 1 of a run, everything applied that needs no request
-//!                      └─ command process 2, made already: receives the request, executes
+//!                  └─ init        one shot: process 1 of a run; applies everything that needs no request
+//!                      └─ command process 2, started in advance: receives the request, executes
 //! ```
 //!
-//! The daemon gets each sandbox as a token, a control socket and a pidfd, and talks to it directly.
-//! The client is answered when the sandbox says that the command ended and everything that it left
-//! behind is gone; its namespaces are torn down after that. On the way of a kill, the sandbox is
-//! gone when its init's pidfd says so, never when its socket closes: that happens while processes
-//! still live.
+//! For each sandbox the daemon receives a token, a control socket and a pidfd, and then talks to the
+//! sandbox directly. It answers the client when the sandbox reports that the command has ended and
+//! that no process of it is left. The namespaces are torn down after that. A killed sandbox is gone
+//! when the pidfd of its init says so, not when its socket closes: processes may still live then.
 //!
-//! Everything fails closed: a step that cannot be done is reported as a [`stage::Failure`] that
-//! names it. Which level of isolation a workspace's sandboxes give is decided once, when the daemon
-//! starts ([`proof`]): the highest that can be built and holds what it promises, and none below what
-//! the operator asks for. From then on there is no second, weaker way.
+//! Everything fails closed: a step that fails is reported as a [`stage::StageFailure`] with its
+//! name. The isolation level of a workspace is decided once, when the daemon starts
+//! ([`level_probe`]): the highest level that can be built and passes its probe, but none below the
+//! operator's minimum. There is no fallback to a weaker level later.
 //!
-//! | file | holds |
+//! | modules | content |
 //! |---|---|
-//! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`], [`command`] | what each process does, in this order |
-//! | [`in_place`] | what they do where no namespaces can be made (L1) |
-//! | [`plan`], [`limits`], [`wire`], [`image`] | what they tell one another |
-//! | [`identity`], [`root`], [`masked_proc`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
-//! | [`quotas`] | what the kernel counts for a user or the machine, and what bounds it |
-//! | [`cgroup`], [`measure`], [`priority`] | what a run occupies: counted by the kernel, or looked at; its share of the CPUs |
-//! | [`stage`], [`canary`], [`level`], [`layers`], [`surroundings`] | what can fail, the proof, and what is told about it |
-//! | [`entrance`], [`vacancy`] | the listener of a slot whose runs have the network `proxy`; whether a run has left anything in it |
-//! | [`launch`], [`sandboxes`], [`pool`], [`lend`], [`proof`], [`refill`], [`channel`], [`running`], [`kill`] | the daemon's side |
+//! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`], [`command_process`] | what each process does, in this order |
+//! | [`no_namespaces`] | the same for hosts that cannot make namespaces (L1) |
+//! | [`plan`], [`limits`], [`wire`], [`image`] | messages between these processes |
+//! | [`identity`], [`root`], [`etc`], [`masked_proc`], [`protected_paths`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the isolation layers |
+//! | [`quotas`] | what the kernel counts per user or per machine, and what limits it |
+//! | [`cgroup`], [`run_meter`], [`priority`] | memory, processes and CPU of a run: counted by the kernel or sampled; CPU shares |
+//! | [`stage`], [`canary`], [`level`], [`layers`], [`host_environment`] | steps that can fail, the probe, and the report to the operator |
+//! | [`proxy_listener`], [`netns_check`] | listener for runs with the network `proxy`; detection of sockets that a run left behind |
+//! | [`keeper_process`], [`pools`], [`pool`], [`level_probe`], [`channel`], [`running`], [`kill`], [`protected_files`] | the daemon's side |
 
-mod acquire;
-mod build;
 mod canary;
 mod capabilities;
 pub(crate) mod cgroup;

@@ -1,5 +1,5 @@
-//! What the launcher is to build: the part of the configuration that sandboxes depend on, sent to
-//! it once when it starts.
+//! What the keeper builds sandboxes from: the part of the configuration that they depend on, sent
+//! to the keeper once at startup.
 
 use std::{borrow::Cow, path::PathBuf};
 
@@ -7,88 +7,87 @@ use serde::{Deserialize, Serialize};
 
 use super::limits::RunLimits;
 
-/// Everything that sandboxes are built from. No request can change it.
+/// Everything that sandboxes are built from. Requests cannot change it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct SandboxPlan {
-    /// The workspaces; a template is built for each.
+    /// The workspaces. Each has its own template.
     pub(crate) workspaces: Vec<WorkspacePlan>,
-    /// Limits of each run.
     pub(crate) limits: RunLimits,
-    /// Whether a command may ptrace(2) processes of its own run.
+    /// Whether commands may ptrace(2) processes of their own run.
     pub(crate) allow_ptrace: bool,
-    /// Network of commands.
     pub(crate) network: NetworkMode,
-    /// Version of Landlock that the daemon has seen and tells about; 0 where there is none.
+    /// Landlock ABI version that the daemon detected and reports; 0 without Landlock.
     pub(crate) landlock_abi: u32,
-    /// Processes that all runs of one user may have together.
+    /// Maximum of processes of all runs of one user together.
     pub(crate) max_processes_of_all_runs: u64,
-    /// Processes of the daemon's own, which commands that can name them must not reach.
+    /// Ids of the daemon's own processes. Commands must not reach them, even where they can name
+    /// them.
     pub(crate) daemon_processes: Vec<u32>,
-    /// Where the daemon keeps its state, likewise.
+    /// The daemon's state directory. Commands must not reach it either.
     pub(crate) state_dir: PathBuf,
-    /// Where runs without a file system of their own have their temporary files.
+    /// Where L1 runs, which have no file systems of their own, get directories for temporary files.
     pub(crate) temporary_directory: PathBuf,
 }
 
-/// All runs of one user may have one of so many parts of the machine's process ids.
+/// All runs of one user together may have this fraction (1/n) of the machine's process ids.
 pub(crate) const PROCESS_ID_DIVISOR: u64 = 2;
 
-/// Network that commands have.
+/// The network of commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) enum NetworkMode {
-    /// A loopback interface of their own, and no route.
+    /// A loopback interface of the run, and no route.
     #[default]
     None,
-    /// The daemon's.
+    /// The daemon's network.
     Host,
-    /// As with none, and on their loopback interface a proxy of the daemon's, which connects them to
-    /// the hosts that the operator allows.
+    /// As `None`, with the daemon's proxy on the loopback interface. The proxy connects to the
+    /// hosts that the operator allows.
     Proxy,
 }
 
 /// One workspace, as its sandboxes see it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WorkspacePlan {
-    /// Its place in the plan, by which the launcher's processes name it.
+    /// Index in the plan, which identifies the workspace in messages.
     pub(crate) index: usize,
-    /// Name, for messages.
+    /// Name of the workspace, for people.
     pub(crate) name: String,
-    /// User and group id that a daemon with root's rights takes for its sandboxes.
+    /// User and group id of sandboxes if the daemon has root's rights.
     pub(crate) sandbox_id: u32,
-    /// Where the workspace lies.
+    /// Path of the workspace on the host.
     pub(crate) path: PathBuf,
-    /// Device and inode of the directory that the daemon holds open: what is mounted must be the
-    /// same.
-    pub(crate) file_identity: (u64, u64),
-    /// Where commands see it.
-    pub(crate) mount_path: PathBuf,
-    /// More directories and files that its commands see.
-    pub(crate) binds: Vec<BindMount>,
-    /// User that root's files in it are given to when the daemon serves it; none where they were
-    /// already, or stay root's.
-    pub(crate) chowned_to: Option<u32>,
-    /// Paths in it that its commands may not change.
-    pub(crate) protected_paths: Vec<ProtectedPath>,
-    /// Whether the operator asked for that. Otherwise a level that cannot enforce it is given all
+    /// Device and inode of the directory that the daemon holds open. The mounted directory must be
     /// the same.
+    pub(crate) file_identity: (u64, u64),
+    /// Path at which commands see the workspace.
+    pub(crate) mount_path: PathBuf,
+    /// Further directories and files that commands see.
+    pub(crate) binds: Vec<BindMount>,
+    /// User that receives root's files in the workspace when the daemon serves it. `None` if they
+    /// were given before, or stay root's.
+    pub(crate) chowned_to: Option<u32>,
+    /// Paths in the workspace that commands cannot change.
+    pub(crate) protected_paths: Vec<ProtectedPath>,
+    /// Whether the operator requires the protection. Otherwise a level that cannot enforce it is
+    /// accepted.
     pub(crate) requires_protection: bool,
-    /// Whether all its runs have one home directory, in place of a fresh one each.
+    /// Whether all runs share one persistent home directory, instead of a fresh one each.
     pub(crate) has_persistent_home: bool,
-    /// That directory, bound over the fresh one; none where it is only looked whether commands could
-    /// be run, which leaves the state directory alone.
+    /// The persistent home directory, bound over the fresh one. `None` also when the daemon only
+    /// checks whether commands can run: the check leaves the state directory alone.
     pub(crate) home_bind: Option<BindMount>,
 }
 
-/// A path of a workspace that commands may not change.
+/// A path of a workspace that commands cannot change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProtectedPath {
-    /// Relative to the workspace.
+    /// Path relative to the workspace.
     pub(crate) path: String,
-    /// What is made there if nothing exists, so that commands cannot make it.
+    /// Created if the path does not exist, so that commands cannot create it.
     pub(crate) placeholder: Placeholder,
 }
 
-/// What stands in for a protected path that is missing.
+/// What stands in for a missing protected path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Placeholder {
     /// An empty directory.
@@ -100,25 +99,25 @@ pub(crate) enum Placeholder {
 /// A directory or file of the daemon's file system that commands see.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BindMount {
-    /// Where it lies.
+    /// Path on the host.
     pub(crate) source: PathBuf,
-    /// Where commands see it.
+    /// Path at which commands see it.
     pub(crate) destination: PathBuf,
-    /// Whether commands may change it.
+    /// Whether commands can write to it.
     pub(crate) writable: bool,
-    /// Device and inode of what is there: what is mounted must be the same.
+    /// Device and inode at startup. The mounted file must be the same.
     pub(crate) file_identity: (u64, u64),
 }
 
 impl WorkspacePlan {
-    /// Everything that is bound: what the configuration lists, and the home directory if it is kept.
+    /// All binds: those of the configuration, and the persistent home directory.
     pub(super) fn all_binds(&self) -> impl Iterator<Item = &BindMount> {
         self.binds.iter().chain(&self.home_bind)
     }
 }
 
 impl NetworkMode {
-    /// Its name in the configuration, in spans and in the contract.
+    /// Name in the configuration, in spans and in the API.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -128,16 +127,16 @@ impl NetworkMode {
     }
 }
 
-/// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link
-/// (`/bin` of a merged `/usr`), so it is for them.
+/// Directories of the host that commands see read-only. A symbolic link (`/bin` on a merged `/usr`)
+/// stays a symbolic link for commands.
 pub(crate) const SYSTEM_DIRECTORIES: &[&str] =
     &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt"];
 
-/// Where commands see the workspace, unless its configuration names another path.
+/// Default path at which commands see the workspace.
 pub(crate) const DEFAULT_MOUNT_PATH: &str = "/workspace";
-/// Host name that commands see in namespaces of their own.
+/// Host name of commands in namespaces of their own.
 pub(super) const SANDBOX_HOST_NAME: &str = "jig";
-/// Directory that commands have as `HOME`.
+/// Home directory (`HOME`) of commands.
 pub(crate) const SANDBOX_HOME: &str = "/home/agent";
-/// Name of the user that commands run as.
+/// User name of commands.
 pub(crate) const SANDBOX_USER: &str = "agent";

@@ -1,9 +1,11 @@
-//! The pool of warm sandboxes of each workspace.
+//! The pool of idle sandboxes of each workspace.
 //!
-//! One task owns one slot: it asks the slot's keeper for a sandbox, waits until it is built, offers
-//! it, and waits until whoever took it is done. Slots are added while calls wait and more are
-//! allowed, and end when more than enough are idle.
+//! One task owns one slot: it requests a sandbox from the slot keeper, waits until the sandbox is
+//! built, offers it, and waits until the sandbox has been used. The pool adds slots while calls
+//! wait and its limit allows more. A slot ends when enough sandboxes are idle.
 
+mod acquire;
+mod build;
 mod make_slot;
 
 use std::{
@@ -22,8 +24,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use self::build::{BUILD_TIMEOUT, SlotBuilder, build_sandbox, build_timed_out, measure_sandbox};
 use super::{
-    build::{BUILD_TIMEOUT, SlotBuilder, build_sandbox, build_timed_out, measure_sandbox},
     cgroup::Cgroups,
     channel::Channel,
     kill::SlotOutcome,
@@ -40,16 +42,15 @@ use crate::daemon::{
     task,
 };
 
-/// Sandboxes kept warm for each workspace from the start: one to take while the other is being
-/// made.
+/// Idle sandboxes per workspace at the start: one to take while the other is being built.
 const INITIAL_IDLE_SANDBOXES: usize = 2;
-/// Most sandboxes kept warm for each workspace when calls become fewer; each costs the kernel 0.4 MB.
+/// Maximum of idle sandboxes per workspace when calls become fewer. Each costs the kernel 0.4 MB.
 const MAX_IDLE_SANDBOXES: usize = 8;
-/// Pause until a slot in whose network something is left is looked at again.
+/// Pause before a slot whose network namespace holds sockets of an earlier run is checked again.
 const NETNS_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Pause until a workspace for which no sandbox could be made gets another attempt without a call.
+/// Pause before a workspace that got no sandbox makes another attempt without a call.
 const BUILD_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Slots that may die in a row before a caller is told: as many as die with one launcher.
+/// Slots that may die in a row before a caller gets an error: as many as die with one launcher.
 const MAX_UNREPORTED_SLOT_DEATHS: u32 = 64;
 
 /// The sandboxes of one workspace.
@@ -57,12 +58,12 @@ const MAX_UNREPORTED_SLOT_DEATHS: u32 = 64;
 pub(crate) struct SandboxPool {
     workspace: usize,
     max_slots: usize,
-    /// Who may have one: as many as there may be slots, in turn.
-    pub(super) limiter: Arc<Limiter>,
-    pub(super) context: PoolContext,
-    /// What slots are made from, and the generation of the protected files that it has mounted.
+    /// Permits to hold a sandbox: one per slot, granted fairly.
+    limiter: Arc<Limiter>,
+    context: PoolContext,
+    /// The template that makes slots, and the generation of protected files that it has mounted.
     template: AsyncMutex<Option<(Channel, u64)>>,
-    pub(super) protected_files: ProtectedFiles,
+    protected_files: ProtectedFiles,
     state: Mutex<PoolState>,
     quarantined: AtomicU32,
 }
@@ -70,12 +71,12 @@ pub(crate) struct SandboxPool {
 /// What all pools have in common.
 #[derive(Debug, Clone)]
 pub(super) struct PoolContext {
-    /// What sandboxes are built for.
+    /// Default limits of runs, for which idle sandboxes are built.
     pub(super) limits: RunLimits,
-    /// Where each run gets a cgroup.
+    /// Where runs get cgroups, if the host has them.
     pub(super) cgroups: Option<Arc<Cgroups>>,
     pub(super) keeper: Arc<AsyncMutex<Channel>>,
-    /// Whether the keeper has died, so that nothing can be made any more.
+    /// Whether the keeper has died: no sandbox can be made then.
     pub(super) keeper_died: Arc<AtomicBool>,
     /// Notified when a pool begins or ceases to fail.
     pub(super) failing_changed: Arc<Notify>,
@@ -87,38 +88,38 @@ struct PoolState {
     waiters: VecDeque<oneshot::Sender<Result<IdleSandbox, StageFailure>>>,
     /// Slots that exist or are being made.
     slot_count: usize,
-    /// Slots whose sandbox was given away.
+    /// Slots whose sandbox has been acquired.
     in_use: usize,
     identity: Option<SandboxIdentity>,
-    /// The isolation that sandboxes give; decided before the first call.
+    /// The isolation level of the sandboxes, decided before the first call.
     level: IsolationLevel,
-    /// Slots that died since one last made a sandbox.
+    /// Slots that died since a slot last made a sandbox.
     consecutive_deaths: u32,
-    /// Whether the level is decided, and sandboxes of it are to be kept.
+    /// Whether the level is decided. Only then are sandboxes kept idle.
     is_level_settled: bool,
-    /// Whether there is no slot because none could be made.
+    /// Whether the pool has no slot because none could be made.
     is_failing: bool,
-    /// Whether a task waits to try again.
+    /// Whether a task waits to retry.
     is_retrying: bool,
     closed: bool,
 }
 
-/// A slot, its listener where it has one, and the generation of its template.
+/// A slot, its proxy listener if it has one, and the generation of its template.
 type NewSlot = (Channel, Option<Arc<ProxyListener>>, u64);
 
-// === impl Pool ===
+// === impl SandboxPool ===
 
 impl SandboxPool {
     pub(super) fn new(
         workspace: usize,
-        slots_at_most: usize,
+        max_slots: usize,
         protected_files: ProtectedFiles,
         context: PoolContext,
     ) -> Self {
         Self {
             workspace,
-            max_slots: slots_at_most,
-            limiter: Limiter::new(slots_at_most, Sharing::Unlimited, usize::MAX),
+            max_slots: max_slots,
+            limiter: Limiter::new(max_slots, Sharing::Unlimited, usize::MAX),
             context,
             template: AsyncMutex::new(None),
             protected_files,
@@ -127,48 +128,48 @@ impl SandboxPool {
         }
     }
 
-    /// Sandboxes that wait for a request.
+    /// Number of idle sandboxes.
     pub(super) fn idle_count(&self) -> u32 {
         u32::try_from(self.state().idle.len()).unwrap_or(u32::MAX)
     }
 
-    /// Sandboxes with a command in them.
+    /// Number of sandboxes in use.
     pub(super) fn in_use_count(&self) -> u32 {
         u32::try_from(self.state().in_use).unwrap_or(u32::MAX)
     }
 
-    /// Sandboxes that are set aside.
+    /// Number of quarantined sandboxes: killed, but not gone yet.
     pub(super) fn quarantined_count(&self) -> u32 {
         self.quarantined.load(Ordering::Relaxed)
     }
 
-    /// Ends all slots that wait for a request.
+    /// Closes the pool: drops all idle sandboxes, which ends their slots.
     pub(super) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         state.idle.clear();
     }
 
-    /// Starts over at another level: what was made until now is not used. Only before the first
-    /// call, while the level is not decided yet.
+    /// Starts over at another level and drops what was built before. Called only before the first
+    /// call, while the level is not decided.
     pub(super) async fn restart_at_level(&self, level: IsolationLevel) {
         {
             let mut state = self.state();
             state.level = level;
-            // Their slots end, and count themselves out as those that were lent do.
+            // Their slots end. Each decrements `in_use`, as slots of acquired sandboxes do.
             state.in_use += state.idle.len();
             state.idle.clear();
         }
         *self.template.lock().await = None;
     }
 
-    /// Keeps sandboxes of the level that was found from now on.
+    /// Decides for the current level: the pool keeps idle sandboxes from now on.
     pub(super) fn settle_level(self: &Arc<Self>) {
         self.state().is_level_settled = true;
         self.start_initial_slots();
     }
 
-    /// Starts the slots that are kept from the start.
+    /// Starts slots until the pool has [`INITIAL_IDLE_SANDBOXES`].
     fn start_initial_slots(self: &Arc<Self>) {
         let missing = {
             let mut state = self.state();
@@ -182,30 +183,32 @@ impl SandboxPool {
         }
     }
 
-    /// Whether nothing can be made any more, because the keeper has died.
+    /// Whether the keeper has died: no sandbox can be made then.
     pub(crate) fn is_keeper_dead(&self) -> bool {
         self.context.keeper_died.load(Ordering::Relaxed)
     }
 
-    /// As whom the sandboxes run, once one was made.
+    /// The user that the sandboxes run as. Known once a template was started.
     pub(crate) fn identity(&self) -> Option<SandboxIdentity> {
         self.state().identity
     }
 
-    /// Takes a sandbox, waiting while all are in use. Fails when building one fails.
+    /// Takes an idle sandbox. Waits while all are in use, and fails when building one fails.
     pub(super) async fn take_idle(self: &Arc<Self>) -> Result<IdleSandbox, StageFailure> {
         let receiver = {
             let mut state = self.state();
-            if let Some(warm) = state.idle.pop() {
+            if let Some(sandbox) = state.idle.pop() {
                 state.in_use += 1;
-                return Ok(warm);
+                return Ok(sandbox);
             }
+
             let (sender, receiver) = oneshot::channel();
-            state.waiters.retain(|waiting| !waiting.is_closed());
+            state.waiters.retain(|waiter| !waiter.is_closed());
             state.waiters.push_back(sender);
             if state.closed {
                 return Err(pool_closed());
             }
+
             self.start_slot_if_needed(&mut state);
             receiver
         };
@@ -215,19 +218,21 @@ impl SandboxPool {
     fn start_slot(self: &Arc<Self>) {
         let pool = Arc::clone(self);
         task::spawn("sandbox slot", async move {
-            let kept = pool.serve_slot().await;
-            if let Err(failure) = &kept {
+            let served = pool.serve_slot().await;
+            if let Err(failure) = &served {
                 tracing::warn!(stage = failure.stage.name(), %failure, "sandbox slot lost");
                 pool.fail_oldest_waiter(failure);
             }
-            if let (0, Err(failure)) = (pool.on_slot_ended(), kept) {
+            if let (0, Err(failure)) = (pool.on_slot_ended(), served) {
                 pool.retry_later(&failure);
             }
         });
     }
 
-    /// Tells whoever waits longest why no sandbox could be made; each slot that fails tells one.
-    /// That a process has died is told only when it goes on so: another slot may do better.
+    /// Fails the oldest waiter. Each slot that fails fails one waiter.
+    ///
+    /// The death of a process is reported only after [`MAX_UNREPORTED_SLOT_DEATHS`] in a row:
+    /// another slot may succeed.
     fn fail_oldest_waiter(&self, failure: &StageFailure) {
         let mut state = self.state();
         if failure.is_disconnection() && !self.context.keeper_died.load(Ordering::Relaxed) {
@@ -236,24 +241,25 @@ impl SandboxPool {
                 return;
             }
         }
-        while let Some(waiting) = state.waiters.pop_front() {
-            if waiting.send(Err(failure.clone())).is_ok() {
+
+        while let Some(waiter) = state.waiters.pop_front() {
+            if waiter.send(Err(failure.clone())).is_ok() {
                 break;
             }
         }
     }
 
-    /// Counts a slot out, and starts another for calls that would otherwise wait for nothing. Returns
-    /// how many there are then.
+    /// Removes a slot from the count and starts another if a call needs it. Returns the number of
+    /// slots after that.
     fn on_slot_ended(self: &Arc<Self>) -> usize {
         let mut state = self.state();
         state.slot_count -= 1;
-        state.waiters.retain(|waiting| !waiting.is_closed());
+        state.waiters.retain(|waiter| !waiter.is_closed());
         self.start_slot_if_needed(&mut state);
         state.slot_count
     }
 
-    /// Whether it has no sandbox because none can be made.
+    /// Whether the pool has no sandbox because none can be made.
     pub(super) fn is_failing(&self) -> bool {
         self.state().is_failing
     }
@@ -269,10 +275,11 @@ impl SandboxPool {
         }
     }
 
-    /// Tries again after a pause: a daemon that is not ready is sent no call that would. That a process
-    /// has died says nothing about the next one.
+    /// Retries after a pause, without waiting for a call: a daemon that is not ready receives none.
+    ///
+    /// The death of a process does not mark the pool as failing, because the next one may live.
     fn retry_later(self: &Arc<Self>, failure: &StageFailure) {
-        let may_be_chance = {
+        let may_be_transient = {
             let mut state = self.state();
             if !state.is_level_settled || state.is_retrying {
                 return;
@@ -280,34 +287,38 @@ impl SandboxPool {
             state.is_retrying = true;
             failure.is_disconnection() && state.consecutive_deaths <= MAX_UNREPORTED_SLOT_DEATHS
         };
-        if !may_be_chance {
+        if !may_be_transient {
             self.set_failing(true);
         }
+
         let pool = Arc::clone(self);
         task::spawn("sandbox retry", async move {
             sleep(BUILD_RETRY_INTERVAL).await;
-            let is_over = {
+            let is_closed = {
                 let mut state = pool.state();
                 state.is_retrying = false;
                 state.closed || pool.is_keeper_dead()
             };
-            if !is_over {
+            if !is_closed {
                 pool.start_initial_slots();
             }
         });
     }
 
-    /// Starts a slot if a call waits that no slot is coming for, and another slot may be made.
+    /// Starts a slot if a call waits that no slot is being prepared for, and the limit allows
+    /// another.
     fn start_slot_if_needed(self: &Arc<Self>, state: &mut PoolState) {
-        let coming = state.slot_count.saturating_sub(state.in_use);
-        if !state.closed && coming < state.waiters.len() && state.slot_count < self.max_slots {
+        let available = state.slot_count.saturating_sub(state.in_use);
+        if !state.closed && available < state.waiters.len() && state.slot_count < self.max_slots {
             state.slot_count += 1;
             self.start_slot();
         }
     }
 
-    /// Waits while another run holds a socket in a slot's network. The slot counts as lent: others
-    /// take its place, but no more than there may be, so that nobody can have networks without end.
+    /// Waits while a socket of an earlier run is left in a slot's network namespace.
+    ///
+    /// The slot counts as in use meanwhile: another slot can replace it, but the limit on slots
+    /// still bounds the number of network namespaces.
     async fn wait_for_netns(self: &Arc<Self>) {
         {
             let mut state = self.state();
@@ -318,96 +329,64 @@ impl SandboxPool {
         self.on_sandbox_returned();
     }
 
-    /// Has a slot made, in a task of its own, which is polled to its end: were it cancelled between a
-    /// question and its answer, the next question would get that answer.
+    /// Makes a slot in a task of its own, which always runs to its end. If it were cancelled
+    /// between a request and its reply, the next request would receive that reply.
     async fn make_slot_uncancelled(self: &Arc<Self>) -> Result<NewSlot, StageFailure> {
         let pool = Arc::clone(self);
-        let made = task::spawn("make slot", async move { pool.make_slot().await });
-        match timeout(BUILD_TIMEOUT, made).await {
-            Ok(Ok(made)) => made,
+        let slot = task::spawn("make slot", async move { pool.make_slot().await });
+        match timeout(BUILD_TIMEOUT, slot).await {
+            Ok(Ok(slot)) => slot,
             Ok(Err(_)) | Err(_) => Err(build_timed_out(Stage::SlotNamespace)),
         }
     }
 
-    /// Keeps one slot until it is not wanted any more or is lost.
+    /// Serves one slot until the pool does not need it, or the slot is lost.
     async fn serve_slot(self: &Arc<Self>) -> Result<(), StageFailure> {
         let level = self.state().level;
-        let (asks, mut asked) = mpsc::channel(1);
-        let (mut slot, entrance, generation) = self.make_slot_uncancelled().await?;
-        let mut lending = SlotBuilder {
-            slot_requests: asks,
-            proxy_listener: entrance,
+        let (slot_requests, mut requests) = mpsc::channel(1);
+        let (mut slot, proxy_listener, generation) = self.make_slot_uncancelled().await?;
+        let mut builder = SlotBuilder {
+            slot_requests,
+            proxy_listener,
             level,
             generation,
             cgroups: self.context.cgroups.clone(),
             keeper: Arc::clone(&self.context.keeper),
         };
+
         loop {
-            let (warm, mut told) = match build_sandbox(&slot, &lending, &self.context.limits).await
-            {
+            let built = build_sandbox(&slot, &builder, &self.context.limits).await;
+            let (sandbox, outcome) = match built {
                 Err(failure) if failure.is_netns_in_use() => {
                     self.wait_for_netns().await;
                     continue;
                 }
-                refilled => refilled?,
+                built => built?,
             };
-            if !self.offer(warm) {
+            if !self.offer(sandbox) {
                 return Ok(());
             }
-            // The sender is dropped without a word when a warm sandbox is dropped: the pool is
-            // closed.
-            let fate = loop {
-                tokio::select! {
-                    biased;
-                    fate = &mut told => break fate,
-                    Some(ask) = asked.recv() => match ask {
-                        SlotRequest::Measure { bounds, reply } => {
-                            let measure = match measure_sandbox(&slot, bounds).await {
-                                Ok(measure) => measure,
-                                Err(failure) => {
-                                    self.on_sandbox_returned();
-                                    return Err(failure);
-                                }
-                            };
-                            // Whoever asked may have what it wanted to know.
-                            let _unheard = reply.send(measure);
-                        }
-                        SlotRequest::Rebuild { limits, reply } => {
-                            match build_sandbox(&slot, &lending, &limits).await {
-                                Ok((warm, new)) => {
-                                    told = new;
-                                    if reply.send(Ok(warm)).is_err() {
-                                        tracing::debug!("a sandbox was built for nobody");
-                                    }
-                                }
-                                Err(failure) => {
-                                    let _unheard = reply.send(Err(failure.clone()));
-                                    self.on_sandbox_returned();
-                                    return Err(failure);
-                                }
-                            }
-                        }
-                    },
-                }
-            };
+
+            let outcome = serve_requests(&slot, &builder, &mut requests, outcome).await;
             self.on_sandbox_returned();
-            match fate {
-                Ok(SlotOutcome::Free) if level.reuses_network_namespaces() => {}
-                Ok(SlotOutcome::Free) => {
-                    (slot, lending.proxy_listener, lending.generation) =
+
+            match outcome? {
+                Some(SlotOutcome::Free) if level.reuses_network_namespaces() => {}
+                Some(SlotOutcome::Free) => {
+                    (slot, builder.proxy_listener, builder.generation) =
                         self.make_slot_uncancelled().await?;
                 }
-                Ok(SlotOutcome::Quarantined(sandbox)) => {
+                Some(SlotOutcome::Quarantined(sandbox)) => {
                     self.quarantine(sandbox);
                     return Ok(());
                 }
-                Err(_) => return Ok(()),
+                None => return Ok(()),
             }
         }
     }
 
-    /// Counts a sandbox in that was lent: one that was dropped without a word was lent too, unless it
-    /// was still warm; then the pool is closed.
+    /// Decrements the number of sandboxes in use, unless the pool is closed: then idle sandboxes
+    /// were dropped, which were never counted.
     fn on_sandbox_returned(&self) {
         let mut state = self.state();
         if !state.closed {
@@ -415,53 +394,94 @@ impl SandboxPool {
         }
     }
 
-    /// Counts a sandbox that could not be killed, until it is gone.
+    /// Counts a sandbox as quarantined until it is gone.
     fn quarantine(self: &Arc<Self>, sandbox: Option<AsyncFd<OwnedFd>>) {
         let workspace = self.workspace;
         self.quarantined.fetch_add(1, Ordering::Relaxed);
-        tracing::error!(workspace, "a sandbox could not be killed and is set aside");
+        tracing::error!(workspace, "a sandbox could not be killed and is quarantined");
         let Some(sandbox) = sandbox else {
             return;
         };
+
         let pool = Arc::clone(self);
-        task::spawn("sandbox set aside", async move {
+        task::spawn("quarantined sandbox", async move {
             if sandbox.readable().await.is_ok() {
                 pool.quarantined.fetch_sub(1, Ordering::Relaxed);
-                tracing::info!(workspace, "a sandbox that was set aside is gone");
+                tracing::info!(workspace, "a quarantined sandbox is gone");
             }
         });
     }
 
-    /// Gives a sandbox to who waits longest, or keeps it warm. Answers whether it was wanted.
-    fn offer(&self, mut warm: IdleSandbox) -> bool {
+    /// Hands a sandbox to the oldest waiter, or keeps it idle. Returns whether the pool accepted
+    /// it.
+    fn offer(&self, mut sandbox: IdleSandbox) -> bool {
         let mut state = self.state();
         state.consecutive_deaths = 0;
-        if state.closed || warm.level != state.level {
+        if state.closed || sandbox.level != state.level {
             return false;
         }
+
         self.set_failing_in(&mut state, false);
-        if self.protected_files.generation() != warm.generation {
+        if self.protected_files.generation() != sandbox.generation {
             return false;
         }
-        while let Some(waiting) = state.waiters.pop_front() {
-            match waiting.send(Ok(warm)) {
+
+        while let Some(waiter) = state.waiters.pop_front() {
+            match waiter.send(Ok(sandbox)) {
                 Ok(()) => {
                     state.in_use += 1;
                     return true;
                 }
-                Err(Ok(unwanted)) => warm = unwanted,
+                Err(Ok(rejected)) => sandbox = rejected,
                 Err(Err(_)) => return false,
             }
         }
+
         if state.idle.len() >= MAX_IDLE_SANDBOXES {
             return false;
         }
-        state.idle.push(warm);
+        state.idle.push(sandbox);
         true
     }
 
     fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Answers the requests of a sandbox's holder until the sandbox has been used. Returns `None` when
+/// the sandbox was dropped unused.
+async fn serve_requests(
+    slot: &Channel,
+    builder: &SlotBuilder,
+    requests: &mut mpsc::Receiver<SlotRequest>,
+    mut slot_outcome: oneshot::Receiver<SlotOutcome>,
+) -> Result<Option<SlotOutcome>, StageFailure> {
+    loop {
+        tokio::select! {
+            biased;
+            outcome = &mut slot_outcome => return Ok(outcome.ok()),
+            Some(request) = requests.recv() => match request {
+                SlotRequest::Measure { bounds, reply } => {
+                    let measurement = measure_sandbox(slot, bounds).await?;
+                    let _receiver_gone = reply.send(measurement);
+                }
+                SlotRequest::Rebuild { limits, reply } => {
+                    match build_sandbox(slot, builder, &limits).await {
+                        Ok((sandbox, new_outcome)) => {
+                            slot_outcome = new_outcome;
+                            if reply.send(Ok(sandbox)).is_err() {
+                                tracing::debug!("a sandbox was rebuilt, but its caller has gone");
+                            }
+                        }
+                        Err(failure) => {
+                            let _receiver_gone = reply.send(Err(failure.clone()));
+                            return Err(failure);
+                        }
+                    }
+                }
+            },
+        }
     }
 }
 

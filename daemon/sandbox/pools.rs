@@ -1,4 +1,4 @@
-//! The pools of all workspaces, and whether sandboxes can be made at all.
+//! The sandbox pools of all workspaces, and whether sandboxes can be made at all.
 
 use std::{
     io,
@@ -25,25 +25,25 @@ use super::{
 };
 use crate::daemon::sys::readiness;
 
-/// All sandboxes.
+/// The sandbox pools of all workspaces.
 #[derive(Debug)]
 pub(crate) struct SandboxPools {
     pools: Vec<Arc<SandboxPool>>,
     keeper: AsyncFd<OwnedFd>,
     context: PoolContext,
-    // It outlives the daemon's wish to wait for it: it ends when the daemon does.
+    // Never waited for: the keeper ends when the daemon does.
     _child: Child,
 }
 
-// === impl Sandboxes ===
+// === impl SandboxPools ===
 
 impl SandboxPools {
-    /// Takes over the keeper and starts filling the pools of the workspaces, each with at
-    /// most `slots_at_most` runs at a time.
+    /// Takes over the keeper and makes the pools of the workspaces, each with at most `max_slots`
+    /// runs at a time.
     pub(crate) fn new(
         keeper: KeeperProcess,
         workspaces: Vec<ProtectedFiles>,
-        slots_at_most: usize,
+        max_slots: usize,
         limits: RunLimits,
         cgroups: Option<Arc<Cgroups>>,
     ) -> io::Result<Self> {
@@ -54,12 +54,13 @@ impl SandboxPools {
             limits,
             cgroups,
         };
-        let pools = workspaces.into_iter().enumerate();
-        let pools = pools.map(|(workspace, protected_files)| {
-            let pool = SandboxPool::new(workspace, slots_at_most, protected_files, context.clone());
-            Arc::new(pool)
-        });
-        let pools: Vec<_> = pools.collect();
+
+        let pools = workspaces
+            .into_iter()
+            .enumerate()
+            .map(|(index, files)| SandboxPool::new(index, max_slots, files, context.clone()))
+            .map(Arc::new)
+            .collect();
         Ok(Self {
             pools,
             keeper: readiness::watch_readable(keeper.pidfd)?,
@@ -73,14 +74,17 @@ impl SandboxPools {
         self.pools.get(workspace)
     }
 
-    /// Waits until a workspace begins or ceases to lack sandboxes because none can be made. Returns whether
-    /// any workspace has some. One that has used up what the host gives still has its own. For one caller.
+    /// Waits until a workspace begins or ceases to lack sandboxes because none can be made. Returns
+    /// whether any workspace has some.
+    ///
+    /// A workspace that has used up what the host gives still counts as having some. Supports one
+    /// caller at a time.
     pub(crate) async fn availability_changed(&self) -> bool {
         self.context.failing_changed.notified().await;
         self.pools.iter().any(|pool| !pool.is_failing())
     }
 
-    /// Waits until the keeper has died: then no more sandboxes can be made, and the daemon must be
+    /// Waits until the keeper has died. No sandbox can be made then, and the daemon must be
     /// restarted.
     pub(crate) async fn keeper_died(&self) {
         if self.keeper.readable().await.is_err() {
@@ -89,36 +93,35 @@ impl SandboxPools {
         self.context.keeper_died.store(true, Ordering::Relaxed);
     }
 
-    /// Whether nothing can be made any more.
+    /// Whether the keeper has died: no sandbox can be made then.
     pub(crate) fn is_keeper_dead(&self) -> bool {
         self.context.keeper_died.load(Ordering::Relaxed)
     }
 
-    /// Sandboxes that wait for a request.
-    pub(crate) fn idle_count(&self, seen: impl Fn(&Arc<SandboxPool>) -> bool) -> u32 {
-        self.sum(seen, |pool| pool.idle_count())
+    /// Number of idle sandboxes in the pools that `include` selects.
+    pub(crate) fn idle_count(&self, include: impl Fn(&Arc<SandboxPool>) -> bool) -> u32 {
+        self.sum(include, |pool| pool.idle_count())
     }
 
-    /// Sandboxes with a command in them.
-    pub(crate) fn in_use_count(&self, seen: impl Fn(&Arc<SandboxPool>) -> bool) -> u32 {
-        self.sum(seen, |pool| pool.in_use_count())
+    /// Number of sandboxes in use in the pools that `include` selects.
+    pub(crate) fn in_use_count(&self, include: impl Fn(&Arc<SandboxPool>) -> bool) -> u32 {
+        self.sum(include, |pool| pool.in_use_count())
     }
 
     fn sum(
         &self,
-        seen: impl Fn(&Arc<SandboxPool>) -> bool,
-        of_pool: impl Fn(&SandboxPool) -> u32,
+        include: impl Fn(&Arc<SandboxPool>) -> bool,
+        count: impl Fn(&SandboxPool) -> u32,
     ) -> u32 {
-        let pools = self.pools.iter().filter(|pool| seen(pool));
-        pools.map(|pool| of_pool(pool)).sum()
+        self.pools.iter().filter(|pool| include(pool)).map(|pool| count(pool)).sum()
     }
 
-    /// Sandboxes that are set aside.
-    pub(crate) fn quarantined_count(&self, seen: impl Fn(&Arc<SandboxPool>) -> bool) -> u32 {
-        self.sum(seen, |pool| pool.quarantined_count())
+    /// Number of quarantined sandboxes in the pools that `include` selects.
+    pub(crate) fn quarantined_count(&self, include: impl Fn(&Arc<SandboxPool>) -> bool) -> u32 {
+        self.sum(include, |pool| pool.quarantined_count())
     }
 
-    /// Ends all slots that wait for a request.
+    /// Closes all pools: drops their idle sandboxes.
     pub(crate) fn close(&self) {
         for pool in &self.pools {
             pool.close();

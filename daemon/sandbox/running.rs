@@ -1,4 +1,4 @@
-//! One sandbox, from the daemon's side: warm, then running, then gone.
+//! One sandbox from the daemon's side: idle, then running, then gone.
 
 use std::{
     ffi::OsString,
@@ -38,52 +38,41 @@ use crate::daemon::{
     task,
 };
 
-/// How long a sandbox that says nothing may take to answer the probe.
+/// Time that a sandbox may take to run the probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What whoever holds a sandbox asks its slot.
+/// Request of a sandbox's holder to the sandbox's slot.
 #[derive(Debug)]
 pub(super) enum SlotRequest {
-    /// What the sandbox occupies.
-    Measure {
-        /// How closely.
-        bounds: MeasurementBounds,
-        /// Where the answer goes.
-        reply: oneshot::Sender<RunMeasurement>,
-    },
-    /// Another sandbox instead, for these limits.
-    Rebuild {
-        /// The limits.
-        limits: RunLimits,
-        /// Where it goes.
-        reply: oneshot::Sender<Result<IdleSandbox, StageFailure>>,
-    },
+    /// Measure the sandbox's memory, CPU time and open files.
+    Measure { bounds: MeasurementBounds, reply: oneshot::Sender<RunMeasurement> },
+    /// Build another sandbox with these limits in place of this one.
+    Rebuild { limits: RunLimits, reply: oneshot::Sender<Result<IdleSandbox, StageFailure>> },
 }
 
-/// A sandbox that waits for its request.
+/// A sandbox that is built and waits for its request.
 #[derive(Debug)]
 pub(crate) struct IdleSandbox {
     pub(super) control: Channel,
     pub(super) pidfd: OwnedFd,
-    /// The process that becomes the command, as the daemon's namespace numbers it.
+    /// The process that becomes the command, by its id in the daemon's namespace.
     pub(super) command: Option<Pid>,
     pub(super) slot_outcome: oneshot::Sender<SlotOutcome>,
     pub(super) slot_requests: mpsc::Sender<SlotRequest>,
-    /// The cgroup that its command is in, where there are such.
+    /// The cgroup of the command, if the host has cgroups.
     pub(super) cgroup: Option<RunCgroup>,
-    /// The slot's listener, where its runs reach the daemon by one.
+    /// The slot's listener, with the network `proxy` only.
     pub(super) proxy_listener: Option<Arc<ProxyListener>>,
-    /// The isolation that it gives.
     pub(super) level: IsolationLevel,
-    /// The generation of protected files that it has mounted.
+    /// The generation of protected files that the sandbox has mounted.
     pub(super) generation: u64,
-    /// Who can lower its share of the CPUs.
+    /// The keeper, which can lower CPU shares.
     pub(super) keeper: Arc<Mutex<Channel>>,
-    /// The directory that it has in place of file systems of its own, at L1.
+    /// The directory for temporary files and `HOME`, at L1 only.
     pub(super) scratch_directory: Option<OsString>,
 }
 
-/// A sandbox with a command in it. Dropping it kills everything in it.
+/// A sandbox with a command in it. Dropping it kills everything inside.
 #[derive(Debug)]
 pub(crate) struct RunningSandbox {
     control: Channel,
@@ -97,40 +86,40 @@ pub(crate) struct RunningSandbox {
     keeper: Arc<Mutex<Channel>>,
 }
 
-/// Has what runs in a sandbox measured by its slot's keeper.
+/// Measures a run through its slot keeper.
 #[derive(Debug)]
 pub(crate) struct Measurer {
     slot_requests: mpsc::Sender<SlotRequest>,
-    /// Where the kernel holds the run's memory by itself: its CPU time.
+    /// CPU time of the run, if the kernel enforces its memory limit in a cgroup.
     cpu_clock: Option<CpuClock>,
-    /// CPU time at which the keeper was last asked, where there is a clock.
+    /// CPU time at the last request to the keeper, if there is a clock.
     last_measured_cpu_us: u64,
 }
 
 impl Measurer {
-    /// Begins to measure. Answers nothing where that cannot be, or goes on already.
+    /// Starts a measurement. Returns `None` if the slot is gone or busy with another request.
     pub(crate) fn measure(
         &mut self,
         bounds: MeasurementBounds,
     ) -> Option<oneshot::Receiver<RunMeasurement>> {
-        let (reply, answer) = oneshot::channel();
-        let asked = match self.cpu_us() {
+        let (reply, measurement) = oneshot::channel();
+        let requested = match self.cpu_us() {
             Some(cpu_us)
                 if !bounds.recount && cpu_us < self.last_measured_cpu_us + MIN_RECOUNT_CPU_US =>
             {
-                // It holds nothing new.
-                let measure = RunMeasurement { cpu_us, ..RunMeasurement::default() };
-                reply.send(measure).is_ok()
+                // So little CPU time since the last measurement cannot have opened much.
+                let unchanged = RunMeasurement { cpu_us, ..RunMeasurement::default() };
+                reply.send(unchanged).is_ok()
             }
             cpu_us => {
                 self.last_measured_cpu_us = cpu_us.unwrap_or(0);
                 self.slot_requests.try_send(SlotRequest::Measure { bounds, reply }).is_ok()
             }
         };
-        asked.then_some(answer)
+        requested.then_some(measurement)
     }
 
-    /// CPU time that the run has used, where the kernel counts it.
+    /// CPU time of the run in microseconds, if the kernel counts it in a cgroup.
     pub(crate) fn cpu_us(&self) -> Option<u64> {
         self.cpu_clock.as_ref().map(CpuClock::micros)
     }
@@ -139,89 +128,83 @@ impl Measurer {
 /// How a command in a sandbox ended.
 #[derive(Debug)]
 pub(crate) enum CommandEnd {
-    /// It ended by itself; nothing of it is left.
+    /// The command ended, and no process of the run is left.
     Exited {
         /// Wait status (wait(2)).
         status: i32,
-        /// What it and its descendants used.
+        /// Usage of the command and its descendants.
         usage: ResourceUsage,
     },
-    /// It was never executed.
-    NotStarted {
-        /// The step that failed.
-        stage: Stage,
-        /// Why.
-        errno: Errno,
-    },
-    /// The sandbox died without a word: it was killed, from here or from elsewhere.
+    /// The command was never executed.
+    NotStarted { stage: Stage, errno: Errno },
+    /// The sandbox died without a report: it was killed, by the daemon or from elsewhere.
     SandboxDied,
 }
 
-/// What a sandbox says while a command is in it.
+/// What a sandbox reports while a command is in it.
 #[derive(Debug)]
 pub(crate) enum SandboxEvent {
-    /// The command's terminal was made; this is its other end.
+    /// The command's terminal was opened. This is the daemon's end.
     TerminalOpened(OwnedFd),
-    /// It is over.
+    /// The run is over.
     CommandEnded(CommandEnd),
 }
 
-/// Standard streams of a command.
 #[derive(Debug)]
 pub(crate) enum StdioStreams<'a> {
-    /// Descriptors.
     Descriptors {
-        /// What it reads; nothing for an empty input.
+        /// Standard input; `None` for an empty input.
         stdin: Option<BorrowedFd<'a>>,
-        /// Where it writes.
         stdout: BorrowedFd<'a>,
-        /// Where it writes errors.
         stderr: BorrowedFd<'a>,
     },
-    /// A terminal for all three, which [`Word::Terminal`] brings the other end of.
+    /// A terminal for all three streams. [`SandboxEvent::TerminalOpened`] brings the daemon's end.
     Terminal(TerminalSize),
 }
 
-// === impl Warm ===
+// === impl IdleSandbox ===
 
 impl IdleSandbox {
-    /// Sends the command in. What comes back is told by [`Running::word`].
+    /// Sends the command to the sandbox. [`RunningSandbox::next_event`] then reports its progress.
     ///
-    /// `start` is closed in the sandbox when the command was executed, and written to before when
-    /// it could not be.
+    /// `exec_pipe` is closed by a successful execve(2), and written to if the command cannot be
+    /// executed.
     pub(crate) fn dispatch(
         mut self,
         command: &ExecRequest,
         streams: &StdioStreams<'_>,
-        start: Option<BorrowedFd<'_>>,
+        exec_pipe: Option<BorrowedFd<'_>>,
         limits: &RunLimits,
     ) -> Result<RunningSandbox, StageFailure> {
         let failed =
             |errno| StageFailure::from_errno(Stage::ReceiveRequest, errno, "sending the request");
-        let mut fds: Vec<BorrowedFd<'_>> = start.into_iter().collect();
-        let wiring = match *streams {
+
+        let mut fds: Vec<BorrowedFd<'_>> = exec_pipe.into_iter().collect();
+        let layout = match *streams {
             StdioStreams::Terminal(size) => StdioLayout::Terminal(size),
             StdioStreams::Descriptors { stdin, stdout, stderr } => {
                 fds.extend(stdin.into_iter().chain([stdout, stderr]));
                 StdioLayout::Descriptors { stdin: stdin.is_some() }
             }
         };
-        let mut behind = *limits;
+        let mut rlimits = *limits;
         if let Some(cgroup) = &mut self.cgroup {
             cgroup
                 .set_limits(limits)
                 .map_err(|error| StageFailure::other(Stage::Cgroup, error.to_string()))?;
-            // It counts what it refuses, if it is asked first.
-            behind.processes = behind.processes.saturating_add(RLIMIT_NPROC_MARGIN);
+            // The cgroup must refuse processes before RLIMIT_NPROC does: only it counts refusals.
+            rlimits.processes = rlimits.processes.saturating_add(RLIMIT_NPROC_MARGIN);
         }
-        let limits = &behind;
+
+        let has_exec_pipe = exec_pipe.is_some();
         let image = match &self.scratch_directory {
-            None => command.to_image(wiring, start.is_some(), limits),
+            None => command.to_image(layout, has_exec_pipe, &rlimits),
             Some(scratch) => {
-                redirect_to_scratch(command, scratch).to_image(wiring, start.is_some(), limits)
+                redirect_to_scratch(command, scratch).to_image(layout, has_exec_pipe, &rlimits)
             }
         };
         let image = image.ok_or_else(|| failed(Errno::TOOBIG))?;
+
         let running = self.into_running();
         if image.len() <= MAX_INLINE_IMAGE_BYTES {
             running.control.send(&image, &fds).map_err(failed)?;
@@ -229,16 +212,15 @@ impl IdleSandbox {
             let file = sealed_memory_file(c"jig-request", &image)
                 .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
             fds.push(file.as_fd());
-            running
-                .control
-                .send(image.get(..HEADER_BYTES).unwrap_or_default(), &fds)
-                .map_err(failed)?;
+            let header = image.get(..HEADER_BYTES).unwrap_or_default();
+            running.control.send(header, &fds).map_err(failed)?;
         }
         Ok(running)
     }
 
-    /// Runs the probe instead of a command; fails naming the checks that failed. Returns those that
-    /// failed and cost no level.
+    /// Runs the probe instead of a command, and fails with the names of the checks that failed.
+    ///
+    /// Returns the names of failed checks that do not lower the level.
     pub(crate) async fn probe(self) -> Result<Vec<&'static str>, StageFailure> {
         let level = self.level;
         let mut running = self.into_running();
@@ -247,13 +229,14 @@ impl IdleSandbox {
         let report = timeout(PROBE_TIMEOUT, running.receive_report())
             .await
             .map_err(|_| StageFailure::other(Stage::Canary, "it did not answer"))?;
+
         let result = match report.map(|(report, _)| report) {
-            Some(SandboxReport::Probed { failed_checks: failed }) => {
-                let checks = canary::failed_checks(level, failed);
-                let (left_out, broken): (Vec<_>, Vec<_>) =
+            Some(SandboxReport::Probed { failed_checks }) => {
+                let checks = canary::failed_checks(level, failed_checks);
+                let (waived, broken): (Vec<_>, Vec<_>) =
                     checks.partition(|check| *check == canary::HOST_NAME_CHECK);
                 if broken.is_empty() {
-                    Ok(left_out)
+                    Ok(waived)
                 } else {
                     let text = format!("what must hold does not: {}", broken.join("; "));
                     Err(StageFailure::other(Stage::Canary, text))
@@ -271,20 +254,22 @@ impl IdleSandbox {
             )
             | None => Err(StageFailure::other(Stage::Canary, "the sandbox died")),
         };
+
         while matches!(running.next_event().await, SandboxEvent::TerminalOpened(_)) {}
         result
     }
 
-    /// Another sandbox of the same slot, built for `limits`, instead of this one. Answers nothing
-    /// where the slot is gone.
+    /// Replaces this sandbox with one of the same slot built for `limits`. Returns `None` if the
+    /// slot is gone.
     pub(super) async fn rebuild_for(self, limits: RunLimits) -> Option<Result<Self, StageFailure>> {
-        let (reply, answer) = oneshot::channel();
-        let Self { slot_requests: asks, slot_outcome: fate, .. } = self;
-        asks.send(SlotRequest::Rebuild { limits, reply }).await.ok()?;
-        let rebuilt = answer.await.ok();
-        // Kept until now: to the slot, it being dropped would mean that it is free.
-        drop(fate);
-        rebuilt
+        let (reply, sandbox) = oneshot::channel();
+        let Self { slot_requests, slot_outcome, .. } = self;
+        slot_requests.send(SlotRequest::Rebuild { limits, reply }).await.ok()?;
+        let sandbox = sandbox.await.ok();
+
+        // Dropped only now: earlier, the slot would take this sandbox for dropped and end.
+        drop(slot_outcome);
+        sandbox
     }
 
     fn into_running(self) -> RunningSandbox {
@@ -302,7 +287,7 @@ impl IdleSandbox {
     }
 }
 
-// === impl Running ===
+// === impl RunningSandbox ===
 
 impl RunningSandbox {
     /// Process id of the command in the daemon's namespace.
@@ -310,15 +295,16 @@ impl RunningSandbox {
         self.command.map(|pid| pid.as_raw_nonzero().get())
     }
 
-    /// How the command reaches the daemon's proxy, where it does: until the command has ended and
-    /// everything that it left behind is gone, or is being killed.
+    /// The command's access to the daemon's proxy, if it has any. Ends when no process of the run
+    /// is left, or when the run is killed.
     pub(crate) fn proxy_lease(&self) -> Option<ProxyLease> {
         self.proxy_lease.clone()
     }
 
-    /// Waits until the sandbox has something to say; at the latest when the command has ended and
-    /// everything that it left behind is gone, or the sandbox has died. May be cancelled and called
-    /// again.
+    /// Waits for the next event. The last event is [`SandboxEvent::CommandEnded`]: no process of
+    /// the run is left, or the sandbox has died.
+    ///
+    /// Cancel safe.
     pub(crate) async fn next_event(&mut self) -> SandboxEvent {
         loop {
             let end = match self.receive_report().await {
@@ -341,7 +327,7 @@ impl RunningSandbox {
                     | SandboxReport::NetnsInUse,
                     _,
                 )) => continue,
-                // The socket may close while processes still live: only the pidfd tells.
+                // The socket may close while processes still live. Only the pidfd shows their end.
                 None => return SandboxEvent::CommandEnded(CommandEnd::SandboxDied),
             };
             self.free_slot();
@@ -349,17 +335,16 @@ impl RunningSandbox {
         }
     }
 
-    /// What the kernel has held of the run, where it counts.
+    /// Limits that the kernel has enforced on the run, if it has a cgroup.
     pub(crate) fn limit_hits(&self) -> CgroupLimitHits {
         self.cgroup.as_ref().map(RunCgroup::limit_hits).unwrap_or_default()
     }
 
-    /// Whether the kernel counts the run's memory.
+    /// Whether the kernel counts the run's memory (in a cgroup).
     pub(crate) fn has_memory_accounting(&self) -> bool {
         self.cgroup.is_some()
     }
 
-    /// What has it measured.
     pub(crate) fn measurer(&self) -> Measurer {
         Measurer {
             slot_requests: self.slot_requests.clone(),
@@ -368,21 +353,21 @@ impl RunningSandbox {
         }
     }
 
-    /// Has the share of the CPUs lowered that the command's session has, where sessions have shares. May
-    /// come to nothing.
+    /// Lowers the CPU share of the command's session, on hosts with autogroups. Best effort.
     pub(crate) fn lower_cpu_share(&self) {
         if !priority::has_autogroups() {
             return;
         }
-        let order = self.pid().map(KeeperRequest::LowerCpuShare);
-        let order = order.and_then(|order| serde_json::to_vec(&order).ok());
-        // One who makes something has no time for this.
-        if let (Some(order), Ok(keeper)) = (order, self.keeper.try_lock()) {
-            let _best_effort = keeper.send(&order, &[]);
+
+        let request = self.pid().map(KeeperRequest::LowerCpuShare);
+        let request = request.and_then(|request| serde_json::to_vec(&request).ok());
+        // Skipped while the keeper is busy with another request.
+        if let (Some(request), Ok(keeper)) = (request, self.keeper.try_lock()) {
+            let _best_effort = keeper.send(&request, &[]);
         }
     }
 
-    /// Asks the init to send `signal` to the command's process group.
+    /// Requests the init to send `signal` to the command's process group.
     pub(crate) fn signal(&self, signal: i32) {
         if let Some(pidfd) = &self.pidfd {
             // An init that is gone has no command to signal.
@@ -390,24 +375,26 @@ impl RunningSandbox {
         }
     }
 
-    /// Kills everything in the sandbox and waits until it is gone. Answers whether it is; if not,
-    /// the slot is set aside and keeps waiting by itself.
+    /// Kills everything in the sandbox and waits until it is gone.
+    ///
+    /// Returns false if it is not gone in time. The slot is then quarantined.
     pub(crate) async fn kill(mut self) -> bool {
         self.close_proxy_lease();
-        let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.slot_outcome.take()) else {
+        let (Some(pidfd), Some(slot_outcome)) = (self.pidfd.take(), self.slot_outcome.take())
+        else {
             return true;
         };
-        kill_and_wait(pidfd, fate, self.level).await
+        kill_and_wait(pidfd, slot_outcome, self.level).await
     }
 
-    /// Ends what the command has opened outside of its sandbox: the slot is the next run's soon.
+    /// Ends the command's proxy connections: the slot's next run starts soon.
     fn close_proxy_lease(&mut self) {
-        if let Some(visit) = self.proxy_lease.take() {
-            visit.close();
+        if let Some(lease) = self.proxy_lease.take() {
+            lease.close();
         }
     }
 
-    /// What comes next, with the descriptor that came with it.
+    /// Receives the next report, with the descriptor that it carries.
     async fn receive_report(&self) -> Option<(SandboxReport, Option<OwnedFd>)> {
         let mut bytes = [0; SANDBOX_REPORT_BYTES];
         let (received, fds) = self.control.receive(&mut bytes).await.ok()?;
@@ -418,9 +405,9 @@ impl RunningSandbox {
     fn free_slot(&mut self) {
         self.close_proxy_lease();
         self.pidfd = None;
-        if let Some(fate) = self.slot_outcome.take() {
-            // A slot that nobody keeps any more needs no word.
-            let _dropped = fate.send(SlotOutcome::Free);
+        if let Some(slot_outcome) = self.slot_outcome.take() {
+            // The receiver is gone if the slot's task has ended.
+            let _dropped = slot_outcome.send(SlotOutcome::Free);
         }
     }
 }
@@ -428,27 +415,25 @@ impl RunningSandbox {
 impl Drop for RunningSandbox {
     fn drop(&mut self) {
         self.close_proxy_lease();
-        if let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.slot_outcome.take()) {
-            // Nobody waits any more, but the slot may be used again only when all is gone.
+        if let (Some(pidfd), Some(slot_outcome)) = (self.pidfd.take(), self.slot_outcome.take()) {
+            // No caller waits, but the slot may be reused only when all processes are gone.
             let level = self.level;
             kill_sandbox(&pidfd, level);
             task::spawn("sandbox kill", async move {
-                kill_and_wait(pidfd, fate, level).await;
+                kill_and_wait(pidfd, slot_outcome, level).await;
             });
         }
     }
 }
 
-/// Makes a file in memory with `content` that nobody can change any more, open for reading from its
-/// start.
+/// Creates a sealed memory file with `content`. The descriptor is read-only and at offset 0.
 pub(crate) fn sealed_memory_file(name: &std::ffi::CStr, content: &[u8]) -> io::Result<OwnedFd> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut writer = File::from(file);
     writer.write_all(content)?;
-    fcntl_add_seals(
-        &writer,
-        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
-    )?;
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    fcntl_add_seals(&writer, seals)?;
+
     let read_only = rustix::fs::open(
         format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer)),
         rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,

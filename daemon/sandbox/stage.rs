@@ -1,4 +1,4 @@
-//! The steps of building a sandbox, and what to tell who meets one that failed.
+//! The steps of building a sandbox, and what an operator can do when one fails.
 
 use std::fmt;
 
@@ -8,26 +8,26 @@ use crate::daemon::sys::Errno;
 
 /// A step of building a sandbox or starting a command in it.
 ///
-/// The numbers travel from a sandbox's init, which cannot do more than write a few bytes.
+/// A sandbox's init reports the step by its number: it can only write a few bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u32)]
 pub(crate) enum Stage {
-    /// Starting the launcher, or talking to it.
+    /// Starting the launcher, or communicating with it.
     Launcher = 1,
-    /// Finding out which user sandboxes run as.
+    /// Choosing the user that sandboxes run as.
     Identity,
     /// Making the launcher's user, mount and process namespaces.
     UserNamespace,
-    /// Writing its user and group maps.
+    /// Writing the launcher's user and group maps.
     IdMap,
-    /// Becoming the sandboxes' user.
+    /// Changing to the sandboxes' user.
     SetUser,
     /// Making the mount tree private.
     Propagation,
     /// Mapping the owner of a workspace or a writable bind to the sandboxes' user.
     MapOwner,
-    /// Opening a directory or file that commands are to see.
+    /// Opening a directory or file that commands will see.
     OpenSource,
     /// Making the template's namespaces.
     TemplateNamespaces,
@@ -35,11 +35,11 @@ pub(crate) enum Stage {
     BuildRoot,
     /// Mounting the template's `/proc`.
     MountTemplateProc,
-    /// Mounting the daemon's own `/proc` in the sandbox, where no fresh one can be.
+    /// Mounting the daemon's own `/proc` in the sandbox (L2).
     BindProc,
-    /// Making the new root the root.
+    /// Switching to the new root.
     PivotRoot,
-    /// Giving up capabilities.
+    /// Dropping capabilities.
     Capabilities,
     /// Setting no_new_privs.
     NoNewPrivileges,
@@ -53,7 +53,7 @@ pub(crate) enum Stage {
     RunNamespaces,
     /// Mounting the run's `/proc`.
     MountProc,
-    /// Hiding parts of the run's `/proc`.
+    /// Masking parts of the run's `/proc`.
     MaskProc,
     /// Mounting the run's `/tmp`, `/dev/shm` and home directory.
     MountScratch,
@@ -65,42 +65,41 @@ pub(crate) enum Stage {
     ResourceLimits,
     /// Restricting the run with Landlock.
     Landlock,
-    /// Checking that all of this is in force.
+    /// Checking that all restrictions are in force.
     SelfCheck,
-    /// Making the command's process.
+    /// Starting the command's process.
     CommandProcess,
     /// Receiving the request in the sandbox.
     ReceiveRequest,
-    /// Giving the command a session of its own.
+    /// Starting a session for the command.
     Session,
     /// Making the command's terminal.
     Terminal,
-    /// Giving the command its standard streams.
+    /// Connecting the command's standard streams.
     StandardStreams,
     /// Entering the command's directory.
     ChangeDirectory,
     /// Executing the command.
     Execute,
-    /// Checking what isolation without namespaces depends on, and preparing for it.
+    /// Checking the prerequisites of isolation without namespaces (L1), and preparing it.
     NoNamespaces,
-    /// Showing commands the home directory that is kept for their workspace.
+    /// Mounting the workspace's persistent home directory.
     PersistentHome,
-    /// Keeping commands from changing paths of the workspace.
+    /// Protecting paths of the workspace from commands.
     ProtectedPaths,
-    /// Finding that the workspace belongs to root, whose files commands could not write.
+    /// Refusing a workspace that belongs to root, because commands could not write its files.
     WorkspaceOwner,
-    /// Running the probe that proves the isolation.
+    /// Running the probe that verifies the isolation.
     Canary,
 }
 
-/// A step that failed, where and why.
+/// A failed step, with its cause.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct StageFailure {
-    /// The step.
     pub(crate) stage: Stage,
-    /// The kernel's error number; 0 when the failure was not the kernel's.
+    /// The kernel's error number; 0 if the failure did not come from the kernel.
     pub(crate) errno: i32,
-    /// What was being done, in words: the path, the probe's finding. May be empty.
+    /// What was being done, for people: a path, or the failed checks of the probe. May be empty.
     pub(crate) detail: String,
 }
 
@@ -109,12 +108,12 @@ const LAST_STAGE: Stage = Stage::Canary;
 // === impl Stage ===
 
 impl Stage {
-    /// The step of this number.
+    /// The step with this number.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         ALL_STAGES.iter().copied().find(|stage| *stage as u32 == number)
     }
 
-    /// Name of the step, as errors and `GetInfo` give it.
+    /// Name of the step in errors and `GetInfo`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Launcher => "launcher",
@@ -159,7 +158,7 @@ impl Stage {
         }
     }
 
-    /// What an operator can do about a failure of this step.
+    /// What an operator can do when this step fails.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::UserNamespace | Self::SlotNamespace => {
@@ -182,7 +181,7 @@ impl Stage {
             }
             Self::MapOwner => {
                 "start the daemon with --chown-workspace, which gives root's files in the workspace to the user that commands run as; or keep the \
-                 workspace on a file system with id-mapped mounts (ext4, xfs, btrfs, tmpfs since Linux 6.3: in a container, a volume), or run the \
+                 workspace on a file system with id-mapped mounts (ext4, xfs, btrfs, tmpfs since Linux 6.3; in a container, a volume); or run the \
                  daemon as the user that owns it"
             }
             Self::WorkspaceOwner => {
@@ -196,16 +195,16 @@ impl Stage {
                 "the container runtime masks /proc: in Kubernetes set hostUsers: false and procMount: Unmasked, elsewhere unmask it for this container"
             }
             Self::NoNamespaces => {
-                "give the daemon what L2 and L3 need; L1 needs Linux 6.12 with landlock in the boot parameter lsm=, the workspace and binds at their own \
-                 paths, no protected paths, a system that belongs to another user than the commands', and a directory for temporary files (TMPDIR) \
-                 outside of the workspace"
+                "meet the requirements of L2 or L3, or those of L1: Linux 6.12 with landlock in the boot parameter lsm=, the workspace and binds at their own \
+                 paths, no protected paths, system files that do not belong to the commands' user, and a directory for temporary files (TMPDIR) \
+                 outside the workspace"
             }
             Self::PersistentHome => {
-                "give each run an empty home directory (home = \"fresh\"), or the daemon what keeping one needs: mounts (L2 or L3), as root CAP_SYS_ADMIN \
-                 or a workspace of its own user's, and a home that belongs to the commands' user"
+                "give each run an empty home directory (home = \"fresh\"), or meet the requirements of a persistent one: mounts (L2 or L3); for a root daemon, \
+                 CAP_SYS_ADMIN or a workspace that belongs to its own user; and a home that belongs to the commands' user"
             }
             Self::ProtectedPaths => {
-                "give the daemon what L2 needs; or leave out --protect (protected = [...]), with which commands run at L1 and can change these paths: there, only \
+                "meet the requirements of L2; or leave out --protect (protected = [...]): commands then run at L1 and can change these paths, and only \
                  file tools refuse to"
             }
             Self::PivotRoot => {
@@ -219,14 +218,14 @@ impl Stage {
             }
             Self::Seccomp => "use a kernel with CONFIG_SECCOMP_FILTER",
             Self::Landlock => {
-                "the kernel offers Landlock but refuses it: check the boot parameter lsm= and the container's seccomp profile"
+                "the kernel offers Landlock but refused a call: check the boot parameter lsm= and the container's seccomp profile"
             }
             Self::Cgroup => {
-                "leave the daemon's cgroup to it: nothing else may remove or limit what it makes there (systemd: Delegate=yes)"
+                "reserve the daemon's cgroup for the daemon: nothing else may remove or limit cgroups in it (systemd: Delegate=yes)"
             }
             Self::ResourceLimits => {
-                "runs cannot have more than the daemon's own hard limits: lower limits.processes, limits.open_files_hard or limits.file_size_bytes, or raise \
-                 the daemon's (ulimit -Hu, -Hn, -Hf)"
+                "runs cannot exceed the daemon's own hard limits: lower limits.processes, limits.open_files_hard or limits.file_size_bytes, or raise \
+                 the daemon's limits (ulimit -Hu, -Hn, -Hf)"
             }
             Self::Launcher
             | Self::Capabilities
@@ -240,7 +239,7 @@ impl Stage {
             | Self::ChangeDirectory
             | Self::Execute
             | Self::Canary => {
-                "see the daemon's log; if the cause is not in its surroundings, this is a defect of jigd: report it with the log"
+                "see the daemon's log; if the host does not explain the failure, report it as a bug of jigd, with the log"
             }
         }
     }
@@ -288,26 +287,26 @@ const ALL_STAGES: [Stage; LAST_STAGE as usize] = [
     Stage::Canary,
 ];
 
-// === impl Failure ===
+// === impl StageFailure ===
 
 impl StageFailure {
-    /// A failure that the kernel gave `errno` for.
+    /// A failure with an error number of the kernel.
     pub(crate) fn from_errno(stage: Stage, errno: Errno, detail: impl Into<String>) -> Self {
         Self { stage, errno: errno.raw_os_error(), detail: detail.into() }
     }
 
-    /// The kernel's error, if it was one.
+    /// The kernel's error as an I/O error.
     pub(crate) fn to_io_error(&self) -> std::io::Error {
         std::io::Error::from_raw_os_error(self.errno)
     }
 
-    /// A failure that is not the kernel's.
+    /// A failure that did not come from the kernel.
     pub(crate) fn other(stage: Stage, detail: impl Into<String>) -> Self {
         Self { stage, errno: 0, detail: detail.into() }
     }
 
-    /// What a sandbox's maker can tell of it in a few bytes: the kernel's error, or that of input and
-    /// output where it was not the kernel's.
+    /// The error number for a [`super::wire::SandboxReport`]: the kernel's, or EIO for other
+    /// failures.
     pub(super) fn wire_errno(&self) -> Errno {
         match self.errno {
             0 => Errno::IO,
@@ -315,14 +314,14 @@ impl StageFailure {
         }
     }
 
-    /// Whether the process that was spoken to is gone.
+    /// Whether the peer process is gone.
     pub(crate) fn is_disconnection(&self) -> bool {
         [Errno::PIPE, Errno::CONNRESET, Errno::NOTCONN]
             .iter()
             .any(|errno| errno.raw_os_error() == self.errno)
     }
 
-    /// That something of an earlier run is left in a slot's network namespace.
+    /// The failure when a socket of an earlier run is left in a slot's network namespace.
     pub(super) fn netns_in_use() -> Self {
         Self::from_errno(
             Stage::NetworkNamespace,
@@ -331,12 +330,12 @@ impl StageFailure {
         )
     }
 
-    /// Whether that is what is the matter.
+    /// Whether this is [`Self::netns_in_use`].
     pub(super) fn is_netns_in_use(&self) -> bool {
         self.stage == Stage::NetworkNamespace && self.errno == Errno::ADDRINUSE.raw_os_error()
     }
 
-    /// Name of the kernel's error (`EPERM`); empty when there is none.
+    /// Name of the kernel's error, such as `EPERM`; empty without one.
     pub(crate) fn errno_name(&self) -> String {
         match self.errno {
             0 => String::new(),
@@ -362,7 +361,7 @@ impl fmt::Display for StageFailure {
 
 impl std::error::Error for StageFailure {}
 
-/// Answers where the failed step is known: for `map_err`.
+/// Converts an error number to a failure of `stage`, for `map_err`.
 pub(crate) fn at_stage(stage: Stage, detail: &str) -> impl FnOnce(Errno) -> StageFailure {
     move |errno| StageFailure::from_errno(stage, errno, detail)
 }

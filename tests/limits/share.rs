@@ -63,7 +63,7 @@ async fn commands_have_less_than_the_daemon() {
     let daemon = Setup::new().start().await;
     commands_have_less(&daemon).await;
     let told = layer(&daemon, "cpu_share").await;
-    assert!(told.applied && told.detail.contains("10 nicer"), "{told:?}");
+    assert!(told.applied && told.detail.contains("nice +10"), "{told:?}");
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ async fn a_kept_home_is_kept(setup: Setup) {
     assert_eq!(work(&daemon, "cat ~/.cache/x/f").await, "kept\nmore\n");
     let layers = daemon.info().await.isolation.unwrap().layers;
     let scratch = layers.iter().find(|layer| layer.name == "scratch").unwrap();
-    assert!(scratch.detail.contains("kept (sandbox.home)"), "{}", scratch.detail);
+    assert!(scratch.detail.contains("persists (sandbox.home)"), "{}", scratch.detail);
 }
 
 async fn a_fresh_home_is_fresh(setup: Setup) {

@@ -1,0 +1,62 @@
+//! Acquires sandboxes from a pool, fairly between callers.
+
+use std::sync::Arc;
+
+use super::{SandboxPool, pool_closed};
+use crate::daemon::{
+    queue::{Limiter, Sharing},
+    sandbox::{limits::RunLimits, running::IdleSandbox, stage::StageFailure},
+};
+
+impl SandboxPool {
+    /// Reserves some sandboxes for other callers from now on. For daemons that tell callers apart.
+    pub(crate) fn keep_headroom(&self) {
+        self.limiter.set_sharing(Sharing::KeepHeadroom);
+    }
+
+    /// Permits to hold a sandbox, released when the sandbox is returned. The number of waiters is
+    /// not limited here: each holds a permit for calls or for started processes.
+    pub(crate) fn limiter(&self) -> &Arc<Limiter> {
+        &self.limiter
+    }
+
+    /// Takes a sandbox with these limits. The caller must hold a permit of [`Self::limiter`].
+    ///
+    /// Waits until a sandbox is built, and fails when building fails.
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        limits: &RunLimits,
+    ) -> Result<IdleSandbox, StageFailure> {
+        loop {
+            let mut sandbox = self.take_idle().await?;
+
+            if !limits.has_same_scratch_as(&self.context.limits) {
+                let rebuilt = sandbox.rebuild_for(*limits).await;
+                sandbox = rebuilt.unwrap_or_else(|| Err(pool_closed()))?;
+            }
+
+            // A sandbox from before a protected file was replaced does not protect that file. It is
+            // dropped unused.
+            if !sandbox.level.has_namespaces() || sandbox.generation == self.check_protected_files()
+            {
+                return Ok(sandbox);
+            }
+        }
+    }
+
+    /// Returns the generation of protected files that a sandbox must have mounted.
+    fn check_protected_files(&self) -> u64 {
+        let (generation, is_new) = self.protected_files.check();
+
+        // The sandbox that is being acquired counts as in use.
+        let others = self.in_use_count().saturating_sub(1);
+        if is_new && others > 0 {
+            tracing::warn!(
+                commands = others,
+                remedy = "check the protected paths, and change them only while no command runs",
+                "a protected path was replaced while commands ran: these commands can change it until they end"
+            );
+        }
+        generation
+    }
+}

@@ -1,0 +1,196 @@
+//! Requests to a slot keeper: build a sandbox, and measure the newest one.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::{net::sockopt::set_socket_passcred, process::Pid};
+use tokio::{
+    sync::{Mutex, mpsc, oneshot},
+    time::timeout,
+};
+
+use crate::daemon::{
+    sandbox::{
+        cgroup::{Cgroups, RunCgroup},
+        channel::Channel,
+        kill::SlotOutcome,
+        level::IsolationLevel,
+        limits::RunLimits,
+        proxy_listener::ProxyListener,
+        running::{IdleSandbox, SlotRequest},
+        slot::{MAX_TOKEN_BYTES, SANDBOX_TOKEN},
+        stage::{Stage, StageFailure},
+        wire::{
+            MeasurementBounds, RunMeasurement, SANDBOX_REPORT_BYTES, SandboxReport, SlotCommand,
+            seqpacket_pair,
+        },
+    },
+    sys::Errno,
+};
+
+/// What all sandboxes of one slot have in common.
+#[derive(Debug)]
+pub(super) struct SlotBuilder {
+    /// Sends the requests of a sandbox's holder to the slot's task.
+    pub(super) slot_requests: mpsc::Sender<SlotRequest>,
+    /// The slot's listener, with the network `proxy` only.
+    pub(super) proxy_listener: Option<Arc<ProxyListener>>,
+    pub(super) level: IsolationLevel,
+    /// The generation of protected files that the slot has mounted.
+    pub(super) generation: u64,
+    /// Where runs get cgroups, if the host has them.
+    pub(super) cgroups: Option<Arc<Cgroups>>,
+    /// The keeper, which can lower CPU shares.
+    pub(super) keeper: Arc<Mutex<Channel>>,
+}
+
+/// Timeout of building one sandbox. It normally takes a millisecond.
+pub(super) const BUILD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Requests a sandbox from the slot keeper and waits until it is built.
+///
+/// The returned receiver reports what becomes of the slot once the sandbox has been used.
+pub(super) async fn build_sandbox(
+    slot: &Channel,
+    builder: &SlotBuilder,
+    limits: &RunLimits,
+) -> Result<(IdleSandbox, oneshot::Receiver<SlotOutcome>), StageFailure> {
+    let (outcome_sender, outcome) = oneshot::channel();
+    let sandbox = timeout(BUILD_TIMEOUT, request_sandbox(slot, outcome_sender, builder, limits))
+        .await
+        .unwrap_or_else(|_| Err(build_timed_out(Stage::RunNamespaces)))?;
+    Ok((sandbox, outcome))
+}
+
+/// Requests the slot keeper to measure the newest sandbox.
+pub(super) async fn measure_sandbox(
+    slot: &Channel,
+    bounds: MeasurementBounds,
+) -> Result<RunMeasurement, StageFailure> {
+    slot.send(&SlotCommand::Measure(bounds).encode(), &[]).map_err(slot_keeper_died)?;
+
+    let mut bytes = [0; SANDBOX_REPORT_BYTES];
+    let (received, _) = slot.receive(&mut bytes).await.map_err(slot_keeper_died)?;
+    match SandboxReport::decode(bytes.get(..received.length).unwrap_or_default()) {
+        Some(SandboxReport::Measured(measurement)) => Ok(measurement),
+        _ => Err(slot_keeper_died(Errno::CONNRESET)),
+    }
+}
+
+async fn request_sandbox(
+    slot: &Channel,
+    slot_outcome: oneshot::Sender<SlotOutcome>,
+    builder: &SlotBuilder,
+    limits: &RunLimits,
+) -> Result<IdleSandbox, StageFailure> {
+    let (control, sandbox_end) = seqpacket_pair().map_err(slot_keeper_died)?;
+    // Each message on this end then carries the sender's process id in the daemon's namespace.
+    set_socket_passcred(&control, true).map_err(slot_keeper_died)?;
+
+    let command = SlotCommand::MakeSandbox {
+        tmp_bytes: limits.tmp_bytes,
+        tmp_inodes: limits.tmp_inodes.into(),
+    };
+    slot.send(&command.encode(), &[sandbox_end.as_fd()]).map_err(slot_keeper_died)?;
+    drop(sandbox_end);
+
+    let mut token = [0; MAX_TOKEN_BYTES];
+    let (received, fds) = slot.receive(&mut token).await.map_err(slot_keeper_died)?;
+    let token = token.get(..received.length).unwrap_or_default();
+    let (pidfd, scratch) = parse_token(token, fds)?;
+    let scratch_directory = (!scratch.is_empty()).then(|| OsStr::from_bytes(scratch).to_owned());
+
+    let control = Channel::new(control).map_err(|error| io_failure(&error))?;
+    let mut report = [0; SANDBOX_REPORT_BYTES];
+    let (received, _) = control.receive(&mut report).await.map_err(slot_keeper_died)?;
+    match SandboxReport::decode(report.get(..received.length).unwrap_or_default()) {
+        Some(SandboxReport::Ready) => Ok(IdleSandbox {
+            cgroup: create_run_cgroup(builder, limits, received.sender)?,
+            control,
+            pidfd,
+            command: received.sender,
+            slot_outcome,
+            slot_requests: builder.slot_requests.clone(),
+            proxy_listener: builder.proxy_listener.clone(),
+            level: builder.level,
+            generation: builder.generation,
+            keeper: Arc::clone(&builder.keeper),
+            scratch_directory,
+        }),
+        Some(SandboxReport::Failed { stage, errno }) => {
+            Err(build_failure(stage, errno, "building a sandbox"))
+        }
+        _ => Err(StageFailure::from_errno(
+            Stage::RunNamespaces,
+            Errno::CONNRESET,
+            "a sandbox died while it was built",
+        )),
+    }
+}
+
+/// Returns the sandbox's pidfd and, at L1, the path of its scratch directory (else empty).
+fn parse_token(token: &[u8], fds: Vec<OwnedFd>) -> Result<(OwnedFd, &[u8]), StageFailure> {
+    if let (Some(pidfd), Some(scratch)) =
+        (fds.into_iter().next(), token.strip_prefix(SANDBOX_TOKEN))
+    {
+        return Ok((pidfd, scratch));
+    }
+    Err(match SandboxReport::decode(token) {
+        Some(SandboxReport::NetnsInUse) => StageFailure::netns_in_use(),
+        Some(SandboxReport::Failed { stage, errno }) => {
+            build_failure(stage, errno, "making a sandbox")
+        }
+        _ => slot_keeper_died(Errno::CONNRESET),
+    })
+}
+
+fn slot_keeper_died(errno: Errno) -> StageFailure {
+    StageFailure::from_errno(Stage::RunNamespaces, errno, "the slot's keeper died")
+}
+
+/// A failure that the slot keeper or the sandbox reported while `doing` something.
+fn build_failure(stage: Stage, errno: Errno, doing: &'static str) -> StageFailure {
+    let detail = match (stage, errno) {
+        (Stage::OpenSource, Errno::STALE) => {
+            "the workspace or a bind was replaced after the daemon started: restart the daemon"
+        }
+        _ => doing,
+    };
+    StageFailure::from_errno(stage, errno, detail)
+}
+
+/// Creates the run's cgroup and moves `command`, the process that becomes the command, into it.
+fn create_run_cgroup(
+    builder: &SlotBuilder,
+    limits: &RunLimits,
+    command: Option<Pid>,
+) -> Result<Option<RunCgroup>, StageFailure> {
+    let Some(cgroups) = &builder.cgroups else {
+        return Ok(None);
+    };
+    let failed = |text: String| StageFailure::other(Stage::Cgroup, text);
+    let command = command.ok_or_else(|| failed("the command's process is not known".to_owned()))?;
+    let run = cgroups.create_run(limits, command).map_err(|error| failed(error.to_string()))?;
+    Ok(Some(run))
+}
+
+pub(super) fn build_timed_out(stage: Stage) -> StageFailure {
+    StageFailure::other(stage, format!("it took longer than {} s", BUILD_TIMEOUT.as_secs()))
+}
+
+/// The failure when the runtime cannot watch a socket.
+pub(super) fn io_failure(error: &io::Error) -> StageFailure {
+    StageFailure::from_errno(
+        Stage::Launcher,
+        Errno::from_io_error(error).unwrap_or(Errno::IO),
+        "socket",
+    )
+}
