@@ -1,8 +1,8 @@
-//! The process of a sandbox that becomes the command: it has everything applied but what depends on
-//! the request, receives that, and executes.
+//! The process of a sandbox that becomes the command. All restrictions that do not depend on the
+//! request are in force when it starts. It receives the request and executes it.
 //!
-//! Its memory is that of the slot keeper, or at L1 of the supervisor, until the command is executed:
-//! nothing here allocates, locks, panics or touches thread-local storage.
+//! It shares the memory of the slot keeper (at L1, of the supervisor) until the command is
+//! executed: nothing here allocates, locks, panics or touches thread-local storage.
 
 use std::{
     convert::Infallible,
@@ -32,49 +32,52 @@ use crate::daemon::sys::{
     Errno, exec::ExecImage, fd::kept_fd, process::exit_now, process_arena::SharedArea,
 };
 
-/// Runs as the command's process: leads a session of its own, and waits for the request.
-pub(super) fn run(cabin: &'static SharedArea<SandboxState>) -> ! {
-    let state = &cabin.state;
+/// Runs as the command's process: starts a session, reports Ready, and waits for the request.
+pub(super) fn run(area: &'static SharedArea<SandboxState>) -> ! {
+    let state = &area.state;
     if let Err(errno) = setsid() {
         let stage = Stage::Session;
         send_report(SandboxReport::Failed { stage, errno });
         exit_now(1);
     }
+
     priority::lower_own_share();
     send_report(SandboxReport::Ready);
-    let errno = become_command(cabin);
+
+    let errno = become_command(area);
     state.errno.store(errno.raw_os_error(), Ordering::Release);
     exit_now(127)
 }
 
-/// Receives the request and executes it. Returns only when a step fails.
-fn become_command(cabin: &'static SharedArea<SandboxState>) -> Errno {
-    match try_become_command(cabin) {
+/// Receives the request and executes it. Returns only if a step fails.
+fn become_command(area: &'static SharedArea<SandboxState>) -> Errno {
+    match try_become_command(area) {
         Ok(never) => match never {},
         Err(errno) => errno,
     }
 }
 
-fn try_become_command(cabin: &'static SharedArea<SandboxState>) -> Result<Infallible, Errno> {
-    let state = &cabin.state;
-    let at = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
+fn try_become_command(area: &'static SharedArea<SandboxState>) -> Result<Infallible, Errno> {
+    let state = &area.state;
+    let set_stage = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
 
-    let buffer = cabin.take_image().ok_or(Errno::BUSY)?;
+    let buffer = area.take_image().ok_or(Errno::BUSY)?;
     let mut fds: [Option<OwnedFd>; 5] = [const { None }; 5];
-    let mut received = fds.iter_mut();
+    let mut free_entries = fds.iter_mut();
     let ReceivedMessage { length, .. } = receive_bytes(kept_fd(), buffer, |fd| {
-        if let Some(place) = received.next() {
-            *place = Some(fd);
+        if let Some(entry) = free_entries.next() {
+            *entry = Some(fd);
         }
     })?;
     if length == 0 {
         exit_now(0); // the daemon dropped the sandbox
     }
-    at(Stage::ReceiveRequest);
+
+    set_stage(Stage::ReceiveRequest);
     let header =
         ImageHeader::parse(buffer.get(..length).ok_or(Errno::BADMSG)?).ok_or(Errno::BADMSG)?;
     if header.is_probe {
-        at(Stage::Canary);
+        set_stage(Stage::Canary);
         send_report(SandboxReport::Probed {
             failed_checks: canary::run_checks(
                 state.blueprint.level,
@@ -84,44 +87,33 @@ fn try_become_command(cabin: &'static SharedArea<SandboxState>) -> Result<Infall
         });
         exit_now(0);
     }
+
     let mut fds = fds.into_iter().flatten();
-    // Closed by the execution: whoever waits for it learns by that, or by what is written before,
-    // what has become of it.
-    let start = match header.has_exec_pipe {
-        true => Some(fds.next().ok_or(Errno::BADF)?),
-        false => None,
-    };
-    let result = connect_and_execute(cabin, buffer, length, &header, fds);
-    if let (Some(start), Err(errno)) = (start, &result) {
-        let _nobody_waits = rustix::io::write(start, &errno.raw_os_error().to_ne_bytes());
+    // A successful execve(2) closes the pipe. On failure, the error number is written to it first.
+    let exec_pipe = if header.has_exec_pipe { Some(fds.next().ok_or(Errno::BADF)?) } else { None };
+    let result = connect_and_execute(area, buffer, length, &header, fds);
+    if let (Some(exec_pipe), Err(errno)) = (exec_pipe, &result) {
+        let _reader_gone = rustix::io::write(exec_pipe, &errno.raw_os_error().to_ne_bytes());
     }
     result
 }
 
-/// Connects the command to what it reads and writes, and executes it.
+/// Connects the command's standard streams, and executes the command.
 fn connect_and_execute(
-    cabin: &'static SharedArea<SandboxState>,
+    area: &'static SharedArea<SandboxState>,
     buffer: &'static mut [u8],
     length: usize,
     header: &ImageHeader,
     mut fds: impl Iterator<Item = OwnedFd>,
 ) -> Result<Infallible, Errno> {
-    let state = &cabin.state;
-    let at = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
-    let descriptors = match header.stdio {
-        StdioLayout::Terminal(_) => None,
-        StdioLayout::Descriptors { stdin } => {
-            let stdin = match stdin {
-                true => Some(fds.next().ok_or(Errno::BADF)?),
-                false => None,
-            };
-            let stdout = fds.next().ok_or(Errno::BADF)?;
-            Some((stdin, stdout, fds.next().ok_or(Errno::BADF)?))
-        }
-    };
-    // What does not fit in one message comes as a memory file, its header in the message.
+    let state = &area.state;
+    let set_stage = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
+
+    let descriptors = take_descriptors(header.stdio, &mut fds)?;
+
+    // An image that does not fit in one message comes as a memory file. The message has its header.
     let image: &'static mut [u8] = if length == HEADER_BYTES && header.length > length {
-        cabin.map_image(fds.next().ok_or(Errno::BADF)?, header.length)?
+        area.map_image(fds.next().ok_or(Errno::BADF)?, header.length)?
     } else {
         buffer.get_mut(..length).ok_or(Errno::BADMSG)?
     };
@@ -130,7 +122,7 @@ fn connect_and_execute(
 
     let (stdin, stdout, stderr) = match (header.stdio, descriptors) {
         (StdioLayout::Terminal(size), _) => {
-            at(Stage::Terminal);
+            set_stage(Stage::Terminal);
             let terminal = open_terminal(size)?;
             let stdout = dup(&terminal)?;
             (Some(terminal), stdout, None)
@@ -140,42 +132,59 @@ fn connect_and_execute(
         }
         (StdioLayout::Descriptors { .. }, None) => return Err(Errno::BADF),
     };
-    at(Stage::StandardStreams);
+    set_stage(Stage::StandardStreams);
     match stdin {
         Some(stdin) => dup2_stdin(stdin)?,
         None => dup2_stdin(open(c"/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)?,
     }
     dup2_stdout(&stdout)?;
     dup2_stderr(stderr.as_ref().unwrap_or(&stdout))?;
-    at(Stage::ChangeDirectory);
+
+    set_stage(Stage::ChangeDirectory);
     chdir(image.string(header.cwd).ok_or(Errno::BADMSG)?)?;
-    if let Some(approved) = header.cwd_identity {
-        let here = stat(c".")?;
-        if (here.st_dev, here.st_ino) != approved {
+    if let Some(expected) = header.cwd_identity {
+        let cwd = stat(c".")?;
+        if (cwd.st_dev, cwd.st_ino) != expected {
             return Err(Errno::STALE);
         }
     }
-    at(Stage::ResourceLimits);
+
+    set_stage(Stage::ResourceLimits);
     set_rlimits(header.rlimits, state.blueprint.other_process_count)?;
-    at(Stage::Execute);
+
+    set_stage(Stage::Execute);
     Err(execute_first_program(&image, header))
 }
 
-/// Sets the limits that come with the request. None can be above those that the sandbox was built
-/// with: nobody here may raise a limit.
+/// Takes the descriptors of stdin, stdout and stderr. Returns `None` with a terminal.
+fn take_descriptors(
+    stdio: StdioLayout,
+    fds: &mut impl Iterator<Item = OwnedFd>,
+) -> Result<Option<(Option<OwnedFd>, OwnedFd, OwnedFd)>, Errno> {
+    let StdioLayout::Descriptors { stdin } = stdio else {
+        return Ok(None);
+    };
+    let mut take = || fds.next().ok_or(Errno::BADF);
+    let stdin = if stdin { Some(take()?) } else { None };
+    Ok(Some((stdin, take()?, take()?)))
+}
+
+/// Sets the limits of the request. None can exceed those that the sandbox was built with: this
+/// process has no privilege to raise a limit.
 fn set_rlimits(
     [processes, files, files_hard, file_size, cpu]: [u64; RLIMIT_COUNT],
     other_processes: u64,
 ) -> Result<(), Errno> {
-    // The run's own are no more than may be (see `set_limits` of the slot); with those that count beside
-    // them they may be.
-    let most = getrlimit(Resource::Nproc).maximum.unwrap_or(u64::MAX);
-    let processes = processes.saturating_add(other_processes).min(most);
+    // The run's own processes are within the hard limit, which `set_limits` of the slot has
+    // checked. Adding the other processes that count must not exceed it.
+    let hard_limit = getrlimit(Resource::Nproc).maximum.unwrap_or(u64::MAX);
+    let processes = processes.saturating_add(other_processes).min(hard_limit);
+
     let limits = [
         (Resource::Nproc, processes, processes),
         (Resource::Nofile, files, files_hard),
         (Resource::Fsize, file_size, file_size),
-        // A process is told when its time is up (SIGXCPU), and killed when it goes on.
+        // At the soft limit the process receives SIGXCPU. One second later it is killed.
         (Resource::Cpu, cpu, cpu.saturating_add(1)),
     ];
     for (resource, current, maximum) in limits {
@@ -188,44 +197,48 @@ fn set_rlimits(
     Ok(())
 }
 
-/// Makes a terminal, sends its other end to the daemon, and makes it the controlling terminal of
+/// Opens a terminal, sends the daemon's end to the daemon, and makes it the controlling terminal of
 /// this process, which leads a session.
 fn open_terminal(size: TerminalSize) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let daemons_end = open(c"/dev/pts/ptmx", flags, Mode::empty())?;
-    unlockpt(&daemons_end)?;
+    let daemon_end = open(c"/dev/pts/ptmx", flags, Mode::empty())?;
+    unlockpt(&daemon_end)?;
+
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let terminal = ioctl_tiocgptpeer(&daemons_end, flags)?;
+    let terminal = ioctl_tiocgptpeer(&daemon_end, flags)?;
     tcsetwinsize(
         &terminal,
         Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 },
     )?;
     let mut modes = tcgetattr(&terminal)?;
-    // So that erasing a character erases all bytes of it.
+    // Erasing a character then erases all its bytes.
     modes.input_modes |= InputModes::IUTF8;
     tcsetattr(&terminal, OptionalActions::Now, &modes)?;
+
     let report = SandboxReport::TerminalOpened.encode();
-    send_bytes(kept_fd(), &report, &[daemons_end.as_fd()])?;
+    send_bytes(kept_fd(), &report, &[daemon_end.as_fd()])?;
     ioctl_tiocsctty(&terminal)?;
     Ok(terminal)
 }
 
-/// Tries the programs in order, as execvp(3) does. Returns only when none could be executed.
+/// Tries the programs in order, as execvp(3) does. Returns only if none could be executed.
 fn execute_first_program(image: &ExecImage<'_>, header: &ImageHeader) -> Errno {
     let mut offset = header.programs;
-    let mut refused = None;
+    let mut denied = None;
     let mut last = Errno::NOENT;
+
     for _ in 0..header.program_count {
         let Some(program) = image.string(offset) else {
             return Errno::BADMSG;
         };
+
         last = image.execute(program);
         match last {
-            Errno::ACCESS => refused = Some(last),
+            Errno::ACCESS => denied = Some(last),
             Errno::NOENT | Errno::NOTDIR => {}
             _ => return last,
         }
         offset += program.to_bytes_with_nul().len();
     }
-    refused.unwrap_or(last)
+    denied.unwrap_or(last)
 }

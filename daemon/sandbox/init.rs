@@ -1,19 +1,20 @@
-//! The init of a sandbox, which builds it and ends it.
+//! The init of a sandbox: process 1 of a run. It builds the sandbox, waits for the command, and
+//! kills what the command left behind.
 //!
 //! ```text
 //! init (process 1)                      command's process (process 2)
 //!   builds the sandbox
-//!   starts process 2 ───────────────▶   leads a session, says Ready
+//!   starts process 2 ───────────────▶   starts a session, reports Ready
 //!   waits                               receives the request
 //!                                       stdio → cwd → limits → execve
 //!   process 2 ended ◀────────────────   … runs …
 //!   kills and reaps all others
-//!   says Ended, and is gone
+//!   reports Ended, and exits
 //! ```
 //!
-//! Both share the memory of the slot keeper that made them until the command is executed: nothing
-//! here allocates, locks, panics or touches thread-local storage. Everything that does not depend
-//! on the request is done before it comes.
+//! Both processes share the memory of the slot keeper until the command is executed: nothing here
+//! allocates, locks, panics or touches thread-local storage. Everything that does not depend on the
+//! request is done before the request comes.
 
 use std::{
     ffi::CStr,
@@ -48,42 +49,40 @@ use crate::daemon::sys::{
     signal::install_signal_relay,
 };
 
-/// What a sandbox is built from, prepared by its slot keeper.
+/// What a sandbox is built from, prepared by its slot keeper (at L1, its supervisor).
 #[derive(Debug)]
 pub(super) struct Blueprint {
-    /// The level of isolation that it gives.
     pub(super) level: IsolationLevel,
-    /// What commands must not reach although they see its name.
+    /// Files and processes that commands can name but must not reach.
     pub(super) guarded_targets: GuardedTargets,
-    /// Files of `/proc` that `/dev/null` covers.
+    /// Files of `/proc` to cover with `/dev/null`.
     pub(super) masked_files: Vec<&'static CStr>,
-    /// Directories of `/proc` that an empty one covers.
+    /// Directories of `/proc` to cover with an empty one.
     pub(super) masked_directories: Vec<&'static CStr>,
-    /// Processes that count beside the run's own.
+    /// Processes outside the run that RLIMIT_NPROC counts too.
     pub(super) other_process_count: u64,
-    /// Limits of the run, as far as its request does not lower them.
+    /// Limits of the run. A request can lower them.
     pub(super) limits: RunLimits,
-    /// Landlock rules.
     pub(super) rules: LandlockRules,
-    /// The part of the seccomp filter that closes what building needs.
+    /// The last part of the seccomp filter: it refuses the calls that building a sandbox needs.
     pub(super) filter: Vec<Instruction>,
-    /// Network of the run, for the probe.
+    /// The network of the run, for the probe.
     pub(super) network: NetworkMode,
-    /// Stands for the slot's keeper, with whom the init ends; none at L1, where it has no init.
+    /// Pidfd of the slot keeper, with which the init ends. `None` at L1, which has no init.
     pub(super) slot_pidfd: Option<OwnedFd>,
 }
 
-/// Options of the file systems that a run gets for itself (tmpfs(5)); none at L1.
+/// Mount options of a run's own file systems (tmpfs(5)). Empty at L1.
 #[derive(Debug, Default)]
 pub(super) struct ScratchOptions {
-    /// Those of `/tmp` and `/dev/shm`.
+    /// For `/tmp` and `/dev/shm`.
     pub(super) shared_options: MountOptions,
-    /// Those of the home directory; none where the workspace's is kept.
+    /// For the home directory; `None` if it is persistent.
     pub(super) home_options: Option<MountOptions>,
 }
 
-/// Text for mount(2) that needs no memory of its own: what a sandbox's memory holds is never freed,
-/// only overwritten.
+/// A string for mount(2), stored inline: a sandbox's memory is never freed, only overwritten, so a
+/// heap allocation would leak.
 #[derive(Debug)]
 pub(super) struct MountOptions([u8; 128]);
 
@@ -94,12 +93,12 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Answers nothing for a text that is too long.
+    /// Returns `None` if `text` is too long or contains a NUL.
     pub(super) fn new(text: &str) -> Option<Self> {
         let mut bytes = [0; 128];
-        let (place, end) = bytes.split_at_mut_checked(text.len())?;
-        place.copy_from_slice(text.as_bytes());
-        (!end.is_empty() && !text.contains('\0')).then_some(Self(bytes))
+        let (start, rest) = bytes.split_at_mut_checked(text.len())?;
+        start.copy_from_slice(text.as_bytes());
+        (!rest.is_empty() && !text.contains('\0')).then_some(Self(bytes))
     }
 
     fn as_c_str(&self) -> &CStr {
@@ -107,30 +106,27 @@ impl MountOptions {
     }
 }
 
-/// What the two processes tell one another.
+/// State that the two processes share.
 #[derive(Debug)]
 pub(super) struct SandboxState {
-    /// What to build.
     pub(super) blueprint: &'static Blueprint,
-    /// Its own file systems.
     scratch: ScratchOptions,
-    /// Number of the socket to the daemon, as the init inherits it.
+    /// Descriptor number of the control socket, as the init inherits it.
     pub(super) control: i32,
-    /// The step that the command's process is at; 0 until it has a request.
+    /// The current step of the command's process; 0 until it has a request.
     pub(super) stage: AtomicU32,
-    /// Why that step failed; 0 while it has not.
+    /// Error number of that step; 0 unless it failed.
     pub(super) errno: AtomicI32,
 }
 
-/// Processes that count in the slot's user namespace beside the command's: the slot's keeper and the
-/// init.
+/// Processes in the slot's user namespace besides the command's: the slot keeper and the init.
 pub(super) const OWN_PROCESS_COUNT: u64 = 2;
 
-/// A step that failed.
+/// A failed step. Unlike [`super::stage::StageFailure`], it needs no allocation.
 pub(super) struct StageError(pub(super) Stage, pub(super) Errno);
 
 impl SandboxState {
-    /// The state of a sandbox that is about to be built.
+    /// State of a sandbox before it is built.
     pub(super) fn new(
         blueprint: &'static Blueprint,
         scratch: ScratchOptions,
@@ -141,76 +137,100 @@ impl SandboxState {
 }
 
 /// Runs as process 1.
-pub(super) fn run_init(cabin: &'static SharedArea<SandboxState>) -> ! {
+pub(super) fn run_init(area: &'static SharedArea<SandboxState>) -> ! {
     set_process_name(c"jig-init");
-    let state = &cabin.state;
+    let state = &area.state;
     if let Err(StageError(stage, errno)) = build_sandbox(state) {
         send_report(SandboxReport::Failed { stage, errno });
         exit_now(1);
     }
-    let command = match cabin.start_second() {
+
+    let command = match area.start_second() {
         Ok(command) => command,
         Err(errno) => {
             send_report(SandboxReport::Failed { stage: Stage::CommandProcess, errno });
             exit_now(1);
         }
     };
-    wait_for_command_end(cabin, command);
+
+    wait_for_command_end(area, command);
     exit_now(0)
 }
 
-/// Waits until the command has ended, ends whatever it left behind, and tells.
-pub(super) fn wait_for_command_end(cabin: &'static SharedArea<SandboxState>, command: Pid) {
-    let state = &cabin.state;
+/// Waits until the command has ended, kills everything that it left behind, and reports the end.
+pub(super) fn wait_for_command_end(area: &'static SharedArea<SandboxState>, command: Pid) {
+    let state = &area.state;
     let status = wait_for_exit(command);
     let Some(stage) = Stage::from_number(state.stage.load(Ordering::Acquire)) else {
         return; // the daemon dropped the sandbox without a request
     };
-    // Kill reaches everything in this process namespace but its init; at L1, everything in this
-    // Landlock domain but the supervisor.
+
+    // With namespaces, this reaches everything in the process namespace except the init. At L1 it
+    // reaches everything in the Landlock domain except the supervisor.
     let _none_left = kill_all(libc::SIGKILL);
     while wait_any().is_ok() {}
-    cabin.unmap_image();
+    area.unmap_image();
+
     send_report(match state.errno.load(Ordering::Acquire) {
         0 => SandboxReport::Ended { status, usage: children_usage() },
         errno => SandboxReport::NotStarted { stage, errno: Errno::from_raw_os_error(errno) },
     });
 }
 
-/// Waits until `command` has ended, reaping everybody else who ends meanwhile.
+/// Waits until `command` has ended, and returns its wait status. Reaps all other children too.
 fn wait_for_exit(command: Pid) -> i32 {
     loop {
         match wait_any() {
             Ok((ended, status)) if ended == command => return status,
             Ok(_) => {}
-            Err(_) => return libc::SIGKILL, // cannot be: the command is our child and was not waited for
+            Err(_) => return libc::SIGKILL, // impossible: the command is an unreaped child
         }
     }
 }
 
-/// Builds the sandbox. The order matters: mounts need capabilities and come before Landlock, which
-/// forbids them; seccomp comes last.
+/// Builds the sandbox.
+///
+/// The order matters: mounts need capabilities and must precede Landlock, which forbids mounts.
+/// Seccomp comes last.
 fn build_sandbox(state: &SandboxState) -> Result<(), StageError> {
     let blueprint = state.blueprint;
     if let Some(slot) = &blueprint.slot_pidfd {
         die_with_parent(slot.as_fd()).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     }
     close_all_except(state.control).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
+    set_open_files_limit(&blueprint.limits)?;
+
+    mount_proc(blueprint)?;
+    mount_scratch(&state.scratch)?;
+
+    capabilities::drop_all().map_err(|errno| StageError(Stage::Capabilities, errno))?;
+    blueprint.rules.apply().map_err(|errno| StageError(Stage::Landlock, errno))?;
+    install_signal_relay().map_err(|errno| StageError(Stage::Seccomp, errno))?;
+    load_filter(&blueprint.filter).map_err(|errno| StageError(Stage::Seccomp, errno))?;
+    verify_restrictions().map_err(|errno| StageError(Stage::SelfCheck, errno))
+}
+
+/// Sets RLIMIT_NOFILE, soft and hard.
+pub(super) fn set_open_files_limit(limits: &RunLimits) -> Result<(), StageError> {
     setrlimit(
         Resource::Nofile,
         Rlimit {
-            current: Some(u64::from(blueprint.limits.open_files)),
-            maximum: Some(u64::from(blueprint.limits.open_files_hard)),
+            current: Some(u64::from(limits.open_files)),
+            maximum: Some(u64::from(limits.open_files_hard)),
         },
     )
-    .map_err(|errno| StageError(Stage::ResourceLimits, errno))?;
+    .map_err(|errno| StageError(Stage::ResourceLimits, errno))
+}
 
-    // At L2, the template's is the only one, and was made read-only by the slot's keeper.
+/// Mounts the run's `/proc`, and masks parts of it.
+fn mount_proc(blueprint: &Blueprint) -> Result<(), StageError> {
+    // At L2 the template's /proc is the only one. The slot keeper has made it read-only.
     if blueprint.level == IsolationLevel::L3 {
         let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         mount(c"proc", c"/proc", c"proc", proc_flags, None)
             .map_err(|errno| StageError(Stage::MountProc, errno))?;
     }
+
     for file in &blueprint.masked_files {
         mount_bind(c"/dev/null", *file).map_err(|errno| StageError(Stage::MaskProc, errno))?;
     }
@@ -218,10 +238,15 @@ fn build_sandbox(state: &SandboxState) -> Result<(), StageError> {
         mount_bind(EMPTY_DIRECTORY, *directory)
             .map_err(|errno| StageError(Stage::MaskProc, errno))?;
     }
+    Ok(())
+}
+
+/// Mounts the run's own file systems and terminals.
+fn mount_scratch(scratch: &ScratchOptions) -> Result<(), StageError> {
     for (target, options) in [
-        (c"/tmp", Some(&state.scratch.shared_options)),
-        (c"/dev/shm", Some(&state.scratch.shared_options)),
-        (HOME_PATH, state.scratch.home_options.as_ref()),
+        (c"/tmp", Some(&scratch.shared_options)),
+        (c"/dev/shm", Some(&scratch.shared_options)),
+        (HOME_PATH, scratch.home_options.as_ref()),
     ] {
         let Some(options) = options else {
             continue;
@@ -238,17 +263,11 @@ fn build_sandbox(state: &SandboxState) -> Result<(), StageError> {
         MountFlags::NOSUID | MountFlags::NOEXEC,
         DEVPTS_OPTIONS,
     )
-    .map_err(|errno| StageError(Stage::MountTerminals, errno))?;
-
-    capabilities::drop_all().map_err(|errno| StageError(Stage::Capabilities, errno))?;
-    blueprint.rules.apply().map_err(|errno| StageError(Stage::Landlock, errno))?;
-    install_signal_relay().map_err(|errno| StageError(Stage::Seccomp, errno))?;
-    load_filter(&blueprint.filter).map_err(|errno| StageError(Stage::Seccomp, errno))?;
-    verify_restrictions().map_err(|errno| StageError(Stage::SelfCheck, errno))
+    .map_err(|errno| StageError(Stage::MountTerminals, errno))
 }
 
-/// Terminals of the run alone, fewer than the machine has for all (devpts, kernel documentation
-/// filesystems/devpts.rst).
+/// The run gets its own terminals, fewer than the machine's total (filesystems/devpts.rst of the
+/// kernel documentation).
 const DEVPTS_OPTIONS: &CStr = c"newinstance,ptmxmode=0666,mode=0620,max=64";
 const HOME_PATH: &CStr = c"/home/agent";
 const _: () = assert!(
@@ -256,7 +275,8 @@ const _: () = assert!(
     "the two spellings of the home directory are one path"
 );
 
-/// Reads back what must be in force in every sandbox; the probe of [`super::canary`] looks further, once.
+/// Verifies the restrictions that every sandbox must have. The probe of [`super::canary`] checks
+/// more, once at startup.
 pub(super) fn verify_restrictions() -> Result<(), Errno> {
     capabilities::check_dropped()?;
     if secure_computing_mode()? != SecureComputingMode::Filter {
@@ -269,6 +289,6 @@ pub(super) fn verify_restrictions() -> Result<(), Errno> {
 }
 
 pub(super) fn send_report(report: SandboxReport) {
-    // A daemon that is gone needs no answer: this process dies with it.
+    // A daemon that is gone needs no report: this process dies with it.
     let _sent = send_bytes(kept_fd(), &report.encode(), &[]);
 }

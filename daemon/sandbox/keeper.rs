@@ -1,9 +1,9 @@
-//! The keeper: starts the launcher, and starts it again should it die.
+//! The keeper: starts the launcher, and restarts it if it dies.
 //!
-//! A process of its own, executed before the daemon has threads, because the daemon must never
-//! fork. It stays outside every namespace made here, keeps the rights that the daemon gives up, and
-//! does what needs them: becoming another user, mapping the owner of a workspace to that user, and
-//! lowering shares of the CPUs. It dies with the daemon.
+//! It is a process of its own, executed before the daemon has threads, because the daemon must
+//! never fork. It stays outside every namespace made here and keeps the privileges that the daemon
+//! drops. It does what needs them: changing to another user, mapping the owner of a workspace to
+//! that user, and lowering CPU shares. It dies with the daemon.
 
 use std::{
     fs,
@@ -34,26 +34,25 @@ use super::{
 use crate::daemon::sys::{
     fd::close_all_except,
     mount::{attribute, set_attributes},
-    process::{Fork, SingleThreaded, exit_now, fork},
+    process::{Fork, Namespaces, SingleThreaded, exit_now, fork},
     set_process_name, signal,
 };
 
-/// Name by which the binary knows that it is to be the keeper (`argv[0]`).
+/// The `argv[0]` that makes the binary run as the keeper.
 pub(crate) const KEEPER_ARG0: &str = "jig-launcher";
 
-/// Namespaces that the launcher gets.
+/// Namespaces of the launcher.
 const LAUNCHER_NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID;
 
-/// What the keeper knows.
+/// State of the keeper.
 struct KeeperState {
     plan: SandboxPlan,
-    /// The workspaces' directories, as the daemon holds them.
+    /// The workspaces' directories, received from the daemon.
     workspace_directories: Vec<OwnedFd>,
-    /// What it may do.
     privileges: KeeperPrivileges,
     single_threaded: SingleThreaded,
     launcher: Option<LauncherProcess>,
-    /// Templates of workspaces whose commands stay in the daemon's namespaces.
+    /// Templates of workspaces at L1.
     no_namespaces_templates: Vec<Pid>,
 }
 
@@ -62,11 +61,11 @@ struct LauncherProcess {
     socket: OwnedFd,
     pidfd: OwnedFd,
     process: Pid,
-    /// As whom the sandboxes of each workspace run.
+    /// The user that the sandboxes of each workspace run as.
     identities: Vec<Result<SandboxIdentity, StageFailure>>,
 }
 
-/// Runs as the keeper, with the socket to the daemon as standard input, until the daemon is gone.
+/// Runs as the keeper until the daemon is gone. Standard input is the socket to the daemon.
 pub(crate) fn run() -> ! {
     set_process_name(c"jig-keeper");
     let socket = std::io::stdin();
@@ -79,6 +78,7 @@ pub(crate) fn run() -> ! {
     }
 }
 
+/// Prepares this process and receives the plan.
 fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
     let stage = Stage::Launcher;
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(at_stage(stage, "death signal"))?;
@@ -86,52 +86,56 @@ fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
     signal::reset_all()
         .and_then(|()| signal::ignore_termination_signals())
         .map_err(at_stage(stage, "signals"))?;
-    // A terminal's Ctrl-C is meant for the daemon.
+    // A terminal's Ctrl-C is for the daemon only.
     setsid().map_err(at_stage(stage, "session"))?;
-    let proof =
+    let single_threaded =
         SingleThreaded::check().map_err(|error| StageFailure::other(stage, error.to_string()))?;
-    let (message, workspaces) = receive(socket)
+
+    let (message, workspace_directories) = receive(socket)
         .map_err(at_stage(stage, "plan"))?
         .ok_or_else(|| StageFailure::other(stage, "the daemon is gone"))?;
     let KeeperRequest::Plan(mut plan) = message else {
         return Err(StageFailure::other(stage, "the plan must come first"));
     };
     plan.daemon_processes.push(std::process::id());
-    // A link to it that lies in a workspace could lead elsewhere by the next run.
+    // Resolved once: a symbolic link within a workspace could change between runs.
     plan.temporary_directory =
         fs::canonicalize(&plan.temporary_directory).unwrap_or(plan.temporary_directory);
-    if workspaces.len() != plan.workspaces.len() {
+    if workspace_directories.len() != plan.workspaces.len() {
         return Err(StageFailure::other(stage, "each workspace must come with its directory"));
     }
-    let first = plan.workspaces.first().map_or(0, |first| first.sandbox_id);
-    let rights = KeeperPrivileges::detect(first).map_err(at_stage(stage, "capabilities"))?;
+
+    let first_id = plan.workspaces.first().map_or(0, |first| first.sandbox_id);
+    let privileges = KeeperPrivileges::detect(first_id).map_err(at_stage(stage, "capabilities"))?;
     for workspace in &mut plan.workspaces {
-        // In a container's user namespace there may be fewer ids than workspaces.
+        // A container's user namespace may have fewer ids than there are workspaces.
         if !id_map::id_exists(workspace.sandbox_id) {
-            workspace.sandbox_id = first;
+            workspace.sandbox_id = first_id;
         }
     }
-    if rights.can_set_user {
-        // Supplementary groups would stay with every sandbox; an ordinary user cannot drop its own.
+    if privileges.can_set_user {
+        // Sandboxes would inherit supplementary groups. An ordinary user cannot drop its own.
         set_thread_groups(&[]).map_err(at_stage(Stage::SetUser, "groups"))?;
     }
+
     Ok(KeeperState {
         plan,
-        workspace_directories: workspaces,
-        privileges: rights,
-        single_threaded: proof,
+        workspace_directories,
+        privileges,
+        single_threaded,
         launcher: None,
         no_namespaces_templates: Vec::new(),
     })
 }
 
-// === impl Keeper ===
+// === impl KeeperState ===
 
 impl KeeperState {
+    /// Serves the daemon's requests until the daemon is gone.
     fn serve(&mut self, daemon: BorrowedFd<'_>) -> ! {
         loop {
-            let order = match receive(daemon) {
-                Ok(Some((KeeperRequest::StartTemplate(order), _))) => order,
+            let spec = match receive(daemon) {
+                Ok(Some((KeeperRequest::StartTemplate(spec), _))) => spec,
                 Ok(Some((KeeperRequest::LowerCpuShare(command), _))) => {
                     if let Some(command) = Pid::from_raw(command) {
                         priority::lower_session_share(command);
@@ -141,10 +145,11 @@ impl KeeperState {
                 // The launcher's death signal ends it with this process.
                 _ => exit_now(0),
             };
-            let sent = match self.start_template(order) {
+
+            let sent = match self.start_template(spec) {
                 Ok((identity, socket)) => {
-                    let answer = SetupReply::Done { workspace: order.workspace, identity };
-                    send_reply(daemon, &answer, &[socket.as_fd()], Stage::Launcher)
+                    let reply = SetupReply::Done { workspace: spec.workspace, identity };
+                    send_reply(daemon, &reply, &[socket.as_fd()], Stage::Launcher)
                 }
                 Err(failure) => send(daemon, &SetupReply::Failed(failure), &[]),
             };
@@ -154,55 +159,61 @@ impl KeeperState {
         }
     }
 
-    /// Starts a template, and before it the launcher where it is not running. Answers the daemon's
-    /// end of the template's socket.
+    /// Starts a template. Starts the launcher first if it does not run. Returns the daemon's end of
+    /// the template's socket.
     fn start_template(
         &mut self,
-        order: TemplateSpec,
+        spec: TemplateSpec,
     ) -> Result<(SandboxIdentity, OwnedFd), StageFailure> {
-        let TemplateSpec { workspace, level } = order;
+        let TemplateSpec { workspace, level } = spec;
         if !level.has_namespaces() {
             return self.start_no_namespaces_template(workspace);
         }
+
         if self.launcher.as_ref().is_none_or(|launcher| !launcher.is_alive()) {
             self.launcher = None;
             self.launcher = Some(self.start_launcher()?);
         }
-        let malformed = || StageFailure::other(Stage::Launcher, "no such workspace");
-        let launcher = self.launcher.as_ref().ok_or_else(malformed)?;
-        let identity = launcher.identities.get(workspace).ok_or_else(malformed)?.clone()?;
+
+        let unknown_workspace = || StageFailure::other(Stage::Launcher, "no such workspace");
+        let launcher = self.launcher.as_ref().ok_or_else(unknown_workspace)?;
+        let identity = launcher.identities.get(workspace).ok_or_else(unknown_workspace)?.clone()?;
         let trees = if self.privileges.can_map_owners {
             self.open_trees(workspace, identity)?
         } else {
             Vec::new()
         };
+
         let (daemon, template) = seqpacket_pair().map_err(at_stage(Stage::Launcher, "socket"))?;
-        let order = StartTemplateRequest {
-            template: order,
+        let request = StartTemplateRequest {
+            template: spec,
             identity,
             has_trees: self.privileges.can_map_owners,
         };
         let fds: Vec<BorrowedFd<'_>> =
             std::iter::once(template.as_fd()).chain(trees.iter().map(AsFd::as_fd)).collect();
-        send(&launcher.socket, &order, &fds)
-            .map_err(at_stage(Stage::Launcher, "ordering a template"))?;
-        match receive(&launcher.socket).map_err(at_stage(Stage::Launcher, "answer"))? {
+        send(&launcher.socket, &request, &fds)
+            .map_err(at_stage(Stage::Launcher, "requesting a template"))?;
+
+        match receive(&launcher.socket).map_err(at_stage(Stage::Launcher, "reply"))? {
             Some((SetupReply::Done { identity, .. }, _)) => Ok((identity, daemon)),
             Some((SetupReply::Failed(failure), _)) => Err(failure),
             None => Err(StageFailure::other(Stage::Launcher, "it died")),
         }
     }
 
-    /// Starts the template of a workspace whose commands stay in the daemon's namespaces.
+    /// Starts the template of a workspace at L1.
     fn start_no_namespaces_template(
         &mut self,
         workspace: usize,
     ) -> Result<(SandboxIdentity, OwnedFd), StageFailure> {
         self.no_namespaces_templates
             .retain(|template| matches!(waitpid(Some(*template), WaitOptions::NOHANG), Ok(None)));
+
         let owner = self.workspace_owner(workspace)?;
         let id = self.workspace_plan(workspace)?.sandbox_id;
         let identity = identity::choose_identity_without_namespaces(self.privileges, id, owner)?;
+
         let (daemon, template) =
             seqpacket_pair().map_err(at_stage(Stage::NoNamespaces, "socket"))?;
         match fork(&self.single_threaded, 0).map_err(at_stage(Stage::NoNamespaces, "clone"))? {
@@ -228,57 +239,25 @@ impl KeeperState {
             let none = || StageFailure::other(Stage::Identity, "no workspace");
             return Err(identities.into_iter().find_map(Result::err).unwrap_or_else(none));
         };
-        let (keeper, socket) = seqpacket_pair().map_err(at_stage(Stage::Launcher, "socket"))?;
-        // A masked /proc can be mounted afresh by who has CAP_SYS_ADMIN, but not from a user
-        // namespace below.
-        let antechamber = self.privileges.can_map_owners && masked_proc::is_masked()?;
+
+        // A process with CAP_SYS_ADMIN can mount a fresh /proc where the old one is masked, but not
+        // from a user namespace below. The launcher then passes through intermediate namespaces.
+        let needs_fresh_proc = self.privileges.can_map_owners && masked_proc::is_masked()?;
         let namespaces =
-            if antechamber { launcher::INTERMEDIATE_NAMESPACES } else { LAUNCHER_NAMESPACES };
-        // While a process is not dumpable, its files in /proc belong to root, and only root could
-        // write the launcher's maps. The launcher inherits this from here.
-        let dumpable = |behavior| {
-            set_dumpable_behavior(behavior).map_err(at_stage(Stage::Launcher, "dumpable"))
-        };
-        dumpable(DumpableBehavior::Dumpable)?;
-        let forked = fork(&self.single_threaded, namespaces);
-        if !matches!(forked, Ok(Fork::Child)) {
-            dumpable(DumpableBehavior::NotDumpable)?;
-        }
-        let (process, pidfd) = match forked.map_err(at_stage(Stage::UserNamespace, "clone"))? {
+            if needs_fresh_proc { launcher::INTERMEDIATE_NAMESPACES } else { LAUNCHER_NAMESPACES };
+        let (socket, launcher_socket) =
+            seqpacket_pair().map_err(at_stage(Stage::Launcher, "socket"))?;
+        let (process, pidfd) = match self.fork_dumpable(namespaces)? {
             Fork::Parent { child, pidfd } => (child, pidfd),
             Fork::Child => {
-                drop(keeper);
-                if antechamber {
-                    let entered = launcher::enter_intermediate_namespaces();
-                    let failed = entered.is_err();
-                    let answer = entered.map_or_else(SetupReply::Failed, |()| SetupReply::Done {
-                        workspace: 0,
-                        identity: first,
-                    });
-                    if send(&socket, &answer, &[]).is_err() || failed {
-                        exit_now(1);
-                    }
-                }
-                // Its maps must be there before it does anything: the keeper sends one message when
-                // they are.
-                match receive::<()>(&socket) {
-                    Ok(Some(_)) => {}
-                    _ => exit_now(0),
-                }
-                if set_dumpable_behavior(DumpableBehavior::NotDumpable).is_err() {
-                    exit_now(1);
-                }
-                match close_all_except(socket.into_raw_fd()) {
-                    Ok(socket) => {
-                        launcher::run(socket, &self.plan, first, &self.single_threaded.for_fork())
-                    }
-                    Err(_) => exit_now(1),
-                }
+                drop(socket);
+                self.become_launcher(launcher_socket, first, needs_fresh_proc);
             }
         };
-        drop(socket);
-        let launcher = LauncherProcess { socket: keeper, pidfd, process, identities };
-        if antechamber {
+        drop(launcher_socket);
+
+        let launcher = LauncherProcess { socket, pidfd, process, identities };
+        if needs_fresh_proc {
             launcher.receive_reply()?;
         }
         launcher.write_id_maps()?;
@@ -287,18 +266,67 @@ impl KeeperState {
         Ok(launcher)
     }
 
-    /// As whom the sandboxes of a workspace run.
+    /// Forks a child that is dumpable, so that the keeper can write the child's id maps: the files
+    /// in `/proc` of a process that is not dumpable belong to root.
+    fn fork_dumpable(&self, namespaces: Namespaces) -> Result<Fork, StageFailure> {
+        let set_dumpable = |behavior| {
+            set_dumpable_behavior(behavior).map_err(at_stage(Stage::Launcher, "dumpable"))
+        };
+        set_dumpable(DumpableBehavior::Dumpable)?;
+        let forked = fork(&self.single_threaded, namespaces);
+        if !matches!(forked, Ok(Fork::Child)) {
+            set_dumpable(DumpableBehavior::NotDumpable)?;
+        }
+        forked.map_err(at_stage(Stage::UserNamespace, "clone"))
+    }
+
+    /// Continues as the launcher, in the child that [`Self::start_launcher`] forked.
+    fn become_launcher(
+        &self,
+        socket: OwnedFd,
+        identity: SandboxIdentity,
+        needs_fresh_proc: bool,
+    ) -> ! {
+        if needs_fresh_proc {
+            let entered = launcher::enter_intermediate_namespaces();
+            let failed = entered.is_err();
+            let reply = entered
+                .map_or_else(SetupReply::Failed, |()| SetupReply::Done { workspace: 0, identity });
+            if send(&socket, &reply, &[]).is_err() || failed {
+                exit_now(1);
+            }
+        }
+
+        // The keeper sends one message when it has written the id maps. Nothing works before that.
+        match receive::<()>(&socket) {
+            Ok(Some(_)) => {}
+            _ => exit_now(0),
+        }
+        if set_dumpable_behavior(DumpableBehavior::NotDumpable).is_err() {
+            exit_now(1);
+        }
+        match close_all_except(socket.into_raw_fd()) {
+            Ok(socket) => {
+                launcher::run(socket, &self.plan, identity, &self.single_threaded.for_fork())
+            }
+            Err(_) => exit_now(1),
+        }
+    }
+
+    /// The user that the sandboxes of a workspace run as.
     fn sandbox_identity(&self, workspace: usize) -> Result<SandboxIdentity, StageFailure> {
         let id = self.workspace_plan(workspace)?.sandbox_id;
         let owner = self.workspace_owner(workspace)?;
         let identity = identity::choose_identity(self.privileges, id, owner, || {
             self.open_workspace(workspace, Some(id)).map(drop)
         })?;
-        // The others open what they bind themselves.
-        let opens = self.privileges.can_map_owners || self.privileges.is_user(identity.host_ids.0);
-        if !opens && self.workspace_plan(workspace)?.has_persistent_home {
+
+        // In all other cases the template, which runs as the commands' user, opens the binds.
+        let can_open_home =
+            self.privileges.can_map_owners || self.privileges.is_user(identity.host_ids.0);
+        if !can_open_home && self.workspace_plan(workspace)?.has_persistent_home {
             let text = format!(
-                "commands are user {}, who cannot enter the state directory, and without CAP_SYS_ADMIN the daemon cannot open the home directory there for them",
+                "commands are user {}, which cannot enter the state directory, and without CAP_SYS_ADMIN the daemon cannot open the home directory there for them",
                 identity.uid
             );
             return Err(StageFailure::other(Stage::PersistentHome, text));
@@ -306,12 +334,13 @@ impl KeeperState {
         Ok(identity)
     }
 
-    /// To whom a workspace belongs, or will when the daemon serves it.
+    /// Owner of a workspace, or the owner that it will have when the daemon serves it.
     fn workspace_owner(&self, workspace: usize) -> Result<DirectoryOwner, StageFailure> {
         let owner = DirectoryOwner::of(self.workspace_directory(workspace)?)
             .map_err(at_stage(Stage::Identity, "owner of the workspace"))?;
-        let given_to = self.workspace_plan(workspace)?.chowned_to;
-        Ok(match given_to.filter(|_| owner.uid == 0) {
+
+        let chowned_to = self.workspace_plan(workspace)?.chowned_to;
+        Ok(match chowned_to.filter(|_| owner.uid == 0) {
             Some(id) => DirectoryOwner { uid: id, gid: id },
             None => owner,
         })
@@ -331,8 +360,8 @@ impl KeeperState {
             .ok_or_else(|| StageFailure::other(Stage::Launcher, "no such workspace"))
     }
 
-    /// Opens the trees of a workspace and its binds, owners mapped, with the rights that the
-    /// launcher does not have.
+    /// Opens the mount trees of a workspace and its binds, with owners mapped. The launcher does
+    /// not have the privileges for this.
     fn open_trees(
         &self,
         workspace: usize,
@@ -340,11 +369,13 @@ impl KeeperState {
     ) -> Result<Vec<OwnedFd>, StageFailure> {
         let map_to = identity.id_mapped.then_some(identity.uid);
         let mut trees = vec![self.open_workspace(workspace, map_to)?];
+
         let workspace = self.workspace_plan(workspace)?;
         for bind in workspace.all_binds() {
             let name = bind.source.display().to_string();
             let tree = root::open_detached(&bind.source)?;
             root::check_source_identity(&bind.source, bind.file_identity, &tree)?;
+
             let owner =
                 DirectoryOwner::of(tree.as_fd()).map_err(at_stage(Stage::OpenSource, &name))?;
             let is_home = workspace.home_bind.as_ref() == Some(bind);
@@ -355,6 +386,7 @@ impl KeeperState {
                 );
                 return Err(StageFailure::other(Stage::PersistentHome, text));
             }
+
             let map = if bind.writable { self.owner_map(owner, map_to)? } else { None };
             set_attributes(
                 tree.as_fd(),
@@ -375,6 +407,7 @@ impl KeeperState {
         let plan = self.workspace_plan(workspace)?;
         let name = plan.path.display().to_string();
         root::refuse_host_revealing_mounts(&plan.path)?;
+
         let flags = OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
             | OpenTreeFlags::AT_RECURSIVE
@@ -382,6 +415,7 @@ impl KeeperState {
         let tree = open_tree(self.workspace_directory(workspace)?, "", flags)
             .map_err(at_stage(Stage::OpenSource, &name))?;
         root::check_source_identity(&plan.path, plan.file_identity, &tree)?;
+
         let owner = DirectoryOwner::of(tree.as_fd()).map_err(at_stage(Stage::OpenSource, &name))?;
         let map = self.owner_map(owner, map_to)?;
         set_attributes(
@@ -393,8 +427,8 @@ impl KeeperState {
         Ok(tree)
     }
 
-    /// A user namespace that maps `owner` to the sandboxes' user; nothing where they are the same,
-    /// or no mapping is wanted.
+    /// Makes a user namespace that maps `owner` to the sandboxes' user `map_to`. Returns `None` if
+    /// they are the same or no mapping is wanted.
     fn owner_map(
         &self,
         owner: DirectoryOwner,
@@ -409,7 +443,7 @@ impl KeeperState {
     }
 }
 
-// === impl Launcher ===
+// === impl LauncherProcess ===
 
 impl LauncherProcess {
     fn is_alive(&self) -> bool {
@@ -417,16 +451,16 @@ impl LauncherProcess {
             && matches!(waitpid(Some(self.process), WaitOptions::NOHANG), Ok(None))
     }
 
-    /// Waits until it says that it has done what it is to do.
+    /// Waits until the launcher reports that it is ready.
     fn receive_reply(&self) -> Result<(), StageFailure> {
-        match receive(&self.socket).map_err(at_stage(Stage::Launcher, "answer"))? {
+        match receive(&self.socket).map_err(at_stage(Stage::Launcher, "reply"))? {
             Some((SetupReply::Done { .. }, _)) => Ok(()),
             Some((SetupReply::Failed(failure), _)) => Err(failure),
             None => Err(StageFailure::other(Stage::Launcher, "it died before it was ready")),
         }
     }
 
-    /// Writes the launcher's maps: each user id that sandboxes run as, to what it is outside.
+    /// Writes the launcher's id maps: each id that sandboxes run as, mapped to its id outside.
     fn write_id_maps(&self) -> Result<(), StageFailure> {
         let known = || self.identities.iter().flatten();
         let mut users: Vec<_> = known().map(|id| (id.uid, id.host_ids.0)).collect();
@@ -435,6 +469,7 @@ impl LauncherProcess {
             ids.sort_unstable();
             ids.dedup();
         }
+
         let process = self.process.as_raw_nonzero();
         for (file, text) in [
             ("setgroups", "deny".to_owned()),
@@ -449,9 +484,9 @@ impl LauncherProcess {
 
 impl Drop for LauncherProcess {
     fn drop(&mut self) {
-        // It may be dead already; then this only takes it from the process table.
+        // The launcher may be dead already. Waiting then removes it from the process table.
         let _dead = signal::send(self.pidfd.as_fd(), libc::SIGKILL);
-        // Without waiting: a process that hangs in the kernel would hold up its successor.
+        // Does not block: a process that hangs in the kernel would delay its successor.
         let _reaped = waitpid(Some(self.process), WaitOptions::NOHANG);
     }
 }

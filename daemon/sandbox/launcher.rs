@@ -1,7 +1,7 @@
-//! The launcher: process 1 of the namespaces in which all sandboxes live. Its death is the death of
-//! all of them.
+//! The launcher: process 1 of the namespaces in which all sandboxes live. When it dies, all of them
+//! die.
 //!
-//! It knows no secrets and serves no requests: it starts templates when the keeper tells it to.
+//! It holds no secrets and serves no callers: it starts templates when the keeper requests them.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -22,21 +22,23 @@ use crate::daemon::sys::{
     set_process_name,
 };
 
-/// Namespaces that a template gets, beside that of the network. Its process namespace makes its end
-/// the end of its runs.
+/// Namespaces of a template, besides the network namespace. When the template ends, its process
+/// namespace ends its runs.
 const TEMPLATE_NAMESPACES: i32 = libc::CLONE_NEWPID
     | libc::CLONE_NEWNS
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-/// Namespaces that a process gets which passes the antechamber on its way to be the launcher.
+/// Namespaces that a process passes through before it becomes the launcher, if `/proc` is masked.
 pub(super) const INTERMEDIATE_NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
 
-/// Mounts a `/proc` that nothing covers, then makes the user and mount namespace of the launcher,
-/// which takes it along: the kernel lets a user namespace mount a fresh `/proc` only where it sees
-/// one without masks (mount_namespaces(7)), and the masks that a container runtime has made in the
-/// daemon's own user namespace hold nobody back who has CAP_SYS_ADMIN there.
+/// Mounts an unmasked `/proc`, then makes the launcher's user and mount namespace, which inherits
+/// it.
+///
+/// The kernel lets a user namespace mount a fresh `/proc` only if it sees one without masks
+/// (mount_namespaces(7)). A container runtime's masks in the daemon's own user namespace do not
+/// restrict a process with CAP_SYS_ADMIN there.
 pub(super) fn enter_intermediate_namespaces() -> Result<(), StageFailure> {
     root::make_private()?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -46,15 +48,16 @@ pub(super) fn enter_intermediate_namespaces() -> Result<(), StageFailure> {
         .map_err(at_stage(Stage::UserNamespace, "unshare"))
 }
 
-/// Runs as the launcher, in namespaces whose maps the keeper has written, until the keeper is gone.
+/// Runs as the launcher until the keeper is gone. The keeper has written the id maps of its
+/// namespaces.
 pub(super) fn run(
     socket: BorrowedFd<'_>,
     plan: &SandboxPlan,
     identity: SandboxIdentity,
-    proof: &SingleThreaded,
+    single_threaded: &SingleThreaded,
 ) -> ! {
     set_process_name(c"jig-launcher");
-    // Changing user ids clears the death signal, so it comes after.
+    // Set after the user ids: changing them clears the death signal.
     let ready = template::become_user(identity)
         .and_then(|()| {
             set_parent_process_death_signal(Some(Signal::KILL))
@@ -63,54 +66,63 @@ pub(super) fn run(
         .and_then(|()| root::make_private());
     let sent = match ready {
         Ok(()) => {
-            let answer = SetupReply::Done { workspace: 0, identity };
-            send(socket, &answer, &[])
+            let reply = SetupReply::Done { workspace: 0, identity };
+            send(socket, &reply, &[])
         }
         Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
     };
     if sent.is_err() {
         exit_now(0);
     }
+
     loop {
-        let Ok(Some((order, fds))) = receive::<StartTemplateRequest>(socket) else {
+        let Ok(Some((request, fds))) = receive::<StartTemplateRequest>(socket) else {
             exit_now(0);
         };
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
-        let workspace = order.template.workspace;
-        let answer = match start_template(order, fds, plan, proof) {
+        let workspace = request.template.workspace;
+        let reply = match start_template(request, fds, plan, single_threaded) {
             Ok(identity) => SetupReply::Done { workspace, identity },
             Err(failure) => SetupReply::Failed(failure),
         };
-        if send(socket, &answer, &[]).is_err() {
+        if send(socket, &reply, &[]).is_err() {
             exit_now(0);
         }
     }
 }
 
 fn start_template(
-    order: StartTemplateRequest,
+    request: StartTemplateRequest,
     fds: Vec<OwnedFd>,
     plan: &SandboxPlan,
-    proof: &SingleThreaded,
+    single_threaded: &SingleThreaded,
 ) -> Result<SandboxIdentity, StageFailure> {
-    let malformed = || StageFailure::other(Stage::Launcher, "malformed order");
-    let TemplateSpec { workspace, level } = order.template;
+    let malformed = || StageFailure::other(Stage::Launcher, "malformed request");
+    let TemplateSpec { workspace, level } = request.template;
     let workspace = plan.workspaces.get(workspace).ok_or_else(malformed)?;
     let mut fds = fds.into_iter();
     let socket = fds.next().ok_or_else(malformed)?;
     let trees: Vec<OwnedFd> = fds.collect();
-    if order.has_trees && trees.len() != 1 + workspace.all_binds().count() {
+    if request.has_trees && trees.len() != 1 + workspace.all_binds().count() {
         return Err(malformed());
     }
+
     let network = match plan.network {
         NetworkMode::None | NetworkMode::Proxy => libc::CLONE_NEWNET,
         NetworkMode::Host => 0,
     };
-    let namespaces = TEMPLATE_NAMESPACES | network;
-    match fork(proof, namespaces).map_err(at_stage(Stage::TemplateNamespaces, "clone"))? {
-        Fork::Parent { .. } => Ok(order.identity),
-        Fork::Child => {
-            template::run(socket, plan, workspace, level, order.identity, trees, proof.for_fork())
-        }
+    let forked = fork(single_threaded, TEMPLATE_NAMESPACES | network)
+        .map_err(at_stage(Stage::TemplateNamespaces, "clone"))?;
+    match forked {
+        Fork::Parent { .. } => Ok(request.identity),
+        Fork::Child => template::run(
+            socket,
+            plan,
+            workspace,
+            level,
+            request.identity,
+            trees,
+            single_threaded.for_fork(),
+        ),
     }
 }

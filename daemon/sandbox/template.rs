@@ -1,9 +1,9 @@
-//! The template of a workspace: a process with the workspace's root built and pivoted into, from
-//! which slots are made.
+//! The template of a workspace: a process that has built the workspace's root and pivoted into it,
+//! and that makes slots.
 //!
-//! It is process 1 of a process namespace of its own, so that its end is the end of everything made
-//! from it. It keeps one `/proc` mounted without masks: the kernel lets a new user namespace mount
-//! a fresh one only where a fully visible one is mounted already.
+//! It is process 1 of its own process namespace, so its end is the end of everything made from it.
+//! It keeps one unmasked `/proc` mounted: the kernel lets a new user namespace mount a fresh
+//! `/proc` only if a fully visible one is mounted already.
 
 use std::{
     fs,
@@ -43,29 +43,29 @@ use crate::daemon::sys::{
     set_process_name, signal,
 };
 
-/// Settings of a slot's network namespace. Two leave nothing of a run behind for the next: no socket
-/// in TIME_WAIT, no metrics of old connections. With the third a command may listen on any port of
-/// an interface that is its own alone.
+/// Sysctls of a slot's network namespace. The first two leave nothing of a run behind for the next:
+/// no socket in TIME_WAIT, no metrics of old connections. The third lets a command listen on any
+/// port, which is safe because the interface is its own.
 const NETWORK_SYSCTLS: &[(&str, &str)] = &[
     ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0"),
     ("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"),
     ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
 ];
 
-/// What a template knows.
+/// State of a template.
 struct TemplateState<'a> {
     plan: &'a SandboxPlan,
     workspace: &'a WorkspacePlan,
     level: IsolationLevel,
     identity: SandboxIdentity,
     filters: SeccompFilters,
-    /// Its own network namespace, in which nothing runs.
+    /// The template's own network namespace, in which nothing runs.
     own_network: OwnedFd,
-    proof: SingleThreaded,
+    single_threaded: SingleThreaded,
 }
 
-/// Runs as a template. Tells the daemon whether it is ready, then makes a slot each time it is
-/// asked, until the daemon closes the socket.
+/// Runs as a template: reports to the daemon that it is ready, then makes a slot for each request,
+/// until the daemon closes the socket.
 pub(super) fn run(
     socket: OwnedFd,
     plan: &SandboxPlan,
@@ -73,15 +73,16 @@ pub(super) fn run(
     level: IsolationLevel,
     identity: SandboxIdentity,
     trees: Vec<OwnedFd>,
-    proof: SingleThreaded,
+    single_threaded: SingleThreaded,
 ) -> ! {
     set_process_name(c"jig-template");
-    // From here on it is closed by `keep_only` only.
+    // From here on, only `close_all_except` closes it.
     let number = socket.as_raw_fd();
     let socket = ManuallyDrop::new(socket);
     if let Err(failure) = build_root(workspace, plan.network, level, identity, trees) {
         report_failure_and_exit(socket.as_fd(), failure);
     }
+
     let socket = match close_all_except(number) {
         Ok(socket) => socket,
         Err(errno) => report_failure_and_exit(
@@ -89,26 +90,29 @@ pub(super) fn run(
             StageFailure::from_errno(Stage::TemplateNamespaces, errno, "descriptors"),
         ),
     };
-    let template = match drop_privileges(plan, workspace, level, identity, proof) {
+
+    let template = match drop_privileges(plan, workspace, level, identity, single_threaded) {
         Ok(template) => template,
         Err(failure) => report_failure_and_exit(socket, failure),
     };
-    // Slots that end, and what was left in them.
+    // Reaps slot keepers that end, and orphans of theirs.
     if let Err(errno) = signal::enable_auto_reap() {
         let failure = StageFailure::from_errno(Stage::TemplateNamespaces, errno, "children");
         report_failure_and_exit(socket, failure);
     }
-    let done = SetupReply::Done { workspace: workspace.index, identity };
-    if send(socket, &done, &[]).is_err() {
+
+    let ready = SetupReply::Done { workspace: workspace.index, identity };
+    if send(socket, &ready, &[]).is_err() {
         exit_now(0);
     }
+
     loop {
         match receive::<MakeSlotRequest>(socket) {
             Ok(Some(_)) => {}
             _ => exit_now(0),
         }
         let sent = match template.make_slot() {
-            Ok(slot) => send_reply(socket, &done, &[slot.as_fd()], Stage::SlotNamespace),
+            Ok(slot) => send_reply(socket, &ready, &[slot.as_fd()], Stage::SlotNamespace),
             Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
         };
         if sent.is_err() {
@@ -117,14 +121,14 @@ pub(super) fn run(
     }
 }
 
-/// Tells why, and ends.
+/// Reports why this process failed, and exits.
 pub(super) fn report_failure_and_exit(socket: BorrowedFd<'_>, failure: StageFailure) -> ! {
-    // A daemon that is gone needs no answer.
+    // A daemon that is gone needs no report.
     let _sent = send(socket, &SetupReply::Failed(failure), &[]);
     exit_now(1)
 }
 
-/// Becomes the sandboxes' user and builds their root.
+/// Changes to the sandboxes' user and builds their root.
 fn build_root(
     workspace: &WorkspacePlan,
     network: NetworkMode,
@@ -139,25 +143,27 @@ fn build_root(
         .and_then(|()| signal::ignore_termination_signals())
         .map_err(at_stage(Stage::TemplateNamespaces, "signals"))?;
     umask(Mode::from_raw_mode(0o022));
-    // The kernel ends runs before it ends anything else when memory runs out. Raising the score
-    // needs no right, but while a process is not dumpable its files in /proc belong to root.
-    // `confine` ends that.
+
+    // When memory runs out, the kernel must kill runs first. Raising the score needs no privilege,
+    // but while a process is not dumpable its files in /proc belong to root. `drop_privileges`
+    // makes it not dumpable again.
     set_dumpable_behavior(DumpableBehavior::Dumpable)
         .map_err(at_stage(Stage::TemplateNamespaces, "dumpable"))?;
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
+
     root::build_root(workspace, network, level, identity, trees)?;
-    // Container engines' profiles refuse it. The probe sees what the name is.
+    // Container engines' seccomp profiles refuse this. The probe checks the name.
     let _refused = sethostname(SANDBOX_HOST_NAME.as_bytes());
     replace_standard_streams()
 }
 
-/// Gives up what making slots does not need.
+/// Drops the privileges that making slots does not need.
 fn drop_privileges<'a>(
     plan: &'a SandboxPlan,
     workspace: &'a WorkspacePlan,
     level: IsolationLevel,
     identity: SandboxIdentity,
-    proof: SingleThreaded,
+    single_threaded: SingleThreaded,
 ) -> Result<TemplateState<'a>, StageFailure> {
     set_no_new_privs(true).map_err(at_stage(Stage::NoNewPrivileges, ""))?;
     quotas::limit_total_processes(plan.max_processes_of_all_runs)?;
@@ -166,11 +172,11 @@ fn drop_privileges<'a>(
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(at_stage(Stage::TemplateNamespaces, "dumpable"))?;
     let own_network = open_network_namespace()?;
-    Ok(TemplateState { plan, workspace, level, identity, filters, own_network, proof })
+    Ok(TemplateState { plan, workspace, level, identity, filters, own_network, single_threaded })
 }
 
-/// Takes on the user id of the sandboxes. Ids are mapped one to one, so they are the same inside
-/// and outside.
+/// Changes to the user and group of the sandboxes. Ids are mapped one to one, so they are the same
+/// inside and outside.
 pub(super) fn become_user(identity: SandboxIdentity) -> Result<(), StageFailure> {
     let (uid, gid) =
         (rustix::fs::Uid::from_raw(identity.uid), rustix::fs::Gid::from_raw(identity.gid));
@@ -178,8 +184,8 @@ pub(super) fn become_user(identity: SandboxIdentity) -> Result<(), StageFailure>
     set_thread_res_uid(uid, uid, uid).map_err(at_stage(Stage::SetUser, "user"))
 }
 
-/// Replaces what the daemon's own standard streams were: nothing of a sandbox must reach the
-/// daemon's terminal or log.
+/// Replaces the standard streams by `/dev/null`: nothing of a sandbox may reach the daemon's
+/// terminal or log.
 pub(super) fn replace_standard_streams() -> Result<(), StageFailure> {
     let failed = |errno| StageFailure::from_errno(Stage::StandardStreams, errno, "/dev/null");
     let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
@@ -194,23 +200,25 @@ fn open_network_namespace() -> Result<OwnedFd, StageFailure> {
 }
 
 impl TemplateState<'_> {
-    /// Makes a slot: a network namespace, unless its runs are to have the daemon's, and in it a
-    /// keeper with a user and mount namespace of its own. Answers the daemon's end of its socket.
+    /// Makes a slot: a network namespace, unless runs have the daemon's, and in it a slot keeper
+    /// with its own user and mount namespace. Returns the daemon's end of the slot's socket.
     fn make_slot(&self) -> Result<OwnedFd, StageFailure> {
         let (daemon, keeper) =
             seqpacket_pair().map_err(at_stage(Stage::SlotNamespace, "socket"))?;
         let network = match self.plan.network {
             NetworkMode::None | NetworkMode::Proxy => enter_new_network(self.level),
-            // Already in it, and nothing of it is ours to set.
+            // This process is in the daemon's network, whose settings are not ours to change.
             NetworkMode::Host => Ok(()),
         };
+
         let forked = network.and_then(|()| {
-            fork(&self.proof, libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
+            fork(&self.single_threaded, libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
                 .map_err(at_stage(Stage::SlotNamespace, "clone"))
         });
         if let Ok(Fork::Child) = forked {
             self.run_slot_keeper(keeper.as_raw_fd());
         }
+
         if self.plan.network != NetworkMode::Host {
             self.return_to_own_network()?;
         }
@@ -238,12 +246,13 @@ impl TemplateState<'_> {
     }
 }
 
-/// Moves this process into a new network namespace with nothing but a loopback interface.
+/// Moves this process into a new network namespace with only a loopback interface.
 fn enter_new_network(level: IsolationLevel) -> Result<(), StageFailure> {
     unshare(libc::CLONE_NEWNET).map_err(at_stage(Stage::NetworkNamespace, "unshare"))?;
     bring_up_loopback().map_err(at_stage(Stage::NetworkNamespace, "bringing up lo"))?;
+
     if !level.reuses_network_namespaces() {
-        return Ok(()); // nor could the settings be made
+        return Ok(()); // at L2 the settings cannot be written
     }
     for (path, value) in NETWORK_SYSCTLS {
         fs::write(path, value).map_err(|error| {
