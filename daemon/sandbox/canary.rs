@@ -1,8 +1,8 @@
-//! The probe that proves the isolation: run at start in a real sandbox, by the very process that
+//! The probe that verifies the isolation. It runs at startup in a real sandbox, in the process that
 //! would become a command.
 //!
-//! Like everything in that process it allocates nothing. It answers with one bit for each check
-//! that failed. Which checks there are is decided by the level that the sandbox is to give.
+//! Like everything in that process, it allocates nothing. It reports one bit for each failed check.
+//! The level of the sandbox decides which checks apply.
 
 use std::{
     ffi::{CStr, CString},
@@ -32,23 +32,23 @@ use crate::daemon::sys::{
     process::{run_in_fork, unshare},
 };
 
-/// A check: what it shows, and whether it holds.
+/// One check of the probe.
 #[derive(Debug)]
 struct ProbeCheck {
-    /// What a failure means.
+    /// What must hold, for the error message.
     name: &'static str,
     passes: fn() -> bool,
 }
 
-/// The check that does not hold with the daemon's network.
+/// Skipped with the daemon's network.
 const NO_ROUTE_CHECK: &str = "there is no route to the metadata address";
-/// The check of the host name. It is a convenience and no boundary: where it does not hold, the level
-/// stays and the layer `uts_namespace` says so.
+/// The host name is a convenience, not a boundary: if this check fails, the level stays and the
+/// layer `uts_namespace` reports it.
 pub(super) const HOST_NAME_CHECK: &str = "the host name is jig";
-/// The check that is about the network `proxy`.
+/// Only with the network `proxy`.
 const PROXY_CHECK: &str = "the proxy can be connected to";
 
-/// Checks that hold at every level.
+/// Checks at every level.
 const COMMON_CHECKS: &[ProbeCheck] = &[
     ProbeCheck {
         name: "the command is not root",
@@ -59,30 +59,30 @@ const COMMON_CHECKS: &[ProbeCheck] = &[
         passes: || secure_computing_mode() == Ok(SecureComputingMode::Filter),
     },
     ProbeCheck {
-        name: "unshare(CLONE_NEWUSER) answers EPERM",
+        name: "unshare(CLONE_NEWUSER) returns EPERM",
         passes: || unshare(libc::CLONE_NEWUSER) == Err(Errno::PERM),
     },
     ProbeCheck {
-        name: "mount answers EPERM",
+        name: "mount returns EPERM",
         passes: || {
             mount(c"tmpfs", c"/tmp", c"tmpfs", MountFlags::empty(), None) == Err(Errno::PERM)
         },
     },
     ProbeCheck {
-        name: "clone3 answers ENOSYS",
+        name: "clone3 returns ENOSYS",
         passes: || denied_syscalls::clone3() == Errno::NOSYS,
     },
     ProbeCheck {
-        name: "keyctl answers EPERM",
+        name: "keyctl returns EPERM",
         passes: || denied_syscalls::keyctl() == Errno::PERM,
     },
     ProbeCheck {
-        name: "io_uring_setup answers ENOSYS",
+        name: "io_uring_setup returns ENOSYS",
         passes: || denied_syscalls::io_uring_setup() == Errno::NOSYS,
     },
-    ProbeCheck { name: "bpf answers EPERM", passes: || denied_syscalls::bpf() == Errno::PERM },
+    ProbeCheck { name: "bpf returns EPERM", passes: || denied_syscalls::bpf() == Errno::PERM },
     ProbeCheck {
-        name: "ioctl(TIOCSTI) answers EPERM",
+        name: "ioctl(TIOCSTI) returns EPERM",
         passes: || denied_syscalls::tiocsti() == Errno::PERM,
     },
     ProbeCheck {
@@ -101,10 +101,10 @@ const COMMON_CHECKS: &[ProbeCheck] = &[
         name: "no descriptor is open but the standard streams and the control socket",
         passes: has_only_expected_descriptors,
     },
-    ProbeCheck { name: "chroot answers EPERM", passes: || chroot(c"/") == Err(Errno::PERM) },
+    ProbeCheck { name: "chroot returns EPERM", passes: || chroot(c"/") == Err(Errno::PERM) },
 ];
 
-/// Checks of a sandbox with namespaces of its own.
+/// Checks of sandboxes with their own namespaces (L2, L3).
 const NAMESPACE_CHECKS: &[ProbeCheck] = &[
     ProbeCheck {
         name: "the command is process 2 of its own process namespace",
@@ -131,7 +131,7 @@ const NAMESPACE_CHECKS: &[ProbeCheck] = &[
     ProbeCheck { name: "/sys is not there", passes: || is_absent(c"/sys") },
 ];
 
-/// Checks of a `/proc` of the run's own.
+/// Checks of the run's own `/proc` (L3).
 const FRESH_PROC_CHECKS: &[ProbeCheck] = &[
     ProbeCheck {
         name: "the init's memory, descriptors and environment cannot be opened",
@@ -146,7 +146,7 @@ const FRESH_PROC_CHECKS: &[ProbeCheck] = &[
     ProbeCheck { name: "no third process is there", passes: || is_absent(c"/proc/3") },
 ];
 
-/// Checks of a `/proc` that is the daemon's too.
+/// Checks of the daemon's `/proc` in the sandbox (L1, L2).
 const SHARED_PROC_CHECKS: &[ProbeCheck] = &[ProbeCheck {
     name: "nothing in /proc can be written",
     passes: || {
@@ -158,7 +158,7 @@ const SHARED_PROC_CHECKS: &[ProbeCheck] = &[ProbeCheck {
     },
 }];
 
-/// Checks of a sandbox in the daemon's own namespaces.
+/// Checks of sandboxes in the daemon's own namespaces (L1).
 const NO_NAMESPACES_CHECKS: &[ProbeCheck] = &[
     ProbeCheck {
         name: "no capability is held and no_new_privs is on",
@@ -190,20 +190,20 @@ const NO_NAMESPACES_CHECKS: &[ProbeCheck] = &[
         },
     },
     ProbeCheck {
-        name: "message passing answers EPERM",
+        name: "message passing returns EPERM",
         passes: || {
             denied_syscalls::shmget() == Errno::PERM && denied_syscalls::mq_open() == Errno::PERM
         },
     },
     ProbeCheck {
-        name: "ptrace and process_vm_readv answer EPERM",
+        name: "ptrace and process_vm_readv return EPERM",
         passes: || {
             denied_syscalls::ptrace() == Errno::PERM
                 && denied_syscalls::process_vm_readv() == Errno::PERM
         },
     },
     ProbeCheck {
-        name: "tuning another process answers EPERM",
+        name: "tuning another process returns EPERM",
         passes: || getppid().is_some_and(|parent| denied_syscalls::process_tuning(parent).is_ok()),
     },
     ProbeCheck {
@@ -212,44 +212,53 @@ const NO_NAMESPACES_CHECKS: &[ProbeCheck] = &[
     },
 ];
 
-/// What commands must not reach although they can name it.
+/// Files and processes of the daemon that commands can name but must not reach.
 #[derive(Debug, Default)]
 pub(super) struct GuardedTargets {
-    /// Files that they cannot open.
+    /// Files that commands must not open.
     files: Vec<CString>,
-    /// Processes that they cannot signal.
+    /// Processes that commands must not signal.
     processes: Vec<Pid>,
 }
 
-/// Files of a process that show what it knows, or change what it does.
+/// Files in `/proc/PID` that reveal a process's data or change what it does.
 const GUARDED_PROC_FILES: &[&str] =
     &["mem", "environ", "maps", "auxv", "fd/0", "fd/2", "root", "cwd", "exe", "io", "ns/net"];
 
 impl GuardedTargets {
-    /// What of the daemon's own can be named where `/proc` is the daemon's too, and at L1 the numbers
-    /// of processes mean the same.
+    /// Collects the targets for levels where the sandbox shows the daemon's `/proc`. Processes are
+    /// included at L1 only, where process ids mean the same in the sandbox.
     pub(super) fn collect(plan: &SandboxPlan, level: IsolationLevel) -> Result<Self, StageFailure> {
-        let of = |process: &u32| {
-            let folder = format!("/proc/{process}");
-            GUARDED_PROC_FILES.iter().map(move |file| format!("{folder}/{file}"))
+        let proc_files = |process: &u32| {
+            let directory = format!("/proc/{process}");
+            GUARDED_PROC_FILES.iter().map(move |file| format!("{directory}/{file}"))
         };
-        let files = plan.daemon_processes.iter().flat_map(of).map(String::into_bytes);
-        let state = plan.state_dir.clone().into_os_string().into_encoded_bytes();
-        let files = files.chain([state]).map(CString::new);
-        let files = files.collect::<Result<_, _>>();
-        let files = files.map_err(|_| StageFailure::other(Stage::Canary, "a path holds a NUL"))?;
-        let processes = plan.daemon_processes.iter().filter(|_| !level.has_namespaces());
-        let processes =
-            processes.filter_map(|process| Pid::from_raw(i32::try_from(*process).ok()?));
-        Ok(Self { files, processes: processes.collect() })
+        let state_dir = plan.state_dir.clone().into_os_string().into_encoded_bytes();
+        let files = plan
+            .daemon_processes
+            .iter()
+            .flat_map(proc_files)
+            .map(String::into_bytes)
+            .chain([state_dir])
+            .map(CString::new)
+            .collect::<Result<_, _>>()
+            .map_err(|_| StageFailure::other(Stage::Canary, "a path holds a NUL"))?;
+
+        let processes = plan
+            .daemon_processes
+            .iter()
+            .filter(|_| !level.has_namespaces())
+            .filter_map(|process| Pid::from_raw(i32::try_from(*process).ok()?))
+            .collect();
+        Ok(Self { files, processes })
     }
 }
 
-/// The checks of what is guarded; their bits follow those of the lists.
+/// Checks of [`GuardedTargets`]. Their bits follow those of the lists.
 const GUARDED_CHECKS: [&str; 2] =
     ["what is the daemon's own cannot be opened", "the daemon cannot be signalled"];
 
-/// The lists of checks that hold at a level.
+/// The lists of checks at a level.
 fn check_lists(level: IsolationLevel) -> [&'static [ProbeCheck]; 3] {
     match level {
         IsolationLevel::L3 => [COMMON_CHECKS, NAMESPACE_CHECKS, FRESH_PROC_CHECKS],
@@ -260,49 +269,49 @@ fn check_lists(level: IsolationLevel) -> [&'static [ProbeCheck]; 3] {
     }
 }
 
-/// Names of the checks that hold at a level, by the bits of the probe's answer.
+/// Names of the checks at a level, in the order of the probe's bits.
 fn check_names(level: IsolationLevel) -> impl Iterator<Item = &'static str> {
     let checks = check_lists(level).into_iter().flatten();
     checks.map(|check| check.name).chain(GUARDED_CHECKS)
 }
 
-/// Runs the checks of `level`, those that there are with this network.
+/// Runs the checks of `level` that apply with this network. Returns a bit for each failed check.
 pub(super) fn run_checks(
     level: IsolationLevel,
     guarded: &GuardedTargets,
     network: NetworkMode,
 ) -> u64 {
-    let mut failed = 0;
+    let mut failed_checks = 0;
     let mut bit = 0;
-    let mut add = |holds: bool| {
-        failed |= u64::from(!holds) << bit;
+    let mut add = |passes: bool| {
+        failed_checks |= u64::from(!passes) << bit;
         bit += 1;
     };
+
     for check in check_lists(level).into_iter().flatten() {
-        let is_meant = match check.name {
+        let applies = match check.name {
             NO_ROUTE_CHECK => network != NetworkMode::Host,
             PROXY_CHECK => network == NetworkMode::Proxy,
             _ => true,
         };
-        add(!is_meant || (check.passes)());
+        add(!applies || (check.passes)());
     }
-    add(check_in_fork(|| {
-        let mut files = guarded.files.iter();
-        files.all(|file| cannot_open(file) || is_absent(file))
-    }));
-    let mut processes = guarded.processes.iter();
-    add(processes
-        .all(|process| matches!(test_kill_process(*process), Err(Errno::PERM | Errno::SRCH))));
-    failed
+
+    add(check_in_fork(|| guarded.files.iter().all(|file| cannot_open(file) || is_absent(file))));
+    let cannot_signal =
+        |process: &Pid| matches!(test_kill_process(*process), Err(Errno::PERM | Errno::SRCH));
+    add(guarded.processes.iter().all(cannot_signal));
+
+    failed_checks
 }
 
-/// Names of the checks of `level` whose bits are set in `failed`.
+/// Names of the checks of `level` whose bits are set in `failed_checks`.
 pub(crate) fn failed_checks(
     level: IsolationLevel,
-    failed: u64,
+    failed_checks: u64,
 ) -> impl Iterator<Item = &'static str> {
-    let set = move |(bit, _): &(usize, &str)| failed & (1 << bit) != 0;
-    check_names(level).enumerate().filter(set).map(|(_, name)| name)
+    let has_failed = move |(bit, _): &(usize, &str)| failed_checks & (1 << bit) != 0;
+    check_names(level).enumerate().filter(has_failed).map(|(_, name)| name)
 }
 
 const MAX_CHECKS: usize = COMMON_CHECKS.len()
@@ -311,12 +320,12 @@ const MAX_CHECKS: usize = COMMON_CHECKS.len()
     + FRESH_PROC_CHECKS.len()
     + SHARED_PROC_CHECKS.len()
     + GUARDED_CHECKS.len();
-const _: () = assert!(MAX_CHECKS <= 64, "the answer has 64 bits");
+const _: () = assert!(MAX_CHECKS <= 64, "the report has 64 bits");
 
-/// Has a process with memory of its own see: this one shares that of its init, as the command that
-/// it would become does not, and whoever shares memory may look into it.
-fn check_in_fork(holds: impl FnOnce() -> bool) -> bool {
-    run_in_fork(holds).unwrap_or(false)
+/// Runs a check in a process with its own memory. This process shares memory with its init, and
+/// processes that share memory may inspect each other; a command may not.
+fn check_in_fork(passes: impl FnOnce() -> bool) -> bool {
+    run_in_fork(passes).unwrap_or(false)
 }
 
 fn socket_is_refused(family: i32) -> bool {
@@ -365,7 +374,8 @@ fn is_absent(path: &CStr) -> bool {
     access(path, Access::EXISTS) == Err(Errno::NOENT)
 }
 
-/// Numbers 0 to 3 are open; nothing is up to 255, far beyond what the sandbox's makers ever hold.
+/// Whether no descriptor from 4 to 255 is open. The processes that make a sandbox never hold that
+/// many.
 fn has_only_expected_descriptors() -> bool {
     let mut path = *b"/proc/self/fd/000\0";
     for number in 4u8..=255 {
@@ -377,19 +387,21 @@ fn has_only_expected_descriptors() -> bool {
         } else {
             2
         };
+
         let mut end = 14;
         for digit in digits.into_iter().skip(significant) {
-            if let Some(place) = path.get_mut(end) {
-                *place = b'0' + digit;
+            if let Some(byte) = path.get_mut(end) {
+                *byte = b'0' + digit;
             }
             end += 1;
         }
-        if let Some(place) = path.get_mut(end) {
-            *place = 0;
+        if let Some(byte) = path.get_mut(end) {
+            *byte = 0;
         }
-        let open = CStr::from_bytes_until_nul(&path)
+
+        let is_open = CStr::from_bytes_until_nul(&path)
             .is_ok_and(|path| statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).is_ok());
-        if open {
+        if is_open {
             return false;
         }
     }

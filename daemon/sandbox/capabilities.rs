@@ -1,4 +1,4 @@
-//! Giving up capabilities (capabilities(7)), for good and checked.
+//! Drops capabilities (capabilities(7)) for good, and verifies it.
 
 use rustix::thread::{
     CapabilitiesSecureBits, CapabilitySet, CapabilitySets, capabilities,
@@ -9,17 +9,17 @@ use rustix::thread::{
 
 use crate::daemon::sys::Errno;
 
-/// Makes what this process still has the last that anything made from it can have: nothing can be
-/// gained by executing a program or changing user ids, and none of that can be undone. What is
-/// permitted now can be used on, which making sandboxes needs.
+/// Ensures that this process and its descendants can never gain a capability, neither by executing
+/// a program nor by changing user ids. Irreversible. Capabilities that are permitted now stay
+/// usable: making sandboxes needs them.
 ///
-/// Done once for a slot, because it takes a system call for each capability that there is. Its
-/// sandboxes inherit it all; only a new user namespace could fill the bounding set again, and they
-/// are made without one.
+/// Called once per slot, because it makes a system call for each capability. Sandboxes inherit the
+/// result. Only a new user namespace could fill the bounding set again, and sandboxes are made
+/// without one.
 pub(super) fn forbid_privilege_gain() -> Result<(), Errno> {
-    // NOROOT: executing as uid 0 gives nothing. NO_SETUID_FIXUP and KEEP_CAPS (locked off):
-    // changing user ids gives nothing. NO_CAP_AMBIENT_RAISE: nothing can be kept across execve. All
-    // locked.
+    // NO_ROOT: executing as uid 0 grants nothing. NO_SETUID_FIXUP and KEEP_CAPS (locked off):
+    // changing user ids grants nothing. NO_CAP_AMBIENT_RAISE: nothing persists across execve(2).
+    // All are locked.
     set_capabilities_secure_bits(
         CapabilitiesSecureBits::NO_ROOT
             | CapabilitiesSecureBits::NO_ROOT_LOCKED
@@ -29,6 +29,7 @@ pub(super) fn forbid_privilege_gain() -> Result<(), Errno> {
             | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED
             | CapabilitiesSecureBits::KEEP_CAPS_LOCKED,
     )?;
+
     for capability in known_capabilities()? {
         if capability_is_in_bounding_set(capability)? {
             remove_capability_from_bounding_set(capability)?;
@@ -38,15 +39,16 @@ pub(super) fn forbid_privilege_gain() -> Result<(), Errno> {
     check_no_privilege_gain()
 }
 
-/// Gives up what [`forbid_gaining`] has left. Allocates nothing.
+/// Drops the capabilities that [`forbid_privilege_gain`] has left. Allocates nothing.
 pub(super) fn drop_all() -> Result<(), Errno> {
     let none = CapabilitySet::empty();
     set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
 }
 
-/// Checks that nothing is left and no_new_privs is on. Without a permitted capability there is no
-/// ambient one (capabilities(7)); that the bounding set is empty, the slot has checked. Allocates
-/// nothing.
+/// Checks that no capability is left and that no_new_privs is on. Allocates nothing.
+///
+/// Without permitted capabilities there are no ambient ones (capabilities(7)). The slot keeper has
+/// checked that the bounding set is empty.
 pub(super) fn check_dropped() -> Result<(), Errno> {
     let sets = capabilities(None)?;
     if !(sets.effective | sets.permitted | sets.inheritable).is_empty() || !no_new_privs()? {
@@ -55,7 +57,7 @@ pub(super) fn check_dropped() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Checks all five sets and no_new_privs, one capability after the other. Allocates nothing.
+/// Checks all five sets, capability by capability, and no_new_privs. Allocates nothing.
 pub(super) fn check_all_sets_empty() -> Result<(), Errno> {
     check_dropped()?;
     check_no_privilege_gain()
@@ -70,7 +72,7 @@ fn check_no_privilege_gain() -> Result<(), Errno> {
     Ok(())
 }
 
-/// The capabilities that the kernel knows: it answers EINVAL for the first number that it does not.
+/// The capabilities that the kernel knows: it returns EINVAL for the first number beyond them.
 fn known_capabilities() -> Result<impl Iterator<Item = CapabilitySet>, Errno> {
     let mut count = 0;
     while count < 64 {

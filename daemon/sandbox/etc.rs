@@ -1,7 +1,9 @@
-//! What commands find in `/etc`: made for them, and a few files and directories of the daemon's that
-//! programs look up there and that hold no secrets. What may hold any stays out, however useful:
-//! settings of package managers, of git and of shells, where tokens and proxies with passwords are
-//! kept, and all that names users and machines.
+//! The `/etc` of commands: generated files, and a few of the host's files and directories that
+//! programs need and that hold no secrets.
+//!
+//! Files that may hold secrets stay out, however useful: settings of package managers, git and
+//! shells, which can contain tokens and proxy passwords, and everything that names users and
+//! machines.
 
 use std::{
     fs,
@@ -15,8 +17,7 @@ use super::{
     wire::SandboxIdentity,
 };
 
-/// Directories of `/etc` that commands see, read-only: what programs look up there that is no
-/// secret.
+/// Directories of the host's `/etc` that commands see read-only.
 pub(super) const ETC_DIRECTORIES: &[&str] = &[
     "alternatives",
     "ssl/certs",
@@ -24,54 +25,57 @@ pub(super) const ETC_DIRECTORIES: &[&str] = &[
     "pki/tls/certs",
     "pki/ca-trust/extracted",
     "fonts",
-    // What openssl.cnf and Java of Fedora and its relatives include.
+    // Included by openssl.cnf and Java of Fedora and its relatives.
     "crypto-policies",
-    // Java of Fedora; that of Debian is found by its prefix.
+    // Java of Fedora. Debian's is found by its prefix.
     "java",
 ];
-/// Files of `/etc`, and directories of small ones, that are copied, so that each does not cost a
-/// mount in every sandbox.
+/// Files of the host's `/etc`, and directories of small files. They are copied, because each mount
+/// costs time in every sandbox.
 pub(super) const ETC_FILES: &[&str] = &[
-    // Where libraries lie: the first for the dynamic linker, the others for ld(1), which looks there
-    // for what a library needs that it links with.
+    // Library paths. The first is for the dynamic linker, the others for ld(1), which resolves
+    // dependencies of linked libraries with them.
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
-    // What time it is here; where the first is a link, it is made anew, as its target has the name.
+    // The time zone. If `localtime` is a link, it is created as a link, because its target names
+    // the zone.
     "localtime",
     "timezone",
-    // Which system this is: scripts choose by it what to do.
+    // The distribution. Scripts branch on it.
     "os-release",
     "lsb-release",
     "debian_version",
     "redhat-release",
     "alpine-release",
-    // Numbers and types by name: getservbyname(3), getprotobyname(3), modules of every language.
+    // Ports, protocols and media types by name: getservbyname(3), getprotobyname(3), and libraries
+    // of every language.
     "services",
     "protocols",
     "mime.types",
-    // Without it openssl makes no requests and no certificates; the last is where Alpine and others
-    // have all certificates.
+    // openssl cannot create requests or certificates without openssl.cnf. `cert.pem` holds all
+    // certificates on Alpine and others.
     "ssl/openssl.cnf",
     "pki/tls/openssl.cnf",
     "ssl/cert.pem",
-    // Where man(1) looks, and what it formats with.
+    // Search paths of man(1), and its formatter's files.
     "manpath.config",
     "groff",
-    // Debian's Maven does not start without; its settings.xml, beside them, may hold passwords.
+    // Debian's Maven does not start without these. Its settings.xml beside them may hold passwords.
     "maven/m2.conf",
     "maven/logging/simplelogger.properties",
 ];
-/// The one that is copied where commands have the daemon's network: whom it asks for names.
+/// Copied only with the network `host`: the name servers.
 const RESOLV_CONF: &str = "resolv.conf";
-/// Largest file that is copied, in bytes: caches of the dynamic linker are a tenth of it.
+/// Largest file that is copied, in bytes. Caches of the dynamic linker take a tenth of it.
 const MAX_COPIED_FILE_BYTES: u64 = 2 << 20;
-/// Users and groups beside the commands' own. Neither can be become; root is named because archives
-/// and packages name it as the owner of what they hold.
+/// Further users and groups. Commands cannot change to either. Root is named because archives and
+/// packages name it as the owner of files.
 const EXTRA_PASSWD_LINES: &str = "root:x:0:0:root:/root:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n";
 const EXTRA_GROUP_LINES: &str = "root:x:0:\nnogroup:x:65534:\n";
-/// Debian keeps the configuration of a Java runtime in `/etc/java-VERSION-openjdk`, and no runtime
-/// starts without.
+
+/// Directories `/etc/java-VERSION-openjdk`, where Debian keeps the configuration of Java runtimes.
+/// No runtime starts without it.
 pub(super) fn java_directories() -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir("/etc").into_iter().flatten().flatten();
     entries
@@ -79,71 +83,46 @@ pub(super) fn java_directories() -> impl Iterator<Item = PathBuf> {
         .map(|entry| entry.path())
 }
 
-/// The small files of `/etc`, and the top directories that are symbolic links, read before the
-/// scaffold covers their source.
+/// Files to copy and links to create in the new root, read before the root covers their source.
 pub(super) struct EtcFiles {
     files: Vec<(PathBuf, Vec<u8>)>,
     links: Vec<(&'static str, PathBuf)>,
 }
 
-/// The link to the time zone, where there is one: programs read its name off it.
+/// The link to the time zone, if `/etc/localtime` is a link. Programs read the zone's name from it.
 fn timezone_link() -> Option<(&'static str, PathBuf)> {
     let target = fs::read_link("/etc/localtime").ok()?;
     let path = Path::new("/etc").join(&target);
-    // Commands see /usr as it is.
-    let found = fs::canonicalize(path).ok()?;
-    let is_seen = found.starts_with("/usr/share/zoneinfo");
-    is_seen.then_some(("etc/localtime", found))
+    // Commands see the host's /usr.
+    let resolved = fs::canonicalize(path).ok()?;
+    let is_visible = resolved.starts_with("/usr/share/zoneinfo");
+    is_visible.then_some(("etc/localtime", resolved))
 }
 
 impl EtcFiles {
-    /// Reads what there is.
+    /// Reads the files that exist.
     pub(super) fn read(network: NetworkMode) -> Self {
-        let small = |path: &Path| {
-            fs::metadata(path)
-                .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_COPIED_FILE_BYTES)
-        };
-        let read = |path: PathBuf| {
-            let content = small(&path).then(|| fs::read(&path).ok()).flatten()?;
-            Some((path, content))
-        };
-        let each = |name: &&'static str| {
-            let path = Path::new("/etc").join(name);
-            match fs::read_dir(&path) {
-                Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
-                Err(_) => vec![path],
-            }
-        };
-        let link = |name: &&'static str| {
-            let target = fs::read_link(name).ok()?;
-            Some((name.trim_start_matches('/'), target))
-        };
-        let links = SYSTEM_DIRECTORIES.iter().filter_map(link).chain(timezone_link());
-        let links: Vec<_> =
-            links.chain([("etc/mtab", PathBuf::from("../proc/self/mounts"))]).collect();
-        let is_linked = |name: &str| {
-            let linked = |(link, _): &(&str, PathBuf)| link.strip_prefix("etc/") == Some(name);
-            links.iter().any(linked)
-        };
-        Self {
-            files: ETC_FILES
-                .iter()
-                .filter(|name| !is_linked(name))
-                .chain((network == NetworkMode::Host).then_some(&RESOLV_CONF))
-                .flat_map(each)
-                .filter_map(read)
-                .collect(),
-            links,
-        }
+        let links = read_links();
+        let is_link =
+            |name: &str| links.iter().any(|(link, _)| link.strip_prefix("etc/") == Some(name));
+        let files = ETC_FILES
+            .iter()
+            .filter(|name| !is_link(name))
+            .chain((network == NetworkMode::Host).then_some(&RESOLV_CONF))
+            .flat_map(|name| files_at(&Path::new("/etc").join(name)))
+            .filter_map(|path| read_small_file(&path).map(|content| (path, content)))
+            .collect();
+        Self { files, links }
     }
 
-    /// Writes the files and links below the scaffold, which is the working directory.
+    /// Writes the files and links below the working directory, which is the new root.
     pub(super) fn write(self, identity: SandboxIdentity) -> io::Result<()> {
         for (name, target) in self.links {
             symlink(target, name)?;
         }
+
         let SandboxIdentity { uid, gid, .. } = identity;
-        let made: [(&str, String); 6] = [
+        let generated: [(&str, String); 6] = [
             ("passwd", format!("{SANDBOX_USER}:x:{uid}:{gid}:agent:{SANDBOX_HOME}:/bin/sh\n{EXTRA_PASSWD_LINES}")),
             ("group", format!("{SANDBOX_USER}:x:{gid}:\n{EXTRA_GROUP_LINES}")),
             ("nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n".to_owned()),
@@ -151,9 +130,11 @@ impl EtcFiles {
             ("hostname", "jig\n".to_owned()),
             ("shells", "/bin/sh\n/bin/bash\n".to_owned()),
         ];
-        let made =
-            made.into_iter().map(|(name, text)| (Path::new("/etc").join(name), text.into_bytes()));
-        for (path, content) in self.files.into_iter().chain(made) {
+        let generated = generated
+            .into_iter()
+            .map(|(name, text)| (Path::new("/etc").join(name), text.into_bytes()));
+
+        for (path, content) in self.files.into_iter().chain(generated) {
             let path = path.strip_prefix("/").unwrap_or(&path);
             path.parent().map_or(Ok(()), fs::create_dir_all)?;
             let mut file = fs::File::create(path)?;
@@ -162,4 +143,29 @@ impl EtcFiles {
         }
         Ok(())
     }
+}
+
+/// The links of the new root: system directories that are links on the host, the time zone, and
+/// `/etc/mtab`.
+fn read_links() -> Vec<(&'static str, PathBuf)> {
+    let system_links = SYSTEM_DIRECTORIES
+        .iter()
+        .filter_map(|name| Some((name.trim_start_matches('/'), fs::read_link(name).ok()?)));
+    let mtab = ("etc/mtab", PathBuf::from("../proc/self/mounts"));
+    system_links.chain(timezone_link()).chain([mtab]).collect()
+}
+
+/// The files in the directory at `path`, or `path` itself.
+fn files_at(path: &Path) -> Vec<PathBuf> {
+    match fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|entry| entry.path()).collect(),
+        Err(_) => vec![path.to_owned()],
+    }
+}
+
+/// Reads a regular file of at most [`MAX_COPIED_FILE_BYTES`].
+fn read_small_file(path: &Path) -> Option<Vec<u8>> {
+    let metadata = fs::metadata(path).ok()?;
+    let is_small = metadata.is_file() && metadata.len() <= MAX_COPIED_FILE_BYTES;
+    is_small.then(|| fs::read(path).ok()).flatten()
 }

@@ -73,19 +73,19 @@ impl HostEnvironment {
     pub(super) fn remedy(&self, stage: Stage) -> String {
         match (stage, self.engine) {
             (Stage::MapOwner, _) => {
-                "--chown-workspace (gives root's files in the workspace to the uid of commands), or a volume for the workspace".to_owned()
+                "--chown-workspace (gives root's files in the workspace to the user of commands), or a volume for the workspace".to_owned()
             }
             (Stage::WorkspaceOwner, _) if self.is_unrestricted() => {
-                "--chown-workspace (gives root's files in the workspace to the uid of commands)".to_owned()
+                "--chown-workspace (gives root's files in the workspace to the user of commands)".to_owned()
             }
             (Stage::WorkspaceOwner, _) => {
-                "--chown-workspace --minimum-level L1 (gives root's files in the workspace to the uid of commands)".to_owned()
+                "--chown-workspace --minimum-level L1 (gives root's files in the workspace to the user of commands)".to_owned()
             }
             (Stage::Identity, ContainerEngine::Docker | ContainerEngine::Podman) => {
-                "the container's option --uid 1000:1000, as whom the workspace is (or --cap-add SETUID,SETGID,CHOWN,KILL and --chown-workspace), and --minimum-level L1".to_owned()
+                "the container's option --user 1000:1000, the owner of the workspace (or --cap-add SETUID,SETGID,CHOWN,KILL and --chown-workspace), and --minimum-level L1".to_owned()
             }
             (Stage::Identity, ContainerEngine::Kubernetes) => {
-                "securityContext.runAsUser: 1000, as whom the workspace is, and --minimum-level L1".to_owned()
+                "securityContext.runAsUser: 1000, the owner of the workspace, and --minimum-level L1".to_owned()
             }
             (_, ContainerEngine::Docker | ContainerEngine::Podman) if self.has_seccomp_filter || self.has_masked_proc => {
                 let is_proc_step = matches!(stage, Stage::MountTemplateProc | Stage::MountProc | Stage::MaskProc);
@@ -117,12 +117,14 @@ impl fmt::Display for HostEnvironment {
             ContainerEngine::Podman => "Podman container",
             ContainerEngine::Kubernetes => "pod",
         })?;
+
         match (self.uid, self.can_mount, self.can_set_user) {
             (0, true, _) => f.write_str(", root with CAP_SYS_ADMIN")?,
             (0, false, true) => f.write_str(", root without CAP_SYS_ADMIN")?,
             (0, false, false) => f.write_str(", root without CAP_SETUID")?,
             (uid, ..) => write!(f, ", user {uid}")?,
         }
+
         if self.has_seccomp_filter {
             f.write_str(", seccomp profile")?;
         }
@@ -152,6 +154,7 @@ mod tests {
         let pod =
             HostEnvironment { engine: ContainerEngine::Kubernetes, uid: 1000, ..docker.clone() };
         let host = HostEnvironment { engine: ContainerEngine::None, ..open.clone() };
+
         for (found, stage, expected) in [
             (
                 &docker,
@@ -162,17 +165,18 @@ mod tests {
             (&podman, Stage::WorkspaceOwner, "--chown-workspace --minimum-level L1"),
             (&open, Stage::WorkspaceOwner, "--chown-workspace (gives"),
             (&open, Stage::MapOwner, "--chown-workspace"),
-            (&docker, Stage::Identity, "--uid 1000:1000"),
+            (&docker, Stage::Identity, "--user 1000:1000"),
             (&pod, Stage::UserNamespace, "procMount: Unmasked"),
             (&host, Stage::UserNamespace, "max_user_namespaces"),
         ] {
             let remedy = found.remedy(stage);
             assert!(remedy.contains(expected), "{found} {stage:?}: {remedy}");
         }
+
         assert_eq!(
             docker.to_string(),
             "Docker container, root without CAP_SYS_ADMIN, seccomp profile, masked /proc"
         );
-        assert_eq!(pod.to_string(), "pod, uid 1000, seccomp profile, masked /proc");
+        assert_eq!(pod.to_string(), "pod, user 1000, seccomp profile, masked /proc");
     }
 }

@@ -1,9 +1,9 @@
-//! Mapping the owner of a directory to the sandboxes' user, so that both the daemon and the
-//! commands find the files to be theirs.
+//! Maps the owner of a directory to the sandboxes' user, so that both the daemon and the commands
+//! own the files.
 //!
-//! An id-mapped mount (mount_setattr(2)) takes its map from a user namespace. That namespace needs
-//! no process that does anything: one is made, its maps are written, the namespace is opened, and
-//! the process is ended.
+//! An id-mapped mount (mount_setattr(2)) takes its map from a user namespace, which needs no
+//! running process. This module starts one, writes its maps, opens the namespace, and kills the
+//! process.
 
 use std::{
     fs,
@@ -25,52 +25,51 @@ use crate::daemon::sys::{
     signal,
 };
 
-/// User and group that a directory belongs to.
+/// User and group that own a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DirectoryOwner {
-    /// User id.
     pub(super) uid: u32,
-    /// Group id.
     pub(super) gid: u32,
 }
 
 impl DirectoryOwner {
-    /// The owner of `directory`.
     pub(super) fn of(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
         let stat = fstat(directory)?;
         Ok(Self { uid: stat.st_uid, gid: stat.st_gid })
     }
 }
 
-/// Makes a user namespace whose map turns `owner` into `id`, for an id-mapped mount.
+/// Makes a user namespace that maps `owner` to `id`, for an id-mapped mount.
 pub(super) fn create_user_namespace(
-    proof: &SingleThreaded,
+    single_threaded: &SingleThreaded,
     owner: DirectoryOwner,
     id: u32,
 ) -> Result<OwnedFd, StageFailure> {
-    let (keeper, waiting) = seqpacket_pair().map_err(at_stage(Stage::MapOwner, "socket"))?;
-    // The namespace of a process that is not dumpable is opened only by who has CAP_SYS_PTRACE.
-    let dumpable =
+    let (keeper, child_end) = seqpacket_pair().map_err(at_stage(Stage::MapOwner, "socket"))?;
+
+    // Opening the namespace of a process that is not dumpable needs CAP_SYS_PTRACE.
+    let set_dumpable =
         |behavior| set_dumpable_behavior(behavior).map_err(at_stage(Stage::MapOwner, "dumpable"));
-    dumpable(DumpableBehavior::Dumpable)?;
-    let forked = fork(proof, libc::CLONE_NEWUSER);
+    set_dumpable(DumpableBehavior::Dumpable)?;
+    let forked = fork(single_threaded, libc::CLONE_NEWUSER);
     if !matches!(forked, Ok(Fork::Child)) {
-        dumpable(DumpableBehavior::NotDumpable)?;
+        set_dumpable(DumpableBehavior::NotDumpable)?;
     }
     let (child, pidfd) = match forked.map_err(at_stage(Stage::UserNamespace, "clone"))? {
         Fork::Parent { child, pidfd } => (child, pidfd),
         Fork::Child => {
             drop(keeper);
-            let _until_closed = receive::<()>(&waiting);
+            let _until_closed = receive::<()>(&child_end);
             exit_now(0)
         }
     };
+
     let process = child.as_raw_nonzero();
-    // Where every id may be mapped, other owners stay as they are; in a container's user namespace
-    // only its own ids can be.
+    // If this process may map every id, other owners stay as they are. In a container's user
+    // namespace, only its own ids can be mapped.
     let write_map = |file: &str, from: u32| {
         let path = format!("/proc/{process}/{file}");
-        write_proc_file(&path, &exchange_map(from, id))
+        write_proc_file(&path, &swap_map(from, id))
             .or_else(|_| write_proc_file(&path, &format!("{from} {id} 1\n")))
     };
     let opened = write_map("uid_map", owner.uid)
@@ -80,19 +79,20 @@ pub(super) fn create_user_namespace(
             open(path.as_str(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(at_stage(Stage::MapOwner, &path))
         });
+
     let _ended = signal::send(pidfd.as_fd(), libc::SIGKILL);
     let _reaped = waitpid(Some(child), WaitOptions::empty());
     drop(keeper);
     opened
 }
 
-/// Whether there is a user and a group `id` in this process's user namespace.
+/// Whether `id` exists as a user and a group in this process's user namespace.
 pub(super) fn id_exists(id: u32) -> bool {
     is_mapped("/proc/self/uid_map", id) && is_mapped("/proc/self/gid_map", id)
 }
 
-/// A map of each id to another, both sorted: the kernel takes 340 lines, so those that follow one
-/// another share one.
+/// Formats an id map from sorted pairs (inside, outside). Consecutive ids share a line, because the
+/// kernel accepts at most 340 lines.
 pub(super) fn format_id_map(ids: &[(u32, u32)]) -> String {
     let mut ranges: Vec<(u32, u32, u32)> = Vec::new();
     for (inside, outside) in ids {
@@ -108,7 +108,7 @@ pub(super) fn format_id_map(ids: &[(u32, u32)]) -> String {
     ranges.iter().map(|(inside, outside, count)| format!("{inside} {outside} {count}\n")).collect()
 }
 
-/// Whether `id` exists in this process's user namespace, whose map is in `file`.
+/// Whether the id map in `file` contains `id`.
 fn is_mapped(file: &str, id: u32) -> bool {
     fs::read_to_string(file).is_ok_and(|map| {
         map.lines().any(|line| {
@@ -122,7 +122,7 @@ fn is_mapped(file: &str, id: u32) -> bool {
     })
 }
 
-/// Writes a file of /proc that takes one write.
+/// Writes a file of /proc in one write(2), as the kernel requires for id maps.
 pub(super) fn write_proc_file(path: &str, text: &str) -> Result<(), StageFailure> {
     fs::write(path, text).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -130,12 +130,13 @@ pub(super) fn write_proc_file(path: &str, text: &str) -> Result<(), StageFailure
     })
 }
 
-/// A map (user_namespaces(7)) that exchanges two ids and leaves all others alone.
-fn exchange_map(first: u32, second: u32) -> String {
+/// Formats an id map (user_namespaces(7)) that swaps two ids and keeps all others.
+fn swap_map(first: u32, second: u32) -> String {
     let (low, high) = (first.min(second), first.max(second));
     if low == high {
         return format!("0 0 {}\n", u32::MAX);
     }
+
     let ranges = [
         (0, 0, low),
         (low, high, 1),
@@ -152,22 +153,22 @@ fn exchange_map(first: u32, second: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{exchange_map, format_id_map};
+    use super::{format_id_map, swap_map};
 
     #[test]
-    fn ids_that_follow_one_another_share_a_line() {
+    fn consecutive_ids_share_a_line() {
         let ids = [(5, 5), (6, 6), (7, 7), (9, 9), (10, 0)];
         assert_eq!(format_id_map(&ids), "5 5 3\n9 9 1\n10 0 1\n");
         assert_eq!(format_id_map(&[]), "");
     }
 
     #[test]
-    fn two_ids_are_exchanged_and_all_others_stay() {
+    fn two_ids_are_swapped_and_all_others_stay() {
         assert_eq!(
-            exchange_map(0, 61_000),
+            swap_map(0, 61_000),
             "0 61000 1\n1 1 60999\n61000 0 1\n61001 61001 4294906294\n"
         );
-        assert_eq!(exchange_map(5, 4), "0 0 4\n4 5 1\n5 4 1\n6 6 4294967289\n");
-        assert_eq!(exchange_map(7, 7), "0 0 4294967295\n");
+        assert_eq!(swap_map(5, 4), "0 0 4\n4 5 1\n5 4 1\n6 6 4294967289\n");
+        assert_eq!(swap_map(7, 7), "0 0 4294967295\n");
     }
 }

@@ -1,10 +1,10 @@
-//! A wall on files: what a run, or the daemon, may touch, as Landlock rules
+//! Landlock rules for a run, or for the daemon: which files, sockets and processes it may reach
 //! (Documentation/userspace-api/landlock.rst).
 //!
-//! Where a run has namespaces, the mounts decide already; this stands behind them should a mount be
-//! made where none was meant. TCP is not handled there: the network namespace is the wall, and rules
-//! would break the loopback interface. A kernel without Landlock is no reason to refuse: `GetInfo`
-//! tells. Where a run has none, this is the wall.
+//! For runs with namespaces, the mounts decide already, and these rules are a second layer in case
+//! of an unintended mount. TCP is not restricted there: the network namespace is the boundary, and
+//! rules would break the loopback interface. A kernel without Landlock is accepted, and `GetInfo`
+//! reports it. At L1, Landlock is the boundary.
 
 use std::{ffi::CString, os::fd::AsFd as _};
 
@@ -22,13 +22,13 @@ const MAKE_SOCK: u64 = 1 << 9;
 const REFER: u64 = 1 << 13;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
-/// Connecting to a Unix socket by its path, and sending to one. Sockets that were made under the same
-/// rules need no grant: these are granted nowhere, so that a run reaches those that it makes itself,
-/// and neither the host's nor, which the kernel cannot tell from them, those of other runs.
+/// Connecting or sending to a Unix socket by its path. Sockets made in the same domain need no
+/// grant. This right is never granted, so a run reaches only its own sockets: neither the host's
+/// nor, because the kernel cannot tell them apart, those of other runs.
 const RESOLVE_UNIX: u64 = 1 << 16;
-/// The first version that has it (Linux 7.1).
+/// The first ABI version with [`RESOLVE_UNIX`] (Linux 7.1).
 pub(crate) const RESOLVE_UNIX_ABI: u32 = 9;
-/// What can be granted on a file that is no directory.
+/// Rights that can be granted on a file that is no directory.
 const FILE_RIGHTS: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 
 // Rights on the network, from version 4 on.
@@ -39,53 +39,54 @@ const CONNECT_TCP: u64 = 1 << 1;
 const SCOPE_ABSTRACT_UNIX_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
 
-/// What a run, or the daemon, may do below a path.
+/// Access below a path.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum PathAccess {
     /// Read and execute.
     Read,
-    /// Read and write what is there.
+    /// Read and write existing files.
     Devices,
-    /// Make Unix sockets, and remove files: what was there before, and what is there at the end.
+    /// Create Unix sockets and remove files, as a listener does at its start and end.
     Sockets,
     /// Everything.
     Write,
-    /// Nothing but to move and link files from one directory to another, as far as other rules allow it:
-    /// that is refused by all that do not grant it, whatever they handle.
+    /// Only move and link files between directories, as far as other rules allow it. Every ruleset
+    /// refuses this unless it grants it, whatever rights it handles.
     MoveOnly,
 }
 
-/// Which processes may be signalled, and met at abstract Unix sockets.
+/// The processes that can be signalled, and reached by abstract Unix sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScopeReach {
-    /// Those under the same rules.
+    /// Processes in the same Landlock domain.
     SameDomain,
-    /// Those under the same rules, and nobody by TCP.
+    /// Processes in the same Landlock domain, and no TCP.
     SameDomainWithoutTcp,
-    /// Those under the same rules, and of files nothing is handled but that they are moved.
+    /// Processes in the same Landlock domain. Access to files is not restricted, and they can be
+    /// moved.
     SameDomainAndAllFiles,
-    /// Any, as far as other walls allow it.
+    /// Any process, as far as other layers allow it.
     Unrestricted,
 }
 
-/// The rules, ready to be applied without allocating.
+/// Landlock rules, prepared so that applying them allocates nothing.
 #[derive(Debug)]
 pub(crate) struct LandlockRules {
     abi: u32,
     attributes: landlock::RulesetAttributes,
     paths: Vec<(CString, u64)>,
-    /// What must be at a path: device and inode.
+    /// Device and inode that a path must have.
     expected_identities: Vec<(CString, (u64, u64))>,
 }
 
 impl LandlockRules {
-    /// Prepares rules for version `abi` of Landlock; 0 stands for a kernel without.
+    /// Prepares rules for Landlock ABI version `abi`; 0 means a kernel without Landlock.
     pub(crate) fn new(
         abi: u32,
         reach: ScopeReach,
         paths: impl IntoIterator<Item = (CString, PathAccess)>,
     ) -> Self {
-        // Version 1 knows the 13 lowest rights, the later ones one more each.
+        // Version 1 has the 13 lowest rights. Each later version adds one.
         let mut handled = REFER - 1;
         for (version, right) in [(2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)] {
             if abi >= version {
@@ -95,11 +96,13 @@ impl LandlockRules {
         if abi >= RESOLVE_UNIX_ABI && reach != ScopeReach::Unrestricted {
             handled |= RESOLVE_UNIX;
         }
+
         let scoped = if abi >= 6 && reach != ScopeReach::Unrestricted {
             SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL
         } else {
             0
         };
+
         let rights = |access| match access {
             PathAccess::Read => EXECUTE | READ_FILE | READ_DIR,
             PathAccess::Devices => {
@@ -135,28 +138,29 @@ impl LandlockRules {
         }
     }
 
-    /// Has [`Self::apply`] fail where another directory or file is at `path` by then.
+    /// Makes [`Self::apply`] fail if `path` is another directory or file by then.
     pub(super) fn expect_identity(mut self, path: CString, identity: (u64, u64)) -> Self {
         self.expected_identities.push((path, identity));
         self
     }
 
-    /// Puts this process under the rules. Allocates nothing.
+    /// Restricts this process by the rules. Allocates nothing.
     pub(crate) fn apply(&self) -> Result<(), Errno> {
         if self.abi == 0 {
             return Ok(());
         }
+
         let ruleset = landlock::create_ruleset(&self.attributes, self.abi)?;
         for (path, rights) in &self.paths {
             let parent = open(path.as_c_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
             let stat = fstat(&parent)?;
-            let mut expected = self.expected_identities.iter();
-            let is_other = |(at, identity): &(CString, (u64, u64))| {
-                at == path && *identity != (stat.st_dev, stat.st_ino)
+            let is_replaced = |(expected_path, identity): &(CString, (u64, u64))| {
+                expected_path == path && *identity != (stat.st_dev, stat.st_ino)
             };
-            if expected.any(is_other) {
+            if self.expected_identities.iter().any(is_replaced) {
                 return Err(Errno::STALE);
             }
+
             let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
             let rights = if is_directory { *rights } else { *rights & FILE_RIGHTS };
             landlock::allow_beneath(ruleset.as_fd(), parent.as_fd(), rights)?;
@@ -172,7 +176,7 @@ mod tests {
     use super::{Errno, LandlockRules, PathAccess, RESOLVE_UNIX, ScopeReach, landlock};
 
     #[test]
-    fn unix_sockets_of_others_are_refused_where_the_kernel_can() {
+    fn unix_sockets_of_others_are_refused_if_the_kernel_supports_it() {
         let rules = |abi, reach| {
             let every = [
                 PathAccess::Read,
@@ -185,6 +189,7 @@ mod tests {
         };
         let handled =
             |rules: &LandlockRules| rules.attributes.handled_access_fs & RESOLVE_UNIX != 0;
+
         for reach in [ScopeReach::SameDomain, ScopeReach::SameDomainWithoutTcp] {
             assert!(!handled(&rules(8, reach)), "{reach:?}: it would be EINVAL");
             for abi in [9, 10] {
@@ -194,12 +199,13 @@ mod tests {
                 assert!(granted.all(|rights| rights & RESOLVE_UNIX == 0));
             }
         }
-        // The daemon asks name services and sends to collectors.
+
+        // The daemon queries name services and sends to collectors.
         assert!(!handled(&rules(9, ScopeReach::Unrestricted)));
     }
 
     #[test]
-    fn what_has_taken_a_directorys_place_is_not_opened() {
+    fn a_replaced_directory_is_not_opened() {
         let folder = tempfile::tempdir().unwrap();
         let own = folder.path().join("own");
         fs::create_dir(&own).unwrap();
@@ -211,8 +217,9 @@ mod tests {
                 LandlockRules::new(landlock::abi_version(), ScopeReach::Unrestricted, paths);
             rules.expect_identity(path.clone(), (stat.dev(), stat.ino()))
         };
-        // Rules are a thread's own.
+        // Rules apply to a single thread.
         let apply = |rules: LandlockRules| thread::spawn(move || rules.apply()).join().unwrap();
+
         apply(rules()).unwrap();
         fs::rename(&own, folder.path().join("moved")).unwrap();
         std::os::unix::fs::symlink("/etc", &own).unwrap();

@@ -190,6 +190,7 @@ impl Isolation {
         if self.protected_paths.is_empty() {
             return None;
         }
+
         let paths = self.protected_paths.join(", ");
         let applied = self.level.has_namespaces();
         let detail = if applied {
@@ -304,6 +305,7 @@ impl Isolation {
         let Some(layer) = layer else {
             return;
         };
+
         match self.network {
             NetworkMode::None => {}
             NetworkMode::Proxy => {

@@ -141,10 +141,10 @@ impl Isolation {
                 format!("found: {found}; commands get {}; for {highest}: {more}", self.level)
             }
             (false, Some(supported)) => format!(
-                "found: {found}; no command is run, {supported} could be given and {} is the minimum; to run them: --minimum-level {supported}; for {highest}: {more}",
+                "found: {found}; commands are refused: {supported} is available and {} is the minimum; to run them: --minimum-level {supported}; for {highest}: {more}",
                 self.minimum
             ),
-            (false, None) => format!("found: {found}; no command is run; to run them: {more}"),
+            (false, None) => format!("found: {found}; commands are refused; to run them: {more}"),
         })
     }
 }

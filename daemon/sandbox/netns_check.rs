@@ -1,11 +1,14 @@
-//! Whether a slot's network namespace is as it was made, so that the next run may have it.
+//! Checks that no socket of an earlier run is left in a slot's network namespace before the next
+//! run gets it.
 //!
-//! A socket lives as long as anybody has it, and stays in the network that it was made in. One that a
-//! run has given to another outlives it, connections that were never accepted or are still being
-//! torn down do for a moment, and so do sockets that only a message to one another holds. Who has
-//! one that is not bound yet could connect from it to what the next run listens on, and to the
-//! daemon as that run. No list of the kernel's shows such a socket, but its count of them does
-//! (sock_inuse_add(), net/core/sock.c): it is per namespace, and leaves out the kernel's own.
+//! A socket stays in the network namespace that it was made in, and lives as long as any process
+//! holds it. It can outlive its run in three ways: the run passed it to another run; a connection
+//! was never accepted or is still closing (for a moment); only a message in flight holds it. A
+//! process with an unbound socket of this kind could connect to listeners of the next run, and to
+//! the daemon as that run.
+//!
+//! No list of the kernel shows such a socket, but its count of sockets does (sock_inuse_add(),
+//! net/core/sock.c). The count is per namespace and leaves out the kernel's own sockets.
 
 use std::{fs::File, os::unix::fs::FileExt as _, thread::sleep, time::Duration};
 
@@ -16,53 +19,56 @@ use super::{
 };
 use crate::daemon::sys::Errno;
 
-/// Where the kernel tells it, for the network namespace of who opens it.
+/// The kernel's counts, for the network namespace of the process that opens the file.
 const SOCKSTAT_PATH: &str = "/proc/self/net/sockstat";
-/// How often it is looked at: the daemon closes its ends of a run's connections at the same time as
-/// the slot is made free, and what only messages hold is found by a kernel thread.
+/// Number of polls. Sockets can need a moment to go: the daemon closes its ends of a run's
+/// connections while the slot is freed, and a kernel thread finds sockets that only messages hold.
 const MAX_POLLS: u32 = 20;
-/// Pause between two looks.
+/// Pause between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The network namespace of a slot, if its runs have one after the other.
+/// Checks the network namespace of one slot.
 #[derive(Debug)]
 pub(super) struct NetnsCheck {
-    /// What the kernel counts, and how many sockets belong there: the proxy's listener.
+    /// The kernel's counts, and the expected number of sockets (1 for the proxy's listener). `None`
+    /// if runs do not share the namespace.
     baseline: Option<(File, u64)>,
 }
 
 impl NetnsCheck {
-    /// That of a slot whose keeper this is.
+    /// The check for this process, a slot keeper.
     pub(super) fn for_slot(
         network: NetworkMode,
         level: IsolationLevel,
     ) -> Result<Self, StageFailure> {
-        let own = match network {
+        let own_sockets = match network {
             NetworkMode::None => Some(0),
             NetworkMode::Proxy => Some(1),
             NetworkMode::Host => None,
         };
-        let counted = own.filter(|_| level.reuses_network_namespaces()).map(|own| {
-            let counts = File::open(SOCKSTAT_PATH).map_err(|error| {
-                let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                StageFailure::from_errno(Stage::NetworkNamespace, errno, SOCKSTAT_PATH)
-            });
-            counts.map(|counts| (counts, own))
-        });
-        Ok(Self { baseline: counted.transpose()? })
+        let Some(own_sockets) = own_sockets.filter(|_| level.reuses_network_namespaces()) else {
+            return Ok(Self { baseline: None });
+        };
+
+        let counts = File::open(SOCKSTAT_PATH).map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            StageFailure::from_errno(Stage::NetworkNamespace, errno, SOCKSTAT_PATH)
+        })?;
+        Ok(Self { baseline: Some((counts, own_sockets)) })
     }
 
-    /// Waits a moment for all that a run has left to be gone. Answers whether it is.
+    /// Waits briefly until all sockets of earlier runs are gone. Returns false if some are left.
     pub(super) fn wait_until_clear(&self) -> bool {
-        let Some((counts, own)) = &self.baseline else {
-            return true; // no run gets it after another
+        let Some((counts, own_sockets)) = &self.baseline else {
+            return true; // runs do not share the namespace
         };
+
         for _ in 0..MAX_POLLS {
-            // Its first line is what matters.
+            // Only the first line matters.
             let mut bytes = [0; 256];
             let read = counts.read_at(&mut bytes, 0).unwrap_or_default();
             let text = str::from_utf8(bytes.get(..read).unwrap_or_default()).unwrap_or_default();
-            if count_sockets(text).is_some_and(|sockets| sockets <= *own) {
+            if count_sockets(text).is_some_and(|sockets| sockets <= *own_sockets) {
                 return true;
             }
             sleep(POLL_INTERVAL);
@@ -71,7 +77,7 @@ impl NetnsCheck {
     }
 }
 
-/// How many sockets there are.
+/// The number of sockets in use, from the text of sockstat.
 fn count_sockets(counts: &str) -> Option<u64> {
     let line = counts.lines().find_map(|line| line.strip_prefix("sockets: used "))?;
     line.trim().parse().ok()
@@ -82,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_counted_is_not_nothing() {
+    fn unreadable_counts_are_not_zero() {
         let counts = "sockets: used 19\nTCP: inuse 1 orphan 0 tw 0 alloc 1 mem 54\n";
         assert_eq!(count_sockets(counts), Some(19));
         assert_eq!(count_sockets(""), None);

@@ -1,38 +1,40 @@
-//! What share of the CPUs commands have: less than the daemon and whoever calls it, so that those are
-//! answered in time beside commands that want all there is.
+//! CPU shares of commands: lower than the daemon's and its callers', so that the daemon responds in
+//! time while commands use all CPUs.
 //!
-//! Linux gives each process a share by its nice value; but where sessions are scheduled as groups,
-//! that only counts within a session, each of which has a share by a nice value of its own (sched(7),
-//! "The autogroup feature"). There a command that makes sessions has a share for each, and it can raise
-//! that of its own again: what this is meant for is many processes, not malice. Cgroups with the controller `cpu` come before both.
+//! Linux gives each process a share by its nice value. Where sessions are scheduled as groups, nice
+//! values only count within a session, and each session has a share by a nice value of its own
+//! (sched(7), "The autogroup feature"). There, a command that starts sessions has a share for each,
+//! and can raise its own again: this mechanism handles many processes, not malice. Cgroups with the
+//! controller `cpu` take precedence over both.
 
 use std::{fs, path::Path, sync::OnceLock};
 
 use rustix::process::{Pid, getpriority_process, getsid, setpriority_process};
 
-/// How much nicer than the daemon a command is: it has a tenth of its share.
+/// Nice increment of commands: it gives a tenth of the daemon's share.
 const COMMAND_NICE_INCREMENT: i32 = 10;
 
-/// Lowers the share of this process, which is to become a command. Allocates nothing.
+/// Lowers the share of this process before it becomes a command. Allocates nothing.
 pub(super) fn lower_own_share() {
-    // As far as it goes: one that is as nice as can be stays as it is.
+    // A process that is at the maximum stays as it is.
     let _best_effort = getpriority_process(None)
         .and_then(|nice| setpriority_process(None, nice + COMMAND_NICE_INCREMENT));
 }
 
-/// Whether sessions have shares here.
+/// Whether this host schedules sessions as groups.
 pub(super) fn has_autogroups() -> bool {
-    static HAVE: OnceLock<bool> = OnceLock::new();
-    *HAVE.get_or_init(|| Path::new("/proc/self/autogroup").exists())
+    static HAS_AUTOGROUPS: OnceLock<bool> = OnceLock::new();
+    *HAS_AUTOGROUPS.get_or_init(|| Path::new("/proc/self/autogroup").exists())
 }
 
-/// Lowers the share of the session that a command leads, unless it is as low already. Who has no
-/// CAP_SYS_ADMIN may do so ten times a second, of all sessions of the machine.
+/// Lowers the share of the session that a command leads, unless it is low enough. Without
+/// CAP_SYS_ADMIN the kernel permits ten such writes a second, over all sessions of the machine.
 pub(super) fn lower_session_share(command: Pid) {
     let path = format!("/proc/{}/autogroup", command.as_raw_nonzero());
-    // As in "/autogroup-17 nice 0".
+    // The file contains, for example, "/autogroup-17 nice 0".
     let text = fs::read_to_string(&path).unwrap_or_default();
     let nice = text.rsplit(' ').next().and_then(|nice| nice.trim().parse::<i32>().ok());
+
     if nice.is_some_and(|nice| nice < COMMAND_NICE_INCREMENT)
         && getsid(Some(command)) == Ok(command)
     {

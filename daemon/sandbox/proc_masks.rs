@@ -1,20 +1,19 @@
-//! What a run does not see of its own `/proc`.
+//! Entries of `/proc` that are masked in a run.
 //!
-//! The sandbox's user is not root, neither outside nor in its own namespace, so files that only
-//! root may open need no mask, nor do the settings below `/proc/sys`, which only root may write.
-//! What is left are files that tell anybody about the whole machine.
+//! The sandbox's user is not root, neither outside nor in its own namespace. Files that only root
+//! may open need no mask, nor do the settings below `/proc/sys`, which only root may write. The
+//! rest are files that reveal the whole machine to every user.
 
-/// An entry of `/proc` and why it is hidden.
+/// An entry of `/proc`, and why it is masked.
 #[derive(Debug)]
 struct ProcMask {
-    /// Path below `/proc`.
     path: &'static std::ffi::CStr,
-    /// Whether it is a directory: an empty one covers it, and `/dev/null` covers a file.
+    /// Whether it is a directory. An empty directory masks it, and `/dev/null` masks a file.
     is_directory: bool,
-    /// Why it is hidden.
+    /// Why it is masked.
     #[cfg_attr(
         not(test),
-        expect(dead_code, reason = "it is there to be read; a test sees that it is never empty")
+        expect(dead_code, reason = "documentation; a test checks that it is never empty")
     )]
     reason: &'static str,
 }
@@ -27,7 +26,8 @@ const fn directory(path: &'static std::ffi::CStr, reason: &'static str) -> ProcM
     ProcMask { path, is_directory: true, reason }
 }
 
-/// The entries. Those that a kernel does not have, or that only root may open, are passed over.
+/// The masked entries. Entries that the kernel does not have, or that only root may open, are
+/// skipped.
 const PROC_MASKS: &[ProcMask] = &[
     file(c"/proc/kcore", "the kernel's memory"),
     file(c"/proc/keys", "other users' keyrings"),
@@ -58,8 +58,7 @@ const PROC_MASKS: &[ProcMask] = &[
     directory(c"/proc/pressure", "load of the whole machine"),
 ];
 
-/// The entries that this kernel has and that this process's user could open, and whether each is a
-/// directory.
+/// The entries that exist and that this process's user could open, and whether each is a directory.
 pub(super) fn readable_masks() -> impl Iterator<Item = (&'static std::ffi::CStr, bool)> {
     PROC_MASKS
         .iter()

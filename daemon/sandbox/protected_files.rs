@@ -1,9 +1,10 @@
-//! Whether the protected paths of a workspace are still the files that templates have mounted.
+//! Detects whether the protected paths of a workspace are still the files that its template has
+//! mounted.
 //!
-//! The kernel lifts a mount in every namespace when a process of another one replaces or removes
-//! what it lies on (rename(2), `detach_mounts`). Git replaces its configuration whenever it changes
-//! it, and editors do the same. So the daemon compares before each run, and has a new template
-//! built where something was replaced.
+//! The kernel detaches a mount in every namespace when a process of another one replaces or removes
+//! its mount point (rename(2), `detach_mounts`). Git replaces its configuration on each change, and
+//! so do editors. So the daemon compares before each run, and builds a new template if a file was
+//! replaced.
 
 use std::{
     fs,
@@ -12,11 +13,11 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// What a path was when it was looked at: device, inode and time of the last change, since the
-/// number of a removed inode is used again. None where it is missing.
+/// Identity of the file at a path: device, inode and time of the last change, because inode numbers
+/// are reused. `None` if it is missing.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
-/// The protected paths of a workspace.
+/// The protected paths of a workspace, and what was mounted at them.
 #[derive(Debug, Default)]
 pub(crate) struct ProtectedFiles {
     paths: Vec<PathBuf>,
@@ -25,45 +26,46 @@ pub(crate) struct ProtectedFiles {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What the newest template has mounted.
+    /// The files that the newest template has mounted.
     mounted: Vec<Stamp>,
-    /// How often that was replaced.
+    /// Number of times that files were found replaced.
     generation: u64,
 }
 
 impl ProtectedFiles {
-    /// Those at these absolute paths.
+    /// Tracks the files at these absolute paths.
     pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, state: Mutex::default() }
     }
 
-    /// How often files were found replaced.
+    /// The current generation: the number of times that files were found replaced.
     pub(super) fn generation(&self) -> u64 {
         self.state().generation
     }
 
-    /// What the paths are now.
+    /// Reads what is at the paths now.
     pub(super) fn find(&self) -> Vec<Stamp> {
         let stamp = |path: &PathBuf| {
-            let found = fs::symlink_metadata(path).ok()?;
-            Some((found.dev(), found.ino(), found.ctime(), found.ctime_nsec()))
+            let metadata = fs::symlink_metadata(path).ok()?;
+            Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
         };
         self.paths.iter().map(stamp).collect()
     }
 
-    /// Records what a new template has mounted: what was found before it was made, and where
-    /// nothing was, what it has made. Answers the generation.
+    /// Records what a new template has mounted: the files found before it was built, or, for
+    /// missing ones, the files that it created. Returns the generation.
     pub(super) fn record(&self, before: Vec<Stamp>) -> u64 {
         let after = self.find();
-        let mounted = before.into_iter().zip(after);
-        let mounted = mounted.map(|(before, after)| before.or(after)).collect();
+        let mounted =
+            before.into_iter().zip(after).map(|(before, after)| before.or(after)).collect();
+
         let mut state = self.state();
         state.mounted = mounted;
         state.generation
     }
 
-    /// Compares the paths with what the newest template has mounted. Answers the generation, a new
-    /// one if something was replaced, and whether it is new.
+    /// Compares the paths with what the newest template has mounted. Returns the generation, and
+    /// whether it is new because a file was replaced.
     pub(super) fn check(&self) -> (u64, bool) {
         let found = self.find();
         let mut state = self.state();

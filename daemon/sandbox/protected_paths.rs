@@ -1,9 +1,9 @@
-//! Paths of the workspace that its commands may not change, though they may change the rest.
+//! Protects paths of the workspace from commands, which may change the rest of it.
 //!
-//! Each is mounted onto itself read-only. The directories on the way are mounted onto themselves
-//! too, writable: a directory that something is mounted on can be neither renamed nor removed, so
-//! nobody can put another in its place. All of it goes by descriptors and refuses symbolic links:
-//! commands of a template before this one have been in the workspace.
+//! Each path is mounted onto itself read-only. The directories above it are mounted onto themselves
+//! too, writable: a mount point can be neither renamed nor removed, so no other directory can take
+//! its place. All lookups use descriptors and refuse symbolic links, because commands of an earlier
+//! template have been in the workspace.
 
 use std::{
     collections::HashSet,
@@ -26,39 +26,43 @@ use crate::daemon::sys::{
     mount::{attribute, set_attributes},
 };
 
-/// Protects `paths` in the workspace that is mounted at `workspace`, a path relative to the working
-/// directory. One that is missing is made, as its placeholder: otherwise commands could make it.
+/// Protects `paths` in the workspace mounted at `workspace`, which is relative to the working
+/// directory. Creates a missing path as its placeholder, because otherwise commands could create
+/// it.
 pub(super) fn protect(workspace: &Path, paths: &[ProtectedPath]) -> Result<(), StageFailure> {
     let mut mounted = HashSet::new();
-    for ProtectedPath { path, placeholder: missing } in paths {
+    for ProtectedPath { path, placeholder } in paths {
         let failed = |errno| at_stage(Stage::BuildRoot, path)(errno);
-        let mut here =
+        let mut directory =
             open(workspace, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(failed)?;
-        let mut so_far = PathBuf::new();
+
+        let mut prefix = PathBuf::new();
         let mut names = path.split('/').peekable();
         while let Some(name) = names.next() {
-            so_far.push(name);
-            let last = names.peek().is_none();
-            if mounted.insert(so_far.clone()) || last {
-                let missing = if last { missing } else { &Placeholder::Directory };
-                let found = open_or_create(&here, name, missing).map_err(failed)?;
-                bind_onto_itself(&found, last).map_err(failed)?;
+            prefix.push(name);
+            let is_last = names.peek().is_none();
+            if mounted.insert(prefix.clone()) || is_last {
+                let placeholder = if is_last { placeholder } else { &Placeholder::Directory };
+                let entry = open_or_create(&directory, name, placeholder).map_err(failed)?;
+                bind_onto_itself(&entry, is_last).map_err(failed)?;
             }
-            // Opened again: this is the mount now.
-            here = open_or_create(&here, name, &Placeholder::Directory).map_err(failed)?;
+            // Opened again to get the new mount.
+            directory =
+                open_or_create(&directory, name, &Placeholder::Directory).map_err(failed)?;
         }
     }
     Ok(())
 }
 
+/// Opens `name` in `directory`, and creates it as `placeholder` if it is missing.
 fn open_or_create(
     directory: &OwnedFd,
     name: &str,
-    missing: &Placeholder,
+    placeholder: &Placeholder,
 ) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let find = || {
+    let open_beneath = || {
         openat2(
             directory,
             name,
@@ -67,12 +71,14 @@ fn open_or_create(
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
         )
     };
-    match find() {
+
+    match open_beneath() {
         Err(Errno::NOENT) => {
-            create_placeholder(directory, name, missing)?;
-            find()
+            create_placeholder(directory, name, placeholder)?;
+            open_beneath()
         }
-        // BENEATH refuses to enter the mount that was just made: a name cannot lead elsewhere.
+        // BENEATH refuses to cross the new mount. A single name without symbolic links stays
+        // beneath.
         Err(Errno::XDEV) => openat2(
             directory,
             name,
@@ -80,7 +86,7 @@ fn open_or_create(
             Mode::empty(),
             ResolveFlags::NO_SYMLINKS,
         ),
-        found => found,
+        result => result,
     }
 }
 
@@ -100,9 +106,9 @@ fn create_placeholder(
     }
 }
 
-fn bind_onto_itself(found: &OwnedFd, read_only: bool) -> Result<(), Errno> {
+fn bind_onto_itself(entry: &OwnedFd, read_only: bool) -> Result<(), Errno> {
     let tree = open_tree(
-        found,
+        entry,
         "",
         OpenTreeFlags::OPEN_TREE_CLONE
             | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -115,7 +121,7 @@ fn bind_onto_itself(found: &OwnedFd, read_only: bool) -> Result<(), Errno> {
     move_mount(
         tree.as_fd(),
         "",
-        found,
+        entry,
         "",
         MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH,
     )

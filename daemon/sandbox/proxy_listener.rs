@@ -1,21 +1,21 @@
-//! The way from a run to the daemon where commands have the network `proxy`: a listener in the
-//! slot's own network namespace, made by the slot's keeper and accepted from by the daemon.
+//! The listener through which runs with the network `proxy` reach the daemon's proxy. The slot
+//! keeper makes it in the slot's network namespace, and the daemon accepts from it.
 //!
-//! Who can connect to it is in that namespace, so it tells whose a connection is; runs of one
-//! workspace, which share its files, can give one another sockets of theirs. The namespace
-//! outlives the run, and the listener with it; what must not is a connection:
+//! Only processes in that namespace can connect, so the listener identifies the workspace of a
+//! connection. (Runs of one workspace share its files, and can pass sockets to one another.) The
+//! namespace and the listener outlive a run, but connections must not. So each run gets a lease:
 //!
 //! ```text
-//!          open
-//! closed ─────────────────────────────────────────────────────▶ open, for one visit
+//!          lease
+//! closed ─────────────────────────────────────────────────────▶ open, for one lease
 //!    ▲                                                              │
 //!    └──────────────────────────────────────────────────────────────┘
-//!          close: the visit accepts no more, and is told to cut what it has;
-//!          what still waits to be accepted is dropped
+//!          close: the lease accepts no more and is cancelled;
+//!          pending connections are dropped
 //! ```
 //!
-//! It is opened before a sandbox gets its command and closed before its slot is free again. Both,
-//! and each accept, hold one lock: no visit can take a connection that is the next run's.
+//! The lease starts before the sandbox receives its command, and ends before the slot is free.
+//! Start, end and each accept hold one lock: no lease can accept a connection of the next run.
 
 use std::{
     io,
@@ -34,27 +34,27 @@ use tokio_util::sync::CancellationToken;
 use super::stage::{Stage, StageFailure, at_stage};
 use crate::daemon::sys::{Errno, readiness::watch_readable};
 
-/// Port of 127.0.0.1 at which a run finds the proxy: that of squid, which people know.
+/// Port of the proxy on 127.0.0.1 in a run: the well-known port of squid.
 pub(crate) const PROXY_PORT: u16 = 3128;
-/// Connections that may wait to be accepted.
+/// Maximum of connections that wait to be accepted (the backlog).
 const MAX_PENDING_CONNECTIONS: i32 = 128;
 
-/// The listener of one slot.
+/// The proxy listener of one slot.
 #[derive(Debug)]
 pub(crate) struct ProxyListener {
     listener: AsyncFd<OwnedFd>,
-    /// The end of the visit that it is open for.
+    /// Cancelled at the end of the current lease.
     current_lease: Mutex<Option<CancellationToken>>,
 }
 
-/// The right to accept what comes from one run.
+/// The right to accept one run's connections.
 #[derive(Debug, Clone)]
 pub(crate) struct ProxyLease {
     listener: Arc<ProxyListener>,
     ended: CancellationToken,
 }
 
-/// Makes the listener, in the network namespace that this process is in.
+/// Makes the listener in this process's network namespace.
 pub(super) fn bind_proxy_listener() -> Result<OwnedFd, StageFailure> {
     let failed = |what| at_stage(Stage::NetworkNamespace, what);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -66,28 +66,29 @@ pub(super) fn bind_proxy_listener() -> Result<OwnedFd, StageFailure> {
     Ok(socket)
 }
 
-// === impl Entrance ===
+// === impl ProxyListener ===
 
 impl ProxyListener {
-    /// Takes over a listener that [`listen`] has made.
+    /// Takes over a listener from [`bind_proxy_listener`].
     pub(super) fn new(listener: OwnedFd) -> io::Result<Self> {
         Ok(Self { listener: watch_readable(listener)?, current_lease: Mutex::new(None) })
     }
 
-    /// Opens it for the run whose command is sent next. Nothing of that run can be waiting yet:
-    /// what is, was left by one that was killed meanwhile.
+    /// Starts a lease for the run whose command is sent next. That run cannot have connected yet,
+    /// so pending connections are of a killed run and are dropped.
     pub(super) fn lease(self: &Arc<Self>) -> ProxyLease {
-        let mut open = self.current_lease();
-        if let Some(end) = open.take() {
-            end.cancel();
+        let mut current = self.current_lease();
+        if let Some(previous) = current.take() {
+            previous.cancel();
         }
         self.drop_pending_connections();
-        let end = CancellationToken::new();
-        *open = Some(end.clone());
-        ProxyLease { listener: Arc::clone(self), ended: end }
+
+        let ended = CancellationToken::new();
+        *current = Some(ended.clone());
+        ProxyLease { listener: Arc::clone(self), ended }
     }
 
-    /// Drops what waits to be accepted: as many as can wait at one time, however fast more come.
+    /// Drops pending connections: at most a full backlog, however fast more arrive.
     fn drop_pending_connections(&self) {
         for _ in 0..=MAX_PENDING_CONNECTIONS {
             if self.accept_pending().is_err() {
@@ -100,7 +101,7 @@ impl ProxyListener {
         loop {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match accept_with(self.listener.get_ref(), flags) {
-                // One that was gone before it was accepted (accept(2)).
+                // The peer closed the connection before it was accepted (accept(2)).
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 result => return result,
             }
@@ -112,11 +113,11 @@ impl ProxyListener {
     }
 }
 
-// === impl Visit ===
+// === impl ProxyLease ===
 
 impl ProxyLease {
-    /// Waits for the run's next connection. Answers nothing once the visit is over; an error is
-    /// this process's want of descriptors or memory.
+    /// Waits for the run's next connection. Returns `None` once the lease has ended. An error means
+    /// that this process lacks descriptors or memory.
     pub(crate) async fn accept(&self) -> Option<io::Result<TcpStream>> {
         loop {
             let mut ready = tokio::select! {
@@ -127,8 +128,9 @@ impl ProxyLease {
                     Err(error) => return Some(Err(error)),
                 },
             };
+
             let accepted = {
-                let _open = self.listener.current_lease();
+                let _lock = self.listener.current_lease();
                 if self.ended.is_cancelled() {
                     return None;
                 }
@@ -142,15 +144,15 @@ impl ProxyLease {
         }
     }
 
-    /// Cancelled when the run is over: nothing that it has opened may live on.
+    /// Cancelled when the run has ended: its connections must be closed.
     pub(crate) fn ended(&self) -> &CancellationToken {
         &self.ended
     }
 
-    /// Ends the visit. What waits to be accepted would keep the slot from the next run
-    /// ([`super::vacancy`]).
+    /// Ends the lease. Pending connections are dropped, because they would keep the slot from the
+    /// next run ([`super::netns_check`]).
     pub(super) fn close(&self) {
-        let _open = self.listener.current_lease();
+        let _lock = self.listener.current_lease();
         if !self.ended.is_cancelled() {
             self.ended.cancel();
             self.listener.drop_pending_connections();
@@ -168,29 +170,31 @@ mod tests {
         task,
     };
 
-    /// A listener, and what makes connections to it, in a network namespace of their own.
-    fn entrance(connections: usize) -> (OwnedFd, Vec<TcpStream>) {
-        let made = thread::spawn(move || {
+    /// Makes a listener with pending connections, in a network namespace of its own.
+    fn listener_with_pending(connections: usize) -> (OwnedFd, Vec<TcpStream>) {
+        let thread = thread::spawn(move || {
             unshare(libc::CLONE_NEWNET).unwrap();
             bring_up_loopback().unwrap();
             let listener = bind_proxy_listener().unwrap();
             let connect = |_| TcpStream::connect(("127.0.0.1", PROXY_PORT)).unwrap();
             (listener, (0..connections).map(connect).collect())
         });
-        made.join().unwrap()
+        thread.join().unwrap()
     }
 
     #[tokio::test]
-    async fn what_one_run_left_waiting_is_not_the_next_ones() {
-        let (listener, waiting) = entrance(5);
-        let entrance = Arc::new(ProxyListener::new(listener).unwrap());
-        let first = entrance.lease();
-        for stream in waiting {
-            // Dropped by the opening.
+    async fn pending_connections_of_a_run_are_not_passed_to_the_next() {
+        let (listener, pending) = listener_with_pending(5);
+        let listener = Arc::new(ProxyListener::new(listener).unwrap());
+
+        let first = listener.lease();
+        for stream in pending {
+            // Dropped by the start of the lease.
             let mut byte = [0];
             assert_eq!(io::Read::read(&mut &stream, &mut byte).unwrap_or(0), 0);
         }
-        let second = entrance.lease();
+
+        let second = listener.lease();
         assert!(first.ended().is_cancelled());
         assert!(first.accept().await.is_none());
         assert!(!second.ended().is_cancelled());
@@ -199,16 +203,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_connects_without_end_does_not_keep_others_from_the_runtime() {
-        let (listener, _waiting) = entrance(MAX_PENDING_CONNECTIONS as usize + 1);
-        let entrance = Arc::new(ProxyListener::new(listener).unwrap());
-        let end = CancellationToken::new();
-        *entrance.current_lease() = Some(end.clone());
-        let visit = ProxyLease { listener: entrance, ended: end };
-        let others = task::spawn("others", async {});
+    async fn endless_connections_do_not_starve_the_runtime() {
+        let (listener, _pending) = listener_with_pending(MAX_PENDING_CONNECTIONS as usize + 1);
+        let listener = Arc::new(ProxyListener::new(listener).unwrap());
+        let ended = CancellationToken::new();
+        *listener.current_lease() = Some(ended.clone());
+        let lease = ProxyLease { listener, ended };
+
+        let other = task::spawn("other", async {});
         let mut accepted = 0;
-        while !others.is_finished() {
-            visit.accept().await.unwrap().unwrap();
+        while !other.is_finished() {
+            lease.accept().await.unwrap().unwrap();
             accepted += 1;
         }
         assert!(accepted <= MAX_PENDING_CONNECTIONS, "{accepted}");

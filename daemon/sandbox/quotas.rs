@@ -1,48 +1,49 @@
-//! What the kernel counts for a user, a namespace or the machine, and what bounds it.
+//! Kernel quotas: what the kernel counts per user, per user namespace or per machine, and what
+//! limits it.
 //!
-//! A slot's user namespace bounds what the kernel counts in `ucounts`, which it does for each user in
-//! each user namespace, and again in all namespaces above. What it counts in `user_struct` is one
-//! number for a user id over all namespaces. A root daemon gives each workspace a user id of its own;
-//! all runs of an ordinary user's daemon share that user's numbers with the daemon.
+//! The kernel counts `ucounts` per user in each user namespace, and again in all namespaces above.
+//! A slot's user namespace limits those. It counts `user_struct` per user id over all namespaces. A
+//! root daemon gives each workspace its own user id; all runs of an ordinary user's daemon share
+//! that user's counts with the daemon.
 //!
 //! ucounts (`/proc/sys/user`, user_namespaces(7)):
 //!
-//! | quota | counted for | bound here | when it is reached |
+//! | quota | counted per | limited by | when it is reached |
 //! |---|---|---|---|
 //! | max_user_namespaces, max_net_namespaces | user, namespace | 0 in a slot; the filter refuses the calls too | EPERM |
 //! | max_pid_namespaces, max_mnt_namespaces, max_ipc_namespaces | user, namespace | the filter: a slot makes one of each for its run | EPERM |
 //! | max_uts_namespaces, max_cgroup_namespaces, max_time_namespaces | user, namespace | the filter; a template makes one | EPERM |
 //! | max_inotify_instances, max_inotify_watches | user, namespace | a quarter of the user's in a slot | EMFILE, ENOSPC in the run |
 //! | max_fanotify_groups, max_fanotify_marks | user, namespace | groups: 0 in a slot, so there is nothing to mark | EPERM |
-//! | RLIMIT_NPROC | user, namespace | `limits.processes` in a slot; [`bound_processes`] over all slots of a user | EAGAIN in the run; EAGAIN in all runs of the user |
+//! | RLIMIT_NPROC | user, namespace | `limits.processes` in a slot; [`limit_total_processes`] over all slots of a user | EAGAIN in the run; EAGAIN in all runs of the user |
 //! | RLIMIT_SIGPENDING | user, namespace | 4,096 in a slot | EAGAIN in the run |
 //! | RLIMIT_MEMLOCK | user, namespace | the daemon's own limit, for each process | ENOMEM, EPERM in the run |
 //! | RLIMIT_MSGQUEUE | user, namespace | the daemon's own limit, and the run's own IPC namespace | EMFILE in the run |
 //!
-//! user_struct (one number for a user id):
+//! user_struct (one count per user id):
 //!
-//! | quota | bound here | when it is reached |
+//! | quota | limited by | when it is reached |
 //! |---|---|---|
-//! | epoll watches (fs.epoll.max_user_watches) | `limits.epoll_watches`, a sixteenth by default, counted beside the run ([`super::measure`]); sets in flight once the daemon lacks watches | the run is ended, `limit = "epoll"`; ENOSPC at the end of all |
-//! | pipe pages (fs.pipe-user-pages-soft, -hard) | nothing of this daemon's: the user's soft limit | new pipes have two pages, output of other runs of the user is slower |
+//! | epoll watches (fs.epoll.max_user_watches) | `limits.epoll_watches`, by default a sixteenth, counted by the daemon ([`super::run_meter`]); also sets in flight, once the daemon lacks watches | the run is ended, `limit = "epoll"`; ENOSPC if the total is used up |
+//! | pipe pages (fs.pipe-user-pages-soft, -hard) | the user's soft limit; nothing of this daemon | new pipes have two pages, and output of the user's other runs is slower |
 //! | descriptors in flight (RLIMIT_NOFILE) | `limits.open_files_hard`; the daemon and slots have a higher limit | ETOOMANYREFS in the user's runs |
 //! | io_uring, perf and bpf memory | the filter | ENOSYS, EPERM |
 //! | keys and their bytes (kernel.keys.maxkeys) | the filter | EPERM |
 //!
 //! The machine (`/proc/sys/fs`, `/proc/sys/kernel`, `/proc/sys/vm`):
 //!
-//! | quota | bound here | when it is reached |
+//! | quota | limited by | when it is reached |
 //! |---|---|---|
-//! | fs.file-max | `limits.open_files_total`, counted beside the run with what is in flight; files that are mapped and closed, as memory | the run is ended, `limit = "open_files"`; ENFILE at the end of all |
+//! | fs.file-max | `limits.open_files_total`, counted by the daemon, including descriptors in flight; mapped and closed files by the memory limit | the run is ended, `limit = "open_files"`; ENFILE if the total is used up |
 //! | fs.nr_open | `limits.open_files_hard` | EMFILE in the run |
 //! | fs.aio-max-nr | the filter of system calls | see there |
-//! | fs.mqueue.* | the run's own IPC namespace: gone with the run | EMFILE, ENOSPC in the run |
-//! | kernel.pid_max, kernel.threads-max | `limits.processes`, [`bound_processes`] | EAGAIN |
+//! | fs.mqueue.* | the run's own IPC namespace, which ends with the run | EMFILE, ENOSPC in the run |
+//! | kernel.pid_max, kernel.threads-max | `limits.processes`, [`limit_total_processes`] | EAGAIN |
 //! | kernel.pty.max | the run's own devpts (`max=`) | ENOSPC in the run |
-//! | kernel.shmall, shmmax, shmmni, sem, msgmni | the run's own IPC namespace: gone with the run | ENOSPC in the run |
-//! | vm.max_map_count | by process; counted as memory of the run where no cgroup does | the run is ended, `limit = "memory"` |
-//! | fs.leases, fs.locks | none: for each file | EAGAIN in the run |
-//! | inodes and bytes of file systems | `limits.tmp_bytes`, `limits.tmp_inodes`; a workspace's are its disk's | ENOSPC |
+//! | kernel.shmall, shmmax, shmmni, sem, msgmni | the run's own IPC namespace, which ends with the run | ENOSPC in the run |
+//! | vm.max_map_count | per process; counted as memory of the run if it has no cgroup | the run is ended, `limit = "memory"` |
+//! | fs.leases, fs.locks | nothing: counted per file | EAGAIN in the run |
+//! | inodes and bytes of file systems | `limits.tmp_bytes`, `limits.tmp_inodes`; a workspace is limited by its disk | ENOSPC |
 
 use std::{fs, io, path::Path};
 
@@ -51,7 +52,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::stage::{Stage, StageFailure};
 use crate::daemon::sys::Errno;
 
-/// What of the kernel's counts a slot may have.
+/// The quotas of a slot's user namespace.
 const NAMESPACE_QUOTAS: &[(&str, NamespaceQuota)] = &[
     ("/proc/sys/user/max_user_namespaces", NamespaceQuota::Zero),
     ("/proc/sys/user/max_net_namespaces", NamespaceQuota::Zero),
@@ -66,17 +67,17 @@ const NAMESPACE_QUOTAS: &[(&str, NamespaceQuota)] = &[
     ),
 ];
 
-/// A part of what there is.
+/// Value of a quota.
 #[derive(Debug)]
 enum NamespaceQuota {
-    /// Nothing: no command needs it.
+    /// Zero: no command needs it.
     Zero,
-    /// A quarter of what a user may have, whom all runs share.
+    /// A quarter of the user's limit in this file, because all runs share the user.
     QuarterOf(&'static str),
 }
 
-/// Sets what the slot's user namespace may have of what the kernel counts by user, who is the same
-/// in all runs (namespaces(7), /proc/sys/user): one run must not use up the others' share.
+/// Sets the quotas of the slot's user namespace (namespaces(7), /proc/sys/user). All runs have the
+/// same user, so one run must not use up the others' share.
 pub(super) fn set_quotas() -> Result<(), StageFailure> {
     let failed = |path: &str, error: &io::Error| {
         let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
@@ -98,16 +99,20 @@ pub(super) fn set_quotas() -> Result<(), StageFailure> {
     Ok(())
 }
 
-/// Bounds the processes of all slots that this process makes. The kernel gives a new user namespace
-/// the soft limit of its maker, and holds the user of the namespace above to it (Linux 5.14). The
-/// hard limit stays: it bounds what a run may have.
-pub(super) fn limit_total_processes(most: u64) -> Result<(), StageFailure> {
-    let now = getrlimit(Resource::Nproc);
-    let bounded = Rlimit {
-        current: Some(now.current.map_or(most, |current| current.min(most))),
-        maximum: now.maximum,
+/// Limits the processes of all slots that this process makes.
+///
+/// The kernel gives a new user namespace the soft limit of its creator, and holds the user of the
+/// parent namespace to it (Linux 5.14). The hard limit stays: it bounds a single run.
+pub(super) fn limit_total_processes(max_processes: u64) -> Result<(), StageFailure> {
+    let current_limit = getrlimit(Resource::Nproc);
+    let limit = Rlimit {
+        current: Some(
+            current_limit.current.map_or(max_processes, |current| current.min(max_processes)),
+        ),
+        maximum: current_limit.maximum,
     };
-    setrlimit(Resource::Nproc, bounded).map_err(|errno| {
+
+    setrlimit(Resource::Nproc, limit).map_err(|errno| {
         StageFailure::from_errno(Stage::ResourceLimits, errno, "processes of all runs")
     })
 }
@@ -117,7 +122,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn all_quotas_of_the_kernel_are_in_the_table() {
+    fn every_kernel_quota_is_in_the_table() {
         let table = include_str!("quotas.rs");
         let table = table.split("\nuse ").next().unwrap();
         for quota in fs::read_dir("/proc/sys/user").unwrap() {

@@ -1,5 +1,5 @@
-//! The root directory that commands see: an allowlist on a file system of its own. The daemon's
-//! root is never mounted and masked; it is not there.
+//! The root directory that commands see: an allowlist of mounts on a file system of its own. The
+//! daemon's root is not mounted at all, so nothing of it needs to be masked.
 
 use std::{
     fs, io,
@@ -33,8 +33,8 @@ use crate::daemon::sys::{
     mount::{attribute, set_attributes},
 };
 
-/// Devices that commands see, by name and number (Documentation/admin-guide/devices.txt). A
-/// container's /dev can hold anything under these names.
+/// Devices that commands see, by name and number (Documentation/admin-guide/devices.txt). The
+/// numbers are checked: a container's /dev can hold anything under these names.
 pub(super) const DEVICE_NODES: &[(&str, (u32, u32))] = &[
     ("null", (1, 3)),
     ("zero", (1, 5)),
@@ -42,10 +42,9 @@ pub(super) const DEVICE_NODES: &[(&str, (u32, u32))] = &[
     ("random", (1, 8)),
     ("urandom", (1, 9)),
 ];
-/// Whatever terminal controls the process that opens it; none unless it has one.
+/// The controlling terminal of the process that opens it, if it has one.
 const TERMINAL_DEVICE: (&str, (u32, u32)) = ("tty", (5, 0));
-/// File systems that must not come along below a directory that is mounted: they would show the
-/// daemon's host.
+/// File systems that must not lie below a mounted directory, because they would reveal the host.
 const HOST_REVEALING_FILE_SYSTEMS: &[&str] = &[
     "proc",
     "sysfs",
@@ -61,20 +60,20 @@ const HOST_REVEALING_FILE_SYSTEMS: &[&str] = &[
     "efivarfs",
     "mqueue",
 ];
-/// The worst of them by what statfs(2) calls them: PROC_SUPER_MAGIC, SYSFS_MAGIC,
+/// The most revealing of them by statfs(2) magic number: PROC_SUPER_MAGIC, SYSFS_MAGIC,
 /// CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC.
 const HOST_REVEALING_MAGIC_NUMBERS: &[rustix::fs::FsWord] =
     &[0x9fa0, 0x6265_6572, 0x0027_e0eb, 0x6367_7270];
-/// An empty directory of the root, for masks.
+/// An empty directory of the root, used to mask others.
 pub(super) const EMPTY_DIRECTORY: &std::ffi::CStr = c"/.empty";
-/// Where the new root is put together: a directory that every system has, whose content is opened
-/// before it is covered.
+/// Where the new root is assembled: a directory that every system has. Its content is opened before
+/// it is covered.
 const STAGING_DIRECTORY: &str = "/usr";
-/// The root holds a few small files and mount points only.
+/// The root holds only a few small files and mount points.
 const ROOT_OPTIONS: &std::ffi::CStr = c"size=8m,nr_inodes=4096,mode=755";
 const DEVICE_OPTIONS: &std::ffi::CStr = c"size=64k,nr_inodes=64,mode=755";
 
-/// What is put where.
+/// A detached mount, and where it is attached.
 struct RootMount {
     tree: OwnedFd,
     destination: PathBuf,
@@ -90,8 +89,10 @@ impl RootMount {
     }
 }
 
-/// Builds the root of `workspace` and makes it this process's root. `trees` holds the workspace's
-/// and its binds' trees where the keeper opened them.
+/// Builds the root of `workspace` and makes it this process's root.
+///
+/// `trees` holds the mount trees of the workspace and its binds if the keeper opened them.
+/// Otherwise it is empty, and this function opens them.
 pub(super) fn build_root(
     workspace: &WorkspacePlan,
     network: NetworkMode,
@@ -100,35 +101,75 @@ pub(super) fn build_root(
     trees: Vec<OwnedFd>,
 ) -> Result<(), StageFailure> {
     make_private()?;
-    let mut pieces = system_mounts()?;
+
+    // Opened before the new root covers their sources.
+    let mut mounts = system_mounts()?;
     let trees = if trees.is_empty() { open_trees(workspace)? } else { trees };
-    let destinations = workspace.all_binds().map(|bind| &bind.destination);
-    let destinations = std::iter::once(&workspace.mount_path).chain(destinations);
-    for (tree, destination) in trees.into_iter().zip(destinations) {
-        pieces.push(RootMount::new(tree, destination.clone())?);
+    let binds = workspace.all_binds().map(|bind| &bind.destination);
+    for (tree, destination) in
+        trees.into_iter().zip([&workspace.mount_path].into_iter().chain(binds))
+    {
+        mounts.push(RootMount::new(tree, destination.clone())?);
     }
     let etc = EtcFiles::read(network);
 
-    let build = |what: &'static str| at_stage(Stage::BuildRoot, what);
-    mount(
-        c"tmpfs",
-        STAGING_DIRECTORY,
-        c"tmpfs",
-        MountFlags::NOSUID | MountFlags::NODEV,
-        ROOT_OPTIONS,
-    )
-    .map_err(build("mounting the root"))?;
-    chdir(STAGING_DIRECTORY).map_err(build("entering the root"))?;
-    for directory in [".empty", "proc", "tmp", "dev", "etc", "home", &SANDBOX_HOME[1..]] {
-        mkdirat(CWD, directory, Mode::from_raw_mode(0o755)).map_err(build("making directories"))?;
-    }
+    enter_staging_directory()?;
     etc.write(identity).map_err(|error| io_failure(&error, "etc"))?;
-    link_scratch_directories(&pieces)?;
-    let device_flags = MountFlags::NOSUID | MountFlags::NOEXEC;
-    mount(c"tmpfs", c"dev", c"tmpfs", device_flags, DEVICE_OPTIONS)
-        .map_err(build("mounting /dev"))?;
+    link_scratch_directories(&mounts)?;
+    mount_dev()?;
+
+    // Shorter destinations first, so that none covers another below it.
+    mounts.sort_by_key(|mount| mount.destination.components().count());
+    for mount in mounts {
+        attach_mount(mount)?;
+    }
+    let mount_path = workspace.mount_path.strip_prefix("/");
+    protect(mount_path.unwrap_or(&workspace.mount_path), &workspace.protected_paths)?;
+
+    if level == IsolationLevel::L3 {
+        let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        mount(c"proc", c"proc", c"proc", proc_flags, None)
+            .map_err(at_stage(Stage::MountTemplateProc, "/proc"))?;
+    } else {
+        masked_proc::bind_host_proc("proc")?;
+    }
+
+    pivot_into_root()?;
+    if level != IsolationLevel::L3 {
+        masked_proc::hide_host_files(EMPTY_DIRECTORY)?;
+    }
+
+    let read_only = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID;
+    mount_remount("/dev", read_only | MountFlags::NOEXEC, c"")
+        .map_err(at_stage(Stage::BuildRoot, "making /dev read-only"))?;
+    mount_remount("/", read_only | MountFlags::NODEV, c"")
+        .map_err(at_stage(Stage::BuildRoot, "making the root read-only"))
+}
+
+/// Mounts an empty root at the staging directory, makes it the working directory, and creates the
+/// directories that every root has.
+fn enter_staging_directory() -> Result<(), StageFailure> {
+    let failed = |what: &'static str| at_stage(Stage::BuildRoot, what);
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount(c"tmpfs", STAGING_DIRECTORY, c"tmpfs", flags, ROOT_OPTIONS)
+        .map_err(failed("mounting the root"))?;
+    chdir(STAGING_DIRECTORY).map_err(failed("entering the root"))?;
+
+    for directory in [".empty", "proc", "tmp", "dev", "etc", "home", &SANDBOX_HOME[1..]] {
+        mkdirat(CWD, directory, Mode::from_raw_mode(0o755))
+            .map_err(failed("making directories"))?;
+    }
+    Ok(())
+}
+
+/// Mounts `/dev`, with its directories and links. The devices are attached later.
+fn mount_dev() -> Result<(), StageFailure> {
+    let failed = |what: &'static str| at_stage(Stage::BuildRoot, what);
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    mount(c"tmpfs", c"dev", c"tmpfs", flags, DEVICE_OPTIONS).map_err(failed("mounting /dev"))?;
+
     for directory in ["dev/shm", "dev/pts"] {
-        mkdirat(CWD, directory, Mode::from_raw_mode(0o755)).map_err(build("filling /dev"))?;
+        mkdirat(CWD, directory, Mode::from_raw_mode(0o755)).map_err(failed("filling /dev"))?;
     }
     for (target, link) in [
         ("pts/ptmx", "dev/ptmx"),
@@ -139,43 +180,22 @@ pub(super) fn build_root(
     ] {
         symlink(target, link).map_err(|error| io_failure(&error, link))?;
     }
-    // Shorter destinations first, so that one below another is not covered by it.
-    pieces.sort_by_key(|piece| piece.destination.components().count());
-    for piece in pieces {
-        attach_mount(piece)?;
-    }
-    let mounted = workspace.mount_path.strip_prefix("/");
-    protect(mounted.unwrap_or(&workspace.mount_path), &workspace.protected_paths)?;
-    if level == IsolationLevel::L3 {
-        let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        mount(c"proc", c"proc", c"proc", proc_flags, None)
-            .map_err(at_stage(Stage::MountTemplateProc, "/proc"))?;
-    } else {
-        masked_proc::bind_host_proc("proc")?;
-    }
-    pivot_into_root()?;
-    if level != IsolationLevel::L3 {
-        masked_proc::hide_host_files(EMPTY_DIRECTORY)?;
-    }
-    let read_only = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID;
-    mount_remount("/dev", read_only | MountFlags::NOEXEC, c"")
-        .map_err(build("making /dev read-only"))?;
-    mount_remount("/", read_only | MountFlags::NODEV, c"")
-        .map_err(build("making the root read-only"))
+    Ok(())
 }
 
-/// Makes the usual places for files that need not last, besides `/tmp`: links to what each run has of its
-/// own. Not where something is bound to.
-fn link_scratch_directories(pieces: &[RootMount]) -> Result<(), StageFailure> {
+/// Links the usual directories for temporary files other than `/tmp` to file systems of the run.
+/// Skips those that a bind covers.
+fn link_scratch_directories(mounts: &[RootMount]) -> Result<(), StageFailure> {
     let failed = |error: io::Error| io_failure(&error, "making links");
     for (link, target) in [("run", "dev/shm"), ("var/run", "../run"), ("var/tmp", "../tmp")] {
-        let place = Path::new("/").join(link);
-        let is_bound = |piece: &RootMount| {
-            piece.destination.starts_with(&place) || place.starts_with(&piece.destination)
+        let path = Path::new("/").join(link);
+        let is_bound = |mount: &RootMount| {
+            mount.destination.starts_with(&path) || path.starts_with(&mount.destination)
         };
-        if pieces.iter().any(is_bound) {
+        if mounts.iter().any(is_bound) {
             continue;
         }
+
         if let Some(parent) = Path::new(link).parent() {
             fs::create_dir_all(parent).map_err(failed)?;
         }
@@ -184,19 +204,19 @@ fn link_scratch_directories(pieces: &[RootMount]) -> Result<(), StageFailure> {
     Ok(())
 }
 
-/// Makes the working directory, which is the root of a mount, the root of this process and of all
-/// made from it.
+/// Makes the working directory, which must be the root of a mount, the root of this process and its
+/// descendants.
 fn pivot_into_root() -> Result<(), StageFailure> {
     match pivot_root(".", ".") {
         Ok(()) => unmount(".", UnmountFlags::DETACH)
             .map_err(at_stage(Stage::PivotRoot, "leaving the old root"))?,
-        // Container engines' default seccomp profiles give who has CAP_SYS_ADMIN mount(2) and
-        // chroot(2) and not this; on a kernel's initial ramdisk it cannot work. The old root stays
-        // mounted below, where no path leads; the way back by chroot(2) needs CAP_SYS_CHROOT,
-        // which sandboxes give up, and which their probe looks for.
+        // Default seccomp profiles of container engines allow mount(2) and chroot(2) with
+        // CAP_SYS_ADMIN, but not this call. On a kernel's initial ramdisk it cannot work. The
+        // fallback leaves the old root mounted below the new one, where no path leads. Leaving by
+        // chroot(2) needs CAP_SYS_CHROOT, which sandboxes drop and their probe checks.
         Err(refused @ (Errno::PERM | Errno::INVAL | Errno::NOSYS)) => {
             mount_move(".", "/").map_err(|_| {
-                at_stage(Stage::PivotRoot, "and the root cannot be moved either")(refused)
+                at_stage(Stage::PivotRoot, "and moving the root is refused too")(refused)
             })?;
             chroot(".").map_err(at_stage(Stage::PivotRoot, "chroot"))?;
         }
@@ -205,19 +225,18 @@ fn pivot_into_root() -> Result<(), StageFailure> {
     chdir("/").map_err(at_stage(Stage::PivotRoot, "entering the new root"))
 }
 
-/// Makes every mount of this mount namespace private: nothing done here is seen outside, nor the
-/// other way round.
+/// Makes every mount of this mount namespace private: mount changes do not propagate in or out.
 pub(super) fn make_private() -> Result<(), StageFailure> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .map_err(at_stage(Stage::Propagation, "/"))
 }
 
-/// Attributes that a bind is mounted with.
+/// Mount attributes of a bind.
 pub(super) fn bind_attributes(bind: &BindMount) -> u64 {
     attribute::NOSUID | attribute::NODEV | if bind.writable { 0 } else { attribute::RDONLY }
 }
 
-/// Opens a copy of the mount tree at `source`, with `attributes`, not attached anywhere.
+/// Opens a detached copy of the mount tree at `source`, with `attributes`.
 pub(super) fn open_source(source: &Path, attributes: u64) -> Result<OwnedFd, StageFailure> {
     let tree = open_detached(source)?;
     set_attributes(tree.as_fd(), attributes, None)
@@ -225,7 +244,7 @@ pub(super) fn open_source(source: &Path, attributes: u64) -> Result<OwnedFd, Sta
     Ok(tree)
 }
 
-/// Opens a copy of the mount tree at `source`, not attached anywhere, as it is.
+/// Opens a detached copy of the mount tree at `source`, unchanged.
 pub(super) fn open_detached(source: &Path) -> Result<OwnedFd, StageFailure> {
     let name = source.display().to_string();
     refuse_host_revealing_mounts(source)?;
@@ -235,7 +254,7 @@ pub(super) fn open_detached(source: &Path) -> Result<OwnedFd, StageFailure> {
     open_tree(CWD, source, flags).map_err(at_stage(Stage::OpenSource, &name))
 }
 
-/// Opens the trees of the workspace and its binds, in this order.
+/// Opens the mount trees of the workspace and its binds, in this order.
 fn open_trees(workspace: &WorkspacePlan) -> Result<Vec<OwnedFd>, StageFailure> {
     let tree = open_source(&workspace.path, attribute::NOSUID | attribute::NODEV)?;
     check_source_identity(&workspace.path, workspace.file_identity, &tree)?;
@@ -248,8 +267,8 @@ fn open_trees(workspace: &WorkspacePlan) -> Result<Vec<OwnedFd>, StageFailure> {
     Ok(trees)
 }
 
-/// Checks that `tree` is what was at `path` when the daemon started, and that it shows nothing of
-/// the host: the path may lead elsewhere by now.
+/// Checks that `tree` is the directory that was at `path` at startup, and that it does not reveal
+/// the host. The path may lead elsewhere by now.
 pub(super) fn check_source_identity(
     path: &Path,
     identity: (u64, u64),
@@ -261,6 +280,7 @@ pub(super) fn check_source_identity(
         let text = format!("{name} is not what it was when the daemon was started: restart it");
         return Err(StageFailure::other(Stage::OpenSource, text));
     }
+
     let kind = fstatfs(tree).map_err(at_stage(Stage::OpenSource, &name))?.f_type;
     if HOST_REVEALING_MAGIC_NUMBERS.contains(&kind) {
         let text = format!("{name} would show the host's processes, devices or settings");
@@ -269,24 +289,27 @@ pub(super) fn check_source_identity(
     Ok(())
 }
 
+/// Opens the system's directories and devices.
 fn system_mounts() -> Result<Vec<RootMount>, StageFailure> {
     let read_only = attribute::RDONLY | attribute::NOSUID | attribute::NODEV;
-    let mut pieces = Vec::new();
+    let mut mounts = Vec::new();
+
     let etc = ETC_DIRECTORIES
         .iter()
         .map(|name| PathBuf::from("/etc").join(name))
         .chain(java_directories());
     let system = SYSTEM_DIRECTORIES.iter().map(PathBuf::from);
     for path in system.chain(etc) {
-        // A symbolic link is made anew when the root is put together.
+        // Symbolic links are copied as links, by [`EtcFiles`].
         if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir()) {
-            pieces.push(RootMount {
+            mounts.push(RootMount {
                 tree: open_source(&path, read_only)?,
                 destination: path,
                 is_directory: true,
             });
         }
     }
+
     for (name, number) in DEVICE_NODES.iter().chain([&TERMINAL_DEVICE]) {
         let path = Path::new("/dev").join(name);
         let metadata = fs::metadata(&path).map_err(|error| io_failure(&error, name))?;
@@ -299,16 +322,17 @@ fn system_mounts() -> Result<Vec<RootMount>, StageFailure> {
             ));
         }
         let tree = open_source(&path, attribute::NOSUID | attribute::NOEXEC)?;
-        pieces.push(RootMount { tree, destination: path, is_directory: false });
+        mounts.push(RootMount { tree, destination: path, is_directory: false });
     }
-    Ok(pieces)
+    Ok(mounts)
 }
 
-/// Attaches a piece below the scaffold, which is the working directory.
-fn attach_mount(piece: RootMount) -> Result<(), StageFailure> {
-    let name = piece.destination.display().to_string();
-    let relative = piece.destination.strip_prefix("/").unwrap_or(&piece.destination);
-    let made = if piece.is_directory {
+/// Attaches a mount below the working directory, which is the new root.
+fn attach_mount(mount: RootMount) -> Result<(), StageFailure> {
+    let name = mount.destination.display().to_string();
+    let relative = mount.destination.strip_prefix("/").unwrap_or(&mount.destination);
+
+    let created = if mount.is_directory {
         fs::create_dir_all(relative)
     } else {
         relative.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| {
@@ -316,17 +340,19 @@ fn attach_mount(piece: RootMount) -> Result<(), StageFailure> {
             options.write(true).create(true).truncate(false).mode(0o644).open(relative).map(drop)
         })
     };
-    made.map_err(|error| io_failure(&error, &name))?;
-    move_mount(piece.tree.as_fd(), "", CWD, relative, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+    created.map_err(|error| io_failure(&error, &name))?;
+
+    move_mount(mount.tree.as_fd(), "", CWD, relative, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
         .map_err(at_stage(Stage::BuildRoot, &name))
 }
 
-/// Refuses a directory that has a mount below it which would show the host's processes, devices or
+/// Refuses a directory with a mount below it that would reveal the host's processes, devices or
 /// settings.
 pub(super) fn refuse_host_revealing_mounts(source: &Path) -> Result<(), StageFailure> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")
         .map_err(|error| io_failure(&error, "/proc/self/mountinfo"))?;
     let source = fs::canonicalize(source).map_err(|error| source_failure(&error, source))?;
+
     for line in mounts.lines() {
         // proc_pid_mountinfo(5): the mount point is field 5, the type the first after " - ".
         let (Some(point), Some(kind)) = (
@@ -348,7 +374,7 @@ pub(super) fn refuse_host_revealing_mounts(source: &Path) -> Result<(), StageFai
     Ok(())
 }
 
-/// Undoes the octal escapes of mountinfo.
+/// Decodes the octal escapes of mountinfo.
 fn unescape(text: &str) -> String {
     text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }
