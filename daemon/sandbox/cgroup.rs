@@ -1,15 +1,17 @@
-//! Control groups of version 2 (Documentation/admin-guide/cgroup-v2.rst): where the daemon may make
-//! them, each run gets one, in which the kernel counts and holds its memory, processes and CPUs.
+//! Control groups (cgroup v2, Documentation/admin-guide/cgroup-v2.rst). If the daemon may make
+//! them, each run gets one, in which the kernel counts and limits memory, processes and CPU.
 //!
 //! ```text
 //! the cgroup that the daemon was started in
-//!  ├─ jig-daemon-PID   the daemon and all that makes sandboxes: only leaves may hold processes
+//!  ├─ jig-daemon-PID   the daemon and all processes that make sandboxes
 //!  └─ jig-runs-PID
-//!      └─ N            one run: its command and what that starts
+//!      └─ N            one run: its command and the command's descendants
 //! ```
 //!
-//! The init of a run stays outside: it shares its memory with its slot's keeper, and must be there
-//! to tell how the run ended when the kernel has killed all of it.
+//! Only leaf cgroups may hold processes, so the daemon moves into one of its own.
+//!
+//! The init of a run stays outside: it shares memory with its slot keeper, and must report how the
+//! run ended after the kernel has killed all of it.
 
 use std::{
     fs::{self, File},
@@ -25,74 +27,77 @@ use rustix::process::Pid;
 
 use super::limits::RunLimits;
 
-/// What must be there for cgroups to be of use.
+/// Controllers that the daemon needs to use cgroups.
 const REQUIRED_CONTROLLERS: [&str; 2] = ["memory", "pids"];
-/// What is used where it is there.
+/// Controllers that the daemon uses if available.
 const OPTIONAL_CONTROLLERS: [&str; 1] = ["cpu"];
-/// Share of the CPUs that all runs together have beside the daemon, which has 100: its own processes
-/// are answered whatever commands do. As much as `priority` leaves each of them.
+/// CPU weight of all runs together; the daemon has 100. So the daemon's own processes respond
+/// whatever commands do. It matches the share that `priority` leaves a process.
 const RUNS_CPU_WEIGHT: &str = "10";
-/// Time in which a share of the CPUs is given out, in microseconds: the kernel's default.
+/// Period of a CPU quota in microseconds: the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// From here on `pids.max` takes no number (PID_MAX_LIMIT of linux/threads.h): the kernel has no more.
+/// `pids.max` accepts no number from here on (PID_MAX_LIMIT of linux/threads.h): the kernel has no
+/// more process ids.
 const MAX_PIDS: u32 = 1 << 22;
-/// Processes that the limit of the kernel's other count, which stands behind this one, allows more.
+/// Processes by which RLIMIT_NPROC, the second limit, is higher than `pids.max`.
 pub(super) const RLIMIT_NPROC_MARGIN: u32 = 64;
 
 /// The cgroups of one daemon.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
-    /// The directory of the runs.
+    /// Directory of the runs' cgroups.
     runs_directory: PathBuf,
-    /// What was turned on below, and here.
+    /// Controllers that were enabled for the runs, and in the daemon's own cgroup.
     _enabled: [EnabledControllers; 2],
-    /// Whether shares of CPUs are held.
+    /// Whether the controller `cpu` is available.
     has_cpu_controller: bool,
     next_run: AtomicU64,
-    /// Those of runs that had not quite ended when they were given up.
+    /// Cgroups of runs that still held processes when they were dropped.
     pending_removal: Mutex<Vec<PathBuf>>,
 }
 
-/// Why there are none, for people.
+/// Why cgroups cannot be used, for people.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct CgroupsUnavailable(pub(crate) String);
 
-/// Controllers that were turned on for the children of a cgroup, until this is dropped: as long as they
-/// are on, no process can be put into it.
+/// Controllers enabled for the children of a cgroup, until this is dropped. While they are enabled,
+/// no process can be moved into the cgroup itself.
 #[derive(Debug)]
 struct EnabledControllers {
-    /// Open: the daemon cannot open it any more once it is confined.
+    /// Kept open: the daemon cannot open it once it is confined.
     control: File,
-    /// What turns off those that were not on before.
+    /// Text that disables the controllers that were not enabled before.
     undo: String,
 }
 
-/// The cgroup of one run. Dropping it kills what is in it and removes it.
+/// The cgroup of one run. Dropping it kills the processes in it and removes it.
 #[derive(Debug)]
 pub(crate) struct RunCgroup {
     path: PathBuf,
     cgroups: Arc<Cgroups>,
-    /// The limits that it has.
+    /// The limits that are set.
     applied_limits: Option<RunLimits>,
 }
 
-/// Where the kernel tells the CPU time of a run's processes, those that nobody waited for included.
+/// CPU time of a run's processes from the kernel, including processes that were not waited for.
 #[derive(Debug)]
 pub(super) struct CpuClock(PathBuf);
 
-/// What a run's cgroup has held.
+/// The limits that a run's cgroup has enforced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct CgroupLimitHits {
-    /// Whether it was killed because of its memory.
+    /// Whether the run was killed for its memory.
     pub(crate) memory: bool,
-    /// Whether it was refused a process.
+    /// Whether the run was refused a process.
     pub(crate) pids: bool,
 }
 
 impl Cgroups {
-    /// Claims the cgroup that this process is in, if it may be divided. To be called before there
-    /// are other processes or threads: what is started later inherits the place.
+    /// Claims this process's cgroup, if it may be divided.
+    ///
+    /// Called before there are other processes or threads: processes that are started later inherit
+    /// the place.
     pub(crate) fn claim() -> Result<Self, CgroupsUnavailable> {
         let own = own_directory()?;
         let controllers = read_control(&own.join("cgroup.controllers"))?;
@@ -103,6 +108,7 @@ impl Cgroups {
                 own.display()
             )));
         }
+
         let enabled: Vec<&str> = REQUIRED_CONTROLLERS
             .into_iter()
             .chain(OPTIONAL_CONTROLLERS)
@@ -110,39 +116,41 @@ impl Cgroups {
             .collect();
         let has_cpu = enabled.contains(&"cpu");
         remove_leftovers(&own);
+
         let id = std::process::id();
-        let (daemon, runs) =
-            (own.join(format!("jig-daemon-{id}")), own.join(format!("jig-runs-{id}")));
+        let daemon = own.join(format!("jig-daemon-{id}"));
+        let runs = own.join(format!("jig-runs-{id}"));
         let claim = || {
             create_cgroup(&daemon)?;
             write_control(&daemon.join("cgroup.procs"), &id.to_string())?;
-            let here = EnabledControllers::new(&own, &enabled).map_err(|error| {
-                // That other processes are in it is the usual reason.
+            let own_controllers = EnabledControllers::new(&own, &enabled).map_err(|error| {
+                // Other processes in the cgroup are the usual reason.
                 CgroupsUnavailable(format!(
                     "{error}: other processes may be in it; the daemon must be alone there"
                 ))
             })?;
             create_cgroup(&runs)?;
             if has_cpu {
-                // Without it they have what the daemon has.
+                // If this fails, runs have the daemon's weight.
                 let _best_effort = write_control(&runs.join("cpu.weight"), RUNS_CPU_WEIGHT);
             }
-            // Those below must be turned off before those here can be.
-            Ok([EnabledControllers::new(&runs, &enabled)?, here])
+            // Dropped in this order: controllers must be disabled in the children first.
+            Ok([EnabledControllers::new(&runs, &enabled)?, own_controllers])
         };
+
         match claim() {
-            Ok(turned_on) => Ok(Self {
+            Ok(controllers) => Ok(Self {
                 runs_directory: runs,
-                _enabled: turned_on,
+                _enabled: controllers,
                 has_cpu_controller: has_cpu,
                 next_run: AtomicU64::new(0),
                 pending_removal: Mutex::default(),
             }),
             Err(error) => {
-                // Back to where it was.
+                // Undone: this process returns to its cgroup.
                 let _best_effort = write_control(&own.join("cgroup.procs"), &id.to_string());
-                for made in [&runs, &daemon] {
-                    let _best_effort = fs::remove_dir(made);
+                for created in [&runs, &daemon] {
+                    let _best_effort = fs::remove_dir(created);
                 }
                 Err(error)
             }
@@ -154,12 +162,13 @@ impl Cgroups {
         &self.runs_directory
     }
 
-    /// Whether shares of CPUs are held.
+    /// Whether the controller `cpu` is available.
     pub(crate) fn has_cpu_controller(&self) -> bool {
         self.has_cpu_controller
     }
 
-    /// Makes the cgroup of a run, and puts the process that is to become its command into it.
+    /// Makes the cgroup of a run, and moves `command`, the process that becomes the command, into
+    /// it.
     pub(super) fn create_run(
         self: &Arc<Self>,
         limits: &RunLimits,
@@ -170,30 +179,32 @@ impl Cgroups {
         let path = self.runs_directory.join(number.to_string());
         create_cgroup(&path)?;
         let mut run = RunCgroup { path, cgroups: Arc::clone(self), applied_limits: None };
+
         run.set_limits(limits)?;
-        // All of it is killed at once, and nothing of it is put off to a disk.
+        // Out of memory, all of the run is killed at once. None of it is swapped.
         run.write("memory.oom.group", "1")?;
         let swap = run.path.join("memory.swap.max");
         if swap.exists() {
             write_control(&swap, "0")?;
         }
+
         let command = command.as_raw_nonzero().to_string();
         run.write("cgroup.procs", &command)?;
         Ok(run)
     }
 
-    /// Removes what has ended meanwhile.
+    /// Removes the cgroups that are empty by now.
     fn remove_finished(&self) {
-        let mut ending = self.pending_removal.lock().unwrap_or_else(PoisonError::into_inner);
-        ending.retain(|path| !try_remove(path));
+        let mut pending = self.pending_removal.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.retain(|path| !try_remove(path));
     }
 }
 
 impl Drop for Cgroups {
     fn drop(&mut self) {
         self.remove_finished();
-        // The next one here finds what is left, as the daemon's own, which nobody can remove himself,
-        // and the directory of the runs where it was confined.
+        // The next daemon removes what is left: this daemon's own cgroup, which no process can
+        // remove from within, and the runs' directory if the daemon was confined.
         let _best_effort = fs::remove_dir(&self.runs_directory);
     }
 }
@@ -201,42 +212,46 @@ impl Drop for Cgroups {
 impl EnabledControllers {
     fn new(group: &Path, controllers: &[&str]) -> Result<Self, CgroupsUnavailable> {
         let path = group.join("cgroup.subtree_control");
-        let on_before = read_control(&path)?;
-        let opened = fs::OpenOptions::new().write(true).open(&path);
-        let control = opened.map_err(|error| unavailable("writing", &path, &error))?;
-        let all = |sign: char, names: &mut dyn Iterator<Item = &&str>| -> String {
-            names.map(|name| format!("{sign}{name} ")).collect()
-        };
-        let is_new = |name: &&&str| !on_before.split_whitespace().any(|known| known == **name);
-        let written = (&control).write_all(all('+', &mut controllers.iter()).as_bytes());
-        written.map_err(|error| unavailable("writing", &path, &error))?;
-        Ok(Self { control, undo: all('-', &mut controllers.iter().filter(is_new)) })
+        let failed = |error: io::Error| unavailable("writing", &path, &error);
+        let enabled_before = read_control(&path)?;
+        let control = fs::OpenOptions::new().write(true).open(&path).map_err(failed)?;
+
+        let enable: String = controllers.iter().map(|name| format!("+{name} ")).collect();
+        (&control).write_all(enable.as_bytes()).map_err(failed)?;
+
+        let undo = controllers
+            .iter()
+            .filter(|name| !enabled_before.split_whitespace().any(|known| known == **name))
+            .map(|name| format!("-{name} "))
+            .collect();
+        Ok(Self { control, undo })
     }
 }
 
 impl Drop for EnabledControllers {
     fn drop(&mut self) {
         if !self.undo.is_empty() {
-            // Others may need them by now.
+            // Can fail: other processes may need the controllers by now.
             let _best_effort = (&self.control).write_all(self.undo.as_bytes());
         }
     }
 }
 
 impl RunCgroup {
-    /// Sets the limits. Most runs have those that their sandbox was built for: then there is nothing
-    /// to be written while their callers wait.
+    /// Sets the limits. Most runs have the limits that their sandbox was built for. Then nothing is
+    /// written while the caller waits.
     pub(super) fn set_limits(&mut self, limits: &RunLimits) -> Result<(), CgroupsUnavailable> {
         if self.applied_limits == Some(*limits) {
             return Ok(());
         }
+
         self.write("memory.max", &limits.memory_bytes.to_string())?;
         let processes = match limits.processes {
             MAX_PIDS.. => "max".to_owned(),
             processes => processes.to_string(),
         };
         self.write("pids.max", &processes)?;
-        if let (true, Some(millis)) = (self.cgroups.has_cpu_controller, limits.cpu_millis) {
+        if let Some(millis) = limits.cpu_millis.filter(|_| self.cgroups.has_cpu_controller) {
             let quota = u64::from(millis) * CPU_PERIOD_US / 1000;
             self.write("cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
         }
@@ -244,12 +259,12 @@ impl RunCgroup {
         Ok(())
     }
 
-    /// Tells of the CPU time of the run, as long as that goes on.
+    /// The run's CPU clock, valid while the cgroup exists.
     pub(super) fn cpu_clock(&self) -> CpuClock {
         CpuClock(self.path.join("cpu.stat"))
     }
 
-    /// What it has held until now.
+    /// The limits that it has enforced so far.
     pub(super) fn limit_hits(&self) -> CgroupLimitHits {
         let count = |file: &str, name: &str| keyed_number(&self.path.join(file), name).unwrap_or(0);
         CgroupLimitHits {
@@ -268,31 +283,32 @@ impl Drop for RunCgroup {
         if try_remove(&self.path) {
             return;
         }
-        // Something is in it that was not waited for. Linux before 5.14 has no such file, and the end
-        // of the run's init kills all of it as well.
+        // Processes are left in it. Linux before 5.14 has no cgroup.kill, but the end of the run's
+        // init kills them too.
         let _best_effort = self.write("cgroup.kill", "1");
         if !try_remove(&self.path) {
-            let ending = self.cgroups.pending_removal.lock();
-            ending.unwrap_or_else(PoisonError::into_inner).push(self.path.clone());
+            let mut pending =
+                self.cgroups.pending_removal.lock().unwrap_or_else(PoisonError::into_inner);
+            pending.push(self.path.clone());
         }
     }
 }
 
 impl CpuClock {
-    /// Microseconds until now.
+    /// CPU time so far in microseconds.
     pub(super) fn micros(&self) -> u64 {
         keyed_number(&self.0, "usage_usec ").unwrap_or(0)
     }
 }
 
-/// The number behind `name` in a file of lines `name number`.
+/// The number after `name` in a file of lines `name number`.
 fn keyed_number(path: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().parse().ok()
 }
 
-/// Removes a cgroup, unless something is in it.
+/// Removes a cgroup. Returns false if it still holds processes.
 fn try_remove(path: &Path) -> bool {
     match fs::remove_dir(path) {
         Ok(()) => true,
@@ -300,26 +316,28 @@ fn try_remove(path: &Path) -> bool {
     }
 }
 
-/// The directory of the cgroup that this process is in (cgroups(7)).
+/// Directory of this process's cgroup (cgroups(7)).
 fn own_directory() -> Result<PathBuf, CgroupsUnavailable> {
     let groups = read_control(Path::new("/proc/self/cgroup"))?;
     let Some(own) = groups.lines().find_map(|line| line.strip_prefix("0::")) else {
         return Err(CgroupsUnavailable("this host has no cgroups of version 2".to_owned()));
     };
+
     let mounts = read_control(Path::new("/proc/self/mountinfo"))?;
     for line in mounts.lines() {
-        // proc_pid_mountinfo(5): root and mount point are fields 4 and 5, the type comes first
-        // behind " - ".
-        let Some((before, behind)) = line.split_once(" - ") else {
+        // proc_pid_mountinfo(5): the root and mount point are fields 4 and 5. The type is the first
+        // field after " - ".
+        let Some((before, after)) = line.split_once(" - ") else {
             continue;
         };
         let mut fields = before.split(' ').skip(3);
         let (Some(root), Some(point)) = (fields.next(), fields.next()) else {
             continue;
         };
-        if !behind.starts_with("cgroup2 ") {
+        if !after.starts_with("cgroup2 ") {
             continue;
         }
+
         let below = Path::new(own).strip_prefix(root).unwrap_or(Path::new(own));
         let below = below.strip_prefix("/").unwrap_or(below);
         return Ok(Path::new(point).join(below));
@@ -327,18 +345,19 @@ fn own_directory() -> Result<PathBuf, CgroupsUnavailable> {
     Err(CgroupsUnavailable("no cgroup2 file system is mounted".to_owned()))
 }
 
-/// Removes what daemons before this one have left, as far as nothing is in it.
+/// Removes the empty cgroups that earlier daemons have left.
 fn remove_leftovers(own: &Path) {
     let own_id = std::process::id().to_string();
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
+        let file_name = entry.file_name();
+        let name = file_name.to_string_lossy();
         let id = name.strip_prefix("jig-daemon-").or_else(|| name.strip_prefix("jig-runs-"));
         let Some(id) = id else { continue };
-        // It may be one that starts; one with the number of this process is not there any more.
+        // Its daemon may be starting. A daemon with this process's id is gone.
         if id != own_id && Path::new("/proc").join(id).exists() {
             continue;
         }
+
         let runs = fs::read_dir(entry.path()).into_iter().flatten().flatten();
         for path in runs.map(|run| run.path()).filter(|path| path.is_dir()) {
             let _in_use = fs::remove_dir(path);
@@ -355,11 +374,13 @@ fn create_cgroup(path: &Path) -> Result<(), CgroupsUnavailable> {
     fs::create_dir(path).map_err(|error| unavailable("making", path, &error))
 }
 
-/// Writes in one piece, as the kernel wants it.
+/// Writes in one write(2), as the kernel requires.
 fn write_control(path: &Path, text: &str) -> Result<(), CgroupsUnavailable> {
-    let opened = fs::OpenOptions::new().write(true).open(path);
-    let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|error| unavailable("writing", path, &error))
+    fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .map_err(|error| unavailable("writing", path, &error))
 }
 
 fn unavailable(what: &str, path: &Path, error: &io::Error) -> CgroupsUnavailable {
@@ -368,17 +389,17 @@ fn unavailable(what: &str, path: &Path, error: &io::Error) -> CgroupsUnavailable
     CgroupsUnavailable(format!("{what} {} failed: {text}", path.display()))
 }
 
-/// How the memory of runs is held.
+/// How the memory limit of runs is enforced.
 #[derive(Debug, Clone)]
 pub(crate) enum MemoryAccounting {
-    /// By the kernel, in a cgroup of each run.
+    /// By the kernel, in a cgroup for each run.
     Cgroups(Arc<Cgroups>),
-    /// By looking at them, because there are no cgroups for this reason.
+    /// By sampling the run's processes, because cgroups cannot be used for this reason.
     Watchdog(CgroupsUnavailable),
 }
 
 impl MemoryAccounting {
-    /// The cgroups, where there are any.
+    /// The cgroups, if available.
     pub(crate) fn cgroups(&self) -> Option<&Arc<Cgroups>> {
         match self {
             Self::Cgroups(cgroups) => Some(cgroups),

@@ -1,14 +1,19 @@
-//! What a run occupies, looked at from its slot's keeper, for hosts where no cgroup counts it.
+//! Measures the memory, CPU time and kernel objects of a run, from its slot keeper. For hosts where
+//! no cgroup counts them.
 //!
-//! The keeper sees the run's processes below its own `/proc`, whatever the run does, and may look
-//! into them, as the owner of their user namespace. Counted are the memory that is nobody else's
-//! (what a process shares with its copies counts once as soon as it matters) with its page tables,
-//! files in memory that a process holds (memfd_create(2)), the run's own file systems, and kernel
-//! memory of mappings and epoll watches ([`objects`]). What lies in sockets, pipes and System V
-//! segments is not, nor kernel memory of open files, nor what a process has given back of memory that
-//! is shared (madvise(2), MADV_DONTNEED): no file of `/proc` tells of it. Of descriptors in flight
-//! (unix(7), SCM_RIGHTS) it tells the number only, and nothing of files that are mapped and closed but
-//! that a mapping is there.
+//! The slot keeper sees the run's processes below its own `/proc`, whatever the run does. As owner
+//! of their user namespace it may inspect them. It counts:
+//!
+//! * private memory with its page tables (memory that a process shares with its forks counts once,
+//!   when an estimate is not enough),
+//! * memory files that a process holds (memfd_create(2)),
+//! * the run's own file systems,
+//! * kernel memory of mappings and epoll watches ([`kernel_objects`]).
+//!
+//! It cannot count data in sockets, pipes and System V segments, kernel memory of open files, and
+//! shared memory that a process has released (madvise(2), MADV_DONTNEED): no file of `/proc` shows
+//! them. For descriptors in flight (unix(7), SCM_RIGHTS), `/proc` shows only the number. For files
+//! that are mapped and closed, it shows only the mapping.
 
 mod kernel_objects;
 
@@ -29,14 +34,15 @@ pub(crate) use self::kernel_objects::MIN_RECOUNT_CPU_US;
 use self::kernel_objects::{ObjectCounter, ProcessSample};
 use super::wire::{MeasurementBounds, RunMeasurement};
 
-/// Most descriptors that are looked at: a run has no more time than that.
+/// Maximum of descriptors that one scan examines, to bound its time.
 const MAX_SCANNED_DESCRIPTORS: usize = 16 * 1024;
-/// Most processes: far more than a run may have.
+/// Maximum of processes that one scan examines: far more than a run may have.
 const MAX_SCANNED_PROCESSES: usize = 64 * 1024;
 
-/// Units of the times in proc_pid_stat(5) per second: sysconf(_SC_CLK_TCK), which is 100 wherever there
-/// is a system-call filter for (include/asm-generic/param.h). Before Linux 6.4 asking for it reads a
-/// file in /proc that a process like the keeper, which nobody may look into, cannot open.
+/// Ticks per second in proc_pid_stat(5), as of sysconf(_SC_CLK_TCK): 100 on every architecture that
+/// has a filter of system calls here (include/asm-generic/param.h). It is not queried, because
+/// before Linux 6.4 libc reads a file in /proc for it, which a process that is not dumpable cannot
+/// open.
 const USER_HZ: u64 = 100;
 
 /// Measures one run.
@@ -47,15 +53,15 @@ pub(super) struct RunMeter {
 }
 
 impl RunMeter {
-    /// For the run below `init`.
+    /// A meter for the run below `init`.
     pub(super) fn new(init: Pid) -> Self {
         Self { init, counter: ObjectCounter::new() }
     }
 
-    /// Measures it. Memory is estimated, not below what it is, while that is within the bounds.
+    /// Measures the run. Memory is an upper estimate while it is within the bounds.
     ///
-    /// `own_file_systems` says where the run sees those that are its own; what it has in others is
-    /// not counted.
+    /// `own_file_systems` are the paths at which the run sees its own file systems. Its files in
+    /// others are not counted.
     pub(super) fn measure(
         &mut self,
         bounds: &MeasurementBounds,
@@ -63,70 +69,76 @@ impl RunMeter {
     ) -> RunMeasurement {
         let init = self.init.as_raw_nonzero().get();
         let processes = descendants(init);
-        let mut used: Vec<ProcessUsage> =
+        let mut usages: Vec<ProcessUsage> =
             processes.iter().filter_map(|pid| ProcessUsage::read_process(*pid)).collect();
-        let cpu_us = used.iter().map(|used| used.cpu_us).sum();
-        // What it has is the keeper's, or at L1 a copy of that: no run has a part in it.
-        used.retain(|used| used.process.pid != init);
-        let holders: Vec<ProcessSample> = used.iter().map(|used| used.process).collect();
-        let objects = self.counter.objects(&holders, cpu_us, bounds);
-        let mut measure = RunMeasurement {
+        let cpu_us = usages.iter().map(|usage| usage.cpu_us).sum();
+        // The init's memory is the slot keeper's, or at L1 a copy of it. It does not belong to the
+        // run.
+        usages.retain(|usage| usage.process.pid != init);
+        let samples: Vec<ProcessSample> = usages.iter().map(|usage| usage.process).collect();
+
+        let objects = self.counter.objects(&samples, cpu_us, bounds);
+        let mut measurement = RunMeasurement {
             memory_bytes: 0,
             cpu_us,
             open_files: objects.open_files(),
             epoll_watches: objects.epoll_watches,
         };
-        let enough = bounds.memory_bytes;
-        if enough == u64::MAX {
-            return measure; // the kernel counts it
+        let bound = bounds.memory_bytes;
+        if bound == u64::MAX {
+            return measurement; // the kernel counts memory
         }
 
-        let files = MemoryFiles::scan(&holders, own_file_systems);
+        // First an upper bound, then with mappings counted, then with shared memory split.
+        let files = MemoryFiles::scan(&samples, own_file_systems);
         let fixed = files.bytes + objects.bytes();
-        let sum = |used: &[ProcessUsage]| used.iter().map(ProcessUsage::bytes).sum::<u64>();
-        let estimate = sum(&used) + fixed;
-        measure.memory_bytes = estimate + self.counter.mapping_bytes_bound(&holders);
-        if measure.memory_bytes < enough {
-            return measure;
-        }
-        let mappings = self.counter.mapping_bytes(&holders, cpu_us, enough);
-        measure.memory_bytes = estimate + mappings;
-        if measure.memory_bytes < enough {
-            return measure;
+        let sum = |usages: &[ProcessUsage]| usages.iter().map(ProcessUsage::bytes).sum::<u64>();
+        let estimate = sum(&usages) + fixed;
+        measurement.memory_bytes = estimate + self.counter.mapping_bytes_bound(&samples);
+        if measurement.memory_bytes < bound {
+            return measurement;
         }
 
-        // Before it is looked closer: what executes a program meanwhile has its own memory then.
+        let mappings = self.counter.mapping_bytes(&samples, cpu_us, bound);
+        measurement.memory_bytes = estimate + mappings;
+        if measurement.memory_bytes < bound {
+            return measurement;
+        }
+
+        // Found first: a process that executes a program in between has its own memory by then.
         let borrowers = vfork_children(&processes);
-        used.retain(|used| !borrowers.contains(&used.process.pid));
-        let exact = used.into_iter().map(|used| used.with_proportional_share(&files));
-        let exact: Vec<ProcessUsage> = exact.collect();
-        measure.memory_bytes = sum(&exact) + fixed + mappings;
-        measure
+        usages.retain(|usage| !borrowers.contains(&usage.process.pid));
+        let exact: Vec<ProcessUsage> =
+            usages.into_iter().map(|usage| usage.with_proportional_share(&files)).collect();
+        measurement.memory_bytes = sum(&exact) + fixed + mappings;
+        measurement
     }
 }
 
-/// What one process uses.
+/// Memory and CPU time of one process.
 #[derive(Debug)]
 struct ProcessUsage {
     process: ProcessSample,
-    /// Memory that is not a file's, also where it was put off to a disk.
+    /// Anonymous memory, including swapped.
     private_bytes: u64,
-    /// Page tables: of memory that is only read, they may be all that there is.
+    /// Page tables. For memory that is only read, they can be the only cost.
     page_table_bytes: u64,
-    /// Memory of files that lie in memory, those without a name included.
+    /// Mapped memory files, including unlinked ones.
     shared_bytes: u64,
     cpu_us: u64,
 }
 
 impl ProcessUsage {
-    /// From proc_pid_stat(5), whose fields are counted behind the name, and proc_pid_status(5).
-    /// Everything that several processes share is counted for each of them.
+    /// Reads proc_pid_stat(5) and proc_pid_status(5). Memory that several processes share counts
+    /// for each of them.
     fn read_process(pid: i32) -> Option<Self> {
         let stat = read_lossy(format!("/proc/{pid}/stat")).ok()?;
+        // The fields after the name, which may contain blanks.
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
-        // Fields 14 to 17: its own time and that of its children, in user and kernel mode.
+        // Fields 14 to 17: user and kernel time of the process and of its reaped children.
         let ticks: u64 = (11..=14).filter_map(number).sum();
+
         let (pid, status) = read_status(pid);
         let bytes = |name: &str| kibibytes(&status, name).unwrap_or(0);
         let count = |name: &str| {
@@ -150,20 +162,21 @@ impl ProcessUsage {
         self.private_bytes + self.page_table_bytes + self.shared_bytes
     }
 
-    /// The same with its part only of what several processes share (proc_pid_smaps(5)), and without
-    /// what is in `files` already. Where it may not be looked into, all of it stays its own.
+    /// Splits memory that several processes share (proc_pid_smaps(5)), and leaves out what `files`
+    /// has counted. If the process cannot be inspected, all its memory counts as its own.
     fn with_proportional_share(self, files: &MemoryFiles) -> Self {
         match read_lossy(format!("/proc/{}/smaps_rollup", self.process.pid)) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => self,
-            // It has ended meanwhile, and gives back what it had.
+            // The process has ended and releases its memory.
             Err(_) => Self { private_bytes: 0, page_table_bytes: 0, shared_bytes: 0, ..self },
             Ok(rollup) => {
                 let bytes = |name: &str| kibibytes(&rollup, name).unwrap_or(0);
                 let shared = bytes("Pss_Shmem:");
-                let counted = if shared > 0 { files.mapped_bytes(self.process.pid) } else { 0 };
+                let already_counted =
+                    if shared > 0 { files.mapped_bytes(self.process.pid) } else { 0 };
                 Self {
                     private_bytes: bytes("Pss_Anon:") + bytes("SwapPss:"),
-                    shared_bytes: shared.saturating_sub(counted),
+                    shared_bytes: shared.saturating_sub(already_counted),
                     ..self
                 }
             }
@@ -171,8 +184,8 @@ impl ProcessUsage {
     }
 }
 
-/// Those of the processes that have their parent's memory until they execute a program (vfork(2)): the
-/// newest child of each thread that waits for such a one.
+/// The processes that use their parent's memory until they execute a program (vfork(2)): the newest
+/// child of each thread that waits for such a child.
 fn vfork_children(processes: &[i32]) -> HashSet<i32> {
     let mut found = HashSet::new();
     for pid in processes {
@@ -189,17 +202,20 @@ fn vfork_children(processes: &[i32]) -> HashSet<i32> {
     found
 }
 
-/// Whether a thread is in a call that ends when the child that it made no longer has its memory, from
-/// `/proc/PID/syscall`: number and arguments of the call, where it waits in one.
+/// Whether a thread waits for a child that uses its memory, from `/proc/PID/syscall`: the number
+/// and arguments of the blocking call.
 fn waits_for_vfork_child(call: &str) -> bool {
     let mut words = call.split_ascii_whitespace();
     let number = words.next().and_then(|number| number.parse().ok());
-    let flags = words.next().and_then(|flags| flags.strip_prefix("0x"));
-    let flags = flags.and_then(|flags| u64::from_str_radix(flags, 16).ok());
+    let flags = words
+        .next()
+        .and_then(|flags| flags.strip_prefix("0x"))
+        .and_then(|flags| u64::from_str_radix(flags, 16).ok());
+
     let has = |flag: i32| flags.is_some_and(|flags| flags & u64::from(flag.cast_unsigned()) != 0);
     match number {
         Some(libc::SYS_vfork) => true,
-        // With others of its flags, what it makes is no child of this thread.
+        // With other flags, clone(2) makes no child of this thread.
         Some(libc::SYS_clone) => {
             has(libc::CLONE_VM)
                 && has(libc::CLONE_VFORK)
@@ -210,24 +226,27 @@ fn waits_for_vfork_child(call: &str) -> bool {
     }
 }
 
-/// proc_pid_status(5) of a process, with the number by which it was found: one whose first thread has
-/// ended tells of its memory and its descriptors only by another.
+/// Reads proc_pid_status(5) of a process. Returns it with the id that it was read by: a process
+/// whose first thread has ended shows its memory and descriptors only through another thread.
 fn read_status(pid: i32) -> (i32, String) {
-    let of = |pid: i32| read_lossy(format!("/proc/{pid}/status")).unwrap_or_default();
-    let first = of(pid);
+    let read = |pid: i32| read_lossy(format!("/proc/{pid}/status")).unwrap_or_default();
+    let first = read(pid);
     if kibibytes(&first, "RssAnon:").is_some() {
         return (pid, first);
     }
+
     let threads = fs::read_dir(format!("/proc/{pid}/task"));
-    let threads = threads.into_iter().flatten().flatten();
     threads
+        .into_iter()
+        .flatten()
+        .flatten()
         .filter_map(|thread| thread.file_name().to_str()?.parse().ok())
-        .map(|thread| (thread, of(thread)))
+        .map(|thread| (thread, read(thread)))
         .find(|(_, status)| kibibytes(status, "RssAnon:").is_some())
         .unwrap_or((pid, first))
 }
 
-/// Reads a file whose text a run may have a part in: processes and files can have any name.
+/// Reads a file that can contain text of the run: processes and files can have any name.
 fn read_lossy(path: impl AsRef<Path>) -> io::Result<String> {
     let bytes = fs::read(path)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -240,8 +259,7 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
     Some(number * 1024)
 }
 
-/// `pid` and everything that descends from it: in a process namespace, what loses its parent becomes
-/// a child of the init.
+/// `pid` and its descendants. In a process namespace, orphans become children of the init.
 fn descendants(pid: i32) -> Vec<i32> {
     let mut found = vec![pid];
     let mut next = 0;
@@ -250,6 +268,7 @@ fn descendants(pid: i32) -> Vec<i32> {
         let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
             continue;
         };
+
         for thread in threads.flatten() {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
             found.extend(children.split(' ').filter_map(|text| text.parse::<i32>().ok()));
@@ -261,12 +280,12 @@ fn descendants(pid: i32) -> Vec<i32> {
     found
 }
 
-/// What the run has in files in memory, mapped or not.
+/// Memory files of a run, mapped or not.
 #[derive(Debug, Default)]
 struct MemoryFiles {
-    /// Bytes of all of them.
+    /// Size of all of them in bytes.
     bytes: u64,
-    /// Those that no name leads to: device and number.
+    /// Unlinked files, by device and inode.
     unlinked: HashSet<(u64, u64)>,
     /// Devices of the run's own file systems.
     file_systems: HashSet<u64>,
@@ -276,33 +295,36 @@ impl MemoryFiles {
     fn scan(processes: &[ProcessSample], own_file_systems: &[&str]) -> Self {
         let mut files = Self::default();
         files.find_unlinked(processes);
+
+        // Any process that can still be inspected will do.
         for ProcessSample { pid, .. } in processes {
-            let found: Option<Vec<_>> =
+            let usages: Option<Vec<_>> =
                 own_file_systems.iter().map(|path| file_system_usage(*pid, path)).collect();
-            if let Some(found) = found {
-                files.bytes += found.iter().map(|(_, bytes)| bytes).sum::<u64>();
-                files.file_systems = found.into_iter().map(|(device, _)| device).collect();
+            if let Some(usages) = usages {
+                files.bytes += usages.iter().map(|(_, bytes)| bytes).sum::<u64>();
+                files.file_systems = usages.into_iter().map(|(device, _)| device).collect();
                 break;
             }
         }
         files
     }
 
-    /// Finds files that no name leads to, each once.
+    /// Finds unlinked memory files that processes hold, and counts each once.
     fn find_unlinked(&mut self, processes: &[ProcessSample]) {
-        let mut looked_at = 0;
+        let mut examined = 0;
         for ProcessSample { pid, .. } in processes {
             let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
                 continue;
             };
             for descriptor in descriptors.flatten() {
-                looked_at += 1;
-                if looked_at > MAX_SCANNED_DESCRIPTORS {
+                examined += 1;
+                if examined > MAX_SCANNED_DESCRIPTORS {
                     return;
                 }
+
                 let path = descriptor.path();
-                let leads_to = fs::read_link(&path).unwrap_or_default();
-                if !leads_to.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
+                let target = fs::read_link(&path).unwrap_or_default();
+                if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
                     continue;
                 }
                 if let Ok(file) = fs::metadata(&path)
@@ -314,17 +336,19 @@ impl MemoryFiles {
         }
     }
 
-    /// Bytes that a process has mapped of them: its part of what several share (proc_pid_smaps(5)).
+    /// Bytes of these files that a process has mapped. Of shared pages, it counts the process's
+    /// part (proc_pid_smaps(5)).
     fn mapped_bytes(&self, pid: i32) -> u64 {
         let smaps = read_lossy(format!("/proc/{pid}/smaps")).unwrap_or_default();
-        let (mut is_ours, mut bytes) = (false, 0_u64);
+        let (mut is_counted_file, mut bytes) = (false, 0_u64);
+
         for line in smaps.lines() {
             if let Some((device, inode)) = mapped_file(line) {
-                is_ours =
+                is_counted_file =
                     self.file_systems.contains(&device) || self.unlinked.contains(&(device, inode));
-            } else if is_ours {
+            } else if is_counted_file {
                 bytes += kibibytes(line, "Pss:").unwrap_or(0);
-                // Copies of its own, which a private mapping holds beside the file's pages.
+                // A private mapping holds anonymous copies besides the file's pages.
                 bytes = bytes.saturating_sub(kibibytes(line, "Anonymous:").unwrap_or(0));
             }
         }
@@ -332,7 +356,7 @@ impl MemoryFiles {
     }
 }
 
-/// Device and number of the file of a mapping, from the line that begins it:
+/// Device and inode of a mapping's file, from the first line of its entry:
 /// `7f0000000000-7f0000001000 rw-s 00000000 00:1f 1024 /path`.
 fn mapped_file(line: &str) -> Option<(u64, u64)> {
     let mut words = line.split_ascii_whitespace();
@@ -343,7 +367,7 @@ fn mapped_file(line: &str) -> Option<(u64, u64)> {
     Some((device, words.next()?.parse().ok()?))
 }
 
-/// Device of the file system at `path`, as a process of the run sees it, and the bytes in it.
+/// Device and used bytes of the file system at `path`, as a process of the run sees it.
 fn file_system_usage(pid: i32, path: &str) -> Option<(u64, u64)> {
     let below = Path::new(path).strip_prefix("/").unwrap_or(Path::new(path));
     let path = PathBuf::from(format!("/proc/{pid}/root")).join(below);
@@ -357,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lines_that_begin_a_mapping_name_its_file() {
+    fn first_line_of_a_mapping_names_its_file() {
         for (line, expected) in [
             (
                 "7f00-7f01 rw-s 00000000 00:01 1024    /memfd:a b (deleted)",
@@ -374,13 +398,13 @@ mod tests {
     }
 
     #[test]
-    fn only_a_parent_that_lent_its_memory_waits_for_it() {
+    fn only_a_parent_of_a_vfork_child_waits_for_it() {
         for (call, expected) in [
             ("58 0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7f00", true),
             ("56 0x4111 0x7f00 0x0 0x0 0x0 0x0 0x7ffe 0x7f00", true), // posix_spawn(3)
-            ("56 0x4011 0x7f00", false),                              // a copy
-            ("56 0x111 0x7f00", false),                               // it does not wait
-            ("56 0xc111 0x7f00", false),                              // a child of its parent's
+            ("56 0x4011 0x7f00", false),                              // memory is copied
+            ("56 0x111 0x7f00", false),                               // does not wait
+            ("56 0xc111 0x7f00", false),                              // a sibling
             ("56 0x14911 0x7f00", false),                             // a thread
             ("0 0x4111 0x7f00", false),
             ("running", false),
