@@ -1,29 +1,28 @@
-//! Sandboxes at L1: in the daemon's own namespaces, where no others can be made.
+//! Sandboxes at L1: for hosts that cannot make namespaces, in the daemon's own.
 //!
 //! ```text
 //! keeper
-//!  └─ template       one per workspace: has become the commands' user for good
-//!      └─ slot       in a Landlock domain of its own, from which signals reach no further
-//!          └─ supervisor     one for each run: in a domain within it, what a run leaves behind
-//!              │             becomes its child, and is killed with one call that reaches the
-//!              │             run and nothing else
-//!              └─ command    in a domain within that, under seccomp: receives the request, executes
+//!  └─ template       one per workspace: has changed to the commands' user for good
+//!      └─ slot       in a Landlock domain of its own, which its signals cannot leave
+//!          └─ supervisor     one per run, in a nested domain. Orphans of the run become its
+//!              │             children. One kill(2) call reaches the run and nothing else
+//!              └─ command    in a nested domain, under seccomp: receives the request, executes it
 //! ```
 //!
-//! What namespaces do at the higher levels is done here by Landlock (files, TCP, signals, abstract
-//! sockets, tracing) and by the seccomp filter (all other sockets, message queues, and every call
-//! that tunes processes by their number). It depends on what [`require`] checks.
+//! Landlock (files, TCP, signals, abstract sockets, tracing) and the seccomp filter (all other
+//! sockets, message queues, and every call that tunes processes by id) replace namespaces.
+//! [`prerequisites`] checks what this depends on.
 //!
-//! A command sees the daemon's own root, of which it can open what [`rules`] names: so the workspace
-//! is at its own path, and `HOME` and `TMPDIR` are directories made for the run ([`scratch`]). What
-//! Landlock does not mediate (Documentation/userspace-api/landlock.rst) stays possible: to look up
-//! names, sizes and owners of other files, and to change modes, times and attributes of those that
-//! belong to the same user.
+//! A command sees the daemon's own root and can open what [`landlock_rules`] lists. So the
+//! workspace is at its own path, and `HOME` and `TMPDIR` are directories made for the run
+//! ([`scratch_directory`]). What Landlock does not mediate
+//! (Documentation/userspace-api/landlock.rst) stays possible: a command can look up names, sizes
+//! and owners of other files, and can change modes, times and attributes of files of its own user.
 //!
-//! Ends come the other way round than at the higher levels, where the first process is killed and
-//! takes all others along: here the supervisor is asked to kill all others ([`signal`]), and has
-//! ended when they are gone. Should the supervisor be killed, its slot does the same; should the
-//! daemon die, each is told by the kernel that its parent has died, and does the same.
+//! A run is killed in the opposite order to the higher levels. There, the first process is killed
+//! and takes all others along. Here, the supervisor is signalled to kill all others ([`signal`]),
+//! and exits when they are gone. If the supervisor is killed, its slot does the same. If the daemon
+//! dies, the kernel signals each process that its parent has died, and it does the same.
 //!
 //! [`signal`]: crate::daemon::sys::signal
 

@@ -1,5 +1,5 @@
-//! The directory that one run has for temporary files and as its home, in place of the file systems
-//! that it has at the higher levels.
+//! The directory of an L1 run for temporary files and `HOME`, in place of the file systems of the
+//! higher levels.
 
 use std::{
     ffi::{CString, OsStr},
@@ -27,25 +27,26 @@ use rustix::{
 
 use super::super::{image::ExecRequest, plan::SANDBOX_HOME};
 
-/// Beginning of its name.
+/// Prefix of the directory's name.
 const SCRATCH_PREFIX: &str = "jig-run-";
-/// Source of the rest.
+/// Source of the name's random part.
 const RANDOM_UUID_PATH: &str = "/proc/sys/kernel/random/uuid";
-/// What is younger may be about to be locked.
+/// Minimum age of a leftover: a younger directory may not be locked yet.
 const MIN_LEFTOVER_AGE: Duration = Duration::from_secs(60);
-/// Names that are held at a time while it is removed: a run can make as many as the disk takes.
+/// Names that are held in memory at a time during removal: a run can create as many as the disk
+/// holds.
 const MAX_NAMES_PER_PASS: usize = 4096;
-/// Directories in it.
+/// Directories in a scratch directory.
 const SCRATCH_SUBDIRECTORIES: [&str; 2] = ["home", "tmp"];
 
-/// A name for a directory that is not there yet, in `folder`.
-pub(super) fn new_path(folder: &Path) -> io::Result<PathBuf> {
+/// An unused path for a scratch directory in `directory`.
+pub(super) fn new_path(directory: &Path) -> io::Result<PathBuf> {
     let random = fs::read_to_string(RANDOM_UUID_PATH)?;
-    Ok(folder.join(format!("{SCRATCH_PREFIX}{}", random.trim())))
+    Ok(directory.join(format!("{SCRATCH_PREFIX}{}", random.trim())))
 }
 
-/// Makes it. Fails where something is there already. While what is answered is open, nobody takes it
-/// for one that was left behind.
+/// Creates the directory. Fails if the path exists. While the returned lock is open, the directory
+/// does not count as left over.
 pub(super) fn create_scratch(path: &Path) -> io::Result<OwnedFd> {
     let mut private = DirBuilder::new();
     private.mode(0o700).create(path)?;
@@ -57,18 +58,19 @@ pub(super) fn create_scratch(path: &Path) -> io::Result<OwnedFd> {
     Ok(lock)
 }
 
-/// Removes what runs have left in `folder` whose supervisors were killed together with all that would
-/// have cleaned up after them.
-pub(super) fn remove_leftovers(folder: &Path) -> io::Result<()> {
-    let own = geteuid().as_raw();
-    for entry in fs::read_dir(folder)? {
+/// Removes old directories in `directory` of runs whose supervisor and slot were killed.
+pub(super) fn remove_leftovers(directory: &Path) -> io::Result<()> {
+    let own_uid = geteuid().as_raw();
+    for entry in fs::read_dir(directory)? {
         let (name, path) = entry.map(|entry| (entry.file_name(), entry.path()))?;
         let metadata = fs::symlink_metadata(&path);
-        let old = metadata.is_ok_and(|found| {
-            let age = found.modified().ok().and_then(|time| time.elapsed().ok());
-            found.is_dir() && found.uid() == own && age.is_some_and(|age| age > MIN_LEFTOVER_AGE)
+        let is_old = metadata.is_ok_and(|metadata| {
+            let age = metadata.modified().ok().and_then(|time| time.elapsed().ok());
+            metadata.is_dir()
+                && metadata.uid() == own_uid
+                && age.is_some_and(|age| age > MIN_LEFTOVER_AGE)
         });
-        if old && name.as_bytes().starts_with(SCRATCH_PREFIX.as_bytes()) {
+        if is_old && name.as_bytes().starts_with(SCRATCH_PREFIX.as_bytes()) {
             let lock = open_directory(CWD, &path)?;
             if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 remove_scratch(&path)?;
@@ -78,36 +80,38 @@ pub(super) fn remove_leftovers(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Has a command use the directory at `path`: `HOME` and `TMPDIR` name it, unless the request has
-/// given them other values than the ones that every command gets. Git does nothing where it is refused
-/// its settings in `/etc`, so it is told to do without.
+/// Makes a command use the directory at `path`: sets `HOME` and `TMPDIR`, unless the request
+/// changed them from the defaults of every command.
+///
+/// Git fails if it is denied its settings in `/etc`, so it is told to ignore them.
 pub(in super::super) fn redirect_to_scratch(command: &ExecRequest, path: &OsStr) -> ExecRequest {
-    let mut settled = command.clone();
-    for variable in &mut settled.envp {
-        let part = match variable.to_bytes() {
-            bytes if bytes.strip_prefix(b"HOME=") == Some(SANDBOX_HOME.as_bytes()) => "home",
-            b"TMPDIR=/tmp" => "tmp",
+    let mut redirected = command.clone();
+    for variable in &mut redirected.envp {
+        let (name, subdirectory) = match variable.to_bytes() {
+            bytes if bytes.strip_prefix(b"HOME=") == Some(SANDBOX_HOME.as_bytes()) => {
+                ("HOME=", "home")
+            }
+            b"TMPDIR=/tmp" => ("TMPDIR=", "tmp"),
             _ => continue,
         };
-        let name = if part == "home" { "HOME=" } else { "TMPDIR=" };
-        let value = [name.as_bytes(), path.as_bytes(), b"/", part.as_bytes()].concat();
+        let value = [name.as_bytes(), path.as_bytes(), b"/", subdirectory.as_bytes()].concat();
         if let Ok(value) = CString::new(value) {
             *variable = value;
         }
     }
-    let variable = c"GIT_CONFIG_NOSYSTEM=1";
-    let name = b"GIT_CONFIG_NOSYSTEM=";
-    let is_given = |given: &CString| given.to_bytes().starts_with(name);
-    if !settled.envp.iter().any(is_given) {
-        settled.envp.push(variable.to_owned());
+
+    let is_set = |variable: &CString| variable.to_bytes().starts_with(b"GIT_CONFIG_NOSYSTEM=");
+    if !redirected.envp.iter().any(is_set) {
+        redirected.envp.push(c"GIT_CONFIG_NOSYSTEM=1".to_owned());
     }
-    settled
+    redirected
 }
 
-/// Removes it, whatever commands have put there. To be called when they are gone.
+/// Removes the directory with all its contents. Called when its commands are gone.
 ///
-/// However deep it goes, no more than two directories are open: what lies in a directory in it is
-/// moved up before that is removed. However many names there are, few are held. Nothing is followed.
+/// At most two directories are open at a time, however deep the tree is: the contents of a
+/// subdirectory are moved up before it is removed. At most [`MAX_NAMES_PER_PASS`] names are held.
+/// Symbolic links are not followed.
 pub(super) fn remove_scratch(path: &Path) -> io::Result<()> {
     let top = open_directory(CWD, path)?;
     let mut count = 0_u64;
@@ -120,15 +124,16 @@ pub(super) fn remove_scratch(path: &Path) -> io::Result<()> {
             if unlink_file(&top, &name)? {
                 continue;
             }
+
             let below = open_directory(&top, name.as_c_str())?;
             loop {
                 let names = list_names(&below)?;
                 if names.is_empty() {
                     break;
                 }
-                for inner in names {
-                    if !unlink_file(&below, &inner)? {
-                        move_to_top(&below, &inner, &top, &mut count)?;
+                for entry in names {
+                    if !unlink_file(&below, &entry)? {
+                        move_to_top(&below, &entry, &top, &mut count)?;
                     }
                 }
             }
@@ -138,28 +143,28 @@ pub(super) fn remove_scratch(path: &Path) -> io::Result<()> {
     fs::remove_dir(path)
 }
 
-/// Moves a directory to a name of its own in `top`.
+/// Moves a directory to a new name in `top`.
 fn move_to_top(
     below: &OwnedFd,
-    inner: &CString,
+    entry: &CString,
     top: &OwnedFd,
     count: &mut u64,
 ) -> Result<(), Errno> {
-    // A directory can be moved by who may write in it, for `..` changes.
-    let _own = open_directory(below, inner.as_c_str())?;
+    // Moving a directory needs write access to it, because its `..` changes.
+    let _made_writable = open_directory(below, entry.as_c_str())?;
     loop {
         *count += 1;
-        // Where a name is taken, the next is not.
-        let up = format!(".{count}");
-        match mkdirat(top, up.as_str(), Mode::RWXU) {
-            Ok(()) => return renameat(below, inner.as_c_str(), top, up.as_str()),
+        // If a name is taken, the next is tried.
+        let name = format!(".{count}");
+        match mkdirat(top, name.as_str(), Mode::RWXU) {
+            Ok(()) => return renameat(below, entry.as_c_str(), top, name.as_str()),
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
         }
     }
 }
 
-/// Opens a directory, giving its owner all rights to it.
+/// Opens a directory, and gives its owner all permissions first if needed.
 fn open_directory(
     at: impl rustix::fd::AsFd,
     name: impl rustix::path::Arg + Copy,
@@ -173,7 +178,8 @@ fn open_directory(
         Ok(_) => {}
         Err(errno) => return Err(errno),
     }
-    // Only the commands' user is here, and they are gone: nothing is put in its place meanwhile.
+
+    // The run's processes are gone, so the entry cannot be replaced in between.
     chmodat(&at, name, Mode::RWXU, AtFlags::empty())?;
     openat(&at, name, flags, Mode::empty())
 }
@@ -182,7 +188,7 @@ fn full_access() -> rustix::fs::Access {
     rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK
 }
 
-/// Names in a directory, the first [`NAMES`] of them.
+/// The first [`MAX_NAMES_PER_PASS`] names in a directory.
 fn list_names(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -197,7 +203,7 @@ fn list_names(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
     Ok(names)
 }
 
-/// Removes what is no directory; answers whether it was none.
+/// Removes an entry that is no directory. Returns false for a directory.
 fn unlink_file(directory: &OwnedFd, name: &CString) -> Result<bool, Errno> {
     match unlinkat(directory, name.as_c_str(), AtFlags::empty()) {
         Ok(()) => Ok(true),
@@ -213,35 +219,38 @@ mod tests {
     use super::{create_scratch, new_path, remove_leftovers, remove_scratch};
 
     #[test]
-    fn what_nobody_holds_is_swept_once_it_is_old() {
-        let folder = tempfile::tempdir().unwrap();
-        let old = |path: &std::path::Path| {
+    fn old_unlocked_directories_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let make_old = |path: &std::path::Path| {
             let hour = std::time::Duration::from_secs(3600);
             let time = std::time::SystemTime::now() - hour;
             fs::File::open(path).unwrap().set_modified(time).unwrap();
         };
-        let [held, left, fresh] = [0; 3].map(|_| new_path(folder.path()).unwrap());
-        let other = folder.path().join("other");
-        let _lock = create_scratch(&held).unwrap();
-        drop((create_scratch(&left).unwrap(), create_scratch(&fresh).unwrap()));
+
+        let [locked, left_over, fresh] = [0; 3].map(|_| new_path(directory.path()).unwrap());
+        let other = directory.path().join("other");
+        let _lock = create_scratch(&locked).unwrap();
+        drop((create_scratch(&left_over).unwrap(), create_scratch(&fresh).unwrap()));
         fs::create_dir(&other).unwrap();
-        for path in [&held, &left, &other] {
-            old(path);
+        for path in [&locked, &left_over, &other] {
+            make_old(path);
         }
-        remove_leftovers(folder.path()).unwrap();
-        assert!(!left.exists());
-        assert!(held.exists() && fresh.exists() && other.exists());
+
+        remove_leftovers(directory.path()).unwrap();
+        assert!(!left_over.exists());
+        assert!(locked.exists() && fresh.exists() && other.exists());
     }
 
     #[test]
-    fn whatever_is_in_it_is_removed_and_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let outside = folder.path().join("outside");
+    fn all_contents_are_removed_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let outside = directory.path().join("outside");
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("file"), "kept").unwrap();
-        let path = new_path(folder.path()).unwrap();
+        let path = new_path(directory.path()).unwrap();
         create_scratch(&path).unwrap();
-        assert!(create_scratch(&path).is_err(), "what is there is not taken over");
+        assert!(create_scratch(&path).is_err(), "an existing directory is not taken over");
+
         let mut deep = path.join("tmp");
         for _ in 0..400 {
             deep.push("deeper");
@@ -254,12 +263,14 @@ mod tests {
         for name in ["home/.1", "home/.2", "tmp/.1"] {
             fs::create_dir_all(path.join(name).join("x")).unwrap();
         }
+
         std::os::unix::fs::symlink(&outside, path.join("home/link")).unwrap();
         std::os::unix::fs::symlink(&outside, path.join("link")).unwrap();
         let closed: PathBuf = path.join("home/closed");
         fs::create_dir(&closed).unwrap();
         fs::create_dir(closed.join("more")).unwrap();
         fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
+
         remove_scratch(&path).unwrap();
         assert!(!path.exists());
         assert_eq!(fs::read_to_string(outside.join("file")).unwrap(), "kept");

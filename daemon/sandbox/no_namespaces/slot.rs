@@ -1,5 +1,5 @@
-//! The keeper of a slot whose runs stay in the daemon's namespaces: makes a supervisor for each, and
-//! ends what a supervisor leaves behind that was killed.
+//! The slot keeper at L1: makes a supervisor for each run, and kills what a killed supervisor
+//! leaves behind.
 
 use std::{
     os::{
@@ -37,43 +37,46 @@ use crate::daemon::sys::{
     set_process_name, signal,
 };
 
-/// A supervisor that has not been waited for.
+/// A supervisor that has not been reaped.
 struct SupervisorProcess {
     process: Pid,
     pidfd: OwnedFd,
     scratch: PathBuf,
 }
 
-/// Runs as a slot keeper, until the daemon closes the socket.
+/// Runs as a slot keeper until the daemon closes the socket.
 pub(super) fn run(
     socket: BorrowedFd<'_>,
     context: &TemplateContext<'_>,
-    proof: &SingleThreaded,
+    single_threaded: &SingleThreaded,
 ) -> ! {
     set_process_name(c"jig-slot");
     if let Err(failure) = prepare_slot(context) {
         report_failure_and_exit(socket, failure);
     }
+
     let ready = SetupReply::Done { workspace: context.workspace.index, identity: context.identity };
     if send(socket, &ready, &[]).is_err() {
         exit_now(0);
     }
-    let mut supervised = Vec::new();
-    let mut latest = None;
+
+    let mut supervisors = Vec::new();
+    let mut newest_meter: Option<RunMeter> = None;
     loop {
-        let Some((order, control)) = receive_command(socket, &mut supervised) else {
+        let Some((command, control)) = receive_command(socket, &mut supervisors) else {
             exit_now(0);
         };
-        let sent = match (order, control) {
-            // Its directories have no limited size.
+        let sent = match (command, control) {
+            // The sizes are ignored: scratch directories have no size limit.
             (SlotCommand::MakeSandbox { .. }, Some(control)) => {
-                let made = make_sandbox(context, proof, &control);
-                latest = made.as_ref().ok().map(|run| RunMeter::new(run.process));
-                send_sandbox(socket, made, &mut supervised)
+                let supervisor = make_sandbox(context, single_threaded, &control);
+                newest_meter = supervisor.as_ref().ok().map(|run| RunMeter::new(run.process));
+                send_sandbox(socket, supervisor, &mut supervisors)
             }
             (SlotCommand::Measure(bounds), None) => {
-                let measure = latest.as_mut().map(|meter| meter.measure(&bounds, &[]));
-                let report = SandboxReport::Measured(measure.unwrap_or_default());
+                let meter = newest_meter.as_mut();
+                let measurement = meter.map(|meter| meter.measure(&bounds, &[]));
+                let report = SandboxReport::Measured(measurement.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }
             _ => exit_now(1),
@@ -84,26 +87,27 @@ pub(super) fn run(
     }
 }
 
-/// Sends a sandbox to the daemon, or why there is none.
+/// Sends a sandbox's pidfd and path to the daemon, or why there is none.
 fn send_sandbox(
     socket: BorrowedFd<'_>,
-    made: Result<SupervisorProcess, StageFailure>,
-    supervised: &mut Vec<SupervisorProcess>,
+    supervisor: Result<SupervisorProcess, StageFailure>,
+    supervisors: &mut Vec<SupervisorProcess>,
 ) -> Result<(), Errno> {
-    let failed = |stage, errno| {
+    let send_failure = |stage, errno| {
         let report = SandboxReport::Failed { stage, errno };
         send_bytes(socket, &report.encode(), &[])
     };
-    match made {
-        Ok(run) => {
-            let token = [SANDBOX_TOKEN, run.scratch.as_os_str().as_bytes()].concat();
-            // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
-            let sent = send_bytes(socket, &token, &[run.pidfd.as_fd()])
-                .or_else(|errno| failed(Stage::RunNamespaces, errno));
-            supervised.push(run);
+    match supervisor {
+        Ok(supervisor) => {
+            let token = [SANDBOX_TOKEN, supervisor.scratch.as_os_str().as_bytes()].concat();
+            // Commands can make this fail, see `send_reply`. A message without descriptors cannot
+            // fail so.
+            let sent = send_bytes(socket, &token, &[supervisor.pidfd.as_fd()])
+                .or_else(|errno| send_failure(Stage::RunNamespaces, errno));
+            supervisors.push(supervisor);
             sent
         }
-        Err(failure) => failed(failure.stage, failure.wire_errno()),
+        Err(failure) => send_failure(failure.stage, failure.wire_errno()),
     }
 }
 
@@ -118,61 +122,63 @@ fn prepare_slot(context: &TemplateContext<'_>) -> Result<(), StageFailure> {
         .map_err(at_stage(Stage::Landlock, "scopes"))
 }
 
-/// Waits until the daemon asks for something, seeing to supervisors that end meanwhile; with the
-/// socket that comes with it. Answers nothing when it has closed its own.
+/// Waits for a command of the daemon, with the socket that comes with it. Reaps supervisors that
+/// end in between. Returns `None` when the daemon has closed its end.
 fn receive_command(
     socket: BorrowedFd<'_>,
-    supervised: &mut Vec<SupervisorProcess>,
+    supervisors: &mut Vec<SupervisorProcess>,
 ) -> Option<(SlotCommand, Option<OwnedFd>)> {
     loop {
-        let ends = supervised.iter().map(|run| run.pidfd.as_fd());
+        let pidfds = supervisors.iter().map(|supervisor| supervisor.pidfd.as_fd());
         let mut watched: Vec<PollFd<'_>> = std::iter::once(socket)
-            .chain(ends)
+            .chain(pidfds)
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         match poll(&mut watched, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(_) => return None,
         }
-        let ordered = watched.first().is_some_and(|socket| !socket.revents().is_empty());
+        let is_socket_ready = watched.first().is_some_and(|socket| !socket.revents().is_empty());
         drop(watched);
-        reap_supervisors(supervised);
-        if ordered {
-            let (mut order, mut control) = ([0; SLOT_COMMAND_BYTES], None);
-            let received = receive_bytes(socket, &mut order, |fd| control = Some(fd)).ok()?;
-            let order = SlotCommand::decode(order.get(..received.length)?)?;
-            return Some((order, control));
+
+        reap_supervisors(supervisors);
+        if is_socket_ready {
+            let (mut bytes, mut control) = ([0; SLOT_COMMAND_BYTES], None);
+            let received = receive_bytes(socket, &mut bytes, |fd| control = Some(fd)).ok()?;
+            let command = SlotCommand::decode(bytes.get(..received.length)?)?;
+            return Some((command, control));
         }
     }
 }
 
-/// Waits for the supervisors that have ended. One that was killed has left its run behind, which is
-/// a child of this process now, and is ended here.
-fn reap_supervisors(supervised: &mut Vec<SupervisorProcess>) {
-    let mut killed = false;
-    supervised.retain(|run| {
-        let Ok(Some((_, status))) = waitpid(Some(run.process), WaitOptions::NOHANG) else {
+/// Reaps the supervisors that have ended. If one was killed, its run's processes are children of
+/// this process now, and are killed here.
+fn reap_supervisors(supervisors: &mut Vec<SupervisorProcess>) {
+    let mut was_one_killed = false;
+    supervisors.retain(|supervisor| {
+        let Ok(Some((_, status))) = waitpid(Some(supervisor.process), WaitOptions::NOHANG) else {
             return true;
         };
-        let by_itself = status.exit_status().is_some();
-        killed |= !by_itself;
-        !by_itself
+        let has_exited = status.exit_status().is_some();
+        was_one_killed |= !has_exited;
+        !has_exited
     });
-    if !killed {
+    if !was_one_killed {
         return;
     }
-    // Landlock keeps the signal within this slot.
+
+    // Landlock confines the signal to this slot.
     let _none_left = kill_all(libc::SIGKILL);
     while wait_any().is_ok() {}
-    for run in supervised.drain(..) {
-        let _best_effort = scratch_directory::remove_scratch(&run.scratch);
+    for supervisor in supervisors.drain(..) {
+        let _best_effort = scratch_directory::remove_scratch(&supervisor.scratch);
     }
 }
 
-/// Makes a supervisor, with its end of the socket to the daemon.
+/// Starts a supervisor. `control` is its end of the control socket.
 fn make_sandbox(
     context: &TemplateContext<'_>,
-    proof: &SingleThreaded,
+    single_threaded: &SingleThreaded,
     control: &OwnedFd,
 ) -> Result<SupervisorProcess, StageFailure> {
     let failed = |what: &'static str| at_stage(Stage::RunNamespaces, what);
@@ -181,8 +187,9 @@ fn make_sandbox(
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
             failed("a name for temporary files")(errno)
         })?;
+
     let slot = getpid();
-    match fork(proof, 0).map_err(failed("clone"))? {
+    match fork(single_threaded, 0).map_err(failed("clone"))? {
         Fork::Parent { child, pidfd } => Ok(SupervisorProcess { process: child, pidfd, scratch }),
         Fork::Child => supervisor::run(control.as_raw_fd(), slot, context, &scratch),
     }

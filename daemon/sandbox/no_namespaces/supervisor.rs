@@ -1,11 +1,10 @@
-//! The supervisor of one run in the daemon's namespaces, in place of the init that a process
-//! namespace has, and the process that becomes its command.
+//! The supervisor of one L1 run, in place of the init of a process namespace, and the process that
+//! becomes the run's command.
 
 use std::{fs, io, mem::ManuallyDrop, os::unix::fs::MetadataExt as _, path::Path};
 
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getpid, getppid, set_child_subreaper,
-    set_parent_process_death_signal, setrlimit,
+    Pid, Signal, getpid, getppid, set_child_subreaper, set_parent_process_death_signal,
 };
 
 use super::{
@@ -14,7 +13,7 @@ use super::{
         capabilities, command_process,
         init::{
             Blueprint, OWN_PROCESS_COUNT, SandboxState, ScratchOptions, StageError, send_report,
-            verify_restrictions, wait_for_command_end,
+            set_open_files_limit, verify_restrictions, wait_for_command_end,
         },
         level::IsolationLevel,
         stage::{Stage, StageFailure, at_stage},
@@ -33,34 +32,36 @@ use crate::daemon::sys::{
     signal::{install_signal_relay_and_kill, set_command_group},
 };
 
-/// Runs as the supervisor of one run, made by the slot keeper `slot`, until nothing of the run is
-/// left.
+/// Runs as the supervisor of one run until no process of the run is left. `slot` is the slot
+/// keeper, its parent.
 pub(super) fn run(control: i32, slot: Pid, context: &TemplateContext<'_>, scratch: &Path) -> ! {
     set_process_name(c"jig-supervisor");
     if close_all_except(control).is_err() {
         exit_now(1);
     }
-    let started = prepare_supervisor(context, scratch).and_then(|cabin| {
-        let command = cabin.start_second();
-        let command = command.map_err(at_stage(Stage::CommandProcess, ""))?;
+
+    let started = prepare_supervisor(context, scratch).and_then(|area| {
+        let command = area.start_second().map_err(at_stage(Stage::CommandProcess, ""))?;
         set_command_group(command);
         if getppid() != Some(slot) {
-            // `PARENT_DIED` came before there was a command to kill.
+            // `PARENT_DEATH_SIGNAL` came before there was a command to kill.
             let _none_left = kill_all(libc::SIGKILL);
         }
-        Ok((cabin, command))
+        Ok((area, command))
     });
     match started {
-        Ok((cabin, command)) => wait_for_command_end(cabin, command),
+        Ok((area, command)) => wait_for_command_end(area, command),
         Err(failure) => {
             send_report(SandboxReport::Failed { stage: failure.stage, errno: failure.wire_errno() })
         }
     }
-    // The client has its answer: nobody waits for this.
+
+    // Done last: the client has its response and does not wait for this.
     let removed = scratch_directory::remove_scratch(scratch);
     exit_now(i32::from(removed.is_err()))
 }
 
+/// Prepares this process and the memory that it shares with the command's process.
 fn prepare_supervisor(
     context: &TemplateContext<'_>,
     scratch: &Path,
@@ -70,15 +71,18 @@ fn prepare_supervisor(
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
     let abi = context.plan.landlock_abi;
     landlock_rules::scope_rules(abi).apply().map_err(at_stage(Stage::Landlock, "scopes"))?;
-    // The signal that ends the run, not this process (`PARENT_DIED`): only now does that reach
-    // nothing else.
+
+    // `PARENT_DEATH_SIGNAL` ends the run, not this process. It is set only now that this process
+    // can signal nothing else.
     set_parent_process_death_signal(Some(Signal::USR1)).map_err(failed("death signal"))?;
+
     let lock = scratch_directory::create_scratch(scratch).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
         at_stage(Stage::MountScratch, "making a directory")(errno)
     })?;
     // Held until this process ends.
     let _lock = ManuallyDrop::new(lock);
+
     let processes = count_processes_of(context.identity.uid)
         .map_err(|error| StageFailure::other(Stage::ResourceLimits, error.to_string()))?;
     let blueprint = Blueprint {
@@ -97,15 +101,16 @@ fn prepare_supervisor(
     ProcessArena::become_first_process(state, run_confined).map_err(failed("memory"))
 }
 
-/// How many processes and threads a user has: the limit on them counts those too.
+/// Number of processes and threads of a user, which RLIMIT_NPROC counts too.
 fn count_processes_of(uid: u32) -> io::Result<u32> {
     let mut count = 0_u32;
     for entry in fs::read_dir("/proc")? {
         let entry = entry?;
         let is_process = entry.file_name().to_string_lossy().parse::<u32>().is_ok();
-        // One that has ended since is none.
+        // A process may have ended by now.
         if is_process && entry.metadata().is_ok_and(|found| found.uid() == uid) {
-            // A link for each thread, and two that every directory has: cheaper than reading.
+            // The directory has two links, plus one for each thread. Its metadata is cheaper to
+            // read than its entries.
             let threads = fs::metadata(entry.path().join("task"));
             let threads = threads.map_or(0, |threads| threads.nlink().saturating_sub(2));
             count = count.saturating_add(u32::try_from(threads).unwrap_or(u32::MAX));
@@ -116,11 +121,11 @@ fn count_processes_of(uid: u32) -> io::Result<u32> {
 
 // === The command's process ===
 
-/// Runs as the command's process, which shares the supervisor's memory until it executes: nothing
-/// here allocates, locks, panics or touches thread-local storage.
-fn run_confined(cabin: &'static SharedArea<SandboxState>) -> ! {
-    match confine(cabin.state.blueprint) {
-        Ok(()) => command_process::run(cabin),
+/// Runs as the command's process. It shares the supervisor's memory until it executes: nothing here
+/// allocates, locks, panics or touches thread-local storage.
+fn run_confined(area: &'static SharedArea<SandboxState>) -> ! {
+    match confine(area.state.blueprint) {
+        Ok(()) => command_process::run(area),
         Err(StageError(stage, errno)) => {
             send_report(SandboxReport::Failed { stage, errno });
             exit_now(1)
@@ -128,24 +133,16 @@ fn run_confined(cabin: &'static SharedArea<SandboxState>) -> ! {
     }
 }
 
-/// Confines the process for good; seccomp comes last.
+/// Confines the process for good. Seccomp comes last.
 fn confine(blueprint: &Blueprint) -> Result<(), StageError> {
-    // Not the supervisor's lock, nor anything else of its.
+    // Closes the supervisor's lock and all its other descriptors.
     close_all_except(KEPT_FD_NUMBER).map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|errno| StageError(Stage::RunNamespaces, errno))?;
-    let limits = blueprint.limits;
-    setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: Some(u64::from(limits.open_files)),
-            maximum: Some(u64::from(limits.open_files_hard)),
-        },
-    )
-    .map_err(|errno| StageError(Stage::ResourceLimits, errno))?;
+    set_open_files_limit(&blueprint.limits)?;
+
     capabilities::drop_all().map_err(|errno| StageError(Stage::Capabilities, errno))?;
-    let rules = blueprint.rules.apply();
-    rules.map_err(|errno| match errno {
+    blueprint.rules.apply().map_err(|errno| match errno {
         Errno::STALE => StageError(Stage::OpenSource, errno),
         _ => StageError(Stage::Landlock, errno),
     })?;

@@ -1,5 +1,4 @@
-//! The template of a workspace whose commands stay in the daemon's namespaces: it becomes their user
-//! for good, and makes slots.
+//! The template of a workspace at L1: it changes to the commands' user for good, and makes slots.
 
 use std::{
     fs,
@@ -37,22 +36,23 @@ use crate::daemon::sys::{
     set_process_name, signal,
 };
 
-/// Runs as a template. Tells the daemon whether it is ready, then makes a slot each time it is
-/// asked, until the daemon closes the socket.
+/// Runs as a template: reports to the daemon that it is ready, then makes a slot for each request,
+/// until the daemon closes the socket.
 pub(in super::super) fn run(
     socket: OwnedFd,
     plan: &SandboxPlan,
     workspace: &WorkspacePlan,
     identity: SandboxIdentity,
-    proof: &SingleThreaded,
+    single_threaded: &SingleThreaded,
 ) -> ! {
     set_process_name(c"jig-template");
-    // From here on it is closed by `keep_only` only.
+    // From here on, only `close_all_except` closes it.
     let number = socket.as_raw_fd();
     let socket = ManuallyDrop::new(socket);
     if let Err(failure) = become_command_user(plan, workspace, identity) {
         report_failure_and_exit(socket.as_fd(), failure);
     }
+
     let socket = match close_all_except(number) {
         Ok(socket) => socket,
         Err(errno) => report_failure_and_exit(
@@ -60,25 +60,28 @@ pub(in super::super) fn run(
             StageFailure::from_errno(Stage::NoNamespaces, errno, "descriptors"),
         ),
     };
-    // What stays is in nobody's way.
+
+    // Leftovers do no harm if this fails.
     let _best_effort = scratch_directory::remove_leftovers(&plan.temporary_directory);
-    let ground = TemplateContext {
+    let context = TemplateContext {
         plan,
         workspace,
         identity,
         filter: seccomp::no_namespaces::assemble_filter(),
     };
-    let done = SetupReply::Done { workspace: workspace.index, identity };
-    if send(socket, &done, &[]).is_err() {
+
+    let ready = SetupReply::Done { workspace: workspace.index, identity };
+    if send(socket, &ready, &[]).is_err() {
         exit_now(0);
     }
+
     loop {
         match receive::<MakeSlotRequest>(socket) {
             Ok(Some(_)) => {}
             _ => exit_now(0),
         }
-        let sent = match make_slot(&ground, proof) {
-            Ok(slot) => send_reply(socket, &done, &[slot.as_fd()], Stage::SlotNamespace),
+        let sent = match make_slot(&context, single_threaded) {
+            Ok(slot) => send_reply(socket, &ready, &[slot.as_fd()], Stage::SlotNamespace),
             Err(failure) => send(socket, &SetupReply::Failed(failure), &[]),
         };
         if sent.is_err() {
@@ -89,19 +92,19 @@ pub(in super::super) fn run(
 
 fn make_slot(
     context: &TemplateContext<'_>,
-    proof: &SingleThreaded,
+    single_threaded: &SingleThreaded,
 ) -> Result<OwnedFd, StageFailure> {
     let (daemon, keeper) = seqpacket_pair().map_err(at_stage(Stage::SlotNamespace, "socket"))?;
-    match fork(proof, 0).map_err(at_stage(Stage::SlotNamespace, "clone"))? {
+    match fork(single_threaded, 0).map_err(at_stage(Stage::SlotNamespace, "clone"))? {
         Fork::Parent { .. } => Ok(daemon),
         Fork::Child => match close_all_except(keeper.as_raw_fd()) {
-            Ok(socket) => slot::run(socket, context, &proof.for_fork()),
+            Ok(socket) => slot::run(socket, context, &single_threaded.for_fork()),
             Err(_) => exit_now(1),
         },
     }
 }
 
-/// Becomes the commands' user, with nothing to gain.
+/// Changes to the commands' user, with no way to gain privileges.
 fn become_command_user(
     plan: &SandboxPlan,
     workspace: &WorkspacePlan,
@@ -109,29 +112,32 @@ fn become_command_user(
 ) -> Result<(), StageFailure> {
     let failed = |what: &'static str| at_stage(Stage::NoNamespaces, what);
     check_prerequisites(plan, workspace, identity)?;
+
     let held = held_capabilities(None).map_err(failed("capabilities"))?;
     if held.effective.contains(CapabilitySet::SETPCAP) {
         capabilities::forbid_privilege_gain()
             .map_err(at_stage(Stage::Capabilities, "bounding set"))?;
     }
+
     if geteuid().as_raw() != identity.uid {
         become_user(identity)?;
     }
     capabilities::drop_all().map_err(at_stage(Stage::Capabilities, ""))?;
-    // Changing user ids clears the death signal, so it comes after.
+    // Set after the user ids: changing them clears the death signal.
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
     signal::reset_all()
         .and_then(|()| signal::ignore_termination_signals())
         .map_err(failed("signals"))?;
     umask(Mode::from_raw_mode(0o022));
-    // The kernel ends runs before it ends anything else when memory runs out: see the template of
-    // the higher levels.
+
+    // When memory runs out, the kernel must kill runs first: see the template of the higher levels.
     set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(failed("dumpable"))?;
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("dumpable"))?;
+
     set_no_new_privs(true).map_err(at_stage(Stage::NoNewPrivileges, ""))?;
-    // Slots that end, and supervisors whose slot has ended: without this those go to the first process
-    // of the container, which may be the daemon.
+    // Reaps slot keepers, and supervisors whose slot has ended. Otherwise these would become
+    // children of the container's first process, which may be the daemon.
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
     signal::enable_auto_reap().map_err(failed("children"))?;
     replace_standard_streams()

@@ -1,4 +1,4 @@
-//! What all runs of a workspace in the daemon's namespaces are made from.
+//! What all L1 runs of a workspace are made from.
 
 use super::super::{
     plan::{SandboxPlan, WorkspacePlan},
@@ -6,15 +6,12 @@ use super::super::{
 };
 use crate::daemon::sys::bpf::Instruction;
 
-/// It, in the template and all that is made from it.
+/// Shared by the template and all processes made from it.
 #[derive(Debug)]
 pub(super) struct TemplateContext<'a> {
-    /// The daemon's plan.
     pub(super) plan: &'a SandboxPlan,
-    /// The workspace.
     pub(super) workspace: &'a WorkspacePlan,
-    /// As whom commands run.
+    /// The user that commands run as.
     pub(super) identity: SandboxIdentity,
-    /// The seccomp filter of commands.
     pub(super) filter: Vec<Instruction>,
 }
