@@ -1,22 +1,22 @@
-//! System calls that a sandboxed command does not have, in groups with a reason each. They answer
-//! ENOSYS, as a kernel without them does, because programs that use them then fall back to older
-//! calls; EPERM would often end them.
+//! System calls that do not exist for commands, in groups with a reason each. They return ENOSYS,
+//! as on a kernel without them, because programs then fall back to older calls. EPERM would make
+//! many programs fail.
 
 use super::allowed::{SyscallGroup, recent};
 
-/// The calls.
+/// The absent calls.
 pub(super) const ABSENT_SYSCALLS: &[SyscallGroup] = &[
     SyscallGroup {
-        reason: "The flags or the mode lie behind a pointer, where the filter cannot see namespaces and set-id bits.",
+        reason: "The flags or the mode lie behind a pointer, so the filter cannot see namespace flags and set-id bits.",
         calls: &[libc::SYS_clone3, libc::SYS_openat2],
     },
     SyscallGroup {
-        reason: "Rings do what other calls do, past the filter of those calls, and had many flaws.",
+        reason: "Rings execute other calls without the filter, and had many flaws.",
         calls: &[libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register],
     },
     SyscallGroup {
-        reason: "Asynchronous contexts are counted for the machine (fs.aio-max-nr): eight calls of one run take those of all.",
-        // io_pgetevents_time64 is a call of 32-bit architectures alone.
+        reason: "Asynchronous contexts are limited per machine (fs.aio-max-nr): eight calls of one run use up the limit.",
+        // io_pgetevents_time64 exists on 32-bit architectures only.
         calls: &[
             libc::SYS_io_setup,
             libc::SYS_io_submit,
@@ -27,11 +27,11 @@ pub(super) const ABSENT_SYSCALLS: &[SyscallGroup] = &[
         ],
     },
     SyscallGroup {
-        reason: "Secret memory belongs to no process that the watchdog of memory could look at.",
+        reason: "Secret memory is not visible in any process that the memory watchdog can measure.",
         calls: &[libc::SYS_memfd_secret],
     },
     SyscallGroup {
-        reason: "Making and changing mounts, which a command must not.",
+        reason: "Commands must not make or change mounts.",
         calls: &[
             libc::SYS_open_tree,
             recent::OPEN_TREE_ATTR,

@@ -1,24 +1,22 @@
-//! System calls that a sandboxed command may make whatever their arguments, in groups with a reason
-//! each.
+//! System calls that commands may make with any arguments, in groups with a reason each.
 //!
-//! The base is the default profile of the large container engines (moby's, 2026-11) without its
-//! capability-bound entries, as data; what [`super`] decides by arguments is not repeated here.
-//! Anything in neither list is refused.
+//! The base is the default profile of the large container engines (moby's, 2026-11) without the
+//! entries that need capabilities, as data. Calls whose arguments matter are in [`super`]. All
+//! other calls are refused.
 
-/// Calls that are allowed for one reason.
+/// System calls that are allowed, or absent, for one reason.
 #[derive(Debug)]
 pub(super) struct SyscallGroup {
-    /// Why they are allowed.
     #[cfg_attr(
         not(test),
-        expect(dead_code, reason = "it is there to be read; a test sees that it is never empty")
+        expect(dead_code, reason = "documentation; a test checks that it is never empty")
     )]
     pub(super) reason: &'static str,
-    /// Their numbers.
+    /// The numbers of the calls.
     pub(super) calls: &'static [i64],
 }
 
-/// Numbers that the libc crate does not have yet (arch/x86/entry/syscalls/syscall_64.tbl).
+/// Call numbers that the libc crate does not have yet (arch/x86/entry/syscalls/syscall_64.tbl).
 pub(super) mod recent {
     pub(in super::super) const URETPROBE: i64 = 335;
     pub(in super::super) const IO_PGETEVENTS: i64 = 333;
@@ -40,14 +38,13 @@ pub(super) mod recent {
     pub(in super::super) const FILE_SETATTR: i64 = 469;
 }
 
-/// Highest number known when the lists were written (Linux 6.18); above it a call does not exist
-/// for the command.
+/// The highest call number when the lists were written (Linux 6.18). Higher numbers return ENOSYS.
 pub(super) const LAST_KNOWN_SYSCALL: i64 = recent::FILE_SETATTR;
 
-/// The calls.
+/// The allowed calls.
 pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
     SyscallGroup {
-        reason: "Reading, writing and watching what is open already.",
+        reason: "Reading, writing and watching open files.",
         calls: &[
             libc::SYS_read,
             libc::SYS_write,
@@ -320,7 +317,7 @@ pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
         ],
     },
     SyscallGroup {
-        reason: "Sockets that exist: which families can be made is decided by the arguments of socket(2).",
+        reason: "Use of existing sockets. The arguments of socket(2) decide which families can be made.",
         calls: &[
             libc::SYS_connect,
             libc::SYS_accept,
@@ -340,7 +337,7 @@ pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
         ],
     },
     SyscallGroup {
-        reason: "System V and POSIX message passing, in the IPC namespace of the run; where the kernel has Landlock, that refuses POSIX queues, whose file system no path leads to.",
+        reason: "System V and POSIX message passing, in the IPC namespace of the run. With Landlock, POSIX queues are refused, because no path leads to their file system.",
         calls: &[
             libc::SYS_shmget,
             libc::SYS_shmat,
@@ -363,7 +360,7 @@ pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
         ],
     },
     SyscallGroup {
-        reason: "Asking about the system.",
+        reason: "Information about the system.",
         calls: &[libc::SYS_uname, libc::SYS_sysinfo, libc::SYS_getrandom],
     },
 ];
@@ -375,7 +372,7 @@ mod tests {
     use super::{super::absent::ABSENT_SYSCALLS, ALLOWED_SYSCALLS, LAST_KNOWN_SYSCALL};
 
     #[test]
-    fn every_call_is_allowed_or_absent_for_one_reason() {
+    fn every_call_is_allowed_or_absent_once_with_a_reason() {
         let mut seen = HashSet::new();
         for group in ALLOWED_SYSCALLS.iter().chain(ABSENT_SYSCALLS) {
             assert!(!group.reason.is_empty());

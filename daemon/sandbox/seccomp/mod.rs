@@ -1,18 +1,18 @@
-//! Which system calls a command may make.
+//! The seccomp filter: which system calls a command may make.
 //!
-//! An allowlist: what is neither in [`allowed`] nor decided here by its arguments answers EPERM.
-//! What is in [`absent`], or newer than the lists, answers ENOSYS, so that programs fall back to what
-//! they knew before.
+//! It is an allowlist. A call returns EPERM unless it is in [`allowed`] or its arguments are
+//! accepted here. A call in [`absent`], or newer than the lists, returns ENOSYS, so that programs
+//! fall back to older calls.
 //!
-//! The filter is loaded in two parts, because the kernel compiles one anew for each sandbox: the large
-//! part once, by the template, with the calls still open that building a sandbox needs; the small part
-//! by each sandbox, closing those.
+//! The filter is loaded in two parts, because the kernel compiles a filter each time that it is
+//! loaded. The template loads the large part once, which still permits the calls that building a
+//! sandbox needs. Each sandbox loads a small part, which refuses those.
 //!
 //! # Kernel flaws that are not reachable
 //!
-//! Commands share the host's kernel, so that a flaw in it is a way out of any sandbox. The filter keeps
-//! them from the parts that had most of them. Three flaws of 2026 let a process write into the page
-//! cache of files that it may only read, those of other containers included:
+//! Commands share the host's kernel, so a flaw in it is a way out of any sandbox. The filter keeps
+//! commands from the parts that had most flaws. Three flaws of 2026 let a process write into the
+//! page cache of files that it may only read, including those of other containers:
 //!
 //! | flaw | mechanism | what commands are refused |
 //! |---|---|---|
@@ -20,11 +20,11 @@
 //! | Dirty Frag, CVE-2026-43284 and CVE-2026-43500 | ESP and RxRPC decrypt in place what MSG_SPLICE_PAGES has put into a packet | NETLINK_XFRM and AF_KEY, without which there is no key for ESP; UDP_ENCAP, by which ESP arrives in UDP; AF_RXRPC; user and network namespaces, in which a command could configure any of them |
 //! | Fragnesia, CVE-2026-46300 | ESP in TCP forgets, when it joins packets, that their pages are shared | TCP_ULP, whatever the name of the protocol; NETLINK_XFRM and namespaces as above |
 //!
-//! The test `cases_n1_n2_and_n3_copy_fail_dirty_frag_and_fragnesia_are_not_reachable` tries all of it, as
-//! root and as an ordinary user, at L3, L2 and L1, and with the network `host`.
-//! `case_n3b_little_of_the_kernel_is_offered_to_commands` tries the rest: every protocol of AF_INET and
-//! AF_INET6 ([`sockets`]), asynchronous contexts and secret memory ([`absent`]), line disciplines, merged
-//! pages, and the init's priority.
+//! The test `cases_n1_n2_and_n3_copy_fail_dirty_frag_and_fragnesia_are_not_reachable` tries all of
+//! this as root and as an ordinary user, at L3, L2 and L1, and with the network `host`.
+//! `case_n3b_little_of_the_kernel_is_offered_to_commands` tries the rest: every protocol of AF_INET
+//! and AF_INET6 ([`sockets`]), asynchronous contexts and secret memory ([`absent`]), line
+//! disciplines, merged pages, and the init's priority.
 
 mod absent;
 mod allowed;
@@ -45,29 +45,30 @@ use crate::daemon::sys::{Errno, bpf::Instruction};
 /// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME does not fit in
 /// clone(2)'s flags.
 const NAMESPACE_FLAGS: u32 = 0x7e02_0000;
-/// S_ISUID and S_ISGID. In a workspace that is mounted id-mapped, a file with one of them would
-/// belong to its owner on the host, perhaps root.
+/// S_ISUID and S_ISGID. On an id-mapped workspace, a file with one of them would belong to its
+/// owner on the host, perhaps root.
 const SET_ID_BITS: u32 = 0o6000;
 /// S_IFMT, S_IFCHR, S_IFBLK.
 const FILE_TYPE: u32 = 0o170_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 const BLOCK_DEVICE: u32 = 0o060_000;
-/// O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY: with neither, open(2) ignores its
+/// O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY. Without either, open(2) ignores its
 /// mode.
 const CREATE_FLAGS: u32 = 0o100 | 0o20_000_000;
-/// The flags of clone(2) that say whether a thread shares the descriptors of its process.
+/// Flags of clone(2) that decide whether a thread shares its process's descriptors.
 const THREAD_FLAGS: u32 = (libc::CLONE_THREAD | libc::CLONE_FILES).cast_unsigned();
 /// Not in the libc crate yet.
 const PR_SET_MEMORY_MERGE: u32 = 67;
 
+/// Refuses a call if one of these conditions holds.
 macro_rules! refuse_if {
     ($($condition:expr),+ $(,)?) => {
         SyscallAction::Decide(ArgumentDecision { tests: &[$(ArgumentTest { all: &[$condition], then: REFUSE_EPERM }),+], otherwise: SyscallVerdict::Allow })
     };
 }
 
-/// Refuses what is about the init (1 as the second argument) for a process or a group as target, and
-/// whatever is about all processes of a user.
+/// Refuses calls whose target is the init (1 as the second argument), as a process or a group, or
+/// all processes of a user.
 macro_rules! not_of_init {
     ($process:literal, $group:literal, $user:literal) => {
         SyscallAction::Decide(ArgumentDecision {
@@ -87,15 +88,15 @@ macro_rules! not_of_init {
     };
 }
 
-/// Calls decided by their arguments.
+/// Calls that are accepted or refused by their arguments.
 const ARGUMENT_DECIDED_SYSCALLS: &[(i64, SyscallAction)] = &[
     (libc::SYS_socket, sockets::SOCKET_ACTION),
     (libc::SYS_socketpair, sockets::SOCKET_ACTION),
     (libc::SYS_setsockopt, sockets::SOCKET_OPTION_ACTION),
-    // TIOCSTI types into a terminal, TIOCLINUX pastes into a console. TIOCSETD loads line disciplines
-    // by number (n_gsm, n_hdlc, slip and ppp each had a flaw that made root); which one lies behind a
-    // pointer that seccomp cannot follow, so that setting N_TTY, which every terminal has already, is
-    // refused too.
+    // TIOCSTI types into a terminal. TIOCLINUX pastes into a console. TIOCSETD loads line
+    // disciplines by number; n_gsm, n_hdlc, slip and ppp each had a flaw that gave root. The number
+    // lies behind a pointer that seccomp cannot follow. So setting N_TTY, which every terminal has
+    // already, is refused too.
     (
         libc::SYS_ioctl,
         refuse_if!(
@@ -104,8 +105,8 @@ const ARGUMENT_DECIDED_SYSCALLS: &[(i64, SyscallAction)] = &[
             ArgumentCondition::Equals(1, 0x5423),
         ),
     ),
-    // A thread that takes descriptors of its own with it: what a run has open is counted by process.
-    // EINVAL is what a kernel answers that does not know the flag.
+    // CLOSE_RANGE_UNSHARE gives a thread its own descriptors, but open files are counted per
+    // process. EINVAL is what a kernel without the flag returns.
     (
         libc::SYS_close_range,
         SyscallAction::Decide(ArgumentDecision {
@@ -116,12 +117,12 @@ const ARGUMENT_DECIDED_SYSCALLS: &[(i64, SyscallAction)] = &[
             otherwise: SyscallVerdict::Allow,
         }),
     ),
-    // Merging equal pages tells by its timing what other runs have in memory (KSM).
+    // The timing of merged pages (KSM) reveals what other runs have in memory.
     (libc::SYS_prctl, refuse_if!(ArgumentCondition::Equals(0, PR_SET_MEMORY_MERGE))),
     (libc::SYS_madvise, refuse_if!(ArgumentCondition::Equals(2, libc::MADV_MERGEABLE as u32))),
-    // Querying (0xffffffff), plain Linux, and UNAME26 variants; ADDR_NO_RANDOMIZE, which debuggers and
-    // sanitizers (ThreadSanitizer where the kernel shuffles much) need, and which makes nothing easier
-    // to attack but what the command itself executes; not READ_IMPLIES_EXEC.
+    // Allows queries (0xffffffff), plain Linux, and UNAME26 variants. Allows ADDR_NO_RANDOMIZE,
+    // which debuggers and sanitizers need (ThreadSanitizer where the kernel randomizes much); it
+    // only weakens programs that the command itself executes. Refuses READ_IMPLIES_EXEC.
     (
         libc::SYS_personality,
         SyscallAction::Decide(ArgumentDecision {
@@ -203,22 +204,22 @@ const ARGUMENT_DECIDED_SYSCALLS: &[(i64, SyscallAction)] = &[
     ),
     (libc::SYS_mkdir, SyscallAction::Allow),
     (libc::SYS_mkdirat, SyscallAction::Allow),
-    // Process 1 is the sandbox's init: limiting, starving or moving it would be felt by the daemon
-    // that waits for it.
+    // Process 1 is the sandbox's init. Limiting, starving or moving it would affect the daemon,
+    // which waits for it.
     (libc::SYS_prlimit64, refuse_if!(ArgumentCondition::Equals(0, 1))),
     (libc::SYS_sched_setattr, refuse_if!(ArgumentCondition::Equals(0, 1))),
     (libc::SYS_sched_setscheduler, refuse_if!(ArgumentCondition::Equals(0, 1))),
     (libc::SYS_sched_setparam, refuse_if!(ArgumentCondition::Equals(0, 1))),
     (libc::SYS_sched_setaffinity, refuse_if!(ArgumentCondition::Equals(0, 1))),
-    // These two reach it by its group and by its user as well: PRIO_PROCESS, PRIO_PGRP, and all of
-    // PRIO_USER. A command still tunes itself and its children.
+    // These two calls also reach the init by its group and its user: PRIO_PROCESS, PRIO_PGRP, and
+    // all of PRIO_USER. A command can still tune itself and its children.
     (libc::SYS_setpriority, not_of_init!(0, 1, 2)),
     // IOPRIO_WHO_PROCESS, IOPRIO_WHO_PGRP, IOPRIO_WHO_USER.
     (libc::SYS_ioprio_set, not_of_init!(1, 2, 3)),
 ];
 
-/// Calls with which one process looks into another. They stay in the run's process namespace, and a
-/// debugger needs them. It does not need process_madvise(2), which could mark pages as mergeable.
+/// Calls with which one process inspects another. They stay within the run's process namespace, and
+/// debuggers need them. Not process_madvise(2), which could mark pages as mergeable.
 const INSPECTION_SYSCALLS: &[i64] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -227,38 +228,38 @@ const INSPECTION_SYSCALLS: &[i64] = &[
     libc::SYS_kcmp,
 ];
 
-/// Calls that give files to somebody, and which argument names whom.
+/// Calls that change the owner of files, with the index of the argument for the user.
 const CHOWN_SYSCALLS: &[(i64, u32)] =
     &[(libc::SYS_chown, 1), (libc::SYS_lchown, 1), (libc::SYS_fchown, 1), (libc::SYS_fchownat, 2)];
 
-/// Allows giving files to their owner, or nobody else. The kernel has no other user in this namespace
-/// and would answer EINVAL, which fakeroot and others do not expect; EPERM is what an ordinary user is
-/// answered anywhere.
+/// Allows only the files' own user and group. Other ids are not mapped in this namespace, and the
+/// kernel would return EINVAL, which fakeroot and others do not expect. EPERM is what an ordinary
+/// user gets everywhere.
 fn chown_only_to((uid, gid): (u32, u32), argument: u32) -> SyscallAction {
-    let same = u32::MAX;
-    let tests =
-        [(uid, gid), (uid, same), (same, gid), (same, same)].map(|(uid, gid)| ArgumentTest {
-            // Filters are made once in a process.
-            all: Box::leak(Box::new([
-                ArgumentCondition::Equals(argument, uid),
-                ArgumentCondition::Equals(argument + 1, gid),
-            ])),
-            then: SyscallVerdict::Allow,
-        });
+    let unchanged = u32::MAX;
+    let ids = [(uid, gid), (uid, unchanged), (unchanged, gid), (unchanged, unchanged)];
+    let tests = ids.map(|(uid, gid)| ArgumentTest {
+        // Filters are made once per process.
+        all: Box::leak(Box::new([
+            ArgumentCondition::Equals(argument, uid),
+            ArgumentCondition::Equals(argument + 1, gid),
+        ])),
+        then: SyscallVerdict::Allow,
+    });
     SyscallAction::Decide(ArgumentDecision {
         tests: Box::leak(Box::new(tests)),
         otherwise: REFUSE_EPERM,
     })
 }
 
-/// Calls that building a sandbox needs and its command must not have. clone(2) is closed only with
-/// flags that make namespaces.
+/// Calls that building a sandbox needs and commands must not have. clone(2) is refused only with
+/// namespace flags.
 const BUILD_SYSCALLS: &[(i64, SyscallAction)] = &[
     (
         libc::SYS_clone,
         refuse_if!(
             ArgumentCondition::AnyOf(0, NAMESPACE_FLAGS),
-            // A thread with descriptors of its own: what it has open is counted by process.
+            // A thread with its own descriptors: open files are counted per process.
             ArgumentCondition::MaskedEquals(0, THREAD_FLAGS, libc::CLONE_THREAD.cast_unsigned()),
         ),
     ),
@@ -270,15 +271,15 @@ const BUILD_SYSCALLS: &[(i64, SyscallAction)] = &[
 /// The two parts of the filter.
 #[derive(Debug)]
 pub(crate) struct SeccompFilters {
-    /// Loaded by the template and inherited: everything but [`BUILDING`].
+    /// Loaded by the template and inherited: everything except [`BUILD_SYSCALLS`].
     pub(crate) inherited: Vec<Instruction>,
-    /// Loaded by each sandbox: closes [`BUILDING`].
+    /// Loaded by each sandbox: refuses [`BUILD_SYSCALLS`].
     pub(crate) closing: Vec<Instruction>,
 }
 
 impl SeccompFilters {
-    /// Assembles the filters, for commands that are one user and group; `allow_ptrace` opens
-    /// [`INSPECTION`].
+    /// Assembles the filters for commands of one user and group. `allow_ptrace` allows
+    /// [`INSPECTION_SYSCALLS`].
     pub(crate) fn new(allow_ptrace: bool, user: (u32, u32)) -> Self {
         let mut inherited = action_table();
         let mut set = |number: i64, action| {
@@ -297,12 +298,14 @@ impl SeccompFilters {
         for (number, _) in BUILD_SYSCALLS {
             set(*number, SyscallAction::Allow);
         }
+
         let mut closing = vec![SyscallAction::Allow; action_index(LAST_KNOWN_SYSCALL) + 1];
         for (number, action) in BUILD_SYSCALLS {
             if let Some(entry) = closing.get_mut(action_index(*number)) {
                 *entry = *action;
             }
         }
+
         Self {
             inherited: assemble(&inherited, SyscallAction::Refuse(Errno::NOSYS)),
             closing: assemble(&closing, SyscallAction::Allow),
@@ -310,14 +313,19 @@ impl SeccompFilters {
     }
 }
 
-/// What is done with each call that the lists know, but for [`INSPECTION`] and [`BUILDING`].
+/// The action for each call number, without [`INSPECTION_SYSCALLS`] and [`BUILD_SYSCALLS`].
 fn action_table() -> Vec<SyscallAction> {
     let mut actions =
         vec![SyscallAction::Refuse(Errno::PERM); action_index(LAST_KNOWN_SYSCALL) + 1];
-    let allowed = ALLOWED_SYSCALLS.iter().flat_map(|group| group.calls);
-    let allowed = allowed.map(|number| (*number, SyscallAction::Allow));
-    let absent = ABSENT_SYSCALLS.iter().flat_map(|group| group.calls);
-    let absent = absent.map(|number| (*number, SyscallAction::Refuse(Errno::NOSYS)));
+    let allowed = ALLOWED_SYSCALLS
+        .iter()
+        .flat_map(|group| group.calls)
+        .map(|number| (*number, SyscallAction::Allow));
+    let absent = ABSENT_SYSCALLS
+        .iter()
+        .flat_map(|group| group.calls)
+        .map(|number| (*number, SyscallAction::Refuse(Errno::NOSYS)));
+
     for (number, action) in allowed.chain(absent).chain(ARGUMENT_DECIDED_SYSCALLS.iter().copied()) {
         if let Some(entry) = actions.get_mut(action_index(number)) {
             *entry = action;

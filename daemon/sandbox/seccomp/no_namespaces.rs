@@ -1,6 +1,6 @@
-//! The filter of commands in the daemon's own namespaces. Beyond what every command is refused, it
-//! closes what namespaces close elsewhere: sockets, message queues, and every call that tunes or
-//! looks into processes by their number.
+//! The seccomp filter of L1 commands. Besides what every command is refused, it refuses what
+//! namespaces isolate at the higher levels: sockets, message queues, and every call that tunes or
+//! inspects processes by id.
 
 use super::{
     BUILD_SYSCALLS, INSPECTION_SYSCALLS, action_index, action_table,
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::daemon::sys::{Errno, bpf::Instruction};
 
-/// Refuses what is about another process than the caller: the number in this argument is not 0.
+/// Allows a call only for the calling process: the id in this argument must be 0.
 macro_rules! own_only {
     ($argument:literal) => {
         SyscallAction::Decide(ArgumentDecision {
@@ -25,7 +25,8 @@ macro_rules! own_only {
     };
 }
 
-/// Allows what is about the caller (0 as the second argument) for these kinds of target.
+/// Allows a call only for the calling process or its group (0 as the second argument), for these
+/// kinds of target.
 macro_rules! own_of_kind {
     ($($kind:literal),+) => {
         SyscallAction::Decide(ArgumentDecision {
@@ -40,12 +41,12 @@ macro_rules! own_of_kind {
 
 const REFUSE_FAMILY: SyscallVerdict = SyscallVerdict::Refuse(Errno::AFNOSUPPORT);
 
-/// What stands in place of what the higher levels decide.
+/// Actions that replace those of the higher levels.
 const OVERRIDDEN_SYSCALLS: &[(i64, SyscallAction)] = &[
     // Landlock mediates neither sockets with a path nor UDP.
     (libc::SYS_socket, SyscallAction::Refuse(Errno::AFNOSUPPORT)),
-    // Pairs that are connected to one another for good: a pair of datagram sockets could be
-    // connected anew.
+    // Pairs of connected sockets stay connected. Datagram pairs are refused: they could be
+    // reconnected.
     (
         libc::SYS_socketpair,
         SyscallAction::Decide(ArgumentDecision {
@@ -81,21 +82,21 @@ const OVERRIDDEN_SYSCALLS: &[(i64, SyscallAction)] = &[
     (libc::SYS_listen, SyscallAction::Refuse(Errno::PERM)),
     (libc::SYS_accept, SyscallAction::Refuse(Errno::PERM)),
     (libc::SYS_accept4, SyscallAction::Refuse(Errno::PERM)),
-    // The daemon may have the commands' user, and then these reach it.
+    // The daemon may have the commands' user. These calls could then reach it.
     (libc::SYS_prlimit64, own_only!(0)),
     (libc::SYS_sched_setattr, own_only!(0)),
     (libc::SYS_sched_setscheduler, own_only!(0)),
     (libc::SYS_sched_setparam, own_only!(0)),
     (libc::SYS_sched_setaffinity, own_only!(0)),
-    // PRIO_PROCESS, PRIO_PGRP: a command's group is its own. Not PRIO_USER.
+    // PRIO_PROCESS, PRIO_PGRP (a command's group is its own). Not PRIO_USER.
     (libc::SYS_setpriority, own_of_kind!(0, 1)),
     // IOPRIO_WHO_PROCESS, IOPRIO_WHO_PGRP; not IOPRIO_WHO_USER.
     (libc::SYS_ioprio_set, own_of_kind!(1, 2)),
     (libc::SYS_process_mrelease, SyscallAction::Refuse(Errno::PERM)),
 ];
 
-/// System V and POSIX message passing: objects that outlive the run, in a namespace that is the
-/// daemon's too.
+/// System V and POSIX message passing: the objects outlive the run, in a namespace shared with the
+/// daemon.
 const MESSAGE_QUEUE_SYSCALLS: &[i64] = &[
     libc::SYS_shmget,
     libc::SYS_shmat,
@@ -117,13 +118,15 @@ const MESSAGE_QUEUE_SYSCALLS: &[i64] = &[
     libc::SYS_mq_getsetattr,
 ];
 
-/// Assembles the filter.
 pub(in super::super) fn assemble_filter() -> Vec<Instruction> {
     let mut actions = action_table();
-    let refused = MESSAGE_QUEUE_SYSCALLS.iter().chain(INSPECTION_SYSCALLS);
-    let refused = refused.map(|number| (*number, SyscallAction::Refuse(Errno::PERM)));
-    let decided = OVERRIDDEN_SYSCALLS.iter().chain(BUILD_SYSCALLS).copied();
-    for (number, action) in refused.chain(decided) {
+    let refused = MESSAGE_QUEUE_SYSCALLS
+        .iter()
+        .chain(INSPECTION_SYSCALLS)
+        .map(|number| (*number, SyscallAction::Refuse(Errno::PERM)));
+    let overridden = OVERRIDDEN_SYSCALLS.iter().chain(BUILD_SYSCALLS).copied();
+
+    for (number, action) in refused.chain(overridden) {
         if let Some(entry) = actions.get_mut(action_index(number)) {
             *entry = action;
         }

@@ -1,10 +1,9 @@
-//! Assembling a seccomp filter: a binary search over ranges of system call numbers that share an
+//! Assembles a seccomp filter: a binary search over ranges of system call numbers with the same
 //! action.
 //!
-//! Each sandbox loads a filter of its own, and the kernel checks and compiles every instruction of
-//! it each time: a tree of ranges costs half of what a chain of comparisons does (measured: 70
-//! against 111 µs for 61 calls). The crate `seccompiler` makes chains, and knows one action per
-//! filter.
+//! Each sandbox loads a filter of its own, and the kernel checks and compiles every instruction
+//! each time. A tree of ranges costs about half of a chain of comparisons (measured: 70 against 111
+//! µs for 61 calls). The crate `seccompiler` makes chains, and supports only one action per filter.
 
 use crate::daemon::sys::{Errno, bpf::Instruction};
 
@@ -26,62 +25,62 @@ const fn argument_offset(index: u32) -> u32 {
 
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
-/// What a filter does with a call.
+/// What the filter does with a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SyscallAction {
-    /// Lets it through.
+    /// Allows the call.
     Allow,
-    /// Answers with an error instead.
+    /// Returns an error instead of making the call.
     Refuse(Errno),
-    /// Decides by its arguments, of which seccomp sees the values but not what they point to.
+    /// Decides by the arguments. Seccomp sees their values, but not what they point to.
     Decide(ArgumentDecision),
 }
 
-/// Tests made in order; the first that applies decides, else `otherwise` does.
+/// Tests in order. The first that matches decides, else `otherwise`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ArgumentDecision {
-    /// The tests.
     pub(super) tests: &'static [ArgumentTest],
-    /// What is done when none applies.
+    /// The verdict if no test matches.
     pub(super) otherwise: SyscallVerdict,
 }
 
 /// One test of a call's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ArgumentTest {
-    /// All of these must hold.
+    /// The test matches if all conditions hold.
     pub(super) all: &'static [ArgumentCondition],
-    /// What is done then.
+    /// The verdict if the test matches.
     pub(super) then: SyscallVerdict,
 }
 
-/// A condition on the low 32 bits of one argument: the kernel looks at no more of the arguments
-/// compared here, and a comparison of all 64 could be dodged by setting the others
-/// (CVE-2019-10063).
+/// A condition on the low 32 bits of one argument. The kernel uses only 32 bits of the arguments
+/// compared here. Comparing all 64 could be evaded by setting the others (CVE-2019-10063).
+///
+/// The first field is always the index of the argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ArgumentCondition {
     /// The argument has this value.
     Equals(u32, u32),
-    /// The argument, with the bits of the mask only, has this value.
+    /// The argument, masked with the first number, has the second as its value.
     MaskedEquals(u32, u32, u32),
-    /// The argument has one of these bits.
+    /// The argument has one of these bits set.
     AnyOf(u32, u32),
 }
 
-/// How a decision ends.
+/// Outcome of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SyscallVerdict {
-    /// The call is made.
+    /// The call is allowed.
     Allow,
-    /// The call answers with an error.
+    /// The call returns an error.
     Refuse(Errno),
 }
 
-/// The call answers EPERM.
+/// The call returns EPERM.
 pub(super) const REFUSE_EPERM: SyscallVerdict = SyscallVerdict::Refuse(Errno::PERM);
 
-/// Assembles the filter that does `actions[n]` with call number n and `beyond` with higher ones. A
-/// call of another architecture ends the process: its numbers mean something else.
+/// Assembles the filter that applies `actions[n]` to call number n, and `beyond` to higher numbers.
+/// A call of another architecture kills the process, because its numbers mean something else.
 pub(super) fn assemble(actions: &[SyscallAction], beyond: SyscallAction) -> Vec<Instruction> {
     let mut ranges: Vec<(u32, SyscallAction)> = Vec::new();
     for (number, action) in (0..).zip(actions.iter().copied().chain([beyond])) {
@@ -89,6 +88,7 @@ pub(super) fn assemble(actions: &[SyscallAction], beyond: SyscallAction) -> Vec<
             ranges.push((number, action));
         }
     }
+
     let mut program = vec![
         load(ARCHITECTURE_OFFSET),
         jump(JUMP_EQUAL, AUDIT_ARCH_X86_64, 1, 0),
@@ -105,8 +105,9 @@ fn search_tree(ranges: &[(u32, SyscallAction)]) -> Vec<Instruction> {
         [(_, action)] => action_program(*action),
         _ => {
             let (low, high) = ranges.split_at(ranges.len() / 2);
-            let (low, boundary) = (search_tree(low), high.first().map_or(0, |(number, _)| *number));
-            // A conditional jump reaches 255 instructions, an unconditional one any.
+            let boundary = high.first().map_or(0, |(number, _)| *number);
+            let low = search_tree(low);
+            // A conditional jump reaches 255 instructions, an unconditional one any number.
             let distance = u32::try_from(low.len()).unwrap_or(u32::MAX);
             let mut code =
                 vec![jump(JUMP_GREATER_OR_EQUAL, boundary, 0, 1), instruction(JUMP, distance)];
@@ -132,20 +133,20 @@ fn action_program(action: SyscallAction) -> Vec<Instruction> {
 fn test_program(test: &ArgumentTest) -> Vec<Instruction> {
     let mut code = vec![verdict_instruction(test.then)];
     for condition in test.all.iter().rev() {
-        let past = u8::try_from(code.len()).unwrap_or(u8::MAX);
+        let skipped = u8::try_from(code.len()).unwrap_or(u8::MAX);
         let mut check = match *condition {
             ArgumentCondition::Equals(index, value) => {
-                vec![load(argument_offset(index)), jump(JUMP_EQUAL, value, 0, past)]
+                vec![load(argument_offset(index)), jump(JUMP_EQUAL, value, 0, skipped)]
             }
             ArgumentCondition::MaskedEquals(index, mask, value) => {
                 vec![
                     load(argument_offset(index)),
                     instruction(AND, mask),
-                    jump(JUMP_EQUAL, value, 0, past),
+                    jump(JUMP_EQUAL, value, 0, skipped),
                 ]
             }
             ArgumentCondition::AnyOf(index, bits) => {
-                vec![load(argument_offset(index)), jump(JUMP_BITS_SET, bits, 0, past)]
+                vec![load(argument_offset(index)), jump(JUMP_BITS_SET, bits, 0, skipped)]
             }
         };
         check.extend(code);

@@ -1,12 +1,12 @@
-//! Which sockets a command may make, and which of their options it may set.
+//! Filter rules for sockets: which sockets a command may make, and which options it may set.
 //!
-//! A family alone is not enough: in AF_INET and AF_INET6 the kernel loads a module for whatever
-//! protocol a socket is asked for (SCTP, DCCP, L2TP, SMC, UDP-Lite), each with flaws of its own, and
-//! takes the type for the protocol where that is 0: so the type is compared too. Another protocol or
-//! type answers EPROTONOSUPPORT, as a kernel without it does; a raw socket EPERM, as a user without
-//! the capability gets; another family EAFNOSUPPORT.
+//! Checking the family is not enough. In AF_INET and AF_INET6 the kernel loads a module for
+//! whatever protocol is requested (SCTP, DCCP, L2TP, SMC, UDP-Lite), each with flaws of its own. If
+//! the protocol is 0, it derives it from the type, so the type is compared too. Another protocol or
+//! type returns EPROTONOSUPPORT, as on a kernel without it. A raw socket returns EPERM, as without
+//! the capability. Another family returns EAFNOSUPPORT.
 //!
-//! The kernel takes family, type and protocol as 32-bit numbers, so that no more bits are compared.
+//! The kernel takes family, type and protocol as 32-bit numbers, so only 32 bits are compared.
 
 use super::program::{
     ArgumentCondition, ArgumentDecision, ArgumentTest, REFUSE_EPERM, SyscallAction, SyscallVerdict,
@@ -16,7 +16,7 @@ use crate::daemon::sys::Errno;
 /// The bits of a socket's type that are not flags (SOCK_TYPE_MASK).
 pub(super) const SOCKET_TYPE_MASK: u32 = 0xf;
 
-/// A socket that may be made: its family, type and protocol.
+/// Allows sockets of this family, type and protocol.
 macro_rules! allow {
     ($family:ident, $kind:ident, $protocol:ident) => {
         ArgumentTest {
@@ -30,7 +30,7 @@ macro_rules! allow {
     };
 }
 
-/// What answers an error: a family, and perhaps a type of it.
+/// Refuses sockets of this family, and optionally of one type only.
 macro_rules! refuse {
     ($errno:ident, $family:ident) => {
         ArgumentTest {
@@ -49,15 +49,15 @@ macro_rules! refuse {
     };
 }
 
-/// Sockets that a command may make, for socket(2) and socketpair(2).
+/// Action for socket(2) and socketpair(2).
 pub(super) const SOCKET_ACTION: SyscallAction = SyscallAction::Decide(ArgumentDecision {
     tests: &[
-        // Its protocol is checked by the kernel: there is one.
+        // The kernel checks its protocol: there is only one.
         ArgumentTest {
             all: &[ArgumentCondition::Equals(0, libc::AF_UNIX as u32)],
             then: SyscallVerdict::Allow,
         },
-        // The protocol 0 is the one that the type has: TCP, UDP.
+        // Protocol 0 means the default of the type: TCP, UDP.
         allow!(AF_INET, SOCK_STREAM, IPPROTO_IP),
         allow!(AF_INET, SOCK_STREAM, IPPROTO_TCP),
         allow!(AF_INET, SOCK_DGRAM, IPPROTO_IP),
@@ -69,14 +69,14 @@ pub(super) const SOCKET_ACTION: SyscallAction = SyscallAction::Decide(ArgumentDe
         // Go listens with it.
         allow!(AF_INET, SOCK_STREAM, IPPROTO_MPTCP),
         allow!(AF_INET6, SOCK_STREAM, IPPROTO_MPTCP),
-        // ping without privilege, where net.ipv4.ping_group_range lets it.
+        // ping without privileges, if net.ipv4.ping_group_range permits it.
         allow!(AF_INET, SOCK_DGRAM, IPPROTO_ICMP),
         allow!(AF_INET6, SOCK_DGRAM, IPPROTO_ICMPV6),
         refuse!(PERM, AF_INET, SOCK_RAW),
         refuse!(PERM, AF_INET6, SOCK_RAW),
         refuse!(PROTONOSUPPORT, AF_INET),
         refuse!(PROTONOSUPPORT, AF_INET6),
-        // getifaddrs(3) asks rtnetlink.
+        // getifaddrs(3) uses rtnetlink.
         ArgumentTest {
             all: &[
                 ArgumentCondition::Equals(0, libc::AF_NETLINK as u32),
@@ -85,16 +85,18 @@ pub(super) const SOCKET_ACTION: SyscallAction = SyscallAction::Decide(ArgumentDe
             then: SyscallVerdict::Allow,
         },
     ],
-    // AF_VSOCK, AF_ALG, AF_PACKET and all others have a history of holes and no use here.
+    // AF_VSOCK, AF_ALG, AF_PACKET and all others have a history of flaws, and commands do not need
+    // them.
     otherwise: SyscallVerdict::Refuse(Errno::AFNOSUPPORT),
 });
 
-/// IPV6_FLOWLABEL_MGR, UDP_ENCAP, TCP_ULP: not in the libc crate, or not on all levels.
+/// IPV6_FLOWLABEL_MGR, UDP_ENCAP and TCP_ULP. The libc crate lacks them, or has them only for some
+/// levels.
 const FLOW_LABEL: u32 = 32;
 const UDP_ENCAP: u32 = 100;
 const TCP_ULP: u32 = 31;
 
-/// An option that may not be set: its level and number.
+/// Refuses a socket option, by level and number.
 macro_rules! refuse_option {
     ($level:ident, $option:ident) => {
         ArgumentTest {
@@ -107,14 +109,16 @@ macro_rules! refuse_option {
     };
 }
 
-/// Options that a command may set.
+/// Action for setsockopt(2).
 pub(super) const SOCKET_OPTION_ACTION: SyscallAction = SyscallAction::Decide(ArgumentDecision {
     tests: &[
         // Labels stay in the network namespace, which the slot's next run gets.
         refuse_option!(IPPROTO_IPV6, FLOW_LABEL),
-        // Puts another protocol on top of TCP: kTLS, ESP-in-TCP, SMC. TLS libraries do without.
+        // Puts another protocol on top of TCP: kTLS, ESP in TCP, SMC. TLS libraries work without
+        // it.
         refuse_option!(IPPROTO_TCP, TCP_ULP),
-        // Has UDP carry ESP, L2TP and GTP. A UDP socket takes its options on the level of UDP-Lite too.
+        // Makes UDP carry ESP, L2TP and GTP. A UDP socket accepts its options at the level of
+        // UDP-Lite too.
         refuse_option!(IPPROTO_UDP, UDP_ENCAP),
         refuse_option!(IPPROTO_UDPLITE, UDP_ENCAP),
     ],
