@@ -1,4 +1,4 @@
-//! Loading a seccomp filter (seccomp(2)).
+//! Loads a seccomp filter (seccomp(2)).
 
 use super::{Errno, syscall::syscall};
 
@@ -6,13 +6,12 @@ use super::{Errno, syscall::syscall};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Instruction {
-    /// Operation.
+    /// Opcode.
     pub(crate) code: u16,
-    /// Instructions to skip when a comparison holds.
+    /// Instructions to skip if a comparison holds.
     pub(crate) jump_true: u8,
-    /// Instructions to skip when it does not.
+    /// Instructions to skip if it does not hold.
     pub(crate) jump_false: u8,
-    /// Operand.
     pub(crate) operand: u32,
 }
 
@@ -22,8 +21,8 @@ struct FilterProgram {
     instructions: *const Instruction,
 }
 
-/// Puts this thread, and what it starts, under `filter` for good. It needs no_new_privs, or
-/// CAP_SYS_ADMIN in its user namespace.
+/// Restricts this thread and its descendants by `filter` for good. Needs no_new_privs, or
+/// CAP_SYS_ADMIN in the user namespace.
 pub(crate) fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
     let length = u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?;
     let program = FilterProgram { length, instructions: filter.as_ptr() };

@@ -1,11 +1,11 @@
-//! Executing a program from an image of its arguments that is already in memory.
+//! Executes a program from an image of its arguments that is already in memory.
 
 use std::ffi::CStr;
 
 use super::{Errno, syscall::syscall};
 
-/// Arguments of execve(2), in place: lists of addresses of NUL-terminated strings, each list ended
-/// by 0.
+/// The arguments of execve(2), in place: lists of addresses of NUL-terminated strings. Each list
+/// ends with 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExecImage<'a> {
     memory: &'a [u8],
@@ -14,11 +14,11 @@ pub(crate) struct ExecImage<'a> {
 }
 
 impl<'a> ExecImage<'a> {
-    /// Makes offsets in `memory` into addresses, in place, for the lists of `argc` and `envc`
-    /// offsets that begin at `argv` and `envp`.
+    /// Converts offsets in `memory` to addresses, in place, in two lists: `argc` offsets at `argv`,
+    /// and `envc` at `envp`.
     ///
-    /// Answers nothing when a list does not fit, is not aligned to 8, or an offset points outside
-    /// or not to a NUL-terminated string.
+    /// Returns `None` if a list does not fit or is not aligned to 8, or if an offset does not point
+    /// to a NUL-terminated string inside.
     pub(crate) fn relocate(
         memory: &'a mut [u8],
         argv: usize,
@@ -36,7 +36,7 @@ impl<'a> ExecImage<'a> {
         CStr::from_bytes_until_nul(self.memory.get(offset..)?).ok()
     }
 
-    /// Executes `program`. Returns only when that fails.
+    /// Executes `program`. Returns only if that fails.
     pub(crate) fn execute(&self, program: &CStr) -> Errno {
         let base = self.memory.as_ptr() as usize;
         // SAFETY: `program` is NUL-terminated; `relocate` has made both lists arrays of pointers to
@@ -48,7 +48,7 @@ impl<'a> ExecImage<'a> {
             )
         };
         match result {
-            Ok(_) => Errno::INVAL, // it does not return when it succeeds
+            Ok(_) => Errno::INVAL, // impossible: a successful execve(2) does not return
             Err(errno) => errno,
         }
     }
@@ -61,8 +61,9 @@ fn relocate_list(memory: &mut [u8], list: usize, count: usize) -> Option<()> {
     }
     let end = list.checked_add(count.checked_add(1)?.checked_mul(8)?)?;
     if end > memory.len() || *memory.last()? != 0 {
-        return None; // the last byte being NUL bounds every string
+        return None; // a final NUL bounds every string
     }
+
     for index in 0..count {
         let entry = list + index * 8;
         let bytes: [u8; 8] = memory.get(entry..entry + 8)?.try_into().ok()?;

@@ -4,14 +4,14 @@ use std::os::fd::BorrowedFd;
 
 use super::{Errno, syscall::syscall};
 
-/// Number that the one descriptor that is kept gets.
+/// The number that the remaining descriptor gets.
 pub(crate) const KEPT_FD_NUMBER: i32 = 3;
 
-/// Closes every descriptor of this process but 0, 1, 2 and `keep`, which becomes number 3 and is
-/// not passed on by execve(2).
+/// Closes every descriptor of this process except 0, 1, 2 and `keep`, which becomes number 3 and is
+/// closed by execve(2).
 ///
-/// For processes that have just been made and own no descriptor through any value: those of their
-/// maker are in their memory, but not theirs to use.
+/// For new processes, in which no value owns a descriptor: the values of the parent are in their
+/// memory, but must not be used.
 pub(crate) fn close_all_except(keep: i32) -> Result<BorrowedFd<'static>, Errno> {
     if keep != KEPT_FD_NUMBER {
         // SAFETY: dup3(2) takes integers.
@@ -29,7 +29,7 @@ pub(crate) fn close_all_except(keep: i32) -> Result<BorrowedFd<'static>, Errno> 
     Ok(kept_fd())
 }
 
-/// What [`keep_only`] kept.
+/// The descriptor that [`close_all_except`] has left open.
 pub(crate) fn kept_fd() -> BorrowedFd<'static> {
     // SAFETY: the processes of a sandbox keep number 3 open until they execute another program or
     // exit.

@@ -1,6 +1,6 @@
 //! Landlock's three system calls (Documentation/userspace-api/landlock.rst).
 //!
-//! The crate `landlock` allocates, which the sandbox's init must not (see [`super`]).
+//! The crate `landlock` allocates, and the sandbox's init must not (see [`super`]).
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
@@ -9,15 +9,15 @@ use super::{Errno, syscall::syscall};
 const CREATE_RULESET_VERSION: usize = 1;
 const RULE_PATH_BENEATH: usize = 1;
 
-/// What a ruleset handles, as `struct landlock_ruleset_attr`.
+/// What a ruleset restricts: `struct landlock_ruleset_attr`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RulesetAttributes {
-    /// Rights on files that are refused but where a rule grants them.
+    /// File rights that are refused unless a rule grants them.
     pub(crate) handled_access_fs: u64,
-    /// Rights on the network, likewise.
+    /// Network rights that are refused unless a rule grants them.
     pub(crate) handled_access_net: u64,
-    /// Scopes that are closed.
+    /// Scopes that are restricted to the domain.
     pub(crate) scoped: u64,
 }
 
@@ -27,17 +27,17 @@ struct PathBeneathAttributes {
     parent: i32,
 }
 
-/// Version of Landlock that the kernel has; 0 when it has none, or it is off.
+/// Landlock ABI version of the kernel; 0 if it has none or Landlock is disabled.
 pub(crate) fn abi_version() -> u32 {
-    // SAFETY: with a null pointer, size 0 and this flag the call only answers the version.
+    // SAFETY: with a null pointer, size 0 and this flag the call only returns the version.
     unsafe { syscall(libc::SYS_landlock_create_ruleset, [0, 0, CREATE_RULESET_VERSION, 0, 0, 0]) }
         .ok()
         .and_then(|version| u32::try_from(version).ok())
         .unwrap_or(0)
 }
 
-/// Makes a ruleset that handles `attributes`, given in as many bytes as the kernel's `abi` knows
-/// of.
+/// Creates a ruleset with `attributes`, of which it passes as many bytes as the kernel's `abi`
+/// knows.
 pub(crate) fn create_ruleset(attributes: &RulesetAttributes, abi: u32) -> Result<OwnedFd, Errno> {
     let size = match abi {
         0..=3 => 8,
@@ -72,7 +72,7 @@ pub(crate) fn allow_beneath(
     .map(|_| ())
 }
 
-/// Puts this thread, and what it starts, under `ruleset` for good.
+/// Restricts this thread and its descendants by `ruleset` for good.
 pub(crate) fn restrict_self(ruleset: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the call takes a descriptor and flags.
     unsafe {

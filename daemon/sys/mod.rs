@@ -1,18 +1,20 @@
-//! The only module with `unsafe`: system calls that no library offers in the form that the sandbox
-//! needs.
+//! System calls that no library offers in the form that the sandbox needs. This is the only module
+//! with `unsafe` code.
 //!
-//! Two rules shape it. What runs between the creation of a sandbox's processes and `execve` shares
-//! its memory with another process (see [`process`]), so everything used there makes raw system
-//! calls: no libc wrapper that writes `errno` to thread-local storage, no allocation, no lock.
-//! rustix's Linux backend works that way too and is used wherever it has the call. And each
-//! function here is safe to call: what the kernel needs is expressed in its types, or checked.
+//! Between the creation of a sandbox's processes and `execve`, their code shares memory with
+//! another process (see [`process`]). So everything used there makes raw system calls: no libc
+//! wrapper that writes `errno` to thread-local storage, no allocation, no lock. rustix's Linux
+//! backend works that way too and is used wherever it has the call.
+//!
+//! Every function that other modules can call is safe: its types express what the kernel needs, or
+//! it checks it.
 
-#![allow(unsafe_code, reason = "the one place for it; everything else in the package denies it")]
+#![allow(unsafe_code, reason = "the only module with it; the rest of the package denies it")]
 #![allow(
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
     clippy::cast_sign_loss,
-    reason = "the kernel takes registers: what a number means is said by the call, not by its type"
+    reason = "the kernel takes registers: the call, not the type, gives a number its meaning"
 )]
 
 pub(crate) mod bpf;
@@ -31,8 +33,7 @@ mod syscall;
 
 pub(crate) use rustix::io::Errno;
 
-/// Gives this process a name for `ps` (prctl(2), PR_SET_NAME).
+/// Sets the name of this process in `ps` (prctl(2), PR_SET_NAME).
 pub(crate) fn set_process_name(name: &std::ffi::CStr) {
-    // Nothing depends on it.
-    let _named = rustix::thread::set_name(name);
+    let _best_effort = rustix::thread::set_name(name);
 }

@@ -4,9 +4,9 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use super::{Errno, syscall::syscall};
 
-/// Attributes that [`set_attributes`] turns on, as `MOUNT_ATTR_*` of linux/mount.h.
+/// Attributes for [`set_attributes`]: `MOUNT_ATTR_*` of linux/mount.h.
 pub(crate) mod attribute {
-    /// Nothing can be written.
+    /// Read-only.
     pub(crate) const RDONLY: u64 = 0x1;
     /// Set-user-id bits and file capabilities have no effect.
     pub(crate) const NOSUID: u64 = 0x2;
@@ -26,11 +26,11 @@ struct MountAttr {
     user_namespace: u64,
 }
 
-/// Sets `attributes` on `tree` and all mounts below it, makes them private, and maps their owners
-/// through `id_map`, a user namespace, if given.
+/// Sets `attributes` on `tree` and all mounts below it, and makes them private. With `id_map`, a
+/// user namespace, it also maps their owners.
 ///
-/// Owners can be mapped only on a tree that is not attached yet, once, by who has CAP_SYS_ADMIN
-/// over its file system.
+/// Owners can be mapped only once, on a detached tree, and by a process with CAP_SYS_ADMIN over the
+/// tree's file system.
 pub(crate) fn set_attributes(
     tree: BorrowedFd<'_>,
     attributes: u64,
@@ -42,6 +42,7 @@ pub(crate) fn set_attributes(
         propagation: libc::MS_PRIVATE,
         user_namespace: id_map.map_or(0, |fd| fd.as_raw_fd() as u64),
     };
+
     let flags = (libc::AT_EMPTY_PATH | libc::AT_RECURSIVE) as usize;
     // SAFETY: the kernel reads an empty string and one mount_attr of the size given.
     unsafe {

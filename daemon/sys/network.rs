@@ -1,4 +1,4 @@
-//! Bringing up the loopback interface of a new network namespace.
+//! Brings up the loopback interface of a new network namespace.
 
 use std::os::fd::AsRawFd as _;
 
@@ -22,6 +22,7 @@ pub(crate) fn bring_up_loopback() -> Result<(), Errno> {
         rest: [0; 22],
     };
     request.name[..2].copy_from_slice(b"lo");
+
     // SAFETY: SIOCSIFFLAGS reads one ifreq, which is 40 bytes as here.
     unsafe {
         syscall(

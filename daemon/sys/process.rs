@@ -1,5 +1,4 @@
-//! Making processes: a copy of a single-threaded process, and a process that shares its parent's
-//! memory.
+//! Creates processes: by copying a single-threaded process, or sharing the parent's memory.
 
 use std::{
     arch::asm,
@@ -17,29 +16,29 @@ use super::{
     syscall::{result_of, syscall},
 };
 
-/// Namespaces that a new process gets for itself: an or of `libc::CLONE_NEW*`.
+/// Namespaces of a new process: an OR of `libc::CLONE_NEW*`.
 pub(crate) type Namespaces = i32;
 
-/// Proof that the process has one thread only, so that a copy of it is whole: no lock is held by a
-/// thread that the copy does not have.
+/// Proof that the process has a single thread, so that a fork of it is complete: no other thread
+/// holds a lock.
 #[derive(Debug)]
 pub(crate) struct SingleThreaded(());
 
-/// Which of the two processes this is after [`fork`].
+/// The result of [`fork`], in each of the two processes.
 #[derive(Debug)]
 pub(crate) enum Fork {
-    /// The process that called.
+    /// The parent process.
     Parent {
-        /// The new process, as this one's process namespace numbers it.
+        /// Id of the child in this process's namespace.
         child: Pid,
-        /// Stands for the new process, whatever becomes of its number.
+        /// Pidfd of the child, which stays valid if the id is reused.
         pidfd: OwnedFd,
     },
-    /// The new process.
+    /// The child process.
     Child,
 }
 
-/// How a process ended, and what it and its descendants used.
+/// Resource usage of a process and its descendants.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ResourceUsage {
     /// CPU time in user mode, in microseconds.
@@ -51,28 +50,25 @@ pub(crate) struct ResourceUsage {
 }
 
 impl SingleThreaded {
-    /// Checks that the process has one thread only.
+    /// Checks that the process has a single thread.
     pub(crate) fn check() -> std::io::Result<Self> {
         let tasks = std::fs::read_dir("/proc/self/task")?.count();
         if tasks == 1 {
             Ok(Self(()))
         } else {
-            Err(std::io::Error::other(format!(
-                "the process has {tasks} threads where it must have one"
-            )))
+            Err(std::io::Error::other(format!("the process has {tasks} threads and must have one")))
         }
     }
 
-    /// The same proof for a copy of the process, which has one thread by nature.
+    /// The proof for a fork of this process, which always has a single thread.
     pub(crate) fn for_fork(&self) -> Self {
         Self(())
     }
 }
 
-/// Makes a copy of this process in `namespaces` of its own, as fork(2) does.
+/// Copies this process into `namespaces` of its own, as fork(2) does.
 ///
-/// clone(2) and not clone3(2): container runtimes' default seccomp profiles answer ENOSYS to the
-/// latter.
+/// Uses clone(2), because container runtimes' default seccomp profiles return ENOSYS for clone3(2).
 pub(crate) fn fork(_proof: &SingleThreaded, namespaces: Namespaces) -> Result<Fork, Errno> {
     let mut pidfd: i32 = -1;
     let flags = namespaces | libc::CLONE_PIDFD | libc::SIGCHLD;
@@ -82,6 +78,7 @@ pub(crate) fn fork(_proof: &SingleThreaded, namespaces: Namespaces) -> Result<Fo
     let child = unsafe {
         syscall(libc::SYS_clone, [flags as u32 as usize, 0, (&raw mut pidfd) as usize, 0, 0, 0])
     }?;
+
     match i32::try_from(child).ok().and_then(Pid::from_raw) {
         None => Ok(Fork::Child),
         Some(child) => {
@@ -92,8 +89,9 @@ pub(crate) fn fork(_proof: &SingleThreaded, namespaces: Namespaces) -> Result<Fo
     }
 }
 
-/// Has this process killed when the one that made it, which `parent` stands for, has ended; fails
-/// with ESRCH if it has already, as then no signal would come (PR_SET_PDEATHSIG(2const)).
+/// Makes the kernel kill this process when its parent ends, which the pidfd `parent` refers to.
+/// Fails with ESRCH if the parent has ended already, because no signal would come
+/// (PR_SET_PDEATHSIG(2const)).
 pub(crate) fn die_with_parent(parent: BorrowedFd<'_>) -> Result<(), Errno> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let mut ended = [PollFd::from_borrowed_fd(parent, PollFlags::IN)];
@@ -103,12 +101,13 @@ pub(crate) fn die_with_parent(parent: BorrowedFd<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Has a copy of this process, with memory of its own, compute something, and waits for it. No other
-/// child may be there. `compute` must follow the rules of [`super`]: the copy may have been made
-/// while somebody who shares this memory held a lock.
+/// Runs `compute` in a fork of this process, which has memory of its own, and waits for the result.
+///
+/// No other child may exist. `compute` must follow the rules of [`super`]: a process that shares
+/// this memory may have held a lock at the time of the fork.
 pub(crate) fn run_in_fork(compute: impl FnOnce() -> bool) -> Result<bool, Errno> {
     // SAFETY: without CLONE_VM and with no stack given, the child runs on a copy of this stack in a
-    // copy of this memory; it takes no lock, as the caller vouches for.
+    // copy of this memory; it takes no lock, as the caller guarantees.
     let child = unsafe { syscall(libc::SYS_clone, [libc::SIGCHLD as usize, 0, 0, 0, 0, 0]) }?;
     if child == 0 {
         exit_now(i32::from(!compute()));
@@ -120,9 +119,9 @@ pub(crate) fn run_in_fork(compute: impl FnOnce() -> bool) -> Result<bool, Errno>
 /// Starts a process that shares this one's memory and runs `entry(argument)` on the stack that ends
 /// at `stack_top`, in `namespaces` of its own.
 ///
-/// It has its own descriptors, working directory, signal handlers and limits, but the same memory,
-/// thread-local storage included: `entry` must not use std beyond plain computation. In exchange it
-/// costs neither a copy of page tables nor page faults.
+/// It has its own descriptors, working directory, signal handlers and limits. It shares all memory,
+/// including thread-local storage, so `entry` must not use std except for plain computation. This
+/// saves the copy of page tables and the page faults of a fork.
 ///
 /// # Safety
 ///
@@ -144,6 +143,7 @@ pub(super) unsafe fn spawn_sharing_memory(
         }
         None => std::ptr::null_mut(),
     };
+
     let result: isize;
     // SAFETY: clone(2) with a stack of its own. In the child rax is 0 and every other register as
     // here, so it calls `entry` with `argument` on the new stack, whose top the caller has aligned
@@ -172,15 +172,16 @@ pub(super) unsafe fn spawn_sharing_memory(
             lateout("r11") _,
         );
     }
+
     let child = result_of(result)?;
     i32::try_from(child).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)
 }
 
-/// Waits for any child, of any kind, to end; answers its number and its wait status (wait(2)).
+/// Waits for any child of any kind to end. Returns its id and its wait status (wait(2)).
 pub(crate) fn wait_any() -> Result<(Pid, i32), Errno> {
     loop {
         let mut status: i32 = 0;
-        // SAFETY: the kernel writes one int to `status`; the usage is not asked for.
+        // SAFETY: the kernel writes one int to `status`; the pointer for the usage is null.
         let result = unsafe {
             syscall(
                 libc::SYS_wait4,
@@ -198,8 +199,7 @@ pub(crate) fn wait_any() -> Result<(Pid, i32), Errno> {
     }
 }
 
-/// What this process's children, and theirs, have used, as far as they were waited for
-/// (getrusage(2)).
+/// Usage of this process's reaped children and their reaped descendants (getrusage(2)).
 pub(crate) fn children_usage() -> ResourceUsage {
     // SAFETY: all-zero bytes are a valid rusage: it holds integers only.
     let mut raw: libc::rusage = unsafe { std::mem::zeroed() };
@@ -210,6 +210,7 @@ pub(crate) fn children_usage() -> ResourceUsage {
     if result.is_err() {
         return ResourceUsage::default();
     }
+
     let micros = |time: libc::timeval| {
         (time.tv_sec as u64).saturating_mul(1_000_000).saturating_add(time.tv_usec as u64)
     };
@@ -220,8 +221,8 @@ pub(crate) fn children_usage() -> ResourceUsage {
     }
 }
 
-/// Sends `signal` to every process that this one may signal, itself and the namespace's init left
-/// out (kill(2) with -1).
+/// Sends `signal` to every process that this one may signal, except itself and the namespace's init
+/// (kill(2) with -1).
 pub(crate) fn kill_all(signal: i32) -> Result<(), Errno> {
     // SAFETY: kill(2) takes two integers.
     unsafe { syscall(libc::SYS_kill, [usize::MAX, signal as u32 as usize, 0, 0, 0, 0]) }.map(|_| ())
@@ -236,7 +237,7 @@ pub(crate) fn kill_group(group: i32, signal: i32) -> Result<(), Errno> {
     .map(|_| ())
 }
 
-/// Ends this process at once: no destructor, no handler, no flush.
+/// Exits at once, without destructors, handlers or flushing.
 pub(crate) fn exit_now(code: i32) -> ! {
     loop {
         // SAFETY: exit_group(2) takes one integer and does not return.
@@ -245,7 +246,7 @@ pub(crate) fn exit_now(code: i32) -> ! {
     }
 }
 
-/// Moves this process into new namespaces (unshare(2)). Only flags of namespaces may be given.
+/// Moves this process into new namespaces (unshare(2)). Only namespace flags are allowed.
 pub(crate) fn unshare(namespaces: Namespaces) -> Result<(), Errno> {
     // SAFETY: unshare(2) takes one integer. Namespaces change what names mean to the kernel, not
     // memory.

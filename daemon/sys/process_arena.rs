@@ -1,5 +1,5 @@
-//! The memory in which a sandbox's first two processes run while they share the memory of the
-//! process that made them.
+//! The memory of a sandbox's first two processes while they share memory with the process that made
+//! them.
 
 use std::{
     ffi::c_void,
@@ -18,28 +18,28 @@ use super::{
     process::{Namespaces, spawn_sharing_memory},
 };
 
-/// Bytes of each of the two stacks. Both are touched page by page, so unused ones cost address
-/// space only.
+/// Size of each of the two stacks. Pages are allocated on use, so unused ones cost address space
+/// only.
 const STACK_BYTES: usize = 256 * 1024;
-/// Below each stack lies a page that cannot be touched: running over ends the process instead of
-/// damaging its neighbour.
+/// Size of the inaccessible page below each stack: an overflow kills the process instead of
+/// corrupting its neighbour.
 const GUARD_BYTES: usize = 4096;
-/// Bytes of a request that travels in one message; larger ones come as a memory file.
+/// Maximum length of a request in one message. Longer ones come as a memory file.
 pub(crate) const MAX_INLINE_IMAGE_BYTES: usize = 64 * 1024;
 
-/// What a process in a berth runs. It must follow the rules of [`super`]: raw system calls, no
+/// The code of a process in an arena. It must follow the rules of [`super`]: raw system calls, no
 /// allocation, no lock, no thread-local storage.
 pub(crate) type EntryPoint<S> = fn(&'static SharedArea<S>) -> !;
 
-/// A request, aligned as the lists of addresses in it must be.
+/// Buffer for a request, aligned as the lists of addresses in it must be.
 #[derive(Debug)]
 #[repr(align(8))]
 struct ImageBuffer([u8; MAX_INLINE_IMAGE_BYTES]);
 
-/// Room for the two processes of one sandbox: two stacks, a [`Cabin`], and room for a request.
+/// Memory for the two processes of one sandbox: two stacks, a [`SharedArea`], and a request buffer.
 ///
 /// ```text
-/// | guard | stack of the first | guard | stack of the second | cabin | image |
+/// | guard | stack of the first | guard | stack of the second | shared area | image |
 /// ```
 #[derive(Debug)]
 pub(crate) struct ProcessArena<S: 'static> {
@@ -48,14 +48,15 @@ pub(crate) struct ProcessArena<S: 'static> {
     _state: std::marker::PhantomData<S>,
 }
 
-/// What the two processes and their maker see of a berth.
+/// State that the two processes and their creator share.
 #[derive(Debug)]
 pub(crate) struct SharedArea<S: 'static> {
-    /// What they tell one another.
+    /// The users' own state.
     pub(crate) state: S,
     first: EntryPoint<S>,
     second: EntryPoint<S>,
-    /// Lies behind the cabin, and not in it: so it need not be written with each new cabin.
+    /// The request buffer. It lies after this area and not in it, so that it is not rewritten for
+    /// each sandbox.
     image: NonNull<ImageBuffer>,
     image_taken: AtomicBool,
     mapped_address: AtomicUsize,
@@ -66,7 +67,7 @@ pub(crate) struct SharedArea<S: 'static> {
 // immutable or atomic, and `S` is Sync.
 unsafe impl<S: Sync> Sync for SharedArea<S> {}
 
-// === impl Berth ===
+// === impl ProcessArena ===
 
 impl<S: Sync + 'static> ProcessArena<S> {
     const SHARED_AREA_OFFSET: usize = 2 * (GUARD_BYTES + STACK_BYTES);
@@ -74,7 +75,7 @@ impl<S: Sync + 'static> ProcessArena<S> {
         (Self::SHARED_AREA_OFFSET + size_of::<SharedArea<S>>()).next_multiple_of(4096);
     const MAPPING_BYTES: usize = Self::IMAGE_OFFSET + size_of::<ImageBuffer>();
 
-    /// Maps the memory. Nothing of it is touched until a process moves in.
+    /// Maps the memory. No page is touched until a process is started.
     pub(crate) fn new() -> Result<Self, Errno> {
         // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
         let base = unsafe {
@@ -85,26 +86,27 @@ impl<S: Sync + 'static> ProcessArena<S> {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }?;
+
         for guard in [0, GUARD_BYTES + STACK_BYTES] {
             // SAFETY: the page lies in the mapping just made, which nothing uses yet.
             let page = unsafe { base.byte_add(guard) };
-            // SAFETY: as above; nothing is there to be lost.
+            // SAFETY: as above; the page holds nothing that could be lost.
             unsafe { mprotect(page, GUARD_BYTES, MprotectFlags::empty()) }?;
         }
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
         Ok(Self { base, first_process: None, _state: std::marker::PhantomData })
     }
 
-    /// Whether a process lives here.
+    /// Whether a process uses this arena.
     pub(crate) fn is_occupied(&self) -> bool {
         self.first_process.is_some()
     }
 
-    /// Starts a process that runs `first` in `namespaces` of its own; `second` is what it may start
-    /// with [`Cabin::start_second`].
+    /// Starts a process that runs `first` in `namespaces` of its own. It may start `second` with
+    /// [`SharedArea::start_second`].
     ///
-    /// The process namespace must be among `namespaces`: the end of the first process is then the
-    /// end of the second, and the berth is free.
+    /// `namespaces` must include the process namespace: then the end of the first process is the
+    /// end of the second, and the arena is free.
     pub(crate) fn start(
         &mut self,
         state: S,
@@ -115,50 +117,52 @@ impl<S: Sync + 'static> ProcessArena<S> {
         if self.is_occupied() || namespaces & libc::CLONE_NEWPID == 0 {
             return Err(Errno::BUSY);
         }
-        let place = self.write_shared_area(state, first, second);
+
+        let area = self.write_shared_area(state, first, second);
         // SAFETY: one past the end of the first stack, in the same mapping.
         let stack_top = unsafe { self.base.byte_add(GUARD_BYTES + STACK_BYTES) };
         let mut pidfd: i32 = -1;
-        // SAFETY: the stack is free while `occupant` is none, its top is 16-byte aligned
-        // (page-aligned), the cabin stays until the berth is free again, and `run_first` never
-        // returns. That entries follow the rules is part of the contract of `Entry`.
+        // SAFETY: the stack is free while `first_process` is none, its top is 16-byte aligned
+        // (page-aligned), the shared area stays until the arena is free again, and `run_first`
+        // never returns. That entries follow the rules is part of the contract of `EntryPoint`.
         let child = unsafe {
             spawn_sharing_memory(
                 run_first::<S>,
-                place.as_ptr().cast(),
+                area.as_ptr().cast(),
                 stack_top.as_ptr(),
                 namespaces,
                 Some(&mut pidfd),
             )
         }?;
+
         self.first_process = Some(child);
         // SAFETY: the kernel has just made this descriptor for us.
         Ok((unsafe { OwnedFd::from_raw_fd(pidfd) }, child))
     }
 
-    /// Makes this process the first one of a berth that nobody has ever after. Like one that
-    /// [`Self::start`] makes, it may start the second, whose end it must wait for before it does
-    /// anything that the rules of [`super`] forbid.
+    /// Makes this process the first process of a new arena that is never reused. Like a process
+    /// made by [`Self::start`], it may start the second. It must wait for the second's end before
+    /// it does anything that the rules of [`super`] forbid.
     pub(crate) fn become_first_process(
         state: S,
         second: EntryPoint<S>,
     ) -> Result<&'static SharedArea<S>, Errno> {
-        let mut berth = Self::new()?;
-        let place = berth.write_shared_area(state, second, second);
-        // SAFETY: the cabin has just been written, and its mapping is never unmapped.
-        Ok(unsafe { place.as_ref() })
+        let mut arena = Self::new()?;
+        let area = arena.write_shared_area(state, second, second);
+        // SAFETY: the shared area has just been written, and its mapping is never unmapped.
+        Ok(unsafe { area.as_ref() })
     }
 
-    /// Writes the cabin of a berth that is not occupied.
+    /// Writes the shared area of an arena that is not in use.
     fn write_shared_area(
         &mut self,
         state: S,
         first: EntryPoint<S>,
         second: EntryPoint<S>,
     ) -> NonNull<SharedArea<S>> {
-        // SAFETY: the address lies in the mapping of this berth.
+        // SAFETY: the address lies in the mapping of this arena.
         let image = unsafe { self.base.byte_add(Self::IMAGE_OFFSET) }.cast::<ImageBuffer>();
-        let cabin = SharedArea {
+        let area = SharedArea {
             state,
             first,
             second,
@@ -167,72 +171,76 @@ impl<S: Sync + 'static> ProcessArena<S> {
             mapped_address: AtomicUsize::new(0),
             mapped_bytes: AtomicUsize::new(0),
         };
-        // SAFETY: the address lies in the mapping of this berth, page-aligned.
-        let place = unsafe { self.base.byte_add(Self::SHARED_AREA_OFFSET) }.cast::<SharedArea<S>>();
-        // SAFETY: the place is large enough, aligned, and nobody's: the berth is not occupied.
-        unsafe { place.write(cabin) };
-        place
+
+        // SAFETY: the address lies in the mapping of this arena, page-aligned.
+        let address =
+            unsafe { self.base.byte_add(Self::SHARED_AREA_OFFSET) }.cast::<SharedArea<S>>();
+        // SAFETY: the memory is large enough, aligned, and not in use: no process uses the arena.
+        unsafe { address.write(area) };
+        address
     }
 
-    /// Tells the berth that `ended`, a child of this process, is gone and waited for.
+    /// Notes that `ended`, a child of this process, has ended and was reaped.
     pub(crate) fn on_child_ended(&mut self, ended: Pid) {
         if self.first_process == Some(ended) {
             self.first_process = None;
-            // SAFETY: the address lies in the mapping of this berth.
-            let cabin =
+            // SAFETY: the address lies in the mapping of this arena.
+            let area =
                 unsafe { self.base.byte_add(Self::SHARED_AREA_OFFSET) }.cast::<SharedArea<S>>();
-            // SAFETY: the cabin was written when the occupant was started; its processes are gone,
-            // so nobody else uses it.
-            unsafe { cabin.as_ref() }.unmap_image();
+            // SAFETY: the shared area was written when the first process was started; its processes
+            // are gone, so nothing else uses it.
+            unsafe { area.as_ref() }.unmap_image();
         }
     }
 }
 
-unsafe extern "C" fn run_first<S: Sync + 'static>(cabin: *mut c_void) -> ! {
-    // SAFETY: `start` has passed a cabin that lives as long as this process.
-    let cabin: &'static SharedArea<S> = unsafe { &*cabin.cast::<SharedArea<S>>() };
-    (cabin.first)(cabin)
+unsafe extern "C" fn run_first<S: Sync + 'static>(area: *mut c_void) -> ! {
+    // SAFETY: `start` has passed a shared area that lives as long as this process.
+    let area: &'static SharedArea<S> = unsafe { &*area.cast::<SharedArea<S>>() };
+    (area.first)(area)
 }
 
-unsafe extern "C" fn run_second<S: Sync + 'static>(cabin: *mut c_void) -> ! {
-    // SAFETY: `start_second` has passed the cabin in which the first process lives, and it outlives
-    // its namespace's processes.
-    let cabin: &'static SharedArea<S> = unsafe { &*cabin.cast::<SharedArea<S>>() };
-    (cabin.second)(cabin)
+unsafe extern "C" fn run_second<S: Sync + 'static>(area: *mut c_void) -> ! {
+    // SAFETY: `start_second` has passed the shared area of the first process, and it outlives its
+    // namespace's processes.
+    let area: &'static SharedArea<S> = unsafe { &*area.cast::<SharedArea<S>>() };
+    (area.second)(area)
 }
 
-// === impl Cabin ===
+// === impl SharedArea ===
 
 impl<S: Sync + 'static> SharedArea<S> {
     /// Starts the second process, which shares the first one's namespaces. Only the first process
     /// calls this, once.
     pub(crate) fn start_second(&'static self) -> Result<Pid, Errno> {
-        let cabin = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
-        // The second stack ends where the cabin begins. SAFETY: the stack belongs to this berth and
-        // is used by nobody else, its top is page-aligned, and `run_second` never returns.
-        unsafe { spawn_sharing_memory(run_second::<S>, cabin, cabin, 0, None) }
+        // The second stack ends where the shared area begins.
+        let area = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
+        // SAFETY: the stack belongs to this arena and nothing else uses it, its top is
+        // page-aligned, and `run_second` never returns.
+        unsafe { spawn_sharing_memory(run_second::<S>, area, area, 0, None) }
     }
 
-    /// Room for a request. Answers nothing when it was taken before.
+    /// The request buffer. Returns `None` if it was taken before.
     #[expect(clippy::mut_from_ref, reason = "handed out once: the swap guards it")]
     pub(crate) fn take_image(&self) -> Option<&mut [u8; MAX_INLINE_IMAGE_BYTES]> {
         if self.image_taken.swap(true, Ordering::Relaxed) {
             return None;
         }
-        // SAFETY: the place is aligned, as large as an image, and was zero when it was mapped, so
+        // SAFETY: the buffer is aligned, as large as an image, and was zero when it was mapped, so
         // that all of it is initialised; the swap has shown that this is the only reference made in
-        // this cabin's life, and those of the cabins before it are gone with their processes.
+        // this area's life, and those of the areas before it are gone with their processes.
         let image = unsafe { &mut *self.image.as_ptr() };
         Some(&mut image.0)
     }
 
-    /// Maps the first `bytes` of `file`, privately. Kept until [`Cabin::unmap_image`]. Answers
-    /// nothing when one is mapped.
+    /// Maps the first `bytes` of `file` privately, until [`Self::unmap_image`]. Fails with EBUSY if
+    /// a file is mapped.
     #[expect(clippy::mut_from_ref, reason = "handed out once: the exchange guards it")]
     pub(crate) fn map_image(&self, file: impl AsFd, bytes: usize) -> Result<&mut [u8], Errno> {
         self.mapped_bytes
             .compare_exchange(0, bytes, Ordering::Relaxed, Ordering::Relaxed)
             .map_err(|_| Errno::BUSY)?;
+
         // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
         let at = unsafe {
             mmap(
@@ -245,19 +253,20 @@ impl<S: Sync + 'static> SharedArea<S> {
             )
         }?;
         self.mapped_address.store(at as usize, Ordering::Relaxed);
+
         // SAFETY: the mapping is `bytes` long, ours alone, and its file is sealed, so no page of it
         // can vanish.
         Ok(unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), bytes) })
     }
 
-    /// Unmaps what [`Cabin::map_image`] mapped. The process that used it must be gone, or have
+    /// Unmaps the file of [`Self::map_image`]. The process that used it must be gone, or have
     /// executed another program.
     pub(crate) fn unmap_image(&self) {
         let at = self.mapped_address.swap(0, Ordering::Relaxed);
         let bytes = self.mapped_bytes.swap(0, Ordering::Relaxed);
         if at != 0 {
-            // Nothing can be said about a failure here, where two processes share this memory.
-            // SAFETY: the mapping was made by `map_image` and its only user is gone.
+            // A failure cannot be reported here, where two processes share this memory. SAFETY: the
+            // mapping was made by `map_image` and its only user is gone.
             let _unmapped = unsafe { munmap(at as *mut c_void, bytes) };
         }
     }

@@ -1,15 +1,15 @@
-//! Telling the runtime to watch a descriptor.
+//! Registers descriptors with the runtime.
 
 use std::{io, os::fd::OwnedFd};
 
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Registers `fd` with the runtime, to learn when it can be read.
+/// Registers `fd` with the runtime for reading.
 pub(crate) fn watch_readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     try_watch_readable(fd).map_err(|(_, error)| error)
 }
 
-/// As [`watch`]; gives the descriptor back where it cannot be registered.
+/// As [`watch_readable`], but returns the descriptor if it cannot be registered.
 pub(crate) fn try_watch_readable(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, (OwnedFd, io::Error)> {
     // SAFETY: the number behind an OwnedFd never changes, and it stays open until the AsyncFd,
     // which owns it, is dropped and has taken it out of the runtime's set.
@@ -17,8 +17,8 @@ pub(crate) fn try_watch_readable(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, (Owned
         .map_err(|error| error.into_parts())
 }
 
-/// Registers `fd` with the runtime, to learn when it can be written to.
+/// Registers `fd` with the runtime for writing.
 pub(crate) fn watch_writable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: as in `watch`.
+    // SAFETY: as in `try_watch_readable`.
     unsafe { AsyncFd::register_with_interest(fd, Interest::WRITABLE) }.map_err(io::Error::from)
 }

@@ -1,4 +1,4 @@
-//! When a process gets its turn.
+//! Scheduling attributes of a thread.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ struct SchedulingAttributes {
     period_ns: u64,
 }
 
-/// Has this thread, and those that it starts, run for no longer than `slice` at a time, for which the
-/// kernel lets it have its turn sooner when it wakes: its share stays the same. Needs no privilege.
-/// Linux before 6.12 passes over it.
+/// Limits the time slice of this thread and of threads that it starts. In return the kernel
+/// schedules the thread sooner when it wakes; its CPU share stays the same. Needs no privilege.
+/// Linux before 6.12 ignores it.
 pub(crate) fn set_time_slice(slice: Duration) -> Result<(), Errno> {
     let attributes = SchedulingAttributes {
         size: size_of::<SchedulingAttributes>() as u32,
@@ -33,7 +33,7 @@ pub(crate) fn set_time_slice(slice: Duration) -> Result<(), Errno> {
         deadline_ns: 0,
         period_ns: 0,
     };
-    // SAFETY: the kernel reads as many bytes of the attributes as they say that they have.
+    // SAFETY: the kernel reads as many bytes of the attributes as their `size` states.
     unsafe { syscall(libc::SYS_sched_setattr, [0, (&raw const attributes) as usize, 0, 0, 0, 0]) }
         .map(|_| ())
 }

@@ -1,4 +1,4 @@
-//! Signals: starting from a clean slate, relaying one into a sandbox, and sending through a pidfd.
+//! Signals: resets their state, relays them into a sandbox, and sends them through a pidfd.
 
 use std::{
     arch::naked_asm,
@@ -14,18 +14,17 @@ use super::{
     syscall::syscall,
 };
 
-/// Signal that asks a sandbox's init to send another, given as its value, to the command's process
-/// group. A real-time signal, of which several wait in order (signal(7)).
+/// Requests a sandbox's init to send another signal, given as its value, to the command's process
+/// group. A real-time signal, because several of those queue in order (signal(7)).
 pub(crate) const RELAY_SIGNAL: i32 = 40;
-/// Signal by which the supervisor of a run without a process namespace is told that its parent has
-/// died.
+/// Signals the supervisor of a run without a process namespace that its parent has died.
 pub(crate) const PARENT_DEATH_SIGNAL: i32 = libc::SIGUSR1;
-/// Process group of a sandbox's command, which leads a session of its own: it is process 2, where it
-/// has a process namespace.
+/// Process group of a sandbox's command, which leads its own session. With a process namespace it
+/// is process 2.
 static COMMAND_GROUP: AtomicI32 = AtomicI32::new(2);
 
 const LAST_SIGNAL: i32 = 64;
-/// Bytes of the kernel's signal set on x86-64.
+/// Size of the kernel's signal set on x86-64, in bytes.
 const SIGNAL_SET_BYTES: usize = 8;
 
 #[repr(C)]
@@ -49,7 +48,7 @@ struct QueuedSignalInfo {
     rest: [u8; 96],
 }
 
-/// Gives every signal its default action and unblocks all: what was ignored or blocked would stay
+/// Sets the default action of every signal and unblocks all: ignored and blocked signals would stay
 /// so across execve(2).
 pub(crate) fn reset_all() -> Result<(), Errno> {
     let default = SignalAction { handler: libc::SIG_DFL, flags: 0, restorer: 0, mask: 0 };
@@ -58,6 +57,7 @@ pub(crate) fn reset_all() -> Result<(), Errno> {
             set_action(signal, &default)?;
         }
     }
+
     let empty: u64 = 0;
     // SAFETY: the kernel reads a set of the size given.
     unsafe {
@@ -69,10 +69,10 @@ pub(crate) fn reset_all() -> Result<(), Errno> {
     .map(|_| ())
 }
 
-/// Makes this process survive the signals that end a daemon: they come to it too when they are sent
-/// to a whole process group or control group, and it must outlive the calls that the daemon drains.
+/// Makes this process survive the signals that end a daemon. It receives them too if they are sent
+/// to a process group or cgroup, and it must outlive the calls that the daemon drains.
 ///
-/// They are caught and not ignored: what is ignored stays so across execve(2).
+/// The signals are caught, not ignored: ignored ones stay ignored across execve(2).
 pub(crate) fn ignore_termination_signals() -> Result<(), Errno> {
     let action = SignalAction {
         handler: ignore_signal as *const () as usize,
@@ -86,13 +86,13 @@ pub(crate) fn ignore_termination_signals() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Has the kernel reap the children of this process, and the orphans that it is given, so that none
-/// stays a zombie until somebody looks (sigaction(2), SA_NOCLDWAIT). Its children inherit that.
+/// Makes the kernel reap the children of this process and the orphans that it inherits, so that
+/// none stays a zombie (sigaction(2), SA_NOCLDWAIT). Children inherit this.
 pub(crate) fn enable_auto_reap() -> Result<(), Errno> {
     set_sigchld_action(libc::SA_NOCLDWAIT as u64)
 }
 
-/// Has the children of this process be waited for again.
+/// Undoes [`enable_auto_reap`]: children must be waited for again.
 pub(crate) fn disable_auto_reap() -> Result<(), Errno> {
     set_sigchld_action(0)
 }
@@ -102,9 +102,10 @@ fn set_sigchld_action(flags: u64) -> Result<(), Errno> {
     set_action(libc::SIGCHLD, &action)
 }
 
-/// Makes this process, a sandbox's init, relay what comes with [`RELAY`] to the command.
+/// Makes this process, a sandbox's init, relay the value of [`RELAY_SIGNAL`] to the command.
 ///
-/// A command may send it too; it then reaches nothing that the command could not reach by itself.
+/// A command can send this signal too. It then reaches nothing that the command could not reach by
+/// itself.
 pub(crate) fn install_signal_relay() -> Result<(), Errno> {
     let action = SignalAction {
         handler: relay_signal as *const () as usize,
@@ -115,8 +116,9 @@ pub(crate) fn install_signal_relay() -> Result<(), Errno> {
     set_action(RELAY_SIGNAL, &action)
 }
 
-/// Makes this process, the supervisor of a run without a process namespace, relay what comes with
-/// [`RELAY`], and kill whatever it may signal when that is SIGKILL, or when [`PARENT_DIED`] comes.
+/// Makes this process, the supervisor of a run without a process namespace, relay the value of
+/// [`RELAY_SIGNAL`]. If the value is SIGKILL, or on [`PARENT_DEATH_SIGNAL`], it kills every process
+/// that it may signal.
 pub(crate) fn install_signal_relay_and_kill() -> Result<(), Errno> {
     let action = SignalAction {
         handler: relay_or_kill_all as *const () as usize,
@@ -128,7 +130,7 @@ pub(crate) fn install_signal_relay_and_kill() -> Result<(), Errno> {
     set_action(PARENT_DEATH_SIGNAL, &action)
 }
 
-/// Says which process is, or will be, the leader of the command's group.
+/// Sets the process group of the command. `command` is, or will be, its leader.
 pub(crate) fn set_command_group(command: Pid) {
     COMMAND_GROUP.store(command.as_raw_nonzero().get(), Ordering::Relaxed);
 }
@@ -145,7 +147,7 @@ pub(crate) fn send(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
     .map(|_| ())
 }
 
-/// Asks the init of `pidfd` to send `signal` to its command's process group.
+/// Requests the init of `pidfd` to send `signal` to its command's process group.
 pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
     let info = QueuedSignalInfo {
         signal: RELAY_SIGNAL,
@@ -158,7 +160,8 @@ pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<()
         rest: [0; 96],
     };
     const { assert!(size_of::<QueuedSignalInfo>() == 128, "a siginfo_t has 128 bytes") };
-    // SAFETY: the kernel reads one siginfo_t, which has the size of `Queued`.
+
+    // SAFETY: the kernel reads one siginfo_t, which has the size of `QueuedSignalInfo`.
     unsafe {
         syscall(
             libc::SYS_pidfd_send_signal,
@@ -175,7 +178,7 @@ pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<()
     .map(|_| ())
 }
 
-/// The kernel needs this flag with a restorer; libc does not export it.
+/// The kernel requires this flag with a restorer. The libc crate does not export it.
 const SA_RESTORER: u64 = 0x0400_0000;
 
 fn set_action(signal: i32, action: &SignalAction) -> Result<(), Errno> {
@@ -207,7 +210,7 @@ extern "C" fn relay_signal(_signal: i32, info: *const QueuedSignalInfo, _context
     }
     // SAFETY: as above; a queued signal has a value, of which an int fills the low half.
     let value = unsafe { (*info).value };
-    // That the group is gone is as good as its having received the signal.
+    // A group that is gone needs no signal.
     let _gone = kill_group(COMMAND_GROUP.load(Ordering::Relaxed), value as i32);
 }
 

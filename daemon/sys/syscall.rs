@@ -1,4 +1,4 @@
-//! The raw system call: no libc, no `errno`, no thread-local storage.
+//! Raw system calls: no libc, no `errno`, no thread-local storage.
 
 use std::arch::asm;
 
@@ -6,19 +6,19 @@ use super::Errno;
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!(
-    "the daemon runs on Linux on x86-64; a port adds its system call sequence to daemon/sys and its numbers to daemon/sandbox/seccomp"
+    "the daemon supports Linux on x86-64 only; a port adds its system call sequence to daemon/sys and its call numbers to daemon/sandbox/seccomp"
 );
 
 /// Makes the system call `number`.
 ///
 /// # Safety
 ///
-/// The arguments must be what that system call asks for: pointers must be valid for what the kernel
+/// The arguments must be valid for the system call: pointers must be valid for what the kernel
 /// reads or writes through them.
 pub(super) unsafe fn syscall(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
     let result: isize;
     // SAFETY: the x86-64 Linux calling convention: number in rax, arguments in rdi, rsi, rdx, r10,
-    // r8, r9; rcx and r11 are overwritten. The caller vouches for the arguments.
+    // r8, r9; rcx and r11 are overwritten. The caller guarantees the arguments.
     unsafe {
         asm!(
             "syscall",
@@ -37,7 +37,7 @@ pub(super) unsafe fn syscall(number: i64, arguments: [usize; 6]) -> Result<usize
     result_of(result)
 }
 
-/// Turns the kernel's answer into a result: values from -4095 to -1 are negated error numbers.
+/// Converts the kernel's return value: -4095 to -1 are negated error numbers.
 pub(super) fn result_of(result: isize) -> Result<usize, Errno> {
     match usize::try_from(result) {
         Ok(value) => Ok(value),
