@@ -1,4 +1,5 @@
-//! The daemon's ends of the sandboxes' sockets, driven by the runtime.
+//! The daemon's ends of its sockets to the keeper, templates, slots and sandboxes, driven by the
+//! runtime.
 
 use std::{
     io,
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::daemon::sys::{Errno, readiness::watch_readable};
 
-/// A socket that keeps messages apart.
+/// A SOCK_SEQPACKET socket: it preserves message boundaries.
 #[derive(Debug)]
 pub(super) struct Channel(AsyncFd<OwnedFd>);
 
@@ -26,15 +27,15 @@ impl Channel {
         watch_readable(socket).map(Self)
     }
 
-    /// Sends one message.
+    /// Sends one message, without waiting.
     ///
     /// Every message here is the only one in flight in its direction, so the socket's buffer has
-    /// room; where it has not, the peer misbehaves.
+    /// room. It fails if the peer misbehaves and the buffer is full.
     pub(super) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         send_bytes(self.0.get_ref(), bytes, fds)
     }
 
-    /// Receives one message, up to the length of `bytes`.
+    /// Receives one message of at most `bytes.len()` bytes, with its descriptors.
     pub(super) async fn receive(
         &self,
         bytes: &mut [u8],
@@ -50,8 +51,10 @@ impl Channel {
         }
     }
 
-    /// Sends `message` about the workspace with this index and waits for the answer, with the
-    /// socket that comes with it. Must not be cancelled: the answer would be taken for the next's.
+    /// Sends `message` about the workspace with this index. Waits for the reply and returns the
+    /// socket that comes with it.
+    ///
+    /// Not cancel safe: the next request would receive this reply.
     pub(super) async fn request<T: Serialize>(
         &self,
         message: &T,
@@ -60,14 +63,15 @@ impl Channel {
     ) -> Result<(SandboxIdentity, OwnedFd), StageFailure> {
         let bytes = serde_json::to_vec(message)
             .map_err(|error| StageFailure::other(stage, error.to_string()))?;
+
         let (identity, fds) = match self.send(&bytes, &[]) {
             Ok(()) => self.receive_reply(workspace, stage).await?,
             Err(errno) => {
-                // One that has failed says why before it ends: that is still to be read when it
-                // cannot be asked any more.
-                let failure = StageFailure::from_errno(stage, errno, "asking");
+                // A process that fails reports why before it ends. The report can still be read
+                // after its end.
+                let failure = StageFailure::from_errno(stage, errno, "sending a request");
                 if !failure.is_disconnection() {
-                    return Err(failure); // it was not asked, and will not answer
+                    return Err(failure); // the request was not sent: there is no reply
                 }
                 return Err(match self.receive_reply(workspace, stage).await {
                     Err(why) if !why.is_disconnection() => why,
@@ -75,14 +79,15 @@ impl Channel {
                 });
             }
         };
+
         let socket = fds
             .into_iter()
             .next()
-            .ok_or_else(|| StageFailure::other(stage, "an answer came without its socket"))?;
+            .ok_or_else(|| StageFailure::other(stage, "a reply came without its socket"))?;
         Ok((identity, socket))
     }
 
-    /// Waits for an answer about the workspace with this index.
+    /// Waits for a reply about the workspace with this index.
     pub(super) async fn receive_reply(
         &self,
         workspace: usize,
@@ -92,18 +97,20 @@ impl Channel {
         let (received, fds) = self
             .receive(&mut bytes)
             .await
-            .map_err(|errno| StageFailure::from_errno(stage, errno, "answer"))?;
+            .map_err(|errno| StageFailure::from_errno(stage, errno, "receiving a reply"))?;
+
         let text = bytes.get(..received.length).unwrap_or_default();
         if text.is_empty() {
             return Err(StageFailure::from_errno(stage, Errno::CONNRESET, "its process died"));
         }
+
         match parse_message::<SetupReply>(text, stage)? {
-            SetupReply::Done { workspace: answered, identity } if answered == workspace => {
+            SetupReply::Done { workspace: replied, identity } if replied == workspace => {
                 Ok((identity, fds))
             }
-            // Never used: its sandboxes would hold somebody else's files.
+            // Never used: its sandboxes would hold the files of another workspace.
             SetupReply::Done { .. } => {
-                Err(StageFailure::other(stage, "an answer is about another workspace"))
+                Err(StageFailure::other(stage, "a reply is about another workspace"))
             }
             SetupReply::Failed(failure) => Err(failure),
         }

@@ -1,4 +1,4 @@
-//! Starting the keeper: the one child of the daemon, made before it has threads.
+//! Starts the keeper: the daemon's only child, started before the daemon has threads.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use super::{
     wire::{self, KeeperRequest},
 };
 
-/// The keeper's process and the socket to it, before the runtime runs.
+/// The keeper's process and the socket to it, before the runtime starts.
 #[derive(Debug)]
 pub(crate) struct KeeperProcess {
     pub(super) socket: OwnedFd,
@@ -26,13 +26,14 @@ pub(crate) struct KeeperProcess {
 }
 
 impl KeeperProcess {
-    /// Starts the keeper and tells it what to build. The process must have one thread: the keeper
-    /// inherits what it is.
+    /// Starts the keeper and sends it the plan, with the directories of the workspaces.
+    ///
+    /// The calling process must have one thread, because the keeper inherits its state.
     pub(crate) fn start(plan: SandboxPlan, directories: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let (daemon, keeper) = wire::seqpacket_pair()?;
         #[expect(
             clippy::disallowed_methods,
-            reason = "the one child of the daemon, started before it has threads"
+            reason = "the only child of the daemon, started before it has threads"
         )]
         let child = std::process::Command::new("/proc/self/exe")
             .arg0(keeper::KEEPER_ARG0)
@@ -42,8 +43,11 @@ impl KeeperProcess {
             .stdout(Stdio::null())
             .stderr(Stdio::inherit())
             .spawn()?;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::other("a child has no process id"))?;
+
+        let pid = i32::try_from(child.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| io::Error::other("a child has no process id"))?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         wire::send(&daemon, &KeeperRequest::Plan(plan), directories)?;
         Ok(Self { socket: daemon, child, pidfd })

@@ -1,4 +1,4 @@
-//! Kills a sandbox and waits until it is is_gone.
+//! Kills a sandbox and waits until it is gone.
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -14,7 +14,7 @@ use tokio::{
 use super::level::IsolationLevel;
 use crate::daemon::sys::{readiness::try_watch_readable, signal};
 
-/// Time that a killed sandbox may take to be is_gone before it is quarantined. Killing a thousand
+/// Time that a killed sandbox may take to be gone before it is quarantined. Killing a thousand
 /// processes takes 54 ms on a slow machine.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between attempts to watch a killed sandbox.
@@ -26,14 +26,14 @@ pub(super) enum SlotOutcome {
     /// No process of the sandbox is left: the slot can make another.
     Free,
     /// A process of the sandbox could not be killed: the slot must not be reused. The descriptor,
-    /// if it can be watched, becomes readable when the process is is_gone after all.
+    /// if it can be watched, becomes readable when the process is gone after all.
     Quarantined(Option<AsyncFd<OwnedFd>>),
 }
 
 /// Kills the processes of a sandbox.
 ///
 /// With namespaces, it kills the init, which takes its process namespace along. At L1 it signals
-/// the supervisor, which kills all others and ends when they are is_gone.
+/// the supervisor, which kills all others and ends when they are gone.
 pub(super) fn kill_sandbox(init_or_supervisor: &OwnedFd, level: IsolationLevel) {
     let _dead = if level.has_namespaces() {
         signal::send(init_or_supervisor.as_fd(), libc::SIGKILL)
@@ -42,9 +42,9 @@ pub(super) fn kill_sandbox(init_or_supervisor: &OwnedFd, level: IsolationLevel) 
     };
 }
 
-/// Kills a sandbox, waits until it is is_gone, and reports the outcome to its slot.
+/// Kills a sandbox, waits until it is gone, and reports the outcome to its slot.
 ///
-/// Returns false if it is not is_gone within [`KILL_TIMEOUT`].
+/// Returns false if it is not gone within [`KILL_TIMEOUT`].
 pub(super) async fn kill_and_wait(
     pidfd: OwnedFd,
     slot_outcome: oneshot::Sender<SlotOutcome>,

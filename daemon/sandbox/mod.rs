@@ -3,17 +3,18 @@
 //! ```text
 //! jigd (tokio, never forks)
 //!  └─ keeper             single-threaded, executed before the daemon has threads; dies with it
-//!      └─ launcher       process 1 of a user, mount and process namespace: its death kills everything below
+//!      └─ launcher       process 1 of its namespaces: its death kills all below
 //!          └─ template   one per workspace: its root built and pivoted into
 //!              └─ slot keeper     user and network namespace of one slot of the pool
-//!                  └─ init        one shot: process 1 of a run; applies everything that needs no request
-//!                      └─ command process 2, started in advance: receives the request, executes
+//!                  └─ init        process 1 of a run: does all that needs no request
+//!                      └─ command process 2: receives the request, executes it
 //! ```
 //!
-//! For each sandbox the daemon receives a token, a control socket and a pidfd, and then talks to the
-//! sandbox directly. It answers the client when the sandbox reports that the command has ended and
-//! that no process of it is left. The namespaces are torn down after that. A killed sandbox is gone
-//! when the pidfd of its init says so, not when its socket closes: processes may still live then.
+//! For each sandbox the daemon receives a token, a control socket and a pidfd, and then talks to
+//! the sandbox directly. It responds to the client when the sandbox reports that the command has
+//! ended and that no process of it is left. The namespaces are torn down after that. A killed
+//! sandbox is gone when the pidfd of its init says so, not when its socket closes: processes may
+//! still live then.
 //!
 //! Everything fails closed: a step that fails is reported as a [`stage::StageFailure`] with its
 //! name. The isolation level of a workspace is decided once, when the daemon starts

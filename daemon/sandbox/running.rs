@@ -202,8 +202,8 @@ impl IdleSandbox {
             Some(scratch) => {
                 redirect_to_scratch(command, scratch).to_image(layout, has_exec_pipe, &rlimits)
             }
-        };
-        let image = image.ok_or_else(|| failed(Errno::TOOBIG))?;
+        }
+        .ok_or_else(|| failed(Errno::TOOBIG))?;
 
         let running = self.into_running();
         if image.len() <= MAX_INLINE_IMAGE_BYTES {
@@ -228,7 +228,7 @@ impl IdleSandbox {
         running.control.send(&probe_image(), &[]).map_err(failed)?;
         let report = timeout(PROBE_TIMEOUT, running.receive_report())
             .await
-            .map_err(|_| StageFailure::other(Stage::Canary, "it did not answer"))?;
+            .map_err(|_| StageFailure::other(Stage::Canary, "the probe timed out"))?;
 
         let result = match report.map(|(report, _)| report) {
             Some(SandboxReport::Probed { failed_checks }) => {
@@ -359,8 +359,8 @@ impl RunningSandbox {
             return;
         }
 
-        let request = self.pid().map(KeeperRequest::LowerCpuShare);
-        let request = request.and_then(|request| serde_json::to_vec(&request).ok());
+        let request =
+            self.pid().and_then(|pid| serde_json::to_vec(&KeeperRequest::LowerCpuShare(pid)).ok());
         // Skipped while the keeper is busy with another request.
         if let (Some(request), Ok(keeper)) = (request, self.keeper.try_lock()) {
             let _best_effort = keeper.send(&request, &[]);

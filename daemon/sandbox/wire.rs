@@ -1,8 +1,8 @@
-//! Messages between the daemon, the launcher's processes and the sandboxes, over SOCK_SEQPACKET
-//! sockets.
+//! Messages between the daemon, the processes that build sandboxes, and the sandboxes, over
+//! SOCK_SEQPACKET sockets.
 //!
-//! Between long-lived processes they are JSON, few and rare. A sandbox's init answers with a
-//! [`Report`] of fixed size, the only thing that it can make without allocating.
+//! Messages between long-lived processes are JSON, because they are few. A sandbox's init cannot
+//! allocate: it sends [`SandboxReport`]s of fixed size.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -27,182 +27,167 @@ use super::{
 };
 use crate::daemon::sys::{Errno, process::ResourceUsage};
 
-/// Most bytes of a JSON message. A plan with a thousand binds fits; the kernel's default send
-/// buffer is larger.
+/// Maximum length of a JSON message. A plan with a thousand binds fits, and the kernel's default
+/// send buffer is larger.
 const MAX_MESSAGE_BYTES: usize = 128 * 1024;
-/// Most descriptors in one message (SCM_MAX_FD of the kernel is 253).
+/// Maximum number of descriptors in a message (the kernel's limit, SCM_MAX_FD, is 253).
 pub(super) const MAX_MESSAGE_FDS: usize = 128;
 
-/// What the daemon tells the keeper. Version 1 of the protocol: both ends are always the same
+/// Request of the daemon to the keeper. The protocol has no version: both ends are always the same
 /// binary.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum KeeperRequest {
-    /// What to build. Sent first, with the workspaces' directories.
+    /// What to build sandboxes from. Sent first, with the workspaces' directories.
     Plan(SandboxPlan),
-    /// Start a template.
     StartTemplate(TemplateSpec),
-    /// Lower the share of the CPUs that the session of a command has, which has this number. Not
-    /// answered.
+    /// Lower the CPU share of the session that the process with this id leads. Has no reply.
     LowerCpuShare(i32),
 }
 
-/// What to start a template for.
+/// The workspace and level of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TemplateSpec {
     /// Index of the workspace in the plan.
     pub(super) workspace: usize,
-    /// Level of isolation that its sandboxes give. A template gives this one or none.
+    /// Isolation level of its sandboxes. A template that cannot give this level fails.
     pub(super) level: IsolationLevel,
 }
 
-/// What the keeper answers, and the keeper's own orders to the launcher are answered.
+/// Reply of the keeper to the daemon, and of the launcher to the keeper. Templates and slot keepers
+/// send it too.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum SetupReply {
-    /// Done; sockets that belong to it come with the message.
+    /// Done. Sockets may come with the message.
     Done {
         /// Index of the workspace in the plan.
         workspace: usize,
-        /// As whom its sandboxes run.
+        /// The user that its sandboxes run as.
         identity: SandboxIdentity,
     },
-    /// Not done.
     Failed(StageFailure),
 }
 
-/// As whom the sandboxes of a workspace run.
+/// The user that the sandboxes of a workspace run as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct SandboxIdentity {
     /// User id, as commands see it.
     pub(crate) uid: u32,
     /// Group id, as commands see it.
     pub(crate) gid: u32,
-    /// User and group id, as the daemon sees them: the same, but where root of a container's user
-    /// namespace can only be itself.
+    /// User and group id as the daemon sees them. They differ only for a container's root that
+    /// cannot change to another user.
     pub(crate) host_ids: (u32, u32),
-    /// Whether the workspace is mounted with its owner mapped to that user.
+    /// Whether the workspace is mounted with its owner mapped to this user.
     pub(crate) id_mapped: bool,
 }
 
-/// What the keeper tells the launcher: start a template. Its socket comes first, then the trees
-/// that the keeper has opened for it.
+/// Request of the keeper to the launcher: start a template. The template's socket comes first, then
+/// the mount trees that the keeper has opened for it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StartTemplateRequest {
-    /// What for.
     pub(super) template: TemplateSpec,
-    /// As whom it runs.
     pub(super) identity: SandboxIdentity,
-    /// Whether trees of the workspace and its binds come with the message, in the plan's order.
+    /// Whether mount trees of the workspace and its binds come with the message, in the plan's
+    /// order.
     pub(super) has_trees: bool,
 }
 
-/// What the daemon tells a template: make a slot.
+/// Request of the daemon to a template: make a slot.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct MakeSlotRequest;
 
-/// What the daemon tells a slot's keeper.
+/// Request of the daemon to a slot keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlotCommand {
-    /// Make a sandbox. Its end of the socket to the daemon comes with the order: one that was made in
-    /// the slot's network namespace would count as left there ([`super::vacancy`]).
+    /// Make a sandbox. The sandbox's end of its control socket comes with the command: a socket
+    /// made in the slot's network namespace would count as left there ([`super::netns_check`]).
     MakeSandbox {
-        /// Bytes in each of its own file systems.
+        /// Size of each of its own file systems, in bytes.
         tmp_bytes: u64,
-        /// Inodes in each of them.
+        /// Inodes of each of them.
         tmp_inodes: u64,
     },
-    /// Tell what the sandbox that was made last occupies.
+    /// Measure the newest sandbox.
     Measure(MeasurementBounds),
 }
 
-/// How closely a run is measured.
+/// How precisely a run is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MeasurementBounds {
-    /// Memory up to which an estimate will do, in bytes; the largest number where memory is not
-    /// wanted.
+    /// Memory up to which an estimate is enough, in bytes; `u64::MAX` to skip memory.
     pub(crate) memory_bytes: u64,
-    /// Open files beyond which counting ends.
+    /// Open files at which counting stops.
     pub(crate) open_files: u64,
-    /// Epoll watches beyond which counting ends.
+    /// Epoll watches at which counting stops.
     pub(crate) epoll_watches: u64,
-    /// Whether files and watches are counted again however little CPU time the run has used since
-    /// they were.
+    /// Whether to count files and watches again even if the run has used little CPU time since the
+    /// last count.
     pub(crate) recount: bool,
 }
 
-/// Bytes of an order on the wire.
+/// Length of a [`SlotCommand`] on the wire.
 pub(super) const SLOT_COMMAND_BYTES: usize = 40;
 
-/// What a sandbox's init and its command's process tell the daemon, and its slot's keeper.
+/// Report of a sandbox's init or command process to the daemon, or of a slot keeper.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SandboxReport {
-    /// The sandbox is built and waits for its request.
+    /// The sandbox is built and waits for a request.
     Ready,
-    /// Building it failed.
-    Failed {
-        /// The step that failed.
-        stage: Stage,
-        /// Why.
-        errno: Errno,
-    },
+    /// Building the sandbox failed.
+    Failed { stage: Stage, errno: Errno },
     /// The command was not executed.
-    NotStarted {
-        /// The step that failed.
-        stage: Stage,
-        /// Why.
-        errno: Errno,
-    },
-    /// The command ended, and every process that it left behind was killed and waited for.
+    NotStarted { stage: Stage, errno: Errno },
+    /// The command ended, and every process that it left behind was killed and reaped.
     Ended {
         /// Wait status of the command (wait(2)).
         status: i32,
-        /// What all of them used.
+        /// Usage of all processes of the run.
         usage: ResourceUsage,
     },
-    /// What the sandbox occupies.
+    /// The measurement of the newest sandbox.
     Measured(RunMeasurement),
-    /// No sandbox was made: something of an earlier run is left in the slot's network namespace.
+    /// No sandbox was made: a socket of an earlier run is left in the slot's network namespace.
     NetnsInUse,
-    /// The command's terminal was made; the descriptor of its other end comes with the report.
+    /// The command's terminal was opened. The descriptor of the daemon's end comes with the report.
     TerminalOpened,
-    /// The probe was run: bits of the checks that failed.
+    /// The probe was run.
     Probed {
-        /// Bits by the place of the check in the lists of [`super::canary`].
+        /// The failed checks, one bit each, by index in the lists of [`super::canary`].
         failed_checks: u64,
     },
 }
 
-/// What a run occupies at one time.
+/// The resources that a run uses at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct RunMeasurement {
-    /// Bytes of memory.
     pub(crate) memory_bytes: u64,
-    /// Microseconds of CPU time so far, of processes that were waited for included.
+    /// CPU time so far in microseconds, including reaped processes.
     pub(crate) cpu_us: u64,
-    /// Open files, when they were last counted.
+    /// Open files, as of the last count.
     pub(crate) open_files: u64,
-    /// Watches in epoll sets, likewise.
+    /// Epoll watches, as of the last count.
     pub(crate) epoll_watches: u64,
 }
 
-/// Bytes of a report on the wire.
+/// Length of a [`SandboxReport`] on the wire.
 pub(crate) const SANDBOX_REPORT_BYTES: usize = 40;
 
 // === JSON messages ===
 
-/// Answers with descriptors; where they cannot be sent, says so instead. An error means that the
-/// peer is gone.
+/// Sends a reply with descriptors. If the descriptors cannot be sent, it sends a failure instead.
+/// An error means that the peer is gone.
 ///
-/// The kernel counts descriptors in flight per user, so commands can make a send fail that is none
-/// of their business (ETOOMANYREFS, unix(7)).
+/// The kernel counts descriptors in flight per user (unix(7), ETOOMANYREFS). Commands of the same
+/// user can therefore make this fail.
 pub(super) fn send_reply(
     socket: impl AsFd,
-    answer: &SetupReply,
+    reply: &SetupReply,
     fds: &[BorrowedFd<'_>],
     stage: Stage,
 ) -> Result<(), Errno> {
-    match send(&socket, answer, fds) {
+    match send(&socket, reply, fds) {
         Err(errno) if !StageFailure::from_errno(stage, errno, "").is_disconnection() => {
             let failure = StageFailure::from_errno(stage, errno, "sending a descriptor");
             send(&socket, &SetupReply::Failed(failure), &[])
@@ -211,12 +196,12 @@ pub(super) fn send_reply(
     }
 }
 
-/// Makes a pair of connected sockets that keep messages apart.
+/// Makes a pair of connected SOCK_SEQPACKET sockets.
 pub(super) fn seqpacket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Sends a message with descriptors; waits while the socket is full.
+/// Sends a JSON message with descriptors. Waits while the socket is full.
 pub(super) fn send<T: Serialize>(
     socket: impl AsFd,
     message: &T,
@@ -226,7 +211,7 @@ pub(super) fn send<T: Serialize>(
     send_bytes(socket, &bytes, fds)
 }
 
-/// Receives a message with its descriptors; waits for it. Answers nothing when the peer is gone.
+/// Waits for a JSON message and its descriptors. Returns `None` when the peer is gone.
 pub(super) fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
 ) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
@@ -252,6 +237,7 @@ pub(super) fn send_bytes(
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::TOOBIG);
     }
+
     loop {
         match sendmsg(&socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
             Ok(_) => return Ok(()),
@@ -261,25 +247,25 @@ pub(super) fn send_bytes(
     }
 }
 
-/// A message that was received.
+/// A received message.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReceivedMessage {
-    /// Its length; 0 when the peer is gone.
+    /// Its length in bytes; 0 when the peer is gone.
     pub(super) length: usize,
-    /// The process that sent it, as this one's namespace numbers it, where the socket was told to
-    /// say so.
+    /// Process id of the sender in this process's namespace, if the socket has SO_PASSCRED.
     pub(super) sender: Option<Pid>,
 }
 
-/// Receives one message, giving each descriptor to `keep`. Allocates nothing by itself.
+/// Receives one message and passes each descriptor to `on_fd`. Does not allocate.
 pub(super) fn receive_bytes(
     socket: impl AsFd,
     bytes: &mut [u8],
-    mut keep: impl FnMut(OwnedFd),
+    mut on_fd: impl FnMut(OwnedFd),
 ) -> Result<ReceivedMessage, Errno> {
     let mut space =
         [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_MESSAGE_FDS), ScmCredentials(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+
     let received = loop {
         match recvmsg(
             &socket,
@@ -292,32 +278,34 @@ pub(super) fn receive_bytes(
             Err(errno) => return Err(errno),
         }
     };
+
     let mut sender = None;
     for message in ancillary.drain() {
         match message {
-            RecvAncillaryMessage::ScmRights(fds) => fds.for_each(&mut keep),
+            RecvAncillaryMessage::ScmRights(fds) => fds.for_each(&mut on_fd),
             RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials.pid),
             _ => {}
         }
     }
-    // Descriptors that this process may not have any more of are dropped by the kernel, without a
-    // word but this one. A message that lacks some must not pass for one that had none.
+
+    // The kernel silently drops descriptors beyond this process's limit, and only sets this flag. A
+    // message that lacks descriptors must not pass for one without.
     if received.flags.contains(ReturnFlags::CTRUNC) {
         return Err(Errno::MFILE);
     }
     Ok(ReceivedMessage { length: received.bytes, sender })
 }
 
-// === impl Identity ===
+// === impl SandboxIdentity ===
 
 impl SandboxIdentity {
-    /// A user who is the same inside and outside.
+    /// A user with the same ids inside and outside.
     pub(super) fn unmapped(uid: u32, gid: u32) -> Self {
         Self { uid, gid, host_ids: (uid, gid), id_mapped: false }
     }
 }
 
-// === impl SlotOrder ===
+// === impl SlotCommand ===
 
 impl SlotCommand {
     pub(super) fn encode(self) -> [u8; SLOT_COMMAND_BYTES] {
@@ -331,6 +319,7 @@ impl SlotCommand {
                 u64::from(bounds.recount),
             ],
         };
+
         let mut bytes = [0; SLOT_COMMAND_BYTES];
         for (chunk, value) in bytes.chunks_exact_mut(8).zip(values) {
             chunk.copy_from_slice(&value.to_le_bytes());
@@ -338,7 +327,7 @@ impl SlotCommand {
         bytes
     }
 
-    /// Reads an order. Answers nothing when these bytes are none.
+    /// Decodes a command. Returns `None` if these bytes are no command.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut values = [0; 5];
         if bytes.len() != SLOT_COMMAND_BYTES {
@@ -347,6 +336,7 @@ impl SlotCommand {
         for (value, chunk) in values.iter_mut().zip(bytes.chunks_exact(8)) {
             *value = u64::from_le_bytes(chunk.try_into().ok()?);
         }
+
         match values {
             [1, tmp_bytes, tmp_inodes, _, _] => Some(Self::MakeSandbox { tmp_bytes, tmp_inodes }),
             [2, memory_bytes, open_files, epoll_watches, recount] => {
@@ -362,9 +352,10 @@ impl SlotCommand {
     }
 }
 
-// === impl Report ===
+// === impl SandboxReport ===
+
 impl SandboxReport {
-    /// The report's bytes. Allocates nothing.
+    /// Encodes the report. Allocates nothing.
     pub(crate) fn encode(&self) -> [u8; SANDBOX_REPORT_BYTES] {
         let mut bytes = [0; SANDBOX_REPORT_BYTES];
         let (kind, words): (u32, [u64; 4]) = match *self {
@@ -384,14 +375,20 @@ impl SandboxReport {
                     usage.max_rss_kib,
                 ],
             ),
-            Self::Probed { failed_checks: failed } => (5, [failed, 0, 0, 0]),
+            Self::Probed { failed_checks } => (5, [failed_checks, 0, 0, 0]),
             Self::TerminalOpened => (6, [0; 4]),
-            Self::Measured(measure) => (
+            Self::Measured(measurement) => (
                 7,
-                [measure.memory_bytes, measure.cpu_us, measure.open_files, measure.epoll_watches],
+                [
+                    measurement.memory_bytes,
+                    measurement.cpu_us,
+                    measurement.open_files,
+                    measurement.epoll_watches,
+                ],
             ),
             Self::NetnsInUse => (8, [0; 4]),
         };
+
         let mut chunks = bytes.chunks_exact_mut(8);
         let values = [u64::from(kind), words[0], words[1], words[2], words[3]];
         for (chunk, value) in chunks.by_ref().zip(values) {
@@ -400,7 +397,7 @@ impl SandboxReport {
         bytes
     }
 
-    /// Reads a report. Answers nothing when these bytes are none.
+    /// Decodes a report. Returns `None` if these bytes are no report.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut values = [0u64; 5];
         if bytes.len() != SANDBOX_REPORT_BYTES {
@@ -409,6 +406,7 @@ impl SandboxReport {
         for (value, chunk) in values.iter_mut().zip(bytes.chunks_exact(8)) {
             *value = u64::from_le_bytes(chunk.try_into().ok()?);
         }
+
         let [kind, first, second, third, fourth] = values;
         let stage = || Stage::from_number(u32::try_from(first).ok()?);
         let errno = || Some(Errno::from_raw_os_error(i32::try_from(second).ok()?));

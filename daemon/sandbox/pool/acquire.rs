@@ -9,7 +9,8 @@ use crate::daemon::{
 };
 
 impl SandboxPool {
-    /// Reserves some sandboxes for other callers from now on. For daemons that tell callers apart.
+    /// Keeps some sandboxes free for other callers from now on. For daemons that distinguish
+    /// callers by keys.
     pub(crate) fn keep_headroom(&self) {
         self.limiter.set_sharing(Sharing::KeepHeadroom);
     }

@@ -102,9 +102,9 @@ async fn request_sandbox(
     slot.send(&command.encode(), &[sandbox_end.as_fd()]).map_err(slot_keeper_died)?;
     drop(sandbox_end);
 
-    let mut token = [0; MAX_TOKEN_BYTES];
-    let (received, fds) = slot.receive(&mut token).await.map_err(slot_keeper_died)?;
-    let token = token.get(..received.length).unwrap_or_default();
+    let mut bytes = [0; MAX_TOKEN_BYTES];
+    let (received, fds) = slot.receive(&mut bytes).await.map_err(slot_keeper_died)?;
+    let token = bytes.get(..received.length).unwrap_or_default();
     let (pidfd, scratch) = parse_token(token, fds)?;
     let scratch_directory = (!scratch.is_empty()).then(|| OsStr::from_bytes(scratch).to_owned());
 
@@ -143,6 +143,7 @@ fn parse_token(token: &[u8], fds: Vec<OwnedFd>) -> Result<(OwnedFd, &[u8]), Stag
     {
         return Ok((pidfd, scratch));
     }
+
     Err(match SandboxReport::decode(token) {
         Some(SandboxReport::NetnsInUse) => StageFailure::netns_in_use(),
         Some(SandboxReport::Failed { stage, errno }) => {

@@ -34,8 +34,12 @@ impl SandboxPool {
                 Ok((_, socket)) => {
                     let slot = Channel::new(socket).map_err(|error| io_failure(&error))?;
                     let (_, fds) = slot.receive_reply(self.workspace, Stage::SlotNamespace).await?;
-                    let listener = fds.into_iter().next().map(ProxyListener::new).transpose();
-                    let listener = listener.map_err(|error| io_failure(&error))?;
+                    let listener = fds
+                        .into_iter()
+                        .next()
+                        .map(ProxyListener::new)
+                        .transpose()
+                        .map_err(|error| io_failure(&error))?;
                     return Ok((slot, listener.map(Arc::new), *generation));
                 }
                 // The template had died, perhaps long ago. Retried once with a new one.

@@ -317,8 +317,8 @@ impl SandboxPool {
 
     /// Waits while a socket of an earlier run is left in a slot's network namespace.
     ///
-    /// The slot counts as in use meanwhile: another slot can replace it, but the limit on slots
-    /// still bounds the number of network namespaces.
+    /// The slot counts as in use: another slot can replace it, but the limit on slots still bounds
+    /// the number of network namespaces.
     async fn wait_for_netns(self: &Arc<Self>) {
         {
             let mut state = self.state();
@@ -449,7 +449,7 @@ impl SandboxPool {
     }
 }
 
-/// Answers the requests of a sandbox's holder until the sandbox has been used. Returns `None` when
+/// Handles the requests of a sandbox's holder until the sandbox has been used. Returns `None` if
 /// the sandbox was dropped unused.
 async fn serve_requests(
     slot: &Channel,
