@@ -39,7 +39,7 @@ enum ContainerEngine {
 impl HostEnvironment {
     /// Inspects this process. Called before the daemon drops privileges and is confined.
     pub(crate) fn detect() -> Self {
-        let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+        let effective = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
 
@@ -56,8 +56,8 @@ impl HostEnvironment {
         Self {
             engine,
             uid: geteuid().as_raw(),
-            can_set_user: held.contains(CapabilitySet::SETUID | CapabilitySet::SETGID),
-            can_mount: held.contains(CapabilitySet::SYS_ADMIN),
+            can_set_user: effective.contains(CapabilitySet::SETUID | CapabilitySet::SETGID),
+            can_mount: effective.contains(CapabilitySet::SYS_ADMIN),
             has_seccomp_filter: status.lines().any(|line| line == "Seccomp:\t2"),
             has_masked_proc: masked_proc::is_masked().unwrap_or(false),
         }

@@ -33,10 +33,10 @@ pub(super) struct KeeperPrivileges {
 impl KeeperPrivileges {
     /// Detects the privileges. `sandbox_id` is a user id that a root daemon uses for sandboxes.
     pub(super) fn detect(sandbox_id: u32) -> Result<Self, Errno> {
-        let held = capabilities(None)?.effective;
+        let effective = capabilities(None)?.effective;
         let uid = geteuid();
         let can_set_user = uid.is_root()
-            && held.contains(CapabilitySet::SETUID | CapabilitySet::SETGID)
+            && effective.contains(CapabilitySet::SETUID | CapabilitySet::SETGID)
             && id_map::id_exists(sandbox_id);
 
         Ok(Self {
@@ -44,8 +44,8 @@ impl KeeperPrivileges {
             gid: getegid().as_raw(),
             is_host_root: uid.is_root() && host_root_is_mapped(),
             can_set_user,
-            can_map_owners: can_set_user && held.contains(CapabilitySet::SYS_ADMIN),
-            can_kill_others: held.contains(CapabilitySet::KILL),
+            can_map_owners: can_set_user && effective.contains(CapabilitySet::SYS_ADMIN),
+            can_kill_others: effective.contains(CapabilitySet::KILL),
         })
     }
 
@@ -63,9 +63,9 @@ fn host_root_is_mapped() -> bool {
 
 /// Chooses the user of a workspace's sandboxes.
 ///
-/// A root daemon uses a user of its own if the workspace can be mounted with its owner mapped to
-/// that user (`try_mapping` checks this), else the workspace's owner. An ordinary user can only use
-/// itself.
+/// A root daemon uses a separate user if the workspace can be mounted with its owner mapped to that
+/// user (`try_mapping` checks this). Otherwise it uses the workspace's owner. An ordinary user can
+/// only use itself.
 pub(super) fn choose_identity(
     privileges: KeeperPrivileges,
     sandbox_id: u32,
@@ -162,9 +162,9 @@ mod tests {
 
     #[test]
     fn commands_are_never_root() {
-        let own = SandboxIdentity::unmapped(61_000, 61_000);
-        let mapped = SandboxIdentity { id_mapped: true, ..own };
-        let unmapped_root = SandboxIdentity { host_ids: (0, 0), ..own };
+        let sandbox_user = SandboxIdentity::unmapped(61_000, 61_000);
+        let mapped = SandboxIdentity { id_mapped: true, ..sandbox_user };
+        let unmapped_root = SandboxIdentity { host_ids: (0, 0), ..sandbox_user };
         let root = DirectoryOwner { uid: 0, gid: 0 };
         let other = DirectoryOwner { uid: 5, gid: 6 };
         let daemon_user = SandboxIdentity::unmapped(1000, 1001);

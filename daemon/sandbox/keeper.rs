@@ -462,9 +462,9 @@ impl LauncherProcess {
 
     /// Writes the launcher's id maps: each id that sandboxes run as, mapped to its id outside.
     fn write_id_maps(&self) -> Result<(), StageFailure> {
-        let known = || self.identities.iter().flatten();
-        let mut users: Vec<_> = known().map(|id| (id.uid, id.host_ids.0)).collect();
-        let mut groups: Vec<_> = known().map(|id| (id.gid, id.host_ids.1)).collect();
+        let identities = || self.identities.iter().flatten();
+        let mut users: Vec<_> = identities().map(|id| (id.uid, id.host_ids.0)).collect();
+        let mut groups: Vec<_> = identities().map(|id| (id.gid, id.host_ids.1)).collect();
         for ids in [&mut users, &mut groups] {
             ids.sort_unstable();
             ids.dedup();

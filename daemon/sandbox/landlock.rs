@@ -206,23 +206,25 @@ mod tests {
 
     #[test]
     fn a_replaced_directory_is_not_opened() {
-        let folder = tempfile::tempdir().unwrap();
-        let own = folder.path().join("own");
-        fs::create_dir(&own).unwrap();
-        let stat = own.metadata().unwrap();
-        let path = CString::new(own.to_str().unwrap()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let allowed = directory.path().join("allowed");
+        fs::create_dir(&allowed).unwrap();
+        let stat = allowed.metadata().unwrap();
+        let path = CString::new(allowed.to_str().unwrap()).unwrap();
         let rules = || {
             let paths = [(path.clone(), PathAccess::Write)];
             let rules =
                 LandlockRules::new(landlock::abi_version(), ScopeReach::Unrestricted, paths);
             rules.expect_identity(path.clone(), (stat.dev(), stat.ino()))
         };
+
         // Rules apply to a single thread.
         let apply = |rules: LandlockRules| thread::spawn(move || rules.apply()).join().unwrap();
 
         apply(rules()).unwrap();
-        fs::rename(&own, folder.path().join("moved")).unwrap();
-        std::os::unix::fs::symlink("/etc", &own).unwrap();
+
+        fs::rename(&allowed, directory.path().join("moved")).unwrap();
+        std::os::unix::fs::symlink("/etc", &allowed).unwrap();
         assert_eq!(apply(rules()), Err(Errno::STALE));
     }
 }

@@ -15,19 +15,19 @@ use std::{
 
 /// Identity of the file at a path: device, inode and time of the last change, because inode numbers
 /// are reused. `None` if it is missing.
-type Stamp = Option<(u64, u64, i64, i64)>;
+type FileStamp = Option<(u64, u64, i64, i64)>;
 
 /// The protected paths of a workspace, and what was mounted at them.
 #[derive(Debug, Default)]
 pub(crate) struct ProtectedFiles {
     paths: Vec<PathBuf>,
-    state: Mutex<State>,
+    state: Mutex<MountedFiles>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MountedFiles {
     /// The files that the newest template has mounted.
-    mounted: Vec<Stamp>,
+    stamps: Vec<FileStamp>,
     /// Number of times that files were found replaced.
     generation: u64,
 }
@@ -44,7 +44,7 @@ impl ProtectedFiles {
     }
 
     /// Reads what is at the paths now.
-    pub(super) fn find(&self) -> Vec<Stamp> {
+    pub(super) fn find(&self) -> Vec<FileStamp> {
         let stamp = |path: &PathBuf| {
             let metadata = fs::symlink_metadata(path).ok()?;
             Some((metadata.dev(), metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
@@ -54,30 +54,29 @@ impl ProtectedFiles {
 
     /// Records what a new template has mounted: the files found before it was built, or, for
     /// missing ones, the files that it created. Returns the generation.
-    pub(super) fn record(&self, before: Vec<Stamp>) -> u64 {
+    pub(super) fn record(&self, before: Vec<FileStamp>) -> u64 {
         let after = self.find();
-        let mounted =
-            before.into_iter().zip(after).map(|(before, after)| before.or(after)).collect();
 
         let mut state = self.state();
-        state.mounted = mounted;
+        state.stamps =
+            before.into_iter().zip(after).map(|(before, after)| before.or(after)).collect();
         state.generation
     }
 
     /// Compares the paths with what the newest template has mounted. Returns the generation, and
     /// whether it is new because a file was replaced.
     pub(super) fn check(&self) -> (u64, bool) {
-        let found = self.find();
+        let current = self.find();
         let mut state = self.state();
-        let is_new = found != state.mounted;
+        let is_new = current != state.stamps;
         if is_new {
-            state.mounted = found;
+            state.stamps = current;
             state.generation += 1;
         }
         (state.generation, is_new)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MountedFiles> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -88,8 +87,8 @@ mod tests {
 
     #[test]
     fn a_replaced_file_begins_a_new_generation() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
         fs::write(at("there"), "").unwrap();
         let files = ProtectedFiles::new(vec![at("there"), at("missing")]);
         let before = files.find();
@@ -103,6 +102,7 @@ mod tests {
             assert_eq!(files.check(), (generation, true));
             assert_eq!(files.check(), (generation, false));
         }
+
         let before = files.find();
         fs::write(at("new"), "").unwrap();
         fs::rename(at("new"), at("there")).unwrap();

@@ -187,7 +187,7 @@ impl ProcessUsage {
 /// The processes that use their parent's memory until they execute a program (vfork(2)): the newest
 /// child of each thread that waits for such a child.
 fn vfork_children(processes: &[i32]) -> HashSet<i32> {
-    let mut found = HashSet::new();
+    let mut borrowers = HashSet::new();
     for pid in processes {
         let threads = fs::read_dir(format!("/proc/{pid}/task"));
         for thread in threads.into_iter().flatten().flatten() {
@@ -195,11 +195,11 @@ fn vfork_children(processes: &[i32]) -> HashSet<i32> {
             if waits_for_vfork_child(&call) {
                 let children = read_lossy(thread.path().join("children")).unwrap_or_default();
                 let newest = children.split_ascii_whitespace().next_back();
-                found.extend(newest.and_then(|child| child.parse::<i32>().ok()));
+                borrowers.extend(newest.and_then(|child| child.parse::<i32>().ok()));
             }
         }
     }
-    found
+    borrowers
 }
 
 /// Whether a thread waits for a child that uses its memory, from `/proc/PID/syscall`: the number
@@ -261,9 +261,9 @@ fn kibibytes(text: &str, name: &str) -> Option<u64> {
 
 /// `pid` and its descendants. In a process namespace, orphans become children of the init.
 fn descendants(pid: i32) -> Vec<i32> {
-    let mut found = vec![pid];
+    let mut pids = vec![pid];
     let mut next = 0;
-    while let Some(pid) = found.get(next).copied() {
+    while let Some(pid) = pids.get(next).copied() {
         next += 1;
         let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
             continue;
@@ -271,13 +271,13 @@ fn descendants(pid: i32) -> Vec<i32> {
 
         for thread in threads.flatten() {
             let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-            found.extend(children.split(' ').filter_map(|text| text.parse::<i32>().ok()));
+            pids.extend(children.split(' ').filter_map(|text| text.parse::<i32>().ok()));
         }
-        if found.len() >= MAX_SCANNED_PROCESSES {
+        if pids.len() >= MAX_SCANNED_PROCESSES {
             break;
         }
     }
-    found
+    pids
 }
 
 /// Memory files of a run, mapped or not.

@@ -76,8 +76,10 @@ pub(super) fn run(
     set_process_name(c"jig-slot");
     let prepared = prepare_blueprint(plan, workspace, level, identity, filter)
         .and_then(|blueprint| Ok((blueprint, make_proxy_listener(plan.network)?)))
-        .and_then(|made| Ok((made, NetnsCheck::for_slot(plan.network, level)?)));
-    let ((blueprint, listener), netns_check) = prepared.unwrap_or_else(|failure| {
+        .and_then(|(blueprint, listener)| {
+            Ok((blueprint, listener, NetnsCheck::for_slot(plan.network, level)?))
+        });
+    let (blueprint, listener, netns_check) = prepared.unwrap_or_else(|failure| {
         let _daemon_gone = send(socket, &SetupReply::Failed(failure), &[]);
         exit_now(1)
     });
@@ -312,10 +314,10 @@ fn landlock_paths(workspace: &WorkspacePlan) -> Result<Vec<(CString, PathAccess)
 
 /// Sets the resource limits that sandboxes inherit, except two.
 ///
-/// RLIMIT_NOFILE is set by each init. The slot keeper itself must keep a higher one: a process's
-/// limit on open files also bounds what it may send while its user has descriptors in flight
-/// (unix(7), ETOOMANYREFS), and commands can fill that up to their own limit. RLIMIT_NPROC is set
-/// last, by the command's own process. This function only checks that it can be.
+/// RLIMIT_NOFILE is set by each init, because the slot keeper needs a higher one. A process's limit
+/// on open files also bounds what it may send while its user has descriptors in flight (unix(7),
+/// ETOOMANYREFS). Commands can fill that up to their own limit. RLIMIT_NPROC is set last, by the
+/// command's own process. This function only checks that it can be.
 pub(super) fn set_limits(limits: RunLimits) -> Result<(), Errno> {
     let max_processes = getrlimit(Resource::Nproc).maximum;
     if max_processes.is_some_and(|max| max < u64::from(limits.processes)) {

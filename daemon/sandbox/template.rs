@@ -240,8 +240,7 @@ impl TemplateState<'_> {
     }
 
     fn return_to_own_network(&self) -> Result<(), StageFailure> {
-        let own: BorrowedFd<'_> = self.own_network.as_fd();
-        move_into_link_name_space(own, Some(LinkNameSpaceType::Network))
+        move_into_link_name_space(self.own_network.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(at_stage(Stage::NetworkNamespace, "returning"))
     }
 }

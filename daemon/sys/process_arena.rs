@@ -242,7 +242,7 @@ impl<S: Sync + 'static> SharedArea<S> {
             .map_err(|_| Errno::BUSY)?;
 
         // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
-        let at = unsafe {
+        let address = unsafe {
             mmap(
                 std::ptr::null_mut(),
                 bytes,
@@ -252,22 +252,22 @@ impl<S: Sync + 'static> SharedArea<S> {
                 0,
             )
         }?;
-        self.mapped_address.store(at as usize, Ordering::Relaxed);
+        self.mapped_address.store(address as usize, Ordering::Relaxed);
 
         // SAFETY: the mapping is `bytes` long, ours alone, and its file is sealed, so no page of it
         // can vanish.
-        Ok(unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), bytes) })
+        Ok(unsafe { std::slice::from_raw_parts_mut(address.cast::<u8>(), bytes) })
     }
 
     /// Unmaps the file of [`Self::map_image`]. The process that used it must be gone, or have
     /// executed another program.
     pub(crate) fn unmap_image(&self) {
-        let at = self.mapped_address.swap(0, Ordering::Relaxed);
+        let address = self.mapped_address.swap(0, Ordering::Relaxed);
         let bytes = self.mapped_bytes.swap(0, Ordering::Relaxed);
-        if at != 0 {
-            // A failure cannot be reported here, where two processes share this memory. SAFETY: the
-            // mapping was made by `map_image` and its only user is gone.
-            let _unmapped = unsafe { munmap(at as *mut c_void, bytes) };
+        if address != 0 {
+            // A failure cannot be reported here, where two processes share this memory.
+            // SAFETY: the mapping was made by `map_image` and its only user is gone.
+            let _unmapped = unsafe { munmap(address as *mut c_void, bytes) };
         }
     }
 }

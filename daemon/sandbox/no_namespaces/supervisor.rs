@@ -108,7 +108,7 @@ fn count_processes_of(uid: u32) -> io::Result<u32> {
         let entry = entry?;
         let is_process = entry.file_name().to_string_lossy().parse::<u32>().is_ok();
         // A process may have ended by now.
-        if is_process && entry.metadata().is_ok_and(|found| found.uid() == uid) {
+        if is_process && entry.metadata().is_ok_and(|metadata| metadata.uid() == uid) {
             // The directory has two links, plus one for each thread. Its metadata is cheaper to
             // read than its entries.
             let threads = fs::metadata(entry.path().join("task"));

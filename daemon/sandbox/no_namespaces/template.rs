@@ -113,8 +113,8 @@ fn become_command_user(
     let failed = |what: &'static str| at_stage(Stage::NoNamespaces, what);
     check_prerequisites(plan, workspace, identity)?;
 
-    let held = held_capabilities(None).map_err(failed("capabilities"))?;
-    if held.effective.contains(CapabilitySet::SETPCAP) {
+    let current = held_capabilities(None).map_err(failed("capabilities"))?;
+    if current.effective.contains(CapabilitySet::SETPCAP) {
         capabilities::forbid_privilege_gain()
             .map_err(at_stage(Stage::Capabilities, "bounding set"))?;
     }

@@ -118,7 +118,7 @@ impl SandboxPool {
     ) -> Self {
         Self {
             workspace,
-            max_slots: max_slots,
+            max_slots,
             limiter: Limiter::new(max_slots, Sharing::Unlimited, usize::MAX),
             context,
             template: AsyncMutex::new(None),
