@@ -32,7 +32,6 @@ use crate::daemon::sys::{
     process::{run_in_fork, unshare},
 };
 
-/// One check of the probe.
 #[derive(Debug)]
 struct ProbeCheck {
     /// What must hold, for the error message.
@@ -48,7 +47,6 @@ pub(super) const HOST_NAME_CHECK: &str = "the host name is jig";
 /// Only with the network `proxy`.
 const PROXY_CHECK: &str = "the proxy can be connected to";
 
-/// Checks at every level.
 const COMMON_CHECKS: &[ProbeCheck] = &[
     ProbeCheck {
         name: "the command is not root",
@@ -215,9 +213,7 @@ const NO_NAMESPACES_CHECKS: &[ProbeCheck] = &[
 /// Files and processes of the daemon that commands can name but must not reach.
 #[derive(Debug, Default)]
 pub(super) struct GuardedTargets {
-    /// Files that commands must not open.
     files: Vec<CString>,
-    /// Processes that commands must not signal.
     processes: Vec<Pid>,
 }
 
@@ -258,7 +254,6 @@ impl GuardedTargets {
 const GUARDED_CHECKS: [&str; 2] =
     ["what is the daemon's own cannot be opened", "the daemon cannot be signalled"];
 
-/// The lists of checks at a level.
 fn check_lists(level: IsolationLevel) -> [&'static [ProbeCheck]; 3] {
     match level {
         IsolationLevel::L3 => [COMMON_CHECKS, NAMESPACE_CHECKS, FRESH_PROC_CHECKS],

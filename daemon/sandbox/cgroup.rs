@@ -45,7 +45,6 @@ pub(super) const RLIMIT_NPROC_MARGIN: u32 = 64;
 /// The cgroups of one daemon.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
-    /// Directory of the runs' cgroups.
     runs_directory: PathBuf,
     /// Controllers that were enabled for the runs, and in the daemon's own cgroup.
     _enabled: [EnabledControllers; 2],
@@ -295,7 +294,6 @@ impl Drop for RunCgroup {
 }
 
 impl CpuClock {
-    /// CPU time so far in microseconds.
     pub(super) fn micros(&self) -> u64 {
         keyed_number(&self.0, "usage_usec ").unwrap_or(0)
     }
@@ -399,7 +397,6 @@ pub(crate) enum MemoryAccounting {
 }
 
 impl MemoryAccounting {
-    /// The cgroups, if available.
     pub(crate) fn cgroups(&self) -> Option<&Arc<Cgroups>> {
         match self {
             Self::Cgroups(cgroups) => Some(cgroups),

@@ -21,7 +21,6 @@ use crate::daemon::sys::{Errno, readiness::watch_readable};
 pub(super) struct Channel(AsyncFd<OwnedFd>);
 
 impl Channel {
-    /// Registers `socket` with the runtime.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         ioctl_fionbio(&socket, true)?;
         watch_readable(socket).map(Self)

@@ -10,7 +10,6 @@ use rustix::{
 
 use super::{masked_proc, stage::Stage};
 
-/// The environment that the daemon runs in.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HostEnvironment {
     engine: ContainerEngine,
@@ -19,13 +18,10 @@ pub(crate) struct HostEnvironment {
     can_set_user: bool,
     /// Whether the daemon may mount.
     can_mount: bool,
-    /// Whether a seccomp filter restricts the daemon.
     has_seccomp_filter: bool,
-    /// Whether parts of `/proc` are covered.
     has_masked_proc: bool,
 }
 
-/// The container engine that started the daemon.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum ContainerEngine {
     /// No container engine, or one without a known mark.

@@ -25,7 +25,6 @@ use crate::daemon::sys::{
     signal,
 };
 
-/// User and group that own a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DirectoryOwner {
     pub(super) uid: u32,
@@ -108,7 +107,6 @@ pub(super) fn format_id_map(ids: &[(u32, u32)]) -> String {
     ranges.iter().map(|(inside, outside, count)| format!("{inside} {outside} {count}\n")).collect()
 }
 
-/// Whether the id map in `file` contains `id`.
 fn is_mapped(file: &str, id: u32) -> bool {
     fs::read_to_string(file).is_ok_and(|map| {
         map.lines().any(|line| {

@@ -15,7 +15,6 @@ use super::{
 };
 use crate::daemon::sys::Errno;
 
-/// The keeper's privileges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KeeperPrivileges {
     uid: u32,
@@ -49,7 +48,6 @@ impl KeeperPrivileges {
         })
     }
 
-    /// Whether the keeper runs as this user.
     pub(super) fn is_user(self, uid: u32) -> bool {
         self.uid == uid
     }

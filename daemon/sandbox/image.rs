@@ -11,7 +11,6 @@ use std::ffi::CString;
 
 use super::limits::{RLIMIT_COUNT, RunLimits};
 
-/// A command to execute.
 #[derive(Debug, Clone)]
 pub(crate) struct ExecRequest {
     /// Absolute path of the working directory.
@@ -54,7 +53,6 @@ pub(super) struct ImageHeader {
     /// number is written to it.
     pub(super) has_exec_pipe: bool,
     pub(super) stdio: StdioLayout,
-    /// Length of the image in bytes.
     pub(super) length: usize,
     /// Offset of the working directory's path.
     pub(super) cwd: usize,
@@ -85,7 +83,6 @@ const HEADER_WORDS: usize = 16;
 pub(super) const HEADER_BYTES: usize = HEADER_WORDS * 4 + RLIMIT_COUNT * 8;
 const IMAGE_MAGIC: u32 = 0x6a69_6704;
 
-/// The image that requests the probe.
 pub(crate) fn probe_image() -> Vec<u8> {
     let mut image = vec![0; HEADER_BYTES + 8];
     let length = u32::try_from(image.len()).expect("a header is short");

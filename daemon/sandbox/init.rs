@@ -126,7 +126,6 @@ pub(super) const OWN_PROCESS_COUNT: u64 = 2;
 pub(super) struct StageError(pub(super) Stage, pub(super) Errno);
 
 impl SandboxState {
-    /// State of a sandbox before it is built.
     pub(super) fn new(
         blueprint: &'static Blueprint,
         scratch: ScratchOptions,
@@ -136,7 +135,6 @@ impl SandboxState {
     }
 }
 
-/// Runs as process 1.
 pub(super) fn run_init(area: &'static SharedArea<SandboxState>) -> ! {
     set_process_name(c"jig-init");
     let state = &area.state;

@@ -41,13 +41,10 @@ use crate::daemon::sys::{
 /// The `argv[0]` that makes the binary run as the keeper.
 pub(crate) const KEEPER_ARG0: &str = "jig-launcher";
 
-/// Namespaces of the launcher.
 const LAUNCHER_NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID;
 
-/// State of the keeper.
 struct KeeperState {
     plan: SandboxPlan,
-    /// The workspaces' directories, received from the daemon.
     workspace_directories: Vec<OwnedFd>,
     privileges: KeeperPrivileges,
     single_threaded: SingleThreaded,
@@ -56,7 +53,6 @@ struct KeeperState {
     no_namespaces_templates: Vec<Pid>,
 }
 
-/// A running launcher.
 struct LauncherProcess {
     socket: OwnedFd,
     pidfd: OwnedFd,
@@ -78,7 +74,6 @@ pub(crate) fn run() -> ! {
     }
 }
 
-/// Prepares this process and receives the plan.
 fn prepare(socket: &impl AsFd) -> Result<KeeperState, StageFailure> {
     let stage = Stage::Launcher;
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(at_stage(stage, "death signal"))?;

@@ -17,7 +17,6 @@ use crate::daemon::sys::{readiness::try_watch_readable, signal};
 /// Time that a killed sandbox may take to be gone before it is quarantined. Killing a thousand
 /// processes takes 54 ms on a slow machine.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause between attempts to watch a killed sandbox.
 const WATCH_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What becomes of a slot once its sandbox has been used.

@@ -39,7 +39,6 @@ const CONNECT_TCP: u64 = 1 << 1;
 const SCOPE_ABSTRACT_UNIX_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
 
-/// Access below a path.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum PathAccess {
     /// Read and execute.
@@ -48,7 +47,6 @@ pub(crate) enum PathAccess {
     Devices,
     /// Create Unix sockets and remove files, as a listener does at its start and end.
     Sockets,
-    /// Everything.
     Write,
     /// Only move and link files between directories, as far as other rules allow it. Every ruleset
     /// refuses this unless it grants it, whatever rights it handles.

@@ -14,7 +14,6 @@ const UTS_NAMESPACE_LAYER: &str = "uts_namespace";
 const PROCESS_LIMIT_LAYER: &str = "process_limit";
 const SCRATCH_LAYER: &str = "scratch";
 
-/// One isolation layer.
 #[derive(Debug)]
 pub(crate) struct IsolationLayer {
     pub(crate) name: &'static str,
@@ -25,7 +24,6 @@ pub(crate) struct IsolationLayer {
     pub(crate) remedy: &'static str,
 }
 
-/// State of a layer at one level.
 #[derive(Debug, Clone, Copy)]
 enum LayerState {
     /// In force, with a description.

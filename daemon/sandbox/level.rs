@@ -11,7 +11,6 @@ use super::{
     stage::{Stage, StageFailure},
 };
 
-/// How strongly commands are isolated.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -33,7 +32,6 @@ pub(crate) struct Isolation {
     pub(crate) level: IsolationLevel,
     /// The minimum isolation level: below it, commands are refused.
     pub(crate) minimum: IsolationLevel,
-    /// Name of the workspace.
     pub(crate) workspace: String,
     /// The higher levels that failed, highest first.
     pub(crate) rejected: Vec<RejectedLevel>,
@@ -54,11 +52,9 @@ pub(crate) struct Isolation {
     pub(crate) protected_paths: Vec<String>,
 }
 
-/// A level that this host does not support.
 #[derive(Debug, Clone)]
 pub(crate) struct RejectedLevel {
     pub(crate) level: IsolationLevel,
-    /// The first step that failed.
     pub(crate) failure: StageFailure,
 }
 
@@ -67,7 +63,6 @@ pub(crate) const LEVELS_HIGHEST_FIRST: [IsolationLevel; 3] =
     [IsolationLevel::L3, IsolationLevel::L2, IsolationLevel::L1];
 
 impl IsolationLevel {
-    /// Whether commands get namespaces of their own.
     pub(crate) fn has_namespaces(self) -> bool {
         self >= Self::L2
     }
@@ -80,7 +75,6 @@ impl IsolationLevel {
 }
 
 impl Isolation {
-    /// Whether commands can run.
     pub(crate) fn is_ready(&self) -> bool {
         self.level >= self.minimum && self.level > IsolationLevel::L0
     }

@@ -10,7 +10,6 @@ use super::{
     wire::SandboxIdentity,
 };
 
-/// The probe's result for a workspace.
 #[derive(Debug, Clone)]
 pub(crate) struct ProbedIsolation {
     /// The level in force: the highest that passes the probe, or [`IsolationLevel::L0`] if none

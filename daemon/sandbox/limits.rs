@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Limits of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RunLimits {
     /// CPU time of all processes together, in seconds; `None` for no limit.
@@ -17,7 +16,6 @@ pub(crate) struct RunLimits {
     pub(crate) processes: u32,
     /// Open files per process, soft limit (RLIMIT_NOFILE).
     pub(crate) open_files: u32,
-    /// Open files per process, hard limit.
     pub(crate) open_files_hard: u32,
     /// Open files of all processes together, counted by the daemon.
     pub(crate) open_files_total: u32,

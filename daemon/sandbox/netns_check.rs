@@ -24,7 +24,6 @@ const SOCKSTAT_PATH: &str = "/proc/self/net/sockstat";
 /// Number of polls. Sockets can need a moment to go: the daemon closes its ends of a run's
 /// connections while the slot is freed, and a kernel thread finds sockets that only messages hold.
 const MAX_POLLS: u32 = 20;
-/// Pause between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Checks the network namespace of one slot.

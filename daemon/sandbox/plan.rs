@@ -32,20 +32,17 @@ pub(crate) struct SandboxPlan {
 /// All runs of one user together may have this fraction (1/n) of the machine's process ids.
 pub(crate) const PROCESS_ID_DIVISOR: u64 = 2;
 
-/// The network of commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) enum NetworkMode {
     /// A loopback interface of the run, and no route.
     #[default]
     None,
-    /// The daemon's network.
     Host,
     /// As `None`, with the daemon's proxy on the loopback interface. The proxy connects to the
     /// hosts that the operator allows.
     Proxy,
 }
 
-/// One workspace, as its sandboxes see it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WorkspacePlan {
     /// Index in the plan, which identifies the workspace in messages.
@@ -81,7 +78,6 @@ pub(crate) struct WorkspacePlan {
 /// A path of a workspace that commands cannot change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProtectedPath {
-    /// Path relative to the workspace.
     pub(crate) path: String,
     /// Created if the path does not exist, so that commands cannot create it.
     pub(crate) placeholder: Placeholder,
@@ -90,20 +86,16 @@ pub(crate) struct ProtectedPath {
 /// What stands in for a missing protected path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Placeholder {
-    /// An empty directory.
     Directory,
-    /// A file with this content.
     File(Cow<'static, str>),
 }
 
 /// A directory or file of the daemon's file system that commands see.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BindMount {
-    /// Path on the host.
     pub(crate) source: PathBuf,
     /// Path at which commands see it.
     pub(crate) destination: PathBuf,
-    /// Whether commands can write to it.
     pub(crate) writable: bool,
     /// Device and inode at startup. The mounted file must be the same.
     pub(crate) file_identity: (u64, u64),
@@ -138,5 +130,4 @@ pub(crate) const DEFAULT_MOUNT_PATH: &str = "/workspace";
 pub(super) const SANDBOX_HOST_NAME: &str = "jig";
 /// Home directory (`HOME`) of commands.
 pub(crate) const SANDBOX_HOME: &str = "/home/agent";
-/// User name of commands.
 pub(crate) const SANDBOX_USER: &str = "agent";

@@ -25,7 +25,6 @@ use super::{
 };
 use crate::daemon::sys::readiness;
 
-/// The sandbox pools of all workspaces.
 #[derive(Debug)]
 pub(crate) struct SandboxPools {
     pools: Vec<Arc<SandboxPool>>,
@@ -121,7 +120,6 @@ impl SandboxPools {
         self.sum(include, |pool| pool.quarantined_count())
     }
 
-    /// Closes all pools: drops their idle sandboxes.
     pub(crate) fn close(&self) {
         for pool in &self.pools {
             pool.close();

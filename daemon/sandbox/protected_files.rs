@@ -33,7 +33,6 @@ struct MountedFiles {
 }
 
 impl ProtectedFiles {
-    /// Tracks the files at these absolute paths.
     pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths, state: Mutex::default() }
     }

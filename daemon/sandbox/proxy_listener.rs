@@ -39,7 +39,6 @@ pub(crate) const PROXY_PORT: u16 = 3128;
 /// Maximum of connections that wait to be accepted (the backlog).
 const MAX_PENDING_CONNECTIONS: i32 = 128;
 
-/// The proxy listener of one slot.
 #[derive(Debug)]
 pub(crate) struct ProxyListener {
     listener: AsyncFd<OwnedFd>,

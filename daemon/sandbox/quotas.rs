@@ -67,7 +67,6 @@ const NAMESPACE_QUOTAS: &[(&str, NamespaceQuota)] = &[
     ),
 ];
 
-/// Value of a quota.
 #[derive(Debug)]
 enum NamespaceQuota {
     /// Zero: no command needs it.

@@ -21,65 +21,40 @@ pub(crate) enum Stage {
     UserNamespace,
     /// Writing the launcher's user and group maps.
     IdMap,
-    /// Changing to the sandboxes' user.
     SetUser,
-    /// Making the mount tree private.
     Propagation,
     /// Mapping the owner of a workspace or a writable bind to the sandboxes' user.
     MapOwner,
     /// Opening a directory or file that commands will see.
     OpenSource,
-    /// Making the template's namespaces.
     TemplateNamespaces,
-    /// Building the root directory.
     BuildRoot,
-    /// Mounting the template's `/proc`.
     MountTemplateProc,
     /// Mounting the daemon's own `/proc` in the sandbox (L2).
     BindProc,
-    /// Switching to the new root.
     PivotRoot,
-    /// Dropping capabilities.
     Capabilities,
-    /// Setting no_new_privs.
     NoNewPrivileges,
-    /// Loading the seccomp filter.
     Seccomp,
-    /// Making a slot's network namespace.
     NetworkNamespace,
-    /// Making a slot's user namespace.
     SlotNamespace,
-    /// Making a run's process, mount and IPC namespaces.
     RunNamespaces,
-    /// Mounting the run's `/proc`.
     MountProc,
-    /// Masking parts of the run's `/proc`.
     MaskProc,
     /// Mounting the run's `/tmp`, `/dev/shm` and home directory.
     MountScratch,
-    /// Mounting the run's terminals.
     MountTerminals,
-    /// Making the run's cgroup.
     Cgroup,
-    /// Setting resource limits.
     ResourceLimits,
-    /// Restricting the run with Landlock.
     Landlock,
     /// Checking that all restrictions are in force.
     SelfCheck,
-    /// Starting the command's process.
     CommandProcess,
-    /// Receiving the request in the sandbox.
     ReceiveRequest,
-    /// Starting a session for the command.
     Session,
-    /// Making the command's terminal.
     Terminal,
-    /// Connecting the command's standard streams.
     StandardStreams,
-    /// Entering the command's directory.
     ChangeDirectory,
-    /// Executing the command.
     Execute,
     /// Checking the prerequisites of isolation without namespaces (L1), and preparing it.
     NoNamespaces,
@@ -108,7 +83,6 @@ const LAST_STAGE: Stage = Stage::Canary;
 // === impl Stage ===
 
 impl Stage {
-    /// The step with this number.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         ALL_STAGES.iter().copied().find(|stage| *stage as u32 == number)
     }
@@ -330,7 +304,6 @@ impl StageFailure {
         )
     }
 
-    /// Whether this is [`Self::netns_in_use`].
     pub(super) fn is_netns_in_use(&self) -> bool {
         self.stage == Stage::NetworkNamespace && self.errno == Errno::ADDRINUSE.raw_os_error()
     }

@@ -52,7 +52,6 @@ const NETWORK_SYSCTLS: &[(&str, &str)] = &[
     ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
 ];
 
-/// State of a template.
 struct TemplateState<'a> {
     plan: &'a SandboxPlan,
     workspace: &'a WorkspacePlan,

@@ -45,7 +45,6 @@ pub(super) enum KeeperRequest {
     LowerCpuShare(i32),
 }
 
-/// The workspace and level of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct TemplateSpec {
     /// Index of the workspace in the plan.
@@ -109,7 +108,6 @@ pub(super) enum SlotCommand {
         /// Inodes of each of them.
         tmp_inodes: u64,
     },
-    /// Measure the newest sandbox.
     Measure(MeasurementBounds),
 }
 
@@ -127,7 +125,6 @@ pub(crate) struct MeasurementBounds {
     pub(crate) recount: bool,
 }
 
-/// Length of a [`SlotCommand`] on the wire.
 pub(super) const SLOT_COMMAND_BYTES: usize = 40;
 
 /// Report of a sandbox's init or command process to the daemon, or of a slot keeper.
@@ -136,9 +133,15 @@ pub(crate) enum SandboxReport {
     /// The sandbox is built and waits for a request.
     Ready,
     /// Building the sandbox failed.
-    Failed { stage: Stage, errno: Errno },
+    Failed {
+        stage: Stage,
+        errno: Errno,
+    },
     /// The command was not executed.
-    NotStarted { stage: Stage, errno: Errno },
+    NotStarted {
+        stage: Stage,
+        errno: Errno,
+    },
     /// The command ended, and every process that it left behind was killed and reaped.
     Ended {
         /// Wait status of the command (wait(2)).
@@ -152,7 +155,6 @@ pub(crate) enum SandboxReport {
     NetnsInUse,
     /// The command's terminal was opened. The descriptor of the daemon's end comes with the report.
     TerminalOpened,
-    /// The probe was run.
     Probed {
         /// The failed checks, one bit each, by index in the lists of [`super::canary`].
         failed_checks: u64,
@@ -171,7 +173,6 @@ pub(crate) struct RunMeasurement {
     pub(crate) epoll_watches: u64,
 }
 
-/// Length of a [`SandboxReport`] on the wire.
 pub(crate) const SANDBOX_REPORT_BYTES: usize = 40;
 
 // === JSON messages ===
@@ -247,7 +248,6 @@ pub(super) fn send_bytes(
     }
 }
 
-/// A received message.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReceivedMessage {
     /// Its length in bytes; 0 when the peer is gone.

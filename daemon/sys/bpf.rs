@@ -6,7 +6,6 @@ use super::{Errno, syscall::syscall};
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Instruction {
-    /// Opcode.
     pub(crate) code: u16,
     /// Instructions to skip if a comparison holds.
     pub(crate) jump_true: u8,

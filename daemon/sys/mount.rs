@@ -6,7 +6,6 @@ use super::{Errno, syscall::syscall};
 
 /// Attributes for [`set_attributes`]: `MOUNT_ATTR_*` of linux/mount.h.
 pub(crate) mod attribute {
-    /// Read-only.
     pub(crate) const RDONLY: u64 = 0x1;
     /// Set-user-id bits and file capabilities have no effect.
     pub(crate) const NOSUID: u64 = 0x2;

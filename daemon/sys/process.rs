@@ -27,18 +27,15 @@ pub(crate) struct SingleThreaded(());
 /// The result of [`fork`], in each of the two processes.
 #[derive(Debug)]
 pub(crate) enum Fork {
-    /// The parent process.
     Parent {
         /// Id of the child in this process's namespace.
         child: Pid,
         /// Pidfd of the child, which stays valid if the id is reused.
         pidfd: OwnedFd,
     },
-    /// The child process.
     Child,
 }
 
-/// Resource usage of a process and its descendants.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ResourceUsage {
     /// CPU time in user mode, in microseconds.

@@ -51,7 +51,6 @@ pub(crate) struct ProcessArena<S: 'static> {
 /// State that the two processes and their creator share.
 #[derive(Debug)]
 pub(crate) struct SharedArea<S: 'static> {
-    /// The users' own state.
     pub(crate) state: S,
     first: EntryPoint<S>,
     second: EntryPoint<S>,
@@ -97,7 +96,6 @@ impl<S: Sync + 'static> ProcessArena<S> {
         Ok(Self { base, first_process: None, _state: std::marker::PhantomData })
     }
 
-    /// Whether a process uses this arena.
     pub(crate) fn is_occupied(&self) -> bool {
         self.first_process.is_some()
     }

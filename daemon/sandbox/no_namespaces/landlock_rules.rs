@@ -29,7 +29,6 @@ pub(super) fn scope_rules(abi: u32) -> LandlockRules {
     )
 }
 
-/// The rules of a command.
 pub(super) fn command_rules(
     abi: u32,
     workspace: &WorkspacePlan,

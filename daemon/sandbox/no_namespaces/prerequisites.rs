@@ -18,7 +18,6 @@ const MIN_LANDLOCK_ABI: u32 = 6;
 /// Longest path of the directory for temporary files: paths below it must fit in a sandbox's token.
 const MAX_TEMPORARY_PATH_BYTES: usize = 160;
 
-/// Checks all prerequisites.
 pub(super) fn check_prerequisites(
     plan: &SandboxPlan,
     workspace: &WorkspacePlan,

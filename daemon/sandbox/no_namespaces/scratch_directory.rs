@@ -36,7 +36,6 @@ const MIN_LEFTOVER_AGE: Duration = Duration::from_secs(60);
 /// Names that are held in memory at a time during removal: a run can create as many as the disk
 /// holds.
 const MAX_NAMES_PER_PASS: usize = 4096;
-/// Directories in a scratch directory.
 const SCRATCH_SUBDIRECTORIES: [&str; 2] = ["home", "tmp"];
 
 /// An unused path for a scratch directory in `directory`.

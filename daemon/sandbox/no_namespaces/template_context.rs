@@ -11,7 +11,6 @@ use crate::daemon::sys::bpf::Instruction;
 pub(super) struct TemplateContext<'a> {
     pub(super) plan: &'a SandboxPlan,
     pub(super) workspace: &'a WorkspacePlan,
-    /// The user that commands run as.
     pub(super) identity: SandboxIdentity,
     pub(super) filter: Vec<Instruction>,
 }

@@ -53,7 +53,6 @@ const BUILD_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Slots that may die in a row before a caller gets an error: as many as die with one launcher.
 const MAX_UNREPORTED_SLOT_DEATHS: u32 = 64;
 
-/// The sandboxes of one workspace.
 #[derive(Debug)]
 pub(crate) struct SandboxPool {
     workspace: usize,
@@ -99,7 +98,6 @@ struct PoolState {
     is_level_settled: bool,
     /// Whether the pool has no slot because none could be made.
     is_failing: bool,
-    /// Whether a task waits to retry.
     is_retrying: bool,
     closed: bool,
 }
@@ -128,12 +126,10 @@ impl SandboxPool {
         }
     }
 
-    /// Number of idle sandboxes.
     pub(super) fn idle_count(&self) -> u32 {
         u32::try_from(self.state().idle.len()).unwrap_or(u32::MAX)
     }
 
-    /// Number of sandboxes in use.
     pub(super) fn in_use_count(&self) -> u32 {
         u32::try_from(self.state().in_use).unwrap_or(u32::MAX)
     }

@@ -45,7 +45,6 @@ pub(super) struct ProcessSample {
     pub(super) descriptor_table_size: u64,
 }
 
-/// The kernel objects of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct KernelObjects {
     pub(super) descriptors: u64,

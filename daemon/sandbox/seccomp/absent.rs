@@ -4,7 +4,6 @@
 
 use super::allowed::{SyscallGroup, recent};
 
-/// The absent calls.
 pub(super) const ABSENT_SYSCALLS: &[SyscallGroup] = &[
     SyscallGroup {
         reason: "The flags or the mode lie behind a pointer, so the filter cannot see namespace flags and set-id bits.",

@@ -12,7 +12,6 @@ pub(super) struct SyscallGroup {
         expect(dead_code, reason = "documentation; a test checks that it is never empty")
     )]
     pub(super) reason: &'static str,
-    /// The numbers of the calls.
     pub(super) calls: &'static [i64],
 }
 
@@ -41,7 +40,6 @@ pub(super) mod recent {
 /// The highest call number when the lists were written (Linux 6.18). Higher numbers return ENOSYS.
 pub(super) const LAST_KNOWN_SYSCALL: i64 = recent::FILE_SETATTR;
 
-/// The allowed calls.
 pub(super) const ALLOWED_SYSCALLS: &[SyscallGroup] = &[
     SyscallGroup {
         reason: "Reading, writing and watching open files.",

@@ -25,12 +25,9 @@ const fn argument_offset(index: u32) -> u32 {
 
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 
-/// What the filter does with a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SyscallAction {
-    /// Allows the call.
     Allow,
-    /// Returns an error instead of making the call.
     Refuse(Errno),
     /// Decides by the arguments. Seccomp sees their values, but not what they point to.
     Decide(ArgumentDecision),
@@ -44,7 +41,6 @@ pub(super) struct ArgumentDecision {
     pub(super) otherwise: SyscallVerdict,
 }
 
-/// One test of a call's arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ArgumentTest {
     /// The test matches if all conditions hold.
@@ -67,16 +63,12 @@ pub(super) enum ArgumentCondition {
     AnyOf(u32, u32),
 }
 
-/// Outcome of a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SyscallVerdict {
-    /// The call is allowed.
     Allow,
-    /// The call returns an error.
     Refuse(Errno),
 }
 
-/// The call returns EPERM.
 pub(super) const REFUSE_EPERM: SyscallVerdict = SyscallVerdict::Refuse(Errno::PERM);
 
 /// Assembles the filter that applies `actions[n]` to call number n, and `beyond` to higher numbers.
