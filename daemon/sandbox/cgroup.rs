@@ -96,7 +96,7 @@ impl Cgroups {
     /// Claims this process's cgroup, if it may be divided.
     ///
     /// Called before there are other processes or threads: processes that are started later inherit
-    /// the place.
+    /// the cgroup.
     pub(crate) fn claim() -> Result<Self, CgroupsUnavailable> {
         let own = own_directory()?;
         let controllers = read_control(&own.join("cgroup.controllers"))?;
@@ -263,7 +263,7 @@ impl RunCgroup {
         CpuClock(self.path.join("cpu.stat"))
     }
 
-    /// The limits that it has enforced so far.
+    /// The limits that the cgroup has enforced so far.
     pub(super) fn limit_hits(&self) -> CgroupLimitHits {
         let count = |file: &str, name: &str| keyed_number(&self.path.join(file), name).unwrap_or(0);
         CgroupLimitHits {
@@ -282,6 +282,7 @@ impl Drop for RunCgroup {
         if try_remove(&self.path) {
             return;
         }
+
         // Processes are left in it. Linux before 5.14 has no cgroup.kill, but the end of the run's
         // init kills them too.
         let _best_effort = self.write("cgroup.kill", "1");

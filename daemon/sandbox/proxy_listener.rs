@@ -1,9 +1,10 @@
 //! The listener through which runs with the network `proxy` reach the daemon's proxy. The slot
 //! keeper makes it in the slot's network namespace, and the daemon accepts from it.
 //!
-//! Only processes in that namespace can connect, so the listener identifies the workspace of a
-//! connection. (Runs of one workspace share its files, and can pass sockets to one another.) The
-//! namespace and the listener outlive a run, but connections must not. So each run gets a lease:
+//! Only processes in that namespace can connect, so the listener identifies the run of a
+//! connection, with one exception: runs of one workspace share its files, and can pass sockets to
+//! one another. The namespace and the listener outlive a run, but connections must not. So each run
+//! gets a lease:
 //!
 //! ```text
 //!          lease

@@ -1,5 +1,5 @@
-//! Measures the memory, CPU time and kernel objects of a run, from its slot keeper. For hosts where
-//! no cgroup counts them.
+//! Measures the memory, CPU time and kernel objects of a run, from its slot keeper. If a cgroup
+//! counts the run's memory, only its open files and epoll watches are counted here.
 //!
 //! The slot keeper sees the run's processes below its own `/proc`, whatever the run does. As owner
 //! of their user namespace it may inspect them. It counts:
