@@ -242,11 +242,13 @@ fn prepare_blueprint(
     } else {
         GuardedTargets::collect(plan, level)?
     };
+
     let masks = (level == IsolationLevel::L3).then(proc_masks::readable_masks);
     let (masked_directories, masked_files) =
         masks.into_iter().flatten().partition::<Vec<_>, _>(|(_, is_directory)| *is_directory);
     let paths =
         |masks: Vec<(&'static CStr, bool)>| masks.into_iter().map(|(path, _)| path).collect();
+
     let slot_pidfd =
         pidfd_open(getpid(), PidfdFlags::empty()).map_err(failed(Stage::SlotNamespace))?;
     Ok(Blueprint {
