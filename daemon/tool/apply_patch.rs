@@ -17,7 +17,7 @@ use std::{
 use serde_json::{Map, Value};
 
 use self::ordered_changes::{OrderedChanges, WrittenFile};
-use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, file_work::run_on_files};
 use crate::{
     api::v1,
     daemon::{

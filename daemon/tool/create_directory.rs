@@ -1,6 +1,6 @@
 //! `create_directory`: creates a directory of the workspace and its missing parents.
 
-use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, file_work::run_on_files};
 use crate::{
     api::v1,
     daemon::{

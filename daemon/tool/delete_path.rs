@@ -1,6 +1,6 @@
 //! `delete_path`: deletes a file or directory of the workspace.
 
-use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, file_work::run_on_files};
 use crate::{
     api::v1,
     daemon::{

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, file_work::run_on_files};
 use crate::{
     api::v1,
     daemon::{

@@ -5,8 +5,8 @@
 
 use super::{
     Tool, ToolContext, ToolOutput, WorkspaceContext,
+    file_work::run_on_files,
     read_notebook::{MAX_NOTEBOOK_BYTES, notebook_text, requested_cell},
-    run_on_files,
 };
 use crate::{
     api::v1,

@@ -7,64 +7,18 @@ use std::{
 
 use tokio::time::timeout_at;
 
-use super::{ToolContext, ToolOutput, response_deadline};
+use super::{ToolContext, ToolOutput, files_saturated, response_deadline};
 use crate::daemon::{
-    error::{Error, Reason},
+    error::Error,
     fd_exhaustion::FdRetry,
-    queue::{Acquire, Limiter, Permit, PrincipalKey, Saturated, Sharing},
+    queue::{Acquire, Limiter, Permit},
     task,
-    workspace::{BlockingPermit, CancelToken, Workspace, available_cores},
+    workspace::{BlockingPermit, CancelToken, Workspace},
 };
 
 /// Time that blocking work has to notice its cancellation. A search with a complex pattern notices
 /// it only at the end of a long line. The response does not wait that long.
 const CANCEL_NOTICE_GRACE: Duration = Duration::from_millis(20);
-
-/// Concurrent searches per core. Each keeps every core busy and takes a few MiB per thread. Others
-/// queue. One caller may hold half of the permits.
-const MAX_SEARCHES_PER_CORE: usize = 2;
-const SEARCH_SHARING: Sharing = Sharing::MultipleOfFree(1);
-
-/// Limits on concurrent file work, shared by all workspaces.
-#[derive(Debug, Clone)]
-pub(crate) struct FileLimiters {
-    /// Work that opens files.
-    pub(crate) operations: Arc<Limiter>,
-    /// Searches. They need a permit of `operations` as well.
-    pub(crate) searches: Arc<Limiter>,
-}
-
-impl FileLimiters {
-    /// Allows `operations` file operations at a time.
-    pub(crate) fn new(operations: usize) -> Self {
-        // A waiting call holds a permit of the call limiter, so the queues are bounded.
-        Self {
-            operations: Limiter::new(operations, Sharing::Unlimited, usize::MAX),
-            searches: Limiter::new(
-                MAX_SEARCHES_PER_CORE * available_cores(),
-                SEARCH_SHARING,
-                usize::MAX,
-            ),
-        }
-    }
-
-    /// Reserves headroom for other callers. Called when callers have keys.
-    pub(crate) fn keep_headroom(&self) {
-        self.operations.set_sharing(Sharing::KeepHeadroom);
-    }
-
-    /// Waits for a permit for file work that belongs to no tool.
-    pub(crate) async fn acquire(&self, caller: &PrincipalKey) -> Result<BlockingPermit, Error> {
-        let permit = match self.operations.acquire(caller, usize::MAX) {
-            Ok(Acquire::Granted(permit)) => permit,
-            Ok(Acquire::Queued(mut pending)) => pending.wait().await,
-            Err(saturated) => return Err(files_saturated(saturated)),
-        };
-
-        let (operations, caller) = (Arc::clone(&self.operations), Arc::clone(caller));
-        Ok(BlockingPermit::new(operations, caller, permit, None))
-    }
-}
 
 /// Runs `function` on a blocking thread, and cancels it when the call is abandoned. Retries it if
 /// it fails for lack of file descriptors, after it has closed its own.
@@ -133,14 +87,6 @@ impl ToolContext {
             () = self.cancel.abandoned.cancelled() => false,
         }
     }
-}
-
-fn files_saturated(saturated: Saturated) -> Error {
-    let text = format!(
-        "timed out in the queue for file work ({} other calls of this caller hold permits): retry after the given delay, with fewer calls at a time",
-        saturated.in_use
-    );
-    Error::new(Reason::ResourceExhausted, text).retry_after(saturated.retry_after)
 }
 
 /// Like [`run_on_files`], for tools that return partial results at `until`.

@@ -2,8 +2,8 @@
 
 use super::{
     Tool, ToolContext, ToolOutput, WorkspaceContext,
+    file_work::run_on_files,
     page_token::{PageFilterHash, decode_page_token, encode_page_token},
-    run_on_files,
     wire_file::{file_type, modify_time},
 };
 use crate::{

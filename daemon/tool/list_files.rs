@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
     GLOB_VALIDATION_COST_PER_BYTE, Tool, ToolContext, ToolOutput, WorkspaceContext,
+    file_work::run_on_files_until,
     page_token::{PageFilterHash, decode_page_token, encode_page_token},
-    run_on_files_until,
 };
 use crate::{
     api::v1,

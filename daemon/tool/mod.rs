@@ -37,27 +37,29 @@ use prost::Message;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::file_work::FileLimiters;
-use self::{
-    activity::Activity,
-    file_work::{run_on_files, run_on_files_until},
-    job_waiter::JobWaiter,
-};
+use self::{activity::Activity, job_waiter::JobWaiter};
 use crate::daemon::{
     catalog::CanonicalText,
     egress::proxy::EgressProxy,
     error::{Error, Reason, Violation},
     fetch::Fetcher,
     process::supervisor::CancelSignals,
-    queue::{DeferredPermit, Limiter, Permit, PrincipalKey, SharedPermit, Sharing},
+    queue::{
+        Acquire, DeferredPermit, Limiter, Permit, PrincipalKey, Saturated, SharedPermit, Sharing,
+    },
     sandbox::{level::Isolation, limits::RunLimits, plan::NetworkMode, pool::SandboxPool},
     store::session::{Session, StepId},
     telemetry::{Telemetry, spans::OtelSpan},
-    workspace::{RelativePath, Workspace},
+    workspace::{BlockingPermit, RelativePath, Workspace, available_cores},
 };
 
 /// Most time before the caller's deadline that is left for the response to reach the caller.
 const MAX_RESPONSE_MARGIN: Duration = Duration::from_millis(100);
+
+/// Concurrent searches per core. Each keeps every core busy and takes a few MiB per thread. Others
+/// queue. One caller may hold half of the permits.
+const MAX_SEARCHES_PER_CORE: usize = 2;
+const SEARCH_SHARING: Sharing = Sharing::MultipleOfFree(1);
 
 /// Concurrent fetches. Each takes up to several times 4 MiB, and a thread during name resolution.
 /// Others queue. One caller may hold as many permits as it leaves free.
@@ -171,6 +173,55 @@ pub(crate) struct WorkspaceContext {
     pub(crate) fetcher: Option<LimitedFetcher>,
     /// Counts of running and finished calls.
     pub(crate) activity: Arc<Activity>,
+}
+
+/// Limits on concurrent file work, shared by all workspaces.
+#[derive(Debug, Clone)]
+pub(crate) struct FileLimiters {
+    /// Work that opens files.
+    pub(crate) operations: Arc<Limiter>,
+    /// Searches. They need a permit of `operations` as well.
+    pub(crate) searches: Arc<Limiter>,
+}
+
+impl FileLimiters {
+    /// Allows `operations` file operations at a time.
+    pub(crate) fn new(operations: usize) -> Self {
+        // A waiting call holds a permit of the call limiter, so the queues are bounded.
+        Self {
+            operations: Limiter::new(operations, Sharing::Unlimited, usize::MAX),
+            searches: Limiter::new(
+                MAX_SEARCHES_PER_CORE * available_cores(),
+                SEARCH_SHARING,
+                usize::MAX,
+            ),
+        }
+    }
+
+    /// Reserves headroom for other callers. Called when callers have keys.
+    pub(crate) fn keep_headroom(&self) {
+        self.operations.set_sharing(Sharing::KeepHeadroom);
+    }
+
+    /// Waits for a permit for file work that belongs to no tool.
+    pub(crate) async fn acquire(&self, caller: &PrincipalKey) -> Result<BlockingPermit, Error> {
+        let permit = match self.operations.acquire(caller, usize::MAX) {
+            Ok(Acquire::Granted(permit)) => permit,
+            Ok(Acquire::Queued(mut pending)) => pending.wait().await,
+            Err(saturated) => return Err(files_saturated(saturated)),
+        };
+
+        let (operations, caller) = (Arc::clone(&self.operations), Arc::clone(caller));
+        Ok(BlockingPermit::new(operations, caller, permit, None))
+    }
+}
+
+fn files_saturated(saturated: Saturated) -> Error {
+    let text = format!(
+        "timed out in the queue for file work ({} other calls of this caller hold permits): retry after the given delay, with fewer calls at a time",
+        saturated.in_use
+    );
+    Error::new(Reason::ResourceExhausted, text).retry_after(saturated.retry_after)
 }
 
 /// Fetches from the web, with a limit on concurrency shared by all workspaces.

@@ -5,7 +5,7 @@
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 use super::{
-    Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files,
+    Tool, ToolContext, ToolOutput, WorkspaceContext, file_work::run_on_files,
     session_artifacts::SessionArtifacts,
 };
 use crate::{

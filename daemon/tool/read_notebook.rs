@@ -2,7 +2,7 @@
 //!
 //! [`Notebook`] parses the file; this file converts request and response.
 
-use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, file_work::run_on_files};
 use crate::{
     api::v1,
     daemon::{

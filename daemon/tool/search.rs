@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     GLOB_VALIDATION_COST_PER_BYTE, Tool, ToolContext, ToolOutput, WorkspaceContext,
-    run_on_files_until, session_artifacts::SessionArtifacts,
+    file_work::run_on_files_until, session_artifacts::SessionArtifacts,
 };
 use crate::{
     api::v1,

@@ -1,7 +1,8 @@
 //! `stat`: returns the metadata of a path.
 
 use super::{
-    Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files,
+    Tool, ToolContext, ToolOutput, WorkspaceContext,
+    file_work::run_on_files,
     wire_file::{file_type, modify_time},
 };
 use crate::{

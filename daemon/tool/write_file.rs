@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, run_on_files};
+use super::{Tool, ToolContext, ToolOutput, WorkspaceContext, file_work::run_on_files};
 use crate::{
     api::v1::{self, Encoding, WriteMode},
     daemon::{
