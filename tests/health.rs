@@ -164,7 +164,7 @@ async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twi
     }
     daemon.tools().create_directory(under("after", "b")).await.unwrap();
     let log = daemon.log();
-    assert_eq!(lines(&log, "calls that need it are refused").len(), 2, "{log}");
+    assert_eq!(lines(&log, "rejecting calls that need it").len(), 2, "{log}");
     assert_eq!(lines(&log, "is in place again").len(), 2, "{log}");
     assert_eq!(lines(&log, "failed by a defect"), [""; 0]);
     // Noticed without a call, too, also where only the lock is gone, which another daemon would take.

@@ -345,7 +345,7 @@ mod tests {
         store::{
             database::Database,
             requests::{KeyFingerprint, RequestTable},
-            row_retention::RetentionLimits,
+            retention::rows::RetentionLimits,
         },
     };
 

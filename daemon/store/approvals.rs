@@ -1,4 +1,4 @@
-//! The log of calls that waited to be approved: what was asked, and how it ended.
+//! The table of approvals: calls that waited for one, and how each ended.
 
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use serde::{Deserialize, Serialize};
@@ -8,59 +8,52 @@ use super::{
     rules::{StoredRule, insert as insert_rule},
 };
 
-/// Most approvals that are kept: each takes up to some 40 KiB.
+/// Each row takes up to about 40 KiB.
 const MAX_APPROVALS: u32 = 100_000;
-/// Most that are removed in one go: others wait meanwhile.
+/// Rows that one transaction deletes at limit. Other users of the database wait for it.
 const DELETE_BATCH_ROWS: u32 = 1000;
 
-/// The log.
 #[derive(Debug, Clone)]
 pub(crate) struct ApprovalTable(Database);
 
-/// What was asked.
+/// A call that needs approval.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ApprovalRecord {
     /// A ULID.
     pub(crate) id: String,
-    /// Workspace of the call.
     pub(crate) workspace: String,
-    /// Its session.
     pub(crate) session: String,
-    /// Who calls.
     pub(crate) principal: String,
-    /// Id of the call.
     pub(crate) call_id: String,
-    /// The tool.
     pub(crate) tool: String,
-    /// What it was called as in a dialect: `cli_agent/create_file`; empty, where that was by its name.
+    /// Name of the tool in the caller's dialect, as in `cli_agent/create_file`. Empty if the call
+    /// used the tool's own name.
     pub(crate) said_as: String,
-    /// Its parameters.
     pub(crate) parameters: Vec<ApprovalParameter>,
-    /// Files that it is about, the first of them.
+    /// The first files that the call is about.
     pub(crate) files: Vec<String>,
-    /// How many more there are.
+    /// Number of files beyond `files`.
     pub(crate) more_files: u32,
-    /// What has it asked.
+    /// The rule or risk level that requires the approval.
     pub(crate) asked_by: String,
-    /// When, in milliseconds since 1970.
+    /// Milliseconds since the Unix epoch.
     pub(crate) requested_ms: i64,
-    /// When it stops waiting, likewise.
+    /// Milliseconds since the Unix epoch.
     pub(crate) expires_ms: i64,
-    /// How it ended; none while it waits.
+    /// None while it is pending.
     pub(crate) end: Option<ApprovalEnd>,
 }
 
-/// A parameter for people, without what may be secret.
+/// A parameter to show to people, without values that may be secret.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ApprovalParameter {
-    /// Its name.
     pub(crate) name: String,
-    /// Its value, or the beginning of it.
+    /// The value, or its beginning.
     pub(crate) value: String,
-    /// Bytes that are left out behind the beginning.
+    /// Bytes omitted between `value` and `ending`.
     #[serde(default)]
     pub(crate) omitted_bytes: u32,
-    /// What stands behind these.
+    /// The end of the value, after the omitted bytes.
     #[serde(default)]
     pub(crate) ending: String,
 }
@@ -68,39 +61,34 @@ pub(crate) struct ApprovalParameter {
 /// How an approval ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApprovalEnd {
-    /// In which way.
     pub(crate) state: ApprovalEndState,
-    /// When, in milliseconds since 1970.
+    /// Milliseconds since the Unix epoch.
     pub(crate) ended_ms: i64,
-    /// Who ended it.
+    /// The principal that decided.
     pub(crate) ended_by: String,
-    /// Why, in that one's words.
+    /// The reason, as given by `ended_by`.
     pub(crate) comment: String,
-    /// The rule that was made with it; empty without.
+    /// The rule that was created with the decision; may be empty.
     pub(crate) rule_id: String,
 }
 
-/// In which way an approval ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ApprovalEndState {
-    /// Somebody has allowed it.
     Allowed,
-    /// Somebody has denied it.
     Denied,
-    /// Nobody has decided in time.
+    /// The time limit passed without a decision.
     Expired,
-    /// Nobody waits for it any more.
+    /// All callers that waited for it have gone.
     Withdrawn,
-    /// The daemon died while it waited.
+    /// The daemon died while it was pending.
     Lost,
 }
 
 impl ApprovalEndState {
-    /// All of them.
     const ALL: [Self; 5] =
         [Self::Allowed, Self::Denied, Self::Expired, Self::Withdrawn, Self::Lost];
 
-    /// Its name.
+    /// Returns the name of the state in the database and in the contract.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Allowed => "ALLOWED",
@@ -113,12 +101,12 @@ impl ApprovalEndState {
 }
 
 impl ApprovalTable {
-    /// The log in `database`.
+    /// Creates the table's interface; the schema has the table.
     pub(crate) fn new(database: Database) -> Self {
         Self(database)
     }
 
-    /// Notes that a call waits.
+    /// Inserts a pending approval.
     pub(crate) async fn insert_pending(&self, record: ApprovalRecord) -> Result<(), DatabaseError> {
         let json = |value: serde_json::Result<String>| value.unwrap_or_else(|_| "[]".to_owned());
         let parameters = json(serde_json::to_string(&record.parameters));
@@ -148,7 +136,7 @@ impl ApprovalTable {
             .await
     }
 
-    /// Notes how one ended, and the rule that was made with it: both, or neither.
+    /// Records the end of a pending approval, and inserts `rule` in the same transaction.
     pub(crate) async fn record_end(
         &self,
         id: String,
@@ -170,7 +158,8 @@ impl ApprovalTable {
             .await
     }
 
-    /// Those that waited when the daemon died: to be called before any waits.
+    /// Returns the approvals that were pending when the last daemon died. Call it at startup,
+    /// before any is inserted.
     pub(crate) async fn find_orphaned(&self) -> Result<Vec<ApprovalRecord>, DatabaseError> {
         self.0
             .read(|connection| {
@@ -180,7 +169,6 @@ impl ApprovalTable {
             .await
     }
 
-    /// One of them.
     pub(crate) async fn find(&self, id: String) -> Result<Option<ApprovalRecord>, DatabaseError> {
         self.0
             .read(move |connection| {
@@ -191,12 +179,12 @@ impl ApprovalTable {
             .await
     }
 
-    /// Those of some workspaces, newest first, older than the one of the id `before`.
+    /// Lists at limit `limit` approvals of the workspaces, newest first, older than the id `before`.
     pub(crate) async fn list(
         &self,
         workspaces: Vec<String>,
         before: Option<String>,
-        most: u32,
+        limit: u32,
     ) -> Result<Vec<ApprovalRecord>, DatabaseError> {
         let workspaces = serde_json::to_string(&workspaces).unwrap_or_else(|_| "[]".to_owned());
         self.0
@@ -205,21 +193,25 @@ impl ApprovalTable {
                     "{SELECT_APPROVAL} WHERE workspace IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR id < ?2) ORDER BY id DESC LIMIT ?3"
                 );
                 let mut select = connection.prepare_cached(&sql)?;
-                select.query_map(params![workspaces, before, most], approval_from_row)?.collect()
+                select.query_map(params![workspaces, before, limit], approval_from_row)?.collect()
             })
             .await
     }
 
-    /// Removes what ended before that time, and what is too much: what nobody has decided before what
-    /// somebody has, of who has most, and oldest first; never what waits.
+    /// Removes approvals that ended before `since_ms`, and the excess over [`MAX_APPROVALS`].
+    ///
+    /// The excess is removed in this order: those without a decision first, then those of the
+    /// principal with the limit, then the oldest. Pending approvals are never removed.
     pub(crate) async fn apply_retention(&self, since_ms: i64) -> Result<(), DatabaseError> {
         self.retain_at_most(since_ms, MAX_APPROVALS).await
     }
 
-    async fn retain_at_most(&self, since_ms: i64, most: u32) -> Result<(), DatabaseError> {
+    async fn retain_at_most(&self, since_ms: i64, max_rows: u32) -> Result<(), DatabaseError> {
         loop {
-            let removed =
-                self.0.apply(move |connection| delete_batch(connection, since_ms, most)).await?;
+            let removed = self
+                .0
+                .apply(move |connection| delete_batch(connection, since_ms, max_rows))
+                .await?;
             if removed < DELETE_BATCH_ROWS as usize {
                 return Ok(());
             }
@@ -231,9 +223,11 @@ const SELECT_APPROVAL: &str = "SELECT id, workspace, session, principal, call_id
 
 fn approval_from_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
     let json = |column: usize| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from);
+
     let state = row.get_ref(11)?.as_str()?;
     let state = ApprovalEndState::ALL.into_iter().find(|end| end.name() == state);
     let (files, more_files) = serde_json::from_str(json(7)?).unwrap_or_default();
+
     let end = match state {
         None => None,
         Some(state) => Some(ApprovalEnd {
@@ -244,6 +238,7 @@ fn approval_from_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
             rule_id: row.get(15)?,
         }),
     };
+
     Ok(ApprovalRecord {
         id: row.get(0)?,
         workspace: row.get(1)?,
@@ -262,17 +257,19 @@ fn approval_from_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
     })
 }
 
-/// Removes some of what is not to be kept any more; answers how many.
-fn delete_batch(connection: &Connection, since_ms: i64, most: u32) -> rusqlite::Result<usize> {
-    let old = connection.execute(
+/// Removes one batch of expired or excess rows and returns their number.
+fn delete_batch(connection: &Connection, since_ms: i64, max_rows: u32) -> rusqlite::Result<usize> {
+    let expired = connection.execute(
         "DELETE FROM approval WHERE id IN (SELECT id FROM approval WHERE decided_ms < ?1 LIMIT ?2)",
         params![since_ms, DELETE_BATCH_ROWS],
     )?;
+
     let count: u32 = connection.query_row("SELECT count(*) FROM approval", [], |row| row.get(0))?;
-    let excess = count.saturating_sub(most).min(DELETE_BATCH_ROWS);
-    if old > 0 || excess == 0 {
-        return Ok(old);
+    let excess = count.saturating_sub(max_rows).min(DELETE_BATCH_ROWS);
+    if expired > 0 || excess == 0 {
+        return Ok(expired);
     }
+
     connection.execute(
         "DELETE FROM approval WHERE id IN (
              SELECT id FROM approval
@@ -324,25 +321,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_asked_and_how_it_ended_is_kept_for_a_while() {
-        let log = ApprovalTable::new(Database::in_memory().unwrap());
+    async fn approvals_are_stored_listed_and_removed_after_their_end() {
+        let table = ApprovalTable::new(Database::in_memory().unwrap());
         for (id, workspace) in [("1", "a"), ("2", "b"), ("3", "a"), ("4", "a")] {
-            log.insert_pending(record(id, workspace)).await.unwrap();
+            table.insert_pending(record(id, workspace)).await.unwrap();
         }
         let ended = end(ApprovalEndState::Denied, 10);
-        log.record_end("1".into(), ended.clone(), None).await.unwrap();
+        table.record_end("1".into(), ended.clone(), None).await.unwrap();
         let again = end(ApprovalEndState::Allowed, 11);
-        log.record_end("1".into(), again, None).await.unwrap();
-        let found = log.find("1".into()).await.unwrap().unwrap();
-        assert_eq!(found.end, Some(ended), "the first end is the one");
-        let asked = record("1", "a");
+        table.record_end("1".into(), again, None).await.unwrap();
+        let found = table.find("1".into()).await.unwrap().unwrap();
+        assert_eq!(found.end, Some(ended), "the first end is final");
+        let requested = record("1", "a");
         assert_eq!(
             (found.parameters, found.files, found.more_files),
-            (asked.parameters, asked.files, asked.more_files)
+            (requested.parameters, requested.files, requested.more_files)
         );
-        let ids = async |workspaces: &[&str], before: Option<&str>, most| {
+        let ids = async |workspaces: &[&str], before: Option<&str>, limit| {
             let names = workspaces.iter().map(|name| (*name).to_owned()).collect();
-            let listed = log.list(names, before.map(str::to_owned), most).await;
+            let listed = table.list(names, before.map(str::to_owned), limit).await;
             let listed = listed.unwrap().into_iter().map(|record| record.id);
             listed.collect::<Vec<_>>()
         };
@@ -350,37 +347,37 @@ mod tests {
         assert_eq!(ids(&["a"], Some("3"), 2).await, ["1"]);
         assert_eq!(ids(&["a", "b"], None, 9).await, ["4", "3", "2", "1"]);
         assert_eq!(ids(&[], None, 9).await, [""; 0]);
-        assert_eq!(log.find_orphaned().await.unwrap().len(), 3);
-        log.apply_retention(10).await.unwrap();
+        assert_eq!(table.find_orphaned().await.unwrap().len(), 3);
+        table.apply_retention(10).await.unwrap();
         assert_eq!(ids(&["a", "b"], None, 9).await.len(), 4);
-        log.apply_retention(11).await.unwrap();
+        table.apply_retention(11).await.unwrap();
         assert_eq!(ids(&["a", "b"], None, 9).await, ["4", "3", "2"]);
     }
 
     #[tokio::test]
-    async fn who_floods_does_not_push_out_what_was_decided() {
-        let log = ApprovalTable::new(Database::in_memory().unwrap());
-        let ask = async |id: &str, principal: &str, state: Option<ApprovalEndState>| {
+    async fn flood_of_approvals_does_not_evict_decided_ones() {
+        let table = ApprovalTable::new(Database::in_memory().unwrap());
+        let insert = async |id: &str, principal: &str, state: Option<ApprovalEndState>| {
             let record = ApprovalRecord { principal: principal.to_owned(), ..record(id, "a") };
-            log.insert_pending(record).await.unwrap();
+            table.insert_pending(record).await.unwrap();
             if let Some(state) = state {
-                log.record_end(id.into(), end(state, 10), None).await.unwrap();
+                table.record_end(id.into(), end(state, 10), None).await.unwrap();
             }
         };
-        ask("1", "key:a", Some(ApprovalEndState::Allowed)).await;
-        ask("2", "key:a", Some(ApprovalEndState::Expired)).await;
-        ask("3", "key:flood", None).await;
+        insert("1", "key:a", Some(ApprovalEndState::Allowed)).await;
+        insert("2", "key:a", Some(ApprovalEndState::Expired)).await;
+        insert("3", "key:flood", None).await;
         for id in ["4", "5", "6", "7"] {
-            ask(id, "key:flood", Some(ApprovalEndState::Withdrawn)).await;
+            insert(id, "key:flood", Some(ApprovalEndState::Withdrawn)).await;
         }
-        for (most, left) in
+        for (limit, remaining) in
             [(5, &["1", "2", "3", "6", "7"][..]), (4, &["1", "2", "3", "7"]), (1, &["3"])]
         {
-            log.retain_at_most(0, most).await.unwrap();
-            let listed = log.list(vec!["a".to_owned()], None, 9).await.unwrap();
+            table.retain_at_most(0, limit).await.unwrap();
+            let listed = table.list(vec!["a".to_owned()], None, 9).await.unwrap();
             let mut ids: Vec<_> = listed.into_iter().map(|record| record.id).collect();
             ids.sort();
-            assert_eq!(ids, left);
+            assert_eq!(ids, remaining);
         }
     }
 }

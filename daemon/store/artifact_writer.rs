@@ -1,4 +1,4 @@
-//! Artifacts: files that hold the whole output of a command, up to a cap.
+//! Writes artifacts: files with the whole output of a command, up to a size limit.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,15 +13,15 @@ use tokio::sync::watch;
 use super::session_usage::SessionUsage;
 use crate::daemon::fd_exhaustion;
 
-/// Where one stream of one command is written to. The file is made with its first byte: an empty
+/// Writes one stream of one command to a file. Creates the file with the first byte: an empty
 /// stream needs none.
 #[derive(Debug)]
 pub(crate) struct ArtifactWriter {
     path: PathBuf,
     file: Option<File>,
-    /// Bytes that may still be written.
+    /// Bytes until the size limit.
     remaining_bytes: u64,
-    /// Whether there is a file even if nothing is written.
+    /// True if the file is created even if nothing is written.
     create_if_empty: bool,
     error: Option<io::Error>,
     written_sender: Option<watch::Sender<()>>,
@@ -29,12 +29,12 @@ pub(crate) struct ArtifactWriter {
 }
 
 impl ArtifactWriter {
-    /// A sink for the file at `path`, which takes at most `cap` bytes.
-    pub(crate) fn new(path: PathBuf, cap: u64) -> Self {
+    /// Creates a writer for the file at `path`, limited to `max_bytes`.
+    pub(crate) fn new(path: PathBuf, max_bytes: u64) -> Self {
         Self {
             path,
             file: None,
-            remaining_bytes: cap,
+            remaining_bytes: max_bytes,
             create_if_empty: false,
             error: None,
             written_sender: None,
@@ -42,32 +42,32 @@ impl ArtifactWriter {
         }
     }
 
-    /// The same, whose bytes are counted with those of all sessions.
-    pub(super) fn with_usage(self, fullness: Arc<SessionUsage>) -> Self {
-        Self { usage: Some(fullness), ..self }
+    /// Counts the written bytes in the usage of all sessions.
+    pub(super) fn with_usage(self, usage: Arc<SessionUsage>) -> Self {
+        Self { usage: Some(usage), ..self }
     }
 
-    /// The same, which tells whenever something was written.
-    pub(crate) fn notifying(self, written: Option<watch::Sender<()>>) -> Self {
-        Self { written_sender: written, ..self }
+    /// Notifies `written_sender` after each write.
+    pub(crate) fn notifying(self, written_sender: Option<watch::Sender<()>>) -> Self {
+        Self { written_sender, ..self }
     }
 
-    /// The same, whose file exists even if nothing is written to it.
+    /// Creates the file even if nothing is written to it.
     pub(crate) fn create_if_empty(self) -> Self {
         Self { create_if_empty: true, ..self }
     }
 
-    /// Whether its file is yet to be made, even if there is nothing to write.
+    /// Returns true if [`Self::write`] must create the file even without data.
     pub(crate) fn needs_file(&self) -> bool {
         self.create_if_empty && self.file.is_none() && self.error.is_none()
     }
 
-    /// Whether somebody waits for each byte.
+    /// Returns true if a reader follows each write.
     pub(crate) fn is_followed(&self) -> bool {
         self.written_sender.is_some()
     }
 
-    /// Another one for the same file, instead of this one that nothing was written to.
+    /// Returns another writer for the same file, to replace this one before its first write.
     pub(crate) fn fresh_copy(&self) -> Self {
         Self {
             usage: self.usage.clone(),
@@ -77,24 +77,25 @@ impl ArtifactWriter {
         }
     }
 
-    /// Whether anything more would be kept.
+    /// Returns true if more bytes would be written.
     pub(crate) fn has_capacity(&self) -> bool {
         self.remaining_bytes > 0 && self.error.is_none()
     }
 
-    /// Writes what fits. An error, a full disk for example, is kept for [`Sink::take_error`];
-    /// nothing more is written after it. Blocks.
+    /// Writes the bytes that fit. After an error, such as a full disk, it writes nothing more;
+    /// [`Self::take_error`] returns the error. Blocks.
     pub(crate) fn write(&mut self, data: &[u8]) {
         let fits = usize::try_from(self.remaining_bytes).unwrap_or(usize::MAX).min(data.len());
         let data = data.get(..fits).unwrap_or_default();
         if (data.is_empty() && !self.needs_file()) || self.error.is_some() {
             return;
         }
+
         match self.open().and_then(|file| file.write_all(data)) {
             Ok(()) => {
                 self.remaining_bytes -= data.len() as u64;
-                if let Some(fullness) = &self.usage {
-                    fullness.add_written(data.len() as u64);
+                if let Some(usage) = &self.usage {
+                    usage.add_written(data.len() as u64);
                 }
                 if let Some(written) = &self.written_sender {
                     written.send_replace(());
@@ -104,7 +105,7 @@ impl ArtifactWriter {
         }
     }
 
-    /// Why the artifact is incomplete though it is under its cap.
+    /// Returns why the artifact is incomplete, if it is so below its size limit.
     pub(crate) fn take_error(&mut self) -> Option<io::Error> {
         self.error.take()
     }

@@ -1,4 +1,4 @@
-//! The errors of files in the state directory, in the terms of the contract.
+//! Maps errors of files in the state directory to errors of the contract.
 
 use std::io;
 
@@ -7,9 +7,10 @@ use crate::daemon::{
     fd_exhaustion,
 };
 
-/// Why a call cannot begin, as files of the state directory cannot be used. The daemon has made that
-/// directory and used it: one that is missing or refused now was removed, replaced or changed by another
-/// program, which is no defect.
+/// Returns the error of a call that cannot start because of the state directory.
+///
+/// The daemon has created and used that directory. If it is missing or inaccessible now, another
+/// program has removed, replaced or changed it, so that is not an internal error.
 pub(crate) fn state_failure(error: &io::Error) -> Error {
     let error = match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => Error::new(
@@ -27,7 +28,7 @@ pub(crate) fn state_failure(error: &io::Error) -> Error {
         Some(libc::EACCES | libc::EPERM | libc::ELOOP) => Error::new(
             Reason::StateLost,
             format!(
-                "the daemon may not use its state directory any more, as if that was replaced ({error}); nothing was started: its operator must put it back, or restart the daemon"
+                "the daemon can no longer access its state directory, which may have been replaced ({error}); nothing was started: its operator must put it back, or restart the daemon"
             ),
         ),
         _ => Error::new(

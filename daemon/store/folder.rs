@@ -1,5 +1,5 @@
-//! Makes folders of the state directory, and never that directory itself: one that was removed stays
-//! removed, and what needs it fails.
+//! Creates folders below the state directory, never that directory itself: if the state directory
+//! was removed, it stays removed and the operation fails.
 
 use std::{
     fs::DirBuilder,
@@ -8,10 +8,10 @@ use std::{
     path::Path,
 };
 
-/// Makes a folder, unless it exists. The one above it must exist.
-pub(super) fn make(path: &Path) -> io::Result<()> {
+/// Creates a folder with mode 0700, unless it exists. Its parent must exist.
+pub(super) fn create(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        made => made,
+        result => result,
     }
 }

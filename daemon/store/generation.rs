@@ -1,5 +1,7 @@
-//! Which daemon used the state directory last: as a file of its says, and as the database says. One of the
-//! two that lags behind has lost what was written to it.
+//! Generation check: detects that the database lost what the last daemon wrote to it.
+//!
+//! Each daemon stores a ULID, its generation, in the database and in a file. If the two differ, the
+//! one with the lower value has lost writes.
 
 use std::{fs, io, path::Path};
 
@@ -8,50 +10,52 @@ use ulid::Ulid;
 
 use super::database::{Database, DatabaseError};
 
-/// Looks whether the database has what the daemon before this one wrote to it, and says in the log where it
-/// does not: SQLite itself takes frames of its log that are damaged, or a log that is missing, for the end of
-/// what was written (<https://sqlite.org/walformat.html>). From here on, this daemon is the last one. Blocks for
-/// a moment.
+/// Logs an error if the database is older than the file, then stores a new generation in both.
+/// Blocks for a moment.
+///
+/// SQLite does not report such a loss: it takes damaged frames of its WAL, or a missing WAL, for the
+/// end of what was written (<https://sqlite.org/walformat.html>).
 pub(crate) async fn advance(database: &Database, file: &Path) -> Result<(), DatabaseError> {
-    let said = match fs::read_to_string(file) {
-        Ok(said) => said,
+    let in_file = match fs::read_to_string(file) {
+        Ok(text) => text,
         Err(error) => {
             if error.kind() != io::ErrorKind::NotFound {
-                tracing::warn!(%error, "it cannot be told whether the database has lost anything");
+                tracing::warn!(%error, "cannot check whether the database has lost writes");
             }
             String::new()
         }
     };
-    // The later one is the greater one.
-    let life = Ulid::generate().to_string();
-    let change = {
-        let life = life.clone();
-        move |connection: &Connection| swap_generation(connection, &life)
+
+    // ULIDs sort by time.
+    let generation = Ulid::generate().to_string();
+    let swap = {
+        let generation = generation.clone();
+        move |connection: &Connection| swap_generation(connection, &generation)
     };
-    match database.apply(change).await {
-        Ok(before) => {
-            if before.as_str() < said.trim() {
+    match database.apply(swap).await {
+        Ok(in_database) => {
+            if in_database.as_str() < in_file.trim() {
                 tracing::error!(
-                    "the database lacks what the daemon before this one wrote to it last, as jig.db-wal is damaged or missing: jobs and request ids of then are forgotten, so that a repeated call may be done again"
+                    "the database lacks the last writes of the previous daemon, because jig.db-wal is damaged or missing: their jobs and request ids are lost, so a repeated call may be executed again"
                 );
             }
-            // After the database has it: a daemon that dies between the two has lost nothing.
-            if let Err(error) = fs::write(file, life) {
-                tracing::warn!(%error, "it will not be told whether the database loses anything");
+            // Written after the database: a daemon that dies in between has lost nothing.
+            if let Err(error) = fs::write(file, generation) {
+                tracing::warn!(%error, "the next start cannot check whether the database has lost writes");
             }
             Ok(())
         }
-        // Nothing is lost for that.
+        // A full disk loses nothing.
         Err(DatabaseError::Full) => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-/// Notes which daemon uses the database; answers which did before.
-fn swap_generation(connection: &Connection, life: &str) -> rusqlite::Result<String> {
-    let sql = "SELECT CAST(value AS TEXT) FROM fact WHERE name = 'life'";
-    let before = connection.query_row(sql, [], |row| row.get(0)).optional()?;
-    let sql = "INSERT OR REPLACE INTO fact VALUES ('life', CAST(?1 AS BLOB))";
-    connection.execute(sql, [life])?;
-    Ok(before.unwrap_or_default())
+/// Stores the generation in the database and returns the previous one.
+fn swap_generation(connection: &Connection, generation: &str) -> rusqlite::Result<String> {
+    let select = "SELECT CAST(value AS TEXT) FROM fact WHERE name = 'life'";
+    let previous = connection.query_row(select, [], |row| row.get(0)).optional()?;
+    let replace = "INSERT OR REPLACE INTO fact VALUES ('life', CAST(?1 AS BLOB))";
+    connection.execute(replace, [generation])?;
+    Ok(previous.unwrap_or_default())
 }

@@ -1,6 +1,7 @@
-//! What jobs that wait are to do: a file each, which is removed when the job starts. They are not in the
-//! database, whose files would go on holding what was deleted in it (sqlite.org/wal.html: frames stay
-//! until they are overwritten).
+//! Parameters of queued jobs: one file each, removed when the job starts.
+//!
+//! They are not in the database because its files would continue to hold deleted data: frames of
+//! the WAL stay until they are overwritten (sqlite.org/wal.html).
 
 use std::{
     collections::{HashMap, HashSet},
@@ -12,35 +13,34 @@ use std::{
 
 use super::folder;
 
-/// The files.
 #[derive(Debug, Clone)]
 pub(crate) struct JobParamFiles {
     folder: PathBuf,
 }
 
 impl JobParamFiles {
-    /// Those in `folder`.
     pub(super) fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// Keeps the parameters of a job: all of them, or nothing. Like the database, they outlive the daemon, and
-    /// not a machine that loses power at that moment: a job whose file is empty then is lost, and not done
-    /// without any. Blocks.
+    /// Stores the parameters of a job, completely or not at all. Blocks.
+    ///
+    /// Like the database, they survive the death of the daemon, but not a power failure at that
+    /// moment. The file may then be empty; its job is lost, never run without parameters.
     pub(crate) fn save(&self, id: &str, params: &[u8]) -> io::Result<()> {
         let path = self.path(id);
-        let made = create(&path).or_else(|error| {
+        let created = create(&path).or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 return Err(error);
             }
-            folder::make(&self.folder)?;
+            folder::create(&self.folder)?;
             create(&path)
         });
-        let mut file = made?;
+        let mut file = created?;
         file.write_all(params).inspect_err(|_| self.remove(id))
     }
 
-    /// The parameters of a job. Blocks.
+    /// Reads the parameters of a job. Blocks.
     pub(crate) fn read(&self, id: &str) -> io::Result<Vec<u8>> {
         fs::read(self.path(id))
     }
@@ -50,41 +50,42 @@ impl JobParamFiles {
         if let Err(error) = fs::remove_file(self.path(id))
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::error!(%error, job_id = id, "the parameters of a job could not be erased");
+            tracing::error!(%error, job_id = id, "cannot delete the parameters of a job");
         }
     }
 
-    /// Removes those of all jobs but these, which a daemon that died has left. Answers how many bytes these
-    /// have. What cannot be removed, or is no file, stays. Blocks.
+    /// Removes the parameters of all jobs except `queued`, which an earlier daemon remaining. Returns the
+    /// bytes of the remaining files by job id. Files that cannot be removed stay. Blocks.
     pub(crate) fn remove_orphaned(
         &self,
         queued: &HashSet<&str>,
     ) -> io::Result<HashMap<String, u64>> {
-        let mut sizes = HashMap::new();
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(sizes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashMap::new()),
             Err(error) => return Err(error),
         };
+
+        let mut sizes = HashMap::new();
         for entry in entries {
             let entry = entry?;
             let path = entry.path();
             let id = path.file_stem().and_then(|stem| stem.to_str());
-            let swept = match id.filter(|id| queued.contains(id)) {
+            let result = match id.filter(|id| queued.contains(id)) {
                 Some(id) => entry.metadata().map(|metadata| {
                     sizes.insert(id.to_owned(), metadata.len());
                 }),
                 None => fs::remove_file(&path),
             };
-            if let Err(error) = swept {
+            if let Err(error) = result {
                 let path = path.display();
-                tracing::warn!(%error, %path, "what is no parameters of a job that waits could not be removed");
+                tracing::warn!(%error, %path, "cannot remove or read a file in the folder of job parameters");
             }
         }
         Ok(sizes)
     }
 
-    /// No id has a slash: they are made here.
+    /// Job ids are created by the daemon and have no slash.
     fn path(&self, id: &str) -> PathBuf {
         self.folder.join(format!("{id}.json"))
     }
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_kept_until_they_are_erased() {
+    fn parameters_are_stored_until_removed() {
         let folder = tempfile::tempdir().unwrap();
         let params = JobParamFiles::new(folder.path().join("jobs"));
         assert!(params.remove_orphaned(&HashSet::new()).unwrap().is_empty());
@@ -114,8 +115,8 @@ mod tests {
         let sizes = params.remove_orphaned(&["1"].into()).unwrap();
         assert_eq!(sizes, [("1".to_owned(), 2)].into());
         fs::remove_dir(folder.path().join("jobs/3.json.d")).unwrap();
-        let left = fs::read_dir(folder.path().join("jobs")).unwrap().count();
-        assert_eq!(left, 1);
+        let remaining = fs::read_dir(folder.path().join("jobs")).unwrap().count();
+        assert_eq!(remaining, 1);
         assert_eq!(params.read("1").unwrap(), b"{}");
     }
 }

@@ -1,4 +1,4 @@
-//! The log of jobs: what was acknowledged, how far it is, and what came of it.
+//! The table of jobs: parameters of the submission, state, and result.
 
 use std::{
     fmt,
@@ -12,120 +12,103 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params, types::Value};
 use super::{
     database::{Database, DatabaseError},
     requests,
-    row_retention::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
+    retention::rows::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
     unix_millis,
 };
 
-/// Where what is kept is found.
 const TABLE: RetainedTable = RetainedTable { name: "job", bytes_column: "result_bytes" };
-/// In memory: the jobs that ran when the daemon before this one died, until it is written down that they are
-/// lost, which needs room.
+/// In memory: the jobs that were running when the last daemon died. Marking them as lost in the
+/// file needs disk space, so that happens later.
 const CREATE_LOST_TABLE: &str = "CREATE TEMP TABLE IF NOT EXISTS lost (id TEXT PRIMARY KEY, ended_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID";
-/// How far a job is.
 const STATE_EXPRESSION: &str = "CASE WHEN id IN (SELECT id FROM lost) THEN 'lost' ELSE state END";
-/// What is read of a row, in the order of [`read`].
+/// The columns that [`job_from_row`] expects.
 static COLUMNS: LazyLock<String> = LazyLock::new(|| {
     format!(
         "id, workspace, session, principal, tool, queue, priority, {STATE_EXPRESSION}, trace, submitted_ms, started_ms, coalesce(ended_ms, (SELECT lost.ended_ms FROM lost WHERE lost.id = job.id)), step, request, dialect, given_id"
     )
 });
 
-/// Jobs that are looked at before it is somebody else's turn: a millisecond.
+/// Rows that a list scans per command, about a millisecond. Other commands run in between.
 const SCAN_BATCH_ROWS: u32 = 256;
 
 /// The log.
 #[derive(Debug, Clone)]
 pub(crate) struct JobTable {
     database: Database,
-    bounds: RetentionLimits,
+    limits: RetentionLimits,
     retention_trigger: Arc<RetentionTrigger>,
 }
 
-/// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum JobState {
-    /// It waits for its turn.
     Queued,
-    /// It is done.
     Running,
-    /// The tool could do it.
     Succeeded,
-    /// The tool could not.
+    /// The tool reported a failure.
     Failed,
-    /// It was ended, or not begun.
+    /// Stopped, or cancelled before it started.
     Cancelled,
-    /// The daemon died while it ran.
+    /// The daemon died while it was running.
     Lost,
 }
 
-/// A job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Job {
-    /// Its id (a ULID).
+    /// A ULID.
     pub(crate) id: String,
-    /// Name of its workspace.
     pub(crate) workspace: String,
-    /// The session whose step it is.
     pub(crate) session: String,
-    /// Who submitted it.
+    /// The caller that submitted it.
     pub(crate) principal: String,
-    /// The request id that it was submitted with.
+    /// The request id of the submission.
     pub(crate) request_id: Option<String>,
-    /// The dialect that its tool is of; empty, where that is of the contract.
+    /// The dialect of its tool; empty for tools of the contract.
     pub(crate) dialect: String,
     /// The id that the model gave its call; may be empty.
     pub(crate) model_call_id: String,
-    /// The tool that it calls.
     pub(crate) tool: String,
-    /// The queue that it waits in.
     pub(crate) queue: String,
-    /// Who comes first: higher before lower.
+    /// Higher values start first.
     pub(crate) priority: i32,
-    /// How far it is.
     pub(crate) state: JobState,
     /// The trace that it is part of; may be empty.
     pub(crate) trace: String,
-    /// When it was submitted.
     pub(crate) submitted: SystemTime,
-    /// When it started.
     pub(crate) started: Option<SystemTime>,
-    /// When it ended.
     pub(crate) ended: Option<SystemTime>,
-    /// Its step of the session, once it runs.
+    /// The step of the session, once it has started.
     pub(crate) step: Option<u64>,
 }
 
-/// Which jobs to list.
+/// Selects the jobs to list.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct JobQuery {
-    /// Name of their workspace.
     pub(crate) workspace: String,
-    /// Their states; all, where this is empty.
+    /// All states if empty.
     pub(crate) states: Vec<JobState>,
-    /// Their tools, those of dialects as [`named`]; all, where there are none.
+    /// Names of tools; those of dialects as [`qualified_tool_name`]. All tools if `None`.
     pub(crate) tools: Option<Vec<String>>,
-    /// Their queue; all, where there is none.
+    /// All queues if `None`.
     pub(crate) queue: Option<String>,
-    /// Only those that were submitted before this one.
+    /// Only jobs submitted before the one of this id.
     pub(crate) before: Option<String>,
-    /// How many at most.
     pub(crate) limit: u32,
 }
 
-/// What was found among some jobs.
+/// The result of scanning one batch of rows.
 #[derive(Debug)]
 struct ScannedJobs {
     jobs: Vec<Job>,
-    /// The last of those that were looked at, where there may be more.
+    /// The last row of the batch, if there may be more.
     resume_before: Option<String>,
 }
 
 impl JobTable {
-    /// The log in `database`, which keeps so much of jobs that have ended. Those that ran when the daemon
-    /// before this one died are lost; answers those that wait, in the order in which they were submitted.
+    /// Creates the table's interface; `limits` apply to ended jobs. Jobs that were running when the
+    /// last daemon died are lost. Returns the queued jobs in the order of their submission.
     pub(crate) async fn open(
         database: Database,
-        bounds: RetentionLimits,
+        limits: RetentionLimits,
     ) -> Result<(Self, Vec<Job>), DatabaseError> {
         let queued = database
             .apply(move |connection| {
@@ -140,20 +123,21 @@ impl JobTable {
                 rows.collect::<rusqlite::Result<Vec<_>>>()
             })
             .await?;
-        let log =
-            Self { database, bounds, retention_trigger: Arc::new(RetentionTrigger::new(bounds)) };
-        Ok((log, queued))
+
+        let retention_trigger = Arc::new(RetentionTrigger::new(limits));
+        Ok((Self { database, limits, retention_trigger }, queued))
     }
 
-    /// Keeps a job that waits.
+    /// Inserts a queued job.
     pub(crate) async fn insert(&self, job: Job) -> Result<(), DatabaseError> {
         self.execute(move |connection| {
             if job.request_id.is_some() {
-                // An id can be used again once it is not kept any more: it is the newer one's then.
+                // A caller may reuse a request id after it has expired. It then names the new job.
                 connection
                     .prepare_cached("UPDATE job SET request = NULL WHERE request = ?1 AND workspace = ?2 AND principal = ?3")?
                     .execute(params![job.request_id, job.workspace, job.principal])?;
             }
+
             connection
                 .prepare_cached(
                     "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, request, dialect, given_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
@@ -166,7 +150,7 @@ impl JobTable {
         .await
     }
 
-    /// Keeps that a job runs.
+    /// Sets a job to running.
     pub(crate) async fn record_start(
         &self,
         id: String,
@@ -180,7 +164,7 @@ impl JobTable {
         .await
     }
 
-    /// Keeps that a job waits again: nothing of it was done.
+    /// Sets a job back to queued: it had no effects.
     pub(crate) async fn record_requeue(&self, id: String) -> Result<(), DatabaseError> {
         self.execute(move |connection| {
             connection
@@ -190,7 +174,7 @@ impl JobTable {
         .await
     }
 
-    /// Keeps which step of its session a job is.
+    /// Stores the step of a job.
     pub(crate) async fn record_step(&self, id: String, step: u64) -> Result<(), DatabaseError> {
         let step = i64::try_from(step).unwrap_or(i64::MAX);
         self.execute(move |connection| {
@@ -201,7 +185,7 @@ impl JobTable {
         .await
     }
 
-    /// Keeps how a job has ended.
+    /// Stores the final state and the result of a job.
     pub(crate) async fn record_end(
         &self,
         id: String,
@@ -224,7 +208,7 @@ impl JobTable {
         Ok(())
     }
 
-    /// A job of a workspace, and its result.
+    /// Returns a job of a workspace, and its result.
     pub(crate) async fn find(
         &self,
         workspace: String,
@@ -247,7 +231,7 @@ impl JobTable {
             .await
     }
 
-    /// The job that was submitted with a request id.
+    /// Returns the job that was submitted with a request id.
     pub(crate) async fn find_by_request_id(
         &self,
         principal: String,
@@ -268,41 +252,45 @@ impl JobTable {
             .await
     }
 
-    /// The jobs of a selection, those that were submitted last first. Few may be of it, so that all of a
-    /// workspace are looked through: a few at a time, that what others ask meanwhile is done in between.
-    pub(crate) async fn list(&self, selection: JobQuery) -> Result<Vec<Job>, DatabaseError> {
-        let number = selection.limit as usize;
-        let mut found = Vec::new();
-        let mut before = selection.before.clone();
+    /// Lists the selected jobs, newest first.
+    ///
+    /// Few jobs may match, in which case all of the workspace are scanned. The scan runs in batches,
+    /// between which the database serves other commands.
+    pub(crate) async fn list(&self, query: JobQuery) -> Result<Vec<Job>, DatabaseError> {
+        let limit = query.limit as usize;
+        let mut jobs = Vec::new();
+        let mut before = query.before.clone();
         loop {
-            let selection = JobQuery {
+            let batch = JobQuery {
                 before,
-                limit: u32::try_from(number - found.len()).unwrap_or(u32::MAX),
-                ..selection.clone()
+                limit: u32::try_from(limit - jobs.len()).unwrap_or(u32::MAX),
+                ..query.clone()
             };
-            let looked =
-                self.database.read(move |connection| scan_batch(connection, &selection)).await?;
-            found.extend(looked.jobs);
-            match looked.resume_before {
-                Some(rest) if found.len() < number => before = Some(rest),
-                _ => return Ok(found),
+            let scanned =
+                self.database.read(move |connection| scan_batch(connection, &batch)).await?;
+
+            jobs.extend(scanned.jobs);
+            match scanned.resume_before {
+                Some(last) if jobs.len() < limit => before = Some(last),
+                _ => return Ok(jobs),
             }
         }
     }
 
-    /// What tells when to [`Self::retain`].
+    /// Returns the trigger for [`Self::apply_retention`].
     pub(crate) fn retention_trigger(&self) -> Arc<RetentionTrigger> {
         Arc::clone(&self.retention_trigger)
     }
 
-    /// Writes down which jobs were lost, and removes what is not to be kept any more; never what has not
-    /// ended.
+    /// Stores which jobs were lost, then removes expired and excess rows. Removes only ended jobs.
     pub(crate) async fn apply_retention(&self) -> Result<(), DatabaseError> {
         self.execute(mark_lost).await?;
-        let bounds = self.bounds;
+
+        let limits = self.limits;
         loop {
-            let is_all = self.database.apply(move |connection| delete_batch(connection, bounds));
-            if is_all.await? {
+            let delete = move |connection: &Connection| delete_batch(connection, limits);
+            let is_done = self.database.apply(delete).await?;
+            if is_done {
                 return self.database.vacuum().await;
             }
         }
@@ -316,7 +304,7 @@ impl JobTable {
     }
 }
 
-/// A tool of a dialect among others in a [`Selection`].
+/// Returns the name of a dialect's tool in a [`JobQuery`].
 pub(crate) fn qualified_tool_name(dialect: &str, tool: &str) -> String {
     format!("{dialect}/{tool}")
 }
@@ -329,45 +317,46 @@ fn mark_lost(connection: &Connection) -> rusqlite::Result<usize> {
     connection.execute("DELETE FROM lost", [])
 }
 
-/// Removes some of what is not to be kept any more; answers whether that was all.
-fn delete_batch(connection: &Connection, bounds: RetentionLimits) -> rusqlite::Result<bool> {
-    let surplus = ExcessRows::find(connection, TABLE, bounds)?;
+/// Removes one batch of expired or excess rows. Returns true if none remain.
+fn delete_batch(connection: &Connection, limits: RetentionLimits) -> rusqlite::Result<bool> {
+    let excess = ExcessRows::find(connection, TABLE, limits)?;
     let mut delete = connection.prepare_cached("DELETE FROM job WHERE rowid = ?1")?;
-    for &row in surplus.rows.iter().chain(&surplus.oversized) {
+    for &row in excess.rows.iter().chain(&excess.oversized) {
         requests::mark_job_evicted(connection, row)?;
         delete.execute([row])?;
     }
-    Ok(!surplus.is_full())
+    Ok(!excess.is_full())
 }
 
-/// Looks for jobs of a selection among the first that it may be about.
-fn scan_batch(connection: &Connection, selection: &JobQuery) -> rusqlite::Result<ScannedJobs> {
-    let before = selection.before.as_deref();
+/// Scans the next [`SCAN_BATCH_ROWS`] rows of the workspace for jobs that match.
+fn scan_batch(connection: &Connection, query: &JobQuery) -> rusqlite::Result<ScannedJobs> {
+    let before = query.before.as_deref();
     let sql = "SELECT min(id), count(*) FROM (SELECT id FROM job WHERE workspace = ?1 AND (?2 IS NULL OR id < ?2) ORDER BY id DESC LIMIT ?3)";
     let (first, count): (Option<String>, u32) = connection
         .prepare_cached(sql)?
-        .query_row(params![selection.workspace, before, SCAN_BATCH_ROWS], |row| {
+        .query_row(params![query.workspace, before, SCAN_BATCH_ROWS], |row| {
             Ok((row.get(0)?, row.get(1)?))
         })?;
     let Some(first) = first else {
         return Ok(ScannedJobs { jobs: Vec::new(), resume_before: None });
     };
+
     let mut sql = format!("SELECT {} FROM job WHERE workspace = ? AND id >= ?", *COLUMNS);
-    let mut values = vec![Value::from(selection.workspace.clone()), first.clone().into()];
-    if !selection.states.is_empty() {
-        let marks = vec!["?"; selection.states.len()].join(", ");
+    let mut values = vec![Value::from(query.workspace.clone()), first.clone().into()];
+    if !query.states.is_empty() {
+        let marks = vec!["?"; query.states.len()].join(", ");
         sql += &format!(" AND {STATE_EXPRESSION} IN ({marks})");
-        let names = selection.states.iter().map(|state| state.name().to_owned());
+        let names = query.states.iter().map(|state| state.name().to_owned());
         values.extend(names.map(Value::from));
     }
-    if let Some(tools) = &selection.tools {
+    if let Some(tools) = &query.tools {
         let marks = vec!["?"; tools.len()].join(", ");
         sql += &format!(
             " AND CASE dialect WHEN '' THEN tool ELSE dialect || '/' || tool END IN ({marks})"
         );
         values.extend(tools.iter().cloned().map(Value::from));
     }
-    if let Some(queue) = &selection.queue {
+    if let Some(queue) = &query.queue {
         sql += " AND queue = ?";
         values.push(queue.clone().into());
     }
@@ -376,7 +365,8 @@ fn scan_batch(connection: &Connection, selection: &JobQuery) -> rusqlite::Result
         values.push(before.to_owned().into());
     }
     sql += " ORDER BY id DESC LIMIT ?";
-    values.push(i64::from(selection.limit).into());
+    values.push(i64::from(query.limit).into());
+
     let mut select = connection.prepare_cached(&sql)?;
     let rows = select.query_map(rusqlite::params_from_iter(values), job_from_row)?;
     Ok(ScannedJobs {
@@ -427,7 +417,6 @@ impl JobState {
         Self::ALL.into_iter().find(|state| state.name() == name)
     }
 
-    /// Whether it has ended.
     pub(crate) fn is_final(self) -> bool {
         !matches!(self, Self::Queued | Self::Running)
     }
@@ -439,7 +428,7 @@ impl fmt::Display for JobState {
     }
 }
 
-/// The time, as precisely as the log keeps it.
+/// Returns the present time, rounded to the precision of the table.
 pub(crate) fn now_to_millis() -> SystemTime {
     unix_millis::to_time(unix_millis::now())
 }

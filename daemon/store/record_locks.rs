@@ -1,8 +1,10 @@
-//! Records that several daemons keep in one folder: each of them is one daemon's at a time, by a
-//! lock on its file (flock(2)) that goes with the daemon, however it ends.
+//! Locks on records that several daemons store in one folder.
 //!
-//! A record is written by renaming a new file over the old one. Whoever gets the lock on a file that
-//! has no name any more has found what was given up, and nothing else.
+//! Each record is held by one daemon at a time, by flock(2) on its file. The kernel releases the
+//! lock when the daemon ends, however it ends.
+//!
+//! A record is updated by renaming a new file over the old one. A daemon that locks a file without
+//! a name has locked an outdated record, which it ignores.
 
 use std::{
     collections::HashMap,
@@ -20,32 +22,34 @@ use crate::daemon::sys::Errno;
 
 /// Extension of a record that is being written.
 pub(super) const TEMPORARY_EXTENSION: &str = "new";
-/// Age from which on nobody is writing it any more.
+/// Age at which the writer of a temporary file must have died.
 const MAX_TEMPORARY_AGE: Duration = Duration::from_secs(3600);
 
-/// The records that are this daemon's.
+/// The records that this daemon holds.
 #[derive(Debug, Default)]
 pub(super) struct RecordLocks(Mutex<HashMap<PathBuf, File>>);
 
 impl RecordLocks {
-    /// Takes the record at `path`. Answers whether it is this daemon's now and was not before.
+    /// Locks the record at `path`. Returns true if this daemon holds it now and did not before.
     pub(super) fn try_lock_record(&self, path: &Path) -> io::Result<bool> {
         let file = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened?,
         };
+
         if is_in_progress(path, &file.metadata()?) || !try_flock(&file)? {
             return Ok(false);
         }
-        // Replaced or deleted by whoever had it until now.
+        // Replaced or deleted by the daemon that held it until now.
         if file.metadata()?.nlink() == 0 {
             return Ok(false);
         }
+
         self.locked().insert(path.to_owned(), file);
         Ok(true)
     }
 
-    /// Has `file`, which is about to be renamed to `path`, be this daemon's.
+    /// Locks `file`, then renames it to `path` with `rename`.
     pub(super) fn lock_renamed(
         &self,
         path: &Path,
@@ -58,7 +62,7 @@ impl RecordLocks {
         Ok(())
     }
 
-    /// Leaves the record at `path` to others.
+    /// Releases the record at `path`.
     pub(super) fn unlock(&self, path: &Path) {
         self.locked().remove(path);
     }
@@ -68,20 +72,20 @@ impl RecordLocks {
     }
 }
 
-/// Has nobody else look through a folder until the answer is dropped: who looks holds the records
-/// for a moment, and another one would take them for those of a daemon that lives. Without `wait`,
-/// none where another one looks now.
+/// Locks a folder until the returned file is dropped. Without `wait`, returns `None` if another
+/// daemon holds the lock.
+///
+/// A daemon that loads records locks each of them for a moment. Without this lock, a second daemon
+/// would take those for the records of a live daemon.
 pub(super) fn lock_folder(folder: &Path, wait: bool) -> Option<File> {
     let folder = File::open(folder).ok()?;
-    let operation = match wait {
-        true => FlockOperation::LockExclusive,
-        false => FlockOperation::NonBlockingLockExclusive,
-    };
+    let operation =
+        if wait { FlockOperation::LockExclusive } else { FlockOperation::NonBlockingLockExclusive };
     flock(&folder, operation).ok()?;
     Some(folder)
 }
 
-/// Whether the lock was free.
+/// Returns true if the lock was free.
 fn try_flock(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -90,8 +94,8 @@ fn try_flock(file: &File) -> io::Result<bool> {
     }
 }
 
-fn is_in_progress(path: &Path, data: &Metadata) -> bool {
-    let age = || data.modified().ok()?.elapsed().ok();
-    let is_unfinished = path.extension().is_some_and(|it| it == TEMPORARY_EXTENSION);
-    is_unfinished && age().is_none_or(|age| age < MAX_TEMPORARY_AGE)
+fn is_in_progress(path: &Path, metadata: &Metadata) -> bool {
+    let age = || metadata.modified().ok()?.elapsed().ok();
+    let is_temporary = path.extension().is_some_and(|it| it == TEMPORARY_EXTENSION);
+    is_temporary && age().is_none_or(|age| age < MAX_TEMPORARY_AGE)
 }

@@ -1,5 +1,6 @@
-//! The log of request ids: which work was begun under which, and how it was answered. It makes a
-//! repeated call find the first one's answer, also after a restart.
+//! The table of idempotency keys (request ids): which calls used them, and their responses.
+//!
+//! A repeated call finds the first one's response, even after a restart.
 
 use std::sync::Arc;
 
@@ -10,88 +11,80 @@ use ulid::Ulid;
 
 use super::{
     database::{Database, DatabaseError},
-    row_retention::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
+    retention::rows::{ExcessRows, RetainedTable, RetentionLimits, RetentionTrigger},
     unix_millis,
 };
 
-/// Where what is kept is found.
 const TABLE: RetainedTable = RetainedTable { name: "request", bytes_column: "answer_bytes" };
 
-/// The log.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestTable {
     database: Database,
-    /// Of this life of the daemon: a ULID.
+    /// A ULID that identifies this run of the daemon.
     generation: String,
     salt: [u8; 32],
-    bounds: RetentionLimits,
+    limits: RetentionLimits,
     retention_trigger: Arc<RetentionTrigger>,
 }
 
-/// What a request id belongs to.
+/// The scope of a request id.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct RequestKey {
-    /// Who calls.
     pub(crate) principal: String,
-    /// Name of the workspace.
     pub(crate) workspace: String,
-    /// The id.
     pub(crate) id: String,
-    /// What tells the caller from another that had its name before.
+    /// Distinguishes the caller from an earlier one of the same principal name.
     pub(crate) key_fingerprint: KeyFingerprint,
 }
 
-/// The key that a caller has shown, as [`RequestLog::holder`] makes it; empty where it has none.
+/// Salted hash of a caller's API key, made by [`RequestTable::key_fingerprint`]. Empty for callers
+/// without a key.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct KeyFingerprint(Vec<u8>);
 
-/// What was asked under it. A repeat asks the same.
+/// What a request id was used for. A repeated call must have the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RequestIdentity {
-    /// The method or tool.
+    /// The RPC method or tool.
     pub(crate) method: String,
-    /// The session.
     pub(crate) session: String,
-    /// Of the request message: [`RequestLog::fingerprint`].
+    /// Of the request message, made by [`RequestTable::fingerprint`].
     pub(crate) fingerprint: [u8; 32],
 }
 
-/// What the log knows of a request id.
+/// The state of a request id.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RecordState {
-    /// Nothing: it is claimed now.
+    /// It was unknown and is now claimed by this call.
     Claimed,
-    /// The call was answered.
+    /// The call has a response.
     Completed {
-        /// What it asked.
         request: RequestIdentity,
-        /// The answer, as it was given to [`RequestLog::answer`].
+        /// As given to [`RequestTable::complete`].
         response: Bytes,
-        /// Whether this life of the daemon gave it.
+        /// True if this run of the daemon completed it.
         is_current_generation: bool,
     },
-    /// It was claimed, and there is no answer: the daemon died while the call went on, or had no room for
-    /// its answer. Or it goes on, which whoever claimed it knows.
+    /// It was claimed and has no response. The daemon died during the call, could not store the
+    /// response, or the call is still running, which only the holder of the claim knows.
     Incomplete {
-        /// What it asked.
         request: RequestIdentity,
-        /// Its step of the session, where it had got so far.
+        /// The step of the session, if the call got that far.
         step: Option<u64>,
     },
-    /// It was done, and what came of it is not kept any more.
+    /// The call was completed, and its response has been evicted.
     Evicted {
-        /// What it asked.
         request: RequestIdentity,
-        /// Its step of the session, where it is known.
+        /// The step of the session, if it is known.
         step: Option<u64>,
     },
 }
 
 impl RequestTable {
-    /// The log in `database`, which keeps so much of calls that have ended.
+    /// Creates the table's interface; `limits` apply to completed calls.
     pub(crate) async fn open(
         database: Database,
-        bounds: RetentionLimits,
+        limits: RetentionLimits,
     ) -> Result<Self, DatabaseError> {
         let salt = |connection: &Connection| {
             connection.query_row("SELECT value FROM fact WHERE name = 'salt'", [], |row| row.get(0))
@@ -100,69 +93,72 @@ impl RequestTable {
             salt: database.read(salt).await?,
             generation: Ulid::generate().to_string(),
             database,
-            bounds,
-            retention_trigger: Arc::new(RetentionTrigger::new(bounds)),
+            limits,
+            retention_trigger: Arc::new(RetentionTrigger::new(limits)),
         })
     }
 
-    /// What tells a request message from another, and nothing else about it.
+    /// Returns a salted hash of a request message.
     pub(crate) fn fingerprint(&self, message: &[u8]) -> [u8; 32] {
         let mut hash = Sha256::new_with_prefix(self.salt);
         hash.update(message);
         hash.finalize().into()
     }
 
-    /// What tells the holder of the key with this digest from others.
+    /// Returns a salted hash of an API key's digest.
     pub(crate) fn key_fingerprint(&self, digest: Option<&[u8]>) -> KeyFingerprint {
         KeyFingerprint(digest.map_or_else(Vec::new, |digest| self.fingerprint(digest).to_vec()))
     }
 
-    /// Drops what belongs to a key that is none of `keys`, given as principals and what tells their
-    /// holders. What an earlier daemon wrote says no holder: it becomes the present one's.
+    /// Removes the rows of revoked keys: all that are not in `keys`, a list of principals with
+    /// their key fingerprints. Rows of earlier versions have no fingerprint and are assigned to the
+    /// principal's present key.
     pub(crate) async fn remove_revoked(
         &self,
         keys: Vec<(String, KeyFingerprint)>,
     ) -> Result<(), DatabaseError> {
-        let drop_others = move |connection: &Connection| {
-            let mut adopt = connection.prepare_cached(
+        let remove = move |connection: &Connection| {
+            let mut assign = connection.prepare_cached(
                 "UPDATE request SET holder = ?2 WHERE principal = ?1 AND holder = x''",
             )?;
-            for (principal, holder) in &keys {
-                adopt.execute(params![principal, holder.0])?;
+            for (principal, fingerprint) in &keys {
+                assign.execute(params![principal, fingerprint.0])?;
             }
+
             let mut select = connection.prepare_cached(
                 "SELECT DISTINCT principal, holder FROM request WHERE principal LIKE 'key:%'",
             )?;
-            let found =
-                select.query_map([], |row| Ok((row.get(0)?, KeyFingerprint(row.get(1)?))))?;
-            let found: Vec<(String, KeyFingerprint)> = found.collect::<rusqlite::Result<_>>()?;
+            let stored: Vec<(String, KeyFingerprint)> = select
+                .query_map([], |row| Ok((row.get(0)?, KeyFingerprint(row.get(1)?))))?
+                .collect::<rusqlite::Result<_>>()?;
+
             let mut delete = connection
                 .prepare_cached("DELETE FROM request WHERE principal = ?1 AND holder = ?2")?;
-            for (principal, holder) in found.iter().filter(|found| !keys.contains(found)) {
-                delete.execute(params![principal, holder.0])?;
+            for (principal, fingerprint) in stored.iter().filter(|key| !keys.contains(key)) {
+                delete.execute(params![principal, fingerprint.0])?;
             }
             Ok(())
         };
-        self.database.apply(drop_others).await
+        self.database.apply(remove).await
     }
 
-    /// Claims a request id, unless it was claimed before. A claim of another holder is dropped: that
-    /// one's key is revoked.
+    /// Claims a request id, unless it is known. Replaces a row of another key of this principal,
+    /// which has been revoked.
     pub(crate) async fn claim(
         &self,
         key: RequestKey,
-        asked: RequestIdentity,
+        request: RequestIdentity,
     ) -> Result<RecordState, DatabaseError> {
-        let life = self.generation.clone();
+        let generation = self.generation.clone();
         self.database
-            .apply(move |connection| match find_record(connection, &key, &life)? {
+            .apply(move |connection| match find_record(connection, &key, &generation)? {
                 Some(found) => Ok(found),
                 None => {
                     let mut insert = connection.prepare_cached(
                         "INSERT OR REPLACE INTO request (principal, workspace, id, holder, method, session, fingerprint, life, begun_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
                     )?;
                     insert.execute(params![
-                        key.principal, key.workspace, key.id, key.key_fingerprint.0, asked.method, asked.session, asked.fingerprint, life, unix_millis::now()
+                        key.principal, key.workspace, key.id, key.key_fingerprint.0, request.method, request.session, request.fingerprint, generation, unix_millis::now()
                     ])?;
                     Ok(RecordState::Claimed)
                 }
@@ -170,7 +166,7 @@ impl RequestTable {
             .await
     }
 
-    /// Says which step of its session the work of a claim is: from here on, it may have been done.
+    /// Stores the step of a claimed call. From here on, the call may have had effects.
     pub(crate) async fn record_step(
         &self,
         key: RequestKey,
@@ -187,33 +183,33 @@ impl RequestTable {
         .await
     }
 
-    /// Takes over a claim that the daemon died under: its work goes on.
+    /// Takes over the claim of a call during which the daemon died, to continue it.
     pub(crate) async fn reclaim(&self, key: RequestKey) -> Result<(), DatabaseError> {
-        let life = self.generation.clone();
+        let generation = self.generation.clone();
         self.execute(key, move |connection, key| {
             connection
                 .prepare_cached(
                     "UPDATE request SET ended_ms = NULL, life = ?5 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
-                .execute(params![key.principal, key.workspace, key.id, key.key_fingerprint.0, life])
+                .execute(params![key.principal, key.workspace, key.id, key.key_fingerprint.0, generation])
         })
         .await
     }
 
-    /// Keeps the answer of a claimed call.
+    /// Stores the response of a claimed call.
     pub(crate) async fn complete(
         &self,
         key: RequestKey,
-        answer: Bytes,
+        response: Bytes,
     ) -> Result<(), DatabaseError> {
-        let bytes = answer.len();
+        let bytes = response.len();
         self.execute(key, move |connection, key| {
             connection
                 .prepare_cached(
                     "UPDATE request SET answer = ?5, answer_bytes = ?6, ended_ms = ?7 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
                 .execute(params![
-                    key.principal, key.workspace, key.id, key.key_fingerprint.0, &*answer, i64::try_from(bytes).unwrap_or(i64::MAX), unix_millis::now()
+                    key.principal, key.workspace, key.id, key.key_fingerprint.0, &*response, i64::try_from(bytes).unwrap_or(i64::MAX), unix_millis::now()
                 ])
         })
         .await?;
@@ -221,7 +217,7 @@ impl RequestTable {
         Ok(())
     }
 
-    /// Gives a claim back: nothing was done.
+    /// Deletes a claim whose call had no effects.
     pub(crate) async fn release(&self, key: RequestKey) -> Result<(), DatabaseError> {
         self.execute(key, |connection, key| {
             connection
@@ -233,24 +229,28 @@ impl RequestTable {
         .await
     }
 
-    /// What tells when to [`Self::retain`].
+    /// Returns the trigger for [`Self::apply_retention`].
     pub(crate) fn retention_trigger(&self) -> Arc<RetentionTrigger> {
         Arc::clone(&self.retention_trigger)
     }
 
-    /// Removes what is not to be kept any more. `goes_on` says whether there is still work under a claim
-    /// that has no answer: it stays then, and is kept from now on otherwise. Of a call that has too large
-    /// an answer it stays known that it was made.
+    /// Removes expired and excess rows.
+    ///
+    /// `is_running` returns true for claims whose call is running; these stay. The retention time of
+    /// other calls without a response starts now. A row whose response exceeds the byte limit stays
+    /// without its response, so that the call is not made again.
     pub(crate) async fn apply_retention(
         &self,
-        goes_on: impl Fn(&RequestKey) -> bool + Send + 'static,
+        is_running: impl Fn(&RequestKey) -> bool + Send + 'static,
     ) -> Result<(), DatabaseError> {
-        let end = move |connection: &Connection| end_abandoned(connection, &goes_on);
+        let end = move |connection: &Connection| end_abandoned(connection, &is_running);
         self.database.apply(end).await?;
-        let bounds = self.bounds;
+
+        let limits = self.limits;
         loop {
-            let is_all = self.database.apply(move |connection| delete_batch(connection, bounds));
-            if is_all.await? {
+            let delete = move |connection: &Connection| delete_batch(connection, limits);
+            let is_done = self.database.apply(delete).await?;
+            if is_done {
                 return self.database.vacuum().await;
             }
         }
@@ -268,43 +268,39 @@ impl RequestTable {
 fn find_record(
     connection: &Connection,
     key: &RequestKey,
-    life: &str,
+    generation: &str,
 ) -> rusqlite::Result<Option<RecordState>> {
     let mut select = connection.prepare_cached(
         "SELECT method, session, fingerprint, life, step, answer FROM request WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
     )?;
-    let found = |row: &Row<'_>| {
-        let asked =
+    let record = |row: &Row<'_>| {
+        let request =
             RequestIdentity { method: row.get(0)?, session: row.get(1)?, fingerprint: row.get(2)? };
-        let is_recent = row.get_ref(3)?.as_str()? == life;
-        let step: Option<i64> = row.get(4)?;
-        let step = step.and_then(|step| u64::try_from(step).ok());
-        let answer: Option<Vec<u8>> = row.get(5)?;
-        Ok(match answer {
-            Some(answer) if answer.is_empty() => RecordState::Evicted { request: asked, step },
-            Some(answer) => RecordState::Completed {
-                request: asked,
-                response: answer.into(),
-                is_current_generation: is_recent,
-            },
-            None => RecordState::Incomplete { request: asked, step },
+        let is_current_generation = row.get_ref(3)?.as_str()? == generation;
+        let step = row.get::<_, Option<i64>>(4)?.and_then(|step| u64::try_from(step).ok());
+        let response: Option<Vec<u8>> = row.get(5)?;
+
+        Ok(match response {
+            Some(response) if response.is_empty() => RecordState::Evicted { request, step },
+            Some(response) => {
+                RecordState::Completed { request, response: response.into(), is_current_generation }
+            }
+            None => RecordState::Incomplete { request, step },
         })
     };
     select
-        .query_row(params![key.principal, key.workspace, key.id, key.key_fingerprint.0], found)
+        .query_row(params![key.principal, key.workspace, key.id, key.key_fingerprint.0], record)
         .optional()
 }
 
-/// Notes of claims whose work has ended without an answer that they have ended.
+/// Sets the end time of claims without a response whose call is not running.
 fn end_abandoned(
     connection: &Connection,
-    goes_on: &impl Fn(&RequestKey) -> bool,
+    is_running: &impl Fn(&RequestKey) -> bool,
 ) -> rusqlite::Result<()> {
     let mut select = connection.prepare_cached(
         "SELECT rowid, principal, workspace, id, holder FROM request INDEXED BY request_by_holder WHERE ended_ms IS NULL",
     )?;
-    let mut update =
-        connection.prepare_cached("UPDATE request SET ended_ms = ?2 WHERE rowid = ?1")?;
     let claims = select.query_map([], |row| {
         let key = RequestKey {
             principal: row.get(1)?,
@@ -315,30 +311,35 @@ fn end_abandoned(
         Ok((row.get(0)?, key))
     })?;
     let claims: Vec<(i64, RequestKey)> = claims.collect::<rusqlite::Result<_>>()?;
-    for (row, _) in claims.iter().filter(|(_, key)| !goes_on(key)) {
+
+    let mut update =
+        connection.prepare_cached("UPDATE request SET ended_ms = ?2 WHERE rowid = ?1")?;
+    for (row, _) in claims.iter().filter(|(_, key)| !is_running(key)) {
         update.execute([*row, unix_millis::now()])?;
     }
     Ok(())
 }
 
-/// Removes some of what is not to be kept any more; answers whether that was all.
-fn delete_batch(connection: &Connection, bounds: RetentionLimits) -> rusqlite::Result<bool> {
-    let surplus = ExcessRows::find(connection, TABLE, bounds)?;
+/// Removes one batch of expired or excess rows. Returns true if none remain.
+fn delete_batch(connection: &Connection, limits: RetentionLimits) -> rusqlite::Result<bool> {
+    let excess = ExcessRows::find(connection, TABLE, limits)?;
+
     let mut delete = connection.prepare_cached("DELETE FROM request WHERE rowid = ?1")?;
-    for row in &surplus.rows {
+    for row in &excess.rows {
         delete.execute([row])?;
     }
-    // No answer is empty: this says that there was one.
-    let mut strip = connection
+
+    // An empty answer marks an evicted response: no response is empty.
+    let mut evict = connection
         .prepare_cached("UPDATE request SET answer = x'', answer_bytes = 0 WHERE rowid = ?1")?;
-    for row in &surplus.oversized {
-        strip.execute([row])?;
+    for row in &excess.oversized {
+        evict.execute([row])?;
     }
-    Ok(!surplus.is_full())
+    Ok(!excess.is_full())
 }
 
-/// Notes, before a job is removed, that the call which submitted it was done, where that has no answer: who
-/// repeats it must not submit the job again for not finding it.
+/// Marks the call that submitted a job as completed, if it has no response. Called before the job
+/// is removed: otherwise a repeated call would not find the job and submit it again.
 pub(super) fn mark_job_evicted(connection: &Connection, row: i64) -> rusqlite::Result<()> {
     connection
         .prepare_cached(

@@ -1,47 +1,42 @@
-//! The rules that were made while the daemon ran: what decides about calls without asking anybody.
+//! The table of policy rules that were created at runtime.
 
 use rusqlite::{Connection, Row, params};
 
 use super::database::{Database, DatabaseError};
 
-/// The rules.
 #[derive(Debug, Clone)]
 pub(crate) struct RuleTable(Database);
 
-/// A rule, as it is kept.
+/// A rule as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoredRule {
     /// A ULID.
     pub(crate) id: String,
-    /// The workspace that it is about.
     pub(crate) workspace: String,
-    /// What it is called.
+    /// A display name.
     pub(crate) name: String,
-    /// The tool that it is about.
+    /// The tool that the rule applies to.
     pub(crate) tool: String,
-    /// A regular expression on the parameters; without, any.
+    /// A regular expression on the parameters. Without one, the rule matches any.
     pub(crate) pattern: Option<String>,
     /// `ALLOW`, `ASK` or `DENY`.
     pub(crate) action: String,
-    /// When it ends, in milliseconds since 1970.
+    /// Milliseconds since the Unix epoch.
     pub(crate) expires_ms: Option<i64>,
-    /// Whether it is switched on.
     pub(crate) enabled: bool,
-    /// Who made it.
     pub(crate) created_by: String,
-    /// When, in milliseconds since 1970.
+    /// Milliseconds since the Unix epoch.
     pub(crate) created_ms: i64,
-    /// With which approval, if with one.
+    /// The approval that the rule was created with.
     pub(crate) approval_id: Option<String>,
 }
 
 impl RuleTable {
-    /// The rules in `database`.
+    /// Creates the table's interface; the schema has the table.
     pub(crate) fn new(database: Database) -> Self {
         Self(database)
     }
 
-    /// All of them.
     pub(crate) async fn load_all(&self) -> Result<Vec<StoredRule>, DatabaseError> {
         self.0
             .read(|connection| {
@@ -53,12 +48,11 @@ impl RuleTable {
             .await
     }
 
-    /// Adds one.
     pub(crate) async fn add(&self, rule: StoredRule) -> Result<(), DatabaseError> {
         self.0.apply(move |connection| insert(connection, &rule)).await
     }
 
-    /// Changes whether one counts, and when it ends.
+    /// Sets whether a rule is enabled, and when it expires.
     pub(crate) async fn update(
         &self,
         id: String,
@@ -75,7 +69,6 @@ impl RuleTable {
             .await
     }
 
-    /// Removes some.
     pub(crate) async fn remove(&self, ids: Vec<String>) -> Result<(), DatabaseError> {
         self.0
             .apply(move |connection| {
@@ -89,7 +82,6 @@ impl RuleTable {
     }
 }
 
-/// Adds a rule.
 pub(super) fn insert(connection: &Connection, rule: &StoredRule) -> rusqlite::Result<()> {
     let mut insert = connection.prepare_cached(
         "INSERT INTO rule (id, workspace, name, tool, pattern, action, expires_ms, enabled, created_by, created_ms, approval_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",

@@ -1,6 +1,6 @@
-//! Where the sessions of each workspace lie: `sessions/ID`, whichever workspace it belongs to, and
-//! `sessions/ID@WORKSPACE` where another one has a session of that id already. A file in the folder says
-//! whose it is, so that no workspace ever gets another one's, whatever the daemon is started with.
+//! The folders of sessions: `sessions/ID`, or `sessions/ID@WORKSPACE` if another workspace has a
+//! session of that id. A file in the folder names the workspace it belongs to, so no workspace
+//! ever opens a session of another, however the daemon is configured.
 
 use std::{
     fs::{self, File},
@@ -17,25 +17,23 @@ use super::{
     session::{SessionId, check_not_cancelled},
 };
 
-/// Name of the file that says whose a session is.
+/// File in a session's folder that names its workspace.
 const OWNER_FILE: &str = "workspace";
 
-/// What the name of a folder begins with that is being made, or is to be deleted: no id has a dot there.
+/// Prefix of folders that are being created. No session id starts with a dot.
 const UNFINISHED_PREFIX: &str = ".new-";
+/// Prefix of folders that are being deleted.
 const REMOVED_PREFIX: &str = ".removed-";
 
-/// Name of the file that tells of sessions that were removed.
 const TOMBSTONES_FILE: &str = ".past";
 
-/// The folders.
 #[derive(Debug)]
 pub(super) struct SessionFolders {
     path: PathBuf,
-    /// How many have been made or taken away: each has another name while it is.
+    /// Makes the names of folders unique while they are created or removed.
     rename_count: AtomicU64,
 }
 
-/// A session.
 #[derive(Debug)]
 pub(super) struct SessionLocation {
     pub(super) workspace: String,
@@ -44,17 +42,15 @@ pub(super) struct SessionLocation {
 }
 
 impl SessionFolders {
-    /// Those below `path`.
     pub(super) fn new(path: PathBuf) -> Self {
         Self { path, rename_count: AtomicU64::new(0) }
     }
 
-    /// The file that tells of sessions that were removed.
     pub(super) fn tombstones_path(&self) -> PathBuf {
         self.path.join(TOMBSTONES_FILE)
     }
 
-    /// The folder of a session, if it has one.
+    /// Returns the folder of a session, if it exists.
     pub(super) fn find(&self, workspace: &str, id: &SessionId) -> io::Result<Option<PathBuf>> {
         for folder in self.candidates(workspace, id) {
             if owner(&folder)?.as_deref() == Some(workspace) {
@@ -64,8 +60,10 @@ impl SessionFolders {
         Ok(None)
     }
 
-    /// Makes the folder of a session that has none, whole or not at all: half a name could be another
-    /// one's, and on a full disk nothing is left behind. `fill` puts into it what it begins with.
+    /// Creates the folder of a session that has none. `fill` creates its initial content.
+    ///
+    /// Atomic: part of a workspace's name could be the name of another, and a full disk leaves
+    /// nothing behind.
     pub(super) fn create(
         &self,
         workspace: &str,
@@ -73,12 +71,12 @@ impl SessionFolders {
         fill: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<PathBuf> {
         let unfinished = self.path.join(format!("{UNFINISHED_PREFIX}{}", self.next_number()));
-        let made = self.create_at(&unfinished, workspace, id, fill);
-        if made.is_err() {
-            // Where it cannot be removed either, it is when the daemon starts again.
-            let _gone = fs::remove_dir_all(&unfinished);
+        let created = self.create_at(&unfinished, workspace, id, fill);
+        if created.is_err() {
+            // If this fails too, `delete_unfinished` removes it after the next start.
+            let _removed = fs::remove_dir_all(&unfinished);
         }
-        made
+        created
     }
 
     fn create_at(
@@ -88,13 +86,15 @@ impl SessionFolders {
         id: &SessionId,
         fill: impl FnOnce(&Path) -> io::Result<()>,
     ) -> io::Result<PathBuf> {
-        // One of this name was left behind by another daemon.
+        // An earlier daemon may have left a folder of this name.
         match fs::remove_dir_all(unfinished) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        folder::make(&self.path)?;
-        folder::make(unfinished)?;
+
+        folder::create(&self.path)?;
+        folder::create(unfinished)?;
+
         let mut file = File::options()
             .write(true)
             .create_new(true)
@@ -102,49 +102,53 @@ impl SessionFolders {
             .open(unfinished.join(OWNER_FILE))?;
         file.write_all(workspace.as_bytes())?;
         fill(unfinished)?;
-        let [plain, own] = self.candidates(workspace, id);
+
+        let [plain, qualified] = self.candidates(workspace, id);
         match fs::rename(unfinished, &plain) {
             Ok(()) => Ok(plain),
-            // Another workspace has it, or nobody knows whose it is.
-            Err(error) if already_exists(&error) => fs::rename(unfinished, &own).map(|()| own),
+            // Another workspace has it, or its owner is unknown.
+            Err(error) if already_exists(&error) => {
+                fs::rename(unfinished, &qualified).map(|()| qualified)
+            }
             Err(error) => Err(error),
         }
     }
 
-    /// All sessions: whose each is, and its folder. What is none is left alone.
+    /// Lists the folders of all sessions. Ignores folders that are no session's.
     pub(super) fn list(&self) -> io::Result<Vec<SessionLocation>> {
-        let mut found = Vec::new();
+        let mut locations = Vec::new();
         for entry in self.entries()? {
             let folder = entry?.path();
             let name = folder.file_name().unwrap_or_default().to_string_lossy();
             if name.starts_with('.') {
-                continue; // no session's
+                continue; // in progress, or the tombstones
             }
+
             match self.identify(&folder, &name) {
-                Ok(Some(session)) => found.push(session),
+                Ok(Some(location)) => locations.push(location),
                 Ok(None) => {
-                    tracing::warn!(name = %name, "what is in the folder of the sessions is none: it is left alone");
+                    tracing::warn!(name = %name, "ignoring an entry of the sessions folder that is not a session");
                 }
                 Err(error) => {
-                    tracing::warn!(name = %name, %error, "a session cannot be looked at");
+                    tracing::warn!(name = %name, %error, "cannot read a session's folder");
                 }
             }
         }
-        Ok(found)
+        Ok(locations)
     }
 
-    /// The session that a folder of this name is.
+    /// Returns the session that a folder belongs to, which has or had the name `name`.
     fn identify(&self, folder: &Path, name: &str) -> io::Result<Option<SessionLocation>> {
         let Some(workspace) = owner(folder)? else {
             return Ok(None);
         };
-        let of_several = name.strip_suffix(&format!("@{workspace}"));
-        let id = SessionId::parse(of_several.unwrap_or(name));
+        let unqualified = name.strip_suffix(&format!("@{workspace}"));
+        let id = SessionId::parse(unqualified.unwrap_or(name));
         Ok(id.map(|id| SessionLocation { workspace, id, folder: folder.to_owned() }))
     }
 
-    /// Takes a session away, so that there is none from then on; what it had is yet to be deleted. Answers
-    /// where that is.
+    /// Renames a session's folder, after which the session no longer exists. [`Self::delete`]
+    /// deletes the renamed folder, whose path is returned.
     pub(super) fn mark_removed(&self, folder: &Path) -> io::Result<PathBuf> {
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         loop {
@@ -152,15 +156,15 @@ impl SessionFolders {
             let removed = self.path.join(removed);
             match fs::rename(folder, &removed) {
                 Ok(()) => return Ok(removed),
-                // By a daemon that died: each one takes another number.
+                // Left by an earlier daemon: takes the next number.
                 Err(error) if already_exists(&error) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// What was taken away and is not deleted yet: which session it was, if that can be told, and where it
-    /// lies.
+    /// Lists the folders that [`Self::mark_removed`] renamed, each with its session if that can be
+    /// determined.
     pub(super) fn list_removed(&self) -> io::Result<Vec<(Option<SessionLocation>, PathBuf)>> {
         let mut removed = Vec::new();
         for entry in self.entries()? {
@@ -175,7 +179,7 @@ impl SessionFolders {
         Ok(removed)
     }
 
-    /// Deletes what a daemon that died was making. To be called before one is made.
+    /// Deletes folders that an earlier daemon did not finish. Call it before creating any.
     pub(super) fn delete_unfinished(&self) -> io::Result<()> {
         for entry in self.entries()? {
             let entry = entry?;
@@ -186,9 +190,9 @@ impl SessionFolders {
         Ok(())
     }
 
-    /// Deletes what was taken away, as long as the daemon does not end.
-    pub(super) fn delete(&self, folder: &Path, end: &CancellationToken) -> io::Result<()> {
-        delete(folder, end)
+    /// Deletes a folder with its content. Fails once `shutdown` is cancelled.
+    pub(super) fn delete(&self, folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
+        delete(folder, shutdown)
     }
 
     fn next_number(&self) -> u64 {
@@ -203,35 +207,36 @@ impl SessionFolders {
         Ok(entries.into_iter().flatten())
     }
 
-    /// Where a session may lie. No id has an `@`, and no name of a workspace a slash.
+    /// Returns the possible folders of a session. No id contains `@`, no workspace name a slash.
     fn candidates(&self, workspace: &str, id: &SessionId) -> [PathBuf; 2] {
         let id = id.as_str();
         [self.path.join(id), self.path.join(format!("{id}@{workspace}"))]
     }
 }
 
-/// Deletes a folder and what is in it, if it is there.
-fn delete(folder: &Path, end: &CancellationToken) -> io::Result<()> {
+/// Deletes a folder and its content, if it exists.
+fn delete(folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
     for entry in entries {
         let entry = entry?;
-        check_not_cancelled(end)?;
-        match entry.file_type()?.is_dir() {
-            true => delete(&entry.path(), end)?,
-            false => fs::remove_file(entry.path())?,
+        check_not_cancelled(shutdown)?;
+        if entry.file_type()?.is_dir() {
+            delete(&entry.path(), shutdown)?;
+        } else {
+            fs::remove_file(entry.path())?;
         }
     }
     fs::remove_dir(folder)
 }
 
-/// The workspace that a session's folder belongs to.
+/// Returns the workspace that a session's folder belongs to.
 fn owner(folder: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(folder.join(OWNER_FILE)) {
         Ok(name) => Ok(Some(name)),
-        // One that is no folder belongs to nobody, too.
+        // A file in the place of a folder has no owner either.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             Ok(None)
         }
@@ -239,7 +244,7 @@ fn owner(folder: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Whether something has the name already that is no empty folder.
+/// Returns true if the target of a rename exists and is not an empty folder.
 fn already_exists(error: &io::Error) -> bool {
     use ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
     matches!(error.kind(), AlreadyExists | DirectoryNotEmpty | NotADirectory)
@@ -250,15 +255,15 @@ mod tests {
     use super::*;
 
     fn listed(folders: &SessionFolders) -> std::collections::BTreeMap<String, PathBuf> {
-        let named = folders.list().unwrap().into_iter().map(|found| {
-            assert_eq!(found.id, SessionId::default());
-            (found.workspace, found.folder)
+        let locations = folders.list().unwrap().into_iter().map(|location| {
+            assert_eq!(location.id, SessionId::default());
+            (location.workspace, location.folder)
         });
-        named.collect()
+        locations.collect()
     }
 
     #[test]
-    fn each_workspace_has_its_own_whatever_comes_first() {
+    fn workspaces_with_equal_session_ids_have_separate_folders() {
         let folder = tempfile::tempdir().unwrap();
         let folders = SessionFolders::new(folder.path().to_owned());
         let id = SessionId::default();
@@ -271,10 +276,10 @@ mod tests {
         assert_eq!(make("b"), own);
         assert_eq!(find("b"), Some(own.clone()));
         assert_eq!(find("a"), Some(plain.clone()));
-        // Also when the other one is gone meanwhile.
+        // Unaffected by the removal of the other.
         fs::remove_dir_all(&plain).unwrap();
         assert_eq!(find("b"), Some(own.clone()));
-        // Nothing is known of whose this is.
+        // The owner of this folder is unknown.
         fs::create_dir(&plain).unwrap();
         fs::write(plain.join("events.jsonl"), "").unwrap();
         let other = folder.path().join("default@a");
@@ -284,16 +289,16 @@ mod tests {
         let removed = folders.mark_removed(&own).unwrap();
         assert_eq!(listed(&folders), [("a".to_owned(), other)].into());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-        let (session, place) = folders.list_removed().unwrap().pop().unwrap();
+        let (session, path) = folders.list_removed().unwrap().pop().unwrap();
         let session = session.unwrap();
         assert_eq!((&*session.workspace, session.id), ("b", id));
-        assert_eq!(place, removed);
+        assert_eq!(path, removed);
         folders.delete(&removed, &CancellationToken::new()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 
     #[test]
-    fn what_is_no_session_is_left_alone_and_what_fails_leaves_nothing() {
+    fn other_entries_are_ignored_and_failed_creation_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let folders = SessionFolders::new(folder.path().to_owned());
         let id = SessionId::default();
@@ -308,10 +313,10 @@ mod tests {
         let made = folders.create("a", &id, |_| Ok(())).unwrap();
         assert_eq!(made, folder.path().join("default@a"));
         assert_eq!(listed(&folders), [("a".to_owned(), made.clone())].into());
-        // One that is told to end in the middle leaves the rest to the next one.
-        let end = CancellationToken::new();
-        end.cancel();
-        assert!(folders.delete(&made, &end).is_err());
+        // Cancelled midway: the next daemon deletes the rest.
+        let shutdown = CancellationToken::new();
+        shutdown.cancel();
+        assert!(folders.delete(&made, &shutdown).is_err());
         assert!(made.exists());
         fs::create_dir(folder.path().join(".new-7")).unwrap();
         folders.delete_unfinished().unwrap();

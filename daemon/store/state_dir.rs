@@ -1,4 +1,4 @@
-//! The state directory: one daemon at a time holds it.
+//! The state directory. One daemon at a time holds it, by a lock on its file `lock`.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -18,7 +18,7 @@ use super::{
     uploads::UploadRecords,
 };
 
-/// A state directory that this daemon holds, until it is dropped.
+/// A locked state directory. Unlocked when dropped.
 #[derive(Debug)]
 pub(crate) struct StateDir {
     path: PathBuf,
@@ -27,65 +27,53 @@ pub(crate) struct StateDir {
     _lock: File,
 }
 
-/// Why a state directory cannot be held.
+/// Display says what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateDirError {
-    /// Another daemon holds it.
     #[error(
-        "{path} is held by another daemon (process {pid}): stop it, or give this one a state directory of its own with --state-dir"
+        "{path} is in use by another daemon (process {pid}): stop it, or give this one a state directory of its own with --state-dir"
     )]
     InUse {
-        /// The directory.
         path: String,
-        /// Who holds it, as it says itself.
+        /// As the other daemon wrote it into the lock file.
         pid: String,
     },
-    /// There is no room on its disk.
     #[error("{path} cannot be used as state directory: its disk is full: make room there")]
-    Full {
-        /// The directory.
-        path: String,
-    },
-    /// Another user may have put something into it.
+    Full { path: String },
+    /// Another user may have put files into it.
     #[error("{path} cannot be trusted as state directory")]
     Untrusted {
-        /// The directory.
         path: String,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// It cannot be made or written to.
     #[error(
         "{path} cannot be used as state directory: make it writable for this user, or choose another with --state-dir"
     )]
     Unusable {
-        /// The directory.
         path: String,
-        /// Why.
         #[source]
         source: io::Error,
     },
 }
 
 impl StateDir {
-    /// The file of the database.
     pub(crate) fn database_path(&self) -> PathBuf {
         self.path.join("jig.db")
     }
 
-    /// The file that says which daemon wrote to the database last.
+    /// Path of the file that names the generation: see [`super::generation`].
     pub(crate) fn generation_path(&self) -> PathBuf {
         self.path.join("life")
     }
 
-    /// The files that must stay where they are now, once the database is open.
+    /// Returns the files to watch for removal. Call it once the database is open.
     pub(crate) fn state_files(&self) -> io::Result<StateFiles> {
         let names = ["lock", "jig.db", "jig.db-wal"];
         StateFiles::new(names.map(|name| self.path.join(name)))
     }
 
-    /// Whether daemons have left jobs or sessions here. What cannot be looked at counts for nothing.
+    /// Returns true if the directory has jobs or sessions. Unreadable folders count as empty.
     pub(crate) fn has_records(&self) -> bool {
         ["jobs", "sessions"].iter().any(|name| {
             let entries = fs::read_dir(self.path.join(name));
@@ -93,44 +81,46 @@ impl StateDir {
         })
     }
 
-    /// What jobs that wait are to do.
+    /// Returns the parameter files of queued jobs.
     pub(crate) fn job_params(&self) -> JobParamFiles {
         JobParamFiles::new(self.path.join("jobs"))
     }
 
-    /// Folder for what changes of files are about to do.
+    /// Path of the folder for the journals of file changes.
     pub(crate) fn change_journals_dir(&self) -> PathBuf {
         self.path.join("changes")
     }
 
-    /// Makes a folder in a state directory that somebody else may hold. Answers its path, without
-    /// links.
+    /// Creates a folder in a state directory that another daemon may hold. Returns its canonical
+    /// path.
     pub(crate) fn create_folder_in(path: &Path, name: &str) -> io::Result<PathBuf> {
         let folder = path.join(name);
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         std::fs::canonicalize(folder)
     }
 
-    /// Takes hold of the directory at `path`, making it where it is missing.
+    /// Opens and locks the directory at `path`, creating it if it is missing.
     pub(crate) fn open(path: &Path) -> Result<Self, StateDirError> {
-        let named = path.display().to_string();
+        let display_path = path.display().to_string();
         let unusable = |source: io::Error| match source.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => StateDirError::Full { path: named.clone() },
-            _ => StateDirError::Unusable { path: named.clone(), source },
+            Some(libc::ENOSPC | libc::EDQUOT) => StateDirError::Full { path: display_path.clone() },
+            _ => StateDirError::Unusable { path: display_path.clone(), source },
         };
+
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
         let path = fs::canonicalize(path).map_err(unusable)?;
         ownership::check_ownership(&path)
-            .map_err(|source| StateDirError::Untrusted { path: named.clone(), source })?;
-        let options = OpenOptions::new()
+            .map_err(|source| StateDirError::Untrusted { path: display_path.clone(), source })?;
+
+        let mut lock = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
-            .clone();
-        let mut lock = options.open(path.join("lock")).map_err(unusable)?;
+            .open(path.join("lock"))
+            .map_err(unusable)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -143,11 +133,13 @@ impl StateDir {
             }
             Err(errno) => return Err(unusable(errno.into())),
         }
-        // Over what is there: a daemon that is started again needs no room for it.
+
+        // Overwrites in place: a restarted daemon needs no disk space for it.
         let pid = format!("{}\n", std::process::id());
         lock.write_all(pid.as_bytes())
             .and_then(|()| lock.set_len(pid.len() as u64))
             .map_err(unusable)?;
+
         Ok(Self {
             uploads: UploadRecords::new(path.join("uploads")),
             sessions: Arc::new(SessionStore::new(path.join("sessions"))),
@@ -156,18 +148,16 @@ impl StateDir {
         })
     }
 
-    /// The sessions.
     pub(crate) fn sessions(&self) -> &Arc<SessionStore> {
         &self.sessions
     }
 
-    /// The records of uploads.
     pub(crate) fn uploads(&self) -> UploadRecords {
         self.uploads.clone()
     }
 
-    /// Has the records of uploads be in a folder that daemons share; without one, be of no use when
-    /// this daemon has ended, as the directory is removed then.
+    /// Moves the upload records to the shared folder. With `None`, they become ephemeral: the state
+    /// directory is removed with this daemon.
     pub(crate) fn set_uploads_folder(&mut self, shared: Option<PathBuf>) {
         self.uploads = match shared {
             Some(folder) => UploadRecords::shared(folder),

@@ -1,5 +1,7 @@
-//! Whether the state directory is still where the daemon opened it. One that was removed or replaced
-//! takes what is written to it along, and the next daemon would repeat what this one has done.
+//! Detects that the state directory was removed or replaced while the daemon runs.
+//!
+//! Writes to a removed file are lost with the daemon, and the next daemon would repeat completed
+//! calls.
 
 use std::{
     fs, io,
@@ -13,10 +15,10 @@ use tokio::{sync::watch, time::sleep};
 
 use crate::daemon::task;
 
-/// Time between looks that no change of the database asks for.
+/// Time between two checks without a database change.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Files that must stay: the daemon has them open, so that no other file can get their inodes.
+/// Files that must stay in place. The daemon has them open, so no other file can get their inodes.
 #[derive(Debug)]
 pub(crate) struct StateFiles {
     files: Vec<(PathBuf, FileIdentity)>,
@@ -30,7 +32,7 @@ struct FileIdentity {
 }
 
 impl StateFiles {
-    /// Those of `paths` that exist now.
+    /// Watches those of `paths` that exist.
     pub(super) fn new(paths: impl IntoIterator<Item = PathBuf>) -> io::Result<Self> {
         let mut files = Vec::new();
         for path in paths {
@@ -43,34 +45,34 @@ impl StateFiles {
         Ok(Self { files, lost: watch::Sender::new(false) })
     }
 
-    /// Whether any of them was removed or replaced. The first look that finds so is logged, and the
-    /// first that finds them in place again. Blocks for as long as stat(2) does.
+    /// Returns true if any file was removed or replaced. Logs each change of the result. Blocks for
+    /// as long as stat(2) does.
     pub(crate) fn check_lost(&self) -> bool {
-        let lost = self.files.iter().find(|(path, opened)| {
-            let found = file_identity(path);
-            found.map_or(true, |found| found != *opened)
+        let lost_file = self.files.iter().find(|(path, opened)| {
+            file_identity(path).map_or(true, |identity| identity != *opened)
         });
-        let changed = self.lost.send_if_modified(|are_lost| {
-            std::mem::replace(are_lost, lost.is_some()) != lost.is_some()
-        });
-        match lost {
+        let is_lost = lost_file.is_some();
+        let changed =
+            self.lost.send_if_modified(|lost| std::mem::replace(lost, is_lost) != is_lost);
+
+        match lost_file {
             Some((path, _)) if changed => tracing::error!(
                 file = %path.display(),
-                remedy = "put it back where it was, or restart the daemon, which begins with what is there then",
-                "the state directory was removed or replaced: calls that need it are refused, and health is NOT_SERVING"
+                remedy = "put it back in place, or restart the daemon, which then starts with the present content",
+                "the state directory was removed or replaced: rejecting calls that need it; health is NOT_SERVING"
             ),
             None if changed => tracing::info!("the state directory is in place again"),
             Some(_) | None => {}
         }
-        lost.is_some()
+        is_lost
     }
 
-    /// Whether they are lost, as of the last look.
+    /// Returns a receiver of the last check's result.
     pub(crate) fn subscribe_lost(&self) -> watch::Receiver<bool> {
         self.lost.subscribe()
     }
 
-    /// Checks them from time to time.
+    /// Spawns a task that checks the files periodically.
     pub(crate) fn spawn_watch(self: Arc<Self>) {
         task::spawn("state files", async move {
             loop {
@@ -97,26 +99,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_are_removed_or_replaced_are_lost_until_they_are_back() {
+    fn removed_or_replaced_files_are_lost_until_they_are_back() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         fs::create_dir(&state).unwrap();
         let [lock, missing] = ["lock", "missing"].map(|name| state.join(name));
         let _open = File::create(&lock).unwrap();
         let files = StateFiles::new([lock.clone(), missing]).unwrap();
-        let are_lost = files.subscribe_lost();
+        let lost = files.subscribe_lost();
         assert!(!files.check_lost());
         let aside = folder.path().join("aside");
         fs::rename(&state, &aside).unwrap();
         assert!(files.check_lost());
-        assert!(*are_lost.borrow());
+        assert!(*lost.borrow());
         fs::create_dir(&state).unwrap();
         fs::copy(aside.join("lock"), &lock).unwrap();
         assert!(files.check_lost());
         fs::remove_dir_all(&state).unwrap();
         fs::rename(&aside, &state).unwrap();
         assert!(!files.check_lost());
-        assert!(!*are_lost.borrow());
+        assert!(!*lost.borrow());
         fs::remove_file(&lock).unwrap();
         assert!(files.check_lost());
     }

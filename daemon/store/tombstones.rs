@@ -1,6 +1,8 @@
-//! What numbers those sessions had got to that were removed: one of the same id goes on counting, so that
-//! no path and no number of the old one ever names something of the new one. They are kept in one file,
-//! until nothing is left that could name them.
+//! Tombstones: the counters of removed sessions.
+//!
+//! A new session of the same id continues counting, so no path and no number of the old session
+//! ever names anything of the new one. Tombstones are stored in one file until nothing is left
+//! that could refer to the removed session.
 
 use std::{
     collections::HashMap,
@@ -15,38 +17,36 @@ use serde::{Deserialize, Serialize};
 
 use super::session::{SessionCounters, SessionId};
 
-/// Most of them: some 10 MiB of a file. Beyond that the oldest are forgotten.
+/// About 10 MiB of a file. The oldest beyond that are dropped.
 const MAX_TOMBSTONES: usize = 50_000;
 
-/// Those that were removed.
 #[derive(Debug)]
 pub(super) struct SessionTombstones {
     path: PathBuf,
     tombstones: HashMap<(String, SessionId), Tombstone>,
 }
 
-/// One of them.
 #[derive(Debug, Clone)]
 struct Tombstone {
     counters: SessionCounters,
-    /// Seconds from the epoch to its removal.
+    /// Time of the removal, in seconds since the Unix epoch.
     removed: u64,
 }
 
-/// A line of the file.
+/// A line of the file, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 struct TombstoneLine {
     workspace: String,
     session: String,
     removed: u64,
     #[serde(flatten)]
-    numbers: SessionCounters,
+    counters: SessionCounters,
 }
 
 impl SessionTombstones {
-    /// Those that the file at `path` tells of. A line that is none is left out.
+    /// Loads the tombstones from the file at `path`. Ignores invalid lines.
     pub(super) fn load(path: PathBuf) -> io::Result<Self> {
-        let mut known = HashMap::new();
+        let mut tombstones = HashMap::new();
         match File::open(&path) {
             Ok(file) => {
                 for line in BufReader::new(file).split(b'\n') {
@@ -54,80 +54,97 @@ impl SessionTombstones {
                         continue;
                     };
                     if let Some(id) = SessionId::parse(&line.session) {
-                        let past = Tombstone { counters: line.numbers, removed: line.removed };
-                        known.insert((line.workspace, id), past); // the last one of an id is right
+                        // The last line of an id is the valid one.
+                        let tombstone =
+                            Tombstone { counters: line.counters, removed: line.removed };
+                        tombstones.insert((line.workspace, id), tombstone);
                     }
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        Ok(Self { path, tombstones: known })
+        Ok(Self { path, tombstones })
     }
 
-    /// What numbers a session had got to when it was removed.
+    /// Returns the counters that a session had when it was removed.
     pub(super) fn counters(&self, workspace: &str, id: &SessionId) -> Option<&SessionCounters> {
         let key = (workspace.to_owned(), id.clone());
-        self.tombstones.get(&key).map(|past| &past.counters)
+        self.tombstones.get(&key).map(|tombstone| &tombstone.counters)
     }
 
-    /// A session is removed. [`Self::keep`] writes it down.
-    pub(super) fn insert(&mut self, workspace: &str, id: &SessionId, numbers: SessionCounters) {
+    /// Adds a tombstone in memory. [`Self::persist`] writes it to the file.
+    pub(super) fn insert(&mut self, workspace: &str, id: &SessionId, counters: SessionCounters) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let removed = now.unwrap_or_default().as_secs();
         let key = (workspace.to_owned(), id.clone());
-        self.tombstones.insert(key, Tombstone { counters: numbers, removed });
+        self.tombstones.insert(key, Tombstone { counters, removed });
     }
 
-    /// Writes down what is known of a session.
+    /// Appends the tombstone of a session to the file and syncs it.
     pub(super) fn persist(&self, workspace: &str, id: &SessionId) -> io::Result<()> {
         let key = (workspace.to_owned(), id.clone());
-        let Some(past) = self.tombstones.get(&key) else {
+        let Some(tombstone) = self.tombstones.get(&key) else {
             return Ok(());
         };
+
         let mut file = File::options().append(true).create(true).mode(0o600).open(&self.path)?;
-        // One that was cut off before is no part of this one.
+        // The leading newline ends a line that a crash cut off.
         let mut line = b"\n".to_vec();
-        line.append(&mut encode_line(&key, past)?);
+        line.append(&mut encode_line(&key, tombstone)?);
         file.write_all(&line)?;
         file.sync_data()
     }
 
-    /// Forgets those that were removed longer ago, and the oldest where there are too many.
+    /// Drops sessions removed more than `age` ago, and the oldest beyond [`MAX_TOMBSTONES`].
     pub(super) fn prune(&mut self, age: Duration) -> io::Result<()> {
-        let since = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
-        let since = since.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let mut times: Vec<_> = self.tombstones.values().map(|past| past.removed).collect();
+        let oldest_kept = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
+        let by_age = oldest_kept.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+
+        let mut times: Vec<_> =
+            self.tombstones.values().map(|tombstone| tombstone.removed).collect();
         times.sort_unstable_by(|one, other| other.cmp(one));
-        let too_many = times.get(MAX_TOMBSTONES).map_or(0, |time| time + 1);
-        let since = since.as_secs().max(too_many);
+        let by_count = times.get(MAX_TOMBSTONES).map_or(0, |time| time + 1);
+
+        let since = by_age.max(by_count);
         if times.last().is_none_or(|oldest| *oldest >= since) {
             return Ok(());
         }
-        let mut kept = self.tombstones.clone();
-        kept.retain(|_, past| past.removed >= since);
+
+        let mut remaining = self.tombstones.clone();
+        remaining.retain(|_, tombstone| tombstone.removed >= since);
+        self.rewrite_file(&remaining)?;
+        self.tombstones = remaining;
+        Ok(())
+    }
+
+    /// Replaces the file atomically.
+    fn rewrite_file(&self, tombstones: &HashMap<(String, SessionId), Tombstone>) -> io::Result<()> {
         let new = self.path.with_extension("new");
         let file =
             File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+
         let mut writer = BufWriter::new(&file);
-        for (key, past) in &kept {
-            writer.write_all(&encode_line(key, past)?)?;
+        for (key, tombstone) in tombstones {
+            writer.write_all(&encode_line(key, tombstone)?)?;
         }
         writer.flush()?;
         drop(writer);
+
         file.sync_data()?;
-        fs::rename(new, &self.path)?;
-        self.tombstones = kept;
-        Ok(())
+        fs::rename(new, &self.path)
     }
 }
 
-fn encode_line((workspace, id): &(String, SessionId), past: &Tombstone) -> io::Result<Vec<u8>> {
+fn encode_line(
+    (workspace, id): &(String, SessionId),
+    tombstone: &Tombstone,
+) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(&TombstoneLine {
         workspace: workspace.clone(),
         session: id.as_str().to_owned(),
-        removed: past.removed,
-        numbers: past.counters.clone(),
+        removed: tombstone.removed,
+        counters: tombstone.counters.clone(),
     })?;
     line.push(b'\n');
     Ok(line)
@@ -137,54 +154,54 @@ fn encode_line((workspace, id): &(String, SessionId), past: &Tombstone) -> io::R
 mod tests {
     use super::*;
 
-    fn numbers(step: u64) -> SessionCounters {
+    fn counters(step: u64) -> SessionCounters {
         SessionCounters { step, sequence: step * 2, time: String::new() }
     }
 
     #[test]
-    fn they_are_known_again_and_forgotten_in_time() {
+    fn tombstones_survive_a_restart_and_expire() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("past");
+        let path = folder.path().join("tombstones");
         let read = || SessionTombstones::load(path.clone()).unwrap();
-        let step = |past: &SessionTombstones, workspace: &str| {
-            let found = past.counters(workspace, &SessionId::default());
-            found.map(|numbers| numbers.step)
+        let step = |tombstones: &SessionTombstones, workspace: &str| {
+            let counters = tombstones.counters(workspace, &SessionId::default());
+            counters.map(|counters| counters.step)
         };
-        let mut past = read();
+        let mut tombstones = read();
         for (workspace, steps) in [("a", 3), ("b", 4), ("a", 5)] {
-            past.insert(workspace, &SessionId::default(), numbers(steps));
-            past.persist(workspace, &SessionId::default()).unwrap();
+            tombstones.insert(workspace, &SessionId::default(), counters(steps));
+            tombstones.persist(workspace, &SessionId::default()).unwrap();
         }
-        // One that a crash has cut off.
+        // A line cut off by a crash.
         let mut text = fs::read_to_string(&path).unwrap();
         text.push_str("{\"workspace\":\"a\",\"ses");
         fs::write(&path, text).unwrap();
-        past.insert("c", &SessionId::default(), numbers(6));
-        past.persist("c", &SessionId::default()).unwrap();
-        for past in [&past, &read()] {
-            let found = ["a", "b", "c", "d"].map(|workspace| step(past, workspace));
+        tombstones.insert("c", &SessionId::default(), counters(6));
+        tombstones.persist("c", &SessionId::default()).unwrap();
+        for tombstones in [&tombstones, &read()] {
+            let found = ["a", "b", "c", "d"].map(|workspace| step(tombstones, workspace));
             assert_eq!(found, [Some(5), Some(4), Some(6), None]);
         }
-        past.prune(Duration::from_secs(1000)).unwrap();
+        tombstones.prune(Duration::from_secs(1000)).unwrap();
         assert_eq!(step(&read(), "a"), Some(5));
-        past.tombstones.values_mut().for_each(|past| past.removed -= 2000);
-        past.prune(Duration::from_secs(1000)).unwrap();
-        for past in [&past, &read()] {
-            assert_eq!(step(past, "a"), None);
+        tombstones.tombstones.values_mut().for_each(|tombstone| tombstone.removed -= 2000);
+        tombstones.prune(Duration::from_secs(1000)).unwrap();
+        for tombstones in [&tombstones, &read()] {
+            assert_eq!(step(tombstones, "a"), None);
         }
     }
 
     #[test]
-    fn there_are_no_more_than_may_be() {
+    fn oldest_tombstones_beyond_the_limit_are_dropped() {
         let folder = tempfile::tempdir().unwrap();
-        let mut past = SessionTombstones::load(folder.path().join("past")).unwrap();
+        let mut tombstones = SessionTombstones::load(folder.path().join("tombstones")).unwrap();
         for number in 0..=MAX_TOMBSTONES as u64 {
-            past.insert(&format!("{number}"), &SessionId::default(), numbers(1));
+            tombstones.insert(&format!("{number}"), &SessionId::default(), counters(1));
             let key = (format!("{number}"), SessionId::default());
-            past.tombstones.get_mut(&key).unwrap().removed += number;
+            tombstones.tombstones.get_mut(&key).unwrap().removed += number;
         }
-        past.prune(Duration::from_secs(1000)).unwrap();
-        assert_eq!(past.tombstones.len(), MAX_TOMBSTONES);
-        assert!(past.counters("0", &SessionId::default()).is_none());
+        tombstones.prune(Duration::from_secs(1000)).unwrap();
+        assert_eq!(tombstones.tombstones.len(), MAX_TOMBSTONES);
+        assert!(tombstones.counters("0", &SessionId::default()).is_none());
     }
 }

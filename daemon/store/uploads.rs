@@ -1,5 +1,6 @@
-//! Records of uploads that have begun: with them, what has come is found again after a restart, to
-//! be resumed or to be swept away.
+//! Records of uploads in progress, one file each.
+//!
+//! After a restart, the daemon uses them to find partial files, to resume or remove them.
 
 use std::{
     fs::{self, DirEntry, File},
@@ -15,9 +16,9 @@ use super::{
     record_locks::{RecordLocks, TEMPORARY_EXTENSION, lock_folder},
 };
 
-/// Records that are read at the start; what is beyond was not written by this daemon.
+/// Records that are read at startup. This daemon never writes more.
 const MAX_UPLOAD_RECORDS: usize = 4096;
-/// Largest file that can be a record.
+/// Larger files are not records.
 const MAX_UPLOAD_RECORD_BYTES: u64 = 64 * 1024;
 
 /// The folder of the records.
@@ -27,100 +28,96 @@ pub(crate) struct UploadRecords {
     ownership: FolderOwnership,
 }
 
-/// Who keeps records in the folder.
+/// Which daemons store records in the folder.
 #[derive(Debug, Clone)]
 enum FolderOwnership {
-    /// One daemon at a time, whose state directory it is in.
+    /// One daemon at a time: the holder of the state directory.
     Exclusive,
-    /// One daemon, with which it goes.
+    /// One daemon; the folder is removed with it.
     Ephemeral,
-    /// Several daemons at a time. These are the records of this one.
+    /// Several daemons at a time. The locks are those of this daemon's records.
     Shared(Arc<RecordLocks>),
 }
 
-/// While it is held, no other daemon looks through the folder.
+/// Keeps other daemons from loading the records of the folder until it is dropped.
 #[derive(Debug)]
 pub(crate) struct FolderLock(
     #[expect(dead_code, reason = "held for what dropping it does")] Option<File>,
 );
 
-/// What is known of an upload.
+/// An upload, as stored in JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UploadRecord {
-    /// Its own name: a ULID.
+    /// A ULID; also the name of the file.
     pub(crate) name: String,
-    /// Id that its caller gave it; none when it cannot be resumed.
+    /// The id that the caller chose; none if the upload cannot be resumed.
     pub(crate) upload_id: Option<String>,
-    /// The workspace.
     pub(crate) workspace: String,
-    /// Where the file is to be. What has come lies beside it.
+    /// Target path of the file. The partial file is in the same folder.
     pub(crate) path: String,
-    /// Bytes of the whole file.
+    /// Bytes of the complete file.
     pub(crate) size: u64,
-    /// Hash of the whole file.
+    /// Hash of the complete file.
     pub(crate) sha256: String,
-    /// What else its caller wants of it; none in records of earlier versions.
+    /// Missing in records of earlier versions.
     #[serde(default)]
     pub(crate) wishes: UploadOptions,
-    /// Name of what has come.
+    /// Name of the partial file.
     pub(crate) draft_name: String,
-    /// Its device and inode; none before it is made.
+    /// Device and inode of the partial file; none before it is created.
     pub(crate) draft_identity: Option<(u64, u64)>,
-    /// Whether it is to replace a file; none before it is about to be put in its place.
+    /// True if the upload replaces a file; none until the partial file is about to be renamed.
     pub(crate) replaces: Option<bool>,
-    /// Whether the file is in its place, and if so, whether nothing was there before.
+    /// Set once the file is at its target path: true if no file was there before.
     pub(crate) complete: Option<bool>,
-    /// Seconds since 1970 when something last came.
+    /// Time of the last received data, in seconds since the Unix epoch.
     pub(crate) touched: u64,
 }
 
-/// What a caller wants of an upload beside the bytes.
+/// Options of an upload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UploadOptions {
-    /// Whether nothing may be there.
+    /// True if the target must not exist.
     pub(crate) create_new: bool,
-    /// Hash that the file there must have.
+    /// Hash that the existing file must have.
     pub(crate) expected_sha256: Option<String>,
     /// Permission bits.
     pub(crate) file_mode: Option<u32>,
 }
 
 impl UploadRecords {
-    /// Those of a daemon that alone has the folder.
+    /// The records of a daemon that uses the folder alone.
     pub(super) fn new(folder: PathBuf) -> Self {
-        let keeper = FolderOwnership::Exclusive;
-        Self { folder, ownership: keeper }
+        Self { folder, ownership: FolderOwnership::Exclusive }
     }
 
-    /// Those of a daemon whose folder is removed with it.
+    /// The records of a daemon whose folder is removed with it.
     pub(crate) fn ephemeral(folder: PathBuf) -> Self {
-        let keeper = FolderOwnership::Ephemeral;
-        Self { folder, ownership: keeper }
+        Self { folder, ownership: FolderOwnership::Ephemeral }
     }
 
-    /// Those of a daemon that shares the folder with others.
+    /// The records of a daemon that shares the folder with others.
     pub(crate) fn shared(folder: PathBuf) -> Self {
-        let keeper = FolderOwnership::Shared(Arc::default());
-        Self { folder, ownership: keeper }
+        Self { folder, ownership: FolderOwnership::Shared(Arc::default()) }
     }
 
-    /// Whether other daemons keep records in the folder.
+    /// Returns true if other daemons may store records in the folder.
     pub(crate) fn are_shared(&self) -> bool {
         matches!(self.ownership, FolderOwnership::Shared(_))
     }
 
-    /// Whether they are there when the daemon is not any more.
+    /// Returns true if the records remain after the daemon exits.
     pub(crate) fn are_persistent(&self) -> bool {
         !matches!(self.ownership, FolderOwnership::Ephemeral)
     }
 
-    /// Has others not look through the folder meanwhile. Waits for one that does. Blocks.
+    /// Locks the folder against [`Self::load`] by other daemons; waits for one that loads. Blocks.
     pub(crate) fn lock_folder(&self) -> FolderLock {
-        // One that fails keeps nobody away: then an upload may start again that could go on.
+        // If locking fails, an upload may start from the beginning that could have been resumed.
         FolderLock(self.locks().and_then(|_| lock_folder(&self.folder, true)))
     }
 
-    /// As [`Self::look`]; none where another daemon looks now.
+    /// Like [`Self::lock_folder`], but returns `None` if another daemon holds the lock.
     pub(crate) fn try_lock_folder(&self) -> Option<FolderLock> {
         match self.locks() {
             Some(_) => lock_folder(&self.folder, false).map(|folder| FolderLock(Some(folder))),
@@ -128,33 +125,37 @@ impl UploadRecords {
         }
     }
 
-    /// All that can be read. What is no record is swept; one that cannot be read stays for a later
-    /// daemon. Where others share the folder, those that are no daemon's: they are this one's from
-    /// here on, until it lets them go. Blocks.
+    /// Loads all readable records. Blocks.
+    ///
+    /// Removes files that are not records; leaves unreadable ones to a later daemon. In a shared
+    /// folder, it skips records that another daemon holds. This daemon holds the returned ones
+    /// until [`Self::release`].
     pub(crate) fn load(&self) -> Vec<UploadRecord> {
         let Ok(entries) = fs::read_dir(&self.folder) else {
             return Vec::new();
         };
+
         let mut records = Vec::new();
         for entry in entries.flatten().take(MAX_UPLOAD_RECORDS) {
             let path = entry.path();
-            let found = match self.locks().map_or(Ok(true), |locks| locks.try_lock_record(&path)) {
+            let result = match self.locks().map_or(Ok(true), |locks| locks.try_lock_record(&path)) {
                 Ok(true) => read_record(&entry),
                 Ok(false) => continue,
                 Err(error) => Err(error),
             };
-            match found {
+
+            match result {
                 Ok(Some(record)) => {
                     records.push(record);
                     continue;
                 }
-                // Cut off by a crash, or not ours.
+                // Cut off by a crash, or not written by a daemon.
                 Ok(None) => {
-                    tracing::warn!(file = %path.display(), "not the record of an upload");
+                    tracing::warn!(file = %path.display(), "removing a file that is not an upload record");
                     fs::remove_file(&path).ok();
                 }
                 Err(error) => {
-                    tracing::warn!(file = %path.display(), %error, "the record of an upload cannot be read");
+                    tracing::warn!(file = %path.display(), %error, "cannot read an upload record");
                 }
             }
             self.release_path(&path);
@@ -162,40 +163,43 @@ impl UploadRecords {
         records
     }
 
-    /// Writes a record, in one step; with `sync`, the disk has written it down then. Without, it is
-    /// for a daemon that dies and not for a machine that does. Blocks.
+    /// Writes a record atomically. With `sync`, it survives a power failure; without, only the
+    /// death of the daemon. Blocks.
     pub(crate) fn save(&self, record: &UploadRecord, sync: bool) -> io::Result<()> {
-        folder::make(&self.folder)?;
+        folder::create(&self.folder)?;
+
         let path = self.path_of(&record.name);
         let temporary = path.with_extension(TEMPORARY_EXTENSION);
         let mut file = File::create(&temporary)?;
         file.write_all(&serde_json::to_vec(record)?)?;
         if sync {
-            // Before it has its name: a record that was cut off is worse than the one before it.
+            // Before the rename: a truncated record is worse than the previous one.
             file.sync_all()?;
         }
+
         let rename = || fs::rename(&temporary, &path);
         match self.locks() {
             Some(locks) => locks.lock_renamed(&path, file, rename)?,
             None => rename()?,
         }
+
         if sync {
             File::open(&self.folder)?.sync_all()?;
         }
         Ok(())
     }
 
-    /// Deletes a record, if it is there. Blocks.
+    /// Deletes a record, if it exists. Blocks.
     pub(crate) fn remove(&self, name: &str) {
         if let Err(error) = fs::remove_file(self.path_of(name))
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(name, %error, "the record of an upload cannot be deleted");
+            tracing::warn!(name, %error, "cannot delete an upload record");
         }
         self.release(name);
     }
 
-    /// Leaves a record to other daemons.
+    /// Makes a record available to other daemons.
     pub(crate) fn release(&self, name: &str) {
         self.release_path(&self.path_of(name));
     }
@@ -218,7 +222,7 @@ impl UploadRecords {
     }
 }
 
-/// The record in a file; none where it holds something else.
+/// Reads the record in a file; `None` if the content is not a record.
 fn read_record(entry: &DirEntry) -> io::Result<Option<UploadRecord>> {
     if entry.metadata()?.len() > MAX_UPLOAD_RECORD_BYTES {
         return Ok(None);
@@ -256,19 +260,19 @@ mod tests {
     }
 
     #[test]
-    fn each_record_is_one_daemons_at_a_time() {
+    fn record_is_held_by_one_daemon_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
         let shared = || UploadRecords::shared(folder.path().join("uploads"));
         let (one, other) = (shared(), shared());
-        assert!(one.try_lock_folder().is_none(), "there is no folder yet");
+        assert!(one.try_lock_folder().is_none(), "the folder does not exist yet");
         assert_eq!(one.load(), []);
         one.save(&record("01ABC"), false).unwrap();
         assert_eq!(other.load(), []);
         let changed = UploadRecord { touched: 6, ..record("01ABC") };
         one.save(&changed, false).unwrap();
         assert_eq!(other.load(), []);
-        assert_eq!(one.load(), [], "it has it already");
-        // What is being written at this moment is nobody's to sweep.
+        assert_eq!(one.load(), [], "already held");
+        // A file being written is not removed.
         let unfinished = folder.path().join("uploads/01ABD.new");
         fs::write(&unfinished, "{").unwrap();
         one.release("01ABC");
@@ -280,14 +284,14 @@ mod tests {
         one.remove("01ABC");
         assert_eq!(shared().load(), []);
 
-        let looks = one.lock_folder();
+        let lock = one.lock_folder();
         assert!(shared().try_lock_folder().is_none());
-        drop(looks);
+        drop(lock);
         assert!(shared().try_lock_folder().is_some());
     }
 
     #[test]
-    fn records_come_back_and_what_is_none_is_swept() {
+    fn records_are_loaded_and_other_files_removed() {
         let folder = tempfile::tempdir().unwrap();
         let records = UploadRecords::new(folder.path().join("uploads"));
         assert_eq!(records.load(), []);
@@ -297,13 +301,13 @@ mod tests {
         fs::write(at("01ABD.json"), "{\"name\"").unwrap();
         File::create(at("large.json")).unwrap().set_len(MAX_UPLOAD_RECORD_BYTES + 1).unwrap();
         fs::copy(at("01ABC.json"), at("other.json")).unwrap();
-        // What cannot be read may be a record all the same, and be read another time.
+        // An unreadable file may be a record that is readable later.
         symlink(".", at("01ABE.json")).unwrap();
         assert_eq!(records.load(), [record]);
-        let left = fs::read_dir(folder.path().join("uploads")).unwrap();
-        let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
-        left.sort();
-        assert_eq!(left, ["01ABC.json", "01ABE.json"]);
+        let remaining = fs::read_dir(folder.path().join("uploads")).unwrap();
+        let mut remaining: Vec<_> = remaining.map(|entry| entry.unwrap().file_name()).collect();
+        remaining.sort();
+        assert_eq!(remaining, ["01ABC.json", "01ABE.json"]);
         fs::remove_file(at("01ABE.json")).unwrap();
         records.remove("01ABC");
         records.remove("01ABC");

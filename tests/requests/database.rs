@@ -105,7 +105,7 @@ async fn what_was_asked_is_not_in_the_database() {
 #[tokio::test]
 async fn it_is_told_when_what_was_written_last_is_lost() {
     let mut daemon = Daemon::start().await;
-    let lacks = "the database lacks what the daemon before this one wrote to it last";
+    let lacks = "the database lacks the last writes of the previous daemon";
     let spoilers: [fn(&Path); 3] = [
         |_| {},
         |path| fs::remove_file(path).unwrap(),

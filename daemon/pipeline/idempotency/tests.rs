@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::daemon::{
     error::Reason,
-    store::{database::Database, requests::KeyFingerprint, row_retention::RetentionLimits},
+    store::{database::Database, requests::KeyFingerprint, retention::rows::RetentionLimits},
 };
 
 /// Longer than another program may lock the database.

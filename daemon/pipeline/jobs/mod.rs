@@ -48,7 +48,7 @@ use crate::daemon::{
         failure::state_failure,
         job_params::JobParamFiles,
         jobs::{Job, JobQuery, JobState, JobTable, now_to_millis},
-        row_retention::RetentionLimits,
+        retention::rows::RetentionLimits,
     },
     task,
 };

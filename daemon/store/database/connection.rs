@@ -1,5 +1,7 @@
-//! The connection, which one thread owns. The changes that are asked of it at one time are made in one
-//! transaction, and answered when that is kept; what only reads shares it with nobody.
+//! The connection to the database, owned by one thread.
+//!
+//! Changes requested at the same time share one transaction and are answered when it is committed.
+//! A read runs in a transaction of its own.
 
 use std::{
     io,
@@ -12,47 +14,47 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::daemon::store::state_files::StateFiles;
 
-/// What may wait for the thread; more wait where they ask.
+/// Commands in the channel to the thread. Further callers wait before sending.
 const MAX_QUEUED_COMMANDS: usize = 1024;
-/// Most that is done in one go: the first of it waits for the last.
+/// Commands per transaction. The first of them waits for the last.
 const MAX_COMMANDS_PER_BATCH: usize = 64;
-/// Pages that nothing is kept in and that stay all the same: what comes next would make the file grow again.
+/// Free pages that stay in the file: the next rows would make it grow again.
 const MIN_FREE_PAGES: u32 = 256;
-/// Most pages that are given back in one go: others wait meanwhile.
+/// Pages that one command returns to the disk. Other commands wait for it.
 const VACUUM_BATCH_PAGES: u32 = 256;
 
-/// The database of a state directory. It is closed when the last one is dropped, which waits for that.
+/// A handle to the database of a state directory. Dropping the last one waits until it is closed.
 #[derive(Debug, Clone)]
 pub(crate) struct Database(Arc<DatabaseThread>);
 
 #[derive(Debug)]
 struct DatabaseThread {
-    /// None once it is to end.
+    /// None once the thread is to end.
     commands: Option<mpsc::Sender<DatabaseCommand>>,
     thread: Option<JoinHandle<()>>,
     files: RequiredFiles,
 }
 
-/// Files without which nothing is changed.
+/// Changes are rejected if one of these files is lost.
 type RequiredFiles = Arc<OnceLock<Arc<StateFiles>>>;
 
-/// Something to do with the connection.
 struct DatabaseCommand {
-    /// Whether it changes nothing: then it needs no room and no turn.
+    /// True if it changes nothing: it then needs no disk space and no write lock.
     read_only: bool,
     task: Box<dyn DatabaseTask>,
 }
 
-/// What is to be done, as often as it takes: what was done together with something that failed is undone.
+/// Work on the connection. It may be attempted several times, because a failure can roll back
+/// other tasks of the same transaction.
 trait DatabaseTask: Send {
-    /// Does it; answers whether it could be done.
+    /// Returns true on success.
     fn attempt(&mut self, connection: &Connection) -> bool;
 
-    /// Tells whoever asked what came of the last attempt, if that is kept, or else why not.
-    fn reply(self: Box<Self>, kept: Result<(), DatabaseError>);
+    /// Sends the result of the last attempt to the caller. `committed` is the result of its
+    /// transaction.
+    fn reply(self: Box<Self>, committed: Result<(), DatabaseError>);
 }
 
-/// Work, and who asked for it.
 struct PendingTask<W, T> {
     work: W,
     result: Option<rusqlite::Result<T>>,
@@ -68,38 +70,34 @@ where
         self.result.insert((self.work)(connection)).is_ok()
     }
 
-    fn reply(self: Box<Self>, kept: Result<(), DatabaseError>) {
-        let answer = match self.result {
-            // Its own failure says more than that of all.
+    fn reply(self: Box<Self>, committed: Result<(), DatabaseError>) {
+        let result = match self.result {
+            // The task's own error is more specific than that of the transaction.
             Some(Err(error)) => Err(error.into()),
-            Some(Ok(value)) => kept.map(|()| value),
-            None => Err(kept.err().unwrap_or(DatabaseError::Closed)),
+            Some(Ok(value)) => committed.map(|()| value),
+            None => Err(committed.err().unwrap_or(DatabaseError::Closed)),
         };
-        let _nobody_waits = self.reply.send(answer);
+        let _caller_has_gone = self.reply.send(result);
     }
 }
 
-/// Why something could not be done. Display says what to do.
+/// Display says what to do.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum DatabaseError {
-    /// There is no room for it.
     #[error("the disk that holds the daemon's state directory is full: make room there")]
     Full,
-    /// Another program holds it, or the disk is too slow.
-    #[error("the daemon's database is held by another program, or its disk takes too long")]
+    #[error("the daemon's database is locked by another program, or its disk is too slow")]
     Busy,
-    /// What the file holds is not what was written.
     #[error(
-        "the daemon's database is damaged: stop the daemon and restore jig.db, or move it away to begin with an empty one"
+        "the daemon's database is damaged: stop the daemon and restore jig.db, or move it away to start with an empty one"
     )]
     Corrupt(#[source] Arc<rusqlite::Error>),
-    /// It is not where it was opened: what is written to it is gone with this daemon.
+    /// Writes to a removed file would be lost when the daemon exits.
     #[error("the daemon's state directory was removed or replaced")]
     Lost,
-    /// Anything else.
     #[error("the daemon's database cannot be used")]
     Failed(#[source] Arc<rusqlite::Error>),
-    /// Its thread has ended.
+    /// The thread has ended.
     #[error("the daemon's database is closed")]
     Closed,
 }
@@ -118,24 +116,24 @@ impl From<rusqlite::Error> for DatabaseError {
 }
 
 impl Database {
-    /// Has a thread of its own do what is asked of `connection`.
+    /// Spawns the thread that owns `connection`.
     pub(super) fn spawn(connection: Connection) -> io::Result<Self> {
-        let (orders, waiting) = mpsc::channel(MAX_QUEUED_COMMANDS);
+        let (commands, receiver) = mpsc::channel(MAX_QUEUED_COMMANDS);
         let files = RequiredFiles::default();
-        let of_thread = Arc::clone(&files);
+        let thread_files = Arc::clone(&files);
         let thread = thread::Builder::new()
             .name("jigd-database".to_owned())
-            .spawn(move || run(connection, waiting, &of_thread))?;
-        Ok(Self(Arc::new(DatabaseThread { commands: Some(orders), thread: Some(thread), files })))
+            .spawn(move || run(connection, receiver, &thread_files))?;
+        Ok(Self(Arc::new(DatabaseThread { commands: Some(commands), thread: Some(thread), files })))
     }
 
-    /// Changes nothing any more from when one of these files is lost.
+    /// Rejects changes once one of these files is lost.
     pub(crate) fn require_files(&self, files: Arc<StateFiles>) {
-        let _again = self.0.files.set(files);
+        let _already_set = self.0.files.set(files);
     }
 
-    /// Does `work`: all of it or, if it fails, nothing. It goes on when whoever asked is gone. It may be
-    /// done several times, of which the last one counts.
+    /// Runs `work` in a transaction, which is rolled back if `work` fails. Completes even if the
+    /// caller goes away. `work` may run several times; the last result counts.
     pub(in crate::daemon::store) async fn apply<T: Send + 'static>(
         &self,
         work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -143,7 +141,7 @@ impl Database {
         self.submit(false, work).await
     }
 
-    /// Does `work` that changes nothing: it needs no room, and waits for nobody else who holds the database.
+    /// Runs `work`, which must not change anything. Needs no disk space and no write lock.
     pub(in crate::daemon::store) async fn read<T: Send + 'static>(
         &self,
         work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -153,26 +151,25 @@ impl Database {
 
     async fn submit<T: Send + 'static>(
         &self,
-        only_reads: bool,
+        read_only: bool,
         work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, DatabaseError> {
-        let (reply, answer) = oneshot::channel();
-        let work = Box::new(PendingTask { work, result: None, reply });
+        let (reply, result) = oneshot::channel();
+        let task = Box::new(PendingTask { work, result: None, reply });
         let closed = || DatabaseError::Closed;
-        let orders = self.0.commands.as_ref().ok_or_else(closed)?;
-        let order = DatabaseCommand { read_only: only_reads, task: work };
-        orders.send(order).await.map_err(|_| closed())?;
-        answer.await.map_err(|_| closed())?
+        let commands = self.0.commands.as_ref().ok_or_else(closed)?;
+        commands.send(DatabaseCommand { read_only, task }).await.map_err(|_| closed())?;
+        result.await.map_err(|_| closed())?
     }
 
-    /// Gives back to the disk what nothing is kept in any more, a little at a time.
+    /// Returns free pages to the disk, in small steps.
     pub(in crate::daemon::store) async fn vacuum(&self) -> Result<(), DatabaseError> {
         while self.apply(vacuum_batch).await? {}
         Ok(())
     }
 }
 
-/// Answers whether there is more to give back.
+/// Returns one batch of free pages to the disk. Returns true if there are more.
 fn vacuum_batch(connection: &Connection) -> rusqlite::Result<bool> {
     let free = || connection.pragma_query_value(None, "freelist_count", |row| row.get::<_, u32>(0));
     let before = free()?;
@@ -180,11 +177,13 @@ fn vacuum_batch(connection: &Connection) -> rusqlite::Result<bool> {
     if pages == 0 {
         return Ok(false);
     }
+
     let mut vacuum = connection.prepare(&format!("PRAGMA incremental_vacuum({pages})"))?;
     let mut steps = vacuum.query([])?;
     while steps.next()?.is_some() {}
+
     let after = free()?;
-    // A file of an earlier daemon's may not be able to.
+    // False if this file of an earlier version cannot shrink.
     Ok(after < before && after > MIN_FREE_PAGES)
 }
 
@@ -197,31 +196,30 @@ impl Drop for DatabaseThread {
     }
 }
 
-/// Does what is asked until nobody can ask any more.
+/// Executes commands until all senders are dropped.
 fn run(
     mut connection: Connection,
-    mut orders: mpsc::Receiver<DatabaseCommand>,
+    mut commands: mpsc::Receiver<DatabaseCommand>,
     files: &RequiredFiles,
 ) {
-    while let Some(first) = orders.blocking_recv() {
+    while let Some(first) = commands.blocking_recv() {
         let mut changes: Vec<Box<dyn DatabaseTask>> = Vec::new();
         let mut next = Some(first);
-        let mut number = 0;
-        while let Some(DatabaseCommand { read_only: only_reads, task: work }) = next {
-            match only_reads {
-                true => run_read(&connection, work),
-                false => changes.push(work),
+        let mut count = 0;
+        while let Some(DatabaseCommand { read_only, task }) = next {
+            if read_only {
+                run_read(&connection, task);
+            } else {
+                changes.push(task);
             }
-            number += 1;
-            next = match number < MAX_COMMANDS_PER_BATCH {
-                true => orders.try_recv().ok(),
-                false => None,
-            };
+            count += 1;
+            next = if count < MAX_COMMANDS_PER_BATCH { commands.try_recv().ok() } else { None };
         }
+
         let is_lost = !changes.is_empty() && files.get().is_some_and(|files| files.check_lost());
         if is_lost {
-            for work in changes {
-                work.reply(Err(DatabaseError::Lost));
+            for task in changes {
+                task.reply(Err(DatabaseError::Lost));
             }
         } else {
             run_changes(&mut connection, changes);
@@ -229,35 +227,38 @@ fn run(
     }
 }
 
-/// Reads, by itself: neither does what others change fail with it, nor it with that.
-fn run_read(connection: &Connection, mut work: Box<dyn DatabaseTask>) {
-    // One transaction, as it may look at several things. Nothing of it is written.
+/// Runs a read on its own, so that neither it nor a change fails because of the other.
+fn run_read(connection: &Connection, mut task: Box<dyn DatabaseTask>) {
+    // In one transaction, so that all its queries see the same state.
     let result = connection.unchecked_transaction().and_then(|transaction| {
-        work.attempt(&transaction);
+        task.attempt(&transaction);
         transaction.finish()
     });
-    work.reply(result.map_err(DatabaseError::from));
+    task.reply(result.map_err(DatabaseError::from));
 }
 
-/// Makes changes: together, and one by one where that fails, as it may have failed for one of them.
+/// Runs changes in one transaction. If that fails, runs each in its own, since one of them may be
+/// the cause.
 fn run_changes(connection: &mut Connection, mut changes: Vec<Box<dyn DatabaseTask>>) {
-    let begun = run_in_transaction(connection, &mut changes);
-    if matches!(begun, Ok(Err(_))) && changes.len() > 1 {
-        for work in changes {
-            let mut alone = [work];
-            let begun = run_in_transaction(connection, &mut alone);
-            let [work] = alone;
-            work.reply(begun.and_then(|kept| kept));
+    let result = run_in_transaction(connection, &mut changes);
+    if matches!(result, Ok(Err(_))) && changes.len() > 1 {
+        for task in changes {
+            let mut single = [task];
+            let committed = run_in_transaction(connection, &mut single).flatten();
+            let [task] = single;
+            task.reply(committed);
         }
         return;
     }
-    let kept = begun.and_then(|kept| kept);
-    for work in changes {
-        work.reply(kept.clone());
+
+    let committed = result.flatten();
+    for task in changes {
+        task.reply(committed.clone());
     }
 }
 
-/// Makes changes in one transaction, as far as it could be begun; answers whether they are kept.
+/// Runs changes in one transaction. The outer error means that it could not begin, the inner one
+/// that it was not committed.
 fn run_in_transaction(
     connection: &mut Connection,
     changes: &mut [Box<dyn DatabaseTask>],
@@ -273,16 +274,19 @@ fn apply_changes(
     mut transaction: Transaction<'_>,
     changes: &mut [Box<dyn DatabaseTask>],
 ) -> Result<(), DatabaseError> {
-    for work in changes {
+    for task in changes {
         let savepoint = transaction.savepoint()?;
-        let is_done = work.attempt(&savepoint);
+        let is_done = task.attempt(&savepoint);
         if savepoint.is_autocommit() {
-            // Some failures, a full disk for one, undo the whole transaction (lang_transaction.html).
+            // Some failures, such as a full disk, roll back the whole transaction
+            // (lang_transaction.html).
             return Err(DatabaseError::Full);
         }
-        match is_done {
-            true => savepoint.commit()?,
-            false => savepoint.finish()?, // undone
+
+        if is_done {
+            savepoint.commit()?;
+        } else {
+            savepoint.finish()?; // rolls back
         }
     }
     Ok(transaction.commit()?)
@@ -314,9 +318,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_is_undone_and_nothing_else() {
+    async fn failed_change_is_rolled_back_alone() {
         let database = memory();
-        let works: Vec<_> = [1, 2, 1, 3]
+        let tasks: Vec<_> = [1, 2, 1, 3]
             .into_iter()
             .map(|number| {
                 let database = database.clone();
@@ -329,16 +333,16 @@ mod tests {
                 })
             })
             .collect();
-        let mut kept = 0;
-        for work in works {
-            kept += i64::from(work.await.unwrap());
+        let mut succeeded = 0;
+        for work in tasks {
+            succeeded += i64::from(work.await.unwrap());
         }
-        assert_eq!(kept, 3);
+        assert_eq!(succeeded, 3);
         assert_eq!(count(&database).await, 6);
     }
 
     #[tokio::test]
-    async fn what_there_is_no_room_for_is_told_and_the_rest_goes_on() {
+    async fn full_disk_is_reported_and_later_changes_succeed() {
         let database = memory();
         insert(&database, 1).await.unwrap();
         let limit = |connection: &Connection| {
@@ -356,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_there_is_no_room_for_fails_nothing_that_is_asked_at_the_same_time() {
+    async fn full_disk_does_not_fail_concurrent_changes() {
         let database = memory();
         insert(&database, 0).await.unwrap();
         let limit = |connection: &Connection| {
@@ -364,11 +368,11 @@ mod tests {
             connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
         };
         database.apply(limit).await.unwrap();
-        // Until the thread is let go, all wait for it.
+        // Blocks the thread until all commands are queued.
         let (go, waits) = std::sync::mpsc::channel::<()>();
         let waits = std::sync::Mutex::new(waits);
         let hold = database.read(move |_| {
-            let _let_go = waits.lock().unwrap().recv();
+            let _released = waits.lock().unwrap().recv();
             Ok(())
         });
         let large = database.apply(|connection| {
@@ -377,7 +381,7 @@ mod tests {
         let read = database.read(|connection| {
             connection.query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i64>(0))
         });
-        let let_go = async { drop(go) };
+        let release = async { drop(go) };
         let (held, before, large, read, after, ()) = tokio::join!(
             biased;
             hold,
@@ -385,18 +389,18 @@ mod tests {
             large,
             read,
             insert(&database, 3),
-            let_go
+            release
         );
         held.unwrap();
         assert!(matches!(large, Err(DatabaseError::Full)), "{large:?}");
         before.unwrap();
         after.unwrap();
-        assert_eq!(read.unwrap(), 1, "what is not kept yet is not read");
+        assert_eq!(read.unwrap(), 1, "uncommitted rows are not read");
         assert_eq!(count(&database).await, 3);
     }
 
     #[tokio::test]
-    async fn reading_does_not_wait_for_another_program() {
+    async fn read_does_not_wait_for_a_lock_of_another_program() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("db");
         let connection = Connection::open(&path).unwrap();

@@ -1,5 +1,6 @@
-//! The database of a state directory: SQLite in WAL mode, synchronous=NORMAL. What was answered survives
-//! the death of the daemon, and that of the machine but for the last moments
+//! The database of a state directory: SQLite in WAL mode with synchronous=NORMAL.
+//!
+//! Acknowledged changes survive the death of the daemon. A power failure may lose the last moments
 //! (<https://sqlite.org/wal.html>, "Performance Considerations").
 
 mod connection;

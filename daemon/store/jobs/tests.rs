@@ -1,4 +1,4 @@
-//! What the log of jobs keeps, and for how long.
+//! What the table of jobs stores, and for how long.
 
 use std::time::Duration;
 
@@ -28,29 +28,29 @@ fn job(id: &str, queue: &str) -> Job {
     }
 }
 
-async fn list(log: &JobTable, change: impl FnOnce(&mut JobQuery)) -> Vec<String> {
-    let mut selection = JobQuery { workspace: "w".to_owned(), limit: 100, ..JobQuery::default() };
-    change(&mut selection);
-    let jobs = log.list(selection).await.unwrap();
+async fn list(table: &JobTable, change: impl FnOnce(&mut JobQuery)) -> Vec<String> {
+    let mut query = JobQuery { workspace: "w".to_owned(), limit: 100, ..JobQuery::default() };
+    change(&mut query);
+    let jobs = table.list(query).await.unwrap();
     jobs.into_iter().map(|job| job.id).collect()
 }
 
 #[tokio::test]
-async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
+async fn jobs_are_stored_and_running_ones_are_lost_with_the_daemon() {
     let database = Database::in_memory().unwrap();
-    let (log, queued) = JobTable::open(database.clone(), ALL).await.unwrap();
+    let (table, queued) = JobTable::open(database.clone(), ALL).await.unwrap();
     assert_eq!(queued, []);
     for (id, queue) in [("1", "a"), ("2", "a"), ("3", "b")] {
-        log.insert(job(id, queue)).await.unwrap();
+        table.insert(job(id, queue)).await.unwrap();
     }
-    let begun = now_to_millis();
-    log.record_start("1".to_owned(), begun).await.unwrap();
-    log.record_step("1".to_owned(), 7).await.unwrap();
-    log.record_start("2".to_owned(), begun).await.unwrap();
+    let start_time = now_to_millis();
+    table.record_start("1".to_owned(), start_time).await.unwrap();
+    table.record_step("1".to_owned(), 7).await.unwrap();
+    table.record_start("2".to_owned(), start_time).await.unwrap();
     let result = Some(Bytes::from_static(b"result"));
-    let end = log.record_end("2".to_owned(), JobState::Failed, begun, result.clone());
+    let end = table.record_end("2".to_owned(), JobState::Failed, start_time, result.clone());
     end.await.unwrap();
-    let (log, queued) = JobTable::open(database, ALL).await.unwrap();
+    let (table, queued) = JobTable::open(database, ALL).await.unwrap();
     assert_eq!(
         queued,
         [job("3", "b")].map(|mut job| {
@@ -58,60 +58,66 @@ async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
             job
         })
     );
-    let found = |id: &str| log.find("w".to_owned(), id.to_owned());
+    let found = |id: &str| table.find("w".to_owned(), id.to_owned());
     let (lost, none) = found("1").await.unwrap().unwrap();
     assert_eq!((lost.state, lost.step, none), (JobState::Lost, Some(7), None));
     assert!(lost.ended.is_some());
-    let (failed, kept) = found("2").await.unwrap().unwrap();
-    assert_eq!((failed.state, failed.started, kept), (JobState::Failed, Some(begun), result));
-    assert_eq!(log.find("v".to_owned(), "1".to_owned()).await.unwrap(), None);
+    let (failed, stored) = found("2").await.unwrap().unwrap();
+    assert_eq!(
+        (failed.state, failed.started, stored),
+        (JobState::Failed, Some(start_time), result)
+    );
+    assert_eq!(table.find("v".to_owned(), "1".to_owned()).await.unwrap(), None);
     let submitted = async |principal: &str, request: &str| {
         let [principal, request] = [principal, request].map(str::to_owned);
-        let found = log.find_by_request_id(principal, "w".to_owned(), request).await;
+        let found = table.find_by_request_id(principal, "w".to_owned(), request).await;
         found.unwrap().map(|job| job.id)
     };
     assert_eq!(submitted("uid:0", "r2").await.as_deref(), Some("2"));
     assert_eq!(submitted("uid:0", "2").await, None);
     assert_eq!(submitted("uid:1", "r2").await, None);
-    assert_eq!(list(&log, |_| {}).await, ["3", "2", "1"]);
-    assert_eq!(list(&log, |s| s.queue = Some("a".to_owned())).await, ["2", "1"]);
-    assert_eq!(list(&log, |s| s.before = Some("3".to_owned())).await, ["2", "1"]);
-    assert_eq!(list(&log, |s| s.limit = 1).await, ["3"]);
-    assert_eq!(list(&log, |s| s.states = vec![JobState::Lost, JobState::Queued]).await, ["3", "1"]);
-    assert_eq!(list(&log, |s| s.workspace = "v".to_owned()).await, [""; 0]);
+    assert_eq!(list(&table, |_| {}).await, ["3", "2", "1"]);
+    assert_eq!(list(&table, |s| s.queue = Some("a".to_owned())).await, ["2", "1"]);
+    assert_eq!(list(&table, |s| s.before = Some("3".to_owned())).await, ["2", "1"]);
+    assert_eq!(list(&table, |s| s.limit = 1).await, ["3"]);
+    assert_eq!(
+        list(&table, |s| s.states = vec![JobState::Lost, JobState::Queued]).await,
+        ["3", "1"]
+    );
+    assert_eq!(list(&table, |s| s.workspace = "v".to_owned()).await, [""; 0]);
 }
 
 #[tokio::test]
-async fn what_ran_is_lost_also_where_there_is_no_room_to_write_that_down() {
+async fn running_jobs_are_lost_even_if_the_disk_is_full() {
     let database = Database::in_memory().unwrap();
-    let (log, _) = JobTable::open(database.clone(), ALL).await.unwrap();
+    let (table, _) = JobTable::open(database.clone(), ALL).await.unwrap();
     for id in ["1", "2"] {
-        log.insert(job(id, "a")).await.unwrap();
+        table.insert(job(id, "a")).await.unwrap();
     }
-    log.record_start("1".to_owned(), now_to_millis()).await.unwrap();
-    let may_write = async |may: bool| {
-        let sql = format!("PRAGMA query_only = {}", i32::from(!may));
+    table.record_start("1".to_owned(), now_to_millis()).await.unwrap();
+    let set_writable = async |writable: bool| {
+        let sql = format!("PRAGMA query_only = {}", i32::from(!writable));
         let set = move |connection: &Connection| connection.execute_batch(&sql);
         database.read(set).await.unwrap();
     };
-    let (log, _) = JobTable::open(database.clone(), ALL).await.unwrap();
-    // As a full disk does.
-    may_write(false).await;
-    assert!(log.apply_retention().await.is_err());
-    let lost = || list(&log, |s| s.states = vec![JobState::Lost]);
-    let seen = async || {
+    let (table, _) = JobTable::open(database.clone(), ALL).await.unwrap();
+    // Like a full disk.
+    set_writable(false).await;
+    assert!(table.apply_retention().await.is_err());
+    let lost = || list(&table, |s| s.states = vec![JobState::Lost]);
+    let check = async || {
         assert_eq!(lost().await, ["1"]);
-        let running = list(&log, |s| s.states = vec![JobState::Running]).await;
+        let running = list(&table, |s| s.states = vec![JobState::Running]).await;
         assert_eq!(running, [""; 0]);
-        let found = log.find("w".to_owned(), "1".to_owned()).await;
+        let found = table.find("w".to_owned(), "1".to_owned()).await;
         let (found, _) = found.unwrap().unwrap();
         assert_eq!(found.state, JobState::Lost);
         found.ended.unwrap()
     };
-    let ended = seen().await;
-    may_write(true).await;
-    log.apply_retention().await.unwrap();
-    assert_eq!(seen().await, ended);
+    let ended = check().await;
+    set_writable(true).await;
+    table.apply_retention().await.unwrap();
+    assert_eq!(check().await, ended);
     let state = |connection: &Connection| {
         connection.query_row("SELECT state FROM job WHERE id = '1'", [], |row| row.get(0))
     };
@@ -120,18 +126,18 @@ async fn what_ran_is_lost_also_where_there_is_no_room_to_write_that_down() {
 }
 
 #[tokio::test]
-async fn what_is_old_or_too_much_goes_oldest_first() {
+async fn expired_and_excess_jobs_are_removed_oldest_first() {
     let hour_ago = SystemTime::now() - Duration::from_secs(3601);
-    for (retention, left) in [
+    for (retention, remaining) in [
         (ALL, &["6", "5", "4", "3", "2"][..]),
         (RetentionLimits { max_rows: 2, ..ALL }, &["6", "5", "4"]),
         (RetentionLimits { max_bytes: 25, ..ALL }, &["6", "5", "4"]),
         (RetentionLimits { max_bytes: 0, ..ALL }, &["6", "5"]),
     ] {
-        let (log, _) = JobTable::open(Database::in_memory().unwrap(), retention).await.unwrap();
+        let (table, _) = JobTable::open(Database::in_memory().unwrap(), retention).await.unwrap();
         for number in 1..=6 {
             let id = number.to_string();
-            log.insert(job(&id, "a")).await.unwrap();
+            table.insert(job(&id, "a")).await.unwrap();
             let time = if number == 1 {
                 hour_ago
             } else {
@@ -139,40 +145,40 @@ async fn what_is_old_or_too_much_goes_oldest_first() {
             };
             if number < 6 {
                 let result = Some(Bytes::from_static(&[0; 10]));
-                log.record_end(id, JobState::Succeeded, time, result).await.unwrap();
+                table.record_end(id, JobState::Succeeded, time, result).await.unwrap();
             }
         }
-        log.apply_retention().await.unwrap();
-        assert_eq!(list(&log, |_| {}).await, left, "{retention:?}");
+        table.apply_retention().await.unwrap();
+        assert_eq!(list(&table, |_| {}).await, remaining, "{retention:?}");
     }
 }
 
 #[tokio::test]
-async fn a_long_log_is_looked_through_a_few_jobs_at_a_time() {
+async fn list_scans_a_long_table_in_batches() {
     let database = Database::in_memory().unwrap();
-    let (log, _) = JobTable::open(database.clone(), ALL).await.unwrap();
+    let (table, _) = JobTable::open(database.clone(), ALL).await.unwrap();
     let last = 2 * SCAN_BATCH_ROWS + 50;
     for number in 1..=last {
         let queue = if number % 100 == 1 { "rare" } else { "a" };
-        log.insert(job(&format!("{number:04}"), queue)).await.unwrap();
+        table.insert(job(&format!("{number:04}"), queue)).await.unwrap();
     }
-    let rare = list(&log, |s| s.queue = Some("rare".to_owned())).await;
+    let rare = list(&table, |s| s.queue = Some("rare".to_owned())).await;
     assert_eq!(rare, ["0501", "0401", "0301", "0201", "0101", "0001"]);
-    let some = list(&log, |s| {
+    let some = list(&table, |s| {
         s.queue = Some("rare".to_owned());
         s.limit = 4;
         s.before = Some("0500".to_owned());
     });
     assert_eq!(some.await, ["0401", "0301", "0201", "0101"]);
-    assert_eq!(list(&log, |s| s.limit = 300).await.len(), 300);
+    assert_eq!(list(&table, |s| s.limit = 300).await.len(), 300);
     let nowhere = JobQuery {
         workspace: "w".to_owned(),
         queue: Some("nowhere".to_owned()),
         limit: 100,
         ..JobQuery::default()
     };
-    let looked = database.apply(move |connection| scan_batch(connection, &nowhere));
-    let looked = looked.await.unwrap();
-    assert!(looked.jobs.is_empty());
-    assert_eq!(looked.resume_before, Some(format!("{:04}", last - SCAN_BATCH_ROWS + 1)));
+    let scanned = database.apply(move |connection| scan_batch(connection, &nowhere));
+    let scanned = scanned.await.unwrap();
+    assert!(scanned.jobs.is_empty());
+    assert_eq!(scanned.resume_before, Some(format!("{:04}", last - SCAN_BATCH_ROWS + 1)));
 }

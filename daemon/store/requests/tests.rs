@@ -1,4 +1,4 @@
-//! What the log of request ids keeps, and for how long.
+//! What the table of request ids stores, and for how long.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn key(principal: &str, id: &str) -> RequestKey {
     }
 }
 
-fn asked() -> RequestIdentity {
+fn request() -> RequestIdentity {
     RequestIdentity {
         method: "run".to_owned(),
         session: "default".to_owned(),
@@ -25,166 +25,166 @@ fn asked() -> RequestIdentity {
     }
 }
 
-async fn open(bounds: RetentionLimits) -> RequestTable {
+async fn open(limits: RetentionLimits) -> RequestTable {
     let database = Database::in_memory().unwrap();
-    RequestTable::open(database, bounds).await.unwrap()
+    RequestTable::open(database, limits).await.unwrap()
 }
 
-async fn claim(log: &RequestTable, principal: &str, id: &str) -> RecordState {
-    log.claim(key(principal, id), asked()).await.unwrap()
+async fn claim(table: &RequestTable, principal: &str, id: &str) -> RecordState {
+    table.claim(key(principal, id), request()).await.unwrap()
 }
 
-/// Claims an id, and keeps an answer of so many bytes.
-async fn answer(log: &RequestTable, principal: &str, id: &str, bytes: usize) {
-    assert_eq!(claim(log, principal, id).await, RecordState::Claimed);
-    let answer = Bytes::from(vec![1; bytes]);
-    log.complete(key(principal, id), answer).await.unwrap();
+/// Claims an id and completes it with a response of `bytes`.
+async fn complete(table: &RequestTable, principal: &str, id: &str, bytes: usize) {
+    assert_eq!(claim(table, principal, id).await, RecordState::Claimed);
+    let response = Bytes::from(vec![1; bytes]);
+    table.complete(key(principal, id), response).await.unwrap();
 }
 
-/// Lets time pass: everything is so much older then.
-async fn age(log: &RequestTable, by: Duration) {
+/// Makes all rows older by `by`.
+async fn age(table: &RequestTable, by: Duration) {
     let by = i64::try_from(by.as_millis()).unwrap();
     let age = move |connection: &Connection| {
         connection
             .execute("UPDATE request SET begun_ms = begun_ms - ?1, ended_ms = ended_ms - ?1", [by])
     };
-    log.database.apply(age).await.unwrap();
+    table.database.apply(age).await.unwrap();
 }
 
-/// What is known of an id.
+/// The state of a request id, for comparison.
 #[derive(Debug, PartialEq, Eq)]
 enum KnownRecord {
-    /// An answer of so many bytes.
-    Answered(usize),
-    Unanswered,
-    Forgotten,
+    /// With the bytes of the response.
+    Completed(usize),
+    Incomplete,
+    Evicted,
 }
 
-use KnownRecord::{Answered, Forgotten, Unanswered};
+use KnownRecord::{Completed, Evicted, Incomplete};
 
-/// What is known of an id without claiming it.
-async fn known(log: &RequestTable, principal: &str, id: &str) -> Option<KnownRecord> {
-    let (key, life) = (key(principal, id), log.generation.clone());
-    let find = move |connection: &Connection| find_record(connection, &key, &life);
-    let found = log.database.apply(find).await.unwrap()?;
+/// Returns the state of an id without claiming it.
+async fn known(table: &RequestTable, principal: &str, id: &str) -> Option<KnownRecord> {
+    let (key, generation) = (key(principal, id), table.generation.clone());
+    let find = move |connection: &Connection| find_record(connection, &key, &generation);
+    let found = table.database.apply(find).await.unwrap()?;
     Some(match found {
-        RecordState::Completed { response: answer, .. } => Answered(answer.len()),
-        RecordState::Incomplete { .. } | RecordState::Claimed => Unanswered,
-        RecordState::Evicted { .. } => Forgotten,
+        RecordState::Completed { response, .. } => Completed(response.len()),
+        RecordState::Incomplete { .. } | RecordState::Claimed => Incomplete,
+        RecordState::Evicted { .. } => Evicted,
     })
 }
 
 #[tokio::test]
-async fn a_call_is_kept_from_its_end_on() {
-    let log = open(ALL).await;
-    for id in ["going", "late"] {
-        assert_eq!(claim(&log, "a", id).await, RecordState::Claimed);
+async fn retention_time_starts_at_the_end_of_a_call() {
+    let table = open(ALL).await;
+    for id in ["running", "late"] {
+        assert_eq!(claim(&table, "a", id).await, RecordState::Claimed);
     }
-    let goes_on = |key: &RequestKey| key.id != "lost";
-    age(&log, ALL.max_age * 2).await;
-    log.apply_retention(goes_on).await.unwrap();
+    let is_running = |key: &RequestKey| key.id != "lost";
+    age(&table, ALL.max_age * 2).await;
+    table.apply_retention(is_running).await.unwrap();
     let late = Bytes::from_static(b"late");
-    log.complete(key("a", "late"), late).await.unwrap();
-    log.apply_retention(goes_on).await.unwrap();
-    assert_eq!(known(&log, "a", "going").await, Some(Unanswered));
-    assert_eq!(known(&log, "a", "late").await, Some(Answered(4)));
-    age(&log, ALL.max_age * 2).await;
-    log.apply_retention(goes_on).await.unwrap();
-    assert_eq!(known(&log, "a", "going").await, Some(Unanswered));
-    assert_eq!(known(&log, "a", "late").await, None);
+    table.complete(key("a", "late"), late).await.unwrap();
+    table.apply_retention(is_running).await.unwrap();
+    assert_eq!(known(&table, "a", "running").await, Some(Incomplete));
+    assert_eq!(known(&table, "a", "late").await, Some(Completed(4)));
+    age(&table, ALL.max_age * 2).await;
+    table.apply_retention(is_running).await.unwrap();
+    assert_eq!(known(&table, "a", "running").await, Some(Incomplete));
+    assert_eq!(known(&table, "a", "late").await, None);
 }
 
 #[tokio::test]
-async fn what_was_never_answered_is_kept_as_long_and_not_for_ever() {
-    let log = open(ALL).await;
-    assert_eq!(claim(&log, "a", "lost").await, RecordState::Claimed);
-    age(&log, ALL.max_age * 2).await;
-    log.apply_retention(|_| false).await.unwrap();
-    assert_eq!(known(&log, "a", "lost").await, Some(Unanswered));
-    age(&log, ALL.max_age * 2).await;
-    // Gone on with by the next daemon.
-    log.reclaim(key("a", "lost")).await.unwrap();
-    log.apply_retention(|_| true).await.unwrap();
-    assert_eq!(known(&log, "a", "lost").await, Some(Unanswered));
-    log.apply_retention(|_| false).await.unwrap();
-    age(&log, ALL.max_age * 2).await;
-    log.apply_retention(|_| false).await.unwrap();
-    assert_eq!(known(&log, "a", "lost").await, None);
+async fn calls_without_a_response_expire_too() {
+    let table = open(ALL).await;
+    assert_eq!(claim(&table, "a", "lost").await, RecordState::Claimed);
+    age(&table, ALL.max_age * 2).await;
+    table.apply_retention(|_| false).await.unwrap();
+    assert_eq!(known(&table, "a", "lost").await, Some(Incomplete));
+    age(&table, ALL.max_age * 2).await;
+    // Resumed by the next daemon.
+    table.reclaim(key("a", "lost")).await.unwrap();
+    table.apply_retention(|_| true).await.unwrap();
+    assert_eq!(known(&table, "a", "lost").await, Some(Incomplete));
+    table.apply_retention(|_| false).await.unwrap();
+    age(&table, ALL.max_age * 2).await;
+    table.apply_retention(|_| false).await.unwrap();
+    assert_eq!(known(&table, "a", "lost").await, None);
 }
 
 #[tokio::test]
-async fn who_calls_much_takes_nothing_from_others() {
+async fn busy_caller_does_not_evict_results_of_others() {
     let bytes = u64::MAX;
-    let bounds = RetentionLimits { max_rows: 5, max_bytes: bytes, ..ALL };
-    let log = open(bounds).await;
+    let limits = RetentionLimits { max_rows: 5, max_bytes: bytes, ..ALL };
+    let table = open(limits).await;
     for number in 0..2 {
-        answer(&log, "few", &number.to_string(), 1).await;
+        complete(&table, "few", &number.to_string(), 1).await;
     }
     for number in 0..2500 {
-        answer(&log, "many", &number.to_string(), 1).await;
+        complete(&table, "many", &number.to_string(), 1).await;
     }
-    log.apply_retention(|_| false).await.unwrap();
+    table.apply_retention(|_| false).await.unwrap();
     for number in 0..2 {
-        let kept = known(&log, "few", &number.to_string()).await;
-        assert_eq!(kept, Some(Answered(1)));
+        let found = known(&table, "few", &number.to_string()).await;
+        assert_eq!(found, Some(Completed(1)));
     }
-    assert_eq!(known(&log, "many", "2496").await, None);
+    assert_eq!(known(&table, "many", "2496").await, None);
     for number in 2497..2500 {
-        let kept = known(&log, "many", &number.to_string()).await;
-        assert_eq!(kept, Some(Answered(1)));
+        let found = known(&table, "many", &number.to_string()).await;
+        assert_eq!(found, Some(Completed(1)));
     }
 }
 
 #[tokio::test]
-async fn who_has_large_answers_loses_his_own_and_is_told_so() {
-    let log = open(ALL).await;
-    answer(&log, "few", "0", 100).await;
+async fn large_responses_evict_only_those_of_their_caller_and_stay_known() {
+    let table = open(ALL).await;
+    complete(&table, "few", "0", 100).await;
     for number in 0..20 {
-        answer(&log, "much", &number.to_string(), 200).await;
+        complete(&table, "much", &number.to_string(), 200).await;
     }
-    log.apply_retention(|_| false).await.unwrap();
-    assert_eq!(known(&log, "few", "0").await, Some(Answered(100)));
+    table.apply_retention(|_| false).await.unwrap();
+    assert_eq!(known(&table, "few", "0").await, Some(Completed(100)));
     for number in 0..20 {
-        // It stays known that it was done: it is not done again.
-        let kept = match number {
-            0..16 => Forgotten,
-            _ => Answered(200),
+        // The call stays known, so that it is not made again.
+        let expected = match number {
+            0..16 => Evicted,
+            _ => Completed(200),
         };
-        let found = known(&log, "much", &number.to_string()).await;
-        assert_eq!(found, Some(kept), "{number}");
+        let found = known(&table, "much", &number.to_string()).await;
+        assert_eq!(found, Some(expected), "{number}");
     }
 }
 
 #[tokio::test]
-async fn what_is_too_large_by_itself_stays_while_it_is_the_newest_and_takes_nothing_along() {
-    let log = open(ALL).await;
-    answer(&log, "a", "small", 100).await;
-    answer(&log, "a", "large", 5000).await;
-    log.apply_retention(|_| false).await.unwrap();
-    assert_eq!(known(&log, "a", "small").await, Some(Answered(100)));
-    assert_eq!(known(&log, "a", "large").await, Some(Answered(5000)));
-    answer(&log, "a", "later", 100).await;
-    log.apply_retention(|_| false).await.unwrap();
-    assert_eq!(known(&log, "a", "small").await, Some(Answered(100)));
-    assert_eq!(known(&log, "a", "large").await, Some(Forgotten));
-    assert_eq!(known(&log, "a", "later").await, Some(Answered(100)));
+async fn oversized_response_stays_while_newest_and_evicts_no_other() {
+    let table = open(ALL).await;
+    complete(&table, "a", "small", 100).await;
+    complete(&table, "a", "large", 5000).await;
+    table.apply_retention(|_| false).await.unwrap();
+    assert_eq!(known(&table, "a", "small").await, Some(Completed(100)));
+    assert_eq!(known(&table, "a", "large").await, Some(Completed(5000)));
+    complete(&table, "a", "later", 100).await;
+    table.apply_retention(|_| false).await.unwrap();
+    assert_eq!(known(&table, "a", "small").await, Some(Completed(100)));
+    assert_eq!(known(&table, "a", "large").await, Some(Evicted));
+    assert_eq!(known(&table, "a", "later").await, Some(Completed(100)));
 }
 
 #[tokio::test]
-async fn it_is_told_when_much_has_come() {
-    let log = open(ALL).await;
-    let growth = log.retention_trigger();
-    answer(&log, "a", "large", 100).await;
-    let told = tokio::time::timeout(Duration::from_secs(20), growth.wait_until_due());
-    told.await.expect("at a tenth of the bytes");
+async fn retention_is_due_after_a_tenth_of_a_limit() {
+    let table = open(ALL).await;
+    let trigger = table.retention_trigger();
+    complete(&table, "a", "large", 100).await;
+    let due = tokio::time::timeout(Duration::from_secs(20), trigger.wait_until_due());
+    due.await.expect("due after a tenth of the bytes");
     for number in 0..10 {
-        answer(&log, "a", &number.to_string(), 1).await;
+        complete(&table, "a", &number.to_string(), 1).await;
     }
-    let told = tokio::time::timeout(Duration::from_secs(20), growth.wait_until_due());
-    told.await.expect("at a tenth of the number");
+    let due = tokio::time::timeout(Duration::from_secs(20), trigger.wait_until_due());
+    due.await.expect("due after a tenth of the rows");
 }
 
-/// A job that was submitted with this request id, and has ended.
+/// Inserts a job that was submitted with this request id, and ends it.
 async fn end_job(jobs: &JobTable, id: &str, request: &str) {
     let job = Job {
         id: id.to_owned(),
@@ -210,21 +210,21 @@ async fn end_job(jobs: &JobTable, id: &str, request: &str) {
 }
 
 #[tokio::test]
-async fn a_submission_is_done_also_where_its_job_is_not_kept_any_more_and_it_was_never_answered() {
+async fn submission_without_a_response_is_evicted_with_its_job() {
     let database = Database::in_memory().unwrap();
-    let log = RequestTable::open(database.clone(), ALL).await.unwrap();
+    let table = RequestTable::open(database.clone(), ALL).await.unwrap();
     let few = RetentionLimits { max_rows: 2, ..ALL };
     let (jobs, _) = JobTable::open(database, few).await.unwrap();
     for id in ["1", "2", "3", "4"] {
-        assert_eq!(claim(&log, "a", id).await, RecordState::Claimed);
+        assert_eq!(claim(&table, "a", id).await, RecordState::Claimed);
         end_job(&jobs, id, id).await;
     }
-    let answer = Bytes::from_static(b"answer");
-    log.complete(key("a", "2"), answer).await.unwrap();
+    let response = Bytes::from_static(b"answer");
+    table.complete(key("a", "2"), response).await.unwrap();
     jobs.apply_retention().await.unwrap();
     for (id, expected) in
-        [("1", Forgotten), ("2", Answered(6)), ("3", Unanswered), ("4", Unanswered)]
+        [("1", Evicted), ("2", Completed(6)), ("3", Incomplete), ("4", Incomplete)]
     {
-        assert_eq!(known(&log, "a", id).await, Some(expected), "{id}");
+        assert_eq!(known(&table, "a", id).await, Some(expected), "{id}");
     }
 }

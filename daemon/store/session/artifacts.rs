@@ -1,4 +1,4 @@
-//! The artifacts of a session, as they lie in its folder.
+//! The artifacts of a session: files in its folder.
 
 use std::{
     collections::BTreeMap,
@@ -15,73 +15,70 @@ use super::{
     step::{ARTIFACT_DIRS, StepId},
 };
 
-/// Bytes of a block, in which the kernel counts.
+/// Unit of `st_blocks` (stat(2)).
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// An artifact.
 #[derive(Debug)]
 pub(crate) struct ArtifactMetadata {
-    /// Its path, relative to the session's folder.
+    /// Relative to the session's folder.
     pub(crate) path: String,
-    /// The step that made it.
+    /// The step that created it.
     pub(crate) step: StepId,
-    /// Its bytes.
     pub(crate) size_bytes: u64,
-    /// Bytes that it takes on the disk.
+    /// Bytes allocated on the disk.
     pub(crate) disk_bytes: u64,
-    /// When it was last written to.
     pub(crate) modified: SystemTime,
 }
 
-/// The first artifacts by path behind `after`.
+/// Lists at most `limit` artifacts by path, those after `after`.
 pub(super) fn list(
     folder: &Path,
     after: Option<&str>,
     step: Option<u64>,
-    at_most: usize,
+    limit: usize,
 ) -> io::Result<Vec<ArtifactMetadata>> {
-    let mut found = BTreeMap::new();
+    let mut paths = BTreeMap::new();
     for name in ARTIFACT_DIRS {
-        for_each_artifact(&folder.join(name), name, |path, of| {
-            let is_wanted = after.is_none_or(|after| path.as_str() > after)
-                && step.is_none_or(|step| of.number() == step);
-            if is_wanted {
-                found.insert(path, of);
-                if found.len() > at_most {
-                    found.pop_last();
+        for_each_artifact(&folder.join(name), name, |path, artifact_step| {
+            let matches = after.is_none_or(|after| path.as_str() > after)
+                && step.is_none_or(|step| artifact_step.number() == step);
+            if matches {
+                paths.insert(path, artifact_step);
+                if paths.len() > limit {
+                    paths.pop_last();
                 }
             }
         })?;
     }
-    let kept = found.into_iter();
-    kept.filter_map(|(path, step)| stat_artifact(folder, path, step).transpose()).collect()
+
+    paths
+        .into_iter()
+        .filter_map(|(path, step)| stat_artifact(folder, path, step).transpose())
+        .collect()
 }
 
-/// All of them, in no order.
+/// Lists all artifacts, in no order.
 pub(super) fn list_all(
     folder: &Path,
-    end: &CancellationToken,
+    shutdown: &CancellationToken,
 ) -> io::Result<Vec<ArtifactMetadata>> {
-    let mut found = Vec::new();
+    let mut paths = Vec::new();
     for name in ARTIFACT_DIRS {
-        for_each_artifact(&folder.join(name), name, |path, step| {
-            found.push((path, step));
-        })?;
+        for_each_artifact(&folder.join(name), name, |path, step| paths.push((path, step)))?;
     }
-    let kept = found.into_iter();
-    kept.filter_map(|(path, step)| {
-        let looked = check_not_cancelled(end).and_then(|()| stat_artifact(folder, path, step));
-        looked.transpose()
-    })
-    .collect()
+
+    let stat = |(path, step)| {
+        check_not_cancelled(shutdown).and_then(|()| stat_artifact(folder, path, step)).transpose()
+    };
+    paths.into_iter().filter_map(stat).collect()
 }
 
-/// Bytes that all of them take.
-pub(super) fn disk_usage(folder: &Path, end: &CancellationToken) -> io::Result<u64> {
-    Ok(list_all(folder, end)?.iter().map(|kept| kept.disk_bytes).sum())
+/// Returns the bytes that all artifacts take on the disk.
+pub(super) fn disk_usage(folder: &Path, shutdown: &CancellationToken) -> io::Result<u64> {
+    Ok(list_all(folder, shutdown)?.iter().map(|artifact| artifact.disk_bytes).sum())
 }
 
-/// Removes those of a step, as far as there are some.
+/// Removes the artifacts of a step that exist.
 pub(super) fn remove_step(folder: &Path, step: u64) -> io::Result<()> {
     let [stdout, stderr] = StepId::stream_paths(step);
     for path in [stdout, stderr, StepId(step).patch_path()] {
@@ -93,15 +90,15 @@ pub(super) fn remove_step(folder: &Path, step: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes all of them, and whatever else lies where they do.
-pub(super) fn remove_all(folder: &Path, end: &CancellationToken) -> io::Result<()> {
+/// Removes all artifacts and any other files in their folders.
+pub(super) fn remove_all(folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
     for name in ARTIFACT_DIRS {
         let entries = match fs::read_dir(folder.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             entries => entries?,
         };
         for entry in entries {
-            check_not_cancelled(end)?;
+            check_not_cancelled(shutdown)?;
             fs::remove_file(entry?.path())?;
         }
     }
@@ -111,37 +108,38 @@ pub(super) fn remove_all(folder: &Path, end: &CancellationToken) -> io::Result<(
 fn for_each_artifact(
     folder: &Path,
     name: &str,
-    mut found: impl FnMut(String, StepId),
+    mut f: impl FnMut(String, StepId),
 ) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
+
     for entry in entries {
         let Ok(file) = entry?.file_name().into_string() else {
             continue;
         };
         let path = format!("{name}/{file}");
         if let Some(step) = StepId::from_artifact_path(&path) {
-            found(path, step);
+            f(path, step);
         }
     }
     Ok(())
 }
 
-/// Looks at one; nothing where it is gone meanwhile.
+/// Returns the metadata of an artifact; `None` if it does not exist any more.
 fn stat_artifact(
     folder: &Path,
     path: String,
     step: StepId,
 ) -> io::Result<Option<ArtifactMetadata>> {
     match fs::symlink_metadata(folder.join(&path)) {
-        Ok(data) => Ok(Some(ArtifactMetadata {
+        Ok(metadata) => Ok(Some(ArtifactMetadata {
             path,
             step,
-            size_bytes: data.len(),
-            disk_bytes: data.blocks() * STAT_BLOCK_BYTES,
-            modified: data.modified().unwrap_or(UNIX_EPOCH),
+            size_bytes: metadata.len(),
+            disk_bytes: metadata.blocks() * STAT_BLOCK_BYTES,
+            modified: metadata.modified().unwrap_or(UNIX_EPOCH),
         })),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),

@@ -1,11 +1,12 @@
-//! `events.jsonl`: the records of a session, in the order of their numbers.
+//! The event log: `events.jsonl`, the records of a session in the order of their sequence numbers.
 //!
-//! Records are appended, and what was written stays as it is. When old ones are to go, what stays is
-//! written to another file, which then takes its place: whoever reads the old one reads it to its end.
-//! The numbers that the session has got to are written down before that, as they go on also where no
-//! record says them any more.
+//! Records are appended and never changed. To remove old records, the log copies the others to a
+//! new file and renames it over the old one; open readers read the old file to its end. Before
+//! that, the log writes the counters to a file of their own, since they continue even if no record
+//! shows them any more.
 //!
-//! A step begins only where the disk has room for its end, too: that is set aside behind the records.
+//! A step begins only if the disk has space for its end record, which the log reserves after the
+//! records.
 
 use std::{
     collections::BTreeSet,
@@ -35,27 +36,24 @@ use super::{
 };
 use crate::daemon::store::session_usage::SessionUsage;
 
-/// Name of the file.
 pub(super) const RECORDS_FILE: &str = "events.jsonl";
-/// Name of the one that is to take its place.
+/// The new file while old records are removed.
 const COMPACTED_RECORDS_FILE: &str = "events.jsonl.new";
-/// Name of the file that says what numbers the session has got to.
 const COUNTERS_FILE: &str = "numbers";
 
-/// Room that is set aside for the end of each step. A record that is longer is shortened where the disk is
+/// Space reserved for the end record of each step. A longer end record is shortened if the disk is
 /// full.
 const END_RECORD_RESERVE_BYTES: u64 = 4096;
-/// Longest value in a record that is shortened: with all that it has, it fits.
+/// Longest text in a shortened record. All values of that size together fit in the reserve.
 const MAX_SHORT_VALUE_BYTES: usize = 256;
-/// Room that is set aside beyond what is needed, so that not each step has to.
+/// Space reserved beyond what is needed, so that not every step has to reserve.
 const EXTRA_RESERVE_BYTES: u64 = 16 * 1024;
 
-/// The records of a session.
+/// The records of a session, open for appending.
 #[derive(Debug)]
 pub(super) struct EventLog {
     folder: PathBuf,
     state: Mutex<EventLogState>,
-    /// Number of the last record, for those who wait for more.
     last_sequence: watch::Sender<u64>,
     /// Held while old records are removed.
     compaction: Mutex<()>,
@@ -65,36 +63,34 @@ pub(super) struct EventLog {
 #[derive(Debug)]
 struct EventLogState {
     file: Arc<File>,
-    /// Bytes of whole records.
+    /// Bytes of complete records.
     length: u64,
-    /// Up to where there is room in the file.
+    /// Offset up to which disk space is allocated.
     reserved: u64,
-    /// Bytes of those records that stayed when old ones were last looked for.
+    /// Bytes of records that the last trim left; 0 before the first.
     trimmed_length: u64,
-    /// How often another file has taken the place of the first one.
+    /// Number of times that another file has replaced the first one.
     generation: u64,
     last_sequence: u64,
     last_step: u64,
-    /// Steps that have not ended, begun since the session was opened.
+    /// Steps begun since the log was opened that have not ended.
     running_steps: BTreeSet<u64>,
     last_run: LastRun,
 }
 
-/// What numbers a session has got to.
+/// The last sequence and step numbers of a session.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct SessionCounters {
-    /// Of the last record.
     pub(crate) sequence: u64,
-    /// Of the last step.
     pub(crate) step: u64,
-    /// When the last record was written, as that says it.
+    /// The `time` of the last record, as text.
     pub(crate) time: String,
 }
 
 impl EventLog {
-    /// Opens the records in `folder`, making the file where there is none. A record that a crash cut
-    /// off is removed.
-    pub(super) fn open(folder: &Path, fullness: Arc<SessionUsage>) -> io::Result<Self> {
+    /// Opens the records in `folder`, creating the file if it is missing. Removes a record that a
+    /// crash cut off.
+    pub(super) fn open(folder: &Path, usage: Arc<SessionUsage>) -> io::Result<Self> {
         let file = File::options()
             .read(true)
             .write(true)
@@ -102,28 +98,29 @@ impl EventLog {
             .truncate(false)
             .mode(0o600)
             .open(folder.join(RECORDS_FILE))?;
-        let (numbers, length) = recover(folder, &file)?;
+        let (counters, length) = recover(folder, &file)?;
         file.set_len(length)?;
+
         Ok(Self {
             folder: folder.to_owned(),
-            last_sequence: watch::Sender::new(numbers.sequence),
+            last_sequence: watch::Sender::new(counters.sequence),
             state: Mutex::new(EventLogState {
                 file: Arc::new(file),
                 length,
                 reserved: length,
                 trimmed_length: 0,
                 generation: 0,
-                last_sequence: numbers.sequence,
-                last_step: numbers.step,
+                last_sequence: counters.sequence,
+                last_step: counters.step,
                 running_steps: BTreeSet::new(),
                 last_run: LastRun::Unknown,
             }),
             compaction: Mutex::default(),
-            usage: fullness,
+            usage,
         })
     }
 
-    /// What numbers the session in `folder` has got to, without opening it.
+    /// Reads the counters of the session in `folder` without opening it.
     pub(super) fn read_counters(folder: &Path) -> io::Result<SessionCounters> {
         match File::open(folder.join(RECORDS_FILE)) {
             Ok(file) => Ok(recover(folder, &file)?.0),
@@ -132,12 +129,12 @@ impl EventLog {
         }
     }
 
-    /// Writes the first record of another step.
+    /// Begins the next step and appends its first record.
     pub(super) fn begin_step(&self, fields: Map<String, Value>) -> io::Result<StepId> {
         let is_run = has_value(&fields, "tool", "run");
         let mut state = self.lock();
         let step = state.last_step + 1;
-        // With it, there is to be room for its end.
+        // Included when `append` reserves space for end records.
         state.running_steps.insert(step);
         let sequence = match self.append(&mut state, step, fields, false) {
             Ok(sequence) => sequence,
@@ -146,6 +143,7 @@ impl EventLog {
                 return Err(error);
             }
         };
+
         state.last_step = step;
         if is_run {
             state.last_run = LastRun::Known(RunRecords::new(step, sequence));
@@ -153,21 +151,20 @@ impl EventLog {
         Ok(StepId(step))
     }
 
-    /// Writes another record of a step.
+    /// Appends another record of a step.
     pub(super) fn append_record(&self, step: StepId, fields: Map<String, Value>) -> io::Result<()> {
-        let ends = has_value(&fields, "event", "tool_call_finished");
+        let ends_step = has_value(&fields, "event", "tool_call_finished");
         let mut state = self.lock();
-        if ends {
+        if ends_step {
             state.running_steps.remove(&step.0);
         }
-        let sequence = self.append(&mut state, step.0, fields, ends)?;
-        if ends {
+        let sequence = self.append(&mut state, step.0, fields, ends_step)?;
+        if ends_step {
             state.last_run.mark_ended(step.0, sequence);
         }
         Ok(())
     }
 
-    /// What there is of them now.
     pub(super) fn snapshot(&self) -> RecordsSnapshot {
         let state = self.lock();
         RecordsSnapshot {
@@ -178,22 +175,22 @@ impl EventLog {
         }
     }
 
-    /// Tells of the number of the last record.
+    /// Returns a receiver of the last record's sequence number.
     pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
         self.last_sequence.subscribe()
     }
 
-    /// Steps that have not ended.
+    /// Returns the steps that have not ended.
     pub(super) fn running_steps(&self) -> BTreeSet<u64> {
         self.lock().running_steps.clone()
     }
 
-    /// The last command that was begun, if it is known which that was.
+    /// Returns the command that was begun last, as far as it is known without a search.
     pub(super) fn last_run(&self) -> LastRun {
         self.lock().last_run.clone()
     }
 
-    /// Remembers which command was begun last, as it was found in `records`, unless more has come.
+    /// Stores the result of a search in `records`, unless records were added or removed since.
     pub(super) fn cache_last_run(&self, found: LastRun, records: &RecordsSnapshot) {
         let mut state = self.lock();
         if matches!(state.last_run, LastRun::Unknown)
@@ -204,31 +201,31 @@ impl EventLog {
         }
     }
 
-    /// What is not to be kept has been removed, as far as it could be, of the records that there were when
-    /// that was looked for: so many bytes of them `stayed`. What has come since may be too much already, and
-    /// nobody may write more.
-    pub(super) fn set_trimmed(&self, stayed: u64) {
+    /// Sets how many bytes of the existing records remained after a trim. Signals at once if the
+    /// records added since then exceed the limit: there may be no later record to do so.
+    pub(super) fn set_trimmed(&self, remaining_bytes: u64) {
         let mut state = self.lock();
-        state.trimmed_length = stayed;
-        self.usage.check_record_bytes(state.length, stayed);
+        state.trimmed_length = remaining_bytes;
+        self.usage.check_record_bytes(state.length, remaining_bytes);
     }
 
-    /// Removes records. Appending goes on meanwhile.
+    /// Removes the records for which `is_removed` returns true. Appending is possible meanwhile.
     pub(super) fn compact(
         &self,
         is_removed: impl Fn(RetentionUnit) -> bool,
-        end: &CancellationToken,
+        shutdown: &CancellationToken,
     ) -> io::Result<()> {
-        let _alone = self.compaction.lock().unwrap_or_else(PoisonError::into_inner);
+        let _exclusive = self.compaction.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.snapshot();
         write_counters_file(&self.folder, &Self::read_counters(&self.folder)?)?;
+
         let new = self.folder.join(COMPACTED_RECORDS_FILE);
-        let replaced = self.rewrite(&before, &new, is_removed, end);
-        if replaced.is_err() {
-            // Where it cannot be removed either, the next one begins anew.
-            let _gone = fs::remove_file(&new);
+        let result = self.rewrite(&before, &new, is_removed, shutdown);
+        if result.is_err() {
+            // If this fails too, the next compaction truncates the file.
+            let _removed = fs::remove_file(&new);
         }
-        replaced
+        result
     }
 
     fn rewrite(
@@ -236,7 +233,7 @@ impl EventLog {
         before: &RecordsSnapshot,
         new: &Path,
         is_removed: impl Fn(RetentionUnit) -> bool,
-        end: &CancellationToken,
+        shutdown: &CancellationToken,
     ) -> io::Result<()> {
         let file = File::options()
             .read(true)
@@ -245,32 +242,21 @@ impl EventLog {
             .truncate(true)
             .mode(0o600)
             .open(new)?;
-        let mut length = 0;
-        let mut writer = BufWriter::new(&file);
-        let mut records = RecordReader::new(&before.file, 0, before.length);
-        while let Some(line) = records.next()? {
-            check_not_cancelled(end)?;
-            let piece = RecordHeader::parse(line)
-                .map(|head| RetentionUnit::of_record(head.step, head.sequence));
-            if piece.is_some_and(|piece| !is_removed(piece)) {
-                writer.write_all(line)?;
-                length += line.len() as u64;
-            }
-        }
-        writer.flush()?;
-        drop(writer);
+        let mut length = copy_records(before, &file, &is_removed, shutdown)?;
         file.sync_data()?;
+
         let mut state = self.lock();
-        // What came meanwhile: a few records.
+        // The few records that were appended during the copy.
         let tail = usize::try_from(state.length - before.length).unwrap_or(usize::MAX);
         let mut bytes = vec![0; tail];
         state.file.read_exact_at(&mut bytes, before.length)?;
         file.write_all_at(&bytes, length)?;
         length += tail as u64;
-        // Those that go on have room in this one, too.
-        let room = length + end_reserve_bytes(&state);
-        let reserved = reserve_space(&file, length, room)?;
+
+        // The end records of running steps need their space in the new file.
+        let reserved = reserve_space(&file, length, length + end_reserve_bytes(&state))?;
         fs::rename(new, self.folder.join(RECORDS_FILE))?;
+
         state.length = length;
         state.reserved = reserved;
         state.file = Arc::new(file);
@@ -283,30 +269,34 @@ impl EventLog {
         Ok(())
     }
 
-    /// Appends a record; answers its number. One that `ends` a step may take the room that was set aside.
+    /// Appends a record and returns its sequence number. A record that `ends_step` may use the
+    /// reserved space.
     fn append(
         &self,
         state: &mut EventLogState,
         step: u64,
         mut fields: Map<String, Value>,
-        ends: bool,
+        ends_step: bool,
     ) -> io::Result<u64> {
         let sequence = state.last_sequence + 1;
         fields.insert("sequence".to_owned(), sequence.into());
         fields.insert("step".to_owned(), step.into());
         let line = encode_line(&fields)?;
-        if !ends {
-            let room = state.length + line.len() as u64 + end_reserve_bytes(state);
-            if room > state.reserved {
-                state.reserved = reserve_space(&state.file, state.length, room)?;
+
+        if !ends_step {
+            let needed = state.length + line.len() as u64 + end_reserve_bytes(state);
+            if needed > state.reserved {
+                state.reserved = reserve_space(&state.file, state.length, needed)?;
             }
         }
+
         let mut written = write_line(state, &line);
-        if written.is_err() && ends && line.len() as u64 > END_RECORD_RESERVE_BYTES {
+        if written.is_err() && ends_step && line.len() as u64 > END_RECORD_RESERVE_BYTES {
             fields.retain(|_, value| is_short(value));
             written = write_line(state, &encode_line(&fields)?);
         }
         let bytes = written?;
+
         state.length += bytes;
         state.last_sequence = sequence;
         self.last_sequence.send_replace(sequence);
@@ -324,35 +314,59 @@ impl Drop for EventLog {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if state.reserved != state.length {
-            // Room that nobody needs now. Where this fails, it is given back when they are opened again.
-            let _given_back = state.file.set_len(state.length);
+            // Frees the unused reserve. If this fails, the next open truncates the file.
+            let _freed = state.file.set_len(state.length);
         }
     }
 }
 
-/// Ends what takes long when the daemon does.
-pub(crate) fn check_not_cancelled(end: &CancellationToken) -> io::Result<()> {
-    match end.is_cancelled() {
-        true => Err(io::Error::new(io::ErrorKind::Interrupted, "the daemon ends")),
-        false => Ok(()),
+/// Returns an error once the daemon shuts down, to interrupt long work.
+pub(crate) fn check_not_cancelled(shutdown: &CancellationToken) -> io::Result<()> {
+    if shutdown.is_cancelled() {
+        Err(io::Error::new(io::ErrorKind::Interrupted, "the daemon is shutting down"))
+    } else {
+        Ok(())
     }
 }
 
-/// A record as it is written.
+/// Copies the records that stay to `file`. Returns their bytes.
+fn copy_records(
+    before: &RecordsSnapshot,
+    file: &File,
+    is_removed: impl Fn(RetentionUnit) -> bool,
+    shutdown: &CancellationToken,
+) -> io::Result<u64> {
+    let mut length = 0;
+    let mut writer = BufWriter::new(file);
+    let mut reader = RecordReader::new(&before.file, 0, before.length);
+    while let Some(line) = reader.next()? {
+        check_not_cancelled(shutdown)?;
+        let unit = RecordHeader::parse(line)
+            .map(|header| RetentionUnit::of_record(header.step, header.sequence));
+        if unit.is_some_and(|unit| !is_removed(unit)) {
+            writer.write_all(line)?;
+            length += line.len() as u64;
+        }
+    }
+    writer.flush()?;
+    Ok(length)
+}
+
+/// Encodes a record as a line of JSON.
 fn encode_line(record: &Map<String, Value>) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(record)?;
     line.push(b'\n');
     Ok(line)
 }
 
-/// Writes a line behind the others; answers its bytes. What is left of one that did not fit is written over
-/// by the next one, or cut off: until then it has no end, and is no record.
+/// Writes a line after the others and returns its bytes. A line that did not fit is overwritten by
+/// the next one or cut off; without its newline it is not a record.
 fn write_line(state: &EventLogState, line: &[u8]) -> io::Result<u64> {
     state.file.write_all_at(line, state.length)?;
     Ok(line.len() as u64)
 }
 
-/// Whether a value of a record is kept where it is shortened.
+/// Returns true if a value stays when its record is shortened.
 fn is_short(value: &Value) -> bool {
     match value {
         Value::String(text) => text.len() <= MAX_SHORT_VALUE_BYTES,
@@ -361,51 +375,50 @@ fn is_short(value: &Value) -> bool {
     }
 }
 
-/// Bytes for the ends of all steps that go on.
+/// Returns the bytes to reserve for the end records of all running steps.
 fn end_reserve_bytes(state: &EventLogState) -> u64 {
     state.running_steps.len() as u64 * END_RECORD_RESERVE_BYTES
 }
 
-/// Sets room aside from `length` to `room`, and beyond it where there is some. Answers up to where there is.
-fn reserve_space(file: &File, length: u64, room: u64) -> io::Result<u64> {
-    for until in [room + EXTRA_RESERVE_BYTES, room] {
-        match fallocate(file, FallocateFlags::KEEP_SIZE, length, until - length) {
-            Ok(()) => return Ok(until),
-            Err(Errno::NOSPC | Errno::DQUOT) if until > room => {}
+/// Allocates disk space from `length` to `needed`, and beyond it if the disk has space. Returns
+/// the offset up to which space is allocated.
+fn reserve_space(file: &File, length: u64, needed: u64) -> io::Result<u64> {
+    for target in [needed + EXTRA_RESERVE_BYTES, needed] {
+        match fallocate(file, FallocateFlags::KEEP_SIZE, length, target - length) {
+            Ok(()) => return Ok(target),
+            Err(Errno::NOSPC | Errno::DQUOT) if target > needed => {}
             Err(error @ (Errno::NOSPC | Errno::DQUOT)) => return Err(error.into()),
-            // A file system that cannot: then it is seen when it is written.
+            // The file system does not support it: a full disk shows at the write.
             Err(_) => return Ok(u64::MAX),
         }
     }
-    Ok(room)
+    Ok(needed)
 }
 
 fn has_value(fields: &Map<String, Value>, name: &str, value: &str) -> bool {
     fields.get(name).and_then(Value::as_str) == Some(value)
 }
 
-/// Finds the numbers of the last record and the last step, and the end of the last whole record.
+/// Finds the counters of a session, and the end of its last complete record.
 fn recover(folder: &Path, file: &File) -> io::Result<(SessionCounters, u64)> {
-    // Before the records: those that say more than it does may be gone by now.
-    let mut numbers = read_counters_file(folder)?;
+    // Read first: records with higher numbers may be removed at any time.
+    let mut counters = read_counters_file(folder)?;
     let length = last_line_end(file, file.metadata()?.len())?;
+
     let mut is_last = true;
     visit_lines_reverse(file, length, None, |line| {
-        let Some(head) = RecordHeader::parse(line) else {
+        let Some(header) = RecordHeader::parse(line) else {
             return ControlFlow::Continue(());
         };
-        numbers.step = numbers.step.max(head.step);
+        counters.step = counters.step.max(header.step);
         if mem::take(&mut is_last) {
-            numbers.sequence = numbers.sequence.max(head.sequence);
-            numbers.time = head.time.clone().into_owned();
+            counters.sequence = counters.sequence.max(header.sequence);
+            counters.time = header.time.clone().into_owned();
         }
-        // Steps begin in the order of their numbers, and end in any.
-        match head.begins_step() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
+        // Steps begin in the order of their numbers, and end in any order.
+        if header.begins_step() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
-    Ok((numbers, length))
+    Ok((counters, length))
 }
 
 fn read_counters_file(folder: &Path) -> io::Result<SessionCounters> {
@@ -416,12 +429,12 @@ fn read_counters_file(folder: &Path) -> io::Result<SessionCounters> {
     }
 }
 
-/// Writes the numbers that the session in `folder` has got to, whole or not at all.
-pub(super) fn write_counters_file(folder: &Path, numbers: &SessionCounters) -> io::Result<()> {
+/// Writes the counters of the session in `folder`, atomically.
+pub(super) fn write_counters_file(folder: &Path, counters: &SessionCounters) -> io::Result<()> {
     let new = folder.join(format!("{COUNTERS_FILE}.new"));
     let mut file =
         File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(&serde_json::to_vec(numbers)?)?;
+    file.write_all(&serde_json::to_vec(counters)?)?;
     file.sync_data()?;
     fs::rename(new, folder.join(COUNTERS_FILE))
 }

@@ -1,12 +1,11 @@
-//! Ids of sessions.
+//! Session ids.
 
-/// Id of a session: 1 to 64 letters, digits, `.`, `_` and `-`, the first of them no dot. It names a
-/// folder.
+/// 1 to 64 letters, digits, `.`, `_` and `-`, the first of them no dot. It names a folder.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SessionId(String);
 
 impl SessionId {
-    /// Checks an id.
+    /// Returns `None` if `text` is not a valid id.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let valid =
@@ -14,7 +13,6 @@ impl SessionId {
         valid.then(|| Self(text.to_owned()))
     }
 
-    /// The id as text.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
@@ -31,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_cannot_name_another_folder() {
+    fn ids_cannot_name_other_folders() {
         for good in ["default", "a", "A-1_b.c", &"x".repeat(64)] {
             assert!(SessionId::parse(good).is_some(), "{good}");
         }

@@ -1,4 +1,4 @@
-//! The last command of a session: where its records are.
+//! The last command of a session: which records it has.
 
 use std::{collections::HashMap, io, ops::ControlFlow};
 
@@ -9,21 +9,20 @@ use super::{
     snapshot::RecordsSnapshot,
 };
 
-/// What each record of a command holds. Other records may hold it too, and are looked at then.
+/// Part of each record of a command. Other records may contain it too, so matches are parsed.
 const RUN_MARKER: &[u8] = b"\"tool\":\"run\"";
 
-/// What is known of the last command.
+/// The last command, as far as it is known.
 #[derive(Debug, Clone)]
 pub(super) enum LastRun {
-    /// The records have not been looked through for it.
+    /// The records have not been searched.
     Unknown,
-    /// There was none, or its records are not kept any more.
+    /// There was none, or its records have been removed.
     Absent,
-    /// This one.
     Known(RunRecords),
 }
 
-/// A command, and the numbers of its first record and its last.
+/// A command, and the sequence numbers of its first and last record.
 #[derive(Debug, Clone)]
 pub(super) struct RunRecords {
     pub(super) step: u64,
@@ -32,14 +31,13 @@ pub(super) struct RunRecords {
 }
 
 impl RunRecords {
-    /// One that begins with this record.
-    pub(super) fn new(step: u64, started: u64) -> Self {
-        Self { step, start_sequence: started, end_sequence: None }
+    pub(super) fn new(step: u64, start_sequence: u64) -> Self {
+        Self { step, start_sequence, end_sequence: None }
     }
 }
 
 impl LastRun {
-    /// The step has ended with this record.
+    /// Sets the end record of the step, if it is the last command.
     pub(super) fn mark_ended(&mut self, step: u64, sequence: u64) {
         if let Self::Known(run) = self
             && run.step == step
@@ -48,25 +46,26 @@ impl LastRun {
         }
     }
 
-    /// Looks the records through for it, from the last one on.
+    /// Searches the records for the last command, backwards.
     pub(super) fn search(records: &RecordsSnapshot) -> io::Result<Self> {
-        // Ends that belong to commands whose beginnings are yet to come: as many as ran at once.
+        // End records whose start records come earlier in the file: as many as ran at once.
         let mut ends = HashMap::new();
         let mut found = Self::Absent;
-        let of_run = memmem::Finder::new(RUN_MARKER);
-        visit_lines_reverse(&records.file, records.length, Some(&of_run), |line| {
-            if of_run.find(line).is_none() {
+
+        let run_finder = memmem::Finder::new(RUN_MARKER);
+        visit_lines_reverse(&records.file, records.length, Some(&run_finder), |line| {
+            if run_finder.find(line).is_none() {
                 return ControlFlow::Continue(());
             }
             match RecordHeader::parse(line).filter(RecordHeader::is_of_run) {
-                Some(head) if head.ends_step() => {
-                    ends.insert(head.step, head.sequence);
+                Some(header) if header.ends_step() => {
+                    ends.insert(header.step, header.sequence);
                     ControlFlow::Continue(())
                 }
-                Some(head) if head.begins_step() => {
+                Some(header) if header.begins_step() => {
                     found = Self::Known(RunRecords {
-                        end_sequence: ends.remove(&head.step),
-                        ..RunRecords::new(head.step, head.sequence)
+                        end_sequence: ends.remove(&header.step),
+                        ..RunRecords::new(header.step, header.sequence)
                     });
                     ControlFlow::Break(())
                 }
@@ -77,10 +76,13 @@ impl LastRun {
     }
 }
 
-/// The record of this number; nothing where it is not kept.
+/// Reads the record of a sequence number; `None` if it has been removed.
 pub(super) fn read_record(records: &RecordsSnapshot, sequence: u64) -> io::Result<Option<Vec<u8>>> {
-    let at = records.offset_of(sequence)?;
-    let mut from = RecordReader::new(&records.file, at, records.length);
-    let line = from.next()?.map(<[u8]>::to_vec);
-    Ok(line.filter(|line| RecordHeader::parse(line).is_some_and(|head| head.sequence == sequence)))
+    let offset = records.offset_of(sequence)?;
+    let mut reader = RecordReader::new(&records.file, offset, records.length);
+    let line = reader.next()?.map(<[u8]>::to_vec);
+
+    let has_sequence =
+        |line: &[u8]| RecordHeader::parse(line).is_some_and(|header| header.sequence == sequence);
+    Ok(line.filter(|line| has_sequence(line)))
 }

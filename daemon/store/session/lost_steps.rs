@@ -1,4 +1,4 @@
-//! Steps that a daemon had begun and not ended when it died: the next one ends them.
+//! Ends the steps that were in progress when the last daemon died.
 
 use std::{collections::HashSet, io, ops::ControlFlow, time::SystemTime};
 
@@ -10,46 +10,45 @@ use super::{
 };
 use crate::daemon::telemetry::logs::rfc3339_micros;
 
-/// Bytes of records that are looked back over: some thousands of calls, in some milliseconds. A step that
-/// began before is not found.
+/// Bytes of records that are searched: thousands of calls, in a few milliseconds. A step that began
+/// before is not found.
 const LOOK_BACK_BYTES: u64 = 4 << 20;
 
-/// What both records of a step say.
+/// Fields that the end record copies from the start record.
 const SHARED_FIELDS: [&str; 6] =
     ["call_id", "request_id", "principal", "workspace", "tool", "job_id"];
 
-/// The steps of `records` that have begun and not ended, the first one first, and the record that ends each.
+/// Returns the steps that have begun and not ended, oldest first, and the record that ends each.
 pub(super) fn find_lost_steps(
     records: &RecordsSnapshot,
 ) -> io::Result<Vec<(u64, Map<String, Value>)>> {
     let mut ended = HashSet::new();
     let mut lost = Vec::new();
-    let mut left = LOOK_BACK_BYTES;
+    let mut remaining = LOOK_BACK_BYTES;
     visit_lines_reverse(&records.file, records.length, None, |line| {
-        if let Some(head) = RecordHeader::parse(line) {
-            if head.ends_step() {
-                ended.insert(head.step);
-            } else if head.begins_step()
-                && !ended.remove(&head.step)
-                && let Ok(started) = serde_json::from_slice(line)
+        if let Some(header) = RecordHeader::parse(line) {
+            if header.ends_step() {
+                ended.insert(header.step);
+            } else if header.begins_step()
+                && !ended.remove(&header.step)
+                && let Ok(record) = serde_json::from_slice(line)
             {
-                lost.push((head.step, end_record(started)));
+                lost.push((header.step, end_record(record)));
             }
         }
-        left = left.saturating_sub(line.len() as u64);
-        match left {
-            0 => ControlFlow::Break(()),
-            _ => ControlFlow::Continue(()),
-        }
+
+        remaining = remaining.saturating_sub(line.len() as u64);
+        if remaining == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     lost.reverse();
     Ok(lost)
 }
 
-/// The record that ends a step which began with this one.
-fn end_record(mut started: Map<String, Value>) -> Map<String, Value> {
-    let is_run = started.get("tool").and_then(Value::as_str) == Some("run");
-    started.retain(|name, _| SHARED_FIELDS.contains(&name.as_str()));
+/// Turns the start record of a step into its end record.
+fn end_record(mut record: Map<String, Value>) -> Map<String, Value> {
+    let is_run = record.get("tool").and_then(Value::as_str) == Some("run");
+    record.retain(|name, _| SHARED_FIELDS.contains(&name.as_str()));
+
     let more = [
         ("event", "tool_call_finished".to_owned()),
         ("time", rfc3339_micros(SystemTime::now())),
@@ -62,7 +61,7 @@ fn end_record(mut started: Map<String, Value>) -> Map<String, Value> {
     ];
     let outcome = is_run.then(|| ("outcome", "DAEMON_LOST".to_owned()));
     for (name, value) in more.into_iter().chain(outcome) {
-        started.insert(name.to_owned(), value.into());
+        record.insert(name.to_owned(), value.into());
     }
-    started
+    record
 }

@@ -1,4 +1,6 @@
 //! A session: an agent's conversation, with numbered steps, their records and their artifacts.
+//!
+//! Each call is a step. `events.jsonl` holds its records; `logs/` and `diffs/` hold its artifacts.
 
 mod artifacts;
 mod event_log;
@@ -39,9 +41,9 @@ use self::{
     record_reader::{RecordHeader, RecordReader, binary_search},
     summary::parse_record_time,
 };
-use super::{artifact_writer::ArtifactWriter, folder::make, session_usage::SessionUsage};
+use super::{artifact_writer::ArtifactWriter, folder::create, session_usage::SessionUsage};
 
-/// A session's folder, and where its records have got to.
+/// An open session: its folder and its event log.
 #[derive(Debug)]
 pub(crate) struct Session {
     folder: PathBuf,
@@ -49,123 +51,115 @@ pub(crate) struct Session {
     usage: Arc<SessionUsage>,
 }
 
-/// What the artifact of a path is.
 #[derive(Debug)]
 pub(crate) enum OpenedArtifact {
-    /// A file.
     File(File),
-    /// Nothing was written to it.
+    /// The command wrote nothing to this stream, which therefore has no file.
     Empty,
-    /// There is none.
     Missing,
 }
 
-/// What the records say of a command.
+/// The records of a command.
 #[derive(Debug)]
 pub(crate) struct RecordedCommand {
-    /// Its step.
     pub(crate) step: StepId,
-    /// The record of its beginning.
     pub(crate) start_record: Map<String, Value>,
-    /// The record of its end, if there is one.
+    /// None while the command is running, or if the daemon died.
     pub(crate) end_record: Option<Map<String, Value>>,
-    /// Whether it goes on.
     pub(crate) is_running: bool,
 }
 
-/// What is kept of one step, or a record of none.
+/// Disk usage of a step, or of a record of no step.
 #[derive(Debug, Clone)]
 pub(crate) struct StepUsage {
-    /// Which.
     pub(crate) unit: RetentionUnit,
-    /// When its last record was written.
+    /// Time of the last record.
     pub(crate) time: SystemTime,
-    /// Bytes of its records.
     pub(crate) record_bytes: u64,
-    /// Bytes of its artifacts.
     pub(crate) artifact_bytes: u64,
 }
 
 impl Session {
-    /// Puts into `folder` what a session begins with, behind the numbers of a `past` one.
-    pub(super) fn create_in(folder: &Path, past: Option<&SessionCounters>) -> io::Result<()> {
-        make(&folder.join(step::LOGS_DIR))?;
-        past.map_or(Ok(()), |past| write_counters_file(folder, past))
+    /// Creates the initial content of a new session in `folder`. With `counters`, those of a
+    /// removed session of the same id, the new session continues them.
+    pub(super) fn create_in(folder: &Path, counters: Option<&SessionCounters>) -> io::Result<()> {
+        create(&folder.join(step::LOGS_DIR))?;
+        counters.map_or(Ok(()), |counters| write_counters_file(folder, counters))
     }
 
-    /// Opens the session in `folder`, making it where it is new. A record that a crash cut off is
-    /// removed.
-    pub(super) fn open(folder: PathBuf, fullness: Arc<SessionUsage>) -> io::Result<Self> {
-        make(&folder)?;
-        make(&folder.join(step::LOGS_DIR))?;
-        Ok(Self {
-            events: EventLog::open(&folder, Arc::clone(&fullness))?,
-            folder,
-            usage: fullness,
-        })
+    /// Opens the session in `folder`, creating it if it is new. Removes a record that a crash cut
+    /// off.
+    pub(super) fn open(folder: PathBuf, usage: Arc<SessionUsage>) -> io::Result<Self> {
+        create(&folder)?;
+        create(&folder.join(step::LOGS_DIR))?;
+        let events = EventLog::open(&folder, Arc::clone(&usage))?;
+        Ok(Self { folder, events, usage })
     }
 
-    /// Ends the steps that a daemon had begun and not ended when it died. Where that cannot be written
-    /// down now, it is when the next one opens the session. Blocks.
+    /// Records the end of steps that were in progress when the last daemon died. On failure, the
+    /// daemon that opens the session next tries again. Blocks.
     pub(super) fn end_lost_steps(&self) {
-        let ends = lost_steps::find_lost_steps(&self.records()).and_then(|ends| {
+        let recorded = lost_steps::find_lost_steps(&self.records()).and_then(|ends| {
             let mut ends = ends.into_iter();
             ends.try_for_each(|(step, fields)| self.record(StepId(step), fields))
         });
-        if let Err(error) = ends {
-            tracing::warn!(%error, "the ends of calls that were lost could not be recorded");
+        if let Err(error) = recorded {
+            tracing::warn!(%error, "cannot record the end of calls that were lost in a crash");
         }
     }
 
-    /// What numbers the session in `folder` has got to, without opening it. Blocks.
+    /// Reads the counters of the session in `folder` without opening it. Blocks.
     pub(super) fn read_counters(folder: &Path) -> io::Result<SessionCounters> {
         EventLog::read_counters(folder)
     }
 
-    /// A glance at the session in `folder`, without opening it. Blocks.
-    pub(super) fn summarize(folder: &Path, end: &CancellationToken) -> io::Result<SessionSummary> {
-        SessionSummary::read(folder, end)
+    /// Summarizes the session in `folder` without opening it. Blocks.
+    pub(super) fn summarize(
+        folder: &Path,
+        shutdown: &CancellationToken,
+    ) -> io::Result<SessionSummary> {
+        SessionSummary::read(folder, shutdown)
     }
 
-    /// When the session in `folder` was last used, without opening it. Blocks.
+    /// Returns when the session in `folder` was last used, without opening it. Blocks.
     pub(super) fn last_used(folder: &Path) -> io::Result<SystemTime> {
         summary::last_used(folder)
     }
 
-    /// Deletes the artifacts of the session that is no more in `folder`. Blocks.
-    pub(super) fn delete_artifacts(folder: &Path, end: &CancellationToken) -> io::Result<()> {
-        artifacts::remove_all(folder, end)
+    /// Deletes the artifacts of the removed session in `folder`. Blocks.
+    pub(super) fn delete_artifacts(folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
+        artifacts::remove_all(folder, shutdown)
     }
 
     // === Records ===
 
-    /// Begins a step: writes its first record, which `fields` completes. Nothing is kept when the
-    /// disk is full.
+    /// Begins a step and writes its first record, made of `fields`, a sequence number and the step
+    /// number. Stores nothing if the disk has no space for this record and the end record.
     pub(crate) fn begin_step(&self, fields: Map<String, Value>) -> io::Result<StepId> {
         self.events.begin_step(fields)
     }
 
-    /// Writes another record of a step.
+    /// Appends another record of a step.
     pub(crate) fn record(&self, step: StepId, fields: Map<String, Value>) -> io::Result<()> {
         self.events.append_record(step, fields)
     }
 
-    /// Writes a record of no step, which has the number 0: of a call that has not begun.
+    /// Appends a record with step number 0, of a call that has not begun.
     pub(crate) fn record_without_step(&self, fields: Map<String, Value>) -> io::Result<()> {
         self.record(StepId::NONE, fields)
     }
 
-    /// Its records as they are now.
+    /// Returns a snapshot of the records.
     pub(crate) fn records(&self) -> RecordsSnapshot {
         self.events.snapshot()
     }
 
-    /// Tells of the number of the last record.
+    /// Returns a receiver of the last record's sequence number.
     pub(crate) fn subscribe_last_sequence(&self) -> watch::Receiver<u64> {
         self.events.subscribe()
     }
 
-    /// The last command that was begun, if one is kept. Blocks.
+    /// Returns the command that was begun last, if its records are stored. Blocks.
     pub(crate) fn last_command(&self) -> io::Result<Option<RecordedCommand>> {
         let records = self.events.snapshot();
         let run = match self.events.last_run() {
@@ -179,51 +173,53 @@ impl Session {
         let LastRun::Known(run) = run else {
             return Ok(None);
         };
+
         let is_running = self.events.running_steps().contains(&run.step);
-        // Whatever was written of it before that was looked at.
+        // Taken afterwards, so that it has all records written while the step was running.
         let records = self.events.snapshot();
-        let record = |sequence| -> io::Result<Option<Map<String, Value>>> {
+        let read = |sequence| -> io::Result<Option<Map<String, Value>>> {
             let line = last_run::read_record(&records, sequence)?;
             line.map(|line| serde_json::from_slice(&line).map_err(io::Error::from)).transpose()
         };
-        let Some(started) = record(run.start_sequence)? else {
-            return Ok(None); // removed at this moment
+        let Some(start_record) = read(run.start_sequence)? else {
+            return Ok(None); // removed since
         };
-        let ended = run.end_sequence.map(record).transpose()?.flatten();
+        let end_record = run.end_sequence.map(read).transpose()?.flatten();
+
         Ok(Some(RecordedCommand {
             step: StepId(run.step),
-            start_record: started,
-            is_running: is_running && ended.is_none(),
-            end_record: ended,
+            start_record,
+            is_running: is_running && end_record.is_none(),
+            end_record,
         }))
     }
 
     // === Artifacts ===
 
-    /// Where a stream of the command of `step` is to be written, and the path under which it can be
-    /// read.
+    /// Returns a writer for a stream of the command of `step`, limited to `max_bytes`, and the path
+    /// under which it can be read.
     pub(crate) fn artifact_writer(
         &self,
         step: StepId,
         stream: StreamName,
-        cap: u64,
+        max_bytes: u64,
     ) -> (ArtifactWriter, String) {
         let path = step.artifact_path(stream);
-        let sink = ArtifactWriter::new(self.folder.join(&path), cap);
-        (sink.with_usage(Arc::clone(&self.usage)), path)
+        let writer = ArtifactWriter::new(self.folder.join(&path), max_bytes);
+        (writer.with_usage(Arc::clone(&self.usage)), path)
     }
 
-    /// Keeps the patch of `step`, and answers the path under which it can be read. Blocks.
+    /// Stores the patch of `step` and returns the path under which it can be read. Blocks.
     pub(crate) fn save_patch(&self, step: StepId, patch: &[u8]) -> io::Result<String> {
         let path = step.patch_path();
         let file = self.folder.join(&path);
         if let Some(folder) = file.parent() {
-            make(folder)?;
+            create(folder)?;
         }
-        let mut options = OpenOptions::new();
-        let opened = options.write(true).create_new(true).mode(0o600).open(&file)?;
+
+        let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
         if let Err(error) = opened.write_all_at(patch, 0) {
-            self.remove_patch(step); // half a patch is none
+            self.remove_patch(step); // never leave part of a patch
             return Err(error);
         }
         self.usage.add_written(patch.len() as u64);
@@ -232,19 +228,19 @@ impl Session {
 
     /// Removes the patch of `step`, which was not applied. Blocks.
     pub(crate) fn remove_patch(&self, step: StepId) {
-        // Where it cannot be removed, the record of the step says that it has failed.
+        // On failure, the step's record still says that the step failed.
         let _removed = std::fs::remove_file(self.folder.join(step.patch_path()));
     }
 
-    /// Opens the artifact at `path`, if this is the path of one. Blocks.
+    /// Opens the artifact at `path`. Blocks.
     pub(crate) fn open_artifact(&self, path: &str) -> io::Result<OpenedArtifact> {
         let Some(step) = StepId::from_artifact_path(path) else {
             return Ok(OpenedArtifact::Missing);
         };
         match File::open(self.folder.join(path)) {
             Ok(file) => Ok(OpenedArtifact::File(file)),
-            // An empty stream has no file: then the records say whether there was such a command, and
-            // that nothing was written that is not kept any more.
+            // An empty stream has no file. The records tell whether there was such a command, and
+            // whether it wrote anything that has been removed since.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && path != step.patch_path()
@@ -257,131 +253,133 @@ impl Session {
         }
     }
 
-    /// Lists artifacts by their paths, those behind `after` and of `step` where these are given, and at
-    /// most so many. Blocks.
+    /// Lists at most `limit` artifacts by path: those after `after`, and those of `step`, where
+    /// given. Blocks.
     pub(crate) fn list_artifacts(
         &self,
         after: Option<&str>,
         step: Option<u64>,
-        at_most: usize,
+        limit: usize,
     ) -> io::Result<Vec<ArtifactMetadata>> {
-        artifacts::list(&self.folder, after, step, at_most)
+        artifacts::list(&self.folder, after, step, limit)
     }
 
-    /// The tool that `step` is a call of, where its first record is kept. Blocks.
+    /// Returns the tool that `step` is a call of, if its first record is stored. Blocks.
     pub(crate) fn tool_of_step(&self, step: StepId) -> io::Result<Option<String>> {
         let records = self.events.snapshot();
-        let mut from = records_from_step(&records, step)?;
-        while let Some(line) = from.next()? {
-            if let Some(head) = RecordHeader::parse(line).filter(RecordHeader::begins_step) {
-                return Ok((head.step == step.0).then(|| head.tool.into_owned()));
+        let mut reader = records_from_step(&records, step)?;
+        while let Some(line) = reader.next()? {
+            if let Some(header) = RecordHeader::parse(line).filter(RecordHeader::begins_step) {
+                return Ok((header.step == step.0).then(|| header.tool.into_owned()));
             }
         }
         Ok(None)
     }
 
-    /// Whether the records tell of a command that has written nothing to this stream, or goes on.
+    /// Returns true if the records show a command that wrote nothing to the stream at `path`, or
+    /// one that is running.
     fn is_empty_stream(&self, step: StepId, path: &str) -> io::Result<bool> {
         let records = self.events.snapshot();
-        let of_step = format!("\"step\":{},", step.0);
-        let of_step = memmem::Finder::new(&of_step);
-        let mut from = records_from_step(&records, step)?;
-        // Of tools that the configuration adds, only the end tells that they are commands.
+        let step_marker = format!("\"step\":{},", step.0);
+        let step_finder = memmem::Finder::new(&step_marker);
+        let mut reader = records_from_step(&records, step)?;
+
+        // For tools added by the configuration, only the end record shows that they are commands.
         let mut is_of_run = None;
-        while let Some(line) = from.next()? {
-            if is_of_run.is_some() && of_step.find(line).is_none() {
+        while let Some(line) = reader.next()? {
+            if is_of_run.is_some() && step_finder.find(line).is_none() {
                 continue;
             }
-            let Some(head) = RecordHeader::parse(line) else { continue };
-            if head.begins_step() && is_of_run.is_none() {
-                if head.step != step.0 {
+            let Some(header) = RecordHeader::parse(line) else { continue };
+            if header.begins_step() && is_of_run.is_none() {
+                if header.step != step.0 {
                     return Ok(false);
                 }
-                is_of_run = Some(head.is_of_run());
-            } else if head.ends_step() && head.step == step.0 {
+                is_of_run = Some(header.is_of_run());
+            } else if header.ends_step() && header.step == step.0 {
                 let record: Map<String, Value> = serde_json::from_slice(line)?;
                 let [stdout, _] = StepId::stream_paths(step.0);
-                let bytes = match path == stdout {
-                    true => record.get("stdout_bytes"),
-                    false => record.get("stderr_bytes"),
-                };
-                let bytes = bytes.and_then(Value::as_u64);
+                let field = if path == stdout { "stdout_bytes" } else { "stderr_bytes" };
+                let bytes = record.get(field).and_then(Value::as_u64);
                 return Ok(bytes.map_or(is_of_run == Some(true), |bytes| bytes == 0));
             }
         }
         Ok(is_of_run == Some(true))
     }
 
-    // === What is to be kept ===
+    // === Retention ===
 
-    /// What is kept of each step, the oldest one first, but for those that have not ended. Blocks.
-    pub(super) fn step_usage(&self, end: &CancellationToken) -> io::Result<Vec<StepUsage>> {
+    /// Returns the disk usage of each ended step, in the order of their first records. Blocks.
+    pub(super) fn step_usage(&self, shutdown: &CancellationToken) -> io::Result<Vec<StepUsage>> {
         let running = self.events.running_steps();
         let records = self.events.snapshot();
-        // In the order of their first records.
         let mut steps: Vec<StepUsage> = Vec::new();
-        let mut places = HashMap::new();
-        let mut from = RecordReader::new(&records.file, 0, records.length);
-        while let Some(line) = from.next()? {
-            check_not_cancelled(end)?;
+        let mut indices = HashMap::new();
+
+        let mut reader = RecordReader::new(&records.file, 0, records.length);
+        while let Some(line) = reader.next()? {
+            check_not_cancelled(shutdown)?;
             let bytes = line.len() as u64;
-            let Some(head) = RecordHeader::parse(line) else { continue };
-            let piece = RetentionUnit::of_record(head.step, head.sequence);
-            let place = *places.entry(piece).or_insert(steps.len());
-            if place == steps.len() {
+            let Some(header) = RecordHeader::parse(line) else { continue };
+
+            let unit = RetentionUnit::of_record(header.step, header.sequence);
+            let index = *indices.entry(unit).or_insert(steps.len());
+            if index == steps.len() {
                 steps.push(StepUsage {
-                    unit: piece,
+                    unit,
                     time: SystemTime::UNIX_EPOCH,
                     record_bytes: 0,
                     artifact_bytes: 0,
                 });
             }
-            if let Some(kept) = steps.get_mut(place) {
-                kept.record_bytes += bytes;
-                kept.time = parse_record_time(&head.time).unwrap_or(kept.time);
+            if let Some(usage) = steps.get_mut(index) {
+                usage.record_bytes += bytes;
+                usage.time = parse_record_time(&header.time).unwrap_or(usage.time);
             }
         }
-        for artifact in artifacts::list_all(&self.folder, end)? {
-            let place = places.get(&RetentionUnit::Step(artifact.step.0));
-            if let Some(kept) = place.and_then(|place| steps.get_mut(*place)) {
-                kept.artifact_bytes += artifact.disk_bytes;
+
+        for artifact in artifacts::list_all(&self.folder, shutdown)? {
+            let index = indices.get(&RetentionUnit::Step(artifact.step.0));
+            if let Some(usage) = index.and_then(|index| steps.get_mut(*index)) {
+                usage.artifact_bytes += artifact.disk_bytes;
             }
         }
-        steps.retain(|kept| match kept.unit {
+
+        steps.retain(|usage| match usage.unit {
             RetentionUnit::Step(step) => !running.contains(&step),
             RetentionUnit::Record(_) => true,
         });
         Ok(steps)
     }
 
-    /// What is not to be kept of the records has been removed, as far as it could be: so many bytes of those
-    /// that were looked through `stayed`.
-    pub(super) fn set_trimmed(&self, stayed: u64) {
-        self.events.set_trimmed(stayed);
+    /// Sets how many bytes of the records remained after the last trim. See
+    /// [`EventLog::set_trimmed`].
+    pub(super) fn set_trimmed(&self, remaining_bytes: u64) {
+        self.events.set_trimmed(remaining_bytes);
     }
 
-    /// Removes all that is kept of steps, which must have ended. Blocks.
+    /// Removes the records and artifacts of steps, which must have ended. Blocks.
     ///
-    /// Artifacts go first: that needs no room on a disk that is full, and makes some for the records that
-    /// stay. What the records say of a step tells a removed output from an empty one meanwhile; a removal
-    /// that is cut off is done again by the next one, as these steps are to be removed still.
+    /// Artifacts go first: that needs no disk space, and frees some for the records that stay. In
+    /// between, the records still distinguish a removed output from an empty one. An interrupted
+    /// removal is repeated by the next retention pass, which selects these steps again.
     pub(super) fn remove_steps(
         &self,
         steps: &BTreeSet<RetentionUnit>,
-        end: &CancellationToken,
+        shutdown: &CancellationToken,
     ) -> io::Result<()> {
-        for piece in steps {
-            check_not_cancelled(end)?;
-            if let RetentionUnit::Step(step) = piece {
+        for unit in steps {
+            check_not_cancelled(shutdown)?;
+            if let RetentionUnit::Step(step) = unit {
                 artifacts::remove_step(&self.folder, *step)?;
             }
         }
-        self.events.compact(|piece| steps.contains(&piece), end)
+        self.events.compact(|unit| steps.contains(&unit), shutdown)
     }
 }
 
-/// The records from the first one of `step` on, if it has one. Steps begin in the order of their numbers, so
-/// halving finds one in a file of any length.
+/// Returns a reader that starts at the first record of `step`, if it has one. Steps begin in the
+/// order of their numbers, so a binary search finds it in a file of any length.
 fn records_from_step(records: &RecordsSnapshot, step: StepId) -> io::Result<RecordReader<'_>> {
     let at = binary_search(&records.file, records.length, |head| {
         head.begins_step().then_some(head.step < step.0)

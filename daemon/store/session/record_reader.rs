@@ -1,5 +1,6 @@
-//! Reading `events.jsonl`: forwards, backwards, and finding a place in it by halving. What has been
-//! written is never written again, so that all of it can be read while more is appended.
+//! Reads `events.jsonl` forwards, backwards, and by binary search.
+//!
+//! Written records never change, so readers need no lock while more are appended.
 
 use std::{
     borrow::Cow,
@@ -12,30 +13,26 @@ use std::{
 use memchr::{memchr, memmem::Finder, memrchr};
 use serde::Deserialize;
 
-/// Bytes that are read at a time.
+/// Bytes per read of a sequential reader.
 const READ_BLOCK_BYTES: usize = 64 * 1024;
-/// Bytes that are read at a time where the next place is elsewhere: a few records.
+/// Bytes per read of a binary search, which then continues elsewhere: a few records.
 const PROBE_BLOCK_BYTES: usize = 4096;
 
-/// What of a record says where it belongs.
+/// The fields of a record that identify it.
 #[derive(Debug, Deserialize)]
 pub(super) struct RecordHeader<'a> {
-    /// Its number.
     pub(super) sequence: u64,
-    /// The step that it is about.
+    /// Number of the step; 0 if the record belongs to none.
     pub(super) step: u64,
-    /// What happened.
     #[serde(borrow, default)]
     pub(super) event: Cow<'a, str>,
-    /// Of which tool the step is a call.
     #[serde(borrow, default)]
     pub(super) tool: Cow<'a, str>,
-    /// When it happened.
     #[serde(borrow, default)]
     pub(super) time: Cow<'a, str>,
 }
 
-/// Records from one place to another.
+/// Reads the records of a range of a file.
 pub(super) struct RecordReader<'a> {
     reader: BufReader<FileWindow<'a>>,
     position: u64,
@@ -43,7 +40,7 @@ pub(super) struct RecordReader<'a> {
     line: Vec<u8>,
 }
 
-/// A part of a file.
+/// A range of a file.
 struct FileWindow<'a> {
     file: &'a File,
     position: u64,
@@ -51,41 +48,39 @@ struct FileWindow<'a> {
 }
 
 impl<'a> RecordHeader<'a> {
-    /// That of a record, if it is one.
+    /// Returns `None` if the line is not a record.
     pub(super) fn parse(line: &'a [u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
     }
 
-    /// Whether it is the first record of its step.
     pub(super) fn begins_step(&self) -> bool {
         self.event == "tool_call_started" && self.step != 0
     }
 
-    /// Whether it is the last record of its step.
     pub(super) fn ends_step(&self) -> bool {
         self.event == "tool_call_finished" && self.step != 0
     }
 
-    /// Whether the step is a command.
     pub(super) fn is_of_run(&self) -> bool {
         self.tool == "run"
     }
 }
 
 impl<'a> RecordReader<'a> {
-    /// The records of `file` that begin at `from`, where one begins, and before `to`, where one ends.
+    /// Reads the records from offset `from`, where one begins, to offset `to`, where one ends.
     pub(super) fn new(file: &'a File, from: u64, to: u64) -> Self {
         Self::with_capacity(file, from, to, to, READ_BLOCK_BYTES)
     }
 
-    /// Those that begin behind `from`, wherever that is, and before `to`, of which only the first few
-    /// are wanted. The file's last one ends at `end`.
+    /// Reads the records that begin after any offset `from`, up to `to`. Reads small blocks, for a
+    /// caller that needs only the first few. The file's last record ends at `end`.
     fn starting_after(file: &'a File, from: u64, to: u64, end: u64) -> io::Result<Self> {
         let Some(before) = from.checked_sub(1) else {
             return Ok(Self::with_capacity(file, 0, to, end, PROBE_BLOCK_BYTES));
         };
+
         let mut records = Self::with_capacity(file, before, to, end, PROBE_BLOCK_BYTES);
-        records.next()?; // the rest of the one that begins earlier
+        records.next()?; // skips the rest of the record that begins earlier
         Ok(records)
     }
 
@@ -99,17 +94,18 @@ impl<'a> RecordReader<'a> {
         }
     }
 
-    /// Where the next one begins.
+    /// Returns the offset of the next record.
     pub(super) fn position(&self) -> u64 {
         self.position
     }
 
-    /// The next line, with its end.
+    /// Returns the next line, with its newline.
     pub(super) fn next(&mut self) -> io::Result<Option<&[u8]>> {
         self.line.clear();
         if self.position >= self.to {
             return Ok(None);
         }
+
         let length = self.reader.read_until(b'\n', &mut self.line)?;
         self.position += length as u64;
         Ok((length > 0).then_some(&*self.line))
@@ -118,10 +114,10 @@ impl<'a> RecordReader<'a> {
 
 impl Read for FileWindow<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = usize::try_from(self.end - self.position).unwrap_or(usize::MAX);
-        let wanted = left.min(buffer.len());
+        let remaining = usize::try_from(self.end - self.position).unwrap_or(usize::MAX);
+        let wanted = remaining.min(buffer.len());
         let length = match buffer.get_mut(..wanted) {
-            Some(room) => self.file.read_at(room, self.position)?,
+            Some(target) => self.file.read_at(target, self.position)?,
             None => 0,
         };
         self.position += length as u64;
@@ -129,8 +125,8 @@ impl Read for FileWindow<'_> {
     }
 }
 
-/// Finds, of the first `length` bytes, where the first record begins that is not before what is looked
-/// for, by halving. `is_before` answers nothing for records that do not say.
+/// Returns the offset of the first record, of the first `length` bytes, for which `is_before`
+/// returns false. `is_before` returns `None` for records that cannot be compared.
 pub(super) fn binary_search(
     file: &File,
     length: u64,
@@ -139,46 +135,50 @@ pub(super) fn binary_search(
     let (mut low, mut high) = (0, length);
     while low < high {
         let middle = low + (high - low) / 2;
-        let mut records = RecordReader::starting_after(file, middle, high, length)?;
+        let mut reader = RecordReader::starting_after(file, middle, high, length)?;
         let mut before = None;
         while before.is_none() {
-            let Some(line) = records.next()? else { break };
-            before = RecordHeader::parse(line).and_then(|head| is_before(&head));
+            let Some(line) = reader.next()? else { break };
+            before = RecordHeader::parse(line).and_then(|header| is_before(&header));
         }
+
         match before {
-            Some(true) => low = records.position(),
+            Some(true) => low = reader.position(),
             Some(false) | None => high = middle,
         }
     }
     Ok(low)
 }
 
-/// Shows the lines of the first `length` bytes to `visit`, the last one first, until that has seen
-/// enough. Where only lines that hold something count, most of the others are not shown.
+/// Calls `visit` with the lines of the first `length` bytes, last line first, until it breaks.
+///
+/// With `filter`, skips most of the lines that do not contain its needle.
 pub(super) fn visit_lines_reverse(
     file: &File,
     length: u64,
-    holding: Option<&Finder<'_>>,
+    filter: Option<&Finder<'_>>,
     mut visit: impl FnMut(&[u8]) -> ControlFlow<()>,
 ) -> io::Result<()> {
     let mut end = length;
-    // The beginning of what was read, which is the end of a line that begins before it.
-    let mut rest = Vec::new();
+    // The start of the previous block: the end of a line that begins before it.
+    let mut partial_line = Vec::new();
     while end > 0 {
         let start = end.saturating_sub(READ_BLOCK_BYTES as u64);
         let mut block = vec![0; usize::try_from(end - start).unwrap_or(READ_BLOCK_BYTES)];
         file.read_exact_at(&mut block, start)?;
-        block.append(&mut rest);
-        let first = match (start, memchr(b'\n', &block)) {
+        block.append(&mut partial_line);
+
+        let first_line = match (start, memchr(b'\n', &block)) {
             (0, _) => 0,
             (_, Some(newline)) => newline + 1,
             (_, None) => block.len(),
         };
-        let mut lines = block.get(first..).unwrap_or_default();
-        // Looked for once in all of them: that is many times faster than line by line.
-        if holding.is_some_and(|what| what.find(lines).is_none()) {
+        let mut lines = block.get(first_line..).unwrap_or_default();
+        // One search over all lines: many times faster than a search per line.
+        if filter.is_some_and(|finder| finder.find(lines).is_none()) {
             lines = &[];
         }
+
         while let Some((_, before)) = lines.split_last() {
             let begin = memrchr(b'\n', before).map_or(0, |newline| newline + 1);
             let (earlier, line) = lines.split_at(begin);
@@ -187,14 +187,15 @@ pub(super) fn visit_lines_reverse(
             }
             lines = earlier;
         }
-        block.truncate(first);
-        rest = block;
+
+        block.truncate(first_line);
+        partial_line = block;
         end = start;
     }
     Ok(())
 }
 
-/// Finds where the last line of a file of `length` bytes ends.
+/// Returns the offset after the last newline of a file of `length` bytes.
 pub(super) fn last_line_end(file: &File, length: u64) -> io::Result<u64> {
     let mut end = length;
     while end > 0 {
@@ -215,7 +216,6 @@ mod tests {
 
     use super::*;
 
-    /// A file of such lines.
     fn file(lines: &[String]) -> File {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(lines.concat().as_bytes()).unwrap();
@@ -224,7 +224,7 @@ mod tests {
 
     fn lines(count: u64) -> Vec<String> {
         let line = |number: u64| {
-            // Of all lengths, some of them longer than what is read at a time.
+            // Of all lengths, some longer than a block.
             let length = if number.is_multiple_of(97) { 200_000 } else { number * 37 % 901 };
             let text = "x".repeat(usize::try_from(length).unwrap());
             format!("{{\"sequence\":{number},\"step\":{number},\"text\":\"{text}\"}}\n")
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_backwards_as_they_come_forwards() {
+    fn lines_are_equal_in_both_directions() {
         let lines = lines(400);
         let file = file(&lines);
         let length = lines.concat().len() as u64;
@@ -242,6 +242,7 @@ mod tests {
             assert_eq!(records.next().unwrap(), Some(line.as_bytes()));
         }
         assert_eq!(records.next().unwrap(), None);
+
         let mut expected = lines.iter().rev();
         visit_lines_reverse(&file, length, None, |line| {
             assert_eq!(Some(line), expected.next().map(String::as_bytes));
@@ -249,6 +250,7 @@ mod tests {
         })
         .unwrap();
         assert_eq!(expected.next(), None);
+
         for number in [1, 97, 200, 399, 400] {
             let text = format!("\"sequence\":{number},");
             let mut found = false;
@@ -259,6 +261,7 @@ mod tests {
             .unwrap();
             assert!(found, "{number}");
         }
+
         for cut in [1, 100, 300_000] {
             let ends = lines.iter().scan(0, |end, line| {
                 *end += line.len() as u64;
@@ -271,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn every_record_is_found() {
+    fn binary_search_finds_every_record() {
         let lines = lines(400);
         let file = file(&lines);
         let length = lines.concat().len() as u64;

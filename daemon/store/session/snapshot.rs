@@ -1,4 +1,4 @@
-//! What there is of a session's records at a moment.
+//! A snapshot of a session's records.
 
 use std::{fs::File, io, sync::Arc};
 
@@ -6,68 +6,62 @@ use serde_json::{Map, Value};
 
 use super::record_reader::{RecordReader, binary_search};
 
-/// What there is.
+/// The records at one moment. Stays readable after old records are removed from the log.
 #[derive(Debug, Clone)]
 pub(crate) struct RecordsSnapshot {
-    /// The file.
     pub(super) file: Arc<File>,
-    /// Bytes of whole records in it.
+    /// Bytes of complete records in the file.
     pub(super) length: u64,
-    /// Which file it is, of those that have had the place.
+    /// Number of the file: each removal of old records replaces it.
     pub(super) generation: u64,
-    /// Number of the last record.
     pub(super) last_sequence: u64,
 }
 
-/// A record, and its number.
 #[derive(Debug)]
 pub(crate) struct SequencedRecord {
-    /// Its number.
     pub(crate) sequence: u64,
-    /// All of it.
     pub(crate) record: Map<String, Value>,
 }
 
 impl RecordsSnapshot {
-    /// Bytes of whole records.
+    /// Returns the bytes of complete records.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Which file they are in, of those that have had the place.
+    /// Returns the number of the file. Offsets are valid within one generation only.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Number of the last record.
     pub(crate) fn last_sequence(&self) -> u64 {
         self.last_sequence
     }
 
-    /// Where the record of this number begins, or the first one behind it. Blocks.
+    /// Returns the offset of the record `sequence`, or of the first record after it. Blocks.
     pub(crate) fn offset_of(&self, sequence: u64) -> io::Result<u64> {
         binary_search(&self.file, self.length, |head| Some(head.sequence < sequence))
     }
 
-    /// Reads records from a place on, where one begins, until they have so many bytes. Answers where
-    /// the next one begins. Blocks.
+    /// Reads records from the offset `from`, where one must begin, until they have `max_bytes`. The
+    /// last one may exceed it. Returns the offset of the next record. Blocks.
     pub(crate) fn read_from(
         &self,
         from: u64,
-        bytes: u64,
+        max_bytes: u64,
     ) -> io::Result<(Vec<SequencedRecord>, u64)> {
-        let mut found = Vec::new();
-        let mut records = RecordReader::new(&self.file, from, self.length);
-        while records.position() - from < bytes
-            && let Some(line) = records.next()?
+        let mut records = Vec::new();
+        let mut reader = RecordReader::new(&self.file, from, self.length);
+        while reader.position() - from < max_bytes
+            && let Some(line) = reader.next()?
         {
-            // What is none was not written by a daemon.
+            // Skips lines that no daemon wrote.
             if let Ok(record) = serde_json::from_slice::<Map<String, Value>>(line)
                 && let Some(sequence) = record.get("sequence").and_then(Value::as_u64)
             {
-                found.push(SequencedRecord { sequence, record });
+                records.push(SequencedRecord { sequence, record });
             }
         }
-        Ok((found, records.position()))
+        Ok((records, reader.position()))
     }
 }

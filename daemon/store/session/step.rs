@@ -1,27 +1,27 @@
-//! Steps of a session, and the paths of what they leave behind.
+//! Steps of a session, and the paths of their artifacts.
 
 /// Folder of the output of commands.
 pub(super) const LOGS_DIR: &str = "logs";
 /// Folder of patches.
 const DIFFS_DIR: &str = "diffs";
-/// The folders that artifacts lie in, in the order of their paths.
+/// The folders of artifacts, in path order.
 pub(super) const ARTIFACT_DIRS: [&str; 2] = [DIFFS_DIR, LOGS_DIR];
 
-/// A step of a session: one call.
+/// Number of a step in its session. Each call is a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct StepId(pub(super) u64);
 
-/// What is kept and removed as a whole.
+/// What retention removes as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum RetentionUnit {
-    /// All of the step of this number.
+    /// All records and artifacts of a step.
     Step(u64),
-    /// The record of this number, which belongs to no step.
+    /// The record of this sequence number, which belongs to no step.
     Record(u64),
 }
 
 impl RetentionUnit {
-    /// What a record is part of.
+    /// Returns the unit that a record belongs to.
     pub(super) fn of_record(step: u64, sequence: u64) -> Self {
         match StepId(step) {
             StepId::NONE => Self::Record(sequence),
@@ -30,26 +30,22 @@ impl RetentionUnit {
     }
 }
 
-/// One of a command's two streams.
+/// An output stream of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamName {
-    /// Standard output.
     Stdout,
-    /// Standard error.
     Stderr,
 }
 
 impl StepId {
-    /// That of records that belong to none.
+    /// The number of records that belong to no step.
     pub(super) const NONE: Self = Self(0);
 
-    /// Its number in its session.
     pub(crate) fn number(self) -> u64 {
         self.0
     }
 
-    /// The paths of the artifacts that the step of this number has, if it is a command's: of its
-    /// standard output and error.
+    /// Returns the artifact paths of a command's standard output and standard error.
     pub(crate) fn stream_paths(number: u64) -> [String; 2] {
         [StreamName::Stdout, StreamName::Stderr].map(|stream| Self(number).artifact_path(stream))
     }
@@ -66,14 +62,14 @@ impl StepId {
         format!("{DIFFS_DIR}/step_{:04}.patch", self.0)
     }
 
-    /// Whether a path leads into a folder that artifacts lie in.
+    /// Returns true if `path` is inside a folder of artifacts.
     pub(crate) fn is_beside_artifacts(path: &str) -> bool {
         let mut folders = ARTIFACT_DIRS.iter();
         folders.any(|folder| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
     }
 
-    /// The step whose artifact lies at `path`: only paths that this module makes are accepted, so
-    /// none can lead elsewhere.
+    /// Returns the step whose artifact is at `path`. Accepts only paths that this module creates,
+    /// so a path cannot lead anywhere else.
     pub(crate) fn from_artifact_path(path: &str) -> Option<Self> {
         let rest =
             path.strip_prefix("logs/tool_step_").or_else(|| path.strip_prefix("diffs/step_"))?;

@@ -20,7 +20,7 @@ fn fields(tool: &str) -> Map<String, Value> {
 }
 
 #[test]
-fn steps_go_on_after_a_restart_and_a_torn_record_is_removed() {
+fn step_numbers_continue_after_a_restart_and_a_torn_record_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     assert_eq!(session.begin_step(fields("run")).unwrap(), StepId(1));
@@ -41,7 +41,7 @@ fn steps_go_on_after_a_restart_and_a_torn_record_is_removed() {
 }
 
 #[test]
-fn artifacts_are_found_by_their_exact_paths_only() {
+fn artifacts_open_by_their_exact_paths_only() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     let step = session.begin_step(fields("run")).unwrap();
@@ -78,20 +78,20 @@ fn artifacts_are_found_by_their_exact_paths_only() {
     }
 }
 
-/// Whether the standard output of a step is known to be empty.
+/// Returns true if the standard output of a step is known to be empty.
 fn wrote_nothing(session: &Session, step: u64) -> bool {
     let [stdout, _] = StepId::stream_paths(step);
     session.is_empty_stream(StepId(step), &stdout).unwrap()
 }
 
 #[test]
-fn a_command_is_found_among_many_records() {
+fn empty_stream_of_a_command_is_detected_among_many_records() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     let end = |text: String| -> Map<String, Value> {
         [
             ("event".to_owned(), "tool_call_finished".into()),
-            // The words of another record inside this one, and records of all lengths.
+            // Text of another record inside this one, and records of all lengths.
             ("note".to_owned(), format!("\n{{\"event\":\"tool_call_started\"}}{text}").into()),
         ]
         .into_iter()
@@ -127,7 +127,7 @@ fn end() -> Map<String, Value> {
     fields
 }
 
-/// Runs a command that writes a line.
+/// Records a command that wrote a line.
 fn run(session: &Session) -> StepId {
     let step = session.begin_step(fields("run")).unwrap();
     session.artifact_writer(step, StreamName::Stdout, 100).0.write(b"text\n");
@@ -135,12 +135,12 @@ fn run(session: &Session) -> StepId {
     step
 }
 
-fn kept(session: &Session) -> Vec<StepUsage> {
+fn usage(session: &Session) -> Vec<StepUsage> {
     session.step_usage(&CancellationToken::new()).unwrap()
 }
 
-fn remove(session: &Session, pieces: &BTreeSet<RetentionUnit>) {
-    session.remove_steps(pieces, &CancellationToken::new()).unwrap();
+fn remove(session: &Session, units: &BTreeSet<RetentionUnit>) {
+    session.remove_steps(units, &CancellationToken::new()).unwrap();
 }
 
 fn steps_of(numbers: &[u64]) -> BTreeSet<RetentionUnit> {
@@ -153,22 +153,22 @@ fn sequences(session: &Session) -> Vec<u64> {
 }
 
 #[test]
-fn numbers_go_on_when_their_records_are_gone() {
+fn numbers_continue_after_their_records_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
-    let goes_on = session.begin_step(fields("run")).unwrap();
+    let running = session.begin_step(fields("run")).unwrap();
     let steps: Vec<_> = (0..3).map(|_| run(&session)).collect();
-    assert_eq!(kept(&session).len(), 3, "one goes on");
+    assert_eq!(usage(&session).len(), 3, "one is running");
     let before = session.records();
     remove(&session, &steps_of(&[2, 3]));
     assert_eq!(sequences(&session), [1, 6, 7]);
     assert_eq!(before.read_from(0, u64::MAX).unwrap().0.len(), 7);
     for step in steps {
         let [path, _] = StepId::stream_paths(step.number());
-        let is_kept = matches!(session.open_artifact(&path).unwrap(), OpenedArtifact::File(_));
-        assert_eq!(is_kept, step.number() == 4, "{path}");
+        let is_stored = matches!(session.open_artifact(&path).unwrap(), OpenedArtifact::File(_));
+        assert_eq!(is_stored, step.number() == 4, "{path}");
     }
-    session.record(goes_on, end()).unwrap();
+    session.record(running, end()).unwrap();
     remove(&session, &steps_of(&[1, 4]));
     assert!(sequences(&session).is_empty());
     assert!(session.last_command().unwrap().is_none());
@@ -180,7 +180,7 @@ fn numbers_go_on_when_their_records_are_gone() {
     assert_eq!(sequences(&open(&folder)), [9, 10, 11, 12]);
 }
 
-/// The record of the end of a command that wrote so much.
+/// The end record of a command that wrote `stdout_bytes`.
 fn end_with(stdout_bytes: u64) -> Map<String, Value> {
     let mut fields = end();
     fields.insert("stdout_bytes".to_owned(), stdout_bytes.into());
@@ -189,7 +189,7 @@ fn end_with(stdout_bytes: u64) -> Map<String, Value> {
 }
 
 #[test]
-fn an_output_that_was_removed_is_not_told_to_be_empty() {
+fn removed_output_is_not_reported_as_empty() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     let step = session.begin_step(fields("run")).unwrap();
@@ -197,7 +197,7 @@ fn an_output_that_was_removed_is_not_told_to_be_empty() {
     sink.write(b"text\n");
     session.record(step, end_with(5)).unwrap();
     let [_, stderr] = StepId::stream_paths(step.0);
-    // The artifacts are gone, and the daemon is killed, or the disk is full, before the records are.
+    // The daemon died, or the disk was full, after the artifacts and before the records went.
     super::artifacts::remove_step(folder.path(), step.0).unwrap();
     for _ in 0..2 {
         let session = open(&folder);
@@ -212,26 +212,26 @@ fn an_output_that_was_removed_is_not_told_to_be_empty() {
 }
 
 #[tokio::test]
-async fn somebody_is_told_of_what_came_while_old_records_were_removed() {
+async fn records_added_during_a_trim_are_signalled() {
     let folder = tempfile::tempdir().unwrap();
-    let fullness = Arc::new(SessionUsage::default());
-    let session = Session::open(folder.path().to_owned(), Arc::clone(&fullness)).unwrap();
+    let usage = Arc::new(SessionUsage::default());
+    let session = Session::open(folder.path().to_owned(), Arc::clone(&usage)).unwrap();
     while session.records().length() <= 1000 {
         run(&session);
     }
-    fullness.set_limits(1000, u64::MAX);
-    // The last call has ended: no other record tells of it.
+    usage.set_limits(1000, u64::MAX);
+    // The last call has ended, so no later record signals it.
     session.set_trimmed(999);
-    let told = timeout(Duration::ZERO, fullness.records_exceeded.notified()).await;
-    assert!(told.is_ok());
-    // All that could be removed is gone.
+    let signal = timeout(Duration::ZERO, usage.records_exceeded.notified()).await;
+    assert!(signal.is_ok());
+    // Everything removable is gone.
     session.set_trimmed(session.records().length());
-    let told = timeout(Duration::ZERO, fullness.records_exceeded.notified()).await;
-    assert!(told.is_err());
+    let signal = timeout(Duration::ZERO, usage.records_exceeded.notified()).await;
+    assert!(signal.is_err());
 }
 
 #[test]
-fn a_removal_ends_with_the_daemon() {
+fn removal_stops_when_the_daemon_shuts_down() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     run(&session);
@@ -245,7 +245,7 @@ fn a_removal_ends_with_the_daemon() {
 }
 
 #[test]
-fn steps_that_a_daemon_had_not_ended_are_ended_by_the_next() {
+fn steps_in_progress_at_a_crash_are_ended_by_the_next_daemon() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     run(&session);
@@ -264,7 +264,7 @@ fn steps_that_a_daemon_had_not_ended_are_ended_by_the_next() {
         let (records, _) = session.records().read_from(0, u64::MAX).unwrap();
         let ends = &records[7..];
         assert_eq!(ends.len(), 2, "each once");
-        let told = ends.iter().map(|it| {
+        let steps = ends.iter().map(|it| {
             let text = |name: &str| it.record.get(name).and_then(Value::as_str);
             let step = it.record["step"].as_u64().unwrap();
             (step, text("error_type"), text("call_id"), text("outcome"))
@@ -272,13 +272,13 @@ fn steps_that_a_daemon_had_not_ended_are_ended_by_the_next() {
         let lost = Some("daemon_lost");
         let expected =
             [(command.0, lost, Some("call_id"), Some("DAEMON_LOST")), (4, lost, None, None)];
-        assert_eq!(told.collect::<Vec<_>>(), expected);
+        assert_eq!(steps.collect::<Vec<_>>(), expected);
         assert!(!ends[0].record.contains_key("params"));
     }
 }
 
 #[test]
-fn the_last_command_is_known_again_after_a_restart() {
+fn last_command_is_found_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     assert!(session.last_command().unwrap().is_none());
@@ -302,15 +302,15 @@ fn the_last_command_is_known_again_after_a_restart() {
 }
 
 #[test]
-fn artifacts_are_listed_by_their_paths() {
+fn artifacts_are_listed_in_path_order() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     let steps: Vec<_> = (0..3).map(|_| run(&session)).collect();
     session.save_patch(steps[1], b"---").unwrap();
     fs::write(folder.path().join("logs/other"), "").unwrap();
-    let list = |after: Option<&str>, step, at_most| {
-        let listed = session.list_artifacts(after, step, at_most).unwrap();
-        let paths = listed.into_iter().map(|kept| kept.path);
+    let list = |after: Option<&str>, step, limit| {
+        let listed = session.list_artifacts(after, step, limit).unwrap();
+        let paths = listed.into_iter().map(|artifact| artifact.path);
         paths.collect::<Vec<_>>()
     };
     let all = list(None, None, 10);
@@ -329,19 +329,16 @@ fn artifacts_are_listed_by_their_paths() {
 }
 
 #[test]
-fn records_of_no_step_are_kept_one_by_one() {
+fn records_without_step_are_retained_individually() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
     session.record_without_step(end()).unwrap();
     run(&session);
     session.record_without_step(end()).unwrap();
-    let pieces = kept(&session);
-    let pieces: Vec<_> = pieces.iter().map(|kept| kept.unit).collect();
-    assert_eq!(
-        pieces,
-        [RetentionUnit::Record(1), RetentionUnit::Step(1), RetentionUnit::Record(4)]
-    );
-    remove(&session, &pieces[..2].iter().copied().collect());
+    let units = usage(&session);
+    let units: Vec<_> = units.iter().map(|usage| usage.unit).collect();
+    assert_eq!(units, [RetentionUnit::Record(1), RetentionUnit::Step(1), RetentionUnit::Record(4)]);
+    remove(&session, &units[..2].iter().copied().collect());
     assert_eq!(sequences(&session), [4]);
     assert_eq!(run(&session), StepId(2));
 }

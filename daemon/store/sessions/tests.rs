@@ -8,20 +8,19 @@ fn id(text: &str) -> SessionId {
     SessionId::parse(text).unwrap()
 }
 
-fn listed(sessions: &SessionStore, after: Option<&str>, at_most: usize) -> Vec<String> {
+fn listed(sessions: &SessionStore, after: Option<&str>, limit: usize) -> Vec<String> {
     let after = after.map(id);
-    let listed = sessions.list("w", after.as_ref(), at_most).unwrap();
-    let ids = listed.iter().map(|(id, _)| id.as_str().to_owned());
-    ids.collect()
+    let listed = sessions.list("w", after.as_ref(), limit).unwrap();
+    listed.iter().map(|(id, _)| id.as_str().to_owned()).collect()
 }
 
-fn found(sessions: &SessionStore, wanted: &str) -> SessionLocation {
+fn location(sessions: &SessionStore, session: &str) -> SessionLocation {
     let mut all = sessions.all_locations().unwrap().into_iter();
-    all.find(|found| found.id == id(wanted)).unwrap()
+    all.find(|location| location.id == id(session)).unwrap()
 }
 
 #[test]
-fn pages_leave_out_what_cannot_be_understood_and_end_where_there_is_no_more() {
+fn pages_skip_unreadable_sessions_and_end_after_the_last() {
     let folder = tempfile::tempdir().unwrap();
     let sessions = SessionStore::new(folder.path().to_owned());
     for name in ["a", "b", "d"] {
@@ -41,28 +40,28 @@ fn pages_leave_out_what_cannot_be_understood_and_end_where_there_is_no_more() {
 }
 
 #[test]
-fn one_of_the_id_of_a_removed_one_goes_on_counting() {
+fn session_with_the_id_of_a_removed_one_continues_its_counters() {
     let folder = tempfile::tempdir().unwrap();
     let read = || SessionStore::new(folder.path().to_owned());
     let mut sessions = read();
-    let end = CancellationToken::new();
+    let shutdown = CancellationToken::new();
     let begin = |sessions: &SessionStore| {
         let session = sessions.open_or_create("w", &id("a")).unwrap();
         session.begin_step(serde_json::Map::new()).unwrap().number()
     };
     for expected in 1..=5 {
         assert_eq!(begin(&sessions), expected);
-        let found = found(&sessions, "a");
-        assert!(!sessions.remove(&found, |_| false, &end).unwrap());
+        let location = location(&sessions, "a");
+        assert!(!sessions.remove(&location, |_| false, &shutdown).unwrap());
         let held = sessions.open_or_create("w", &id("a")).unwrap();
-        assert!(!sessions.remove(&found, |_| true, &end).unwrap());
+        assert!(!sessions.remove(&location, |_| true, &shutdown).unwrap());
         drop(held);
         if expected == 3 {
-            // Killed in the middle: it is taken away, and nothing is written down.
-            sessions.folders.mark_removed(&found.folder).unwrap();
+            // Killed midway: marked as removed, and no tombstone is written.
+            sessions.folders.mark_removed(&location.folder).unwrap();
             sessions = read();
         } else {
-            assert!(sessions.remove(&found, |_| true, &end).unwrap());
+            assert!(sessions.remove(&location, |_| true, &shutdown).unwrap());
         }
         assert!(listed(&sessions, None, 9).is_empty());
         assert!(sessions.open_existing("w", &id("a")).unwrap().is_none());
@@ -70,13 +69,13 @@ fn one_of_the_id_of_a_removed_one_goes_on_counting() {
             sessions = read();
         }
     }
-    sessions.finish_removals(&end).unwrap();
+    sessions.finish_removals(&shutdown).unwrap();
     let names = fs::read_dir(folder.path()).unwrap();
-    assert_eq!(names.count(), 1, "but for the file that tells of them");
+    assert_eq!(names.count(), 1, "only the tombstones remain");
 }
 
 #[test]
-fn no_session_waits_for_what_is_done_to_another() {
+fn sessions_do_not_wait_for_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let sessions = Arc::new(SessionStore::new(folder.path().to_owned()));
     sessions.with_slot("w", &id("slow"), |_| {

@@ -1,4 +1,4 @@
-//! Which databases are opened, which are refused, and what is told of these.
+//! Which databases are opened, which are rejected, and with which error.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn open(path: &Path) -> Result<(), String> {
 }
 
 #[test]
-fn it_is_made_and_opened_again() {
+fn database_is_created_and_reopened() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
     open(&path).unwrap();
@@ -23,13 +23,13 @@ fn it_is_made_and_opened_again() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
-/// One that was answered, and one that was not.
+/// One with a response, and one without.
 const REQUESTS: &str = "
     INSERT INTO request (principal, workspace, id, method, session, fingerprint, life, begun_ms, answer, answer_bytes)
     VALUES ('p', 'w', 'answered', 'm', 's', x'', 'l', 1, x'00', 1), ('p', 'w', 'lost', 'm', 's', x'', 'l', 1, NULL, 0);";
 
 #[test]
-fn an_older_one_is_brought_up_to_date() {
+fn older_database_is_migrated() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
     let connection = Connection::open(&path).unwrap();
@@ -55,7 +55,7 @@ fn an_older_one_is_brought_up_to_date() {
     assert_eq!(mode.unwrap(), AUTO_VACUUM_INCREMENTAL);
 }
 
-/// A file with request ids that have large answers.
+/// Creates a file with `number` request ids that have large responses.
 fn large(path: &Path, number: u32) {
     open(path).unwrap();
     let connection = Connection::open(path).unwrap();
@@ -66,7 +66,7 @@ fn large(path: &Path, number: u32) {
 }
 
 #[test]
-fn what_is_not_kept_any_more_is_given_back_to_the_disk() {
+fn vacuum_shrinks_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
     large(&path, 300);
@@ -82,12 +82,12 @@ fn what_is_not_kept_any_more_is_given_back_to_the_disk() {
 }
 
 #[test]
-fn of_a_large_one_what_is_needed_first_is_looked_at_first() {
+fn startup_check_of_a_large_database_covers_its_first_tables() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
     large(&path, 100);
     let intact = std::fs::read(&path).unwrap();
-    // The answers: found by whoever asks for them.
+    // The responses: the call that reads them finds the damage.
     let mut bytes = intact.clone();
     let answers = bytes.len() / 2;
     bytes[answers..].fill(0x5a);
@@ -103,35 +103,35 @@ fn of_a_large_one_what_is_needed_first_is_looked_at_first() {
 }
 
 #[test]
-fn what_is_not_ours_newer_or_damaged_is_refused_and_left_as_it_is() {
+fn foreign_newer_or_damaged_database_is_rejected_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
-    let others = |sql: &str| {
-        let _was_there = std::fs::remove_file(&path);
+    let create = |sql: &str| {
+        let _existed = std::fs::remove_file(&path);
         Connection::open(&path).unwrap().execute_batch(sql).unwrap();
     };
-    let refused = |expected: &str| {
+    let assert_rejected = |expected: &str| {
         let before = std::fs::read(&path).unwrap();
         let error = open(&path).unwrap_err();
         assert!(error.contains(expected), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), before);
     };
-    others("CREATE TABLE request (a)");
-    refused("not a database of jigd's");
-    others(&format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 99"));
-    refused("schema 99; this one knows 7");
+    create("CREATE TABLE request (a)");
+    assert_rejected("not a database of jigd's");
+    create(&format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 99"));
+    assert_rejected("schema version 99, this one supports up to 7");
     std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
-    refused("is damaged");
+    assert_rejected("is damaged");
     std::fs::remove_file(&path).unwrap();
     open(&path).unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[5000..].fill(0x5a);
     std::fs::write(&path, &bytes).unwrap();
-    refused("is damaged");
+    assert_rejected("is damaged");
 }
 
 #[test]
-fn one_whose_schema_is_damaged_is_refused_with_what_is_wrong_and_what_to_do() {
+fn error_for_a_damaged_schema_names_the_damage_and_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
     for (sql, expected) in [
@@ -145,7 +145,7 @@ fn one_whose_schema_is_damaged_is_refused_with_what_is_wrong_and_what_to_do() {
         ),
         ("PRAGMA user_version = -3", "its schema has the version -3"),
     ] {
-        let _was_there = fs::remove_file(&path);
+        let _existed = fs::remove_file(&path);
         open(&path).unwrap();
         Connection::open(&path).unwrap().execute_batch(sql).unwrap();
         let error = open(&path).unwrap_err();
@@ -156,10 +156,10 @@ fn one_whose_schema_is_damaged_is_refused_with_what_is_wrong_and_what_to_do() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_as_such() {
+fn non_file_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
-    let refused = || {
+    let assert_rejected = || {
         let error = open(&path).unwrap_err();
         assert!(error.contains("not a database of jigd's"), "{error}");
     };
@@ -171,22 +171,22 @@ fn what_is_no_file_is_refused_as_such() {
         0,
     )
     .unwrap();
-    refused();
+    assert_rejected();
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    refused();
+    assert_rejected();
     fs::remove_dir(&path).unwrap();
     let elsewhere = folder.path().join("elsewhere");
     std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-    refused();
+    assert_rejected();
     assert!(!elsewhere.exists());
 }
 
 #[test]
-fn one_that_has_lost_what_was_in_it_is_refused() {
+fn emptied_database_is_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
-    // The first of a state directory that has records of daemons before.
+    // A new database is accepted even if earlier daemons have left records.
     Database::open(&path, true).unwrap();
     fs::write(&path, "").unwrap();
     let error = Database::open(&path, true).unwrap_err().to_string();
@@ -196,11 +196,11 @@ fn one_that_has_lost_what_was_in_it_is_refused() {
 }
 
 #[test]
-fn the_schema_is_there_without_what_is_beside_the_file() {
+fn schema_is_complete_without_the_files_beside_the_database() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
     let database = Database::open(&path, false).unwrap();
-    // As a daemon leaves it that is killed.
+    // As a killed daemon leaves it.
     let copy = folder.path().join("copy.db");
     fs::copy(&path, &copy).unwrap();
     drop(database);
