@@ -1,22 +1,22 @@
-//! The environment of a command: it starts empty, gets a few variables that every program expects,
-//! and those of the request.
+//! The environment of a command: it starts empty, gets a few variables that all programs expect, and
+//! those of the request.
 
 use std::{collections::BTreeMap, ffi::CString};
 
 use crate::daemon::sandbox::plan::{SANDBOX_HOME, SANDBOX_USER};
 
-/// Longest argument or variable, in bytes without its NUL (MAX_ARG_STRLEN of linux/binfmts.h is 32
-/// pages with it).
+/// Longest variable in bytes, with its name and without its NUL. MAX_ARG_STRLEN of linux/binfmts.h
+/// is 32 pages including the NUL.
 const MAX_VARIABLE_BYTES: usize = 131_071;
-/// Where programs are looked up unless the request or the workspace says otherwise.
+/// Searched for programs after the directories of the workspace.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Variables by name. None holds a NUL, and no name is empty or holds `=`.
+/// Variables by name. None contains a NUL; no name is empty or contains `=`.
 #[derive(Debug, Clone)]
 pub(crate) struct CommandEnvironment(BTreeMap<String, String>);
 
 impl CommandEnvironment {
-    /// What every command gets; `path` is looked up before the usual directories.
+    /// Creates the variables that all commands get. `path` is searched before [`DEFAULT_PATH`].
     pub(crate) fn base(path: &[String]) -> Self {
         let path =
             path.iter().map(String::as_str).chain([DEFAULT_PATH]).collect::<Vec<_>>().join(":");
@@ -37,37 +37,37 @@ impl CommandEnvironment {
         )
     }
 
-    /// Sets a variable. Answers what is wrong with it, if anything.
+    /// Sets a variable. Returns what is wrong with an invalid one.
     pub(crate) fn set(&mut self, name: String, value: String) -> Result<(), &'static str> {
         if name.is_empty() {
             return Err("a variable must have a name");
         }
         if name.contains('=') {
-            return Err("the name of a variable cannot hold `=`");
+            return Err("the name of a variable cannot contain `=`");
         }
         if name.contains('\0') || value.contains('\0') {
-            return Err("a variable cannot hold a NUL character");
+            return Err("a variable cannot contain a NUL character");
         }
         if name.len() + 1 + value.len() > MAX_VARIABLE_BYTES {
             return Err("a variable and its value can have at most 131,071 bytes together");
         }
+
         self.0.insert(name, value);
         Ok(())
     }
 
-    /// Sets a variable that the daemon provides, unless there is one of that name.
+    /// Sets a variable of the daemon, unless the name is set already.
     pub(crate) fn set_default(&mut self, name: &str, value: String) {
         if !value.contains('\0') {
             self.0.entry(name.to_owned()).or_insert(value);
         }
     }
 
-    /// The value of a variable.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
-    /// The variables as execve(2) takes them.
+    /// Returns the variables in the form that execve(2) takes.
     pub(super) fn to_envp(&self) -> Vec<CString> {
         self.0
             .iter()

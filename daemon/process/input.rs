@@ -1,4 +1,4 @@
-//! What a command is to read while it runs: a bounded queue that is filled by calls and emptied as
+//! The standard input of a command while it runs: a bounded queue, filled by calls and emptied as
 //! the command reads.
 
 use std::{
@@ -18,32 +18,31 @@ use tokio::{
 
 use crate::daemon::sys::readiness::watch_writable;
 
-/// Bytes that may wait for the command.
+/// Bytes in the queue.
 pub(crate) const MAX_QUEUED_INPUT_BYTES: u32 = 1 << 20;
-/// Writes that may wait at one time: each holds its bytes in memory.
+/// Writes that wait at one time. Each holds its bytes in memory.
 const MAX_PENDING_WRITES: usize = 16;
-/// Writes that are remembered, to know one that is repeated.
+/// Accepted writes whose ids are stored, to detect repeated ones.
 const MAX_REMEMBERED_WRITES: usize = 1024;
-/// The character that means the end of the input to a terminal's reader (termios(3), VEOF).
+/// Ends the input of a terminal's reader (termios(3), VEOF).
 const END_OF_TRANSMISSION: u8 = 4;
 
-/// The queue.
 #[derive(Debug)]
 pub(crate) struct InputQueue {
     state: Mutex<InputState>,
-    /// Room in it, in bytes. Closed when nothing more can be given.
+    /// Free bytes of the queue. Closed once no more input is accepted.
     free_bytes: Semaphore,
     filled: Notify,
-    /// Places for writes that wait.
+    /// Limits the writes that wait.
     write_permits: Semaphore,
-    /// Writes are taken one after the other, whole.
+    /// Locked during a write, so that writes are accepted one after the other.
     accepted_writes: AsyncMutex<VecDeque<AcceptedWrite>>,
 }
 
 #[derive(Debug, Default)]
 struct InputState {
     pending: VecDeque<PendingInput>,
-    /// Bytes that were ever accepted.
+    /// Total since the start.
     accepted_bytes: u64,
     ended: bool,
 }
@@ -51,11 +50,10 @@ struct InputState {
 #[derive(Debug, Default)]
 struct PendingInput {
     data: Bytes,
-    /// Bytes of room that it gives back when it is written.
+    /// Bytes of the queue's capacity to release once it is written.
     reserved_bytes: usize,
 }
 
-/// A write that was accepted.
 #[derive(Debug)]
 struct AcceptedWrite {
     id: String,
@@ -63,120 +61,119 @@ struct AcceptedWrite {
     accepted_bytes: u64,
 }
 
-/// What is to be written.
 #[derive(Debug)]
 pub(crate) struct InputWrite {
-    /// By which it is known when it is repeated; none where that is empty.
+    /// Identifies a repeated write. Empty for writes that are not deduplicated.
     pub(crate) id: String,
-    /// The bytes, at most [`QUEUE_BYTES`].
+    /// At most [`MAX_QUEUED_INPUT_BYTES`].
     pub(crate) data: Bytes,
-    /// Whether nothing comes behind them.
+    /// True to close the input after these bytes.
     pub(crate) ends_input: bool,
 }
 
-/// Why nothing was written.
+/// Why a write was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InputWriteError {
-    /// The input was ended, or the command reads no more.
+    /// A write has ended the input, or the command has closed it.
     #[error("the command's standard input is closed")]
     Closed,
-    /// Too many writes wait already.
-    #[error("{MAX_PENDING_WRITES} writes wait for this process already")]
+    #[error("{MAX_PENDING_WRITES} writes to this process are pending already")]
     TooManyPending,
-    /// The id was that of another write.
     #[error("another write had this id")]
     IdReused,
 }
 
-/// The end of the command's input that the daemon writes to.
+/// The daemon's end of the command's standard input.
 #[derive(Debug)]
 pub(super) struct InputFeed {
     writer: Option<AsyncFd<OwnedFd>>,
     is_terminal: bool,
-    /// What is being written.
+    /// The input being written.
     current: PendingInput,
-    /// Whether the last byte written ended a line, as a terminal's reader sees it.
+    /// True if the last byte written ended a line for a terminal's reader.
     at_line_start: bool,
 }
 
-// === impl Input ===
-
 impl InputQueue {
-    /// A queue that begins with `first`; nothing can be added to it if it ends with that.
+    /// Creates a queue that starts with `first`. With `ends`, it accepts nothing more.
     pub(crate) fn new(first: Bytes, ends: bool) -> Self {
-        let room = Semaphore::new(MAX_QUEUED_INPUT_BYTES as usize);
+        let free_bytes = Semaphore::new(MAX_QUEUED_INPUT_BYTES as usize);
         if ends {
-            room.close();
+            free_bytes.close();
         }
-        let accepted = first.len() as u64;
+
+        let accepted_bytes = first.len() as u64;
         let first = Some(first).filter(|first| !first.is_empty());
-        let waiting = first.map(|data| PendingInput { data, reserved_bytes: 0 });
+        let pending = first.map(|data| PendingInput { data, reserved_bytes: 0 });
         Self {
             state: Mutex::new(InputState {
-                pending: waiting.into_iter().collect(),
-                accepted_bytes: accepted,
+                pending: pending.into_iter().collect(),
+                accepted_bytes,
                 ended: ends,
             }),
-            free_bytes: room,
+            free_bytes,
             filled: Notify::new(),
             write_permits: Semaphore::new(MAX_PENDING_WRITES),
             accepted_writes: AsyncMutex::default(),
         }
     }
 
-    /// Takes a write, whole, as soon as there is room for it and those before it are in. Answers how
-    /// many bytes were accepted so far. Where the caller goes away before, nothing was taken.
+    /// Accepts a write as a whole, after earlier writes and once the queue has space. Returns the
+    /// total of accepted bytes. If the future is dropped, nothing was accepted.
     pub(crate) async fn write(&self, write: InputWrite) -> Result<u64, InputWriteError> {
-        let _place =
+        let _permit =
             self.write_permits.try_acquire().map_err(|_| InputWriteError::TooManyPending)?;
-        let content = write.content_hash();
-        let mut past = self.accepted_writes.lock().await;
-        let known = past.iter().find(|past| past.id == write.id);
-        if let Some(known) = known.filter(|_| !write.id.is_empty()) {
-            return if known.content_hash == content {
-                Ok(known.accepted_bytes)
+        let content_hash = write.content_hash();
+        let mut accepted_writes = self.accepted_writes.lock().await;
+
+        let repeated = accepted_writes.iter().find(|accepted| accepted.id == write.id);
+        if let Some(repeated) = repeated.filter(|_| !write.id.is_empty()) {
+            return if repeated.content_hash == content_hash {
+                Ok(repeated.accepted_bytes)
             } else {
                 Err(InputWriteError::IdReused)
             };
         }
+
         let bytes = u32::try_from(write.data.len()).unwrap_or(u32::MAX);
-        let room = self
+        let reservation = self
             .free_bytes
             .acquire_many(bytes.min(MAX_QUEUED_INPUT_BYTES))
             .await
             .map_err(|_| InputWriteError::Closed)?;
-        let accepted = {
-            let mut queue = self.state();
-            queue.accepted_bytes += u64::from(bytes);
+        let accepted_bytes = {
+            let mut state = self.state();
+            state.accepted_bytes += u64::from(bytes);
             if !write.data.is_empty() {
-                queue
+                state
                     .pending
                     .push_back(PendingInput { reserved_bytes: write.data.len(), data: write.data });
             }
-            queue.ended |= write.ends_input;
-            queue.accepted_bytes
+            state.ended |= write.ends_input;
+            state.accepted_bytes
         };
-        room.forget();
+        // Released when the bytes are written.
+        reservation.forget();
         if write.ends_input {
             self.free_bytes.close();
         }
         self.filled.notify_one();
+
         if !write.id.is_empty() {
-            if past.len() >= MAX_REMEMBERED_WRITES {
-                past.pop_front();
+            if accepted_writes.len() >= MAX_REMEMBERED_WRITES {
+                accepted_writes.pop_front();
             }
-            let id = write.id;
-            past.push_back(AcceptedWrite { id, content_hash: content, accepted_bytes: accepted });
+            accepted_writes.push_back(AcceptedWrite { id: write.id, content_hash, accepted_bytes });
         }
-        Ok(accepted)
+        Ok(accepted_bytes)
     }
 
-    /// Nothing more can be given: the command reads no more, or is over.
+    /// Closes the queue and drops its content: the command has closed its input, or has ended.
     pub(super) fn close(&self) {
         self.free_bytes.close();
-        let mut queue = self.state();
-        queue.pending.clear();
-        queue.ended = true;
+        let mut state = self.state();
+        state.pending.clear();
+        state.ended = true;
     }
 
     fn state(&self) -> MutexGuard<'_, InputState> {
@@ -193,39 +190,37 @@ impl InputWrite {
     }
 }
 
-// === impl Feed ===
-
 impl InputFeed {
-    /// Feeds the command through a pipe, of which `to` is the end that is written to.
-    pub(super) fn to_pipe(to: OwnedFd) -> io::Result<Self> {
-        Self::new(to, false)
+    /// Feeds the command through a pipe. `writer` is its writable end.
+    pub(super) fn to_pipe(writer: OwnedFd) -> io::Result<Self> {
+        Self::new(writer, false)
     }
 
-    /// Feeds the command through a terminal, of which `to` is the other end.
-    pub(super) fn to_terminal(to: OwnedFd) -> io::Result<Self> {
-        Self::new(to, true)
+    /// Feeds the command through a terminal. `writer` is the daemon's end.
+    pub(super) fn to_terminal(writer: OwnedFd) -> io::Result<Self> {
+        Self::new(writer, true)
     }
 
-    fn new(to: OwnedFd, is_terminal: bool) -> io::Result<Self> {
-        ioctl_fionbio(&to, true)?;
+    fn new(writer: OwnedFd, is_terminal: bool) -> io::Result<Self> {
+        ioctl_fionbio(&writer, true)?;
         Ok(Self {
-            writer: Some(watch_writable(to)?),
+            writer: Some(watch_writable(writer)?),
             is_terminal,
             current: PendingInput::default(),
             at_line_start: true,
         })
     }
 
-    /// Waits until something can be written to the command, and writes it. Never ready once its
-    /// input has ended. May be cancelled: nothing is lost, nor written twice.
+    /// Waits until the command's input is writable, and writes queued bytes. Never completes once
+    /// the input has ended. Cancel-safe: no byte is lost or written twice.
     pub(super) async fn write_some(&mut self, input: &InputQueue) {
-        let Some(to) = &self.writer else {
+        let Some(writer) = &self.writer else {
             return std::future::pending().await;
         };
         while self.current.data.is_empty() {
             let (next, ended) = {
-                let mut queue = input.state();
-                (queue.pending.pop_front(), queue.ended)
+                let mut state = input.state();
+                (state.pending.pop_front(), state.ended)
             };
             match next {
                 Some(next) => self.current = next,
@@ -233,24 +228,26 @@ impl InputFeed {
                 None => input.filled.notified().await,
             }
         }
-        let written = match to.writable().await {
+
+        let written = match writer.writable().await {
             Ok(mut guard) => {
-                match guard.try_io(|to| Ok(rustix::io::write(to, &self.current.data)?)) {
+                match guard.try_io(|writer| Ok(rustix::io::write(writer, &self.current.data)?)) {
                     Ok(written) => written,
                     Err(_would_block) => return,
                 }
             }
             Err(error) => Err(error),
         };
+
         match written {
             Ok(bytes) => {
-                let PendingInput { data, reserved_bytes: holds } = &mut self.current;
-                let last = bytes.checked_sub(1).and_then(|at| data.get(at));
+                let PendingInput { data, reserved_bytes } = &mut self.current;
+                let last = bytes.checked_sub(1).and_then(|index| data.get(index));
                 self.at_line_start = matches!(last, Some(b'\n' | b'\r' | &END_OF_TRANSMISSION));
                 data.advance(bytes);
                 if data.is_empty() {
-                    // What is being written still counts: then no more than the queue's bytes wait.
-                    input.free_bytes.add_permits(std::mem::take(holds));
+                    // Not before: the current input counts towards the queue's capacity.
+                    input.free_bytes.add_permits(std::mem::take(reserved_bytes));
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -261,8 +258,8 @@ impl InputFeed {
         }
     }
 
-    /// Ends the command's input: closes a pipe, and types what means the end to a terminal's reader,
-    /// once more where a line was begun.
+    /// Ends the command's input: closes a pipe, or sends VEOF to a terminal's reader; twice, if a
+    /// line is incomplete.
     fn end_input(&mut self) {
         if self.is_terminal {
             let twice = [END_OF_TRANSMISSION; 2];

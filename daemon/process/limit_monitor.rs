@@ -1,4 +1,4 @@
-//! Measures a run from time to time, for limits that the kernel does not hold.
+//! Measures a run periodically, for limits that the kernel does not enforce.
 
 use std::time::Instant;
 
@@ -13,33 +13,32 @@ use crate::daemon::{
     sandbox::{running::Measurer, wire::RunMeasurement},
 };
 
-/// The measurements of one run.
 pub(super) struct LimitMonitor {
     watchdog: Watchdog,
     measurer: Measurer,
-    /// When to measure next.
     next_measurement: Instant,
-    /// What is being measured, until it is known.
+    /// The measurement in progress.
     pending_measurement: Option<oneshot::Receiver<RunMeasurement>>,
-    /// Changes when the daemon meets the end of what it shares with runs.
+    /// Changes when the daemon runs out of a resource that it shares with runs.
     shortages: watch::Receiver<()>,
 }
 
 impl LimitMonitor {
-    pub(super) fn new(dog: Watchdog, measurer: Measurer) -> Self {
+    pub(super) fn new(watchdog: Watchdog, measurer: Measurer) -> Self {
+        let now = Instant::now();
         Self {
-            watchdog: dog,
+            next_measurement: watchdog.next_measurement(&RunMeasurement::default(), now),
+            watchdog,
             measurer,
-            next_measurement: dog.next_measurement(&RunMeasurement::default(), Instant::now()),
             pending_measurement: None,
             shortages: fd_exhaustion::subscribe_shortages(),
         }
     }
 
-    /// Waits until the run is known to be over a limit. May be cancelled.
+    /// Waits until the run exceeds a limit. Cancel-safe.
     pub(super) async fn wait_until_exceeded(&mut self) -> ResourceLimit {
         loop {
-            let Some(asked) = &mut self.pending_measurement else {
+            let Some(pending) = &mut self.pending_measurement else {
                 let recount = tokio::select! {
                     () = sleep_until(self.next_measurement.into()) => false,
                     Ok(()) = self.shortages.changed() => true,
@@ -52,7 +51,8 @@ impl LimitMonitor {
                 }
                 continue;
             };
-            let mut measure = asked.await.unwrap_or_default();
+
+            let mut measure = pending.await.unwrap_or_default();
             self.pending_measurement = None;
             if let Some(cpu_us) = self.measurer.cpu_us() {
                 measure.cpu_us = cpu_us;

@@ -1,25 +1,27 @@
-//! Running one command: what is asked for, one task that owns it until nothing of it is left, and
-//! what is told about it.
+//! Runs commands: their specification, the task that owns one until all its processes are gone,
+//! their output and their result.
 //!
 //! ```text
-//!             end by itself
+//!               ends by itself
 //! Running ───────────────────────────▶ Ended
-//!    │ time is up, daemon drains          ▲
+//!    │ timeout, or daemon shuts down      ▲
 //!    ▼                                    │
-//! Ending: SIGTERM sent ───────────────────┤
-//!    │ grace is over, or nobody waits     │
+//! Terminating: SIGTERM sent ──────────────┤
+//!    │ grace is over, or callers have gone│
 //!    ▼                                    │
-//! Killing: SIGKILL to the sandbox's init ─┘ its pidfd says that it is gone
+//! Killing: SIGKILL to the sandbox's init ─┘ its pidfd reports the exit
 //! ```
 //!
-//! | file | holds |
+//! | modules | contents |
 //! |---|---|
-//! | [`spec`], [`environment`] | what is asked for |
-//! | [`supervise`], [`connect`], [`stop`], [`watch`], [`watchdog`] | the task that owns the command, what connects it, how and why it is ended |
-//! | [`output`], [`capture`], [`input`] | what it writes and reads |
-//! | [`live`], [`transcript`], [`registry`] | commands that are watched and fed while they run |
-//! | [`outcome`], [`finished`] | what is told about it |
+//! | [`spec`], [`environment`] | the command to run |
+//! | [`supervisor`], [`stdio`], [`stop_sequence`] | the task that owns the command, its standard streams, how it is stopped |
+//! | [`limit_monitor`], [`watchdog`], [`cpu_share`] | limits that the kernel does not enforce |
+//! | [`output`], [`head_tail_buffer`], [`input`] | what it writes and reads |
+//! | [`handle`], [`replay_buffer`], [`registry`] | attaching to commands while they run |
+//! | [`outcome`], [`result`] | how it ended |
 
+mod cpu_share;
 pub(crate) mod environment;
 pub(crate) mod handle;
 mod head_tail_buffer;

@@ -1,54 +1,47 @@
-//! How a command ended, told from its wait status and from what the daemon did to it.
+//! How a command ended, derived from its wait status and from what the daemon did to it.
 
-/// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandOutcome {
     /// It exited with this code.
     Exited(i32),
-    /// A signal ended it: one that the daemon did not send, or its limit of CPU time.
+    /// A signal ended it: not one of the daemon's, or SIGXCPU for its limit of CPU time.
     Signaled(i32),
-    /// Its time was up; the signal that ended it, if one did.
+    /// The daemon stopped it because of its timeout. With the signal that ended it, if one did.
     TimedOut(Option<i32>),
-    /// The daemon ended it because it was told to; the signal that ended it, if one did.
+    /// The daemon stopped it on request. With the signal that ended it, if one did.
     Cancelled(Option<i32>),
-    /// It was killed because it used more memory than it may.
+    /// It exceeded its memory limit and was killed.
     OomKilled,
-    /// It was killed because it wrote more than it may, or had written that when it ended.
+    /// It exceeded its output limit. With the signal that ended it, if one did.
     OutputLimit(Option<i32>),
 }
 
-/// Why the daemon ended a command.
+/// Why the daemon stops a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopReason {
-    /// Its time was up.
     TimedOut,
-    /// Nobody waits for it any more, or the daemon is shutting down.
+    /// All callers have gone, a caller has cancelled it, or the daemon is shutting down.
     Cancelled,
-    /// It was over a limit.
     Limit(ResourceLimit),
 }
 
-/// What ended a run, besides its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResourceLimit {
-    /// Processes.
     Pids,
     /// CPU time.
     Cpu,
-    /// Memory.
     Memory,
-    /// Open files of all processes.
+    /// Open files of all processes together.
     OpenFiles,
-    /// Watches in epoll sets of all processes.
+    /// Watches in the epoll sets of all processes together.
     Epoll,
     /// Size of a file.
     Disk,
-    /// Output.
     Output,
 }
 
 impl ResourceLimit {
-    /// Its name in the contract.
+    /// Returns the limit's name in the contract.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Pids => "pids",
@@ -63,21 +56,21 @@ impl ResourceLimit {
 }
 
 impl CommandOutcome {
-    /// Reads a wait status (wait(2)) in the light of what the daemon did.
-    pub(crate) fn from_status(status: i32, cause: Option<StopReason>) -> Self {
+    /// Interprets a wait status (wait(2)). `reason` is why the daemon was stopping the command.
+    pub(crate) fn from_status(status: i32, reason: Option<StopReason>) -> Self {
         let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
-        match (cause, signal) {
+        match (reason, signal) {
             (Some(StopReason::TimedOut), signal) => Self::TimedOut(signal),
             (Some(StopReason::Cancelled), signal) => Self::Cancelled(signal),
-            // It ended by itself before it was killed.
+            // It ended before the daemon could kill it.
             (Some(StopReason::Limit(_)) | None, Some(signal)) => Self::Signaled(signal),
             (Some(StopReason::Limit(_)) | None, None) => Self::Exited(libc::WEXITSTATUS(status)),
         }
     }
 
-    /// What became of a command that the daemon killed with its whole sandbox.
-    pub(crate) fn killed(cause: StopReason) -> Self {
-        match cause {
+    /// Returns the outcome of a command that the daemon killed with its sandbox.
+    pub(crate) fn killed(reason: StopReason) -> Self {
+        match reason {
             StopReason::TimedOut => Self::TimedOut(Some(libc::SIGKILL)),
             StopReason::Cancelled => Self::Cancelled(Some(libc::SIGKILL)),
             StopReason::Limit(ResourceLimit::Memory) => Self::OomKilled,
@@ -92,7 +85,7 @@ impl CommandOutcome {
         }
     }
 
-    /// The limit that ended it, where the way it ended says so.
+    /// Returns the limit that ended the command, if the outcome shows it.
     pub(crate) fn exceeded_limit(self) -> Option<ResourceLimit> {
         match self {
             Self::Signaled(libc::SIGXCPU) => Some(ResourceLimit::Cpu),
@@ -103,7 +96,7 @@ impl CommandOutcome {
         }
     }
 
-    /// The code it exited with, if it did by itself.
+    /// Returns the exit code, unless the daemon or a signal ended the command.
     pub(crate) fn exit_code(self) -> Option<i32> {
         match self {
             Self::Exited(code) => Some(code),
@@ -115,7 +108,7 @@ impl CommandOutcome {
         }
     }
 
-    /// The signal that ended it, if one did.
+    /// Returns the signal that ended the command, if one did.
     pub(crate) fn signal(self) -> Option<i32> {
         match self {
             Self::Exited(_) => None,
@@ -126,7 +119,7 @@ impl CommandOutcome {
     }
 }
 
-/// Names of the signals that have one (signal(7)).
+/// Standard signals by number (signal(7)).
 const SIGNAL_NAMES: &[(i32, &str)] = &[
     (libc::SIGHUP, "SIGHUP"),
     (libc::SIGINT, "SIGINT"),
@@ -160,25 +153,24 @@ const SIGNAL_NAMES: &[(i32, &str)] = &[
     (libc::SIGPWR, "SIGPWR"),
     (libc::SIGSYS, "SIGSYS"),
 ];
-/// The first real-time signal: the kernel's begin at 32, of which the C library keeps two to itself.
+/// SIGRTMIN: the kernel's first is 32, of which the C library reserves two.
 const FIRST_REAL_TIME_SIGNAL: i32 = 34;
-/// The last one.
+/// SIGRTMAX.
 const LAST_SIGNAL: i32 = 64;
 
-/// Name of a signal: `SIGKILL`.
+/// Returns the name of a signal, such as `SIGKILL`.
 pub(crate) fn signal_name(signal: i32) -> String {
-    let known = SIGNAL_NAMES.iter().find(|(number, _)| *number == signal);
-    match known {
+    match SIGNAL_NAMES.iter().find(|(number, _)| *number == signal) {
         Some((_, name)) => (*name).to_owned(),
         None if signal >= FIRST_REAL_TIME_SIGNAL => {
             format!("SIGRTMIN+{}", signal - FIRST_REAL_TIME_SIGNAL)
         }
-        // The C library's own have no names.
+        // The two reserved ones have no names.
         None => format!("SIG{signal}"),
     }
 }
 
-/// The signal of a name, with or without `SIG`, in any case; or of a number.
+/// Parses a signal: its name with or without `SIG`, in any case, or its number.
 pub(crate) fn signal_number(text: &str) -> Option<i32> {
     let number = if let Ok(number) = text.parse() {
         number
@@ -202,7 +194,7 @@ mod tests {
     use super::{CommandOutcome, StopReason, signal_name, signal_number};
 
     #[test]
-    fn signals_are_known_by_their_names_and_numbers() {
+    fn signals_parse_by_name_and_number() {
         for signal in 1..=64 {
             assert_eq!(signal_number(&signal.to_string()), Some(signal));
             assert_eq!(signal_number(&signal_name(signal)), Some(signal));
@@ -216,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_status_is_read_in_the_light_of_what_the_daemon_did() {
+    fn wait_status_is_interpreted_with_the_stop_reason() {
         let (exited_3, killed_9) = (3 << 8, 9);
-        for (status, cause, outcome) in [
+        for (status, reason, outcome) in [
             (exited_3, None, CommandOutcome::Exited(3)),
             (0, None, CommandOutcome::Exited(0)),
             (killed_9, None, CommandOutcome::Signaled(9)),
@@ -228,9 +220,9 @@ mod tests {
             (15, Some(StopReason::Cancelled), CommandOutcome::Cancelled(Some(15))),
         ] {
             assert_eq!(
-                CommandOutcome::from_status(status, cause),
+                CommandOutcome::from_status(status, reason),
                 outcome,
-                "{status:#x} {cause:?}"
+                "{status:#x} {reason:?}"
             );
         }
     }

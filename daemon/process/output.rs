@@ -1,4 +1,5 @@
-//! What a command writes: its head and its tail for the answer, the whole for an artifact.
+//! Reads the output of a command: head and tail for the response, all of it for an artifact and for
+//! attached clients.
 
 use std::{
     io,
@@ -25,91 +26,89 @@ use crate::daemon::{
     task,
 };
 
-/// Bytes read at a time: the capacity of a pipe.
+/// Bytes per read: the capacity of a pipe.
 const READ_BYTES: usize = 64 * 1024;
-/// Bytes read first: most commands write less, or nothing.
+/// Bytes of the first read: most commands write less, or nothing.
 const FIRST_READ_BYTES: usize = 4 * 1024;
-/// Bytes gathered before they are written to the artifact.
+/// Bytes per write to the artifact.
 const ARTIFACT_WRITE_BYTES: usize = 256 * 1024;
-/// Most bytes that a terminal holds between its two ends, where it does not tell how many there are
+/// Upper bound of the bytes that a terminal holds between its two ends; it does not report how many
 /// (TTYB_DEFAULT_MEM_LIMIT of drivers/tty/tty_buffer.c and the line discipline's own buffer).
 const MAX_TERMINAL_BUFFER_BYTES: u64 = 640 * 1024 + 4096;
-/// Chunks read before others get a turn.
+/// Reads per poll, before other tasks run.
 const MAX_READS_PER_POLL: usize = 4;
-/// How long the disk may take for what is left when the command has ended. Its caller gets its
-/// answer then, without the whole output.
+/// Time for the disk to take the rest after the command has ended. The caller then gets its response
+/// with an incomplete artifact.
 const ARTIFACT_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One output stream of a command, from the daemon's side.
+/// The daemon's side of one output stream of a command.
 #[derive(Debug)]
 pub(crate) struct OutputStream {
-    /// The end that is read; none once the other end was closed.
+    /// The end to read from; none once the other end is closed.
     pipe: Option<AsyncFd<OwnedFd>>,
     is_terminal: bool,
     inline_output: HeadTailBuffer,
-    /// Read but not yet given to the artifact.
+    /// Read but not yet handed to the artifact.
     unwritten: Vec<u8>,
-    /// Memory for what is read while `pending` is being written.
+    /// A buffer for reads while `unwritten` is being written.
     spare_buffer: Vec<u8>,
     artifact: ArtifactState,
-    /// Whether what was read is written at once, and not by the block.
+    /// True if each read is written at once, not in blocks.
     writes_at_once: bool,
-    /// Who else gets all of it.
     tap: Option<ReplayTap>,
 }
 
-/// Where a stream's bytes go beside the answer and the artifact.
+/// Copies a stream to the replay buffer of its process.
 #[derive(Debug)]
 pub(super) struct ReplayTap {
-    /// Whose they are.
     pub(super) process: Arc<ProcessHandle>,
-    /// Which of its streams.
     pub(super) stream: StreamName,
 }
 
-/// Where a stream's artifact is.
 #[derive(Debug)]
 enum ArtifactState {
-    /// Here, to be written to.
+    /// No write in progress.
     Idle(ArtifactWriter),
-    /// On a thread that writes to it, with the bytes.
+    /// A thread has the writer and the bytes, and returns both.
     Writing(JoinHandle<(ArtifactWriter, Vec<u8>)>),
-    /// Lost with such a thread.
+    /// The writer was lost with such a thread.
     Failed,
 }
 
-/// Whether the runtime has said that a pipe can be read.
+/// Whether the runtime has reported that a pipe is readable.
 #[derive(Debug, Clone, Copy)]
 enum PipeReadiness {
     Reported,
     Unknown,
 }
 
-// === impl Stream ===
-
 impl OutputStream {
-    /// A stream that nothing is read from yet.
-    pub(super) fn new(inline_bytes: usize, sink: ArtifactWriter, tap: Option<ReplayTap>) -> Self {
+    /// Creates a stream without a pipe. `inline_bytes` limits the text of the response.
+    pub(super) fn new(
+        inline_bytes: usize,
+        artifact: ArtifactWriter,
+        tap: Option<ReplayTap>,
+    ) -> Self {
         Self {
             pipe: None,
             is_terminal: false,
             inline_output: HeadTailBuffer::new(inline_bytes),
             unwritten: Vec::new(),
             spare_buffer: Vec::new(),
-            writes_at_once: sink.is_followed(),
-            artifact: ArtifactState::Idle(sink),
+            writes_at_once: artifact.is_followed(),
+            artifact: ArtifactState::Idle(artifact),
             tap,
         }
     }
 
-    /// Makes a pipe to be read; answers the end that the command writes to.
+    /// Creates the pipe to read from, and returns the end that the command writes to.
     pub(super) fn open_pipe(&mut self) -> io::Result<OwnedFd> {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         self.read_from(reader)?;
         Ok(writer)
     }
 
-    /// Reads from a terminal from now on, of which `end` is the other end.
+    /// Starts reading from a terminal. `end` is the daemon's end.
     pub(super) fn read_from_terminal(&mut self, end: OwnedFd) -> io::Result<()> {
         self.is_terminal = true;
         self.read_from(end)
@@ -121,19 +120,20 @@ impl OutputStream {
         Ok(())
     }
 
-    /// All bytes that were read.
+    /// Returns the bytes read so far.
     pub(super) fn total_bytes(&self) -> u64 {
         self.inline_output.total_bytes
     }
 
-    /// Waits until there is something to read and reads a bounded amount of it; while the disk, or
-    /// whoever taps it, is behind, waits for them. Never ready once the stream was closed. May be
-    /// cancelled: nothing that was read is lost.
+    /// Waits until the stream is readable and reads a bounded amount. Before that, waits for the
+    /// disk and for attached clients if they lag behind. Never completes once the stream is closed.
+    /// Cancel-safe.
     pub(super) async fn read_some(&mut self) {
         if self.unwritten.len() >= ARTIFACT_WRITE_BYTES {
             wait_for_write(&mut self.artifact, &mut self.spare_buffer).await;
             self.flush();
         }
+
         if self.writes_at_once && !self.unwritten.is_empty() {
             tokio::select! {
                 () = wait_for_write(&mut self.artifact, &mut self.spare_buffer) => {
@@ -143,7 +143,9 @@ impl OutputStream {
                 () = wait_until_readable(self.pipe.as_ref()) => {}
             }
         }
+
         wait_until_readable(self.pipe.as_ref()).await;
+
         if let Some(tap) = &self.tap {
             tap.process.replay_buffer.wait_for_capacity().await;
         }
@@ -160,29 +162,30 @@ impl OutputStream {
                 return;
             }
         }
-        // There is more: others first.
+        // There is more to read; other tasks run first.
         yield_now().await;
     }
 
-    /// Reads what the command had written when it ended, and hardly more: somebody else may hold
-    /// the other end and write on.
+    /// Reads what the command had written when it ended, and at most little more: another process
+    /// may hold the other end and continue to write.
     pub(super) async fn finish(mut self, path: &str) -> CapturedOutput {
         let deadline = Instant::now() + ARTIFACT_WRITE_TIMEOUT;
-        let mut left = match &self.pipe {
+        let mut remaining = match &self.pipe {
             Some(pipe) if self.is_terminal => {
-                let there = ioctl_fionread(pipe.get_ref()).unwrap_or(0);
-                there.max(MAX_TERMINAL_BUFFER_BYTES)
+                let readable = ioctl_fionread(pipe.get_ref()).unwrap_or(0);
+                readable.max(MAX_TERMINAL_BUFFER_BYTES)
             }
             Some(pipe) => ioctl_fionread(pipe.get_ref()).unwrap_or(0),
             None => 0,
         };
-        while left > 0 {
+        while remaining > 0 {
             let before = self.inline_output.total_bytes;
             if !self.read_chunk(PipeReadiness::Unknown) {
                 break;
             }
-            left = left.saturating_sub(self.inline_output.total_bytes - before);
+            remaining = remaining.saturating_sub(self.inline_output.total_bytes - before);
         }
+
         let artifact_error = self.finish_artifact(deadline).await;
         let (text, truncated) = self.inline_output.render(path);
         CapturedOutput {
@@ -194,28 +197,27 @@ impl OutputStream {
         }
     }
 
-    /// Reads once. Answers whether there may be more.
+    /// Reads once. Returns true if there may be more.
     fn read_chunk(&mut self, readiness: PipeReadiness) -> bool {
         let Some(pipe) = &self.pipe else {
             return false;
         };
+
         let before = self.unwritten.len();
-        let pending = &mut self.unwritten;
-        pending.reserve(match self.inline_output.total_bytes {
-            0 => FIRST_READ_BYTES,
-            _ => READ_BYTES,
-        });
-        let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, spare_capacity(pending))?);
-        let read = match readiness {
-            // Forgets the readiness when the pipe is empty, without losing one that comes
-            // meanwhile.
+        let buffer = &mut self.unwritten;
+        let is_first = self.inline_output.total_bytes == 0;
+        buffer.reserve(if is_first { FIRST_READ_BYTES } else { READ_BYTES });
+        let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, spare_capacity(buffer))?);
+        let result = match readiness {
+            // Clears the readiness if the pipe is empty, without losing one reported meanwhile.
             PipeReadiness::Reported => pipe.try_io(Interest::READABLE, read),
-            // The runtime may not have looked at the pipe yet, and would not read.
+            // The runtime may not have polled the pipe yet, and would not read.
             PipeReadiness::Unknown => read(pipe.get_ref()),
         };
-        match read {
+
+        match result {
             Ok(0) => {
-                self.pipe = None; // every writer has closed it
+                self.pipe = None; // all writers have closed it
                 false
             }
             Ok(_) => {
@@ -238,17 +240,17 @@ impl OutputStream {
         }
     }
 
-    /// Has what was gathered written to the artifact, on a thread that may block. Answers whether
-    /// it has; not while that thread is still writing.
+    /// Starts writing the unwritten bytes to the artifact on a blocking thread. Returns false if that
+    /// thread is still busy.
     fn flush(&mut self) -> bool {
         match std::mem::replace(&mut self.artifact, ArtifactState::Failed) {
-            ArtifactState::Idle(mut sink) => {
+            ArtifactState::Idle(mut writer) => {
                 let spare = std::mem::take(&mut self.spare_buffer);
                 let mut bytes = std::mem::replace(&mut self.unwritten, spare);
                 self.artifact = ArtifactState::Writing(task::spawn_blocking(move || {
-                    sink.write(&bytes);
+                    writer.write(&bytes);
                     bytes.clear();
-                    (sink, bytes)
+                    (writer, bytes)
                 }));
                 true
             }
@@ -263,25 +265,26 @@ impl OutputStream {
         }
     }
 
-    /// Writes the rest to the artifact. Answers what is wrong with it; nothing when it is whole.
+    /// Writes the rest to the artifact. Returns why it is incomplete; an empty text if it is not.
     async fn finish_artifact(&mut self, deadline: Instant) -> String {
-        let all_written = async {
+        let write_rest = async {
             wait_for_write(&mut self.artifact, &mut self.spare_buffer).await;
             let needs_file =
-                matches!(&self.artifact, ArtifactState::Idle(sink) if sink.needs_file());
+                matches!(&self.artifact, ArtifactState::Idle(writer) if writer.needs_file());
             if !self.unwritten.is_empty() || needs_file {
                 self.flush();
                 wait_for_write(&mut self.artifact, &mut self.spare_buffer).await;
             }
         };
-        let in_time = timeout_at(deadline.into(), all_written).await.is_ok();
+        let in_time = timeout_at(deadline.into(), write_rest).await.is_ok();
+
         match &mut self.artifact {
-            ArtifactState::Idle(sink) => {
-                sink.take_error().map(|error| error.to_string()).unwrap_or_default()
+            ArtifactState::Idle(writer) => {
+                writer.take_error().map(|error| error.to_string()).unwrap_or_default()
             }
             ArtifactState::Writing(_) if !in_time => {
-                let patience = ARTIFACT_WRITE_TIMEOUT.as_secs();
-                format!("the disk did not take the rest within {patience} s")
+                let timeout = ARTIFACT_WRITE_TIMEOUT.as_secs();
+                format!("the disk did not take the rest within {timeout} s")
             }
             ArtifactState::Writing(_) | ArtifactState::Failed => {
                 "the thread that wrote it failed".to_owned()
@@ -291,30 +294,30 @@ impl OutputStream {
 }
 
 impl ArtifactState {
-    /// Whether what is read is worth keeping for it.
+    /// Returns true if more bytes should be buffered for the artifact.
     fn accepts_more(&self) -> bool {
         match self {
-            Self::Idle(sink) => sink.has_capacity(),
-            Self::Writing(_) => true, // it will leave out what does not fit
+            Self::Idle(writer) => writer.has_capacity(),
+            Self::Writing(_) => true, // unknown; the writer drops what does not fit
             Self::Failed => false,
         }
     }
 }
 
-/// Waits until nothing is being written, and takes back the buffer that was. May be cancelled.
+/// Waits until no write is in progress, and takes its buffer back. Cancel-safe.
 async fn wait_for_write(artifact: &mut ArtifactState, spare: &mut Vec<u8>) {
     if let ArtifactState::Writing(thread) = artifact {
         *artifact = match thread.await {
-            Ok((sink, buffer)) => {
+            Ok((writer, buffer)) => {
                 *spare = buffer;
-                ArtifactState::Idle(sink)
+                ArtifactState::Idle(writer)
             }
             Err(_) => ArtifactState::Failed,
         };
     }
 }
 
-/// Waits until there is something to read; for ever, where there never will be.
+/// Waits until the pipe is readable; forever if there is none.
 async fn wait_until_readable(pipe: Option<&AsyncFd<OwnedFd>>) {
     match pipe {
         Some(pipe) if pipe.readable().await.is_ok() => {}

@@ -1,9 +1,8 @@
-//! The commands that calls have started, by the ids that their callers know them by: those that run,
-//! and those that have ended not long ago.
+//! The registry of started commands by id: those that run, and those that ended recently.
 //!
-//! What a command wrote takes memory; how it ended takes next to none. So the former is dropped
-//! first. Where there is no room, the caller who has the most loses his oldest: what another does costs
-//! nobody what he has just ended.
+//! An ended command's output takes memory; its result takes next to none. Output is therefore
+//! dropped first. When a limit is exceeded, the caller with the most loses its oldest entry, so one
+//! busy caller does not evict entries of others.
 
 use std::{
     collections::HashMap,
@@ -14,26 +13,25 @@ use std::{
 use super::handle::ProcessHandle;
 use crate::daemon::{queue::PrincipalKey, task};
 
-/// Commands of one workspace that have ended and are kept at one time.
+/// Ended commands that one workspace retains.
 const MAX_ENDED_PER_WORKSPACE: usize = 1024;
-/// Bytes of what they wrote that are kept in memory, of all workspaces together.
+/// Output of ended commands held in memory, over all workspaces.
 const MAX_ENDED_OUTPUT_BYTES: u64 = 64 << 20;
 
-/// The commands.
 #[derive(Debug)]
 pub(crate) struct ProcessRegistry {
-    /// How long those that have ended are kept: longer than a client needs to come back.
+    /// How long ended commands are retained: longer than a client needs to reconnect.
     retention: Duration,
     state: Mutex<RegistryState>,
 }
 
 #[derive(Debug, Default)]
 struct RegistryState {
-    /// Those that run, in the order in which they were started.
+    /// In the order of their start.
     running: Vec<ProcessEntry>,
-    /// Those that have ended, in the order in which they did.
+    /// In the order of their end.
     ended: Vec<EndedProcess>,
-    /// Whether a task waits until the first of these has been kept for long enough.
+    /// True if a task waits to remove the first of `ended`.
     has_expiry_task: bool,
 }
 
@@ -43,87 +41,82 @@ struct EndedProcess {
     ended_at: Instant,
 }
 
-/// A command and whom it belongs to.
+/// A command and its owner.
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessEntry {
-    /// Name of the workspace in which it runs.
     pub(crate) workspace: String,
-    /// The session that it was started in.
     pub(crate) session: String,
-    /// Who started it.
+    /// The principal that started it.
     pub(crate) caller: PrincipalKey,
-    /// The command.
     pub(crate) process: Arc<ProcessHandle>,
 }
 
 impl ProcessRegistry {
-    /// An empty one.
     pub(crate) fn new(retention: Duration) -> Self {
         Self { retention, state: Mutex::default() }
     }
 
-    /// Adds a command.
+    /// Adds a running command.
     pub(crate) fn add(&self, entry: ProcessEntry) {
         self.state().running.push(entry);
     }
 
-    /// The command of this id, if it belongs to `workspace`.
+    /// Returns the command with this id, if it belongs to `workspace`.
     pub(crate) fn find(&self, workspace: &str, id: &str) -> Option<ProcessEntry> {
-        let entries = self.state();
-        let mut all = entries.all();
+        let state = self.state();
+        let mut all = state.all();
         all.find(|entry| entry.process.info.id == id && entry.workspace == workspace).cloned()
     }
 
-    /// The commands of `workspace`, oldest first.
+    /// Lists the commands of `workspace`, oldest first.
     pub(crate) fn list(&self, workspace: &str) -> Vec<ProcessEntry> {
-        let mut listed: Vec<ProcessEntry> = {
-            let entries = self.state();
-            let all = entries.all();
-            all.filter(|entry| entry.workspace == workspace).cloned().collect()
+        let mut entries: Vec<ProcessEntry> = {
+            let state = self.state();
+            state.all().filter(|entry| entry.workspace == workspace).cloned().collect()
         };
-        // The ids are ULIDs: they sort by the time at which they were made.
-        listed.sort_unstable_by(|a, b| a.process.info.id.cmp(&b.process.info.id));
-        listed
+        // The ids are ULIDs, which sort by their creation time.
+        entries.sort_unstable_by(|a, b| a.process.info.id.cmp(&b.process.info.id));
+        entries
     }
 
-    /// Keeps a command that has ended for as long as such are kept.
+    /// Moves a command to the ended ones, which expire.
     pub(crate) fn retire(self: &Arc<Self>, process: &Arc<ProcessHandle>) {
-        let mut entries = self.state();
-        let place = entries.running.iter().position(|entry| entry.is_process(process));
-        let Some(place) = place else {
+        let mut state = self.state();
+        let Some(index) = state.running.iter().position(|entry| entry.is_process(process)) else {
             return;
         };
-        let entry = entries.running.remove(place);
-        entries.ended.push(EndedProcess { entry, ended_at: Instant::now() });
-        entries.evict_excess();
-        if !std::mem::replace(&mut entries.has_expiry_task, true) {
+
+        let entry = state.running.remove(index);
+        state.ended.push(EndedProcess { entry, ended_at: Instant::now() });
+        state.evict_excess();
+        if !std::mem::replace(&mut state.has_expiry_task, true) {
             task::spawn("retention of processes", Arc::clone(self).expire_ended());
         }
     }
 
-    /// Drops commands when they have been kept for long enough, as long as there are any.
+    /// Removes ended commands as they expire, until there are none.
     async fn expire_ended(self: Arc<Self>) {
         loop {
             let wait = {
-                let mut entries = self.state();
-                let left =
+                let mut state = self.state();
+                let remaining =
                     |ended: &EndedProcess| self.retention.saturating_sub(ended.ended_at.elapsed());
-                entries.ended.retain(|ended| !left(ended).is_zero());
-                let Some(first) = entries.ended.first() else {
-                    entries.has_expiry_task = false;
+                state.ended.retain(|ended| !remaining(ended).is_zero());
+                let Some(first) = state.ended.first() else {
+                    state.has_expiry_task = false;
                     return;
                 };
-                left(first)
+                remaining(first)
             };
             tokio::time::sleep(wait).await;
         }
     }
 
-    /// Drops a command.
+    /// Removes a command.
     pub(crate) fn remove(&self, process: &Arc<ProcessHandle>) {
-        let mut entries = self.state();
-        entries.running.retain(|entry| !entry.is_process(process));
-        entries.ended.retain(|ended| !ended.entry.is_process(process));
+        let mut state = self.state();
+        state.running.retain(|entry| !entry.is_process(process));
+        state.ended.retain(|ended| !ended.entry.is_process(process));
     }
 
     fn state(&self) -> MutexGuard<'_, RegistryState> {
@@ -137,55 +130,61 @@ impl RegistryState {
         self.running.iter().chain(ended)
     }
 
-    /// Drops what there is no room for behind the last one that has ended.
+    /// Evicts one ended command if the workspace of the newest exceeds its limit, then drops excess
+    /// output.
     fn evict_excess(&mut self) {
-        let Some(last) = self.ended.last() else {
+        let Some(newest) = self.ended.last() else {
             return;
         };
-        let workspace = last.entry.workspace.clone();
-        let ended = self.ended.iter().enumerate();
-        let of_this = ended.filter(|(_, ended)| ended.entry.workspace == workspace);
-        let of_this: Vec<_> =
-            of_this.map(|(place, ended)| (place, &ended.entry.caller, 1)).collect();
-        if of_this.len() > MAX_ENDED_PER_WORKSPACE
-            && let Some(place) = oldest_of_heaviest_principal(&of_this)
+
+        let of_workspace: Vec<_> = self
+            .ended
+            .iter()
+            .enumerate()
+            .filter(|(_, ended)| ended.entry.workspace == newest.entry.workspace)
+            .map(|(index, ended)| (index, &ended.entry.caller, 1))
+            .collect();
+        if of_workspace.len() > MAX_ENDED_PER_WORKSPACE
+            && let Some(index) = oldest_of_heaviest_principal(&of_workspace)
         {
-            self.ended.remove(place);
+            self.ended.remove(index);
         }
         self.drop_excess_output();
     }
 
-    /// Drops what commands wrote that there is no memory for.
+    /// Drops output beyond [`MAX_ENDED_OUTPUT_BYTES`].
     fn drop_excess_output(&self) {
-        let ended = self.ended.iter().enumerate();
-        let mut kept: Vec<_> = ended
-            .map(|(place, ended)| {
-                let bytes = ended.entry.process.retained_bytes();
-                (place, &ended.entry.caller, bytes)
+        let mut retained: Vec<_> = self
+            .ended
+            .iter()
+            .enumerate()
+            .map(|(index, ended)| {
+                (index, &ended.entry.caller, ended.entry.process.retained_bytes())
             })
             .filter(|(_, _, bytes)| *bytes > 0)
             .collect();
-        while kept.iter().map(|(_, _, bytes)| bytes).sum::<u64>() > MAX_ENDED_OUTPUT_BYTES
-            && let Some(place) = oldest_of_heaviest_principal(&kept)
+        while retained.iter().map(|(_, _, bytes)| bytes).sum::<u64>() > MAX_ENDED_OUTPUT_BYTES
+            && let Some(index) = oldest_of_heaviest_principal(&retained)
         {
-            self.ended[place].entry.process.drop_retained_output();
-            kept.retain(|(other, _, _)| *other != place);
+            self.ended[index].entry.process.drop_retained_output();
+            retained.retain(|(other, _, _)| *other != index);
         }
     }
 }
 
-/// Where the first of that caller is who has the most, of places, those whose they are, and how much each is.
-/// Of those who have as much, it is the one who has had something for longest.
-fn oldest_of_heaviest_principal(kept: &[(usize, &PrincipalKey, u64)]) -> Option<usize> {
-    let mut of_each: HashMap<&PrincipalKey, u64> = HashMap::new();
-    for (_, caller, amount) in kept {
-        *of_each.entry(caller).or_default() += amount;
+/// Returns the index of the oldest entry of the principal with the largest total. `entries` holds an
+/// index, a principal and an amount each, oldest first. Of principals with equal totals, it takes
+/// the one with the oldest entry.
+fn oldest_of_heaviest_principal(entries: &[(usize, &PrincipalKey, u64)]) -> Option<usize> {
+    let mut totals: HashMap<&PrincipalKey, u64> = HashMap::new();
+    for (_, principal, amount) in entries {
+        *totals.entry(principal).or_default() += amount;
     }
-    let of_caller = |caller: &PrincipalKey| of_each.get(caller).copied();
-    // Of those that are equal, `max_by_key` answers the last one.
-    let places = kept.iter().rev();
-    let oldest = places.max_by_key(|(_, caller, _)| of_caller(caller));
-    oldest.map(|(place, _, _)| *place)
+    let total = |principal: &PrincipalKey| totals.get(principal).copied();
+
+    // `max_by_key` returns the last of equal elements, so this iterates from the newest.
+    let oldest = entries.iter().rev().max_by_key(|(_, principal, _)| total(principal));
+    oldest.map(|(index, _, _)| *index)
 }
 
 impl ProcessEntry {
@@ -205,7 +204,7 @@ mod tests {
     };
 
     fn entry(id: &str, caller: &str, workspace: &str) -> ProcessEntry {
-        let about = ProcessInfo {
+        let info = ProcessInfo {
             id: id.to_owned(),
             command: String::new(),
             cwd: String::new(),
@@ -217,20 +216,20 @@ mod tests {
             workspace: workspace.to_owned(),
             session: String::new(),
             caller: caller.into(),
-            process: Arc::clone(&ProcessHandle::prepare(about, input, 2 << 20).process),
+            process: Arc::clone(&ProcessHandle::prepare(info, input, 2 << 20).process),
         }
     }
 
-    /// Adds one that ends at once, with so much that it wrote.
-    fn end(registry: &Arc<ProcessRegistry>, entry: ProcessEntry, wrote: usize) {
+    /// Adds a command that ends at once, with `bytes` of output.
+    fn end(registry: &Arc<ProcessRegistry>, entry: ProcessEntry, bytes: usize) {
         let process = Arc::clone(&entry.process);
-        process.replay_buffer.push(StreamName::Stdout, &vec![b'x'; wrote]);
+        process.replay_buffer.push(StreamName::Stdout, &vec![b'x'; bytes]);
         registry.add(entry);
         registry.retire(&process);
     }
 
     #[tokio::test]
-    async fn who_has_the_most_loses_his_oldest() {
+    async fn busiest_caller_loses_its_oldest_command() {
         let registry = Arc::new(ProcessRegistry::new(Duration::from_secs(900)));
         end(&registry, entry("mine", "key:a", "w"), 0);
         for number in 0..MAX_ENDED_PER_WORKSPACE + 176 {
@@ -238,8 +237,7 @@ mod tests {
             end(&registry, entry(&id, "key:b", "w"), 0);
         }
         end(&registry, entry("elsewhere", "key:b", "v"), 0);
-        let kept = registry.list("w");
-        assert_eq!(kept.len(), MAX_ENDED_PER_WORKSPACE);
+        assert_eq!(registry.list("w").len(), MAX_ENDED_PER_WORKSPACE);
         assert!(registry.find("w", "mine").is_some());
         assert!(registry.find("w", "other 0176").is_none());
         assert!(registry.find("w", "other 0177").is_some());
@@ -247,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_wrote_the_most_loses_his_oldest_output() {
+    async fn caller_with_the_most_output_loses_its_oldest() {
         const MIB: usize = 1 << 20;
         let registry = Arc::new(ProcessRegistry::new(Duration::from_secs(900)));
         end(&registry, entry("mine", "key:a", "w"), MIB);
@@ -255,13 +253,13 @@ mod tests {
             let id = format!("other {number:02}");
             end(&registry, entry(&id, "key:b", "w"), MIB);
         }
-        let kept = |id: &str| registry.find("w", id).unwrap().process.retained_bytes();
-        assert_eq!(kept("mine"), MIB as u64);
-        assert_eq!((kept("other 06"), kept("other 07")), (0, MIB as u64));
+        let retained = |id: &str| registry.find("w", id).unwrap().process.retained_bytes();
+        assert_eq!(retained("mine"), MIB as u64);
+        assert_eq!((retained("other 06"), retained("other 07")), (0, MIB as u64));
     }
 
     #[tokio::test]
-    async fn one_task_drops_what_was_kept_for_long_enough() {
+    async fn one_task_removes_expired_commands() {
         let registry = Arc::new(ProcessRegistry::new(Duration::from_millis(50)));
         let tasks = || Arc::strong_count(&registry) - 1;
         for id in ["a", "b", "c"] {

@@ -1,10 +1,10 @@
-//! What a command writes, kept for those who watch it: a bounded ring of numbered chunks, and where
-//! each reader has got to.
+//! The output of a command for attached clients: a bounded ring of numbered chunks, and the position
+//! of each reader.
 //!
-//! A reader that is slower than the command is waited for, as far as it is the fastest of all: the
-//! command is read no faster than somebody takes it. A reader that falls behind the others is waited
-//! for a moment, as those may be about to stop, and then learns what it has missed. Where the command
-//! is to go on without readers, one that takes nothing for [`PATIENCE`] is not waited for any more.
+//! Backpressure: the daemon reads the command no faster than its fastest reader. A reader that falls
+//! behind the others is waited for briefly, since those may be about to stop, and then gets a gap.
+//! If the command may run without readers, a reader that takes nothing for
+//! [`READER_STALL_TIMEOUT`] no longer holds it up.
 
 mod chunk;
 
@@ -21,132 +21,126 @@ pub(crate) use self::chunk::OutputChunk;
 use self::chunk::StreamOffsets;
 use crate::daemon::store::session::StreamName;
 
-/// How long a reader may take nothing while there is something for it, before the command goes on
-/// without it.
+/// How long a reader may take nothing, with output to take, before the command continues without it.
 pub(super) const READER_STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long readers that fall behind others are waited for: those others may be about to stop, having
-/// taken at once what there is room for on the way to them.
+/// How long the command waits for readers that fall behind others. The others may be about to stop,
+/// having taken at once what fits into the buffers on the way to them.
 const SLOW_READER_GRACE: Duration = Duration::from_secs(1);
-/// From when on that begins, how long until it can begin again: whatever readers do, the others and the
-/// command are held up for no more than a tenth of the time.
+/// Time between the starts of two such waits. Slow readers therefore hold up the others and the
+/// command for at most a tenth of the time.
 const SLOW_READER_GRACE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long one that is waited for so may take nothing.
+/// How long a slow reader may take nothing before the wait for it ends.
 const SLOW_READER_PROGRESS_TIMEOUT: Duration = Duration::from_millis(100);
-/// Most chunks that are kept, so that many small ones cost no more than few large ones.
+/// Many small chunks must not cost more than a few large ones.
 const MAX_RETAINED_CHUNKS: usize = 16 * 1024;
 
-/// The chunks, and who reads them. `E` is how it ends.
+/// The chunks and their readers. `E` describes how the command ended.
 #[derive(Debug)]
 pub(crate) struct ReplayBuffer<E> {
     state: Mutex<ReplayState<E>>,
-    /// Something was added.
+    /// Signalled when something was added.
     appended: Notify,
-    /// Something was read, or somebody left.
+    /// Signalled when a reader has read or left.
     consumed: Notify,
     max_retained_bytes: usize,
-    /// How long a reader that takes nothing is waited for; for ever if none.
+    /// How long to wait for a reader that takes nothing; forever if none.
     stall_timeout: Option<Duration>,
 }
 
-/// What a reader gets.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum OutputEvent<E> {
     /// The command was executed. Comes once, and first.
     Started,
-    /// It wrote something.
     Chunk(OutputChunk),
-    /// What it wrote up to here is not kept any more.
+    /// The output up to here has been dropped.
     Gap(OutputGap),
-    /// It is over. Comes once, and last.
+    /// The command has ended. Comes once, and last.
     End(E),
 }
 
-/// What a reader has missed.
+/// Output that a reader has missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OutputGap {
     /// Number of the next chunk.
     pub(crate) next_sequence: u64,
-    /// Position in standard output of the next byte that comes of it.
+    /// Offset of the next byte of standard output.
     pub(crate) stdout_offset: u64,
-    /// Position in standard error of the next byte that comes of it.
+    /// Offset of the next byte of standard error.
     pub(crate) stderr_offset: u64,
 }
 
 /// Where a reader begins.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct OutputPosition {
-    /// Number of the last chunk that it has; 0 for none.
+    /// Number of the last chunk that the reader has; 0 for none.
     pub(crate) after_sequence: u64,
-    /// Bytes of standard output that it has, whatever their chunks.
+    /// Bytes of standard output that the reader has, in whatever chunks.
     pub(crate) stdout_offset: u64,
-    /// Bytes of standard error that it has, whatever their chunks.
+    /// Bytes of standard error that the reader has, in whatever chunks.
     pub(crate) stderr_offset: u64,
 }
 
 #[derive(Debug)]
 struct ReplayState<E> {
     retained: VecDeque<RetainedChunk>,
-    /// Number of the next chunk.
     next_sequence: u64,
-    /// Bytes of both streams that were written.
+    /// Bytes written since the start.
     written: StreamOffsets,
-    /// Bytes of both streams that are not kept any more.
+    /// Bytes that have been dropped.
     dropped: StreamOffsets,
     started: bool,
     end_value: Option<E>,
     readers: HashMap<u64, ReaderProgress>,
     next_reader: u64,
-    /// When [`ALLOWANCE`] began last.
+    /// Start of the last [`SLOW_READER_GRACE`].
     grace_started: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct RetainedChunk {
     chunk: OutputChunk,
-    /// Bytes of both streams that were written up to its end.
+    /// Bytes of both streams up to the end of this chunk.
     end_offset: u64,
 }
 
-/// Where a reader has got to.
 #[derive(Debug, Clone, Copy)]
 struct ReaderProgress {
-    /// Number of the chunk that it is to get next.
+    /// Number of the reader's next chunk.
     next_sequence: u64,
-    /// Bytes of both streams that were written up to there.
+    /// Bytes of both streams before that chunk.
     position: u64,
-    /// When it last had all there was, or took something.
+    /// When the reader last took something or had everything.
     last_progress: Instant,
-    /// Whether it has had all there was at some time.
+    /// True if the reader has had everything at some time.
     was_caught_up: bool,
 }
 
-/// A reader's place. Given back with [`Transcript::leave`].
+/// A reader's position. Remove it with [`ReplayBuffer::remove_reader`].
 #[derive(Debug)]
 pub(crate) struct ReaderCursor {
     reader_id: u64,
     next_sequence: u64,
-    /// What it has of each stream, as far as it has said so.
+    /// Bytes of each stream that were delivered, or that the reader had before.
     delivered: StreamOffsets,
     start_delivered: bool,
     end_delivered: bool,
 }
 
-/// A position lies behind this, which is all that was written.
+/// A requested position is after this one, the end of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PositionBeyondEnd(pub(super) OutputPosition);
 
-/// Who may be waited for.
+/// Whether the command must wait for readers.
 #[derive(Debug, PartialEq, Eq)]
 enum Backpressure {
-    /// There is room.
     Released,
-    /// Readers are behind; the last of them is given up at this time, if ever.
+    /// Readers lag behind. With a time, the command continues then.
     HeldUntil(Option<Instant>),
 }
 
 impl<E: Clone> ReplayBuffer<E> {
-    /// An empty one that keeps at most `keep_bytes`, and waits so long for readers.
-    pub(super) fn new(keep_bytes: usize, patience: Option<Duration>) -> Self {
+    /// Creates an empty buffer of at most `max_retained_bytes`.
+    pub(super) fn new(max_retained_bytes: usize, stall_timeout: Option<Duration>) -> Self {
         Self {
             state: Mutex::new(ReplayState {
                 retained: VecDeque::new(),
@@ -161,58 +155,62 @@ impl<E: Clone> ReplayBuffer<E> {
             }),
             appended: Notify::new(),
             consumed: Notify::new(),
-            max_retained_bytes: keep_bytes,
-            stall_timeout: patience,
+            max_retained_bytes,
+            stall_timeout,
         }
     }
 
-    /// The command was executed.
+    /// Records that the command was executed.
     pub(crate) fn mark_started(&self) {
         self.state().started = true;
         self.appended.notify_waiters();
     }
 
-    /// Waits until the command was executed, or it is over without. May be cancelled.
+    /// Waits until the command was executed, or has ended without that. Cancel-safe.
     pub(crate) async fn wait_until_started(&self) {
         loop {
-            let mut added = std::pin::pin!(self.appended.notified());
-            // What is added from here on wakes it.
-            added.as_mut().enable();
+            let mut appended = std::pin::pin!(self.appended.notified());
+            // From here on, an append wakes this task.
+            appended.as_mut().enable();
             {
                 let state = self.state();
                 if state.started || state.end_value.is_some() {
                     return;
                 }
             }
-            added.await;
+            appended.await;
         }
     }
 
-    /// Adds what the command wrote to `stream`. The oldest chunks make room.
+    /// Appends output of the command. Drops the oldest chunks beyond the limits.
     pub(crate) fn push(&self, stream: StreamName, data: &[u8]) {
         if data.is_empty() {
             return;
         }
+
         let mut state = self.state();
         let (now, before) = (Instant::now(), state.written.total());
         for reader in state.readers.values_mut() {
             if reader.position == before {
-                // It had all there was.
+                // The reader had everything.
                 reader.last_progress = now;
                 reader.was_caught_up = true;
             }
         }
+
         let chunk = OutputChunk {
             sequence: state.next_sequence,
             stream,
             offset: *state.written.get_mut(stream),
             data: Bytes::copy_from_slice(data),
         };
+
         state.started = true;
         state.next_sequence += 1;
         *state.written.get_mut(stream) += data.len() as u64;
-        let end = state.written.total();
-        state.retained.push_back(RetainedChunk { chunk, end_offset: end });
+
+        let end_offset = state.written.total();
+        state.retained.push_back(RetainedChunk { chunk, end_offset });
         while state.retained_bytes() > self.max_retained_bytes as u64
             || state.retained.len() > MAX_RETAINED_CHUNKS
         {
@@ -221,86 +219,88 @@ impl<E: Clone> ReplayBuffer<E> {
             };
             *state.dropped.get_mut(chunk.stream) += chunk.data.len() as u64;
         }
+
         drop(state);
         self.appended.notify_waiters();
     }
 
-    /// It is over. Whatever is said later is not heard.
+    /// Records the end of the command. Later calls have no effect.
     pub(crate) fn mark_ended(&self, end: E) {
         self.state().end_value.get_or_insert(end);
         self.appended.notify_waiters();
         self.consumed.notify_waiters();
     }
 
-    /// How it ended, if it has.
+    /// Returns how the command ended, if it has.
     pub(crate) fn end_value(&self) -> Option<E> {
         self.state().end_value.clone()
     }
 
-    /// Whether the command was executed.
+    /// Returns true if the command was executed.
     pub(crate) fn has_started(&self) -> bool {
         self.state().started
     }
 
-    /// Number of the last chunk.
+    /// Returns the number of the last chunk.
     pub(crate) fn last_sequence(&self) -> u64 {
         self.state().next_sequence - 1
     }
 
-    /// Bytes in memory.
+    /// Returns the bytes held in memory.
     pub(crate) fn retained_bytes(&self) -> u64 {
         self.state().retained_bytes()
     }
 
-    /// Waits until what comes next may be read from the command: until all readers that are waited for
-    /// are close enough behind. May be cancelled.
+    /// Waits until more output may be read from the command: until no reader lags too far behind.
+    /// Cancel-safe.
     pub(crate) async fn wait_for_capacity(&self) {
         loop {
-            let taken = self.consumed.notified();
-            let room =
+            let consumed = self.consumed.notified();
+            let backpressure =
                 self.state().backpressure(self.max_lag_bytes(), self.stall_timeout, Instant::now());
-            match room {
+            match backpressure {
                 Backpressure::Released => return,
-                Backpressure::HeldUntil(None) => taken.await,
+                Backpressure::HeldUntil(None) => consumed.await,
                 Backpressure::HeldUntil(Some(instant)) => {
-                    // Either is a reason to look again.
-                    let _either = timeout_at(instant.into(), taken).await;
+                    // Checks again in either case.
+                    let _consumed_or_elapsed = timeout_at(instant.into(), consumed).await;
                 }
             }
         }
     }
 
-    /// Whether [`Transcript::room`] would not wait.
+    /// Returns true if [`Self::wait_for_capacity`] would not wait.
     pub(crate) fn has_capacity(&self) -> bool {
         self.state().backpressure(self.max_lag_bytes(), self.stall_timeout, Instant::now())
             == Backpressure::Released
     }
 
-    /// How far readers that are waited for may be behind: not so far that one could miss something before
-    /// it is its turn.
+    /// Returns how far a reader may lag before the command waits for it. Half of the buffer, so that
+    /// the reader loses nothing until then.
     fn max_lag_bytes(&self) -> u64 {
         self.max_retained_bytes as u64 / 2
     }
 
-    /// Drops all that is kept, for want of memory: whoever has not read it meets a gap.
+    /// Drops all retained output to free memory. Readers that have not read it get a gap.
     pub(super) fn drop_retained(&self) {
         let mut state = self.state();
         state.retained = VecDeque::new();
         state.dropped = state.written;
     }
 
-    /// Puts another ending in the place of the one that there is.
+    /// Replaces the end value, if there is one.
     pub(super) fn replace_end_value(&self, replace: impl FnOnce(&E) -> E) {
         let mut state = self.state();
         state.end_value = state.end_value.as_ref().map(replace);
     }
 
-    /// Begins to read behind `position`.
+    /// Adds a reader that starts after `position`.
     pub(super) fn add_reader(
         &self,
         position: OutputPosition,
     ) -> Result<ReaderCursor, PositionBeyondEnd> {
         let mut state = self.state();
+
         let written = OutputPosition {
             after_sequence: state.next_sequence - 1,
             stdout_offset: state.written.stdout,
@@ -312,19 +312,20 @@ impl<E: Clone> ReplayBuffer<E> {
         {
             return Err(PositionBeyondEnd(written));
         }
-        let id = state.next_reader;
+
+        let reader_id = state.next_reader;
         state.next_reader += 1;
-        let next = position.after_sequence + 1;
+        let next_sequence = position.after_sequence + 1;
         let progress = ReaderProgress {
-            next_sequence: next,
+            next_sequence,
             position: state.end_offset_of(position.after_sequence),
             last_progress: Instant::now(),
             was_caught_up: false,
         };
-        state.readers.insert(id, progress);
+        state.readers.insert(reader_id, progress);
         Ok(ReaderCursor {
-            reader_id: id,
-            next_sequence: next,
+            reader_id,
+            next_sequence,
             delivered: StreamOffsets {
                 stdout: position.stdout_offset,
                 stderr: position.stderr_offset,
@@ -334,34 +335,33 @@ impl<E: Clone> ReplayBuffer<E> {
         })
     }
 
-    /// How many read.
     pub(crate) fn reader_count(&self) -> usize {
         self.state().readers.len()
     }
 
-    /// Stops reading. Answers how many others go on.
-    pub(crate) fn remove_reader(&self, place: &ReaderCursor) -> usize {
+    /// Removes a reader. Returns how many others remain.
+    pub(crate) fn remove_reader(&self, cursor: &ReaderCursor) -> usize {
         let mut state = self.state();
-        state.readers.remove(&place.reader_id);
-        let left = state.readers.len();
+        state.readers.remove(&cursor.reader_id);
+        let remaining = state.readers.len();
         drop(state);
         self.consumed.notify_waiters();
-        left
+        remaining
     }
 
-    /// Waits for what comes next. Answers nothing behind the end. May be cancelled: nothing is lost.
-    pub(crate) async fn next_event(&self, place: &mut ReaderCursor) -> Option<OutputEvent<E>> {
-        if place.end_delivered {
+    /// Waits for the next event. Returns `None` after [`OutputEvent::End`]. Cancel-safe.
+    pub(crate) async fn next_event(&self, cursor: &mut ReaderCursor) -> Option<OutputEvent<E>> {
+        if cursor.end_delivered {
             return None;
         }
         loop {
-            let added = self.appended.notified();
-            let event = self.state().next_event(place);
+            let appended = self.appended.notified();
+            let event = self.state().next_event(cursor);
             if let Some(event) = event {
                 self.consumed.notify_waiters();
                 return Some(event);
             }
-            added.await;
+            appended.await;
         }
     }
 
@@ -372,7 +372,7 @@ impl<E: Clone> ReplayBuffer<E> {
 
 impl<E: Clone> ReplayState<E> {
     fn first_retained_sequence(&self) -> u64 {
-        self.retained.front().map_or(self.next_sequence, |kept| kept.chunk.sequence)
+        self.retained.front().map_or(self.next_sequence, |retained| retained.chunk.sequence)
     }
 
     fn retained_bytes(&self) -> u64 {
@@ -384,99 +384,107 @@ impl<E: Clone> ReplayState<E> {
         self.retained.get(usize::try_from(index).ok()?)
     }
 
-    /// Bytes of both streams that were written up to the end of a chunk, or that are not kept any
-    /// more.
+    /// Returns the bytes of both streams up to the end of a chunk. If the chunk was dropped, the
+    /// bytes of all dropped chunks.
     fn end_offset_of(&self, sequence: u64) -> u64 {
-        self.retained_chunk(sequence).map_or(self.dropped.total(), |kept| kept.end_offset)
+        self.retained_chunk(sequence).map_or(self.dropped.total(), |retained| retained.end_offset)
     }
 
-    fn next_event(&mut self, place: &mut ReaderCursor) -> Option<OutputEvent<E>> {
-        if self.started && !place.start_delivered {
-            place.start_delivered = true;
+    fn next_event(&mut self, cursor: &mut ReaderCursor) -> Option<OutputEvent<E>> {
+        if self.started && !cursor.start_delivered {
+            cursor.start_delivered = true;
             return Some(OutputEvent::Started);
         }
+
         let event = loop {
             let first = self.first_retained_sequence();
-            if place.next_sequence < first {
-                place.next_sequence = first;
-                let (has, dropped) = (place.delivered, self.dropped);
-                place.delivered = StreamOffsets {
-                    stdout: has.stdout.max(dropped.stdout),
-                    stderr: has.stderr.max(dropped.stderr),
+            if cursor.next_sequence < first {
+                cursor.next_sequence = first;
+                let (before, dropped) = (cursor.delivered, self.dropped);
+                cursor.delivered = StreamOffsets {
+                    stdout: before.stdout.max(dropped.stdout),
+                    stderr: before.stderr.max(dropped.stderr),
                 };
-                // What it has already is no loss to it.
-                if place.delivered != has {
+                // No gap if the reader had all dropped bytes before.
+                if cursor.delivered != before {
                     break Some(OutputEvent::Gap(OutputGap {
                         next_sequence: first,
-                        stdout_offset: place.delivered.stdout,
-                        stderr_offset: place.delivered.stderr,
+                        stdout_offset: cursor.delivered.stdout,
+                        stderr_offset: cursor.delivered.stderr,
                     }));
                 }
             }
-            let Some(RetainedChunk { chunk, .. }) = self.retained_chunk(place.next_sequence) else {
+
+            let Some(RetainedChunk { chunk, .. }) = self.retained_chunk(cursor.next_sequence)
+            else {
                 break None;
             };
-            place.next_sequence += 1;
-            let has = place.delivered.get_mut(chunk.stream);
-            if let Some(chunk) = chunk.after_offset(*has) {
-                *has = chunk.offset + chunk.data.len() as u64;
+            cursor.next_sequence += 1;
+            let delivered = cursor.delivered.get_mut(chunk.stream);
+            if let Some(chunk) = chunk.after_offset(*delivered) {
+                *delivered = chunk.offset + chunk.data.len() as u64;
                 break Some(OutputEvent::Chunk(chunk));
             }
         };
-        let position = self.end_offset_of(place.next_sequence - 1);
-        if let Some(progress) = self.readers.get_mut(&place.reader_id) {
-            progress.next_sequence = place.next_sequence;
+
+        let position = self.end_offset_of(cursor.next_sequence - 1);
+        if let Some(progress) = self.readers.get_mut(&cursor.reader_id) {
+            progress.next_sequence = cursor.next_sequence;
             progress.position = position;
             progress.last_progress = Instant::now();
         }
+
         if event.is_none() && self.end_value.is_some() {
-            place.end_delivered = true;
+            cursor.end_delivered = true;
             return self.end_value.clone().map(OutputEvent::End);
         }
         event
     }
 
-    /// Whether all readers that are waited for are less than `window` bytes behind, and not too many
-    /// chunks.
+    /// Decides whether the command must wait for readers that lag by `max_lag` bytes or more, or by
+    /// half of the chunks that are retained.
     fn backpressure(
         &mut self,
-        window: u64,
-        patience: Option<Duration>,
+        max_lag: u64,
+        stall_timeout: Option<Duration>,
         now: Instant,
     ) -> Backpressure {
         if self.end_value.is_some() || self.readers.is_empty() {
             return Backpressure::Released;
         }
+
         let (written, dropped, next) =
             (self.written.total(), self.dropped.total(), self.next_sequence);
         let is_close = |reader: &ReaderProgress| {
             let chunks = next.saturating_sub(reader.next_sequence);
-            written - reader.position < window && chunks < MAX_RETAINED_CHUNKS as u64 / 2
+            written - reader.position < max_lag && chunks < MAX_RETAINED_CHUNKS as u64 / 2
         };
-        let given_up = if self.readers.values().any(is_close) {
-            let behind = self.readers.values().filter(|reader| {
-                // One that has missed something has lost already what it could be waited for.
+
+        let held_until = if self.readers.values().any(is_close) {
+            let slow = self.readers.values().filter(|reader| {
+                // Waiting is too late for a reader that has lost output already.
                 reader.was_caught_up && !is_close(reader) && reader.position >= dropped
             });
-            let moves_until =
-                behind.map(|reader| reader.last_progress + SLOW_READER_PROGRESS_TIMEOUT).max();
-            moves_until.map(|until| until.min(self.slow_reader_deadline(now)))
-        } else if let Some(patience) = patience {
-            let until = self.readers.values().map(|reader| reader.last_progress + patience);
-            until.max()
+            let progress_deadline =
+                slow.map(|reader| reader.last_progress + SLOW_READER_PROGRESS_TIMEOUT).max();
+            progress_deadline.map(|deadline| deadline.min(self.slow_reader_deadline(now)))
+        } else if let Some(timeout) = stall_timeout {
+            self.readers.values().map(|reader| reader.last_progress + timeout).max()
         } else {
             return Backpressure::HeldUntil(None);
         };
-        match given_up {
+        match held_until {
             Some(until) if until > now => Backpressure::HeldUntil(Some(until)),
             Some(_) | None => Backpressure::Released,
         }
     }
 
-    /// Until when readers that have fallen behind others are waited for.
+    /// Returns when the wait for readers that have fallen behind others ends. Starts a new wait if
+    /// the interval has passed.
     fn slow_reader_deadline(&mut self, now: Instant) -> Instant {
-        let begun = self.grace_started.filter(|begun| now < *begun + SLOW_READER_GRACE_INTERVAL);
-        *self.grace_started.insert(begun.unwrap_or(now)) + SLOW_READER_GRACE
+        let started =
+            self.grace_started.filter(|started| now < *started + SLOW_READER_GRACE_INTERVAL);
+        *self.grace_started.insert(started.unwrap_or(now)) + SLOW_READER_GRACE
     }
 }
 

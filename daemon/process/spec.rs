@@ -1,4 +1,4 @@
-//! What a command is: types that cannot hold what could not be executed.
+//! Specification of a command, in types that cannot hold one that the kernel would not execute.
 
 use std::{
     ffi::{CStr, CString},
@@ -18,78 +18,72 @@ use crate::daemon::{
     },
 };
 
-/// Most bytes that arguments and environment may take together, pointers included: a quarter of the
-/// stack limit of 8 MiB (execve(2)), less room for what the kernel puts there itself and for the
-/// caller's trace context and baggage, which come out of 16 KiB of metadata.
+/// Limit of arguments and environment together, pointers included. It is a quarter of the stack
+/// limit of 8 MiB (execve(2)), minus space for what the kernel adds and for the caller's trace
+/// context and baggage, which come out of 16 KiB of metadata.
 const MAX_EXEC_BYTES: usize = (2 << 20) - (64 << 10);
 
-/// Longest command or directory that is shown, in bytes: a list of two thousand fits into a message.
+/// Limit of a command or directory in a list: two thousand of them fit into one message.
 const MAX_DISPLAY_BYTES: usize = 512;
-/// Longest name of a program that is told, in characters: that of a file (NAME_MAX).
+/// Limit of a program's name: that of a file name (NAME_MAX).
 const MAX_PROGRAM_NAME_CHARS: usize = 255;
 
-/// The program and its arguments.
 #[derive(Debug, Clone)]
 pub(crate) enum Program {
-    /// A text for `/bin/sh -c`.
+    /// A script for `/bin/sh -c`.
     Shell(CString),
-    /// A text for the shell that users log in with: bash, or `/bin/sh` where there is none.
+    /// A script for the default shell: bash, or `/bin/sh` if there is none.
     DefaultShell(CString),
     /// A program and its arguments; never empty.
     Argv(Vec<CString>),
 }
 
-/// A command to be run.
 #[derive(Debug, Clone)]
 pub(crate) struct CommandSpec {
-    /// What is executed.
     pub(crate) program: Program,
-    /// Absolute path, inside the sandbox, of the directory to start in.
+    /// Absolute path of the working directory, inside the sandbox.
     pub(crate) cwd: CString,
-    /// Device and inode that this directory must have, where somebody approved it.
+    /// Device and inode that this directory must have, if the call was approved for it.
     pub(crate) cwd_identity: Option<(u64, u64)>,
-    /// Its environment.
     pub(crate) environment: CommandEnvironment,
-    /// What it reads.
     pub(crate) stdin: StdinSource,
-    /// Size of the terminal that it gets instead of pipes, if it is to get one.
+    /// Size of the terminal; none for pipes.
     pub(crate) terminal: Option<TerminalSize>,
-    /// How long it may take; nothing for as long as it wants.
+    /// Limit of the run time; none for unlimited.
     pub(crate) timeout: Option<Duration>,
-    /// Its limits.
     pub(crate) limits: RunLimits,
-    /// Most bytes of each stream that the answer holds.
+    /// Limit of each stream in the response.
     pub(crate) max_inline_bytes: usize,
 }
 
-/// What a command reads.
 #[derive(Debug, Clone)]
 pub(crate) enum StdinSource {
-    /// These bytes, and then the end.
+    /// These bytes, then the end of the input.
     Bytes(Bytes),
-    /// What it is fed while it runs.
+    /// Input that clients send while the command runs.
     Streamed,
 }
 
-/// The shell that users log in with. Sandboxes have the programs of the host.
+/// Returns the default shell: bash, or `/bin/sh` if there is none. Sandboxes have the programs of
+/// the host.
 pub(crate) fn default_shell() -> &'static CStr {
-    static SHELL: LazyLock<&CStr> = LazyLock::new(|| match Path::new("/bin/bash").exists() {
-        true => c"/bin/bash",
-        false => c"/bin/sh",
-    });
+    static SHELL: LazyLock<&CStr> =
+        LazyLock::new(|| if Path::new("/bin/bash").exists() { c"/bin/bash" } else { c"/bin/sh" });
     &SHELL
 }
 
 impl Program {
-    /// What is wrong with a program that no kernel would execute in `environment`, whatever it is.
+    /// Returns a violation if the kernel would reject the size of the program with `environment`.
     pub(crate) fn size_violation(&self, environment: &CommandEnvironment) -> Option<Violation> {
         let strings = self.argv().into_iter().chain(environment.to_envp());
         let bytes: usize =
             strings.map(|string| string.as_bytes_with_nul().len() + size_of::<usize>()).sum();
+
         let field = match self {
             Self::Shell(_) | Self::DefaultShell(_) => "command",
             Self::Argv(_) => "argv",
         };
+
         (bytes > MAX_EXEC_BYTES).then(|| Violation {
             field: field.to_owned(),
             description: format!(
@@ -98,7 +92,7 @@ impl Program {
         })
     }
 
-    /// The arguments, the program's name first.
+    /// Returns the arguments, starting with the program's name.
     fn argv(&self) -> Vec<CString> {
         match self {
             Self::Shell(text) => vec![c"/bin/sh".to_owned(), c"-c".to_owned(), text.clone()],
@@ -109,7 +103,7 @@ impl Program {
         }
     }
 
-    /// What is executed, for people: the text, or the arguments with spaces between them.
+    /// Returns a text for people: the script, or the arguments joined by spaces. Truncated.
     pub(crate) fn display(&self) -> String {
         let text = match self {
             Self::Shell(text) | Self::DefaultShell(text) => text.to_string_lossy().into_owned(),
@@ -121,7 +115,7 @@ impl Program {
         truncate_for_display(&text)
     }
 
-    /// Name of the program, for people: `sh` for a shell's text.
+    /// Returns the program's name for people: `sh` for a script.
     pub(crate) fn name(&self) -> String {
         let program = match self {
             Self::Shell(_) => return "sh".to_owned(),
@@ -136,14 +130,14 @@ impl Program {
     }
 }
 
-/// A text for people, not longer than such are.
+/// Truncates a text for people to [`MAX_DISPLAY_BYTES`].
 pub(crate) fn truncate_for_display(text: &str) -> String {
     let end = text.floor_char_boundary(MAX_DISPLAY_BYTES);
     text.get(..end).unwrap_or_default().to_owned()
 }
 
 impl CommandSpec {
-    /// The command as the sandbox receives it.
+    /// Returns the command in the form that the sandbox receives.
     pub(crate) fn exec_request(&self) -> ExecRequest {
         let argv = self.program.argv();
         let programs =
@@ -157,13 +151,14 @@ impl CommandSpec {
         }
     }
 
-    /// Where the program may lie: itself if it names a path, else in each directory of the
-    /// command's `PATH`, as execvp(3) looks.
+    /// Returns the paths to try: the program itself if it names a path, else its name in each
+    /// directory of the command's `PATH`, as execvp(3) does.
     fn executable_candidates(&self, program: &CString) -> Vec<CString> {
         let name = program.as_bytes();
         if name.is_empty() || name.contains(&b'/') {
             return vec![program.clone()];
         }
+
         let path = self.environment.get("PATH").unwrap_or_default();
         path.split(':')
             .filter_map(|directory| {

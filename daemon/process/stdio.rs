@@ -1,5 +1,5 @@
-//! What connects a command with the daemon: pipes or a terminal, the stream that feeds it, and the
-//! word that it was executed.
+//! The standard streams between a command and the daemon: pipes or a terminal, and a pipe that
+//! signals when the command is executed.
 
 use std::{
     io,
@@ -31,31 +31,31 @@ use crate::daemon::{
     sys::readiness::watch_readable,
 };
 
-/// The daemon's side.
+/// The daemon's ends.
 #[derive(Debug)]
 pub(super) struct DaemonEnds {
     pub(super) stdout: OutputStream,
     pub(super) stderr: OutputStream,
-    /// What feeds it; nothing for a command that is not fed, or whose terminal is not there yet.
+    /// None if the command's input is not streamed, or its terminal is not open yet.
     input_feed: Option<InputFeed>,
-    /// Tells that it was executed; nothing once that is known, or where nobody asks.
+    /// Signals that the command was executed. None once that is known, or if it is not needed.
     exec_pipe: Option<AsyncFd<OwnedFd>>,
-    /// Its terminal's other end, once it is there.
+    /// The daemon's end of the terminal, once it is open.
     terminal: Option<OwnedFd>,
-    /// Size that its terminal was told to have before it was there.
+    /// A size requested before the terminal was open.
     pending_size: Option<TerminalSize>,
 }
 
-/// The command's side, to be sent into its sandbox.
+/// The command's ends, to be sent into its sandbox.
 #[derive(Debug)]
 pub(super) struct CommandEnds {
     stdin: Option<OwnedFd>,
-    /// None where it gets a terminal.
+    /// None if it gets a terminal.
     outputs: Option<[OwnedFd; 2]>,
     pub(super) exec_pipe: Option<OwnedFd>,
 }
 
-/// Makes what connects a command with the daemon.
+/// Opens the standard streams of a command. With `process`, clients can attach to it.
 pub(super) fn open_stdio(
     spec: &CommandSpec,
     stdout: ArtifactWriter,
@@ -63,7 +63,7 @@ pub(super) fn open_stdio(
     process: Option<&Arc<ProcessHandle>>,
 ) -> io::Result<(DaemonEnds, CommandEnds)> {
     let tap = |stream| process.map(|process| ReplayTap { process: Arc::clone(process), stream });
-    let mut connections = DaemonEnds {
+    let mut daemon_ends = DaemonEnds {
         stdout: OutputStream::new(spec.max_inline_bytes, stdout, tap(StreamName::Stdout)),
         stderr: OutputStream::new(spec.max_inline_bytes, stderr, tap(StreamName::Stderr)),
         input_feed: None,
@@ -71,31 +71,36 @@ pub(super) fn open_stdio(
         terminal: None,
         pending_size: None,
     };
-    let mut ends = CommandEnds { stdin: None, outputs: None, exec_pipe: None };
+    let mut command_ends = CommandEnds { stdin: None, outputs: None, exec_pipe: None };
+
     if process.is_some() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
         ioctl_fionbio(&reader, true)?;
-        connections.exec_pipe = Some(watch_readable(reader)?);
-        ends.exec_pipe = Some(writer);
+        daemon_ends.exec_pipe = Some(watch_readable(reader)?);
+        command_ends.exec_pipe = Some(writer);
     }
+
     if spec.terminal.is_some() {
-        return Ok((connections, ends));
+        return Ok((daemon_ends, command_ends));
     }
-    ends.outputs = Some([connections.stdout.open_pipe()?, connections.stderr.open_pipe()?]);
+
+    command_ends.outputs = Some([daemon_ends.stdout.open_pipe()?, daemon_ends.stderr.open_pipe()?]);
     match &spec.stdin {
         StdinSource::Streamed => {
             let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-            connections.input_feed = Some(InputFeed::to_pipe(writer)?);
-            ends.stdin = Some(reader);
+            daemon_ends.input_feed = Some(InputFeed::to_pipe(writer)?);
+            command_ends.stdin = Some(reader);
         }
         StdinSource::Bytes(bytes) if bytes.is_empty() => {}
-        StdinSource::Bytes(bytes) => ends.stdin = Some(sealed_memory_file(c"jig-stdin", bytes)?),
+        StdinSource::Bytes(bytes) => {
+            command_ends.stdin = Some(sealed_memory_file(c"jig-stdin", bytes)?);
+        }
     }
-    Ok((connections, ends))
+    Ok((daemon_ends, command_ends))
 }
 
 impl CommandEnds {
-    /// The streams to be sent into the sandbox.
+    /// Returns the streams to send into the sandbox.
     pub(super) fn stdio_streams(&self, spec: &CommandSpec) -> StdioStreams<'_> {
         match (&self.outputs, spec.terminal) {
             (Some([stdout, stderr]), _) => StdioStreams::Descriptors {
@@ -107,15 +112,15 @@ impl CommandEnds {
         }
     }
 
-    /// Gives the pipes to the command's user, who could not open them by name (`/dev/stderr`)
-    /// otherwise: that asks whose they are, also of who has them open.
+    /// Makes the command's user the owner of the pipes. Without that it could not open them by name
+    /// (`/dev/stderr`), since opening checks the owner even if the process has them open.
     pub(super) fn chown_to_sandbox_user(&self, pool: &SandboxPool) {
         let Some(identity) = pool.identity() else {
             return;
         };
         for pipe in self.outputs.iter().flatten() {
-            // They are the daemon's own user's already where it may not give them away.
-            let _own = fchown(
+            // Fails if the daemon may not change owners; the pipes then belong to the right user.
+            let _chowned = fchown(
                 pipe,
                 Some(Uid::from_raw(identity.host_ids.0)),
                 Some(Gid::from_raw(identity.host_ids.1)),
@@ -123,24 +128,24 @@ impl CommandEnds {
         }
     }
 
-    /// Closes what the daemon must not hold while the command runs; answers what it may.
+    /// Closes the ends that the daemon must not hold while the command runs; returns the others.
     pub(super) fn into_outputs(self) -> Option<[OwnedFd; 2]> {
         self.outputs
     }
 }
 
 impl DaemonEnds {
-    /// Whether it is known what has become of the command's execution, or nobody asks.
+    /// Returns true if the execution of the command has succeeded or failed, or is not tracked.
     pub(super) fn is_start_known(&self) -> bool {
         self.exec_pipe.is_none()
     }
 
-    /// All bytes that the command wrote, as far as they were read.
+    /// Returns the bytes of output read so far.
     pub(super) fn total_bytes(&self) -> u64 {
         self.stdout.total_bytes() + self.stderr.total_bytes()
     }
 
-    /// Takes the other end of the command's terminal.
+    /// Takes the daemon's end of the command's terminal.
     pub(super) fn attach_terminal(&mut self, end: OwnedFd) -> io::Result<()> {
         let copy = || Ok::<_, io::Error>(fcntl_dupfd_cloexec(&end, 0)?);
         self.stdout.read_from_terminal(copy()?)?;
@@ -152,19 +157,19 @@ impl DaemonEnds {
         Ok(())
     }
 
-    /// Gives the command's terminal another size; its foreground processes get SIGWINCH.
+    /// Resizes the command's terminal. Its foreground processes receive SIGWINCH.
     pub(super) fn resize(&mut self, size: TerminalSize) {
         let Some(terminal) = &self.terminal else {
             self.pending_size = Some(size);
             return;
         };
         let size = Winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
-        // A terminal that nobody has open any more has no size.
-        let _gone = tcsetwinsize(terminal, size);
+        // Fails if all processes have closed the terminal.
+        let _resized = tcsetwinsize(terminal, size);
     }
 
-    /// Waits until something can be done for the command, and does it: reads what it writes, feeds
-    /// it, learns that it was executed. No one of these before another. May be cancelled.
+    /// Waits until one of the streams is ready and serves it: reads output, writes input, or detects
+    /// the execution. In random order. Cancel-safe.
     pub(super) async fn drive(&mut self, process: Option<&ProcessHandle>) {
         tokio::select! {
             () = self.stdout.read_some() => {}
@@ -182,24 +187,26 @@ async fn feed_input(feed: &mut Option<InputFeed>, process: Option<&ProcessHandle
     }
 }
 
-/// Waits until it is known whether the command was executed, and tells it if it was.
-async fn wait_for_exec(start: &mut Option<AsyncFd<OwnedFd>>, process: Option<&ProcessHandle>) {
-    let (Some(pipe), Some(process)) = (start.as_ref(), process) else {
+/// Waits until the execution of the command has succeeded or failed. Marks the process as started
+/// if it succeeded.
+async fn wait_for_exec(exec_pipe: &mut Option<AsyncFd<OwnedFd>>, process: Option<&ProcessHandle>) {
+    let (Some(pipe), Some(process)) = (exec_pipe.as_ref(), process) else {
         return std::future::pending().await;
     };
     let read = match pipe.readable().await {
         Ok(mut guard) => guard.try_io(|pipe| Ok(rustix::io::read(pipe, &mut [0_u8; 4])?)),
         Err(error) => Ok(Err(error)),
     };
+
     match read {
         Err(_would_block) => {}
         Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-        // It was closed by the execution, or with the process: then its end is told next.
+        // Closed by the execution, or by the process's end, which is reported next.
         Ok(Ok(0)) => {
             process.mark_started();
-            *start = None;
+            *exec_pipe = None;
         }
-        // It was not executed; the sandbox tells why.
-        Ok(Ok(_) | Err(_)) => *start = None,
+        // The execution failed; the sandbox reports why.
+        Ok(Ok(_) | Err(_)) => *exec_pipe = None,
     }
 }

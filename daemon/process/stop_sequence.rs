@@ -1,81 +1,70 @@
-//! The ladder by which a command is ended: SIGTERM, a grace, SIGKILL. Pure: it knows no clock and
-//! sends nothing.
+//! The stop sequence of a command: SIGTERM, a grace, SIGKILL. Pure state: no clock, sends nothing.
 
 use std::time::{Duration, Instant};
 
 use super::outcome::{ResourceLimit, StopReason};
 
-/// Where on the ladder a command is.
+/// The state of the sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopSequence {
-    /// It runs, until its time is up.
     Running {
-        /// When that is, if ever.
+        /// When the timeout of the command expires.
         deadline: Option<Instant>,
     },
-    /// It was asked to end.
+    /// SIGTERM was sent.
     Terminating {
-        /// Why.
         reason: StopReason,
-        /// When the grace is over.
+        /// End of the grace.
         kill_at: Instant,
     },
-    /// It is being killed.
-    Killing {
-        /// Why.
-        reason: StopReason,
-    },
+    /// SIGKILL was sent.
+    Killing { reason: StopReason },
 }
 
-/// What has happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopEvent {
-    /// The time that [`Ladder::next`] named has come.
+    /// The time of [`StopSequence::next_deadline`] has come.
     DeadlineReached(Instant),
     /// The daemon is shutting down.
     Terminate(Instant),
-    /// Nobody waits any more.
+    /// All callers have gone.
     Abandoned,
-    /// It is over a limit.
     LimitExceeded(ResourceLimit),
 }
 
-/// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StopAction {
-    /// Nothing.
+    /// Nothing to do.
     Wait,
     /// Send SIGTERM.
     Terminate,
-    /// Kill everything.
+    /// Kill all processes of the run.
     Kill,
 }
 
 impl StopSequence {
-    /// When the next step is due.
+    /// Returns when to send [`StopEvent::DeadlineReached`].
     pub(super) fn next_deadline(self) -> Option<Instant> {
         match self {
-            Self::Running { deadline: until } => until,
-            Self::Terminating { kill_at: until, .. } => Some(until),
+            Self::Running { deadline } => deadline,
+            Self::Terminating { kill_at, .. } => Some(kill_at),
             Self::Killing { .. } => None,
         }
     }
 
-    /// Why the command is being ended, if it is.
+    /// Returns why the command is being stopped, if it is.
     pub(super) fn reason(self) -> Option<StopReason> {
         match self {
             Self::Running { .. } => None,
-            Self::Terminating { reason: cause, .. } | Self::Killing { reason: cause } => {
-                Some(cause)
-            }
+            Self::Terminating { reason, .. } | Self::Killing { reason } => Some(reason),
         }
     }
 
-    /// Takes the step that `event` asks for.
+    /// Returns the next state and what to do.
     pub(super) fn on_event(self, event: StopEvent, grace: Duration) -> (Self, StopAction) {
         match (self, event) {
-            (Self::Running { deadline: until }, StopEvent::DeadlineReached(now))
-                if until.is_none_or(|until| now < until) =>
+            (Self::Running { deadline }, StopEvent::DeadlineReached(now))
+                if deadline.is_none_or(|deadline| now < deadline) =>
             {
                 (self, StopAction::Wait)
             }
@@ -87,13 +76,13 @@ impl StopSequence {
                 Self::Terminating { reason: StopReason::Cancelled, kill_at: now + grace },
                 StopAction::Terminate,
             ),
-            (Self::Terminating { kill_at: until, .. }, StopEvent::DeadlineReached(now))
-                if now < until =>
+            (Self::Terminating { kill_at, .. }, StopEvent::DeadlineReached(now))
+                if now < kill_at =>
             {
                 (self, StopAction::Wait)
             }
-            (Self::Terminating { reason: cause, .. }, StopEvent::DeadlineReached(_)) => {
-                (Self::Killing { reason: cause }, StopAction::Kill)
+            (Self::Terminating { reason: reason, .. }, StopEvent::DeadlineReached(_)) => {
+                (Self::Killing { reason: reason }, StopAction::Kill)
             }
             (Self::Running { .. }, StopEvent::Abandoned) => {
                 (Self::Killing { reason: StopReason::Cancelled }, StopAction::Kill)
@@ -102,9 +91,9 @@ impl StopSequence {
                 (Self::Killing { reason: StopReason::Limit(limit) }, StopAction::Kill)
             }
             (
-                Self::Terminating { reason: cause, .. },
+                Self::Terminating { reason: reason, .. },
                 StopEvent::Abandoned | StopEvent::LimitExceeded(_),
-            ) => (Self::Killing { reason: cause }, StopAction::Kill),
+            ) => (Self::Killing { reason: reason }, StopAction::Kill),
             (Self::Terminating { .. }, StopEvent::Terminate(_)) | (Self::Killing { .. }, _) => {
                 (self, StopAction::Wait)
             }
@@ -119,14 +108,14 @@ mod tests {
     use super::{ResourceLimit, StopAction, StopEvent, StopReason, StopSequence};
 
     #[test]
-    fn the_ladder_goes_down_only() {
+    fn sequence_never_goes_back() {
         let now = Instant::now();
         let (second, grace) = (Duration::from_secs(1), Duration::from_secs(2));
         let running = StopSequence::Running { deadline: Some(now + second) };
         let endless = StopSequence::Running { deadline: None };
         let ending =
-            |cause| StopSequence::Terminating { reason: cause, kill_at: now + second + grace };
-        let killing = |cause| StopSequence::Killing { reason: cause };
+            |reason| StopSequence::Terminating { reason: reason, kill_at: now + second + grace };
+        let killing = |reason| StopSequence::Killing { reason: reason };
         let (time, cancelled) = (StopReason::TimedOut, StopReason::Cancelled);
         for (from, event, to, action) in [
             (running, StopEvent::DeadlineReached(now), running, StopAction::Wait),

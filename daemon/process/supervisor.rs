@@ -1,4 +1,5 @@
-//! One task owns one command from the moment it asks for a sandbox until nothing of it is left.
+//! The supervisor: one task owns one command, from the request for a sandbox until all of the
+//! command's processes are gone.
 
 use std::{
     collections::VecDeque,
@@ -11,22 +12,23 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    cpu_share::CpuShareSchedule,
     handle::{ControlReceiver, ProcessControl, ProcessHandle, SupervisedProcess},
     limit_monitor::LimitMonitor,
     outcome::{CommandOutcome, ResourceLimit, StopReason},
     result::{CommandResult, Termination},
     spec::CommandSpec,
-    stdio::{DaemonEnds, open_stdio},
+    stdio::{CommandEnds, DaemonEnds, open_stdio},
     stop_sequence::{StopAction, StopEvent, StopSequence},
     watchdog::Watchdog,
 };
 use crate::daemon::{
     fd_exhaustion::FdRetry,
-    queue::DeferredPermit,
+    queue::{DeferredPermit, Permit},
     sandbox::{
         pool::SandboxPool,
         proxy_listener::ProxyLease,
-        running::{CommandEnd, RunningSandbox, SandboxEvent},
+        running::{CommandEnd, IdleSandbox, RunningSandbox, SandboxEvent},
         stage::{Stage, StageFailure},
     },
     store::artifact_writer::ArtifactWriter,
@@ -34,206 +36,140 @@ use crate::daemon::{
     task,
 };
 
-/// Dead sandboxes that are passed over: more than a pool keeps warm.
+/// Dead idle sandboxes to skip: more than a pool holds.
 const MAX_STALE_SANDBOXES: usize = 16;
 
-/// How a command may be ended before it ends.
+/// A control request, and the sender that confirms it.
+type PendingControl = (ProcessControl, oneshot::Sender<()>);
+
+/// Ways to stop a command early.
 #[derive(Debug, Clone)]
 pub(crate) struct CancelSignals {
-    /// At once: nobody waits any more.
+    /// Kill it at once: all callers have gone.
     pub(crate) abandoned: CancellationToken,
-    /// Before it has a sandbox: the daemon begins to shut down.
+    /// Do not start it: the daemon begins to shut down.
     pub(crate) draining: CancellationToken,
-    /// By the ladder: the daemon is shutting down.
+    /// Terminate it by the [`StopSequence`]: the daemon is shutting down.
     pub(crate) terminate: CancellationToken,
     /// Time between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
 }
 
-/// Where the two streams go.
+/// The artifacts of the output streams, each with the path under which it can be read.
 #[derive(Debug)]
 pub(crate) struct OutputArtifacts {
-    /// Artifact of the standard output, with the path under which it can be read.
     pub(crate) stdout: (ArtifactWriter, String),
-    /// Artifact of the standard error, likewise.
     pub(crate) stderr: (ArtifactWriter, String),
 }
 
-/// Why a command was not run, or is not known to have ended.
+/// Why a command was not run, or its end is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    /// A step of starting it failed: the sandbox's, or the command's own.
+    /// A step of starting the sandbox or the command failed.
     #[error("the command was not started")]
     NotStarted(#[source] StageFailure),
-    /// No sandbox became free in the time that the command had.
     #[error("no sandbox became free in time")]
     SandboxTimeout,
-    /// Nobody waits any more; nothing was started.
+    /// All callers have gone; nothing was started.
     #[error("the call was cancelled before a sandbox was free")]
     Abandoned,
-    /// The daemon is shutting down; nothing was started.
-    #[error("the daemon was told to end before a sandbox was free")]
+    /// Nothing was started.
+    #[error("the daemon began to shut down before a sandbox was free")]
     Draining,
-    /// A signal was to end it; nothing was started.
-    #[error("the command was ended before a sandbox was free")]
+    /// Nothing was started.
+    #[error("a signal ended the command before a sandbox was free")]
     EndedBeforeStart,
-    /// The sandbox was lost while the command ran.
     #[error("the sandbox was lost while the command ran")]
     SandboxLost,
 }
 
-/// Told once the command is in its sandbox.
+/// Notified once the command is in its sandbox.
 pub(crate) trait RunObserver: Send {
-    /// The command's process id in the daemon's namespace, where it is known.
+    /// `pid` is the command's process id in the daemon's namespace, if it is known.
     fn started(&mut self, pid: Option<i32>);
 
-    /// How the command reaches the daemon's proxy, where it does.
-    fn proxy_opened(&mut self, _visit: ProxyLease) {}
+    /// Called if the command can reach the daemon's proxy.
+    fn proxy_opened(&mut self, _lease: ProxyLease) {}
 }
 
-/// Runs a command in a sandbox of the pool, once it has its place there; where somebody watches it, `live` is
-/// the side of this task. To be polled to its end: what is to end it early comes through `stop`.
+/// Runs a command in a sandbox of the pool, once `permit` is granted.
+///
+/// `supervised` is this task's side of the command's handle, if clients can attach to it. Poll the
+/// future to its end: dropping it does not stop the command; `cancel` does.
 pub(crate) async fn run(
     spec: &CommandSpec,
     pool: &Arc<SandboxPool>,
-    seat: DeferredPermit,
+    permit: DeferredPermit,
     artifacts: OutputArtifacts,
     cancel: &CancelSignals,
     observer: &mut impl RunObserver,
     supervised: Option<SupervisedProcess>,
 ) -> Result<CommandResult, RunError> {
-    let (process, mut orders) = supervised.map(|live| (live.process, live.controls)).unzip();
-    let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
-    let OutputArtifacts { stdout, stderr } = artifacts;
-    let (stdout_path, stderr_path) = (stdout.1, stderr.1);
-    let mut held_back = VecDeque::new();
-    let place = tokio::select! {
-        biased;
-        place = seat.wait() => place,
-        () = task::sleep_until(deadline) => return Err(RunError::SandboxTimeout),
-        () = cancel.abandoned.cancelled() => return Err(RunError::Abandoned),
-        () = cancel.draining.cancelled() => return Err(RunError::Draining),
-        () = wait_for_end_signal(&mut orders, &mut held_back) => return Err(RunError::EndedBeforeStart),
-    };
-    let mut attempts = FdRetry::with_deadline(deadline);
-    let (mut connections, ends) = loop {
-        let sinks = (stdout.0.fresh_copy(), stderr.0.fresh_copy());
-        let connected = open_stdio(spec, sinks.0, sinks.1, process.as_ref());
-        match connected {
-            Err(error) if attempts.should_retry_spawn(&error).await => {}
-            connected => break connected.map_err(stdio_failure)?,
-        }
-        check_cancelled(cancel)?;
-    };
-    let streams = ends.stdio_streams(spec);
-    let command = spec.exec_request();
-    let mut stale = 0;
-    let (running, dispatched) = loop {
-        let warm = tokio::select! {
-            biased;
-            taken = pool.acquire(&spec.limits) => taken,
-            () = task::sleep_until(deadline) => return Err(RunError::SandboxTimeout),
-            () = cancel.abandoned.cancelled() => return Err(RunError::Abandoned),
-            () = cancel.terminate.cancelled() => return Err(RunError::Draining),
-            () = wait_for_end_signal(&mut orders, &mut held_back) => return Err(RunError::EndedBeforeStart),
-        };
-        let warm = match warm {
-            Err(failure) if attempts.should_retry_spawn(&failure.to_io_error()).await => {
-                check_cancelled(cancel)?;
-                continue;
-            }
-            warm => warm.map_err(RunError::NotStarted)?,
-        };
-        let dispatched = Instant::now();
-        ends.chown_to_sandbox_user(pool);
-        match warm.dispatch(
-            &command,
-            &streams,
-            ends.exec_pipe.as_ref().map(AsFd::as_fd),
-            &spec.limits,
-        ) {
-            Ok(running) => break (running, dispatched),
-            // It died while it was warm, as all do when their launcher dies: it has not seen the
-            // command, so another can be asked.
-            Err(failure) if failure.is_disconnection() && stale < MAX_STALE_SANDBOXES => stale += 1,
-            Err(failure) => return Err(RunError::NotStarted(failure)),
-        }
-    };
-    let outputs = ends.into_outputs();
-    observer.started(running.pid());
-    if let Some(visit) = running.proxy_lease() {
-        observer.proxy_opened(visit);
+    let (process, controls) =
+        supervised.map(|supervised| (supervised.process, supervised.controls)).unzip();
+    let mut launch = Launch::new(spec, pool, cancel, controls);
+
+    let permit = launch.wait_for_permit(permit).await?;
+    let (mut daemon_ends, command_ends) = launch.open_stdio(&artifacts, process.as_ref()).await?;
+    let (sandbox, dispatched_at) = launch.dispatch(&command_ends).await?;
+    let outputs = command_ends.into_outputs();
+
+    observer.started(sandbox.pid());
+    if let Some(lease) = sandbox.proxy_lease() {
+        observer.proxy_opened(lease);
     }
 
-    let dog = Watchdog::new(&spec.limits, running.has_memory_accounting(), machine_cpus());
-    let watch = LimitMonitor::new(dog, running.measurer());
-    let mut watched = RunSupervisor {
-        sandbox: running,
-        daemon_ends: &mut connections,
+    let watchdog = Watchdog::new(&spec.limits, sandbox.has_memory_accounting(), machine_cpus());
+    let mut supervisor = RunSupervisor {
+        limit_monitor: LimitMonitor::new(watchdog, sandbox.measurer()),
+        sandbox,
+        daemon_ends: &mut daemon_ends,
         process,
-        controls: orders,
-        deferred_controls: held_back,
-        stop_sequence: StopSequence::Running { deadline },
+        stop_sequence: StopSequence::Running { deadline: launch.deadline },
+        controls: launch.controls,
+        deferred_controls: launch.deferred_controls,
         max_output_bytes: spec.limits.output_bytes.unwrap_or(u64::MAX),
         max_cpu_sec: spec.limits.cpu_sec,
-        limit_monitor: watch,
-        cpu_share: CpuShareSchedule::new(dispatched),
+        cpu_share: CpuShareSchedule::new(dispatched_at),
     };
-    let ended = watched.wait_for_end(cancel).await;
-    // Kept until now, so that the daemon is not woken by the pipes' end just before it is by the
-    // command's: what ends a command is told by its init, who is not to wait for that.
+    let wait_outcome = supervisor.wait_for_end(cancel).await;
+    // Held until now. Otherwise the end of the pipes would wake the daemon just before the
+    // command's init reports the end, and delay that report.
     drop(outputs);
-    let duration = dispatched.elapsed();
-    // Of one that has to be killed it is not known: it was perhaps killed before.
-    let was_executed = matches!(ended, WaitOutcome::Ended(Ok(_) | Err(RunError::SandboxLost)));
-    if was_executed && let Some(process) = &watched.process {
-        // Its end may be known before the word that it was executed has come.
-        process.mark_started();
-    }
-    let ended = match ended {
-        WaitOutcome::Ended(ended) => ended,
-        WaitOutcome::MustKill(cause) => Ok(Termination {
-            outcome: CommandOutcome::killed(cause),
+    let duration = dispatched_at.elapsed();
+    supervisor.mark_executed(&wait_outcome);
+    let termination = match wait_outcome {
+        WaitOutcome::Ended(result) => result,
+        WaitOutcome::MustKill(reason) => Ok(Termination {
+            outcome: CommandOutcome::killed(reason),
             usage: None,
-            exceeded_limit: match cause {
-                StopReason::Limit(limit) => Some(limit),
-                StopReason::TimedOut | StopReason::Cancelled => {
-                    watched.sandbox.limit_hits().pids.then_some(ResourceLimit::Pids)
-                }
-            },
-            kill_pending: !watched.sandbox.kill().await,
+            exceeded_limit: supervisor.limit_of_kill(reason),
+            kill_pending: !supervisor.sandbox.kill().await,
         }),
     };
-    // The sandbox is gone, and its slot another's.
-    drop(place);
-    // Also of a command that was lost: what it wrote until then was read.
+    // The sandbox is gone, so its slot is free.
+    drop(permit);
+
+    // Even if the sandbox was lost: collects what was read until then.
     let (stdout, stderr) = tokio::join!(
-        connections.stdout.finish(&stdout_path),
-        connections.stderr.finish(&stderr_path)
+        daemon_ends.stdout.finish(&artifacts.stdout.1),
+        daemon_ends.stderr.finish(&artifacts.stderr.1)
     );
-    let mut ended = ended?;
-    if ended.exceeded_limit.is_none()
+    let mut termination = termination?;
+    if termination.exceeded_limit.is_none()
         && stdout.total_bytes + stderr.total_bytes > spec.limits.output_bytes.unwrap_or(u64::MAX)
     {
-        // It was faster than whoever counts.
-        ended.outcome = CommandOutcome::OutputLimit(ended.outcome.signal());
-        ended.exceeded_limit = Some(ResourceLimit::Output);
+        // The command ended before the daemon had counted all of its output.
+        termination.outcome = CommandOutcome::OutputLimit(termination.outcome.signal());
+        termination.exceeded_limit = Some(ResourceLimit::Output);
     }
+
     Ok(CommandResult {
-        termination: ended,
+        termination,
         stdout,
         stderr,
-        duration: duration.max(dispatched.elapsed()),
+        duration: duration.max(dispatched_at.elapsed()),
     })
-}
-
-/// Ends what has not begun, if nobody waits for it any more.
-fn check_cancelled(cancel: &CancelSignals) -> Result<(), RunError> {
-    match (cancel.abandoned.is_cancelled(), cancel.terminate.is_cancelled()) {
-        (true, _) => Err(RunError::Abandoned),
-        (_, true) => Err(RunError::Draining),
-        _ => Ok(()),
-    }
 }
 
 fn stdio_failure(error: std::io::Error) -> RunError {
@@ -241,54 +177,156 @@ fn stdio_failure(error: std::io::Error) -> RunError {
     RunError::NotStarted(StageFailure::from_errno(Stage::StandardStreams, errno, ""))
 }
 
-/// CPUs of the machine: commands can run on others than the daemon does (sched_setaffinity(2)).
+/// Returns the CPUs of the machine: commands may run on others than the daemon
+/// (sched_setaffinity(2)).
 fn machine_cpus() -> u64 {
     static CPUS: OnceLock<u64> = OnceLock::new();
     *CPUS.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-        // One line for all of them, one for each.
+        // One line for the total, one for each CPU.
         let lines = text.lines().filter(|line| line.starts_with("cpu")).count();
         (lines as u64).saturating_sub(1)
     })
 }
 
-/// A command that runs, and what is watched meanwhile.
+/// A command before it is in a sandbox.
+struct Launch<'a> {
+    spec: &'a CommandSpec,
+    pool: &'a Arc<SandboxPool>,
+    cancel: &'a CancelSignals,
+    deadline: Option<Instant>,
+    /// Limits retries of steps that lack file descriptors.
+    retry: FdRetry,
+    controls: Option<ControlReceiver>,
+    /// Control requests to apply once the command runs.
+    deferred_controls: VecDeque<PendingControl>,
+}
+
+impl<'a> Launch<'a> {
+    fn new(
+        spec: &'a CommandSpec,
+        pool: &'a Arc<SandboxPool>,
+        cancel: &'a CancelSignals,
+        controls: Option<ControlReceiver>,
+    ) -> Self {
+        let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
+        Self {
+            spec,
+            pool,
+            cancel,
+            deadline,
+            retry: FdRetry::with_deadline(deadline),
+            controls,
+            deferred_controls: VecDeque::new(),
+        }
+    }
+
+    async fn wait_for_permit(&mut self, permit: DeferredPermit) -> Result<Permit, RunError> {
+        tokio::select! {
+            biased;
+            permit = permit.wait() => Ok(permit),
+            () = task::sleep_until(self.deadline) => Err(RunError::SandboxTimeout),
+            () = self.cancel.abandoned.cancelled() => Err(RunError::Abandoned),
+            () = self.cancel.draining.cancelled() => Err(RunError::Draining),
+            () = wait_for_end_signal(&mut self.controls, &mut self.deferred_controls) => Err(RunError::EndedBeforeStart),
+        }
+    }
+
+    /// Opens the standard streams. Retries while the daemon lacks file descriptors.
+    async fn open_stdio(
+        &mut self,
+        artifacts: &OutputArtifacts,
+        process: Option<&Arc<ProcessHandle>>,
+    ) -> Result<(DaemonEnds, CommandEnds), RunError> {
+        loop {
+            let (stdout, stderr) =
+                (artifacts.stdout.0.fresh_copy(), artifacts.stderr.0.fresh_copy());
+            match open_stdio(self.spec, stdout, stderr, process) {
+                Err(error) if self.retry.should_retry_spawn(&error).await => {
+                    self.check_cancelled()?
+                }
+                result => return result.map_err(stdio_failure),
+            }
+        }
+    }
+
+    /// Sends the command to a sandbox of the pool. Returns the sandbox and the time of dispatch.
+    async fn dispatch(
+        &mut self,
+        command_ends: &CommandEnds,
+    ) -> Result<(RunningSandbox, Instant), RunError> {
+        let streams = command_ends.stdio_streams(self.spec);
+        let command = self.spec.exec_request();
+        let mut stale_sandboxes = 0;
+        loop {
+            let Some(sandbox) = self.acquire_sandbox().await? else {
+                self.check_cancelled()?;
+                continue;
+            };
+
+            let dispatched_at = Instant::now();
+            command_ends.chown_to_sandbox_user(self.pool);
+            match sandbox.dispatch(
+                &command,
+                &streams,
+                command_ends.exec_pipe.as_ref().map(AsFd::as_fd),
+                &self.spec.limits,
+            ) {
+                Ok(running) => return Ok((running, dispatched_at)),
+                // It died while it was idle, as all do when their launcher dies. It has not
+                // received the command, so another sandbox can.
+                Err(failure)
+                    if failure.is_disconnection() && stale_sandboxes < MAX_STALE_SANDBOXES =>
+                {
+                    stale_sandboxes += 1;
+                }
+                Err(failure) => return Err(RunError::NotStarted(failure)),
+            }
+        }
+    }
+
+    /// Waits for an idle sandbox. Returns `None` if the caller should retry after a shortage of
+    /// file descriptors.
+    async fn acquire_sandbox(&mut self) -> Result<Option<IdleSandbox>, RunError> {
+        let acquired = tokio::select! {
+            biased;
+            acquired = self.pool.acquire(&self.spec.limits) => acquired,
+            () = task::sleep_until(self.deadline) => return Err(RunError::SandboxTimeout),
+            () = self.cancel.abandoned.cancelled() => return Err(RunError::Abandoned),
+            () = self.cancel.terminate.cancelled() => return Err(RunError::Draining),
+            () = wait_for_end_signal(&mut self.controls, &mut self.deferred_controls) => return Err(RunError::EndedBeforeStart),
+        };
+        match acquired {
+            Err(failure) if self.retry.should_retry_spawn(&failure.to_io_error()).await => Ok(None),
+            acquired => acquired.map(Some).map_err(RunError::NotStarted),
+        }
+    }
+
+    fn check_cancelled(&self) -> Result<(), RunError> {
+        if self.cancel.abandoned.is_cancelled() {
+            Err(RunError::Abandoned)
+        } else if self.cancel.terminate.is_cancelled() {
+            Err(RunError::Draining)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// A running command.
 struct RunSupervisor<'a> {
     sandbox: RunningSandbox,
     daemon_ends: &'a mut DaemonEnds,
     process: Option<Arc<ProcessHandle>>,
     controls: Option<ControlReceiver>,
-    /// What it was told before it was there.
-    deferred_controls: VecDeque<(ProcessControl, oneshot::Sender<()>)>,
+    /// Control requests received before the command was in the sandbox.
+    deferred_controls: VecDeque<PendingControl>,
     stop_sequence: StopSequence,
-    /// Bytes that it may write.
     max_output_bytes: u64,
-    /// Seconds of CPU time that it may take; without limit if none.
+    /// Limit of CPU time in seconds.
     max_cpu_sec: Option<u32>,
     limit_monitor: LimitMonitor,
     cpu_share: CpuShareSchedule,
-}
-
-/// Lowering the share of the CPUs that a run has. Those that are over soon need not be bothered with.
-struct CpuShareSchedule {
-    /// When to try next, as long as it is worth it.
-    next_attempt: Option<Instant>,
-    delay: Duration,
-}
-
-impl CpuShareSchedule {
-    const FIRST_DELAY: Duration = Duration::from_millis(25);
-    /// No pause between two attempts is longer: the kernel may refuse some.
-    const MAX_DELAY: Duration = Duration::from_secs(5);
-
-    fn new(now: Instant) -> Self {
-        Self { next_attempt: Some(now + Self::FIRST_DELAY), delay: Self::FIRST_DELAY }
-    }
-
-    fn schedule_next(&mut self, now: Instant) {
-        self.delay *= 3;
-        self.next_attempt = (self.delay <= Self::MAX_DELAY).then(|| now + self.delay);
-    }
 }
 
 enum WaitOutcome {
@@ -297,23 +335,23 @@ enum WaitOutcome {
 }
 
 impl RunSupervisor<'_> {
-    /// Waits until the command ends or has to be killed, reading what it writes.
+    /// Waits until the command ends or has to be killed. Reads its output meanwhile.
     async fn wait_for_end(&mut self, cancel: &CancelSignals) -> WaitOutcome {
         loop {
-            let draining = self.stop_sequence.reason().is_some();
+            let stopping = self.stop_sequence.reason().is_some();
             let event = tokio::select! {
                 biased;
-                word = self.sandbox.next_event() => match word {
+                event = self.sandbox.next_event() => match event {
                     SandboxEvent::CommandEnded(end) => return self.interpret_end(end),
                     SandboxEvent::TerminalOpened(end) => match self.daemon_ends.attach_terminal(end) {
                         Ok(()) => continue,
-                        // Without its terminal it could not be heard.
+                        // Without its terminal, its output would be lost.
                         Err(_) => StopEvent::Abandoned,
                     },
                 },
                 () = cancel.abandoned.cancelled() => StopEvent::Abandoned,
                 () = task::sleep_until(self.stop_sequence.next_deadline()) => StopEvent::DeadlineReached(Instant::now()),
-                () = cancel.terminate.cancelled(), if !draining => StopEvent::Terminate(Instant::now()),
+                () = cancel.terminate.cancelled(), if !stopping => StopEvent::Terminate(Instant::now()),
                 () = self.daemon_ends.drive(self.process.as_deref()) => {
                     if self.daemon_ends.total_bytes() <= self.max_output_bytes {
                         continue;
@@ -321,112 +359,139 @@ impl RunSupervisor<'_> {
                     StopEvent::LimitExceeded(ResourceLimit::Output)
                 }
                 limit = self.limit_monitor.wait_until_exceeded() => StopEvent::LimitExceeded(limit),
-                () = task::sleep_until(self.cpu_share.next_attempt) => {
+                () = task::sleep_until(self.cpu_share.next_attempt()) => {
                     self.sandbox.lower_cpu_share();
                     self.cpu_share.schedule_next(Instant::now());
                     continue;
                 }
-                (order, done) = next_control(&mut self.controls, &mut self.deferred_controls), if self.daemon_ends.is_start_known() => {
-                    self.apply_control(order);
-                    // Whoever said so may have gone.
-                    let _unheard = done.send(());
+                (control, applied) = next_control(&mut self.controls, &mut self.deferred_controls), if self.daemon_ends.is_start_known() => {
+                    self.apply_control(control);
+                    let _sender_has_gone = applied.send(());
                     continue;
                 }
             };
-            let (ladder, action) = self.stop_sequence.on_event(event, cancel.grace);
-            self.stop_sequence = ladder;
-            match (action, ladder.reason()) {
+
+            let (stop_sequence, action) = self.stop_sequence.on_event(event, cancel.grace);
+            self.stop_sequence = stop_sequence;
+            match (action, stop_sequence.reason()) {
                 (StopAction::Terminate, _) => {
                     self.sandbox.signal(libc::SIGTERM);
-                    // One that was stopped could not mind it.
+                    // A stopped process would not receive it.
                     self.sandbox.signal(libc::SIGCONT);
                 }
-                (StopAction::Kill, Some(cause)) => return WaitOutcome::MustKill(cause),
+                (StopAction::Kill, Some(reason)) => return WaitOutcome::MustKill(reason),
                 (StopAction::Wait | StopAction::Kill, _) => {}
             }
         }
     }
 
-    fn apply_control(&mut self, order: ProcessControl) {
-        match order {
+    fn apply_control(&mut self, control: ProcessControl) {
+        match control {
             ProcessControl::Signal(signal) => self.sandbox.signal(signal),
             ProcessControl::Resize(size) => self.daemon_ends.resize(size),
         }
     }
 
-    /// Whether it took the CPU time that it may take.
+    /// Marks the process as started if its end shows that it was executed. The end may be known
+    /// before the daemon has read the signal for that.
+    fn mark_executed(&self, wait_outcome: &WaitOutcome) {
+        // A command that must be killed may not have been executed yet.
+        let was_executed =
+            matches!(wait_outcome, WaitOutcome::Ended(Ok(_) | Err(RunError::SandboxLost)));
+        if was_executed && let Some(process) = &self.process {
+            process.mark_started();
+        }
+    }
+
+    /// Returns the limit to report for a command that must be killed.
+    fn limit_of_kill(&self, reason: StopReason) -> Option<ResourceLimit> {
+        match reason {
+            StopReason::Limit(limit) => Some(limit),
+            StopReason::TimedOut | StopReason::Cancelled => {
+                self.sandbox.limit_hits().pids.then_some(ResourceLimit::Pids)
+            }
+        }
+    }
+
+    /// Returns true if the command used the CPU time of its limit.
     fn reached_cpu_limit(&self, usage: &ResourceUsage) -> bool {
-        let taken = Duration::from_micros(usage.user_us.saturating_add(usage.system_us));
+        let used = Duration::from_micros(usage.user_us.saturating_add(usage.system_us));
         let limit = self.max_cpu_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));
-        // The kernel compares what it counts in ticks, which can be far from what it tells at the end.
-        limit.is_some_and(|limit| taken >= limit / 2)
+        // The kernel enforces the limit by a count of ticks, which can differ much from the usage
+        // that it reports at the end.
+        limit.is_some_and(|limit| used >= limit / 2)
     }
 
     fn interpret_end(&self, end: CommandEnd) -> WaitOutcome {
-        let cause = self.stop_sequence.reason();
-        match (end, cause) {
+        let reason = self.stop_sequence.reason();
+        match (end, reason) {
             (CommandEnd::Exited { status, usage }, _) => {
-                let held = self.sandbox.limit_hits();
-                let mut outcome = CommandOutcome::from_status(status, cause);
-                if held.memory && outcome == CommandOutcome::Signaled(libc::SIGKILL) {
-                    outcome = CommandOutcome::OomKilled;
-                }
-                // One that went on all the same, and ended well, was not ended by it.
-                let came_to_pids = held.pids && outcome != CommandOutcome::Exited(0);
-                let limit = outcome.exceeded_limit();
-                // Anybody can send that signal.
-                let limit = limit
-                    .filter(|limit| *limit != ResourceLimit::Cpu || self.reached_cpu_limit(&usage));
-                WaitOutcome::Ended(Ok(Termination {
-                    outcome,
-                    usage: Some(usage),
-                    exceeded_limit: limit.or(came_to_pids.then_some(ResourceLimit::Pids)),
-                    kill_pending: false,
-                }))
+                WaitOutcome::Ended(Ok(self.interpret_exit(status, usage)))
             }
             (CommandEnd::NotStarted { stage, errno }, _) => WaitOutcome::Ended(Err(
                 RunError::NotStarted(StageFailure::from_errno(stage, errno, "")),
             )),
-            // It did not say that all is gone, so that must be seen to.
-            (CommandEnd::SandboxDied, Some(cause)) => WaitOutcome::MustKill(cause),
+            // The sandbox has not reported that all processes are gone, so kill them.
+            (CommandEnd::SandboxDied, Some(reason)) => WaitOutcome::MustKill(reason),
             (CommandEnd::SandboxDied, None) => WaitOutcome::Ended(Err(RunError::SandboxLost)),
+        }
+    }
+
+    fn interpret_exit(&self, status: i32, usage: ResourceUsage) -> Termination {
+        let limit_hits = self.sandbox.limit_hits();
+        let mut outcome = CommandOutcome::from_status(status, self.stop_sequence.reason());
+        if limit_hits.memory && outcome == CommandOutcome::Signaled(libc::SIGKILL) {
+            outcome = CommandOutcome::OomKilled;
+        }
+
+        // A command that hit the limit of processes and still succeeded was not ended by it.
+        let ended_by_pids = limit_hits.pids && outcome != CommandOutcome::Exited(0);
+        // Any process can send SIGXCPU.
+        let limit = outcome
+            .exceeded_limit()
+            .filter(|limit| *limit != ResourceLimit::Cpu || self.reached_cpu_limit(&usage));
+        Termination {
+            outcome,
+            usage: Some(usage),
+            exceeded_limit: limit.or(ended_by_pids.then_some(ResourceLimit::Pids)),
+            kill_pending: false,
         }
     }
 }
 
-/// Waits until a command that is not there yet is told to end; keeps what else it is told.
+/// Waits for a signal that ends a command before it is in a sandbox. Defers other requests.
 async fn wait_for_end_signal(
-    orders: &mut Option<ControlReceiver>,
-    held_back: &mut VecDeque<(ProcessControl, oneshot::Sender<()>)>,
+    controls: &mut Option<ControlReceiver>,
+    deferred: &mut VecDeque<PendingControl>,
 ) {
     const END_SIGNALS: [i32; 5] =
         [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGKILL, libc::SIGTERM];
     loop {
-        let told = next_control(orders, &mut VecDeque::new()).await;
-        if let (ProcessControl::Signal(signal), _) = &told
-            && END_SIGNALS.contains(signal)
+        let (control, applied) = next_control(controls, &mut VecDeque::new()).await;
+        if let ProcessControl::Signal(signal) = control
+            && END_SIGNALS.contains(&signal)
         {
-            let _unheard = told.1.send(());
+            let _sender_has_gone = applied.send(());
             return;
         }
-        held_back.push_back(told);
+        deferred.push_back((control, applied));
     }
 }
 
-/// Waits for an order; for ever where nobody can give one.
+/// Waits for a control request; forever if there can be none.
 async fn next_control(
-    orders: &mut Option<ControlReceiver>,
-    held_back: &mut VecDeque<(ProcessControl, oneshot::Sender<()>)>,
-) -> (ProcessControl, oneshot::Sender<()>) {
-    if let Some(order) = held_back.pop_front() {
-        return order;
+    controls: &mut Option<ControlReceiver>,
+    deferred: &mut VecDeque<PendingControl>,
+) -> PendingControl {
+    if let Some(control) = deferred.pop_front() {
+        return control;
     }
-    let order = match orders {
-        Some(orders) => orders.recv().await,
+    let control = match controls {
+        Some(controls) => controls.recv().await,
         None => None,
     };
-    match order {
-        Some(order) => order,
+    match control {
+        Some(control) => control,
         None => std::future::pending().await,
     }
 }

@@ -1,5 +1,5 @@
-//! When to look at what a run occupies, and what to make of it: limits that no cgroup holds. Pure: it
-//! knows no clock and looks at nothing.
+//! Watchdog: enforces limits that no cgroup enforces. Decides when to measure a run next, and which
+//! limit a measurement exceeds. Pure: no clock, no system calls.
 
 use std::time::{Duration, Instant};
 
@@ -9,39 +9,40 @@ use crate::daemon::sandbox::{
     wire::{MeasurementBounds, RunMeasurement},
 };
 
-/// Bytes that a run can come to occupy in a second, with each CPU that there is: more than one fills.
+/// Bytes per second by which the memory of a run can grow on each CPU: more than one CPU can fill.
 const MAX_GROWTH_BYTES_PER_CPU_SEC: u64 = 2 << 30;
-/// CPUs that can fill memory at one time: more have to wait for it, and a run that sleeps is not to be
-/// looked at all the time.
+/// CPUs that can fill memory at the same time, limited by memory bandwidth. Without this bound, a
+/// sleeping run would be measured far too often.
 const MAX_FILLING_CPUS: u64 = 8;
-/// Shortest and longest time between two looks. One costs some 50 us of CPU for each process.
-const MIN_AND_MAX_INTERVAL: (Duration, Duration) =
-    (Duration::from_millis(20), Duration::from_secs(1));
+/// A measurement costs about 50 us of CPU time per process.
+const MIN_INTERVAL: Duration = Duration::from_millis(20);
+/// Limits may be exceeded unnoticed for that long.
+const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is watched of one run.
+/// The limits to watch for one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Watchdog {
     max_memory_bytes: Option<u64>,
     max_cpu_us: Option<u64>,
     max_open_files: u64,
     max_epoll_watches: u64,
-    /// CPUs that it can use at one time.
+    /// CPUs that the run can use at the same time.
     cpus: u64,
 }
 
 impl Watchdog {
-    /// Watches what `limits` name, on a machine of so many CPUs.
-    pub(super) fn new(limits: &RunLimits, is_memory_counted: bool, cpus: u64) -> Self {
+    /// `has_memory_accounting` is true if a cgroup limits the memory. `cpus` are those of the machine.
+    pub(super) fn new(limits: &RunLimits, has_memory_accounting: bool, cpus: u64) -> Self {
         Self {
             cpus: cpus.max(1),
-            max_memory_bytes: (!is_memory_counted).then_some(limits.memory_bytes),
+            max_memory_bytes: (!has_memory_accounting).then_some(limits.memory_bytes),
             max_cpu_us: limits.cpu_sec.map(|seconds| u64::from(seconds) * 1_000_000),
             max_open_files: limits.open_files_total.into(),
             max_epoll_watches: limits.epoll_watches,
         }
     }
 
-    /// How closely to measure.
+    /// Returns how precisely to measure.
     pub(super) fn measurement_bounds(&self, recount: bool) -> MeasurementBounds {
         MeasurementBounds {
             memory_bytes: self.max_memory_bytes.unwrap_or(u64::MAX),
@@ -51,11 +52,11 @@ impl Watchdog {
         }
     }
 
-    /// Which limit a run is over that occupies this.
+    /// Returns the limit that a measurement exceeds, if any.
     pub(super) fn exceeded_limit(&self, measure: &RunMeasurement) -> Option<ResourceLimit> {
-        if self.max_memory_bytes.is_some_and(|most| measure.memory_bytes > most) {
+        if self.max_memory_bytes.is_some_and(|max| measure.memory_bytes > max) {
             Some(ResourceLimit::Memory)
-        } else if self.max_cpu_us.is_some_and(|most| measure.cpu_us > most) {
+        } else if self.max_cpu_us.is_some_and(|max| measure.cpu_us > max) {
             Some(ResourceLimit::Cpu)
         } else if measure.open_files > self.max_open_files {
             Some(ResourceLimit::OpenFiles)
@@ -66,21 +67,24 @@ impl Watchdog {
         }
     }
 
-    /// When to look again: before it can be over a limit, but not all the time.
+    /// Returns when to measure next: before the run can exceed a limit, within the bounds of
+    /// [`MIN_INTERVAL`] and [`MAX_INTERVAL`].
     pub(super) fn next_measurement(&self, measure: &RunMeasurement, now: Instant) -> Instant {
-        let until = |most: Option<u64>, has: u64, a_second: u64| {
-            let left = u128::from(most?.saturating_sub(has));
-            let micros = left * 1_000_000 / u128::from(a_second);
+        let time_to_limit = |max: Option<u64>, used: u64, per_second: u64| {
+            let remaining = u128::from(max?.saturating_sub(used));
+            let micros = remaining * 1_000_000 / u128::from(per_second);
             Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
         };
-        let memory = until(
+        let memory = time_to_limit(
             self.max_memory_bytes,
             measure.memory_bytes,
             MAX_GROWTH_BYTES_PER_CPU_SEC * self.cpus.min(MAX_FILLING_CPUS),
         );
-        let cpu = until(self.max_cpu_us, measure.cpu_us, self.cpus.saturating_mul(1_000_000));
-        let soonest = memory.into_iter().chain(cpu).min().unwrap_or(MIN_AND_MAX_INTERVAL.1);
-        now + soonest.clamp(MIN_AND_MAX_INTERVAL.0, MIN_AND_MAX_INTERVAL.1)
+        let cpu =
+            time_to_limit(self.max_cpu_us, measure.cpu_us, self.cpus.saturating_mul(1_000_000));
+
+        let soonest = memory.into_iter().chain(cpu).min().unwrap_or(MAX_INTERVAL);
+        now + soonest.clamp(MIN_INTERVAL, MAX_INTERVAL)
     }
 }
 
@@ -95,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn it_looks_more_often_the_closer_a_run_is_to_a_limit() {
+    fn interval_shrinks_as_a_run_nears_a_limit() {
         let limits = RunLimits { cpu_sec: Some(10), ..RunLimits::default() };
         let watchdog = Watchdog::new(&limits, false, 2);
         let now = Instant::now();
@@ -112,15 +116,15 @@ mod tests {
         }
         let generous = RunLimits { memory_bytes: 1 << 50, ..RunLimits::default() };
         let watchdog = Watchdog::new(&generous, false, 2);
-        assert_eq!(watchdog.next_measurement(&measure(0, 0), now) - now, MIN_AND_MAX_INTERVAL.1);
-        // And the more CPUs there are.
+        assert_eq!(watchdog.next_measurement(&measure(0, 0), now) - now, MAX_INTERVAL);
+        // More often with more CPUs.
         let watchdog = Watchdog::new(&limits, false, 16);
         let next = watchdog.next_measurement(&measure(0, 0), now) - now;
         assert_eq!(next, Duration::from_millis(125));
     }
 
     #[test]
-    fn it_says_which_limit_was_passed() {
+    fn measurement_reports_the_exceeded_limit() {
         let limits = RunLimits { cpu_sec: Some(2), memory_bytes: 100, ..RunLimits::default() };
         let watchdog = Watchdog::new(&limits, false, 2);
         for (memory, cpu, limit) in [

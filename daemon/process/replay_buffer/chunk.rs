@@ -1,20 +1,18 @@
-//! What a transcript is made of.
+//! Chunks of output.
 
 use bytes::Bytes;
 
 use crate::daemon::store::session::StreamName;
 
-/// A part of what a command wrote. Its sequence number is one more than that of the chunk before it,
-/// of either stream; the first is 1.
+/// A part of a command's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OutputChunk {
-    /// Its number.
+    /// Counts the chunks of both streams, from 1.
     pub(crate) sequence: u64,
-    /// What it was written to.
     pub(crate) stream: StreamName,
-    /// Position of its first byte in that stream.
+    /// Offset of the first byte in its stream.
     pub(crate) offset: u64,
-    /// Its bytes; never empty.
+    /// Never empty.
     pub(crate) data: Bytes,
 }
 
@@ -26,7 +24,7 @@ pub(super) struct StreamOffsets {
 }
 
 impl OutputChunk {
-    /// The part of it that lies behind `offset` of its stream, if any.
+    /// Returns the part of the chunk after `offset` of its stream, if any.
     pub(super) fn after_offset(&self, offset: u64) -> Option<Self> {
         let skip = usize::try_from(offset.saturating_sub(self.offset)).unwrap_or(usize::MAX);
         (skip < self.data.len()).then(|| Self {
