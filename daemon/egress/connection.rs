@@ -1,7 +1,6 @@
-//! One connection from a command: requests for whole URLs one after the other, or one tunnel.
+//! One connection from a command: a series of requests for whole URLs, or one tunnel.
 //!
-//! It is one task. What hyper reads from the command is written by hyper to a server, over a
-//! connection that is made for this request alone.
+//! Each connection is one task. Each request goes to its server over a connection of its own.
 
 use std::{
     convert::Infallible,
@@ -32,34 +31,32 @@ use super::{
 };
 use crate::daemon::{netpolicy::NetworkPolicy, task};
 
-/// Most bytes of a request's line and fields, and of what is read at a time.
+/// Limit of a request's line and headers, and size of a read.
 const MAX_REQUEST_HEAD_BYTES: usize = 16 << 10;
-/// Most fields of a request.
 const MAX_REQUEST_HEADERS: usize = 100;
-/// How long a request's head may take, and how long the next one may keep us waiting.
+/// Limit of the time to receive a request's head, and of the pause before it.
 const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// Most bytes of an answer's line and fields; servers send more than clients do.
+/// Limit of a response's line and headers. Servers send more than clients do.
 const MAX_RESPONSE_HEAD_BYTES: usize = 64 << 10;
-/// Most fields of an answer.
 const MAX_RESPONSE_HEADERS: usize = 256;
-/// How long nothing may move between a command and a server: longer than any server works on an
-/// answer, or keeps a connection that nobody uses.
+/// Longest time without a byte between a command and a server: longer than any server takes for a
+/// response, or keeps an idle connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Bytes that a tunnel holds for each direction.
+/// Buffer of a tunnel for each direction.
 const TUNNEL_BUFFER_BYTES: usize = 16 << 10;
 
-/// What serves the connections of one run.
+/// Serves the connections of one run.
 #[derive(Debug, Clone)]
 pub(super) struct ConnectionHandler {
     pub(super) policy: Arc<NetworkPolicy>,
     pub(super) log: Arc<ConnectionLog>,
-    /// As many permits as names may be looked up at a time.
+    /// Limits the lookups of the run.
     pub(super) lookups: Arc<Semaphore>,
     pub(super) tasks: TaskTracker,
     pub(super) shutdown: CancellationToken,
 }
 
-/// A tunnel whose first end is still HTTP's.
+/// A tunnel, to be run once the response to CONNECT is sent.
 struct Tunnel {
     client: OnUpgrade,
     server: MeteredStream<TcpStream>,
@@ -69,18 +66,17 @@ struct Tunnel {
 /// A server's body on its way to the command.
 struct ForwardedBody {
     body: Incoming,
-    /// It ends with the body.
+    /// Recorded when the body ends.
     _attempt: ConnectionAttempt,
 }
 
 impl ConnectionHandler {
-    /// Serves a connection until either side ends it.
+    /// Serves a connection until either side closes it.
     pub(super) async fn serve(&self, stream: TcpStream) {
         let _best_effort = stream.set_nodelay(true);
         let tunnel = Mutex::new(None);
         let service = service_fn(async |request| {
-            let answered = self.handle_request(request, &tunnel).await;
-            Ok::<_, Infallible>(answered)
+            Ok::<_, Infallible>(self.handle_request(request, &tunnel).await)
         });
         let connection = server::Builder::new()
             .timer(TokioTimer::new())
@@ -89,8 +85,9 @@ impl ConnectionHandler {
             .max_headers(MAX_REQUEST_HEADERS)
             .serve_connection(TokioIo::new(stream), service)
             .with_upgrades();
-        // A command that sends what is not HTTP has been told so, or is gone.
+        // On an error, the command has received a response or is gone.
         let _ended = connection.await;
+
         let tunnel = tunnel.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let Some(tunnel) = tunnel {
             tunnel.run().await;
@@ -106,20 +103,23 @@ impl ConnectionHandler {
             Ok(target) => target,
             Err(MalformedRequest(status, text)) => return response::text_response(status, text),
         };
+
         let mut attempt = self.log.begin(request.method(), &target);
         let server = match dial(&self.policy, &target, &self.lookups, &mut attempt).await {
             Ok(server) => server,
-            Err(none) => return none.to_response(&self.policy, &target),
+            Err(error) => return error.to_response(&self.policy, &target),
         };
+
         if request.method() != Method::CONNECT {
             return self.forward(request, &target, server, attempt).await;
         }
+
         *tunnel.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Tunnel { client: hyper::upgrade::on(request), server, attempt });
         response::connected_response()
     }
 
-    /// Sends a request to its server, and the server's answer back.
+    /// Forwards a request to its server, and the response back.
     async fn forward(
         &self,
         request: Request<Incoming>,
@@ -128,39 +128,42 @@ impl ConnectionHandler {
         mut attempt: ConnectionAttempt,
     ) -> Response<ProxyBody> {
         let failed = |text: String| response::text_response(StatusCode::BAD_GATEWAY, &text);
+
         let meter = Arc::clone(server.meter());
         let handshake = client::Builder::new()
             .max_buf_size(MAX_RESPONSE_HEAD_BYTES)
             .max_headers(MAX_RESPONSE_HEADERS)
             .handshake(TokioIo::new(server));
         let (mut sender, connection) = match handshake.await {
-            Ok(made) => made,
+            Ok(parts) => parts,
             Err(error) => {
                 return failed(format!("jigd could not talk to {}: {error}", target.host));
             }
         };
-        let end = self.shutdown.clone();
-        // Who waits for the answer is told of an error by its channel.
+
+        let shutdown = self.shutdown.clone();
+        // An error reaches the caller through `sender`.
         let connection = async move {
             tokio::select! {
                 biased;
-                () = end.cancelled() => {}
+                () = shutdown.cancelled() => {}
                 _ended = connection => {}
                 () = meter.wait_until_idle(IDLE_TIMEOUT) => {}
             }
         };
         task::spawn("egress server", self.tasks.track_future(connection));
+
         let Some(request) = request::to_origin_form(request, target) else {
             return response::text_response(
                 StatusCode::BAD_REQUEST,
-                "the request cannot be passed on",
+                "the request cannot be forwarded",
             );
         };
         match sender.send_request(request).await {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 attempt.set_failed("server_error");
                 failed(format!(
-                    "{} changed to another protocol, which nobody asked for",
+                    "{} switched to another protocol without a request for it",
                     target.host
                 ))
             }
@@ -173,7 +176,7 @@ impl ConnectionHandler {
             }
             Err(error) => {
                 attempt.set_failed("server_error");
-                failed(format!("{} gave no answer: {error}", target.host))
+                failed(format!("{} sent no response: {error}", target.host))
             }
         }
     }
@@ -182,20 +185,21 @@ impl ConnectionHandler {
 impl Tunnel {
     async fn run(self) {
         let Self { client: command, mut server, attempt } = self;
-        // A command that is gone before it heard that it is connected.
+        // Fails if the command is gone before the response to CONNECT was sent.
         let Ok(command) = command.await else {
             return;
         };
+
         let mut command = TokioIo::new(command);
         let meter = Arc::clone(server.meter());
-        let both = copy_bidirectional_with_sizes(
+        let copy = copy_bidirectional_with_sizes(
             &mut command,
             &mut server,
             TUNNEL_BUFFER_BYTES,
             TUNNEL_BUFFER_BYTES,
         );
         tokio::select! {
-            _ended = both => {}
+            _ended = copy => {}
             () = meter.wait_until_idle(IDLE_TIMEOUT) => {}
         }
         drop(attempt);

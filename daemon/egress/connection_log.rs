@@ -1,4 +1,4 @@
-//! What is recorded of a run's connections: a record and a span each, up to a number, and totals.
+//! Log of a run's connections: a record and a span for each of the first ones, and totals.
 
 use std::{
     fmt,
@@ -15,43 +15,41 @@ use serde_json::{Map, Value};
 use super::{meter::TrafficMeter, request::ProxyTarget};
 use crate::daemon::telemetry::{logs::rfc3339_micros, semconv, spans::OtelSpan};
 
-/// Connections of one run that have a record and a span each. Those beyond are counted.
+/// Connections of one run with a record and a span each. Later ones are only counted.
 const MAX_RECORDED_CONNECTIONS: u64 = 100;
 
-/// Writes a record's fields where the run's records are.
+/// Writes the fields of a record to the session of the run.
 pub(crate) type RecordWriter = Box<dyn Fn(Map<String, Value>) + Send + Sync>;
 
-/// What is recorded of one run.
 pub(crate) struct ConnectionLog {
     write: RecordWriter,
     tracer: SdkTracer,
-    /// Of the command's process: the spans' parent.
+    /// Parent of the spans: the span of the command's process.
     parent: Context,
     totals: Mutex<EgressTotals>,
 }
 
-/// What a run has done through the proxy.
+/// Totals of one run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct EgressTotals {
-    /// Connections that were asked for; each request for a whole URL is one.
+    /// Requested connections; each request for a whole URL counts as one.
     pub(crate) attempts: u64,
-    /// Those that policy refused.
+    /// Denied by the policy.
     pub(crate) denied: u64,
-    /// Those that were allowed and failed.
+    /// Allowed and failed.
     pub(crate) failed: u64,
-    /// Bytes to servers.
+    /// To servers.
     pub(crate) sent_bytes: u64,
-    /// Bytes from servers.
+    /// From servers.
     pub(crate) received_bytes: u64,
 }
 
-/// A connection that was asked for. It is recorded when it is dropped: also when its run is over
-/// before anything has come of it.
+/// A requested connection. Recorded when dropped, even if its run ends before it has an outcome.
 #[derive(Debug)]
 pub(super) struct ConnectionAttempt {
     log: Arc<ConnectionLog>,
     is_recorded: bool,
-    began: Instant,
+    started_at: Instant,
     method: String,
     target: ProxyTarget,
     address: Option<SocketAddr>,
@@ -60,7 +58,6 @@ pub(super) struct ConnectionAttempt {
     span: Option<OtelSpan>,
 }
 
-/// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AttemptOutcome {
     Allowed,
@@ -68,15 +65,13 @@ enum AttemptOutcome {
     Failed(&'static str),
 }
 
-// === impl Journal ===
-
 impl ConnectionLog {
-    /// A journal whose records `write` keeps, and whose spans are below `parent`.
+    /// Creates a log that passes its records to `write`.
     pub(crate) fn new(write: RecordWriter, tracer: SdkTracer, parent: Context) -> Self {
         Self { write, tracer, parent, totals: Mutex::default() }
     }
 
-    /// Begins the record of a connection.
+    /// Starts the record of a connection.
     pub(super) fn begin(
         self: &Arc<Self>,
         method: &Method,
@@ -86,6 +81,7 @@ impl ConnectionLog {
             totals.attempts += 1;
             totals.attempts <= MAX_RECORDED_CONNECTIONS
         });
+
         let span = is_recorded.then(|| {
             let attributes = vec![
                 KeyValue::new(semconv::SERVER_ADDRESS, target.host.to_string()),
@@ -98,7 +94,7 @@ impl ConnectionLog {
         ConnectionAttempt {
             log: Arc::clone(self),
             is_recorded,
-            began: Instant::now(),
+            started_at: Instant::now(),
             method: method_name(method).to_owned(),
             target: target.clone(),
             address: None,
@@ -108,7 +104,8 @@ impl ConnectionLog {
         }
     }
 
-    /// Ends it, once nothing of the run is left: says what was left out, if anything was.
+    /// Ends the log once all tasks of the run have ended. Writes a summary if connections were not
+    /// recorded.
     pub(super) fn finish(&self) -> EgressTotals {
         let totals = self.update_totals(|totals| *totals);
         if totals.attempts > MAX_RECORDED_CONNECTIONS {
@@ -132,11 +129,11 @@ impl ConnectionLog {
 
 impl fmt::Debug for ConnectionLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Journal").field("totals", &self.totals).finish_non_exhaustive()
+        f.debug_struct("ConnectionLog").field("totals", &self.totals).finish_non_exhaustive()
     }
 }
 
-/// The method's name, where HTTP knows it: a command can send any word.
+/// Returns the method's name if HTTP defines it: a command can send any word.
 fn method_name(method: &Method) -> &'static str {
     match method.as_str() {
         "CONNECT" => "CONNECT",
@@ -158,26 +155,24 @@ fn record_fields(event: &str) -> Map<String, Value> {
         .collect()
 }
 
-// === impl Attempt ===
-
 impl ConnectionAttempt {
-    /// The address that is being tried, or was refused.
+    /// Sets the address that is being tried, or was denied.
     pub(super) fn set_address(&mut self, address: SocketAddr) {
         self.address = Some(address);
     }
 
-    /// There is a connection; its bytes are counted by `meter`.
+    /// Sets the outcome to connected. `meter` counts the bytes.
     pub(super) fn set_connected(&mut self, meter: Arc<TrafficMeter>) {
         self.outcome = AttemptOutcome::Allowed;
         self.meter = Some(meter);
     }
 
-    /// Policy refuses it, for this reason.
+    /// Sets the outcome to denied by the policy.
     pub(super) fn set_denied(&mut self, reason: &'static str) {
         self.outcome = AttemptOutcome::Denied(reason);
     }
 
-    /// It is allowed and has failed, for this reason.
+    /// Sets the outcome to allowed and failed.
     pub(super) fn set_failed(&mut self, reason: &'static str) {
         self.outcome = AttemptOutcome::Failed(reason);
     }
@@ -189,6 +184,7 @@ impl ConnectionAttempt {
     fn to_record(&self) -> Map<String, Value> {
         let (decision, reason) = self.outcome.decision_and_reason();
         let (sent, received) = self.byte_counts();
+
         let mut fields = record_fields("egress");
         let mut add = |name: &str, value: Value| fields.insert(name.to_owned(), value);
         add("method", self.method.as_str().into());
@@ -203,7 +199,7 @@ impl ConnectionAttempt {
         }
         add("sent_bytes", sent.into());
         add("received_bytes", received.into());
-        add("duration_sec", self.began.elapsed().as_secs_f64().into());
+        add("duration_sec", self.started_at.elapsed().as_secs_f64().into());
         fields
     }
 
@@ -211,10 +207,12 @@ impl ConnectionAttempt {
         let (decision, reason) = self.outcome.decision_and_reason();
         let (sent, received) = self.byte_counts();
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+
         if let Some(address) = self.address {
             span.set(semconv::NETWORK_PEER_ADDRESS, address.ip().to_string());
             span.set(semconv::NETWORK_PEER_PORT, i64::from(address.port()));
         }
+
         span.set(semconv::EGRESS_DECISION, decision);
         span.set(semconv::EGRESS_SENT_BYTES, signed(sent));
         span.set(semconv::EGRESS_RECEIVED_BYTES, signed(received));
@@ -229,6 +227,7 @@ impl Drop for ConnectionAttempt {
     fn drop(&mut self) {
         let (sent, received) = self.byte_counts();
         let outcome = self.outcome;
+
         self.log.update_totals(|totals| {
             totals.sent_bytes = totals.sent_bytes.saturating_add(sent);
             totals.received_bytes = totals.received_bytes.saturating_add(received);
@@ -238,9 +237,11 @@ impl Drop for ConnectionAttempt {
                 AttemptOutcome::Failed(_) => totals.failed += 1,
             }
         });
+
         if let Some(span) = self.span.take() {
             self.end_span(span);
         }
+
         if self.is_recorded {
             if let AttemptOutcome::Denied(reason) = outcome {
                 let ProxyTarget { host, port } = &self.target;
@@ -252,7 +253,6 @@ impl Drop for ConnectionAttempt {
 }
 
 impl AttemptOutcome {
-    /// The decision, and the reason where there is one to give.
     fn decision_and_reason(self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Allowed => ("allowed", None),
@@ -271,34 +271,34 @@ mod tests {
     use crate::daemon::netpolicy::rules::host::Host;
 
     #[test]
-    fn a_run_has_so_many_records_and_then_a_sum() {
-        let kept = Arc::new(Mutex::new(Vec::new()));
-        let keep = Arc::clone(&kept);
-        let journal = Arc::new(ConnectionLog::new(
-            Box::new(move |fields| keep.lock().unwrap().push(fields)),
+    fn connections_beyond_the_limit_are_summarized() {
+        let records = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&records);
+        let log = Arc::new(ConnectionLog::new(
+            Box::new(move |fields| sink.lock().unwrap().push(fields)),
             SdkTracerProvider::builder().build().tracer("test"),
             Context::new(),
         ));
         let target = ProxyTarget { host: Host::parse("a.example").unwrap(), port: 443 };
         for number in 0..MAX_RECORDED_CONNECTIONS + 20 {
-            let mut attempt = journal.begin(&Method::CONNECT, &target);
+            let mut attempt = log.begin(&Method::CONNECT, &target);
             match number % 3 {
                 0 => attempt.set_denied("host_not_allowed"),
                 1 => attempt.set_failed("connect_failed"),
                 _ => attempt.outcome = AttemptOutcome::Allowed,
             }
         }
-        let totals = journal.finish();
+        let totals = log.finish();
         assert_eq!((totals.attempts, totals.denied, totals.failed), (120, 40, 40));
-        let kept = kept.lock().unwrap();
-        assert_eq!(kept.len(), 101);
-        assert_eq!(kept[0]["event"], "egress");
-        assert_eq!(kept[0]["decision"], "denied");
-        assert_eq!(kept[0]["reason"], "host_not_allowed");
-        assert_eq!(kept[0]["host"], "a.example");
-        assert_eq!(kept[0]["port"], 443);
-        assert_eq!(kept[2]["decision"], "allowed");
-        let last = kept.last().unwrap();
+        let records = records.lock().unwrap();
+        assert_eq!(records.len(), 101);
+        assert_eq!(records[0]["event"], "egress");
+        assert_eq!(records[0]["decision"], "denied");
+        assert_eq!(records[0]["reason"], "host_not_allowed");
+        assert_eq!(records[0]["host"], "a.example");
+        assert_eq!(records[0]["port"], 443);
+        assert_eq!(records[2]["decision"], "allowed");
+        let last = records.last().unwrap();
         assert_eq!(last["event"], "egress_summary");
         assert_eq!(last["attempts"], 120);
         assert_eq!(last["not_recorded"], 20);

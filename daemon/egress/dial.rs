@@ -1,4 +1,4 @@
-//! Connecting to a host: look up, check, connect. What is connected to is an address that was checked.
+//! Connects to a target: looks up its name, checks the addresses, and connects to a checked one.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -17,37 +17,34 @@ use super::{
 };
 use crate::daemon::netpolicy::{NetworkPolicy, ResolveError, rules::Denial};
 
-/// How long connecting to one address may take.
+/// Limit for connecting to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Names that one run looks up at a time: those whose servers do not answer must not keep other runs waiting.
+/// Concurrent lookups of one run. Names whose servers do not respond must not delay other runs.
 pub(super) const MAX_LOOKUPS_PER_RUN: usize = 8;
 
 /// Why there is no connection.
 #[derive(Debug)]
 pub(super) enum DialError {
-    /// Policy refuses it.
     Denied(Denial),
-    /// The name cannot be looked up.
     LookupFailed(io::Error),
-    /// No address could be connected to; what the last one said.
+    /// Connecting to each address failed. With the last error.
     Unreachable(io::Error),
-    /// Looking up or connecting took too long.
+    /// The lookup or the last connection timed out.
     TimedOut,
 }
 
-/// Connects to `target`, if what is `outside` may be reached there, for a run that looks up no more names at a
-/// time than `lookups` has permits.
+/// Connects to `target`, if the policy allows it. `lookups` limits the lookups of the run.
 ///
 /// # Errors
 ///
-/// Why there is no connection; `attempt` has been told.
+/// Returns why there is no connection; `attempt` has been updated with the reason.
 pub(super) async fn dial(
-    outside: &NetworkPolicy,
+    policy: &NetworkPolicy,
     target: &ProxyTarget,
     lookups: &Arc<Semaphore>,
     attempt: &mut ConnectionAttempt,
 ) -> Result<MeteredStream<TcpStream>, DialError> {
-    let result = connect(outside, target, lookups, attempt).await;
+    let result = connect(policy, target, lookups, attempt).await;
     match &result {
         Ok(stream) => attempt.set_connected(Arc::clone(stream.meter())),
         Err(DialError::Denied(denial)) => attempt.set_denied(denial.reason()),
@@ -59,7 +56,7 @@ pub(super) async fn dial(
 }
 
 async fn connect(
-    outside: &NetworkPolicy,
+    policy: &NetworkPolicy,
     target: &ProxyTarget,
     lookups: &Arc<Semaphore>,
     attempt: &mut ConnectionAttempt,
@@ -68,8 +65,8 @@ async fn connect(
         let permit = Arc::clone(lookups).acquire_owned().await;
         permit.map_err(io::Error::other)
     };
-    let addresses = outside.resolve(&target.host, target.port, permit).await;
-    let addresses = addresses.map_err(|no_way| match no_way {
+    let resolved = policy.resolve(&target.host, target.port, permit).await;
+    let addresses = resolved.map_err(|error| match error {
         ResolveError::Denied(denial, address) => {
             if let Some(address) = address {
                 attempt.set_address(address);
@@ -79,12 +76,13 @@ async fn connect(
         ResolveError::LookupFailed(error) => DialError::LookupFailed(error),
         ResolveError::TimedOut => DialError::TimedOut,
     })?;
-    let mut last = DialError::LookupFailed(io::Error::other("the name has no address"));
+
+    let mut last_error = DialError::LookupFailed(io::Error::other("the name has no address"));
     for address in addresses {
         attempt.set_address(address);
-        last = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
+        last_error = match timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
-                // Small messages of a tunnel are not to wait for one another.
+                // Small messages of a tunnel must not wait for each other.
                 let _best_effort = stream.set_nodelay(true);
                 return Ok(MeteredStream::new(stream));
             }
@@ -92,23 +90,19 @@ async fn connect(
             Err(Elapsed { .. }) => DialError::TimedOut,
         };
     }
-    Err(last)
+    Err(last_error)
 }
 
-// === impl NoConnection ===
-
 impl DialError {
-    /// What the command is told.
+    /// Returns the proxy's response to the command.
     pub(super) fn to_response(
         &self,
-        outside: &NetworkPolicy,
+        policy: &NetworkPolicy,
         target: &ProxyTarget,
     ) -> Response<ProxyBody> {
         let ProxyTarget { host, port } = target;
         match self {
-            Self::Denied(denial) => {
-                response::denied_response(&outside.explain(denial, host, *port))
-            }
+            Self::Denied(denial) => response::denied_response(&policy.explain(denial, host, *port)),
             Self::LookupFailed(error) => response::text_response(
                 StatusCode::BAD_GATEWAY,
                 &format!("jigd could not look up {host}: {error}"),

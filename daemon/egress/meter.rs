@@ -1,4 +1,4 @@
-//! A stream that counts what goes through it and notices when nothing does.
+//! Traffic meter: a stream wrapper that counts bytes and detects idle connections.
 
 use std::{
     io::{self, IoSlice},
@@ -16,77 +16,73 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// What has gone through a stream.
+/// Counts of one stream.
 #[derive(Debug)]
 pub(super) struct TrafficMeter {
     sent_bytes: AtomicU64,
     received_bytes: AtomicU64,
-    began: Instant,
-    /// Milliseconds from then until something last moved.
+    started_at: Instant,
+    /// Milliseconds from `started_at` to the last byte.
     last_activity_ms: AtomicU64,
 }
 
-/// A stream with a meter.
+/// A stream with a [`TrafficMeter`].
 #[derive(Debug)]
 pub(super) struct MeteredStream<S> {
     inner: S,
     meter: Arc<TrafficMeter>,
 }
 
-// === impl Meter ===
-
 impl TrafficMeter {
     fn new() -> Self {
         Self {
             sent_bytes: AtomicU64::new(0),
             received_bytes: AtomicU64::new(0),
-            began: Instant::now(),
+            started_at: Instant::now(),
             last_activity_ms: AtomicU64::new(0),
         }
     }
 
-    /// Bytes that were written.
+    /// Returns the bytes written to the stream.
     pub(super) fn sent_bytes(&self) -> u64 {
         self.sent_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that were read.
+    /// Returns the bytes read from the stream.
     pub(super) fn received_bytes(&self) -> u64 {
         self.received_bytes.load(Ordering::Relaxed)
     }
 
-    /// Waits until nothing has moved for so long.
+    /// Waits until no byte has moved for `limit`.
     pub(super) async fn wait_until_idle(&self, limit: Duration) {
         loop {
-            let until = self.idle_deadline(limit);
-            if until <= Instant::now() {
+            let deadline = self.idle_deadline(limit);
+            if deadline <= Instant::now() {
                 return;
             }
-            sleep_until(until).await;
+            sleep_until(deadline).await;
         }
     }
 
-    /// When nothing will have moved for so long, unless something does.
+    /// Returns when the stream becomes idle if no byte moves until then.
     fn idle_deadline(&self, limit: Duration) -> Instant {
-        self.began + Duration::from_millis(self.last_activity_ms.load(Ordering::Relaxed)) + limit
+        self.started_at
+            + Duration::from_millis(self.last_activity_ms.load(Ordering::Relaxed))
+            + limit
     }
 
     fn count(&self, counter: &AtomicU64, bytes: usize) {
         counter.fetch_add(bytes as u64, Ordering::Relaxed);
-        let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let millis = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_activity_ms.store(millis, Ordering::Relaxed);
     }
 }
 
-// === impl Metered ===
-
 impl<S> MeteredStream<S> {
-    /// Counts what goes through `inner` from here on.
     pub(super) fn new(inner: S) -> Self {
         Self { inner, meter: Arc::new(TrafficMeter::new()) }
     }
 
-    /// Its meter.
     pub(super) fn meter(&self) -> &Arc<TrafficMeter> {
         &self.meter
     }
@@ -157,7 +153,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn bytes_are_counted_and_put_off_idleness() {
+    async fn bytes_are_counted_and_postpone_idleness() {
         let (one, mut other) = duplex(64);
         let mut one = MeteredStream::new(one);
         let meter = Arc::clone(one.meter());

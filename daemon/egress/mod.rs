@@ -1,34 +1,34 @@
-//! Egress: the one way out of a sandbox whose network is `proxy`. An HTTP proxy in the daemon, which
-//! connects commands to the hosts that the operator allows and to nothing else.
+//! Egress proxy: the only way out of a sandbox with `network = proxy`. An HTTP proxy in the daemon
+//! that connects commands to the hosts the operator allows.
 //!
 //! ```text
-//! command ─▶ 127.0.0.1:3128 of the slot's network namespace (sandbox/entrance.rs)
+//! command ─▶ 127.0.0.1:3128 of the slot's network namespace (sandbox/proxy_listener.rs)
 //!              │ CONNECT host:port, or GET http://host:port/…
 //!              ▼
-//!            host and port allowed? ─no─▶ 403, nothing is looked up
+//!            host and port allowed? ─no─▶ 403, without a lookup
 //!              │ yes
 //!              ▼
 //!            the name is looked up, once
 //!              ▼
-//!            addresses allowed? ─none─▶ 403, nothing is connected to
+//!            addresses allowed? ─none─▶ 403, without a connection
 //!              │ those that are
 //!              ▼
 //!            a connection from the daemon's network to one of these addresses
 //! ```
 //!
-//! HTTP is read and written by hyper on both sides, so what one side could hide from the other in
-//! the way it writes a request does not reach it. Each connection is one task, each run has so many
-//! and the daemon so many, and all of a run's end with it.
+//! hyper parses and writes HTTP on both sides, so neither side can hide anything from the other by
+//! the way it writes a message. Each connection is one task. Connections are limited per run and in
+//! total, and end with their run.
 //!
-//! | file | holds |
+//! | module | contents |
 //! |---|---|
-//! | [`proxy`] | the runs that it serves, and how much each may have |
-//! | [`request`] | whom a request is for, and what of it is passed on |
-//! | [`dial`] | connecting to what is allowed ([`super::outside`]) |
+//! | [`proxy`] | the runs and their limits |
+//! | [`request`] | the target of a request, and what is forwarded |
+//! | [`dial`] | connecting to allowed targets ([`super::netpolicy`]) |
 //! | [`connection`] | one connection from a command |
-//! | [`meter`] | counting bytes, and noticing that none move |
-//! | [`journal`] | what is recorded |
-//! | [`variables`] | how programs find the proxy |
+//! | [`meter`] | byte counts and idle detection |
+//! | [`connection_log`] | records, spans and totals |
+//! | [`proxy_env`] | environment variables that point programs to the proxy |
 
 mod connection;
 pub(crate) mod connection_log;

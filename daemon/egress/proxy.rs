@@ -1,4 +1,4 @@
-//! The proxy of all runs: whom it serves, and how much each may have at a time.
+//! The proxy of all runs: accepts their connections and limits their number.
 
 use std::{
     io::{Read as _, Write as _},
@@ -20,25 +20,25 @@ use crate::daemon::{
     task,
 };
 
-/// Connections of one run at a time: more than a browser or a package manager opens. Each holds at
-/// most 100 KiB of buffers, and two descriptors.
+/// Connections of one run: more than a browser or a package manager opens. Each takes at most
+/// 100 KiB of buffers and two file descriptors.
 const MAX_CONNECTIONS_PER_RUN: usize = 256;
-/// Connections of all runs at a time.
+/// Connections of all runs.
 const MAX_CONNECTIONS: usize = 4096;
-/// Pause after accept(2) has failed for want of descriptors or memory: it would fail again at once.
+/// Pause after accept(2) has failed for lack of file descriptors or memory, since it would fail
+/// again at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What a connection beyond those gets.
+/// Sent on connections beyond these limits.
 const TOO_MANY_CONNECTIONS_RESPONSE: &[u8] = b"HTTP/1.1 503 Too Many Connections\r\nContent-Type: text/plain\r\nContent-Length: 59\r\nConnection: close\r\n\r\njigd: too many connections at a time: close some and retry\n";
 
-/// The proxy of all runs.
 #[derive(Debug)]
 pub(crate) struct EgressProxy {
     policy: Arc<NetworkPolicy>,
     connections: Arc<Semaphore>,
 }
 
-/// The proxy's side of one run.
+/// The proxy's state for one run.
 #[derive(Debug)]
 pub(crate) struct ProxyRun {
     tasks: TaskTracker,
@@ -46,100 +46,106 @@ pub(crate) struct ProxyRun {
 }
 
 impl EgressProxy {
-    /// A proxy that allows what `policy` does, but for the daemon itself, which listens on `own_ports`.
-    pub(crate) fn new(policy: NetworkRules, own_ports: Vec<u16>) -> Self {
+    /// Creates a proxy with these rules. The daemon itself, which listens on `own_ports`, is always
+    /// denied.
+    pub(crate) fn new(rules: NetworkRules, own_ports: Vec<u16>) -> Self {
         Self {
-            policy: Arc::new(NetworkPolicy::new(policy, own_ports)),
+            policy: Arc::new(NetworkPolicy::new(rules, own_ports)),
             connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
         }
     }
 
-    /// What it allows.
     pub(crate) fn rules(&self) -> &NetworkRules {
         self.policy.rules()
     }
 
-    /// Connections that commands have.
+    /// Returns the number of open connections from commands.
     pub(crate) fn active_connections(&self) -> usize {
         MAX_CONNECTIONS - self.connections.available_permits()
     }
 
-    /// Serves one run until its visit is over.
+    /// Serves one run until its lease ends.
     pub(crate) fn serve_run(
         self: &Arc<Self>,
-        visit: ProxyLease,
-        journal: ConnectionLog,
+        lease: ProxyLease,
+        connection_log: ConnectionLog,
     ) -> ProxyRun {
-        let (tasks, journal) = (TaskTracker::new(), Arc::new(journal));
-        let guest = ConnectionHandler {
+        let (tasks, log) = (TaskTracker::new(), Arc::new(connection_log));
+        let handler = ConnectionHandler {
             policy: Arc::clone(&self.policy),
-            log: Arc::clone(&journal),
+            log: Arc::clone(&log),
             lookups: Arc::new(Semaphore::new(MAX_LOOKUPS_PER_RUN)),
             tasks: tasks.clone(),
-            shutdown: visit.ended().clone(),
+            shutdown: lease.ended().clone(),
         };
-        task::spawn(
-            "egress",
-            tasks.track_future(accept_loop(visit, guest, Arc::clone(&self.connections))),
-        );
+        let accept = accept_loop(lease, handler, Arc::clone(&self.connections));
+        task::spawn("egress", tasks.track_future(accept));
         tasks.close();
-        ProxyRun { tasks, log: journal }
+        ProxyRun { tasks, log }
     }
 }
 
 impl ProxyRun {
-    /// Waits until nothing of a run whose visit is over is left here, which is at once; answers what
-    /// there was.
+    /// Waits until all tasks of the run have ended, which is soon after its lease has. Returns the
+    /// totals.
     pub(crate) async fn finish(self) -> EgressTotals {
         self.tasks.wait().await;
         self.log.finish()
     }
 }
 
-/// Takes the run's connections until its visit is over.
-async fn accept_loop(visit: ProxyLease, guest: ConnectionHandler, of_all: Arc<Semaphore>) {
-    let of_run = Arc::new(Semaphore::new(MAX_CONNECTIONS_PER_RUN));
-    while let Some(accepted) = visit.accept().await {
+/// Accepts the connections of a run until its lease ends.
+async fn accept_loop(
+    lease: ProxyLease,
+    handler: ConnectionHandler,
+    all_connections: Arc<Semaphore>,
+) {
+    let run_connections = Arc::new(Semaphore::new(MAX_CONNECTIONS_PER_RUN));
+    while let Some(accepted) = lease.accept().await {
         let stream = match accepted {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!(%error, "a command's connection to the proxy could not be accepted");
+                tracing::warn!(%error, "cannot accept a command's connection to the proxy");
                 tokio::select! {
-                    () = visit.ended().cancelled() => return,
+                    () = lease.ended().cancelled() => return,
                     () = sleep(ACCEPT_RETRY_DELAY) => continue,
                 }
             }
         };
-        let own = Arc::clone(&of_run).try_acquire_owned();
-        let (Ok(own), Ok(shared)) = (own, Arc::clone(&of_all).try_acquire_owned()) else {
+
+        let run_permit = Arc::clone(&run_connections).try_acquire_owned();
+        let (Ok(run_permit), Ok(total_permit)) =
+            (run_permit, Arc::clone(&all_connections).try_acquire_owned())
+        else {
             reject_connection(&stream);
             continue;
         };
-        let guest = guest.clone();
-        let tasks = guest.tasks.clone();
+
+        let handler = handler.clone();
+        let tasks = handler.tasks.clone();
         let connection = async move {
-            let _permits = (own, shared);
-            let end = guest.shutdown.clone();
+            let _permits = (run_permit, total_permit);
+            let shutdown = handler.shutdown.clone();
             tokio::select! {
                 biased;
-                () = end.cancelled() => {}
-                () = serve_connection(&guest, stream) => {}
+                () = shutdown.cancelled() => {}
+                () = serve_connection(&handler, stream) => {}
             }
         };
         task::spawn("egress connection", tasks.track_future(connection));
     }
 }
 
-async fn serve_connection(guest: &ConnectionHandler, stream: std::net::TcpStream) {
+async fn serve_connection(handler: &ConnectionHandler, stream: std::net::TcpStream) {
     match TcpStream::from_std(stream) {
-        Ok(stream) => guest.serve(stream).await,
-        Err(error) => tracing::warn!(%error, "a command's connection could not be driven"),
+        Ok(stream) => handler.serve(stream).await,
+        Err(error) => tracing::warn!(%error, "cannot serve a command's connection to the proxy"),
     }
 }
 
-/// Tells a command that it has too many connections, without waiting for it: first what it has sent
-/// is read, because a connection that is closed before takes the answer along.
+/// Sends the rejection without waiting for the command. It first reads what the command has sent:
+/// closing a connection with unread data would discard the response.
 fn reject_connection(mut stream: &std::net::TcpStream) {
     let _request = stream.read(&mut [0; 4096]);
-    let _told = stream.write(TOO_MANY_CONNECTIONS_RESPONSE);
+    let _written = stream.write(TOO_MANY_CONNECTIONS_RESPONSE);
 }

@@ -1,18 +1,18 @@
-//! The variables by which programs find the proxy.
+//! The environment variables that point programs to the proxy.
 
 use crate::daemon::sandbox::proxy_listener::PROXY_PORT;
 
-/// Pairs of names for one thing: some programs read the one, some the other, most the lower case
-/// first. `ALL_PROXY` is not among them: it would send protocols here that are not HTTP.
+/// Both spellings of each variable: programs read one or the other, most the lower case first.
+/// `ALL_PROXY` is not among them: it would send protocols other than HTTP to the proxy.
 const PROXY_VARIABLES: [[&str; 2]; 2] =
     [["http_proxy", "HTTP_PROXY"], ["https_proxy", "HTTPS_PROXY"]];
-/// Likewise, for what is not to go through it.
+/// Both spellings, for hosts to reach directly.
 const NO_PROXY_VARIABLES: [&str; 2] = ["no_proxy", "NO_PROXY"];
 /// The run's own loopback interface.
 const LOOPBACK_HOSTS: &str = "localhost,127.0.0.1,::1";
 
-/// The variables that a command is to get beside its own. Of a pair that it has one of, it gets
-/// none: ours would win over what the caller has set.
+/// Returns the variables to add to a command's environment. If one spelling is set, it adds
+/// neither: the added one might take precedence over the caller's.
 pub(crate) fn proxy_variables(is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
     let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
     let pairs = PROXY_VARIABLES.map(|pair| (pair, proxy.as_str()));
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_caller_has_set_stays() {
+    fn variables_of_the_caller_are_not_overridden() {
         let names = |set: &[&str]| -> Vec<_> {
             let missing = proxy_variables(|name| set.contains(&name));
             missing.into_iter().map(|(name, _)| name).collect()

@@ -1,4 +1,4 @@
-//! Whom a request to the proxy is for, and what of a message is passed on.
+//! Parses the target of a request to the proxy, and prepares messages for forwarding.
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version, header,
@@ -7,10 +7,9 @@ use http::{
 
 use crate::daemon::netpolicy::rules::host::Host;
 
-/// Port of HTTP.
 const DEFAULT_HTTP_PORT: u16 = 80;
-/// Fields that are about one connection and not about the message (RFC 9110, 7.6.1), or for a proxy
-/// alone; beside them, what `Connection` names.
+/// Headers of one connection rather than of the message (RFC 9110, 7.6.1), or for a proxy alone. The
+/// headers that `Connection` names are hop-by-hop too.
 const HOP_BY_HOP_HEADERS: [&str; 9] = [
     "connection",
     "keep-alive",
@@ -22,34 +21,36 @@ const HOP_BY_HOP_HEADERS: [&str; 9] = [
     "transfer-encoding",
     "upgrade",
 ];
-/// What the proxy says of itself in what it passes on (RFC 9110, 7.6.3).
+/// Identifies the proxy in forwarded requests (RFC 9110, 7.6.3).
 const VIA: HeaderValue = HeaderValue::from_static("1.1 jig");
 
-/// Whom a request is for.
+/// The host and port that a request is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ProxyTarget {
     pub(super) host: Host,
     pub(super) port: u16,
 }
 
-/// Why a request is for nobody, and what to send.
+/// Status and text of the response to an invalid request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MalformedRequest(pub(super) StatusCode, pub(super) &'static str);
 
 impl ProxyTarget {
-    /// Reads whom a request is for.
+    /// Parses the target of a request.
     ///
     /// # Errors
     ///
-    /// It names nobody, or two, or asks for what this proxy does not do.
+    /// The request has no target, contradicting ones, or a method that this proxy does not support.
     pub(super) fn from_request<B>(request: &Request<B>) -> Result<Self, MalformedRequest> {
         let bad = |text| Err(MalformedRequest(StatusCode::BAD_REQUEST, text));
         let uri = request.uri();
         let is_connect = request.method() == Method::CONNECT;
+
         if request.method() == Method::TRACE {
-            let text = "this proxy does not do TRACE";
+            let text = "this proxy does not support TRACE";
             return Err(MalformedRequest(StatusCode::METHOD_NOT_ALLOWED, text));
         }
+
         let target = match (uri.scheme(), uri.authority()) {
             (None, Some(authority)) if is_connect => Self::from_authority(authority, None),
             (Some(scheme), Some(authority)) if !is_connect && *scheme == Scheme::HTTP => {
@@ -64,19 +65,21 @@ impl ProxyTarget {
                 );
             }
         };
+
         let Some(target) = target else {
             return bad(
-                "the target must be a host that can be connected to, with a port for CONNECT, and without a user",
+                "the target must be a host that can be connected to, with a port for CONNECT, and without a user name",
             );
         };
+
         let mut hosts = request.headers().get_all(header::HOST).iter();
         match (hosts.next(), hosts.next()) {
-            (_, Some(_)) => bad("there must be one Host field"),
+            (_, Some(_)) => bad("there must be only one Host header"),
             (None, None) if !is_connect && request.version() >= Version::HTTP_11 => {
-                bad("there must be a Host field")
+                bad("there must be a Host header")
             }
             (Some(host), None) if !target.matches_host_header(host, is_connect) => {
-                bad("the Host field must name the target")
+                bad("the Host header must name the target")
             }
             _ => Ok(target),
         }
@@ -88,7 +91,7 @@ impl ProxyTarget {
         }
         let port = match authority.port() {
             Some(port) => port.as_u16(),
-            // A colon without a port behind it is none.
+            // A colon without a port.
             None if authority.as_str().ends_with(':') => return None,
             None => default_port?,
         };
@@ -96,16 +99,16 @@ impl ProxyTarget {
         (port != 0).then_some(Self { host, port })
     }
 
-    /// Whether a Host field says the same. For CONNECT some programs leave out the port.
-    fn matches_host_header(&self, field: &HeaderValue, is_connect: bool) -> bool {
-        let authority = field.to_str().ok().and_then(|text| text.parse().ok());
+    /// Returns true if a Host header names this target. For CONNECT, some programs omit the port.
+    fn matches_host_header(&self, header: &HeaderValue, is_connect: bool) -> bool {
+        let authority = header.to_str().ok().and_then(|text| text.parse().ok());
         let default_port = if is_connect { self.port } else { DEFAULT_HTTP_PORT };
         let named = authority
             .and_then(|authority: Authority| Self::from_authority(&authority, Some(default_port)));
         named.is_some_and(|named| named == *self)
     }
 
-    /// As a Host field names it.
+    /// Returns the value of the Host header for this target.
     fn to_host_header(&self) -> Option<HeaderValue> {
         let text = match self.port {
             DEFAULT_HTTP_PORT => self.host.to_string(),
@@ -115,7 +118,7 @@ impl ProxyTarget {
     }
 }
 
-/// Turns a request for a whole URL into the one that its server gets.
+/// Converts a request for a whole URL to the form that an origin server expects.
 pub(super) fn to_origin_form<B>(
     mut request: Request<B>,
     target: &ProxyTarget,
@@ -123,16 +126,17 @@ pub(super) fn to_origin_form<B>(
     let path = request.uri().path_and_query().cloned();
     *request.uri_mut() = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     *request.version_mut() = Version::HTTP_11;
+
     strip_hop_by_hop(request.headers_mut());
     let headers = request.headers_mut();
     headers.insert(header::HOST, target.to_host_header()?);
     headers.append(header::VIA, VIA);
-    // One request is all that this connection is for.
+    // The connection serves one request only.
     headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     Some(request)
 }
 
-/// Takes out of a message's fields those that are not to be passed on.
+/// Removes the hop-by-hop headers of a message.
 pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_for_exactly_one() {
+    fn request_has_exactly_one_target() {
         let host = |host| [("host", host)];
         for (method, uri, fields, expected) in [
             ("CONNECT", "a.example:443", &[][..], Some("a.example 443")),
@@ -191,13 +195,13 @@ mod tests {
             ("TRACE", "http://a.example/", &host("a.example"), None),
         ] {
             let target = ProxyTarget::from_request(&request(method, uri, fields));
-            let shown = target.map(|target| format!("{} {}", target.host, target.port));
-            assert_eq!(shown.as_deref().ok(), expected, "{method} {uri} {fields:?}: {shown:?}");
+            let parsed = target.map(|target| format!("{} {}", target.host, target.port));
+            assert_eq!(parsed.as_deref().ok(), expected, "{method} {uri} {fields:?}: {parsed:?}");
         }
     }
 
     #[test]
-    fn a_server_gets_what_is_for_it() {
+    fn forwarded_request_has_end_to_end_headers_only() {
         let fields = [
             ("host", "A.example:8080"),
             ("connection", "close, X-Secret"),
@@ -215,12 +219,12 @@ mod tests {
         assert_eq!(sent.uri().to_string(), "/p?q=1");
         let mut names: Vec<_> = sent.headers().iter().collect();
         names.sort_by_key(|(name, _)| name.as_str());
-        let shown: Vec<_> = names
+        let lines: Vec<_> = names
             .iter()
             .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
             .collect();
         assert_eq!(
-            shown,
+            lines,
             [
                 "authorization: Bearer y",
                 "connection: close",

@@ -1,26 +1,26 @@
-//! What the proxy itself answers: short texts that say what is the matter.
+//! The proxy's own responses: short texts that explain an error.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty, Full, combinators::BoxBody};
 use hyper::ext::ReasonPhrase;
 
-/// Body of what the proxy answers, its own or a server's.
+/// Body of a response: the proxy's own, or a server's.
 pub(super) type ProxyBody = BoxBody<Bytes, hyper::Error>;
 
-/// Name of the refusal by policy, in texts and in status lines: that is all that some programs show
-/// of an answer to CONNECT.
+/// Marks a denial in texts and status lines: some programs show nothing but the status line of a
+/// response to CONNECT.
 const EGRESS_DENIED: &str = "EGRESS_DENIED";
 
-/// The answer to a connection that policy refuses.
-pub(super) fn denied_response(why: &str) -> Response<ProxyBody> {
-    let mut response = text_response(StatusCode::FORBIDDEN, &format!("{EGRESS_DENIED}: {why}"));
+/// The response to a connection that the policy denies.
+pub(super) fn denied_response(reason: &str) -> Response<ProxyBody> {
+    let mut response = text_response(StatusCode::FORBIDDEN, &format!("{EGRESS_DENIED}: {reason}"));
     let phrase = ReasonPhrase::from_static(EGRESS_DENIED.as_bytes());
     response.extensions_mut().insert(phrase);
     response
 }
 
-/// An answer with a line of text.
+/// A response with a line of text.
 pub(super) fn text_response(status: StatusCode, line: &str) -> Response<ProxyBody> {
     let body = Full::new(Bytes::from(format!("{line}\n")));
     let mut response = Response::new(body.map_err(|never| match never {}).boxed());
@@ -31,7 +31,7 @@ pub(super) fn text_response(status: StatusCode, line: &str) -> Response<ProxyBod
     response
 }
 
-/// The answer to a CONNECT that leads somewhere.
+/// The response to a successful CONNECT.
 pub(super) fn connected_response() -> Response<ProxyBody> {
     Response::new(Empty::new().map_err(|never| match never {}).boxed())
 }

@@ -1,6 +1,8 @@
-//! What lies outside, as far as the operator lets anybody reach it: which hosts and ports may be named, and
-//! which addresses their names may lead to. A name is looked up once, and whoever asks connects to an address
-//! that was checked: another answer a moment later changes nothing.
+//! Network policy: which hosts and ports the operator allows, and which addresses names may resolve
+//! to.
+//!
+//! A name is looked up once, and the caller connects to a checked address. A different DNS answer a
+//! moment later has no effect.
 
 pub(crate) mod rules;
 
@@ -19,14 +21,13 @@ use tokio::{
 use self::rules::{Denial, NetworkRules, host::Host};
 use super::task;
 
-/// How long looking a name up may take; a resolver's own patience is usually 10 s.
+/// Limit for a lookup. The resolver's own timeout is usually 10 s.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Addresses of one name that are tried.
 const MAX_ADDRESSES_PER_NAME: usize = 4;
-/// Names that are looked up at a time: each keeps a thread, for as long as name servers take.
+/// Concurrent lookups. Each occupies a thread for as long as name servers take.
 const MAX_CONCURRENT_LOOKUPS: usize = 64;
 
-/// What lies outside, as far as it is allowed.
 #[derive(Debug)]
 pub(crate) struct NetworkPolicy {
     rules: NetworkRules,
@@ -38,61 +39,62 @@ pub(crate) struct NetworkPolicy {
 /// Why there is no address to connect to.
 #[derive(Debug)]
 pub(crate) enum ResolveError {
-    /// Policy refuses it; beside that the address that it refuses, where it is about one.
+    /// With the denied address, if the denial is about one.
     Denied(Denial, Option<SocketAddr>),
-    /// The name cannot be looked up.
     LookupFailed(io::Error),
-    /// Looking up took too long.
     TimedOut,
 }
 
 impl NetworkPolicy {
-    /// All that `policy` allows, but for the daemon itself, which listens on `own_ports`: it would take whoever
-    /// comes from here for the user that it is.
-    pub(crate) fn new(policy: NetworkRules, own_ports: Vec<u16>) -> Self {
-        Self { rules: policy, own_ports, lookups: Arc::new(Semaphore::new(MAX_CONCURRENT_LOOKUPS)) }
+    /// Creates a policy with these rules. The daemon itself, which listens on `own_ports`, is always
+    /// denied: it would take a connection from its own host for one of its user.
+    pub(crate) fn new(rules: NetworkRules, own_ports: Vec<u16>) -> Self {
+        Self { rules, own_ports, lookups: Arc::new(Semaphore::new(MAX_CONCURRENT_LOOKUPS)) }
     }
 
-    /// What is allowed.
     pub(crate) fn rules(&self) -> &NetworkRules {
         &self.rules
     }
 
-    /// What is told of a connection that is refused so, and what the operator could set.
+    /// Explains a denial: what is denied, and the setting that would allow it.
     pub(crate) fn explain(&self, denial: &Denial, host: &Host, port: u16) -> String {
         denial.explain(&self.rules, host, port)
     }
 
-    /// The addresses that may be connected to for `host` on `port`, at least one. What `hold` gives is waited
-    /// for before a name is looked up, and kept as long as the thread that does it, which may be longer than
-    /// anybody waits.
+    /// Returns the allowed addresses of `host`, at least one and at most
+    /// [`MAX_ADDRESSES_PER_NAME`].
+    ///
+    /// Before a lookup, it awaits `acquire`. The result, such as a permit, is held until the lookup
+    /// thread ends, which may be after this future is dropped.
     ///
     /// # Errors
     ///
-    /// Why there is none.
+    /// Returns why there is no such address.
     pub(crate) async fn resolve<H: Send + 'static>(
         &self,
         host: &Host,
         port: u16,
-        hold: impl Future<Output = io::Result<H>>,
+        acquire: impl Future<Output = io::Result<H>>,
     ) -> Result<Vec<SocketAddr>, ResolveError> {
         self.rules.check_host(host, port).map_err(|denial| ResolveError::Denied(denial, None))?;
         let addresses = match host {
             Host::Address(address) => vec![*address],
-            Host::Name(name) => self.look_up(name.clone(), hold).await?,
+            Host::Name(name) => self.look_up(name.clone(), acquire).await?,
         };
-        let mut refused = None;
+
+        let mut first_denied = None;
         let mut allowed = Vec::new();
         for address in addresses {
             let address = SocketAddr::new(address, port);
             match self.check_address(address) {
                 Ok(()) => allowed.push(address),
                 Err(denial) => {
-                    refused.get_or_insert((denial, address));
+                    first_denied.get_or_insert((denial, address));
                 }
             }
         }
-        match refused {
+
+        match first_denied {
             _ if !allowed.is_empty() => {
                 allowed.truncate(MAX_ADDRESSES_PER_NAME);
                 Ok(allowed)
@@ -110,23 +112,23 @@ impl NetworkPolicy {
         self.rules.check_address(ip).map_err(|kind| Denial::Address(ip, kind))
     }
 
-    /// Looks a name up, as the daemon's host does. What it holds comes first: what waits for that does not stand
-    /// in the others' way.
+    /// Looks a name up with the resolver of the daemon's host. Acquires the caller's permit first: a
+    /// caller that waits for it does not hold up others.
     async fn look_up<H: Send + 'static>(
         &self,
         name: String,
-        hold: impl Future<Output = io::Result<H>>,
+        acquire: impl Future<Output = io::Result<H>>,
     ) -> Result<Vec<IpAddr>, ResolveError> {
         let lookup = async {
-            let held = hold.await?;
+            let caller_permit = acquire.await?;
             let permit = Arc::clone(&self.lookups).acquire_owned().await;
-            let held = (held, permit.map_err(io::Error::other)?);
-            let found = task::spawn_blocking(move || {
-                let _held = held;
-                let found = (name.as_str(), 0).to_socket_addrs()?;
-                Ok::<_, io::Error>(found.map(|address| address.ip()).collect())
+            let permits = (caller_permit, permit.map_err(io::Error::other)?);
+            let addresses = task::spawn_blocking(move || {
+                let _permits = permits;
+                let addresses = (name.as_str(), 0).to_socket_addrs()?;
+                Ok::<_, io::Error>(addresses.map(|address| address.ip()).collect())
             });
-            found.await.map_err(io::Error::other)?
+            addresses.await.map_err(io::Error::other)?
         };
         timeout(LOOKUP_TIMEOUT, lookup)
             .await
@@ -135,13 +137,14 @@ impl NetworkPolicy {
     }
 }
 
-/// Whether an address is one of this host's: the kernel lets sockets be bound to those only. Where it does
-/// not say, it may be.
+/// Returns true if an address belongs to this host: the kernel binds sockets to no others. Returns
+/// true if that is unknown.
 fn is_local_address(address: IpAddr) -> bool {
     let address = address.to_canonical();
     if address.is_unspecified() || address.is_loopback() {
         return true;
     }
+
     match UdpSocket::bind((address, 0)) {
         Ok(_) => true,
         Err(error) => error.kind() != io::ErrorKind::AddrNotAvailable,
@@ -153,22 +156,22 @@ mod tests {
     use super::*;
     use crate::daemon::netpolicy::rules::{RulesLabels, address::AddressRange};
 
-    const WORDS: RulesLabels = RulesLabels {
+    const LABELS: RulesLabels = RulesLabels {
         connector: "tests",
         hosts_setting: "tests.hosts",
         addresses_setting: "tests.addresses",
     };
 
     #[test]
-    fn the_daemon_itself_is_never_connected_to() {
+    fn daemon_itself_is_always_denied() {
         let everything = ["0.0.0.0/0", "::/0"].map(|text| AddressRange::parse(text).unwrap());
-        let policy = NetworkRules {
-            labels: &WORDS,
+        let rules = NetworkRules {
+            labels: &LABELS,
             hosts: Vec::new(),
             ports: Vec::new(),
             addresses: everything.to_vec(),
         };
-        let outside = NetworkPolicy::new(policy, vec![50051]);
+        let policy = NetworkPolicy::new(rules, vec![50051]);
         for (address, expected) in [
             ("127.0.0.1:50051", Err(Denial::Daemon)),
             ("127.9.9.9:50051", Err(Denial::Daemon)),
@@ -180,7 +183,7 @@ mod tests {
             ("127.0.0.1:50052", Ok(())),
             ("192.0.2.1:50051", Ok(())),
         ] {
-            let checked = outside.check_address(address.parse().unwrap());
+            let checked = policy.check_address(address.parse().unwrap());
             assert_eq!(checked, expected, "{address}");
         }
     }

@@ -1,26 +1,26 @@
-//! Addresses that are not the world's: what a name leads to must not be one of them.
+//! Special-purpose addresses, which names must not resolve to, and ranges of addresses.
 
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// A range of addresses, `10.0.0.0/8`; a single one has the full length of its prefix.
+/// A range of addresses, such as `10.0.0.0/8`. A single address has the full prefix length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AddressRange {
     first: IpAddr,
     prefix: u8,
 }
 
-/// Ranges of IPv4 addresses that are refused, and what they are: those of the IANA IPv4
-/// Special-Purpose Address Registry that are not globally reachable, multicast, and one address
-/// that looks like any other and is none.
+/// Denied ranges of IPv4 addresses and their kinds: those of the IANA IPv4 Special-Purpose Address
+/// Registry that are not globally reachable, multicast, and the metadata address of Azure, which is
+/// among public addresses.
 const SPECIAL_RANGES_V4: &[([u8; 4], u8, &str)] = &[
     ([0, 0, 0, 0], 8, "unspecified"),
     ([10, 0, 0, 0], 8, "private"),
     ([100, 64, 0, 0], 10, "carrier-grade NAT"),
     ([127, 0, 0, 0], 8, "loopback"),
-    ([168, 63, 129, 16], 32, "metadata"), // Azure's, in the midst of public addresses
+    ([168, 63, 129, 16], 32, "metadata"), // Azure
     ([169, 254, 0, 0], 16, "link-local"), // the metadata services of clouds are at 169.254.169.254
     ([172, 16, 0, 0], 12, "private"),
     ([192, 0, 0, 0], 24, "protocol assignment"),
@@ -31,11 +31,11 @@ const SPECIAL_RANGES_V4: &[([u8; 4], u8, &str)] = &[
     ([198, 51, 100, 0], 24, "documentation"),
     ([203, 0, 113, 0], 24, "documentation"),
     ([224, 0, 0, 0], 4, "multicast"),
-    ([240, 0, 0, 0], 4, "reserved"), // broadcast among them
+    ([240, 0, 0, 0], 4, "reserved"), // includes broadcast
 ];
 
-/// The same for IPv6. What embeds an IPv4 address is looked at first; what is outside of 2000::/3 is
-/// nobody's public address.
+/// Denied ranges of IPv6 addresses. Embedded IPv4 addresses are checked before. No address outside
+/// of 2000::/3 is public.
 const SPECIAL_RANGES_V6: &[([u16; 8], u8, &str)] = &[
     ([0, 0, 0, 0, 0, 0, 0, 0], 128, "unspecified"),
     ([0, 0, 0, 0, 0, 0, 0, 1], 128, "loopback"),
@@ -51,16 +51,16 @@ const SPECIAL_RANGES_V6: &[([u16; 8], u8, &str)] = &[
     ([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10, "site-local"),
     ([0xff00, 0, 0, 0, 0, 0, 0, 0], 8, "multicast"),
 ];
-/// The one block of which public IPv6 addresses are given out (RFC 4291).
+/// The only block of public IPv6 addresses (RFC 4291).
 const GLOBAL_UNICAST: ([u16; 8], u8) = ([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 /// NAT64 (RFC 6052): the last 32 bits are an IPv4 address.
 const NAT64: ([u16; 8], u8) = ([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
-/// Teredo (RFC 4380): the server's IPv4 address, and at the end the client's, its bits inverted.
+/// Teredo (RFC 4380): the server's IPv4 address, and at the end the client's with inverted bits.
 const TEREDO: ([u16; 8], u8) = ([0x2001, 0, 0, 0, 0, 0, 0, 0], 32);
-/// 6to4 (RFC 3056): the 32 bits behind it are an IPv4 address.
+/// 6to4 (RFC 3056): the next 32 bits are an IPv4 address.
 const SIX_TO_FOUR: ([u16; 8], u8) = ([0x2002, 0, 0, 0, 0, 0, 0, 0], 16);
 
-/// What kind of address this is, if it is of a kind to which nobody's public name should lead.
+/// Returns the kind of an address that no public name should resolve to; `None` for public ones.
 pub(super) fn special_purpose(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(address) => special_v4(address),
@@ -81,6 +81,7 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
     let within = |(first, prefix): ([u16; 8], u8)| {
         same_prefix_v6(u128::from(Ipv6Addr::from(first)), address.into(), prefix)
     };
+
     let bits = u128::from(address);
     if within(NAT64) {
         return special_v4(embedded_v4(bits));
@@ -91,6 +92,7 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
     if within(TEREDO) {
         return special_v4(embedded_v4(bits >> 64)).or_else(|| special_v4(embedded_v4(!bits)));
     }
+
     let special = SPECIAL_RANGES_V6.iter().find(|(first, prefix, _)| within((*first, *prefix)));
     match special {
         Some((_, _, kind)) => Some(kind),
@@ -99,7 +101,7 @@ fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
     }
 }
 
-/// The IPv4 address in the lowest 32 bits.
+/// Returns the IPv4 address in the lowest 32 bits.
 fn embedded_v4(bits: u128) -> Ipv4Addr {
     let [.., a, b, c, d] = bits.to_be_bytes();
     Ipv4Addr::new(a, b, c, d)
@@ -113,14 +115,12 @@ fn same_prefix_v6(one: u128, other: u128, prefix: u8) -> bool {
     (one ^ other).leading_zeros() >= u32::from(prefix)
 }
 
-// === impl Range ===
-
 impl AddressRange {
-    /// Reads an address (`10.1.2.3`) or a range of them (`10.0.0.0/8`).
+    /// Parses an address (`10.1.2.3`) or a range (`10.0.0.0/8`).
     ///
     /// # Errors
     ///
-    /// What is wrong with it, and what to give.
+    /// Returns what is wrong, and what to give.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         const RANGE_HINT: &str =
             "give an address (\"10.1.2.3\") or a range (\"10.0.0.0/8\", \"fd00::/8\")";
@@ -128,30 +128,34 @@ impl AddressRange {
             Some((address, prefix)) => (address, Some(prefix)),
             None => (text, None),
         };
+
         let first: IpAddr =
             address.parse().map_err(|_| format!("{address:?} is no address: {RANGE_HINT}"))?;
-        let longest = match first {
+        let max_prefix = match first {
             IpAddr::V4(_) => 32,
             IpAddr::V6(_) => 128,
         };
         let prefix = match prefix {
-            None => longest,
+            None => max_prefix,
             Some(digits) => {
-                digits.parse().ok().filter(|prefix| *prefix <= longest).ok_or_else(|| {
-                    format!("{digits:?} is no length from 0 to {longest} of a prefix: {RANGE_HINT}")
+                digits.parse().ok().filter(|prefix| *prefix <= max_prefix).ok_or_else(|| {
+                    format!(
+                        "{digits:?} is no length from 0 to {max_prefix} of a prefix: {RANGE_HINT}"
+                    )
                 })?
             }
         };
+
         let range = Self { first, prefix };
         if !range.has_no_host_bits() {
             return Err(format!(
-                "{address} has bits beyond the first {prefix}, so it is not clear what is meant: {RANGE_HINT}"
+                "{address} has bits beyond the first {prefix}, so the range is ambiguous: {RANGE_HINT}"
             ));
         }
         Ok(range)
     }
 
-    /// Whether the address is one of them.
+    /// Returns true if the range contains the address.
     pub(super) fn contains(&self, address: IpAddr) -> bool {
         match (self.first, address) {
             (IpAddr::V4(first), IpAddr::V4(address)) => {
@@ -164,23 +168,23 @@ impl AddressRange {
         }
     }
 
-    /// Whether an address of it leads to the loopback interface: one of that, or the one that stands for
-    /// this host.
+    /// Returns true if the range contains an address of the loopback interface, or the unspecified
+    /// address, which stands for this host.
     pub(super) fn reaches_loopback(&self) -> bool {
-        let shared = |first: IpAddr, prefix: u8| {
+        let overlaps = |first: IpAddr, prefix: u8| {
             let other = Self { first, prefix };
             self.contains(first) || other.contains(self.first)
         };
-        shared(Ipv4Addr::new(127, 0, 0, 0).into(), 8)
-            || shared(Ipv4Addr::UNSPECIFIED.into(), 32)
-            || shared(Ipv6Addr::LOCALHOST.into(), 128)
-            || shared(Ipv6Addr::UNSPECIFIED.into(), 128)
-            // Those of IPv4, as IPv6 writes them.
-            || shared(Ipv4Addr::new(127, 0, 0, 0).to_ipv6_mapped().into(), 104)
-            || shared(Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().into(), 128)
+        overlaps(Ipv4Addr::new(127, 0, 0, 0).into(), 8)
+            || overlaps(Ipv4Addr::UNSPECIFIED.into(), 32)
+            || overlaps(Ipv6Addr::LOCALHOST.into(), 128)
+            || overlaps(Ipv6Addr::UNSPECIFIED.into(), 128)
+            // The IPv4 addresses in IPv6 notation.
+            || overlaps(Ipv4Addr::new(127, 0, 0, 0).to_ipv6_mapped().into(), 104)
+            || overlaps(Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().into(), 128)
     }
 
-    /// Whether no bit is set beyond the prefix.
+    /// Returns true if no bit is set beyond the prefix.
     fn has_no_host_bits(&self) -> bool {
         let prefix = u32::from(self.prefix);
         match self.first {
@@ -192,13 +196,14 @@ impl AddressRange {
 
 impl fmt::Display for AddressRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let single = match self.first {
+        let is_single = match self.first {
             IpAddr::V4(_) => self.prefix == 32,
             IpAddr::V6(_) => self.prefix == 128,
         };
-        match single {
-            true => write!(f, "{}", self.first),
-            false => write!(f, "{}/{}", self.first, self.prefix),
+        if is_single {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}/{}", self.first, self.prefix)
         }
     }
 }
@@ -208,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_that_lead_to_the_loopback_interface_are_known() {
+    fn ranges_that_reach_the_loopback_interface_are_detected() {
         for (range, expected) in [
             ("127.0.0.1", true),
             ("127.8.0.0/13", true),
@@ -229,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn special_addresses_are_known_by_their_kind() {
+    fn special_addresses_have_their_kind() {
         for (address, kind) in [
             ("0.0.0.0", Some("unspecified")),
             ("0.1.2.3", Some("unspecified")),
@@ -311,8 +316,8 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_shown_as_they_are_meant() {
-        for (text, shown) in [
+    fn ranges_are_displayed_in_canonical_form() {
+        for (text, expected) in [
             ("10.1.2.3", "10.1.2.3"),
             ("10.1.2.3/32", "10.1.2.3"),
             ("10.0.0.0/8", "10.0.0.0/8"),
@@ -321,7 +326,7 @@ mod tests {
             ("::/0", "::/0"),
             ("fd00::1", "fd00::1"),
         ] {
-            assert_eq!(AddressRange::parse(text).unwrap().to_string(), shown, "{text}");
+            assert_eq!(AddressRange::parse(text).unwrap().to_string(), expected, "{text}");
         }
         let all = AddressRange::parse("0.0.0.0/0").unwrap();
         assert!(all.contains("255.255.255.255".parse().unwrap()));
@@ -329,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_ranges_say_what_to_give() {
+    fn invalid_ranges_are_rejected_with_a_hint() {
         for (text, part) in [
             ("", "no address"),
             ("example.com", "no address"),

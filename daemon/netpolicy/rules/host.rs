@@ -1,27 +1,29 @@
-//! Hosts as requests and rules name them.
+//! Hosts, as named by requests and by rules.
 
 use std::{
     fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// Longest name of a host, in bytes (RFC 1035, without the final dot).
+/// Limit of RFC 1035, without the final dot.
 const MAX_NAME_BYTES: usize = 253;
-/// Longest part of it between dots.
+/// Limit of RFC 1035 for the parts between dots.
 const MAX_LABEL_BYTES: usize = 63;
 
-/// A host that somebody wants to connect to: a name in lower case without a final dot, or an
-/// address.
+/// The host of a connection target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Host {
-    /// A name: letters, digits, hyphens and underscores between dots.
+    /// A name in lower case without a final dot: letters, digits, hyphens and underscores between
+    /// dots.
     Name(String),
-    /// An address, written as one.
+    /// A literal address.
     Address(IpAddr),
 }
 
-/// A rule that allows hosts: `name`, `*.name` (what is below the name, at any depth, and not the
-/// name itself) or an address, and the ports that its policy has or one of its own (`name:8443`).
+/// A rule that allows hosts: `name`, `*.name` or an address, optionally with a port (`name:8443`).
+///
+/// `*.name` matches subdomains at any depth, not the name itself. Without a port, the rule allows
+/// the ports of its policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostRule {
     host: HostPattern,
@@ -31,30 +33,30 @@ pub(crate) struct HostRule {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum HostPattern {
     Exact(Host),
-    /// The name that must follow a dot.
+    /// The parent name.
     Subdomains(String),
 }
 
-// === impl Host ===
-
 impl Host {
-    /// Reads the host of a URI: an IPv6 address stands in brackets. Answers nothing where it is none
-    /// that can be connected to.
+    /// Parses the host of a URI, with an IPv6 address in brackets. Returns `None` if it cannot be
+    /// connected to.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         if let Some(inner) = text.strip_prefix('[') {
             let address = inner.strip_suffix(']')?.parse::<Ipv6Addr>().ok()?;
             return Some(Self::Address(address.into()));
         }
+
         if let Ok(address) = text.parse::<Ipv4Addr>() {
             return Some(Self::Address(address.into()));
         }
+
         let name = text.strip_suffix('.').unwrap_or(text);
         let valid = (1..=MAX_NAME_BYTES).contains(&name.len()) && name.split('.').all(is_label);
         valid.then(|| Self::Name(name.to_ascii_lowercase()))
     }
 
-    /// Whether this is a name that ends in a number: some programs read such as an address
-    /// (inet_aton(3): `127.1`, `0x7f000001`), so it must not be taken for a name.
+    /// Returns true for a name that ends in a number. Some programs read it as an address
+    /// (inet_aton(3): `127.1`, `0x7f000001`), so it must not be treated as a name.
     pub(crate) fn is_ambiguous(&self) -> bool {
         let Self::Name(name) = self else {
             return false;
@@ -84,14 +86,12 @@ fn is_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
-// === impl HostRule ===
-
 impl HostRule {
-    /// Reads a rule.
+    /// Parses a rule.
     ///
     /// # Errors
     ///
-    /// What is wrong with it, and what to give.
+    /// Returns what is wrong, and what to give.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         const HOST_HINT: &str = "give a name (\"packages.example\"), everything below one (\"*.packages.example\") or an address, and after a colon a port, unless it is 80 or 443";
         if text.contains("://") || text.contains('/') {
@@ -102,13 +102,15 @@ impl HostRule {
                 "names are compared as they are sent: give its ASCII form, which begins with \"xn--\"; {HOST_HINT}"
             ));
         }
-        // An IPv6 address without brackets has no port.
+
+        // Without brackets, an IPv6 address has no port.
         if let Ok(address) = text.parse::<Ipv6Addr>() {
             return Ok(Self {
                 host: HostPattern::Exact(Host::Address(address.into())),
                 port: None,
             });
         }
+
         let (host, port) = match text.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => {
                 let number = port.parse().ok().filter(|number| *number != 0);
@@ -118,11 +120,12 @@ impl HostRule {
             }
             _ => (text, None),
         };
-        let below = host.strip_prefix("*.");
-        let parsed = Host::parse(below.unwrap_or(host))
+
+        let parent = host.strip_prefix("*.");
+        let parsed = Host::parse(parent.unwrap_or(host))
             .filter(|host| !host.is_ambiguous())
             .ok_or_else(|| format!("{host:?} names no host: {HOST_HINT}"))?;
-        let host = match (below, parsed) {
+        let host = match (parent, parsed) {
             (None, host) => HostPattern::Exact(host),
             (Some(_), Host::Name(name)) => HostPattern::Subdomains(name),
             (Some(_), Host::Address(_)) => {
@@ -132,18 +135,18 @@ impl HostRule {
         Ok(Self { host, port })
     }
 
-    /// Whether it is about this host.
+    /// Returns true if the rule matches the host, on whatever port.
     pub(super) fn matches(&self, host: &Host) -> bool {
         match (&self.host, host) {
             (HostPattern::Exact(own), host) => own == host,
-            (HostPattern::Subdomains(own), Host::Name(name)) => name
-                .strip_suffix(own.as_str())
+            (HostPattern::Subdomains(parent), Host::Name(name)) => name
+                .strip_suffix(parent.as_str())
                 .is_some_and(|front| front.len() > 1 && front.ends_with('.')),
             (HostPattern::Subdomains(_), Host::Address(_)) => false,
         }
     }
 
-    /// The one port that it allows, where it names one.
+    /// Returns the rule's own port, if it has one.
     pub(super) fn port(&self) -> Option<u16> {
         self.port
     }
@@ -164,8 +167,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_told_from_what_only_looks_like_them() {
-        for (text, shown) in [
+    fn invalid_hosts_are_rejected() {
+        for (text, expected) in [
             ("Example.COM", "example.com"),
             ("example.com.", "example.com"),
             ("xn--bcher-kva.example", "xn--bcher-kva.example"),
@@ -176,7 +179,7 @@ mod tests {
             ("[::FFFF:10.0.0.1]", "[::ffff:10.0.0.1]"),
         ] {
             let host = Host::parse(text).map(|host| host.to_string());
-            assert_eq!(host.as_deref(), Some(shown), "{text}");
+            assert_eq!(host.as_deref(), Some(expected), "{text}");
         }
         let long_name = format!("{}.example", "a.".repeat(125));
         for text in [
@@ -226,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_shown_as_they_are_meant() {
-        for (text, shown) in [
+    fn rules_are_displayed_in_canonical_form() {
+        for (text, expected) in [
             ("Packages.Example.", "packages.example"),
             ("*.Example", "*.example"),
             ("a.example:8443", "a.example:8443"),
@@ -239,13 +242,13 @@ mod tests {
             ("[2001:db8::1]:8080", "[2001:db8::1]:8080"),
         ] {
             let rule = HostRule::parse(text).unwrap();
-            assert_eq!(rule.to_string(), shown, "{text}");
-            assert_eq!(HostRule::parse(shown).unwrap(), rule, "{text}");
+            assert_eq!(rule.to_string(), expected, "{text}");
+            assert_eq!(HostRule::parse(expected).unwrap(), rule, "{text}");
         }
     }
 
     #[test]
-    fn wrong_rules_say_what_to_give() {
+    fn invalid_rules_are_rejected_with_a_hint() {
         for (text, part) in [
             ("", "names no host"),
             ("*", "names no host"),

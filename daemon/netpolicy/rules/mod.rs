@@ -1,11 +1,10 @@
-//! Where connections may lead: which hosts by name, and which addresses a name may lead to. Pure:
-//! nothing here asks anybody anything.
+//! The rules of a network policy. Pure: no lookups, no I/O.
 //!
-//! A connection passes two gates. The host and port that it is for must be allowed
-//! ([`Policy::check_host`]); then each address that the name leads to must be one that the world can
-//! have, or be listed ([`Policy::check_address`]). The second gate is what keeps a name that anybody
-//! may point anywhere from leading to the daemon's own machine, its network, or the metadata service
-//! of its cloud.
+//! A connection must pass two checks. The target's host and port must be allowed
+//! ([`NetworkRules::check_host`]). Then each address that its name resolves to must be public or
+//! listed ([`NetworkRules::check_address`]). The second check matters because any party can point a
+//! name of its own to any address. It keeps such names from leading to the daemon's machine, its
+//! network, or the metadata service of its cloud.
 
 pub(crate) mod address;
 pub(crate) mod host;
@@ -17,50 +16,48 @@ use self::{
     host::{Host, HostRule},
 };
 
-/// Ports of rules that name none, unless the operator says otherwise: HTTP and HTTPS.
+/// Ports of rules without a port, by default: HTTP and HTTPS.
 pub(crate) const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
-/// What the operator allows. Without rules for hosts, nothing is.
+/// What the operator allows. Without `hosts`, everything is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NetworkRules {
-    /// Who connects, and what the operator calls this.
     pub(crate) labels: &'static RulesLabels,
-    /// Hosts that may be named.
     pub(crate) hosts: Vec<HostRule>,
-    /// Ports of the rules that name none.
+    /// Ports of the rules without a port.
     pub(crate) ports: Vec<u16>,
-    /// Addresses to which names may lead although they are no public ones.
+    /// Addresses that names may resolve to although they are not public.
     pub(crate) addresses: Vec<AddressRange>,
 }
 
-/// How a policy is spoken of.
+/// Terms of the texts that explain denials.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RulesLabels {
-    /// Who connects: "commands".
+    /// The party that connects, in the plural: "commands".
     pub(crate) connector: &'static str,
     /// The setting that lists hosts: "proxy.allow_hosts".
     pub(crate) hosts_setting: &'static str,
-    /// The one that lists addresses.
+    /// The setting that lists addresses.
     pub(crate) addresses_setting: &'static str,
 }
 
-/// Why a connection is refused.
+/// Why a connection is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Denial {
-    /// No rule has this host.
+    /// No rule matches the host.
     Host,
-    /// A rule has this host, but on other ports.
+    /// Rules match the host, on other ports.
     Port,
     /// The host is an address in a form that programs read differently.
     AmbiguousHost,
-    /// Every address that the name leads to is of a kind that is refused: the first, and its kind.
+    /// All addresses of the name are denied. With the first of them, and its kind.
     Address(IpAddr, &'static str),
     /// The daemon itself listens there.
     Daemon,
 }
 
 impl NetworkRules {
-    /// Checks what is named.
+    /// Checks the host and port of a target.
     ///
     /// # Errors
     ///
@@ -69,12 +66,13 @@ impl NetworkRules {
         if host.is_ambiguous() {
             return Err(Denial::AmbiguousHost);
         }
-        let mut of_host = self.hosts.iter().filter(|rule| rule.matches(host));
-        match of_host.next() {
+
+        let mut matching = self.hosts.iter().filter(|rule| rule.matches(host));
+        match matching.next() {
             None => Err(Denial::Host),
             Some(first)
                 if self.allows_port(first, port)
-                    || of_host.any(|rule| self.allows_port(rule, port)) =>
+                    || matching.any(|rule| self.allows_port(rule, port)) =>
             {
                 Ok(())
             }
@@ -89,11 +87,11 @@ impl NetworkRules {
         }
     }
 
-    /// Checks an address that a name leads to.
+    /// Checks an address that a name resolves to.
     ///
     /// # Errors
     ///
-    /// What kind of address it is, where it is refused.
+    /// Returns the kind of a denied address.
     pub(crate) fn check_address(&self, address: IpAddr) -> Result<(), &'static str> {
         if self.addresses.iter().any(|range| range.contains(address)) {
             return Ok(());
@@ -101,14 +99,14 @@ impl NetworkRules {
         special_purpose(address).map_or(Ok(()), Err)
     }
 
-    /// Whether what is allowed can lead to the loopback interface of this host.
+    /// Returns true if a listed range includes the loopback interface of this host.
     pub(crate) fn reaches_loopback(&self) -> bool {
         self.addresses.iter().any(AddressRange::reaches_loopback)
     }
 }
 
 impl Denial {
-    /// Its name in records and spans.
+    /// Returns the denial's name in records and spans.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Host => "host_not_allowed",
@@ -119,32 +117,29 @@ impl Denial {
         }
     }
 
-    /// What is told of a connection to `host` on `port` that `policy` refuses so, and what the operator could
-    /// set.
-    pub(crate) fn explain(&self, policy: &NetworkRules, host: &Host, port: u16) -> String {
-        let RulesLabels { connector: who, hosts_setting: hosts, addresses_setting: addresses } =
-            policy.labels;
-        let rule = || match policy.ports.contains(&port) {
-            true => host.to_string(),
-            false => format!("{host}:{port}"),
+    /// Explains the denial of a connection to `host` on `port`, with the setting that would allow it.
+    pub(crate) fn explain(&self, rules: &NetworkRules, host: &Host, port: u16) -> String {
+        let RulesLabels { connector, hosts_setting, addresses_setting } = rules.labels;
+        let rule = || {
+            if rules.ports.contains(&port) { host.to_string() } else { format!("{host}:{port}") }
         };
         match self {
             Self::Host => format!(
-                "{host}:{port} is not among the hosts that {who} may connect to. The operator of jigd can allow it: {hosts} = [\"{}\"]",
+                "{host}:{port} is not among the hosts that {connector} may connect to. The operator of jigd can allow it: {hosts_setting} = [\"{}\"]",
                 rule()
             ),
             Self::Port => format!(
-                "{host} may be connected to, but not on port {port}. The operator of jigd can allow it: {hosts} = [\"{}\"]",
+                "{host} is allowed, but not on port {port}. The operator of jigd can allow it: {hosts_setting} = [\"{}\"]",
                 rule()
             ),
             Self::AmbiguousHost => format!(
                 "{host} is an address in a form that programs read differently: give four decimal numbers, or a name"
             ),
             Self::Daemon => {
-                format!("{host}:{port} is jigd itself, to which {who} are never connected")
+                format!("{host}:{port} is jigd itself, to which {connector} must not connect")
             }
             Self::Address(address, kind) => format!(
-                "{host} leads to {address}, a {kind} address. The operator of jigd can allow it: {addresses} = [\"{address}\"]"
+                "{host} leads to {address}, a {kind} address. The operator of jigd can allow it: {addresses_setting} = [\"{address}\"]"
             ),
         }
     }
@@ -154,7 +149,7 @@ impl Denial {
 mod tests {
     use super::*;
 
-    const WORDS: RulesLabels = RulesLabels {
+    const LABELS: RulesLabels = RulesLabels {
         connector: "commands",
         hosts_setting: "proxy.allow_hosts",
         addresses_setting: "proxy.allow_addresses",
@@ -162,7 +157,7 @@ mod tests {
 
     fn policy(hosts: &[&str], addresses: &[&str]) -> NetworkRules {
         NetworkRules {
-            labels: &WORDS,
+            labels: &LABELS,
             ports: DEFAULT_PORTS.to_vec(),
             hosts: hosts.iter().map(|text| HostRule::parse(text).unwrap()).collect(),
             addresses: addresses.iter().map(|text| AddressRange::parse(text).unwrap()).collect(),
@@ -221,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_are_listed_are_no_others() {
+    fn only_listed_addresses_are_exempt() {
         let policy = policy(&[], &["10.1.2.3", "192.168.0.0/16", "fd00:1::/32"]);
         for (address, allowed) in [
             ("10.1.2.3", true),
@@ -231,7 +226,7 @@ mod tests {
             ("169.254.169.254", false),
             ("fd00:1:2::3", true),
             ("fd00:2::3", false),
-            // What is listed is the address, not what others embed it in.
+            // The listed address, not others that embed it.
             ("::ffff:10.1.2.3", false),
             ("64:ff9b::10.1.2.3", false),
             ("2002:a01:203::1", false),
@@ -242,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denial_says_what_the_operator_could_set() {
+    fn denial_names_the_setting_that_would_allow_it() {
         let host = Host::parse("Files.Example.").unwrap();
         let address = Denial::Address("10.0.0.1".parse().unwrap(), "private");
         let policy = policy(&[], &[]);
