@@ -1,93 +1,93 @@
-//! What can go wrong with a call, in the terms of the contract. Doors turn it into a gRPC status or
-//! whatever their protocol has.
+//! Errors of calls, in the terms of the contract. The frontends map them to their protocol, such as
+//! a gRPC status.
 
 mod suggestion;
 
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
-/// Most fields of one request that are told to break their rules. Once so many are known, no more are
-/// looked for: a request can hold a million of them, and who sent it learns the rest when these are right.
+/// Violations that one error reports. Validation stops at that number: a request can have a million
+/// invalid fields, and the caller learns of the others once these are fixed.
 pub(crate) const MAX_VIOLATIONS: usize = 20;
 
-/// Metadata of `SYMLINK_BLOCKED` where the links lead out of the workspace.
+/// Metadata of `SYMLINK_BLOCKED` if the links lead out of the workspace.
 pub(crate) const LEADS_OUT: &str = "leads_out";
 
-/// The machine-readable reason of an error; its name is what `ErrorInfo.reason` carries.
+/// The machine-readable reason of an error. `ErrorInfo.reason` carries its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Reason {
-    /// Fields of the request break their rules.
+    /// Fields of the request are invalid.
     InvalidParams,
     /// A glob cannot be parsed.
     InvalidGlob,
     /// A regular expression cannot be parsed, or is too large.
     InvalidRegex,
-    /// A path leads out of where it may lead.
+    /// A path leads out of the workspace or another allowed directory.
     PathEscape,
     /// A path passes through a symbolic link.
     SymlinkBlocked,
-    /// The operating system refuses access.
+    /// The operating system denies access.
     PermissionDenied,
-    /// The operator does not allow it.
+    /// A policy rule of the operator denies it.
     PolicyDenied,
-    /// The operator does not let anybody fetch from there.
+    /// The operator does not allow fetching from this host.
     EgressDenied,
-    /// Somebody was asked to approve it, and has not.
+    /// It needed approval and did not get it.
     ApprovalDenied,
-    /// The caller may not do this.
+    /// The caller is not authorized.
     Forbidden,
-    /// It is not known who calls.
+    /// The caller is not authenticated.
     Unauthenticated,
-    /// Nothing is at the path.
+    /// No file is at the path.
     FileNotFound,
     /// No directory is at the path.
     DirectoryNotFound,
     /// The program was not found.
     CommandNotFound,
-    /// There is no such tool or method.
+    /// No such tool or method exists.
     UnknownTool,
-    /// No workspace has this name.
+    /// No workspace of this name exists.
     UnknownWorkspace,
     /// The session has no such artifact.
     ArtifactNotFound,
-    /// No such upload is kept.
+    /// No such upload is stored.
     UploadNotFound,
     /// The notebook has no such cell.
     CellNotFound,
-    /// No such process runs, or ended not long ago.
+    /// No such process is running or ended recently.
     ProcessNotFound,
-    /// No such job is kept.
+    /// No such job is stored.
     JobNotFound,
-    /// No such call waits to be approved, nor has waited.
+    /// No such approval is pending or stored.
     ApprovalNotFound,
-    /// There is no such rule.
+    /// No such policy rule exists.
     RuleNotFound,
-    /// Something is at the path already.
+    /// The path exists already.
     FileExists,
-    /// Something that is not a regular file is at the path.
+    /// The path is not a regular file.
     NotAFile,
-    /// Something that is not a directory is at the path.
+    /// The path is not a directory.
     NotADirectory,
-    /// The directory holds entries.
+    /// The directory is not empty.
     DirectoryNotEmpty,
     /// The file is not text.
     BinaryFile,
-    /// The file is too large to be read whole.
+    /// The file is too large to be read as a whole.
     FileTooLarge,
-    /// The range of lines lies outside the file.
+    /// The range of lines is outside the file.
     LineRangeInvalid,
-    /// A hunk of a patch does not fit.
+    /// A hunk of a patch does not apply.
     PatchHunkFail,
-    /// A patch cannot be understood.
+    /// A patch cannot be parsed.
     PatchParseError,
-    /// The file holds the string several times.
+    /// The file contains the string more than once.
     StringNotUnique,
-    /// The file does not hold the string.
+    /// The file does not contain the string.
     StringNotFound,
     /// The program is not in an executable format.
     CommandNotExecutable,
-    /// The operator has switched the tool off.
+    /// The operator has disabled the tool.
     ToolDisabled,
-    /// It was decided before.
+    /// The approval was decided before.
     ApprovalDecided,
     /// The session has run no command.
     NoCommandHistory,
@@ -95,42 +95,42 @@ pub(crate) enum Reason {
     ProcessEnded,
     /// The standard input of the process is closed.
     StdinClosed,
-    /// An id that names one thing was used for another.
+    /// A request id was reused for a different call.
     RequestIdReused,
     /// The file has changed since the caller read it.
     StaleFile,
-    /// What came is not what its checksum says.
+    /// The content does not match its checksum.
     ChecksumMismatch,
-    /// The daemon died while the first call with this request id went on.
+    /// The daemon died during the first call with this request id.
     DaemonLost,
-    /// The time for the call has passed.
+    /// The deadline of the call has passed.
     Timeout,
-    /// Too much is going on.
+    /// A limit of concurrency, queues or kernel resources was reached.
     ResourceExhausted,
     /// A disk is full.
     NoSpace,
-    /// A directory holds more than can be listed.
+    /// A directory has more entries than can be listed.
     TooManyFiles,
-    /// The isolation that the operator asks for cannot be given.
+    /// The required isolation level is not available.
     SandboxUnavailable,
-    /// Building a sandbox failed, or it was lost.
+    /// A sandbox could not be created, or was lost.
     SandboxError,
-    /// Fetching from the web failed on the way.
+    /// Fetching from the web failed.
     FetchError,
-    /// The daemon's state directory is not where it was opened.
+    /// The daemon's state directory was removed or replaced.
     StateLost,
     /// The daemon is shutting down.
     Draining,
-    /// A defect.
+    /// A bug in the daemon, or an unexpected failure.
     Internal,
 }
 
-/// A field of a request that breaks its rules.
+/// An invalid field of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Violation {
     /// Path of the field: `cwd`, `argv[3]`, `env["A=B"]`.
     pub(crate) field: String,
-    /// What is wrong, and what would be right.
+    /// What is wrong, and what would be valid.
     pub(crate) description: String,
 }
 
@@ -138,32 +138,29 @@ pub(crate) struct Violation {
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Error {
-    /// The reason.
     pub(crate) reason: Reason,
     /// What happened, and what to do about it.
     pub(crate) message: Cow<'static, str>,
-    /// The changing parts of the message, by name.
+    /// The variable parts of the message, by name.
     pub(crate) metadata: Vec<(Cow<'static, str>, String)>,
-    /// The fields that break their rules; of those above [`MOST_VIOLATIONS`], one.
+    /// The invalid fields. One more than [`MAX_VIOLATIONS`] if there are more than that.
     pub(crate) violations: Vec<Violation>,
-    /// Whether it is known that nothing was done, whatever the reason: the call may be made again under its id.
+    /// True if nothing was done, so the call may be repeated with its request id.
     pub(crate) not_started: bool,
-    /// How long to wait before trying again, where that helps.
+    /// How long to wait before retrying, if that helps.
     pub(crate) retry_after: Option<Duration>,
-    /// What caused it, for the daemon's log.
+    /// For the daemon's log only.
     #[source]
     pub(crate) cause: Option<Box<dyn StdError + Send + Sync>>,
 }
 
 impl Violation {
-    /// Says what is wrong with a field.
     pub(crate) fn new(field: impl Into<String>, description: impl Into<String>) -> Self {
         Self { field: field.into(), description: description.into() }
     }
 }
 
 impl Reason {
-    /// All of them.
     const ALL: [Self; 54] = [
         Self::InvalidParams,
         Self::InvalidGlob,
@@ -221,12 +218,12 @@ impl Reason {
         Self::Internal,
     ];
 
-    /// The one of this name in the contract.
+    /// Returns the reason of a name in the contract.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.name() == name)
     }
 
-    /// Its name in the contract.
+    /// Returns the reason's name in the contract.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InvalidParams => "INVALID_PARAMS",
@@ -294,7 +291,6 @@ impl fmt::Display for Reason {
 }
 
 impl Error {
-    /// An error with nothing but a reason and a message.
     pub(crate) fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
         Self {
             reason,
@@ -307,27 +303,28 @@ impl Error {
         }
     }
 
-    /// Fields that break their rules. The message names each of them, up to [`MOST_VIOLATIONS`].
+    /// Creates an error for invalid fields. The message names at most [`MAX_VIOLATIONS`] of them.
     pub(crate) fn invalid(mut violations: Vec<Violation>) -> Self {
-        // With one more it is still known that there are more.
+        // One more shows that there are more.
         violations.truncate(MAX_VIOLATIONS + 1);
-        let reported = violations.iter().take(MAX_VIOLATIONS);
-        let mut list: Vec<String> = reported
+
+        let mut list: Vec<String> = violations
+            .iter()
+            .take(MAX_VIOLATIONS)
             .map(|violation| format!("{}: {}", violation.field, violation.description))
             .collect();
         if violations.len() > MAX_VIOLATIONS {
-            let text = format!("more than {MAX_VIOLATIONS} fields break their rules");
-            list.insert(0, text);
+            list.insert(0, format!("more than {MAX_VIOLATIONS} fields are invalid"));
         }
         Self { violations, ..Self::new(Reason::InvalidParams, list.join("; ")) }
     }
 
-    /// One field that breaks its rules.
+    /// Creates an error for one invalid field.
     pub(crate) fn invalid_field(field: impl Into<String>, description: impl Into<String>) -> Self {
-        Self::invalid(vec![Violation { field: field.into(), description: description.into() }])
+        Self::invalid(vec![Violation::new(field, description)])
     }
 
-    /// A defect of the daemon: the caller learns that there is one, the log learns which.
+    /// Creates an internal error. The caller learns that it happened; only the log has the cause.
     pub(crate) fn internal(cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::new(
             Reason::Internal,
@@ -336,25 +333,24 @@ impl Error {
         .with_cause(cause)
     }
 
-    /// Adds a part of the message by name.
+    /// Adds a variable part of the message by name.
     pub(crate) fn with_metadata(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.metadata.push((name.into(), value.into()));
         self
     }
 
-    /// Adds the cause.
     pub(crate) fn with_cause(mut self, cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.cause = Some(cause.into());
         self
     }
 
-    /// Adds that nothing was done.
+    /// Declares that nothing was done.
     pub(crate) fn not_started(mut self) -> Self {
         self.not_started = true;
         self
     }
 
-    /// Adds how long to wait before trying again.
+    /// Sets how long to wait before retrying.
     pub(crate) fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self

@@ -1,6 +1,8 @@
-//! What is done when file descriptors run out, the daemon's own or the system's: who needs one gives back
-//! what he has, waits a moment and tries again, a few times, as those who hold many are soon done. Then
-//! the call fails, says which limit it was, and has done nothing.
+//! Exhaustion of file descriptors, the daemon's own or the system's.
+//!
+//! An operation that lacks one releases what it holds, waits and tries again a few times, since
+//! other calls soon release theirs. Then the call fails without effect, and its error names the
+//! limit.
 
 use std::{
     io,
@@ -18,69 +20,68 @@ use crate::daemon::{
 
 /// Attempts after the first one.
 const MAX_RETRIES: u32 = 3;
-/// Pause before the first of them; before each other one, twice as long as before.
+/// Pause before the first retry. It doubles for each further one.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(100);
-/// No pause is longer.
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
-/// When a caller is told to try again: the pauses together were not long enough.
+/// Retry delay in errors to clients, after all retries have failed.
 const CLIENT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Pause between two reports of a shortage: each has all runs measured.
+/// Minimum time between two reports of a shortage: each triggers a measurement of all runs.
 const SHORTAGE_REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Reports of shortages.
 static SHORTAGE_SENDER: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
 
-/// Reports what the daemon could not do because the kernel had no more of what runs share with it:
-/// epoll watches of its user (ENOSPC) or open files of the machine (ENFILE). All runs are measured at
-/// once, and those over their limits are ended. Answers whether the error is such a shortage.
+/// Reports an error if it is a shortage of what the daemon shares with runs: epoll watches of its
+/// user (ENOSPC) or open files of the machine (ENFILE). Returns true if it is.
+///
+/// A report triggers a measurement of all runs, which ends those that exceed their limits.
 pub(crate) fn report_shortage(error: &io::Error) -> bool {
     static LAST_REPORT: Mutex<Option<Instant>> = Mutex::new(None);
-    let is_shortage = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::ENFILE));
-    if is_shortage {
-        let now = Instant::now();
-        let mut last = LAST_REPORT.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_none_or(|last| now - last >= SHORTAGE_REPORT_INTERVAL) {
-            *last = Some(now);
-            SHORTAGE_SENDER.send_replace(());
-        }
+    if !matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::ENFILE)) {
+        return false;
     }
-    is_shortage
+
+    let now = Instant::now();
+    let mut last_report = LAST_REPORT.lock().unwrap_or_else(PoisonError::into_inner);
+    if last_report.is_none_or(|last| now - last >= SHORTAGE_REPORT_INTERVAL) {
+        *last_report = Some(now);
+        SHORTAGE_SENDER.send_replace(());
+    }
+    true
 }
 
-/// Changes with each shortage that is reported from now on.
+/// Returns a receiver that changes with each reported shortage.
 pub(crate) fn subscribe_shortages() -> watch::Receiver<()> {
     SHORTAGE_SENDER.subscribe()
 }
 
-/// Attempts at something that descriptors are needed for.
+/// Retries with exponential backoff while file descriptors are exhausted.
 #[derive(Debug)]
 pub(crate) struct FdRetry {
     retries_left: u32,
     backoff: Duration,
-    /// No attempt begins later.
+    /// No attempt starts later.
     deadline: Option<Instant>,
 }
 
 impl FdRetry {
-    /// Some, as long as somebody waits for what comes of them.
-    pub(crate) fn with_deadline(until: Option<Instant>) -> Self {
-        Self { retries_left: MAX_RETRIES, backoff: INITIAL_BACKOFF, deadline: until }
+    pub(crate) fn with_deadline(deadline: Option<Instant>) -> Self {
+        Self { retries_left: MAX_RETRIES, backoff: INITIAL_BACKOFF, deadline }
     }
 
-    /// Whether what failed so is to be tried again; then it is time to. To be asked of what has done
-    /// nothing. May be cancelled.
+    /// Returns true, after a pause, if an operation that failed with `error` should be retried. The
+    /// operation must have had no effect. Cancel-safe.
     pub(crate) async fn should_retry(&mut self, error: &Error) -> bool {
         is_fd_exhaustion_error(error) && self.sleep_backoff().await
     }
 
-    /// As [`Self::another`], of an error of the kernel's.
+    /// Like [`Self::should_retry`], for an error of the kernel.
     pub(crate) async fn should_retry_io(&mut self, error: &io::Error) -> bool {
         is_fd_exhaustion(error) && self.sleep_backoff().await
     }
 
-    /// As [`Self::another_of_kernel`], of starting a command, which files on no disk are needed for: a
-    /// run that holds what is missing is ended meanwhile.
+    /// Like [`Self::should_retry_io`], for starting a command, which needs no files on a disk. It
+    /// reports a shortage, so that runs that exceed their limits are ended.
     pub(crate) async fn should_retry_spawn(&mut self, error: &io::Error) -> bool {
         (report_shortage(error) || is_fd_exhaustion(error)) && self.sleep_backoff().await
     }
@@ -93,7 +94,7 @@ impl FdRetry {
         pause.is_some()
     }
 
-    /// As [`Self::another_of_kernel`], on a thread that may block.
+    /// Like [`Self::should_retry_io`], and blocks.
     fn should_retry_blocking(&mut self, error: &io::Error) -> bool {
         if !is_fd_exhaustion(error) {
             return false;
@@ -105,34 +106,35 @@ impl FdRetry {
         pause.is_some()
     }
 
-    /// How long to wait before the next attempt, if there is to be one.
+    /// Returns the pause before the next attempt; `None` if there is none.
     fn next_backoff(&mut self) -> Option<Duration> {
         let pause = self.backoff;
         self.retries_left = self.retries_left.checked_sub(1)?;
         self.backoff = (pause * 2).min(MAX_BACKOFF);
-        let begins = Instant::now() + pause;
-        self.deadline.is_none_or(|until| begins < until).then_some(pause)
+
+        let next_attempt = Instant::now() + pause;
+        self.deadline.is_none_or(|deadline| next_attempt < deadline).then_some(pause)
     }
 }
 
-/// Does something until it does not fail for want of descriptors, or has done so too often. Blocks.
+/// Calls `attempt` until it succeeds, fails for another reason, or the retries are used up. Blocks.
 pub(crate) fn retry_blocking<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    let mut attempts = FdRetry::with_deadline(None);
+    let mut retry = FdRetry::with_deadline(None);
     loop {
         match attempt() {
-            Err(error) if attempts.should_retry_blocking(&error) => {}
+            Err(error) if retry.should_retry_blocking(&error) => {}
             result => return result,
         }
     }
 }
 
-/// Whether descriptors ran out.
+/// Returns true if an error means that file descriptors are exhausted.
 pub(crate) fn is_fd_exhaustion(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// What the operator can do about a socket that cannot be made, accepted or driven for want of
-/// something that the kernel bounds; none for other errors. epoll_ctl(2) says ENOSPC.
+/// Returns what the operator can do about a socket that cannot be created, accepted or polled
+/// because a kernel resource is exhausted; `None` for other errors. ENOSPC is from epoll_ctl(2).
 pub(crate) fn remedy(error: &io::Error) -> Option<&'static str> {
     Some(match error.raw_os_error()? {
         libc::EMFILE => {
@@ -147,16 +149,16 @@ pub(crate) fn remedy(error: &io::Error) -> Option<&'static str> {
     })
 }
 
-/// Whether a call failed because descriptors ran out.
+/// Returns true if a call failed because file descriptors are exhausted.
 pub(crate) fn is_fd_exhaustion_error(error: &Error) -> bool {
     let cause = error.cause.as_deref();
     error.reason == Reason::ResourceExhausted
         && cause.and_then(|cause| cause.downcast_ref()).is_some_and(is_fd_exhaustion)
 }
 
-/// The error for who needed a descriptor for `what`, and did not get one.
-pub(crate) fn fd_exhausted_error(error: io::Error, what: &str) -> Error {
-    let (whose, remedy) = match error.raw_os_error() {
+/// Returns the error of a call that got no file descriptor for `purpose`.
+pub(crate) fn fd_exhausted_error(error: io::Error, purpose: &str) -> Error {
+    let (owner, remedy) = match error.raw_os_error() {
         Some(libc::ENFILE) => ("the system", "fs.file-max (sysctl)"),
         _ => (
             "the daemon",
@@ -164,7 +166,7 @@ pub(crate) fn fd_exhausted_error(error: io::Error, what: &str) -> Error {
         ),
     };
     let text = format!(
-        "{whose} has no file descriptors left for {what}; nothing was done: try again, with fewer calls at a time; its operator can raise {remedy}"
+        "{owner} has no file descriptors left for {purpose}; nothing was done: try again, with fewer calls at a time; its operator can raise {remedy}"
     );
     Error::new(Reason::ResourceExhausted, text).retry_after(CLIENT_RETRY_DELAY).with_cause(error)
 }
@@ -179,15 +181,15 @@ mod tests {
 
     #[test]
     fn pauses_double_and_end_with_the_deadline() {
-        let mut attempts = FdRetry::with_deadline(None);
-        let pauses: Vec<_> = std::iter::from_fn(|| attempts.next_backoff()).collect();
+        let mut retry = FdRetry::with_deadline(None);
+        let pauses: Vec<_> = std::iter::from_fn(|| retry.next_backoff()).collect();
         assert_eq!(pauses, [100, 200, 400].map(Duration::from_millis));
         let soon = Instant::now() + Duration::from_millis(50);
         assert_eq!(FdRetry::with_deadline(Some(soon)).next_backoff(), None);
     }
 
     #[test]
-    fn only_want_of_descriptors_is_tried_again() {
+    fn only_exhaustion_is_retried() {
         let mut tries = 0;
         let third = retry_blocking(|| {
             tries += 1;
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_whose_they_are() {
+    fn error_names_the_exhausted_limit() {
         let own = fd_exhausted_error(missing(), "it");
         let system = fd_exhausted_error(io::Error::from_raw_os_error(libc::ENFILE), "it");
         assert!(own.message.contains("ulimit -n"), "{own}");

@@ -1,5 +1,5 @@
-//! The one place where tasks are started: each has a name, keeps the span it was started in, and is
-//! waited for when the daemon drains.
+//! Spawning of tasks and blocking work. Each task has a name and inherits the current span. The
+//! daemon waits for tracked tasks before it exits.
 
 use std::{future::Future, sync::OnceLock, time::Instant};
 
@@ -9,7 +9,7 @@ use tracing::Instrument as _;
 
 static TRACKER: OnceLock<TaskTracker> = OnceLock::new();
 
-/// Starts a task.
+/// Spawns a task in the current span.
 pub(crate) fn spawn<F>(name: &'static str, future: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send + 'static> + Send + 'static,
@@ -23,7 +23,7 @@ where
     tokio::spawn(future.instrument(span))
 }
 
-/// Starts a task that the daemon waits for before it exits: one that holds somebody's work.
+/// Spawns a task that the daemon waits for before it exits.
 pub(crate) fn spawn_tracked<F>(name: &'static str, future: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send + 'static> + Send + 'static,
@@ -31,12 +31,12 @@ where
     spawn(name, tracker().track_future(future))
 }
 
-/// Makes the daemon wait, before it exits, until the token is dropped.
+/// Returns a token that delays the daemon's exit until it is dropped.
 pub(crate) fn delay_shutdown() -> TaskTrackerToken {
     tracker().token()
 }
 
-/// Runs a function that blocks, on a thread kept for such.
+/// Runs a blocking function on a thread of the blocking pool, in the current span.
 pub(crate) fn spawn_blocking<T: Send + 'static>(
     function: impl FnOnce() -> T + Send + 'static,
 ) -> JoinHandle<T> {
@@ -45,7 +45,7 @@ pub(crate) fn spawn_blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(move || span.in_scope(function))
 }
 
-/// Waits until `instant`; for ever where there is none.
+/// Sleeps until `instant`; forever if there is none.
 pub(crate) async fn sleep_until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant.into()).await,
@@ -53,7 +53,7 @@ pub(crate) async fn sleep_until(instant: Option<Instant>) {
     }
 }
 
-/// Waits until no tracked task is left.
+/// Waits until all tracked tasks have ended.
 pub(crate) async fn wait_for_tracked() {
     tracker().close();
     tracker().wait().await;

@@ -28,7 +28,7 @@ async fn a_request_that_is_wrong_a_million_times_costs_little() {
     for (params, fields, told) in [
         (format!("{{\"argv\":[{ones}1]}}"), 1, "262144"),
         (format!("{{{names}\"x\":1}}"), 1, "262144"),
-        (format!("{{\"argv\":[{bad}]}}"), 20, "more than 20 fields break"),
+        (format!("{{\"argv\":[{bad}]}}"), 20, "more than 20 fields are invalid"),
     ] {
         let submitting = jobs.try_submit(text("run", params));
         let refused = tokio::time::timeout(Duration::from_secs(20), submitting).await;
