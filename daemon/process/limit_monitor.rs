@@ -1,6 +1,6 @@
 //! Measures a run periodically, for limits that the kernel does not enforce.
 
-use std::time::Instant;
+use std::{sync::OnceLock, time::Instant};
 
 use tokio::{
     sync::{oneshot, watch},
@@ -10,7 +10,11 @@ use tokio::{
 use super::{outcome::ResourceLimit, watchdog::Watchdog};
 use crate::daemon::{
     fd_exhaustion,
-    sandbox::{running::Measurer, wire::RunMeasurement},
+    sandbox::{
+        limits::RunLimits,
+        running::{Measurer, RunningSandbox},
+        wire::RunMeasurement,
+    },
 };
 
 pub(super) struct LimitMonitor {
@@ -24,12 +28,13 @@ pub(super) struct LimitMonitor {
 }
 
 impl LimitMonitor {
-    pub(super) fn new(watchdog: Watchdog, measurer: Measurer) -> Self {
+    pub(super) fn new(limits: &RunLimits, sandbox: &RunningSandbox) -> Self {
+        let watchdog = Watchdog::new(limits, sandbox.has_memory_accounting(), machine_cpus());
         let now = Instant::now();
         Self {
             next_measurement: watchdog.next_measurement(&RunMeasurement::default(), now),
             watchdog,
-            measurer,
+            measurer: sandbox.measurer(),
             pending_measurement: None,
             shortages: fd_exhaustion::subscribe_shortages(),
         }
@@ -63,4 +68,16 @@ impl LimitMonitor {
             self.next_measurement = self.watchdog.next_measurement(&measure, Instant::now());
         }
     }
+}
+
+/// Returns the CPUs of the machine: commands may run on others than the daemon
+/// (sched_setaffinity(2)).
+fn machine_cpus() -> u64 {
+    static CPUS: OnceLock<u64> = OnceLock::new();
+    *CPUS.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        // One line for the total, one for each CPU.
+        let lines = text.lines().filter(|line| line.starts_with("cpu")).count();
+        (lines as u64).saturating_sub(1)
+    })
 }

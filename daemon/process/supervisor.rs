@@ -4,7 +4,7 @@
 use std::{
     collections::VecDeque,
     os::fd::AsFd,
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,7 +20,6 @@ use super::{
     spec::CommandSpec,
     stdio::{CommandEnds, DaemonEnds, open_stdio},
     stop_sequence::{StopAction, StopEvent, StopSequence},
-    watchdog::Watchdog,
 };
 use crate::daemon::{
     fd_exhaustion::FdRetry,
@@ -95,7 +94,7 @@ pub(crate) trait RunObserver: Send {
 /// Runs a command in a sandbox of the pool, once `permit` is granted.
 ///
 /// `supervised` is this task's side of the command's handle, if clients can attach to it. Poll the
-/// future to its end: dropping it does not stop the command; `cancel` does.
+/// future to its end; `cancel` stops the command early.
 pub(crate) async fn run(
     spec: &CommandSpec,
     pool: &Arc<SandboxPool>,
@@ -119,19 +118,8 @@ pub(crate) async fn run(
         observer.proxy_opened(lease);
     }
 
-    let watchdog = Watchdog::new(&spec.limits, sandbox.has_memory_accounting(), machine_cpus());
-    let mut supervisor = RunSupervisor {
-        limit_monitor: LimitMonitor::new(watchdog, sandbox.measurer()),
-        sandbox,
-        daemon_ends: &mut daemon_ends,
-        process,
-        stop_sequence: StopSequence::Running { deadline: launch.deadline },
-        controls: launch.controls,
-        deferred_controls: launch.deferred_controls,
-        max_output_bytes: spec.limits.output_bytes.unwrap_or(u64::MAX),
-        max_cpu_sec: spec.limits.cpu_sec,
-        cpu_share: CpuShareSchedule::new(dispatched_at),
-    };
+    let mut supervisor =
+        RunSupervisor::new(launch, sandbox, &mut daemon_ends, process, dispatched_at);
     let wait_outcome = supervisor.wait_for_end(cancel).await;
     // Held until now. Otherwise the end of the pipes would wake the daemon just before the
     // command's init reports the end, and delay that report.
@@ -156,9 +144,8 @@ pub(crate) async fn run(
         daemon_ends.stderr.finish(&artifacts.stderr.1)
     );
     let mut termination = termination?;
-    if termination.exceeded_limit.is_none()
-        && stdout.total_bytes + stderr.total_bytes > spec.limits.output_bytes.unwrap_or(u64::MAX)
-    {
+    let output_bytes = stdout.total_bytes + stderr.total_bytes;
+    if termination.exceeded_limit.is_none() && output_bytes > max_output_bytes(spec) {
         // The command ended before the daemon had counted all of its output.
         termination.outcome = CommandOutcome::OutputLimit(termination.outcome.signal());
         termination.exceeded_limit = Some(ResourceLimit::Output);
@@ -172,21 +159,13 @@ pub(crate) async fn run(
     })
 }
 
+fn max_output_bytes(spec: &CommandSpec) -> u64 {
+    spec.limits.output_bytes.unwrap_or(u64::MAX)
+}
+
 fn stdio_failure(error: std::io::Error) -> RunError {
     let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
     RunError::NotStarted(StageFailure::from_errno(Stage::StandardStreams, errno, ""))
-}
-
-/// Returns the CPUs of the machine: commands may run on others than the daemon
-/// (sched_setaffinity(2)).
-fn machine_cpus() -> u64 {
-    static CPUS: OnceLock<u64> = OnceLock::new();
-    *CPUS.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
-        // One line for the total, one for each CPU.
-        let lines = text.lines().filter(|line| line.starts_with("cpu")).count();
-        (lines as u64).saturating_sub(1)
-    })
 }
 
 /// A command before it is in a sandbox.
@@ -334,7 +313,28 @@ enum WaitOutcome {
     MustKill(StopReason),
 }
 
-impl RunSupervisor<'_> {
+impl<'a> RunSupervisor<'a> {
+    fn new(
+        launch: Launch<'_>,
+        sandbox: RunningSandbox,
+        daemon_ends: &'a mut DaemonEnds,
+        process: Option<Arc<ProcessHandle>>,
+        dispatched_at: Instant,
+    ) -> Self {
+        Self {
+            limit_monitor: LimitMonitor::new(&launch.spec.limits, &sandbox),
+            sandbox,
+            daemon_ends,
+            process,
+            controls: launch.controls,
+            deferred_controls: launch.deferred_controls,
+            stop_sequence: StopSequence::Running { deadline: launch.deadline },
+            max_output_bytes: max_output_bytes(launch.spec),
+            max_cpu_sec: launch.spec.limits.cpu_sec,
+            cpu_share: CpuShareSchedule::new(dispatched_at),
+        }
+    }
+
     /// Waits until the command ends or has to be killed. Reads its output meanwhile.
     async fn wait_for_end(&mut self, cancel: &CancelSignals) -> WaitOutcome {
         loop {

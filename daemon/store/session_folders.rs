@@ -220,6 +220,7 @@ fn delete(folder: &Path, shutdown: &CancellationToken) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
+
     for entry in entries {
         let entry = entry?;
         check_not_cancelled(shutdown)?;

@@ -225,6 +225,7 @@ fn migrate(connection: &mut Connection) -> rusqlite::Result<()> {
         transaction.pragma_update(None, "user_version", version)?;
         transaction.commit()?;
     }
+
     if applied < MIGRATIONS.len() {
         // Writes the schema to the file itself: without its WAL, it would be taken for empty.
         connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;

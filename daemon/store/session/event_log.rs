@@ -348,6 +348,7 @@ fn copy_records(
             length += line.len() as u64;
         }
     }
+
     writer.flush()?;
     Ok(length)
 }

@@ -237,6 +237,7 @@ impl Session {
         let Some(step) = StepId::from_artifact_path(path) else {
             return Ok(OpenedArtifact::Missing);
         };
+
         match File::open(self.folder.join(path)) {
             Ok(file) => Ok(OpenedArtifact::File(file)),
             // An empty stream has no file. The records tell whether there was such a command, and
