@@ -31,7 +31,6 @@ static COLUMNS: LazyLock<String> = LazyLock::new(|| {
 /// Rows that a list scans per command, about a millisecond. Other commands run in between.
 const SCAN_BATCH_ROWS: u32 = 256;
 
-/// The log.
 #[derive(Debug, Clone)]
 pub(crate) struct JobTable {
     database: Database,

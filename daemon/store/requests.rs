@@ -65,8 +65,8 @@ pub(crate) enum RecordState {
         /// True if this run of the daemon completed it.
         is_current_generation: bool,
     },
-    /// It was claimed and has no response. The daemon died during the call, could not store the
-    /// response, or the call is still running, which only the holder of the claim knows.
+    /// It was claimed and has no response. The daemon died during the call or could not store the
+    /// response. Or the call is still running; only the holder of the claim knows that.
     Incomplete {
         request: RequestIdentity,
         /// The step of the session, if the call got that far.

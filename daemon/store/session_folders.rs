@@ -1,6 +1,8 @@
 //! The folders of sessions: `sessions/ID`, or `sessions/ID@WORKSPACE` if another workspace has a
-//! session of that id. A file in the folder names the workspace it belongs to, so no workspace
-//! ever opens a session of another, however the daemon is configured.
+//! session of that id.
+//!
+//! A file in the folder names its workspace. So no workspace ever opens a session of another,
+//! however the daemon is configured.
 
 use std::{
     fs::{self, File},

@@ -1,7 +1,7 @@
 //! Tombstones: the counters of removed sessions.
 //!
-//! A new session of the same id continues counting, so no path and no number of the old session
-//! ever names anything of the new one. Tombstones are stored in one file until nothing is left
+//! A new session of the same id continues counting. No path and no number of the old session ever
+//! names anything of the new one. Tombstones are stored in one file until nothing is left
 //! that could refer to the removed session.
 
 use std::{

@@ -2,8 +2,8 @@
 //!
 //! Records are appended and never changed. To remove old records, the log copies the others to a
 //! new file and renames it over the old one; open readers read the old file to its end. Before
-//! that, the log writes the counters to a file of their own, since they continue even if no record
-//! shows them any more.
+//! that, the log writes the counters to a file of their own: they continue even if no record
+//! remains.
 //!
 //! A step begins only if the disk has space for its end record, which the log reserves after the
 //! records.
