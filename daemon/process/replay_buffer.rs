@@ -441,8 +441,8 @@ impl<E: Clone> ReplayState<E> {
         event
     }
 
-    /// Decides whether the command must wait for readers that lag by `max_lag` bytes or more, or by
-    /// half of the chunks that are retained.
+    /// Decides whether the command must wait for readers. A reader lags at `max_lag` bytes, or at
+    /// half of [`MAX_RETAINED_CHUNKS`].
     fn backpressure(
         &mut self,
         max_lag: u64,

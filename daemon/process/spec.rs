@@ -19,8 +19,8 @@ use crate::daemon::{
 };
 
 /// Limit of arguments and environment together, pointers included. It is a quarter of the stack
-/// limit of 8 MiB (execve(2)), minus space for what the kernel adds and for the caller's trace
-/// context and baggage, which come out of 16 KiB of metadata.
+/// limit of 8 MiB (execve(2)), minus space for what the kernel adds. The caller's trace context
+/// and baggage need space too; they come out of 16 KiB of metadata.
 const MAX_EXEC_BYTES: usize = (2 << 20) - (64 << 10);
 
 /// Limit of a command or directory in a list: two thousand of them fit into one message.

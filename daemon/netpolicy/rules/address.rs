@@ -12,9 +12,8 @@ pub(crate) struct AddressRange {
     prefix: u8,
 }
 
-/// Denied ranges of IPv4 addresses and their kinds: those of the IANA IPv4 Special-Purpose Address
-/// Registry that are not globally reachable, multicast, and the metadata address of Azure, which is
-/// among public addresses.
+/// Denied ranges of IPv4 addresses and their kinds. They are those of the IANA IPv4 Special-Purpose
+/// Address Registry that are not globally reachable, multicast, and the metadata address of Azure.
 const SPECIAL_RANGES_V4: &[([u8; 4], u8, &str)] = &[
     ([0, 0, 0, 0], 8, "unspecified"),
     ([10, 0, 0, 0], 8, "private"),
