@@ -81,7 +81,7 @@ impl StopSequence {
             {
                 (self, StopAction::Wait)
             }
-            (Self::Terminating { reason: reason, .. }, StopEvent::DeadlineReached(_)) => {
+            (Self::Terminating { reason, .. }, StopEvent::DeadlineReached(_)) => {
                 (Self::Killing { reason: reason }, StopAction::Kill)
             }
             (Self::Running { .. }, StopEvent::Abandoned) => {
@@ -91,7 +91,7 @@ impl StopSequence {
                 (Self::Killing { reason: StopReason::Limit(limit) }, StopAction::Kill)
             }
             (
-                Self::Terminating { reason: reason, .. },
+                Self::Terminating { reason, .. },
                 StopEvent::Abandoned | StopEvent::LimitExceeded(_),
             ) => (Self::Killing { reason: reason }, StopAction::Kill),
             (Self::Terminating { .. }, StopEvent::Terminate(_)) | (Self::Killing { .. }, _) => {
