@@ -313,14 +313,14 @@ mod tests {
         let full = |_: &Path| Err(io::Error::from(ErrorKind::StorageFull));
         assert!(folders.create("a", &id, full).is_err());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-        let made = folders.create("a", &id, |_| Ok(())).unwrap();
-        assert_eq!(made, folder.path().join("default@a"));
-        assert_eq!(listed(&folders), [("a".to_owned(), made.clone())].into());
+        let created = folders.create("a", &id, |_| Ok(())).unwrap();
+        assert_eq!(created, folder.path().join("default@a"));
+        assert_eq!(listed(&folders), [("a".to_owned(), created.clone())].into());
         // Cancelled midway: the next daemon deletes the rest.
         let shutdown = CancellationToken::new();
         shutdown.cancel();
-        assert!(folders.delete(&made, &shutdown).is_err());
-        assert!(made.exists());
+        assert!(folders.delete(&created, &shutdown).is_err());
+        assert!(created.exists());
         fs::create_dir(folder.path().join(".new-7")).unwrap();
         folders.delete_unfinished().unwrap();
         assert!(!folder.path().join(".new-7").exists());

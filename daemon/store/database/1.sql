@@ -1,8 +1,8 @@
--- What is true of the whole file. `salt` makes fingerprints of requests useless to who wants to guess them.
+-- Facts about the file. `salt` prevents guessing requests from their fingerprints.
 CREATE TABLE fact (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
 INSERT INTO fact VALUES ('salt', randomblob(32));
 
--- Calls with a request id, from the moment at which their work begins.
+-- Calls with a request id, inserted when their work begins.
 CREATE TABLE request (
     principal TEXT NOT NULL,
     workspace TEXT NOT NULL,
@@ -11,13 +11,13 @@ CREATE TABLE request (
     session TEXT NOT NULL,
     -- SHA-256 of the salt and the request message.
     fingerprint BLOB NOT NULL,
-    -- Which life of the daemon did the work (a ULID).
+    -- Generation of the daemon that did the work (a ULID).
     life TEXT NOT NULL,
-    -- Step of the session; none where the call is not recorded as one.
+    -- Step of the session; none if the call is not recorded as one.
     step INTEGER,
-    -- Milliseconds since 1970.
+    -- Milliseconds since the Unix epoch.
     begun_ms INTEGER NOT NULL,
-    -- None while the work goes on, or if the daemon died meanwhile.
+    -- None while the work is in progress, or if the daemon died during it.
     answer BLOB,
     answer_bytes INTEGER NOT NULL DEFAULT 0,
     UNIQUE (principal, workspace, id)

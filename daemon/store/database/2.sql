@@ -1,11 +1,11 @@
--- Jobs, from the moment at which they are acknowledged. What they are to do is in a file beside, until they start.
+-- Jobs, from their acknowledgement on. Parameters of queued jobs are in files of their own.
 CREATE TABLE job (
     -- A ULID.
     id TEXT PRIMARY KEY,
     workspace TEXT NOT NULL,
     session TEXT NOT NULL,
     principal TEXT NOT NULL,
-    -- The request id that it was submitted with, if any.
+    -- The request id of the submission, if any.
     request TEXT,
     tool TEXT NOT NULL,
     queue TEXT NOT NULL,
@@ -14,13 +14,13 @@ CREATE TABLE job (
     state TEXT NOT NULL,
     -- The trace that it is part of (W3C traceparent); may be empty.
     trace TEXT NOT NULL,
-    -- Milliseconds since 1970.
+    -- Milliseconds since the Unix epoch.
     submitted_ms INTEGER NOT NULL,
     started_ms INTEGER,
     ended_ms INTEGER,
-    -- Step of the session, once it runs.
+    -- Step of the session, once it has started.
     step INTEGER,
-    -- What came of it: an encoded message.
+    -- The result, as an encoded message.
     result BLOB,
     result_bytes INTEGER NOT NULL DEFAULT 0
 ) STRICT;

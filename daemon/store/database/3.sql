@@ -1,4 +1,4 @@
--- Calls that wait to be approved, or have waited.
+-- Approvals: pending and ended ones.
 CREATE TABLE approval (
     -- A ULID.
     id TEXT PRIMARY KEY,
@@ -7,13 +7,13 @@ CREATE TABLE approval (
     principal TEXT NOT NULL,
     call_id TEXT NOT NULL,
     tool TEXT NOT NULL,
-    -- JSON: names and values for people, without what may be secret.
+    -- JSON: names and values to show to people, without values that may be secret.
     parameters TEXT NOT NULL,
     -- JSON: paths.
     files TEXT NOT NULL,
-    -- What has it asked: a rule or a level of risk.
+    -- The rule or risk level that requires the approval.
     asked_by TEXT NOT NULL,
-    -- Milliseconds since 1970, as all times here.
+    -- Milliseconds since the Unix epoch, like all times here.
     asked_ms INTEGER NOT NULL,
     expires_ms INTEGER NOT NULL,
     -- PENDING, ALLOWED, DENIED, EXPIRED, WITHDRAWN or LOST.
@@ -21,29 +21,29 @@ CREATE TABLE approval (
     decided_ms INTEGER,
     decided_by TEXT NOT NULL DEFAULT '',
     comment TEXT NOT NULL DEFAULT '',
-    -- The rule that was made with it.
+    -- The rule that was created with the decision.
     rule_id TEXT NOT NULL DEFAULT ''
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX approval_by_workspace ON approval (workspace, id);
 CREATE INDEX approval_pending ON approval (id) WHERE state = 'PENDING';
 CREATE INDEX approval_by_age ON approval (decided_ms);
 
--- What decides about calls without asking anybody.
+-- Policy rules created at runtime.
 CREATE TABLE rule (
     -- A ULID.
     id TEXT PRIMARY KEY,
     workspace TEXT NOT NULL,
     name TEXT NOT NULL,
     tool TEXT NOT NULL,
-    -- None where it is about any parameters.
+    -- None if it matches any parameters.
     pattern TEXT,
     -- ALLOW, ASK or DENY.
     action TEXT NOT NULL,
-    -- None where it lasts for ever.
+    -- None if it does not expire.
     expires_ms INTEGER,
     enabled INTEGER NOT NULL,
     created_by TEXT NOT NULL,
     created_ms INTEGER NOT NULL,
-    -- The approval that it was made with.
+    -- The approval that it was created with.
     approval_id TEXT
 ) STRICT, WITHOUT ROWID;

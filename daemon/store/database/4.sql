@@ -1,8 +1,10 @@
--- A call is kept from when it ended: one that takes long could be forgotten while it goes on, or be answered and forgotten at once.
--- None while the work goes on, or until it is found that the daemon died meanwhile. When those before this version ended is not known.
+-- Retention counts from the end of a call. Counted from its start, a long call could be removed while
+-- it is in progress, or right after it is answered.
+-- None while the work is in progress, or until a daemon finds that the last one died during it. For rows
+-- of earlier versions, the time of the end is unknown.
 ALTER TABLE request ADD COLUMN ended_ms INTEGER;
 UPDATE request SET ended_ms = CAST(unixepoch('subsec') * 1000 AS INTEGER) WHERE answer IS NOT NULL;
--- What is kept is shared out among those who call.
+-- Retention is fair among principals.
 DROP INDEX request_by_age;
 CREATE INDEX request_by_holder ON request (principal, ended_ms, answer_bytes);
 DROP INDEX job_by_end;

@@ -1,4 +1,4 @@
--- Jobs of other vocabularies: which one `tool` is of. Empty: that of the contract.
+-- The dialect of a job's tool; empty for tools of the contract.
 ALTER TABLE job ADD COLUMN dialect TEXT NOT NULL DEFAULT '';
--- And calls of them that wait to be approved: what `tool` was called as. Empty: by its name.
+-- The name of an approval's tool in the caller's dialect; empty if the call used the tool's own name.
 ALTER TABLE approval ADD COLUMN said_as TEXT NOT NULL DEFAULT '';

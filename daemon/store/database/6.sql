@@ -1,3 +1,3 @@
--- Which key its caller has shown (a salted digest): a revoked key's answers are not those of the next key of
--- its name. Empty: none, or an earlier daemon's.
+-- Fingerprint of the caller's API key (a salted digest). It keeps the responses of a revoked key from the
+-- next key of that name. Empty for callers without a key and for rows of earlier versions.
 ALTER TABLE request ADD COLUMN holder BLOB NOT NULL DEFAULT x'';

@@ -369,10 +369,10 @@ mod tests {
         };
         database.apply(limit).await.unwrap();
         // Blocks the thread until all commands are queued.
-        let (go, waits) = std::sync::mpsc::channel::<()>();
-        let waits = std::sync::Mutex::new(waits);
+        let (release_sender, released) = std::sync::mpsc::channel::<()>();
+        let released = std::sync::Mutex::new(released);
         let hold = database.read(move |_| {
-            let _released = waits.lock().unwrap().recv();
+            let _released = released.lock().unwrap().recv();
             Ok(())
         });
         let large = database.apply(|connection| {
@@ -381,8 +381,8 @@ mod tests {
         let read = database.read(|connection| {
             connection.query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i64>(0))
         });
-        let release = async { drop(go) };
-        let (held, before, large, read, after, ()) = tokio::join!(
+        let release = async { drop(release_sender) };
+        let (hold, before, large, read, after, ()) = tokio::join!(
             biased;
             hold,
             insert(&database, 1),
@@ -391,7 +391,7 @@ mod tests {
             insert(&database, 3),
             release
         );
-        held.unwrap();
+        hold.unwrap();
         assert!(matches!(large, Err(DatabaseError::Full)), "{large:?}");
         before.unwrap();
         after.unwrap();

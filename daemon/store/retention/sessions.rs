@@ -259,9 +259,9 @@ impl RetentionPass {
         let mut freed = 0;
         for (workspace, bytes) in bytes_by_workspace {
             if bytes > share {
-                let of_workspace =
+                let in_workspace =
                     sessions.iter().filter(|session| session.location.workspace == workspace);
-                freed += self.evict_oldest_steps(&of_workspace.collect::<Vec<_>>(), bytes - share);
+                freed += self.evict_oldest_steps(&in_workspace.collect::<Vec<_>>(), bytes - share);
             }
         }
         freed

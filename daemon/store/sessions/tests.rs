@@ -53,9 +53,9 @@ fn session_with_the_id_of_a_removed_one_continues_its_counters() {
         assert_eq!(begin(&sessions), expected);
         let location = location(&sessions, "a");
         assert!(!sessions.remove(&location, |_| false, &shutdown).unwrap());
-        let held = sessions.open_or_create("w", &id("a")).unwrap();
+        let in_use = sessions.open_or_create("w", &id("a")).unwrap();
         assert!(!sessions.remove(&location, |_| true, &shutdown).unwrap());
-        drop(held);
+        drop(in_use);
         if expected == 3 {
             // Killed midway: marked as removed, and no tombstone is written.
             sessions.folders.mark_removed(&location.folder).unwrap();
@@ -80,14 +80,14 @@ fn sessions_do_not_wait_for_each_other() {
     let sessions = Arc::new(SessionStore::new(folder.path().to_owned()));
     sessions.with_slot("w", &id("slow"), |_| {
         let other = Arc::clone(&sessions);
-        let made = std::thread::spawn(move || {
+        let thread = std::thread::spawn(move || {
             other.open_or_create("w", &id("quick")).unwrap();
             assert!(other.get_open("w", &id("slow")).is_none());
             for number in 0..=MAX_IDLE_OPEN_SESSIONS {
                 other.open_or_create("w", &id(&format!("{number}"))).unwrap();
             }
         });
-        made.join().unwrap();
+        thread.join().unwrap();
     });
     assert!(lock(&sessions.slots).len() <= MAX_IDLE_OPEN_SESSIONS);
 }
