@@ -27,7 +27,7 @@ pub(crate) enum Reason {
     SymlinkBlocked,
     /// The operating system denies access.
     PermissionDenied,
-    /// A policy rule of the operator denies it.
+    /// The operator's policy does not allow it.
     PolicyDenied,
     /// The operator does not allow fetching from this host.
     EgressDenied,

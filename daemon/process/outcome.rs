@@ -20,7 +20,7 @@ pub(crate) enum CommandOutcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopReason {
     TimedOut,
-    /// All callers have gone, a caller has cancelled it, or the daemon is shutting down.
+    /// All callers have gone, or the daemon is shutting down.
     Cancelled,
     Limit(ResourceLimit),
 }
