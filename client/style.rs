@@ -9,7 +9,7 @@ use std::{
 };
 
 use anstream::{AutoStream, ColorChoice};
-pub(crate) use anstyle::AnsiColor as Colour;
+pub(crate) use anstyle::AnsiColor;
 
 use crate::escape;
 
@@ -45,7 +45,7 @@ impl Style {
     }
 
     /// Colours a text, which must be trusted or escaped.
-    pub(crate) fn paint(self, colour: Colour, text: &str) -> String {
+    pub(crate) fn paint(self, colour: AnsiColor, text: &str) -> String {
         if !self.coloured {
             return text.to_owned();
         }
@@ -64,9 +64,9 @@ impl Style {
         for line in diff.split_inclusive('\n') {
             let text = line.trim_end_matches('\n');
             let colour = match text.as_bytes().first() {
-                Some(b'+') => Colour::Green,
-                Some(b'-') => Colour::Red,
-                Some(b'@') => Colour::Cyan,
+                Some(b'+') => AnsiColor::Green,
+                Some(b'-') => AnsiColor::Red,
+                Some(b'@') => AnsiColor::Cyan,
                 _ => {
                     painted.push_str(line);
                     continue;

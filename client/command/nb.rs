@@ -18,7 +18,7 @@ use crate::{
     global::GlobalArgs,
     input::InputSource,
     output,
-    style::{Colour, Style},
+    style::{AnsiColor, Style},
 };
 
 /// Read or edit the cells of a Jupyter notebook of the workspace.
@@ -159,14 +159,14 @@ fn cell_text(cell: &NotebookCell, language: &str, style: Style) -> String {
         head.push_str(&format!(" (run {count})"));
     }
 
-    let mut text = style.paint(Colour::Cyan, &head);
+    let mut text = style.paint(AnsiColor::Cyan, &head);
     text.push('\n');
     push_lines(&mut text, &style.escape_text(&cell.source));
 
     for output in &cell.outputs {
         let truncated = if output.truncated { ", truncated" } else { "" };
         let head = format!("--- output: {}{truncated}", style.escape_name(&output.r#type));
-        text.push_str(&style.paint(Colour::Magenta, &head));
+        text.push_str(&style.paint(AnsiColor::Magenta, &head));
         text.push('\n');
         push_lines(&mut text, &style.escape_text(&output.text));
     }

@@ -14,7 +14,7 @@ use crate::{
     connection, exit, file_json,
     global::GlobalArgs,
     output,
-    style::{Colour, Style},
+    style::{AnsiColor, Style},
 };
 
 /// Search the text files below a directory, or one file, line by line.
@@ -245,7 +245,7 @@ fn summarize(response: &SearchResponse, summary: Summary, style: Style) -> Strin
         let Some(first) = matches.first() else {
             continue;
         };
-        text.push_str(&style.paint(Colour::Magenta, &style.escape_name(&first.file)));
+        text.push_str(&style.paint(AnsiColor::Magenta, &style.escape_name(&first.file)));
         if summary == Summary::Count {
             text.push_str(&format!(":{}", matches.len()));
         }
@@ -278,7 +278,7 @@ fn matches_text(response: &SearchResponse, style: Style) -> String {
         let last_line = last.filter(|(file, _)| *file == found.file).map(|(_, line)| line);
         let is_adjacent = last_line.is_some_and(|line| first <= line.saturating_add(1));
         if has_context && last.is_some() && !is_adjacent {
-            text.push_str(&style.paint(Colour::Cyan, "--"));
+            text.push_str(&style.paint(AnsiColor::Cyan, "--"));
             text.push('\n');
         }
         let mut at = first;
@@ -322,8 +322,8 @@ fn push_match(
     column: Option<u32>,
     content: &str,
 ) {
-    let file = style.paint(Colour::Magenta, &style.escape_name(&found.file));
-    let number = style.paint(Colour::Green, &line.to_string());
+    let file = style.paint(AnsiColor::Magenta, &style.escape_name(&found.file));
+    let number = style.paint(AnsiColor::Green, &line.to_string());
     let start = match column {
         Some(column) => format!("{file}:{number}:{column}:"),
         None => format!("{file}-{number}-"),
