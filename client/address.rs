@@ -70,7 +70,7 @@ impl FromStr for DaemonAddress {
             return Err(invalid(ADDRESS_HINT));
         }
         if authority.contains('@') {
-            return Err(invalid("give the key by `JIG_KEY`, not in the address"));
+            return Err(invalid("set the key in `JIG_KEY`, not in the address"));
         }
         if uri.host().is_none_or(str::is_empty) || uri.port_u16().is_none_or(|port| port == 0) {
             return Err(invalid(ADDRESS_HINT));

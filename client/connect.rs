@@ -77,7 +77,7 @@ pub enum ConnectError {
     },
     /// The user may not open the socket.
     #[error(
-        "{address} may not be opened by this user; run as the daemon's user, or let the daemon listen on TCP with keys"
+        "permission denied for {address}; run as the daemon's user, or let the daemon listen on TCP with keys"
     )]
     PermissionDenied {
         /// Address of the daemon.

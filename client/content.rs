@@ -177,17 +177,15 @@ impl LineExtractor {
     }
 
     /// Returns an error if the file has ended before the first line of the range. An empty file has
-    /// a line 1. The error is the one that the daemon returns.
+    /// a line 1. Code, reason and metadata are those of the daemon's error.
     fn check_range(&self, path: &str) -> Option<CallError> {
         let total = self.line_endings + u64::from(self.in_partial_line);
         if self.first <= total.max(1) {
             return None;
         }
 
-        let text = format!(
-            "line {} was asked for, but {path:?} has {total} lines: ask for one of those",
-            self.first
-        );
+        let text =
+            format!("line {} is beyond the end of {path:?}, which has {total} lines", self.first);
         Some(CallError {
             reason: Some("LINE_RANGE_INVALID".to_owned()),
             metadata: [("path", path.to_owned()), ("total_lines", total.to_string())]

@@ -42,7 +42,7 @@ pub(crate) fn resolve_daemon(
             ListenerOwner::None => continue,
             ListenerOwner::Foreign(user) => {
                 output::note(&format!(
-                    "the daemon at {address} is not used: it belongs to user {user}; --address {address} insists"
+                    "ignoring the daemon at {address}: it belongs to user {user}; use it anyway with --address {address}"
                 ));
                 continue;
             }
@@ -70,7 +70,7 @@ pub(crate) fn resolve_daemon(
                 }
             }
             (_, Err(CliError::Connect(ConnectError::TimedOut { .. }))) => output::note(&format!(
-                "what listens at {address} is not used: it does not answer as a daemon does within {} s; end it, or name a daemon with --address",
+                "ignoring the listener at {address}: it does not answer like a daemon within {} s; end it, or name a daemon with --address",
                 INFO_TIMEOUT.as_secs()
             )),
             _ => {}

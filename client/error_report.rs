@@ -45,7 +45,7 @@ impl CliError {
 
     /// Like [`Self::to_report`], and CANCELLED if there is no report.
     fn to_report_or_cancelled(&self) -> ErrorReport {
-        let cancelled = || ErrorReport::new("CANCELLED", "it was ended before all was done");
+        let cancelled = || ErrorReport::new("CANCELLED", "interrupted before it was complete");
         self.to_report().unwrap_or_else(cancelled)
     }
 

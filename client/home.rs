@@ -24,7 +24,7 @@ fn problem(workspace: &Path, home: Option<&Path>, is_allowed: bool) -> Option<St
     let holds_home = home.is_some_and(|home| home.starts_with(workspace) && home != Path::new("/"));
     (holds_home && !is_allowed).then(|| {
         format!(
-            "{workspace:?} holds your home directory: commands could read and change all of it, also keys and passwords. Run jig in the directory of the project, or insist with --allow-home"
+            "{workspace:?} holds your home directory: commands could read and change all of it, including keys and passwords. Run jig in the directory of the project, or allow it with --allow-home"
         )
     })
 }

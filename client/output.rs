@@ -37,7 +37,7 @@ pub(crate) fn format_note(text: &str) -> String {
 pub(crate) fn note_truncated_ignore_files(count: u32) {
     if count > 0 {
         note(&format!(
-            "too large to be read completely, so more files were searched than they allow: {count} ignore files"
+            "{count} ignore files are too large to be read completely, so files that they exclude may be included"
         ));
     }
 }

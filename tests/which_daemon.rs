@@ -139,7 +139,7 @@ async fn what_listens_and_says_nothing_is_given_up() {
     {
         let output = jig(folder.path(), folder.path(), arguments);
         let says = told(&output, code);
-        for part in ["jig.sock is not used", "does not answer", "--address"] {
+        for part in ["ignoring the listener at", "does not answer", "--address"] {
             assert!(says.contains(part), "{arguments:?}: {says}");
         }
     }

@@ -66,7 +66,7 @@ impl FairBenchCase {
                 client.list_directory(request).await.map(drop)
             }
             Self::Search => {
-                let query = "what is not there".to_owned();
+                let query = "no such text".to_owned();
                 let request = SearchRequest { query, ..SearchRequest::default() };
                 client.search(request).await.map(drop)
             }

@@ -87,7 +87,7 @@ pub(in super::super) fn bench_flood(global: &GlobalArgs, args: &FloodArgs) -> Re
                     // Errors do not matter here.
                     let _response = kind.call(&client).await;
                 }
-                #[expect(unreachable_code, reason = "the type of its end")]
+                #[expect(unreachable_code, reason = "gives the task its return type")]
                 Ok(())
             });
         }
