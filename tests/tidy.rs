@@ -200,8 +200,8 @@ fn arrows_up_and_to_the_side_are_told_from_those_down() {
         ("daemon/process/mod.rs", "daemon/workspace/read.rs"),
         ("daemon/error.rs", "daemon/mod.rs"),
         ("daemon/mod.rs", "client/connect.rs"),
-        ("daemon/config/mod.rs", "daemon/sandbox/pool.rs"),
-        ("daemon/sandbox/pool.rs", "daemon/process/mod.rs"),
+        ("daemon/config/mod.rs", "daemon/sandbox/pool/mod.rs"),
+        ("daemon/sandbox/pool/mod.rs", "daemon/process/mod.rs"),
     ] {
         assert!(goes_up(from, to, "daemon"), "{from} → {to}");
     }

@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 /// How many seconds the daemon waits for a slot at most (`BUILD_PATIENCE` of
-/// `daemon/sandbox/pool.rs`), and some more.
+/// `daemon/sandbox/pool/mod.rs`), and some more.
 const GIVES_UP_WITHIN_SEC: u32 = 40;
 
 /// A command in one of the two workspaces.

@@ -96,7 +96,7 @@ const COMMON_CHECKS: &[ProbeCheck] = &[
         passes: || socket_is_refused(libc::AF_PACKET),
     },
     ProbeCheck {
-        name: "no descriptor is open but the standard streams and the control socket",
+        name: "only the standard streams and the control socket are open",
         passes: has_only_expected_descriptors,
     },
     ProbeCheck { name: "chroot returns EPERM", passes: || chroot(c"/") == Err(Errno::PERM) },
@@ -126,7 +126,7 @@ const NAMESPACE_CHECKS: &[ProbeCheck] = &[
         name: "/usr is read-only",
         passes: || cannot_create(c"/usr/.canary", Errno::ROFS),
     },
-    ProbeCheck { name: "/sys is not there", passes: || is_absent(c"/sys") },
+    ProbeCheck { name: "/sys does not exist", passes: || is_absent(c"/sys") },
 ];
 
 /// Checks of the run's own `/proc` (L3).
@@ -141,7 +141,7 @@ const FRESH_PROC_CHECKS: &[ProbeCheck] = &[
             })
         },
     },
-    ProbeCheck { name: "no third process is there", passes: || is_absent(c"/proc/3") },
+    ProbeCheck { name: "there is no third process", passes: || is_absent(c"/proc/3") },
 ];
 
 /// Checks of the daemon's `/proc` in the sandbox (L1, L2).
@@ -252,7 +252,7 @@ impl GuardedTargets {
 
 /// Checks of [`GuardedTargets`]. Their bits follow those of the lists.
 const GUARDED_CHECKS: [&str; 2] =
-    ["what is the daemon's own cannot be opened", "the daemon cannot be signalled"];
+    ["files of the daemon cannot be opened", "the daemon cannot be signalled"];
 
 fn check_lists(level: IsolationLevel) -> [&'static [ProbeCheck]; 3] {
     match level {

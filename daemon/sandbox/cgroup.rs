@@ -103,7 +103,7 @@ impl Cgroups {
         let has = |name: &str| controllers.split_whitespace().any(|known| known == name);
         if let Some(missing) = REQUIRED_CONTROLLERS.iter().find(|name| !has(name)) {
             return Err(CgroupsUnavailable(format!(
-                "the controller {missing} is not given to {}",
+                "the controller {missing} is not available in {}",
                 own.display()
             )));
         }

@@ -277,7 +277,7 @@ pub(super) fn check_source_identity(
     let name = path.display().to_string();
     let stat = fstat(tree).map_err(at_stage(Stage::OpenSource, &name))?;
     if (stat.st_dev, stat.st_ino) != identity {
-        let text = format!("{name} is not what it was when the daemon was started: restart it");
+        let text = format!("{name} was replaced after the daemon started: restart the daemon");
         return Err(StageFailure::other(Stage::OpenSource, text));
     }
 
@@ -318,7 +318,7 @@ fn system_mounts() -> Result<Vec<RootMount>, StageFailure> {
         if !is_character || (rustix::fs::major(device), rustix::fs::minor(device)) != *number {
             return Err(StageFailure::other(
                 Stage::OpenSource,
-                format!("{} is not the device of that name", path.display()),
+                format!("{} is not the device with that name", path.display()),
             ));
         }
         let tree = open_source(&path, attribute::NOSUID | attribute::NOEXEC)?;

@@ -238,7 +238,7 @@ impl IdleSandbox {
                 if broken.is_empty() {
                     Ok(waived)
                 } else {
-                    let text = format!("what must hold does not: {}", broken.join("; "));
+                    let text = format!("these checks failed: {}", broken.join("; "));
                     Err(StageFailure::other(Stage::Canary, text))
                 }
             }

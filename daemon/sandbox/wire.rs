@@ -133,15 +133,9 @@ pub(crate) enum SandboxReport {
     /// The sandbox is built and waits for a request.
     Ready,
     /// Building the sandbox failed.
-    Failed {
-        stage: Stage,
-        errno: Errno,
-    },
+    Failed { stage: Stage, errno: Errno },
     /// The command was not executed.
-    NotStarted {
-        stage: Stage,
-        errno: Errno,
-    },
+    NotStarted { stage: Stage, errno: Errno },
     /// The command ended, and every process that it left behind was killed and reaped.
     Ended {
         /// Wait status of the command (wait(2)).

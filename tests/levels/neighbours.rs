@@ -232,6 +232,6 @@ async fn at_l1_what_takes_a_workspaces_place_opens_nothing() {
         }
     }
     let refused = refused.expect("no more are made");
-    assert!(refused.message.contains("restart it"), "{refused:?}");
+    assert!(refused.message.contains("restart the daemon"), "{refused:?}");
     assert_eq!(fs::read_to_string(outside.path().join("secret")).unwrap(), "secret");
 }

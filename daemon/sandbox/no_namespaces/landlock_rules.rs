@@ -99,7 +99,7 @@ fn check_source_identities(workspace: &WorkspacePlan) -> Result<(), StageFailure
         let current = fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
         if current.ok() != Some(identity) {
             let text = format!(
-                "{} is not what it was when the daemon was started: restart it",
+                "{} was replaced after the daemon started: restart the daemon",
                 path.display()
             );
             return Err(StageFailure::from_errno(Stage::OpenSource, Errno::STALE, text));

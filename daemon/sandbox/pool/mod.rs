@@ -273,7 +273,8 @@ impl SandboxPool {
 
     /// Retries after a pause, without waiting for a call: a daemon that is not ready receives none.
     ///
-    /// The death of a process does not mark the pool as failing, because the next one may live.
+    /// Deaths of processes mark the pool as failing only after [`MAX_UNREPORTED_SLOT_DEATHS`] in a
+    /// row, because the next process may live.
     fn retry_later(self: &Arc<Self>, failure: &StageFailure) {
         let may_be_transient = {
             let mut state = self.state();
