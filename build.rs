@@ -1,5 +1,5 @@
 //! Compiles `proto/` into `$OUT_DIR`: the Rust types, and the descriptors with all comments and
-//! options. Uses protox, so no `protoc` is needed.
+//! options. Uses protox and needs no `protoc`.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
@@ -23,11 +23,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut compiler = protox::Compiler::new(["proto"])?;
     compiler.include_imports(true).include_source_info(true).open_files(PROTO_FILES)?;
-    // Encoded by protox and not by prost, whose descriptor types drop custom options.
+
+    // protox encodes the descriptors because prost's descriptor types drop custom options.
     fs::write(out_dir.join("jig.v1.bin"), compiler.encode_file_descriptor_set())?;
+
     tonic_prost_build::configure()
         .bytes(".")
-        // Of one order, so that what is asked twice is encoded alike.
+        // Ordered maps, so that equal requests have equal encodings.
         .btree_map(".")
         .server_mod_attribute(".", "#[cfg(feature = \"daemon\")]")
         .client_mod_attribute(".", "#[cfg(feature = \"client\")]")

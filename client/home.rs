@@ -9,7 +9,7 @@ use crate::cli_error::CliError;
 /// Returns an error for `/`. Also for the home directory and its parents, unless `is_allowed`.
 pub(crate) fn check(workspace: &Path, is_allowed: bool) -> Result<(), CliError> {
     let canonical = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let home = jig::daemon::home_dir().map(|home| canonical(&home));
+    let home = std::env::home_dir().map(|home| canonical(&home));
     problem(&canonical(workspace), home.as_deref(), is_allowed)
         .map_or(Ok(()), |problem| Err(CliError::Usage(problem)))
 }

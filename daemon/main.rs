@@ -1,4 +1,4 @@
-//! `jigd`.
+//! The `jigd` binary.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,22 +1,19 @@
-//! The daemon: `jigd`, `jig serve`, and what `jig run` embeds when it is given no address.
+//! The daemon: `jigd`, `jig serve`, and the embedded daemon that `jig run` uses without an address.
 
 mod catalog;
 mod checksum;
 mod config;
 mod dialect;
 mod egress;
-mod embedded;
 mod error;
 mod fd_exhaustion;
 mod fetch;
 #[cfg(fuzzing)]
 pub mod fuzz;
 mod grpc;
-mod home_dir;
 pub mod key_admin;
 mod netpolicy;
 mod pipeline;
-mod privileges;
 mod process;
 mod queue;
 mod sandbox;
@@ -40,49 +37,46 @@ use std::{
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 
+pub use self::start::EmbeddedOptions;
 use self::{
     config::{Config, args::Args},
     start::StartError,
 };
-pub use self::{embedded::EmbeddedOptions, home_dir::home_dir};
 
-/// Exit code for wrong flags (EX_USAGE of sysexits.h).
+/// Exit code for invalid flags (EX_USAGE of sysexits.h).
 const EXIT_USAGE: u8 = 64;
-/// Exit code for a configuration that cannot be used, or a sandbox that cannot be built
-/// (EX_CONFIG).
+/// Exit code for an unusable configuration, or a sandbox that cannot be built (EX_CONFIG).
 const EXIT_CONFIG: u8 = 78;
 
-/// Becomes the keeper of sandboxes, and does not return, if this process was started to be it.
+/// Runs the sandbox keeper and does not return, if this process was started as the keeper.
 ///
-/// Must be the first thing that a binary with the daemon in it does: the keeper has no thread but
-/// this one, no environment and no arguments.
+/// A binary that contains the daemon must call this first. The keeper has this one thread only, no
+/// environment and no arguments.
 pub fn run_keeper_if_invoked() {
     if std::env::args_os().next().is_some_and(|name| name == sandbox::keeper::KEEPER_ARG0) {
         sandbox::keeper::run();
     }
 }
 
-/// Runs the daemon under the name `program`, with `arguments` (the program's name not among them),
-/// until it is told to end.
+/// Runs the daemon until a signal ends it.
+///
+/// `program` is the name in help and error texts. `arguments` do not include the program's name.
 pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
-    let command = Args::command().name(program).bin_name(program);
-    let parsed = command
-        .no_binary_name(true)
-        .try_get_matches_from(arguments)
-        .and_then(|matches| Args::from_arg_matches(&matches));
-    let args = match parsed {
+    let args = match parse_args(program, arguments) {
         Ok(args) => args,
         Err(error) => {
-            // Help and version are asked for: they go to standard output and are no error. A closed
-            // stream has nobody to tell.
+            // `print` writes help and version to standard output: they are no errors. Nothing can be
+            // reported on a closed stream.
             let _closed = error.print();
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
     };
+
     let check = args.check;
     let outcome = Config::load(args.clone()).map_err(StartError::from).and_then(|config| {
         if check { start::check(config) } else { start::run(args, config).map(|()| String::new()) }
     });
+
     match outcome {
         Ok(report) => {
             let _closed = io::stdout().write_all(report.as_bytes());
@@ -92,26 +86,41 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
             for line in error.to_string().lines() {
                 let _closed = writeln!(io::stderr(), "{program}: {line}");
             }
-            match error {
-                StartError::Config(_)
-                | StartError::State(_)
-                | StartError::Database(_)
-                | StartError::Bind(_)
-                | StartError::Workspace { .. }
-                | StartError::Chown { .. }
-                | StartError::Home(_)
-                | StartError::Isolation(_) => ExitCode::from(EXIT_CONFIG),
-                StartError::Io { .. } => ExitCode::FAILURE,
-            }
+            exit_code(&error)
         }
     }
 }
 
-/// Runs a daemon for the time of one `call`, with `workspace` as its workspace and a state directory that is removed afterwards. Its journals and records of uploads, which those after it
-/// need, are in the state directory of who names none.
+fn parse_args(program: &'static str, arguments: Vec<OsString>) -> Result<Args, clap::Error> {
+    let command = Args::command().name(program).bin_name(program);
+    let matches = command.no_binary_name(true).try_get_matches_from(arguments)?;
+    Args::from_arg_matches(&matches)
+}
+
+fn exit_code(error: &StartError) -> ExitCode {
+    match error {
+        StartError::Config(_)
+        | StartError::State(_)
+        | StartError::Database(_)
+        | StartError::Bind(_)
+        | StartError::Workspace { .. }
+        | StartError::Chown { .. }
+        | StartError::Home(_)
+        | StartError::Isolation(_) => ExitCode::from(EXIT_CONFIG),
+        StartError::Io { .. } => ExitCode::FAILURE,
+    }
+}
+
+/// Runs a daemon for the duration of `call`, which gets its address.
 ///
-/// `call` gets the address. The process must have no other thread when this is called. Answers why,
-/// where the daemon cannot be started.
+/// The daemon serves `workspace` and removes its state directory afterwards. Its journals and upload
+/// records must outlive it, so they are stored in the default state directory.
+///
+/// The process must have a single thread when this is called.
+///
+/// # Errors
+///
+/// Returns the reason if the daemon cannot be started.
 pub fn with_embedded<T, F, Fut>(
     workspace: PathBuf,
     options: EmbeddedOptions,

@@ -1,11 +1,13 @@
-//! Starting a daemon, in an order that cannot be otherwise: what must happen while there is one
-//! thread, then the runtime, then the proof that commands are isolated, then answering calls.
+//! Starts the daemon in a fixed order: single-threaded steps, the runtime, the isolation probe, the
+//! server.
 
+mod embedded;
 mod error;
 mod homes;
 mod host_sockets;
 mod isolation;
 mod ownership;
+mod privileges;
 mod protection;
 mod reload;
 mod serving;
@@ -23,8 +25,10 @@ use std::{
 
 use tokio::runtime::Runtime;
 
+pub use self::embedded::EmbeddedOptions;
 pub(super) use self::error::StartError;
 use self::{
+    embedded::PersistentDirs,
     error::io_error,
     host_sockets::HostSockets,
     isolation::{KeeperEnvironment, StartedKeeper},
@@ -34,9 +38,8 @@ use self::{
     shared_limits::StartWarning,
 };
 use super::{
-    config::{Config, ConfigError, args::Args, listen::ListenAddr, tools},
-    embedded::{self, EmbeddedOptions, PersistentDirs},
-    fd_exhaustion, privileges,
+    config::{Config, ConfigError, WorkspaceConfig, args::Args, listen::ListenAddr, tools},
+    fd_exhaustion,
     sandbox::{
         cgroup::{Cgroups, CgroupsUnavailable, MemoryAccounting},
         host_environment::HostEnvironment,
@@ -50,33 +53,37 @@ use super::{
     workspace::Workspace,
 };
 
-/// Threads that may block beside those of the calls: for transfers, output and records.
+/// Blocking threads beside one for each call: for transfers, output and records.
 const EXTRA_BLOCKING_THREADS: usize = 256;
 
-/// What a daemon is started for.
+/// What the daemon is started for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StartMode {
-    /// To serve whoever connects: it is confined to its own files.
+    /// Serves all clients. The daemon is confined to its own files.
     Serve,
-    /// For one call of the process it is in: that is a client too, who may be told to send any file,
-    /// and whose cgroup is left alone.
+    /// Serves one call of the process it runs in. That process is a client and may send any file, so
+    /// it is not confined. Its cgroup is not changed.
     Embedded,
-    /// To tell whether it could serve. Another may be doing so: its state is left alone.
+    /// Only checks whether the daemon could serve. Another daemon may use the same state directory,
+    /// so that is not changed.
     Check,
 }
 
-/// Runs the daemon until a signal ends it. `args` led to `config`, and lead to what it is when it is read
-/// again.
+/// Runs the daemon until a signal ends it.
+///
+/// `args` are the arguments that `config` was loaded from. A reload loads it from them again.
 pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
     logs::init(config.log_format, config.log_level);
     for warning in shared_limits::warnings(&config) {
         warning.log();
     }
-    let keep = |store: &mut StateDir, _: &[Workspace]| store.change_journals_dir();
-    let (prepared, runtime) = prepare(config, StartMode::Serve, keep)?;
+
+    let journals = |store: &mut StateDir, _: &[Workspace]| store.change_journals_dir();
+    let (prepared, runtime) = prepare(config, StartMode::Serve, journals)?;
+
     runtime.block_on(async {
-        // Before the sockets are there: whoever sees one may send a signal, which must not end the
-        // process half-way.
+        // Catch signals before the sockets exist: a client that sees a socket may send a signal, which
+        // must not kill the process in the middle of its start.
         let signals = ShutdownSignals::catch().map_err(io_error("catching signals"))?;
         let reload = ConfigReloader::install(args, &prepared.config)
             .map_err(io_error("catching signals"))?;
@@ -85,10 +92,12 @@ pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
     })
 }
 
-/// Checks the configuration and the sandbox; answers a report.
+/// Checks the configuration and the isolation of commands, and returns a report.
+///
+/// Binds no address and does not change the state directory: a daemon may be using them.
 pub(super) fn check(config: Config) -> Result<String, StartError> {
     logs::init(config.log_format, tracing::Level::ERROR);
-    // Neither the addresses nor the state directory are touched: a daemon may be running on them.
+
     let (workspaces, keeper, runtime) = prepare_sandboxes(&config, StartMode::Check)?;
     let probed = runtime
         .block_on(isolation::probe_workspaces(
@@ -98,6 +107,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
         ))
         .map_err(io_error("talking to the launcher"))?;
     serving::load_access(&config, &serving::load_catalog(&config)?)?;
+
     let mut warnings = shared_limits::warnings(&config);
     warnings.extend(workspaces.iter().filter_map(unwritable::warning));
     let warnings: String = warnings.iter().map(StartWarning::report).collect();
@@ -106,12 +116,13 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
         + &config.network_report()
         + &config.fetch_report()
         + &tools::tools_report(&config.tools);
-    for (workspace, found) in workspaces.iter().zip(&probed.results) {
+
+    for (workspace, probe) in workspaces.iter().zip(&probed.results) {
         let isolation =
-            isolation::workspace_isolation(&config, &keeper.environment, workspace.name(), found);
+            isolation::workspace_isolation(&config, &keeper.environment, workspace.name(), probe);
         let sockets =
             HostSockets::find(&config, workspace.name(), isolation.level, isolation.landlock_abi);
-        report += &isolation::isolation_report(workspace, &isolation, found.identity, &sockets);
+        report += &isolation::isolation_report(workspace, &isolation, probe.identity, &sockets);
         let protection = protection::warning(&config, workspace.name(), isolation.level);
         report.extend(protection.as_ref().map(StartWarning::report));
         if !isolation.is_ready() {
@@ -121,7 +132,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
     Ok(report)
 }
 
-/// Runs a daemon for the time of one call.
+/// Runs an embedded daemon for the duration of `call`, which gets its address.
 pub(super) fn with_embedded<T, F, Fut>(
     workspace: PathBuf,
     options: EmbeddedOptions,
@@ -137,11 +148,12 @@ where
         );
         return Err(ConfigError(vec![text]).into());
     };
+
     let folder = embedded::create_temp_dir(&workspace).map_err(io_error(
         "making a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
     ))?;
     let socket = folder.path().join("jig.sock");
-    let args = Args {
+    let config = Config::load(Args {
         listen: vec![format!("unix:{}", socket.display())],
         workspace: vec![format!("workspace={path}")],
         state_dir: Some(folder.path().join("state")),
@@ -149,20 +161,22 @@ where
         minimum_level: options.minimum_level,
         chown_workspace: options.chown_workspace,
         ..Default::default()
-    };
-    let config = Config::load(args)?;
+    })?;
     logs::init(logs::LogFormat::Text, tracing::Level::ERROR);
+
     let listeners = Listeners::bind(&[ListenAddr::Unix(socket.clone())])?;
     let (prepared, runtime) = prepare(config, StartMode::Embedded, |store, workspaces| {
         embedded::attach_persistent_dirs(PersistentDirs::find(&workspace), store, workspaces)
     })?;
+
     let result = runtime.block_on(async {
         let (stop_sender, stop_requested) = tokio::sync::oneshot::channel();
         let daemon = super::task::spawn(
             "embedded daemon",
             serving::serve(prepared, listeners, ShutdownTrigger::Channel(stop_requested), None),
         );
-        // The socket is bound already: the call waits in its backlog until the daemon answers.
+
+        // The socket is bound already, so the call waits in its backlog until the daemon accepts.
         let result = call(format!("unix:{}", socket.display())).await;
         drop(stop_sender);
         match daemon.await {
@@ -176,108 +190,123 @@ where
     result
 }
 
-/// Everything that must be done while the process has one thread: the keeper inherits what the
-/// process is, and privileges belong to threads.
+/// Does everything that must happen while the process has a single thread.
 ///
-/// `keep` says where things are kept; it answers the folder for journals.
+/// The keeper inherits the state of the process, and privileges belong to threads. `journals` sets up
+/// the state directory and returns the folder for journals.
 fn prepare(
     config: Config,
-    purpose: StartMode,
-    keep: impl FnOnce(&mut StateDir, &[Workspace]) -> PathBuf,
+    mode: StartMode,
+    journals: impl FnOnce(&mut StateDir, &[Workspace]) -> PathBuf,
 ) -> Result<(PreparedDaemon, Runtime), StartError> {
     let started = server::start_time();
     let mut store = StateDir::open(&config.state_dir)?;
-    let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, purpose)?;
-    let changes = keep(&mut store, &workspaces);
-    recover_workspaces(&mut workspaces, &changes)?;
+    let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, mode)?;
+    let journals = journals(&mut store, &workspaces);
+    recover_workspaces(&mut workspaces, &journals)?;
     let prepared = PreparedDaemon { config, started, workspaces, store, keeper };
     Ok((prepared, runtime))
 }
 
-/// Undoes what a daemon that died has left half done in the workspaces.
-fn recover_workspaces(workspaces: &mut [Workspace], changes: &Path) -> Result<(), StartError> {
+/// Undoes file changes that a daemon left incomplete when it died.
+fn recover_workspaces(workspaces: &mut [Workspace], journals: &Path) -> Result<(), StartError> {
     for workspace in workspaces {
-        let mended = workspace
-            .open_journals(changes)
-            .map_err(io_error("undoing what a daemon before this one has left"))?;
-        if mended > 0 {
+        let undone = workspace
+            .open_journals(journals)
+            .map_err(io_error("undoing incomplete changes of an earlier daemon"))?;
+        if undone > 0 {
             tracing::warn!(
                 workspace = workspace.name(),
-                changes = mended,
-                "a daemon died while it changed files: what it had half done was undone"
+                changes = undone,
+                "undid file changes that an earlier daemon left incomplete when it died"
             );
         }
     }
     Ok(())
 }
 
+/// Opens the workspaces, starts the keeper, drops privileges and builds the runtime, in this order.
 fn prepare_sandboxes(
     config: &Config,
-    purpose: StartMode,
+    mode: StartMode,
 ) -> Result<(Vec<Workspace>, StartedKeeper, Runtime), StartError> {
-    let surroundings = HostEnvironment::detect();
-    let mut workspaces = Vec::new();
-    for workspace in &config.workspaces {
-        let failed =
-            |source| StartError::Workspace { path: workspace.path.display().to_string(), source };
-        let mut opened = Workspace::open(
-            workspace.name.clone(),
-            workspace.path.clone(),
-            workspace.mount_path.clone(),
-        )
-        .map_err(failed)?;
-        if workspace.follow_links {
-            opened.follow_links().map_err(failed)?;
-        }
-        let protected = workspace.protection.path_names();
-        opened.protect(&protected).map_err(failed)?;
-        opened.sync_changes(config.sync_files);
-        if config.chown_workspace && purpose != StartMode::Check {
-            let note =
-                ownership::chown_workspace(&mut opened, sandbox_user(config, workspaces.len()))?;
-            if let Some(note) = note.filter(|_| purpose == StartMode::Embedded) {
-                // Its log has errors only. A closed stream loses nothing but the note.
-                let _closed = writeln!(io::stderr(), "jig: {note}");
-            }
-        }
-        workspaces.push(opened);
-    }
-    let directories: Vec<_> = workspaces.iter().map(|workspace| workspace.as_fd()).collect();
+    let host_environment = HostEnvironment::detect();
+    let workspaces = open_workspaces(config, mode)?;
     privileges::raise_descriptor_limit().map_err(io_error("raising the limit of descriptors"))?;
-    let homes = match purpose {
+
+    let homes = match mode {
         StartMode::Serve | StartMode::Embedded => {
             homes::create_persistent_homes(config, &workspaces)?
         }
-        // Sandboxes have fresh ones; where none could be kept, they say so all the same.
+        // A check runs commands with ephemeral homes. The plan still says which homes are persistent.
         StartMode::Check => vec![None; workspaces.len()],
     };
-    // Before the keeper, which inherits the place.
-    let accounting = detect_accounting(config, purpose);
+    // Before the keeper starts, which inherits the cgroup.
+    let accounting = detect_accounting(config, mode);
+
     let mut plan = sandbox_plan(config, &workspaces, homes);
-    if config.chown_workspace && purpose == StartMode::Check {
+    if config.chown_workspace && mode == StartMode::Check {
         for workspace in &mut plan.workspaces {
             workspace.chowned_to = Some(sandbox_user(config, workspace.index));
         }
     }
+    let directories: Vec<_> = workspaces.iter().map(|workspace| workspace.as_fd()).collect();
     let process =
         KeeperProcess::start(plan, &directories).map_err(io_error("starting the launcher"))?;
+
     privileges::drop_privileges().map_err(io_error("giving up privileges"))?;
-    if purpose == StartMode::Serve {
+    if mode == StartMode::Serve {
         privileges::shorten_scheduler_slice();
         let cgroups = accounting.cgroups().map(|cgroups| cgroups.directory());
         privileges::confine(config, cgroups)
             .map_err(io_error("confining the daemon to its files"))?;
     }
-    let keeper =
-        StartedKeeper { process, environment: KeeperEnvironment { accounting, surroundings } };
-    // Half the machine: the commands that calls run are what needs it, and a call that is handed
-    // from one thread to another waits for a wake-up each time.
+
+    let environment = KeeperEnvironment { accounting, host_environment };
+    Ok((workspaces, StartedKeeper { process, environment }, build_runtime(config)?))
+}
+
+fn open_workspaces(config: &Config, mode: StartMode) -> Result<Vec<Workspace>, StartError> {
+    let mut workspaces = Vec::new();
+    for workspace in &config.workspaces {
+        let mut opened = open_workspace(workspace).map_err(|source| StartError::Workspace {
+            path: workspace.path.display().to_string(),
+            source,
+        })?;
+        opened.sync_changes(config.sync_files);
+
+        if config.chown_workspace && mode != StartMode::Check {
+            let note =
+                ownership::chown_workspace(&mut opened, sandbox_user(config, workspaces.len()))?;
+            if let Some(note) = note.filter(|_| mode == StartMode::Embedded) {
+                // An embedded daemon logs errors only. Nothing can be reported on a closed stream.
+                let _closed = writeln!(io::stderr(), "jig: {note}");
+            }
+        }
+        workspaces.push(opened);
+    }
+    Ok(workspaces)
+}
+
+fn open_workspace(config: &WorkspaceConfig) -> io::Result<Workspace> {
+    let mut workspace =
+        Workspace::open(config.name.clone(), config.path.clone(), config.mount_path.clone())?;
+    if config.follow_links {
+        workspace.follow_links()?;
+    }
+    workspace.protect(&config.protection.path_names())?;
+    Ok(workspace)
+}
+
+/// Builds the runtime, with a worker thread for every second core.
+fn build_runtime(config: &Config) -> Result<Runtime, StartError> {
+    // The other cores are for the commands that calls run. More workers would also hand calls from
+    // thread to thread, and each hand-over costs a wake-up.
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let workers = cores.div_ceil(2);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(workers)
-        // One for each call: those that wait for others at the same path must not keep the rest of
-        // the calls from theirs.
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cores.div_ceil(2))
+        // One for each call: calls that wait for others at the same path must not take the threads
+        // of the other calls.
         .max_blocking_threads(config.concurrent_calls + EXTRA_BLOCKING_THREADS)
         .thread_name("jigd")
         .enable_all()
@@ -286,26 +315,25 @@ fn prepare_sandboxes(
             Some(remedy) => io::Error::other(format!("{error}: {remedy}")),
             None => error,
         })
-        .map_err(io_error("starting the runtime"))?;
-    Ok((workspaces, keeper, runtime))
+        .map_err(io_error("starting the runtime"))
 }
 
-/// Finds out how the memory of runs can be held.
-fn detect_accounting(config: &Config, purpose: StartMode) -> MemoryAccounting {
-    if purpose == StartMode::Embedded {
-        return MemoryAccounting::Watchdog(CgroupsUnavailable(
-            "it lives for one call only".to_owned(),
-        ));
+/// Detects how the memory of runs can be limited: by cgroups, or else by the watchdog.
+fn detect_accounting(config: &Config, mode: StartMode) -> MemoryAccounting {
+    if mode == StartMode::Embedded {
+        let reason = CgroupsUnavailable("it lives for one call only".to_owned());
+        return MemoryAccounting::Watchdog(reason);
     }
+
     let accounting = match Cgroups::claim() {
         Ok(cgroups) => MemoryAccounting::Cgroups(Arc::new(cgroups)),
-        Err(why) => MemoryAccounting::Watchdog(why),
+        Err(reason) => MemoryAccounting::Watchdog(reason),
     };
-    let holds_cpu = accounting.cgroups().is_some_and(|cgroups| cgroups.has_cpu_controller());
-    if config.limits.cpu_millis.is_some() && !holds_cpu {
+    let limits_cpu = accounting.cgroups().is_some_and(|cgroups| cgroups.has_cpu_controller());
+    if config.limits.cpu_millis.is_some() && !limits_cpu {
         tracing::warn!(
-            remedy = "run the daemon where it may make cgroups of version 2 with the controller cpu, or leave limits.cpus out",
-            "limits.cpus cannot be held here"
+            remedy = "run the daemon where it may create version 2 cgroups with the cpu controller, or remove limits.cpus",
+            "limits.cpus has no effect: the cpu controller is not available"
         );
     }
     accounting
@@ -323,7 +351,7 @@ fn sandbox_plan(
         .zip(homes)
         .zip(&config.sandbox_ids)
         .enumerate()
-        .map(|(index, (((config, workspace), kept_home), sandbox_id))| WorkspacePlan {
+        .map(|(index, (((config, workspace), home_bind), sandbox_id))| WorkspacePlan {
             index,
             sandbox_id: *sandbox_id,
             name: config.name.clone(),
@@ -335,8 +363,9 @@ fn sandbox_plan(
             protected_paths: config.protection.paths.clone(),
             requires_protection: config.protection.required,
             has_persistent_home: config.persistent_home,
-            home_bind: kept_home,
+            home_bind,
         });
+
     SandboxPlan {
         workspaces: workspaces.collect(),
         limits: config.limits,

@@ -31,7 +31,7 @@ const ORDER: &[&[&str]] = &[
     &["client", "daemon/main"],
     &["daemon"],
     &["daemon/fuzz", "daemon/start"],
-    &["daemon/embedded", "daemon/key_admin", "daemon/privileges", "daemon/server"],
+    &["daemon/key_admin", "daemon/server"],
     &["daemon/grpc"],
     &["daemon/pipeline"],
     &["daemon/dialect"],
@@ -45,7 +45,7 @@ const ORDER: &[&[&str]] = &[
     &["daemon/telemetry"],
     &["daemon/fd_exhaustion", "daemon/queue"],
     &["daemon/task"],
-    &["daemon/checksum", "daemon/home_dir"],
+    &["daemon/checksum"],
     &["daemon/error"],
 ];
 

@@ -7,10 +7,7 @@ use std::{
 };
 
 use super::{WorkspaceConfig, listen::ListenAddr};
-use crate::daemon::{
-    home_dir::home_dir,
-    sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES},
-};
+use crate::daemon::sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES};
 
 /// Where nothing may be bound: the sandbox mounts these itself.
 const RESERVED_DESTINATIONS: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", SANDBOX_HOME];
@@ -82,7 +79,7 @@ const SYSTEM_TREES: &[&str] = &[
 
 /// Checks that workspaces whose files are to change hands are no directories of the system's.
 pub(super) fn check_chown(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
-    let home = home_dir().and_then(|home| fs::canonicalize(home).ok());
+    let home = std::env::home_dir().and_then(|home| fs::canonicalize(home).ok());
     for path in workspaces.iter().map(|workspace| &workspace.path) {
         let mut own = SYSTEM_DIRS.iter().map(Path::new).chain(home.as_deref());
         let mut trees = SYSTEM_TREES.iter();

@@ -14,10 +14,7 @@ use super::{
     limits::parse_timeout,
     protection::Protection,
 };
-use crate::daemon::{
-    home_dir::home_dir,
-    sandbox::plan::{BindMount, DEFAULT_MOUNT_PATH},
-};
+use crate::daemon::sandbox::plan::{BindMount, DEFAULT_MOUNT_PATH};
 
 /// Puts the flags and the file's tables together and checks them. Flags name all workspaces, or none.
 pub(super) fn parse_workspaces(
@@ -169,7 +166,7 @@ fn parse_home_mode(written: Option<&str>, key: &str, problems: &mut Vec<String>)
 
 /// Why the current directory is served only if it is named: it holds the home directory.
 fn check_implied_workspace() -> Option<String> {
-    let home = fs::canonicalize(home_dir()?).ok()?;
+    let home = fs::canonicalize(std::env::home_dir()?).ok()?;
     let here = std::env::current_dir().ok()?;
     let holds_home = here != Path::new("/") && home.starts_with(&here);
     holds_home.then(|| {

@@ -1,4 +1,4 @@
-//! Why a daemon does not start.
+//! Errors that keep the daemon from starting.
 
 use std::io;
 
@@ -9,16 +9,16 @@ use crate::daemon::{
     store::{database, state_dir::StateDirError},
 };
 
-/// Why the daemon did not start, or did not end well.
+/// Why the daemon did not start, or stopped with an error.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
-    /// The configuration cannot be used.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The state directory cannot be held.
+    /// The state directory cannot be opened or locked.
     #[error("{}", chain(.0))]
     State(#[from] StateDirError),
-    /// The database cannot be used.
+    /// The database cannot be opened.
     #[error("{}", chain(.0))]
     Database(#[from] database::DatabaseOpenError),
     /// An address cannot be listened on.
@@ -26,53 +26,36 @@ pub(crate) enum StartError {
     Bind(#[from] BindError),
     /// A workspace cannot be opened.
     #[error("--workspace {path}: {source}")]
-    Workspace {
-        /// The workspace.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
+    Workspace { path: String, source: io::Error },
     /// A workspace cannot be given to the user that commands run as.
     #[error(
         "--chown-workspace: {path} cannot be given to user {user}: {source}: the daemon needs CAP_CHOWN, that user in its user namespace, and a file system that takes owners"
     )]
-    Chown {
-        /// The workspace.
-        path: String,
-        /// The user.
-        user: u32,
-        /// Why.
-        source: io::Error,
-    },
-    /// A home directory that is to be kept cannot be.
+    Chown { path: String, user: u32, source: io::Error },
+    /// A persistent home directory cannot be created.
     #[error(transparent)]
     Home(#[from] HomeError),
-    /// The isolation that was asked for cannot be given. Told by `--check` only: a daemon that
-    /// serves says it to its callers.
+    /// The minimum isolation level cannot be reached. Only `--check` returns it: a serving daemon
+    /// reports it to its callers.
     #[error("{0}")]
     Isolation(String),
-    /// The operating system refused.
+    /// A system call failed while doing `what`.
     #[error("{what}: {}", chain(.source))]
-    Io {
-        /// What was being done.
-        what: &'static str,
-        /// Why.
-        source: io::Error,
-    },
+    Io { what: &'static str, source: io::Error },
 }
 
-/// That the operating system refused.
+/// Wraps an I/O error that happened while doing `what`.
 pub(super) fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
     move |source| StartError::Io { what, source }
 }
 
-/// An error with all that caused it.
+/// Formats an error and all its sources, separated by colons.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
+    let mut source = error.source();
+    while let Some(error) = source {
         text = format!("{text}: {error}");
-        cause = error.source();
+        source = error.source();
     }
     text
 }

@@ -1,6 +1,8 @@
-//! Unix sockets of the host below workspaces and binds. A command that connects to one reaches the
-//! program that listens there, whatever the network of commands is and though the mount be read-only.
-//! The kernel refuses it where its Landlock can ([`landlock`]); where it cannot, the operator is told.
+//! Finds Unix sockets of the host below workspaces and binds, to warn about them.
+//!
+//! A command that connects to such a socket reaches the host program that listens there, even with
+//! the network disabled and a read-only mount. Landlock refuses the connection if the kernel supports
+//! that ([`landlock`]). Otherwise the operator gets a warning.
 
 use std::{
     collections::BTreeSet,
@@ -18,53 +20,55 @@ use crate::daemon::{
     sandbox::{landlock, level::IsolationLevel},
 };
 
-/// Sockets that a message names.
+/// Maximum number of sockets that a message names.
 const MAX_NAMED_SOCKETS: usize = 8;
-/// What an operator can do about them.
+/// Advice for the operator.
 pub(super) const REMEDY: &str = "move them elsewhere or end the programs that listen there, or use Linux 7.1 or newer, whose Landlock refuses commands the sockets of others";
 /// The kernel's list of Unix sockets in the daemon's network namespace.
 const PROC_NET_UNIX: &str = "/proc/net/unix";
+/// Fields of a line before the path: address, references, protocol, flags, type, state, inode.
+const FIELDS_BEFORE_PATH: usize = 7;
 
 /// Sockets of the host that commands of a workspace could connect to.
 #[derive(Debug, Default)]
 pub(super) struct HostSockets(BTreeSet<PathBuf>);
 
 impl HostSockets {
-    /// Looks for those that are there now. Without a list there are none to be named.
+    /// Searches the sockets that exist now. Finds none if the kernel's list cannot be read.
     pub(super) fn find(
         config: &Config,
         workspace: &str,
         level: IsolationLevel,
         landlock_abi: u32,
     ) -> Self {
-        // At L1 a command cannot make a socket.
+        // At L1, commands cannot create a socket.
         if level < IsolationLevel::L2 || landlock_abi >= landlock::RESOLVE_UNIX_ABI {
             return Self::default();
         }
+
         let list = fs::read(PROC_NET_UNIX).unwrap_or_default();
-        let of_name = config.workspaces.iter();
-        let of_name = of_name.filter(|config| config.name == workspace);
-        Self(of_name.flat_map(|config| sockets_below(config, &list)).collect())
+        let matching = config.workspaces.iter().filter(|config| config.name == workspace);
+        Self(matching.flat_map(|config| sockets_below(config, &list)).collect())
     }
 
-    /// Adds those of another workspace.
+    /// Adds the sockets of another workspace.
     pub(super) fn add(&mut self, others: Self) {
         self.0.extend(others.0);
     }
 
-    /// Their paths, where there are any.
+    /// Lists their paths for a message; `None` if there are none.
     pub(super) fn describe(&self) -> Option<String> {
-        let named = self.0.iter().take(MAX_NAMED_SOCKETS);
-        let named: Vec<String> = named.map(|path| format!("{path:?}")).collect();
-        let more = self.0.len() - named.len();
-        match (named.is_empty(), more) {
+        let paths = self.0.iter().take(MAX_NAMED_SOCKETS);
+        let paths: Vec<String> = paths.map(|path| format!("{path:?}")).collect();
+        let more = self.0.len() - paths.len();
+        match (paths.is_empty(), more) {
             (true, _) => None,
-            (false, 0) => Some(named.join(", ")),
-            (false, more) => Some(format!("{} and {more} more", named.join(", "))),
+            (false, 0) => Some(paths.join(", ")),
+            (false, more) => Some(format!("{} and {more} more", paths.join(", "))),
         }
     }
 
-    /// Tells the log, once for all.
+    /// Logs one warning for all of them.
     pub(super) fn warn(&self) {
         if let Some(sockets) = self.describe() {
             tracing::warn!(
@@ -76,51 +80,51 @@ impl HostSockets {
     }
 }
 
-/// Sockets of `list` that lie below the workspace or one of its binds.
+/// Returns the sockets of `list` below the workspace or one of its binds.
 fn sockets_below(workspace: &WorkspaceConfig, list: &[u8]) -> Vec<PathBuf> {
     let binds = workspace.binds.iter().map(|bind| &bind.source);
     let roots: Vec<&PathBuf> = binds.chain([&workspace.path]).collect();
     let identities: Vec<_> = roots.iter().filter_map(file_identity).collect();
+
     let lines = list.split(|byte| *byte == b'\n').skip(1);
     lines
         .filter_map(socket_path)
-        .flat_map(|name| {
-            // A relative name tells nothing of where its program was: the roots are looked at, an
-            // absolute one stays what it is.
-            roots.iter().map(move |root| root.join(name))
-        })
+        // A relative path does not say where its program was, so try it below each root. `join` leaves
+        // an absolute path unchanged.
+        .flat_map(|path| roots.iter().map(move |root| root.join(path)))
         .filter_map(|path| resolve_socket_below(&path, &identities))
         .collect()
 }
 
-/// The path of a line of the list, if it has one.
+/// Returns the path in a line of the list; `None` for unnamed and abstract sockets.
 fn socket_path(line: &[u8]) -> Option<&Path> {
-    // Address, references, protocol, flags, type, state, inode.
     let mut rest = line;
-    for _ in 0..7 {
+    for _ in 0..FIELDS_BEFORE_PATH {
         let field = rest.trim_ascii_start();
         let end = field.iter().position(u8::is_ascii_whitespace)?;
         rest = field.get(end..)?;
     }
+
     let name = rest.get(1..).filter(|name| !name.is_empty())?;
-    // An abstract name.
-    let is_path = !name.starts_with(b"@");
-    is_path.then(|| Path::new(OsStr::from_bytes(name)))
+    let is_abstract = name.starts_with(b"@");
+    (!is_abstract).then(|| Path::new(OsStr::from_bytes(name)))
 }
 
-/// The true path of a socket, if a directory above it is one of these: by device and inode, because
-/// links and mounts give a directory other names.
+/// Returns the canonical path of a socket, if one of its parent directories is in `identities`.
+///
+/// Compares device and inode, because links and mounts give a directory other paths.
 fn resolve_socket_below(path: &Path, identities: &[(u64, u64)]) -> Option<PathBuf> {
     let folder = fs::canonicalize(path.parent()?).ok()?;
     let path = folder.join(path.file_name()?);
     let is_socket = path.symlink_metadata().ok()?.file_type().is_socket();
-    let mut above = folder.ancestors().filter_map(file_identity);
-    (is_socket && above.any(|above| identities.contains(&above))).then_some(path)
+    let mut parents = folder.ancestors().filter_map(file_identity);
+    (is_socket && parents.any(|parent| identities.contains(&parent))).then_some(path)
 }
 
+/// Device and inode of a file.
 fn file_identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
-    let found = fs::metadata(path).ok()?;
-    Some((found.dev(), found.ino()))
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 #[cfg(test)]
@@ -130,7 +134,7 @@ mod tests {
     use super::{HostSockets, MAX_NAMED_SOCKETS, socket_path};
 
     #[test]
-    fn names_are_read_from_the_list() {
+    fn paths_are_parsed_from_the_list() {
         let line = |name: &str| {
             format!("0000000000000000: 00000002 00000000 00010000 0001 01    42{name}")
         };
@@ -142,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_names_some_and_counts_the_rest() {
+    fn message_names_first_sockets_and_counts_the_rest() {
         let sockets = |count: usize| {
             let paths = (0..count).map(|number| format!("/w/{number}").into());
             HostSockets(paths.collect::<BTreeSet<_>>())

@@ -1,4 +1,4 @@
-//! What the probes at start have found, and how it is told.
+//! Probes the isolation of each workspace at start, and reports the result to log and `--check`.
 
 use std::{io, sync::Arc};
 
@@ -19,33 +19,31 @@ use crate::daemon::{
     workspace::Workspace,
 };
 
-/// What makes sandboxes, and what it was found in.
+/// The keeper process and the environment that it was started in.
 pub(super) struct StartedKeeper {
     pub(super) process: KeeperProcess,
     pub(super) environment: KeeperEnvironment,
 }
 
-/// What sandboxes are made in.
+/// The environment that sandboxes are built in.
 pub(super) struct KeeperEnvironment {
-    /// What counts what they use.
+    /// How the memory of runs is limited.
     pub(super) accounting: MemoryAccounting,
-    /// What the daemon runs in.
-    pub(super) surroundings: HostEnvironment,
+    pub(super) host_environment: HostEnvironment,
 }
 
-/// The sandboxes, and what the probe has found in each workspace.
+/// The sandbox pools, and the probe result of each workspace in order.
 pub(super) struct ProbedSandboxes {
     pub(super) sandboxes: Arc<SandboxPools>,
     pub(super) results: Vec<ProbedIsolation>,
 }
 
-/// Has each workspace's pool prove what isolation it gives.
+/// Creates the sandbox pools and has each prove its isolation level.
 pub(super) async fn probe_workspaces(
     keeper: KeeperProcess,
     accounting: &MemoryAccounting,
     config: &Config,
 ) -> io::Result<ProbedSandboxes> {
-    let count = config.workspaces.len();
     let protected_files = config.workspaces.iter().map(|workspace| {
         let names = workspace.protection.path_names().into_iter();
         ProtectedFiles::new(names.map(|name| workspace.path.join(name)).collect())
@@ -57,8 +55,9 @@ pub(super) async fn probe_workspaces(
         config.limits,
         accounting.cgroups().cloned(),
     )?;
+
     let mut results = Vec::new();
-    for index in 0..count {
+    for index in 0..config.workspaces.len() {
         let Some(pool) = sandboxes.pool(index) else {
             return Err(io::Error::other("a workspace has no sandboxes"));
         };
@@ -67,75 +66,76 @@ pub(super) async fn probe_workspaces(
     Ok(ProbedSandboxes { sandboxes: Arc::new(sandboxes), results })
 }
 
-/// What is true of a workspace's commands.
+/// Combines probe result, configuration and host environment of a workspace.
 pub(super) fn workspace_isolation(
     config: &Config,
     keeper: &KeeperEnvironment,
     workspace: &str,
-    found: &ProbedIsolation,
+    probe: &ProbedIsolation,
 ) -> Isolation {
-    let of_workspace = config.workspaces.iter().find(|config| config.name == workspace);
+    let workspace_config = config.workspaces.iter().find(|config| config.name == workspace);
     Isolation {
-        level: found.level,
+        level: probe.level,
         minimum: config.minimum_level,
         workspace: workspace.to_owned(),
-        rejected: found.rejected.clone(),
-        best_below_minimum: found.best_below_minimum,
-        waived_checks: found.waived_checks.clone(),
-        host_environment: keeper.surroundings.clone(),
+        rejected: probe.rejected.clone(),
+        best_below_minimum: probe.best_below_minimum,
+        waived_checks: probe.waived_checks.clone(),
+        host_environment: keeper.host_environment.clone(),
         landlock_abi: landlock::abi_version(),
         allow_ptrace: config.allow_ptrace,
         network: config.network,
         memory_accounting: keeper.accounting.clone(),
-        has_persistent_home: of_workspace.is_some_and(|config| config.persistent_home),
-        protected_paths: of_workspace
+        has_persistent_home: workspace_config.is_some_and(|config| config.persistent_home),
+        protected_paths: workspace_config
             .map(|config| config.protection.path_names())
             .unwrap_or_default(),
     }
 }
 
-/// Has a workspace be where its commands see it: without namespaces, at its own path.
+/// Sets the path at which commands see the workspace: without namespaces (L1), its own path.
 pub(super) fn set_command_path(workspace: &mut Workspace, isolation: &Isolation) {
     if isolation.level == IsolationLevel::L1 {
         workspace.mount_in_place();
     }
 }
 
-/// Tells the log what was found. Whoever embeds the daemon is told of failures by its answer.
+/// Logs the probe result. `failures` is false in an embedded daemon, whose call reports failures.
 pub(super) fn log_isolation(isolation: &Isolation, failures: bool) {
     let workspace = isolation.workspace.as_str();
     if let Some(summary) = isolation.summary().filter(|_| failures) {
         tracing::warn!(workspace, "{summary}");
     }
+
     if isolation.is_ready() {
         tracing::info!(workspace, isolation = %isolation.level, "commands are isolated");
-        for refused in &isolation.rejected {
+        for rejected in &isolation.rejected {
             tracing::warn!(
                 workspace,
-                level = %refused.level,
-                stage = refused.failure.stage.name(),
-                errno = refused.failure.errno_name(),
-                failure = %refused.failure,
-                remedy = refused.failure.stage.remedy(),
-                "this host does not give a higher level of isolation, and the operator allows the lower"
+                level = %rejected.level,
+                stage = rejected.failure.stage.name(),
+                errno = rejected.failure.errno_name(),
+                failure = %rejected.failure,
+                remedy = rejected.failure.stage.remedy(),
+                "this host does not support a higher isolation level; the configuration allows this one"
             );
         }
     } else if failures {
-        for refused in &isolation.rejected {
+        for rejected in &isolation.rejected {
             tracing::error!(
                 workspace,
-                level = %refused.level,
-                stage = refused.failure.stage.name(),
-                errno = refused.failure.errno_name(),
-                failure = %refused.failure,
-                remedy = refused.failure.stage.remedy(),
+                level = %rejected.level,
+                stage = rejected.failure.stage.name(),
+                errno = rejected.failure.errno_name(),
+                failure = %rejected.failure,
+                remedy = rejected.failure.stage.remedy(),
                 "commands cannot be isolated and are not run"
             );
         }
     }
 }
 
-/// What `--check` prints about a workspace.
+/// Formats what `--check` prints about a workspace.
 pub(super) fn isolation_report(
     workspace: &Workspace,
     isolation: &Isolation,
@@ -156,22 +156,25 @@ pub(super) fn isolation_report(
     if let Some(identity) = identity.filter(|_| ready) {
         report += &format!("  commands are user {}\n", identity.uid);
     }
-    for refused in &isolation.rejected {
+
+    for rejected in &isolation.rejected {
         report += &format!(
             "  {}: {}\n  remedy: {}\n",
-            refused.level,
-            refused.failure,
-            refused.failure.stage.remedy()
+            rejected.level,
+            rejected.failure,
+            rejected.failure.stage.remedy()
         );
     }
+
     for layer in isolation.layers().iter().filter(|_| ready) {
         let mark = if layer.applied { "yes" } else { "no" };
         report += &format!("  {:<18} {mark:<4} {}\n", layer.name, layer.detail);
-        // That of a level was told above.
+        // With a rejected level, its remedy is reported above.
         if !layer.remedy.is_empty() && isolation.rejected.is_empty() {
             report += &format!("  {:<23} remedy: {}\n", "", layer.remedy);
         }
     }
+
     if let Some(sockets) = sockets.describe() {
         report += &format!(
             "  {:<18} no   commands can connect to these of the host: {sockets}\n  {:<23} remedy: {}\n",

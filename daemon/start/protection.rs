@@ -1,14 +1,15 @@
-//! What the daemon says of paths that it protects without having been asked for.
+//! Reports on paths of a repository that the daemon protects by default.
 
 use super::shared_limits::StartWarning;
 use crate::daemon::{config::Config, sandbox::level::IsolationLevel};
 
-/// Logs what is protected in the workspace at this level, or that it is not.
+/// Logs which paths of the workspace are protected by default, or warns that they are not.
 pub(super) fn log(config: &Config, workspace: &str, level: IsolationLevel) {
     if let Some(warning) = warning(config, workspace, level) {
         warning.log();
         return;
     }
+
     let protection = config.protection(workspace);
     if let Some(protection) =
         protection.filter(|protection| !protection.required && !protection.paths.is_empty())
@@ -17,13 +18,12 @@ pub(super) fn log(config: &Config, workspace: &str, level: IsolationLevel) {
             workspace,
             paths = protection.path_names().join(", "),
             remedy = "--protect none lets tools and commands change them",
-            "the workspace is a repository: what makes git run programs is protected"
+            "the workspace is a repository: files that make git run programs are protected"
         );
     }
 }
 
-/// A warning where commands can change what makes git run programs, and the operator did not say
-/// that they may.
+/// Warns if commands can change files that make git run programs, and the operator has not accepted it.
 pub(super) fn warning(
     config: &Config,
     workspace: &str,
@@ -36,9 +36,10 @@ pub(super) fn warning(
             remedy: "replace the link, list what to protect with --protect, or accept it with --protect none",
         });
     }
-    let is_open =
+
+    let is_unprotected =
         level == IsolationLevel::L1 && !protection.required && !protection.paths.is_empty();
-    is_open.then(|| StartWarning {
+    is_unprotected.then(|| StartWarning {
         text: format!(
             "workspace {workspace} is a repository, and commands can change what makes git run programs: these paths are NOT protected at {level}, where only file tools refuse to change them: {}",
             protection.path_names().join(", ")

@@ -1,8 +1,10 @@
-//! Reading the configuration and the key file again, at SIGHUP: who may call and what is let in is replaced,
-//! as a whole or not at all, while calls go on. Everything else takes a restart; what is wrong with it is told.
+//! Reloads the configuration file and the key file on SIGHUP.
 //!
-//! A terminal that is closed sends SIGHUP, too, to what was started in it: that ends the daemon, as it ends
-//! other programs.
+//! Keys, policy and approvals are replaced atomically while calls run. All other settings need a
+//! restart; errors in them are logged.
+//!
+//! The kernel also sends SIGHUP when the terminal that the daemon was started in is closed. Then the
+//! daemon ends, as other programs do.
 
 use std::{io, sync::Arc};
 
@@ -19,22 +21,22 @@ use crate::daemon::{
     task,
 };
 
-/// What is needed to read it again. SIGHUP is caught from the moment that this exists.
+/// Handles SIGHUP. The signal is caught from the moment that this value exists.
 #[derive(Debug)]
 pub(super) struct ConfigReloader {
     args: Args,
     sighup: Signal,
-    /// What of the file takes a restart, as it was when the daemon started.
+    /// The settings that need a restart, as they were when the daemon started.
     restart_only: String,
-    /// Tools that have nothing to do, likewise.
+    /// Tools that were idle when the daemon started.
     idle_tools: &'static [&'static str],
-    /// What it serves, whatever the file says by now.
+    /// The workspaces that the daemon serves, whatever the file says by now.
     workspaces: Arc<[WorkspaceConfig]>,
     has_terminal: bool,
 }
 
 impl ConfigReloader {
-    /// Catches the signal from now on. `args` led to `config`.
+    /// Catches SIGHUP from now on. `args` are the arguments that `config` was loaded from.
     pub(super) fn install(args: Args, config: &Config) -> io::Result<Self> {
         Ok(Self {
             args,
@@ -46,85 +48,84 @@ impl ConfigReloader {
         })
     }
 
-    /// Reads it again each time that the signal comes.
+    /// Starts a task that reloads the configuration on each SIGHUP.
     pub(super) fn spawn(mut self, pipeline: Arc<Pipeline>) {
         task::spawn("reload", async move {
             while self.sighup.recv().await.is_some() {
                 if self.has_terminal && !has_terminal() {
-                    // As told by the one that was taken away: the server drains.
+                    // Drain the server, as SIGTERM does.
                     let ended = kill_process(getpid(), SignalName::TERM);
-                    tracing::info!(?ended, "the terminal is gone: ending");
+                    tracing::info!(?ended, "the terminal was closed: shutting down");
                     return;
                 }
-                match self.reload(&pipeline).await {
-                    Ok(()) => {}
-                    Err(problems) => {
-                        for problem in problems {
-                            tracing::error!(
-                                problem,
-                                "the configuration cannot be read again: the old one stays"
-                            );
-                        }
+                if let Err(problems) = self.reload(&pipeline).await {
+                    for problem in problems {
+                        tracing::error!(
+                            problem,
+                            "the configuration cannot be reloaded: the old one stays in effect"
+                        );
                     }
                 }
             }
         });
     }
 
+    /// Reads the files, checks them, and replaces keys and policy. Changes nothing on errors.
     async fn reload(&self, pipeline: &Pipeline) -> Result<(), Vec<String>> {
         let (args, workspaces) = (self.args.clone(), Arc::clone(&self.workspaces));
         let read = task::spawn_blocking(move || {
-            let renewal = ReloadedConfig::read(args.clone(), &workspaces)?;
-            Ok((renewal, Config::load(args).err()))
+            let reloaded = ReloadedConfig::read(args.clone(), &workspaces)?;
+            Ok((reloaded, Config::load(args).err()))
         });
-        let (config, unusable) = match read.await {
+        let (config, restart_errors) = match read.await {
             Ok(read) => read.map_err(|error: ConfigError| error.0)?,
             Err(panic) => return Err(vec![panic.to_string()]),
         };
-        let scenes = pipeline.workspaces.iter();
-        let names: Vec<_> = scenes.map(|scene| scene.workspace.name()).collect();
+
+        let workspaces = pipeline.workspaces.iter();
+        let names: Vec<_> = workspaces.map(|context| context.workspace.name()).collect();
         let (catalog, access) = (&pipeline.catalog, &pipeline.access);
-        let settings = CompiledPolicy::new(config.policy, catalog, &names, self.idle_tools);
-        let keys = match &config.keys {
+        let policy = CompiledPolicy::new(config.policy, catalog, &names, self.idle_tools);
+        let key_problems = match &config.keys {
             Some(keys) => unknown_names(keys, catalog, &names),
             None if access.requires_key() => vec![
-                "keys: there were some, and nobody can be let in without any from now on: restart the daemon".to_owned(),
+                "keys: the daemon was started with keys and cannot serve without any: restart the daemon".to_owned(),
             ],
             None => Vec::new(),
         };
-        let settings = match (settings, keys) {
-            (Ok(settings), problems) if problems.is_empty() => settings,
-            (settings, problems) => {
-                return Err(problems
-                    .into_iter()
-                    .chain(settings.err().into_iter().flatten())
-                    .collect());
+        let policy = match policy {
+            Ok(policy) if key_problems.is_empty() => policy,
+            policy => {
+                let policy_problems = policy.err().into_iter().flatten();
+                return Err(key_problems.into_iter().chain(policy_problems).collect());
             }
         };
-        let rules = settings.rules().len();
+
+        let rules = policy.rules().len();
         let count = config.keys.as_ref().map(|keys| keys.keys.len());
         if let Some(keys) = config.keys {
             access.set_keys(keys, catalog, &names)?;
-            // There may have been none before.
+            // These may be the first keys.
             pipeline.keep_headroom();
             pipeline.drop_revoked_replies().await;
         }
-        pipeline.policy.replace_policy(settings);
-        tracing::info!(rules, keys = count, "the configuration was read again");
+        pipeline.policy.replace_policy(policy);
+
+        tracing::info!(rules, keys = count, "reloaded policy, approvals and keys");
         if config.restart_only != self.restart_only {
             tracing::warn!(
                 remedy = "restart the daemon",
-                "the configuration file was changed in more than its tables policy and approvals, and keys: that does not count yet"
+                "other settings of the configuration file changed too: they need a restart to take effect"
             );
         }
-        for problem in unusable.into_iter().flat_map(|error| error.0) {
-            tracing::warn!(problem, "the daemon could not be started so again");
+        for problem in restart_errors.into_iter().flat_map(|error| error.0) {
+            tracing::warn!(problem, "the daemon would not start with this configuration");
         }
         Ok(())
     }
 }
 
-/// Whether one of the standard streams is a terminal that is still there.
+/// Whether one of the standard streams is a terminal that is still open.
 fn has_terminal() -> bool {
     [stdin(), stdout(), stderr()].into_iter().any(isatty)
 }

@@ -1,4 +1,4 @@
-//! From what was prepared to a daemon that answers calls.
+//! Builds the pipeline from a prepared daemon, and serves calls until shutdown.
 
 use std::{
     io,
@@ -6,10 +6,12 @@ use std::{
     time::{Instant, SystemTime},
 };
 
+use tokio::sync::watch;
+
 use super::{
     error::{StartError, io_error},
     host_sockets::HostSockets,
-    isolation::{self, ProbedSandboxes, StartedKeeper},
+    isolation::{self, KeeperEnvironment, ProbedSandboxes, StartedKeeper},
     protection,
     reload::ConfigReloader,
     unwritable,
@@ -32,7 +34,7 @@ use crate::daemon::{
         shutdown::Shutdown,
     },
     process::registry::ProcessRegistry,
-    sandbox::plan::NetworkMode,
+    sandbox::{level::Isolation, plan::NetworkMode},
     server::{self, ServerContext, ShutdownTrigger, listener::Listeners, peer},
     store::{
         approvals::ApprovalTable,
@@ -50,184 +52,172 @@ use crate::daemon::{
     workspace::{Workspace, available_cores},
 };
 
-/// What there is before the first call.
+/// Everything that was prepared while the process had a single thread.
 pub(super) struct PreparedDaemon {
     pub(super) config: Config,
-    /// When the daemon was started.
+    /// When the daemon was started, by both clocks.
     pub(super) started: (SystemTime, Instant),
     pub(super) workspaces: Vec<Workspace>,
     pub(super) store: StateDir,
     pub(super) keeper: StartedKeeper,
 }
 
-/// Proves the isolation, then answers calls until it is told to end. One for more than one call can be told to
-/// `reload` its configuration, and says where it listens.
+/// Proves the isolation of commands, then serves calls until `shutdown`.
+///
+/// An embedded daemon has no `reload`. It logs less, prints no addresses, and stores its database in
+/// memory.
 pub(super) async fn serve(
     prepared: PreparedDaemon,
     listeners: Listeners,
-    until: ShutdownTrigger,
+    shutdown: ShutdownTrigger,
     reload: Option<ConfigReloader>,
 ) -> Result<(), StartError> {
-    let announce = reload.is_some();
-    let PreparedDaemon {
-        config,
-        started,
-        workspaces,
-        store,
-        keeper: StartedKeeper { process, environment: found },
-    } = prepared;
+    let standalone = reload.is_some();
+    let PreparedDaemon { config, started, workspaces, store, keeper } = prepared;
+    let StartedKeeper { process, environment } = keeper;
     let telemetry = Telemetry::start(config.log_calls);
     let catalog = load_catalog(&config)?;
-    let ProbedSandboxes { sandboxes, results } =
-        isolation::probe_workspaces(process, &found.accounting, &config)
-            .await
-            .map_err(io_error("talking to the launcher"))?;
+
+    let probed = isolation::probe_workspaces(process, &environment.accounting, &config)
+        .await
+        .map_err(io_error("talking to the launcher"))?;
     let proxy = build_proxy(&config, listeners.ports());
-    let settings = RunSettings {
-        path_directories: config.search_path.clone(),
-        max_artifact_bytes: config.artifact_bytes,
-        max_replay_bytes: config.replay_bytes,
-        limits: config.limits,
-        network: config.network,
-        default_timeout: None,
-        proxy: proxy.clone(),
+    let contexts = ContextBuilder {
+        run_settings: run_settings(&config, proxy.clone()),
+        fetcher: Fetcher::new(config.fetch.clone(), listeners.ports()).map(LimitedFetcher::new),
+        config: &config,
+        environment: &environment,
+        probed: &probed,
+        standalone,
     };
-    let files = FileLimiters::new(config.concurrent_file_operations);
-    let fetches = Fetcher::new(config.fetch.clone(), listeners.ports()).map(LimitedFetcher::new);
-    let mut scenes = Vec::new();
-    let mut sockets = HostSockets::default();
-    for (index, mut workspace) in workspaces.into_iter().enumerate() {
-        let (Some(pool), Some(proven)) = (sandboxes.pool(index), results.get(index)) else {
-            continue;
-        };
-        let isolation = isolation::workspace_isolation(&config, &found, workspace.name(), proven);
-        isolation::log_isolation(&isolation, announce);
-        if announce {
-            protection::log(&config, workspace.name(), isolation.level);
-            if let Some(warning) = unwritable::warning(&workspace) {
-                warning.log();
-            }
-            sockets.add(HostSockets::find(
-                &config,
-                workspace.name(),
-                isolation.level,
-                isolation.landlock_abi,
-            ));
-        }
-        isolation::set_command_path(&mut workspace, &isolation);
-        let name = workspace.name().to_owned();
-        scenes.push(WorkspaceContext {
-            workspace: Arc::new(workspace),
-            sandbox_pool: Arc::clone(pool),
-            isolation: Arc::new(isolation),
-            run_settings: Arc::new(RunSettings {
-                default_timeout: config.run_timeout(&name),
-                ..settings.clone()
-            }),
-            file_limiters: files.clone(),
-            fetcher: fetches.clone(),
-            activity: Default::default(),
-        });
+    let workspaces = contexts.build_all(workspaces);
+    let isolation = weakest_isolation(&workspaces)?;
+
+    let database = open_database(&store, standalone)?;
+    let state_lost = if standalone { Some(watch_state_files(&store, &database)?) } else { None };
+    if standalone {
+        generation::advance(&database, &store.generation_path())
+            .await
+            .map_err(database_read_error)?;
     }
-    sockets.warn();
-    // What is told about the whole is what is true of its weakest part.
-    let weakest = scenes
-        .iter()
-        .min_by_key(|scene| scene.isolation.level)
-        .map(|scene| Arc::clone(&scene.isolation));
-    let Some(isolation) = weakest else {
-        return Err(StartError::Io {
-            what: "starting",
-            source: io::Error::other("there is no workspace"),
-        });
-    };
-    let database = open_database(&store, announce)?;
-    let mut state_lost = None;
-    if announce {
-        let files = store.state_files().map_err(io_error("looking at the state directory"))?;
-        let files = Arc::new(files);
-        database.require_files(Arc::clone(&files));
-        state_lost = Some(files.subscribe_lost());
-        files.spawn_watch();
-    }
-    if announce {
-        let begun = generation::advance(&database, &store.generation_path()).await;
-        begun.map_err(database_read_error)?;
-    }
-    let drain = Shutdown::default();
-    let requests = open_idempotency(database.clone(), config.requests, &drain).await?;
-    let jobs = open_jobs(database.clone(), &store, &config, &drain).await?;
-    let (access, settings) = load_access(&config, &catalog)?;
-    let rules = RuleTable::new(database.clone());
-    let policy = RuleStore::open(settings, rules).await.map(Arc::new);
-    let policy = policy.map_err(database_read_error)?;
-    let log = ApprovalTable::new(database);
-    let approvals = PendingApprovals::open(log, Arc::clone(&policy), &store).await;
-    let limits = admission::AdmissionLimits {
-        max_calls: config.concurrent_calls,
-        max_processes: config.concurrent_processes,
-        max_queued_per_principal: config.queued_calls,
-        queue_timeout: config.queue_wait,
-    };
-    let pipeline = Arc::new(Pipeline {
-        access,
-        catalog,
-        policy,
-        approvals: approvals.map_err(database_read_error)?,
-        workspaces: scenes,
-        state_dir: store,
-        idempotency: requests,
-        telemetry: telemetry.clone(),
-        admission: AdmissionControl::new(limits, available_cores()),
-        shutdown: drain,
-        stop_grace: config.stop_grace,
-        processes: Arc::new(ProcessRegistry::new(config.process_retention)),
-        jobs,
-        results: Arc::default(),
-    });
+
+    let pipeline =
+        open_pipeline(&config, catalog, workspaces, store, database, telemetry.clone()).await?;
     pipeline.keep_headroom();
     pipeline.drop_revoked_replies().await;
     pipeline.start_queued_jobs();
     if let Some(reload) = reload {
         reload.spawn(Arc::clone(&pipeline));
     }
-    if announce {
-        // One that lives for one call takes what it has kept with it.
-        let sessions = Arc::clone(pipeline.state_dir.sessions());
-        let end = pipeline.shutdown.draining_token();
-        // As long as a job or an answer is kept that may name something of a session.
-        let past = config.jobs.retention.max(config.requests.retention);
-        let past = past.max(config.sessions.retention);
-        task::spawn("retention of sessions", run_retention(sessions, config.sessions, past, end));
+    // The sessions of an embedded daemon are removed together with its state directory.
+    if standalone {
+        spawn_session_retention(&config, &pipeline);
     }
+
+    let ProbedSandboxes { sandboxes, results } = probed;
     let runs_commands = isolation.is_ready();
     let info = DaemonServiceHandler {
         pipeline: Arc::clone(&pipeline),
         sandboxes: Arc::clone(&sandboxes),
         isolation,
         proxy,
-        identities: results.into_iter().map(|found| found.identity).collect(),
+        identities: results.into_iter().map(|probe| probe.identity).collect(),
         limits: config.limits,
         max_concurrent_runs: config.concurrent_runs,
         started,
     };
-    let services = ServerContext {
+    let context = ServerContext {
         pipeline,
         info,
         sandboxes: Arc::clone(&sandboxes),
         runs_commands,
         state_lost,
     };
-    let served = server::serve(listeners, services, until, config.drain_timeout, announce).await;
+    let served =
+        server::serve(listeners, context, shutdown, config.drain_timeout, standalone).await;
+
     sandboxes.close();
     telemetry.flush().await;
     tracing::info!("ended");
     served.map_err(io_error("serving"))
 }
 
-/// The database: kept in the state directory, or where that is for one call, in memory.
-fn open_database(store: &StateDir, is_persistent: bool) -> Result<Database, StartError> {
-    let opened = if is_persistent {
+/// Settings that all runs share.
+fn run_settings(config: &Config, proxy: Option<Arc<EgressProxy>>) -> RunSettings {
+    RunSettings {
+        path_directories: config.search_path.clone(),
+        max_artifact_bytes: config.artifact_bytes,
+        max_replay_bytes: config.replay_bytes,
+        limits: config.limits,
+        network: config.network,
+        default_timeout: None,
+        proxy,
+    }
+}
+
+/// Builds the context of each workspace, and logs what the operator should know about it.
+struct ContextBuilder<'a> {
+    config: &'a Config,
+    environment: &'a KeeperEnvironment,
+    probed: &'a ProbedSandboxes,
+    run_settings: RunSettings,
+    fetcher: Option<LimitedFetcher>,
+    standalone: bool,
+}
+
+impl ContextBuilder<'_> {
+    fn build_all(self, workspaces: Vec<Workspace>) -> Vec<WorkspaceContext> {
+        let file_limiters = FileLimiters::new(self.config.concurrent_file_operations);
+        let mut contexts = Vec::new();
+        let mut sockets = HostSockets::default();
+        for (index, mut workspace) in workspaces.into_iter().enumerate() {
+            let pool = self.probed.sandboxes.pool(index);
+            let (Some(pool), Some(probe)) = (pool, self.probed.results.get(index)) else {
+                continue;
+            };
+            let (config, name) = (self.config, workspace.name().to_owned());
+            let isolation = isolation::workspace_isolation(config, self.environment, &name, probe);
+            isolation::log_isolation(&isolation, self.standalone);
+            if self.standalone {
+                protection::log(config, &name, isolation.level);
+                if let Some(warning) = unwritable::warning(&workspace) {
+                    warning.log();
+                }
+                let (level, landlock_abi) = (isolation.level, isolation.landlock_abi);
+                sockets.add(HostSockets::find(config, &name, level, landlock_abi));
+            }
+
+            isolation::set_command_path(&mut workspace, &isolation);
+            contexts.push(WorkspaceContext {
+                workspace: Arc::new(workspace),
+                sandbox_pool: Arc::clone(pool),
+                isolation: Arc::new(isolation),
+                run_settings: Arc::new(RunSettings {
+                    default_timeout: config.run_timeout(&name),
+                    ..self.run_settings.clone()
+                }),
+                file_limiters: file_limiters.clone(),
+                fetcher: self.fetcher.clone(),
+                activity: Default::default(),
+            });
+        }
+        sockets.warn();
+        contexts
+    }
+}
+
+/// The isolation that the daemon reports for itself: that of the workspace with the lowest level.
+fn weakest_isolation(workspaces: &[WorkspaceContext]) -> Result<Arc<Isolation>, StartError> {
+    let weakest = workspaces.iter().min_by_key(|context| context.isolation.level);
+    weakest.map(|context| Arc::clone(&context.isolation)).ok_or_else(|| StartError::Io {
+        what: "starting",
+        source: io::Error::other("there is no workspace"),
+    })
+}
+
+/// Opens the database: a file in the state directory, or in memory for an embedded daemon.
+fn open_database(store: &StateDir, persistent: bool) -> Result<Database, StartError> {
+    let opened = if persistent {
         Database::open(&store.database_path(), store.has_records())
     } else {
         Database::in_memory()
@@ -235,51 +225,122 @@ fn open_database(store: &StateDir, is_persistent: bool) -> Result<Database, Star
     opened.map_err(StartError::Database)
 }
 
-/// The request ids.
+/// Watches the files of the state directory. The receiver holds true while they are lost.
+fn watch_state_files(
+    store: &StateDir,
+    database: &Database,
+) -> Result<watch::Receiver<bool>, StartError> {
+    let files = store.state_files().map_err(io_error("looking at the state directory"))?;
+    let files = Arc::new(files);
+    database.require_files(Arc::clone(&files));
+    let state_lost = files.subscribe_lost();
+    files.spawn_watch();
+    Ok(state_lost)
+}
+
+/// Opens the stored state and builds the pipeline.
+async fn open_pipeline(
+    config: &Config,
+    catalog: Catalog,
+    workspaces: Vec<WorkspaceContext>,
+    store: StateDir,
+    database: Database,
+    telemetry: Telemetry,
+) -> Result<Arc<Pipeline>, StartError> {
+    let shutdown = Shutdown::default();
+    let idempotency = open_idempotency(database.clone(), config.requests, &shutdown).await?;
+    let jobs = open_jobs(database.clone(), &store, config, &shutdown).await?;
+
+    let (access, policy) = load_access(config, &catalog)?;
+    let rules = RuleTable::new(database.clone());
+    let policy = RuleStore::open(policy, rules).await.map_err(database_read_error)?;
+    let policy = Arc::new(policy);
+    let approvals =
+        PendingApprovals::open(ApprovalTable::new(database), Arc::clone(&policy), &store)
+            .await
+            .map_err(database_read_error)?;
+
+    let limits = admission::AdmissionLimits {
+        max_calls: config.concurrent_calls,
+        max_processes: config.concurrent_processes,
+        max_queued_per_principal: config.queued_calls,
+        queue_timeout: config.queue_wait,
+    };
+    Ok(Arc::new(Pipeline {
+        access,
+        catalog,
+        policy,
+        approvals,
+        workspaces,
+        state_dir: store,
+        idempotency,
+        telemetry,
+        admission: AdmissionControl::new(limits, available_cores()),
+        shutdown,
+        stop_grace: config.stop_grace,
+        processes: Arc::new(ProcessRegistry::new(config.process_retention)),
+        jobs,
+        results: Arc::default(),
+    }))
+}
+
+/// Opens the idempotency keys (request ids) and their stored results.
 async fn open_idempotency(
     database: Database,
     config: RequestsConfig,
-    drain: &Shutdown,
+    shutdown: &Shutdown,
 ) -> Result<Arc<Idempotency>, StartError> {
-    let bounds = RetentionLimits {
+    let limits = RetentionLimits {
         max_age: config.retention,
         max_rows: config.max_entries,
         max_bytes: config.max_bytes,
     };
-    let log = RequestTable::open(database, bounds).await;
-    let log = log.map_err(database_read_error)?;
-    Ok(Idempotency::new(log, config.detached_timeout, drain))
+    let table = RequestTable::open(database, limits).await.map_err(database_read_error)?;
+    Ok(Idempotency::new(table, config.detached_timeout, shutdown))
 }
 
-/// The jobs.
 async fn open_jobs(
     database: Database,
     store: &StateDir,
     config: &Config,
-    drain: &Shutdown,
+    shutdown: &Shutdown,
 ) -> Result<Arc<JobRegistry>, StartError> {
-    let several = config.keys.as_ref().filter(|keys| keys.keys.len() > 1);
-    let (params, is_shared) = (store.job_params(), several.is_some());
-    let jobs = JobRegistry::open(database, params, config.jobs.clone(), is_shared, drain);
-    jobs.await.map_err(|error| StartError::Io {
-        what: "reading the jobs",
-        source: io::Error::other(error),
-    })
+    let has_several_keys = config.keys.as_ref().is_some_and(|keys| keys.keys.len() > 1);
+    JobRegistry::open(database, store.job_params(), config.jobs.clone(), has_several_keys, shutdown)
+        .await
+        .map_err(|error| StartError::Io {
+            what: "reading the jobs",
+            source: io::Error::other(error),
+        })
 }
 
 fn database_read_error(error: DatabaseError) -> StartError {
     StartError::Io { what: "reading the database", source: io::Error::other(error) }
 }
 
-/// The tools: those of the contract, and those of the configuration. No dialect has a tool of the name of one
-/// of these: rules and lists could not tell them apart.
+/// Removes old sessions in the background, until the daemon drains.
+fn spawn_session_retention(config: &Config, pipeline: &Pipeline) {
+    let sessions = Arc::clone(pipeline.state_dir.sessions());
+    let shutdown = pipeline.shutdown.draining_token();
+    // Remember removed sessions as long as a stored job or result may refer to them.
+    let tombstone_age =
+        config.jobs.retention.max(config.requests.retention).max(config.sessions.retention);
+    let retention = run_retention(sessions, config.sessions, tombstone_age, shutdown);
+    task::spawn("retention of sessions", retention);
+}
+
+/// Loads the tools of the contract and those of the configuration.
+///
+/// Rejects configured tools with the name of a dialect's tool: rules and key permissions could not
+/// distinguish the two.
 pub(super) fn load_catalog(config: &Config) -> Result<Catalog, StartError> {
     let catalog = Catalog::load().map_err(|error| StartError::Io {
         what: "reading the tools",
         source: io::Error::other(error),
     })?;
-    let taken = config.tools.iter().filter(|tool| is_dialect_tool(&tool.name));
-    let mut problems: Vec<_> = taken
+
+    let conflicting = config.tools.iter().filter(|tool| is_dialect_tool(&tool.name));
+    let mut problems: Vec<_> = conflicting
         .map(|tool| format!("tools: {:?}: a dialect has a tool of this name", tool.name))
         .collect();
     match catalog.with_custom_tools(config.tools.clone()) {
@@ -290,7 +351,7 @@ pub(super) fn load_catalog(config: &Config) -> Result<Catalog, StartError> {
     Err(ConfigError(problems).into())
 }
 
-/// Who may call, and what the operator lets in. All that is wrong with either is told.
+/// Loads keys and policy. Reports the problems of both.
 pub(super) fn load_access(
     config: &Config,
     catalog: &Catalog,
@@ -300,30 +361,32 @@ pub(super) fn load_access(
         loopback: config.trust_loopback,
         commands_are_distinguishable: match config.network {
             NetworkMode::None => true,
-            // A root daemon's commands are another user's.
+            // A root daemon runs commands as another user.
             NetworkMode::Host => rustix::process::geteuid().is_root(),
-            // What comes from the proxy comes from the daemon's user.
+            // Connections through the proxy come from the daemon's own user.
             NetworkMode::Proxy => !config.egress.reaches_loopback(),
         },
     });
+
     let names = config.workspace_names();
-    let settings = CompiledPolicy::new(config.policy.clone(), catalog, &names, config.idle_tools());
-    let keys = config.keys.clone();
-    let keys = keys.map_or(Ok(()), |keys| access.set_keys(keys, catalog, &names));
-    match (settings, keys) {
-        (Ok(settings), Ok(())) => Ok((access, settings)),
-        (settings, keys) => {
-            let problems = settings.err().into_iter().chain(keys.err());
+    let policy = CompiledPolicy::new(config.policy.clone(), catalog, &names, config.idle_tools());
+    let keys = match config.keys.clone() {
+        Some(keys) => access.set_keys(keys, catalog, &names),
+        None => Ok(()),
+    };
+    match (policy, keys) {
+        (Ok(policy), Ok(())) => Ok((access, policy)),
+        (policy, keys) => {
+            let problems = policy.err().into_iter().chain(keys.err());
             Err(ConfigError(problems.flatten().collect()).into())
         }
     }
 }
 
-/// The proxy, where that is the network of commands. Warns of a network that may not be what was
-/// meant.
+/// Creates the egress proxy if commands use it, and logs warnings about the network configuration.
 fn build_proxy(config: &Config, own_ports: Vec<u16>) -> Option<Arc<EgressProxy>> {
     for warning in config.network_warnings() {
-        tracing::warn!(warning, "the network of commands is not what is safest");
+        tracing::warn!(warning, "the network configuration of commands is not the safest");
     }
     let proxy = || Arc::new(EgressProxy::new(config.egress.clone(), own_ports));
     (config.network == NetworkMode::Proxy).then(proxy)

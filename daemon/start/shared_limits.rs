@@ -1,4 +1,4 @@
-//! Limits of the machine and of the daemon's user that all runs share, and whether they are enough.
+//! Limits of the machine and of the daemon's user that all runs share, and warnings about low ones.
 
 use std::fs;
 
@@ -9,10 +9,10 @@ use crate::daemon::{
     sandbox::plan::PROCESS_ID_DIVISOR,
 };
 
-/// Runs of full size that must be possible at a time.
+/// Runs with the maximum number of processes that should be possible at the same time.
 const MIN_FULL_SIZE_RUNS: u64 = 4;
 
-/// Something that can make runs fail later.
+/// A condition found at start that can make runs fail later.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct StartWarning {
     pub(super) text: String,
@@ -24,48 +24,50 @@ impl StartWarning {
         tracing::warn!(remedy = self.remedy, "{}", self.text);
     }
 
-    /// The lines that `--check` prints.
+    /// Formats the lines that `--check` prints.
     pub(super) fn report(&self) -> String {
         format!("warning: {}\n  remedy: {}\n", self.text, self.remedy)
     }
 }
 
-/// Warnings about this configuration on this machine.
+/// Returns warnings about this configuration on this machine.
 pub(super) fn warnings(config: &Config) -> Vec<StartWarning> {
     let is_root = geteuid().is_root();
-    // The kernel does not hold root to it.
-    let processes = getrlimit(Resource::Nproc).current.filter(|_| !is_root);
-    let first = config.sandbox_ids.first().copied();
-    let taken = first.filter(|id| is_root && sandbox_ids::is_taken(*id));
-    let mut warnings = Vec::new();
-    warnings.extend(
-        processes.and_then(|most| process_limit_warning(most, config.limits.processes.into())),
-    );
-    warnings.extend(taken.map(|id| StartWarning {
+    // The kernel exempts root from RLIMIT_NPROC.
+    let max_processes = getrlimit(Resource::Nproc).current.filter(|_| !is_root);
+    let process_limit = max_processes
+        .and_then(|limit| process_limit_warning(limit, config.limits.processes.into()));
+
+    let sandbox_id = config.sandbox_ids.first().copied();
+    let taken_id = sandbox_id.filter(|id| is_root && sandbox_ids::is_taken(*id));
+    let taken_id = taken_id.map(|id| StartWarning {
         text: format!(
-            "commands run as user {id}, by which this machine knows a user or group: they share what the kernel counts by user"
+            "commands run as user {id}, which is a user or group of this machine: both share the kernel's per-user limits"
         ),
         remedy: "leave sandbox.uid out, or give an id that no user has",
-    }));
-    warnings
+    });
+
+    process_limit.into_iter().chain(taken_id).collect()
 }
 
-/// Whether a user that may have so many processes can have a few runs at a time.
-fn process_limit_warning(most: u64, of_a_run: u64) -> Option<StartWarning> {
-    (most < of_a_run.saturating_mul(MIN_FULL_SIZE_RUNS)).then(|| StartWarning {
+/// Warns if a user with at most `max_processes` cannot have a few runs at the same time.
+fn process_limit_warning(max_processes: u64, processes_per_run: u64) -> Option<StartWarning> {
+    let needed = processes_per_run.saturating_mul(MIN_FULL_SIZE_RUNS);
+    (max_processes < needed).then(|| StartWarning {
         text: format!(
-            "the daemon's user may have {most} processes (ulimit -u), and one run {of_a_run} (limits.processes): a few runs take those of all others"
+            "the daemon's user may have {max_processes} processes (ulimit -u), and one run {processes_per_run} (limits.processes): a few runs can use up all of them"
         ),
         remedy: "raise ulimit -u (LimitNPROC= of systemd), or lower limits.processes",
     })
 }
 
-/// Processes that all runs of a user may have together: a part of the process ids of the machine,
-/// and at least those of one run.
-pub(super) fn max_processes_of_all_runs(of_a_run: u32) -> u64 {
+/// Processes that all runs of a user may have together.
+///
+/// A fraction of the machine's process ids, and at least as many as one run may have.
+pub(super) fn max_processes_of_all_runs(processes_per_run: u32) -> u64 {
     let text = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap_or_default();
-    let ids = text.trim().parse().unwrap_or(32_768_u64);
-    (ids / PROCESS_ID_DIVISOR).max(of_a_run.into())
+    let process_ids = text.trim().parse().unwrap_or(32_768_u64);
+    (process_ids / PROCESS_ID_DIVISOR).max(processes_per_run.into())
 }
 
 #[cfg(test)]
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_with_few_processes_is_warned_of() {
+    fn low_process_limit_gives_a_warning() {
         assert_eq!(process_limit_warning(2048, 512), None);
         let warning = process_limit_warning(2047, 512).unwrap();
         assert!(warning.text.contains("2047") && warning.text.contains("512"));

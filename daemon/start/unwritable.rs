@@ -1,4 +1,4 @@
-//! Workspaces that the daemon of an ordinary user cannot write.
+//! Warning about workspaces that an unprivileged daemon cannot write.
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
@@ -11,14 +11,16 @@ use rustix::{
 use super::shared_limits::StartWarning;
 use crate::daemon::workspace::Workspace;
 
-/// A warning where the workspace's owner and mode keep the daemon, and so its commands, from writing it.
-/// An ordinary user cannot change that by any flag.
+/// Warns if owner and mode of the workspace keep the daemon, and so its commands, from writing it.
+///
+/// No flag can change that for an unprivileged daemon.
 pub(super) fn warning(workspace: &Workspace) -> Option<StartWarning> {
     let path = workspace.path();
     let (access, flags) = (Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
     if accessat(CWD, path, access, flags) != Err(Errno::ACCESS) {
         return None;
     }
+
     let owner = fs::metadata(path).ok()?.uid();
     Some(StartWarning {
         text: format!(

@@ -51,9 +51,9 @@ async fn another_policy_counts_from_then_on_and_what_waits_goes_on_waiting() {
     assert_eq!(Refusal::of(&refused).reason, "TOOL_DISABLED");
     assert_eq!(count(&daemon, Daemon::NOT_READ_AGAIN), 0, "{}", daemon.log());
     // The tool's own settings are not these.
-    assert_eq!(count(&daemon, "does not count yet"), 0);
+    assert_eq!(count(&daemon, "need a restart to take effect"), 0);
     rewrite(&daemon, "[limits]\nprocesses = 7");
-    daemon.reload("does not count yet").await;
+    daemon.reload("need a restart to take effect").await;
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Repositories that do not lie in `.git`: what makes git run programs is protected in these, too.
+//! Repositories that do not lie in `.git`: what makes git run programs are protected in these, too.
 
 use std::fs;
 
@@ -77,7 +77,7 @@ async fn repositories_elsewhere_in_the_workspace_make_git_run_nothing() {
             let log = daemon.log();
             let config = format!("{}config, ", layout.prefix);
             assert!(
-                log.contains("git run programs is protected") && log.contains(&config),
+                log.contains("git run programs are protected") && log.contains(&config),
                 "{log}"
             );
             for attack in ATTACKS {

@@ -34,7 +34,7 @@ async fn a_key_is_taken_away_whatever_is_wrong_with_what_takes_a_restart() {
         assert!(works(&key).await, "{wrong}");
         assert!(keys.jig(&["revoke", "gone"]).status.success());
         // It is told all the same that it is wrong.
-        daemon.reload("could not be started so again").await;
+        daemon.reload("would not start with this configuration").await;
         assert!(!works(&key).await, "{wrong}");
     }
     // What may be meant to be the policy is not left out, and keys are not taken from where commands write.

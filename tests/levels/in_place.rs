@@ -61,7 +61,7 @@ async fn it_is_told_what_is_given_and_what_is_not_and_why() {
     let limits = info.run_limits.unwrap();
     assert_eq!((limits.tmp_bytes, limits.tmp_inodes), (0, 0));
     let log = daemon.log();
-    assert!(log.contains("does not give a higher level"), "{log}");
+    assert!(log.contains("does not support a higher isolation level"), "{log}");
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn a_repository_that_is_protected_by_default_is_not_from_commands_and_that
     assert!(report.contains("NOT protected at L1"), "{report}");
     daemon.output(shell("echo changed > .git/config")).await;
     let start = start().await;
-    assert!(!start.log().contains("is protected"), "{}", start.log());
+    assert!(!start.log().contains("are protected"), "{}", start.log());
 }
 
 #[tokio::test]

@@ -288,7 +288,7 @@ impl Daemon {
     // === Its configuration ===
 
     /// What the log says of a configuration that was read again.
-    pub(crate) const READ_AGAIN: &str = "the configuration was read again";
+    pub(crate) const READ_AGAIN: &str = "reloaded policy, approvals and keys";
     /// What it says of one that could not be.
     pub(crate) const NOT_READ_AGAIN: &str = "the old one stays";
 

@@ -1,4 +1,4 @@
-//! Where a daemon for one call keeps its files.
+//! Directories of an embedded daemon, which serves one call of the process it runs in.
 
 use std::{
     env, fs, io,
@@ -7,33 +7,32 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{config::default_state_dir, store::state_dir::StateDir, workspace::Workspace};
+use crate::daemon::{config::default_state_dir, store::state_dir::StateDir, workspace::Workspace};
 
 /// Longest path of a temporary folder: with the socket's name it must fit into 107 bytes (unix(7)).
 const MAX_TEMP_DIR_BYTES: usize = 80;
 
-/// What a daemon for one call is to be like.
+/// Settings of an embedded daemon.
 #[derive(Debug, Clone, Default)]
 pub struct EmbeddedOptions {
     /// Minimum isolation level; `L3` by default.
     pub minimum_level: Option<String>,
-    /// Whether root's files in the workspace are given to the user that commands run as.
+    /// Whether to give root's files in the workspace to the user that commands run as.
     pub chown_workspace: bool,
 }
 
-/// What a daemon for one call keeps where it is found by those after it: its own state is gone with
-/// it.
+/// Directories that outlive an embedded daemon, so that later daemons find them.
 #[derive(Debug)]
 pub(crate) struct PersistentDirs {
-    /// Folder for journals, which a daemon of whatever kind must find.
+    /// Journals. All daemons, embedded or not, must find them.
     journals: PathBuf,
-    /// Folder for records of uploads, by workspace. Not those of the daemon that may hold the
-    /// directory: it reads them at its start, and no others.
+    /// Upload records, one folder per workspace. A long-running daemon that holds the state directory
+    /// does not use them: it reads upload records only when it starts.
     uploads: PathBuf,
 }
 
 impl PersistentDirs {
-    /// In the state directory that who names none has. None where commands could reach it.
+    /// Creates them in the default state directory. Returns `None` if commands could reach them.
     pub(crate) fn find(workspace: &Path) -> Option<Self> {
         let state = default_state_dir();
         let workspace = fs::canonicalize(workspace).ok()?;
@@ -45,25 +44,28 @@ impl PersistentDirs {
     }
 }
 
-/// Has what must outlive a daemon for one call be kept there, or where that is nowhere, be dropped
-/// as far as it can be. Answers the folder for journals.
+/// Points `store` to the persistent directories, and returns the folder for journals.
+///
+/// Without persistent directories, upload records are dropped and journals go to `store` itself.
 pub(crate) fn attach_persistent_dirs(
-    durable: Option<PersistentDirs>,
+    persistent: Option<PersistentDirs>,
     store: &mut StateDir,
     workspaces: &[Workspace],
 ) -> PathBuf {
-    // It has one. Not by its name, which is the same for all.
-    let workspace = workspaces.first().map(Workspace::identity);
-    let Some((durable, (device, inode))) = durable.zip(workspace) else {
+    // An embedded daemon has one workspace. Its name is always the same, so its identity names the
+    // folder.
+    let identity = workspaces.first().map(Workspace::identity);
+    let Some((persistent, (device, inode))) = persistent.zip(identity) else {
         store.set_uploads_folder(None);
         return store.change_journals_dir();
     };
-    let uploads = durable.uploads.join(format!("{device:x}-{inode:x}"));
+
+    let uploads = persistent.uploads.join(format!("{device:x}-{inode:x}"));
     store.set_uploads_folder(Some(uploads));
-    durable.journals
+    persistent.journals
 }
 
-/// Makes a folder that commands in `workspace` cannot reach.
+/// Creates a temporary folder that commands in `workspace` cannot reach.
 pub(crate) fn create_temp_dir(workspace: &Path) -> io::Result<TempDir> {
     let workspace = fs::canonicalize(workspace).unwrap_or_else(|_| workspace.to_owned());
     let bases = [
@@ -72,18 +74,17 @@ pub(crate) fn create_temp_dir(workspace: &Path) -> io::Result<TempDir> {
         Some("/var/tmp".into()),
         Some("/dev/shm".into()),
     ];
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
+
+    let mut last_error = io::Error::from(io::ErrorKind::NotFound);
     for base in bases.into_iter().flatten() {
-        let Ok(base) = fs::canonicalize(base) else {
-            continue;
-        };
+        let Ok(base) = fs::canonicalize(base) else { continue };
         if base.starts_with(&workspace) || base.as_os_str().len() > MAX_TEMP_DIR_BYTES {
             continue;
         }
         match tempfile::Builder::new().prefix("jig-").tempdir_in(base) {
             Ok(folder) => return Ok(folder),
-            Err(error) => last = error,
+            Err(error) => last_error = error,
         }
     }
-    Err(last)
+    Err(last_error)
 }
