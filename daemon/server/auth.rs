@@ -1,9 +1,9 @@
-//! Who calls, and whether that one may call this at all: the innermost layer, before a request is
-//! decoded. Whom it lets in, it leaves with the request; keys it takes away.
+//! Authenticates the caller and checks its role, before the request is decoded.
+//!
+//! The principal is added to the request's extensions. The key is removed from its headers.
 
 use std::{
-    future::{self, Future},
-    pin::Pin,
+    future,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -14,6 +14,7 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use super::{
+    BoxFuture,
     connection::PeerInfo,
     connection_limits::HealthCheckPermit,
     revocation::{end_on_revocation, revoked_status},
@@ -29,35 +30,32 @@ use crate::daemon::{
     telemetry::semconv,
 };
 
-/// What anybody may ask: whoever watches over the daemon has no key (Kubernetes' probes).
+/// Methods that need no key: probes (of Kubernetes, say) have none.
 const PUBLIC_METHOD_PREFIX: &str = "grpc.health.v1.Health/";
-/// What answers once, and may take as long as a job does: it ends as streams do.
+/// A unary method that may take as long as a job does. Revocation ends it like a stream.
 const LONG_POLL_METHOD: &str = "jig.v1.JobService/WaitJob";
-/// The metadata key for keys beside `authorization`.
+/// Alternative to `authorization` for the key.
 const API_KEY_HEADER: &str = "x-api-key";
 
-/// The layer.
+/// Layer that authenticates calls.
 #[derive(Debug, Clone)]
 pub(super) struct AuthLayer(pub(super) Arc<Pipeline>);
 
-/// A service behind it.
 #[derive(Debug, Clone)]
 pub(super) struct AuthService<S> {
     inner: S,
     pipeline: Arc<Pipeline>,
 }
 
-/// Whose call it is, and what becomes of its answer.
+/// An admitted call, by how it ends.
 enum AuthOutcome {
-    /// Anybody's. What keeps the connection meanwhile, where that is known.
+    /// A health check, which needs no key. The permit keeps an unauthenticated connection open.
     Public(Option<HealthCheckPermit>),
-    /// It is finished, whatever becomes of its caller.
+    /// A unary call: it completes even if the key is revoked.
     RunToCompletion,
-    /// It goes on for as long as its caller may call.
+    /// A stream or long poll: it ends when the principal's key is revoked.
     UntilRevoked(Arc<Principal>),
 }
-
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<S> Layer<S> for AuthLayer {
     type Service = AuthService<S>;
@@ -86,19 +84,19 @@ where
             Ok(AuthOutcome::RunToCompletion | AuthOutcome::Public(None)) => {
                 Box::pin(self.inner.call(request))
             }
-            Ok(AuthOutcome::Public(Some(check))) => {
-                let answer = self.inner.call(request);
+            Ok(AuthOutcome::Public(Some(permit))) => {
+                let response = self.inner.call(request);
                 Box::pin(async move {
-                    let answer = answer.await?;
-                    Ok(answer.map(|body| check.hold_until_sent(body)))
+                    let response = response.await?;
+                    Ok(response.map(|body| permit.hold_until_sent(body)))
                 })
             }
             Ok(AuthOutcome::UntilRevoked(principal)) => {
-                let answer = self.inner.call(request);
+                let response = self.inner.call(request);
                 Box::pin(async move {
                     tokio::select! {
-                        answer = answer => {
-                            Ok(answer?.map(|body| end_on_revocation(body, principal)))
+                        response = response => {
+                            Ok(response?.map(|body| end_on_revocation(body, principal)))
                         }
                         () = principal.revoked() => Ok(revoked_status().into_http()),
                     }
@@ -109,79 +107,85 @@ where
     }
 }
 
-/// Lets a request in, and tells its connection whether it was.
+/// Authenticates a request, and marks its connection as authenticated or rejected.
 fn authenticate(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<AuthOutcome, Error> {
     let key = take_key(request.headers_mut());
     let method = request.uri().path().trim_start_matches('/').to_owned();
     let peer = request.extensions().get::<PeerInfo>();
-    let standing = peer.map(|peer| Arc::clone(&peer.auth));
+    let connection = peer.map(|peer| Arc::clone(&peer.auth));
     if method.starts_with(PUBLIC_METHOD_PREFIX) {
-        let check = standing.as_ref().map(HealthCheckPermit::try_acquire);
-        let check = check.map(|check| check.ok_or_else(HealthCheckPermit::limit_error));
-        return Ok(AuthOutcome::Public(check.transpose()?));
+        let permit = connection.as_ref().map(HealthCheckPermit::try_acquire);
+        let permit = permit.map(|permit| permit.ok_or_else(HealthCheckPermit::limit_error));
+        return Ok(AuthOutcome::Public(permit.transpose()?));
     }
+
     let origin = peer.map_or(PeerOrigin::Elsewhere, |peer| peer.origin);
     let has_keys = pipeline.access.requires_key();
-    let shown = match has_keys {
-        true => key?,
-        // Nothing that could be shown is looked at.
-        false => key.ok().flatten(),
-    };
-    let admitted = pipeline.access.authenticate(shown.as_deref(), origin);
-    if let Some(standing) = standing {
-        match &admitted {
-            Ok(_) => standing.mark_authenticated(),
-            // Where there are no keys, it is the connection that is refused, whatever is called.
-            Err(_) if !has_keys => standing.mark_rejected(),
+    // Without keys, a malformed key header is ignored like any other key.
+    let key = if has_keys { key? } else { key.ok().flatten() };
+    let authenticated = pipeline.access.authenticate(key.as_deref(), origin);
+    if let Some(connection) = connection {
+        match &authenticated {
+            Ok(_) => connection.mark_authenticated(),
+            // Without keys, the peer itself is rejected: all its calls would be.
+            Err(_) if !has_keys => connection.mark_rejected(),
             Err(_) => {}
         }
     }
-    let principal: Arc<Principal> = admitted?;
-    if let Some(arrival) = request.extensions().get::<RequestTrace>() {
+    let principal: Arc<Principal> = authenticated?;
+
+    if let Some(trace) = request.extensions().get::<RequestTrace>() {
         let name = || principal.name().to_owned();
-        let span = arrival.context.span();
+        let span = trace.context.span();
         span.set_attribute(KeyValue::new(semconv::PRINCIPAL, name()));
-        arrival.facts.update(|facts| facts.caller = Some(name()));
+        trace.facts.update(|facts| facts.caller = Some(name()));
     }
-    // What is none of the daemon's own methods is reflection, or nothing.
+
+    // Methods that the catalog does not know are reflection, or do not exist.
     let access = pipeline.catalog.method_access(&method);
-    let (needed, streams) =
-        access.map_or((AccessRole::Read, true), |it| (it.role, it.server_streaming));
-    principal.require_role(needed, &method)?;
+    let (role, is_stream) =
+        access.map_or((AccessRole::Read, true), |access| (access.role, access.server_streaming));
+    principal.require_role(role, &method)?;
     request.extensions_mut().insert(Arc::clone(&principal));
-    Ok(match streams || method == LONG_POLL_METHOD {
-        true => AuthOutcome::UntilRevoked(principal),
-        false => AuthOutcome::RunToCompletion,
-    })
+    if is_stream || method == LONG_POLL_METHOD {
+        Ok(AuthOutcome::UntilRevoked(principal))
+    } else {
+        Ok(AuthOutcome::RunToCompletion)
+    }
 }
 
-/// Takes the key out of the headers, so that nothing behind this can tell it.
+/// Removes the key from the headers, so that nothing after this layer can leak it.
+///
+/// # Errors
+///
+/// Rejects two different keys, and an `authorization` of another scheme if there is no key.
 fn take_key(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Error> {
-    let mut shown: Vec<Vec<u8>> = Vec::new();
-    let mut is_other_scheme = false;
+    let mut keys: Vec<Vec<u8>> = Vec::new();
+    let mut has_other_scheme = false;
     for value in headers.get_all(AUTHORIZATION) {
         match bearer_token(value.as_bytes()) {
-            Some(key) => shown.push(key.to_vec()),
-            None => is_other_scheme = true,
+            Some(key) => keys.push(key.to_vec()),
+            None => has_other_scheme = true,
         }
     }
-    shown.extend(
+    keys.extend(
         headers.get_all(API_KEY_HEADER).iter().map(|value| value.as_bytes().trim_ascii().to_vec()),
     );
     while headers.remove(AUTHORIZATION).is_some() || headers.remove(API_KEY_HEADER).is_some() {}
-    // What a client sends that has a place for a key and none in it.
-    shown.retain(|key| !key.is_empty());
-    shown.dedup();
-    let refused = |text| Err(Error::new(Reason::Unauthenticated, text));
-    match (shown.len(), is_other_scheme) {
-        (0, true) => refused("authorization must be: Bearer KEY"),
+
+    // Clients without a key may still send the header, with an empty value.
+    keys.retain(|key| !key.is_empty());
+    keys.dedup();
+    let rejected = |text| Err(Error::new(Reason::Unauthenticated, text));
+    match (keys.len(), has_other_scheme) {
+        (0, true) => rejected("authorization must be: Bearer KEY"),
         (0, false) => Ok(None),
-        (1, _) => Ok(shown.pop()),
-        _ => refused("more than one key was sent: send one, as authorization or as x-api-key"),
+        (1, _) => Ok(keys.pop()),
+        _ => rejected("more than one key was sent: send one, as authorization or as x-api-key"),
     }
 }
 
-/// The key in a value of `authorization`, whose scheme may be written in any case (RFC 9110, section
+/// The token in a value of `authorization`. The scheme is case-insensitive (RFC 9110, section
 /// 11.1).
 fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (scheme, key) = value.split_at_checked(b"bearer ".len())?;
@@ -195,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_taken_out_of_the_headers() {
+    fn key_is_removed_from_the_headers() {
         for (given, expected) in [
             (&[][..], Ok(None)),
             (&[("authorization", "Bearer k")], Ok(Some("k"))),
@@ -216,6 +220,7 @@ mod tests {
             for (name, value) in given {
                 headers.append(*name, HeaderValue::from_static(value));
             }
+
             let key = take_key(&mut headers).map_err(|error| {
                 assert_eq!(error.reason, Reason::Unauthenticated);
             });

@@ -1,9 +1,11 @@
-//! Makes a host name of the `:authority` that gRPC's C core, grpc-java and grpc-swift send over a Unix
-//! socket: its path, which h2 rejects with PROTOCOL_ERROR (hyperium/h2#442, hyperium/h2#487).
+//! Rewrites `:authority` values that are socket paths into valid host names.
 //!
-//! Each byte that a host name cannot have is replaced in the read buffer by one that it can have. No
-//! length changes, so frames and the sizes of HPACK's dynamic table stay as they are, and h2's table
-//! holds the replaced value. Hence no table is needed here, and nothing is buffered.
+//! Over a Unix socket, gRPC's C core, grpc-java and grpc-swift send its path as `:authority`. h2
+//! rejects that with PROTOCOL_ERROR (hyperium/h2#442, hyperium/h2#487).
+//!
+//! Each byte that is invalid in a host name is replaced by a valid one, in place in the read
+//! buffer. No length changes, so frames and the sizes of HPACK's dynamic table stay valid, and h2's
+//! table holds the rewritten value. Hence the rewriter needs no table and buffers nothing.
 
 #[cfg(test)]
 mod tests;
@@ -21,12 +23,12 @@ const PRIORITY_BYTES: u32 = 5;
 /// Index of `:authority` in HPACK's static table (RFC 7541, appendix A).
 const AUTHORITY_INDEX: u32 = 1;
 const AUTHORITY_NAME: &[u8] = b":authority";
-/// The same in HPACK's Huffman code.
+/// `:authority` in HPACK's Huffman code.
 const AUTHORITY_NAME_HUFFMAN: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
-/// Largest shift of a continued integer: no field block is longer than such numbers can say.
+/// Largest shift of a continued integer. Larger integers exceed the length of any field block.
 const MAX_INTEGER_SHIFT: u32 = 14;
 
-/// Reads what a client sends on one connection, and rewrites values of `:authority` in it.
+/// Parses what a client sends on one connection, and rewrites `:authority` values in it.
 #[derive(Debug)]
 pub(super) struct AuthorityRewriter {
     frame: FrameState,
@@ -43,18 +45,18 @@ enum FrameState {
         bytes: [u8; FRAME_HEADER_BYTES],
         filled: usize,
     },
-    /// Before the length of the padding of a frame with `left` more bytes.
+    /// Before the padding length of a frame with `left` more bytes.
     PadLength {
         left: u32,
         priority: u32,
     },
-    /// Bytes to skip, bytes of a field block, bytes of padding.
+    /// Remaining bytes: to skip, of the field block, of padding.
     Payload {
         skip: u32,
         block: u32,
         padding: u32,
     },
-    /// It is not HTTP/2 as it should be, which h2 reports.
+    /// Invalid HTTP/2, which h2 reports.
     Malformed,
 }
 
@@ -62,7 +64,7 @@ enum FrameState {
 #[derive(Debug, Clone, Copy)]
 enum FieldState {
     Start,
-    /// In an integer that has more bytes.
+    /// Inside an integer that continues.
     Integer {
         value: u32,
         shift: u32,
@@ -70,7 +72,7 @@ enum FieldState {
     },
     /// Before the length of a string.
     Length(StringKind),
-    /// In a name, with what is left of `:authority` where it was that so far.
+    /// Inside a name. `rest` is the unmatched end of `:authority`; `None` if the name differs.
     Name {
         left: u32,
         rest: Option<&'static [u8]>,
@@ -82,17 +84,16 @@ enum FieldState {
     Malformed,
 }
 
-/// What an integer says.
+/// What an integer means.
 #[derive(Debug, Clone, Copy)]
 enum IntegerMeaning {
-    /// The index of a whole field, or a size of the dynamic table.
+    /// The index of a complete field, or a size of the dynamic table.
     Other,
     NameIndex,
     PlainLength(StringKind),
     HuffmanLength(StringKind),
 }
 
-/// What a string is.
 #[derive(Debug, Clone, Copy)]
 enum StringKind {
     Name,
@@ -100,16 +101,16 @@ enum StringKind {
     OtherValue,
 }
 
-/// How the bytes of a value are read.
+/// How the bytes of a value are rewritten.
 #[derive(Debug, Clone, Copy)]
 enum ValueCoding {
-    /// Not at all: it is another field's.
+    /// Unchanged: the value of another field.
     Skipped,
     Plain,
     Huffman(HuffmanSymbol),
 }
 
-/// The bits of a symbol of the Huffman code that were read.
+/// The bits read so far of a symbol of the Huffman code.
 #[derive(Debug, Clone, Copy, Default)]
 struct HuffmanSymbol {
     bits: u32,
@@ -117,15 +118,15 @@ struct HuffmanSymbol {
 }
 
 impl AuthorityRewriter {
-    /// At the begin of a connection.
+    /// Starts at the beginning of a connection.
     pub(super) fn new() -> Self {
         Self { frame: FrameState::Preface { matched: 0 }, field: FieldState::Start }
     }
 
-    /// Rewrites the next bytes of the connection.
+    /// Rewrites the next bytes of the connection, cut anywhere.
     pub(super) fn rewrite(&mut self, mut data: &mut [u8]) {
         while let Some(&mut first) = data.first_mut() {
-            let mut taken = 1;
+            let mut consumed = 1;
             self.frame = match self.frame {
                 FrameState::Malformed => return,
                 FrameState::Preface { matched } if PREFACE.get(matched) != Some(&first) => {
@@ -153,11 +154,11 @@ impl AuthorityRewriter {
                     let part = [skip, block].into_iter().find(|&part| part > 0);
                     let available = u32::try_from(data.len()).unwrap_or(u32::MAX);
                     let count = part.unwrap_or(padding).min(available);
-                    taken = count as usize;
+                    consumed = count as usize;
                     if skip > 0 {
                         FrameState::payload(skip - count, block, padding)
                     } else if block > 0 {
-                        for byte in &mut data[..taken] {
+                        for byte in &mut data[..consumed] {
                             self.field = self.field.next(byte);
                         }
                         FrameState::payload(0, block - count, padding)
@@ -166,7 +167,7 @@ impl AuthorityRewriter {
                     }
                 }
             };
-            data = &mut data[taken..];
+            data = &mut data[consumed..];
         }
     }
 
@@ -223,10 +224,10 @@ impl FieldState {
                 }
                 Self::Integer { value, shift: shift + 7, meaning }
             }
-            Self::Length(text) => {
+            Self::Length(kind) => {
                 let meaning = match *byte & 0x80 {
-                    0 => IntegerMeaning::PlainLength(text),
-                    _ => IntegerMeaning::HuffmanLength(text),
+                    0 => IntegerMeaning::PlainLength(kind),
+                    _ => IntegerMeaning::HuffmanLength(kind),
                 };
                 Self::integer(*byte, 7, meaning)
             }
@@ -241,8 +242,8 @@ impl FieldState {
                 match &mut coding {
                     ValueCoding::Skipped => {}
                     ValueCoding::Plain => {
-                        let fits = byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
-                        *byte = if fits { *byte } else { b'.' };
+                        let is_valid = byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
+                        *byte = if is_valid { *byte } else { b'.' };
                     }
                     ValueCoding::Huffman(code) => code.rewrite(byte),
                 }
@@ -271,12 +272,12 @@ impl FieldState {
             (IntegerMeaning::NameIndex, index) => {
                 Self::Length(StringKind::value(index == AUTHORITY_INDEX))
             }
-            (IntegerMeaning::PlainLength(text), length) => {
-                text.begin(length, AUTHORITY_NAME, ValueCoding::Plain)
+            (IntegerMeaning::PlainLength(kind), length) => {
+                kind.begin(length, AUTHORITY_NAME, ValueCoding::Plain)
             }
-            (IntegerMeaning::HuffmanLength(text), length) => {
+            (IntegerMeaning::HuffmanLength(kind), length) => {
                 let coding = ValueCoding::Huffman(HuffmanSymbol::default());
-                text.begin(length, AUTHORITY_NAME_HUFFMAN, coding)
+                kind.begin(length, AUTHORITY_NAME_HUFFMAN, coding)
             }
         }
     }
@@ -287,7 +288,7 @@ impl StringKind {
         if is_authority { Self::Authority } else { Self::OtherValue }
     }
 
-    /// Begins a string; `name` is how `:authority` would be written in its coding.
+    /// Begins a string. `name` is `:authority` in the string's coding.
     fn begin(self, length: u32, name: &'static [u8], coding: ValueCoding) -> FieldState {
         match (self, length) {
             (Self::Name, 0) => FieldState::Length(Self::OtherValue),
@@ -300,8 +301,10 @@ impl StringKind {
 }
 
 impl HuffmanSymbol {
-    /// Rewrites the symbols of paths that no host name has by setting one bit of each: ` ` and `%`
-    /// become `-` and `.`, `/` becomes `3`, `:` becomes `B`. Other such symbols are left to h2.
+    /// Rewrites symbols of paths that are invalid in a host name by setting one bit of each.
+    ///
+    /// ` ` and `%` become `-` and `.`, `/` becomes `3`, `:` becomes `B`. Other invalid symbols are
+    /// left to h2.
     fn rewrite(&mut self, byte: &mut u8) {
         for bit in (0..8).rev() {
             self.bits = self.bits << 1 | u32::from(*byte >> bit & 1);
@@ -316,8 +319,10 @@ impl HuffmanSymbol {
         }
     }
 
-    /// Whether the bits are a symbol. The code is canonical: all symbols of a length are below a bound
-    /// (RFC 7541, appendix B). Longer codes have no printable ASCII character but `\`.
+    /// Whether the bits are a complete symbol.
+    ///
+    /// The code is canonical: all symbols of a length are below a bound (RFC 7541, appendix B). The
+    /// only printable ASCII character with a longer code is `\`.
     fn is_complete(self) -> bool {
         let bound = match self.count {
             5 => 0xa,

@@ -1,25 +1,27 @@
-//! How requests come in: each call is counted before anything of its request is read, and a request of one
-//! message is there as a whole before it is decoded.
+//! Limits on incoming requests: rate, length, buffered bytes and concurrent decoding.
+//!
+//! Every call is counted before its request is read. A unary request is buffered completely before
+//! it is decoded:
 //!
 //! ```text
-//! its caller's rate ─▶ the length that it announces ─▶ its bytes ─▶ a place to be decoded, if it is large ─▶ its door
-//!        │                     │                          │
-//!        ▼                     ▼                          ▼
-//!             RESOURCE_EXHAUSTED                       TIMEOUT: nothing comes any more
+//! caller's rate ─▶ announced length ─▶ buffered bytes ─▶ permit to decode, if large ─▶ handler
+//!       │                 │                 │
+//!       ▼                 ▼                 ▼
+//!             RESOURCE_EXHAUSTED         TIMEOUT: the client sends nothing more
 //! ```
 //!
-//! What is not there as a whole takes memory for as long as its caller likes, so that there is only so much of
-//! it, for all and for each caller ([`Backlog`]). Nothing waits until there is room: what was sent already would
-//! keep other calls of its connection from being heard. Decoding keeps a thread, and what is decoded can take
-//! more memory than it did: large requests are decoded one after the other for half of the cores, and lists
-//! that are too long are not decoded at all.
+//! An incomplete request uses memory for as long as its client likes, so buffered bytes are
+//! limited, in total and for each caller ([`ByteBudget`]). A request over the limit is rejected,
+//! not queued: its data would block other calls of its connection.
 //!
-//! Requests of several messages are only counted: who takes them in reads no faster than it can.
+//! Decoding blocks a thread, and the decoded request can use more memory than its encoding. At most
+//! half as many large requests as cores are decoded at the same time. Requests with too many list
+//! elements are rejected undecoded.
+//!
+//! Client-streaming requests are only counted: their handlers read no faster than they can process.
 
 use std::{
-    future::{self, Future},
-    mem,
-    pin::Pin,
+    future, mem,
     sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
@@ -32,6 +34,7 @@ use tokio::time::timeout_at;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
+use super::BoxFuture;
 use crate::daemon::{
     catalog::RequestLimits,
     error::{Error, Reason},
@@ -45,59 +48,55 @@ use crate::daemon::{
     workspace::available_cores,
 };
 
-/// What tells how long a message is: a flag, and the number of its bytes (gRPC over HTTP/2).
+/// Prefix of a message: a flag, and its length as 4 bytes (gRPC over HTTP/2).
 const GRPC_PREFIX_BYTES: usize = 5;
-/// Requests that are decoded at once; longer ones one after the other.
+/// Requests up to this size are decoded without a permit.
 const LARGE_REQUEST_BYTES: usize = 64 << 10;
-/// What one that has not come takes, however long it is: its metadata, and what keeps it.
+/// Memory of an incomplete request of any length: its metadata, and the state that holds it.
 const MIN_RESERVED_BYTES: usize = 4 << 10;
-/// How long so much of one may take to come. A client that is alive sends it in milliseconds.
+/// Time within which each `PROGRESS_BYTES` of a request must arrive. A client that is alive needs
+/// milliseconds.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
 const PROGRESS_BYTES: usize = 64 << 10;
-/// When there is room again for requests: they come as fast as they are sent.
+/// Retry delay when the buffers are full. They drain as fast as clients send.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The layer.
+/// Layer that limits incoming requests.
 #[derive(Debug, Clone)]
 pub(super) struct BodyLimitsLayer(Arc<BodyLimits>);
 
-/// A service behind it.
 #[derive(Debug, Clone)]
 pub(super) struct BodyLimitsService<S> {
     inner: S,
     limits: Arc<BodyLimits>,
 }
 
-/// What is taken in.
 #[derive(Debug)]
 struct BodyLimits {
     pipeline: Arc<Pipeline>,
-    /// Requests that are not there as a whole, or not decoded yet.
+    /// Bytes of requests that are incomplete, or not decoded yet.
     buffered: Arc<ByteBudget>,
-    /// For decoding large ones.
+    /// Permits to decode large requests.
     decoders: Arc<Limiter>,
 }
 
-/// A request that comes in.
+/// A request that is being received.
 struct RequestBuffer<'a> {
     caller: &'a PrincipalKey,
     method: &'a str,
     limits: &'a Arc<RequestLimits>,
-    buffer: BytesMut,
-    /// How long it is with its prefix, once that is there.
+    data: BytesMut,
+    /// Length of the message with its prefix, once the prefix has arrived.
     expected_length: Option<usize>,
     reservations: Vec<ByteReservation>,
 }
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
 impl BodyLimitsLayer {
-    /// That of a pipeline.
     pub(super) fn new(pipeline: Arc<Pipeline>) -> Self {
         Self(Arc::new(BodyLimits {
             pipeline,
             buffered: Arc::default(),
-            // Those who wait are bounded by their bytes.
+            // The byte budget limits the queue.
             decoders: Limiter::new((available_cores() / 2).max(1), Sharing::Unlimited, usize::MAX),
         }))
     }
@@ -127,36 +126,37 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let method = request.uri().path().trim_start_matches('/');
-        let measure = self.limits.pipeline.catalog.request_limits(method).cloned();
+        let request_limits = self.limits.pipeline.catalog.request_limits(method).cloned();
         let principal = request.extensions().get::<Arc<Principal>>().cloned();
-        let (Some(measure), Some(principal)) = (measure, principal) else {
-            // None of the daemon's own methods.
+        let (Some(request_limits), Some(principal)) = (request_limits, principal) else {
+            // A method of a standard service.
             return Box::pin(self.inner.call(request));
         };
-        if measure.rate_limited
+        if request_limits.rate_limited
             && let Err(error) = principal.check_rate(Instant::now())
         {
             return Box::pin(future::ready(Ok(to_status(&error).into_http())));
         }
-        if measure.client_streaming {
+        if request_limits.client_streaming {
             return Box::pin(self.inner.call(request));
         }
+
         let method = method.to_owned();
-        let intake = Arc::clone(&self.limits);
-        // The one that said that it is ready.
-        let another = self.inner.clone();
-        let mut inner = mem::replace(&mut self.inner, another);
+        let body_limits = Arc::clone(&self.limits);
+        // `poll_ready` has prepared this service, and not its clone.
+        let clone = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, clone);
         Box::pin(async move {
             let (parts, body) = request.into_parts();
-            let coming = RequestBuffer {
+            let buffer = RequestBuffer {
                 caller: principal.key(),
                 method: &method,
-                limits: &measure,
-                buffer: BytesMut::new(),
+                limits: &request_limits,
+                data: BytesMut::new(),
                 expected_length: None,
                 reservations: Vec::new(),
             };
-            match intake.read_body(coming, body).await {
+            match body_limits.read_body(buffer, body).await {
                 Ok(body) => inner.call(Request::from_parts(parts, body)).await,
                 Err(error) => Ok(to_status(&error).into_http()),
             }
@@ -165,133 +165,136 @@ where
 }
 
 impl BodyLimits {
-    /// Reads a request to its end, and waits until it may be decoded.
+    /// Reads a request to its end, then waits for a permit to decode it.
     async fn read_body(
         &self,
-        mut coming: RequestBuffer<'_>,
+        mut buffer: RequestBuffer<'_>,
         mut body: Body,
     ) -> Result<Body, Error> {
-        let mut until = Instant::now() + PROGRESS_TIMEOUT;
-        let mut goal = PROGRESS_BYTES;
+        let mut deadline = Instant::now() + PROGRESS_TIMEOUT;
+        let mut progress_goal = PROGRESS_BYTES;
         loop {
-            let here = tokio::select! {
+            let available = tokio::select! {
                 biased;
                 frame = body.frame() => Some(frame),
                 () = future::ready(()) => None,
             };
-            let frame = match here {
+            let frame = match available {
                 Some(frame) => frame,
                 None => {
-                    if coming.reservations.is_empty() {
-                        self.reserve(&mut coming, MIN_RESERVED_BYTES)?;
+                    // Most requests are complete at once. Only one that is not needs a reservation.
+                    if buffer.reservations.is_empty() {
+                        self.reserve(&mut buffer, MIN_RESERVED_BYTES)?;
                     }
-                    let frame = timeout_at(until.into(), body.frame()).await;
-                    frame.map_err(|_| coming.stalled_error())?
+                    let frame = timeout_at(deadline.into(), body.frame()).await;
+                    frame.map_err(|_| buffer.stalled_error())?
                 }
             };
             let Some(frame) = frame else { break };
-            let frame = frame.map_err(|status| coming.truncated_error(status))?;
-            let Ok(data) = frame.into_data() else {
-                continue;
-            };
-            self.push(&mut coming, &data)?;
-            if coming.buffer.len() >= goal {
-                goal = coming.buffer.len() + PROGRESS_BYTES;
-                until = Instant::now() + PROGRESS_TIMEOUT;
+            let frame = frame.map_err(|status| buffer.truncated_error(status))?;
+            let Ok(data) = frame.into_data() else { continue };
+
+            self.push(&mut buffer, &data)?;
+            if buffer.data.len() >= progress_goal {
+                progress_goal = buffer.data.len() + PROGRESS_BYTES;
+                deadline = Instant::now() + PROGRESS_TIMEOUT;
             }
         }
-        let data = coming.buffer.freeze();
-        let place = match data.len() > LARGE_REQUEST_BYTES {
-            true => Some(self.acquire_decode_permit(coming.caller, coming.limits, &data).await?),
-            false => None,
+
+        let data = buffer.data.freeze();
+        let permit = if data.len() > LARGE_REQUEST_BYTES {
+            Some(self.acquire_decode_permit(buffer.caller, buffer.limits, &data).await?)
+        } else {
+            None
         };
-        let held = (coming.reservations, place);
+        let held = (buffer.reservations, permit);
         Ok(Body::new(Full::new(data).map_frame(move |frame| {
-            // Given back with the body, which is when the request was decoded.
+            // Dropped together with the body, after the request was decoded.
             let _held = &held;
             frame
         })))
     }
 
-    /// Adds what has come.
-    fn push(&self, coming: &mut RequestBuffer<'_>, data: &[u8]) -> Result<(), Error> {
-        coming.buffer.extend_from_slice(data);
-        if coming.expected_length.is_none()
-            && let Some(prefix) = coming.buffer.first_chunk::<GRPC_PREFIX_BYTES>()
+    /// Appends received data, and reserves memory once the length is known.
+    fn push(&self, buffer: &mut RequestBuffer<'_>, data: &[u8]) -> Result<(), Error> {
+        buffer.data.extend_from_slice(data);
+        if buffer.expected_length.is_none()
+            && let Some(prefix) = buffer.data.first_chunk::<GRPC_PREFIX_BYTES>()
         {
             let [_, length @ ..] = *prefix;
             let announced = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-            if announced > coming.limits.max_bytes {
-                return Err(coming.too_large_error(announced));
+            if announced > buffer.limits.max_bytes {
+                return Err(buffer.too_large_error(announced));
             }
+
             let length = announced + GRPC_PREFIX_BYTES;
-            coming.expected_length = Some(length);
-            if length > LARGE_REQUEST_BYTES || length > coming.buffer.len() {
-                self.reserve(coming, length)?;
-                coming.buffer.reserve(length.saturating_sub(coming.buffer.len()));
+            buffer.expected_length = Some(length);
+            if length > LARGE_REQUEST_BYTES || length > buffer.data.len() {
+                self.reserve(buffer, length)?;
+                buffer.data.reserve(length.saturating_sub(buffer.data.len()));
             }
         }
-        match coming.expected_length {
-            Some(length) if coming.buffer.len() > length => {
-                let text = format!("a request of {} is one message: send one", coming.method);
+
+        match buffer.expected_length {
+            Some(length) if buffer.data.len() > length => {
+                let text = format!("a request of {} is one message: send one", buffer.method);
                 Err(Error::new(Reason::InvalidParams, text))
             }
             _ => Ok(()),
         }
     }
 
-    /// Makes room for so many bytes.
-    fn reserve(&self, coming: &mut RequestBuffer<'_>, bytes: usize) -> Result<(), Error> {
-        let held = self.buffered.reserve(coming.caller, bytes as u64);
-        let held = held.map_err(|ByteBudgetExceeded(others)| {
-            let text = format!(
-                "requests of {others} bytes of this caller are on their way, and there is no room for {bytes} more: retry after the time given, with fewer or smaller ones at a time"
-            );
-            Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
-        })?;
-        coming.reservations.push(held);
+    /// Reserves bytes of the budget for `buffer`.
+    fn reserve(&self, buffer: &mut RequestBuffer<'_>, bytes: usize) -> Result<(), Error> {
+        let reservation = self.buffered.reserve(buffer.caller, bytes as u64).map_err(
+            |ByteBudgetExceeded(reserved)| {
+                let text = format!(
+                    "this caller has {reserved} bytes of requests that are not processed yet, and there is no room for {bytes} more: retry after the delay in RetryInfo, with fewer or smaller requests at a time"
+                );
+                Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
+            },
+        )?;
+        buffer.reservations.push(reservation);
         Ok(())
     }
 
-    /// Waits until a large request may be decoded, and looks whether it should be.
+    /// Waits for a permit to decode a large request. Rejects a request with too many list elements.
     async fn acquire_decode_permit(
         &self,
         caller: &PrincipalKey,
-        measure: &Arc<RequestLimits>,
+        limits: &Arc<RequestLimits>,
         data: &Bytes,
     ) -> Result<Permit, Error> {
-        let place = match self.decoders.acquire(caller, usize::MAX) {
-            Ok(Acquire::Granted(place)) => place,
-            Ok(Acquire::Queued(mut waiting)) => waiting.wait().await,
-            Err(_) => return Err(Error::internal("a line without a bound is full")),
+        let permit = match self.decoders.acquire(caller, usize::MAX) {
+            Ok(Acquire::Granted(permit)) => permit,
+            Ok(Acquire::Queued(mut pending)) => pending.wait().await,
+            Err(_) => return Err(Error::internal("an unlimited queue is full")),
         };
-        let (measure, data) = (Arc::clone(measure), data.clone());
-        let looked = task::spawn_blocking(move || {
+
+        let (limits, data) = (Arc::clone(limits), data.clone());
+        let checked = task::spawn_blocking(move || {
             let message = data.get(GRPC_PREFIX_BYTES..).unwrap_or_default();
-            (measure.oversized_fields(message), place)
+            (limits.oversized_fields(message), permit)
         });
-        let (violations, place) = looked.await.map_err(Error::internal)?;
-        match violations.is_empty() {
-            true => Ok(place),
-            false => Err(Error::invalid(violations)),
-        }
+        let (violations, permit) = checked.await.map_err(Error::internal)?;
+        if violations.is_empty() { Ok(permit) } else { Err(Error::invalid(violations)) }
     }
 }
 
 impl RequestBuffer<'_> {
     fn too_large_error(&self, announced: usize) -> Error {
-        let most = self.limits.max_bytes;
+        let limit = self.limits.max_bytes;
         let text = format!(
-            "the request is too large: one of {} has at most {most} bytes, and this one has {announced}: send less",
+            "the request is too large: one of {} has at most {limit} bytes, and this one has {announced}: send less",
             self.method
         );
-        Error::new(Reason::ResourceExhausted, text).with_metadata("limit", most.to_string())
+        Error::new(Reason::ResourceExhausted, text).with_metadata("limit", limit.to_string())
     }
 
     fn stalled_error(&self) -> Error {
         let text = format!(
-            "only {} bytes of the request have come, and next to nothing in the last {} seconds; nothing was done: send it again",
-            self.buffer.len(),
+            "received only {} bytes of the request, and less than {PROGRESS_BYTES} in the last {} seconds. Nothing was done: send it again",
+            self.data.len(),
             PROGRESS_TIMEOUT.as_secs()
         );
         Error::new(Reason::Timeout, text)
@@ -299,8 +302,8 @@ impl RequestBuffer<'_> {
 
     fn truncated_error(&self, status: tonic::Status) -> Error {
         let text = format!(
-            "the request broke off after {} bytes, and nothing was done: send it again",
-            self.buffer.len()
+            "the request ended early, after {} bytes. Nothing was done: send it again",
+            self.data.len()
         );
         Error::new(Reason::InvalidParams, text).with_cause(status)
     }

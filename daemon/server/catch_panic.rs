@@ -1,5 +1,7 @@
-//! A panic in a handler becomes `INTERNAL`: without this its stream would be reset without a word,
-//! and the caller could not tell it from a lost network.
+//! Turns a panic in a handler into `INTERNAL`.
+//!
+//! Without this layer the HTTP/2 stream would be reset, which a client cannot distinguish from a
+//! lost connection.
 
 use std::{
     any::Any,
@@ -15,15 +17,13 @@ use tower::{Layer, Service};
 
 use crate::daemon::{error::Error, grpc::status::to_status};
 
-/// The layer.
+/// Layer that catches panics.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CatchPanicLayer;
 
-/// A service behind it.
 #[derive(Debug, Clone)]
 pub(super) struct CatchPanicService<S>(S);
 
-/// An answer behind it.
 #[derive(Debug)]
 pub(super) struct CatchPanicFuture<F>(Pin<Box<F>>);
 
@@ -55,11 +55,11 @@ impl<F: Future<Output = Result<Response<Body>, E>>, E> Future for CatchPanicFutu
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        // A future that has panicked is not polled again, so nothing sees it broken.
+        // A future that has panicked is not polled again, so its broken state is never observed.
         catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(context))).unwrap_or_else(|panic| {
-            let error = Error::internal(panic_message(panic.as_ref()));
-            tracing::error!(panic = %panic_message(panic.as_ref()), "a handler panicked");
-            Poll::Ready(Ok(to_status(&error).into_http()))
+            let message = panic_message(panic.as_ref());
+            tracing::error!(panic = %message, "a handler panicked");
+            Poll::Ready(Ok(to_status(&Error::internal(message)).into_http()))
         })
     }
 }

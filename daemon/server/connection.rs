@@ -1,5 +1,7 @@
-//! One connection: a TCP or Unix socket that can neither keep its place nor hold up the end of the
-//! daemon by not saying what HTTP/2 begins with, nor keep its place without a call that is let in.
+//! One client connection, TCP or Unix, with a preface timeout and an authentication timeout.
+//!
+//! A connection must send the HTTP/2 preface in time, so that it can neither hold its permit nor
+//! delay shutdown. It must also make an authenticated call in time.
 
 use std::{
     future::Future,
@@ -29,79 +31,72 @@ use super::{
 };
 use crate::daemon::pipeline::access::PeerOrigin;
 
-/// How long a new connection may take to send its preface: nothing else bounds that, and graceful
-/// shutdown waits for it for ever (hyper issue 4170). From then on a peer that does not answer is
-/// found by pings.
+/// How long a new connection may take to send the preface. Nothing else limits that, and graceful
+/// shutdown waits for it forever (hyper issue 4170). After the preface, keepalive pings detect a
+/// peer that does not respond.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of the preface (RFC 9113, section 3.4).
+/// Length of the client connection preface (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
 
-/// A socket of either kind.
 #[derive(Debug)]
 pub(super) enum Socket {
-    /// TCP.
     Tcp(TcpStream),
-    /// Unix.
     Unix(UnixStream),
 }
 
-/// A connection.
+/// An accepted connection, as tonic serves it.
 #[derive(Debug)]
 pub(crate) struct ServerConnection {
     socket: Socket,
-    /// For a Unix socket, whose path some clients send as authority.
+    /// Set for a Unix socket, because some clients send its path as authority.
     authority: Option<AuthorityRewriter>,
-    /// There until the preface has come.
+    /// Set until the preface has arrived.
     preface_timeout: Option<PrefaceTimeout>,
-    /// There until a call was let in.
+    /// Set until a call is authenticated.
     auth_timeout: Option<AuthTimeout>,
     origin: PeerOrigin,
     permit: ConnectionPermit,
 }
 
-/// What ends a connection that does not send its preface.
+/// Ends a connection that does not send its preface.
 #[derive(Debug)]
 struct PrefaceTimeout {
-    /// Bytes that have come. Whether they are the right ones is looked at elsewhere.
+    /// Number of bytes received. hyper checks whether they are correct.
     bytes: usize,
     timer: Pin<Box<Sleep>>,
     draining: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-/// What ends a connection on which no call is let in.
+/// Ends a connection on which no call is authenticated.
 #[derive(Debug)]
 struct AuthTimeout {
     timer: Pin<Box<Sleep>>,
-    /// Somebody else has its place.
+    /// Resolves when the connection is evicted for another one.
     evicted: Pin<Box<WaitForCancellationFutureOwned>>,
-    /// It has been told that it has to go.
+    /// Whether the timer runs for the rejection grace already.
     is_rejected: bool,
 }
 
-/// Who is at the other end.
+/// What is known about the peer of a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerInfo {
-    /// Where that is.
     pub(crate) address: PeerAddress,
-    /// Whose process it is.
     pub(crate) origin: PeerOrigin,
-    /// What becomes of its connection.
+    /// Authentication state of the connection.
     pub(crate) auth: Arc<ConnectionAuth>,
 }
 
-/// The other end of a connection.
 #[derive(Debug, Clone)]
 pub(crate) enum PeerAddress {
-    /// A port.
     Tcp(SocketAddr),
-    /// A process on this machine, at the socket of this path.
+    /// The path of the daemon's socket, which a process on this machine connected to.
     Unix(Option<PathBuf>),
-    /// It is gone already.
+    /// The peer has disconnected already.
     Unknown,
 }
 
 impl Socket {
-    /// Where it comes from.
+    /// The process or user at the other end, as far as the kernel identifies it.
     pub(super) fn origin(&self) -> PeerOrigin {
         match self {
             Self::Tcp(socket) => peer::tcp_origin(socket),
@@ -109,7 +104,7 @@ impl Socket {
         }
     }
 
-    /// The address at the other end.
+    /// The IP address of the peer; `None` for a Unix socket.
     pub(super) fn peer_ip(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(socket) => socket.peer_addr().ok().map(|peer| peer.ip()),
@@ -119,26 +114,25 @@ impl Socket {
 }
 
 impl AuthTimeout {
-    fn new(standing: &ConnectionAuth) -> Self {
+    fn new(auth: &ConnectionAuth) -> Self {
         Self {
             timer: Box::pin(sleep(AUTH_TIMEOUT)),
-            evicted: Box::pin(standing.evicted()),
+            evicted: Box::pin(auth.evicted()),
             is_rejected: false,
         }
     }
 
-    /// Whether the connection has to end.
-    fn has_expired(&mut self, standing: &ConnectionAuth, context: &mut Context<'_>) -> bool {
-        if standing.lifetime() == ConnectionLifetime::UntilRejectionGrace && !self.is_rejected {
+    /// Whether the connection must end. A health check in progress extends the timeout.
+    fn has_expired(&mut self, auth: &ConnectionAuth, context: &mut Context<'_>) -> bool {
+        if auth.lifetime() == ConnectionLifetime::UntilRejectionGrace && !self.is_rejected {
             self.is_rejected = true;
             self.timer.as_mut().reset(Instant::now() + REJECTION_GRACE);
         }
         while self.timer.as_mut().poll(context).is_ready() {
-            if self.is_rejected || !standing.has_health_check() {
+            if self.is_rejected || !auth.has_health_check() {
                 return true;
             }
-            let again = Instant::now() + AUTH_TIMEOUT;
-            self.timer.as_mut().reset(again);
+            self.timer.as_mut().reset(Instant::now() + AUTH_TIMEOUT);
         }
         false
     }
@@ -148,10 +142,10 @@ impl ServerConnection {
     pub(super) fn new(
         socket: Socket,
         origin: PeerOrigin,
-        place: ConnectionPermit,
+        permit: ConnectionPermit,
         draining: CancellationToken,
     ) -> Self {
-        let greeting = PrefaceTimeout {
+        let preface_timeout = PrefaceTimeout {
             bytes: 0,
             timer: Box::pin(sleep(PREFACE_TIMEOUT)),
             draining: Box::pin(draining.cancelled_owned()),
@@ -160,24 +154,24 @@ impl ServerConnection {
         Self {
             socket,
             authority,
-            preface_timeout: Some(greeting),
-            auth_timeout: Some(AuthTimeout::new(place.auth())),
+            preface_timeout: Some(preface_timeout),
+            auth_timeout: Some(AuthTimeout::new(permit.auth())),
             origin,
-            permit: place,
+            permit,
         }
     }
 
-    /// Ends it, whatever it does, where somebody else has its place: also when its other end reads nothing.
+    /// Returns an error if the connection was evicted, even if its peer reads nothing.
     fn check_eviction(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        let Some(probation) = &mut self.auth_timeout else {
+        let Some(timeout) = &mut self.auth_timeout else {
             return Ok(());
         };
-        // Who is known is not sent away any more.
-        let is_known = self.permit.auth().lifetime() == ConnectionLifetime::Unlimited;
-        if probation.evicted.as_mut().poll(context).is_ready() {
+        // Read before the poll: an authenticated connection is not evicted afterwards.
+        let is_authenticated = self.permit.auth().lifetime() == ConnectionLifetime::Unlimited;
+        if timeout.evicted.as_mut().poll(context).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        if is_known {
+        if is_authenticated {
             self.auth_timeout = None;
         }
         Ok(())
@@ -188,7 +182,7 @@ impl Connected for ServerConnection {
     type ConnectInfo = PeerInfo;
 
     fn connect_info(&self) -> PeerInfo {
-        let end = match &self.socket {
+        let address = match &self.socket {
             Socket::Tcp(socket) => {
                 socket.peer_addr().map_or(PeerAddress::Unknown, PeerAddress::Tcp)
             }
@@ -199,7 +193,7 @@ impl Connected for ServerConnection {
                 )
             }
         };
-        PeerInfo { address: end, origin: self.origin, auth: Arc::clone(self.permit.auth()) }
+        PeerInfo { address, origin: self.origin, auth: Arc::clone(self.permit.auth()) }
     }
 }
 
@@ -211,30 +205,33 @@ impl AsyncRead for ServerConnection {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         this.check_eviction(context)?;
-        let before = buffer.filled().len();
+
+        let filled_before = buffer.filled().len();
         let read = match &mut this.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_read(context, buffer),
             Socket::Unix(socket) => Pin::new(socket).poll_read(context, buffer),
         };
         if let Some(authority) = &mut this.authority {
-            authority.rewrite(&mut buffer.filled_mut()[before..]);
+            authority.rewrite(&mut buffer.filled_mut()[filled_before..]);
         }
-        let standing = this.permit.auth();
-        if let Some(probation) = &mut this.auth_timeout
-            && probation.has_expired(standing, context)
+
+        let auth = this.permit.auth();
+        if let Some(timeout) = &mut this.auth_timeout
+            && timeout.has_expired(auth, context)
         {
-            // As if the other end had nothing more to say: nothing of value is going on.
+            // Report end of file, so that the connection closes orderly: it has no call of value.
             return Poll::Ready(Ok(()));
         }
-        let Some(greeting) = &mut this.preface_timeout else {
+
+        let Some(timeout) = &mut this.preface_timeout else {
             return read;
         };
-        greeting.bytes += buffer.filled().len() - before;
-        if greeting.bytes >= PREFACE_BYTES {
+        timeout.bytes += buffer.filled().len() - filled_before;
+        if timeout.bytes >= PREFACE_BYTES {
             this.preface_timeout = None;
         } else if read.is_pending() {
-            let too_long = greeting.timer.as_mut().poll(context).is_ready();
-            if too_long || greeting.draining.as_mut().poll(context).is_ready() {
+            let has_expired = timeout.timer.as_mut().poll(context).is_ready();
+            if has_expired || timeout.draining.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
         }

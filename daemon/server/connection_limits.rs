@@ -1,6 +1,7 @@
-//! Places for connections: so many at each listener, of which one peer can take a part only, and who has not
-//! made a call yet a smaller one. Who has never been let in loses his place after a while, and at once where
-//! somebody comes for whom there is none.
+//! Limits on connections: per listener, per peer, and for unauthenticated connections.
+//!
+//! An unauthenticated connection ends after a timeout. It is evicted earlier if its listener is
+//! full and another client connects.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,105 +25,100 @@ use crate::daemon::{
     pipeline::access::PeerOrigin,
 };
 
-/// Connections of one listener at one time; each costs some 30 KiB. Each listener has its own: who fills
-/// a port keeps nobody from a Unix socket.
+/// Concurrent connections of one listener. Each costs about 30 KiB. Listeners have separate limits,
+/// so clients that fill a TCP port do not block a Unix socket.
 const MAX_CONNECTIONS: usize = 1024;
-/// Those of one peer: two fill a listener, one does not.
+/// Connections of one peer: it takes two peers to fill a listener.
 const MAX_CONNECTIONS_PER_PEER: usize = 512;
-/// Those of one peer on which no call was let in yet: more than a client opens at a stroke.
+/// Unauthenticated connections of one peer: more than a client opens at once.
 const MAX_UNAUTHENTICATED_PER_PEER: usize = 256;
-/// Those of the daemon's own user, and of root, on which no call was let in yet: who could end the daemon need
-/// not be kept from filling it, but commands may have the same user.
+/// Unauthenticated connections of the daemon's own user, and of root. They could stop the daemon
+/// anyway, but commands may run as the same user, so the limit leaves some connections to others.
 const MAX_UNAUTHENTICATED_PER_OWNER: usize = MAX_CONNECTIONS - 64;
-/// How long a connection may last on which no call was let in: a client connects because it has a call to
-/// make.
+/// How long a connection may last without an authenticated call. A client connects to make a call.
 pub(super) const AUTH_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long one may last on which a call was refused that will never be let in: the answer is on its way.
+/// How long a rejected connection may last, so that the error reaches the client.
 pub(super) const REJECTION_GRACE: Duration = Duration::from_secs(1);
 
-/// Health checks that go on at one time on a connection on which no call was let in: who watches over the
-/// daemon needs one.
+/// Concurrent health checks on an unauthenticated connection. A probe needs one.
 const MAX_HEALTH_CHECKS: usize = 16;
-/// When there may be room for another: they last as long as somebody wants.
+/// Retry delay for health checks over the limit. They last as long as their clients want.
 const HEALTH_CHECK_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// The places of one listener.
+/// The connection limits of one listener.
 #[derive(Debug)]
 pub(super) struct ConnectionLimits {
     permits: Arc<Semaphore>,
     registry: Arc<Mutex<ConnectionRegistry>>,
 }
 
-/// Whose connections are counted together.
+/// The party whose connections are counted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum PeerKey {
     /// A user of this machine.
     User(u32),
-    /// Whoever comes by the loopback interface, where nobody says who that is: each has all of 127.0.0.0/8.
+    /// Any loopback client of an unknown user. They share one key: each has all of 127.0.0.0/8.
     Loopback,
-    /// An address; of IPv6 the network, which is what one host is given.
+    /// An address. For IPv6 the /64 network, which one host gets as a whole.
     Address(IpAddr),
-    /// Nobody knows.
     Unknown,
 }
 
-/// Who has which places.
+/// The connections of one listener.
 #[derive(Debug, Default)]
 struct ConnectionRegistry {
     by_peer: HashMap<PeerKey, PeerUsage>,
-    /// Those on which no call was let in yet, in the order in which they came, but for those that were sent
-    /// away.
+    /// Unauthenticated connections by number, oldest first. Evicted ones are removed.
     unauthenticated: BTreeMap<u64, Arc<ConnectionAuth>>,
-    /// How many have come.
+    /// Number of connections accepted so far.
     accepted: u64,
 }
 
-/// What one party has.
 #[derive(Debug, Clone, Copy, Default)]
 struct PeerUsage {
     connections: usize,
     unauthenticated: usize,
 }
 
-/// A place, for as long as a connection lasts.
+/// Permit of one connection, held as long as the connection lasts.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     auth: Arc<ConnectionAuth>,
     _listener_permit: OwnedSemaphorePermit,
 }
 
-/// What the calls of a connection say about who is at the other end.
+/// Authentication state of a connection, updated by its calls.
 #[derive(Debug)]
 pub(crate) struct ConnectionAuth {
     peer: PeerKey,
     number: u64,
     registry: Arc<Mutex<ConnectionRegistry>>,
-    /// Locked after what is held, where both are.
+    /// Lock order: `registry` first, if both are locked.
     state: Mutex<AuthState>,
-    /// Somebody else has its place.
+    /// Cancelled when the connection is evicted.
     evicted: CancellationToken,
-    /// Health checks that go on.
+    /// Number of health checks in progress.
     health_checks: AtomicUsize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AuthState {
-    /// No call was let in yet.
+    /// No call was authenticated yet.
     Unauthenticated,
-    /// A call was refused, and every other one would be.
+    /// A call was rejected, and any other would be.
     Rejected,
-    /// A call was let in.
+    /// A call was authenticated.
     Authenticated,
 }
 
-/// How long a connection may go on.
+/// How long a connection may last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionLifetime {
-    /// Until it ends.
     Unlimited,
-    /// For so long from when it was accepted, or from when it was looked at last and a health check went on.
+    /// For [`AUTH_TIMEOUT`] since it was accepted, or since the last check that found a health
+    /// check in progress.
     UntilAuthTimeout,
-    /// For so long from now on.
+    /// For [`REJECTION_GRACE`] from now on.
     UntilRejectionGrace,
 }
 
@@ -131,43 +127,47 @@ impl ConnectionLimits {
         Self { permits: Arc::new(Semaphore::new(MAX_CONNECTIONS)), registry: Arc::default() }
     }
 
-    /// A place for a connection from `origin`, unless who is there has enough. Where none is free, a stranger
-    /// is sent away for it: who comes may have a key. Where there is no stranger, waits until somebody goes.
+    /// Acquires a permit for a connection. Returns `None` if its peer has too many.
+    ///
+    /// If the listener is full, evicts an unauthenticated connection: the new one may have a key.
+    /// If all are authenticated, waits until one ends.
     pub(super) async fn acquire(
         &self,
         origin: PeerOrigin,
         address: Option<IpAddr>,
     ) -> Option<ConnectionPermit> {
-        let party = peer_key(origin, address);
-        if self.is_at_limit(party) {
+        let peer = peer_key(origin, address);
+        if self.is_at_limit(peer) {
             return None;
         }
-        let free = match Arc::clone(&self.permits).try_acquire_owned() {
-            Ok(free) => free,
+
+        let listener_permit = match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => permit,
             Err(_) => {
                 self.evict_unauthenticated();
                 Arc::clone(&self.permits).acquire_owned().await.ok()?
             }
         };
-        let mut held = lock(&self.registry);
-        held.accepted += 1;
-        let standing = Arc::new(ConnectionAuth {
-            peer: party,
-            number: held.accepted,
+
+        let mut registry = lock(&self.registry);
+        registry.accepted += 1;
+        let auth = Arc::new(ConnectionAuth {
+            peer,
+            number: registry.accepted,
             registry: Arc::clone(&self.registry),
             state: Mutex::new(AuthState::Unauthenticated),
             evicted: CancellationToken::new(),
             health_checks: AtomicUsize::new(0),
         });
-        let of_party = held.by_peer.entry(party).or_default();
-        of_party.connections += 1;
-        of_party.unauthenticated += 1;
-        held.unauthenticated.insert(standing.number, Arc::clone(&standing));
-        Some(ConnectionPermit { auth: standing, _listener_permit: free })
+        let usage = registry.by_peer.entry(peer).or_default();
+        usage.connections += 1;
+        usage.unauthenticated += 1;
+        registry.unauthenticated.insert(auth.number, Arc::clone(&auth));
+        Some(ConnectionPermit { auth, _listener_permit: listener_permit })
     }
 
-    fn is_at_limit(&self, party: PeerKey) -> bool {
-        let (most, strangers) = match party {
+    fn is_at_limit(&self, peer: PeerKey) -> bool {
+        let (max_connections, max_unauthenticated) = match peer {
             PeerKey::User(uid) if uid == 0 || Some(uid) == own_uid() => {
                 (MAX_CONNECTIONS, MAX_UNAUTHENTICATED_PER_OWNER)
             }
@@ -175,22 +175,23 @@ impl ConnectionLimits {
                 (MAX_CONNECTIONS_PER_PEER, MAX_UNAUTHENTICATED_PER_PEER)
             }
         };
-        let held = lock(&self.registry);
-        let of_party = held.by_peer.get(&party).copied().unwrap_or_default();
-        of_party.connections >= most || of_party.unauthenticated >= strangers
+        let registry = lock(&self.registry);
+        let usage = registry.by_peer.get(&peer).copied().unwrap_or_default();
+        usage.connections >= max_connections || usage.unauthenticated >= max_unauthenticated
     }
 
-    /// Sends the oldest stranger away of the peer that has the most of them: that is not who has one only,
-    /// as whoever watches over the daemon.
+    /// Evicts the oldest unauthenticated connection of the peer that has the most of them.
+    ///
+    /// So a peer with a single one, as a health probe is, stays connected.
     fn evict_unauthenticated(&self) {
-        let mut held = lock(&self.registry);
-        let of_party = |party| held.by_peer.get(party).map(|taken| taken.unauthenticated);
-        // Of those that are equal, the last one.
-        let strangers = held.unauthenticated.values().rev();
-        let oldest = strangers.max_by_key(|standing| of_party(&standing.peer));
-        let number = oldest.map(|standing| standing.number);
-        if let Some(standing) = number.and_then(|number| held.unauthenticated.remove(&number)) {
-            standing.evicted.cancel();
+        let mut registry = lock(&self.registry);
+        let count_of = |peer| registry.by_peer.get(peer).map(|usage| usage.unauthenticated);
+        // `max_by_key` returns the last of equal elements, so reverse the order to get the oldest.
+        let newest_first = registry.unauthenticated.values().rev();
+        let victim = newest_first.max_by_key(|auth| count_of(&auth.peer));
+        let number = victim.map(|auth| auth.number);
+        if let Some(auth) = number.and_then(|number| registry.unauthenticated.remove(&number)) {
+            auth.evicted.cancel();
         }
     }
 }
@@ -212,7 +213,7 @@ fn peer_key(origin: PeerOrigin, address: Option<IpAddr>) -> PeerKey {
 }
 
 impl ConnectionPermit {
-    /// What calls are to say about who is at the other end.
+    /// The authentication state, which calls of the connection update.
     pub(super) fn auth(&self) -> &Arc<ConnectionAuth> {
         &self.auth
     }
@@ -220,48 +221,48 @@ impl ConnectionPermit {
 
 impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut held = lock(&self.auth.registry);
-        // From now on its calls change nothing any more.
-        self.auth.promote(&mut held);
-        if let Some(of_party) = held.by_peer.get_mut(&self.auth.peer) {
-            of_party.connections -= 1;
-            if of_party.connections == 0 {
-                held.by_peer.remove(&self.auth.peer);
+        let mut registry = lock(&self.auth.registry);
+        // Later calls must not change the counts any more.
+        self.auth.count_as_authenticated(&mut registry);
+        if let Some(usage) = registry.by_peer.get_mut(&self.auth.peer) {
+            usage.connections -= 1;
+            if usage.connections == 0 {
+                registry.by_peer.remove(&self.auth.peer);
             }
         }
     }
 }
 
 impl ConnectionAuth {
-    /// A call was let in.
+    /// Records that a call was authenticated.
     pub(super) fn mark_authenticated(&self) {
         if *lock(&self.state) != AuthState::Authenticated {
-            self.promote(&mut lock(&self.registry));
+            self.count_as_authenticated(&mut lock(&self.registry));
         }
     }
 
-    /// It is no stranger from now on: all that is held says so at once.
-    fn promote(&self, held: &mut ConnectionRegistry) {
+    /// Sets the state and updates the counts of the registry, once.
+    fn count_as_authenticated(&self, registry: &mut ConnectionRegistry) {
         if std::mem::replace(&mut *lock(&self.state), AuthState::Authenticated)
             == AuthState::Authenticated
         {
             return;
         }
-        held.unauthenticated.remove(&self.number);
-        if let Some(of_party) = held.by_peer.get_mut(&self.peer) {
-            of_party.unauthenticated -= 1;
+        registry.unauthenticated.remove(&self.number);
+        if let Some(usage) = registry.by_peer.get_mut(&self.peer) {
+            usage.unauthenticated -= 1;
         }
     }
 
-    /// A call was refused, and every other one would be.
+    /// Records that a call was rejected, and that any other would be.
     pub(super) fn mark_rejected(&self) {
-        let mut is = lock(&self.state);
-        if *is == AuthState::Unauthenticated {
-            *is = AuthState::Rejected;
+        let mut state = lock(&self.state);
+        if *state == AuthState::Unauthenticated {
+            *state = AuthState::Rejected;
         }
     }
 
-    /// How long the connection may go on, unless it is sent away.
+    /// How long the connection may last, unless it is evicted.
     pub(super) fn lifetime(&self) -> ConnectionLifetime {
         match *lock(&self.state) {
             AuthState::Authenticated => ConnectionLifetime::Unlimited,
@@ -270,49 +271,51 @@ impl ConnectionAuth {
         }
     }
 
-    /// Waits until it is sent away.
+    /// Waits until the connection is evicted.
     pub(super) fn evicted(&self) -> WaitForCancellationFutureOwned {
         self.evicted.clone().cancelled_owned()
     }
 
-    /// Whether a health check goes on.
+    /// Whether a health check is in progress.
     pub(super) fn has_health_check(&self) -> bool {
         self.health_checks.load(Ordering::Relaxed) > 0
     }
 }
 
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A health check that goes on. It keeps the connection: whoever watches over the daemon has no key.
+/// Permit of a health check. It extends the authentication timeout: probes have no key.
 #[derive(Debug)]
 pub(super) struct HealthCheckPermit(Arc<ConnectionAuth>);
 
 impl HealthCheckPermit {
-    /// Unless enough go on already.
-    pub(super) fn try_acquire(standing: &Arc<ConnectionAuth>) -> Option<Self> {
-        let is_known = standing.lifetime() == ConnectionLifetime::Unlimited;
-        let one_more = |checks| (is_known || checks < MAX_HEALTH_CHECKS).then_some(checks + 1);
-        let checks = &standing.health_checks;
-        checks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        Some(Self(Arc::clone(standing)))
+    /// Returns `None` if an unauthenticated connection has [`MAX_HEALTH_CHECKS`] in progress.
+    pub(super) fn try_acquire(auth: &Arc<ConnectionAuth>) -> Option<Self> {
+        let is_authenticated = auth.lifetime() == ConnectionLifetime::Unlimited;
+        auth.health_checks
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |checks| {
+                (is_authenticated || checks < MAX_HEALTH_CHECKS).then_some(checks + 1)
+            })
+            .ok()?;
+        Some(Self(Arc::clone(auth)))
     }
 
-    /// What who has enough is told.
+    /// The error of a health check over the limit.
     pub(super) fn limit_error() -> Error {
         let text = format!(
-            "{MAX_HEALTH_CHECKS} health checks go on on this connection, and no more may at one time without another call: end one of them"
+            "{MAX_HEALTH_CHECKS} health checks are in progress on this connection, the limit before its first authenticated call: end one of them"
         );
         Error::new(Reason::ResourceExhausted, text)
             .with_metadata("limit", MAX_HEALTH_CHECKS.to_string())
             .retry_after(HEALTH_CHECK_RETRY_AFTER)
     }
 
-    /// The answer, with which the check ends.
+    /// Holds the permit until the response has been sent.
     pub(super) fn hold_until_sent(self, body: Body) -> Body {
         Body::new(body.map_frame(move |frame| {
-            let _ends_with_the_answer = &self;
+            let _permit = &self;
             frame
         }))
     }
@@ -333,20 +336,20 @@ mod tests {
 
     use super::*;
 
-    const SOMEBODY: PeerOrigin = PeerOrigin::Socket { uid: 23_456 };
-    const OTHER: PeerOrigin = PeerOrigin::Loopback { uid: Some(23_457) };
+    const CLIENT: PeerOrigin = PeerOrigin::Socket { uid: 23_456 };
+    const OTHER_CLIENT: PeerOrigin = PeerOrigin::Loopback { uid: Some(23_457) };
 
-    /// What is there without waiting.
-    fn now<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    /// Polls a future once.
+    fn poll_once<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         match future.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(value) => Some(value),
             Poll::Pending => None,
         }
     }
 
-    /// A place, unless who is there has enough, or there is none.
-    fn take(places: &ConnectionLimits, origin: PeerOrigin) -> Option<ConnectionPermit> {
-        now(pin!(places.acquire(origin, None))).flatten()
+    /// A permit, unless the peer is at its limit or the listener is full.
+    fn try_acquire(limits: &ConnectionLimits, origin: PeerOrigin) -> Option<ConnectionPermit> {
+        poll_once(pin!(limits.acquire(origin, None))).flatten()
     }
 
     fn user(uid: u32) -> PeerOrigin {
@@ -354,88 +357,93 @@ mod tests {
     }
 
     #[test]
-    fn one_peer_leaves_places_for_others() {
-        let places = ConnectionLimits::new();
-        let mut held: Vec<_> = std::iter::from_fn(|| take(&places, SOMEBODY)).collect();
+    fn one_peer_leaves_connections_for_others() {
+        let limits = ConnectionLimits::new();
+        let mut held: Vec<_> = std::iter::from_fn(|| try_acquire(&limits, CLIENT)).collect();
         assert_eq!(held.len(), MAX_UNAUTHENTICATED_PER_PEER);
-        assert!(take(&places, OTHER).is_some());
-        // Who was let in is no stranger any more, once only.
-        for place in &held {
-            place.auth().mark_authenticated();
-            place.auth().mark_authenticated();
-            place.auth().mark_rejected();
-            assert_eq!(place.auth().lifetime(), ConnectionLifetime::Unlimited);
+        assert!(try_acquire(&limits, OTHER_CLIENT).is_some());
+
+        // Authentication frees the count of unauthenticated ones, once.
+        for permit in &held {
+            permit.auth().mark_authenticated();
+            permit.auth().mark_authenticated();
+            permit.auth().mark_rejected();
+            assert_eq!(permit.auth().lifetime(), ConnectionLifetime::Unlimited);
         }
         held.extend(std::iter::from_fn(|| {
-            let place = take(&places, SOMEBODY)?;
-            place.auth().mark_authenticated();
-            Some(place)
+            let permit = try_acquire(&limits, CLIENT)?;
+            permit.auth().mark_authenticated();
+            Some(permit)
         }));
         assert_eq!(held.len(), MAX_CONNECTIONS_PER_PEER);
-        assert!(take(&places, OTHER).is_some());
-        let late = Arc::clone(held[0].auth());
+        assert!(try_acquire(&limits, OTHER_CLIENT).is_some());
+
+        let dropped = Arc::clone(held[0].auth());
         drop(held);
-        late.mark_authenticated();
-        let left = lock(&places.registry);
-        assert!(left.by_peer.is_empty() && left.unauthenticated.is_empty());
-        drop(left);
-        assert_eq!(places.permits.available_permits(), MAX_CONNECTIONS);
-        assert!(take(&places, SOMEBODY).is_some());
+        dropped.mark_authenticated();
+        let registry = lock(&limits.registry);
+        assert!(registry.by_peer.is_empty() && registry.unauthenticated.is_empty());
+        drop(registry);
+        assert_eq!(limits.permits.available_permits(), MAX_CONNECTIONS);
+        assert!(try_acquire(&limits, CLIENT).is_some());
     }
 
     #[test]
-    fn root_has_nearly_all() {
-        let places = ConnectionLimits::new();
-        let held: Vec<_> = std::iter::from_fn(|| take(&places, user(0))).collect();
+    fn root_may_take_nearly_all_connections() {
+        let limits = ConnectionLimits::new();
+        let held: Vec<_> = std::iter::from_fn(|| try_acquire(&limits, user(0))).collect();
         assert_eq!(held.len(), MAX_UNAUTHENTICATED_PER_OWNER);
-        assert!(take(&places, SOMEBODY).is_some());
+        assert!(try_acquire(&limits, CLIENT).is_some());
     }
 
     #[test]
-    fn strangers_make_room_the_oldest_of_those_who_have_the_most_first() {
-        let places = ConnectionLimits::new();
-        let watcher = take(&places, OTHER).unwrap();
-        let known = take(&places, SOMEBODY).unwrap();
-        known.auth().mark_authenticated();
-        // The last one has fewer than the others.
+    fn full_listener_evicts_oldest_unauthenticated_of_largest_peer() {
+        let limits = ConnectionLimits::new();
+        let probe = try_acquire(&limits, OTHER_CLIENT).unwrap();
+        let authenticated = try_acquire(&limits, CLIENT).unwrap();
+        authenticated.auth().mark_authenticated();
+
+        // The last peer has fewer than the others.
         let all = MAX_UNAUTHENTICATED_PER_PEER;
         let counts = [all, all, all, MAX_CONNECTIONS - 2 - 3 * all];
         let mut held = Vec::new();
         for (uid, count) in (30_000..).zip(counts) {
-            held.extend((0..count).map(|_| take(&places, user(uid)).unwrap()));
+            held.extend((0..count).map(|_| try_acquire(&limits, user(uid)).unwrap()));
         }
         assert_eq!(held.len(), MAX_CONNECTIONS - 2);
-        let is_sent_away = |place: &ConnectionPermit| now(pin!(place.auth().evicted())).is_some();
-        assert!(!held.iter().any(is_sent_away));
+        let is_evicted =
+            |permit: &ConnectionPermit| poll_once(pin!(permit.auth().evicted())).is_some();
+        assert!(!held.iter().any(is_evicted));
         for oldest in [0, all, 2 * all] {
-            let mut comes = pin!(places.acquire(SOMEBODY, None));
-            assert!(now(comes.as_mut()).is_none());
-            assert!(is_sent_away(&held[oldest]));
-            assert_eq!(held.iter().filter(|it| is_sent_away(it)).count(), 1);
+            let mut acquiring = pin!(limits.acquire(CLIENT, None));
+            assert!(poll_once(acquiring.as_mut()).is_none());
+            assert!(is_evicted(&held[oldest]));
+            assert_eq!(held.iter().filter(|it| is_evicted(it)).count(), 1);
             drop(held.remove(oldest));
-            let came = now(comes).flatten().expect("its place is free");
-            came.auth().mark_authenticated();
-            held.insert(oldest, came);
+            let acquired = poll_once(acquiring).flatten().expect("the evicted permit is free");
+            acquired.auth().mark_authenticated();
+            held.insert(oldest, acquired);
         }
-        assert!(!is_sent_away(&watcher) && !is_sent_away(&known));
-        // Where all are known, nobody goes.
-        for place in &held {
-            place.auth().mark_authenticated();
+        assert!(!is_evicted(&probe) && !is_evicted(&authenticated));
+
+        // If all are authenticated, none is evicted.
+        for permit in &held {
+            permit.auth().mark_authenticated();
         }
-        watcher.auth().mark_authenticated();
-        assert!(take(&places, SOMEBODY).is_none());
-        assert!(!held.iter().any(is_sent_away));
+        probe.auth().mark_authenticated();
+        assert!(try_acquire(&limits, CLIENT).is_none());
+        assert!(!held.iter().any(is_evicted));
     }
 
     #[test]
-    fn addresses_of_one_host_are_one_peer() {
-        let of = |text: &str| peer_key(PeerOrigin::Elsewhere, Some(text.parse().unwrap()));
-        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:2"));
-        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
-        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
-        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
-        let nobody = PeerOrigin::Loopback { uid: None };
-        let address = |text: &str| peer_key(nobody, Some(text.parse().unwrap()));
-        assert_eq!(address("127.0.0.1"), address("127.0.0.2"));
+    fn ipv6_addresses_of_one_network_are_one_peer() {
+        let key_of = |text: &str| peer_key(PeerOrigin::Elsewhere, Some(text.parse().unwrap()));
+        assert_eq!(key_of("2001:db8::1"), key_of("2001:db8::ffff:2"));
+        assert_ne!(key_of("2001:db8::1"), key_of("2001:db8:0:1::1"));
+        assert_eq!(key_of("::ffff:192.0.2.1"), key_of("192.0.2.1"));
+        assert_ne!(key_of("192.0.2.1"), key_of("192.0.2.2"));
+        let unknown_user = PeerOrigin::Loopback { uid: None };
+        let loopback_key = |text: &str| peer_key(unknown_user, Some(text.parse().unwrap()));
+        assert_eq!(loopback_key("127.0.0.1"), loopback_key("127.0.0.2"));
     }
 }

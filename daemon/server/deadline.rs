@@ -1,12 +1,9 @@
-//! The caller's deadline: `grpc-timeout`.
+//! Enforces the client's deadline (`grpc-timeout`).
 //!
-//! tonic enforces it too, further out, but answers CANCELLED. This layer has the same time, is
-//! asked first, and answers DEADLINE_EXCEEDED. The handler is dropped then, and what it waits for
-//! is told to stop.
+//! tonic enforces it too, further out, but returns CANCELLED. This layer is polled first and
+//! returns DEADLINE_EXCEEDED. It drops the handler, which cancels its work.
 
 use std::{
-    future::Future,
-    pin::Pin,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
@@ -15,23 +12,21 @@ use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
 use tower::{Layer, Service};
 
+use super::BoxFuture;
 use crate::daemon::{
     grpc::{metadata::RequestDeadline, status::to_status},
     pipeline,
 };
 
-/// Longest deadline that is kept; a longer one is as good as none.
+/// Longest timeout in use. Longer ones are shortened to it.
 const MAX_DEADLINE: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// The layer.
+/// Layer that ends calls at their deadlines.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DeadlineLayer;
 
-/// A service behind it.
 #[derive(Debug, Clone)]
 pub(super) struct DeadlineService<S>(S);
-
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<S> Layer<S> for DeadlineLayer {
     type Service = DeadlineService<S>;
@@ -61,31 +56,36 @@ where
         else {
             return Box::pin(self.0.call(request));
         };
-        // Timers have no more than milliseconds: by then, much would be done.
+        let timed_out = move || Ok(to_status(&pipeline::timeout_error(&method)).into_http());
+
+        // The timer has millisecond resolution. A call past its deadline would do much work before
+        // the timer fires.
         if deadline <= Instant::now() {
-            let late = to_status(&pipeline::timeout_error(&method)).into_http();
-            return Box::pin(async move { Ok(late) });
+            return Box::pin(async move { timed_out() });
         }
+
         request.extensions_mut().insert(RequestDeadline(deadline));
-        let answer = self.0.call(request);
+        let response = self.0.call(request);
         Box::pin(async move {
             tokio::select! {
                 biased;
-                answer = answer => answer,
-                () = tokio::time::sleep_until(deadline.into()) => Ok(to_status(&pipeline::timeout_error(&method)).into_http()),
+                response = response => response,
+                () = tokio::time::sleep_until(deadline.into()) => timed_out(),
             }
         })
     }
 }
 
-/// Reads `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2). A malformed one counts as
-/// none, as in the other implementations.
+/// Parses `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2).
+///
+/// Returns `None` for a malformed one, as other implementations of gRPC do.
 fn parse_grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if number.is_empty() || number.len() > 8 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
+
     let number: u64 = number.parse().ok()?;
     let timeout = match unit {
         "H" => Duration::from_secs(number * 3600),
@@ -108,21 +108,21 @@ mod tests {
     use super::{MAX_DEADLINE, parse_grpc_timeout};
 
     #[test]
-    fn a_malformed_timeout_counts_as_none() {
-        let read = |text: &str| {
+    fn malformed_timeout_is_ignored() {
+        let parse = |text: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("grpc-timeout", HeaderValue::from_str(text).unwrap());
             parse_grpc_timeout(&headers)
         };
-        assert_eq!(read("1H"), Some(Duration::from_secs(3600)));
-        assert_eq!(read("2M"), Some(Duration::from_secs(120)));
-        assert_eq!(read("3S"), Some(Duration::from_secs(3)));
-        assert_eq!(read("4m"), Some(Duration::from_millis(4)));
-        assert_eq!(read("5u"), Some(Duration::from_micros(5)));
-        assert_eq!(read("6n"), Some(Duration::from_nanos(6)));
-        assert_eq!(read("99999999H"), Some(MAX_DEADLINE));
+        assert_eq!(parse("1H"), Some(Duration::from_secs(3600)));
+        assert_eq!(parse("2M"), Some(Duration::from_secs(120)));
+        assert_eq!(parse("3S"), Some(Duration::from_secs(3)));
+        assert_eq!(parse("4m"), Some(Duration::from_millis(4)));
+        assert_eq!(parse("5u"), Some(Duration::from_micros(5)));
+        assert_eq!(parse("6n"), Some(Duration::from_nanos(6)));
+        assert_eq!(parse("99999999H"), Some(MAX_DEADLINE));
         for bad in ["", "S", "5", "-5S", "+5S", "5s", "5 S", "123456789S", "1.5S"] {
-            assert_eq!(read(bad), None, "{bad}");
+            assert_eq!(parse(bad), None, "{bad}");
         }
     }
 }

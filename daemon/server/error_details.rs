@@ -1,15 +1,13 @@
-//! What is refused before a handler sees it. tonic answers such a call with a bare code, and with
-//! INTERNAL where the request is at fault; here these answers get the code, the reason and the
-//! details that the contract promises for every failed call.
+//! Adds the code, reason and details of the contract to errors that tonic returns itself.
 //!
-//! They are told from the daemon's own answers by having no details. The standard services (health,
-//! reflection) have contracts of their own and keep what they answer. Only headers are looked at:
-//! what tonic refuses, it refuses before there is a first message; errors in trailers are the
-//! daemon's own.
+//! tonic rejects some calls before a handler runs. It returns a bare code, and INTERNAL for invalid
+//! requests. This layer recognizes such responses by their missing details. Standard services
+//! (health, reflection) have contracts of their own, so their responses are not changed. Only
+//! headers are checked: tonic rejects calls before the first message, and errors in trailers come
+//! from the daemon itself.
 
 use std::{
-    future::{self, Future},
-    pin::Pin,
+    future,
     task::{Context, Poll},
 };
 
@@ -17,20 +15,18 @@ use http::{HeaderMap, Request, Response, StatusCode, header::CONTENT_TYPE};
 use tonic::{Code, Status, body::Body};
 use tower::{Layer, Service};
 
+use super::BoxFuture;
 use crate::daemon::{
     error::{Error, Reason},
     grpc::status::{status_with_code, to_status},
 };
 
-/// The layer.
+/// Layer that adds details to errors without any.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ErrorDetailsLayer;
 
-/// A service behind it.
 #[derive(Debug, Clone)]
 pub(super) struct ErrorDetailsService<S>(S);
-
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<S> Layer<S> for ErrorDetailsLayer {
     type Service = ErrorDetailsService<S>;
@@ -58,12 +54,13 @@ where
         if !is_grpc(request.headers()) {
             return Box::pin(future::ready(Ok(unsupported_media_type())));
         }
+
         let path = request.uri().path().to_owned();
-        let answer = self.0.call(request);
+        let response = self.0.call(request);
         Box::pin(async move {
-            let mut response = answer.await?;
+            let mut response = response.await?;
             if let Some(status) = detailed_status(&path, response.headers()) {
-                // A status that cannot be written as headers leaves the answer as it was.
+                // If the status cannot be encoded as headers, the response stays unchanged.
                 let _unchanged = status.add_header(response.headers_mut());
             }
             Ok(response)
@@ -71,20 +68,20 @@ where
     }
 }
 
-/// Whether a request is one of gRPC with messages in protobuf. tonic would read any other as if it
-/// were.
+/// Whether a request is gRPC with protobuf messages. tonic would decode any request as such.
 fn is_grpc(headers: &HeaderMap) -> bool {
-    let Some(given) = headers.get(CONTENT_TYPE) else {
+    let Some(value) = headers.get(CONTENT_TYPE) else {
         return false;
     };
-    let essence = given.as_bytes().split(|byte| *byte == b';').next();
+    let essence = value.as_bytes().split(|byte| *byte == b';').next();
     let essence = essence.unwrap_or_default().trim_ascii();
     [&b"application/grpc"[..], b"application/grpc+proto"]
         .iter()
         .any(|known| essence.eq_ignore_ascii_case(known))
 }
 
-/// The answer to what is not gRPC: an HTTP status for those who know no other (gRPC over HTTP/2).
+/// The response to a request that is not gRPC. It has an HTTP status too, for clients that know no
+/// gRPC status (gRPC over HTTP/2).
 fn unsupported_media_type() -> Response<Body> {
     let error = Error::invalid_field(
         "content-type",
@@ -95,21 +92,22 @@ fn unsupported_media_type() -> Response<Body> {
     response
 }
 
-/// The status that an answer should have had, where it is one without details.
+/// Returns the status to use instead, if the response is an error of tonic.
 fn detailed_status(path: &str, headers: &HeaderMap) -> Option<Status> {
     if !headers.contains_key("grpc-status") || headers.contains_key("grpc-status-details-bin") {
         return None;
     }
+
     let status = Status::from_header_map(headers)?;
     let (code, message) = (status.code(), status.message());
     let method = path.trim_start_matches('/');
     if code == Code::Unimplemented {
-        // This header tells what would be understood, and comes with that refusal only.
+        // tonic sends this header only if it rejects the compression of the request.
         let error = if headers.contains_key("grpc-accept-encoding") {
             let message = format!("{message}: send messages without compression");
             Error::new(Reason::InvalidParams, message)
         } else {
-            let message = format!("there is no method {method}: reflection lists those that are");
+            let message = format!("there is no method {method}: reflection lists all methods");
             Error::new(Reason::UnknownTool, message).with_metadata("method", method)
         };
         return Some(status_with_code(code, &error));
@@ -117,16 +115,17 @@ fn detailed_status(path: &str, headers: &HeaderMap) -> Option<Status> {
     if !method.starts_with("jig.") {
         return None;
     }
-    let malformed = code == Code::Internal;
-    let too_large = matches!(code, Code::OutOfRange | Code::ResourceExhausted);
-    let error = if malformed {
-        let message = format!("the request cannot be read as one of {method}: {message}");
+
+    let is_malformed = code == Code::Internal;
+    let is_too_large = matches!(code, Code::OutOfRange | Code::ResourceExhausted);
+    let error = if is_malformed {
+        let message = format!("the request cannot be decoded as one of {method}: {message}");
         Error::new(Reason::InvalidParams, message)
-    } else if too_large {
+    } else if is_too_large {
         let message = format!("the request is too large: {message}");
         Error::new(Reason::ResourceExhausted, message)
     } else {
-        // A connection that broke: nobody hears the answer.
+        // The connection broke, so no client receives the response.
         return None;
     };
     Some(to_status(&error))
@@ -140,8 +139,8 @@ mod tests {
     use super::{detailed_status, is_grpc};
 
     #[test]
-    fn only_answers_without_details_are_changed() {
-        let answer = |status: &Status, path: &str| {
+    fn only_responses_without_details_are_changed() {
+        let code_of = |status: &Status, path: &str| {
             let mut headers = HeaderMap::new();
             status.add_header(&mut headers).unwrap();
             detailed_status(path, &headers).map(|status| status.code())
@@ -149,20 +148,20 @@ mod tests {
         let ours = "/jig.v1.ToolService/Run";
         let foreign = "/grpc.health.v1.Health/Check";
         let bare = |code| Status::new(code, "why");
-        assert_eq!(answer(&bare(Code::Internal), ours), Some(Code::InvalidArgument));
-        assert_eq!(answer(&bare(Code::OutOfRange), ours), Some(Code::ResourceExhausted));
-        assert_eq!(answer(&bare(Code::Unimplemented), foreign), Some(Code::Unimplemented));
-        assert_eq!(answer(&bare(Code::Internal), foreign), None);
-        assert_eq!(answer(&bare(Code::NotFound), foreign), None);
-        assert_eq!(answer(&bare(Code::Cancelled), ours), None);
+        assert_eq!(code_of(&bare(Code::Internal), ours), Some(Code::InvalidArgument));
+        assert_eq!(code_of(&bare(Code::OutOfRange), ours), Some(Code::ResourceExhausted));
+        assert_eq!(code_of(&bare(Code::Unimplemented), foreign), Some(Code::Unimplemented));
+        assert_eq!(code_of(&bare(Code::Internal), foreign), None);
+        assert_eq!(code_of(&bare(Code::NotFound), foreign), None);
+        assert_eq!(code_of(&bare(Code::Cancelled), ours), None);
         let own = Status::with_details(Code::Internal, "why", "details".into());
-        assert_eq!(answer(&own, ours), None);
-        assert!(detailed_status(ours, &HeaderMap::new()).is_none(), "no answer yet");
+        assert_eq!(code_of(&own, ours), None);
+        assert!(detailed_status(ours, &HeaderMap::new()).is_none(), "no status yet");
     }
 
     #[test]
-    fn the_content_type_is_that_of_grpc_with_protobuf() {
-        let speaks = |value: &str| {
+    fn content_type_must_be_grpc_with_protobuf() {
+        let accepts = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert("content-type", value.parse().unwrap());
             is_grpc(&headers)
@@ -173,12 +172,12 @@ mod tests {
             "application/grpc;charset=utf-8",
             "Application/GRPC ; a=b",
         ] {
-            assert!(speaks(good), "{good}");
+            assert!(accepts(good), "{good}");
         }
         for bad in
             ["", "text/plain", "application/json", "application/grpc-web", "application/grpc+json"]
         {
-            assert!(!speaks(bad), "{bad}");
+            assert!(!accepts(bad), "{bad}");
         }
         assert!(!is_grpc(&HeaderMap::new()));
     }

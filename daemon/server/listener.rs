@@ -1,4 +1,4 @@
-//! Listening sockets and the accept loops.
+//! Listening sockets (TCP and Unix) and their accept loops.
 
 use std::{
     fs, io,
@@ -26,31 +26,31 @@ use super::{
 };
 use crate::daemon::{config::listen::ListenAddr, fd_exhaustion, task};
 
-/// Connections accepted but not yet served.
+/// Connections that are accepted and not served yet.
 const ACCEPTED_BUFFER_CONNECTIONS: usize = 16;
-/// Pause after accept(2) has failed for want of descriptors or memory: it would fail again at once.
+/// Delay after accept(2) failed for lack of descriptors or memory: it would fail again at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Wait for a connection after that before a socket pair is tried in its place.
+/// How long to wait for a connection after a failure, before a socket pair is created as a test.
 const ACCEPT_PROBE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Sockets that are bound, but not driven by the runtime yet.
+/// Bound sockets that the runtime does not drive yet.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     tcp: Vec<StdTcpListener>,
     unix: Vec<BoundUnix>,
 }
 
-/// A Unix socket, removed when it is dropped.
 #[derive(Debug)]
 struct BoundUnix {
     listener: StdUnixListener,
     path: SocketPath,
 }
 
+/// The path of a Unix socket. The file is removed on drop.
 #[derive(Debug)]
 struct SocketPath(PathBuf);
 
-/// Why an address cannot be listened on.
+/// Why the daemon cannot listen on an address.
 #[derive(Debug, thiserror::Error)]
 #[error("--listen {address}: {problem}")]
 pub(crate) struct BindError {
@@ -75,7 +75,7 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// The addresses, with the ports that were picked.
+    /// The bound addresses, with the actual port in place of 0.
     pub(super) fn addresses(&self) -> Vec<String> {
         let tcp = self
             .tcp
@@ -86,13 +86,13 @@ impl Listeners {
         tcp.chain(unix).collect()
     }
 
-    /// The ports of TCP.
+    /// The bound TCP ports.
     pub(crate) fn ports(&self) -> Vec<u16> {
         let addresses = self.tcp.iter().map(StdTcpListener::local_addr);
         addresses.flatten().map(|address| address.port()).collect()
     }
 
-    /// Accepts connections on all of them until `stop`, and reports to `health` where it cannot.
+    /// Accepts connections on all listeners until `stop`. Reports listeners that fail to `health`.
     pub(super) fn accept(
         self,
         health: &Health,
@@ -108,15 +108,15 @@ impl Listeners {
         for acceptor in tcp.chain(unix) {
             match acceptor {
                 Ok(acceptor) => {
-                    let door = AcceptLoop {
+                    let accept_loop = AcceptLoop {
                         sender: sender.clone(),
                         limits: ConnectionLimits::new(),
                         health: health.clone(),
                         stop: stop.clone(),
                     };
-                    task::spawn("accept", door.run(acceptor));
+                    task::spawn("accept", accept_loop.run(acceptor));
                 }
-                Err(error) => tracing::error!(%error, "a listener could not be driven"),
+                Err(error) => tracing::error!(%error, "cannot accept connections on a listener"),
             }
         }
         receiver
@@ -125,7 +125,7 @@ impl Listeners {
 
 impl Drop for SocketPath {
     fn drop(&mut self) {
-        // It may have been removed by somebody else, which is what is wanted.
+        // An error means that the file was removed already.
         let _removed = fs::remove_file(&self.0);
     }
 }
@@ -133,8 +133,7 @@ impl Drop for SocketPath {
 /// A listener that the runtime drives.
 enum Acceptor {
     Tcp(TcpListener),
-    /// With the path that is removed at the end.
-    Unix(UnixListener, #[expect(dead_code, reason = "kept to be dropped")] SocketPath),
+    Unix(UnixListener, #[expect(dead_code, reason = "removes the file on drop")] SocketPath),
 }
 
 impl Acceptor {
@@ -142,7 +141,7 @@ impl Acceptor {
         match self {
             Self::Tcp(listener) => {
                 let (socket, _) = listener.accept().await?;
-                // Answers are small and waited for.
+                // Responses are small, and clients wait for them.
                 socket.set_nodelay(true)?;
                 Ok(Socket::Tcp(socket))
             }
@@ -151,7 +150,7 @@ impl Acceptor {
     }
 }
 
-/// Where accepted connections go.
+/// Accepts the connections of one listener and sends them to the server.
 struct AcceptLoop {
     sender: mpsc::Sender<io::Result<ServerConnection>>,
     limits: ConnectionLimits,
@@ -160,8 +159,9 @@ struct AcceptLoop {
 }
 
 impl AcceptLoop {
-    /// Accepts until it is to stop, whatever it is waiting for then: a connection, a place for one, or
-    /// somebody to serve it.
+    /// Runs until `stop`, or until the server drops its receiver.
+    ///
+    /// Stops at any await point: while waiting for a connection, for a permit, or for the server.
     async fn run(self, acceptor: Acceptor) {
         tokio::select! {
             () = self.accept_all(&acceptor) => {}
@@ -176,28 +176,29 @@ impl AcceptLoop {
                 Ok(socket) => Some(socket),
                 Err(error) => match fd_exhaustion::remedy(&error) {
                     Some(remedy) => self.recover_accept(acceptor, &error, remedy).await,
-                    // The peer went away between connecting and being accepted.
                     None => {
-                        tracing::debug!(%error, "a connection was lost before it was accepted");
+                        tracing::debug!(%error, "a client disconnected before it was accepted");
                         None
                     }
                 },
             };
             let Some(socket) = socket else { continue };
+
             let origin = socket.origin();
-            let Some(place) = self.limits.acquire(origin, socket.peer_ip()).await else {
-                tracing::debug!(?origin, "a connection was closed: its peer has too many");
+            let Some(permit) = self.limits.acquire(origin, socket.peer_ip()).await else {
+                tracing::debug!(?origin, "closed a connection: its peer has too many");
                 continue;
             };
-            let connection = ServerConnection::new(socket, origin, place, self.stop.clone());
+            let connection = ServerConnection::new(socket, origin, permit, self.stop.clone());
             if self.sender.send(Ok(connection)).await.is_err() {
                 return;
             }
         }
     }
 
-    /// Tries until connections can be accepted again; returns the first one, if there is one already.
-    /// All listeners that fail at one time log one line.
+    /// Retries until connections can be accepted again. Returns the first one if it has arrived.
+    ///
+    /// Listeners that fail at the same time log one line together.
     async fn recover_accept(
         &self,
         acceptor: &Acceptor,
@@ -205,13 +206,14 @@ impl AcceptLoop {
         remedy: &str,
     ) -> Option<Socket> {
         fd_exhaustion::report_shortage(error);
-        let failing = self.health.update(|known| {
-            known.failing_listeners += 1;
-            known.failing_listeners
+        let failing = self.health.update(|conditions| {
+            conditions.failing_listeners += 1;
+            conditions.failing_listeners
         });
         if failing.await == 1 {
             tracing::error!(%error, remedy, "no connection can be accepted: health is NOT_SERVING");
         }
+
         let accepted = loop {
             sleep(ACCEPT_RETRY_DELAY).await;
             match timeout(ACCEPT_PROBE_TIMEOUT, acceptor.accept()).await {
@@ -219,15 +221,16 @@ impl AcceptLoop {
                 Ok(Err(error)) if fd_exhaustion::remedy(&error).is_some() => {
                     fd_exhaustion::report_shortage(&error);
                 }
-                Ok(Err(_lost)) => break None,
-                // No client connects. A pair needs more than a connection does.
+                Ok(Err(_disconnected)) => break None,
+                // No client connects. A socket pair needs more descriptors than a connection.
                 Err(_elapsed) if UnixStream::pair().is_ok() => break None,
                 Err(_elapsed) => {}
             }
         };
-        let failing = self.health.update(|known| {
-            known.failing_listeners -= 1;
-            known.failing_listeners
+
+        let failing = self.health.update(|conditions| {
+            conditions.failing_listeners -= 1;
+            conditions.failing_listeners
         });
         if failing.await == 0 {
             tracing::info!("connections are accepted again");
@@ -242,11 +245,12 @@ fn bind_tcp(address: SocketAddr) -> io::Result<StdTcpListener> {
     Ok(listener)
 }
 
-/// Binds a Unix socket that only this user and root can connect to. One that a dead daemon left
-/// behind is replaced.
+/// Binds a Unix socket that only this user and root can connect to.
+///
+/// Replaces the socket of a dead daemon. Rejects a path with another file or a live daemon.
 fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
-    // Made with the right mode from the start: between binding and chmod anybody could connect. No
-    // other thread makes files yet that the mask could hit.
+    // The mask sets the final mode at creation: between bind and chmod any user could connect. It
+    // affects no other files, because no other thread creates any yet.
     let mask = rustix::process::umask(Mode::from_raw_mode(0o177));
     let bound = StdUnixListener::bind(path).or_else(|error| {
         if error.kind() != io::ErrorKind::AddrInUse {
@@ -257,19 +261,22 @@ fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
         if !is_socket {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
-                "something that is no socket is there: remove it or choose another path",
+                "a file that is no socket exists there: remove it or choose another path",
             ));
         }
+
         if StdUnixStream::connect(path).is_ok() {
             return Err(io::Error::new(
                 io::ErrorKind::AddrInUse,
                 "another daemon answers there: stop it or choose another path",
             ));
         }
+
         fs::remove_file(path)?;
         StdUnixListener::bind(path)
     });
     rustix::process::umask(mask);
+
     let listener = bound?;
     listener.set_nonblocking(true)?;
     Ok(BoundUnix { listener, path: SocketPath(path.to_owned()) })
@@ -278,13 +285,13 @@ fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
 fn bind_problem(error: &io::Error) -> String {
     match Errno::from_io_error(error) {
         Some(Errno::ADDRINUSE) => {
-            "something else listens there: stop it, or choose another port (0 picks a free one)"
+            "another program listens there: stop it, or choose another port (0 picks a free one)"
                 .to_owned()
         }
         Some(Errno::ACCESS | Errno::PERM) => {
             "this user may not listen there: choose another path, or a port above 1023".to_owned()
         }
-        Some(Errno::NOENT) => "the directory of the socket does not exist: make it".to_owned(),
+        Some(Errno::NOENT) => "the directory of the socket does not exist: create it".to_owned(),
         _ => error.to_string(),
     }
 }

@@ -1,13 +1,14 @@
-//! The server: listeners, layers, health, reflection, and the end.
+//! The gRPC server: listeners, middleware, health, reflection and graceful shutdown.
 //!
 //! The layers, from the outside in:
 //!
-//! 1. [`trace`] gives the call its id and its span, and sees how it ends;
-//! 2. [`explain`] says why a call was refused before a handler saw it;
-//! 3. [`mod@panic`] turns a panic into `INTERNAL`;
-//! 4. [`deadline`] ends the call when its caller stops waiting;
-//! 5. [`auth`] finds out who calls, and refuses who may not;
-//! 6. [`intake`] counts the call, and takes its request in whole before it is decoded.
+//! 1. [`trace`] assigns the call id, opens the span and records how the call ends;
+//! 2. [`error_details`] adds reason and details to errors that tonic returns before a handler runs;
+//! 3. [`catch_panic`] turns a panic into `INTERNAL`;
+//! 4. [`deadline`] ends the call at the client's deadline;
+//! 5. [`auth`] authenticates the caller and checks its role;
+//! 6. [`body_limits`] counts the call against the caller's rate, and buffers the request before it is
+//!    decoded.
 
 mod auth;
 mod authority;
@@ -26,20 +27,24 @@ mod trace;
 use std::{
     collections::{BTreeSet, HashSet},
     io::{self, Write as _},
+    pin::Pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    sync::watch,
+    sync::{mpsc, watch},
+    task::JoinHandle,
     time::timeout,
 };
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Server;
+use tonic::{service::Routes, transport::Server};
+use tonic_health::pb::health_server::{Health as HealthService, HealthServer};
 
 use self::{
+    connection::ServerConnection,
     health::{Health, HealthConditions},
     listener::Listeners,
     trace::STANDARD_METHODS,
@@ -61,7 +66,7 @@ use crate::{
         catalog::MAX_REQUEST_BYTES,
         grpc::{
             approvals::ApprovalServiceHandler, artifacts::ArtifactServiceHandler,
-            catalog::CatalogServiceHandler as Catalog, events::EventServiceHandler,
+            catalog::CatalogServiceHandler, events::EventServiceHandler,
             info::DaemonServiceHandler, invoke::InvokeServiceHandler, jobs::JobServiceHandler,
             processes::ProcessServiceHandler, tools::ToolServiceHandler,
             transfer::TransferServiceHandler,
@@ -74,86 +79,135 @@ use crate::{
 
 /// Largest request of the standard services: names of services, files and types.
 const MAX_STANDARD_REQUEST_BYTES: usize = 64 << 10;
-/// Calls on one connection at one time; the default of the protocol's own library is no limit.
+/// Concurrent calls on one connection. hyper's default is no limit.
 const MAX_STREAMS_PER_CONNECTION: u32 = 1024;
 /// Streams that a client may reset before they were accepted (rapid reset, CVE-2023-44487).
 const MAX_PENDING_RESETS: usize = 64;
-/// Streams that were reset from here over a connection's life: every call that a client gives up is
-/// one, so it must not be a small number.
+/// Streams that the server may reset during the life of a connection. Every call that a client
+/// abandons is one, so the limit must be large.
 const MAX_LOCAL_RESETS: usize = 1 << 20;
-/// Bytes under way on one stream and on one connection.
+/// HTTP/2 flow-control windows of one stream and of one connection.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
-/// Bytes of a request's metadata.
+/// Maximum size of a request's metadata.
 const MAX_HEADER_LIST_BYTES: u32 = 16 << 10;
-/// A connection that is silent for so long is asked whether its peer still lives, and closed when
-/// it does not answer.
-const KEEPALIVE_INTERVAL_AND_TIMEOUT: (Duration, Duration) =
-    (Duration::from_secs(30), Duration::from_secs(10));
-/// How long answers that are written already may take to reach their callers.
+/// The server pings a connection that is silent for the interval, and closes it if no reply comes
+/// within the timeout.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long responses that were written already may take to reach their clients at shutdown.
 const CONNECTION_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time beyond the drain timeout after which shutdown stops waiting for calls. A call itself waits
+/// up to 5 seconds for the kill of its processes.
+const DRAIN_HARD_LIMIT: Duration = Duration::from_secs(30);
 
-/// What is served.
+/// A boxed future, as the layers return it.
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What the server serves.
 #[derive(Debug)]
 pub(crate) struct ServerContext {
-    /// What calls go through.
     pub(crate) pipeline: Arc<Pipeline>,
-    /// What is told about the daemon.
     pub(crate) info: DaemonServiceHandler,
-    /// The sandboxes, to see that they can still be made.
+    /// Watched: health depends on whether sandboxes can be built.
     pub(crate) sandboxes: Arc<SandboxPools>,
-    /// Whether commands are run.
+    /// Whether commands can run at start.
     pub(crate) runs_commands: bool,
-    /// Whether the state directory is lost, where that is looked at.
+    /// Whether the files of the state directory are lost. `None` if they are not watched.
     pub(crate) state_lost: Option<watch::Receiver<bool>>,
 }
 
-/// How the daemon is told to end.
+/// The event that begins shutdown.
 #[derive(Debug)]
 pub(crate) enum ShutdownTrigger {
-    /// By SIGTERM or SIGINT; a second one ends everything at once.
+    /// SIGTERM or SIGINT. A second signal kills all running calls.
     Signals(ShutdownSignals),
-    /// By whoever embeds it, when the sender is dropped.
+    /// The embedding process drops the sender.
     Channel(tokio::sync::oneshot::Receiver<()>),
 }
 
-/// The signals that end the daemon. They are caught from the moment that this exists.
+/// SIGTERM and SIGINT. They are caught from the moment that this value exists.
 #[derive(Debug)]
 pub(crate) struct ShutdownSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-/// Serves until told to end, then drains. `announce` says where it listens, once calls are
-/// answered.
+/// Serves until `trigger`, then drains.
+///
+/// With `announce`, prints the addresses to standard output once calls are accepted.
 pub(crate) async fn serve(
     listeners: Listeners,
-    services: ServerContext,
-    until: ShutdownTrigger,
+    context: ServerContext,
+    trigger: ShutdownTrigger,
     drain_timeout: Duration,
     announce: bool,
 ) -> io::Result<()> {
-    let ServerContext { pipeline, info, sandboxes, runs_commands, state_lost } = services;
-    let drain = pipeline.shutdown.clone();
-    let (reporter, health_service) = tonic_health::server::health_reporter();
+    let ServerContext { pipeline, info, sandboxes, runs_commands, state_lost } = context;
+    let shutdown = pipeline.shutdown.clone();
     let methods: HashSet<_> = pipeline.catalog.method_paths().map(str::to_owned).collect();
-    let services = methods
+
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    let conditions = HealthConditions { runs_commands, ..HealthConditions::default() };
+    let health = Health::start(reporter, service_names(&methods), conditions).await;
+
+    let addresses = listeners.addresses();
+    let connections = listeners.accept(&health, shutdown.draining_token());
+    let routes = routes(&pipeline, info, health_service);
+    let close = CancellationToken::new();
+    let server = spawn_server(&pipeline, methods, routes, connections, close.clone());
+
+    if announce {
+        print_addresses(&addresses)?;
+    }
+    tracing::info!(addresses = ?addresses, "serving");
+    if let Some(state_lost) = state_lost {
+        spawn_state_watch(health.clone(), state_lost);
+    }
+    let keeper_watch = spawn_keeper_watch(health.clone(), sandboxes, runs_commands);
+
+    let second_signal = trigger.wait().await;
+    keeper_watch.abort();
+    tracing::info!("draining");
+    health.update(|conditions| conditions.is_draining = true).await;
+    shutdown.drain();
+    drain_calls(&shutdown, second_signal, drain_timeout).await;
+
+    // All calls have ended, so event streams have delivered their ends. End the streams too.
+    shutdown.terminate();
+    close.cancel();
+    // The remaining connections deliver their last responses, or their clients keep them open.
+    if timeout(CONNECTION_CLOSE_TIMEOUT, server).await.is_err() {
+        tracing::warn!("closed connections that their clients kept open");
+    }
+    Ok(())
+}
+
+/// Names of all services with a method, for health.
+fn service_names(methods: &HashSet<String>) -> Vec<String> {
+    let names: BTreeSet<&str> = methods
         .iter()
         .map(String::as_str)
         .chain(STANDARD_METHODS)
-        .filter_map(|method| method.split_once('/'));
-    let services: BTreeSet<_> = services.map(|(service, _)| service.to_owned()).collect();
-    let conditions = HealthConditions { runs_commands, ..HealthConditions::default() };
-    let health = Health::start(reporter, services.into_iter().collect(), conditions).await;
+        .filter_map(|method| Some(method.split_once('/')?.0))
+        .collect();
+    names.into_iter().map(str::to_owned).collect()
+}
 
-    let upload = pipeline.catalog.request_limits("jig.v1.TransferService/Upload");
-    let largest_part = upload.map_or(0, |measure| measure.max_bytes);
+/// Starts the task that serves connections until `close`.
+fn spawn_server(
+    pipeline: &Arc<Pipeline>,
+    methods: HashSet<String>,
+    routes: Routes,
+    connections: mpsc::Receiver<io::Result<ServerConnection>>,
+    close: CancellationToken,
+) -> JoinHandle<Result<(), tonic::transport::Error>> {
     let router = Server::builder()
         .max_concurrent_streams(MAX_STREAMS_PER_CONNECTION)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL_AND_TIMEOUT.0))
-        .http2_keepalive_timeout(Some(KEEPALIVE_INTERVAL_AND_TIMEOUT.1))
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .http2_max_header_list_size(MAX_HEADER_LIST_BYTES)
         .http2_max_pending_accept_reset_streams(Some(MAX_PENDING_RESETS))
         .http2_max_local_error_reset_streams(Some(MAX_LOCAL_RESETS))
@@ -161,132 +215,140 @@ pub(crate) async fn serve(
         .layer(error_details::ErrorDetailsLayer)
         .layer(catch_panic::CatchPanicLayer)
         .layer(deadline::DeadlineLayer)
-        .layer(auth::AuthLayer(Arc::clone(&pipeline)))
-        .layer(body_limits::BodyLimitsLayer::new(Arc::clone(&pipeline)))
-        .add_service(health_service.max_decoding_message_size(MAX_STANDARD_REQUEST_BYTES))
+        .layer(auth::AuthLayer(Arc::clone(pipeline)))
+        .layer(body_limits::BodyLimitsLayer::new(Arc::clone(pipeline)))
+        .add_routes(routes);
+
+    // The accept loops stop when the drain begins. The stream must not end then: that would end the
+    // server.
+    let incoming = ReceiverStream::new(connections).chain(tokio_stream::pending());
+    // Do not close connections when the drain begins: clients continue to talk to their running
+    // processes. The listeners accept no new connections, and the pipeline rejects new calls.
+    let server =
+        router.serve_with_incoming_shutdown(incoming, async move { close.cancelled().await });
+    task::spawn("server", server)
+}
+
+/// Registers all services.
+fn routes(
+    pipeline: &Arc<Pipeline>,
+    info: DaemonServiceHandler,
+    health: HealthServer<impl HealthService>,
+) -> Routes {
+    let pipeline = || Arc::clone(pipeline);
+    let upload = pipeline().catalog.request_limits("jig.v1.TransferService/Upload").cloned();
+    let max_upload_part_bytes = upload.map_or(0, |limits| limits.max_bytes);
+
+    Routes::new(health.max_decoding_message_size(MAX_STANDARD_REQUEST_BYTES))
         .add_service(reflection_v1())
         .add_service(reflection_v1alpha())
         .add_service(
-            ToolServiceServer::new(ToolServiceHandler(Arc::clone(&pipeline)))
+            ToolServiceServer::new(ToolServiceHandler(pipeline()))
                 .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
-        .add_service(ArtifactServiceServer::new(ArtifactServiceHandler::new(Arc::clone(&pipeline))))
-        .add_service(CatalogServiceServer::new(Catalog(Arc::clone(&pipeline))))
+        .add_service(ArtifactServiceServer::new(ArtifactServiceHandler::new(pipeline())))
+        .add_service(CatalogServiceServer::new(CatalogServiceHandler(pipeline())))
         .add_service(
-            InvokeServiceServer::new(InvokeServiceHandler(Arc::clone(&pipeline)))
+            InvokeServiceServer::new(InvokeServiceHandler(pipeline()))
                 .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
-        .add_service(ApprovalServiceServer::new(ApprovalServiceHandler(Arc::clone(&pipeline))))
-        .add_service(EventServiceServer::new(EventServiceHandler::new(Arc::clone(&pipeline))))
+        .add_service(ApprovalServiceServer::new(ApprovalServiceHandler(pipeline())))
+        .add_service(EventServiceServer::new(EventServiceHandler::new(pipeline())))
         .add_service(
-            TransferServiceServer::new(TransferServiceHandler::new(Arc::clone(&pipeline)))
-                .max_decoding_message_size(largest_part),
+            TransferServiceServer::new(TransferServiceHandler::new(pipeline()))
+                .max_decoding_message_size(max_upload_part_bytes),
         )
         .add_service(
-            ProcessServiceServer::new(ProcessServiceHandler(Arc::clone(&pipeline)))
+            ProcessServiceServer::new(ProcessServiceHandler(pipeline()))
                 .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
         .add_service(
-            JobServiceServer::new(JobServiceHandler::new(Arc::clone(&pipeline)))
+            JobServiceServer::new(JobServiceHandler::new(pipeline()))
                 .max_decoding_message_size(MAX_REQUEST_BYTES),
         )
-        .add_service(DaemonServiceServer::new(info));
-    let addresses = listeners.addresses();
-    // Its end would be the server's.
-    let accepted = listeners.accept(&health, drain.draining_token());
-    let incoming = ReceiverStream::new(accepted).chain(tokio_stream::pending());
-    // Not when the drain begins: who talks to a process that goes on meanwhile goes on, too. New
-    // connections are not taken, and other calls are refused by the pipeline.
-    let closing = CancellationToken::new();
-    let stop = closing.clone();
-    let server =
-        router.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });
-    let server = task::spawn("server", server);
-    if announce {
-        let mut stdout = io::stdout().lock();
-        for address in &addresses {
-            writeln!(stdout, "listening on {address}")?;
-        }
-        stdout.flush()?;
-    }
-    tracing::info!(addresses = ?addresses, "serving");
-
-    if let Some(mut state_lost) = state_lost {
-        let health = health.clone();
-        task::spawn("state watch", async move {
-            while state_lost.changed().await.is_ok() {
-                let is_lost = *state_lost.borrow_and_update();
-                health.update(|known| known.has_lost_state = is_lost).await;
-            }
-        });
-    }
-    let watch = {
-        let health = health.clone();
-        task::spawn("keeper watch", async move {
-            let mut runs_commands = runs_commands;
-            loop {
-                let can_run = tokio::select! {
-                    () = sandboxes.keeper_died() => break,
-                    can_run = sandboxes.availability_changed() => can_run,
-                };
-                if can_run == runs_commands {
-                    continue;
-                }
-                runs_commands = can_run;
-                if runs_commands {
-                    tracing::info!("commands can be run again");
-                } else {
-                    tracing::error!("no sandbox can be made: no command is run until one can");
-                }
-                health.update(|known| known.runs_commands = runs_commands).await;
-            }
-            tracing::error!(
-                "the keeper of sandboxes has died: no commands can be run until the daemon is restarted"
-            );
-            health.update(|known| known.runs_commands = false).await;
-        })
-    };
-    let end_at_once = until.wait().await;
-    watch.abort();
-    tracing::info!("draining");
-    health.update(|known| known.is_draining = true).await;
-    drain.drain();
-    drain_calls(&drain, end_at_once, drain_timeout).await;
-    // Who watches has seen all of them end.
-    drain.terminate();
-    closing.cancel();
-    // What is left are connections on which the last answers are being written, or which nobody
-    // closes.
-    if timeout(CONNECTION_CLOSE_TIMEOUT, server).await.is_err() {
-        tracing::warn!("connections were cut that did not close in time");
-    }
-    Ok(())
+        .add_service(DaemonServiceServer::new(info))
 }
 
-/// Waits for running calls, then ends them.
-async fn drain_calls(drain: &Shutdown, mut again: SecondSignal, drain_timeout: Duration) {
-    let at_once = async {
-        again.wait().await;
-        tracing::warn!("told to end a second time: killing what runs");
-        drain.kill();
-        std::future::pending::<()>().await;
-    };
-    let in_order = async {
+fn print_addresses(addresses: &[String]) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    for address in addresses {
+        writeln!(stdout, "listening on {address}")?;
+    }
+    stdout.flush()
+}
+
+/// Starts a task that reports to health whether the state directory is lost.
+fn spawn_state_watch(health: Health, mut state_lost: watch::Receiver<bool>) {
+    task::spawn("state watch", async move {
+        while state_lost.changed().await.is_ok() {
+            let is_lost = *state_lost.borrow_and_update();
+            health.update(|conditions| conditions.has_lost_state = is_lost).await;
+        }
+    });
+}
+
+/// Starts a task that reports to health whether sandboxes can be built. Ends when the keeper dies.
+fn spawn_keeper_watch(
+    health: Health,
+    sandboxes: Arc<SandboxPools>,
+    mut runs_commands: bool,
+) -> JoinHandle<()> {
+    task::spawn("keeper watch", async move {
+        loop {
+            let can_run = tokio::select! {
+                () = sandboxes.keeper_died() => break,
+                can_run = sandboxes.availability_changed() => can_run,
+            };
+            if can_run == runs_commands {
+                continue;
+            }
+
+            runs_commands = can_run;
+            if runs_commands {
+                tracing::info!("commands can be run again");
+            } else {
+                tracing::error!("no sandbox can be built: commands are rejected until one can");
+            }
+            health.update(|conditions| conditions.runs_commands = runs_commands).await;
+        }
+
+        tracing::error!(
+            "the keeper of sandboxes has died: no commands can be run until the daemon is restarted"
+        );
+        health.update(|conditions| conditions.runs_commands = false).await;
+    })
+}
+
+/// Waits for running calls to complete. Terminates them after `drain_timeout`, and kills them on a
+/// second signal.
+async fn drain_calls(
+    shutdown: &Shutdown,
+    mut second_signal: SecondSignal,
+    drain_timeout: Duration,
+) {
+    let graceful = async {
         if timeout(drain_timeout, task::wait_for_tracked()).await.is_err() {
-            tracing::warn!("the drain timeout has passed: ending what runs");
-            drain.terminate();
+            tracing::warn!("the drain timeout has passed: terminating running calls");
+            shutdown.terminate();
             task::wait_for_tracked().await;
         }
     };
+    let kill_on_second_signal = async {
+        second_signal.wait().await;
+        tracing::warn!("received a second signal: killing running calls");
+        shutdown.kill();
+        std::future::pending::<()>().await;
+    };
+    let hard_limit = tokio::time::sleep(drain_timeout + DRAIN_HARD_LIMIT);
+
     tokio::select! {
-        () = in_order => {}
-        () = at_once => {}
-        // Bound of last resort: a kill that is pending is waited for by its own call for 5 seconds.
-        () = tokio::time::sleep(drain_timeout + Duration::from_secs(30)) => tracing::error!("calls were left behind"),
+        () = graceful => {}
+        () = kill_on_second_signal => {}
+        () = hard_limit => tracing::error!("some calls did not end: shutting down without them"),
     }
 }
 
-/// Waits for a second word that the daemon is to end.
+/// Waits for a second shutdown signal. An embedded daemon gets none.
 struct SecondSignal(Option<ShutdownSignals>);
 
 impl SecondSignal {
@@ -306,7 +368,7 @@ impl ShutdownTrigger {
                 SecondSignal(Some(signals))
             }
             Self::Channel(receiver) => {
-                // An error means that the sender was dropped, which is the word.
+                // The error means that the sender was dropped, which is the trigger.
                 let _dropped = receiver.await;
                 SecondSignal(None)
             }
@@ -336,7 +398,7 @@ fn reflection_builder() -> tonic_reflection::server::Builder<'static> {
         .register_encoded_file_descriptor_set(api::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
-        // Both versions describe both: what one of them lists, a client can call.
+        // Both versions of reflection describe both: a client can call whatever one of them lists.
         .include_reflection_service(false)
         .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
@@ -347,7 +409,7 @@ fn reflection_v1() -> tonic_reflection::server::v1::ServerReflectionServer<
 > {
     reflection_builder()
         .build_v1()
-        .expect("the descriptors were read when the daemon was built")
+        .expect("build.rs compiled the descriptors")
         .max_decoding_message_size(MAX_STANDARD_REQUEST_BYTES)
 }
 
@@ -356,11 +418,11 @@ fn reflection_v1alpha() -> tonic_reflection::server::v1alpha::ServerReflectionSe
 > {
     reflection_builder()
         .build_v1alpha()
-        .expect("the descriptors were read when the daemon was built")
+        .expect("build.rs compiled the descriptors")
         .max_decoding_message_size(MAX_STANDARD_REQUEST_BYTES)
 }
 
-/// When the daemon started, by both clocks.
+/// The start time of the daemon, by both clocks.
 pub(crate) fn start_time() -> (SystemTime, Instant) {
     (SystemTime::now(), Instant::now())
 }

@@ -1,5 +1,7 @@
-//! Whose process is at the other end of a connection: the kernel tells, for Unix sockets by their
-//! credentials, for the loopback interface by the owner of the peer's socket (sock_diag(7)).
+//! Identifies the user at the other end of a connection, as reported by the kernel.
+//!
+//! Unix sockets have peer credentials. For loopback TCP, the kernel reports the owner of the peer's
+//! socket (sock_diag(7)).
 
 use std::{
     fs, io,
@@ -30,23 +32,23 @@ const TCP_ESTABLISHED: u8 = 1;
 const IPPROTO_TCP: u8 = 6;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-/// The kernel's own choice, should it not say: linux/highuid.h.
+/// The kernel's default, in case it cannot be read: linux/highuid.h.
 const DEFAULT_OVERFLOWUID: u32 = 65534;
-/// Bytes of `struct nlmsghdr`.
+/// Size of `struct nlmsghdr`.
 const NLMSG_HEADER_BYTES: usize = 16;
-/// Bytes of `struct inet_diag_sockid`.
+/// Size of `struct inet_diag_sockid`.
 const DIAG_SOCKET_ID_BYTES: usize = 48;
-/// Bytes of a whole question: `nlmsghdr`, and `inet_diag_req_v2`.
+/// Size of a request: `nlmsghdr` and `inet_diag_req_v2`.
 const DIAG_REQUEST_BYTES: usize = NLMSG_HEADER_BYTES + 8 + DIAG_SOCKET_ID_BYTES;
-/// Bytes of an answer that are looked at: `nlmsghdr`, and `inet_diag_msg`.
+/// Size of the used part of a response: `nlmsghdr` and `inet_diag_msg`.
 const DIAG_RESPONSE_BYTES: usize = NLMSG_HEADER_BYTES + 4 + DIAG_SOCKET_ID_BYTES + 20;
 
-/// Where a Unix connection comes from.
+/// The origin of a connection to a Unix socket.
 pub(super) fn unix_origin(socket: &UnixStream) -> PeerOrigin {
     match socket.peer_cred() {
-        // Only a daemon for one call connects to itself. No other process has its number, while a user
-        // may have the number of others (see `own_user`).
-        Ok(credentials) if credentials.pid() == Some(own_process()) => PeerOrigin::Itself,
+        // Only an embedded daemon connects to itself. A process id is unique, while several users
+        // may appear under one uid (see `own_uid`).
+        Ok(credentials) if credentials.pid() == Some(own_pid()) => PeerOrigin::Itself,
         Ok(credentials) if is_parent_namespace_root(credentials.uid(), socket) => {
             PeerOrigin::Socket { uid: 0 }
         }
@@ -55,21 +57,24 @@ pub(super) fn unix_origin(socket: &UnixStream) -> PeerOrigin {
     }
 }
 
-/// This process, as the kernel numbers it for its own processes.
-fn own_process() -> i32 {
+fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// Whether a peer that has no number in the daemon's user namespace must be root of one above: nobody else
-/// gets past the mode of a socket that is its owner's alone (unix(7), path_resolution(7)).
+/// Whether a peer without a uid in the daemon's user namespace must be root of a parent namespace.
+///
+/// Only root passes the mode of a socket that gives access to its owner alone (unix(7),
+/// path_resolution(7)).
 fn is_parent_namespace_root(uid: u32, socket: &UnixStream) -> bool {
     if *UID_MAPPING != UidMapping::Partial(uid) {
         return false;
     }
+
     let address = socket.local_addr().ok();
     let path = address.as_ref().and_then(|address| address.as_pathname());
     let metadata = path.and_then(|path| fs::symlink_metadata(path).ok());
-    // Without a mode for others, access lists give them nothing either (acl(5), "mask").
+    // If the mode gives nothing to group and others, access lists give them nothing either (acl(5),
+    // "mask").
     metadata.is_some_and(|metadata| {
         metadata.file_type().is_socket()
             && metadata.uid() == geteuid().as_raw()
@@ -78,50 +83,47 @@ fn is_parent_namespace_root(uid: u32, socket: &UnixStream) -> bool {
     })
 }
 
-/// Which users have numbers in this user namespace, as long as it lasts. It is first looked at when the
-/// daemon starts, which has all its descriptors then.
+/// The uid mapping of this user namespace. It never changes.
+///
+/// First read when the daemon starts, while it has all its file descriptors.
 static UID_MAPPING: LazyLock<UidMapping> = LazyLock::new(|| {
     let map = fs::read_to_string("/proc/self/uid_map").ok();
-    let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
-    parse_uid_mapping(map.as_deref(), number.ok().as_deref())
+    let overflow_uid = fs::read_to_string("/proc/sys/kernel/overflowuid");
+    parse_uid_mapping(map.as_deref(), overflow_uid.ok().as_deref())
 });
 
-/// Which users have numbers of their own.
+/// Which users are mapped into this user namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UidMapping {
-    /// Each.
+    /// All users.
     Full,
-    /// Some: all others have this one (user_namespaces(7), "overflowuid").
+    /// Some users. All others appear as this uid (user_namespaces(7), "overflowuid").
     Partial(u32),
-    /// Nobody says: some may have this one, and nothing follows from it.
+    /// Unknown. Unmapped users may appear as this uid, so it proves nothing.
     Unknown(u32),
 }
 
-fn parse_uid_mapping(map: Option<&str>, overflow: Option<&str>) -> UidMapping {
-    let read = overflow.and_then(|text| text.trim().parse().ok());
-    let number = read.unwrap_or(DEFAULT_OVERFLOWUID);
+fn parse_uid_mapping(map: Option<&str>, overflow_uid: Option<&str>) -> UidMapping {
+    let parsed = overflow_uid.and_then(|text| text.trim().parse().ok());
+    let overflow_uid = parsed.unwrap_or(DEFAULT_OVERFLOWUID);
     match map.filter(|map| !map.trim().is_empty()) {
         Some(map) if map.split_whitespace().eq(["0", "0", "4294967295"]) => UidMapping::Full,
-        Some(_) if read.is_some() => UidMapping::Partial(number),
-        Some(_) | None => UidMapping::Unknown(number),
+        Some(_) if parsed.is_some() => UidMapping::Partial(overflow_uid),
+        Some(_) | None => UidMapping::Unknown(overflow_uid),
     }
 }
 
-/// Where a TCP connection comes from.
+/// The origin of a TCP connection.
 pub(super) fn tcp_origin(socket: &TcpStream) -> PeerOrigin {
     let ends = socket.peer_addr().and_then(|peer| Ok((peer, socket.local_addr()?)));
     match ends {
         Ok((peer, local)) if is_loopback(peer.ip()) && is_loopback(local.ip()) => {
-            let uid = socket_owner(socket, peer, local);
-            PeerOrigin::Loopback {
-                // Where there are no keys, its first call is refused, and the connection is closed: who
-                // connects again is asked for again.
-                uid: uid
-                    .inspect_err(|error| {
-                        tracing::debug!(%error, "the owner of a connection is not known");
-                    })
-                    .ok(),
-            }
+            // If the uid is unknown and there are no keys, the first call is rejected and the
+            // connection closed. A client that reconnects is looked up again.
+            let uid = socket_owner(socket, peer, local).inspect_err(
+                |error| tracing::debug!(%error, "the owner of a connection is not known"),
+            );
+            PeerOrigin::Loopback { uid: uid.ok() }
         }
         Ok(_) | Err(_) => PeerOrigin::Elsewhere,
     }
@@ -134,7 +136,7 @@ fn is_loopback(address: IpAddr) -> bool {
 /// The user whose socket is connected from `peer` to `local`.
 fn socket_owner(socket: &TcpStream, peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
     let uid = query_sock_diag(peer, local)?;
-    // Had the peer gone meanwhile, and another one got its port, this end would have been reset.
+    // If the peer had disconnected and another process had got its port, this end would be reset.
     match socket.take_error()? {
         Some(error) => Err(error),
         None => Ok(uid),
@@ -148,41 +150,45 @@ fn query_sock_diag(peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         Some(netlink::SOCK_DIAG),
     )?;
-    let question = encode_diag_request(peer, local);
+    let request = encode_diag_request(peer, local);
     let kernel = SocketAddrNetlink::new(0, 0);
-    sendto(&netlink, &question, SendFlags::empty(), &kernel)?;
-    // The kernel has answered before it returns from that.
-    let mut answer = [0; 1024];
-    let (length, _) = recv(&netlink, &mut answer, RecvFlags::empty())?;
-    let answer = answer.get(..length).unwrap_or_default();
-    parse_diag_response(answer, peer, local).ok_or_else(|| io::Error::other("no such connection"))
+    sendto(&netlink, &request, SendFlags::empty(), &kernel)?;
+
+    // The kernel queues its response before sendto(2) returns.
+    let mut buffer = [0; 1024];
+    let (length, _) = recv(&netlink, &mut buffer, RecvFlags::empty())?;
+    let response = buffer.get(..length).unwrap_or_default();
+    parse_diag_response(response, peer, local).ok_or_else(|| io::Error::other("no such connection"))
 }
 
-/// Asks for the socket that is bound to `peer` and connected to `local`.
+/// Encodes a request for the socket that is bound to `peer` and connected to `local`.
 fn encode_diag_request(peer: SocketAddr, local: SocketAddr) -> [u8; DIAG_REQUEST_BYTES] {
-    let mut text = Vec::with_capacity(DIAG_REQUEST_BYTES);
+    let mut encoded = Vec::with_capacity(DIAG_REQUEST_BYTES);
     let length = u32::try_from(DIAG_REQUEST_BYTES).unwrap_or_default();
-    text.extend(length.to_ne_bytes());
-    text.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    text.extend(NLM_F_REQUEST.to_ne_bytes());
-    text.extend([0; 8]); // sequence, port
+    encoded.extend(length.to_ne_bytes());
+    encoded.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    encoded.extend(NLM_F_REQUEST.to_ne_bytes());
+    encoded.extend([0; 8]); // sequence, port
+
     let (peer_ip, local_ip) = (peer.ip().to_canonical(), local.ip().to_canonical());
     let family = if peer_ip.is_ipv4() { AF_INET } else { AF_INET6 };
-    text.extend([family, IPPROTO_TCP, 0, 0]);
-    text.extend(u32::MAX.to_ne_bytes()); // in all states
-    text.extend(peer.port().to_be_bytes());
-    text.extend(local.port().to_be_bytes());
-    text.extend(ip_octets(peer_ip));
-    text.extend(ip_octets(local_ip));
-    text.extend([0; 4]); // on any interface
-    text.extend([0xff; 8]); // whatever its cookie
-    let mut question = [0; DIAG_REQUEST_BYTES];
-    for (to, from) in question.iter_mut().zip(text) {
+    encoded.extend([family, IPPROTO_TCP, 0, 0]);
+    encoded.extend(u32::MAX.to_ne_bytes()); // all states
+    encoded.extend(peer.port().to_be_bytes());
+    encoded.extend(local.port().to_be_bytes());
+    encoded.extend(ip_octets(peer_ip));
+    encoded.extend(ip_octets(local_ip));
+    encoded.extend([0; 4]); // any interface
+    encoded.extend([0xff; 8]); // any cookie (INET_DIAG_NOCOOKIE)
+
+    let mut request = [0; DIAG_REQUEST_BYTES];
+    for (to, from) in request.iter_mut().zip(encoded) {
         *to = from;
     }
-    question
+    request
 }
 
+/// The octets of an address, padded to the length of IPv6.
 fn ip_octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V6(ip) => ip.octets(),
@@ -196,7 +202,7 @@ fn ip_octets(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// An address of a socket of this family: one of IPv6 may be connected by IPv4.
+/// Parses the address of a socket of this family. An IPv6 socket may have an IPv4-mapped address.
 fn parse_ip(family: u8, bytes: &[u8]) -> Option<IpAddr> {
     match family {
         AF_INET => Some(IpAddr::from(<[u8; 4]>::try_from(bytes.get(..4)?).ok()?)),
@@ -208,34 +214,37 @@ fn parse_ip(family: u8, bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Reads the user from an answer, if it is about the socket that was asked for and this belongs to a
-/// process: one that was closed counts as root's.
-fn parse_diag_response(answer: &[u8], peer: SocketAddr, local: SocketAddr) -> Option<u32> {
-    let answer = answer.get(..DIAG_RESPONSE_BYTES)?;
-    let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
-    let [family, state, ..] = answer.get(NLMSG_HEADER_BYTES..)? else {
+/// Returns the uid in a response, if it describes the requested socket and a process holds that.
+///
+/// The kernel reports closed sockets as root's, so they are excluded by state and inode.
+fn parse_diag_response(response: &[u8], peer: SocketAddr, local: SocketAddr) -> Option<u32> {
+    let response = response.get(..DIAG_RESPONSE_BYTES)?;
+    let kind = u16::from_ne_bytes(response.get(4..6)?.try_into().ok()?);
+    let [family, state, ..] = response.get(NLMSG_HEADER_BYTES..)? else {
         return None;
     };
-    let id = answer.get(NLMSG_HEADER_BYTES + 4..)?;
-    let port = |at: usize| Some(u16::from_be_bytes(id.get(at..at + 2)?.try_into().ok()?));
+
+    let socket_id = response.get(NLMSG_HEADER_BYTES + 4..)?;
+    let port = |at: usize| Some(u16::from_be_bytes(socket_id.get(at..at + 2)?.try_into().ok()?));
     let ends = [(peer, port(0)?, 4), (local, port(2)?, 20)];
-    let is_the_same = ends.into_iter().all(|(end, port, at)| {
-        let ip = parse_ip(*family, id.get(at..).unwrap_or_default());
+    let is_requested = ends.into_iter().all(|(end, port, at)| {
+        let ip = parse_ip(*family, socket_id.get(at..).unwrap_or_default());
         end.port() == port && ip == Some(end.ip().to_canonical())
     });
-    let after = answer.get(NLMSG_HEADER_BYTES + 4 + DIAG_SOCKET_ID_BYTES..)?;
-    // idiag_expires, idiag_rqueue, idiag_wqueue come before.
-    let uid = u32::from_ne_bytes(after.get(12..16)?.try_into().ok()?);
-    let inode = u32::from_ne_bytes(after.get(16..20)?.try_into().ok()?);
-    let is_held = *state == TCP_ESTABLISHED && inode != 0;
-    (kind == SOCK_DIAG_BY_FAMILY && is_the_same && is_held).then_some(uid)
+
+    let rest = response.get(NLMSG_HEADER_BYTES + 4 + DIAG_SOCKET_ID_BYTES..)?;
+    // After idiag_expires, idiag_rqueue and idiag_wqueue.
+    let uid = u32::from_ne_bytes(rest.get(12..16)?.try_into().ok()?);
+    let inode = u32::from_ne_bytes(rest.get(16..20)?.try_into().ok()?);
+    let is_open = *state == TCP_ESTABLISHED && inode != 0;
+    (kind == SOCK_DIAG_BY_FAMILY && is_requested && is_open).then_some(uid)
 }
 
-/// The user that the daemon runs as, unless the kernel tells others by the same number.
+/// The uid of the daemon, unless unmapped users appear under the same uid.
 pub(crate) fn own_uid() -> Option<u32> {
     let own = geteuid().as_raw();
     match *UID_MAPPING {
-        UidMapping::Partial(number) | UidMapping::Unknown(number) if number == own => None,
+        UidMapping::Partial(overflow) | UidMapping::Unknown(overflow) if overflow == own => None,
         UidMapping::Full | UidMapping::Partial(_) | UidMapping::Unknown(_) => Some(own),
     }
 }
@@ -256,7 +265,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_owner_of_a_connection_is_found() {
+    async fn owner_of_a_loopback_connection_is_found() {
         let own = rustix::process::geteuid().as_raw();
         for (listen, connect) in [
             ("127.0.0.1:0", "127.0.0.1"),
@@ -274,26 +283,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_is_found_for_a_socket_that_was_closed() {
-        // Half closed, and closed with data under way: the kernel counts both as root's.
+    async fn closed_socket_has_no_owner() {
+        // Half closed, and closed with unread data: the kernel reports both as root's.
         for half in [true, false] {
             let (mut client, server) = connection("127.0.0.1:0", "127.0.0.1").await;
             io::Write::write_all(&mut client, b"PRI").unwrap();
             if half {
                 client.shutdown(std::net::Shutdown::Write).unwrap();
             }
-            let kept = half.then_some(client);
+            let open = half.then_some(client);
             assert_eq!(tcp_origin(&server), PeerOrigin::Loopback { uid: None });
-            drop(kept);
+            drop(open);
         }
     }
 
     #[test]
-    fn where_nobody_says_which_users_have_numbers_nobody_is_privileged() {
-        let whole = "         0          0 4294967295\n";
+    fn unreadable_uid_map_gives_an_unknown_mapping() {
+        let full = "         0          0 4294967295\n";
         for (map, overflow, expected) in [
-            (Some(whole), Some("65534\n"), UidMapping::Full),
-            (Some(whole), None, UidMapping::Full),
+            (Some(full), Some("65534\n"), UidMapping::Full),
+            (Some(full), None, UidMapping::Full),
             (Some("0 1000 1\n"), Some("7\n"), UidMapping::Partial(7)),
             (Some("0 1000 1\n"), None, UidMapping::Unknown(DEFAULT_OVERFLOWUID)),
             (Some(""), Some("7\n"), UidMapping::Unknown(7)),
@@ -304,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_machine_is_none_of_loopback() {
+    fn only_loopback_addresses_are_loopback() {
         assert!(is_loopback(IpAddr::from([127, 1, 2, 3])));
         assert!(is_loopback("::ffff:127.0.0.1".parse().unwrap()));
         assert!(!is_loopback("::ffff:10.0.0.1".parse().unwrap()));

@@ -1,5 +1,6 @@
-//! Streams end when their callers may not call any more: whoever took a key away does not want what its
-//! holder has begun to watch to go on. Calls that answer once are finished, but for those that only wait.
+//! Ends open streams when the caller's key is revoked or expires, or its permissions change.
+//!
+//! Unary calls in flight complete, except long polls.
 
 use std::{
     future::Future,
@@ -18,20 +19,20 @@ use crate::daemon::{
     pipeline::access::principal::Principal,
 };
 
-/// An answer that goes on for as long as its caller may call.
+/// A response body that ends when the caller's key is revoked.
 struct RevocableBody {
     body: Body,
-    /// Without it, the stream has ended.
+    /// Resolves on revocation; `None` once the stream has ended because of it.
     revoked: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-/// What somebody is told who may not call any more.
+/// The status of calls that end because of a revocation.
 pub(super) fn revoked_status() -> Status {
-    let text = "the key of this call was taken away, has expired, or was given other rights: call again with one that is right";
+    let text = "the key of this call was revoked, has expired, or has new permissions: call again with a valid key";
     to_status(&Error::new(Reason::Unauthenticated, text))
 }
 
-/// Ends `body` when `principal` may not call any more.
+/// Ends `body` with [`revoked_status`] when the key of `principal` is revoked.
 pub(super) fn end_on_revocation(body: Body, principal: Arc<Principal>) -> Body {
     Body::new(RevocableBody {
         body,
@@ -47,14 +48,15 @@ impl http_body::Body for RevocableBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Some(until) = &mut self.revoked else {
+        let Some(revoked) = &mut self.revoked else {
             return Poll::Ready(None);
         };
-        if until.as_mut().poll(context).is_pending() {
+        if revoked.as_mut().poll(context).is_pending() {
             return Pin::new(&mut self.body).poll_frame(context);
         }
+
         self.revoked = None;
-        // Whoever makes it learns that nobody reads it.
+        // Drop the body, so that its producer stops.
         self.body = Body::empty();
         let status = revoked_status();
         let mut trailers = http::HeaderMap::new();

@@ -1,9 +1,7 @@
-//! The outermost layer: gives each call its id and its span, and ends the span when the call has
-//! ended, whichever way.
+//! Assigns each call its id and its tracing span, and writes the access log. The outermost layer.
 
 use std::{
     collections::HashSet,
-    future::Future,
     pin::Pin,
     sync::Arc,
     task::{self, Poll, ready},
@@ -22,7 +20,10 @@ use tonic_types::StatusExt as _;
 use tower::{Layer, Service};
 use ulid::Ulid;
 
-use super::connection::{PeerAddress, PeerInfo};
+use super::{
+    BoxFuture,
+    connection::{PeerAddress, PeerInfo},
+};
 use crate::daemon::{
     grpc::metadata::RequestTrace,
     telemetry::{
@@ -33,7 +34,8 @@ use crate::daemon::{
     },
 };
 
-/// Methods of the standard services. Probes and tools call them all the time: their calls have no span.
+/// Methods of the standard services. Their calls get no span: probes and tools call them
+/// constantly.
 pub(super) const STANDARD_METHODS: [&str; 4] = [
     "grpc.health.v1.Health/Check",
     "grpc.health.v1.Health/Watch",
@@ -41,31 +43,32 @@ pub(super) const STANDARD_METHODS: [&str; 4] = [
     "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
 ];
 
-/// The layer.
+/// Layer that traces and logs calls.
 #[derive(Debug, Clone)]
 pub(super) struct TraceLayer {
     telemetry: Telemetry,
     methods: Arc<HashSet<String>>,
 }
 
-/// A service behind it.
 #[derive(Debug, Clone)]
 pub(super) struct TraceService<S> {
     inner: S,
     layer: TraceLayer,
 }
 
-/// A span, and a line in the log, that end with the call: at its trailers, at an error, or when the
-/// caller goes away.
+/// The span and the access log entry of an open call.
+///
+/// Both end with the call: at its trailers, at an error, or when the client disconnects.
 #[derive(Debug)]
 struct TracedCall {
     span: Option<OtelSpan>,
     log_entry: Option<PendingLogEntry>,
 }
 
-/// What the line says, with what was noted of the call on its way.
+/// The access log entry of a call, written when the call ends.
 #[derive(Debug)]
 struct PendingLogEntry {
+    /// Facts that the layers and the pipeline add while the call runs.
     facts: AccessLogEntry,
     method: String,
     call_id: String,
@@ -73,7 +76,7 @@ struct PendingLogEntry {
     started: Instant,
 }
 
-/// A body whose end is the end of the call.
+/// A response body that ends the traced call when it ends.
 #[derive(Debug)]
 struct TracedBody {
     body: Body,
@@ -81,45 +84,43 @@ struct TracedBody {
 }
 
 impl TraceLayer {
-    /// Knows `methods`; calls of others are all `_OTHER`, so that nobody can fill a collector with
-    /// names.
+    /// Traces `methods` by name. Other methods are all `_OTHER`, so that clients cannot flood a
+    /// collector with names.
     pub(super) fn new(telemetry: Telemetry, methods: HashSet<String>) -> Self {
         Self { telemetry, methods: Arc::new(methods) }
     }
 
-    /// Starts the span of a call below `parent`; none for a standard service.
+    /// Starts the span of a call, as a child of `parent`. Returns `None` for standard services.
     fn start_span(
         &self,
         request: &Request<Body>,
         call_id: &str,
         parent: &Context,
     ) -> Option<OtelSpan> {
-        let asked = request.uri().path().trim_start_matches('/');
-        if STANDARD_METHODS.contains(&asked) {
+        let method = request.uri().path().trim_start_matches('/');
+        if STANDARD_METHODS.contains(&method) {
             return None;
         }
+
         let mut attributes = vec![
             KeyValue::new(semconv::RPC_SYSTEM_NAME, "grpc"),
             KeyValue::new(semconv::CALL_ID, call_id.to_owned()),
         ];
-        let name = if self.methods.contains(asked) {
-            attributes.push(KeyValue::new(semconv::RPC_METHOD, asked.to_owned()));
-            asked.to_owned()
+        let is_known = self.methods.contains(method);
+        let name = if is_known {
+            attributes.push(KeyValue::new(semconv::RPC_METHOD, method.to_owned()));
+            method.to_owned()
         } else {
             attributes.push(KeyValue::new(semconv::RPC_METHOD, "_OTHER"));
             "grpc".to_owned()
         };
         let peer = request.extensions().get::<PeerInfo>();
         attributes.extend(address_attributes(request.uri(), peer.map(|peer| &peer.address)));
-        let span = OtelSpan::start(
-            self.telemetry.tracer(),
-            name.clone(),
-            SpanKind::Server,
-            attributes,
-            parent,
-        );
-        if name == "grpc" {
-            span.set_text(semconv::RPC_METHOD_ORIGINAL, asked);
+
+        let tracer = self.telemetry.tracer();
+        let span = OtelSpan::start(tracer, name, SpanKind::Server, attributes, parent);
+        if !is_known {
+            span.set_text(semconv::RPC_METHOD_ORIGINAL, method);
         }
         if let Some(id) = request.headers().get("jig-request-id").and_then(|id| id.to_str().ok()) {
             span.set_text(semconv::REQUEST_ID, id);
@@ -128,10 +129,12 @@ impl TraceLayer {
     }
 }
 
-/// Where the call was sent, and where it comes from. A Unix socket is its path: clients send that, or
-/// anything else, as authority.
-fn address_attributes(uri: &Uri, end: Option<&PeerAddress>) -> Vec<KeyValue> {
-    if let Some(PeerAddress::Unix(path)) = end {
+/// Span attributes for the addresses of server and peer.
+///
+/// For a Unix socket both are its path. The authority is not used then: clients send the path or
+/// any other text as authority.
+fn address_attributes(uri: &Uri, peer: Option<&PeerAddress>) -> Vec<KeyValue> {
+    if let Some(PeerAddress::Unix(path)) = peer {
         let path = path.iter().map(|path| path.display().to_string());
         return path
             .flat_map(|path| {
@@ -142,6 +145,7 @@ fn address_attributes(uri: &Uri, end: Option<&PeerAddress>) -> Vec<KeyValue> {
             })
             .collect();
     }
+
     let mut attributes = Vec::new();
     let authority = uri.authority();
     if let Some(authority) = authority.filter(|authority| !authority.host().is_empty()) {
@@ -150,7 +154,7 @@ fn address_attributes(uri: &Uri, end: Option<&PeerAddress>) -> Vec<KeyValue> {
         let port = authority.port_u16();
         attributes.extend(port.map(|port| KeyValue::new(semconv::SERVER_PORT, i64::from(port))));
     }
-    if let Some(PeerAddress::Tcp(peer)) = end {
+    if let Some(PeerAddress::Tcp(peer)) = peer {
         let (address, port) = (peer.ip().to_string(), i64::from(peer.port()));
         attributes.push(KeyValue::new(semconv::NETWORK_PEER_ADDRESS, address));
         attributes.push(KeyValue::new(semconv::NETWORK_PEER_PORT, port));
@@ -173,7 +177,7 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+    type Future = BoxFuture<Result<Response<Body>, S::Error>>;
 
     fn poll_ready(&mut self, context: &mut task::Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -184,52 +188,55 @@ where
         let parent = self.layer.telemetry.propagators().extract(request.headers());
         let span = self.layer.start_span(&request, &call_id, &parent);
         let context = span.as_ref().map_or(parent, |span| span.context().clone());
+
         let facts = AccessLogEntry::default();
-        let method = request.uri().path().trim_start_matches('/');
         let is_logged = self.layer.telemetry.logs_calls() && span.is_some();
-        let line = is_logged.then(|| PendingLogEntry {
+        let log_entry = is_logged.then(|| PendingLogEntry {
             facts: facts.clone(),
-            method: method.to_owned(),
+            method: request.uri().path().trim_start_matches('/').to_owned(),
             call_id: call_id.clone(),
             trace_id: context.span().span_context().trace_id().to_string(),
             started: Instant::now(),
         });
-        let arrival = RequestTrace { call_id: call_id.clone(), context, facts };
-        request.extensions_mut().insert(arrival);
-        let mut open = TracedCall { span, log_entry: line };
-        let answer = self.inner.call(request);
+        let trace = RequestTrace { call_id: call_id.clone(), context, facts };
+        request.extensions_mut().insert(trace);
+
+        let mut call = TracedCall { span, log_entry };
+        let response = self.inner.call(request);
         Box::pin(async move {
-            let mut response = match answer.await {
+            let mut response = match response.await {
                 Ok(response) => response,
                 Err(error) => {
-                    open.end(Code::Unknown, &HeaderMap::new());
+                    call.end(Code::Unknown, &HeaderMap::new());
                     return Err(error);
                 }
             };
             if let Ok(id) = HeaderValue::from_str(&call_id) {
                 response.headers_mut().insert("jig-call-id", id);
             }
-            // An answer without a body has its status in its headers.
+
+            // A response without a body has its status in its headers.
             if let Some(code) = grpc_status(response.headers()) {
-                open.end(code, response.headers());
+                call.end(code, response.headers());
                 return Ok(response);
             }
-            Ok(response.map(|body| Body::new(TracedBody { body, call: open })))
+            Ok(response.map(|body| Body::new(TracedBody { body, call })))
         })
     }
 }
 
 impl TracedCall {
-    /// Ends them; `trailers` may say why the call was refused.
+    /// Ends the span and writes the log entry, once. `trailers` may have the reason of an error.
     fn end(&mut self, code: Code, trailers: &HeaderMap) {
-        let name = code_name(code);
-        if let Some(line) = self.log_entry.take() {
-            line.log(code, trailers);
+        if let Some(entry) = self.log_entry.take() {
+            entry.log(code, trailers);
         }
+
         let Some(span) = self.span.take() else { return };
+        let name = code_name(code);
         span.set(semconv::RPC_STATUS_CODE, name);
-        // The other codes tell of the caller's mistakes, which are no errors of a server.
-        let failed = matches!(
+        // The other codes report mistakes of the client, which are no errors for a server span.
+        let is_server_error = matches!(
             code,
             Code::Unknown
                 | Code::DeadlineExceeded
@@ -238,7 +245,7 @@ impl TracedCall {
                 | Code::Unavailable
                 | Code::DataLoss
         );
-        if failed {
+        if is_server_error {
             span.fail(name);
         }
         span.end();
@@ -302,7 +309,7 @@ fn grpc_status(headers: &HeaderMap) -> Option<Code> {
     headers.get("grpc-status").map(|value| Code::from_bytes(value.as_bytes()))
 }
 
-/// Name of a code, as the conventions write it.
+/// Name of a code, as the semantic conventions of OpenTelemetry write it.
 fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

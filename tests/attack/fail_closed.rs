@@ -65,7 +65,7 @@ async fn namespaces_are_turned_off(setup: Setup) {
     eventually("it is ready again", async || daemon.health().await == ServingStatus::Serving).await;
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
     let log = daemon.log();
-    assert_eq!(log.matches("no sandbox can be made").count(), 1, "{log}");
+    assert_eq!(log.matches("no sandbox can be built").count(), 1, "{log}");
     assert_eq!(log.matches("commands can be run again").count(), 1, "{log}");
 }
 

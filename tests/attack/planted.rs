@@ -169,7 +169,7 @@ fn case_n24_what_is_planted_at_the_socket_is_refused_and_leads_nowhere() {
         let output = start(folder.path(), &socket);
         assert!(!output.status.success(), "{what}: {output:?}");
         let text = String::from_utf8(output.stderr).unwrap();
-        assert!(text.contains("something that is no socket"), "{what}: {text}");
+        assert!(text.contains("a file that is no socket"), "{what}: {text}");
         assert_eq!(fs::read_to_string(&victim).unwrap(), VICTIM, "{what}");
         assert!(!folder.path().join("made").exists(), "{what}");
     }

@@ -104,7 +104,7 @@ async fn a_daemon_that_drains_tells_of_all_that_ends_and_then_that_it_ends() {
         assert_eq!(status.code(), Code::Unavailable);
     }
     assert!(daemon.exit().await.success());
-    assert!(!daemon.log().contains("connections were cut"), "{}", daemon.log());
+    assert!(!daemon.log().contains("closed connections that"), "{}", daemon.log());
 }
 
 #[tokio::test]

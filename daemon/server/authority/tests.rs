@@ -9,7 +9,7 @@ const DATA: u8 = 0;
 const PLAIN: Coding = Coding::Plain;
 const HUFFMAN: Coding = Coding::Huffman;
 
-/// How strings are written.
+/// How strings are encoded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Coding {
     Plain,
@@ -40,7 +40,7 @@ fn huffman(text: &str) -> Vec<u8> {
     bytes.map(|byte| u8::from_str_radix(str::from_utf8(byte).unwrap(), 2).unwrap()).collect()
 }
 
-/// An integer behind the bits of `first` (RFC 7541, section 5.1).
+/// An integer after the bits of `first` (RFC 7541, section 5.1).
 fn integer(first: u8, prefix: u32, value: usize) -> Vec<u8> {
     let largest = (1 << prefix) - 1;
     if value < largest {
@@ -82,7 +82,7 @@ fn authorities(value: &str, coding: Coding) -> Vec<Vec<u8>> {
     fields
 }
 
-/// A block with other fields around one, whose values must stay as they are.
+/// A block with other fields around `field`, whose values must not change.
 fn block(field: &[u8], coding: Coding) -> Vec<u8> {
     let other = |name: &str, value: &str| {
         [vec![0x40], string(name, coding), string(value, coding)].concat()
@@ -108,7 +108,7 @@ fn rewritten(data: &[u8], part: usize) -> Vec<u8> {
     data
 }
 
-/// A connection whose only field block is sent in all the ways that there are.
+/// Connections that send one field block in all possible framings.
 fn connections(block: &[u8]) -> Vec<Vec<u8>> {
     let settings = frame(4, 0, &[0, 1, 0, 0, 0, 0]);
     let begin = |rest: Vec<Vec<u8>>| [PREFACE.to_vec(), settings.clone(), rest.concat()].concat();
@@ -116,6 +116,7 @@ fn connections(block: &[u8]) -> Vec<Vec<u8>> {
     let priority = [&[0, 0, 0, 0, 16], block].concat();
     let padded = [&[7], block, &[b'%'; 7]].concat();
     let both = [&[3], &priority[..], &[0; 3]].concat();
+
     let mut connections = vec![
         begin(vec![
             frame(HEADERS_FRAME, 0x4, block),
@@ -137,7 +138,7 @@ fn connections(block: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_path_becomes_a_host_name_wherever_its_bytes_are_cut() {
+fn path_becomes_a_host_name_however_its_bytes_are_split() {
     for (path, plain, huffman) in [
         ("tmp%2Fa%2Fjig.sock", "tmp.2Fa.2Fjig.sock", "tmp.2Fa.2Fjig.sock"),
         ("%2F", ".2F", ".2F"),
@@ -160,12 +161,12 @@ fn a_path_becomes_a_host_name_wherever_its_bytes_are_cut() {
 }
 
 #[test]
-fn the_name_is_in_huffman_code_as_the_constant_says() {
+fn constant_is_the_huffman_code_of_the_name() {
     assert_eq!(huffman(":authority"), AUTHORITY_NAME_HUFFMAN);
 }
 
 #[test]
-fn what_is_not_http_2_stays_as_it_is() {
+fn invalid_http2_is_not_rewritten() {
     let field = block(&authorities("/%", PLAIN)[0], PLAIN);
     let request = frame(HEADERS_FRAME, 0x4, &field);
     let padding = frame(HEADERS_FRAME, PADDED_FLAG, &[200, 1, 2]);
@@ -176,7 +177,7 @@ fn what_is_not_http_2_stays_as_it_is() {
     for data in [&http_1, &too_padded, &too_short] {
         assert_eq!(&rewritten(data, 5), data);
     }
-    // An integer without end spoils its block alone.
+    // An endless integer invalidates its own block only.
     let endless = frame(HEADERS_FRAME, 0x4, &[&[0x7f][..], &[0xff; 9], &field].concat());
     let data = [&PREFACE[..], &endless, &request].concat();
     let result = rewritten(&data, 5);
@@ -186,7 +187,7 @@ fn what_is_not_http_2_stays_as_it_is() {
 }
 
 #[test]
-fn no_sequence_of_bytes_overflows_or_depends_on_where_it_is_cut() {
+fn random_bytes_never_panic_and_splits_do_not_matter() {
     let mut random = fastrand::Rng::with_seed(21);
     for _ in 0..2_000 {
         let any = random.u8(..);
