@@ -1,70 +1,66 @@
-//! The line that the log has for each call (`--log-calls`): what is known of the call by its end.
+//! Access log: one line for each call (`--log-calls`), written when the call ends.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-/// Facts of a call, noted on its way.
+/// The access log fields of a running call, shared by layers, pipeline and tools.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AccessLogEntry(Arc<Mutex<AccessLogFields>>);
 
-/// The same. What is not known, or is not of this call, is none.
+/// Fields of an access log line. `None` if unknown or not applicable.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AccessLogFields {
-    /// The principal.
+    /// Name of the principal.
     pub(crate) caller: Option<String>,
-    /// Name of the workspace.
     pub(crate) workspace: Option<String>,
-    /// The session.
     pub(crate) session: Option<String>,
     /// The caller's `jig-request-id`.
     pub(crate) request_id: Option<String>,
-    /// The id that the model gave.
+    /// The model's id of the call.
     pub(crate) model_call_id: Option<String>,
-    /// The job that makes it.
+    /// The job that makes the call.
     pub(crate) job_id: Option<String>,
-    /// The tool of the contract, or of the configuration.
+    /// Name of the tool in the contract or the configuration.
     pub(crate) tool: Option<String>,
-    /// The dialect that it was called in.
+    /// The dialect of the call.
     pub(crate) dialect: Option<&'static str>,
-    /// What it was called as there.
+    /// Name of the tool in that dialect.
     pub(crate) called_name: Option<String>,
-    /// What came of the tool.
+    /// Outcome of the tool.
     pub(crate) outcome: Option<String>,
 }
 
-/// How an RPC, or a job, has ended.
+/// How an RPC or a job ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallCompletion<'a> {
-    /// The RPC; for a job, none.
+    /// The RPC method. `None` for a job.
     pub(crate) method: Option<&'a str>,
-    /// Id of the call; a job has that of its own.
+    /// Id of the call. A job has its own.
     pub(crate) call_id: Option<&'a str>,
-    /// The trace that it is part of.
     pub(crate) trace_id: Option<&'a str>,
-    /// The status of the RPC.
+    /// The gRPC status code.
     pub(crate) status: Option<&'a str>,
-    /// Why it was refused.
+    /// The reason of the error.
     pub(crate) reason: Option<&'a str>,
-    /// How long it took.
     pub(crate) duration: Duration,
 }
 
 impl AccessLogEntry {
-    /// Notes what is known now.
-    pub(crate) fn update(&self, note: impl FnOnce(&mut AccessLogFields)) {
-        note(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Changes fields.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut AccessLogFields)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// What is known.
+    /// Returns the fields as they are now.
     pub(crate) fn snapshot(&self) -> AccessLogFields {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl AccessLogFields {
-    /// Writes the line.
+    /// Writes the log line.
     pub(crate) fn log(&self, end: CallCompletion<'_>) {
         tracing::info!(
             method = end.method,

@@ -1,5 +1,7 @@
-//! The variables of OpenTelemetry (`OTEL_*`), as far as spans are exported by them. What the SDK for
-//! Rust, or this daemon, does not support is named once at start: the SDK ignores it silently.
+//! Environment variables of OpenTelemetry (`OTEL_*`) that control the export of spans.
+//!
+//! The Rust SDK silently ignores values that it does not support. The daemon logs a warning for
+//! each at start.
 
 use std::env;
 
@@ -26,7 +28,7 @@ const CHOICE_VARIABLES: &[(&str, &[&str])] = &[
     ("OTEL_EXPORTER_OTLP_INSECURE", BOOLEANS),
     ("OTEL_EXPORTER_OTLP_TRACES_INSECURE", BOOLEANS),
 ];
-/// Variables with a number.
+/// Variables whose value is a number.
 const NUMBER_VARIABLES: &[&str] = &[
     "OTEL_EXPORTER_OTLP_TIMEOUT",
     "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
@@ -38,8 +40,8 @@ const NUMBER_VARIABLES: &[&str] = &[
     "OTEL_SPAN_EVENT_COUNT_LIMIT",
     "OTEL_SPAN_LINK_COUNT_LIMIT",
 ];
-/// Variables with a list of pairs, and whether their values may be secret.
-const PAIRS: &[(&str, bool)] = &[
+/// Variables whose value is a list of pairs, and whether the list may contain secrets.
+const PAIR_LIST_VARIABLES: &[(&str, bool)] = &[
     ("OTEL_RESOURCE_ATTRIBUTES", false),
     ("OTEL_EXPORTER_OTLP_HEADERS", true),
     ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", true),
@@ -47,10 +49,10 @@ const PAIRS: &[(&str, bool)] = &[
 const ENDPOINT_VARIABLES: [&str; 2] =
     ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
-/// Looks variables up. An empty one counts as not set.
+/// Looks up variables. Treats an empty value as unset.
 pub(super) struct OtelEnvironment<F>(F);
 
-/// A value that is not supported.
+/// A variable with an unsupported value.
 #[derive(Debug, PartialEq, Eq)]
 struct UnsupportedVariable {
     variable: &'static str,
@@ -58,7 +60,7 @@ struct UnsupportedVariable {
     supported: String,
 }
 
-/// That of the process.
+/// The environment of this process.
 pub(super) fn from_process() -> OtelEnvironment<impl Fn(&str) -> Option<String>> {
     OtelEnvironment(|name: &str| env::var(name).ok())
 }
@@ -68,7 +70,7 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
         (self.0)(name).filter(|value| !value.trim().is_empty())
     }
 
-    /// Where spans are exported to: the endpoint as it is written; none where they are not.
+    /// The endpoint that spans are exported to, as written. `None` if they are not exported.
     pub(super) fn endpoint(&self) -> Option<String> {
         let is_disabled = self.get("OTEL_SDK_DISABLED");
         if is_disabled.is_some_and(|value| value.eq_ignore_ascii_case("true"))
@@ -79,21 +81,20 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
         ENDPOINT_VARIABLES.iter().find_map(|name| self.get(name))
     }
 
-    /// The file with the certificates of authorities that the collector's is looked up in, in place of
-    /// those of the system.
+    /// File with the CA certificates that verify the collector, instead of the system's.
     pub(super) fn certificate(&self) -> Option<String> {
         self.get("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE")
             .or_else(|| self.get("OTEL_EXPORTER_OTLP_CERTIFICATE"))
     }
 
-    /// Logs a warning for each value that is not supported.
+    /// Logs a warning for each unsupported value.
     pub(super) fn warn_unsupported(&self) {
         for UnsupportedVariable { variable, value, supported } in self.unsupported() {
             tracing::warn!(
                 variable,
                 value,
                 supported,
-                "the environment asks for what is not supported: it is ignored"
+                "ignored an environment variable: its value is not supported"
             );
         }
     }
@@ -103,6 +104,7 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
         let mut report = |variable, value, supported: &str| {
             problems.push(UnsupportedVariable { variable, value, supported: supported.to_owned() });
         };
+
         for (variable, choices) in CHOICE_VARIABLES {
             if let Some(value) = self.get(variable)
                 && !choices.contains(&value.to_ascii_lowercase().as_str())
@@ -110,24 +112,19 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
                 report(variable, value, &choices.join(", "));
             }
         }
+
         if let Some(value) = self.get("OTEL_TRACES_EXPORTER")
             && !["otlp", "none"].contains(&value.to_ascii_lowercase().as_str())
         {
             let supported = "otlp or none, alone; spans are exported by otlp if an endpoint is set";
             report("OTEL_TRACES_EXPORTER", value, supported);
         }
-        for (variable, is_secret) in PAIRS {
-            let value = self.get(variable).unwrap_or_default();
-            let entries = value.split_terminator(',').enumerate();
-            let wrong = entries.filter(|(_, entry)| !is_pair(entry));
-            for (number, entry) in wrong {
-                let entry = match is_secret {
-                    true => format!("entry {}", number + 1),
-                    false => format!("entry {}: {entry:?}", number + 1),
-                };
+        for (variable, is_secret) in PAIR_LIST_VARIABLES {
+            for entry in self.malformed_entries(variable, *is_secret) {
                 report(variable, entry, "KEY=VALUE,KEY=VALUE; the other entries are used");
             }
         }
+
         for variable in NUMBER_VARIABLES {
             if let Some(value) = self.get(variable)
                 && value.parse::<u64>().is_err()
@@ -135,6 +132,7 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
                 report(variable, value, "a number without a unit");
             }
         }
+
         let samples_ratio = self
             .get("OTEL_TRACES_SAMPLER")
             .is_some_and(|sampler| sampler.ends_with("traceidratio"));
@@ -143,6 +141,7 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
         if samples_ratio && !is_ratio {
             report("OTEL_TRACES_SAMPLER_ARG", ratio, "a number from 0 to 1");
         }
+
         for variable in ENDPOINT_VARIABLES {
             if let Some(value) = self.get(variable)
                 && !["http://", "https://"].iter().any(|scheme| value.starts_with(scheme))
@@ -150,11 +149,27 @@ impl<F: Fn(&str) -> Option<String>> OtelEnvironment<F> {
                 report(
                     variable,
                     value,
-                    "http://HOST:PORT or https://HOST:PORT; without a scheme it is taken for https, or with OTEL_EXPORTER_OTLP_INSECURE=true for http",
+                    "http://HOST:PORT or https://HOST:PORT; without a scheme it means https, or http with OTEL_EXPORTER_OTLP_INSECURE=true",
                 );
             }
         }
         problems
+    }
+
+    /// Describes the entries of a list that are no pairs, without the text of secrets.
+    fn malformed_entries(&self, variable: &str, is_secret: bool) -> Vec<String> {
+        let value = self.get(variable).unwrap_or_default();
+        let entries = (1..).zip(value.split_terminator(','));
+        entries
+            .filter(|(_, entry)| !is_pair(entry))
+            .map(|(number, entry): (usize, _)| {
+                if is_secret {
+                    format!("entry {number}")
+                } else {
+                    format!("entry {number}: {entry:?}")
+                }
+            })
+            .collect()
     }
 }
 
@@ -178,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_named_and_nothing_else() {
+    fn only_unsupported_values_are_reported() {
         for (variable, value) in [
             ("OTEL_SDK_DISABLED", "yes"),
             ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
@@ -196,26 +211,29 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
         ] {
             let problems = with(&[(variable, value)]).unsupported();
-            let found: Vec<_> =
+            let reported: Vec<_> =
                 problems.iter().map(|problem| (problem.variable, problem.value.as_str())).collect();
-            assert_eq!(found, [(variable, value)]);
+            assert_eq!(reported, [(variable, value)]);
         }
+
         for (variable, value, entries) in [
             ("OTEL_EXPORTER_OTLP_HEADERS", "xx", &["entry 1"][..]),
             ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "a=b,=secret", &["entry 2"]),
             ("OTEL_RESOURCE_ATTRIBUTES", "a=b,,c", &["entry 2: \"\"", "entry 3: \"c\""]),
         ] {
             let problems = with(&[(variable, value)]).unsupported();
-            let found: Vec<_> = problems.iter().map(|problem| &problem.value).collect();
-            assert_eq!(found, entries, "{variable}");
+            let reported: Vec<_> = problems.iter().map(|problem| &problem.value).collect();
+            assert_eq!(reported, entries, "{variable}");
         }
+
         for ratio in ["", "2", "half"] {
             let variables =
                 [("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", ratio)];
             let problems = with(&variables).unsupported();
             assert_eq!(problems[0].variable, "OTEL_TRACES_SAMPLER_ARG", "{ratio}");
         }
-        let usual = [
+
+        let supported = [
             ("OTEL_SDK_DISABLED", "FALSE"),
             ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
@@ -230,18 +248,18 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "10000"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4317"),
         ];
-        assert_eq!(with(&usual).unsupported(), []);
+        assert_eq!(with(&supported).unsupported(), []);
     }
 
     #[test]
-    fn spans_are_exported_where_there_is_an_endpoint() {
+    fn spans_are_exported_if_an_endpoint_is_set() {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317");
         assert_eq!(with(&[]).endpoint(), None);
         assert_eq!(with(&[endpoint]).endpoint().as_deref(), Some("http://c:4317"));
         let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:4317");
         assert_eq!(with(&[endpoint, traces]).endpoint().as_deref(), Some("http://t:4317"));
-        for off in [("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")] {
-            assert_eq!(with(&[endpoint, off]).endpoint(), None);
+        for disabled in [("OTEL_SDK_DISABLED", "True"), ("OTEL_TRACES_EXPORTER", "none")] {
+            assert_eq!(with(&[endpoint, disabled]).endpoint(), None);
         }
     }
 }

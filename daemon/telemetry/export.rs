@@ -1,5 +1,6 @@
-//! Exporting spans by OTLP over gRPC, and saying so when it fails: a collector that is lost costs no
-//! call anything, so that a line in the log is all that shows it.
+//! Exports spans by OTLP over gRPC, and logs when the collector fails.
+//!
+//! A failed collector does not affect calls, so the log is the only place that shows it.
 
 use std::{
     fs,
@@ -21,7 +22,7 @@ use tonic::transport::{Certificate, ClientTlsConfig};
 
 use super::environment::OtelEnvironment;
 
-/// Spans that ended, and what became of them.
+/// Counts of ended, delivered and lost spans.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ExportStats(Arc<SpanCounts>);
 
@@ -29,24 +30,24 @@ pub(super) struct ExportStats(Arc<SpanCounts>);
 struct SpanCounts {
     ended: AtomicU64,
     delivered: AtomicU64,
-    /// Those that could not be delivered, of all that the exporter tried.
+    /// Spans that the exporter tried to deliver without success.
     failed: AtomicU64,
-    /// Those that could not be delivered since the collector was lost; 0 while it is not.
+    /// Spans lost since the collector failed; 0 while it works.
     lost_since_outage: AtomicU64,
 }
 
-/// Counts spans that end, whether there is room for them or not.
+/// Counts all spans that end, including those that the export queue drops.
 #[derive(Debug)]
 pub(super) struct SpanCounter(pub(super) ExportStats);
 
-/// Exports spans, and counts those that were delivered.
+/// Exports spans, and counts delivered and failed ones.
 #[derive(Debug)]
 pub(super) struct CountingExporter<E> {
     inner: E,
     stats: ExportStats,
 }
 
-/// Makes the exporter that the environment asks for.
+/// Builds the exporter that the environment configures.
 pub(super) fn build_exporter<F: Fn(&str) -> Option<String>>(
     environment: &OtelEnvironment<F>,
     endpoint: &str,
@@ -55,6 +56,7 @@ pub(super) fn build_exporter<F: Fn(&str) -> Option<String>>(
     if endpoint.starts_with("http://") {
         return Ok(builder.build()?);
     }
+
     let tls = match environment.certificate() {
         Some(file) => {
             let pem = fs::read(&file).map_err(|error| format!("{file}: {error}"))?;
@@ -66,18 +68,18 @@ pub(super) fn build_exporter<F: Fn(&str) -> Option<String>>(
 }
 
 impl ExportStats {
-    /// Counts what `exporter` delivers.
+    /// Wraps `exporter` to count the spans that it delivers.
     pub(super) fn wrap<E>(&self, exporter: E) -> CountingExporter<E> {
         CountingExporter { inner: exporter, stats: self.clone() }
     }
 
-    /// Spans that ended and were not delivered.
+    /// Number of spans that ended and were not delivered.
     pub(super) fn undelivered(&self) -> u64 {
         let delivered = self.0.delivered.load(Ordering::Relaxed);
         self.0.ended.load(Ordering::Relaxed).saturating_sub(delivered)
     }
 
-    /// Spans that the collector did not take.
+    /// Number of spans that the collector did not accept.
     pub(super) fn failed(&self) -> u64 {
         self.0.failed.load(Ordering::Relaxed)
     }
@@ -88,7 +90,7 @@ impl ExportStats {
                 self.0.delivered.fetch_add(spans, Ordering::Relaxed);
                 let lost = self.0.lost_since_outage.swap(0, Ordering::Relaxed);
                 if lost > 0 {
-                    tracing::info!(lost_spans = lost, "the collector takes spans again");
+                    tracing::info!(lost_spans = lost, "the collector accepts spans again");
                 }
             }
             Err(error) => {
@@ -96,7 +98,7 @@ impl ExportStats {
                 if self.0.lost_since_outage.fetch_add(spans, Ordering::Relaxed) == 0 {
                     tracing::warn!(
                         %error,
-                        "the collector does not take spans: those that end until it does are lost"
+                        "the collector does not accept spans: spans are lost until it does"
                     );
                 }
             }
@@ -143,9 +145,9 @@ impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
     }
 }
 
-/// What is said of spans that were not delivered when the daemon ends.
-pub(super) fn log_undelivered(delivery: &ExportStats, flushed: Result<(), OTelSdkError>) {
-    let lost = delivery.undelivered();
+/// Logs the number of undelivered spans at shutdown.
+pub(super) fn log_undelivered(stats: &ExportStats, flushed: Result<(), OTelSdkError>) {
+    let lost = stats.undelivered();
     if let Err(error) = flushed {
         tracing::warn!(%error, lost_spans = lost, "the last spans were not delivered");
     } else if lost > 0 {

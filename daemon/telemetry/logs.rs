@@ -1,7 +1,7 @@
-//! Logs on standard error: a JSON object a line, or text for a person.
+//! Logging to standard error, as text for people or as one JSON object per line.
 //!
-//! Messages are constant; what changes stands in fields. A call's records carry its trace id, so
-//! that they can be found from its spans.
+//! Messages are constant; variable data is in fields. The log lines of a call carry its trace id,
+//! so that they can be found from its spans.
 
 use std::{fmt, io, io::IsTerminal as _, time::SystemTime};
 
@@ -15,35 +15,34 @@ use tracing_subscriber::{
     Layer, filter::Targets, fmt as text, layer::Context, prelude::*, registry::LookupSpan,
 };
 
-/// Fields that are lists of texts, as `tracing` has no such.
+/// Fields that are lists of strings. `tracing` has no list type, so they arrive as Debug text.
 const LIST_FIELDS: [&str; 1] = ["addresses"];
 
-/// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
-    /// Text for a person.
+    /// Text for people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
 impl LogFormat {
-    /// What suits where standard error goes.
+    /// Text if standard error is a terminal, otherwise JSON.
     pub(crate) fn for_stderr() -> Self {
         if io::stderr().is_terminal() { Self::Text } else { Self::Json }
     }
 }
 
-/// Starts logging. A second call in one process changes nothing.
+/// Starts logging. A second call in the same process has no effect.
 pub(crate) fn init(format: LogFormat, level: Level) {
-    // The libraries below speak at these levels about what is ordinary for a server, such as a
-    // client that goes away.
+    // h2 and hyper log ordinary events of a server as warnings, such as a client that disconnects.
     let filter = Targets::new()
         .with_default(Level::WARN)
         .with_target("jig", level)
         .with_target("h2", Level::ERROR)
         .with_target("hyper", Level::ERROR);
+
     let registry = tracing_subscriber::registry();
     let started = match format {
         LogFormat::Text => registry
@@ -58,14 +57,14 @@ pub(crate) fn init(format: LogFormat, level: Level) {
         LogFormat::Json => registry.with(JsonLayer.with_filter(filter)).try_init(),
     };
     if started.is_err() {
-        tracing::debug!("logging was started before");
+        tracing::debug!("logging is started already");
     }
 }
 
-/// Writes each event as a JSON object, with the fields of the spans that it happened in.
+/// Writes each event as a JSON object, with the fields of its spans.
 struct JsonLayer;
 
-/// Fields, as a span keeps them.
+/// Fields of a span or an event.
 struct JsonFields(Map<String, Value>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JsonLayer {
@@ -85,11 +84,13 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JsonLayer {
             }
         }
         event.record(&mut line);
-        // Last, so that no field of these names takes their place.
+
+        // Inserted last, so that no field of the same name replaces them.
         let time = rfc3339_micros(SystemTime::now());
         line.0.insert("timestamp".to_owned(), time.into());
         line.0.insert("level".to_owned(), event.metadata().level().as_str().into());
-        // A log that cannot be written has nowhere to be told.
+
+        // An error of the log itself cannot be reported.
         let _unwritten = serde_json::to_vec(&line.0).map(|mut bytes| {
             bytes.push(b'\n');
             io::Write::write_all(&mut io::stderr().lock(), &bytes)
@@ -100,7 +101,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for JsonLayer {
 impl Visit for JsonFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let text = format!("{value:?}");
-        // Debug writes a list of texts as JSON does, unless they hold what cannot be printed.
+        // The Debug format of a list of strings is JSON, unless they contain unprintable
+        // characters.
         let is_list = LIST_FIELDS.contains(&field.name());
         let list = is_list.then(|| serde_json::from_str(&text).ok()).flatten();
         let value = list.unwrap_or(Value::String(text));
@@ -128,7 +130,7 @@ impl Visit for JsonFields {
     }
 }
 
-/// A time as RFC 3339 in UTC, with microseconds.
+/// Formats a time as RFC 3339 in UTC, with microseconds.
 pub(crate) fn rfc3339_micros(time: SystemTime) -> String {
     let mut text = prost_types::Timestamp::from(time);
     text.nanos -= text.nanos % 1000;

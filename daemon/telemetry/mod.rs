@@ -1,7 +1,7 @@
-//! Spans and logs, and getting them out.
+//! Tracing spans, logs, and their export by OpenTelemetry.
 //!
-//! Spans are made always, so that logs and children have trace ids; they are exported, by OTLP over
-//! gRPC, when an endpoint is set in the environment.
+//! Spans are always created, so that logs and child processes have trace ids. They are exported by
+//! OTLP over gRPC if the environment sets an endpoint.
 
 pub(crate) mod access_log;
 mod environment;
@@ -25,81 +25,77 @@ use self::{
 };
 use crate::daemon::task;
 
-/// How long the last spans may take to be delivered when the daemon ends.
+/// How long the export of the last spans may take at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The tracing of one daemon.
+/// Creates and exports the spans of one daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Telemetry {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
     export_stats: ExportStats,
-    /// Whether each call has a line in the log.
     logs_calls: bool,
     propagators: Propagators,
 }
 
 impl Telemetry {
-    /// Sets tracing up from the `OTEL_*` environment. To be called inside the runtime: the
-    /// exporter's connection belongs to it.
+    /// Sets up tracing from the `OTEL_*` environment.
+    ///
+    /// Must be called inside the runtime, which drives the exporter's connection.
     pub(crate) fn start(logs_calls: bool) -> Self {
         let environment = environment::from_process();
         environment.warn_unsupported();
-        let delivery = ExportStats::default();
+
+        let export_stats = ExportStats::default();
         let mut builder = SdkTracerProvider::builder().with_resource(resource());
         if let Some(endpoint) = environment.endpoint() {
             match export::build_exporter(&environment, &endpoint) {
                 Ok(exporter) => {
                     builder = builder
-                        .with_span_processor(SpanCounter(delivery.clone()))
-                        .with_batch_exporter(delivery.wrap(exporter));
+                        .with_span_processor(SpanCounter(export_stats.clone()))
+                        .with_batch_exporter(export_stats.wrap(exporter));
                 }
                 Err(error) => {
                     tracing::error!(
                         %error,
                         endpoint,
-                        "spans are not exported: the OTEL_* environment cannot be used"
+                        "spans are not exported: the OTEL_* environment is invalid"
                     );
                 }
             }
         }
+
         let provider = builder.build();
         let scope = InstrumentationScope::builder("jig")
             .with_version(env!("CARGO_PKG_VERSION"))
             .with_schema_url(semconv::SCHEMA_URL)
             .build();
         let tracer = provider.tracer_with_scope(scope);
-        Self {
-            provider,
-            tracer,
-            export_stats: delivery,
-            logs_calls,
-            propagators: Propagators::from_environment(),
-        }
+        let propagators = Propagators::from_environment();
+        Self { provider, tracer, export_stats, logs_calls, propagators }
     }
 
-    /// What spans are made with.
+    /// The tracer that creates spans.
     pub(crate) fn tracer(&self) -> &SdkTracer {
         &self.tracer
     }
 
-    /// Spans that could not be exported so far.
+    /// Number of spans that could not be exported so far.
     pub(crate) fn failed_spans(&self) -> u64 {
         self.export_stats.failed()
     }
 
-    /// Whether each call has a line in the log.
+    /// Whether each call is logged (`--log-calls`).
     pub(crate) fn logs_calls(&self) -> bool {
         self.logs_calls
     }
 
-    /// What is carried from a caller to a child.
+    /// The propagators of trace context and baggage.
     pub(crate) fn propagators(&self) -> Propagators {
         self.propagators
     }
 
-    /// Delivers what is not delivered yet. On a thread of its own: in a task it would wait for
-    /// itself.
+    /// Exports the remaining spans. Runs on a blocking thread: in a task it would wait for itself.
     pub(crate) async fn flush(self) {
         let provider = self.provider;
         let flushed =
@@ -122,11 +118,12 @@ fn resource() -> Resource {
     if let Ok(host) = rustix::system::uname().nodename().to_str() {
         attributes.push(KeyValue::new("host.name", host.to_owned()));
     }
+
     let mut builder = Resource::builder().with_attributes(attributes);
-    // A name given here would win over the environment's.
-    let named_in_attributes =
+    // A name set here would override the one in the environment.
+    let has_name_attribute =
         env::var("OTEL_RESOURCE_ATTRIBUTES").is_ok_and(|list| list.contains("service.name="));
-    if env::var_os("OTEL_SERVICE_NAME").is_none() && !named_in_attributes {
+    if env::var_os("OTEL_SERVICE_NAME").is_none() && !has_name_attribute {
         builder = builder.with_service_name("jigd");
     }
     builder.build()

@@ -1,5 +1,5 @@
-//! Trace context and baggage across boundaries: in from metadata, out into the environment of a
-//! child.
+//! Propagates trace context and baggage, from request metadata to the environment of a child
+//! process.
 
 use std::{collections::HashMap, env};
 
@@ -10,10 +10,10 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::propagation::{BaggagePropagator, TraceContextPropagator};
 
-/// Where the operator says what is carried; the SDK for Rust does not read it.
+/// Selects the propagators. The Rust SDK does not read it.
 const PROPAGATORS_VARIABLE: &str = "OTEL_PROPAGATORS";
 
-/// What is carried across.
+/// The enabled propagators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Propagators {
     trace_context: bool,
@@ -36,7 +36,7 @@ struct EnvInjector(Vec<(String, String)>);
 
 impl Injector for EnvInjector {
     fn set(&mut self, key: &str, value: String) {
-        // An empty tracestate is no tracestate.
+        // An empty tracestate means none.
         if !value.is_empty() {
             self.0.push((key.to_ascii_uppercase(), value));
         }
@@ -44,7 +44,7 @@ impl Injector for EnvInjector {
 }
 
 impl Propagators {
-    /// Those that the environment names. What it names in vain is told.
+    /// Reads `OTEL_PROPAGATORS`. Logs a warning for unsupported names.
     pub(super) fn from_environment() -> Self {
         let list = env::var(PROPAGATORS_VARIABLE).unwrap_or_default();
         let (propagators, unknown) = Self::parse(&list);
@@ -52,14 +52,15 @@ impl Propagators {
             tracing::warn!(
                 unknown = unknown.join(","),
                 supported = "tracecontext,baggage,none",
-                "OTEL_PROPAGATORS names what is not supported and is ignored"
+                "ignored unsupported names in OTEL_PROPAGATORS"
             );
         }
         propagators
     }
 
-    /// Reads a list, and answers what of it is unknown. One that names nothing known is as good as
-    /// none; `none` wins over what stands beside it.
+    /// Parses a list. Returns the propagators and the unsupported names.
+    ///
+    /// A list without a supported name gives the default. `none` overrides all other names.
     fn parse(list: &str) -> (Self, Vec<&str>) {
         let mut named = Self { trace_context: false, baggage: false };
         let (mut none, mut unknown) = (false, Vec::new());
@@ -72,19 +73,22 @@ impl Propagators {
                 _ => unknown.push(name),
             }
         }
-        let nothing = !named.trace_context && !named.baggage;
-        let propagators = match (none, nothing) {
-            (true, _) => Self { trace_context: false, baggage: false },
-            // Not baggage, which the specification has here too: it is data of the caller's own
-            // callers, and a command is not to see it unasked.
-            (false, true) => Self { trace_context: true, baggage: false },
-            (false, false) => named,
+
+        let propagators = if none {
+            Self { trace_context: false, baggage: false }
+        } else if !named.trace_context && !named.baggage {
+            // The specification's default includes baggage. But baggage is data of the caller's own
+            // callers, so commands must not get it unless the operator enables it.
+            Self { trace_context: true, baggage: false }
+        } else {
+            named
         };
         (propagators, unknown)
     }
 
-    /// The context that came with a call (W3C Trace Context, W3C Baggage); empty where none did, or
-    /// it is malformed.
+    /// Extracts the context of a call (W3C Trace Context, W3C Baggage).
+    ///
+    /// Returns an empty context if the headers are missing or malformed.
     pub(crate) fn extract(self, headers: &HeaderMap) -> Context {
         let mut context = Context::new();
         if self.trace_context {
@@ -98,9 +102,10 @@ impl Propagators {
         context
     }
 
-    /// Variables that carry `context` to a child: `TRACEPARENT`, and `TRACESTATE` and `BAGGAGE`
-    /// where there is something to carry (OpenTelemetry, environment variables as context
-    /// propagation carriers).
+    /// Environment variables that pass `context` to a child process.
+    ///
+    /// `TRACEPARENT`, and `TRACESTATE` and `BAGGAGE` unless they are empty (OpenTelemetry,
+    /// environment variables as context propagation carriers).
     pub(crate) fn child_variables(self, context: &Context) -> Vec<(String, String)> {
         let mut variables = EnvInjector(Vec::new());
         if self.trace_context {
@@ -113,14 +118,15 @@ impl Propagators {
     }
 }
 
-/// Which span a context is about, as text that [`read_parent`] reads; empty, where it is about none.
+/// Formats the span of a context as a `traceparent`, for [`from_traceparent`]. Empty without a
+/// span.
 pub(crate) fn to_traceparent(context: &Context) -> String {
     let mut fields = HashMap::new();
     TraceContextPropagator::new().inject_context(context, &mut fields);
     fields.remove("traceparent").unwrap_or_default()
 }
 
-/// The context of a span that may have ended long ago.
+/// Parses the context of a span, which may have ended long ago.
 pub(crate) fn from_traceparent(text: &str) -> Context {
     let fields = HashMap::from([("traceparent".to_owned(), text.to_owned())]);
     TraceContextPropagator::new().extract_with_context(&Context::new(), &fields)
@@ -137,28 +143,28 @@ mod tests {
     const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01";
 
     #[test]
-    fn the_list_is_read_as_the_specification_says() {
-        let read = |list: &'static str| {
+    fn list_is_parsed_by_the_specification() {
+        let parse = |list: &'static str| {
             let (propagators, unknown) = Propagators::parse(list);
             let Propagators { trace_context, baggage } = propagators;
             (trace_context, baggage, unknown)
         };
         for unset in ["", " , "] {
-            assert_eq!(read(unset), (true, false, vec![]), "{unset:?}");
+            assert_eq!(parse(unset), (true, false, vec![]), "{unset:?}");
         }
         for both in ["tracecontext,baggage", " Baggage , TRACECONTEXT,baggage"] {
-            assert_eq!(read(both), (true, true, vec![]), "{both:?}");
+            assert_eq!(parse(both), (true, true, vec![]), "{both:?}");
         }
-        assert_eq!(read("tracecontext"), (true, false, vec![]));
-        assert_eq!(read("baggage"), (false, true, vec![]));
-        assert_eq!(read("none"), (false, false, vec![]));
-        assert_eq!(read("tracecontext,none"), (false, false, vec![]));
-        assert_eq!(read("b3,tracecontext,Jaeger"), (true, false, vec!["b3", "Jaeger"]));
-        assert_eq!(read("b3"), (true, false, vec!["b3"]));
+        assert_eq!(parse("tracecontext"), (true, false, vec![]));
+        assert_eq!(parse("baggage"), (false, true, vec![]));
+        assert_eq!(parse("none"), (false, false, vec![]));
+        assert_eq!(parse("tracecontext,none"), (false, false, vec![]));
+        assert_eq!(parse("b3,tracecontext,Jaeger"), (true, false, vec!["b3", "Jaeger"]));
+        assert_eq!(parse("b3"), (true, false, vec!["b3"]));
     }
 
     #[test]
-    fn only_what_is_named_is_carried_in_and_out() {
+    fn only_enabled_propagators_are_applied() {
         let headers: HeaderMap = [
             ("traceparent", PARENT),
             ("tracestate", "vendor=1"),
@@ -167,14 +173,15 @@ mod tests {
         .into_iter()
         .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
         .collect();
-        let carried = |list: &str| {
+        let propagate = |list: &str| {
             let (propagators, _) = Propagators::parse(list);
             let context = propagators.extract(&headers);
             let variables: BTreeMap<_, _> =
                 propagators.child_variables(&context).into_iter().collect();
             variables
         };
-        let both = carried("tracecontext,baggage");
+
+        let both = propagate("tracecontext,baggage");
         let names: Vec<_> = both.keys().map(String::as_str).collect();
         assert_eq!(names, ["BAGGAGE", "TRACEPARENT", "TRACESTATE"]);
         assert_eq!(both["TRACEPARENT"], PARENT);
@@ -182,15 +189,16 @@ mod tests {
         let mut members: Vec<_> = both["BAGGAGE"].split(',').collect();
         members.sort_unstable();
         assert_eq!(members, ["tenant=7", "user=a%20b;kept"]);
-        let names: Vec<_> = carried("tracecontext").into_keys().collect();
+
+        let names: Vec<_> = propagate("tracecontext").into_keys().collect();
         assert_eq!(names, ["TRACEPARENT", "TRACESTATE"]);
-        let names: Vec<_> = carried("baggage").into_keys().collect();
+        let names: Vec<_> = propagate("baggage").into_keys().collect();
         assert_eq!(names, ["BAGGAGE"]);
-        assert!(carried("none").is_empty());
+        assert!(propagate("none").is_empty());
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_carried() {
+    fn malformed_headers_are_not_propagated() {
         let (propagators, _) = Propagators::parse("tracecontext,baggage");
         let headers: HeaderMap = [("traceparent", "00-x"), ("baggage", "no member")]
             .into_iter()

@@ -1,8 +1,7 @@
-//! Names of attributes, at OpenTelemetry semantic conventions 1.45; what has no name there begins
-//! with `jig.`.
+//! Names of span attributes: OpenTelemetry semantic conventions 1.45, and own names with `jig.`.
 //!
-//! The crate `opentelemetry-semantic-conventions` is generated from 1.42, where the stable
-//! `rpc.status_code` had another name.
+//! The crate `opentelemetry-semantic-conventions` is generated from 1.42, in which
+//! `rpc.status_code` has another name.
 
 /// Schema of the names below.
 pub(crate) const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.45.0";
@@ -33,7 +32,7 @@ pub(crate) const PROCESS_VPID: &str = "process.vpid";
 pub(crate) const PROCESS_EXIT_CODE: &str = "process.exit.code";
 pub(crate) const PROCESS_WORKING_DIRECTORY: &str = "process.working_directory";
 
-// Ours.
+// Own attributes.
 pub(crate) const CALL_ID: &str = "jig.call.id";
 pub(crate) const PRINCIPAL: &str = "jig.principal";
 pub(crate) const DIALECT: &str = "jig.dialect";
@@ -69,20 +68,20 @@ pub(crate) const LIMIT_EXCEEDED: &str = "jig.limit.exceeded";
 
 /// Values of `error.type` on process spans.
 pub(crate) mod process_error {
-    /// It exited with a code that is not 0.
+    /// The process exited with a code other than 0.
     pub(crate) const EXIT_NONZERO: &str = "exit_nonzero";
-    /// A signal ended it.
+    /// A signal terminated the process.
     pub(crate) const SIGNAL: &str = "signal";
-    /// Its time was up.
+    /// The process exceeded its timeout.
     pub(crate) const TIMEOUT: &str = "timeout";
-    /// It used more memory than it may.
+    /// The process exceeded its memory limit.
     pub(crate) const OOM_KILLED: &str = "oom_killed";
-    /// It wrote more than it may.
+    /// The process exceeded its output limit.
     pub(crate) const OUTPUT_LIMIT: &str = "output_limit";
-    /// It was cancelled.
+    /// The call was cancelled.
     pub(crate) const CANCELLED: &str = "cancelled";
-    /// It could not be started.
+    /// The process could not be started.
     pub(crate) const SPAWN_FAILED: &str = "spawn_failed";
-    /// Its sandbox was lost.
+    /// The sandbox died.
     pub(crate) const SANDBOX_LOST: &str = "sandbox_lost";
 }

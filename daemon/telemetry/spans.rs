@@ -1,8 +1,8 @@
-//! The three spans of a call, one inside the other: the RPC, the tool, the process.
+//! OpenTelemetry spans. A call has three, nested: the RPC, the tool, the process.
 //!
-//! Made through OpenTelemetry's own interface and not through `tracing`: each is started and ended
-//! in one place, has exactly the attributes that the conventions name, and can be told apart from
-//! what is logged. A span that is dropped without a word has been abandoned.
+//! They use the OpenTelemetry API and not `tracing`: each span is started and ended in one place,
+//! has exactly the attributes of the semantic conventions, and is separate from the logs. Dropping
+//! an open span means that its call was abandoned.
 
 use std::borrow::Cow;
 
@@ -14,10 +14,10 @@ use opentelemetry_sdk::trace::SdkTracer;
 
 use super::semconv;
 
-/// Longest value of a text attribute, in bytes; the SDK has no such limit of its own.
+/// Longest value of a text attribute. The SDK has no such limit.
 const MAX_ATTRIBUTE_BYTES: usize = 4096;
 
-/// An open span. Ended by [`Span::end`], or as cancelled when it is dropped.
+/// An open span. It ends by [`OtelSpan::end`], or when it is dropped.
 #[derive(Debug)]
 pub(crate) struct OtelSpan {
     context: Context,
@@ -25,7 +25,7 @@ pub(crate) struct OtelSpan {
 }
 
 impl OtelSpan {
-    /// Starts a span below `parent`.
+    /// Starts a span as a child of `parent`.
     pub(crate) fn start(
         tracer: &SdkTracer,
         name: impl Into<Cow<'static, str>>,
@@ -38,17 +38,16 @@ impl OtelSpan {
         Self { context: parent.with_span(span), ended: false }
     }
 
-    /// What spans below this one, and the environment of a child, are made from.
+    /// The context for child spans, and for the environment of child processes.
     pub(crate) fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Sets an attribute.
     pub(crate) fn set(&self, key: &'static str, value: impl Into<opentelemetry::Value>) {
         self.context.span().set_attribute(KeyValue::new(key, value));
     }
 
-    /// Sets a text attribute, shortened to what a collector should get.
+    /// Sets a text attribute, truncated to [`MAX_ATTRIBUTE_BYTES`].
     pub(crate) fn set_text(&self, key: &'static str, value: &str) {
         self.set(key, truncate(value).to_owned());
     }
@@ -58,14 +57,13 @@ impl OtelSpan {
         self.fail_with(error_type, "");
     }
 
-    /// As [`Self::fail`], with a description for people.
+    /// Marks the span as failed, with a description for people.
     pub(crate) fn fail_with(&self, error_type: &'static str, description: &str) {
         self.set(semconv::ERROR_TYPE, error_type);
         let status = Status::error(truncate(description).to_owned());
         self.context.span().set_status(status);
     }
 
-    /// Ends the span.
     pub(crate) fn end(mut self) {
         self.finish();
     }

@@ -28,7 +28,7 @@ async fn a_collector_that_is_lost_is_told_of_once_with_the_number_of_spans() {
     let address = reserved.local_addr().unwrap();
     drop(reserved);
     let mut daemon = exporting(&format!("http://{address}")).start().await;
-    let lost = "the collector does not take spans";
+    let lost = "the collector does not accept spans";
     for _ in 0..2 {
         daemon.output(shell("true")).await;
         eventually("the loss is told", async || !lines(&daemon, lost).is_empty()).await;
@@ -37,7 +37,7 @@ async fn a_collector_that_is_lost_is_told_of_once_with_the_number_of_spans() {
     let counted = daemon.info().await.counts.unwrap();
     assert!(counted.spans_lost >= 1, "{counted:?}");
     let collector = Collector::serve(TcpListener::bind(address).unwrap());
-    let again = "the collector takes spans again";
+    let again = "the collector accepts spans again";
     let id = "c".repeat(32);
     eventually("the collector is found", async || {
         run_in_trace(&daemon, &id, shell("true")).await.unwrap();
@@ -97,7 +97,7 @@ async fn spans_are_exported_behind_tls_to_a_collector_that_is_trusted() {
         let id = digit.repeat(32);
         run_in_trace(&daemon, &id, shell("true")).await.unwrap();
         eventually("it is clear whether they come", async || {
-            let is_lost = !lines(&daemon, "the collector does not take spans").is_empty();
+            let is_lost = !lines(&daemon, "the collector does not accept spans").is_empty();
             assert!(!(is_trusted && is_lost), "{}", daemon.log());
             is_lost || !collector.spans(&id).is_empty()
         })
@@ -114,7 +114,7 @@ async fn what_the_environment_asks_for_and_does_not_get_is_named() {
         .environment("OTEL_TRACES_SAMPLER", "xray")
         .environment("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
     let daemon = setup.start().await;
-    let warned = lines(&daemon, "the environment asks for what is not supported");
+    let warned = lines(&daemon, "ignored an environment variable");
     let mut variables: Vec<_> =
         warned.iter().map(|line| line["variable"].as_str().unwrap()).collect();
     variables.sort_unstable();
