@@ -65,8 +65,8 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
     let args = match parse_args(program, arguments) {
         Ok(args) => args,
         Err(error) => {
-            // `print` writes help and version to standard output: they are no errors. Nothing can be
-            // reported on a closed stream.
+            // `print` writes help and version to standard output: they are no errors. Nothing can
+            // be reported on a closed stream.
             let _closed = error.print();
             return if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
         }
@@ -113,8 +113,8 @@ fn exit_code(error: &StartError) -> ExitCode {
 
 /// Runs a daemon for the duration of `call`, which gets its address.
 ///
-/// The daemon serves `workspace` and removes its state directory afterwards. Its journals and upload
-/// records must outlive it, so they are stored in the default state directory.
+/// The daemon serves `workspace` and removes its state directory afterwards. Its journals and
+/// upload records must outlive it, so they are stored in the default state directory.
 ///
 /// The process must have a single thread when this is called.
 ///

@@ -61,8 +61,8 @@ const EXTRA_BLOCKING_THREADS: usize = 256;
 enum StartMode {
     /// Serves all clients. The daemon is confined to its own files.
     Serve,
-    /// Serves one call of the process it runs in. That process is a client and may send any file, so
-    /// it is not confined. Its cgroup is not changed.
+    /// Serves one call of the process it runs in. That process is a client and may send any file,
+    /// so it is not confined. Its cgroup is not changed.
     Embedded,
     /// Only checks whether the daemon could serve. Another daemon may use the same state directory,
     /// so that is not changed.
@@ -82,8 +82,8 @@ pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
     let (prepared, runtime) = prepare(config, StartMode::Serve, journals)?;
 
     runtime.block_on(async {
-        // Catch signals before the sockets exist: a client that sees a socket may send a signal, which
-        // must not kill the process in the middle of its start.
+        // Catch signals before the sockets exist: a client that sees a socket may send a signal,
+        // which must not kill the process in the middle of its start.
         let signals = ShutdownSignals::catch().map_err(io_error("catching signals"))?;
         let reload = ConfigReloader::install(args, &prepared.config)
             .map_err(io_error("catching signals"))?;
@@ -192,8 +192,8 @@ where
 
 /// Does everything that must happen while the process has a single thread.
 ///
-/// The keeper inherits the state of the process, and privileges belong to threads. `journals` sets up
-/// the state directory and returns the folder for journals.
+/// The keeper inherits the state of the process, and privileges belong to threads. `journals` sets
+/// up the state directory and returns the folder for journals.
 fn prepare(
     config: Config,
     mode: StartMode,
@@ -238,7 +238,8 @@ fn prepare_sandboxes(
         StartMode::Serve | StartMode::Embedded => {
             homes::create_persistent_homes(config, &workspaces)?
         }
-        // A check runs commands with ephemeral homes. The plan still says which homes are persistent.
+        // A check runs commands with ephemeral homes. The plan still says which homes are
+        // persistent.
         StartMode::Check => vec![None; workspaces.len()],
     };
     // Before the keeper starts, which inherits the cgroup.

@@ -26,8 +26,8 @@ pub struct EmbeddedOptions {
 pub(crate) struct PersistentDirs {
     /// Journals. All daemons, embedded or not, must find them.
     journals: PathBuf,
-    /// Upload records, one folder per workspace. A long-running daemon that holds the state directory
-    /// does not use them: it reads upload records only when it starts.
+    /// Upload records, one folder per workspace. A long-running daemon that holds the state
+    /// directory does not use them: it reads upload records only when it starts.
     uploads: PathBuf,
 }
 

@@ -58,9 +58,9 @@ fn create_home(
     let source = StateDir::create_folder_in(state, "homes")?.join(home_dir_name(config));
     match DirBuilder::new().mode(0o700).create(&source) {
         Ok(()) => chown_to_workspace_owner(&source, workspace)?,
-        // The files in an existing home belong to the earlier owner, so a new owner of the directory
-        // alone could not use them. With mapped owners the home belongs to the commands in any case;
-        // otherwise the sandbox setup checks the owner.
+        // The files in an existing home belong to the earlier owner, so a new owner of the
+        // directory alone could not use them. With mapped owners the home belongs to the commands
+        // in any case; otherwise the sandbox setup checks the owner.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(error),
     }

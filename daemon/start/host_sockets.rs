@@ -1,8 +1,8 @@
 //! Finds Unix sockets of the host below workspaces and binds, to warn about them.
 //!
 //! A command that connects to such a socket reaches the host program that listens there, even with
-//! the network disabled and a read-only mount. Landlock refuses the connection if the kernel supports
-//! that ([`landlock`]). Otherwise the operator gets a warning.
+//! the network disabled and a read-only mount. Landlock refuses the connection if the kernel
+//! supports that ([`landlock`]). Otherwise the operator gets a warning.
 
 use std::{
     collections::BTreeSet,
@@ -89,8 +89,8 @@ fn sockets_below(workspace: &WorkspaceConfig, list: &[u8]) -> Vec<PathBuf> {
     let lines = list.split(|byte| *byte == b'\n').skip(1);
     lines
         .filter_map(socket_path)
-        // A relative path does not say where its program was, so try it below each root. `join` leaves
-        // an absolute path unchanged.
+        // A relative path does not say where its program was, so try it below each root. `join`
+        // leaves an absolute path unchanged.
         .flat_map(|path| roots.iter().map(move |root| root.join(path)))
         .filter_map(|path| resolve_socket_below(&path, &identities))
         .collect()

@@ -8,8 +8,8 @@ use crate::daemon::{
 
 /// The user that the files of the workspace with this index are given to.
 ///
-/// Each workspace has its own user, so that commands without namespaces cannot change modes and times
-/// of files in another workspace.
+/// Each workspace has its own user, so that commands without namespaces cannot change modes and
+/// times of files in another workspace.
 pub(super) fn sandbox_user(config: &Config, workspace: usize) -> u32 {
     // The configuration has an id for each workspace. `u32::MAX` is not a valid user.
     config.sandbox_ids.get(workspace).copied().unwrap_or(u32::MAX)

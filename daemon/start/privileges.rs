@@ -49,10 +49,11 @@ pub(super) fn drop_privileges() -> io::Result<()> {
     Ok(())
 }
 
-/// Shortens the daemon's scheduler slice, so that it runs soon however many commands compete for CPU.
+/// Shortens the daemon's scheduler slice, so that it runs soon however many commands compete for
+/// CPU.
 ///
-/// Must be called while the process has a single thread, and after the keeper was started: the keeper
-/// is the parent of all commands and must not inherit the slice.
+/// Must be called while the process has a single thread, and after the keeper was started: the
+/// keeper is the parent of all commands and must not inherit the slice.
 pub(super) fn shorten_scheduler_slice() {
     if let Err(error) = schedule::set_time_slice(SCHEDULER_SLICE) {
         tracing::debug!(%error, "cannot shorten the scheduler slice: the daemon waits for CPU as commands do");

@@ -23,7 +23,8 @@ pub(super) fn log(config: &Config, workspace: &str, level: IsolationLevel) {
     }
 }
 
-/// Warns if commands can change files that make git run programs, and the operator has not accepted it.
+/// Warns if commands can change files that make git run programs, and the operator has not accepted
+/// it.
 pub(super) fn warning(
     config: &Config,
     workspace: &str,

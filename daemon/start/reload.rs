@@ -3,8 +3,8 @@
 //! Keys, policy and approvals are replaced atomically while calls run. All other settings need a
 //! restart; errors in them are logged.
 //!
-//! The kernel also sends SIGHUP when the terminal that the daemon was started in is closed. Then the
-//! daemon ends, as other programs do.
+//! The kernel also sends SIGHUP when the terminal that the daemon was started in is closed. Then
+//! the daemon ends, as other programs do.
 
 use std::{io, sync::Arc};
 

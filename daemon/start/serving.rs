@@ -64,8 +64,8 @@ pub(super) struct PreparedDaemon {
 
 /// Proves the isolation of commands, then serves calls until `shutdown`.
 ///
-/// An embedded daemon has no `reload`. It logs less, prints no addresses, and stores its database in
-/// memory.
+/// An embedded daemon has no `reload`. It logs less, prints no addresses, and stores its database
+/// in memory.
 pub(super) async fn serve(
     prepared: PreparedDaemon,
     listeners: Listeners,
@@ -114,6 +114,26 @@ pub(super) async fn serve(
         spawn_session_retention(&config, &pipeline);
     }
 
+    let sandboxes = Arc::clone(&probed.sandboxes);
+    let context = server_context(&config, pipeline, probed, isolation, proxy, started, state_lost);
+    let served =
+        server::serve(listeners, context, shutdown, config.drain_timeout, standalone).await;
+
+    sandboxes.close();
+    telemetry.flush().await;
+    tracing::info!("ended");
+    served.map_err(io_error("serving"))
+}
+
+fn server_context(
+    config: &Config,
+    pipeline: Arc<Pipeline>,
+    probed: ProbedSandboxes,
+    isolation: Arc<Isolation>,
+    proxy: Option<Arc<EgressProxy>>,
+    started: (SystemTime, Instant),
+    state_lost: Option<watch::Receiver<bool>>,
+) -> ServerContext {
     let ProbedSandboxes { sandboxes, results } = probed;
     let runs_commands = isolation.is_ready();
     let info = DaemonServiceHandler {
@@ -126,20 +146,7 @@ pub(super) async fn serve(
         max_concurrent_runs: config.concurrent_runs,
         started,
     };
-    let context = ServerContext {
-        pipeline,
-        info,
-        sandboxes: Arc::clone(&sandboxes),
-        runs_commands,
-        state_lost,
-    };
-    let served =
-        server::serve(listeners, context, shutdown, config.drain_timeout, standalone).await;
-
-    sandboxes.close();
-    telemetry.flush().await;
-    tracing::info!("ended");
-    served.map_err(io_error("serving"))
+    ServerContext { pipeline, info, sandboxes, runs_commands, state_lost }
 }
 
 /// Settings that all runs share.
