@@ -1,4 +1,4 @@
-//! `jig.v1.ArtifactService`: streaming what calls have left behind.
+//! `jig.v1.ArtifactService`: lists and streams artifacts, the files that calls have stored.
 
 use std::{
     fs::File,
@@ -14,7 +14,9 @@ use tonic::{Request, Response, Status};
 
 use super::{
     handle,
-    response_stream::{ResponseStream, StreamItem, StreamTerminator, response_channel},
+    response_stream::{
+        CLIENT_READ_TIMEOUT, ResponseStream, StreamItem, StreamTerminator, response_channel,
+    },
     truncate_page,
 };
 use crate::{
@@ -43,17 +45,14 @@ use crate::{
     },
 };
 
-/// Bytes in one message.
+/// Data in one message.
 const CHUNK_BYTES: u64 = 64 * 1024;
-/// Messages that are read ahead of a slow client.
+/// Messages buffered for a slow client.
 const STREAM_BUFFER_CHUNKS: usize = 4;
 
-/// Artifacts that are read at one time, 255 of one caller: each costs a descriptor and the messages ahead.
+/// Concurrent reads, at most 255 of one caller. Each costs a descriptor and the buffered messages.
 const MAX_CONCURRENT_READS: usize = 272;
-/// How long a client may read nothing, as of a download.
-const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct ArtifactServiceHandler {
     pipeline: Arc<Pipeline>,
@@ -62,7 +61,7 @@ pub(crate) struct ArtifactServiceHandler {
 
 /// An artifact that is being sent.
 struct ArtifactStream {
-    /// None of one that nothing was written to.
+    /// `None` for an empty artifact.
     file: Option<Arc<File>>,
     offset: u64,
     remaining_bytes: u64,
@@ -83,40 +82,41 @@ impl ArtifactService for ArtifactServiceHandler {
         &self,
         request: Request<ReadArtifactRequest>,
     ) -> Result<Response<Self::ReadArtifactStream>, Status> {
-        handle(request, |incoming, request| self.open_stream(incoming, request)).await
+        handle(request, |context, request| self.open_stream(context, request)).await
     }
 
     async fn list_artifacts(
         &self,
         request: Request<ListArtifactsRequest>,
     ) -> Result<Response<ListArtifactsResponse>, Status> {
-        handle(request, |incoming, request| self.list_page(incoming, request)).await
+        handle(request, |context, request| self.list_page(context, request)).await
     }
 }
 
 impl ArtifactServiceHandler {
-    /// The service.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
-        let what = "artifacts are read, and no more are at a time: retry after the time given";
+        let what =
+            "artifact reads are in progress, the maximum: retry after the delay in RetryInfo";
         Self { pipeline, limiter: FailFastLimiter::new(MAX_CONCURRENT_READS, what) }
     }
 
     async fn open_stream(
         &self,
-        incoming: CallContext,
+        context: CallContext,
         request: ReadArtifactRequest,
     ) -> Result<ResponseStream<ReadArtifactResponse>, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.ReadArtifactRequest", request)?;
-        self.authorize_path(&incoming.principal, &request.path)?;
-        let place = self.limiter.try_acquire(&incoming.principal, &pipeline.shutdown)?;
-        let place = Arc::new(place);
-        let (path, principal) = (request.path.clone(), Arc::clone(&incoming.principal));
+        self.authorize_path(&context.principal, &request.path)?;
+        let permit = self.limiter.try_acquire(&context.principal, &pipeline.shutdown)?;
+        let permit = Arc::new(permit);
+
+        let (path, principal) = (request.path.clone(), Arc::clone(&context.principal));
         let open = move |sessions: &SessionStore, workspace: &str, id: &SessionId| {
             let Some(session) = sessions.open_existing(workspace, id)? else {
                 return Ok(OpenedArtifact::Missing);
             };
-            // Of tools that the key is not for, not even that they were called.
+            // If the key does not permit the tool, do not reveal that it was called.
             match StepId::from_artifact_path(&path) {
                 Some(step) if can_see_step(&principal, &session, step)? => {
                     session.open_artifact(&path)
@@ -124,86 +124,85 @@ impl ArtifactServiceHandler {
                 Some(_) | None => Ok(OpenedArtifact::Missing),
             }
         };
-        let file = match pipeline.query_session(&incoming, &place, open).await? {
+        let file = match pipeline.query_session(&context, &permit, open).await? {
             OpenedArtifact::File(file) => Some(Arc::new(file)),
             OpenedArtifact::Empty => None,
             OpenedArtifact::Missing => return Err(not_found_error(&request.path)),
         };
-        let (sender, last, answers) = response_channel(STREAM_BUFFER_CHUNKS, &incoming.call_id);
-        let sending = ArtifactStream {
+
+        let (sender, terminator, responses) =
+            response_channel(STREAM_BUFFER_CHUNKS, &context.call_id);
+        let stream = ArtifactStream {
             file,
             offset: request.offset,
             remaining_bytes: request.limit.unwrap_or(u64::MAX),
             sender,
-            terminator: last,
+            terminator,
             read_timeout: CLIENT_READ_TIMEOUT,
-            deadline: incoming.deadline,
+            deadline: context.deadline,
             shutdown: pipeline.shutdown.terminate_token(),
-            permit: place,
+            permit,
         };
-        task::spawn_tracked("artifact", sending.run());
-        Ok(answers)
+        task::spawn_tracked("artifact", stream.run());
+        Ok(responses)
     }
 
     async fn list_page(
         &self,
-        incoming: CallContext,
+        context: CallContext,
         request: ListArtifactsRequest,
     ) -> Result<ListArtifactsResponse, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.ListArtifactsRequest", request)?;
-        let workspace = pipeline.workspace_context(&incoming)?.workspace.name();
+        let workspace = pipeline.workspace_context(&context)?.workspace.name();
         let step = request.step.map(|step| step.to_string());
-        let filters = [
-            "artifacts",
-            workspace,
-            incoming.session.as_str(),
-            step.as_deref().unwrap_or_default(),
-        ];
+        let filters =
+            ["artifacts", workspace, context.session.as_str(), step.as_deref().unwrap_or_default()];
         let filters = PageFilterHash::new(&filters, &[]);
         let after = request.page_token.filter(|token| !token.is_empty());
         let after = after.map(|token| decode_page_token(&token, &filters)).transpose()?;
         let page_size = request.page_size.unwrap_or_default() as usize;
-        let admitted = Arc::new(pipeline.admit_rpc(&incoming).await?);
+
+        let admission = Arc::new(pipeline.admit_rpc(&context).await?);
         let step = request.step;
-        // One more than are told, to know whether there is another page.
-        let principal = Arc::clone(&incoming.principal);
+        let principal = Arc::clone(&context.principal);
         let list = move |sessions: &SessionStore, workspace: &str, id: &SessionId| {
             let Some(session) = sessions.open_existing(workspace, id)? else {
                 return Ok((Vec::new(), None));
             };
-            let mut found = session.list_artifacts(after.as_deref(), step, page_size + 1)?;
-            let last = truncate_page(&mut found, page_size).map(|kept| kept.path.clone());
-            let mut seen = Vec::with_capacity(found.len());
-            for kept in found {
-                if can_see_step(&principal, &session, kept.step)? {
-                    seen.push(kept);
+            // One more tells whether there is another page.
+            let mut artifacts = session.list_artifacts(after.as_deref(), step, page_size + 1)?;
+            let last = truncate_page(&mut artifacts, page_size).map(|last| last.path.clone());
+            let mut visible = Vec::with_capacity(artifacts.len());
+            for artifact in artifacts {
+                if can_see_step(&principal, &session, artifact.step)? {
+                    visible.push(artifact);
                 }
             }
-            Ok((seen, last))
+            Ok((visible, last))
         };
-        let (seen, last) = pipeline.query_session(&incoming, &admitted, list).await?;
+        let (visible, last) = pipeline.query_session(&context, &admission, list).await?;
         Ok(ListArtifactsResponse {
             next_page_token: last
                 .map_or_else(String::new, |path| encode_page_token(&filters, &path)),
-            artifacts: seen.into_iter().map(wire_artifact).collect(),
+            artifacts: visible.into_iter().map(wire_artifact).collect(),
         })
     }
 
-    /// Refuses who may call none of the tools that leave artifacts at such paths.
+    /// Rejects a caller that may call none of the tools that store artifacts at such paths.
     fn authorize_path(&self, principal: &Principal, path: &str) -> Result<(), Error> {
         if path.starts_with("diffs/") {
             return principal.require_tool(ApplyPatch::NAME);
         }
-        let mut customs = self.pipeline.catalog.custom_tools();
-        match customs.any(|tool| principal.require_tool(tool.name()).is_ok()) {
-            true => Ok(()),
-            false => principal.require_tool(RunCommand::NAME),
+        let mut custom_tools = self.pipeline.catalog.custom_tools();
+        if custom_tools.any(|tool| principal.require_tool(tool.name()).is_ok()) {
+            return Ok(());
         }
+        principal.require_tool(RunCommand::NAME)
     }
 }
 
-/// Whether the step is a call of a tool that the key is for.
+/// Whether the key permits the tool that the step has called.
 fn can_see_step(principal: &Principal, session: &Session, step: StepId) -> io::Result<bool> {
     if principal.allowed_tools().is_none() {
         return Ok(true);
@@ -212,18 +211,20 @@ fn can_see_step(principal: &Principal, session: &Session, step: StepId) -> io::R
     Ok(tool.is_some_and(|tool| principal.require_tool(&tool).is_ok()))
 }
 
-fn wire_artifact(kept: ArtifactMetadata) -> ArtifactInfo {
+fn wire_artifact(artifact: ArtifactMetadata) -> ArtifactInfo {
     ArtifactInfo {
-        path: kept.path,
-        size_bytes: kept.size_bytes,
-        modify_time: Some(kept.modified.into()),
-        step: kept.step.number(),
+        path: artifact.path,
+        size_bytes: artifact.size_bytes,
+        modify_time: Some(artifact.modified.into()),
+        step: artifact.step.number(),
     }
 }
 
 impl ArtifactStream {
-    /// Reads the file and sends it, until it is sent, the client is gone or silent, its deadline has
-    /// passed, or the daemon has drained long enough.
+    /// Sends the file until its end, or until the client has gone.
+    ///
+    /// Fails if the client reads nothing for too long, at its deadline, and when the drain timeout
+    /// has passed.
     async fn run(mut self) {
         let mut is_first = true;
         let error = loop {
@@ -232,11 +233,12 @@ impl ArtifactStream {
                 Err(error) => break Error::internal(error),
             };
             let is_empty = message.data.is_empty();
-            // An empty answer is sent only where there is nothing at all to send.
+            // An empty message is sent only if there is no data at all.
             if is_empty && !is_first {
                 return;
             }
             is_first = false;
+
             tokio::select! {
                 biased;
                 () = task::sleep_until(self.deadline) => break pipeline::timeout_error("ReadArtifact"),
@@ -261,16 +263,13 @@ impl ArtifactStream {
             return Ok(ReadArtifactResponse { offset, ..ReadArtifactResponse::default() });
         };
         let length = usize::try_from(self.remaining_bytes.min(CHUNK_BYTES)).unwrap_or(0);
-        let place = Arc::clone(&self.permit);
+        let permit = Arc::clone(&self.permit);
         let read = task::spawn_blocking(move || {
-            // Held by the thread, too, which ends when it has read.
-            let _place = place;
+            // The thread holds the permit until it has read, even if the stream ends earlier.
+            let _permit = permit;
             let mut data = vec![0; length];
             let size = file.metadata()?.len();
-            let length = match offset < size {
-                true => file.read_at(&mut data, offset)?,
-                false => 0,
-            };
+            let length = if offset < size { file.read_at(&mut data, offset)? } else { 0 };
             data.truncate(length);
             Ok::<_, io::Error>((data, size))
         });
@@ -281,9 +280,9 @@ impl ArtifactStream {
     }
 }
 
-fn read_timeout_error(silence: Duration) -> Error {
-    let text =
-        format!("nothing was read for {} seconds: read the rest when you can", silence.as_secs());
+fn read_timeout_error(read_timeout: Duration) -> Error {
+    let seconds = read_timeout.as_secs();
+    let text = format!("nothing was read for {seconds} seconds: read the rest when you can");
     Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
 }
 
@@ -300,7 +299,7 @@ fn not_found_error(path: &str) -> Error {
         (
             Reason::ArtifactNotFound,
             format!(
-                "this session has no artifact {path:?}: give the path as the response of the call had it; one of an old call may not be kept any more (ListArtifacts tells what is)"
+                "this session has no artifact {path:?}: give the path as the response of the call had it. Artifacts of old calls may have been deleted (ListArtifacts lists the stored ones)"
             ),
         )
     };
@@ -318,33 +317,33 @@ mod tests {
     use crate::daemon::queue::{Acquire, Limiter, Sharing};
 
     #[tokio::test]
-    async fn whoever_reads_nothing_for_a_while_gives_the_place_back_and_learns_that_there_was_more()
-    {
+    async fn idle_client_releases_its_permit_and_gets_an_error() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[0; 10 << 16]).unwrap();
-        let queue = Limiter::new(1, Sharing::CapWhenContended(1), 0);
-        let place = match queue.acquire(&"w".into(), 1) {
-            Ok(Acquire::Granted(place)) => Arc::new(place),
+        let limiter = Limiter::new(1, Sharing::CapWhenContended(1), 0);
+        let permit = match limiter.acquire(&"w".into(), 1) {
+            Ok(Acquire::Granted(permit)) => Arc::new(permit),
             other => panic!("{other:?}"),
         };
-        let (sender, last, answers) = response_channel(STREAM_BUFFER_CHUNKS, "call");
-        let sending = ArtifactStream {
+        let (sender, terminator, responses) = response_channel(STREAM_BUFFER_CHUNKS, "call");
+        let stream = ArtifactStream {
             file: Some(Arc::new(file)),
             offset: 0,
             remaining_bytes: u64::MAX,
             sender,
-            terminator: last,
+            terminator,
             read_timeout: Duration::ZERO,
             deadline: None,
             shutdown: CancellationToken::new(),
-            permit: place,
+            permit,
         };
-        sending.run().await;
-        assert_eq!(queue.in_use(), 0);
-        let answers: Vec<_> = answers.collect().await;
-        let (last, before) = answers.split_last().unwrap();
-        assert_eq!(before.len(), STREAM_BUFFER_CHUNKS);
-        assert!(before.iter().all(Result::is_ok));
+
+        stream.run().await;
+        assert_eq!(limiter.in_use(), 0);
+        let items: Vec<_> = responses.collect().await;
+        let (last, chunks) = items.split_last().unwrap();
+        assert_eq!(chunks.len(), STREAM_BUFFER_CHUNKS);
+        assert!(chunks.iter().all(Result::is_ok));
         assert_eq!(last.as_ref().unwrap_err().code(), Code::DeadlineExceeded);
     }
 }

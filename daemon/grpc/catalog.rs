@@ -1,4 +1,4 @@
-//! `jig.v1.CatalogService`: the tools, as models are told of them.
+//! `jig.v1.CatalogService`: tool definitions for models.
 
 use std::sync::Arc;
 
@@ -12,7 +12,6 @@ use crate::{
     daemon::{catalog::render::RenderFormat, error::Error, pipeline::Pipeline},
 };
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct CatalogServiceHandler(pub(crate) Arc<Pipeline>);
 
@@ -22,14 +21,15 @@ impl CatalogService for CatalogServiceHandler {
         &self,
         request: Request<ListToolsRequest>,
     ) -> Result<Response<ListToolsResponse>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let checked = self.0.catalog.validate("jig.v1.ListToolsRequest", request, false)?;
             let (request, mut violations) = (checked.request, checked.violations);
             let dialect = parse_dialect(&request.dialect, &mut violations);
             if !violations.is_empty() {
                 return Err(Error::invalid(violations));
             }
-            let tools = self.0.definitions(&incoming, dialect, &request.names)?;
+
+            let tools = self.0.definitions(&context, dialect, &request.names)?;
             Ok(ListToolsResponse {
                 tools_json: render_format(request.format()).render(&tools).to_string(),
                 names: tools.into_iter().map(|tool| tool.name).collect(),
@@ -39,7 +39,7 @@ impl CatalogService for CatalogServiceHandler {
     }
 }
 
-/// What a request calls it.
+/// Converts the format that a request names.
 pub(super) fn render_format(format: ToolFormat) -> RenderFormat {
     match format {
         ToolFormat::Unspecified | ToolFormat::JsonSchema => RenderFormat::JsonSchema,

@@ -1,5 +1,4 @@
-//! `jig.v1.EventService`: what goes on in sessions, from a record's number on, as long as somebody
-//! watches.
+//! `jig.v1.EventService`: streams of session events, from any sequence number on.
 
 mod stream;
 mod watch_limiter;
@@ -11,9 +10,10 @@ use tonic::{Request, Response, Status};
 
 use self::{
     stream::{
-        EventSource, EventStream, FINISHED, WatchedResults, asks_for, sequence_past_end_error,
+        CALL_FINISHED, EventSource, EventStream, WatchedResults, includes_type,
+        sequence_past_end_error,
     },
-    watch_limiter::EventWatchLimiter,
+    watch_limiter::{EventWatchLimiter, EventWatchPermit},
 };
 use super::{handle, response_stream::ResponseStream, truncate_page};
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// Types of events, as records have them.
+/// Types of events, as in the records.
 const EVENT_TYPES: [&str; 9] = [
     "tool_call_started",
     "tool_call_finished",
@@ -46,7 +46,6 @@ const EVENT_TYPES: [&str; 9] = [
     "egress_summary",
 ];
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct EventServiceHandler {
     pipeline: Arc<Pipeline>,
@@ -54,38 +53,59 @@ pub(crate) struct EventServiceHandler {
 }
 
 impl EventServiceHandler {
-    /// The service.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
         Self { pipeline, watch_limiter: Arc::default() }
     }
 
     async fn open_stream(
         &self,
-        incoming: CallContext,
+        context: CallContext,
         request: WatchEventsRequest,
     ) -> Result<ResponseStream<WatchEventsResponse>, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.WatchEventsRequest", request)?;
-        let mut wrong = validate_types(&request.types);
-        if request.tail.is_some() && request.after_sequence > 0 {
-            wrong.push(Violation {
-                field: "tail".to_owned(),
-                description: "must not be given beside after_sequence".to_owned(),
-            });
-        }
-        if !wrong.is_empty() {
-            return Err(Error::invalid(wrong));
-        }
-        let workspace = pipeline.workspace_context(&incoming)?.workspace.name().to_owned();
-        let session = (workspace.clone(), incoming.session.clone());
-        // Not a place among those of calls: what goes on can be watched, however many those are.
-        let place = Arc::new(self.watch_limiter.try_acquire(session, incoming.principal.key())?);
-        let wants_results = request.with_results && asks_for(&request.types, FINISHED);
+        validate_watch_request(&request)?;
+        let workspace = pipeline.workspace_context(&context)?.workspace.name().to_owned();
+
+        // Not a permit of the admission queue: events can be watched however many calls run.
+        let session = (workspace.clone(), context.session.clone());
+        let permit = Arc::new(self.watch_limiter.try_acquire(session, context.principal.key())?);
+        let wants_results = request.with_results && includes_type(&request.types, CALL_FINISHED);
         let results =
-            wants_results.then(|| pipeline.results.subscribe(&workspace, &incoming.session));
-        // Before it is looked for: one that is made meanwhile is not missed.
-        let more = pipeline.state_dir.sessions().subscribe_opened();
-        let look = |sessions: &SessionStore, workspace: &str, id: &SessionId| {
+            wants_results.then(|| pipeline.results.subscribe(&workspace, &context.session));
+        let (source, after, past) = self.open_source(&context, &request, &permit).await?;
+
+        let stream = EventStream {
+            pipeline: Arc::clone(pipeline),
+            after,
+            announce_position: request.tail.is_some(),
+            workspace,
+            session: context.session,
+            principal: context.principal,
+            types: request.types,
+            results: results.map(|subscription| WatchedResults { subscription, past }),
+            follow: request.follow.unwrap_or(true),
+            keep_alive_interval: Duration::from_secs(u64::from(
+                request.keep_alive_sec.unwrap_or(30),
+            )),
+            deadline: context.deadline,
+            call_id: context.call_id,
+            _permit: permit,
+        };
+        Ok(stream.spawn(source))
+    }
+
+    /// Opens the session. Returns where its events come from, the sequence number to start after,
+    /// and the last sequence number so far.
+    async fn open_source(
+        &self,
+        context: &CallContext,
+        request: &WatchEventsRequest,
+        permit: &Arc<EventWatchPermit>,
+    ) -> Result<(EventSource, u64, u64), Error> {
+        // Subscribe before the lookup, so that a session created in between is not missed.
+        let opened = self.pipeline.state_dir.sessions().subscribe_opened();
+        let open = |sessions: &SessionStore, workspace: &str, id: &SessionId| {
             Ok(match sessions.open_existing(workspace, id)? {
                 Some(session) => Ok(session),
                 None => Err(sessions.tombstone_counters(workspace, id)?),
@@ -95,70 +115,52 @@ impl EventServiceHandler {
             Some(tail) => last.saturating_sub(tail.into()),
             None => request.after_sequence,
         };
-        let mut past = 0;
-        let (source, after) = match pipeline.query_session(&incoming, &place, look).await? {
+
+        match self.pipeline.query_session(context, permit, open).await? {
             Ok(session) => {
-                past = *session.subscribe_last_sequence().borrow();
-                let after = after(past);
-                let follower =
-                    Follower::new(session, after).map_err(sequence_past_end_error(after))?;
-                (EventSource::Session(follower), after)
+                let last = *session.subscribe_last_sequence().borrow();
+                let after = after(last);
+                let follower = Follower::new(session, after)
+                    .map_err(|past_end| sequence_past_end_error(after, past_end))?;
+                Ok((EventSource::Session(follower), after, last))
             }
-            // One that is made goes on behind what there was of one that was removed.
-            Err(past) => {
-                let last = past.map_or(0, |past| past.sequence);
+            // A new session continues the numbers of a removed one.
+            Err(removed) => {
+                let last = removed.map_or(0, |counters| counters.sequence);
                 let after = after(last);
                 if after > last {
-                    return Err(sequence_past_end_error(after)(SequencePastEnd(last)));
+                    return Err(sequence_past_end_error(after, SequencePastEnd(last)));
                 }
-                (EventSource::NotCreated(more), after)
+                Ok((EventSource::NotCreated(opened), after, 0))
             }
-        };
-        let watch = EventStream {
-            pipeline: Arc::clone(pipeline),
-            source,
-            after,
-            announce_position: request.tail.is_some(),
-            workspace,
-            session: incoming.session,
-            principal: incoming.principal,
-            types: request.types,
-            results: results.map(|subscription| WatchedResults { subscription, past }),
-            follow: request.follow.unwrap_or(true),
-            keep_alive_interval: Duration::from_secs(u64::from(
-                request.keep_alive_sec.unwrap_or(30),
-            )),
-            deadline: incoming.deadline,
-            call_id: incoming.call_id,
-            _permit: place,
-        };
-        Ok(watch.spawn())
+        }
     }
 
     async fn list_page(
         &self,
-        incoming: CallContext,
+        context: CallContext,
         request: ListSessionsRequest,
     ) -> Result<ListSessionsResponse, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline.catalog.check("jig.v1.ListSessionsRequest", request)?;
-        let workspace = pipeline.workspace_context(&incoming)?.workspace.name().to_owned();
+        let workspace = pipeline.workspace_context(&context)?.workspace.name().to_owned();
         let filters = PageFilterHash::new(&["sessions", &workspace], &[]);
         let after = request.page_token.filter(|token| !token.is_empty());
         let after = after.map(|token| decode_page_token(&token, &filters)).transpose()?;
         let after = after.and_then(|id| SessionId::parse(&id));
         let page_size = request.page_size.unwrap_or_default() as usize;
-        let admitted = Arc::new(pipeline.admit_rpc(&incoming).await?);
-        // One more than are told, to know whether there is another page.
+
+        let admission = Arc::new(pipeline.admit_rpc(&context).await?);
+        // One more tells whether there is another page.
         let list = move |sessions: &SessionStore, workspace: &str, _: &SessionId| {
             sessions.list(workspace, after.as_ref(), page_size + 1)
         };
-        let mut found = pipeline.query_session(&incoming, &admitted, list).await?;
-        let last = truncate_page(&mut found, page_size);
+        let mut sessions = pipeline.query_session(&context, &admission, list).await?;
+        let last = truncate_page(&mut sessions, page_size);
         Ok(ListSessionsResponse {
             next_page_token: last
                 .map_or_else(String::new, |(id, _)| encode_page_token(&filters, id.as_str())),
-            sessions: found.into_iter().map(wire_session).collect(),
+            sessions: sessions.into_iter().map(wire_session).collect(),
         })
     }
 }
@@ -171,37 +173,44 @@ impl EventService for EventServiceHandler {
         &self,
         request: Request<WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
-        handle(request, |incoming, request| self.open_stream(incoming, request)).await
+        handle(request, |context, request| self.open_stream(context, request)).await
     }
 
     async fn list_sessions(
         &self,
         request: Request<ListSessionsRequest>,
     ) -> Result<Response<ListSessionsResponse>, Status> {
-        handle(request, |incoming, request| self.list_page(incoming, request)).await
+        handle(request, |context, request| self.list_page(context, request)).await
     }
 }
 
-/// Types that no event has.
-fn validate_types(types: &[String]) -> Vec<Violation> {
-    let unknown = (0..).zip(types);
-    let unknown = unknown.filter(|(_, name)| !EVENT_TYPES.contains(&name.as_str()));
-    unknown
-        .map(|(index, name): (usize, _)| Violation {
+/// Rejects unknown event types, and `tail` together with `after_sequence`.
+fn validate_watch_request(request: &WatchEventsRequest) -> Result<(), Error> {
+    let types = request.types.iter().enumerate();
+    let unknown = types.filter(|(_, name)| !EVENT_TYPES.contains(&name.as_str()));
+    let mut violations: Vec<_> = unknown
+        .map(|(index, name)| Violation {
             field: format!("types[{index}]"),
             description: format!(
                 "no event is of the type {name:?}: there are {}",
                 EVENT_TYPES.join(", ")
             ),
         })
-        .collect()
+        .collect();
+    if request.tail.is_some() && request.after_sequence > 0 {
+        violations.push(Violation {
+            field: "tail".to_owned(),
+            description: "must not be given beside after_sequence".to_owned(),
+        });
+    }
+    if violations.is_empty() { Ok(()) } else { Err(Error::invalid(violations)) }
 }
 
-fn wire_session((id, numbers): (SessionId, SessionCounters)) -> SessionInfo {
+fn wire_session((id, counters): (SessionId, SessionCounters)) -> SessionInfo {
     SessionInfo {
         session: id.as_str().to_owned(),
-        last_step: numbers.step,
-        last_sequence: numbers.sequence,
-        last_event_time: numbers.time.parse::<Timestamp>().ok(),
+        last_step: counters.step,
+        last_sequence: counters.sequence,
+        last_event_time: counters.time.parse::<Timestamp>().ok(),
     }
 }

@@ -1,4 +1,4 @@
-//! `jig.v1.DaemonService`: what the daemon is and does.
+//! `jig.v1.DaemonService`: version, isolation, limits, workspaces and counters of the daemon.
 
 use std::{
     sync::Arc,
@@ -26,24 +26,20 @@ use crate::{
     },
 };
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct DaemonServiceHandler {
-    /// What calls go through.
     pub(crate) pipeline: Arc<Pipeline>,
-    /// The sandboxes.
     pub(crate) sandboxes: Arc<SandboxPools>,
-    /// What the probe has found.
+    /// The lowest isolation of all workspaces.
     pub(crate) isolation: Arc<Isolation>,
-    /// What connects commands to the world, where that is their network.
+    /// Set if commands use the egress proxy.
     pub(crate) proxy: Option<Arc<EgressProxy>>,
-    /// As whom each workspace's commands run, where that is known.
+    /// The user that each workspace's commands run as, if known.
     pub(crate) identities: Vec<Option<SandboxIdentity>>,
     /// Limits of each run.
     pub(crate) limits: RunLimits,
-    /// Runs at one time.
     pub(crate) max_concurrent_runs: usize,
-    /// When the daemon started.
+    /// When the daemon started, by both clocks.
     pub(crate) started: (SystemTime, Instant),
 }
 
@@ -53,12 +49,14 @@ impl DaemonService for DaemonServiceHandler {
         &self,
         request: Request<GetInfoRequest>,
     ) -> Result<Response<GetInfoResponse>, Status> {
-        let incoming = call_context(&request)?;
-        if incoming.workspace.is_some() {
-            let scene = self.pipeline.workspace_context(&incoming);
-            scene.map_err(|error| to_logged_status(&error, &incoming.call_id))?;
+        let context = call_context(&request)?;
+        if context.workspace.is_some() {
+            self.pipeline
+                .workspace_context(&context)
+                .map_err(|error| to_logged_status(&error, &context.call_id))?;
         }
-        let principal = incoming.principal;
+
+        let principal = context.principal;
         let (start_time, started) = self.started;
         let kernel = rustix::system::uname();
         Ok(Response::new(GetInfoResponse {
@@ -86,7 +84,7 @@ impl DaemonServiceHandler {
             detail: layer.detail,
             remedy: layer.remedy.to_owned(),
         });
-        let told = |level: &str, failure: &StageFailure| v1::SandboxFailure {
+        let wire_failure = |level: &str, failure: &StageFailure| v1::SandboxFailure {
             stage: failure.stage.name().to_owned(),
             errno: failure.errno_name(),
             message: failure.to_string(),
@@ -96,21 +94,23 @@ impl DaemonServiceHandler {
                 .unwrap_or_default(),
             level: level.to_owned(),
         };
-        let refused: Vec<_> = isolation
+
+        let rejected: Vec<_> = isolation
             .rejected
             .iter()
-            .map(|refused| told(&refused.level.to_string(), &refused.failure))
+            .map(|rejected| wire_failure(&rejected.level.to_string(), &rejected.failure))
             .collect();
-        let failure = match refused.first() {
+        let failure = match rejected.first() {
             Some(failure) if !isolation.is_ready() => Some(failure.clone()),
             _ if self.sandboxes.is_keeper_dead() => Some(v1::SandboxFailure {
                 stage: Stage::Launcher.name().to_owned(),
-                message: "the process that makes sandboxes has died".to_owned(),
+                message: "the keeper of sandboxes has died".to_owned(),
                 remedy: "restart the daemon".to_owned(),
                 ..v1::SandboxFailure::default()
             }),
             _ => None,
         };
+
         v1::Isolation {
             level: isolation.level.to_string(),
             minimum_level: isolation.minimum.to_string(),
@@ -118,7 +118,7 @@ impl DaemonServiceHandler {
             layers: layers.collect(),
             network: isolation.network.name().to_owned(),
             failure,
-            refused,
+            refused: rejected,
             summary: isolation.summary().unwrap_or_default(),
         }
     }
@@ -126,17 +126,20 @@ impl DaemonServiceHandler {
     fn wire_egress(&self, principal: &Principal) -> Option<v1::Egress> {
         let proxy = self.proxy.as_ref()?;
         let NetworkRules { hosts, addresses, .. } = proxy.rules();
+        // Connections are not counted by workspace.
+        let connections_active = if principal.can_see_all_workspaces() {
+            saturating_u32(proxy.active_connections())
+        } else {
+            0
+        };
         Some(v1::Egress {
             allow_hosts: hosts.iter().map(ToString::to_string).collect(),
             allow_addresses: addresses.iter().map(ToString::to_string).collect(),
-            connections_active: match principal.can_see_all_workspaces() {
-                true => saturating_u32(proxy.active_connections()),
-                false => 0,
-            },
+            connections_active,
         })
     }
 
-    /// CPUs that a run may use at one time, where that is held.
+    /// CPUs that a run may use at the same time; `None` if that is not enforced.
     fn cpu_limit(&self) -> Option<f64> {
         let cgroups = self.isolation.memory_accounting.cgroups()?;
         let millis = self.limits.cpu_millis.filter(|_| cgroups.has_cpu_controller())?;
@@ -150,9 +153,10 @@ impl DaemonServiceHandler {
             .pipeline
             .workspaces
             .first()
-            .map_or(0, |scene| scene.run_settings.max_artifact_bytes);
-        // At L1 temporary files are on a file system of the daemon's.
-        let sized = self.isolation.level != IsolationLevel::L1;
+            .map_or(0, |context| context.run_settings.max_artifact_bytes);
+        // At L1, temporary files are on a file system of the host, whose size is not limited.
+        let has_own_tmp = self.isolation.level != IsolationLevel::L1;
+
         v1::RunLimits {
             default_timeout_sec,
             processes: self.limits.processes,
@@ -161,8 +165,8 @@ impl DaemonServiceHandler {
             open_files_total: self.limits.open_files_total,
             epoll_watches: self.limits.epoll_watches,
             file_size_bytes: self.limits.file_size_bytes,
-            tmp_bytes: if sized { self.limits.tmp_bytes } else { 0 },
-            tmp_inodes: if sized { self.limits.tmp_inodes } else { 0 },
+            tmp_bytes: if has_own_tmp { self.limits.tmp_bytes } else { 0 },
+            tmp_inodes: if has_own_tmp { self.limits.tmp_inodes } else { 0 },
             artifact_bytes,
             concurrent_runs: saturating_u32(self.max_concurrent_runs),
             cpu_sec: self.limits.cpu_sec,
@@ -177,12 +181,14 @@ impl DaemonServiceHandler {
     }
 
     fn wire_workspaces(&self, principal: &Principal) -> Vec<v1::Workspace> {
-        let scenes = self.pipeline.workspaces.iter().zip(&self.identities);
-        scenes
-            .filter(|(scene, _)| principal.can_see_workspace(scene.workspace.name()))
-            .map(|(scene, identity)| v1::Workspace {
-                name: scene.workspace.name().to_owned(),
-                mount_path: scene.workspace.mount_path().display().to_string(),
+        let contexts = self.pipeline.workspaces.iter();
+        contexts
+            .map(|context| &context.workspace)
+            .zip(&self.identities)
+            .filter(|(workspace, _)| principal.can_see_workspace(workspace.name()))
+            .map(|(workspace, identity)| v1::Workspace {
+                name: workspace.name().to_owned(),
+                mount_path: workspace.mount_path().display().to_string(),
                 uid: identity.map_or(0, |identity| identity.uid),
                 ownership: match identity {
                     None => "",
@@ -191,37 +197,35 @@ impl DaemonServiceHandler {
                 }
                 .to_owned(),
                 directory_id: {
-                    let (device, inode) = scene.workspace.identity();
+                    let (device, inode) = workspace.identity();
                     format!("{device:x}-{inode:x}")
                 },
             })
             .collect()
     }
 
-    /// Counts what goes on where the caller may look.
+    /// Counters of the workspaces that the caller can see.
     fn wire_counts(&self, principal: &Principal) -> v1::Counts {
-        let scenes: Vec<_> = self.pipeline.visible_workspaces(principal).collect();
-        let seen = |pool: &Arc<SandboxPool>| {
-            let mut scenes = scenes.iter();
-            scenes.any(|scene| Arc::ptr_eq(&scene.sandbox_pool, pool))
+        let contexts: Vec<_> = self.pipeline.visible_workspaces(principal).collect();
+        let is_visible = |pool: &Arc<SandboxPool>| {
+            contexts.iter().any(|context| Arc::ptr_eq(&context.sandbox_pool, pool))
         };
-        let admission = &self.pipeline.admission;
-        let (active, waiting) = match principal.can_see_all_workspaces() {
-            true => (admission.active(), admission.queued()),
-            // Whose turn it is, is not kept by workspace.
-            false => (scenes.iter().map(|scene| scene.activity.active_calls()).sum(), 0),
+        // The admission queue and lost spans are not counted by workspace.
+        let (active, queued, lost_spans) = if principal.can_see_all_workspaces() {
+            let admission = &self.pipeline.admission;
+            (admission.active(), admission.queued(), self.pipeline.telemetry.failed_spans())
+        } else {
+            (contexts.iter().map(|context| context.activity.active_calls()).sum(), 0, 0)
         };
+
         v1::Counts {
-            calls_finished: scenes.iter().map(|scene| scene.activity.finished_calls()).sum(),
+            calls_finished: contexts.iter().map(|context| context.activity.finished_calls()).sum(),
             calls_active: saturating_u32(active),
-            calls_waiting: saturating_u32(waiting),
-            runs_active: self.sandboxes.in_use_count(seen),
-            sandboxes_warm: self.sandboxes.idle_count(seen),
-            sandboxes_quarantined: self.sandboxes.quarantined_count(seen),
-            spans_lost: match principal.can_see_all_workspaces() {
-                true => self.pipeline.telemetry.failed_spans(),
-                false => 0,
-            },
+            calls_waiting: saturating_u32(queued),
+            runs_active: self.sandboxes.in_use_count(is_visible),
+            sandboxes_warm: self.sandboxes.idle_count(is_visible),
+            sandboxes_quarantined: self.sandboxes.quarantined_count(is_visible),
+            spans_lost: lost_spans,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the layers leave with a request for its door.
+//! Request metadata: what the server's layers add to a request, and the caller's `jig-*` keys.
 
 use std::{sync::Arc, time::Instant};
 
@@ -12,33 +12,35 @@ use crate::daemon::{
     telemetry::access_log::AccessLogEntry,
 };
 
-/// Left by the trace layer: the call's id, its span, and when it came.
+/// Extension of the trace layer.
 #[derive(Debug, Clone)]
 pub(crate) struct RequestTrace {
-    /// Id of the call.
     pub(crate) call_id: String,
     /// The span of the RPC.
     pub(crate) context: Context,
-    /// What its line in the log says.
+    /// Fields of the call's access log line.
     pub(crate) facts: AccessLogEntry,
 }
 
-/// Left by the deadline layer: when the caller stops waiting.
+/// Extension of the deadline layer: when the client stops waiting.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestDeadline(pub(crate) Instant);
 
-/// Reads the call's context from a request.
+/// Builds the call context from the extensions and the metadata of a request.
+///
+/// # Errors
+///
+/// Rejects `jig-*` keys that occur twice or have no visible ASCII value.
 pub(crate) fn call_context<T>(request: &Request<T>) -> Result<CallContext, Status> {
-    let arrival = request.extensions().get::<RequestTrace>().cloned();
-    let Some(RequestTrace { call_id, context, facts }) = arrival else {
-        return Err(missing_extension());
-    };
+    let trace = request.extensions().get::<RequestTrace>().cloned();
+    let RequestTrace { call_id, context, facts } = trace.ok_or_else(missing_extension)?;
     let principal = principal(request)?;
     let deadline = request.extensions().get::<RequestDeadline>().map(|deadline| deadline.0);
+
+    // Ignoring an unreadable value, or one of two values, would send the call to another workspace
+    // or session.
     let metadata = request.metadata();
-    // What is there but cannot be read must not count as not there, nor one of two for the other: the
-    // call would go elsewhere.
-    let unclear: Vec<Violation> = ["jig-workspace", "jig-session", "jig-request-id"]
+    let violations: Vec<Violation> = ["jig-workspace", "jig-session", "jig-request-id"]
         .into_iter()
         .filter_map(|key| {
             let mut values = metadata.get_all(key).iter();
@@ -51,21 +53,22 @@ pub(crate) fn call_context<T>(request: &Request<T>) -> Result<CallContext, Statu
             Some(Violation { field: key.to_owned(), description: problem.to_owned() })
         })
         .collect();
-    if !unclear.is_empty() {
-        return Err(to_status(&Error::invalid(unclear)));
+    if !violations.is_empty() {
+        return Err(to_status(&Error::invalid(violations)));
     }
+
     CallContext::new(call_id, principal, deadline, (context, facts), |key| {
         metadata.get(key).and_then(|value| value.to_str().ok())
     })
     .map_err(|violations| to_status(&Error::invalid(violations)))
 }
 
-/// Who makes a request.
+/// The authenticated caller of a request.
 pub(crate) fn principal<T>(request: &Request<T>) -> Result<Arc<Principal>, Status> {
     let principal = request.extensions().get::<Arc<Principal>>();
     principal.cloned().ok_or_else(missing_extension)
 }
 
 fn missing_extension() -> Status {
-    to_status(&Error::internal("a request came around the layers"))
+    to_status(&Error::internal("a request has bypassed the server's layers"))
 }

@@ -1,4 +1,4 @@
-//! The ways in: each door translates between its protocol and the pipeline, and does nothing else.
+//! gRPC services: each translates between its protobuf messages and the pipeline.
 
 pub(crate) mod approvals;
 pub(crate) mod artifacts;
@@ -26,7 +26,7 @@ use super::{
     pipeline::{Pipeline, context::CallContext},
 };
 
-/// Answers a request with what `work` makes of it; an error names the call.
+/// Handles a request with `work`. Errors become statuses, logged with the call id if internal.
 async fn handle<Q, A, F>(
     request: Request<Q>,
     work: impl FnOnce(CallContext, Q) -> F,
@@ -34,16 +34,15 @@ async fn handle<Q, A, F>(
 where
     F: Future<Output = Result<A, Error>>,
 {
-    let incoming = metadata::call_context(&request)?;
-    let call_id = incoming.call_id.clone();
-    work(incoming, request.into_inner())
+    let context = metadata::call_context(&request)?;
+    let call_id = context.call_id.clone();
+    work(context, request.into_inner())
         .await
         .map(Response::new)
         .map_err(|error| status::to_logged_status(&error, &call_id))
 }
 
-/// As [`answered`], for a request that changes something: one that is repeated is answered with what came
-/// of the first.
+/// Handles a request with side effects. A repeat with the same request id gets the first result.
 async fn handle_once<Q, A, F>(
     pipeline: &Pipeline,
     method: &str,
@@ -55,15 +54,16 @@ where
     A: Message + Default + 'static,
     F: Future<Output = Result<A, Error>> + Send + 'static,
 {
-    handle(request, async |incoming, request| {
-        let call = pipeline.idempotent_call(&incoming, method, &request)?;
-        let work = work(incoming, request);
+    handle(request, async |context, request| {
+        let call = pipeline.idempotent_call(&context, method, &request)?;
+        let work = work(context, request);
         pipeline.run_once(call, method, work).await
     })
     .await
 }
 
-/// The dialect that a request names; none where it names none, or one that there is not, which is told.
+/// Finds the dialect `name`. Returns `None` for an empty name, and adds a violation for an unknown
+/// one.
 fn parse_dialect(name: &str, violations: &mut Vec<Violation>) -> Option<&'static Dialect> {
     if name.is_empty() {
         return None;
@@ -77,19 +77,20 @@ fn parse_dialect(name: &str, violations: &mut Vec<Violation>) -> Option<&'static
     }
 }
 
-/// Looks whether a queue can be called so, where nothing is known to be wrong with its name.
+/// Adds a violation for an invalid queue name, unless the field `queue` has one already.
 fn validate_queue_name(name: &str, violations: &mut Vec<Violation>) {
-    let is_known = violations.iter().any(|known| known.field == "queue");
-    if !is_known && !is_queue_name(name) {
+    let is_reported = violations.iter().any(|violation| violation.field == "queue");
+    if !is_reported && !is_queue_name(name) {
         let text = "must have 1 to 80 lower-case letters, digits, and . _ : -";
         violations.push(Violation::new("queue", text));
     }
 }
 
-/// Cuts what was found to a page; answers the last of it, where there is another page behind it. One more
-/// than a page must have been looked for.
-fn truncate_page<T>(found: &mut Vec<T>, size: usize) -> Option<&T> {
-    let has_more = found.len() > size;
-    found.truncate(size);
-    found.last().filter(|_| has_more)
+/// Truncates `items` to a page. Returns the page's last item if another page follows.
+///
+/// `items` must hold one more than `size` if there is another page.
+fn truncate_page<T>(items: &mut Vec<T>, size: usize) -> Option<&T> {
+    let has_more = items.len() > size;
+    items.truncate(size);
+    items.last().filter(|_| has_more)
 }

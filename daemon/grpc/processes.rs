@@ -1,4 +1,4 @@
-//! `jig.v1.ProcessService`: commands that are watched and fed while they run.
+//! `jig.v1.ProcessService`: starts processes, streams their output, and controls them.
 
 mod stream;
 
@@ -31,10 +31,9 @@ use crate::{
     },
 };
 
-/// How long to wait before asking again when too many read.
+/// Retry delay when too many writes or control messages are pending.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct ProcessServiceHandler(pub(crate) Arc<Pipeline>);
 
@@ -47,26 +46,29 @@ impl ProcessService for ProcessServiceHandler {
         &self,
         request: Request<StartRequest>,
     ) -> Result<Response<Self::StartStream>, Status> {
-        handle(request, async |incoming, request| {
-            let (deadline, silence) = (incoming.deadline, request.keep_alive_sec);
-            let (call_id, is_repeatable) =
-                (incoming.call_id.clone(), incoming.request_id.is_some());
-            let isolation = self.isolation_level(&incoming);
-            let reader = self.0.start_process(incoming, request).await?;
-            let at_deadline = if reader.process().info.ends_with_last_reader && !is_repeatable {
+        handle(request, async |context, request| {
+            let deadline = context.deadline;
+            let keep_alive_interval = keep_alive_interval(request.keep_alive_sec);
+            let call_id = context.call_id.clone();
+            // With a request id, the client can repeat the call and get the same process.
+            let is_repeatable = context.request_id.is_some();
+            let isolation = self.isolation_level(&context);
+
+            let reader = self.0.start_process(context, request).await?;
+            let on_deadline = if reader.process().info.ends_with_last_reader && !is_repeatable {
                 OnDeadline::EndProcess
             } else {
                 OnDeadline::Detach
             };
-            let sending = ProcessStream {
+            let stream = ProcessStream {
                 reader,
                 call_id,
                 isolation,
-                keep_alive_interval: keep_alive_interval(silence),
+                keep_alive_interval,
                 deadline,
-                on_deadline: at_deadline,
+                on_deadline,
             };
-            Ok(sending.spawn())
+            Ok(stream.spawn())
         })
         .await
     }
@@ -75,17 +77,17 @@ impl ProcessService for ProcessServiceHandler {
         &self,
         request: Request<AttachRequest>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        handle(request, async |incoming, request| {
-            let (reader, silence) = self.attach_reader(&incoming, request)?;
-            let sending = ProcessStream {
-                reader,
-                isolation: self.isolation_level(&incoming),
-                call_id: incoming.call_id,
-                keep_alive_interval: keep_alive_interval(silence),
-                deadline: incoming.deadline,
+        handle(request, async |context, request| {
+            let keep_alive_interval = keep_alive_interval(request.keep_alive_sec);
+            let stream = ProcessStream {
+                reader: self.attach_reader(&context, request)?,
+                isolation: self.isolation_level(&context),
+                call_id: context.call_id,
+                keep_alive_interval,
+                deadline: context.deadline,
                 on_deadline: OnDeadline::Detach,
             };
-            Ok(sending.spawn())
+            Ok(stream.spawn())
         })
         .await
     }
@@ -94,8 +96,8 @@ impl ProcessService for ProcessServiceHandler {
         &self,
         request: Request<WriteStdinRequest>,
     ) -> Result<Response<WriteStdinResponse>, Status> {
-        self.handle_once("WriteStdin", request, |door, incoming, request| async move {
-            let accepted_bytes = door.write_input(&incoming, request).await?;
+        self.handle_once("WriteStdin", request, |service, context, request| async move {
+            let accepted_bytes = service.write_input(&context, request).await?;
             Ok(WriteStdinResponse { accepted_bytes })
         })
         .await
@@ -105,8 +107,8 @@ impl ProcessService for ProcessServiceHandler {
         &self,
         request: Request<SendSignalRequest>,
     ) -> Result<Response<SendSignalResponse>, Status> {
-        self.handle_once("SendSignal", request, |door, incoming, request| async move {
-            door.deliver_signal(&incoming, request).await?;
+        self.handle_once("SendSignal", request, |service, context, request| async move {
+            service.deliver_signal(&context, request).await?;
             Ok(SendSignalResponse {})
         })
         .await
@@ -116,8 +118,8 @@ impl ProcessService for ProcessServiceHandler {
         &self,
         request: Request<ResizeTerminalRequest>,
     ) -> Result<Response<ResizeTerminalResponse>, Status> {
-        self.handle_once("ResizeTerminal", request, |door, incoming, request| async move {
-            door.resize(&incoming, request).await?;
+        self.handle_once("ResizeTerminal", request, |service, context, request| async move {
+            service.resize(&context, request).await?;
             Ok(ResizeTerminalResponse {})
         })
         .await
@@ -127,9 +129,9 @@ impl ProcessService for ProcessServiceHandler {
         &self,
         request: Request<ListProcessesRequest>,
     ) -> Result<Response<ListProcessesResponse>, Status> {
-        handle(request, async |incoming, _| {
-            let workspace = self.0.workspace_context(&incoming)?.workspace.name();
-            self.0.require_command_access(&incoming)?;
+        handle(request, async |context, _| {
+            let workspace = self.0.workspace_context(&context)?.workspace.name();
+            self.0.require_command_access(&context)?;
             let entries = self.0.processes.list(workspace);
             Ok(ListProcessesResponse { processes: entries.iter().map(wire_process).collect() })
         })
@@ -138,8 +140,8 @@ impl ProcessService for ProcessServiceHandler {
 }
 
 impl ProcessServiceHandler {
-    /// Answers a request that changes something with what `work` makes of it; a repeated one, with what
-    /// came of the first.
+    /// Handles a request with side effects. A repeat with the same request id gets the first
+    /// result.
     async fn handle_once<Q, A, F>(
         &self,
         method: &str,
@@ -152,53 +154,53 @@ impl ProcessServiceHandler {
         F: Future<Output = Result<A, Error>> + Send + 'static,
     {
         let method = format!("jig.v1.ProcessService/{method}");
-        handle_once(&self.0, &method, request, |incoming, request| {
-            work(Self(Arc::clone(&self.0)), incoming, request)
+        handle_once(&self.0, &method, request, |context, request| {
+            work(Self(Arc::clone(&self.0)), context, request)
         })
         .await
     }
 
-    /// Finds the process that a request names.
-    fn find_process(&self, incoming: &CallContext, id: &str) -> Result<Arc<ProcessHandle>, Error> {
-        let workspace = self.0.workspace_context(incoming)?.workspace.name();
-        self.0.require_command_access(incoming)?;
-        let found = self.0.processes.find(workspace, id);
-        found.map(|entry| entry.process).ok_or_else(|| {
+    /// Finds a running or recently ended process of the workspace.
+    fn find_process(&self, context: &CallContext, id: &str) -> Result<Arc<ProcessHandle>, Error> {
+        let workspace = self.0.workspace_context(context)?.workspace.name();
+        self.0.require_command_access(context)?;
+        let entry = self.0.processes.find(workspace, id);
+        entry.map(|entry| entry.process).ok_or_else(|| {
             let text = format!(
-                "no process {id:?} runs in workspace {workspace}, nor ended there not long ago: ListProcesses tells which do"
+                "workspace {workspace} has no process {id:?}, running or recently ended: ListProcesses lists them"
             );
             Error::new(Reason::ProcessNotFound, text).with_metadata("process_id", id)
         })
     }
 
-    fn isolation_level(&self, incoming: &CallContext) -> String {
-        let scene = self.0.workspace_context(incoming);
-        scene.map_or_else(|_| String::new(), |scene| scene.isolation.level.to_string())
+    fn isolation_level(&self, context: &CallContext) -> String {
+        self.0
+            .workspace_context(context)
+            .map(|workspace| workspace.isolation.level.to_string())
+            .unwrap_or_default()
     }
 
     fn attach_reader(
         &self,
-        incoming: &CallContext,
+        context: &CallContext,
         request: AttachRequest,
-    ) -> Result<(OutputReader, Option<u32>), Error> {
+    ) -> Result<OutputReader, Error> {
         let request = self.0.catalog.check("jig.v1.AttachRequest", request)?;
-        let process = self.find_process(incoming, &request.process_id)?;
+        let process = self.find_process(context, &request.process_id)?;
         let position = OutputPosition {
             after_sequence: request.after_sequence,
             stdout_offset: request.stdout_offset,
             stderr_offset: request.stderr_offset,
         };
-        let reader = process.attach(incoming.principal.key(), position);
-        let reader = reader.map_err(|refused| match refused {
+        process.attach(context.principal.key(), position).map_err(|error| match error {
             AttachError::PositionBeyondEnd(written) => position_past_end_error(position, written),
             AttachError::TooManyReaders(full) => too_many_readers_error(full),
-        })?;
-        Ok((reader, request.keep_alive_sec))
+        })
     }
 
     async fn write_input(
         &self,
-        incoming: &CallContext,
+        context: &CallContext,
         request: WriteStdinRequest,
     ) -> Result<u64, Error> {
         let mut checked = self.0.catalog.validate("jig.v1.WriteStdinRequest", request, false)?;
@@ -210,8 +212,9 @@ impl ProcessServiceHandler {
         if !checked.violations.is_empty() {
             return Err(Error::invalid(checked.violations));
         }
-        let process = self.find_process(incoming, &request.process_id)?;
-        self.0.require_command_input_access(incoming)?;
+
+        let process = self.find_process(context, &request.process_id)?;
+        self.0.require_command_input_access(context)?;
         let write = InputWrite {
             id: request.write_id.clone(),
             data: request.data,
@@ -223,18 +226,18 @@ impl ProcessServiceHandler {
             .await
             .map_err(|error| match error {
                 InputWriteError::TooManyPending => {
-                    let text = format!("{error}: it reads too slowly; wait for their answers");
+                    let text = format!("{error}: the process reads too slowly; wait for the responses");
                     Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
                 }
                 InputWriteError::Closed if process.has_ended() => process_ended_error(&process),
                 InputWriteError::Closed => {
-                    let text = "the process reads nothing more: its input was ended, or it has closed it";
+                    let text = "standard input is closed: by eof in an earlier write, or by the process";
                     Error::new(Reason::StdinClosed, text)
                         .with_metadata("process_id", process.info.id.clone())
                 }
                 InputWriteError::IdReused => {
                     let text = format!(
-                        "write_id {:?} was that of another write of this process: give each write its own",
+                        "write_id {:?} was used for another write to this process: give each write its own",
                         request.write_id
                     );
                     Error::new(Reason::RequestIdReused, text).with_metadata("write_id", request.write_id)
@@ -244,7 +247,7 @@ impl ProcessServiceHandler {
 
     async fn deliver_signal(
         &self,
-        incoming: &CallContext,
+        context: &CallContext,
         request: SendSignalRequest,
     ) -> Result<(), Error> {
         let mut checked = self.0.catalog.validate("jig.v1.SendSignalRequest", request, false)?;
@@ -258,17 +261,18 @@ impl ProcessServiceHandler {
         let (Some(signal), []) = (signal, checked.violations.as_slice()) else {
             return Err(Error::invalid(checked.violations));
         };
-        let process = self.find_process(incoming, &request.process_id)?;
-        self.send_order(&process, ProcessControl::Signal(signal)).await
+
+        let process = self.find_process(context, &request.process_id)?;
+        self.send_control(&process, ProcessControl::Signal(signal)).await
     }
 
     async fn resize(
         &self,
-        incoming: &CallContext,
+        context: &CallContext,
         request: ResizeTerminalRequest,
     ) -> Result<(), Error> {
         let request = self.0.catalog.check("jig.v1.ResizeTerminalRequest", request)?;
-        let process = self.find_process(incoming, &request.process_id)?;
+        let process = self.find_process(context, &request.process_id)?;
         if !process.info.has_terminal {
             let text =
                 "must be that of a process with a terminal; this one was started without pty";
@@ -278,18 +282,18 @@ impl ProcessServiceHandler {
             columns: u16::try_from(request.cols).map_err(Error::internal)?,
             rows: u16::try_from(request.rows).map_err(Error::internal)?,
         };
-        self.send_order(&process, ProcessControl::Resize(size)).await
+        self.send_control(&process, ProcessControl::Resize(size)).await
     }
 
-    async fn send_order(
+    async fn send_control(
         &self,
         process: &ProcessHandle,
-        order: ProcessControl,
+        control: ProcessControl,
     ) -> Result<(), Error> {
-        process.send_control(order).await.map_err(|error| match error {
+        process.send_control(control).await.map_err(|error| match error {
             ControlError::Ended => process_ended_error(process),
             ControlError::TooManyPending => {
-                let text = format!("{error}: wait for their answers");
+                let text = format!("{error}: wait for the responses");
                 Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
             }
         })
@@ -301,21 +305,21 @@ fn keep_alive_interval(seconds: Option<u32>) -> Duration {
 }
 
 fn process_ended_error(process: &ProcessHandle) -> Error {
-    let text = "the process has ended; Attach tells how";
+    let text = "the process has ended: Attach returns its exit";
     Error::new(Reason::ProcessEnded, text).with_metadata("process_id", process.info.id.clone())
 }
 
-/// A position that lies behind what was written.
-fn position_past_end_error(asked: OutputPosition, written: OutputPosition) -> Error {
+/// The error of a client that wants to resume after output that does not exist yet.
+fn position_past_end_error(requested: OutputPosition, written: OutputPosition) -> Error {
     let fields = [
-        ("after_sequence", asked.after_sequence, written.after_sequence),
-        ("stdout_offset", asked.stdout_offset, written.stdout_offset),
-        ("stderr_offset", asked.stderr_offset, written.stderr_offset),
+        ("after_sequence", requested.after_sequence, written.after_sequence),
+        ("stdout_offset", requested.stdout_offset, written.stdout_offset),
+        ("stderr_offset", requested.stderr_offset, written.stderr_offset),
     ];
-    let beyond = fields.into_iter().filter(|(_, asked, written)| asked > written);
-    let violations = beyond.map(|(field, asked, written)| {
+    let beyond = fields.into_iter().filter(|(_, requested, written)| requested > written);
+    let violations = beyond.map(|(field, requested, written)| {
         let text =
-            format!("is {asked}, but this process has only got to {written}: is it another?");
+            format!("is {requested}, but this process has only got to {written}: is it another?");
         Violation::new(field, text)
     });
     Error::invalid(violations.collect())
@@ -323,10 +327,11 @@ fn position_past_end_error(asked: OutputPosition, written: OutputPosition) -> Er
 
 fn wire_process(entry: &ProcessEntry) -> ProcessInfo {
     let process = &entry.process;
-    let about = &process.info;
-    let ending = process.replay_buffer.end_value();
-    let exit = ending.as_deref().and_then(|ending| ending.as_ref().ok());
+    let info = &process.info;
+    let end = process.replay_buffer.end_value();
+    let exit = end.as_deref().and_then(|end| end.as_ref().ok());
     let outcome = exit.map(|exit| exit.result.termination.outcome);
+
     let state = if process.has_ended() {
         ProcessState::Ended
     } else if process.replay_buffer.has_started() {
@@ -335,13 +340,14 @@ fn wire_process(entry: &ProcessEntry) -> ProcessInfo {
         ProcessState::Starting
     };
     let on_disconnect =
-        if about.ends_with_last_reader { OnDisconnect::Kill } else { OnDisconnect::Keep };
+        if info.ends_with_last_reader { OnDisconnect::Kill } else { OnDisconnect::Keep };
+
     ProcessInfo {
-        process_id: about.id.clone(),
+        process_id: info.id.clone(),
         state: state.into(),
-        command: about.command.clone(),
-        cwd: about.cwd.clone(),
-        has_terminal: about.has_terminal,
+        command: info.command.clone(),
+        cwd: info.cwd.clone(),
+        has_terminal: info.has_terminal,
         on_disconnect: on_disconnect.into(),
         session: entry.session.clone(),
         start_time: process.start_time().map(Into::into),

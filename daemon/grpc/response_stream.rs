@@ -1,4 +1,6 @@
-//! Streams of answers to clients who may leave them lying: there is always room to tell why one ends.
+//! Response streams for clients that may read slowly, or not at all.
+//!
+//! A stream always has a reserved slot for the error that ends it.
 
 use std::time::Duration;
 
@@ -12,63 +14,67 @@ use tonic::Status;
 use super::status;
 use crate::daemon::error::{Error, Reason};
 
-/// How long a client may read nothing, as of a download.
+/// How long a client may read nothing before its stream ends.
 pub(super) const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// How one goes on who has watched what comes in an order.
+/// How the client of an ordered stream resumes after an error.
 pub(super) const RESUME_HINT: &str = "watch again when you can, from where you have got to";
 
-/// A message, or why no more come.
+/// A message, or the error that ends the stream.
 pub(super) type StreamItem<T> = Result<T, Status>;
 
-/// What a client reads.
+/// The receiving end of a stream, which tonic sends to the client.
 pub(super) type ResponseStream<T> = ReceiverStream<StreamItem<T>>;
 
-/// Room for the error that ends a stream early: a client that reads nothing now must not take the end
-/// of the stream for the end of what it tells about when it does.
+/// A reserved slot for the error that ends a stream early.
+///
+/// Without it, a client that reads nothing for a while would later see a regular end of the stream.
 #[derive(Debug)]
 pub(super) struct StreamTerminator<T> {
     reserved: Option<OwnedPermit<StreamItem<T>>>,
-    /// Of the call that the stream answers.
     call_id: String,
 }
 
 impl<T> StreamTerminator<T> {
-    /// Ends the stream with an error. The sender must be dropped after it.
+    /// Ends the stream with an error. The caller must drop the sender afterwards.
     pub(super) fn fail(self, error: &Error) {
         let status = status::to_logged_status(error, &self.call_id);
-        if let Some(room) = self.reserved {
-            room.send(Err(status));
+        if let Some(slot) = self.reserved {
+            slot.send(Err(status));
         }
     }
 }
 
-/// The two ends of a stream that answers the call of this id. At most `ahead` messages are on their way
-/// to a client that does not take them.
+/// Creates the stream that responds to a call. Buffers at most `buffer` messages for a slow client.
 pub(super) fn response_channel<T>(
-    ahead: usize,
+    buffer: usize,
     call_id: &str,
 ) -> (Sender<StreamItem<T>>, StreamTerminator<T>, ResponseStream<T>) {
-    let (sender, receiver) = mpsc::channel(ahead + 1);
-    let last = StreamTerminator {
-        // The first place of a channel that has several is free.
+    let (sender, receiver) = mpsc::channel(buffer + 1);
+    let terminator = StreamTerminator {
+        // A new channel has a free slot, so this succeeds.
         reserved: sender.clone().try_reserve_owned().ok(),
         call_id: call_id.to_owned(),
     };
-    (sender, last, ReceiverStream::new(receiver))
+    (sender, terminator, ReceiverStream::new(receiver))
 }
 
-/// Sends a message, unless the client takes none for so long. Where it fails, answers what is to be said last,
-/// with `how` to go on; nothing where nobody listens.
+/// Sends a message, or fails if the client reads nothing within `read_timeout`.
+///
+/// # Errors
+///
+/// Returns the error to end the stream with, including `resume_hint`; `None` if the client has
+/// gone.
 pub(super) async fn send_or_timeout<T>(
     sender: &Sender<StreamItem<T>>,
     message: T,
-    silence: Duration,
-    how: &str,
+    read_timeout: Duration,
+    resume_hint: &str,
 ) -> Result<(), Option<Error>> {
-    match timeout(silence, sender.send(Ok(message))).await {
+    match timeout(read_timeout, sender.send(Ok(message))).await {
         Ok(sent) => sent.map_err(|_| None),
         Err(_) => {
-            let text = format!("nothing was read for {} seconds: {how}", silence.as_secs());
+            let seconds = read_timeout.as_secs();
+            let text = format!("nothing was read for {seconds} seconds: {resume_hint}");
             Err(Some(Error::new(Reason::Timeout, text)))
         }
     }
@@ -82,21 +88,23 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_reads_nothing_is_told_so_behind_what_is_on_its_way() {
-        let (sender, last, mut answers) = response_channel(1, "id");
-        let silence = Duration::from_millis(20);
-        send_or_timeout(&sender, 1, silence, RESUME_HINT).await.unwrap();
-        let error = send_or_timeout(&sender, 2, silence, RESUME_HINT).await.unwrap_err();
-        let error = error.expect("somebody listens");
+    async fn idle_client_gets_buffered_messages_and_then_the_error() {
+        let (sender, terminator, mut responses) = response_channel(1, "id");
+        let read_timeout = Duration::from_millis(20);
+        send_or_timeout(&sender, 1, read_timeout, RESUME_HINT).await.unwrap();
+        let error = send_or_timeout(&sender, 2, read_timeout, RESUME_HINT).await.unwrap_err();
+        let error = error.expect("the client still listens");
         assert_eq!(error.reason, Reason::Timeout);
-        last.fail(&error);
+
+        terminator.fail(&error);
         drop(sender);
-        assert_eq!(answers.next().await.unwrap().unwrap(), 1);
-        let status = answers.next().await.unwrap().unwrap_err();
+        assert_eq!(responses.next().await.unwrap().unwrap(), 1);
+        let status = responses.next().await.unwrap().unwrap_err();
         assert_eq!(status.code(), Code::DeadlineExceeded);
-        assert!(answers.next().await.is_none());
-        let (sender, _last, answers) = response_channel(1, "id");
-        drop(answers);
-        assert!(matches!(send_or_timeout(&sender, 1, silence, RESUME_HINT).await, Err(None)));
+        assert!(responses.next().await.is_none());
+
+        let (sender, _terminator, responses) = response_channel(1, "id");
+        drop(responses);
+        assert!(matches!(send_or_timeout(&sender, 1, read_timeout, RESUME_HINT).await, Err(None)));
     }
 }

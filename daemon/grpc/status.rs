@@ -9,15 +9,15 @@ use crate::daemon::error::{Error, MAX_VIOLATIONS, Reason};
 
 /// Domain of `ErrorInfo`.
 const ERROR_DOMAIN: &str = "jig.v1";
-/// Longest message: it travels in a trailer, and clients accept 8 KiB of those.
+/// Longest message. It is sent in a trailer, and clients accept 8 KiB of trailers.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
-/// The status that tells `error`.
+/// Converts an error to a status.
 pub(crate) fn to_status(error: &Error) -> Status {
     status_with_code(grpc_code(error.reason), error)
 }
 
-/// The status that tells `error` where gRPC itself has a code for what happened.
+/// Converts an error to a status with a code that gRPC itself defines for the situation.
 pub(crate) fn status_with_code(code: Code, error: &Error) -> Status {
     let mut details = ErrorDetails::new();
     let metadata: HashMap<_, _> = error
@@ -26,6 +26,7 @@ pub(crate) fn status_with_code(code: Code, error: &Error) -> Status {
         .map(|(name, value)| (name.clone().into_owned(), truncate_message(value)))
         .collect();
     details.set_error_info(error.reason.name(), ERROR_DOMAIN, metadata);
+
     if !error.violations.is_empty() {
         let violations = error.violations.iter().take(MAX_VIOLATIONS);
         let violations: Vec<_> = violations
@@ -38,13 +39,14 @@ pub(crate) fn status_with_code(code: Code, error: &Error) -> Status {
             .collect();
         details.set_bad_request(violations);
     }
-    if let Some(wait) = error.retry_after {
-        details.set_retry_info(Some(wait));
+    if let Some(delay) = error.retry_after {
+        details.set_retry_info(Some(delay));
     }
+
     Status::with_error_details(code, truncate_message(&error.message), details)
 }
 
-/// The status that tells `error` to the caller of `call_id`. A defect is logged under that id.
+/// Converts an error to a status. Logs an internal error under the call id.
 pub(crate) fn to_logged_status(error: &Error, call_id: &str) -> Status {
     if error.reason == Reason::Internal {
         let cause = error.cause.as_ref().map(ToString::to_string);
@@ -53,12 +55,12 @@ pub(crate) fn to_logged_status(error: &Error, call_id: &str) -> Status {
     to_status(error)
 }
 
-/// The code of a reason. Each arm says what a caller should do.
+/// The gRPC code of a reason. The comment of each arm says what the caller should do.
 pub(crate) fn grpc_code(reason: Reason) -> Code {
     match reason {
-        // Mend the request.
+        // Fix the request.
         Reason::InvalidParams | Reason::InvalidGlob | Reason::InvalidRegex => Code::InvalidArgument,
-        // Ask for something else, or ask the operator.
+        // Request something else, or ask the operator for permission.
         Reason::PathEscape
         | Reason::SymlinkBlocked
         | Reason::PermissionDenied
@@ -66,9 +68,9 @@ pub(crate) fn grpc_code(reason: Reason) -> Code {
         | Reason::EgressDenied
         | Reason::ApprovalDenied
         | Reason::Forbidden => Code::PermissionDenied,
-        // Show a key.
+        // Send a key.
         Reason::Unauthenticated => Code::Unauthenticated,
-        // Look for what is there.
+        // List what exists.
         Reason::FileNotFound
         | Reason::DirectoryNotFound
         | Reason::CommandNotFound
@@ -82,7 +84,7 @@ pub(crate) fn grpc_code(reason: Reason) -> Code {
         | Reason::ProcessNotFound
         | Reason::JobNotFound => Code::NotFound,
         Reason::FileExists | Reason::RequestIdReused => Code::AlreadyExists,
-        // Read again, and decide anew.
+        // Read the current state and decide again.
         Reason::StaleFile | Reason::ChecksumMismatch | Reason::DaemonLost => Code::Aborted,
         // Change the state of the workspace or the daemon first.
         Reason::NotAFile
@@ -102,15 +104,15 @@ pub(crate) fn grpc_code(reason: Reason) -> Code {
         | Reason::ProcessEnded
         | Reason::StdinClosed
         | Reason::SandboxUnavailable => Code::FailedPrecondition,
-        // Take more time, or ask for less.
+        // Allow more time, or request less.
         Reason::Timeout => Code::DeadlineExceeded,
-        // Wait, then try again.
+        // Wait, then retry.
         Reason::ResourceExhausted | Reason::NoSpace | Reason::TooManyFiles => {
             Code::ResourceExhausted
         }
-        // Try elsewhere, or later.
+        // Retry later, or with another daemon.
         Reason::Draining | Reason::StateLost => Code::Unavailable,
-        // Tell the operator, or look at what was fetched from.
+        // Report to the operator, or check the server that was fetched from.
         Reason::SandboxError | Reason::FetchError | Reason::Internal => Code::Internal,
     }
 }

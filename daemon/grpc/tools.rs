@@ -1,4 +1,4 @@
-//! Typed gRPC: `jig.v1.ToolService`.
+//! `jig.v1.ToolService`: one typed RPC per tool.
 
 use std::sync::Arc;
 
@@ -21,7 +21,6 @@ use crate::{
     },
 };
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct ToolServiceHandler(pub(crate) Arc<Pipeline>);
 
@@ -33,7 +32,7 @@ impl ToolServiceHandler {
     where
         T::Response: Message + Default,
     {
-        handle(request, |incoming, request| self.0.call::<T>(incoming, request)).await
+        handle(request, |context, request| self.0.call::<T>(context, request)).await
     }
 }
 

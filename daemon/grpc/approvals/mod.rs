@@ -1,4 +1,4 @@
-//! `jig.v1.ApprovalService`: deciding about the calls of others, and the rules that decide without anybody.
+//! `jig.v1.ApprovalService`: decides pending approvals, and manages the rules that decide calls.
 
 mod page_builder;
 mod scope;
@@ -48,11 +48,10 @@ use crate::{
     },
 };
 
-/// How long the rule of "always" lasts where nothing is said: long enough not to be asked each day, short
-/// enough not to be forgotten for good.
+/// Lifetime of a rule created by DECISION_ALWAYS: operators are not asked each day, and a forgotten
+/// rule expires.
 const DEFAULT_RULE_LIFETIME_SEC: u32 = 30 * 24 * 3600;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct ApprovalServiceHandler(pub(crate) Arc<Pipeline>);
 
@@ -64,19 +63,19 @@ impl ApprovalService for ApprovalServiceHandler {
         &self,
         request: Request<ListApprovalsRequest>,
     ) -> Result<Response<ListApprovalsResponse>, Status> {
-        handle(request, |incoming, request| self.list_page(incoming, request)).await
+        handle(request, |context, request| self.list_page(context, request)).await
     }
 
     async fn get_approval(
         &self,
         request: Request<GetApprovalRequest>,
     ) -> Result<Response<GetApprovalResponse>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let request = self.validate("GetApprovalRequest", request)?;
-            let scope = CallerScope::for_call(&self.0, &incoming)?;
-            let sees = |record: &ApprovalRecord| scope.contains_approval(record);
-            let found = self.0.approvals.get(&request.approval_id, sees).await?;
-            Ok(GetApprovalResponse { approval: Some(wire_approval(&found, &self.0.catalog)) })
+            let scope = CallerScope::for_call(&self.0, &context)?;
+            let is_visible = |record: &ApprovalRecord| scope.contains_approval(record);
+            let approval = self.0.approvals.get(&request.approval_id, is_visible).await?;
+            Ok(GetApprovalResponse { approval: Some(wire_approval(&approval, &self.0.catalog)) })
         })
         .await
     }
@@ -85,20 +84,20 @@ impl ApprovalService for ApprovalServiceHandler {
         &self,
         request: Request<WatchApprovalsRequest>,
     ) -> Result<Response<Self::WatchApprovalsStream>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let request = self.validate("WatchApprovalsRequest", request)?;
-            let sending = ApprovalStream {
-                watch: self.0.approvals.watch(incoming.principal.key())?,
-                scope: CallerScope::for_call(&self.0, &incoming)?,
+            let stream = ApprovalStream {
+                watch: self.0.approvals.watch(context.principal.key())?,
+                scope: CallerScope::for_call(&self.0, &context)?,
                 pipeline: Arc::clone(&self.0),
                 keep_alive_interval: Duration::from_secs(
                     request.keep_alive_sec.unwrap_or(30).into(),
                 ),
-                deadline: incoming.deadline,
+                deadline: context.deadline,
                 draining: self.0.shutdown.draining_token(),
-                call_id: incoming.call_id,
+                call_id: context.call_id,
             };
-            Ok(sending.spawn())
+            Ok(stream.spawn())
         })
         .await
     }
@@ -107,8 +106,8 @@ impl ApprovalService for ApprovalServiceHandler {
         &self,
         request: Request<DecideApprovalRequest>,
     ) -> Result<Response<DecideApprovalResponse>, Status> {
-        self.handle_once("DecideApproval", request, |door, incoming, request| {
-            door.decide(incoming, request)
+        self.handle_once("DecideApproval", request, |service, context, request| {
+            service.decide(context, request)
         })
         .await
     }
@@ -117,16 +116,15 @@ impl ApprovalService for ApprovalServiceHandler {
         &self,
         request: Request<ListRulesRequest>,
     ) -> Result<Response<ListRulesResponse>, Status> {
-        handle(request, async |incoming, request| self.list_matching_rules(&incoming, request))
-            .await
+        handle(request, async |context, request| self.list_matching_rules(&context, request)).await
     }
 
     async fn create_rule(
         &self,
         request: Request<CreateRuleRequest>,
     ) -> Result<Response<CreateRuleResponse>, Status> {
-        self.handle_once("CreateRule", request, |door, incoming, request| {
-            door.create(incoming, request)
+        self.handle_once("CreateRule", request, |service, context, request| {
+            service.create(context, request)
         })
         .await
     }
@@ -135,8 +133,8 @@ impl ApprovalService for ApprovalServiceHandler {
         &self,
         request: Request<UpdateRuleRequest>,
     ) -> Result<Response<UpdateRuleResponse>, Status> {
-        self.handle_once("UpdateRule", request, |door, incoming, request| {
-            door.update(incoming, request)
+        self.handle_once("UpdateRule", request, |service, context, request| {
+            service.update(context, request)
         })
         .await
     }
@@ -145,16 +143,18 @@ impl ApprovalService for ApprovalServiceHandler {
         &self,
         request: Request<DeleteRuleRequest>,
     ) -> Result<Response<DeleteRuleResponse>, Status> {
-        self.handle_once("DeleteRule", request, |door, incoming, request| {
-            door.delete(incoming, request)
+        self.handle_once("DeleteRule", request, |service, context, request| {
+            service.delete(context, request)
         })
         .await
     }
 }
 
 impl ApprovalServiceHandler {
-    /// Answers a request that changes something with what `work` makes of it; a repeated one, with what
-    /// came of the first. The work goes on when its caller has gone: what is on disk must be what counts.
+    /// Handles a request with side effects. A repeat with the same request id gets the first
+    /// result.
+    ///
+    /// `work` completes even if its caller disconnects, so that memory and disk stay consistent.
     async fn handle_once<Q, A, F>(
         &self,
         method: &str,
@@ -167,8 +167,8 @@ impl ApprovalServiceHandler {
         F: Future<Output = Result<A, Error>> + Send + 'static,
     {
         let method = format!("jig.v1.ApprovalService/{method}");
-        handle_once(&self.0, &method, request, |incoming, request| {
-            let work = work(Self(Arc::clone(&self.0)), incoming, request);
+        handle_once(&self.0, &method, request, |context, request| {
+            let work = work(Self(Arc::clone(&self.0)), context, request);
             async move {
                 let done = task::spawn_tracked("approval service", work).await;
                 done.map_err(Error::internal)?
@@ -182,7 +182,7 @@ impl ApprovalServiceHandler {
         self.0.catalog.check(&message, request)
     }
 
-    /// As [`Self::check`], where more may be wrong with it.
+    /// Validates a request, and returns the violations so that the caller can add its own.
     fn validate_with_violations<Q: Message + Default>(
         &self,
         message: &str,
@@ -195,64 +195,66 @@ impl ApprovalServiceHandler {
 
     async fn list_page(
         &self,
-        incoming: CallContext,
+        context: CallContext,
         request: ListApprovalsRequest,
     ) -> Result<ListApprovalsResponse, Error> {
         let request = self.validate("ListApprovalsRequest", request)?;
-        let scope = CallerScope::for_call(&self.0, &incoming)?;
+        let scope = CallerScope::for_call(&self.0, &context)?;
         let token = request.page_token;
         if !token.is_empty() && ulid::Ulid::from_string(&token).is_err() {
             return Err(invalid_page_token());
         }
         let last = (!token.is_empty()).then_some(token);
-        let size = request.page_size.unwrap_or(100);
+
+        let page_size = request.page_size.unwrap_or(100);
         // One more tells whether there is another page.
-        let most = size.saturating_add(1);
+        let limit = page_size.saturating_add(1);
         let found = if request.decided {
             let names = scope.workspaces().iter().cloned().collect();
-            self.0.approvals.list(names, last, most).await?
+            self.0.approvals.list(names, last, limit).await?
         } else {
-            let waiting = self.0.approvals.list_pending().into_iter();
-            let waiting = waiting.filter(|approval| {
+            let pending = self.0.approvals.list_pending().into_iter();
+            let pending = pending.filter(|approval| {
                 let record = &approval.record;
                 scope.contains_approval(record)
                     && last.as_ref().is_none_or(|last| record.id > *last)
             });
-            waiting.take(most as usize).collect()
+            pending.take(limit as usize).collect()
         };
+
         let mut page = PageBuilder::new();
-        let mut is_more = found.len() > size as usize;
-        for found in found.iter().take(size as usize) {
-            let id = &found.record.id;
-            if !scope.contains_approval(&found.record) {
+        let mut has_more = found.len() > page_size as usize;
+        for approval in found.iter().take(page_size as usize) {
+            let id = &approval.record.id;
+            if !scope.contains_approval(&approval.record) {
                 page.skip(id);
-            } else if !page.try_push(id, wire_approval(found, &self.0.catalog)) {
-                is_more = true;
+            } else if !page.try_push(id, wire_approval(approval, &self.0.catalog)) {
+                has_more = true;
                 break;
             }
         }
-        let (approvals, next_page_token) = page.finish(is_more);
+        let (approvals, next_page_token) = page.finish(has_more);
         Ok(ListApprovalsResponse { next_page_token, approvals })
     }
 
     fn list_matching_rules(
         &self,
-        incoming: &CallContext,
+        context: &CallContext,
         request: ListRulesRequest,
     ) -> Result<ListRulesResponse, Error> {
         let request = self.validate("ListRulesRequest", request)?;
-        let scope = CallerScope::for_call(&self.0, incoming)?;
+        let scope = CallerScope::for_call(&self.0, context)?;
         let snapshot = self.0.policy.snapshot();
-        let stored = snapshot.stored_rules().iter();
-        let all = stored.chain(snapshot.policy.rules());
+        let all = snapshot.stored_rules().iter().chain(snapshot.policy.rules());
         let mut rules = all.filter(|rule| scope.overlaps_rule(rule)).peekable();
+        // Advances to the rule after the previous page.
         let token = request.page_token;
         if !token.is_empty() && !rules.any(|rule| rule.id == token) {
             return Err(invalid_page_token());
         }
-        let size = request.page_size.unwrap_or(100);
+
         let mut page = PageBuilder::new();
-        for _ in 0..size {
+        for _ in 0..request.page_size.unwrap_or(100) {
             let Some(next) = rules.peek() else { break };
             if !page.try_push(&next.id, wire_rule(next, scope.workspaces())) {
                 break;
@@ -265,18 +267,18 @@ impl ApprovalServiceHandler {
 
     async fn decide(
         self,
-        incoming: CallContext,
+        context: CallContext,
         request: DecideApprovalRequest,
     ) -> Result<DecideApprovalResponse, Error> {
         let (request, mut violations) =
             self.validate_with_violations("DecideApprovalRequest", request)?;
-        let wish = request.decision();
-        if wish == v1::Decision::Unspecified {
+        let requested = request.decision();
+        if requested == v1::Decision::Unspecified {
             let text = "must be DECISION_ALLOW, DECISION_DENY or DECISION_ALWAYS";
             violations.push(Violation::new("decision", text));
         }
-        if wish != v1::Decision::Always {
-            let text = "is of the rule that DECISION_ALWAYS makes, and says nothing here";
+        if requested != v1::Decision::Always {
+            let text = "is only for the rule that DECISION_ALWAYS creates: leave it out";
             for (field, is_given) in [
                 ("rule_lifetime_sec", request.rule_lifetime_sec.is_some()),
                 ("pattern", request.pattern.is_some()),
@@ -289,7 +291,8 @@ impl ApprovalServiceHandler {
         if !violations.is_empty() {
             return Err(Error::invalid(violations));
         }
-        let decision = match wish {
+
+        let decision = match requested {
             v1::Decision::Allow => ApprovalDecision::Allow,
             v1::Decision::Always => ApprovalDecision::Always {
                 pattern: parse_pattern(request.pattern).await?,
@@ -299,27 +302,27 @@ impl ApprovalServiceHandler {
             },
             v1::Decision::Deny | v1::Decision::Unspecified => ApprovalDecision::Deny,
         };
-        let scope = CallerScope::for_call(&self.0, &incoming)?;
-        let by = incoming.principal.name();
-        let sees = |record: &ApprovalRecord| scope.contains_approval(record);
-        let decided =
-            self.0.approvals.decide(&request.approval_id, sees, by, decision, request.comment);
-        let (decided, made) = decided.await?;
+        let scope = CallerScope::for_call(&self.0, &context)?;
+        let decider = context.principal.name();
+        let is_visible = |record: &ApprovalRecord| scope.contains_approval(record);
+        let (id, comment) = (&request.approval_id, request.comment);
+        let (approval, rule) =
+            self.0.approvals.decide(id, is_visible, decider, decision, comment).await?;
         Ok(DecideApprovalResponse {
-            approval: Some(wire_approval(&decided, &self.0.catalog)),
-            rule: made.map(|made| wire_rule(&made, scope.workspaces())),
+            approval: Some(wire_approval(&approval, &self.0.catalog)),
+            rule: rule.map(|rule| wire_rule(&rule, scope.workspaces())),
         })
     }
 
     async fn create(
         self,
-        incoming: CallContext,
+        context: CallContext,
         request: CreateRuleRequest,
     ) -> Result<CreateRuleResponse, Error> {
         let (request, mut violations) =
             self.validate_with_violations("CreateRuleRequest", request)?;
-        let wish = parse_action(request.action());
-        if wish.is_none() {
+        let action = parse_action(request.action());
+        if action.is_none() {
             let text = "must be ACTION_ALLOW, ACTION_ASK or ACTION_DENY";
             violations.push(Violation::new("action", text));
         }
@@ -327,23 +330,23 @@ impl ApprovalServiceHandler {
             let text = self.0.catalog.unknown_tool_message(&request.tool);
             violations.push(Violation::new("tool", text));
         }
-        let (Some(action), []) = (wish, violations.as_slice()) else {
+        let (Some(action), []) = (action, violations.as_slice()) else {
             return Err(Error::invalid(violations));
         };
-        incoming.principal.require_tool(&request.tool)?;
+
+        context.principal.require_tool(&request.tool)?;
         let pattern = parse_pattern(request.pattern).await?;
         let verb = match action {
             PolicyAction::Allow => "allow",
             PolicyAction::Ask => "ask",
             PolicyAction::Deny => "deny",
         };
-        let name = match request.name.is_empty() {
-            true => format!("{verb} {}", request.tool),
-            false => request.name,
-        };
-        let workspace = self.0.workspace_context(&incoming)?.workspace.name().to_owned();
+        let name =
+            if request.name.is_empty() { format!("{verb} {}", request.tool) } else { request.name };
+
+        let workspace = self.0.workspace_context(&context)?.workspace.name().to_owned();
         let scope = BTreeSet::from([workspace]);
-        let made = self.0.policy.add(Rule {
+        let rule = self.0.policy.add(Rule {
             id: ulid::Ulid::generate().to_string(),
             name,
             tool: request.tool,
@@ -353,19 +356,19 @@ impl ApprovalServiceHandler {
             expires: request.lifetime_sec.map(expiry_after),
             enabled: true,
             provenance: Some(RuleProvenance {
-                by: incoming.principal.name().to_owned(),
+                by: context.principal.name().to_owned(),
                 at: SystemTime::now(),
                 approval_id: None,
             }),
         });
-        let made = made.await?;
-        self.0.approvals.resolve_allowed_by(&made).await;
-        Ok(CreateRuleResponse { rule: Some(wire_rule(&made, &scope)) })
+        let rule = rule.await?;
+        self.0.approvals.resolve_allowed_by(&rule).await;
+        Ok(CreateRuleResponse { rule: Some(wire_rule(&rule, &scope)) })
     }
 
     async fn update(
         self,
-        incoming: CallContext,
+        context: CallContext,
         request: UpdateRuleRequest,
     ) -> Result<UpdateRuleResponse, Error> {
         let (request, mut violations) =
@@ -377,41 +380,42 @@ impl ApprovalServiceHandler {
         if !violations.is_empty() {
             return Err(Error::invalid(violations));
         }
-        let scope = CallerScope::for_call(&self.0, &incoming)?;
+
+        let scope = CallerScope::for_call(&self.0, &context)?;
         let expires = request.lifetime_sec.map(|seconds| match seconds {
             0 => None,
             seconds => Some(expiry_after(seconds)),
         });
-        let sees = |rule: &Rule| scope.contains_rule(rule);
-        let changed = self.0.policy.change(&request.rule_id, sees, request.enabled, expires);
-        let changed = changed.await?;
-        self.0.approvals.resolve_allowed_by(&changed).await;
-        Ok(UpdateRuleResponse { rule: Some(wire_rule(&changed, scope.workspaces())) })
+        let is_visible = |rule: &Rule| scope.contains_rule(rule);
+        let rule =
+            self.0.policy.change(&request.rule_id, is_visible, request.enabled, expires).await?;
+        self.0.approvals.resolve_allowed_by(&rule).await;
+        Ok(UpdateRuleResponse { rule: Some(wire_rule(&rule, scope.workspaces())) })
     }
 
     async fn delete(
         self,
-        incoming: CallContext,
+        context: CallContext,
         request: DeleteRuleRequest,
     ) -> Result<DeleteRuleResponse, Error> {
         let request = self.validate("DeleteRuleRequest", request)?;
-        let scope = CallerScope::for_call(&self.0, &incoming)?;
-        let sees = |rule: &Rule| scope.contains_rule(rule);
-        self.0.policy.remove(&request.rule_id, sees).await?;
+        let scope = CallerScope::for_call(&self.0, &context)?;
+        let is_visible = |rule: &Rule| scope.contains_rule(rule);
+        self.0.policy.remove(&request.rule_id, is_visible).await?;
         Ok(DeleteRuleResponse {})
     }
 }
 
-/// The pattern that was given. It is read on a thread that may block: that may take a while.
-async fn parse_pattern(written: Option<String>) -> Result<Option<RulePattern>, Error> {
-    let Some(written) = written else {
+/// Compiles a pattern, on a blocking thread because that may take a while.
+async fn parse_pattern(pattern: Option<String>) -> Result<Option<RulePattern>, Error> {
+    let Some(pattern) = pattern else {
         return Ok(None);
     };
-    if written.is_empty() {
-        let text = "matches everything where it is empty: leave it out, if that is meant";
+    if pattern.is_empty() {
+        let text = "is empty and would match everything: leave it out if that is intended";
         return Err(Error::invalid_field("pattern", text));
     }
-    let parsed = task::spawn_blocking(move || RulePattern::parse(&written)).await;
+    let parsed = task::spawn_blocking(move || RulePattern::parse(&pattern)).await;
     let parsed = parsed.map_err(Error::internal)?.map_err(|problem| Error {
         violations: vec![Violation::new("pattern", problem.clone())],
         ..Error::new(Reason::InvalidRegex, format!("pattern {problem}"))
@@ -420,6 +424,6 @@ async fn parse_pattern(written: Option<String>) -> Result<Option<RulePattern>, E
 }
 
 fn invalid_page_token() -> Error {
-    let text = "is not the next_page_token of a page, or of one that is gone: leave it out to start with the first page";
+    let text = "is not a valid next_page_token, or its entry was removed: leave it out to start with the first page";
     Error::invalid_field("page_token", text)
 }

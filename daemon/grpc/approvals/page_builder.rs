@@ -1,11 +1,11 @@
-//! Pages that a client takes, however long what is on them is.
+//! Builds pages of bounded size in bytes.
 
 use prost::Message;
 
-/// Bytes of a page, which has one entry at least: clients take 4 MiB unless they say otherwise.
+/// Maximum size of a page with more than one entry. Clients accept 4 MiB by default.
 const MAX_PAGE_BYTES: usize = 3 << 20;
 
-/// A page that is filled.
+/// A page that is being filled.
 #[derive(Debug)]
 pub(super) struct PageBuilder<T> {
     entries: Vec<T>,
@@ -14,12 +14,11 @@ pub(super) struct PageBuilder<T> {
 }
 
 impl<T: Message> PageBuilder<T> {
-    /// One without entries.
     pub(super) fn new() -> Self {
         Self { entries: Vec::new(), remaining_bytes: MAX_PAGE_BYTES, last_id: None }
     }
 
-    /// Adds what has this id, if there is room for it.
+    /// Adds an entry. Returns `false` if the page is full. The first entry always fits.
     pub(super) fn try_push(&mut self, id: &str, entry: T) -> bool {
         let size = entry.encoded_len();
         if size > self.remaining_bytes && !self.entries.is_empty() {
@@ -31,14 +30,14 @@ impl<T: Message> PageBuilder<T> {
         true
     }
 
-    /// Goes on behind what has this id.
+    /// Continues after the entry with this id, without adding it.
     pub(super) fn skip(&mut self, id: &str) {
         self.last_id = Some(id.to_owned());
     }
 
-    /// The entries, and where the next page begins: nowhere, unless there `is_more`.
-    pub(super) fn finish(self, is_more: bool) -> (Vec<T>, String) {
-        let last = self.last_id.filter(|_| is_more);
+    /// Returns the entries and the token of the next page, which is empty unless `has_more`.
+    pub(super) fn finish(self, has_more: bool) -> (Vec<T>, String) {
+        let last = self.last_id.filter(|_| has_more);
         (self.entries, last.unwrap_or_default())
     }
 }

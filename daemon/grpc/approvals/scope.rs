@@ -1,5 +1,6 @@
-//! What a call of the service is about: the workspaces and the tools that its caller's key is for. What is
-//! of others is not there.
+//! Restricts calls of the service to the workspaces and tools that the caller's key permits.
+//!
+//! Approvals and rules outside of the scope do not exist for the caller.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,7 +10,7 @@ use crate::daemon::{
     store::approvals::ApprovalRecord,
 };
 
-/// What a call is about.
+/// The workspaces and tools that a call may see.
 #[derive(Debug, Clone)]
 pub(super) struct CallerScope {
     workspaces: BTreeSet<String>,
@@ -17,35 +18,33 @@ pub(super) struct CallerScope {
 }
 
 impl CallerScope {
-    /// The workspace that a call names, or all that are there for its caller.
-    pub(super) fn for_call(pipeline: &Pipeline, incoming: &CallContext) -> Result<Self, Error> {
-        let workspaces = match incoming.workspace {
-            Some(_) => [pipeline.workspace_context(incoming)?.workspace.name().to_owned()].into(),
+    /// The workspace that a call names, or else all that are visible to its caller.
+    pub(super) fn for_call(pipeline: &Pipeline, context: &CallContext) -> Result<Self, Error> {
+        let workspaces = match context.workspace {
+            Some(_) => [pipeline.workspace_context(context)?.workspace.name().to_owned()].into(),
             None => pipeline
-                .visible_workspaces(&incoming.principal)
-                .map(|scene| scene.workspace.name().to_owned())
+                .visible_workspaces(&context.principal)
+                .map(|visible| visible.workspace.name().to_owned())
                 .collect(),
         };
-        Ok(Self { workspaces, principal: Arc::clone(&incoming.principal) })
+        Ok(Self { workspaces, principal: Arc::clone(&context.principal) })
     }
 
-    /// The workspaces.
     pub(super) fn workspaces(&self) -> &BTreeSet<String> {
         &self.workspaces
     }
 
-    /// Whether an approval is in it.
     pub(super) fn contains_approval(&self, record: &ApprovalRecord) -> bool {
         self.workspaces.contains(&record.workspace) && self.allows_tool(&record.tool)
     }
 
-    /// Whether a rule is about any of it.
+    /// Whether a rule applies to any workspace of the scope.
     pub(super) fn overlaps_rule(&self, rule: &Rule) -> bool {
         self.workspaces.iter().any(|name| rule.applies_in_workspace(name))
             && self.allows_tool(&rule.tool)
     }
 
-    /// Whether a rule is about nothing else.
+    /// Whether a rule applies only to workspaces of the scope.
     pub(super) fn contains_rule(&self, rule: &Rule) -> bool {
         let mut workspaces = rule.workspaces.iter().flatten();
         workspaces.all(|name| self.workspaces.contains(name)) && self.allows_tool(&rule.tool)

@@ -1,4 +1,4 @@
-//! Approvals and rules as messages.
+//! Conversion of approvals and rules to protobuf messages.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,6 @@ use crate::{
     },
 };
 
-/// An approval.
 pub(super) fn wire_approval(approval: &Approval, catalog: &Catalog) -> v1::Approval {
     let record = &approval.record;
     let options = catalog.tool(&record.tool).map(|spec| &spec.options);
@@ -28,6 +27,7 @@ pub(super) fn wire_approval(approval: &Approval, catalog: &Catalog) -> v1::Appro
         Some(ApprovalEndState::Lost) => v1::ApprovalState::Lost,
     };
     let parameters = record.parameters.iter();
+
     v1::Approval {
         approval_id: record.id.clone(),
         state: state.into(),
@@ -60,19 +60,20 @@ pub(super) fn wire_approval(approval: &Approval, catalog: &Catalog) -> v1::Appro
     }
 }
 
-/// A rule, with the workspaces in `scope` that it is about: the caller must not learn the names of others.
+/// Converts a rule. Omits workspaces outside of `scope`, whose names the caller must not learn.
 pub(super) fn wire_rule(rule: &Rule, scope: &BTreeSet<String>) -> v1::Rule {
-    let wire = match rule.action {
+    let action = match rule.action {
         PolicyAction::Allow => v1::Action::Allow,
         PolicyAction::Ask => v1::Action::Ask,
         PolicyAction::Deny => v1::Action::Deny,
     };
-    let made = rule.provenance.as_ref();
-    let origin = match made {
+    let provenance = rule.provenance.as_ref();
+    let origin = match provenance {
         None => v1::RuleOrigin::File,
         Some(_) => v1::RuleOrigin::Service,
     };
     let workspaces = rule.workspaces.iter().flatten();
+
     v1::Rule {
         rule_id: rule.id.clone(),
         name: rule.name.clone(),
@@ -82,18 +83,18 @@ pub(super) fn wire_rule(rule: &Rule, scope: &BTreeSet<String>) -> v1::Rule {
             .as_ref()
             .map(|pattern| pattern.as_str().to_owned())
             .unwrap_or_default(),
-        action: wire.into(),
+        action: action.into(),
         workspaces: workspaces.filter(|name| scope.contains(*name)).cloned().collect(),
         expire_time: rule.expires.map(Into::into),
         enabled: rule.enabled,
         origin: origin.into(),
-        created_by: made.map(|made| made.by.clone()).unwrap_or_default(),
-        create_time: made.map(|made| made.at.into()),
-        approval_id: made.and_then(|made| made.approval_id.clone()).unwrap_or_default(),
+        created_by: provenance.map(|created| created.by.clone()).unwrap_or_default(),
+        create_time: provenance.map(|created| created.at.into()),
+        approval_id: provenance.and_then(|created| created.approval_id.clone()).unwrap_or_default(),
     }
 }
 
-/// What becomes of calls, if that was given.
+/// Converts an action; `None` if unspecified.
 pub(super) fn parse_action(action: v1::Action) -> Option<PolicyAction> {
     match action {
         v1::Action::Allow => Some(PolicyAction::Allow),

@@ -1,6 +1,6 @@
-//! One stream of events, no faster than its client takes them.
+//! A stream that sends the events of a session, at the speed of its client.
 
-use std::{future, sync::Arc, time::Duration};
+use std::{convert::Infallible, future, sync::Arc, time::Duration};
 
 use prost_types::Timestamp;
 use serde_json::Value as Json;
@@ -35,43 +35,42 @@ use crate::{
     },
 };
 
-/// Messages that are on their way to a client that does not take them.
+/// Messages buffered for a slow client.
 const STREAM_BUFFER_MESSAGES: usize = 4;
 
-/// How long the last events may take when the daemon ends: less than it gives its connections.
+/// How long sending the last events may take at shutdown. Less than the server gives its
+/// connections.
 const SHUTDOWN_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Type of the event of a call that has ended.
-pub(super) const FINISHED: &str = "tool_call_finished";
+/// Event type of a call that has ended.
+pub(super) const CALL_FINISHED: &str = "tool_call_finished";
 
-/// Where events come from.
+/// Where the events of a stream come from.
 #[derive(Debug)]
 pub(super) enum EventSource {
-    /// From a session.
     Session(Follower),
-    /// It is not there yet; this changes when it may be.
+    /// The session does not exist yet. The value changes when any session is opened.
     NotCreated(Receiver<u64>),
 }
 
-/// A stream that goes on.
+/// An open stream of events.
 pub(super) struct EventStream {
     pub(super) pipeline: Arc<Pipeline>,
-    pub(super) source: EventSource,
-    /// Number of the record behind which it begins.
+    /// The stream starts after the record with this sequence number.
     pub(super) after: u64,
-    /// Whether that is said first.
+    /// Whether to send `after` first, as a keep-alive.
     pub(super) announce_position: bool,
     pub(super) workspace: String,
     pub(super) session: SessionId,
-    /// Who watches: of tools that its key is not for, nothing is sent.
+    /// The watching caller. The stream omits events of tools that its key does not permit.
     pub(super) principal: Arc<Principal>,
-    /// Of what is sent; all, where there are none.
+    /// Event types to send; all if empty.
     pub(super) types: Vec<String>,
-    /// Results of calls, if they were asked for.
+    /// Set if the client requested the results of calls.
     pub(super) results: Option<WatchedResults>,
-    /// Whether what is yet to come is waited for.
+    /// Whether to wait for future events.
     pub(super) follow: bool,
-    /// How long nothing is said before that is said.
+    /// How long the stream may be silent before it sends a keep-alive.
     pub(super) keep_alive_interval: Duration,
     pub(super) deadline: Option<std::time::Instant>,
     pub(super) call_id: String,
@@ -81,167 +80,189 @@ pub(super) struct EventStream {
 /// Results of calls, for one stream.
 pub(super) struct WatchedResults {
     pub(super) subscription: ResultSubscription,
-    /// Number of the last record before the stream: of calls that had ended then, there are no results.
+    /// Last sequence number before the stream. Calls that ended up to it have no results here.
     pub(super) past: u64,
 }
 
-/// The side of a stream to which messages go.
+/// The sending end of a stream.
 struct EventSender {
     sender: Sender<StreamItem<WatchEventsResponse>>,
-    /// When something was last sent.
     last_sent: Instant,
 }
 
 /// Why a stream ends.
 enum EventStreamEnd {
-    /// All was said, or nobody listens any more.
+    /// Everything was sent, or the client has gone.
     Closed,
+    /// The client gets this error.
     Failed(Error),
 }
 
+impl EventStreamEnd {
+    fn internal(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Failed(Error::internal(error))
+    }
+}
+
 impl EventStream {
-    /// Begins to send.
-    pub(super) fn spawn(self) -> ResponseStream<WatchEventsResponse> {
-        let (sender, last, answers) = response_channel(STREAM_BUFFER_MESSAGES, &self.call_id);
-        // Not waited for when the daemon drains: it has no work of its own to end.
-        task::spawn("event stream", self.run(sender, last));
-        answers
+    /// Starts a task that sends the events of `source`.
+    pub(super) fn spawn(self, source: EventSource) -> ResponseStream<WatchEventsResponse> {
+        let (sender, terminator, responses) =
+            response_channel(STREAM_BUFFER_MESSAGES, &self.call_id);
+        // Not tracked: the drain waits for calls only, and the stream runs none.
+        task::spawn("event stream", self.run(source, sender, terminator));
+        responses
     }
 
     async fn run(
         self,
+        source: EventSource,
         sender: Sender<StreamItem<WatchEventsResponse>>,
-        last: StreamTerminator<WatchEventsResponse>,
+        terminator: StreamTerminator<WatchEventsResponse>,
     ) {
-        let end = self.pipeline.shutdown.terminate_token();
+        let terminate = self.pipeline.shutdown.terminate_token();
         let deadline = self.deadline;
-        let gone = sender.clone();
+        let client_gone = sender.clone();
         let client = EventSender { sender, last_sent: Instant::now() };
-        let last_words = async {
-            end.cancelled().await;
+        let flush_timeout = async {
+            terminate.cancelled().await;
             sleep(SHUTDOWN_FLUSH_TIMEOUT).await;
         };
+
         let error = tokio::select! {
             biased;
-            () = gone.closed() => return,
+            () = client_gone.closed() => return,
             () = task::sleep_until(deadline) => deadline_error(),
-            end = self.forward_events(client, &end) => match end {
+            Err(end) = self.forward_events(source, client, &terminate) => match end {
                 EventStreamEnd::Closed => return,
                 EventStreamEnd::Failed(error) => error,
             },
-            () = last_words => draining_error(),
+            () = flush_timeout => draining_error(),
         };
-        last.fail(&error);
+        terminator.fail(&error);
     }
 
+    /// Sends events until the stream ends. Never returns `Ok`.
     async fn forward_events(
         mut self,
+        source: EventSource,
         mut client: EventSender,
-        end: &CancellationToken,
-    ) -> EventStreamEnd {
-        if self.announce_position
-            && let Err(end) = client.send(keep_alive(self.after)).await
-        {
-            return end;
+        terminate: &CancellationToken,
+    ) -> Result<Infallible, EventStreamEnd> {
+        if self.announce_position {
+            client.send(keep_alive(self.after)).await?;
         }
+        let mut follower = match source {
+            EventSource::Session(follower) => follower,
+            EventSource::NotCreated(opened) => {
+                self.wait_until_created(opened, &mut client, terminate).await?
+            }
+        };
+
         loop {
-            let (source, waits) = match self.source {
-                EventSource::Session(follower) => {
-                    let read = task::spawn_blocking(move || {
-                        let mut follower = follower;
-                        let read = follower.read();
-                        (follower, read)
-                    });
-                    let (follower, read) = match read.await {
-                        Ok((follower, Ok(read))) => (follower, read),
-                        Ok((_, Err(error))) => {
-                            return EventStreamEnd::Failed(Error::internal(error));
-                        }
-                        Err(error) => return EventStreamEnd::Failed(Error::internal(error)),
-                    };
-                    let waits = read.is_empty();
-                    let items = read.into_iter();
-                    let past = self.results.as_ref().map(|results| results.past);
-                    let wire = |item| wire_event(item, &self.types, &self.principal, past);
-                    for item in items.filter_map(wire) {
-                        if let Err(end) = client.send(item).await {
-                            return end;
-                        }
-                    }
-                    let last = follower.last_sequence();
-                    while let Some(results) = &mut self.results
-                        && let Some(item) = results.due(&self.pipeline, &self.principal, last)
-                    {
-                        if let Err(end) = client.send(item).await {
-                            return end;
-                        }
-                    }
-                    (EventSource::Session(follower), waits)
-                }
-                EventSource::NotCreated(more) => (EventSource::NotCreated(more), true),
-            };
-            self.source = source;
-            if waits && !self.follow {
-                return EventStreamEnd::Closed;
+            let is_caught_up;
+            (follower, is_caught_up) = self.send_available(follower, &mut client).await?;
+            if is_caught_up && !self.follow {
+                return Err(EventStreamEnd::Closed);
             }
-            let until = client.last_sent + self.keep_alive_interval;
-            let last_sequence = match &mut self.source {
-                // Records that nobody asked for may go on coming for long.
-                EventSource::Session(_) if !waits && until > Instant::now() => continue,
-                EventSource::Session(follower) => tokio::select! {
-                    biased;
-                    () = follower.wait_for_more() => continue,
-                    () = more_results(&mut self.results) => continue,
-                    () = end.cancelled() => return EventStreamEnd::Failed(draining_error()),
-                    () = sleep_until(until) => follower.last_sequence(),
-                },
-                EventSource::NotCreated(more) => {
-                    // What is opened from here on is looked for again.
-                    drop(more.borrow_and_update());
-                    let sessions = Arc::clone(self.pipeline.state_dir.sessions());
-                    if sessions.is_indexed(&self.workspace, &self.session) {
-                        let (workspace, id) = (self.workspace.clone(), self.session.clone());
-                        let existing = move || sessions.open_existing(&workspace, &id);
-                        match task::spawn_blocking(existing).await {
-                            Ok(Ok(Some(session))) => match Follower::new(session, self.after) {
-                                Ok(follower) => {
-                                    self.source = EventSource::Session(follower);
-                                    continue;
-                                }
-                                Err(behind) => {
-                                    return EventStreamEnd::Failed(sequence_past_end_error(
-                                        self.after,
-                                    )(
-                                        behind
-                                    ));
-                                }
-                            },
-                            // Removed at this moment.
-                            Ok(Ok(None)) => {}
-                            Ok(Err(error)) => {
-                                return EventStreamEnd::Failed(Error::internal(error));
-                            }
-                            Err(error) => return EventStreamEnd::Failed(Error::internal(error)),
-                        }
-                    }
-                    tokio::select! {
-                        biased;
-                        _opened = more.changed() => continue,
-                        () = end.cancelled() => return EventStreamEnd::Failed(draining_error()),
-                        () = sleep_until(until) => self.after,
-                    }
+
+            // Many records in a row may be filtered out: then the keep-alive is due before the end.
+            let keep_alive_at = client.last_sent + self.keep_alive_interval;
+            if !is_caught_up && keep_alive_at > Instant::now() {
+                continue;
+            }
+            tokio::select! {
+                biased;
+                () = follower.wait_for_more() => {}
+                () = wait_for_result(&mut self.results) => {}
+                () = terminate.cancelled() => return Err(EventStreamEnd::Failed(draining_error())),
+                () = sleep_until(keep_alive_at) => {
+                    client.send(keep_alive(follower.last_sequence())).await?;
                 }
-            };
-            if let Err(end) = client.send(keep_alive(last_sequence)).await {
-                return end;
             }
         }
+    }
+
+    /// Waits until the session is created, and sends keep-alives meanwhile.
+    async fn wait_until_created(
+        &self,
+        mut opened: Receiver<u64>,
+        client: &mut EventSender,
+        terminate: &CancellationToken,
+    ) -> Result<Follower, EventStreamEnd> {
+        if !self.follow {
+            return Err(EventStreamEnd::Closed);
+        }
+
+        loop {
+            // Mark the value as seen before the lookup: a session opened later changes it again.
+            drop(opened.borrow_and_update());
+            if let Some(follower) = self.open_session().await? {
+                return Ok(follower);
+            }
+            tokio::select! {
+                biased;
+                _opened = opened.changed() => {}
+                () = terminate.cancelled() => return Err(EventStreamEnd::Failed(draining_error())),
+                () = sleep_until(client.last_sent + self.keep_alive_interval) => {
+                    client.send(keep_alive(self.after)).await?;
+                }
+            }
+        }
+    }
+
+    /// Opens the session; `None` if it does not exist.
+    async fn open_session(&self) -> Result<Option<Follower>, EventStreamEnd> {
+        let sessions = Arc::clone(self.pipeline.state_dir.sessions());
+        if !sessions.is_indexed(&self.workspace, &self.session) {
+            return Ok(None);
+        }
+
+        let (workspace, id) = (self.workspace.clone(), self.session.clone());
+        let session = task::spawn_blocking(move || sessions.open_existing(&workspace, &id))
+            .await
+            .map_err(EventStreamEnd::internal)?
+            .map_err(EventStreamEnd::internal)?;
+        // Not found: it was removed after the index was read.
+        let Some(session) = session else { return Ok(None) };
+        let follower = Follower::new(session, self.after);
+        let past_end = |error| EventStreamEnd::Failed(sequence_past_end_error(self.after, error));
+        follower.map(Some).map_err(past_end)
+    }
+
+    /// Sends the records and results that are available. Returns whether there was no new record.
+    async fn send_available(
+        &mut self,
+        mut follower: Follower,
+        client: &mut EventSender,
+    ) -> Result<(Follower, bool), EventStreamEnd> {
+        let read = task::spawn_blocking(move || {
+            let read = follower.read();
+            (follower, read)
+        });
+        let (follower, read) = read.await.map_err(EventStreamEnd::internal)?;
+        let items = read.map_err(EventStreamEnd::internal)?;
+        let is_caught_up = items.is_empty();
+
+        let past = self.results.as_ref().map(|results| results.past);
+        for item in items {
+            if let Some(item) = wire_event(item, &self.types, &self.principal, past) {
+                client.send(item).await?;
+            }
+        }
+        let last_sequence = follower.last_sequence();
+        while let Some(results) = &mut self.results
+            && let Some(item) = results.take_due(&self.pipeline, &self.principal, last_sequence)
+        {
+            client.send(item).await?;
+        }
+        Ok((follower, is_caught_up))
     }
 }
 
 impl WatchedResults {
-    /// The next result that the watcher may see, once the records up to this number were sent.
-    fn due(
+    /// Takes the next visible result of a call whose records were sent, up to `last_sequence`.
+    fn take_due(
         &mut self,
         pipeline: &Pipeline,
         principal: &Principal,
@@ -260,25 +281,25 @@ impl WatchedResults {
     }
 }
 
-/// Waits for a result, if they were asked for.
-async fn more_results(results: &mut Option<WatchedResults>) {
+/// Waits for a result; forever if the client requested none.
+async fn wait_for_result(results: &mut Option<WatchedResults>) {
     match results {
         Some(results) => results.subscription.wait_for_next().await,
         None => future::pending().await,
     }
 }
 
-/// Whether events of this type are to be sent.
-pub(super) fn asks_for(types: &[String], kind: &str) -> bool {
-    types.is_empty() || types.iter().any(|asked| asked == kind)
+/// Whether a filter includes events of this type. An empty filter includes all.
+pub(super) fn includes_type(types: &[String], kind: &str) -> bool {
+    types.is_empty() || types.iter().any(|included| included == kind)
 }
 
 impl EventSender {
     async fn send(&mut self, item: Item) -> Result<(), EventStreamEnd> {
         let item = WatchEventsResponse { item: Some(item) };
-        let told = send_or_timeout(&self.sender, item, CLIENT_READ_TIMEOUT, RESUME_HINT).await;
+        let sent = send_or_timeout(&self.sender, item, CLIENT_READ_TIMEOUT, RESUME_HINT).await;
         self.last_sent = Instant::now();
-        told.map_err(|error| error.map_or(EventStreamEnd::Closed, EventStreamEnd::Failed))
+        sent.map_err(|error| error.map_or(EventStreamEnd::Closed, EventStreamEnd::Failed))
     }
 }
 
@@ -286,37 +307,40 @@ fn keep_alive(last_sequence: u64) -> Item {
     Item::KeepAlive(EventKeepAlive { last_sequence })
 }
 
-/// What came next, if it was asked for and may be seen. Of calls that ended in records up to `past`, results are not
-/// there, where they were asked for.
+/// Converts an item, unless the filter excludes it or the key does not permit its tool.
+///
+/// `past` is set if the client requested results. Calls that ended in records up to it have none.
 fn wire_event(
-    followed: FollowerItem,
+    item: FollowerItem,
     types: &[String],
     principal: &Principal,
     past: Option<u64>,
 ) -> Option<Item> {
-    let (sequence, record) = match followed {
+    let (sequence, record) = match item {
         FollowerItem::Gap { first_sequence } => {
             return Some(Item::Gap(EventGap { first_sequence }));
         }
         FollowerItem::Record { sequence, record } => (sequence, record),
     };
+
     let text = |name: &str| {
         let text = record.get(name).and_then(Json::as_str);
         text.unwrap_or_default().to_owned()
     };
     let kind = text("event");
-    if !asks_for(types, &kind) {
+    if !includes_type(types, &kind) {
         return None;
     }
     let result_absence = match past {
-        Some(past) if kind == FINISHED && sequence <= past => ResultAbsence::Past,
+        Some(past) if kind == CALL_FINISHED && sequence <= past => ResultAbsence::Past,
         Some(_) | None => ResultAbsence::Unspecified,
     };
-    // One without a tool is for keys that are for all.
+    // An event without a tool needs a key that permits all tools.
     let tool = text("tool");
     if principal.require_tool(required_tool(&tool)).is_err() {
         return None;
     }
+
     Some(Item::Event(Event {
         sequence,
         step: record.get("step").and_then(Json::as_u64).unwrap_or_default(),
@@ -330,7 +354,7 @@ fn wire_event(
     }))
 }
 
-/// The tool that a key must be for who makes the calls that are recorded so.
+/// The tool that a key must permit to see records of this tool.
 fn required_tool(recorded: &str) -> &str {
     match recorded {
         "upload" => WriteFile::NAME,
@@ -339,22 +363,20 @@ fn required_tool(recorded: &str) -> &str {
 }
 
 fn deadline_error() -> Error {
-    let text = "the deadline of this stream has passed: go on behind the last record that came";
+    let text = "the deadline of this stream has passed: watch again from the last record received";
     Error::new(Reason::Timeout, text)
 }
 
 fn draining_error() -> Error {
     let text =
-        "the daemon is shutting down: go on behind the last record that came when it is back";
+        "the daemon is shutting down: watch again from the last record received when it is back";
     Error::new(Reason::Draining, text)
 }
 
-/// A number behind the last record.
-pub(super) fn sequence_past_end_error(asked: u64) -> impl Fn(SequencePastEnd) -> Error {
-    move |SequencePastEnd(written)| {
-        let text = format!(
-            "is {asked}, but this session has only got to {written}: is it another, or was it removed since?"
-        );
-        Error::invalid_field("after_sequence", text)
-    }
+/// The error of a client that wants to start after a sequence number that does not exist yet.
+pub(super) fn sequence_past_end_error(after: u64, SequencePastEnd(last): SequencePastEnd) -> Error {
+    let text = format!(
+        "is {after}, but this session has only got to {last}: is it another, or was it removed since?"
+    );
+    Error::invalid_field("after_sequence", text)
 }

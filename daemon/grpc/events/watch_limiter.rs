@@ -1,4 +1,4 @@
-//! How many watch at one time.
+//! Limits on streams that watch events: per session, per caller, and in total.
 
 use std::{
     collections::HashMap,
@@ -11,28 +11,27 @@ use crate::daemon::{
     store::session::SessionId,
 };
 
-/// Streams of one session: consoles and agents that look at the same.
+/// Streams of one session: several consoles and agents may watch the same session.
 const MAX_WATCHERS_PER_SESSION: usize = 128;
-/// Those of one caller: some are left for others.
+/// Streams of one session and one caller. Lower, to leave some for other callers.
 const MAX_WATCHERS_PER_SESSION_AND_PRINCIPAL: usize = 64;
-/// Streams of one caller: also of sessions that are not there.
+/// Streams of one caller. Sessions that do not exist yet count too.
 const MAX_WATCHERS_PER_PRINCIPAL: usize = 128;
-/// Streams of all sessions. Each costs a few messages of at most 64 KiB or so on their way, a thread
-/// for a moment when something happens, and keeps its session open.
+/// Streams of all sessions. Each buffers a few messages of about 64 KiB at most, uses a thread
+/// briefly for each event, and keeps its session open.
 const MAX_WATCHERS: usize = 512;
 
 /// Workspace and id of a session.
 type WatchedSession = (String, SessionId);
 
-/// Those who watch.
 #[derive(Debug)]
 pub(super) struct EventWatchLimiter {
     total: Arc<Limiter>,
-    /// Of those sessions that are watched, with how many watch them.
+    /// The limiter and the number of streams of each watched session.
     sessions: Mutex<HashMap<WatchedSession, (Arc<Limiter>, usize)>>,
 }
 
-/// The place of one of them.
+/// Permit of one stream.
 #[derive(Debug)]
 pub(super) struct EventWatchPermit {
     limiter: Arc<EventWatchLimiter>,
@@ -51,39 +50,41 @@ impl Default for EventWatchLimiter {
 }
 
 impl EventWatchLimiter {
-    /// Takes a place.
+    /// Acquires a permit for a stream, without waiting.
     pub(super) fn try_acquire(
         self: &Arc<Self>,
         session: WatchedSession,
         caller: &PrincipalKey,
     ) -> Result<EventWatchPermit, Error> {
-        let of_all = self.total.try_acquire(caller, MAX_WATCHERS_PER_PRINCIPAL).map_err(|full| {
+        let total_permit = self.total.try_acquire(caller, MAX_WATCHERS_PER_PRINCIPAL).map_err(|full| {
             let text = format!(
                 "{} streams of this caller watch sessions, of at most {MAX_WATCHERS_PER_PRINCIPAL} of one caller and {MAX_WATCHERS} of all",
                 full.in_use
             );
             limit_error(text, MAX_WATCHERS_PER_PRINCIPAL, full)
         })?;
+
         let mut sessions = self.sessions();
-        let of_session = match sessions.get(&session) {
-            Some((of_session, _)) => Arc::clone(of_session),
+        let limiter = match sessions.get(&session) {
+            Some((limiter, _)) => Arc::clone(limiter),
             None => Limiter::new(MAX_WATCHERS_PER_SESSION, Sharing::KeepHeadroom, 0),
         };
-        let most = MAX_WATCHERS_PER_SESSION_AND_PRINCIPAL;
-        let place = of_session.try_acquire(caller, most).map_err(|full| {
+        let limit = MAX_WATCHERS_PER_SESSION_AND_PRINCIPAL;
+        let session_permit = limiter.try_acquire(caller, limit).map_err(|full| {
             let text = format!(
-                "{} streams of this caller watch this session, of at most {most} of one caller and {MAX_WATCHERS_PER_SESSION} of all",
+                "{} streams of this caller watch this session, of at most {limit} of one caller and {MAX_WATCHERS_PER_SESSION} of all",
                 full.in_use
             );
-            limit_error(text, most, full)
+            limit_error(text, limit, full)
         })?;
-        sessions.entry(session.clone()).or_insert((of_session, 0)).1 += 1;
+        sessions.entry(session.clone()).or_insert((limiter, 0)).1 += 1;
         drop(sessions);
+
         Ok(EventWatchPermit {
             limiter: Arc::clone(self),
             session,
-            _session_permit: place,
-            _total_permit: of_all,
+            _session_permit: session_permit,
+            _total_permit: total_permit,
         })
     }
 
@@ -104,10 +105,10 @@ impl Drop for EventWatchPermit {
     }
 }
 
-fn limit_error(text: String, most: usize, full: Saturated) -> Error {
-    let text = format!("{text}: end one of them, or retry after the time given");
+fn limit_error(text: String, limit: usize, full: Saturated) -> Error {
+    let text = format!("{text}: end one of them, or retry after the delay in RetryInfo");
     Error::new(Reason::ResourceExhausted, text)
-        .with_metadata("limit", most.to_string())
+        .with_metadata("limit", limit.to_string())
         .retry_after(full.retry_after)
 }
 
@@ -115,56 +116,59 @@ fn limit_error(text: String, most: usize, full: Saturated) -> Error {
 mod tests {
     use super::*;
 
-    /// Takes places until there are none; answers these, and what is said then.
+    /// Acquires permits until that fails. Returns them and the error.
     fn fill(
-        enter: impl Fn(usize) -> Result<EventWatchPermit, Error>,
+        acquire: impl Fn(usize) -> Result<EventWatchPermit, Error>,
     ) -> (Vec<EventWatchPermit>, Error) {
-        let mut places = Vec::new();
+        let mut permits = Vec::new();
         loop {
-            match enter(places.len()) {
-                Ok(place) => places.push(place),
-                Err(error) => return (places, error),
+            match acquire(permits.len()) {
+                Ok(permit) => permits.push(permit),
+                Err(error) => return (permits, error),
             }
         }
     }
 
     #[test]
-    fn places_are_bounded_and_some_are_left_for_others() {
-        let watchers = Arc::new(EventWatchLimiter::default());
-        let enter = |session: usize, caller: &str| {
+    fn one_caller_leaves_streams_for_others() {
+        let limiter = Arc::new(EventWatchLimiter::default());
+        let acquire = |session: usize, caller: &str| {
             let session = (format!("{session}"), SessionId::default());
-            watchers.try_acquire(session, &PrincipalKey::from(caller))
+            limiter.try_acquire(session, &PrincipalKey::from(caller))
         };
-        let refused = |error: &Error, why: &str| {
+        let assert_limited = |error: &Error, text: &str| {
             assert_eq!(error.reason, Reason::ResourceExhausted);
-            assert!(error.message.contains(why), "{error}");
+            assert!(error.message.contains(text), "{error}");
             assert!(error.retry_after.is_some(), "{error}");
         };
-        let (mut held, error) = fill(|_| enter(0, "a"));
+
+        let (mut held, error) = fill(|_| acquire(0, "a"));
         assert_eq!(held.len(), 64);
-        refused(&error, "64 streams of this caller watch this session");
-        let (others, _) = fill(|_| enter(0, "b"));
+        assert_limited(&error, "64 streams of this caller watch this session");
+        let (others, _) = fill(|_| acquire(0, "b"));
         assert_eq!(others.len(), 32);
         held.extend(others);
-        // What is left is for those who have little.
+        // The rest is headroom for callers with few streams.
         for caller in ["c", "d", "e"] {
-            let (few, _) = fill(|_| enter(0, caller));
+            let (few, _) = fill(|_| acquire(0, caller));
             assert_eq!(few.len(), 2, "{caller}");
             held.extend(few);
         }
+
         drop(held);
         let mut held = Vec::new();
         for (number, caller) in ["a", "b", "c"].into_iter().enumerate() {
-            let (all, error) = fill(|session| enter(1000 * number + session, caller));
+            let (all, error) = fill(|session| acquire(1000 * number + session, caller));
             assert_eq!(all.len(), 128, "{caller}");
-            refused(&error, "128 streams of this caller");
+            assert_limited(&error, "128 streams of this caller");
             held.extend(all);
         }
-        let (few, error) = fill(|session| enter(10_000 + session, "d"));
+
+        let (few, error) = fill(|session| acquire(10_000 + session, "d"));
         assert_eq!(few.len(), 8);
-        refused(&error, "8 streams of this caller");
+        assert_limited(&error, "8 streams of this caller");
         drop((few, held));
-        assert_eq!(watchers.total.in_use(), 0);
-        assert!(watchers.sessions().is_empty());
+        assert_eq!(limiter.total.in_use(), 0);
+        assert!(limiter.sessions().is_empty());
     }
 }

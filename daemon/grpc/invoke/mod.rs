@@ -1,4 +1,4 @@
-//! `jig.v1.InvokeService`: calls by the names of their tools.
+//! `jig.v1.InvokeService`: calls tools by name, one by one or in batches.
 
 mod results;
 
@@ -11,8 +11,8 @@ use self::results::BatchResultOptions;
 use super::{catalog::render_format, handle, parse_dialect, validate_queue_name};
 use crate::{
     api::v1::{
-        BatchCall as WireCall, BatchMode, InvokeBatchRequest, InvokeBatchResponse, InvokeRequest,
-        InvokeResponse, ToolFormat, invoke_service_server::InvokeService,
+        self, BatchMode, InvokeBatchRequest, InvokeBatchResponse, InvokeRequest, InvokeResponse,
+        ToolFormat, invoke_service_server::InvokeService,
     },
     daemon::{
         error::{Error, Violation},
@@ -29,13 +29,11 @@ use crate::{
     },
 };
 
-/// What a request id was used for that made a batch of calls.
 const BATCH_METHOD: &str = "jig.v1.InvokeService/InvokeBatch";
-/// Where a call of a batch has its parameters.
+/// Fields with the parameters of a call in a batch.
 const ARGUMENT_FIELDS: ParamsFieldNames =
     ParamsFieldNames { message: "arguments", json_text: "arguments_json" };
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct InvokeServiceHandler(pub(crate) Arc<Pipeline>);
 
@@ -45,20 +43,20 @@ impl InvokeService for InvokeServiceHandler {
         &self,
         request: Request<InvokeRequest>,
     ) -> Result<Response<InvokeResponse>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let bytes = request.encoded_len();
-            let held = bytes + request.params.as_ref().map_or(0, params::struct_overhead_bytes);
-            let read = {
+            let memory = bytes + request.params.as_ref().map_or(0, params::struct_overhead_bytes);
+            let validate = {
                 let pipeline = Arc::clone(&self.0);
-                move |incoming: &CallContext| {
-                    let call = pipeline.idempotent_call(incoming, INVOKE_METHOD, &request)?;
+                move |context: &CallContext| {
+                    let call = pipeline.idempotent_call(context, INVOKE_METHOD, &request)?;
                     Ok((call, parse_invocation(&pipeline, request)?))
                 }
             };
-            let sizes = (held, json_validation_cost(bytes));
+            let cost = json_validation_cost(bytes);
             let (call, invocation) =
-                self.0.validate_maybe_offloaded(&incoming, sizes, read).await?;
-            self.0.invoke(incoming, invocation, call).await
+                self.0.validate_maybe_offloaded(&context, (memory, cost), validate).await?;
+            self.0.invoke(context, invocation, call).await
         })
         .await
     }
@@ -67,50 +65,51 @@ impl InvokeService for InvokeServiceHandler {
         &self,
         request: Request<InvokeBatchRequest>,
     ) -> Result<Response<InvokeBatchResponse>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let bytes = request.encoded_len();
             let arguments = request.calls.iter().filter_map(|call| call.arguments.as_ref());
-            let held = bytes + arguments.map(params::struct_overhead_bytes).sum::<usize>();
-            let format = request.result_format();
-            let read = {
+            let memory = bytes + arguments.map(params::struct_overhead_bytes).sum::<usize>();
+            // OpenAI's format is the default, because many clients use it.
+            let format = match request.result_format() {
+                ToolFormat::Unspecified => ToolFormat::OpenaiChat,
+                format => format,
+            };
+            let validate = {
                 let pipeline = Arc::clone(&self.0);
-                move |incoming: &CallContext| {
-                    let call = pipeline.idempotent_call(incoming, BATCH_METHOD, &request)?;
+                move |context: &CallContext| {
+                    let call = pipeline.idempotent_call(context, BATCH_METHOD, &request)?;
                     Ok((call, parse_batch(&pipeline, request)?))
                 }
             };
-            let sizes = (held, json_validation_cost(bytes));
-            let (call, batch) = self.0.validate_maybe_offloaded(&incoming, sizes, read).await?;
-            // Where nobody says, the messages are for OpenAI and those who imitate it.
-            let format = match format == ToolFormat::Unspecified {
-                true => ToolFormat::OpenaiChat,
-                false => format,
-            };
+            let cost = json_validation_cost(bytes);
+            let (call, batch) =
+                self.0.validate_maybe_offloaded(&context, (memory, cost), validate).await?;
+
             let dialect = batch.dialect;
-            let terms = BatchResultOptions {
+            let options = BatchResultOptions {
                 format: render_format(format),
                 marks_errors: dialect.is_none_or(|dialect| dialect.marks_errors),
                 has_previews: dialect.is_some_and(|dialect| dialect.has_previews),
                 has_uuids: dialect.is_some_and(|dialect| dialect.uuid_job_ids),
                 is_sync: batch.wait.is_some(),
-                output_reader_tool: self.0.artifact_reader_in(&incoming, dialect),
-                can_await_jobs: self.0.may_await_jobs(&incoming, dialect),
+                output_reader_tool: self.0.artifact_reader_in(&context, dialect),
+                can_await_jobs: self.0.may_await_jobs(&context, dialect),
             };
+
             let pipeline = Arc::clone(&self.0);
             let work = async move |is_unfinished: bool| {
-                let answers = pipeline.run_batch(incoming, batch, is_unfinished).await?;
-                results::render_response(answers, terms)
+                let results = pipeline.run_batch(context, batch, is_unfinished).await?;
+                results::render_response(results, options)
             };
-            // In a task of its own: a caller who goes away does not leave half a batch.
+            // Detached: a client that disconnects must not leave a batch half done.
             self.0.run_once_detached(call, work).await
         })
         .await
     }
 }
 
-/// What is to be done, of a request.
+/// Validates a batch, except the arguments, which the tools validate.
 fn parse_batch(pipeline: &Pipeline, mut request: InvokeBatchRequest) -> Result<Batch, Error> {
-    // The tools look at them.
     let arguments: Vec<_> = request
         .calls
         .iter_mut()
@@ -119,45 +118,43 @@ fn parse_batch(pipeline: &Pipeline, mut request: InvokeBatchRequest) -> Result<B
             RawParams::new(call.arguments.take(), json, ARGUMENT_FIELDS)
         })
         .collect();
+
     let checked = pipeline.catalog.validate("jig.v1.InvokeBatchRequest", request, false)?;
     let (request, mut violations) = (checked.request, checked.violations);
     let dialect = parse_dialect(&request.dialect, &mut violations);
-    let wait = u64::from(request.wait_ms.unwrap_or_default());
-    let is_waited_for = request.mode() != BatchMode::Async;
+    let is_sync = request.mode() != BatchMode::Async;
+    let wait = Duration::from_millis(u64::from(request.wait_ms.unwrap_or_default()));
     let queue = request.queue.unwrap_or_default();
     validate_queue_name(&queue, &mut violations);
-    for (number, (call, arguments)) in request.calls.iter().zip(&arguments).enumerate() {
-        let place = |violation: Violation| Violation {
-            field: format!("calls[{number}].{}", violation.field),
+
+    for (index, (call, arguments)) in request.calls.iter().zip(&arguments).enumerate() {
+        let prefix = |violation: Violation| Violation {
+            field: format!("calls[{index}].{}", violation.field),
             ..violation
         };
-        violations.extend(arguments.conflict_violations().into_iter().map(place));
-        let field = format!("calls[{number}].call_id");
+        violations.extend(arguments.conflict_violations().into_iter().map(prefix));
+        let field = format!("calls[{index}].call_id");
         validate_id_length(field, &call.call_id, &mut violations);
     }
     validate_unique_ids(&request.calls, &mut violations);
     if !violations.is_empty() {
         return Err(Error::invalid(violations));
     }
+
     let calls = request.calls.into_iter().zip(arguments);
     let calls = calls.map(|(call, arguments)| BatchCall {
         id: call.call_id,
         name: call.name,
         params: arguments.parse().map_err(Error::invalid),
     });
-    Ok(Batch {
-        dialect,
-        calls: calls.collect(),
-        wait: is_waited_for.then(|| Duration::from_millis(wait)),
-        queue,
-    })
+    Ok(Batch { dialect, calls: calls.collect(), wait: is_sync.then_some(wait), queue })
 }
 
-/// What is to be called, of a request.
+/// Validates a request, except the parameters, which the tool validates.
 fn parse_invocation(pipeline: &Pipeline, mut request: InvokeRequest) -> Result<Invocation, Error> {
-    // The tool looks at them.
     let json = take(&mut request.params_json);
     let params = RawParams::new(request.params.take(), json, PARAMS_FIELDS);
+
     let checked = pipeline.catalog.validate("jig.v1.InvokeRequest", request, false)?;
     let (request, mut violations) = (checked.request, checked.violations);
     let dialect = parse_dialect(&request.dialect, &mut violations);
@@ -167,6 +164,7 @@ fn parse_invocation(pipeline: &Pipeline, mut request: InvokeRequest) -> Result<I
     if !violations.is_empty() {
         return Err(Error::invalid(violations));
     }
+
     Ok(Invocation {
         id: request.request_id,
         dialect,
@@ -178,24 +176,24 @@ fn parse_invocation(pipeline: &Pipeline, mut request: InvokeRequest) -> Result<I
 
 fn validate_id_length(field: String, id: &str, violations: &mut Vec<Violation>) {
     if id.chars().count() > MAX_REQUEST_ID_CHARS {
-        // One that has too many bytes, too, is told once.
+        // Replace the violation of the byte limit: report the field once.
         violations.retain(|violation| violation.field != field);
         let text = format!("must have at most {MAX_REQUEST_ID_CHARS} characters");
         violations.push(Violation::new(field, text));
     }
 }
 
-/// Results are told apart by the ids of their calls.
-fn validate_unique_ids(calls: &[WireCall], violations: &mut Vec<Violation>) {
-    let mut first = HashMap::new();
-    for (number, WireCall { call_id, .. }) in calls.iter().enumerate() {
+/// Adds a violation for each repeated id: clients match results to calls by their ids.
+fn validate_unique_ids(calls: &[v1::BatchCall], violations: &mut Vec<Violation>) {
+    let mut first_uses = HashMap::new();
+    for (index, v1::BatchCall { call_id, .. }) in calls.iter().enumerate() {
         if call_id.is_empty() {
             continue;
         }
-        let before = *first.entry(call_id.as_str()).or_insert(number);
-        if before != number {
-            let text = format!("is that of calls[{before}]: each call must have an id of its own");
-            violations.push(Violation::new(format!("calls[{number}].call_id"), text));
+        let first = *first_uses.entry(call_id.as_str()).or_insert(index);
+        if first != index {
+            let text = format!("is that of calls[{first}]: each call must have an id of its own");
+            violations.push(Violation::new(format!("calls[{index}].call_id"), text));
         }
     }
 }

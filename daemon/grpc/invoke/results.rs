@@ -1,4 +1,4 @@
-//! What came of the calls of a batch, as messages, and for models.
+//! Renders the results of a batch: as protobuf messages, and as messages for models.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -20,20 +20,21 @@ use crate::{
     },
 };
 
-/// Most bytes of the results of all calls, as JSON. A message has each of them up to five times, and has 4 MiB.
+/// Maximum size of all results as JSON. The response contains each up to five times, in 4 MiB.
 const MAX_RESULTS_BYTES: usize = 640 << 10;
-/// Longest result, as JSON in bytes, of a vocabulary in which a preview stands for a longer one.
+/// In dialects with previews, a result longer than this as JSON is replaced by a preview.
 const PREVIEW_THRESHOLD_BYTES: usize = 12 << 10;
-/// Most bytes of a file in a result that is not previewed, whatever they are as JSON; common texts fit more often.
-const MOST_IN_PREVIEW: usize = 6000;
-/// Characters of the preview.
+/// Bytes of a file that fit into a result without preview, whatever their JSON escapes. Usual text
+/// fits more.
+const MAX_READ_BYTES_WITHOUT_PREVIEW: usize = 6000;
+/// Length of a preview.
 const MAX_PREVIEW_CHARS: usize = 12_000;
-/// What a call is told whose job has not ended in time.
+/// Error message of a call whose job has not ended within `wait_ms`.
 const PENDING_MESSAGE: &str = "Job did not complete within wait_ms";
-/// And how programs tell it.
+/// Error code of such a call.
 const PENDING_ERROR_CODE: &str = "TIMEOUT";
 
-/// What goes back to a model of a call, as JSON in this order.
+/// Content of a tool message for a model, as JSON in this order of fields.
 #[derive(Debug, Serialize)]
 struct ToolMessageContent<'a> {
     ok: bool,
@@ -53,49 +54,48 @@ struct ToolMessageError<'a> {
     message: &'a str,
 }
 
-/// How the results of a batch are written.
+/// How to render the results of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BatchResultOptions {
-    /// For whose models.
     pub(super) format: RenderFormat,
-    /// Whether errors are marked, and not only to be read in the text.
+    /// Whether a flag marks errors, in addition to the text.
     pub(super) marks_errors: bool,
-    /// Whether a preview stands for a result that is too long.
+    /// Whether a preview replaces a result that is too long.
     pub(super) has_previews: bool,
-    /// Whether ids of jobs are UUIDs.
+    /// Whether job ids are formatted as UUIDs.
     pub(super) has_uuids: bool,
-    /// Whether there are messages for models.
+    /// Whether the batch waits for its calls. If not, there are no messages for models.
     pub(super) is_sync: bool,
-    /// The tool that reads what commands wrote, if the caller may call it.
+    /// The tool that reads the output of commands, if the caller may call it.
     pub(super) output_reader_tool: Option<&'static str>,
-    /// Whether models of the caller know the tool that waits for jobs, and may call it.
+    /// Whether the caller's models know the tool that waits for jobs and may call it.
     pub(super) can_await_jobs: bool,
 }
 
-/// Writes all of them.
+/// Renders the response to a batch.
 pub(super) fn render_response(
-    answers: Vec<BatchCallResult>,
-    terms: BatchResultOptions,
+    call_results: Vec<BatchCallResult>,
+    options: BatchResultOptions,
 ) -> Result<InvokeBatchResponse, Error> {
-    let mode = if terms.is_sync { "sync" } else { "async" };
+    let mode = if options.is_sync { "sync" } else { "async" };
     let mut response =
         InvokeBatchResponse { ok: true, mode: mode.to_owned(), ..InvokeBatchResponse::default() };
-    let mut told = Vec::new();
-    let most = MAX_RESULTS_BYTES / answers.len().max(1);
-    for answer in answers {
-        let answer = match terms.has_uuids {
-            true => with_uuid_job_id(answer),
-            false => answer,
-        };
-        let (result, output) = render_result(answer, most, terms)?;
-        if terms.is_sync {
-            let shown = output.model_data.as_ref().or(output.data.as_ref());
-            response.tool_messages.push(tool_message(&result, shown)?);
-            told.push(ToolResult {
+    let mut model_results = Vec::new();
+    let max_bytes = MAX_RESULTS_BYTES / call_results.len().max(1);
+
+    for mut call_result in call_results {
+        if options.has_uuids {
+            use_uuid_job_id(&mut call_result.state);
+        }
+        let (result, output) = render_result(call_result, max_bytes, options)?;
+        if options.is_sync {
+            let model_data = output.model_data.as_ref().or(output.data.as_ref());
+            response.tool_messages.push(tool_message(&result, model_data)?);
+            model_results.push(ToolResult {
                 call_id: result.call_id.clone(),
                 name: result.name.clone(),
                 is_error: !result.ok,
-                marks_errors: terms.marks_errors,
+                marks_errors: options.marks_errors,
                 text: output.text,
                 data: output.data.filter(|_| !output.is_text),
                 model_data: output.model_data,
@@ -103,140 +103,150 @@ pub(super) fn render_response(
         }
         response.results.push(result);
     }
-    response.messages_json = terms.format.render_results(&told).to_string();
+    response.messages_json = options.format.render_results(&model_results).to_string();
     Ok(response)
 }
 
-/// The same, with the id of its job as a UUID.
-fn with_uuid_job_id(mut answer: BatchCallResult) -> BatchCallResult {
-    match &mut answer.state {
+/// Formats the job id as a UUID.
+fn use_uuid_job_id(state: &mut BatchCallState) {
+    match state {
         BatchCallState::Submitted { job, .. } | BatchCallState::Pending { job } => {
-            *job = as_uuid(job)
+            *job = as_uuid(job);
         }
         BatchCallState::Ended(ended) => ended.job_id = as_uuid(&ended.job_id),
     }
-    answer
 }
 
-/// What a call has answered.
+/// The output of a call, within its size limit.
 #[derive(Debug, Default)]
 struct RenderedOutput {
-    /// The object that it is, or that stands for it, for programs.
+    /// The output as an object, for programs. A text is an object with the one field `text`.
     data: Option<Value>,
-    /// What models are shown of it, where that is another object.
+    /// The object for models, if it differs.
     model_data: Option<Value>,
-    /// Whether the tool answers by a text, for which the object stands.
+    /// Whether the tool returns a text.
     is_text: bool,
-    /// What goes back to a model.
+    /// The text for a model.
     text: String,
 }
 
-/// What came of one call: as a message, and its output.
+/// Renders the result of one call: as a message, and its output.
 fn render_result(
-    answer: BatchCallResult,
-    most: usize,
-    terms: BatchResultOptions,
+    call_result: BatchCallResult,
+    max_bytes: usize,
+    options: BatchResultOptions,
 ) -> Result<(BatchResult, RenderedOutput), Error> {
-    let BatchCallResult { id, name, state } = answer;
+    let BatchCallResult { id, name, state } = call_result;
     let result = BatchResult { call_id: id, name, ..BatchResult::default() };
     Ok(match state {
         BatchCallState::Submitted { job, job_type } => {
             let submitted = BatchResult { ok: true, job_id: job, job_type, ..result };
             (submitted, RenderedOutput::default())
         }
-        BatchCallState::Pending { job } => {
-            let text = match terms.can_await_jobs {
-                true => format!(
-                    "{PENDING_MESSAGE}; it goes on as job {job}: call {} with job_id {job:?} for its result",
-                    AwaitJob::NAME
-                ),
-                false => format!(
-                    "{PENDING_MESSAGE}; it goes on as job {job}: the program that makes the calls can wait for its result"
-                ),
-            };
-            let pending = BatchResult {
-                pending: true,
-                job_id: job,
-                error: Some(BatchError {
-                    code: PENDING_ERROR_CODE.to_owned(),
-                    message: PENDING_MESSAGE.to_owned(),
-                    details: None,
-                }),
-                ..result
-            };
-            let output = RenderedOutput { text, ..RenderedOutput::default() };
-            (pending, output)
-        }
-        BatchCallState::Ended(ended) => {
-            let ended = *ended;
-            let ok = ended.status() == InvokeStatus::Success;
-            let output = render_output(&ended, most, terms)?;
-            let error = ended.error.filter(|_| !ok).map(|error| BatchError {
-                code: error.error_type.to_uppercase(),
-                message: error.message,
-                details: error.details.filter(|details| !details.fields.is_empty()),
-            });
-            let ended = BatchResult {
-                ok,
-                pending: ended.pending,
-                // That it has begun; its own is of no use any more.
-                job_id: match ended.pending {
-                    true => ended.job_id,
-                    false => String::new(),
-                },
-                output: output
-                    .data
-                    .as_ref()
-                    .and_then(Value::as_object)
-                    .cloned()
-                    .map(json_to_struct),
-                error,
-                ..result
-            };
-            (ended, output)
-        }
+        BatchCallState::Pending { job } => render_pending(job, result, options),
+        BatchCallState::Ended(response) => render_ended(*response, result, max_bytes, options)?,
     })
 }
 
-/// What a call has answered, no longer than it may be.
-fn render_output(
-    ended: &InvokeResponse,
-    most: usize,
-    terms: BatchResultOptions,
-) -> Result<RenderedOutput, Error> {
-    let data = ended.data.clone().map(|data| try_struct_to_json(data, "data"));
-    let data = data
-        .transpose()
-        .map_err(|_| Error::internal("an answer has numbers that JSON does not have"))?;
-    let is_success = ended.status() == InvokeStatus::Success;
-    let is_text = data.is_none();
-    // A text is told as the only field of an object.
-    let of_text = || is_success.then(|| json!({ "text": ended.text }));
-    let data = data.map(Value::Object).or_else(of_text);
-    if terms.has_previews {
-        let note = rest_note(ended, terms.output_reader_tool);
-        return Ok(render_preview(data, is_text, &ended.text, note));
-    }
-    let rest = output_hint(&ended.stdout_path, &ended.stderr_path, terms.output_reader_tool);
-    let short = |value: Value| {
-        let fields = value.as_object();
-        let short = fields.and_then(|fields| truncate_object(fields, most, &rest));
-        short.map_or(value, Value::Object)
+fn render_pending(
+    job: String,
+    result: BatchResult,
+    options: BatchResultOptions,
+) -> (BatchResult, RenderedOutput) {
+    let text = if options.can_await_jobs {
+        format!(
+            "{PENDING_MESSAGE}; it goes on as job {job}: call {} with job_id {job:?} for its result",
+            AwaitJob::NAME
+        )
+    } else {
+        format!(
+            "{PENDING_MESSAGE}; it goes on as job {job}: the program that makes the calls can wait for its result"
+        )
     };
-    let shown = match is_text {
-        true => None,
-        false => serde_json::from_str(&ended.text).ok().filter(Value::is_object),
+
+    let pending = BatchResult {
+        pending: true,
+        job_id: job,
+        error: Some(BatchError {
+            code: PENDING_ERROR_CODE.to_owned(),
+            message: PENDING_MESSAGE.to_owned(),
+            details: None,
+        }),
+        ..result
     };
-    let shown = shown.map(short);
-    let text = match &shown {
-        Some(shown) if ended.text.len() > most => shown.to_string(),
-        Some(_) => ended.text.clone(),
-        None => truncate_text_to_json_bytes(&ended.text, most, &rest),
-    };
-    Ok(RenderedOutput { data: data.map(short), model_data: shown, is_text, text })
+    (pending, RenderedOutput { text, ..RenderedOutput::default() })
 }
 
-/// The same, where a preview stands for what is too long.
+fn render_ended(
+    response: InvokeResponse,
+    result: BatchResult,
+    max_bytes: usize,
+    options: BatchResultOptions,
+) -> Result<(BatchResult, RenderedOutput), Error> {
+    let ok = response.status() == InvokeStatus::Success;
+    let output = render_output(&response, max_bytes, options)?;
+    let error = response.error.filter(|_| !ok).map(|error| BatchError {
+        code: error.error_type.to_uppercase(),
+        message: error.message,
+        details: error.details.filter(|details| !details.fields.is_empty()),
+    });
+
+    let object = output.data.as_ref().and_then(Value::as_object).cloned();
+    let ended = BatchResult {
+        ok,
+        pending: response.pending,
+        // A pending response names the job that it has started. The id of the call's own job, which
+        // has ended, is of no use.
+        job_id: if response.pending { response.job_id } else { String::new() },
+        output: object.map(json_to_struct),
+        error,
+        ..result
+    };
+    Ok((ended, output))
+}
+
+/// Renders the output of a call, truncated to `max_bytes` or replaced by a preview.
+fn render_output(
+    response: &InvokeResponse,
+    max_bytes: usize,
+    options: BatchResultOptions,
+) -> Result<RenderedOutput, Error> {
+    let data = response.data.clone().map(|data| try_struct_to_json(data, "data"));
+    let data = data
+        .transpose()
+        .map_err(|_| Error::internal("a response has numbers that JSON does not have"))?;
+    let is_success = response.status() == InvokeStatus::Success;
+    let is_text = data.is_none();
+    let text_object = || is_success.then(|| json!({ "text": response.text }));
+    let data = data.map(Value::Object).or_else(text_object);
+
+    if options.has_previews {
+        let note = rest_note(response, options.output_reader_tool);
+        return Ok(render_preview(data, is_text, &response.text, note));
+    }
+
+    let hint =
+        output_hint(&response.stdout_path, &response.stderr_path, options.output_reader_tool);
+    let truncate = |value: Value| {
+        let fields = value.as_object();
+        let truncated = fields.and_then(|fields| truncate_object(fields, max_bytes, &hint));
+        truncated.map_or(value, Value::Object)
+    };
+    let model_data = if is_text {
+        None
+    } else {
+        let object = serde_json::from_str(&response.text).ok().filter(Value::is_object);
+        object.map(truncate)
+    };
+    let text = match &model_data {
+        Some(object) if response.text.len() > max_bytes => object.to_string(),
+        Some(_) => response.text.clone(),
+        None => truncate_text_to_json_bytes(&response.text, max_bytes, &hint),
+    };
+    Ok(RenderedOutput { data: data.map(truncate), model_data, is_text, text })
+}
+
+/// Renders an output, with a preview in place of what is too long.
 fn render_preview(
     data: Option<Value>,
     is_text: bool,
@@ -244,14 +254,14 @@ fn render_preview(
     note: Option<String>,
 ) -> RenderedOutput {
     let data = data.map(|data| {
-        let whole = data.to_string();
-        if whole.len() <= PREVIEW_THRESHOLD_BYTES {
+        let json_text = data.to_string();
+        if json_text.len() <= PREVIEW_THRESHOLD_BYTES {
             return data;
         }
         let mut preview = json!({
             "truncated": true,
-            "bytes": whole.len(),
-            "preview": preview_text(&whole),
+            "bytes": json_text.len(),
+            "preview": preview_text(&json_text),
         });
         if let Some(note) = note {
             preview["rest"] = note.into();
@@ -263,16 +273,17 @@ fn render_preview(
         (true, Some(data)) if !is_text => data.to_string(),
         (true, _) => format!("{} … (the beginning of {} bytes)", preview_text(text), text.len()),
     };
+
     RenderedOutput { data, model_data: None, is_text, text }
 }
 
-/// Where a model finds what a preview of a command's result leaves out.
-fn rest_note(ended: &InvokeResponse, reader: Option<&str>) -> Option<String> {
-    let path = Some(&ended.stdout_path).filter(|path| !path.is_empty())?;
+/// Tells a model where to read the output of a command that a preview omits.
+fn rest_note(response: &InvokeResponse, reader: Option<&str>) -> Option<String> {
+    let path = Some(&response.stdout_path).filter(|path| !path.is_empty())?;
     let reader = reader?;
     Some(format!(
-        "the output is in {path} and {}: read it with {reader}, at most {MOST_IN_PREVIEW} bytes (max_bytes) at a time",
-        ended.stderr_path
+        "the output is in {path} and {}: read it with {reader}, at most {MAX_READ_BYTES_WITHOUT_PREVIEW} bytes (max_bytes) at a time",
+        response.stderr_path
     ))
 }
 

@@ -1,8 +1,7 @@
-//! `jig.v1.JobService`: calls that nobody waits for.
+//! `jig.v1.JobService`: calls that run in the background.
 
-mod lookup_limiter;
+mod limits;
 mod stream;
-mod watch_limiter;
 mod wire;
 
 use std::{
@@ -15,9 +14,8 @@ use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use self::{
-    lookup_limiter::JobLookupLimiter,
+    limits::JobLimits,
     stream::JobStream,
-    watch_limiter::JobWatchLimiter,
     wire::{next_page_token, parse_job_query, wire_job, wire_job_summary},
 };
 use super::{
@@ -45,15 +43,13 @@ use crate::{
     },
 };
 
-/// Messages that are made ahead of a slow client.
+/// Messages buffered for a slow client.
 const STREAM_BUFFER_MESSAGES: usize = 4;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct JobServiceHandler {
     pipeline: Arc<Pipeline>,
-    watch_limiter: JobWatchLimiter,
-    lookup_limiter: JobLookupLimiter,
+    limits: JobLimits,
 }
 
 #[tonic::async_trait]
@@ -64,30 +60,30 @@ impl JobService for JobServiceHandler {
         &self,
         request: Request<SubmitJobRequest>,
     ) -> Result<Response<SubmitJobResponse>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let pipeline = Arc::clone(&self.pipeline);
             let bytes = request.encoded_len();
             let cost = job_validation_cost(&request.tool, &pipeline.catalog, bytes);
-            let held = bytes + request.params.as_ref().map_or(0, params::struct_overhead_bytes);
-            let read = {
+            let memory = bytes + request.params.as_ref().map_or(0, params::struct_overhead_bytes);
+            let validate = {
                 let pipeline = Arc::clone(&self.pipeline);
-                move |incoming: &CallContext| {
+                move |context: &CallContext| {
                     let method = "jig.v1.JobService/SubmitJob";
-                    let call = pipeline.idempotent_call(incoming, method, &request)?;
+                    let call = pipeline.idempotent_call(context, method, &request)?;
                     let submission = parse_submission(&pipeline, request)?;
-                    let order = pipeline.validate_submission(incoming, submission);
-                    Ok((call, order.map_err(prefix_params_fields)?))
+                    let submission = pipeline.validate_submission(context, submission);
+                    Ok((call, submission.map_err(prefix_params_fields)?))
                 }
             };
-            let looked = self.pipeline.validate_maybe_offloaded(&incoming, (held, cost), read);
-            let (call, order) = looked.await?;
+            let (call, submission) =
+                self.pipeline.validate_maybe_offloaded(&context, (memory, cost), validate).await?;
+
             let work = async move |is_unfinished: bool| {
-                let submitted = pipeline.submit_job(&incoming, order, is_unfinished).await?;
+                let submitted = pipeline.submit_job(&context, submission, is_unfinished).await?;
                 Ok(SubmitJobResponse { job: Some(wire_job_summary(&submitted)) })
             };
-            // In a task of its own: a caller who goes away does not leave half a job.
-            let submitted = self.pipeline.run_once_detached(call, work);
-            submitted.await
+            // Detached: a client that disconnects must not leave a job half submitted.
+            self.pipeline.run_once_detached(call, work).await
         })
         .await
     }
@@ -96,13 +92,13 @@ impl JobService for JobServiceHandler {
         &self,
         request: Request<GetJobRequest>,
     ) -> Result<Response<GetJobResponse>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.GetJobRequest", request)?;
-            let seen = match self.find_job(&incoming, &request.job_id).await? {
-                LiveOrEndedJob::Live(live) => live.snapshot(),
-                LiveOrEndedJob::Ended(seen) => *seen,
+            let snapshot = match self.find_job(&context, &request.job_id).await? {
+                LiveOrEndedJob::Live(job) => job.snapshot(),
+                LiveOrEndedJob::Ended(snapshot) => *snapshot,
             };
-            Ok(GetJobResponse { job: Some(wire_job(seen)?) })
+            Ok(GetJobResponse { job: Some(wire_job(snapshot)?) })
         })
         .await
     }
@@ -111,20 +107,22 @@ impl JobService for JobServiceHandler {
         &self,
         request: Request<ListJobsRequest>,
     ) -> Result<Response<ListJobsResponse>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.ListJobsRequest", request)?;
-            let workspace = self.pipeline.workspace_context(&incoming)?.workspace.name();
-            let selection = parse_job_query(request, workspace)?;
-            let asked = JobQuery {
-                tools: self.pipeline.visible_job_tools(&incoming),
-                // One more, to know whether there is one.
-                limit: selection.limit + 1,
-                ..selection.clone()
+            let workspace = self.pipeline.workspace_context(&context)?.workspace.name();
+            let query = parse_job_query(request, workspace)?;
+            let page_size = query.limit as usize;
+            let query = JobQuery {
+                tools: self.pipeline.visible_job_tools(&context),
+                // One more tells whether there is another page.
+                limit: query.limit + 1,
+                ..query
             };
-            let look = self.lookup_limiter.acquire(&incoming.principal).await?;
-            let mut jobs = self.pipeline.jobs.list(asked).await?;
-            drop(look);
-            let last = truncate_page(&mut jobs, selection.limit as usize);
+
+            let permit = self.limits.acquire_lookup(&context.principal).await?;
+            let mut jobs = self.pipeline.jobs.list(query).await?;
+            drop(permit);
+            let last = truncate_page(&mut jobs, page_size);
             Ok(ListJobsResponse {
                 next_page_token: last.map(next_page_token).unwrap_or_default(),
                 jobs: jobs.iter().map(wire_job_summary).collect(),
@@ -137,21 +135,21 @@ impl JobService for JobServiceHandler {
         &self,
         request: Request<WaitJobRequest>,
     ) -> Result<Response<WaitJobResponse>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.WaitJobRequest", request)?;
-            let seen = match self.find_job(&incoming, &request.job_id).await? {
-                LiveOrEndedJob::Ended(seen) => *seen,
-                LiveOrEndedJob::Live(live) => {
+            let snapshot = match self.find_job(&context, &request.job_id).await? {
+                LiveOrEndedJob::Ended(snapshot) => *snapshot,
+                LiveOrEndedJob::Live(job) => {
                     let wait = request.wait_ms.map(u64::from).map(Duration::from_millis);
                     let until = wait.map(|wait| Instant::now() + wait);
                     tokio::select! {
                         biased;
-                        seen = wait_until_ended(&self.pipeline, &live) => seen?,
-                        () = task::sleep_until(until) => live.snapshot(),
+                        snapshot = wait_until_ended(&self.pipeline, &job) => snapshot?,
+                        () = task::sleep_until(until) => job.snapshot(),
                     }
                 }
             };
-            Ok(WaitJobResponse { job: Some(wire_job(seen)?) })
+            Ok(WaitJobResponse { job: Some(wire_job(snapshot)?) })
         })
         .await
     }
@@ -160,24 +158,22 @@ impl JobService for JobServiceHandler {
         &self,
         request: Request<CancelJobRequest>,
     ) -> Result<Response<CancelJobResponse>, Status> {
-        handle(request, async |incoming, request| {
-            let call = self.pipeline.idempotent_call(
-                &incoming,
-                "jig.v1.JobService/CancelJob",
-                &request,
-            )?;
+        handle(request, async |context, request| {
+            let call =
+                self.pipeline.idempotent_call(&context, "jig.v1.JobService/CancelJob", &request)?;
             let request = self.pipeline.catalog.check("jig.v1.CancelJobRequest", request)?;
+
             let pipeline = Arc::clone(&self.pipeline);
-            // Ended once or twice, it has ended.
+            // Cancelling twice has the same effect, so a repeat after a crash needs no check.
             let work = async move |_is_unfinished: bool| {
-                let seen = match pipeline.find_job(&incoming, &request.job_id).await? {
-                    LiveOrEndedJob::Ended(seen) => *seen,
-                    LiveOrEndedJob::Live(live) => {
-                        pipeline.jobs.cancel(&live).await;
-                        wait_until_ended(&pipeline, &live).await?
+                let snapshot = match pipeline.find_job(&context, &request.job_id).await? {
+                    LiveOrEndedJob::Ended(snapshot) => *snapshot,
+                    LiveOrEndedJob::Live(job) => {
+                        pipeline.jobs.cancel(&job).await;
+                        wait_until_ended(&pipeline, &job).await?
                     }
                 };
-                Ok(CancelJobResponse { job: Some(wire_job(seen)?) })
+                Ok(CancelJobResponse { job: Some(wire_job(snapshot)?) })
             };
             self.pipeline.run_once_detached(call, work).await
         })
@@ -188,63 +184,59 @@ impl JobService for JobServiceHandler {
         &self,
         request: Request<WatchJobRequest>,
     ) -> Result<Response<Self::WatchJobStream>, Status> {
-        handle(request, async |incoming, request| {
+        handle(request, async |context, request| {
             let request = self.pipeline.catalog.check("jig.v1.WatchJobRequest", request)?;
-            let found = self.find_job(&incoming, &request.job_id).await?;
-            let place = self.watch_limiter.try_acquire(&incoming.principal)?;
-            let (sender, last, answers) =
-                response_channel(STREAM_BUFFER_MESSAGES, &incoming.call_id);
+            let job = self.find_job(&context, &request.job_id).await?;
+            let permit = self.limits.acquire_watch(&context.principal)?;
+            let (sender, terminator, responses) =
+                response_channel(STREAM_BUFFER_MESSAGES, &context.call_id);
             let pipeline = Arc::clone(&self.pipeline);
-            let watch = JobStream::new(pipeline, incoming, found, &request, place)?;
-            task::spawn_tracked("watch of a job", watch.run(sender, last));
-            Ok(answers)
+            let stream = JobStream::new(pipeline, context, job, &request, permit)?;
+            task::spawn_tracked("watch of a job", stream.run(sender, terminator));
+            Ok(responses)
         })
         .await
     }
 }
 
 impl JobServiceHandler {
-    /// Those of a pipeline.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
-        Self {
-            pipeline,
-            watch_limiter: JobWatchLimiter::default(),
-            lookup_limiter: JobLookupLimiter::default(),
-        }
+        Self { pipeline, limits: JobLimits::default() }
     }
 
-    async fn find_job(&self, incoming: &CallContext, id: &str) -> Result<LiveOrEndedJob, Error> {
-        let _look = self.lookup_limiter.acquire(&incoming.principal).await?;
-        self.pipeline.find_job(incoming, id).await
+    async fn find_job(&self, context: &CallContext, id: &str) -> Result<LiveOrEndedJob, Error> {
+        let _permit = self.limits.acquire_lookup(&context.principal).await?;
+        self.pipeline.find_job(context, id).await
     }
 }
 
-/// Waits until a job has ended, or the daemon has drained long enough.
-async fn wait_until_ended(pipeline: &Pipeline, live: &JobHandle) -> Result<JobSnapshot, Error> {
+/// Waits until a job has ended. Fails if the drain timeout passes first.
+async fn wait_until_ended(pipeline: &Pipeline, job: &JobHandle) -> Result<JobSnapshot, Error> {
     tokio::select! {
         biased;
-        seen = live.wait_for_end() => Ok(seen),
+        snapshot = job.wait_for_end() => Ok(snapshot),
         () = pipeline.shutdown.terminate_token().cancelled_owned() => {
-            let text = "the daemon is shutting down, and the job has not ended: wait on when it is back";
+            let text = "the daemon is shutting down, and the job has not ended: wait again when the daemon is back";
             Err(Error::new(Reason::Draining, text))
         }
     }
 }
 
-/// What is to be done, of a request.
+/// Validates a request, except the parameters, which the tool validates.
 fn parse_submission(
     pipeline: &Pipeline,
     mut request: SubmitJobRequest,
 ) -> Result<JobSubmission, Error> {
-    // The tool looks at them.
     let json = take(&mut request.params_json);
     let params = RawParams::new(request.params.take(), json, PARAMS_FIELDS);
+
     let checked = pipeline.catalog.validate("jig.v1.SubmitJobRequest", request, false)?;
     let (request, mut violations) = (checked.request, checked.violations);
     let dialect = parse_dialect(&request.dialect, &mut violations);
     violations.extend(params.conflict_violations());
     let queue = request.queue.unwrap_or_default();
     validate_queue_name(&queue, &mut violations);
+
     match params.parse() {
         Ok(params) if violations.is_empty() => Ok(JobSubmission {
             dialect,
@@ -260,15 +252,15 @@ fn parse_submission(
     }
 }
 
-/// What is wrong with parameters, which are a field of the request here.
+/// Prefixes the fields of violations with `params.`, where the request has the parameters.
 fn prefix_params_fields(error: Error) -> Error {
     if error.violations.is_empty() {
         return error;
     }
     let violations = error.violations.into_iter();
-    let named = violations.map(|Violation { field, description }| Violation {
+    let prefixed = violations.map(|Violation { field, description }| Violation {
         field: format!("params.{field}"),
         description,
     });
-    Error::invalid(named.collect())
+    Error::invalid(prefixed.collect())
 }

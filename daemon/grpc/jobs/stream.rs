@@ -1,5 +1,6 @@
-//! One who watches a job: its states, and what its command writes, read from its artifacts at the
-//! watcher's own pace.
+//! A stream that watches a job: its state changes, and the output of its command.
+//!
+//! The output is read from the job's artifacts, at the speed of the client.
 
 use std::{fs::File, os::unix::fs::FileExt as _, sync::Arc, time::Duration};
 
@@ -31,89 +32,93 @@ use crate::{
     },
 };
 
-/// Most bytes of output in one message.
+/// Maximum output in one message.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// One who watches.
 pub(super) struct JobStream {
     pipeline: Arc<Pipeline>,
-    /// The call, as one of the session that the job is of.
-    incoming: CallContext,
+    /// The context of the watching call, with the session of the job.
+    context: CallContext,
     updates: watch::Receiver<JobSnapshot>,
     output_written: watch::Receiver<()>,
-    streams: [JobOutputCursor; 2],
+    /// Standard output and standard error.
+    outputs: [JobOutputCursor; 2],
     keep_alive_interval: Duration,
     _permit: Permit,
 }
 
-/// One of the two outputs.
+/// The position in one of the two outputs.
 struct JobOutputCursor {
-    /// Where it goes on.
+    /// Offset of the next byte to send.
     offset: u64,
+    /// Set once the artifact exists.
     file: Option<Arc<File>>,
     event: fn(JobOutput) -> Event,
 }
 
-/// Why nothing more is sent.
+/// Why the stream ends.
 enum JobStreamEnd {
-    /// The watcher is gone, or has all.
+    /// Everything was sent, or the client has gone.
     Closed,
-    /// This is to be told.
+    /// The client gets this error.
     Failed(Error),
 }
 
 impl JobStream {
     pub(super) fn new(
         pipeline: Arc<Pipeline>,
-        incoming: CallContext,
-        found: LiveOrEndedJob,
+        context: CallContext,
+        job: LiveOrEndedJob,
         request: &WatchJobRequest,
-        place: Permit,
+        permit: Permit,
     ) -> Result<Self, Error> {
-        let (seen, written) = match found {
-            LiveOrEndedJob::Live(live) => (live.watch(), live.output_notifier().subscribe()),
-            LiveOrEndedJob::Ended(seen) => {
-                (watch::Sender::new(*seen).subscribe(), watch::Sender::new(()).subscribe())
+        let (updates, output_written) = match job {
+            LiveOrEndedJob::Live(job) => (job.watch(), job.output_notifier().subscribe()),
+            LiveOrEndedJob::Ended(snapshot) => {
+                (watch::Sender::new(*snapshot).subscribe(), watch::Sender::new(()).subscribe())
             }
         };
-        let session = SessionId::parse(&seen.borrow().job.session)
+        let session = SessionId::parse(&updates.borrow().job.session)
             .ok_or_else(|| Error::internal("a job has no session"))?;
-        let stream = |offset, event| JobOutputCursor { offset, file: None, event };
+        let cursor = |offset, event| JobOutputCursor { offset, file: None, event };
+
         Ok(Self {
             pipeline,
-            incoming: CallContext { session, ..incoming },
-            updates: seen,
-            output_written: written,
-            streams: [
-                stream(request.stdout_offset, Event::Stdout),
-                stream(request.stderr_offset, Event::Stderr),
+            context: CallContext { session, ..context },
+            updates,
+            output_written,
+            outputs: [
+                cursor(request.stdout_offset, Event::Stdout),
+                cursor(request.stderr_offset, Event::Stderr),
             ],
             keep_alive_interval: Duration::from_secs(u64::from(
                 request.keep_alive_sec.unwrap_or(30),
             )),
-            _permit: place,
+            _permit: permit,
         })
     }
 
-    /// Sends what becomes of the job until it has ended, the watcher is gone, its deadline has passed,
-    /// or the daemon has drained long enough.
+    /// Sends updates until the job has ended or the client has gone.
+    ///
+    /// Ends earlier at the client's deadline, or when the drain timeout has passed.
     pub(super) async fn run(
         mut self,
         sender: Sender<StreamItem<WatchJobResponse>>,
-        last: StreamTerminator<WatchJobResponse>,
+        terminator: StreamTerminator<WatchJobResponse>,
     ) {
-        let (deadline, end) = (self.incoming.deadline, self.pipeline.shutdown.terminate_token());
-        let over = tokio::select! {
+        let deadline = self.context.deadline;
+        let terminate = self.pipeline.shutdown.terminate_token();
+        let end = tokio::select! {
             biased;
             () = task::sleep_until(deadline) => JobStreamEnd::Failed(pipeline::timeout_error("WatchJob")),
-            () = end.cancelled() => {
-                let text = "the daemon is shutting down: watch on when it is back";
+            () = terminate.cancelled() => {
+                let text = "the daemon is shutting down: watch again when it is back";
                 JobStreamEnd::Failed(Error::new(Reason::Draining, text))
             }
-            over = self.forward_updates(&sender) => over,
+            end = self.forward_updates(&sender) => end,
         };
-        if let JobStreamEnd::Failed(error) = over {
-            last.fail(&error);
+        if let JobStreamEnd::Failed(error) = end {
+            terminator.fail(&error);
         }
     }
 
@@ -121,41 +126,43 @@ impl JobStream {
         &mut self,
         sender: &Sender<StreamItem<WatchJobResponse>>,
     ) -> JobStreamEnd {
-        let mut told = None;
+        let mut sent_state = None;
         loop {
-            // Before the output is read: what is final has nothing behind what is read then.
-            let seen = self.updates.borrow_and_update().clone();
-            let ended = seen.job.state.is_final();
+            // Take the snapshot before reading the output: if it is final, no output follows later.
+            let snapshot = self.updates.borrow_and_update().clone();
+            let has_ended = snapshot.job.state.is_final();
             self.output_written.mark_unchanged();
-            if !ended && told != Some(seen.job.state) {
-                if let Err(over) = send_event(sender, Event::Job(wire_job_summary(&seen.job))).await
-                {
-                    return over;
+
+            if !has_ended && sent_state != Some(snapshot.job.state) {
+                let event = Event::Job(wire_job_summary(&snapshot.job));
+                if let Err(end) = send_event(sender, event).await {
+                    return end;
                 }
-                told = Some(seen.job.state);
+                sent_state = Some(snapshot.job.state);
             }
-            if let Err(over) = self.send_output(&seen.job, sender).await {
-                return over;
+            if let Err(end) = self.send_output(&snapshot.job, sender).await {
+                return end;
             }
-            if ended {
-                return match wire_job(seen) {
+            if has_ended {
+                return match wire_job(snapshot) {
                     Ok(job) => match send_event(sender, Event::Job(job)).await {
                         Ok(()) => JobStreamEnd::Closed,
-                        Err(over) => over,
+                        Err(end) => end,
                     },
                     Err(error) => JobStreamEnd::Failed(error),
                 };
             }
+
             tokio::select! {
                 changed = self.updates.changed() => {
                     if changed.is_err() {
                         return JobStreamEnd::Failed(Error::internal("a job was dropped before its end"));
                     }
                 }
-                _either = self.output_written.changed() => {}
+                _changed = self.output_written.changed() => {}
                 () = sleep(self.keep_alive_interval) => {
-                    if let Err(over) = send_event(sender, Event::KeepAlive(JobKeepAlive {})).await {
-                        return over;
+                    if let Err(end) = send_event(sender, Event::KeepAlive(JobKeepAlive {})).await {
+                        return end;
                     }
                 }
                 () = sender.closed() => return JobStreamEnd::Closed,
@@ -163,7 +170,7 @@ impl JobStream {
         }
     }
 
-    /// Sends what was written since the last time.
+    /// Sends the output written since the last call.
     async fn send_output(
         &mut self,
         job: &Job,
@@ -171,23 +178,24 @@ impl JobStream {
     ) -> Result<(), JobStreamEnd> {
         let Some(step) = job.step else { return Ok(()) };
         let paths = StepId::stream_paths(step);
-        for (stream, path) in self.streams.iter_mut().zip(paths) {
-            if stream.file.is_none() {
-                let opened = open_artifact(&self.pipeline, &self.incoming, path).await;
-                stream.file = opened.map_err(JobStreamEnd::Failed)?;
+        for (cursor, path) in self.outputs.iter_mut().zip(paths) {
+            if cursor.file.is_none() {
+                cursor.file = open_artifact(&self.pipeline, &self.context, path)
+                    .await
+                    .map_err(JobStreamEnd::Failed)?;
             }
-            let Some(file) = stream.file.clone() else {
-                continue;
-            };
+            let Some(file) = cursor.file.clone() else { continue };
+
             loop {
-                let data = read_chunk(Arc::clone(&file), stream.offset).await;
-                let data = data.map_err(JobStreamEnd::Failed)?;
+                let data = read_chunk(Arc::clone(&file), cursor.offset)
+                    .await
+                    .map_err(JobStreamEnd::Failed)?;
                 if data.is_empty() {
                     break;
                 }
-                let output = JobOutput { offset: stream.offset, data: data.into() };
-                stream.offset += output.data.len() as u64;
-                send_event(sender, (stream.event)(output)).await?;
+                let output = JobOutput { offset: cursor.offset, data: data.into() };
+                cursor.offset += output.data.len() as u64;
+                send_event(sender, (cursor.event)(output)).await?;
             }
         }
         Ok(())
@@ -199,15 +207,16 @@ async fn send_event(
     event: Event,
 ) -> Result<(), JobStreamEnd> {
     let message = WatchJobResponse { event: Some(event) };
-    let how = "watch on from the last offsets when you can";
-    let told = response_stream::send_or_timeout(sender, message, CLIENT_READ_TIMEOUT, how).await;
-    told.map_err(|error| error.map_or(JobStreamEnd::Closed, JobStreamEnd::Failed))
+    let hint = "watch again from the last offsets when you can";
+    response_stream::send_or_timeout(sender, message, CLIENT_READ_TIMEOUT, hint)
+        .await
+        .map_err(|error| error.map_or(JobStreamEnd::Closed, JobStreamEnd::Failed))
 }
 
-/// Opens an artifact of a session, if there is something in it.
+/// Opens an artifact of a session. Returns `None` if it is missing or empty.
 async fn open_artifact(
     pipeline: &Pipeline,
-    incoming: &CallContext,
+    context: &CallContext,
     path: String,
 ) -> Result<Option<Arc<File>>, Error> {
     let open = move |sessions: &SessionStore, workspace: &str, id: &SessionId| {
@@ -215,7 +224,7 @@ async fn open_artifact(
         session.map_or(Ok(OpenedArtifact::Missing), |session| session.open_artifact(&path))
     };
     let held = Arc::default() as Arc<()>;
-    Ok(match pipeline.query_session(incoming, &held, open).await? {
+    Ok(match pipeline.query_session(context, &held, open).await? {
         OpenedArtifact::File(file) => Some(Arc::new(file)),
         OpenedArtifact::Empty | OpenedArtifact::Missing => None,
     })
@@ -223,7 +232,7 @@ async fn open_artifact(
 
 async fn read_chunk(file: Arc<File>, offset: u64) -> Result<Vec<u8>, Error> {
     let read = task::spawn_blocking(move || {
-        // The kernel does not know all offsets that there are.
+        // A client may send an offset beyond what pread(2) accepts.
         if offset >= file.metadata()?.len() {
             return Ok(Vec::new());
         }

@@ -1,4 +1,4 @@
-//! Jobs as messages.
+//! Conversion between jobs and protobuf messages.
 
 use crate::{
     api::v1::{self, ListJobsRequest},
@@ -9,15 +9,15 @@ use crate::{
     },
 };
 
-/// Length of an id: a ULID.
+/// Length of a job id, which is a ULID.
 const JOB_ID_BYTES: usize = 26;
 
-/// A job, with what came of it.
-pub(super) fn wire_job(seen: JobSnapshot) -> Result<v1::Job, Error> {
-    Ok(v1::Job { result: seen.response()?, ..wire_job_summary(&seen.job) })
+/// Converts a job with its result.
+pub(super) fn wire_job(snapshot: JobSnapshot) -> Result<v1::Job, Error> {
+    Ok(v1::Job { result: snapshot.response()?, ..wire_job_summary(&snapshot.job) })
 }
 
-/// A job, without what came of it.
+/// Converts a job without its result.
 pub(super) fn wire_job_summary(job: &Job) -> v1::Job {
     v1::Job {
         job_id: job.id.clone(),
@@ -36,7 +36,7 @@ pub(super) fn wire_job_summary(job: &Job) -> v1::Job {
     }
 }
 
-/// Which jobs a request asks for.
+/// Validates a request to list jobs, and converts it to a query.
 pub(super) fn parse_job_query(
     request: ListJobsRequest,
     workspace: &str,
@@ -51,6 +51,7 @@ pub(super) fn parse_job_query(
         v1::JobState::Unspecified => None,
     });
     let states: Vec<_> = states.collect();
+
     let mut violations = Vec::new();
     if states.len() < request.states.len() {
         let text = "must be states of jobs: JOB_STATE_QUEUED and those after it";
@@ -66,6 +67,7 @@ pub(super) fn parse_job_query(
     if !violations.is_empty() {
         return Err(Error::invalid(violations));
     }
+
     Ok(JobQuery {
         workspace: workspace.to_owned(),
         states,
@@ -76,7 +78,7 @@ pub(super) fn parse_job_query(
     })
 }
 
-/// What the jobs behind this one are asked for with.
+/// The token of the page after this job.
 pub(super) fn next_page_token(last: &Job) -> String {
     last.id.clone()
 }

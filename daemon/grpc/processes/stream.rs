@@ -1,4 +1,4 @@
-//! The stream of a process: what becomes of it, as messages, no faster than the client takes them.
+//! A stream that sends start, output and exit of a process, at the speed of its client.
 
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,10 @@ use crate::{
     },
 };
 
-/// Messages that are on their way to a client that does not take them.
+/// Messages buffered for a slow client.
 const STREAM_BUFFER_MESSAGES: usize = 2;
 
-/// What a stream says.
+/// An event, before it becomes a message of `Start` or `Attach`.
 #[derive(Debug)]
 pub(super) enum StreamEvent {
     Started(ProcessStarted),
@@ -37,53 +37,53 @@ pub(super) enum StreamEvent {
     Exited(ProcessExited),
 }
 
-/// What the caller's deadline means.
+/// What the client's deadline ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OnDeadline {
-    /// The process is ended with the stream.
+    /// The stream and the process.
     EndProcess,
-    /// Only the stream ends.
+    /// Only the stream.
     Detach,
 }
 
-/// A stream that goes on.
+/// An open stream.
 pub(super) struct ProcessStream {
     pub(super) reader: OutputReader,
-    /// Id of the call that it answers.
     pub(super) call_id: String,
-    /// The isolation in force.
+    /// The isolation level of the workspace.
     pub(super) isolation: String,
-    /// How long nothing is said before that is said.
+    /// How long the stream may be silent before it sends a keep-alive.
     pub(super) keep_alive_interval: Duration,
     pub(super) deadline: Option<Instant>,
     pub(super) on_deadline: OnDeadline,
 }
 
 impl ProcessStream {
-    /// Begins to send.
+    /// Starts a task that sends the stream.
     pub(super) fn spawn<M>(self) -> ResponseStream<M>
     where
         M: From<StreamEvent> + Send + 'static,
     {
-        let (sender, last, answers) = response_channel(STREAM_BUFFER_MESSAGES, &self.call_id);
-        task::spawn("process stream", self.run(sender, last));
-        answers
+        let (sender, terminator, responses) =
+            response_channel(STREAM_BUFFER_MESSAGES, &self.call_id);
+        task::spawn("process stream", self.run(sender, terminator));
+        responses
     }
 
     async fn run<M: From<StreamEvent>>(
         mut self,
         sender: Sender<StreamItem<M>>,
-        last: StreamTerminator<M>,
+        terminator: StreamTerminator<M>,
     ) {
         let error = loop {
-            let said = tokio::select! {
+            let event = tokio::select! {
                 biased;
                 () = sender.closed() => return,
                 () = task::sleep_until(self.deadline) => break self.deadline_error(),
                 event = self.reader.next_event() => match event {
-                    Some(OutputEvent::End(ending)) => match &*ending {
+                    Some(OutputEvent::End(end)) => match &*end {
                         Ok(exit) => StreamEvent::Exited(self.exited_event(exit)),
-                        Err(error) => return last.fail(error),
+                        Err(error) => return terminator.fail(error),
                     },
                     Some(OutputEvent::Started) => StreamEvent::Started(self.started_event()),
                     Some(OutputEvent::Chunk(chunk)) => output_event(chunk),
@@ -94,15 +94,16 @@ impl ProcessStream {
                     last_sequence: self.reader.process().replay_buffer.last_sequence(),
                 }),
             };
+
             tokio::select! {
                 biased;
                 () = task::sleep_until(self.deadline) => break self.deadline_error(),
-                sent = sender.send(Ok(M::from(said))) => if sent.is_err() {
+                sent = sender.send(Ok(M::from(event))) => if sent.is_err() {
                     return;
                 },
             }
         };
-        last.fail(&error);
+        terminator.fail(&error);
     }
 
     fn started_event(&self) -> ProcessStarted {
@@ -118,40 +119,41 @@ impl ProcessStream {
     }
 
     fn exited_event(&self, exit: &ProcessExit) -> ProcessExited {
-        let finished = &exit.result;
-        let ended = &finished.termination;
+        let result = &exit.result;
+        let termination = &result.termination;
         ProcessExited {
-            outcome: wire_outcome(ended.outcome).into(),
-            exit_code: ended.outcome.exit_code(),
-            signal: ended.outcome.signal().map(signal_name).unwrap_or_default(),
-            stdout: finished.stdout.text.clone(),
-            stderr: finished.stderr.text.clone(),
-            stdout_bytes: finished.stdout.total_bytes,
-            stderr_bytes: finished.stderr.total_bytes,
-            stdout_truncated: finished.stdout.truncated,
-            stderr_truncated: finished.stderr.truncated,
+            outcome: wire_outcome(termination.outcome).into(),
+            exit_code: termination.outcome.exit_code(),
+            signal: termination.outcome.signal().map(signal_name).unwrap_or_default(),
+            stdout: result.stdout.text.clone(),
+            stderr: result.stderr.text.clone(),
+            stdout_bytes: result.stdout.total_bytes,
+            stderr_bytes: result.stderr.total_bytes,
+            stdout_truncated: result.stdout.truncated,
+            stderr_truncated: result.stderr.truncated,
             stdout_path: exit.stdout_path.clone(),
             stderr_path: exit.stderr_path.clone(),
-            limit: limit_name(ended.exceeded_limit),
-            kill_pending: ended.kill_pending,
-            duration_ms: u64::try_from(finished.duration.as_millis()).unwrap_or(u64::MAX),
-            usage: ended.usage.as_ref().map(wire_usage),
+            limit: limit_name(termination.exceeded_limit),
+            kill_pending: termination.kill_pending,
+            duration_ms: u64::try_from(result.duration.as_millis()).unwrap_or(u64::MAX),
+            usage: termination.usage.as_ref().map(wire_usage),
             isolation: self.isolation.clone(),
             artifact_error: exit.artifact_error(),
             last_sequence: self.reader.process().replay_buffer.last_sequence(),
         }
     }
 
+    /// The error at the deadline. Ends the process if it is to end with the stream.
     fn deadline_error(&self) -> Error {
         match self.on_deadline {
             OnDeadline::EndProcess => {
                 self.reader.process().abandon();
                 timeout_error(
-                    "the command was ended with it: give it more time, or have it go on (ON_DISCONNECT_KEEP)",
+                    "the command was ended with it: give it more time, or let it continue (ON_DISCONNECT_KEEP)",
                 )
             }
             OnDeadline::Detach => {
-                timeout_error("the process goes on: Attach reads what comes next")
+                timeout_error("the process continues: Attach returns its further output")
             }
         }
     }
@@ -179,9 +181,9 @@ fn wire_gap(gap: OutputGap) -> ProcessGap {
 }
 
 impl From<StreamEvent> for StartResponse {
-    fn from(said: StreamEvent) -> Self {
+    fn from(event: StreamEvent) -> Self {
         use start_response::Event;
-        let event = match said {
+        let event = match event {
             StreamEvent::Started(started) => Event::Started(started),
             StreamEvent::Stdout(output) => Event::Stdout(output),
             StreamEvent::Stderr(output) => Event::Stderr(output),
@@ -194,9 +196,9 @@ impl From<StreamEvent> for StartResponse {
 }
 
 impl From<StreamEvent> for AttachResponse {
-    fn from(said: StreamEvent) -> Self {
+    fn from(event: StreamEvent) -> Self {
         use attach_response::Event;
-        let event = match said {
+        let event = match event {
             StreamEvent::Started(started) => Event::Started(started),
             StreamEvent::Stdout(output) => Event::Stdout(output),
             StreamEvent::Stderr(output) => Event::Stderr(output),

@@ -1,5 +1,4 @@
-//! `jig.v1.TransferService`: files of any size, into the workspace and out of it, in memory that
-//! does not depend on their size.
+//! `jig.v1.TransferService`: uploads and downloads files of any size, in bounded memory.
 
 mod download;
 mod plan;
@@ -26,11 +25,9 @@ use crate::{
     },
 };
 
-/// Transfers that go on at one time, 32 of one caller. They last long, so they do not take the places of
-/// calls.
+/// Concurrent transfers, at most 32 of one caller. They take long, so they need no permit of calls.
 const MAX_CONCURRENT_TRANSFERS: usize = 42;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct TransferServiceHandler {
     pipeline: Arc<Pipeline>,
@@ -39,39 +36,43 @@ pub(crate) struct TransferServiceHandler {
 }
 
 impl TransferServiceHandler {
-    /// The service, with the uploads that another daemon left, as far as they are young enough. To be
-    /// called in the runtime; blocks for a moment.
+    /// Loads the upload sessions that earlier daemons left and that have not expired.
+    ///
+    /// Must be called inside the runtime. Blocks for a moment.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
-        let scenes = pipeline.workspaces.iter();
-        let workspaces = scenes.map(|scene| Arc::clone(&scene.workspace)).collect();
-        let kept = Arc::new(UploadSessions::load(pipeline.state_dir.uploads(), workspaces));
-        let end = pipeline.shutdown.draining_token();
-        task::spawn("expiry of uploads", Arc::clone(&kept).run_sweeper(end));
+        let contexts = pipeline.workspaces.iter();
+        let workspaces = contexts.map(|context| Arc::clone(&context.workspace)).collect();
+        let upload_sessions =
+            Arc::new(UploadSessions::load(pipeline.state_dir.uploads(), workspaces));
+        let draining = pipeline.shutdown.draining_token();
+        task::spawn("expiry of uploads", Arc::clone(&upload_sessions).run_sweeper(draining));
+
         Self {
             limiter: Arc::new(FailFastLimiter::new(
                 MAX_CONCURRENT_TRANSFERS,
-                "transfers go on, and no more are taken at a time: retry after the time given",
+                "transfers are in progress, the maximum: retry after the delay in RetryInfo",
             )),
-            upload_sessions: kept,
+            upload_sessions,
             pipeline,
         }
     }
 
-    /// What is kept of an upload, and where it is to go on.
+    /// Finds an upload session. Returns its record and the offset to resume from.
     async fn find_upload(
         &self,
-        incoming: CallContext,
+        context: CallContext,
         request: GetUploadRequest,
     ) -> Result<(UploadRecord, u64), Error> {
         let catalog = &self.pipeline.catalog;
         let request = catalog.check("jig.v1.GetUploadRequest", request)?;
-        let workspace = Arc::clone(&self.pipeline.workspace_context(&incoming)?.workspace);
-        incoming.principal.require_tool(WriteFile::NAME)?;
-        let (kept, id) = (Arc::clone(&self.upload_sessions), request.upload_id.clone());
-        let found = task::spawn_blocking(move || kept.find(workspace.name(), &id));
+        let workspace = Arc::clone(&self.pipeline.workspace_context(&context)?.workspace);
+        context.principal.require_tool(WriteFile::NAME)?;
+
+        let (sessions, id) = (Arc::clone(&self.upload_sessions), request.upload_id.clone());
+        let found = task::spawn_blocking(move || sessions.find(workspace.name(), &id));
         found.await.map_err(Error::internal)?.ok_or_else(|| {
             let id = request.upload_id;
-            let text = format!("nothing is kept of an upload {id:?}: start it from the first byte");
+            let text = format!("there is no upload {id:?} to resume: start from the first byte");
             Error::new(Reason::UploadNotFound, text).with_metadata("upload_id", id)
         })
     }
@@ -85,8 +86,8 @@ impl TransferService for TransferServiceHandler {
         &self,
         request: Request<Streaming<UploadRequest>>,
     ) -> Result<Response<UploadResponse>, Status> {
-        handle(request, |incoming, parts| {
-            upload::upload(&self.pipeline, &self.limiter, &self.upload_sessions, incoming, parts)
+        handle(request, |context, parts| {
+            upload::upload(&self.pipeline, &self.limiter, &self.upload_sessions, context, parts)
         })
         .await
     }
@@ -95,8 +96,8 @@ impl TransferService for TransferServiceHandler {
         &self,
         request: Request<GetUploadRequest>,
     ) -> Result<Response<GetUploadResponse>, Status> {
-        handle(request, async |incoming, request| {
-            let (record, offset) = self.find_upload(incoming, request).await?;
+        handle(request, async |context, request| {
+            let (record, offset) = self.find_upload(context, request).await?;
             Ok(GetUploadResponse {
                 expire_time: Some((UNIX_EPOCH + sessions::expires_at(&record)).into()),
                 path: record.path,
@@ -113,8 +114,8 @@ impl TransferService for TransferServiceHandler {
         &self,
         request: Request<DownloadRequest>,
     ) -> Result<Response<Self::DownloadStream>, Status> {
-        handle(request, |incoming, request| {
-            download::download(&self.pipeline, &self.limiter, incoming, request)
+        handle(request, |context, request| {
+            download::download(&self.pipeline, &self.limiter, context, request)
         })
         .await
     }

@@ -1,4 +1,4 @@
-//! What an upload is to do, as its start says.
+//! Validates the start message of an upload.
 
 use serde_json::{Value, json};
 
@@ -13,60 +13,31 @@ use crate::{
     },
 };
 
-/// What an upload is to do, understood.
+/// A validated upload.
 #[derive(Debug, Clone)]
 pub(super) struct UploadPlan {
-    /// What is kept of it while it goes on.
+    /// The record that is stored while the upload is incomplete.
     pub(super) record: UploadRecord,
-    /// The file.
+    /// The file to write.
     pub(super) target: PartialFileTarget,
-    /// Whether directories that are missing are made.
+    /// Whether to create missing parent directories.
     pub(super) create_directories: bool,
 }
 
 impl UploadPlan {
-    /// That of `start`; or all that is wrong with it.
+    /// Validates `start`. Reports all violations.
     pub(super) fn new(
         start: UploadStart,
         workspace: &Workspace,
         call_id: &str,
     ) -> Result<Self, Error> {
-        let mut violations = Vec::new();
-        let mut report = |name: &str, description: &str| {
-            violations.push(Violation::new(format!("start.{name}"), description));
-        };
-        let mode = start.mode();
-        if mode == WriteMode::Append {
-            report("mode", "an upload is a whole file and cannot append");
-        }
-        if mode == WriteMode::CreateNew && start.expected_sha256.is_some() {
-            report(
-                "expected_sha256",
-                "cannot be given for a file that must not be there (WRITE_MODE_CREATE_NEW)",
-            );
-        }
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
-        if let Some(id) = &start.upload_id
-            && (id.is_empty() || !id.bytes().all(allowed))
-        {
-            report("upload_id", "must have 1 to 64 letters, digits, underscores and hyphens");
-        }
-        if i64::try_from(start.size_bytes).is_err() {
-            report("size_bytes", "no file can be that large");
-        } else if start.upload_id.is_some() && start.size_bytes > MAX_PAUSED_BYTES {
-            // It would be deleted as soon as it is broken off.
-            let text = format!(
-                "must be at most {MAX_PAUSED_BYTES} where an upload_id is given, as no more is kept to be resumed: leave upload_id out"
-            );
-            report("size_bytes", &text);
-        }
-        let expected = start.expected_sha256.as_deref();
-        violations.extend(sha256_violation("start.sha256", &start.sha256));
-        violations.extend(expected.and_then(|sum| sha256_violation("start.expected_sha256", sum)));
+        let violations = violations(&start);
         if !violations.is_empty() {
             return Err(Error::invalid(violations));
         }
-        let expected_sha256 = expected.map(str::to_ascii_lowercase);
+
+        let mode = start.mode();
+        let expected_sha256 = start.expected_sha256.as_deref().map(str::to_ascii_lowercase);
         let path = workspace.resolve(&start.path)?;
         Ok(Self {
             record: UploadRecord {
@@ -97,7 +68,7 @@ impl UploadPlan {
         })
     }
 
-    /// What the record of the call says of it.
+    /// The fields of the call's record.
     pub(super) fn audit_fields(&self) -> Value {
         json!({
             "path": self.record.path,
@@ -110,7 +81,7 @@ impl UploadPlan {
         })
     }
 
-    /// What is answered when it is done.
+    /// The response when the upload is complete.
     pub(super) fn response(&self, created: bool, received_bytes: u64) -> UploadResponse {
         UploadResponse {
             size_bytes: self.record.size,
@@ -119,4 +90,44 @@ impl UploadPlan {
             received_bytes,
         }
     }
+}
+
+/// Returns everything that is wrong with `start`, except its path.
+fn violations(start: &UploadStart) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut report = |name: &str, description: &str| {
+        violations.push(Violation::new(format!("start.{name}"), description));
+    };
+    let mode = start.mode();
+    if mode == WriteMode::Append {
+        report("mode", "an upload is a whole file and cannot append");
+    }
+    if mode == WriteMode::CreateNew && start.expected_sha256.is_some() {
+        report(
+            "expected_sha256",
+            "cannot be given for a file that must not be there (WRITE_MODE_CREATE_NEW)",
+        );
+    }
+
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+    if let Some(id) = &start.upload_id
+        && (id.is_empty() || !id.bytes().all(allowed))
+    {
+        report("upload_id", "must have 1 to 64 letters, digits, underscores and hyphens");
+    }
+
+    if i64::try_from(start.size_bytes).is_err() {
+        report("size_bytes", "no file can be that large");
+    } else if start.upload_id.is_some() && start.size_bytes > MAX_PAUSED_BYTES {
+        // If interrupted, it would be evicted at once.
+        let text = format!(
+            "must be at most {MAX_PAUSED_BYTES} with an upload_id, because no more is stored for resuming: leave upload_id out"
+        );
+        report("size_bytes", &text);
+    }
+
+    let expected = start.expected_sha256.as_deref();
+    violations.extend(sha256_violation("start.sha256", &start.sha256));
+    violations.extend(expected.and_then(|sum| sha256_violation("start.expected_sha256", sum)));
+    violations
 }

@@ -1,17 +1,17 @@
-//! The uploads that have begun, as far as they are kept.
+//! Upload sessions: the state of uploads that can be resumed by a later call.
 //!
 //! ```text
-//!            begin            rest (the connection was lost)
-//!   (none) ───────▶ active ─────────────────────────────▶ resting ──▶ swept: its time is over,
-//!                    ▲ │ │ └▶ complete (for repeats) ─────────────────▲      or there are too many
-//!                    │ │ └▶ forgotten (nothing to resume)             │
-//!                    │ └── begin of another call: told to rest ───────│
-//!                    └────────── begin ◀── resting, or found on disk ─┘
+//!           acquire           pause (the connection was lost)
+//!   (none) ───────▶ active ─────────────────────────────▶ paused ───▶ deleted: it has expired,
+//!                    ▲ │ │ └▶ complete (for repeats) ────────────────▲      or there are too many
+//!                    │ │ └▶ removed (nothing to resume)              │
+//!                    │ └── acquire by another call: takes over ──────│
+//!                    └───────── acquire ◀── paused, or found on disk ┘
 //! ```
 //!
-//! What an earlier daemon left is found on disk: a draft, or a file that is in its place already.
-//! Daemons for one call share their records: each sweeps at its start what is of no use to anybody,
-//! and has those uploads only that it is asked for and that no other daemon has.
+//! Sessions of an earlier daemon are found on disk: a partial file, or a file that is committed
+//! already. Embedded daemons share their records. Each deletes useless ones when it starts, and
+//! adopts an upload only on request and if no other daemon has it.
 
 mod session;
 
@@ -27,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(super) use self::session::{MAX_PAUSED_BYTES, expires_at};
 use self::session::{
-    UploadAttempt, UploadKey, UploadSession, UploadState, draft_place, evict, now_unix_secs,
-    take_expired, upload_key,
+    UploadAttempt, UploadKey, UploadSession, UploadState, evict, now_unix_secs,
+    partial_file_location, take_expired, upload_key,
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -41,20 +41,20 @@ use crate::daemon::{
     workspace::{PartialFile, PartialFileLocation, PartialFileState, Workspace},
 };
 
-/// Uploads that are kept, those that go on included.
+/// Maximum number of sessions, active ones included.
 const MAX_UPLOAD_SESSIONS: usize = 64;
 
-/// All of them.
+/// All upload sessions of the daemon.
 #[derive(Debug)]
 pub(super) struct UploadSessions {
     records: UploadRecords,
     workspaces: Vec<Arc<Workspace>>,
     uploads: Mutex<HashMap<UploadKey, UploadSession>>,
-    /// Told when a call leaves one, which expires from then on.
+    /// Notified when a call releases a session, which can expire from then on.
     released: Notify,
 }
 
-/// A call's hold on an upload. Dropping it forgets the upload and deletes what has come of it.
+/// A call's exclusive access to a session. Dropping it removes the session and its partial file.
 #[derive(Debug)]
 pub(super) struct UploadLease {
     sessions: Arc<UploadSessions>,
@@ -63,113 +63,116 @@ pub(super) struct UploadLease {
     released: bool,
 }
 
-/// What there is of an upload when a call begins.
+/// The state of an upload when a call acquires it.
 #[derive(Debug)]
 pub(super) enum LeaseOutcome {
-    /// Nothing.
+    /// No data.
     New(UploadLease),
-    /// Some of it.
+    /// Some data, in an open partial file.
     Paused(UploadLease, Box<PartialFile>),
-    /// Some of it, which must be found first.
+    /// Some data, in a partial file that must be opened first.
     OnDisk(UploadLease, PartialFileLocation),
-    /// All of it. Whether nothing was there before.
+    /// Committed. The value says whether the file is new.
     Complete(bool),
-    /// Another call has it and was told to end: try again after that.
+    /// Active in another call, which was told to stop. Retry when the token is cancelled.
     Busy(CancellationToken),
 }
 
-// === impl Kept ===
-
 impl UploadSessions {
-    /// What an earlier daemon kept. What cannot be resumed is swept. Blocks.
+    /// Loads the sessions of earlier daemons. Deletes those that cannot be resumed. Blocks.
     pub(super) fn load(records: UploadRecords, workspaces: Vec<Arc<Workspace>>) -> Self {
-        let kept = Self { records, workspaces, uploads: Mutex::default(), released: Notify::new() };
-        // Another daemon that looks now sweeps as well as this one.
-        let Some(_look) = kept.records.try_lock_folder() else {
-            return kept;
+        let sessions =
+            Self { records, workspaces, uploads: Mutex::default(), released: Notify::new() };
+        // If another daemon holds the lock, it deletes useless records as well.
+        let Some(_lock) = sessions.records.try_lock_folder() else {
+            return sessions;
         };
-        let mut uploads = kept.recover(kept.records.load());
-        let swept = evict(&mut uploads, MAX_UPLOAD_SESSIONS);
-        swept.into_iter().for_each(|upload| kept.sweep(upload));
-        if kept.records.are_shared() {
-            // Another daemon may be asked to go on with one; who is asked looks again.
+
+        let mut uploads = sessions.recover(sessions.records.load());
+        sessions.delete_all(evict(&mut uploads, MAX_UPLOAD_SESSIONS));
+        if sessions.records.are_shared() {
+            // Any daemon may be asked to resume them. That daemon loads the record again.
             for upload in uploads.values() {
-                kept.records.release(&upload.record.name);
+                sessions.records.release(&upload.record.name);
             }
         } else {
-            *kept.lock() = uploads;
+            *sessions.lock() = uploads;
         }
-        kept
+        sessions
     }
 
-    /// What is of use of records that an earlier daemon left. The rest is swept.
+    /// Recovers the usable sessions from records of earlier daemons, and deletes the others.
     fn recover(&self, mut records: Vec<UploadRecord>) -> HashMap<UploadKey, UploadSession> {
-        // Of several of one id, the last one counts.
+        // Of several records with the same id, the latest wins.
         records.sort_by_key(|record| record.touched);
         let mut uploads = HashMap::new();
         for mut record in records {
-            let useless = match self.recover_state(&mut record) {
+            let unusable = match self.recover_state(&mut record) {
                 Some(state) => uploads.insert(upload_key(&record), UploadSession { record, state }),
                 None => Some(UploadSession { record, state: UploadState::OnDisk(0) }),
             };
-            useless.into_iter().for_each(|upload| self.sweep(upload));
+            self.delete_all(unusable);
         }
         uploads
     }
 
-    /// Takes an upload that another daemon left, where several share their records. Blocks.
+    /// Adopts the session of a dead daemon, if daemons share their records. Blocks.
     fn adopt_orphaned(&self, key: &UploadKey) {
         if !self.records.are_shared() || self.lock().contains_key(key) {
             return;
         }
-        let _look = self.records.lock_folder();
-        let found = self.records.load();
-        let (wanted, others): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|record| session::upload_key(record) == *key);
+
+        let _lock = self.records.lock_folder();
+        let records = self.records.load();
+        let (matching, others): (Vec<_>, Vec<_>) =
+            records.into_iter().partition(|record| upload_key(record) == *key);
         for record in others {
             self.records.release(&record.name);
         }
-        for (key, upload) in self.recover(wanted) {
+        for (key, upload) in self.recover(matching) {
             match self.lock().entry(key) {
-                Entry::Vacant(place) => {
-                    place.insert(upload);
+                Entry::Vacant(entry) => {
+                    entry.insert(upload);
                 }
-                // Begun at this moment.
+                // Another call has started it just now.
                 Entry::Occupied(_) => self.records.release(&upload.record.name),
             }
         }
     }
 
-    /// What there is of an upload of an earlier daemon; none where that is of no use.
+    /// Recovers the state of a session of an earlier daemon. Returns `None` if it is unusable.
     fn recover_state(&self, record: &mut UploadRecord) -> Option<UploadState> {
         if record.complete.is_some() {
             return Some(UploadState::Complete);
         }
-        let left = self
+
+        let file = self
             .workspace(&record.workspace)
-            .map(|workspace| workspace.recover_partial_file(&draft_place(record)));
-        let resumable = record.upload_id.is_some();
-        match left {
-            Some(Ok(PartialFileState::Partial(bytes))) if resumable && bytes <= record.size => {
+            .map(|workspace| workspace.recover_partial_file(&partial_file_location(record)));
+        let is_resumable = record.upload_id.is_some();
+        match file {
+            Some(Ok(PartialFileState::Partial(bytes))) if is_resumable && bytes <= record.size => {
                 Some(UploadState::OnDisk(bytes))
             }
-            // The daemon died before it could write that down.
-            Some(Ok(PartialFileState::Committed(bytes))) if resumable && bytes == record.size => {
+            // The daemon died before it could record the commit.
+            Some(Ok(PartialFileState::Committed(bytes)))
+                if is_resumable && bytes == record.size =>
+            {
                 record.complete = record.replaces.map(|replaces| !replaces);
                 self.save(record);
                 Some(UploadState::Complete)
             }
             Some(Ok(_)) => None,
             Some(Err(error)) => {
-                tracing::warn!(path = record.path, %error, "what is left of an upload cannot be reached");
+                tracing::warn!(path = record.path, %error, "cannot read the partial file of an upload");
                 Some(UploadState::OnDisk(0))
             }
-            // It may be served another time.
+            // This daemon does not serve the workspace. A later one may.
             None => Some(UploadState::OnDisk(0)),
         }
     }
 
-    /// An upload that can be resumed, and where it is to go on. Blocks.
+    /// Finds a session that can be resumed. Returns its record and offset. Blocks.
     pub(super) fn find(&self, workspace: &str, id: &str) -> Option<(UploadRecord, u64)> {
         let key = (workspace.to_owned(), id.to_owned());
         self.adopt_orphaned(&key);
@@ -177,12 +180,16 @@ impl UploadSessions {
         let upload = uploads.get(&key)?;
         upload.record.upload_id.as_ref()?;
         if upload.is_expired() {
-            return None; // and is being swept
+            return None; // the sweeper deletes it
         }
         Some((upload.record.clone(), upload.offset()))
     }
 
-    /// Begins a call's turn at the upload of `record`. `stop` ends the turn. Blocks.
+    /// Acquires the session of `record`, or creates it. `stop` ends the attempt. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Rejects an upload id of another file, and a new upload when all sessions are active.
     pub(super) fn acquire(
         self: &Arc<Self>,
         mut record: UploadRecord,
@@ -190,109 +197,130 @@ impl UploadSessions {
     ) -> Result<LeaseOutcome, Error> {
         let key = upload_key(&record);
         self.adopt_orphaned(&key);
-        self.sweep_expired();
-        let turn = UploadAttempt::new(stop);
-        let lease = |turn| UploadLease {
-            sessions: Arc::clone(self),
-            key: key.clone(),
-            attempt: turn,
-            released: false,
-        };
+        self.delete_expired();
+
+        let attempt = UploadAttempt::new(stop);
         let mut uploads = self.lock();
         if let Some(upload) = uploads.get_mut(&key) {
-            let is = &upload.record;
-            if (&is.path, is.size, &is.sha256) != (&record.path, record.size, &record.sha256) {
-                return Err(Error::invalid_field(
-                    "start.upload_id",
-                    format!(
-                        "was used for {} with {} bytes: repeat that path, size and sha256, or choose another id",
-                        is.path, is.size
-                    ),
-                ));
-            }
-            if let (UploadState::Complete, Some(created)) = (&upload.state, is.complete) {
-                if is.wishes != record.wishes {
-                    let text = "was used for the same file with another mode, expected_sha256 or file_mode, and that is done: choose another id";
-                    return Err(Error::invalid_field("start.upload_id", text));
-                }
-                return Ok(LeaseOutcome::Complete(created));
-            }
-            if let UploadState::Active(other) = &upload.state {
-                other.take_over();
-                return Ok(LeaseOutcome::Busy(other.finished.clone()));
-            }
-            upload.record.touched = now_unix_secs();
-            // What a call wants of it may change until it is done.
-            upload.record.wishes = record.wishes;
-            turn.progress.store(upload.offset(), Ordering::Relaxed);
-            return Ok(match mem::replace(&mut upload.state, UploadState::Active(turn.clone())) {
-                UploadState::Paused(draft) => LeaseOutcome::Paused(lease(turn), draft),
-                UploadState::OnDisk(_) => {
-                    LeaseOutcome::OnDisk(lease(turn), draft_place(&upload.record))
-                }
-                UploadState::Active(_) | UploadState::Complete => LeaseOutcome::New(lease(turn)),
-            });
+            return self.acquire_existing(key, upload, record, attempt);
         }
-        let swept = evict(&mut uploads, MAX_UPLOAD_SESSIONS - 1);
-        let is_room = uploads.len() < MAX_UPLOAD_SESSIONS;
-        if is_room {
+
+        let evicted = evict(&mut uploads, MAX_UPLOAD_SESSIONS - 1);
+        let has_slot = uploads.len() < MAX_UPLOAD_SESSIONS;
+        if has_slot {
             record.touched = now_unix_secs();
-            let state = UploadState::Active(turn.clone());
+            let state = UploadState::Active(attempt.clone());
             uploads.insert(key.clone(), UploadSession { record, state });
         }
         drop(uploads);
-        swept.into_iter().for_each(|upload| self.sweep(upload));
-        if is_room {
-            return Ok(LeaseOutcome::New(lease(turn)));
+        self.delete_all(evicted);
+        if has_slot {
+            return Ok(LeaseOutcome::New(self.lease(key, attempt)));
         }
-        let text = "too many uploads go on: try again after the time given";
+        let text = "too many uploads are in progress: retry after the delay in RetryInfo";
         Err(Error::new(Reason::ResourceExhausted, text).retry_after(Duration::from_secs(1)))
     }
 
-    /// Sweeps each upload when its time is over, until `end`.
+    fn acquire_existing(
+        self: &Arc<Self>,
+        key: UploadKey,
+        upload: &mut UploadSession,
+        record: UploadRecord,
+        attempt: UploadAttempt,
+    ) -> Result<LeaseOutcome, Error> {
+        let stored = &upload.record;
+        if (&stored.path, stored.size, &stored.sha256)
+            != (&record.path, record.size, &record.sha256)
+        {
+            let text = format!(
+                "was used for {} with {} bytes: repeat that path, size and sha256, or choose another id",
+                stored.path, stored.size
+            );
+            return Err(Error::invalid_field("start.upload_id", text));
+        }
+        if let (UploadState::Complete, Some(created)) = (&upload.state, stored.complete) {
+            if stored.wishes != record.wishes {
+                let text = "was used for the same file with another mode, expected_sha256 or file_mode, and that upload is complete: choose another id";
+                return Err(Error::invalid_field("start.upload_id", text));
+            }
+            return Ok(LeaseOutcome::Complete(created));
+        }
+        if let UploadState::Active(other) = &upload.state {
+            other.take_over();
+            return Ok(LeaseOutcome::Busy(other.finished.clone()));
+        }
+
+        // The options may change until the upload is complete.
+        upload.record.wishes = record.wishes;
+        upload.record.touched = now_unix_secs();
+        attempt.progress.store(upload.offset(), Ordering::Relaxed);
+        let active = UploadState::Active(attempt.clone());
+        let lease = self.lease(key, attempt);
+        Ok(match mem::replace(&mut upload.state, active) {
+            UploadState::Paused(file) => LeaseOutcome::Paused(lease, file),
+            UploadState::OnDisk(_) => {
+                LeaseOutcome::OnDisk(lease, partial_file_location(&upload.record))
+            }
+            UploadState::Active(_) | UploadState::Complete => LeaseOutcome::New(lease),
+        })
+    }
+
+    fn lease(self: &Arc<Self>, key: UploadKey, attempt: UploadAttempt) -> UploadLease {
+        UploadLease { sessions: Arc::clone(self), key, attempt, released: false }
+    }
+
+    /// Deletes each session when it expires, until `end`.
     pub(super) async fn run_sweeper(self: Arc<Self>, end: CancellationToken) {
         loop {
-            let next = {
+            let next_expiry = {
                 let uploads = self.lock();
                 uploads.values().filter_map(UploadSession::time_left).min()
             };
-            let time = async {
-                match next {
+            let expiry = async {
+                match next_expiry {
                     Some(left) => sleep(left).await,
                     None => std::future::pending().await,
                 }
             };
+
             tokio::select! {
                 () = end.cancelled() => return,
                 () = self.released.notified() => {}
-                () = time => {
-                    let kept = Arc::clone(&self);
-                    let swept = task::spawn_blocking(move || kept.sweep_expired()).await;
-                    if let Err(error) = swept {
-                        tracing::error!(%error, "sweeping uploads failed");
+                () = expiry => {
+                    let sessions = Arc::clone(&self);
+                    let deleted = task::spawn_blocking(move || sessions.delete_expired()).await;
+                    if let Err(error) = deleted {
+                        tracing::error!(%error, "cannot delete expired uploads");
                     }
                 }
             }
         }
     }
 
-    /// Sweeps the uploads whose time is over. Blocks.
-    fn sweep_expired(&self) {
+    /// Deletes expired sessions. Blocks.
+    fn delete_expired(&self) {
         let expired = take_expired(&mut self.lock());
-        expired.into_iter().for_each(|upload| self.sweep(upload));
+        self.delete_all(expired);
     }
 
-    /// Deletes what has come of an upload, and its record; not the record of what cannot be deleted,
-    /// so that a later daemon can. Blocks.
-    fn sweep(&self, UploadSession { record, state }: UploadSession) {
-        let is_gone = match state {
-            UploadState::Paused(draft) => draft.discard(),
-            UploadState::Active(_) | UploadState::OnDisk(_) => self
-                .workspace(&record.workspace)
-                .is_some_and(|workspace| workspace.delete_partial_file(&draft_place(&record))),
+    fn delete_all(&self, uploads: impl IntoIterator<Item = UploadSession>) {
+        uploads.into_iter().for_each(|upload| self.delete(upload));
+    }
+
+    /// Deletes the partial file of an upload, then its record. Blocks.
+    ///
+    /// Keeps the record if the file cannot be deleted, so that a later daemon can delete it.
+    fn delete(&self, UploadSession { record, state }: UploadSession) {
+        let is_deleted = match state {
+            UploadState::Paused(file) => file.discard(),
+            UploadState::Active(_) | UploadState::OnDisk(_) => {
+                self.workspace(&record.workspace).is_some_and(|workspace| {
+                    workspace.delete_partial_file(&partial_file_location(&record))
+                })
+            }
             UploadState::Complete => true,
         };
-        if is_gone {
+        if is_deleted {
             self.records.remove(&record.name);
         } else {
             self.records.release(&record.name);
@@ -306,9 +334,9 @@ impl UploadSessions {
     }
 
     fn save(&self, record: &UploadRecord) {
-        // Without it, a repeat after a restart finds less than there is, and starts again.
+        // Without the record, a repeat after a restart finds less data and starts again.
         if let Err(error) = self.try_save(record) {
-            tracing::warn!(%error, "the record of an upload cannot be written");
+            tracing::warn!(%error, "cannot write the record of an upload");
         }
     }
 
@@ -322,29 +350,28 @@ impl UploadSessions {
     }
 }
 
-// === impl Lease ===
-
 impl UploadLease {
-    /// Tells how many bytes are there.
+    /// Records the number of bytes received so far.
     pub(super) fn set_progress(&self, bytes: u64) {
         self.attempt.progress.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether another call goes on with the upload.
+    /// Whether another call has taken over the upload.
     pub(super) fn was_taken_over(&self) -> bool {
         self.attempt.was_taken_over()
     }
 
-    /// Writes down where the draft lies, so that it is found again if the daemon dies. Blocks.
-    pub(super) fn record_draft(&self, place: &PartialFileLocation) -> Result<(), Error> {
-        let noted = self.touch(|record| {
-            record.draft_name.clone_from(&place.name);
-            record.draft_identity = place.identity;
-            record.replaces = place.replaces;
+    /// Stores the location of the partial file, so that a later daemon finds it. Blocks.
+    pub(super) fn record_partial_file(&self, location: &PartialFileLocation) -> Result<(), Error> {
+        let updated = self.touch(|record| {
+            record.draft_name.clone_from(&location.name);
+            record.draft_identity = location.identity;
+            record.replaces = location.replaces;
         });
-        let Some(record) = noted else {
+        let Some(record) = updated else {
             return Ok(());
         };
+
         self.sessions.try_save(&record).map_err(|error| {
             if is_fd_exhaustion(&error) {
                 return fd_exhausted_error(error, "the record of the upload");
@@ -353,7 +380,7 @@ impl UploadLease {
         })
     }
 
-    /// Leaves an upload of an earlier daemon as it was found.
+    /// Releases a session of an earlier daemon as it was found.
     pub(super) fn release_unchanged(mut self) {
         self.released = true;
         if let Some(upload) = self.sessions.lock().get_mut(&self.key) {
@@ -362,37 +389,39 @@ impl UploadLease {
         self.release();
     }
 
-    /// Keeps the upload for later, or drops it where it cannot be resumed. Blocks.
-    pub(super) fn pause(mut self, draft: PartialFile) {
+    /// Pauses the upload, or removes it if it cannot be resumed. Blocks.
+    pub(super) fn pause(mut self, file: PartialFile) {
         let Some(record) = self.touch(|_| {}) else {
             return;
         };
         if record.upload_id.is_none() || !self.sessions.records.are_persistent() {
-            draft.discard();
-            return; // which forgets the upload
+            file.discard();
+            return; // dropping the lease removes the session
         }
-        // While it is this call's, so that no other's record is overwritten.
+
+        // Save while the session is active: later, another call may have written its record.
         self.sessions.save(&record);
         self.released = true;
-        let swept = {
+        let evicted = {
             let mut uploads = self.sessions.lock();
             if let Some(upload) = uploads.get_mut(&self.key) {
-                upload.state = UploadState::Paused(Box::new(draft));
+                upload.state = UploadState::Paused(Box::new(file));
             }
             evict(&mut uploads, MAX_UPLOAD_SESSIONS)
         };
-        swept.into_iter().for_each(|upload| self.sessions.sweep(upload));
+        self.sessions.delete_all(evicted);
         self.release();
     }
 
-    /// Remembers that the file is in its place. Blocks.
+    /// Records that the file is committed. Blocks.
     pub(super) fn complete(mut self, created: bool) {
         let Some(record) = self.touch(|record| record.complete = Some(created)) else {
             return;
         };
         if record.upload_id.is_none() {
-            return; // which forgets the upload
+            return; // dropping the lease removes the session
         }
+
         self.sessions.save(&record);
         self.released = true;
         if let Some(upload) = self.sessions.lock().get_mut(&self.key) {
@@ -401,18 +430,18 @@ impl UploadLease {
         self.release();
     }
 
-    /// Ends the turn and leaves the upload to others.
+    /// Ends the attempt, so that other calls can acquire the session.
     fn release(&self) {
         self.sessions.released.notify_one();
         self.attempt.finished.cancel();
     }
 
-    /// Notes that something has come, and what else there is to note.
-    fn touch(&self, note: impl FnOnce(&mut UploadRecord)) -> Option<UploadRecord> {
+    /// Updates the record and its time. Returns a copy.
+    fn touch(&self, update: impl FnOnce(&mut UploadRecord)) -> Option<UploadRecord> {
         let mut uploads = self.sessions.lock();
         let record = &mut uploads.get_mut(&self.key)?.record;
         record.touched = now_unix_secs();
-        note(record);
+        update(record);
         Some(record.clone())
     }
 }
@@ -420,8 +449,8 @@ impl UploadLease {
 impl Drop for UploadLease {
     fn drop(&mut self) {
         if !self.released {
-            let forgotten = self.sessions.lock().remove(&self.key);
-            forgotten.into_iter().for_each(|upload| self.sessions.sweep(upload));
+            let removed = self.sessions.lock().remove(&self.key);
+            self.sessions.delete_all(removed);
             self.attempt.finished.cancel();
         }
     }

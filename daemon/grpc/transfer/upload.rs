@@ -1,5 +1,4 @@
-//! Receiving a file: chunk by chunk into a draft, which is put into its place when all has come and
-//! its checksum is right.
+//! Receives an upload: chunks go to a partial file, which is committed if its checksum is correct.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +18,7 @@ use crate::{
         fd_exhaustion::{FdRetry, is_fd_exhaustion_error},
         pipeline::{
             Pipeline, admission::FailFastLimiter, context::CallContext, idempotency::Checkpoint,
-            once_streaming::StreamingContext,
+            once_streaming::StreamingContext, policy_input::Authorization,
         },
         queue::PrincipalKey,
         task,
@@ -28,14 +27,13 @@ use crate::{
     },
 };
 
-/// How long the other side of a transfer may be silent. What has come of an upload is kept then.
+/// How long the client of a transfer may be silent. An upload is paused then.
 pub(super) const TRANSFER_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// What a request id was used for that an upload had.
 const UPLOAD_METHOD: &str = "jig.v1.TransferService/Upload";
-/// Most bytes of a chunk.
+/// Maximum size of a chunk.
 const MAX_CHUNK_BYTES: usize = 1 << 20;
 
-/// What a call needs to receive a file.
+/// Receives the file of one call.
 struct UploadReceiver {
     workspace: Arc<Workspace>,
     files: FileLimiters,
@@ -45,150 +43,169 @@ struct UploadReceiver {
     stream: Streaming<UploadRequest>,
     stop: CancellationToken,
     draining: CancellationToken,
-    /// Its step of the session.
+    /// The call's step in its session.
     step: u64,
-    /// Where it says that the file may be in its place from there on.
+    /// Records that the file may be committed from then on.
     checkpoint: Option<Checkpoint>,
-    /// Whether a daemon died that had said so.
+    /// Whether a daemon died after it had recorded that.
     may_have_committed: bool,
 }
 
-/// An upload, to its end; or, where it was made under the same request id before, its answer.
+/// Receives an upload. A repeat with the same request id gets the first result.
 pub(super) async fn upload(
     pipeline: &Arc<Pipeline>,
-    places: &Arc<FailFastLimiter>,
-    kept: &Arc<UploadSessions>,
-    incoming: CallContext,
+    limiter: &Arc<FailFastLimiter>,
+    sessions: &Arc<UploadSessions>,
+    context: CallContext,
     mut stream: Streaming<UploadRequest>,
 ) -> Result<UploadResponse, Error> {
-    let scene = pipeline.workspace_context(&incoming)?;
-    let first = timeout(TRANSFER_IDLE_TIMEOUT, stream.message()).await;
-    let first = first.map_err(|_| idle_timeout_error())?.map_err(|status| stream_error(&status));
-    let first = first?.unwrap_or_default();
-    // Without the chunks, as any call may send them; and without defaults, for who decides about it.
-    let (call, given) = match &first.part {
-        Some(Part::Start(start)) => {
-            (pipeline.idempotent_call(&incoming, UPLOAD_METHOD, start)?, start.clone())
-        }
-        Some(Part::Chunk(_)) | None => (None, UploadStart::default()),
+    let workspace_context = pipeline.workspace_context(&context)?;
+    let first = receive_first(&mut stream).await?;
+    // The policy gets the start message as sent, without defaults.
+    let sent_start = match &first.part {
+        Some(Part::Start(start)) => Some(start.clone()),
+        Some(Part::Chunk(_)) | None => None,
+    };
+    // The idempotency key covers the start message only: the chunks of a repeat depend on what was
+    // received before.
+    let call = match &sent_start {
+        Some(start) => pipeline.idempotent_call(&context, UPLOAD_METHOD, start)?,
+        None => None,
     };
     let first = pipeline.catalog.check("jig.v1.UploadRequest", first)?;
-    let Some(Part::Start(start)) = first.part else {
+    let (Some(Part::Start(start)), Some(sent_start)) = (first.part, sent_start) else {
         let text = "must be in the first message: what is to be written, and where";
         return Err(Error::invalid_field("start", text));
     };
-    let workspace = Arc::clone(&scene.workspace);
-    let plan = UploadPlan::new(start, &workspace, &incoming.call_id)?;
+
+    let workspace = Arc::clone(&workspace_context.workspace);
+    let plan = UploadPlan::new(start, &workspace, &context.call_id)?;
     let is_resumable = plan.record.upload_id.is_some();
-    let (places, kept) = (Arc::clone(places), Arc::clone(kept));
-    let (files, caller) = (scene.file_limiters.clone(), Arc::clone(incoming.principal.key()));
-    incoming.principal.require_tool(WriteFile::NAME)?;
-    let permit = {
-        let (pipeline, path) = (Arc::clone(pipeline), plan.target.path.as_str().to_owned());
-        // Who has an id waits for the decision with all who have it: his deadline ends his own wait.
-        let incoming = CallContext {
-            deadline: incoming.deadline.filter(|_| call.is_none()),
-            ..incoming.clone()
-        };
-        async move {
-            let (tool, message) = (WriteFile::NAME, "jig.v1.UploadStart");
-            let permitted = pipeline.authorize_as(tool, &incoming, message, &given, &path);
-            permitted.await
-        }
-    };
+    context.principal.require_tool(WriteFile::NAME)?;
+
+    let path = plan.target.path.as_str().to_owned();
+    let authorization = authorize(Arc::clone(pipeline), &context, call.is_some(), sent_start, path);
+
+    let files = workspace_context.file_limiters.clone();
+    let caller = Arc::clone(context.principal.key());
+    let (limiter, sessions) = (Arc::clone(limiter), Arc::clone(sessions));
     let work = {
         let pipeline = Arc::clone(pipeline);
-        async move |sent: StreamingContext| {
-            // Taken before the drain is looked at: whoever is let in is waited for.
-            let _waited_for = task::delay_shutdown();
-            let permit = places.try_acquire(&incoming.principal, &pipeline.shutdown)?;
-            let recorded = pipeline
-                .start_audited("upload", incoming, plan.audit_fields(), sent.authorization)
+        async move |streaming: StreamingContext| {
+            // Acquired before the check for draining: the drain waits for every admitted upload.
+            let _delay_shutdown = task::delay_shutdown();
+            let permit = limiter.try_acquire(&context.principal, &pipeline.shutdown)?;
+            let audit = pipeline
+                .start_audited("upload", context, plan.audit_fields(), streaming.authorization)
                 .await?;
-            let receiving = UploadReceiver {
+            let receiver = UploadReceiver {
                 workspace,
                 files,
                 caller,
-                sessions: kept,
+                sessions,
                 plan,
                 stream,
-                stop: sent.stop,
+                stop: streaming.stop,
                 draining: pipeline.shutdown.terminate_token(),
-                step: recorded.step(),
-                checkpoint: sent.checkpoint.filter(|_| is_resumable),
-                may_have_committed: sent.may_have_completed,
+                step: audit.step(),
+                checkpoint: streaming.checkpoint.filter(|_| is_resumable),
+                may_have_committed: streaming.may_have_completed,
             };
-            // Who goes away leaves it to its end: what has come is kept then.
+            // A task of its own: if the client disconnects, the received data must still be stored.
             let work = task::spawn_tracked("upload", async move {
-                let result = receiving.receive().await;
+                let result = receiver.receive().await;
                 drop(permit);
-                recorded.end(result, audit_facts)
+                audit.end(result, audit_facts)
             });
             work.await.map_err(Error::internal)?
         }
     };
-    let sent = pipeline.run_once_streaming(call, UPLOAD_METHOD, is_resumable, permit, work);
-    sent.await
+    pipeline.run_once_streaming(call, UPLOAD_METHOD, is_resumable, authorization, work).await
 }
 
-// === impl Receiving ===
+/// Authorizes the call by its start message.
+///
+/// All callers with the same request id wait for one decision, so the deadline of one of them does not
+/// end it.
+fn authorize(
+    pipeline: Arc<Pipeline>,
+    context: &CallContext,
+    has_request_id: bool,
+    start: UploadStart,
+    path: String,
+) -> impl Future<Output = Result<Authorization, Error>> + Send + use<> {
+    let deadline = context.deadline.filter(|_| !has_request_id);
+    let context = CallContext { deadline, ..context.clone() };
+    async move {
+        let (tool, message) = (WriteFile::NAME, "jig.v1.UploadStart");
+        pipeline.authorize_as(tool, &context, message, &start, &path).await
+    }
+}
+
+async fn receive_first(stream: &mut Streaming<UploadRequest>) -> Result<UploadRequest, Error> {
+    let first = timeout(TRANSFER_IDLE_TIMEOUT, stream.message())
+        .await
+        .map_err(|_| idle_timeout_error())?
+        .map_err(|status| stream_error(&status))?;
+    Ok(first.unwrap_or_default())
+}
 
 impl UploadReceiver {
     async fn receive(mut self) -> Result<UploadResponse, Error> {
         let mut attempts = FdRetry::with_deadline(None);
-        let (lease, draft) = loop {
-            match self.open_draft(self.acquire_lease().await?).await {
+        let (lease, file) = loop {
+            match self.open_partial_file(self.acquire_lease().await?).await {
                 Ok(Ok(opened)) => break opened,
                 Ok(Err(created)) => return Ok(self.plan.response(created, 0)),
                 Err(error) if self.should_retry(&mut attempts, &error).await => {}
                 Err(error) => return Err(error),
             }
         };
-        let before = draft.length();
-        let (draft, result) = self.receive_chunks(draft, &lease).await?;
-        let received = draft.length() - before;
+
+        let resumed_at = file.length();
+        let (file, result) = self.receive_chunks(file, &lease).await?;
+        let received_bytes = file.length() - resumed_at;
         let result = match result {
             Ok(()) => self.record_commit_point().await,
             Err(error) => Err(error),
         };
+
         let created = match result {
-            Ok(()) => self.commit(lease, draft).await?,
+            Ok(()) => self.commit(lease, file).await?,
             Err(error) => {
-                blocking(move || lease.pause(draft)).await?;
+                blocking(move || lease.pause(file)).await?;
                 return Err(error);
             }
         };
-        Ok(self.plan.response(created, received))
+        Ok(self.plan.response(created, received_bytes))
     }
 
-    /// Begins this call's turn at the upload.
+    /// Acquires the upload session. Waits until another call has released it.
     async fn acquire_lease(&self) -> Result<LeaseOutcome, Error> {
         loop {
-            let (kept, stop) = (Arc::clone(&self.sessions), self.stop.clone());
+            let (sessions, stop) = (Arc::clone(&self.sessions), self.stop.clone());
             let record = self.plan.record.clone();
-            let begun = blocking(move || kept.acquire(record, &stop)).await??;
-            let over = match &begun {
-                // It may be in its place, and others may have written there since.
+            let outcome = blocking(move || sessions.acquire(record, &stop)).await??;
+            let finished = match &outcome {
+                // The file may be committed, and another call may have changed it since.
                 LeaseOutcome::New(_) if self.may_have_committed => {
                     return Err(tool::daemon_lost_error(UPLOAD_METHOD));
                 }
-                LeaseOutcome::Busy(over) => over,
+                LeaseOutcome::Busy(finished) => finished,
                 LeaseOutcome::New(_)
                 | LeaseOutcome::Paused(..)
                 | LeaseOutcome::OnDisk(..)
-                | LeaseOutcome::Complete(_) => {
-                    return Ok(begun);
-                }
+                | LeaseOutcome::Complete(_) => return Ok(outcome),
             };
-            // The other call's turn ends within a chunk.
+            // The other call stops after its current chunk.
             tokio::select! {
-                () = over.cancelled() => {}
+                () = finished.cancelled() => {}
                 () = self.stop.cancelled() => return Err(self.cancel_error(None)),
             }
         }
     }
 
-    /// Whether what failed so is to be tried again; then it is time to.
+    /// Whether to retry after this error. Waits until it is time to.
     async fn should_retry(&self, attempts: &mut FdRetry, error: &Error) -> bool {
         tokio::select! {
             again = attempts.should_retry(error) => again,
@@ -196,10 +213,11 @@ impl UploadReceiver {
         }
     }
 
-    /// Finds or makes the draft. `Err` of the inner result: the upload is complete already.
-    async fn open_draft(
+    /// Opens or creates the partial file. The inner `Err` means that the upload is complete
+    /// already.
+    async fn open_partial_file(
         &self,
-        begun: LeaseOutcome,
+        outcome: LeaseOutcome,
     ) -> Result<Result<(UploadLease, PartialFile), bool>, Error> {
         let (workspace, plan) = (Arc::clone(&self.workspace), self.plan.clone());
         self.run_cancellable(move |stop| {
@@ -209,35 +227,37 @@ impl UploadReceiver {
                 }
                 workspace.check_partial_file_target(&plan.target, stop)
             };
-            let (lease, draft) = match begun {
+            let (lease, file) = match outcome {
                 LeaseOutcome::Complete(created) => return Ok(Err(created)),
                 LeaseOutcome::Busy(_) => return Err(Error::internal("the upload is busy")),
                 LeaseOutcome::New(lease) => {
                     prepare()?;
-                    let say = |place: &PartialFileLocation| lease.record_draft(place);
-                    let draft = workspace.create_partial_file(&plan.target.path, say)?;
-                    return Ok(Ok((lease, draft)));
+                    let record =
+                        |location: &PartialFileLocation| lease.record_partial_file(location);
+                    let file = workspace.create_partial_file(&plan.target.path, record)?;
+                    return Ok(Ok((lease, file)));
                 }
-                LeaseOutcome::Paused(lease, draft) => match workspace.check_partial_file(&draft) {
-                    Ok(()) => (lease, *draft),
-                    Err(error) => return Err(release_failed(lease, *draft, error)),
+                LeaseOutcome::Paused(lease, file) => match workspace.check_partial_file(&file) {
+                    Ok(()) => (lease, *file),
+                    Err(error) => return Err(release_failed(lease, *file, error)),
                 },
-                LeaseOutcome::OnDisk(lease, place) => {
-                    match workspace.reopen_partial_file(place, stop) {
-                        Ok(draft) => (lease, draft),
+                LeaseOutcome::OnDisk(lease, location) => {
+                    match workspace.reopen_partial_file(location, stop) {
+                        Ok(file) => (lease, file),
                         Err(PartialFileError::Intact(error)) => {
                             lease.release_unchanged();
                             return Err(error);
                         }
-                        // Dropping the lease deletes what is left.
+                        // Dropping the lease deletes the file.
                         Err(PartialFileError::Unusable(error)) => return Err(error),
                     }
                 }
             };
+
             match prepare() {
-                Ok(()) => Ok(Ok((lease, draft))),
+                Ok(()) => Ok(Ok((lease, file))),
                 Err(error) => {
-                    lease.pause(draft);
+                    lease.pause(file);
                     Err(error)
                 }
             }
@@ -245,109 +265,117 @@ impl UploadReceiver {
         .await?
     }
 
-    /// Takes chunks until the stream ends. The draft has all that came in order, whatever happens.
+    /// Appends chunks to the file until the stream ends.
+    ///
+    /// Returns the file even after an error: it has all data that was received in order.
     async fn receive_chunks(
         &mut self,
-        mut draft: PartialFile,
+        mut file: PartialFile,
         lease: &UploadLease,
     ) -> Result<(PartialFile, Result<(), Error>), Error> {
         let size = self.plan.record.size;
         loop {
             let message = tokio::select! {
                 biased;
-                () = self.stop.cancelled() => return Ok((draft, Err(self.cancel_error(Some(lease))))),
+                () = self.stop.cancelled() => return Ok((file, Err(self.cancel_error(Some(lease))))),
                 message = timeout(TRANSFER_IDLE_TIMEOUT, self.stream.message()) => message,
             };
             let chunk = match message {
                 Err(_) => Err(idle_timeout_error()),
                 Ok(Err(status)) => Err(stream_error(&status)),
-                Ok(Ok(message)) => new_bytes(message, draft.length(), size),
+                Ok(Ok(message)) => new_bytes(message, file.length(), size),
             };
             let data = match chunk {
                 Ok(Some(data)) => data,
-                Ok(None) => return Ok((draft, Ok(()))),
-                Err(error) => return Ok((draft, Err(error))),
+                Ok(None) => return Ok((file, Ok(()))),
+                Err(error) => return Ok((file, Err(error))),
             };
+
             let appended = blocking(move || {
-                let result = draft.append(&data);
-                (draft, result)
+                let result = file.append(&data);
+                (file, result)
             });
             let result;
-            (draft, result) = appended.await?;
+            (file, result) = appended.await?;
             if let Err(error) = result {
-                return Ok((draft, Err(error)));
+                return Ok((file, Err(error)));
             }
-            lease.set_progress(draft.length());
+            lease.set_progress(file.length());
         }
     }
 
-    /// Says that the file may be in its place from here on: nobody puts it there again who does not find
-    /// what has come of it.
+    /// Records that the file may be committed from now on.
+    ///
+    /// A repeat that finds no session after this does not upload the file again.
     async fn record_commit_point(&self) -> Result<(), Error> {
         match &self.checkpoint {
-            Some(mark) => mark.record_step(self.step).await,
+            Some(checkpoint) => checkpoint.record_step(self.step).await,
             None => Ok(()),
         }
     }
 
-    /// Checks what has come and puts it into its place.
-    async fn commit(&self, mut lease: UploadLease, mut draft: PartialFile) -> Result<bool, Error> {
+    /// Checks the file and commits it. Retries while no descriptors are available.
+    async fn commit(&self, mut lease: UploadLease, mut file: PartialFile) -> Result<bool, Error> {
         let mut attempts = FdRetry::with_deadline(None);
         loop {
             let error;
-            (lease, draft, error) = match self.try_commit(lease, draft).await? {
+            (lease, file, error) = match self.try_commit(lease, file).await? {
                 Ok(created) => return Ok(created),
-                Err(left) => left,
+                Err(unchanged) => unchanged,
             };
             if !self.should_retry(&mut attempts, &error).await {
-                return Err(blocking(move || release_failed(lease, draft, error.into())).await?);
+                return Err(blocking(move || release_failed(lease, file, error.into())).await?);
             }
         }
     }
 
-    /// As [`Self::finish`], once. `Err` of the inner result: there were no descriptors, and nothing was done.
+    /// Tries to commit once. The inner `Err` means that no descriptors were available and nothing
+    /// was done.
     async fn try_commit(
         &self,
         lease: UploadLease,
-        mut draft: PartialFile,
+        mut file: PartialFile,
     ) -> Result<Result<bool, (UploadLease, PartialFile, Error)>, Error> {
         let (workspace, plan) = (Arc::clone(&self.workspace), self.plan.clone());
         self.run_cancellable(move |stop| {
-            let sha256 = draft.sha256();
+            let sha256 = file.sha256();
             if sha256 != plan.record.sha256 {
-                draft.discard();
+                file.discard();
                 let message = format!(
-                    "the bytes that came have the SHA-256 {sha256} and not {}, and are dropped: start again from the first byte",
+                    "the received bytes have the SHA-256 {sha256} and not {}, and were deleted: start again from the first byte",
                     plan.record.sha256
                 );
                 return Err(Error::new(Reason::ChecksumMismatch, message).with_metadata("sha256", sha256));
             }
-            let say = |place: &PartialFileLocation| lease.record_draft(place);
-            match workspace.commit_partial_file(&mut draft, &plan.target, say, stop) {
+
+            let record = |location: &PartialFileLocation| lease.record_partial_file(location);
+            match workspace.commit_partial_file(&mut file, &plan.target, record, stop) {
                 Ok(created) => {
                     lease.complete(created);
                     Ok(Ok(created))
                 }
-                Err(PartialFileError::Intact(error)) if is_fd_exhaustion_error(&error) => Ok(Err((lease, draft, error))),
-                Err(error) => Err(release_failed(lease, draft, error)),
+                Err(PartialFileError::Intact(error)) if is_fd_exhaustion_error(&error) => {
+                    Ok(Err((lease, file, error)))
+                }
+                Err(error) => Err(release_failed(lease, file, error)),
             }
         })
         .await?
     }
 
-    /// Runs a function that blocks, and tells it to stop when the call is to end.
+    /// Runs a blocking function with a file permit. Cancels it when the call is stopped.
     async fn run_cancellable<R: Send + 'static>(
         &self,
         function: impl FnOnce(&CancelToken) -> R + Send + 'static,
     ) -> Result<R, Error> {
-        let occupied = tokio::select! {
-            occupied = self.files.acquire(&self.caller) => occupied?,
+        let permit = tokio::select! {
+            permit = self.files.acquire(&self.caller) => permit?,
             () = self.stop.cancelled() => return Err(self.cancel_error(None)),
         };
-        CancelToken::run_blocking(occupied, self.stop.cancelled(), function).await
+        CancelToken::run_blocking(permit, self.stop.cancelled(), function).await
     }
 
-    /// Why the call was told to end.
+    /// The error of a call that was stopped.
     fn cancel_error(&self, lease: Option<&UploadLease>) -> Error {
         if lease.is_some_and(|lease| lease.was_taken_over()) {
             let text = "is being resumed by another call, which has taken over";
@@ -357,27 +385,27 @@ impl UploadReceiver {
             let text = "the daemon is shutting down: resume the upload when it is back";
             return Error::new(Reason::Draining, text);
         }
-        let text = "the caller has gone: with an upload_id, the upload can be resumed";
+        let text = "the client has disconnected: with an upload_id, the upload can be resumed";
         Error::new(Reason::Timeout, text)
     }
 }
 
-/// Leaves a draft that could not be used. Blocks.
-fn release_failed(lease: UploadLease, draft: PartialFile, error: PartialFileError) -> Error {
+/// Pauses the upload if its partial file is intact, otherwise deletes it. Blocks.
+fn release_failed(lease: UploadLease, file: PartialFile, error: PartialFileError) -> Error {
     match error {
         PartialFileError::Intact(error) => {
-            lease.pause(draft);
+            lease.pause(file);
             error
         }
         PartialFileError::Unusable(error) => {
-            draft.discard();
-            drop(lease); // which forgets the upload
+            file.discard();
+            drop(lease); // removes the session
             error
         }
     }
 }
 
-/// The bytes of a message that are not there yet; none when the stream has ended as it should.
+/// Returns the new bytes of a message. Returns `None` if the stream has ended after all data.
 fn new_bytes(
     message: Option<UploadRequest>,
     length: u64,
@@ -392,6 +420,7 @@ fn new_bytes(
         }
         return Ok(None);
     };
+
     let Some(Part::Chunk(UploadChunk { offset, mut data })) = message.part else {
         let text = "must be in each message after the first";
         return Err(Error::invalid_field("chunk", text));
@@ -409,7 +438,8 @@ fn new_bytes(
         let text = format!("goes beyond the {size} bytes of size_bytes");
         return Err(Error::invalid_field("chunk.data", text));
     }
-    // Sent before the connection was lost.
+
+    // Skip bytes that were received before the connection was lost.
     let known = usize::try_from((length - offset).min(bytes)).unwrap_or(data.len());
     Ok(Some(data.split_off(known)))
 }
@@ -423,17 +453,17 @@ fn audit_facts(response: &UploadResponse) -> Map<String, Value> {
 
 fn idle_timeout_error() -> Error {
     let text = format!(
-        "nothing came for {} seconds: with an upload_id, the upload can be resumed",
+        "received nothing for {} seconds: with an upload_id, the upload can be resumed",
         TRANSFER_IDLE_TIMEOUT.as_secs()
     );
     Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
 }
 
-/// What a stream that breaks off means.
+/// The error of a stream that failed: an invalid message, or a lost connection.
 fn stream_error(status: &Status) -> Error {
     let code = status.code();
     if [Code::OutOfRange, Code::ResourceExhausted, Code::Internal].contains(&code) {
-        return Error::invalid_field("chunk", format!("cannot be read: {}", status.message()));
+        return Error::invalid_field("chunk", format!("cannot be decoded: {}", status.message()));
     }
     let text = "the connection was lost: with an upload_id, the upload can be resumed";
     Error::new(Reason::Timeout, text)

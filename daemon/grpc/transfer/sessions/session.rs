@@ -1,4 +1,4 @@
-//! One upload that has begun, what of it is written down, and how many of them are kept.
+//! The state of one upload session, and the eviction of sessions.
 
 use std::{
     cmp::Reverse,
@@ -17,56 +17,50 @@ use crate::daemon::{
     workspace::{PartialFile, PartialFileLocation},
 };
 
-/// Bytes that resting uploads may have together.
+/// Maximum size of all paused uploads together.
 pub(in super::super) const MAX_PAUSED_BYTES: u64 = 64 << 30;
-/// How long an upload is kept after something last came.
+/// How long an upload session is stored after its last progress.
 pub(super) const UPLOAD_RETENTION: Duration = Duration::from_secs(24 * 3600);
 
-/// Workspace and id. One that cannot be resumed has an id that no caller can give.
+/// Workspace and upload id. Uploads that cannot be resumed have an id that no caller can give.
 pub(super) type UploadKey = (String, String);
 
-/// An upload.
 #[derive(Debug)]
 pub(super) struct UploadSession {
-    /// What is written down of it.
+    /// The record that is stored on disk.
     pub(super) record: UploadRecord,
-    /// What becomes of it now.
     pub(super) state: UploadState,
 }
 
-/// What becomes of an upload now.
 #[derive(Debug)]
 pub(super) enum UploadState {
-    /// A call receives it.
+    /// A call receives data.
     Active(UploadAttempt),
-    /// It can be resumed.
+    /// Interrupted; can be resumed.
     Paused(Box<PartialFile>),
-    /// It can be resumed; it came with an earlier daemon, and has so many bytes.
+    /// Interrupted under an earlier daemon, with this number of bytes; can be resumed.
     OnDisk(u64),
-    /// The file is in its place.
+    /// The file is committed. Stored to answer repeats.
     Complete,
 }
 
-/// One call's turn at an upload.
+/// One call's attempt to receive an upload.
 #[derive(Debug, Clone)]
 pub(super) struct UploadAttempt {
     stop: CancellationToken,
-    /// Bytes that are there.
+    /// Number of bytes received so far.
     pub(super) progress: Arc<AtomicU64>,
     taken_over: Arc<AtomicBool>,
-    /// Cancelled when it is over.
+    /// Cancelled when the attempt has ended.
     pub(super) finished: CancellationToken,
 }
 
-// === impl Upload ===
-
 impl UploadSession {
-    /// Time until it is dropped; none while a call receives it.
+    /// Time until the session expires. `None` while it is active.
     pub(super) fn time_left(&self) -> Option<Duration> {
         (!self.is_active()).then(|| expires_at(&self.record).saturating_sub(since_epoch()))
     }
 
-    /// Whether it is to be swept.
     pub(super) fn is_expired(&self) -> bool {
         self.time_left() == Some(Duration::ZERO)
     }
@@ -75,7 +69,7 @@ impl UploadSession {
         matches!(self.state, UploadState::Active(_))
     }
 
-    /// Bytes that take room while no call receives it.
+    /// Bytes that count against [`MAX_PAUSED_BYTES`].
     fn paused_bytes(&self) -> u64 {
         match self.state {
             UploadState::Paused(_) | UploadState::OnDisk(_) => self.offset(),
@@ -83,21 +77,19 @@ impl UploadSession {
         }
     }
 
-    /// Bytes that have come.
+    /// Number of bytes received so far.
     pub(super) fn offset(&self) -> u64 {
         match &self.state {
-            UploadState::Active(turn) => turn.progress.load(Ordering::Relaxed),
-            UploadState::Paused(draft) => draft.length(),
+            UploadState::Active(attempt) => attempt.progress.load(Ordering::Relaxed),
+            UploadState::Paused(file) => file.length(),
             UploadState::OnDisk(length) => *length,
             UploadState::Complete => self.record.size,
         }
     }
 }
 
-// === impl Turn ===
-
 impl UploadAttempt {
-    /// A turn, which `stop` ends.
+    /// Creates an attempt that `stop` ends.
     pub(super) fn new(stop: &CancellationToken) -> Self {
         Self {
             stop: stop.clone(),
@@ -107,24 +99,24 @@ impl UploadAttempt {
         }
     }
 
-    /// Tells it to end, so that another call can go on.
+    /// Ends the attempt, so that another call can continue the upload.
     pub(super) fn take_over(&self) {
         self.taken_over.store(true, Ordering::Relaxed);
         self.stop.cancel();
     }
 
-    /// Whether another call goes on with the upload.
+    /// Whether another call has taken over the upload.
     pub(super) fn was_taken_over(&self) -> bool {
         self.taken_over.load(Ordering::Relaxed)
     }
 }
 
-/// When an upload is dropped, as time since 1970.
+/// When an upload session expires, as time since 1970.
 pub(in super::super) fn expires_at(record: &UploadRecord) -> Duration {
     Duration::from_secs(record.touched).saturating_add(UPLOAD_RETENTION)
 }
 
-/// Takes out those whose time is over.
+/// Removes and returns expired sessions.
 pub(super) fn take_expired(uploads: &mut HashMap<UploadKey, UploadSession>) -> Vec<UploadSession> {
     let expired = uploads.extract_if(|_, upload| upload.is_expired());
     let mut expired: Vec<UploadSession> = expired.map(|(_, upload)| upload).collect();
@@ -132,50 +124,54 @@ pub(super) fn take_expired(uploads: &mut HashMap<UploadKey, UploadSession>) -> V
     expired
 }
 
-/// Takes out what is too old, and what is too much of the workspace that has most, so that nobody loses what
-/// is kept of his because others begin many: complete ones first, which have nothing to lose but the answer
-/// to a repeat, then the oldest. What a call receives stays.
+/// Removes and returns sessions that have expired or exceed the limits in number and bytes.
+///
+/// Evicts from the workspace with the most, so that one workspace cannot evict the sessions of
+/// another. Complete sessions go first: they lose only the response to a repeat. Then the oldest.
+/// Active sessions are never evicted.
 pub(super) fn evict(
     uploads: &mut HashMap<UploadKey, UploadSession>,
-    most: usize,
+    max_sessions: usize,
 ) -> Vec<UploadSession> {
-    let mut taken = take_expired(uploads);
-    while uploads.len() > most
+    let mut evicted = take_expired(uploads);
+    while uploads.len() > max_sessions
         && let Some(key) = eviction_candidate(uploads, |_| 1)
     {
-        taken.extend(uploads.remove(&key));
+        evicted.extend(uploads.remove(&key));
     }
+
     let bytes = |uploads: &HashMap<UploadKey, UploadSession>| -> u64 {
         uploads.values().map(UploadSession::paused_bytes).sum()
     };
     while bytes(uploads) > MAX_PAUSED_BYTES
         && let Some(key) = eviction_candidate(uploads, UploadSession::paused_bytes)
     {
-        taken.extend(uploads.remove(&key));
+        evicted.extend(uploads.remove(&key));
     }
-    taken
+    evicted
 }
 
-/// The one that goes first, of those that have something `of` what there is too much of.
+/// The next session to evict, of those that use some of the exceeded resource.
 fn eviction_candidate(
     uploads: &HashMap<UploadKey, UploadSession>,
-    of: impl Fn(&UploadSession) -> u64,
+    usage: impl Fn(&UploadSession) -> u64,
 ) -> Option<UploadKey> {
-    let mut held: HashMap<&str, u64> = HashMap::new();
+    let mut usage_by_workspace: HashMap<&str, u64> = HashMap::new();
     for ((workspace, _), upload) in uploads {
-        *held.entry(workspace).or_default() += of(upload);
+        *usage_by_workspace.entry(workspace).or_default() += usage(upload);
     }
-    let may_go = |upload: &UploadSession| !upload.is_active() && of(upload) > 0;
-    let candidates = uploads.iter().filter(|(_, upload)| may_go(upload));
+
+    let is_candidate = |upload: &UploadSession| !upload.is_active() && usage(upload) > 0;
+    let candidates = uploads.iter().filter(|(_, upload)| is_candidate(upload));
     let first = candidates.min_by_key(|((workspace, id), upload)| {
-        let has = held.get(workspace.as_str()).copied();
-        let is_draft = !matches!(upload.state, UploadState::Complete);
-        (Reverse(has), is_draft, upload.record.touched, workspace, id)
+        let usage = usage_by_workspace.get(workspace.as_str()).copied();
+        let is_incomplete = !matches!(upload.state, UploadState::Complete);
+        (Reverse(usage), is_incomplete, upload.record.touched, workspace, id)
     });
     first.map(|(key, _)| key.clone())
 }
 
-/// Under which an upload is kept.
+/// The key of an upload session.
 pub(super) fn upload_key(record: &UploadRecord) -> UploadKey {
     let id = match &record.upload_id {
         Some(id) => id.clone(),
@@ -184,8 +180,8 @@ pub(super) fn upload_key(record: &UploadRecord) -> UploadKey {
     (record.workspace.clone(), id)
 }
 
-/// Where what has come of an upload lies.
-pub(super) fn draft_place(record: &UploadRecord) -> PartialFileLocation {
+/// Location of the received part of an upload.
+pub(super) fn partial_file_location(record: &UploadRecord) -> PartialFileLocation {
     PartialFileLocation {
         path: record.path.clone(),
         name: record.draft_name.clone(),
@@ -194,7 +190,6 @@ pub(super) fn draft_place(record: &UploadRecord) -> PartialFileLocation {
     }
 }
 
-/// Seconds since 1970.
 pub(super) fn now_unix_secs() -> u64 {
     since_epoch().as_secs()
 }

@@ -1,4 +1,4 @@
-//! Uploads in several calls: kept, resumed, taken over, forgotten.
+//! Upload sessions: limits, resuming, taking over, expiry.
 
 use super::{session::UPLOAD_RETENTION, *};
 
@@ -24,46 +24,49 @@ fn active() -> UploadState {
     UploadState::Active(UploadAttempt::new(&CancellationToken::new()))
 }
 
-fn swept(uploads: Vec<(UploadKey, UploadSession)>, most: usize) -> Vec<String> {
+fn evicted(uploads: Vec<(UploadKey, UploadSession)>, max_sessions: usize) -> Vec<String> {
     let mut uploads = uploads.into_iter().collect();
-    let swept = evict(&mut uploads, most);
-    swept.into_iter().map(|upload| upload.record.name).collect()
+    let evicted = evict(&mut uploads, max_sessions);
+    evicted.into_iter().map(|upload| upload.record.name).collect()
 }
 
 #[test]
-fn what_is_kept_is_bounded_in_number_bytes_and_age() {
+fn sessions_are_limited_by_number_bytes_and_age() {
     let now = now_unix_secs();
     let old = now - UPLOAD_RETENTION.as_secs() - 1;
     let on_disk = |name, touched, bytes| upload(name, touched, UploadState::OnDisk(bytes));
     let none: [&str; 0] = [];
-    assert_eq!(swept(vec![on_disk("a", now - 9, 1)], 1), none);
-    // Age, but for what a call receives.
+    assert_eq!(evicted(vec![on_disk("a", now - 9, 1)], 1), none);
+
+    // By age, except active ones.
     let uploads = vec![
         on_disk("a", old, 0),
         upload("b", old, UploadState::Complete),
         upload("c", old, active()),
         on_disk("d", now, 0),
     ];
-    assert_eq!(swept(uploads, 64), ["a", "b"]);
-    // Number, the oldest first.
+    assert_eq!(evicted(uploads, 64), ["a", "b"]);
+
+    // By number, oldest first.
     let uploads = vec![
         on_disk("a", now - 1, 0),
         on_disk("b", now - 3, 0),
         upload("c", now - 9, active()),
         on_disk("d", now - 2, 0),
     ];
-    assert_eq!(swept(uploads, 2), ["b", "d"]);
-    // Bytes, the oldest first; those of what a call receives are the disk's to bound.
+    assert_eq!(evicted(uploads, 2), ["b", "d"]);
+
+    // By bytes, oldest first. Only the disk limits the bytes of active ones.
     let uploads = vec![
         on_disk("a", now - 1, MAX_PAUSED_BYTES),
         on_disk("b", now - 2, 1),
         upload("c", now - 9, active()),
     ];
-    assert_eq!(swept(uploads, 64), ["b"]);
+    assert_eq!(evicted(uploads, 64), ["b"]);
     let uploads = vec![on_disk("a", now, MAX_PAUSED_BYTES + 1)];
-    assert_eq!(swept(uploads, 64), ["a"]);
-    // What is complete makes room for the others in number, however young, and in bytes it has none
-    // to give.
+    assert_eq!(evicted(uploads, 64), ["a"]);
+
+    // Complete ones are evicted first by number, however new. They do not count by bytes.
     let complete = |name, touched| upload(name, touched, UploadState::Complete);
     let uploads = || {
         vec![
@@ -73,120 +76,124 @@ fn what_is_kept_is_bounded_in_number_bytes_and_age() {
             on_disk("d", now - 8, 1),
         ]
     };
-    assert_eq!(swept(uploads(), 3), ["c"]);
-    assert_eq!(swept(uploads(), 2), ["c", "a"]);
-    assert_eq!(swept(uploads(), 1), ["c", "a", "b"]);
+    assert_eq!(evicted(uploads(), 3), ["c"]);
+    assert_eq!(evicted(uploads(), 2), ["c", "a"]);
+    assert_eq!(evicted(uploads(), 1), ["c", "a", "b"]);
     let uploads =
         vec![complete("a", now - 9), on_disk("b", now - 8, MAX_PAUSED_BYTES), on_disk("c", now, 1)];
-    assert_eq!(swept(uploads, 64), ["b"]);
+    assert_eq!(evicted(uploads, 64), ["b"]);
 }
 
 #[test]
-fn what_is_too_much_is_taken_from_the_workspace_that_has_most() {
+fn eviction_starts_with_the_workspace_that_has_most() {
     let now = now_unix_secs();
-    let of = |workspace: &str, name: &str, touched, state| {
+    let in_workspace = |workspace: &str, name: &str, touched, state| {
         let ((_, id), mut upload) = upload(name, touched, state);
         upload.record.workspace = workspace.to_owned();
         ((workspace.to_owned(), id), upload)
     };
     let on_disk = |bytes| UploadState::OnDisk(bytes);
     let uploads = vec![
-        of("few", "a", now - 99, on_disk(1)),
-        of("few", "b", now - 98, UploadState::Complete),
-        of("many", "c", now - 9, active()),
-        of("many", "d", now - 8, on_disk(1)),
-        of("many", "e", now - 7, on_disk(1)),
-        of("many", "f", now - 6, UploadState::Complete),
+        in_workspace("few", "a", now - 99, on_disk(1)),
+        in_workspace("few", "b", now - 98, UploadState::Complete),
+        in_workspace("many", "c", now - 9, active()),
+        in_workspace("many", "d", now - 8, on_disk(1)),
+        in_workspace("many", "e", now - 7, on_disk(1)),
+        in_workspace("many", "f", now - 6, UploadState::Complete),
     ];
-    assert_eq!(swept(uploads, 4), ["f", "d"]);
-    // Where nothing else is left to be taken.
+    assert_eq!(evicted(uploads, 4), ["f", "d"]);
+
+    // Active ones stay, so another workspace loses one.
     let uploads = vec![
-        of("few", "a", now, on_disk(1)),
-        of("many", "b", now, active()),
-        of("many", "c", now, active()),
+        in_workspace("few", "a", now, on_disk(1)),
+        in_workspace("many", "b", now, active()),
+        in_workspace("many", "c", now, active()),
     ];
-    assert_eq!(swept(uploads, 2), ["a"]);
-    // In bytes, however many that are.
+    assert_eq!(evicted(uploads, 2), ["a"]);
+
+    // By bytes, however many sessions that are.
     let uploads = vec![
-        of("large", "a", now - 1, on_disk(MAX_PAUSED_BYTES / 2)),
-        of("large", "b", now - 2, on_disk(1)),
-        of("large", "c", now - 3, on_disk(MAX_PAUSED_BYTES / 2)),
-        of("small", "d", now - 99, on_disk(9)),
-        of("small", "e", now - 98, on_disk(9)),
-        of("small", "f", now - 97, on_disk(9)),
-        of("small", "g", now - 96, on_disk(9)),
+        in_workspace("large", "a", now - 1, on_disk(MAX_PAUSED_BYTES / 2)),
+        in_workspace("large", "b", now - 2, on_disk(1)),
+        in_workspace("large", "c", now - 3, on_disk(MAX_PAUSED_BYTES / 2)),
+        in_workspace("small", "d", now - 99, on_disk(9)),
+        in_workspace("small", "e", now - 98, on_disk(9)),
+        in_workspace("small", "f", now - 97, on_disk(9)),
+        in_workspace("small", "g", now - 96, on_disk(9)),
     ];
-    assert_eq!(swept(uploads, 64), ["c"]);
+    assert_eq!(evicted(uploads, 64), ["c"]);
 }
 
-fn kept(folder: &std::path::Path) -> Arc<UploadSessions> {
+fn open_sessions(folder: &std::path::Path) -> Arc<UploadSessions> {
     let store = crate::daemon::store::state_dir::StateDir::open(folder).unwrap();
     Arc::new(UploadSessions::load(store.uploads(), Vec::new()))
 }
 
 #[test]
-fn one_call_at_a_time_has_an_upload() {
+fn later_call_takes_over_an_active_upload() {
     let folder = tempfile::tempdir().unwrap();
-    let kept = kept(folder.path());
+    let sessions = open_sessions(folder.path());
     let record = upload("a", 0, UploadState::Complete).1.record;
     let stop = CancellationToken::new();
-    let LeaseOutcome::New(lease) = kept.acquire(record.clone(), &stop).unwrap() else {
-        panic!("it is new");
+    let LeaseOutcome::New(lease) = sessions.acquire(record.clone(), &stop).unwrap() else {
+        panic!("the upload is new");
     };
     let second = CancellationToken::new();
-    let LeaseOutcome::Busy(over) = kept.acquire(record.clone(), &second).unwrap() else {
-        panic!("the first call has it");
+    let LeaseOutcome::Busy(finished) = sessions.acquire(record.clone(), &second).unwrap() else {
+        panic!("the first call has the upload");
     };
     assert!(stop.is_cancelled() && lease.was_taken_over());
-    assert!(!over.is_cancelled());
+    assert!(!finished.is_cancelled());
+
     drop(lease);
-    assert!(over.is_cancelled());
-    assert!(kept.find("w", "a").is_none(), "nothing had come");
-    let LeaseOutcome::New(lease) = kept.acquire(record.clone(), &second).unwrap() else {
-        panic!("it is new again");
+    assert!(finished.is_cancelled());
+    assert!(sessions.find("w", "a").is_none(), "no data was received");
+    let LeaseOutcome::New(lease) = sessions.acquire(record.clone(), &second).unwrap() else {
+        panic!("the upload is new again");
     };
+
     lease.complete(true);
-    let again = kept.acquire(record.clone(), &second).unwrap();
-    assert!(matches!(again, LeaseOutcome::Complete(true)));
+    let repeat = sessions.acquire(record.clone(), &second).unwrap();
+    assert!(matches!(repeat, LeaseOutcome::Complete(true)));
     let other = UploadRecord { size: 1, ..record };
-    let error = kept.acquire(other, &second).unwrap_err();
+    let error = sessions.acquire(other, &second).unwrap_err();
     assert_eq!(error.reason, Reason::InvalidParams);
 }
 
 #[test]
-fn uploads_that_go_on_are_not_swept_for_others() {
+fn active_uploads_are_not_evicted() {
     let folder = tempfile::tempdir().unwrap();
-    let kept = kept(folder.path());
+    let sessions = open_sessions(folder.path());
     let stop = CancellationToken::new();
     let mut leases = Vec::new();
     for number in 0..MAX_UPLOAD_SESSIONS {
         let record = upload(&number.to_string(), 0, UploadState::Complete).1.record;
-        leases.push(kept.acquire(record, &stop).unwrap());
+        leases.push(sessions.acquire(record, &stop).unwrap());
     }
     let record = upload("more", 0, UploadState::Complete).1.record;
-    let error = kept.acquire(record.clone(), &stop).unwrap_err();
+    let error = sessions.acquire(record.clone(), &stop).unwrap_err();
     assert_eq!(error.reason, Reason::ResourceExhausted);
     leases.pop();
-    assert!(kept.acquire(record, &stop).is_ok());
+    assert!(sessions.acquire(record, &stop).is_ok());
 }
 
 #[test]
-fn what_is_too_old_is_told_to_nobody_and_begun_anew() {
+fn expired_upload_starts_again() {
     let folder = tempfile::tempdir().unwrap();
-    let kept = kept(folder.path());
+    let sessions = open_sessions(folder.path());
     let stop = CancellationToken::new();
-    for (age, is_kept) in
+    for (age, is_found) in
         [(UPLOAD_RETENTION.as_secs() - 60, true), (UPLOAD_RETENTION.as_secs(), false)]
     {
         let (key, upload) = upload("a", now_unix_secs() - age, UploadState::OnDisk(7));
         let record = upload.record.clone();
-        kept.lock().insert(key, upload);
-        assert_eq!(kept.find("w", "a").is_some(), is_kept, "{age}");
-        let begun = kept.acquire(record, &stop).unwrap();
-        assert_eq!(matches!(begun, LeaseOutcome::OnDisk(..)), is_kept, "{begun:?}");
-        assert_eq!(matches!(begun, LeaseOutcome::New(_)), !is_kept, "{begun:?}");
-        // However old, while a call receives it.
-        kept.lock().values_mut().for_each(|upload| upload.record.touched = 0);
-        assert!(kept.find("w", "a").is_some());
+        sessions.lock().insert(key, upload);
+        assert_eq!(sessions.find("w", "a").is_some(), is_found, "{age}");
+        let outcome = sessions.acquire(record, &stop).unwrap();
+        assert_eq!(matches!(outcome, LeaseOutcome::OnDisk(..)), is_found, "{outcome:?}");
+        assert_eq!(matches!(outcome, LeaseOutcome::New(_)), !is_found, "{outcome:?}");
+        // An active upload does not expire.
+        sessions.lock().values_mut().for_each(|upload| upload.record.touched = 0);
+        assert!(sessions.find("w", "a").is_some());
     }
 }
