@@ -45,7 +45,7 @@ use crate::{
     },
 };
 
-/// Data in one message.
+/// Bytes of data in one message.
 const CHUNK_BYTES: u64 = 64 * 1024;
 /// Messages buffered for a slow client.
 const STREAM_BUFFER_CHUNKS: usize = 4;

@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Data in one message.
+/// Bytes of data in one message.
 const CHUNK_BYTES: u64 = 256 * 1024;
 /// Messages buffered for a slow client.
 const STREAM_BUFFER_CHUNKS: usize = 2;
