@@ -120,9 +120,9 @@ impl Pipeline {
 
     /// Repeats the authorization of a call that has waited for approval or for its permits.
     ///
-    /// Rejects the call if its key was revoked, or if `current` (the policy now) denies it, asks
-    /// for an approval that it lacks, or needs parameters that were dropped. `canonical` is the
-    /// tool's own reading of the request.
+    /// Rejects the call if its key was revoked. Also rejects it if `current`, the policy now,
+    /// denies it, asks for an approval that it lacks, or needs parameters that were dropped.
+    /// `canonical` is the tool's own reading of the request.
     pub(super) async fn reauthorize(
         self: &Arc<Self>,
         context: &CallContext,

@@ -64,8 +64,8 @@ pub(super) fn build(
     }
 }
 
-/// Builds the response of a call in a dialect. Suggestion and details of an error come from
-/// `contract_error`, the same error in the contract's terms, or from the exit of a command.
+/// Builds the response of a call in a dialect. `contract_error` is the same error in the contract's
+/// terms. It gives suggestion and details; without it, the exit of a command does.
 fn dialect_response(
     mut response: InvokeResponse,
     output: DialectResponse,

@@ -6,7 +6,7 @@ use std::{
     fmt,
 };
 
-use prost_types::{Struct, Value as Wrapped, value::Kind};
+use prost_types::{Struct, Value as ProtoValue, value::Kind};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -121,7 +121,7 @@ fn too_many_values_text() -> String {
 }
 
 /// Subtracts the values within `value` from `remaining`. Returns false if there are too many.
-fn count_values(value: &Wrapped, remaining: &mut usize) -> bool {
+fn count_values(value: &ProtoValue, remaining: &mut usize) -> bool {
     if *remaining == 0 {
         return false;
     }
@@ -174,11 +174,11 @@ impl<'de> DeserializeSeed<'de> for ParamsVisitor<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
-        let left = self.state.values_left.get();
-        if left == 0 {
+        let remaining = self.state.values_left.get();
+        if remaining == 0 {
             return Err(D::Error::custom("too many values"));
         }
-        self.state.values_left.set(left - 1);
+        self.state.values_left.set(remaining - 1);
         from.deserialize_any(self)
     }
 }

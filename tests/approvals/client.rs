@@ -284,7 +284,7 @@ async fn where_there_is_no_room_for_a_rule_it_is_asked_again() {
     somebody.sees(MAKES, 1).await;
     somebody.types("y\n");
     let seen = somebody.sees(ASKS, 2).await;
-    assert!(seen.contains("active rules have"), "{seen}");
+    assert!(seen.contains("unexpired rules have"), "{seen}");
     somebody.types("y\n");
     promptly("it runs", run).await.unwrap().unwrap();
 }

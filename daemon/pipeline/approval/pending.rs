@@ -60,6 +60,7 @@ const RETENTION_INTERVAL_REQUESTS: u32 = 1000;
 /// sides measure the time; the caller's started before the call arrived.
 const CLOCK_SKEW_TOLERANCE: Duration = Duration::from_millis(100);
 
+/// The pending approvals of all workspaces.
 #[derive(Debug)]
 pub(crate) struct PendingApprovals {
     table: ApprovalTable,
@@ -404,12 +405,12 @@ impl PendingApprovals {
         self.store_lost().await;
         self.requests_since_retention.store(0, Ordering::Relaxed);
         let retention = self.rules.snapshot().policy.approvals.retention;
-        let since = SystemTime::now().checked_sub(retention).unwrap_or(SystemTime::UNIX_EPOCH);
-        if let Err(error) = self.table.apply_retention(unix_millis::from_time(since)).await {
+        let cutoff = SystemTime::now().checked_sub(retention).unwrap_or(SystemTime::UNIX_EPOCH);
+        if let Err(error) = self.table.apply_retention(unix_millis::from_time(cutoff)).await {
             tracing::warn!(%error, "cannot remove old approvals");
         }
 
-        if let Err(error) = self.rules.remove_expired(since).await {
+        if let Err(error) = self.rules.remove_expired(cutoff).await {
             tracing::warn!(%error, "cannot remove expired rules");
         }
     }

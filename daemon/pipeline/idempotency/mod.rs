@@ -9,8 +9,8 @@
 //!   └──▶ lost: the daemon died during the work, or could not store the reply, or has evicted it
 //! ```
 //!
-//! If the database cannot store a reply (no space, or locked by another program), the reply stays
-//! in memory until the database takes it. Duplicates get it from memory until then.
+//! The database may be unable to store a reply (no space, or locked by another program). The reply
+//! then stays in memory until the database takes it. Duplicates get it from memory until then.
 //!
 //! Work with a request id outlives its callers by `detached_timeout`, because a caller may
 //! reconnect. A call that is still queued for permits at the deadline of its last waiter is not

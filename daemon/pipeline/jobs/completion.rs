@@ -1,7 +1,7 @@
 //! Stores the ends of jobs. A job has ended, and is published, once the database has its end.
 //!
-//! If the database cannot store it now (no space, or locked by another program), the attempt is
-//! repeated, and made once more before the daemon exits. Until then the job keeps its state.
+//! The database may be unable to store it (no space, or locked by another program). The daemon then
+//! repeats the attempt, and makes a last one before it exits. Until then the job keeps its state.
 
 use std::{future::Future, sync::Arc};
 

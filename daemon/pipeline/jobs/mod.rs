@@ -9,8 +9,9 @@
 //!            cancelled
 //! ```
 //!
-//! A running job holds a slot. A job that must wait before its first call (for approval, or because
-//! its caller has reached a limit) yields its slot to other jobs, and rejoins its queue later.
+//! A running job holds a slot. A job may have to wait before its first call, for approval or
+//! because its caller has reached a limit. It then yields its slot to other jobs, and rejoins its
+//! queue later.
 //!
 //! Every change is stored before it is published ([`completion`]). Jobs that have not ended are
 //! also in memory, for the clients that watch them.

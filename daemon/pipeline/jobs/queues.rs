@@ -1,7 +1,7 @@
 //! Decides which job starts next. Pure state: no clocks, locks or files.
 //!
-//! A slot goes to the caller that has waited longest since its last slot, and among its jobs to the
-//! first one in a queue with a free slot. So neither the priorities nor the number of one caller's
+//! A slot goes to the caller that has waited longest since its last slot. Of its jobs, the first
+//! one in a queue with a free slot starts. So neither the priorities nor the number of one caller's
 //! jobs delay those of another. If callers are distinguished, a quarter of all slots is headroom
 //! for callers with few: a job may run for ever, and a new caller still finds a slot.
 //!
@@ -88,13 +88,13 @@ struct JobQueuePosition {
 
 impl JobQueueEntry {
     pub(super) fn of(job: &Job) -> Self {
-        let since = job.submitted.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let submitted = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
+        let since_epoch = job.submitted.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let submitted_ms = i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX);
         Self {
             principal: job.principal.clone(),
             queue: JobQueueKey { workspace: job.workspace.clone(), queue: job.queue.clone() },
             position: JobQueuePosition {
-                rank: submitted.saturating_sub(i64::from(job.priority) * AGEING_MS),
+                rank: submitted_ms.saturating_sub(i64::from(job.priority) * AGEING_MS),
                 id: job.id.clone(),
             },
         }

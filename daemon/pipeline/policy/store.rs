@@ -32,7 +32,7 @@ use crate::daemon::{
     workspace::available_cores,
 };
 
-/// Rules per workspace that are stored. Each call of a tool is matched against all its rules.
+/// Limit on the stored rules of a workspace. Each call of a tool is matched against all its rules.
 /// Expired rules are stored as long as there is room.
 const MAX_RULES_PER_WORKSPACE: usize = 1024;
 /// Total length of all patterns of a workspace. Compiled, they take about fifty times as much.
@@ -41,6 +41,7 @@ const MAX_PATTERN_BYTES_PER_WORKSPACE: usize = 1 << 20;
 /// may take a second per MiB, so longer inputs are matched on a blocking thread.
 const MAX_INLINE_MATCH_BYTES: usize = 16 << 10;
 
+/// The rules in force. See the module documentation.
 #[derive(Debug)]
 pub(crate) struct RuleStore {
     current: RwLock<Arc<PolicySnapshot>>,
@@ -54,14 +55,14 @@ pub(crate) struct RuleStore {
 impl RuleStore {
     /// Starts with the policy of the configuration file and the stored rules.
     pub(crate) async fn open(
-        settings: CompiledPolicy,
+        policy: CompiledPolicy,
         table: RuleTable,
     ) -> Result<Self, DatabaseError> {
         let stored = table.load_all().await?;
         let mut rules: Vec<_> =
             stored.into_iter().filter_map(from_stored_rule).map(Arc::new).collect();
         rules.sort_by_key(|rule| Reverse(creation_order(rule)));
-        let snapshot = PolicySnapshot::new(Arc::new(settings), rules.into());
+        let snapshot = PolicySnapshot::new(Arc::new(policy), rules.into());
 
         Ok(Self {
             current: RwLock::new(Arc::new(snapshot)),
@@ -80,27 +81,27 @@ impl RuleStore {
     pub(crate) async fn decide(
         &self,
         snapshot: Arc<PolicySnapshot>,
-        call: Arc<PolicyRequest>,
+        request: Arc<PolicyRequest>,
     ) -> Result<PolicyDecision, Error> {
         let now = SystemTime::now();
-        if snapshot.match_cost_bytes(call.to_request_ref(), now) <= MAX_INLINE_MATCH_BYTES {
-            return Ok(snapshot.decide(call.to_request_ref(), now));
+        if snapshot.match_cost_bytes(request.to_request_ref(), now) <= MAX_INLINE_MATCH_BYTES {
+            return Ok(snapshot.decide(request.to_request_ref(), now));
         }
 
         let permit =
             Arc::clone(&self.offload_permits).acquire_owned().await.map_err(Error::internal)?;
         let decision = task::spawn_blocking(move || {
             let _permit = permit;
-            snapshot.decide(call.to_request_ref(), SystemTime::now())
+            snapshot.decide(request.to_request_ref(), SystemTime::now())
         });
         decision.await.map_err(Error::internal)
     }
 
     /// Replaces the policy of the configuration file.
-    pub(crate) fn replace_policy(&self, settings: CompiledPolicy) {
+    pub(crate) fn replace_policy(&self, policy: CompiledPolicy) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         let stored = current.stored_rules().iter().cloned().collect();
-        *current = Arc::new(PolicySnapshot::new(Arc::new(settings), stored));
+        *current = Arc::new(PolicySnapshot::new(Arc::new(policy), stored));
     }
 
     /// Adds a rule to one workspace.
@@ -169,14 +170,11 @@ impl RuleStore {
         removed.map_err(|error| state_database_error(&error))
     }
 
-    /// Removes rules that expired before `ended_before`.
-    pub(crate) async fn remove_expired(
-        &self,
-        ended_before: SystemTime,
-    ) -> Result<(), DatabaseError> {
+    /// Removes rules that expired before `cutoff`.
+    pub(crate) async fn remove_expired(&self, cutoff: SystemTime) -> Result<(), DatabaseError> {
         let _lock = self.write_lock.lock().await;
         let snapshot = self.snapshot();
-        let is_old = |rule: &Arc<Rule>| rule.expires.is_some_and(|end| end < ended_before);
+        let is_old = |rule: &Arc<Rule>| rule.expires.is_some_and(|expiry| expiry < cutoff);
         let old = snapshot
             .stored_rules()
             .iter()
@@ -201,8 +199,8 @@ impl RuleStore {
 
     fn set_stored(&self, rules: impl Iterator<Item = Arc<Rule>>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        let settings = Arc::clone(&current.policy);
-        *current = Arc::new(PolicySnapshot::new(settings, rules.collect()));
+        let policy = Arc::clone(&current.policy);
+        *current = Arc::new(PolicySnapshot::new(policy, rules.collect()));
     }
 }
 
@@ -213,7 +211,7 @@ fn rules_to_evict(
     now: SystemTime,
 ) -> Result<BTreeSet<String>, Error> {
     let is_in_same_workspace = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
-    let (mut expired, active): (Vec<_>, Vec<_>) = snapshot
+    let (mut expired, unexpired): (Vec<_>, Vec<_>) = snapshot
         .stored_rules()
         .iter()
         .filter(is_in_same_workspace)
@@ -222,16 +220,16 @@ fn rules_to_evict(
 
     let sum =
         |rules: &[&Arc<Rule>]| -> usize { rules.iter().map(|rule| rule.pattern_bytes()).sum() };
-    let (count, bytes) = (active.len(), sum(&active));
+    let (count, bytes) = (unexpired.len(), sum(&unexpired));
     if count >= MAX_RULES_PER_WORKSPACE {
         let text = format!(
-            "this workspace has {count} active rules, at most {MAX_RULES_PER_WORKSPACE}: delete some (ListRules, DeleteRule)"
+            "this workspace has {count} unexpired rules, at most {MAX_RULES_PER_WORKSPACE}: delete some (ListRules, DeleteRule)"
         );
         return Err(Error::new(Reason::ResourceExhausted, text));
     }
     if bytes + rule.pattern_bytes() > MAX_PATTERN_BYTES_PER_WORKSPACE {
         let text = format!(
-            "the patterns of this workspace's active rules have {bytes} bytes, at most {MAX_PATTERN_BYTES_PER_WORKSPACE} with this one: delete some rules (ListRules, DeleteRule), or make this pattern shorter"
+            "the patterns of this workspace's unexpired rules have {bytes} bytes, at most {MAX_PATTERN_BYTES_PER_WORKSPACE} with this one: delete some rules (ListRules, DeleteRule), or make this pattern shorter"
         );
         return Err(Error::new(Reason::ResourceExhausted, text));
     }

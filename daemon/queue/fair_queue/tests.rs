@@ -63,8 +63,8 @@ fn headroom_is_left_for_the_next_principals() {
     }
 }
 
-/// In any order of arrival, demand and hold time, as many principals as the headroom serves find
-/// their part of it, beside one that holds all it can get.
+/// As many principals as the headroom serves find their part of it, in any order of arrival, demand
+/// and hold time. One more principal holds all it can get.
 #[test]
 fn late_principals_always_find_headroom() {
     let mut random = 1_usize;
