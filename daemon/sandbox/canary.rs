@@ -34,7 +34,6 @@ use crate::daemon::sys::{
 
 #[derive(Debug)]
 struct ProbeCheck {
-    /// What must hold, for the error message.
     name: &'static str,
     passes: fn() -> bool,
 }

@@ -27,9 +27,7 @@ use rustix::process::Pid;
 
 use super::limits::RunLimits;
 
-/// Controllers that the daemon needs to use cgroups.
 const REQUIRED_CONTROLLERS: [&str; 2] = ["memory", "pids"];
-/// Controllers that the daemon uses if available.
 const OPTIONAL_CONTROLLERS: [&str; 1] = ["cpu"];
 /// CPU weight of all runs together; the daemon has 100. So the daemon's own processes respond
 /// whatever commands do. It matches the share that `priority` leaves a process.
@@ -42,13 +40,11 @@ const MAX_PIDS: u32 = 1 << 22;
 /// Processes by which RLIMIT_NPROC, the second limit, is higher than `pids.max`.
 pub(super) const RLIMIT_NPROC_MARGIN: u32 = 64;
 
-/// The cgroups of one daemon.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     runs_directory: PathBuf,
     /// Controllers that were enabled for the runs, and in the daemon's own cgroup.
     _enabled: [EnabledControllers; 2],
-    /// Whether the controller `cpu` is available.
     has_cpu_controller: bool,
     next_run: AtomicU64,
     /// Cgroups of runs that still held processes when they were dropped.
@@ -75,7 +71,6 @@ struct EnabledControllers {
 pub(crate) struct RunCgroup {
     path: PathBuf,
     cgroups: Arc<Cgroups>,
-    /// The limits that are set.
     applied_limits: Option<RunLimits>,
 }
 
@@ -83,7 +78,6 @@ pub(crate) struct RunCgroup {
 #[derive(Debug)]
 pub(super) struct CpuClock(PathBuf);
 
-/// The limits that a run's cgroup has enforced.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct CgroupLimitHits {
     /// Whether the run was killed for its memory.
@@ -161,7 +155,6 @@ impl Cgroups {
         &self.runs_directory
     }
 
-    /// Whether the controller `cpu` is available.
     pub(crate) fn has_cpu_controller(&self) -> bool {
         self.has_cpu_controller
     }
@@ -263,7 +256,6 @@ impl RunCgroup {
         CpuClock(self.path.join("cpu.stat"))
     }
 
-    /// The limits that the cgroup has enforced so far.
     pub(super) fn limit_hits(&self) -> CgroupLimitHits {
         let count = |file: &str, name: &str| keyed_number(&self.path.join(file), name).unwrap_or(0);
         CgroupLimitHits {

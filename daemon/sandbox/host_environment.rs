@@ -14,9 +14,7 @@ use super::{masked_proc, stage::Stage};
 pub(crate) struct HostEnvironment {
     engine: ContainerEngine,
     uid: u32,
-    /// Whether the daemon may change to other users.
     can_set_user: bool,
-    /// Whether the daemon may mount.
     can_mount: bool,
     has_seccomp_filter: bool,
     has_masked_proc: bool,

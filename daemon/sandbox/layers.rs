@@ -26,9 +26,7 @@ pub(crate) struct IsolationLayer {
 
 #[derive(Debug, Clone, Copy)]
 enum LayerState {
-    /// In force, with a description.
     On(&'static str),
-    /// Not in force, with what that means.
     Off(&'static str),
 }
 

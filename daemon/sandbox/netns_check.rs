@@ -26,7 +26,6 @@ const SOCKSTAT_PATH: &str = "/proc/self/net/sockstat";
 const MAX_POLLS: u32 = 20;
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Checks the network namespace of one slot.
 #[derive(Debug)]
 pub(super) struct NetnsCheck {
     /// The kernel's counts, and the expected number of sockets (1 for the proxy's listener). `None`

@@ -26,7 +26,6 @@ pub(crate) struct ProtectedFiles {
 
 #[derive(Debug, Default)]
 struct MountedFiles {
-    /// The files that the newest template has mounted.
     stamps: Vec<FileStamp>,
     /// Number of times that files were found replaced.
     generation: u64,

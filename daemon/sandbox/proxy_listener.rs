@@ -69,7 +69,6 @@ pub(super) fn bind_proxy_listener() -> Result<OwnedFd, StageFailure> {
 // === impl ProxyListener ===
 
 impl ProxyListener {
-    /// Takes over a listener from [`bind_proxy_listener`].
     pub(super) fn new(listener: OwnedFd) -> io::Result<Self> {
         Ok(Self { listener: watch_readable(listener)?, current_lease: Mutex::new(None) })
     }

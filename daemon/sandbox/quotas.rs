@@ -52,7 +52,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::stage::{Stage, StageFailure};
 use crate::daemon::sys::Errno;
 
-/// The quotas of a slot's user namespace.
 const NAMESPACE_QUOTAS: &[(&str, NamespaceQuota)] = &[
     ("/proc/sys/user/max_user_namespaces", NamespaceQuota::Zero),
     ("/proc/sys/user/max_net_namespaces", NamespaceQuota::Zero),

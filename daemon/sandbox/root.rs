@@ -231,7 +231,6 @@ pub(super) fn make_private() -> Result<(), StageFailure> {
         .map_err(at_stage(Stage::Propagation, "/"))
 }
 
-/// Mount attributes of a bind.
 pub(super) fn bind_attributes(bind: &BindMount) -> u64 {
     attribute::NOSUID | attribute::NODEV | if bind.writable { 0 } else { attribute::RDONLY }
 }

@@ -45,7 +45,6 @@ const MAX_SCANNED_PROCESSES: usize = 64 * 1024;
 /// open.
 const USER_HZ: u64 = 100;
 
-/// Measures one run.
 #[derive(Debug)]
 pub(super) struct RunMeter {
     init: Pid,
@@ -53,7 +52,6 @@ pub(super) struct RunMeter {
 }
 
 impl RunMeter {
-    /// A meter for the run below `init`.
     pub(super) fn new(init: Pid) -> Self {
         Self { init, counter: ObjectCounter::new() }
     }
@@ -115,7 +113,6 @@ impl RunMeter {
     }
 }
 
-/// Memory and CPU time of one process.
 #[derive(Debug)]
 struct ProcessUsage {
     process: ProcessSample,

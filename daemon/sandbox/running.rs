@@ -86,7 +86,6 @@ pub(crate) struct RunningSandbox {
     keeper: Arc<Mutex<Channel>>,
 }
 
-/// Measures a run through its slot keeper.
 #[derive(Debug)]
 pub(crate) struct Measurer {
     slot_requests: mpsc::Sender<SlotRequest>,
@@ -125,7 +124,6 @@ impl Measurer {
     }
 }
 
-/// How a command in a sandbox ended.
 #[derive(Debug)]
 pub(crate) enum CommandEnd {
     /// The command ended, and no process of the run is left.
@@ -135,8 +133,10 @@ pub(crate) enum CommandEnd {
         /// Usage of the command and its descendants.
         usage: ResourceUsage,
     },
-    /// The command was never executed.
-    NotStarted { stage: Stage, errno: Errno },
+    NotStarted {
+        stage: Stage,
+        errno: Errno,
+    },
     /// The sandbox died without a report: it was killed, by the daemon or from elsewhere.
     SandboxDied,
 }
@@ -146,7 +146,6 @@ pub(crate) enum CommandEnd {
 pub(crate) enum SandboxEvent {
     /// The command's terminal was opened. This is the daemon's end.
     TerminalOpened(OwnedFd),
-    /// The run is over.
     CommandEnded(CommandEnd),
 }
 

@@ -59,7 +59,6 @@ struct SlotState {
     arenas: Vec<ProcessArena<SandboxState>>,
     identity: SandboxIdentity,
     has_persistent_home: bool,
-    /// Measures the newest sandbox.
     newest_meter: Option<RunMeter>,
 }
 
@@ -188,7 +187,6 @@ fn send_sandbox(socket: BorrowedFd<'_>, pidfd: Result<OwnedFd, StageFailure>) ->
     }
 }
 
-/// Mount options of a sandbox's own file systems.
 fn scratch_options(
     tmp_bytes: u64,
     tmp_inodes: u64,

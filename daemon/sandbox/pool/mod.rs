@@ -77,7 +77,6 @@ pub(super) struct PoolContext {
     pub(super) keeper: Arc<AsyncMutex<Channel>>,
     /// Whether the keeper has died: no sandbox can be made then.
     pub(super) keeper_died: Arc<AtomicBool>,
-    /// Notified when a pool begins or ceases to fail.
     pub(super) failing_changed: Arc<Notify>,
 }
 
