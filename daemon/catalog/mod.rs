@@ -419,7 +419,7 @@ fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::
 /// Whether calls of a method count against the caller's rate limit.
 fn is_rate_limited(pool: &DescriptorPool, method: &MethodDescriptor) -> bool {
     let declared = pool
-        .get_extension_by_name("jig.v1.counts")
+        .get_extension_by_name("jig.v1.rate_limited")
         .and_then(|extension| method.options().get_extension(&extension).as_bool());
     declared == Some(true) || tool_options(pool, method).is_some()
 }

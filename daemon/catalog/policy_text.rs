@@ -257,7 +257,8 @@ impl PolicyTextWriter {
             if known.is_some_and(|known| known.rules.sensitive) {
                 self.pattern = None;
             }
-            let is_wildcard = known.is_some_and(|known| known.rules.payload || known.rules.varies);
+            let is_wildcard =
+                known.is_some_and(|known| known.rules.file_content || known.rules.policy_wildcard);
             let inner = known.and_then(|known| known.inner.as_ref());
             self.value(value, &field.kind(), inner, is_wildcard);
         }
@@ -367,7 +368,7 @@ fn display_params(
         .into_iter()
         .map(|(field, value)| {
             let known = rules.field(&field).map(|known| &known.rules);
-            let is_hidden = known.is_some_and(|known| known.payload || known.sensitive);
+            let is_hidden = known.is_some_and(|known| known.file_content || known.sensitive);
             let text = match value {
                 value if is_hidden => json_to_text(size_placeholder(value)),
                 Value::String(text) => text.clone(),

@@ -24,7 +24,7 @@ impl MessageRules {
                 continue;
             };
 
-            if field.rules.payload || field.rules.file_text {
+            if field.rules.file_content || field.rules.log_size_only {
                 *field_json = size_placeholder(&value);
             } else if let Some(inner) = &field.inner {
                 match (value.as_ref(), field_json) {

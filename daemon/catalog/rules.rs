@@ -100,7 +100,9 @@ impl MessageRules {
     ) -> Vec<(FieldDescriptor, Value)> {
         self.fields
             .iter()
-            .filter(|field| field.rules.always_told && !message.has_field(&field.descriptor))
+            .filter(|field| {
+                field.rules.policy_includes_default && !message.has_field(&field.descriptor)
+            })
             .filter_map(|field| {
                 let default = declared_default(&field.descriptor, &field.rules)?;
                 Some((field.descriptor.clone(), default))

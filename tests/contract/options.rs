@@ -99,8 +99,8 @@ fn contradictions(field: &FieldDescriptor, rules: &FieldRules) -> Vec<&'static s
     if rules.max_items.is_some() && field.cardinality() != Cardinality::Repeated {
         found.push("a limit of items, but it is a single value");
     }
-    if rules.always_told && rules.default_value.is_none() {
-        found.push("always told, but it has no default");
+    if rules.policy_includes_default && rules.default_value.is_none() {
+        found.push("policy_includes_default without a default");
     }
     if rules.path && field.kind() != Kind::String {
         found.push("a path, but it is no text");
