@@ -199,6 +199,30 @@ async fn a_refused_request_leaves_no_record() {
 }
 
 #[test]
+fn old_names_of_the_configuration_are_accepted_with_warnings() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::create_dir(path("w")).unwrap();
+    let base = format!("state_dir = {:?}\n", path("s"));
+    let workspace = format!("[[workspaces]]\npath = {:?}\nsymlinks = \"beneath\"\n", path("w"));
+    let old = base + &workspace + "[requests]\nlinger = \"5s\"\n[sandbox]\ngrace = \"3s\"\n";
+    fs::write(path("jig.toml"), &old).unwrap();
+    let output = jigd(&["--check", "--config", &path("jig.toml")]);
+    let report = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{report}");
+    for line in [
+        "requests.linger is now requests.detached_timeout",
+        "sandbox.grace is now sandbox.stop_grace",
+        "workspaces.symlinks = \"beneath\" is now workspaces.symlinks = \"within\"",
+    ] {
+        assert_eq!(report.matches(line).count(), 1, "{line}: {report}");
+    }
+
+    fs::write(path("jig.toml"), old + "stop_grace = \"3s\"\n").unwrap();
+    refuses(&["--config", &path("jig.toml")], 78, &["[sandbox] has grace and stop_grace"]);
+}
+
+#[test]
 fn where_commands_may_connect_to_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let (workspace, state) = (folder.path().join("w"), folder.path().join("s"));

@@ -1,55 +1,58 @@
-//! Times as they are written: a number with a unit.
+//! Times of the configuration: a number with a unit, such as `30s` or `7d`, and RFC 3339 timestamps.
 
 use std::time::{Duration, SystemTime};
 
-/// Longest time that can be configured.
-const MAX_DURATION: Duration = Duration::from_secs(24 * 3600);
-/// Longest time that something can be kept: ten years.
-const MAX_AGE: Duration = Duration::from_secs(3650 * 24 * 3600);
+const SECS_PER_DAY: u64 = 24 * 3600;
+const MAX_DURATION: Duration = Duration::from_secs(SECS_PER_DAY);
+/// Ten years.
+const MAX_AGE: Duration = Duration::from_secs(3650 * SECS_PER_DAY);
 
-/// Reads a time with its unit: `500ms`, `25s`, `2m`, `1h`.
+/// Reads a duration of at most 24 hours: `500ms`, `25s`, `2m`, `1h`.
 pub(super) fn parse_duration(text: &str) -> Option<Duration> {
-    parse_with_unit(text).filter(|time| *time <= MAX_DURATION)
+    parse_with_unit(text).filter(|duration| *duration <= MAX_DURATION)
 }
 
-/// Reads an age, which may be longer and given in days: `12h`, `7d`.
+/// Reads an age of at most 3650 days, which can be in days: `12h`, `7d`.
 pub(super) fn parse_age(text: &str) -> Option<Duration> {
-    let days = |text: &str| -> Option<Duration> {
+    let parse_days = |text: &str| -> Option<Duration> {
         let days: u64 = text.parse().ok()?;
-        Some(Duration::from_secs(days.checked_mul(24 * 3600)?))
+        Some(Duration::from_secs(days.checked_mul(SECS_PER_DAY)?))
     };
     let age = match text.strip_suffix('d') {
-        Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => days(number),
+        Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => parse_days(number),
         Some(_) => None,
         None => parse_with_unit(text),
     };
     age.filter(|age| *age <= MAX_AGE)
 }
 
-/// The time that is written under `key`, or the `default`.
+/// Reads the duration `text` of `key`. Returns `default` without a text, and after a problem.
 pub(super) fn duration_or_default(
     default: Duration,
-    written: Option<&str>,
+    text: Option<&str>,
     key: &str,
     problems: &mut Vec<String>,
 ) -> Duration {
-    let parsed = written.map(|text| parse_duration(text).ok_or(text));
-    parsed.unwrap_or(Ok(default)).unwrap_or_else(|text| {
+    let Some(text) = text else {
+        return default;
+    };
+    parse_duration(text).unwrap_or_else(|| {
         problems.push(format!("{key} {text:?}: give a time of at most a day, such as 30s or 12h"));
         default
     })
 }
 
-/// The age that is written under `key`, or the `default`.
+/// Reads the age `text` of `key`, above zero. Returns `default` without a text, and after a problem.
 pub(super) fn age_or_default(
     default: Duration,
-    written: Option<&str>,
+    text: Option<&str>,
     key: &str,
     problems: &mut Vec<String>,
 ) -> Duration {
-    let is_one = |age: &Duration| !age.is_zero();
-    let parsed = written.map(|text| parse_age(text).filter(is_one).ok_or(text));
-    parsed.unwrap_or(Ok(default)).unwrap_or_else(|text| {
+    let Some(text) = text else {
+        return default;
+    };
+    parse_age(text).filter(|age| !age.is_zero()).unwrap_or_else(|| {
         problems
             .push(format!("{key} {text:?}: give a time of at most 3650d, such as 5m, 12h or 7d"));
         default
@@ -60,17 +63,17 @@ fn parse_with_unit(text: &str) -> Option<Duration> {
     let digits = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().ok()?;
-    let time = match unit {
+    let duration = match unit {
         "ms" => Duration::from_millis(number),
         "s" => Duration::from_secs(number),
         "m" => Duration::from_secs(number.checked_mul(60)?),
         "h" => Duration::from_secs(number.checked_mul(3600)?),
         _ => return None,
     };
-    Some(time)
+    Some(duration)
 }
 
-/// Reads a moment: `2027-01-31T00:00:00Z`.
+/// Reads a timestamp (RFC 3339): `2027-01-31T00:00:00Z`.
 pub(super) fn parse_timestamp(text: &str) -> Option<SystemTime> {
     let time: prost_types::Timestamp = text.parse().ok()?;
     SystemTime::try_from(time).ok()
@@ -81,12 +84,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_have_units() {
+    fn durations_have_units() {
         assert_eq!(parse_duration("25s"), Some(Duration::from_secs(25)));
         assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
         assert_eq!(parse_duration("2m"), Some(Duration::from_secs(120)));
         assert_eq!(parse_duration("24h"), Some(Duration::from_secs(86_400)));
-        for bad in [
+        for invalid in [
             "",
             "s",
             "25",
@@ -98,19 +101,19 @@ mod tests {
             "9999999999999999999s",
             "9999999999999999999h",
         ] {
-            assert_eq!(parse_duration(bad), None, "{bad}");
+            assert_eq!(parse_duration(invalid), None, "{invalid}");
         }
     }
 
     #[test]
-    fn ages_have_days_too() {
+    fn ages_can_be_in_days() {
         for (text, seconds) in
             [("7d", 7 * 86_400), ("3650d", 3650 * 86_400), ("36h", 36 * 3600), ("2s", 2)]
         {
             assert_eq!(parse_age(text), Some(Duration::from_secs(seconds)), "{text}");
         }
-        for bad in ["", "d", "7", "+7d", "-1d", "1.5d", "3651d", "99999999999999999d", "1w"] {
-            assert_eq!(parse_age(bad), None, "{bad}");
+        for invalid in ["", "d", "7", "+7d", "-1d", "1.5d", "3651d", "99999999999999999d", "1w"] {
+            assert_eq!(parse_age(invalid), None, "{invalid}");
         }
     }
 }

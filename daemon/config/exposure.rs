@@ -1,4 +1,6 @@
-//! What commands may be shown of the host, and where: binds, and what must stay out of their reach.
+//! Parses binds, and checks that commands cannot reach what they must not see of the host.
+//!
+//! Commands must not reach the state directory, sockets, key files and configuration of the daemon.
 
 use std::{
     fs,
@@ -9,11 +11,11 @@ use std::{
 use super::{WorkspaceConfig, listen::ListenAddr};
 use crate::daemon::sandbox::plan::{BindMount, SANDBOX_HOME, SYSTEM_DIRECTORIES};
 
-/// Where nothing may be bound: the sandbox mounts these itself.
+/// Bind destinations that are rejected, because the sandbox mounts these itself.
 const RESERVED_DESTINATIONS: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", SANDBOX_HOME];
-/// Below which more may be bound all the same: what programs of the operator's are configured by.
+/// Reserved itself, but binds below it are allowed: programs read configuration files there.
 const GENERATED_DIR: &str = "/etc";
-/// What of it the sandbox makes or decides.
+/// Files below [`GENERATED_DIR`] that the sandbox creates.
 const GENERATED_FILES: &[&str] = &[
     "/etc/passwd",
     "/etc/group",
@@ -23,12 +25,12 @@ const GENERATED_FILES: &[&str] = &[
     "/etc/shells",
     "/etc/resolv.conf",
 ];
-/// What must not be shown to commands as a whole.
+/// Directories that commands must not see as a whole.
 const FORBIDDEN_SOURCES: &[&str] = &["/", "/dev", "/run", "/var/run"];
-/// What must not be shown to commands, nor anything below it.
+/// Directories that commands must not see, with everything below them.
 const FORBIDDEN_SOURCE_TREES: &[&str] = &["/proc", "/sys"];
 
-/// Where the system keeps what is its own: neither these nor what they lie in may change hands.
+/// System directories: `--chown-workspace` refuses them and their parents.
 const SYSTEM_DIRS: &[&str] = &[
     "/bin",
     "/boot",
@@ -59,7 +61,7 @@ const SYSTEM_DIRS: &[&str] = &[
     "/var/spool",
     "/var/tmp",
 ];
-/// Below which nothing may change hands either.
+/// System directories: `--chown-workspace` refuses everything below them too.
 const SYSTEM_TREES: &[&str] = &[
     "/bin",
     "/boot",
@@ -77,28 +79,30 @@ const SYSTEM_TREES: &[&str] = &[
     "/usr/share",
 ];
 
-/// Checks that workspaces whose files are to change hands are no directories of the system's.
+/// Checks that no workspace of `--chown-workspace` is a system directory or the home directory.
 pub(super) fn check_chown(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
     let home = std::env::home_dir().and_then(|home| fs::canonicalize(home).ok());
     for path in workspaces.iter().map(|workspace| &workspace.path) {
-        let mut own = SYSTEM_DIRS.iter().map(Path::new).chain(home.as_deref());
+        let mut directories = SYSTEM_DIRS.iter().map(Path::new).chain(home.as_deref());
         let mut trees = SYSTEM_TREES.iter();
-        if own.any(|own| own.starts_with(path)) || trees.any(|tree| path.starts_with(tree)) {
+        if directories.any(|directory| directory.starts_with(path))
+            || trees.any(|tree| path.starts_with(tree))
+        {
             problems.push(format!(
-                "--chown-workspace: {} is a directory of the system's, whose files stay as they are; give the directory of the project",
+                "--chown-workspace: {} is a system directory, whose files keep their owner; give the directory of the project",
                 path.display()
             ));
         }
     }
 }
 
-/// Whether `path`, without symbolic links, would show commands the host.
+/// Returns true if `path`, which has no symbolic links, would show the host to commands.
 pub(super) fn exposes_host(path: &Path) -> bool {
     FORBIDDEN_SOURCES.iter().any(|revealing| path == Path::new(revealing))
         || FORBIDDEN_SOURCE_TREES.iter().any(|tree| path.starts_with(tree))
 }
 
-/// Reads binds, as `flag` was given them.
+/// Parses the binds of `flag`. Reports the invalid ones and returns the others.
 pub(super) fn parse_binds(
     texts: &[String],
     flag: &str,
@@ -120,15 +124,17 @@ fn parse_bind(text: &str, writable: bool) -> Result<BindMount, String> {
         Some((source, destination)) => (source, destination),
         None => (text, text),
     };
-    let path = fs::canonicalize(source).map_err(|error| format!("{error}: give what is there"))?;
+    let path =
+        fs::canonicalize(source).map_err(|error| format!("{error}: give an existing path"))?;
     let destination = PathBuf::from(destination);
     check_destination(&destination)?;
+
     if exposes_host(&path) {
         return Err(format!("{} would show the host to commands", path.display()));
     }
     let metadata = fs::metadata(&path).map_err(|error| error.to_string())?;
     if !metadata.is_dir() && !metadata.is_file() {
-        return Err("a socket, FIFO or device cannot be given to commands".to_owned());
+        return Err("a socket, FIFO or device cannot be bound".to_owned());
     }
     Ok(BindMount {
         source: path,
@@ -138,29 +144,28 @@ fn parse_bind(text: &str, writable: bool) -> Result<BindMount, String> {
     })
 }
 
-/// Checks a path at which commands are to see something.
+/// Checks the destination of a bind, or the mount path of a workspace.
 pub(super) fn check_destination(path: &Path) -> Result<(), String> {
     let plain = path
         .components()
         .all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
-    let shown = path.display();
     if !path.is_absolute() || !plain || path == Path::new("/") {
-        return Err(format!("{shown} must be an absolute path without `.` and `..`"));
+        return Err(format!("{} must be an absolute path without `.` and `..`", path.display()));
     }
-    let hidden = |reserved: &&&str| {
-        let within = path.starts_with(reserved);
+
+    let is_hidden = |reserved: &&&str| {
         let is_addition = **reserved == GENERATED_DIR && path != Path::new(GENERATED_DIR);
-        within && !is_addition || Path::new(reserved).starts_with(path)
+        path.starts_with(reserved) && !is_addition || Path::new(reserved).starts_with(path)
     };
-    match RESERVED_DESTINATIONS.iter().chain(GENERATED_FILES).find(hidden) {
+    match RESERVED_DESTINATIONS.iter().chain(GENERATED_FILES).find(is_hidden) {
         Some(reserved) => {
-            Err(format!("{shown} would hide {reserved}, which every sandbox has for itself"))
+            Err(format!("{} would hide {reserved}, which the sandbox provides", path.display()))
         }
         None => Ok(()),
     }
 }
 
-/// Binds to be made below a writable one, where commands could have planted links.
+/// Returns the binds below a writable one, where commands could plant symbolic links.
 pub(super) fn binds_below_writable(binds: &[BindMount]) -> impl Iterator<Item = (&Path, &Path)> {
     binds.iter().filter(|outer| outer.writable).flat_map(|outer| {
         let below = binds.iter().filter(|inner| {
@@ -171,11 +176,13 @@ pub(super) fn binds_below_writable(binds: &[BindMount]) -> impl Iterator<Item = 
     })
 }
 
-/// Links that are followed, as in the kernel (path_resolution(7)).
+/// Symbolic links followed in one path, as in the kernel (path_resolution(7)).
 const MAX_SYMLINKS: usize = 40;
 
-/// Sees that commands cannot reach the daemon's state, its sockets or the `files` that say who may call
-/// what, nor replace what they are to be shown by something else; and that no workspace shows another.
+/// Checks that commands cannot reach the daemon's state directory, sockets and credential `files`.
+///
+/// Also checks that no bind lies in a writable directory, where commands could replace it, and that
+/// no workspace contains another one.
 pub(super) fn check_exposure(
     workspaces: &[WorkspaceConfig],
     state_dir: &Path,
@@ -185,6 +192,7 @@ pub(super) fn check_exposure(
 ) {
     check_workspaces_disjoint(workspaces, problems);
     check_credential_files_hidden(workspaces, files, problems);
+
     let visible = visible_paths(workspaces);
     let state_dir = canonicalize_existing(state_dir);
     let sockets = listen.iter().filter_map(|address| match address {
@@ -193,13 +201,15 @@ pub(super) fn check_exposure(
     });
     let own = [(state_dir.clone(), "--state-dir")];
     check_hidden(&visible, sockets.chain(own), problems);
+
     for visible in visible.iter().filter(|visible| visible.starts_with(&state_dir)) {
         problems.push(format!(
-            "{} lies in the daemon's state directory {}: choose another with --state-dir",
+            "{} is in the daemon's state directory {}: choose another one with --state-dir",
             visible.display(),
             state_dir.display()
         ));
     }
+
     let writable = workspaces.iter().flat_map(|workspace| {
         let binds = workspace.binds.iter().filter(|bind| bind.writable);
         std::iter::once(&workspace.path).chain(binds.map(|bind| &bind.source))
@@ -209,7 +219,7 @@ pub(super) fn check_exposure(
         let inside = |tree: &&&PathBuf| bind.source != ***tree && bind.source.starts_with(tree);
         if let Some(tree) = writable.iter().find(inside) {
             problems.push(format!(
-                "{} lies in {}, where commands could replace it: bind something else",
+                "{} is in {}, where commands could replace it: bind something else",
                 bind.source.display(),
                 tree.display()
             ));
@@ -217,29 +227,31 @@ pub(super) fn check_exposure(
     }
 }
 
-/// Sees that commands cannot reach the `files` that say who may call what, nor the links that lead to them.
+/// Checks that commands cannot reach the credential `files`, or symbolic links on the way to them.
+///
+/// These are the key file and the configuration file, each with its flag.
 pub(super) fn check_credential_files_hidden(
     workspaces: &[WorkspaceConfig],
     files: [(Option<&Path>, &'static str); 2],
     problems: &mut Vec<String>,
 ) {
     let files = files.into_iter().filter_map(|(file, flag)| Some((file?, flag)));
-    let places = files
-        .flat_map(|(file, flag)| symlink_chain(file).into_iter().map(move |place| (place, flag)));
-    check_hidden(&visible_paths(workspaces), places, problems);
+    let paths = files
+        .flat_map(|(file, flag)| symlink_chain(file).into_iter().map(move |path| (path, flag)));
+    check_hidden(&visible_paths(workspaces), paths, problems);
 }
 
-/// What commands see of the host.
+/// Returns the paths of the host that commands see.
 fn visible_paths(workspaces: &[WorkspaceConfig]) -> Vec<PathBuf> {
     let system = SYSTEM_DIRECTORIES.iter().filter_map(|path| fs::canonicalize(path).ok());
-    let shown = workspaces.iter().flat_map(|workspace| {
+    let configured = workspaces.iter().flat_map(|workspace| {
         let sources = workspace.binds.iter().map(|bind| bind.source.clone());
         std::iter::once(workspace.path.clone()).chain(sources)
     });
-    system.chain(shown).collect()
+    system.chain(configured).collect()
 }
 
-/// Sees that nothing of what is `own` lies in what is `visible`.
+/// Checks that no path in `own`, each with its flag, is in a `visible` path.
 fn check_hidden(
     visible: &[PathBuf],
     own: impl Iterator<Item = (PathBuf, &'static str)>,
@@ -248,7 +260,7 @@ fn check_hidden(
     for (path, flag) in own {
         if let Some(visible) = visible.iter().find(|visible| path.starts_with(visible)) {
             problems.push(format!(
-                "commands could reach {} through {}: choose a place outside of it with {flag}",
+                "commands could reach {} through {}: choose a path outside of it with {flag}",
                 path.display(),
                 visible.display()
             ));
@@ -256,7 +268,9 @@ fn check_hidden(
     }
 }
 
-/// Sees that no key for one workspace is one for another, too.
+/// Checks that a key for one workspace gives no access to another one.
+///
+/// Workspaces must not share files, and commands of one must not see another.
 fn check_workspaces_disjoint(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
     let identity = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;
@@ -269,7 +283,7 @@ fn check_workspaces_disjoint(workspaces: &[WorkspaceConfig], problems: &mut Vec<
                 || identity(&one.path).is_some_and(|one| Some(one) == identity(&other.path));
             if overlap {
                 problems.push(format!(
-                    "the workspaces {} ({}) and {} ({}) hold the same files, so that who may see one sees the other: give directories that lie apart",
+                    "the workspaces {} ({}) and {} ({}) share files, so that access to one is access to the other: give separate directories",
                     one.name,
                     one.path.display(),
                     other.name,
@@ -281,13 +295,14 @@ fn check_workspaces_disjoint(workspaces: &[WorkspaceConfig], problems: &mut Vec<
     if workspaces.len() < 2 {
         return;
     }
-    let system = SYSTEM_DIRECTORIES.iter().filter_map(|path| fs::canonicalize(path).ok());
-    let system: Vec<PathBuf> = system.collect();
+
+    let system: Vec<PathBuf> =
+        SYSTEM_DIRECTORIES.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
     for workspace in workspaces {
         let lies_in = |tree: &&PathBuf| workspace.path.starts_with(tree);
         if let Some(tree) = system.iter().find(lies_in) {
             problems.push(format!(
-                "the workspace {} lies in {}, which the commands of every workspace see: beside others it must lie elsewhere",
+                "the workspace {} is in {}, which commands of all workspaces see: move it, or serve it alone",
                 workspace.name,
                 tree.display()
             ));
@@ -296,7 +311,7 @@ fn check_workspaces_disjoint(workspaces: &[WorkspaceConfig], problems: &mut Vec<
         for bind in others.flat_map(|other| &other.binds) {
             if workspace.path.starts_with(&bind.source) {
                 problems.push(format!(
-                    "the workspace {} lies in {}, which is bound for commands of another: bind something else",
+                    "the workspace {} is in {}, which is bound for commands of another workspace: bind something else",
                     workspace.name,
                     bind.source.display()
                 ));
@@ -305,45 +320,46 @@ fn check_workspaces_disjoint(workspaces: &[WorkspaceConfig], problems: &mut Vec<
     }
 }
 
-/// Where a file lies: as it is named, and where each of the links lies that lead to it, of which who can
-/// replace one can replace the file.
+/// Returns the path of a file and of each symbolic link on the way to it.
+///
+/// A process that can replace one of them can replace the file.
 pub(crate) fn symlink_chain(path: &Path) -> Vec<PathBuf> {
     let mut at = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let mut places = vec![at.clone()];
+    let mut chain = vec![at.clone()];
     for _ in 0..MAX_SYMLINKS {
         let (Some(folder), Some(name)) = (at.parent(), at.file_name()) else {
             break;
         };
-        let place = canonicalize_existing(folder).join(name);
-        let target = fs::read_link(&place);
-        if !places.contains(&place) {
-            places.push(place.clone());
+        let path = canonicalize_existing(folder).join(name);
+        let target = fs::read_link(&path);
+        if !chain.contains(&path) {
+            chain.push(path.clone());
         }
-        match (target, place.parent()) {
+        match (target, path.parent()) {
             (Ok(target), Some(folder)) => at = folder.join(target),
             _ => break,
         }
     }
-    places
+    chain
 }
 
-/// `path` without symbolic links, as far as it exists.
+/// Returns `path` without symbolic links in the part that exists.
 fn canonicalize_existing(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for ancestor in path.ancestors() {
         if let Ok(real) = fs::canonicalize(ancestor) {
             let rest = path.strip_prefix(ancestor).unwrap_or(Path::new(""));
-            let (mut whole, mut returns) = (real, false);
+            let (mut resolved, mut leads_up) = (real, false);
             for name in rest.components() {
-                // What is not there has no links in it, and may be made: then this leads out of it.
+                // A missing component is not a link. If it is created, `..` leads out of it.
                 if name == Component::ParentDir {
-                    returns = true;
-                    whole.pop();
+                    leads_up = true;
+                    resolved.pop();
                 } else {
-                    whole.push(name);
+                    resolved.push(name);
                 }
             }
-            return if returns { canonicalize_existing(&whole) } else { whole };
+            return if leads_up { canonicalize_existing(&resolved) } else { resolved };
         }
     }
     path
@@ -356,7 +372,7 @@ mod tests {
     use super::{canonicalize_existing, check_destination};
 
     #[test]
-    fn where_a_path_leads_is_known_before_it_is_there() {
+    fn missing_paths_are_resolved() {
         let folder = tempfile::tempdir().unwrap();
         let real = fs::canonicalize(folder.path()).unwrap();
         fs::create_dir(real.join("there")).unwrap();
@@ -374,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_sandbox_makes_is_not_hidden() {
+    fn binds_cannot_hide_paths_of_the_sandbox() {
         for (path, allowed) in [
             ("/cache", true),
             ("/etc/npmrc", true),

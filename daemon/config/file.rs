@@ -1,5 +1,7 @@
-//! The configuration file, as it was written. Unknown keys are errors: a misspelt limit must not be
-//! silently none.
+//! The configuration file as it is written (TOML), before its values are checked.
+//!
+//! Unknown keys are errors, so that a misspelled limit is not silently ignored. Old names of keys
+//! are accepted ([`renamed`](super::renamed)).
 
 use std::{
     collections::BTreeMap,
@@ -12,10 +14,21 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny},
 };
 
-/// What a daemon that runs takes over.
+use super::renamed;
+
+/// Top-level keys that a running daemon reloads at SIGHUP.
 const RELOADABLE_KEYS: [&str; 3] = ["policy", "approvals", "keys"];
 
-/// The whole file.
+/// A configuration file that was read as `T`.
+#[derive(Debug, Default)]
+pub(super) struct ParsedFile<T> {
+    pub(super) content: T,
+    /// The settings that need a restart, as TOML. A reload compares them with those of the start.
+    pub(super) restart_only: String,
+    /// One line for each old name in the file.
+    pub(super) renamed_keys: Vec<String>,
+}
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ConfigFile {
@@ -41,8 +54,10 @@ pub(super) struct ConfigFile {
     pub(super) approvals: ApprovalsTable,
 }
 
-/// What of the file a daemon that runs takes over. Of the rest, it does not matter what it says, but it must
-/// not be a policy whose name was misspelt.
+/// The part of the file that a running daemon reloads.
+///
+/// The values of the other keys are ignored, so that a mistake there does not prevent a reload. The
+/// keys themselves must exist: one of them could be a misspelled `policy`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ReloadableConfigFile {
@@ -85,14 +100,12 @@ pub(super) struct WorkspaceTable {
     pub(super) run_timeout: Option<String>,
 }
 
-/// The `[files]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct FilesTable {
     pub(super) fsync: bool,
 }
 
-/// The `[sandbox]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct SandboxTable {
@@ -104,11 +117,10 @@ pub(super) struct SandboxTable {
     pub(super) path: Vec<String>,
     pub(super) bind: Vec<String>,
     pub(super) bind_ro: Vec<String>,
-    pub(super) grace: Option<String>,
+    pub(super) stop_grace: Option<String>,
     pub(super) home: Option<String>,
 }
 
-/// The `[proxy]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ProxyTable {
@@ -116,7 +128,6 @@ pub(super) struct ProxyTable {
     pub(super) allow_addresses: Vec<String>,
 }
 
-/// The `[fetch]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct FetchTable {
@@ -140,7 +151,6 @@ pub(super) struct CustomToolTable {
     pub(super) timeout: Option<String>,
 }
 
-/// The `[limits]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct LimitsTable {
@@ -166,34 +176,31 @@ pub(super) struct LimitsTable {
     pub(super) concurrent_processes: Option<usize>,
     pub(super) concurrent_file_operations: Option<usize>,
     pub(super) queued_calls: Option<usize>,
-    pub(super) queue_wait: Option<String>,
+    pub(super) queue_timeout: Option<String>,
 }
 
-/// The `[requests]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct RequestsTable {
     pub(super) retention: Option<String>,
-    pub(super) kept: Option<u32>,
-    pub(super) kept_bytes: Option<u64>,
-    pub(super) linger: Option<String>,
+    pub(super) max_entries: Option<u32>,
+    pub(super) max_bytes: Option<u64>,
+    pub(super) detached_timeout: Option<String>,
 }
 
-/// The `[jobs]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct JobsTable {
     pub(super) retention: Option<String>,
-    pub(super) kept: Option<u32>,
-    pub(super) kept_bytes: Option<u64>,
-    pub(super) queued: Option<u32>,
-    pub(super) queued_bytes: Option<u64>,
-    pub(super) concurrent: Option<u32>,
+    pub(super) max_entries: Option<u32>,
+    pub(super) max_bytes: Option<u64>,
+    pub(super) max_queued: Option<u32>,
+    pub(super) max_queued_bytes: Option<u64>,
+    pub(super) concurrency: Option<u32>,
     pub(super) queue_concurrency: Option<u32>,
     pub(super) queues: BTreeMap<String, u32>,
 }
 
-/// The `[policy]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct PolicyTable {
@@ -218,35 +225,42 @@ pub(super) struct PolicyRuleTable {
     pub(super) enabled: Option<bool>,
 }
 
-/// The `[approvals]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct ApprovalsTable {
-    pub(super) wait: Option<String>,
-    pub(super) pending: Option<usize>,
+    pub(super) timeout: Option<String>,
+    pub(super) max_pending: Option<usize>,
     pub(super) retention: Option<String>,
 }
 
-/// The `[sessions]` table.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct SessionsTable {
     pub(super) retention: Option<String>,
-    pub(super) kept: Option<u32>,
-    pub(super) kept_bytes: Option<u64>,
-    pub(super) record_bytes: Option<u64>,
+    pub(super) max_entries: Option<u32>,
+    pub(super) max_bytes: Option<u64>,
+    pub(super) max_record_bytes: Option<u64>,
 }
 
-/// Reads the file at `path`. Answers beside it what of it can only be changed by a restart, as text.
-pub(super) fn read_file<T: DeserializeOwned>(path: &Path) -> Result<(T, String), String> {
-    let shown = |error: &dyn std::fmt::Display| format!("--config {}: {error}", path.display());
-    let text = fs::read_to_string(path).map_err(|error| shown(&error))?;
-    let file = toml::from_str(&text).map_err(|error| shown(&error))?;
-    let mut rest: toml::Table = toml::from_str(&text).map_err(|error| shown(&error))?;
-    for renewed in RELOADABLE_KEYS {
-        rest.remove(renewed);
+/// Reads the file at `path`.
+pub(super) fn read_file<T: DeserializeOwned>(path: &Path) -> Result<ParsedFile<T>, String> {
+    let explain = |error: &dyn std::fmt::Display| format!("--config {}: {error}", path.display());
+    let text = fs::read_to_string(path).map_err(|error| explain(&error))?;
+    let mut table: toml::Table = toml::from_str(&text).map_err(|error| explain(&error))?;
+    let renamed_keys = renamed::upgrade(&mut table).map_err(|problem| explain(&problem))?;
+
+    let content = if renamed_keys.is_empty() {
+        // From the text, so that errors name the line and the column.
+        toml::from_str(&text)
+    } else {
+        table.clone().try_into()
+    };
+    let content = content.map_err(|error| explain(&error))?;
+
+    for key in RELOADABLE_KEYS {
+        table.remove(key);
     }
-    Ok((file, rest.to_string()))
+    Ok(ParsedFile { content, restart_only: table.to_string(), renamed_keys })
 }
 
 #[cfg(test)]
@@ -254,12 +268,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_the_file_may_have_is_known_when_it_is_read_again() {
-        fn refused<T: DeserializeOwned + std::fmt::Debug>() -> String {
+    fn a_reload_knows_the_same_keys_as_a_start() {
+        fn error_for_unknown_key<T: DeserializeOwned + std::fmt::Debug>() -> String {
             toml::from_str::<T>("polcy = 1").unwrap_err().to_string()
         }
-        // It tells all there are.
-        assert!(refused::<ConfigFile>().contains("`policy`"));
-        assert_eq!(refused::<ConfigFile>(), refused::<ReloadableConfigFile>());
+        // The error lists all known keys.
+        assert!(error_for_unknown_key::<ConfigFile>().contains("`policy`"));
+        assert_eq!(
+            error_for_unknown_key::<ConfigFile>(),
+            error_for_unknown_key::<ReloadableConfigFile>()
+        );
+    }
+
+    #[test]
+    fn a_file_with_old_names_is_read_with_warnings() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jig.toml");
+        fs::write(&path, "[requests]\nlinger = \"5s\"\n[approvals]\nwait = \"1m\"").unwrap();
+
+        let file = read_file::<ConfigFile>(&path).unwrap();
+        assert_eq!(file.content.requests.detached_timeout.as_deref(), Some("5s"));
+        assert_eq!(file.content.approvals.timeout.as_deref(), Some("1m"));
+        assert_eq!(file.renamed_keys.len(), 2, "{:?}", file.renamed_keys);
+
+        let new = folder.path().join("new.toml");
+        fs::write(&new, "[requests]\ndetached_timeout = \"5s\"").unwrap();
+        let new = read_file::<ConfigFile>(&new).unwrap();
+        assert_eq!((new.restart_only, new.renamed_keys.len()), (file.restart_only, 0));
     }
 }

@@ -1,46 +1,44 @@
-//! Jobs: how many at a time, and what is kept of them.
+//! The `[jobs]` table: concurrency, queue lengths and retention of jobs.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{duration::age_or_default, file};
 
-/// What holds where nothing is said.
 const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
 const DEFAULT_MAX_ENTRIES: u32 = 10_000;
 const DEFAULT_MAX_BYTES: u64 = 256 << 20;
 const DEFAULT_MAX_QUEUED: u32 = 10_000;
-/// Of the largest parameters, that is some hundred jobs.
+/// Room for some hundred jobs with parameters of the largest size.
 const DEFAULT_MAX_QUEUED_BYTES: u64 = 1 << 30;
 const DEFAULT_CONCURRENCY: u32 = 64;
-/// As many as a batch has calls: each takes as long as it takes by itself.
+/// The largest number of calls in a batch, so that a batch takes as long as its slowest call.
 const DEFAULT_QUEUE_CONCURRENCY: u32 = 20;
-/// Most of what is counted.
+/// Largest value of a count.
 const MAX_COUNT: u32 = 1 << 20;
-/// Longest name of a queue, in bytes.
 const MAX_QUEUE_NAME_BYTES: usize = 80;
 
-/// How jobs are done and kept.
+/// The checked `[jobs]` table.
 #[derive(Debug, Clone)]
 pub(crate) struct JobsConfig {
-    /// How long those that have ended are kept.
+    /// Time that an ended job is stored.
     pub(crate) retention: Duration,
-    /// How many.
+    /// Number of ended jobs that are stored.
     pub(crate) max_entries: u32,
-    /// Bytes of all their results.
+    /// Size of all stored results together.
     pub(crate) max_bytes: u64,
-    /// How many may wait, of all workspaces together.
+    /// Queued jobs of all workspaces together.
     pub(crate) max_queued: u32,
-    /// Bytes of all their parameters.
+    /// Size of the parameters of all queued jobs.
     pub(crate) max_queued_bytes: u64,
-    /// How many are done at a time, of all workspaces together.
+    /// Running jobs of all workspaces together.
     pub(crate) concurrency: u32,
-    /// How many of one queue, where its name is not in `queues`.
+    /// Running jobs of a queue without an entry in `queues`.
     pub(crate) queue_concurrency: u32,
-    /// How many of each queue.
+    /// Running jobs by queue.
     pub(crate) queues: BTreeMap<String, u32>,
 }
 
-/// Whether a queue can have this name.
+/// Returns true if a queue can have this name.
 pub(crate) fn is_queue_name(text: &str) -> bool {
     let allowed =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._:-".contains(&byte);
@@ -51,8 +49,9 @@ pub(crate) fn is_queue_name(text: &str) -> bool {
 pub(super) fn parse_jobs(file: file::JobsTable, problems: &mut Vec<String>) -> JobsConfig {
     let retention = file.retention.as_deref();
     let retention = age_or_default(DEFAULT_RETENTION, retention, "jobs.retention", problems);
-    let mut count = |written: Option<u32>, default: u32, key: &str| {
-        let count = written.unwrap_or(default);
+
+    let mut count = |value: Option<u32>, default: u32, key: &str| {
+        let count = value.unwrap_or(default);
         if !(1..=MAX_COUNT).contains(&count) {
             problems.push(format!("jobs.{key} must be from 1 to {MAX_COUNT}"));
         }
@@ -60,11 +59,11 @@ pub(super) fn parse_jobs(file: file::JobsTable, problems: &mut Vec<String>) -> J
     };
     let jobs = JobsConfig {
         retention,
-        max_entries: count(file.kept, DEFAULT_MAX_ENTRIES, "kept"),
-        max_bytes: file.kept_bytes.unwrap_or(DEFAULT_MAX_BYTES),
-        max_queued: count(file.queued, DEFAULT_MAX_QUEUED, "queued"),
-        max_queued_bytes: file.queued_bytes.unwrap_or(DEFAULT_MAX_QUEUED_BYTES),
-        concurrency: count(file.concurrent, DEFAULT_CONCURRENCY, "concurrent"),
+        max_entries: count(file.max_entries, DEFAULT_MAX_ENTRIES, "max_entries"),
+        max_bytes: file.max_bytes.unwrap_or(DEFAULT_MAX_BYTES),
+        max_queued: count(file.max_queued, DEFAULT_MAX_QUEUED, "max_queued"),
+        max_queued_bytes: file.max_queued_bytes.unwrap_or(DEFAULT_MAX_QUEUED_BYTES),
+        concurrency: count(file.concurrency, DEFAULT_CONCURRENCY, "concurrency"),
         queue_concurrency: count(
             file.queue_concurrency,
             DEFAULT_QUEUE_CONCURRENCY,
@@ -72,17 +71,19 @@ pub(super) fn parse_jobs(file: file::JobsTable, problems: &mut Vec<String>) -> J
         ),
         queues: file.queues,
     };
+
     for (name, concurrency) in &jobs.queues {
         if !is_queue_name(name) {
             problems.push(format!(
-                "jobs.queues: {name:?} is no name of a queue: 1 to {MAX_QUEUE_NAME_BYTES} lower-case letters, digits and . _ : -"
+                "jobs.queues: {name:?} is not a valid queue name: give 1 to {MAX_QUEUE_NAME_BYTES} lower-case letters, digits and . _ : -"
             ));
         }
         if !(1..=MAX_COUNT).contains(concurrency) {
             problems.push(format!("jobs.queues.{name} must be from 1 to {MAX_COUNT}"));
         }
     }
-    for (bytes, key) in [(jobs.max_bytes, "kept_bytes"), (jobs.max_queued_bytes, "queued_bytes")] {
+    for (bytes, key) in [(jobs.max_bytes, "max_bytes"), (jobs.max_queued_bytes, "max_queued_bytes")]
+    {
         if bytes == 0 {
             problems.push(format!("jobs.{key} must be at least 1"));
         }
@@ -95,14 +96,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_problem_is_told() {
-        let text = "retention = \"2y\"\nkept = 0\nqueued = 0\nconcurrent = 0\nkept_bytes = 0\nqueued_bytes = 0\n[queues]\nBuild = 1\nslow = 0\n";
+    fn every_problem_is_reported() {
+        let text = "retention = \"2y\"\nmax_entries = 0\nmax_queued = 0\nconcurrency = 0\nmax_bytes = 0\nmax_queued_bytes = 0\n[queues]\nBuild = 1\nslow = 0\n";
         let mut problems = Vec::new();
         parse_jobs(toml::from_str(text).unwrap(), &mut problems);
         assert_eq!(problems.len(), 8, "{problems:#?}");
+
         problems.clear();
-        let fine = parse_jobs(toml::from_str("[queues]\nbuild = 1\n").unwrap(), &mut problems);
+        let jobs = parse_jobs(toml::from_str("[queues]\nbuild = 1\n").unwrap(), &mut problems);
         assert_eq!(problems, [""; 0]);
-        assert_eq!(fine.queues.get("build"), Some(&1));
+        assert_eq!(jobs.queues.get("build"), Some(&1));
     }
 }

@@ -1,19 +1,27 @@
-//! The limits of runs.
+//! The `[limits]` table: limits of each run.
 
 use std::{fs, time::Duration};
 
 use super::{duration::parse_duration, file};
 use crate::daemon::sandbox::limits::RunLimits;
 
-/// Least memory with which a program can be executed: its arguments and environment take up to 2 MiB
-/// while its process still has the memory of the slot's keeper, with whom the kernel would kill it.
+/// Least memory in which a program can start.
+///
+/// Its arguments and environment take up to 2 MiB while its process still holds the memory of the
+/// slot's keeper. With less memory, the kernel would kill the keeper with it.
 const MIN_MEMORY_BYTES: u64 = 4 << 20;
-/// Part of all epoll watches of a user that one run may have.
+/// One run may have this fraction of all epoll watches of a user.
 const EPOLL_WATCHES_DIVISOR: u64 = 16;
+const MIN_OPEN_FILES: u32 = 16;
+/// One page.
+const MIN_TMP_BYTES: u64 = 4096;
+/// The root directory and one file.
+const MIN_TMP_INODES: u32 = 2;
 
 /// Checks the table.
 pub(super) fn parse_limits(file: &file::LimitsTable, problems: &mut Vec<String>) -> RunLimits {
     let default = RunLimits::default();
+    let wall_clock = file.wall_clock.as_deref();
     let limits = RunLimits {
         cpu_sec: file.cpu_sec,
         cpu_millis: parse_cpu_millis(file.cpus, problems),
@@ -31,48 +39,56 @@ pub(super) fn parse_limits(file: &file::LimitsTable, problems: &mut Vec<String>)
         tmp_bytes: file.tmp_bytes.unwrap_or(default.tmp_bytes),
         tmp_inodes: file.tmp_inodes.unwrap_or(default.tmp_inodes),
         output_bytes: file.output_bytes,
-        wall_time: parse_timeout(
-            file.wall_clock.as_deref(),
-            "limits.wall_clock",
-            "no limit",
-            problems,
-        ),
+        wall_time: parse_timeout(wall_clock, "limits.wall_clock", "no limit", problems),
     };
-    let mut must = |holds: bool, problem: &str| {
-        if !holds {
-            problems.push(problem.to_owned());
-        }
-    };
-    must(limits.cpu_sec != Some(0), "limits.cpu_sec must be at least 1; leave it out for no limit");
-    must(limits.memory_bytes >= MIN_MEMORY_BYTES, "limits.memory_bytes must be at least 4194304");
-    must(limits.processes > 0, "limits.processes must be at least 1");
-    must(
-        limits.open_files >= 16 && limits.open_files <= limits.open_files_hard,
-        "limits.open_files must be at least 16, and at most limits.open_files_hard",
-    );
-    must(
-        limits.open_files_total >= limits.open_files,
-        "limits.open_files_total must be at least limits.open_files",
-    );
-    must(limits.epoll_watches >= 1, "limits.epoll_watches must be at least 1");
-    // A page, and an inode besides that of the root: the least with which there can be a file.
-    must(
-        limits.tmp_bytes >= 4096 && limits.tmp_inodes >= 2,
-        "limits.tmp_bytes must be at least 4096, and limits.tmp_inodes at least 2",
-    );
-    must(
-        limits.output_bytes != Some(0),
-        "limits.output_bytes must be at least 1; leave it out for no limit",
-    );
+
+    check_limits(&limits, problems);
     limits
 }
 
-/// The default of `limits.epoll_watches`: the kernel counts them by user (epoll(7)), so that one run
-/// must leave some to the others, and to the daemon.
+fn check_limits(limits: &RunLimits, problems: &mut Vec<String>) {
+    let mut require = |condition: bool, problem: &str| {
+        if !condition {
+            problems.push(problem.to_owned());
+        }
+    };
+
+    require(
+        limits.cpu_sec != Some(0),
+        "limits.cpu_sec must be at least 1; leave it out for no limit",
+    );
+    require(
+        limits.memory_bytes >= MIN_MEMORY_BYTES,
+        "limits.memory_bytes must be at least 4194304",
+    );
+    require(limits.processes > 0, "limits.processes must be at least 1");
+    require(
+        limits.open_files >= MIN_OPEN_FILES && limits.open_files <= limits.open_files_hard,
+        "limits.open_files must be at least 16, and at most limits.open_files_hard",
+    );
+    require(
+        limits.open_files_total >= limits.open_files,
+        "limits.open_files_total must be at least limits.open_files",
+    );
+    require(limits.epoll_watches >= 1, "limits.epoll_watches must be at least 1");
+    require(
+        limits.tmp_bytes >= MIN_TMP_BYTES && limits.tmp_inodes >= MIN_TMP_INODES,
+        "limits.tmp_bytes must be at least 4096, and limits.tmp_inodes at least 2",
+    );
+    require(
+        limits.output_bytes != Some(0),
+        "limits.output_bytes must be at least 1; leave it out for no limit",
+    );
+}
+
+/// Returns the default of `limits.epoll_watches`.
+///
+/// The kernel limits epoll watches per user (epoll(7)). One run has a fraction of them, so that
+/// other runs and the daemon keep the rest.
 fn default_epoll_watches() -> Option<u64> {
     let text = fs::read_to_string("/proc/sys/fs/epoll/max_user_watches").ok()?;
-    let most: u64 = text.trim().parse().ok()?;
-    Some(most / EPOLL_WATCHES_DIVISOR).filter(|share| *share > 0)
+    let all: u64 = text.trim().parse().ok()?;
+    Some(all / EPOLL_WATCHES_DIVISOR).filter(|share| *share > 0)
 }
 
 fn parse_cpu_millis(cpus: Option<f64>, problems: &mut Vec<String>) -> Option<u32> {
@@ -85,24 +101,26 @@ fn parse_cpu_millis(cpus: Option<f64>, problems: &mut Vec<String>) -> Option<u32
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "it lies between 10 and 1,024,000"
+        reason = "the value is from 10 to 1,024,000"
     )]
     Some((cpus * 1000.0).round() as u32)
 }
 
-/// A time of at least a second; `key` is where it is written.
+/// Reads a timeout of at least one second.
+///
+/// `key` is the key of `text`, and `fallback` names what applies without it.
 pub(super) fn parse_timeout(
     text: Option<&str>,
     key: &str,
-    otherwise: &str,
+    fallback: &str,
     problems: &mut Vec<String>,
 ) -> Option<Duration> {
     let text = text?;
-    let read = parse_duration(text).filter(|read| *read >= Duration::from_secs(1));
-    if read.is_none() {
+    let timeout = parse_duration(text).filter(|timeout| *timeout >= Duration::from_secs(1));
+    if timeout.is_none() {
         problems.push(format!(
-            "{key} {text}: give a time from 1s to a day, such as 10m or 1h; leave it out for {otherwise}"
+            "{key} {text}: give a time from 1s to a day, such as 10m or 1h; leave it out for {fallback}"
         ));
     }
-    read
+    timeout
 }

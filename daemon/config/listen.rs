@@ -1,4 +1,4 @@
-//! Addresses to listen on.
+//! Addresses that the daemon listens on: a TCP port or a Unix socket.
 
 use std::{
     fmt,
@@ -6,17 +6,14 @@ use std::{
     path::PathBuf,
 };
 
-/// An address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ListenAddr {
-    /// A port.
     Tcp(SocketAddr),
-    /// A Unix socket.
     Unix(PathBuf),
 }
 
 impl ListenAddr {
-    /// Reads an address.
+    /// Reads `HOST:PORT`, with an IP address or `localhost`, or `unix:/path`.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
@@ -28,6 +25,7 @@ impl ListenAddr {
                 ))
             };
         }
+
         let address = match text.strip_prefix("localhost:") {
             Some(port) => {
                 port.parse().ok().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
@@ -36,13 +34,13 @@ impl ListenAddr {
         };
         match address {
             None => Err(format!(
-                "--listen {text} is no address: give 127.0.0.1:50051, [::1]:50051 or unix:/path"
+                "--listen {text} is not an address: give 127.0.0.1:50051, [::1]:50051 or unix:/path"
             )),
             Some(address) => Ok(Self::Tcp(address)),
         }
     }
 
-    /// Whether only this machine can reach it.
+    /// Returns true if other machines cannot reach the address.
     pub(super) fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().is_loopback(),
@@ -65,8 +63,8 @@ mod tests {
     use super::ListenAddr;
 
     #[test]
-    fn addresses_that_others_can_reach_are_told_apart() {
-        for (text, shown) in [
+    fn addresses_are_local_or_reachable_from_other_machines() {
+        for (text, expected) in [
             ("127.0.0.1:50051", "127.0.0.1:50051"),
             ("localhost:0", "127.0.0.1:0"),
             ("[::1]:1", "[::1]:1"),
@@ -75,7 +73,7 @@ mod tests {
             ("unix:///a/b", "unix:/a/b"),
         ] {
             let address = ListenAddr::parse(text).unwrap();
-            assert_eq!(address.to_string(), shown, "{text}");
+            assert_eq!(address.to_string(), expected, "{text}");
             assert!(address.is_local(), "{text}");
         }
         for text in ["0.0.0.0:50051", "[::]:1", "10.0.0.1:1", "192.168.1.1:1"] {

@@ -1,16 +1,18 @@
-//! Putting flags and file together, and finding everything that is wrong with them.
+//! Merges flags, environment variables and the configuration file, and checks the result.
+
+use std::{mem, path::Path, time::Duration};
 
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS,
     DEFAULT_CONCURRENT_FILE_OPERATIONS, DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS,
-    DEFAULT_DRAIN_TIMEOUT, DEFAULT_LISTEN_ADDR, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_WAIT,
-    DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES, DEFAULT_STOP_GRACE,
+    DEFAULT_DRAIN_TIMEOUT, DEFAULT_LISTEN_ADDR, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_TIMEOUT,
+    DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES, DEFAULT_STOP_GRACE, WorkspaceConfig,
     args::Args,
     default_state_dir,
     duration::duration_or_default,
     exposure::{check_chown, check_exposure, parse_binds},
     fetch::parse_fetch,
-    file::{self, ConfigFile},
+    file::{self, ConfigFile, LimitsTable, ParsedFile},
     jobs::parse_jobs,
     keys::KeyFile,
     limits::{parse_limits, parse_timeout},
@@ -21,7 +23,7 @@ use super::{
     sandbox_ids::choose_sandbox_ids,
     sessions::parse_sessions,
     tools::parse_tools,
-    workspaces::parse_workspaces,
+    workspaces::{WorkspaceDefaults, parse_home_mode, parse_workspaces},
 };
 use crate::daemon::{
     netpolicy::rules::NetworkRules,
@@ -29,207 +31,146 @@ use crate::daemon::{
     telemetry::logs::LogFormat,
 };
 
-/// Bytes that can be kept of what a started command wrote: at least what it may write at once, twice.
+/// Valid values of `limits.replay_bytes`. The minimum is twice what a process can write at once.
 const REPLAY_BYTES_RANGE: std::ops::RangeInclusive<usize> = 128 * 1024..=256 << 20;
+/// Largest value of the counts of `[limits]`.
+const MAX_COUNT: usize = 1 << 20;
 
 impl Config {
-    /// Reads the file that `args` names, if any, and puts both together.
+    /// Reads the file that `args` names, if any, and merges both.
     pub(crate) fn load(args: Args) -> Result<Self, ConfigError> {
         let args = args.without_empty();
-        let path = args.config.clone();
-        let read = path.as_deref().map(file::read_file).transpose();
-        let (file, fixed) = read.map_err(|problem| ConfigError(vec![problem]))?.unwrap_or_default();
-        let config = merge(args, file)?;
-        Ok(Self { config_path: path, restart_only: fixed, ..config })
+        let config_path = args.config.clone();
+
+        let parsed = config_path.as_deref().map(file::read_file).transpose();
+        let ParsedFile { content, restart_only, renamed_keys } =
+            parsed.map_err(|problem| ConfigError(vec![problem]))?.unwrap_or_default();
+
+        let config = merge(args, content)?;
+        Ok(Self { config_path, restart_only, renamed_keys, ..config })
     }
 }
 
-/// Puts `args` and `file` together.
-fn merge(args: Args, file: ConfigFile) -> Result<Config, ConfigError> {
+/// The limits of `[limits]` that do not apply to single runs.
+struct DaemonLimits {
+    artifact_bytes: u64,
+    replay_bytes: usize,
+    process_retention: Duration,
+    concurrent_calls: usize,
+    concurrent_runs: usize,
+    concurrent_processes: usize,
+    concurrent_file_operations: usize,
+    queued_calls: usize,
+    queue_timeout: Duration,
+}
+
+/// Merges `args` and `file`. Flags override the file.
+fn merge(args: Args, mut file: ConfigFile) -> Result<Config, ConfigError> {
     let mut problems = Vec::new();
+    let workspaces = merge_workspaces(&args, &mut file, &mut problems);
+
     let key_file = args.keys.or(file.keys);
     let has_keys = key_file.is_some();
-    let trust_loopback = args.trust_loopback || file.trust_loopback.unwrap_or(false);
-    let keys = key_file
-        .as_deref()
-        .and_then(|path| KeyFile::read(path).map_err(|found| problems.extend(found)).ok());
     let listen = parse_listen(&args.listen, &file.listen, has_keys, &mut problems);
     let state_dir = args.state_dir.or(file.state_dir).unwrap_or_else(default_state_dir);
-    let common = [
-        parse_binds(&args.bind, "--bind", true, &mut problems),
-        parse_binds(&args.bind_ro, "--bind-ro", false, &mut problems),
-        parse_binds(&file.sandbox.bind, "sandbox.bind", true, &mut problems),
-        parse_binds(&file.sandbox.bind_ro, "sandbox.bind_ro", false, &mut problems),
-    ]
-    .concat();
-    let run_timeout = file.limits.run_timeout.as_deref();
-    let run_timeout = parse_timeout(run_timeout, "limits.run_timeout", "120s", &mut problems);
-    let workspaces = parse_workspaces(
-        &args.workspace,
-        file.workspaces,
-        &common,
-        file.sandbox.home.as_deref(),
-        &args.protect,
-        run_timeout,
-        &mut problems,
-    );
     let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
     check_exposure(&workspaces, &state_dir, &listen, files, &mut problems);
 
-    let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
-    let minimum_level = parse_or_default(
-        minimum_level.as_deref(),
-        IsolationLevel::L3,
-        &mut problems,
-        |text| match text.parse() {
-            Ok(IsolationLevel::L0) => Err(format!(
-                "--minimum-level {text} would run commands without isolation, which jigd never does"
-            )),
-            Ok(level) => Ok(level),
-            Err(()) => Err(format!("--minimum-level {text}: give L3, L2 or L1")),
-        },
-    );
     let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
     if chown_workspace {
         check_chown(&workspaces, &mut problems);
     }
-    let mode = args.network.or(file.sandbox.network);
-    let (network, egress) = parse_network(mode.as_deref(), file.proxy, &mut problems);
-    let fetch = parse_fetch(file.fetch, &mut problems);
-    let tools = parse_tools(file.tools, &mut problems);
+
+    let network_mode = args.network.or(file.sandbox.network);
+    let (network, egress) = parse_network(network_mode.as_deref(), file.proxy, &mut problems);
+    let trust_loopback = args.trust_loopback || file.trust_loopback.unwrap_or(false);
     if trust_loopback {
         check_trust_loopback(has_keys, network, &egress, &mut problems);
     }
-    let log = parse_or_default(
-        args.log.or(file.log).as_deref(),
-        LogFormat::for_stderr(),
-        &mut problems,
-        |text| match text {
-            "text" => Ok(LogFormat::Text),
-            "json" => Ok(LogFormat::Json),
-            _ => Err(format!("--log {text}: give text or json")),
-        },
-    );
-    let log_level = parse_or_default(
-        args.log_level.or(file.log_level).as_deref(),
-        tracing::Level::INFO,
-        &mut problems,
-        |text| {
-            text.parse()
-                .map_err(|_| format!("--log-level {text}: give error, warn, info, debug or trace"))
-        },
-    );
-    let drain_timeout = duration_or_default(
-        DEFAULT_DRAIN_TIMEOUT,
-        args.drain_timeout.or(file.drain_timeout).as_deref(),
-        "--drain-timeout",
-        &mut problems,
-    );
-    let grace = duration_or_default(
-        DEFAULT_STOP_GRACE,
-        file.sandbox.grace.as_deref(),
-        "sandbox.grace",
-        &mut problems,
-    );
-    let path: Vec<String> = args.path.into_iter().chain(file.sandbox.path).collect();
-    for directory in
-        path.iter().filter(|directory| !directory.starts_with('/') || directory.contains(':'))
-    {
-        problems.push(format!("--path {directory}: give absolute paths without colons"));
-    }
-    let policy = parse_policy(file.policy, &file.approvals, &mut problems);
-    let limits = parse_limits(&file.limits, &mut problems);
-    let requests = parse_requests(&file.requests, &mut problems);
-    let jobs = parse_jobs(file.jobs, &mut problems);
-    let sessions = parse_sessions(&file.sessions, &mut problems);
-    let replay_bytes = file.limits.replay_bytes.unwrap_or(DEFAULT_REPLAY_BYTES);
-    if !REPLAY_BYTES_RANGE.contains(&replay_bytes) {
-        problems.push(format!(
-            "limits.replay_bytes {replay_bytes}: give {} to {} bytes",
-            REPLAY_BYTES_RANGE.start(),
-            REPLAY_BYTES_RANGE.end()
-        ));
-    }
-    let process_retention = duration_or_default(
-        DEFAULT_PROCESS_RETENTION,
-        file.limits.process_retention.as_deref(),
-        "limits.process_retention",
-        &mut problems,
-    );
-    let concurrent_calls = parse_count(
-        file.limits.concurrent_calls,
-        DEFAULT_CONCURRENT_CALLS,
-        "concurrent_calls",
-        &mut problems,
-    );
-    let concurrent_runs = parse_count(
-        file.limits.concurrent_runs,
-        DEFAULT_CONCURRENT_RUNS,
-        "concurrent_runs",
-        &mut problems,
-    );
-    let concurrent_processes = parse_count(
-        file.limits.concurrent_processes,
-        DEFAULT_CONCURRENT_PROCESSES,
-        "concurrent_processes",
-        &mut problems,
-    );
-    let concurrent_file_operations = parse_count(
-        file.limits.concurrent_file_operations,
-        DEFAULT_CONCURRENT_FILE_OPERATIONS,
-        "concurrent_file_operations",
-        &mut problems,
-    );
-    let queued_calls =
-        parse_count(file.limits.queued_calls, DEFAULT_QUEUED_CALLS, "queued_calls", &mut problems);
-    let queue_wait = duration_or_default(
-        DEFAULT_QUEUE_WAIT,
-        file.limits.queue_wait.as_deref(),
-        "limits.queue_wait",
-        &mut problems,
-    );
-    let sandbox_ids = choose_sandbox_ids(file.sandbox.uid, workspaces.len(), &mut problems);
-    if !problems.is_empty() {
-        return Err(ConfigError(problems));
-    }
-    Ok(Config {
+
+    let daemon_limits = parse_daemon_limits(&file.limits, &mut problems);
+    let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
+    let drain_timeout = args.drain_timeout.or(file.drain_timeout);
+    let search_path = args.path.into_iter().chain(file.sandbox.path).collect();
+    let config = Config {
         listen,
         config_path: None,
         restart_only: String::new(),
-        policy,
-        keys,
+        renamed_keys: Vec::new(),
+        policy: parse_policy(file.policy, &file.approvals, &mut problems),
+        keys: key_file.and_then(|path| read_keys(&path, &mut problems)),
         trust_loopback,
-        workspaces,
         state_dir,
-        minimum_level,
+        minimum_level: parse_minimum_level(minimum_level.as_deref(), &mut problems),
         chown_workspace,
         allow_ptrace: file.sandbox.allow_ptrace.unwrap_or(false),
         network,
         egress,
-        fetch,
-        tools,
-        sandbox_ids,
-        search_path: path,
-        log_format: log,
-        log_level,
+        fetch: parse_fetch(file.fetch, &mut problems),
+        tools: parse_tools(file.tools, &mut problems),
+        sandbox_ids: choose_sandbox_ids(file.sandbox.uid, workspaces.len(), &mut problems),
+        workspaces,
+        search_path,
+        log_format: parse_log_format(args.log.or(file.log).as_deref(), &mut problems),
+        log_level: parse_log_level(args.log_level.or(file.log_level).as_deref(), &mut problems),
         log_calls: args.log_calls || file.log_calls.unwrap_or(false),
-        drain_timeout,
-        stop_grace: grace,
-        limits,
-        artifact_bytes: file.limits.artifact_bytes.unwrap_or(DEFAULT_ARTIFACT_BYTES),
-        replay_bytes,
-        process_retention,
-        requests,
-        jobs,
-        sessions,
+        drain_timeout: duration_or_default(
+            DEFAULT_DRAIN_TIMEOUT,
+            drain_timeout.as_deref(),
+            "--drain-timeout",
+            &mut problems,
+        ),
+        stop_grace: duration_or_default(
+            DEFAULT_STOP_GRACE,
+            file.sandbox.stop_grace.as_deref(),
+            "sandbox.stop_grace",
+            &mut problems,
+        ),
+        limits: parse_limits(&file.limits, &mut problems),
+        artifact_bytes: daemon_limits.artifact_bytes,
+        replay_bytes: daemon_limits.replay_bytes,
+        process_retention: daemon_limits.process_retention,
+        requests: parse_requests(&file.requests, &mut problems),
+        jobs: parse_jobs(file.jobs, &mut problems),
+        sessions: parse_sessions(&file.sessions, &mut problems),
         sync_files: file.files.fsync,
-        concurrent_calls,
-        concurrent_runs,
-        concurrent_processes,
-        concurrent_file_operations,
-        queued_calls,
-        queue_wait,
-    })
+        concurrent_calls: daemon_limits.concurrent_calls,
+        concurrent_runs: daemon_limits.concurrent_runs,
+        concurrent_processes: daemon_limits.concurrent_processes,
+        concurrent_file_operations: daemon_limits.concurrent_file_operations,
+        queued_calls: daemon_limits.queued_calls,
+        queue_timeout: daemon_limits.queue_timeout,
+    };
+    check_search_path(&config.search_path, &mut problems);
+
+    if problems.is_empty() { Ok(config) } else { Err(ConfigError(problems)) }
+}
+
+/// Checks the workspaces with the binds, protected paths and timeouts that all of them share.
+fn merge_workspaces(
+    args: &Args,
+    file: &mut ConfigFile,
+    problems: &mut Vec<String>,
+) -> Vec<WorkspaceConfig> {
+    let sandbox = &file.sandbox;
+    let binds = [
+        parse_binds(&args.bind, "--bind", true, problems),
+        parse_binds(&args.bind_ro, "--bind-ro", false, problems),
+        parse_binds(&sandbox.bind, "sandbox.bind", true, problems),
+        parse_binds(&sandbox.bind_ro, "sandbox.bind_ro", false, problems),
+    ];
+    let run_timeout = file.limits.run_timeout.as_deref();
+    let defaults = WorkspaceDefaults {
+        binds: &binds.concat(),
+        protected: (!args.protect.is_empty()).then_some(&args.protect),
+        persistent_home: parse_home_mode(sandbox.home.as_deref(), "sandbox.home", problems),
+        run_timeout: parse_timeout(run_timeout, "limits.run_timeout", "120s", problems),
+    };
+    parse_workspaces(&args.workspace, mem::take(&mut file.workspaces), &defaults, problems)
+}
+
+fn read_keys(path: &Path, problems: &mut Vec<String>) -> Option<KeyFile> {
+    KeyFile::read(path).map_err(|found| problems.extend(found)).ok()
 }
 
 fn parse_listen(
@@ -244,21 +185,21 @@ fn parse_listen(
         ([], file) => file,
         (flags, _) => flags,
     };
-    let addresses = texts.iter().filter_map(|text| {
-        ListenAddr::parse(text)
-            .and_then(|address| match address.is_local() || has_keys {
-                true => Ok(address),
-                false => Err(format!(
-                    "--listen {text} can be reached from other machines, and there are no keys to tell callers apart: name a key file with --keys (`jig key new` makes one), or give a loopback address or --listen unix:/path"
-                )),
-            })
-            .map_err(|problem| problems.push(problem))
-            .ok()
-    });
-    addresses.collect()
+
+    let mut addresses = Vec::new();
+    for text in texts {
+        match ListenAddr::parse(text) {
+            Ok(address) if address.is_local() || has_keys => addresses.push(address),
+            Ok(_) => problems.push(format!(
+                "--listen {text} is reachable from other machines, and there are no keys to authenticate callers: name a key file with --keys (`jig key new` creates one), or give a loopback address or --listen unix:/path"
+            )),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    addresses
 }
 
-/// Whether everybody who reaches the loopback interface can be let in, as an administrator.
+/// Checks that no key file and no command could conflict with `--trust-loopback`.
 fn check_trust_loopback(
     has_keys: bool,
     network: NetworkMode,
@@ -267,29 +208,104 @@ fn check_trust_loopback(
 ) {
     if has_keys {
         problems.push(
-            "--trust-loopback lets in who shows no key, and --keys nobody without one: leave one of them out".to_owned(),
+            "--trust-loopback accepts callers without a key, and --keys rejects them: remove one of the two".to_owned(),
         );
     }
     if network == NetworkMode::Host || network == NetworkMode::Proxy && egress.reaches_loopback() {
         problems.push(
-            "--trust-loopback would let commands in, which reach the loopback interface (--network host, or proxy.allow_addresses that hold it), as administrators: use --keys, or a Unix socket (--listen unix:/path)".to_owned(),
+            "--trust-loopback would accept commands as administrators, because they reach the loopback interface (--network host, or proxy.allow_addresses with loopback addresses): use --keys, or a Unix socket (--listen unix:/path)".to_owned(),
         );
     }
 }
 
-fn parse_count(
-    written: Option<usize>,
-    default: usize,
-    key: &str,
-    problems: &mut Vec<String>,
-) -> usize {
-    let count = written.unwrap_or(default);
-    if !(1..=1 << 20).contains(&count) {
-        problems.push(format!("limits.{key} must be from 1 to 1048576"));
-    }
-    count
+fn parse_minimum_level(text: Option<&str>, problems: &mut Vec<String>) -> IsolationLevel {
+    parse_or_default(text, IsolationLevel::L3, problems, |text| match text.parse() {
+        Ok(IsolationLevel::L0) => Err(format!(
+            "--minimum-level {text} would run commands without isolation, which jigd never does"
+        )),
+        Ok(level) => Ok(level),
+        Err(()) => Err(format!("--minimum-level {text}: give L3, L2 or L1")),
+    })
 }
 
+fn parse_log_format(text: Option<&str>, problems: &mut Vec<String>) -> LogFormat {
+    parse_or_default(text, LogFormat::for_stderr(), problems, |text| match text {
+        "text" => Ok(LogFormat::Text),
+        "json" => Ok(LogFormat::Json),
+        _ => Err(format!("--log {text}: give text or json")),
+    })
+}
+
+fn parse_log_level(text: Option<&str>, problems: &mut Vec<String>) -> tracing::Level {
+    parse_or_default(text, tracing::Level::INFO, problems, |text| {
+        text.parse()
+            .map_err(|_| format!("--log-level {text}: give error, warn, info, debug or trace"))
+    })
+}
+
+fn check_search_path(search_path: &[String], problems: &mut Vec<String>) {
+    for directory in search_path {
+        if !directory.starts_with('/') || directory.contains(':') {
+            problems.push(format!("--path {directory}: give absolute paths without colons"));
+        }
+    }
+}
+
+fn parse_daemon_limits(table: &LimitsTable, problems: &mut Vec<String>) -> DaemonLimits {
+    let replay_bytes = table.replay_bytes.unwrap_or(DEFAULT_REPLAY_BYTES);
+    if !REPLAY_BYTES_RANGE.contains(&replay_bytes) {
+        problems.push(format!(
+            "limits.replay_bytes {replay_bytes}: give {} to {} bytes",
+            REPLAY_BYTES_RANGE.start(),
+            REPLAY_BYTES_RANGE.end()
+        ));
+    }
+    let process_retention = duration_or_default(
+        DEFAULT_PROCESS_RETENTION,
+        table.process_retention.as_deref(),
+        "limits.process_retention",
+        problems,
+    );
+    let queue_timeout = duration_or_default(
+        DEFAULT_QUEUE_TIMEOUT,
+        table.queue_timeout.as_deref(),
+        "limits.queue_timeout",
+        problems,
+    );
+
+    let mut count = |value: Option<usize>, default: usize, key: &str| {
+        let count = value.unwrap_or(default);
+        if !(1..=MAX_COUNT).contains(&count) {
+            problems.push(format!("limits.{key} must be from 1 to {MAX_COUNT}"));
+        }
+        count
+    };
+    DaemonLimits {
+        artifact_bytes: table.artifact_bytes.unwrap_or(DEFAULT_ARTIFACT_BYTES),
+        replay_bytes,
+        process_retention,
+        concurrent_calls: count(
+            table.concurrent_calls,
+            DEFAULT_CONCURRENT_CALLS,
+            "concurrent_calls",
+        ),
+        concurrent_runs: count(table.concurrent_runs, DEFAULT_CONCURRENT_RUNS, "concurrent_runs"),
+        concurrent_processes: count(
+            table.concurrent_processes,
+            DEFAULT_CONCURRENT_PROCESSES,
+            "concurrent_processes",
+        ),
+        concurrent_file_operations: count(
+            table.concurrent_file_operations,
+            DEFAULT_CONCURRENT_FILE_OPERATIONS,
+            "concurrent_file_operations",
+        ),
+        queued_calls: count(table.queued_calls, DEFAULT_QUEUED_CALLS, "queued_calls"),
+        queue_timeout,
+    }
+}
+
+/// Parses `text`. Returns `default` without a text, and after a problem.
 fn parse_or_default<T>(
     text: Option<&str>,
     default: T,
@@ -325,6 +341,7 @@ mod tests {
             log: Some("xml".to_owned()),
             ..Args::default()
         };
+
         let problems = merge(args, ConfigFile::default()).unwrap_err().0;
         for part in [
             "0.0.0.0:1",
@@ -346,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn state_and_sockets_cannot_lie_in_a_workspace() {
+    fn a_workspace_cannot_contain_the_state_or_a_socket() {
         let folder = tempfile::tempdir().unwrap();
         let inside = |name: &str| folder.path().join(name);
         let workspace = vec![folder.path().display().to_string()];
@@ -358,6 +375,7 @@ mod tests {
         assert!(
             merge(args, ConfigFile::default()).unwrap_err().to_string().contains("--state-dir")
         );
+
         let args = Args {
             workspace,
             state_dir: Some("/nowhere/state".into()),

@@ -1,8 +1,8 @@
-//! The configuration: file < environment < flags, checked once, passed down as types that cannot
-//! hold what is wrong.
+//! The configuration of a daemon.
 //!
-//! [`args`] and [`mod@file`] hold what was written; [`Config`] holds what it means. Every problem
-//! is reported, not only the first.
+//! Flags override environment variables, and environment variables override the file. [`args`] and
+//! [`mod@file`] hold what was written; [`Config`] holds the checked values. [`Config::load`] reports
+//! every problem, not only the first.
 
 pub(crate) mod args;
 mod duration;
@@ -18,6 +18,7 @@ mod network;
 pub(crate) mod policy;
 pub(crate) mod protection;
 pub(crate) mod reload;
+mod renamed;
 pub(crate) mod requests;
 pub(crate) mod sandbox_ids;
 pub(crate) mod sessions;
@@ -40,165 +41,158 @@ use crate::daemon::{
     telemetry::logs::LogFormat,
 };
 
-/// Where the daemon listens unless told otherwise.
 const DEFAULT_LISTEN_ADDR: &str = "127.0.0.1:50051";
-/// Time for running calls when the daemon is told to end: below the 30 seconds that Kubernetes
-/// gives a pod.
+/// Time that running calls have after SIGTERM. Below the 30 seconds that Kubernetes gives a pod.
 const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
-/// Time between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL for a command.
 const DEFAULT_STOP_GRACE: Duration = Duration::from_secs(2);
-/// Bytes that an artifact keeps of a stream.
+/// Bytes that an artifact stores of each output stream.
 const DEFAULT_ARTIFACT_BYTES: u64 = 64 << 20;
-/// Bytes that are kept in memory of what a started command wrote.
+/// Bytes of output of a started process that the daemon holds in memory for `Attach`.
 const DEFAULT_REPLAY_BYTES: usize = 1 << 20;
-/// How long a started command is kept when it has ended: longer than a client needs to come back.
+/// Time that an ended process stays listed. Longer than a client needs to reconnect.
 const DEFAULT_PROCESS_RETENTION: Duration = Duration::from_secs(15 * 60);
-/// Calls at one time: each holds at most its inline output, twice, and 64 KiB in pipes.
+/// Running calls. Each holds at most its inline output, twice, and 64 KiB in pipes.
 const DEFAULT_CONCURRENT_CALLS: usize = 2048;
-/// Runs at one time in one workspace: each costs five processes' worth of kernel memory, below a
-/// megabyte.
+/// Running sandboxes of one workspace. Each costs the kernel memory of five processes, below 1 MB.
 const DEFAULT_CONCURRENT_RUNS: usize = 1024;
-/// Processes at one time that were started and are not waited for, in all workspaces.
+/// Running processes of all workspaces that `Start` has started.
 const DEFAULT_CONCURRENT_PROCESSES: usize = 512;
-/// Work with files at one time: each holds some descriptors, and a thread that may block.
+/// Running file operations. Each holds some descriptors, and a thread that may block.
 const DEFAULT_CONCURRENT_FILE_OPERATIONS: usize = 100;
-/// Calls of one caller that wait: as many as one connection can carry.
+/// Queued calls of one caller: as many as one connection can carry.
 const DEFAULT_QUEUED_CALLS: usize = 1024;
-/// How long a call waits until it may begin: longer than most calls last, and not so long that who
-/// waits would rather have gone elsewhere.
-const DEFAULT_QUEUE_WAIT: Duration = Duration::from_secs(10);
+/// Longest time that a call waits in the queue. Longer than most calls take, and short enough for a
+/// caller to try another daemon.
+const DEFAULT_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The configuration of one daemon.
+/// The checked configuration of one daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// Where it listens.
     pub(crate) listen: Vec<ListenAddr>,
-    /// The file that it was read from, if any.
+    /// The configuration file, if there is one.
     pub(crate) config_path: Option<PathBuf>,
-    /// What of the file can only be changed by a restart, as text.
+    /// The settings of the file that need a restart, as TOML. A reload compares them.
     pub(crate) restart_only: String,
-    /// What becomes of calls.
+    /// One line for each old name in the file.
+    pub(crate) renamed_keys: Vec<String>,
     pub(crate) policy: policy::PolicyConfig,
-    /// Who may call; without, the daemon's own user and root.
+    /// API keys. Without them, only the daemon's own user and root may call.
     pub(crate) keys: Option<KeyFile>,
-    /// Whether everybody who reaches the loopback interface may call.
+    /// Whether every caller on the loopback interface is an administrator.
     pub(crate) trust_loopback: bool,
-    /// What it serves; never empty.
+    /// Never empty.
     pub(crate) workspaces: Vec<WorkspaceConfig>,
-    /// Where it keeps its state.
     pub(crate) state_dir: PathBuf,
-    /// Isolation below which no command is run.
+    /// Isolation level below which no command runs.
     pub(crate) minimum_level: IsolationLevel,
-    /// Whether root's files in the workspaces are given to the user that commands run as.
+    /// Whether files of root in the workspaces are given to the user that commands run as.
     pub(crate) chown_workspace: bool,
-    /// Whether debuggers work inside a run.
+    /// Whether a debugger can trace processes of the same run.
     pub(crate) allow_ptrace: bool,
     /// Network of commands.
     pub(crate) network: NetworkMode,
-    /// Where they may connect to, if the network is the proxy's.
+    /// Hosts that commands can connect to, with [`NetworkMode::Proxy`].
     pub(crate) egress: NetworkRules,
-    /// Where `fetch_url` may fetch from.
+    /// Hosts that `fetch_url` can fetch from.
     pub(crate) fetch: NetworkRules,
-    /// Tools that commands are.
+    /// Custom tools: commands of the `[[tools]]` tables.
     pub(crate) tools: Vec<tools::ToolConfig>,
-    /// User and group ids that a root daemon takes for its sandboxes, one for each workspace.
+    /// User and group ids that a root daemon uses for its sandboxes, one for each workspace.
     pub(crate) sandbox_ids: Vec<u32>,
-    /// Directories, as commands see them, in which programs are looked up before the usual ones.
+    /// Directories before the others in the `PATH` of commands, as commands see them.
     pub(crate) search_path: Vec<String>,
-    /// How logs are written.
     pub(crate) log_format: LogFormat,
-    /// Most detailed level of its own logs.
+    /// Most detailed level of the daemon's own logs.
     pub(crate) log_level: tracing::Level,
-    /// Whether each call has a line.
+    /// Whether each call writes a log line.
     pub(crate) log_calls: bool,
-    /// Time for running calls when the daemon is told to end.
+    /// Time that running calls have after SIGTERM.
     pub(crate) drain_timeout: Duration,
-    /// Time between SIGTERM and SIGKILL.
+    /// Time between SIGTERM and SIGKILL for a command.
     pub(crate) stop_grace: Duration,
     /// Limits of each run.
     pub(crate) limits: RunLimits,
-    /// Bytes that an artifact keeps of a stream.
+    /// Bytes that an artifact stores of each output stream.
     pub(crate) artifact_bytes: u64,
-    /// Bytes that are kept in memory of what a started command wrote.
+    /// Bytes of output of a started process that the daemon holds in memory for `Attach`.
     pub(crate) replay_bytes: usize,
-    /// How long a started command is kept when it has ended.
+    /// Time that an ended process stays listed.
     pub(crate) process_retention: Duration,
-    /// What is kept of calls with a request id.
+    /// Retention of results of calls with a request id.
     pub(crate) requests: RequestsConfig,
-    /// How jobs are done and kept.
     pub(crate) jobs: JobsConfig,
-    /// What is kept of sessions.
     pub(crate) sessions: SessionsConfig,
-    /// Whether a change of a file is answered only when the disk has written it down.
+    /// Whether a file change is answered only after the disk has written it (fsync).
     pub(crate) sync_files: bool,
-    /// Calls at one time.
+    /// Running calls.
     pub(crate) concurrent_calls: usize,
-    /// Processes at one time that were started and are not waited for.
+    /// Running processes of all workspaces that `Start` has started.
     pub(crate) concurrent_processes: usize,
-    /// Runs at one time in one workspace.
+    /// Running sandboxes of one workspace.
     pub(crate) concurrent_runs: usize,
-    /// Work with files at one time.
+    /// Running file operations.
     pub(crate) concurrent_file_operations: usize,
-    /// Calls of one caller that wait.
+    /// Queued calls of one caller.
     pub(crate) queued_calls: usize,
-    /// How long a call waits.
-    pub(crate) queue_wait: Duration,
+    /// Longest time that a call waits in the queue.
+    pub(crate) queue_timeout: Duration,
 }
 
-/// A workspace to serve.
+/// A workspace: a directory that the daemon serves.
 #[derive(Debug, Clone)]
 pub(crate) struct WorkspaceConfig {
-    /// Name by which calls choose it.
+    /// Name by which calls select it.
     pub(crate) name: String,
-    /// Where it lies, without symbolic links.
+    /// Its directory, without symbolic links.
     pub(crate) path: PathBuf,
-    /// Where commands see it.
+    /// Path at which commands see it.
     pub(crate) mount_path: PathBuf,
-    /// What else commands see.
+    /// Other directories and files that commands see.
     pub(crate) binds: Vec<BindMount>,
     /// Whether file tools follow symbolic links that stay in the workspace.
     pub(crate) follow_links: bool,
-    /// Paths in it that neither file tools nor commands may change.
+    /// Paths that neither file tools nor commands can change.
     pub(crate) protection: Protection,
-    /// Whether its commands find in their home directory what those before them left there.
+    /// Whether all runs of the workspace share a home directory.
     pub(crate) persistent_home: bool,
-    /// Time that a command has where its call does not say.
+    /// Timeout of a run whose call has none. `None`: that of the contract.
     pub(crate) run_timeout: Option<Duration>,
 }
 
 impl Config {
-    /// Time that a command of this workspace has where its call does not say, and the contract's is not meant.
+    /// Returns the timeout of a run in this workspace whose call has none.
+    ///
+    /// Returns `None` if the default of the contract applies.
     pub(crate) fn run_timeout(&self, workspace: &str) -> Option<Duration> {
-        let mut workspaces = self.workspaces.iter();
-        workspaces.find(|known| known.name == workspace)?.run_timeout
+        self.workspaces.iter().find(|known| known.name == workspace)?.run_timeout
     }
 
-    /// What is protected in this workspace.
     pub(crate) fn protection(&self, workspace: &str) -> Option<&Protection> {
-        let mut workspaces = self.workspaces.iter();
-        let found = workspaces.find(|known| known.name == workspace)?;
-        Some(&found.protection)
+        let workspace = self.workspaces.iter().find(|known| known.name == workspace)?;
+        Some(&workspace.protection)
     }
 
-    /// Names of the workspaces.
     pub(crate) fn workspace_names(&self) -> Vec<&str> {
-        let workspaces = self.workspaces.iter();
-        workspaces.map(|workspace| workspace.name.as_str()).collect()
+        self.workspaces.iter().map(|workspace| workspace.name.as_str()).collect()
     }
 }
 
-/// What is wrong with a configuration: every problem, a line each.
+/// The problems of a configuration, one per line.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
 pub(crate) struct ConfigError(pub(crate) Vec<String>);
 
-/// The state directory of who names none: that of the XDG specification, `/var/lib/jig` for root.
+/// Returns the default state directory: `$XDG_STATE_HOME/jig`, otherwise `~/.local/state/jig` (XDG
+/// Base Directory Specification). For root, `/var/lib/jig` replaces the latter.
 pub(crate) fn default_state_dir() -> PathBuf {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(base) = set("XDG_STATE_HOME") {
+    let path_of =
+        |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+
+    if let Some(base) = path_of("XDG_STATE_HOME") {
         return base.join("jig");
     }
-    match set("HOME") {
+    match path_of("HOME") {
         Some(home) if !rustix::process::geteuid().is_root() => home.join(".local/state/jig"),
         _ => PathBuf::from("/var/lib/jig"),
     }

@@ -1,4 +1,4 @@
-//! The network of commands: its mode, and where they may connect to.
+//! Network of commands: its mode, and the hosts that the proxy allows.
 
 use super::{Config, file, listen::ListenAddr};
 use crate::daemon::{
@@ -8,22 +8,20 @@ use crate::daemon::{
     sandbox::plan::NetworkMode,
 };
 
-/// What a daemon says that has nothing to allow.
 const WARN_NO_ALLOWED_HOSTS: &str =
-    "commands can connect to nothing: proxy.allow_hosts of the configuration file lists no hosts";
-/// What a daemon says that shares its network.
-const WARN_SHARED_NETWORK: &str = "commands have the daemon's network: what listens on 127.0.0.1, and the metadata service of a cloud, can be reached by them";
-/// What it says beside that, if it can be called there.
+    "commands can connect to nothing: proxy.allow_hosts of the configuration file is empty";
+const WARN_SHARED_NETWORK: &str = "commands have the daemon's network: they can reach services on 127.0.0.1 and the metadata service of a cloud";
+/// Added to [`WARN_SHARED_NETWORK`] if the daemon listens on TCP.
 const WARN_DAEMON_REACHABLE: &str = "commands can connect to the daemon itself on its TCP port, and call it if they come by a key: listen on a Unix socket instead (--listen unix:/path)";
 
-/// How the policy of the proxy is spoken of.
-const PROXY_POLICY_TERMS: RulesLabels = RulesLabels {
+/// Terms for error messages of the proxy.
+const PROXY_LABELS: RulesLabels = RulesLabels {
     connector: "commands",
     hosts_setting: "proxy.allow_hosts",
     addresses_setting: "proxy.allow_addresses",
 };
 
-/// Reads the mode and the `[proxy]` table.
+/// Checks the mode and the `[proxy]` table.
 pub(super) fn parse_network(
     mode: Option<&str>,
     proxy: Option<file::ProxyTable>,
@@ -35,36 +33,28 @@ pub(super) fn parse_network(
         Some("proxy") => NetworkMode::Proxy,
         Some(other) => {
             problems.push(format!("--network {other}: give none, host or proxy"));
-            // What is wrong with the table is of interest all the same.
+            // So that problems of the table are reported too.
             NetworkMode::Proxy
         }
     };
     if proxy.is_some() && network != NetworkMode::Proxy {
         let name = network.name();
         problems.push(format!(
-            "[proxy] says where commands may connect to, but their network is {name}: give --network proxy (sandbox.network = \"proxy\"), or leave [proxy] out"
+            "[proxy] requires the network of commands to be the proxy, but their network is {name}: give --network proxy (sandbox.network = \"proxy\"), or remove [proxy]"
         ));
     }
+
     let file::ProxyTable { allow_hosts, allow_addresses } = proxy.unwrap_or_default();
-    let hosts =
-        parse_each(PROXY_POLICY_TERMS.hosts_setting, &allow_hosts, HostRule::parse, problems);
-    let addresses = parse_each(
-        PROXY_POLICY_TERMS.addresses_setting,
-        &allow_addresses,
-        AddressRange::parse,
-        problems,
-    );
-    let policy = NetworkRules {
-        labels: &PROXY_POLICY_TERMS,
-        hosts,
-        ports: DEFAULT_PORTS.to_vec(),
-        addresses,
-    };
-    (network, policy)
+    let hosts = parse_each(PROXY_LABELS.hosts_setting, &allow_hosts, HostRule::parse, problems);
+    let addresses =
+        parse_each(PROXY_LABELS.addresses_setting, &allow_addresses, AddressRange::parse, problems);
+    let rules =
+        NetworkRules { labels: &PROXY_LABELS, hosts, ports: DEFAULT_PORTS.to_vec(), addresses };
+    (network, rules)
 }
 
 impl Config {
-    /// What an operator should know of the network that commands have.
+    /// Warnings about the network of commands, for the operator.
     pub(crate) fn network_warnings(&self) -> Vec<&'static str> {
         let is_tcp = |address: &ListenAddr| matches!(address, ListenAddr::Tcp(_));
         match self.network {
@@ -77,7 +67,7 @@ impl Config {
         }
     }
 
-    /// Lines that say which network commands have.
+    /// Returns the lines of `--check` about the network of commands.
     pub(crate) fn network_report(&self) -> String {
         let mut report = format!("network: {}\n", self.network.name());
         if self.network == NetworkMode::Proxy {
@@ -99,21 +89,21 @@ impl Config {
     }
 }
 
-/// Reads each of the texts of a setting.
+/// Parses each text of the list `key`. Reports the invalid ones and returns the others.
 pub(super) fn parse_each<T>(
     key: &str,
     texts: &[String],
     parse: impl Fn(&str) -> Result<T, String>,
     problems: &mut Vec<String>,
 ) -> Vec<T> {
-    let mut read = Vec::new();
+    let mut values = Vec::new();
     for text in texts {
         match parse(text) {
-            Ok(value) => read.push(value),
+            Ok(value) => values.push(value),
             Err(problem) => problems.push(format!("{key} {text:?}: {problem}")),
         }
     }
-    read
+    values
 }
 
 #[cfg(test)]
@@ -125,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_rule_is_named() {
+    fn every_wrong_rule_is_reported() {
         let mut problems = Vec::new();
         let proxy = file::ProxyTable {
             allow_hosts: strings(&["a.example", "https://b.example", "*"]),
@@ -134,18 +124,18 @@ mod tests {
         let (network, policy) = parse_network(Some("proxy"), Some(proxy), &mut problems);
         assert_eq!(network, NetworkMode::Proxy);
         assert_eq!((policy.hosts.len(), policy.addresses.len()), (1, 1));
-        for (problem, begins) in problems.iter().zip([
+        for (problem, prefix) in problems.iter().zip([
             "proxy.allow_hosts \"https://b.example\": ",
             "proxy.allow_hosts \"*\": ",
             "proxy.allow_addresses \"c.example\": ",
         ]) {
-            assert!(problem.starts_with(begins), "{problem}");
+            assert!(problem.starts_with(prefix), "{problem}");
         }
         assert_eq!(problems.len(), 3);
     }
 
     #[test]
-    fn rules_without_the_proxy_are_a_mistake() {
+    fn the_proxy_table_requires_the_proxy_mode() {
         for (mode, expected, complaint) in [
             (None, NetworkMode::None, Some("their network is none")),
             (Some("none"), NetworkMode::None, Some("their network is none")),
@@ -158,8 +148,8 @@ mod tests {
                 parse_network(mode, Some(file::ProxyTable::default()), &mut problems);
             assert_eq!(network, expected, "{mode:?}");
             assert_eq!(problems.len(), usize::from(complaint.is_some()));
-            let told = problems.first().map_or("", String::as_str);
-            assert!(told.contains(complaint.unwrap_or_default()), "{told}");
+            let problem = problems.first().map_or("", String::as_str);
+            assert!(problem.contains(complaint.unwrap_or_default()), "{problem}");
         }
     }
 }

@@ -1,6 +1,7 @@
-//! What becomes of calls: which tools there are, what is asked about, by rules and by the risk of a tool.
-//! Whether the tools and workspaces that it names exist is not known here, nor whether patterns can be
-//! parsed.
+//! The `[policy]` and `[approvals]` tables: enabled tools, rules, and decisions by risk.
+//!
+//! This module does not check whether the named tools and workspaces exist, or whether patterns
+//! compile. [`CompiledPolicy`](crate::daemon::pipeline::policy::decision::CompiledPolicy) does.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -14,85 +15,76 @@ use super::{
     file,
 };
 
-/// Most rules of the file: each is compared with each call of its tool.
+/// Each rule is compared with each call of its tool.
 const MAX_RULES: usize = 1024;
-/// Longest name of a rule, in bytes.
 const MAX_RULE_NAME_BYTES: usize = 64;
-/// Most calls that may wait to be approved at one time: each costs some kibibytes, and a task.
+/// Largest value of `approvals.max_pending`. A pending call costs some kibibytes, and a task.
 const MAX_PENDING_APPROVALS: usize = 1 << 16;
-/// Wait of calls without a deadline: longer than it takes to look at a prompt, shorter than an agent
-/// that hangs should go unnoticed.
-const DEFAULT_APPROVAL_WAIT: Duration = Duration::from_secs(5 * 60);
-/// Calls that may wait at one time: more than anybody can decide about.
+/// Longest time that a call without a deadline is pending. Long enough for a person to read a prompt,
+/// and short enough that a hanging agent is noticed.
+const DEFAULT_APPROVAL_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+/// Pending calls of one workspace: more than a person can decide about.
 const DEFAULT_PENDING_APPROVALS: usize = 256;
-/// How long is kept what was decided: a month of looking back.
+/// Time that decided approvals are stored.
 const DEFAULT_APPROVAL_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What becomes of a call.
+/// A decision about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum PolicyAction {
-    /// It is made.
     Allow,
-    /// It waits until somebody has decided.
+    /// The call is pending until an administrator decides.
     Ask,
-    /// It is refused.
     Deny,
 }
 
-/// The `[policy]` and `[approvals]` tables.
+/// The checked `[policy]` and `[approvals]` tables.
 #[derive(Debug, Clone)]
 pub(crate) struct PolicyConfig {
-    /// The only tools there are; without, all.
+    /// The only tools that exist. `None`: all tools exist.
     pub(crate) allow_tools: Option<BTreeSet<String>>,
-    /// Tools that there are not.
+    /// Tools that do not exist.
     pub(crate) deny_tools: BTreeSet<String>,
-    /// What becomes of calls that no rule is about, by the risk of their tool.
+    /// Decisions about calls without a matching rule.
     pub(crate) risk_actions: RiskActions,
-    /// The rules, in the order of the file.
+    /// In the order of the file.
     pub(crate) rules: Vec<PolicyRuleConfig>,
-    /// How calls wait to be approved.
     pub(crate) approvals: ApprovalsConfig,
 }
 
-/// What becomes of calls, by the risk of their tool.
+/// Decisions about calls by the risk of their tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RiskActions {
-    /// Of tools that read only.
+    /// Tools that only read.
     pub(crate) read_only: PolicyAction,
-    /// Of those that add or change files in ways that are easy to undo.
+    /// Tools whose changes are easy to undo.
     pub(crate) safe_write: PolicyAction,
-    /// Of all others.
+    /// All other tools.
     pub(crate) dangerous: PolicyAction,
 }
 
 /// One `[[policy.rules]]` table.
 #[derive(Debug, Clone)]
 pub(crate) struct PolicyRuleConfig {
-    /// What it is called.
     pub(crate) name: String,
-    /// The tool that it is about.
     pub(crate) tool: String,
-    /// A regular expression on its parameters; without, any.
+    /// Regular expression on the parameters. `None`: the rule matches every call of the tool.
     pub(crate) pattern: Option<String>,
-    /// What becomes of calls that match.
     pub(crate) action: PolicyAction,
-    /// The workspaces that it is about; without, all.
+    /// `None`: all workspaces.
     pub(crate) workspaces: Option<BTreeSet<String>>,
-    /// When it ends.
     pub(crate) expires: Option<SystemTime>,
-    /// Whether it counts.
     pub(crate) enabled: bool,
 }
 
-/// How calls wait to be approved.
+/// Limits of pending approvals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ApprovalsConfig {
-    /// How long, without a deadline.
-    pub(crate) wait: Duration,
-    /// How many at one time, in each workspace.
+    /// Longest time that a call without a deadline is pending.
+    pub(crate) timeout: Duration,
+    /// Pending calls of one workspace.
     pub(crate) max_pending: usize,
-    /// How long it is kept how they ended.
+    /// Time that decided approvals are stored.
     pub(crate) retention: Duration,
 }
 
@@ -108,7 +100,7 @@ impl Default for PolicyConfig {
             },
             rules: Vec::new(),
             approvals: ApprovalsConfig {
-                wait: DEFAULT_APPROVAL_WAIT,
+                timeout: DEFAULT_APPROVAL_TIMEOUT,
                 max_pending: DEFAULT_PENDING_APPROVALS,
                 retention: DEFAULT_APPROVAL_RETENTION,
             },
@@ -123,7 +115,7 @@ pub(super) fn parse_policy(
     problems: &mut Vec<String>,
 ) -> PolicyConfig {
     let default = PolicyConfig::default();
-    let mut level = |written: Option<String>, key: &str| match written.as_deref() {
+    let mut action = |text: Option<String>, key: &str| match text.as_deref() {
         None | Some("allow") => PolicyAction::Allow,
         Some("ask") => PolicyAction::Ask,
         Some("deny") => PolicyAction::Deny,
@@ -132,45 +124,48 @@ pub(super) fn parse_policy(
             PolicyAction::Deny
         }
     };
-    let levels = RiskActions {
-        read_only: level(file.read_only, "read_only"),
-        safe_write: level(file.safe_write, "safe_write"),
-        dangerous: level(file.dangerous, "dangerous"),
+    let risk_actions = RiskActions {
+        read_only: action(file.read_only, "read_only"),
+        safe_write: action(file.safe_write, "safe_write"),
+        dangerous: action(file.dangerous, "dangerous"),
     };
+
     PolicyConfig {
         allow_tools: file.allow_tools.map(|tools| tools.into_iter().collect()),
         deny_tools: file.deny_tools.into_iter().collect(),
-        risk_actions: levels,
+        risk_actions,
         rules: parse_rules(file.rules, problems),
         approvals: parse_approvals(approvals, default.approvals, problems),
     }
 }
 
 fn parse_rules(
-    written: Vec<file::PolicyRuleTable>,
+    tables: Vec<file::PolicyRuleTable>,
     problems: &mut Vec<String>,
 ) -> Vec<PolicyRuleConfig> {
-    if written.len() > MAX_RULES {
-        problems
-            .push(format!("policy.rules has {} rules; {MAX_RULES} are the most", written.len()));
+    if tables.len() > MAX_RULES {
+        problems.push(format!(
+            "policy.rules has {} rules; at most {MAX_RULES} are allowed",
+            tables.len()
+        ));
     }
+
     let mut names = HashSet::new();
     let mut rules = Vec::new();
-    for rule in written {
+    for rule in tables {
         let name = rule.name.clone();
         let mut report =
             |text: String| problems.push(format!("policy.rules: rule {name:?}: {text}"));
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        if !(1..=MAX_RULE_NAME_BYTES).contains(&rule.name.len()) || !rule.name.bytes().all(allowed)
-        {
+        if !is_rule_name(&rule.name) {
             report("a name has 1 to 64 letters, digits, dots, underscores and hyphens".to_owned());
         }
         if !names.insert(rule.name.clone()) {
             report("two rules have this name".to_owned());
         }
         if rule.workspaces.as_ref().is_some_and(Vec::is_empty) {
-            report("workspaces is empty: name some, or leave it out for all".to_owned());
+            report("workspaces is empty: name at least one, or remove it for all".to_owned());
         }
+
         let action = match rule.action.as_str() {
             "allow" => PolicyAction::Allow,
             "ask" => PolicyAction::Ask,
@@ -188,6 +183,7 @@ fn parse_rules(
         if let Some(Err(problem)) = &expires {
             report(problem.clone());
         }
+
         rules.push(PolicyRuleConfig {
             name: rule.name,
             tool: rule.tool,
@@ -201,19 +197,25 @@ fn parse_rules(
     rules
 }
 
+fn is_rule_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=MAX_RULE_NAME_BYTES).contains(&name.len()) && name.bytes().all(allowed)
+}
+
 fn parse_approvals(
     file: &file::ApprovalsTable,
     default: ApprovalsConfig,
     problems: &mut Vec<String>,
 ) -> ApprovalsConfig {
-    let (wait, retention) = (file.wait.as_deref(), file.retention.as_deref());
+    let (timeout, retention) = (file.timeout.as_deref(), file.retention.as_deref());
     let approvals = ApprovalsConfig {
-        wait: age_or_default(default.wait, wait, "approvals.wait", problems),
-        max_pending: file.pending.unwrap_or(default.max_pending),
+        timeout: age_or_default(default.timeout, timeout, "approvals.timeout", problems),
+        max_pending: file.max_pending.unwrap_or(default.max_pending),
         retention: age_or_default(default.retention, retention, "approvals.retention", problems),
     };
+
     if !(1..=MAX_PENDING_APPROVALS).contains(&approvals.max_pending) {
-        problems.push(format!("approvals.pending must be from 1 to {MAX_PENDING_APPROVALS}"));
+        problems.push(format!("approvals.max_pending must be from 1 to {MAX_PENDING_APPROVALS}"));
     }
     approvals
 }
@@ -232,8 +234,8 @@ mod tests {
         }
         let mut problems = Vec::new();
         match toml::from_str::<PolicyTestFile>(text) {
-            Ok(whole) => {
-                let policy = parse_policy(whole.policy, &whole.approvals, &mut problems);
+            Ok(file) => {
+                let policy = parse_policy(file.policy, &file.approvals, &mut problems);
                 (Some(policy), problems)
             }
             Err(error) => (None, vec![error.message().to_owned()]),
@@ -241,35 +243,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_what_is_meant() {
+    fn all_keys_are_read() {
         let (policy, problems) = check(
-            "[policy]\nallow_tools = ['run']\ndeny_tools = ['stat']\nsafe_write = 'ask'\ndangerous = 'deny'\n[[policy.rules]]\nname = 'tests'\ntool = 'run'\npattern = '^{\"command\":\"make'\naction = 'allow'\nworkspaces = ['a']\nexpires = '2027-01-31T00:00:00Z'\nenabled = false\n[approvals]\nwait = '2m'\npending = 7\nretention = '7d'",
+            "[policy]\nallow_tools = ['run']\ndeny_tools = ['stat']\nsafe_write = 'ask'\ndangerous = 'deny'\n[[policy.rules]]\nname = 'tests'\ntool = 'run'\npattern = '^{\"command\":\"make'\naction = 'allow'\nworkspaces = ['a']\nexpires = '2027-01-31T00:00:00Z'\nenabled = false\n[approvals]\ntimeout = '2m'\nmax_pending = 7\nretention = '7d'",
         );
         assert_eq!(problems, [""; 0]);
         let policy = policy.unwrap();
-        let levels = RiskActions {
+        let risk_actions = RiskActions {
             read_only: PolicyAction::Allow,
             safe_write: PolicyAction::Ask,
             dangerous: PolicyAction::Deny,
         };
-        assert_eq!(policy.risk_actions, levels);
+        assert_eq!(policy.risk_actions, risk_actions);
         let rule = &policy.rules[0];
         assert!(!rule.enabled && rule.expires.is_some() && rule.action == PolicyAction::Allow);
         let approvals = ApprovalsConfig {
-            wait: Duration::from_secs(120),
+            timeout: Duration::from_secs(120),
             max_pending: 7,
             retention: Duration::from_secs(7 * 24 * 3600),
         };
         assert_eq!(policy.approvals, approvals);
+
         let (policy, problems) = check("");
         assert!(problems.is_empty() && policy.unwrap().rules.is_empty());
     }
 
     #[test]
-    fn every_problem_is_told() {
+    fn every_problem_is_reported() {
         let rule = "[[policy.rules]]\nname = 'a b'\ntool = 'run'\naction = 'maybe'\nworkspaces = []\nexpires = 'soon'\n";
         let text = format!(
-            "[policy]\nread_only = 'no'\n{rule}{rule}[approvals]\nwait = '0s'\npending = 0\nretention = 'long'"
+            "[policy]\nread_only = 'no'\n{rule}{rule}[approvals]\ntimeout = '0s'\nmax_pending = 0\nretention = 'long'"
         );
         let (_, problems) = check(&text);
         for part in [
@@ -279,8 +282,8 @@ mod tests {
             "\"a b\": workspaces is empty",
             "\"a b\": action \"maybe\"",
             "\"a b\": expires \"soon\"",
-            "approvals.wait",
-            "approvals.pending",
+            "approvals.timeout",
+            "approvals.max_pending",
             "approvals.retention",
         ] {
             assert!(

@@ -1,8 +1,8 @@
-//! Paths of a workspace that neither file tools nor commands may change: paths that the operator
-//! lists, and presets that stand for several.
+//! Protected paths of a workspace, which neither file tools nor commands can change.
 //!
-//! What a preset stands for is looked up once, when the daemon starts. Of the files of the workspace,
-//! which may be hostile, only those are read that lead git to a directory, and git is not run.
+//! The operator lists paths, and presets that expand to several paths. Presets are expanded once,
+//! when the daemon starts. The workspace can be hostile: only files that lead git to a directory are
+//! read, and git is not run.
 
 mod git_directory;
 
@@ -14,18 +14,20 @@ use std::{
 
 use crate::daemon::sandbox::plan::{Placeholder, ProtectedPath};
 
-/// What [`Protection::of`] takes for "nothing".
+/// Preset: no protected paths.
 const PRESET_NONE: &str = "none";
-/// Preset: what makes git run a program when the operator works in the repository.
+/// Preset: files that make git run a program when the operator works in the repository.
 const PRESET_GIT: &str = "@git";
-/// Preset: what makes editors, shells and coding agents run a program, or trust one.
+/// Preset: files that make editors, shells and coding agents run or trust a program.
 const PRESET_AGENT_CONFIGS: &str = "@agent-configs";
 
 const EMPTY_FILE: Placeholder = Placeholder::File(Cow::Borrowed(""));
 
 /// Files of a git directory that name programs, or directories that have such files
-/// (gitrepository-layout(5)). A missing one is made, with a content that git reads as nothing, so
-/// that commands cannot make it. `commondir` would otherwise lead to another `config`.
+/// (gitrepository-layout(5)).
+///
+/// For a missing one, the sandbox mounts a placeholder that git reads as empty, so that commands
+/// cannot create it. Without one for `commondir`, a command could make git read another `config`.
 const GIT_DIR_PATHS: &[(&str, Placeholder)] = &[
     ("config", EMPTY_FILE),
     ("config.worktree", EMPTY_FILE),
@@ -33,12 +35,13 @@ const GIT_DIR_PATHS: &[(&str, Placeholder)] = &[
     ("hooks", Placeholder::Directory),
     ("info/attributes", EMPTY_FILE),
 ];
-/// Of them, those of a linked worktree (git-worktree(1)), which always has `commondir`.
+/// The same for a linked worktree (git-worktree(1)), which always has `commondir`.
 const GIT_WORKTREE_PATHS: &[(&str, Placeholder)] =
     &[("config.worktree", EMPTY_FILE), ("commondir", EMPTY_FILE)];
 
-/// Files and directories from which programs of the operator take commands: "write, then have a
-/// trusted program execute".
+/// Files and directories from which programs of the operator take commands.
+///
+/// An attacker could write there and wait for a trusted program to execute it.
 const AGENT_CONFIG_PATHS: &[&str] = &[
     ".agents",
     ".claude",
@@ -57,32 +60,37 @@ const AGENT_CONFIG_PATHS: &[&str] = &[
     ".zed",
     "opencode.json",
 ];
-/// Likewise, and protected only where it exists: a placeholder would be in the way of a new one.
+/// As above, but protected only if it exists: a placeholder would prevent the creation of a new one.
 const PYVENV_CONFIG_PATH: &str = ".venv/pyvenv.cfg";
 
-/// What is protected in a workspace.
+/// Protected paths of a workspace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Protection {
-    /// The paths.
     pub(crate) paths: Vec<ProtectedPath>,
-    /// Whether the operator asked for it. Otherwise it is the default, and costs no level of
-    /// isolation where it cannot be enforced.
+    /// Whether the operator requested it. The default protection does not lower the isolation level
+    /// if the daemon cannot enforce it.
     pub(crate) required: bool,
-    /// Why the default could not be applied, in words for the log.
+    /// Why the default could not be applied, for the log.
     pub(crate) problem: Option<String>,
 }
 
 impl Protection {
-    /// What `written` stands for in the workspace at `root`; `None` is the default, `@git` where
-    /// the workspace is a repository. `Err` is a problem that the operator must fix.
-    pub(super) fn resolve(written: Option<&[String]>, root: &Path) -> Result<Self, String> {
-        let Some(written) = written else {
+    /// Expands the paths and presets of the operator for the workspace at `root`.
+    ///
+    /// `None` is the default: `@git` in a repository, and nothing elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// Returns a problem that the operator must fix.
+    pub(super) fn resolve(requested: Option<&[String]>, root: &Path) -> Result<Self, String> {
+        let Some(requested) = requested else {
             return Ok(Self::default_for(root));
         };
+
         let mut paths: Vec<ProtectedPath> = Vec::new();
-        for text in written {
-            let more = match text.as_str() {
-                PRESET_NONE if written.len() == 1 => Vec::new(),
+        for text in requested {
+            let expanded = match text.as_str() {
+                PRESET_NONE if requested.len() == 1 => Vec::new(),
                 PRESET_NONE => {
                     return Err(format!("{text:?} cannot be combined with other values"));
                 }
@@ -93,7 +101,7 @@ impl Protection {
                     placeholder: Placeholder::Directory,
                 }],
             };
-            for new in more {
+            for new in expanded {
                 if paths.iter().all(|known| known.path != new.path) {
                     paths.push(new);
                 }
@@ -112,14 +120,15 @@ impl Protection {
         }
     }
 
-    /// The paths alone.
     pub(crate) fn path_names(&self) -> Vec<String> {
         self.paths.iter().map(|protected| protected.path.clone()).collect()
     }
 }
 
-/// The paths of [`GIT`]: those of each directory in the workspace that git takes its configuration
-/// from, and `.git` where it is a file, or could be made.
+/// Expands [`PRESET_GIT`].
+///
+/// Returns the files of each directory in the workspace that git reads its configuration from, and
+/// `.git` itself if it is a file or missing.
 fn git_paths(root: &Path) -> Result<Vec<ProtectedPath>, String> {
     let mut paths = Vec::new();
     if is_directory(root, ".git")? != Some(true) {
@@ -131,18 +140,19 @@ fn git_paths(root: &Path) -> Result<Vec<ProtectedPath>, String> {
             continue;
         }
         paths.extend(protected_below(&directory.path, GIT_DIR_PATHS));
-        // Linked worktrees, which may lie outside of the workspace, have their own `commondir`.
+        // Linked worktrees can be outside of the workspace and have their own `commondir`.
         for worktree in worktrees(root, &directory.path) {
             paths.extend(protected_below(&worktree, GIT_WORKTREE_PATHS));
         }
     }
+
     for protected in &paths {
         reject_symlinks(root, &protected.path)?;
     }
     Ok(paths)
 }
 
-/// Directories of the worktrees that are linked to the repository, sorted.
+/// Returns the directories of the worktrees that are linked to the repository, sorted.
 fn worktrees(root: &Path, repository: &str) -> Vec<String> {
     let folder = join(repository, "worktrees");
     let entries = fs::read_dir(root.join(&folder)).into_iter().flatten();
@@ -169,8 +179,8 @@ fn agent_config_paths(root: &Path) -> Result<Vec<ProtectedPath>, String> {
 
 fn protected_below(folder: &str, files: &[(&str, Placeholder)]) -> Vec<ProtectedPath> {
     let mut paths = Vec::new();
-    for (name, missing) in files {
-        paths.push(ProtectedPath { path: join(folder, name), placeholder: missing.clone() });
+    for (name, placeholder) in files {
+        paths.push(ProtectedPath { path: join(folder, name), placeholder: placeholder.clone() });
     }
     paths
 }
@@ -179,21 +189,22 @@ fn join(folder: &str, name: &str) -> String {
     if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }
 
-/// Whether it is a directory; `None` if it is missing. A symbolic link could be exchanged for
-/// another one, and is refused.
+/// Returns whether `path` is a directory, or `None` if it is missing.
+///
+/// Rejects a symbolic link, because a command could replace it by another one.
 fn is_directory(root: &Path, path: &str) -> Result<Option<bool>, String> {
     let Ok(metadata) = fs::symlink_metadata(root.join(path)) else {
         return Ok(None);
     };
     if metadata.is_symlink() {
         return Err(format!(
-            "{path} is a symbolic link, which cannot be protected; replace it by what it leads to"
+            "{path} is a symbolic link, which cannot be protected; replace it with its target"
         ));
     }
     Ok(Some(metadata.is_dir()))
 }
 
-/// Refuses a symbolic link at any step of the path.
+/// Rejects a path with a symbolic link in any component.
 fn reject_symlinks(root: &Path, path: &str) -> Result<(), String> {
     let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
     for end in ends {
@@ -202,7 +213,7 @@ fn reject_symlinks(root: &Path, path: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A path relative to the workspace, without what means nothing in it.
+/// Normalizes a path relative to the workspace.
 fn parse_relative(text: &str) -> Result<String, String> {
     let problem = || {
         format!(
@@ -231,13 +242,13 @@ mod tests {
 
     use super::{AGENT_CONFIG_PATHS, Protection, parse_relative};
 
-    fn of(written: &[&str], root: &Path) -> Result<Protection, String> {
-        let written: Vec<String> = written.iter().map(|text| (*text).to_owned()).collect();
-        Protection::resolve(Some(&written), root)
+    fn resolve(requested: &[&str], root: &Path) -> Result<Protection, String> {
+        let requested: Vec<String> = requested.iter().map(|text| (*text).to_owned()).collect();
+        Protection::resolve(Some(&requested), root)
     }
 
     #[test]
-    fn protected_paths_lie_in_the_workspace() {
+    fn protected_paths_are_in_the_workspace() {
         for (text, expected) in [
             (".git/hooks", Some(".git/hooks")),
             ("./a//b/.", Some("a/b")),
@@ -254,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn presets_stand_for_several_paths() {
+    fn presets_expand_to_several_paths() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
-        assert_eq!(of(&["@git"], root).unwrap().path_names(), [".git"]);
+        assert_eq!(resolve(&["@git"], root).unwrap().path_names(), [".git"]);
         assert_eq!(Protection::resolve(None, root), Ok(Protection::default()));
 
         fs::create_dir_all(root.join(".git/worktrees/w")).unwrap();
-        let git = of(&["@git", ".git/hooks", "x"], root).unwrap();
+        let git = resolve(&["@git", ".git/hooks", "x"], root).unwrap();
         assert!(git.required);
         let names = git.path_names();
         for path in [".git/config", ".git/commondir", ".git/worktrees/w/commondir", "x"] {
@@ -271,25 +282,28 @@ mod tests {
 
         let default = Protection::resolve(None, root).unwrap();
         assert!(!default.required && default.paths.len() + 1 == git.paths.len());
-        assert_eq!(of(&["@agent-configs"], root).unwrap().paths.len(), AGENT_CONFIG_PATHS.len());
-        assert_eq!(of(&["none"], root), Ok(Protection::default()));
-        assert_eq!(of(&[], root), Ok(Protection::default()));
-        assert!(of(&["none", "@git"], root).is_err());
+        assert_eq!(
+            resolve(&["@agent-configs"], root).unwrap().paths.len(),
+            AGENT_CONFIG_PATHS.len()
+        );
+        assert_eq!(resolve(&["none"], root), Ok(Protection::default()));
+        assert_eq!(resolve(&[], root), Ok(Protection::default()));
+        assert!(resolve(&["none", "@git"], root).is_err());
     }
 
     #[test]
-    fn links_are_not_protected() {
+    fn symbolic_links_are_rejected() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path();
         fs::create_dir(root.join("elsewhere")).unwrap();
         symlink("elsewhere", root.join(".git")).unwrap();
-        assert!(of(&["@git"], root).unwrap_err().contains("symbolic link"));
+        assert!(resolve(&["@git"], root).unwrap_err().contains("symbolic link"));
         let default = Protection::resolve(None, root).unwrap();
         assert!(default.paths.is_empty() && default.problem.is_some(), "{default:?}");
 
         fs::remove_file(root.join(".git")).unwrap();
         fs::create_dir(root.join(".git")).unwrap();
         symlink("../elsewhere", root.join(".git/info")).unwrap();
-        assert!(of(&["@git"], root).unwrap_err().contains(".git/info"));
+        assert!(resolve(&["@git"], root).unwrap_err().contains(".git/info"));
     }
 }

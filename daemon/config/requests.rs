@@ -1,4 +1,4 @@
-//! What is kept of calls with a request id.
+//! The `[requests]` table: retention of results of calls with a request id.
 
 use std::time::Duration;
 
@@ -7,7 +7,6 @@ use super::{
     file,
 };
 
-/// What is kept where nothing is said.
 const DEFAULT_REQUESTS: RequestsConfig = RequestsConfig {
     retention: Duration::from_secs(24 * 3600),
     max_entries: 100_000,
@@ -15,16 +14,16 @@ const DEFAULT_REQUESTS: RequestsConfig = RequestsConfig {
     detached_timeout: Duration::from_secs(30),
 };
 
-/// How calls with a request id are kept.
+/// The checked `[requests]` table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestsConfig {
-    /// How long answers are kept.
+    /// Time that a result is stored, from the end of its call.
     pub(crate) retention: Duration,
-    /// How many.
+    /// Number of stored results.
     pub(crate) max_entries: u32,
-    /// Bytes of all of them.
+    /// Size of all stored results together.
     pub(crate) max_bytes: u64,
-    /// How long work goes on when nobody waits for it.
+    /// Time that work continues after all its callers have gone.
     pub(crate) detached_timeout: Duration,
 }
 
@@ -33,26 +32,25 @@ pub(super) fn parse_requests(
     file: &file::RequestsTable,
     problems: &mut Vec<String>,
 ) -> RequestsConfig {
-    let retention = file.retention.as_deref();
-    let linger = file.linger.as_deref();
     let requests = RequestsConfig {
         retention: age_or_default(
             DEFAULT_REQUESTS.retention,
-            retention,
+            file.retention.as_deref(),
             "requests.retention",
             problems,
         ),
-        max_entries: file.kept.unwrap_or(DEFAULT_REQUESTS.max_entries),
-        max_bytes: file.kept_bytes.unwrap_or(DEFAULT_REQUESTS.max_bytes),
+        max_entries: file.max_entries.unwrap_or(DEFAULT_REQUESTS.max_entries),
+        max_bytes: file.max_bytes.unwrap_or(DEFAULT_REQUESTS.max_bytes),
         detached_timeout: duration_or_default(
             DEFAULT_REQUESTS.detached_timeout,
-            linger,
-            "requests.linger",
+            file.detached_timeout.as_deref(),
+            "requests.detached_timeout",
             problems,
         ),
     };
+
     if requests.max_entries == 0 || requests.max_bytes == 0 {
-        problems.push("requests.kept and requests.kept_bytes must be at least 1".to_owned());
+        problems.push("requests.max_entries and requests.max_bytes must be at least 1".to_owned());
     }
     requests
 }

@@ -1,30 +1,29 @@
-//! What is kept of sessions.
+//! The `[sessions]` table: retention of sessions with their records and artifacts.
 
 use std::time::Duration;
 
 use super::{duration::age_or_default, file};
 
-/// What is kept where nothing is said.
 const DEFAULT_SESSIONS: SessionsConfig = SessionsConfig {
     retention: Duration::from_secs(7 * 24 * 3600),
     max_entries: 10_000,
     max_bytes: 8 << 30,
     record_bytes: 256 << 20,
 };
-/// Least bytes of the records of a session: some calls with large parameters, so that what goes on can
-/// be watched.
+/// Least size of the records of a session: room for some calls with large parameters, so that
+/// running calls can be watched.
 const MIN_RECORD_BYTES: u64 = 64 << 10;
 
-/// What is kept of sessions: their records and artifacts.
+/// The checked `[sessions]` table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SessionsConfig {
-    /// How long.
+    /// Time that steps with their records and artifacts are stored.
     pub(crate) retention: Duration,
-    /// How many of each workspace.
+    /// Sessions of each workspace.
     pub(crate) max_entries: u32,
-    /// Bytes of all of them together.
+    /// Disk usage of all sessions together.
     pub(crate) max_bytes: u64,
-    /// Bytes of the records of each.
+    /// Size of the records of one session.
     pub(crate) record_bytes: u64,
 }
 
@@ -33,23 +32,23 @@ pub(super) fn parse_sessions(
     file: &file::SessionsTable,
     problems: &mut Vec<String>,
 ) -> SessionsConfig {
-    let retention = file.retention.as_deref();
     let sessions = SessionsConfig {
         retention: age_or_default(
             DEFAULT_SESSIONS.retention,
-            retention,
+            file.retention.as_deref(),
             "sessions.retention",
             problems,
         ),
-        max_entries: file.kept.unwrap_or(DEFAULT_SESSIONS.max_entries),
-        max_bytes: file.kept_bytes.unwrap_or(DEFAULT_SESSIONS.max_bytes),
-        record_bytes: file.record_bytes.unwrap_or(DEFAULT_SESSIONS.record_bytes),
+        max_entries: file.max_entries.unwrap_or(DEFAULT_SESSIONS.max_entries),
+        max_bytes: file.max_bytes.unwrap_or(DEFAULT_SESSIONS.max_bytes),
+        record_bytes: file.max_record_bytes.unwrap_or(DEFAULT_SESSIONS.record_bytes),
     };
+
     if sessions.max_entries == 0 || sessions.max_bytes == 0 {
-        problems.push("sessions.kept and sessions.kept_bytes must be at least 1".to_owned());
+        problems.push("sessions.max_entries and sessions.max_bytes must be at least 1".to_owned());
     }
     if sessions.record_bytes < MIN_RECORD_BYTES {
-        problems.push(format!("sessions.record_bytes must be at least {MIN_RECORD_BYTES}"));
+        problems.push(format!("sessions.max_record_bytes must be at least {MIN_RECORD_BYTES}"));
     }
     sessions
 }

@@ -1,5 +1,7 @@
-//! The `[[tools]]` tables: tools that commands are. Whether their schemas can be used, and whether other tools
-//! have their names, is not known here.
+//! The `[[tools]]` tables: custom tools that run a command.
+//!
+//! This module does not check whether validators and vendors accept the schemas, or whether other
+//! tools have the same names. The catalog does.
 
 mod schema;
 mod template;
@@ -11,17 +13,16 @@ use serde_json::{Map, Value as Json};
 pub(crate) use self::{schema::ToolSchema, template::ArgTemplate};
 use super::{duration::parse_duration, file};
 
-/// Most tools of one daemon: each is told to models with each request, and long before this they mix them up.
+/// Each request to a model contains all tools, and models confuse tools long before this number.
 const MAX_TOOLS: usize = 256;
-/// Longest name, in bytes: what all vendors take.
+/// Size of a tool name that all vendors accept.
 const MAX_TOOL_NAME_BYTES: usize = 64;
-/// Longest description, in bytes: all of them are told to a model with each request.
+/// Each request to a model contains the descriptions of all tools.
 const MAX_DESCRIPTION_BYTES: usize = 8192;
-/// Most arguments that are written down.
 const MAX_ARGUMENTS: usize = 1024;
-/// Longest argument, in bytes: the kernel takes no longer one (`MAX_ARG_STRLEN`, with the NUL at its end).
+/// Size of an argument that the kernel accepts (`MAX_ARG_STRLEN`, which includes the NUL).
 pub(crate) const MAX_ARGUMENT_BYTES: usize = (128 << 10) - 1;
-/// Programs that read what follows an option with this letter as code.
+/// Programs that execute the argument after an option with this letter as code.
 const INTERPRETERS: [(&str, char); 21] = [
     ("ash", 'c'),
     ("bash", 'c'),
@@ -46,33 +47,32 @@ const INTERPRETERS: [(&str, char); 21] = [
     ("zsh", 'c'),
 ];
 
-/// A tool that is a command.
+/// A custom tool, which runs a command.
 #[derive(Debug, Clone)]
 pub(crate) struct ToolConfig {
-    /// Name that models call it by.
+    /// Name by which models call the tool.
     pub(crate) name: String,
-    /// What models are told of it.
+    /// Description for models.
     pub(crate) description: String,
-    /// JSON Schema of its parameters, an object.
+    /// JSON Schema of the parameters, an object.
     pub(crate) schema: ToolSchema,
-    /// The program and its arguments.
+    /// Program and arguments.
     pub(crate) argv: Vec<ArgTemplate>,
-    /// Whether parameters may be options of the program.
+    /// Whether parameters at the start of an argument can begin with `-`.
     pub(crate) allow_options: bool,
-    /// What it may do.
     pub(crate) risk: ToolRisk,
-    /// How long it may take, where it is not as long as any command.
+    /// Timeout of the tool. `None`: that of any command.
     pub(crate) timeout: Option<Duration>,
 }
 
-/// What a tool may do, as the operator says.
+/// Harm that a custom tool can do, as the operator declares it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ToolRisk {
-    /// It changes nothing.
+    /// Changes nothing.
     ReadOnly,
-    /// What it changes is easy to undo.
+    /// Changes are easy to undo.
     SafeWrite,
-    /// Anything.
+    /// Can do anything.
     Dangerous,
 }
 
@@ -87,14 +87,14 @@ impl ToolRisk {
 }
 
 impl ToolConfig {
-    /// The schemas of its parameters, by their names.
+    /// Returns the schemas of the parameters by name.
     pub(crate) fn properties(&self) -> Option<&Map<String, Json>> {
         let properties = self.schema.fields.get("properties");
         properties.and_then(Json::as_object)
     }
 }
 
-/// Lines that say which there are.
+/// Returns the lines of `--check` about custom tools.
 pub(crate) fn tools_report(tools: &[ToolConfig]) -> String {
     let lines = tools.iter().map(|tool| {
         let program = tool.argv.first().and_then(ArgTemplate::literal);
@@ -103,27 +103,26 @@ pub(crate) fn tools_report(tools: &[ToolConfig]) -> String {
     lines.collect()
 }
 
-/// The tools of the configuration at `path`, whatever else is wrong with it. Blocks.
+/// Reads the custom tools of the configuration at `path`. Ignores problems of other tables. Blocks.
 pub(crate) fn load_tools(path: &Path) -> Result<Vec<ToolConfig>, Vec<String>> {
-    let (file, _) = file::read_file::<file::ConfigFile>(path).map_err(|problem| vec![problem])?;
+    let file = file::read_file::<file::ConfigFile>(path).map_err(|problem| vec![problem])?;
     let mut problems = Vec::new();
-    let tools = parse_tools(file.tools, &mut problems);
-    match problems.is_empty() {
-        true => Ok(tools),
-        false => Err(problems),
-    }
+    let tools = parse_tools(file.content.tools, &mut problems);
+    if problems.is_empty() { Ok(tools) } else { Err(problems) }
 }
 
 /// Checks the tables.
 pub(super) fn parse_tools(
-    written: Vec<file::CustomToolTable>,
+    tables: Vec<file::CustomToolTable>,
     problems: &mut Vec<String>,
 ) -> Vec<ToolConfig> {
-    if written.len() > MAX_TOOLS {
-        problems.push(format!("tools: there are {}; {MAX_TOOLS} are the most", written.len()));
+    if tables.len() > MAX_TOOLS {
+        problems
+            .push(format!("tools: there are {}; at most {MAX_TOOLS} are allowed", tables.len()));
     }
+
     let mut names = HashSet::new();
-    let tools = written.into_iter().map(|tool| {
+    let tools = tables.into_iter().map(|tool| {
         let name = tool.name.clone();
         let mut report = |text: String| problems.push(format!("tools: {name:?}: {text}"));
         if !names.insert(tool.name.clone()) {
@@ -143,9 +142,10 @@ fn parse_tool(tool: file::CustomToolTable, report: &mut impl FnMut(String)) -> T
     }
     if !(1..=MAX_DESCRIPTION_BYTES).contains(&tool.description.trim().len()) {
         report(format!(
-            "description: say what it does in 1 to {MAX_DESCRIPTION_BYTES} bytes: models go by nothing else"
+            "description: describe the tool in 1 to {MAX_DESCRIPTION_BYTES} bytes: models know nothing else about it"
         ));
     }
+
     let risk = match tool.risk.as_deref() {
         Some("read_only") => ToolRisk::ReadOnly,
         Some("safe_write") => ToolRisk::SafeWrite,
@@ -176,6 +176,7 @@ fn parse_tool(tool: file::CustomToolTable, report: &mut impl FnMut(String)) -> T
     if argv.len() == tool.argv.len() {
         check_command(&argv, report);
     }
+
     let tool = ToolConfig {
         name: tool.name,
         description: tool.description.trim().to_owned(),
@@ -189,7 +190,7 @@ fn parse_tool(tool: file::CustomToolTable, report: &mut impl FnMut(String)) -> T
     tool
 }
 
-/// Whether a tool may have this name.
+/// Returns true if a custom tool can have this name.
 pub(crate) fn is_tool_name(name: &str) -> bool {
     let is_first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
     (1..=MAX_TOOL_NAME_BYTES).contains(&name.len())
@@ -197,30 +198,30 @@ pub(crate) fn is_tool_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
 }
 
-/// Looks whether it is a command, and one in which no shell reads a parameter.
+/// Checks that `argv` is a command, and that no shell or interpreter executes a parameter.
 fn check_command(argv: &[ArgTemplate], report: &mut impl FnMut(String)) {
     let program = argv.first().and_then(ArgTemplate::literal);
     if program.is_none_or(|program| program.is_empty() || program.starts_with('-')) {
-        report("argv: its first element names a program, and no parameter".to_owned());
+        report("argv: the first element must be a program, without parameters".to_owned());
     }
     if argv.len() > MAX_ARGUMENTS {
-        report(format!("argv: {MAX_ARGUMENTS} elements are the most"));
+        report(format!("argv: at most {MAX_ARGUMENTS} elements are allowed"));
     }
     for text in argv.iter().filter_map(ArgTemplate::literal) {
         if text.len() > MAX_ARGUMENT_BYTES || text.contains('\0') {
             report(format!(
-                "argv: an element has no NUL characters, and at most {MAX_ARGUMENT_BYTES} bytes"
+                "argv: an element must not have NUL characters or more than {MAX_ARGUMENT_BYTES} bytes"
             ));
         }
     }
     if let Some(name) = interpreter_of_param(argv) {
         report(format!(
-            "argv: {name} would read a parameter as code: give it as an argument of its own behind the code, which a shell calls \"$1\""
+            "argv: {name} would execute a parameter as code: give the parameter as a separate argument after the code, and use it there as \"$1\""
         ));
     }
 }
 
-/// The program that would read a parameter as code, if there is one.
+/// Returns the program that would execute a parameter as code, if any.
 fn interpreter_of_param(argv: &[ArgTemplate]) -> Option<&'static str> {
     for (index, program) in argv.iter().enumerate() {
         let program = program.literal().unwrap_or_default();
@@ -229,22 +230,22 @@ fn interpreter_of_param(argv: &[ArgTemplate]) -> Option<&'static str> {
         let Some((name, letter)) = known else {
             continue;
         };
-        let behind = argv.get(index..).unwrap_or_default();
-        let read = behind.windows(2).any(|pair| {
+        let arguments = argv.get(index..).unwrap_or_default();
+        let executes_param = arguments.windows(2).any(|pair| {
             let [option, code] = pair else { return false };
             let is_option = option.literal().is_some_and(|option| {
                 option.starts_with('-') && !option.starts_with("--") && option.contains(*letter)
             });
             is_option && code.literal().is_none()
         });
-        if read {
+        if executes_param {
             return Some(name);
         }
     }
     None
 }
 
-/// Looks whether the parameters are those that the arguments name.
+/// Checks that `argv` and the schema name the same parameters.
 fn check_parameters(tool: &ToolConfig, report: &mut impl FnMut(String)) {
     let Some(properties) = tool.properties() else {
         return;
@@ -252,13 +253,13 @@ fn check_parameters(tool: &ToolConfig, report: &mut impl FnMut(String)) {
     let named: HashSet<_> = tool.argv.iter().flat_map(ArgTemplate::param_names).collect();
     for name in &named {
         if !properties.contains_key(*name) {
-            report(format!("argv names the parameter {name}, which schema.properties has not"));
+            report(format!("argv names the parameter {name}, which is not in schema.properties"));
         }
     }
     for name in properties.keys() {
         if !named.contains(name.as_str()) {
             report(format!(
-                "schema.properties has {name}, which argv has no use for: write {{{name}}} there"
+                "schema.properties has {name}, which argv does not use: write {{{name}}} there"
             ));
         }
     }
@@ -275,13 +276,13 @@ mod tests {
         }
         let mut problems = Vec::new();
         match toml::from_str::<ToolsTestFile>(text) {
-            Ok(whole) => (parse_tools(whole.tools, &mut problems), problems),
+            Ok(file) => (parse_tools(file.tools, &mut problems), problems),
             Err(error) => (Vec::new(), vec![error.message().to_owned()]),
         }
     }
 
     #[test]
-    fn a_tool_is_what_its_table_says() {
+    fn all_keys_are_read() {
         let (tools, problems) = check(
             "[[tools]]\nname = 'grep_log'\ndescription = ' Search. '\nargv = ['grep', '-c', '--', '{word}', '{files...}']\nrisk = 'read_only'\ntimeout = '5m'\n[tools.schema]\nrequired = ['word']\nproperties.word = { type = 'string' }\nproperties.files = { type = 'array', items = { type = 'string' } }",
         );
@@ -297,7 +298,8 @@ mod tests {
             (&"object".into(), &false.into())
         );
         assert_eq!(tool.argv.len(), 5);
-        // Without a schema there are no parameters, and the worst is assumed.
+
+        // Without a schema, a tool has no parameters. The default risk is dangerous.
         let (tools, problems) = check("[[tools]]\nname = 'x'\ndescription = 'X'\nargv = ['make']");
         assert_eq!(problems, [""; 0]);
         assert_eq!((tools[0].risk, tools[0].timeout), (ToolRisk::Dangerous, None));
@@ -305,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_is_made_one_piece() {
+    fn references_of_a_schema_are_inlined() {
         let (tools, problems) = check(
             "[[tools]]\nname = 'x'\ndescription = 'X'\nargv = ['x', '{p}', '{q}']\n[tools.schema]\nproperties.p = { '$ref' = '#/$defs/n', description = 'P.' }\nproperties.q = { '$ref' = '#/$defs/n', maximum = 3 }\n'$defs'.n = { type = 'integer', description = 'N.' }",
         );
@@ -315,7 +317,8 @@ mod tests {
             "q": {"maximum": 3, "allOf": [{"type": "integer", "description": "N."}]},
         });
         assert_eq!(tools[0].schema.fields["properties"], expected);
-        // What is written down twice at each level is larger than it looks.
+
+        // Two references at each level grow exponentially.
         let levels: String = (0..20)
             .map(|level| {
                 let next = level + 1;
@@ -331,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_told() {
+    fn every_problem_is_reported() {
         let tool = "[[tools]]\nname = '1 tool'\ndescription = ' '\nargv = ['{a}', 'x{', '{b}']\nrisk = 'none'\ntimeout = '0s'\nschema.type = 'array'\nschema.properties.a = 'text'\n";
         let (_, problems) = check(&format!("{tool}{tool}"));
         for part in [
@@ -351,43 +354,43 @@ mod tests {
             );
         }
         for (rest, part) in [
-            ("argv = []", "names a program"),
-            ("argv = ['']", "names a program"),
-            ("argv = ['{p}']\nschema.properties.p = {}", "names a program"),
-            ("argv = ['a']\nschema.properties.p = {}", "no use for"),
+            ("argv = []", "must be a program"),
+            ("argv = ['']", "must be a program"),
+            ("argv = ['{p}']\nschema.properties.p = {}", "must be a program"),
+            ("argv = ['a']\nschema.properties.p = {}", "does not use"),
             (
                 "argv = ['env', '/bin/bash', '-ec', 'make {p}']\nschema.properties.p = {}",
-                "bash would read",
+                "bash would execute",
             ),
             (
                 "argv = ['bash', '-o', 'pipefail', '-c', 'echo {p}']\nschema.properties.p = {}",
-                "bash would read",
+                "bash would execute",
             ),
-            ("argv = ['python3', '-Ic', '{p}']\nschema.properties.p = {}", "python3 would read"),
-            ("argv = ['env', '-S', 'make {p}']\nschema.properties.p = {}", "env would read"),
-            ("argv = ['-a']", "names a program"),
+            ("argv = ['python3', '-Ic', '{p}']\nschema.properties.p = {}", "python3 would execute"),
+            ("argv = ['env', '-S', 'make {p}']\nschema.properties.p = {}", "env would execute"),
+            ("argv = ['-a']", "must be a program"),
             ("argv = [\"a\", \"\\u0000\"]", "NUL"),
             ("argv = ['a']\nschema.required = ['q']", "\"q\" is not in schema.properties"),
             (
                 "argv = ['a', '{p}']\nschema.properties.p = { type = 'string', maxLenght = 3 }",
-                "schema.properties.p.maxLenght: is not known",
+                "schema.properties.p.maxLenght: is not supported",
             ),
             (
                 "argv = ['a', '{p}']\nschema.properties.p = { type = 'number', maximum = inf }",
-                "schema.properties: inf is no number",
+                "schema.properties: inf is not a number",
             ),
             ("argv = ['a', '{p}']\nschema.properties.p.default = 2020-01-01", "JSON has no times"),
             ("argv = ['a', '{p-q}']\nschema.properties.p-q = {}", "names of parameters have"),
-            ("argv = ['a']\nschema.anyOf = []", "schema.anyOf: say it of a parameter"),
+            ("argv = ['a']\nschema.anyOf = []", "schema.anyOf: not allowed for all parameters"),
             ("argv = ['a']\nschema.additionalProperties = true", "schema.additionalProperties"),
             ("argv = ['a']\nschema.'$schema' = 'x'", "schema.$schema"),
             (
                 "argv = ['a', '{p}']\nschema.properties.p = { '$ref' = '#/$defs/no' }",
-                "leads to nothing",
+                "has no target",
             ),
             (
                 "argv = ['a', '{p}']\nschema.properties.p = { '$ref' = '#/$defs/n' }\nschema.'$defs'.n = { items = { anyOf = [{ '$ref' = '#/$defs/n' }] } }",
-                "leads to what contains it",
+                "refers to a schema that contains it",
             ),
             ("argv = ['a']\ncolour = 'red'", "unknown field"),
         ] {

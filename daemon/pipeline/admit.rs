@@ -71,8 +71,9 @@ impl Pipeline {
 
 /// Sets on the span of the RPC why a call was rejected, and how long it was queued.
 pub(super) fn record_rejection_in_span(context: &CallContext, error: &Error, queued_at: Instant) {
-    let limit = error.metadata.iter().find(|(name, _)| name == "full");
-    let denied_by = limit.map_or_else(|| error.reason.name().to_owned(), |(_, kind)| kind.clone());
+    let limit = error.metadata.iter().find(|(name, _)| name == LIMIT_KIND);
+    let denied_by =
+        limit.map_or_else(|| error.reason.name().to_owned(), |(_, kind)| format!("limit:{kind}"));
 
     let span = context.parent_span.span();
     span.set_attribute(KeyValue::new(semconv::DENIED_BY, denied_by));

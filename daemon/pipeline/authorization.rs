@@ -31,9 +31,9 @@ use crate::{
 };
 
 /// `denied_by` of a call whose key was revoked while it waited.
-const DENIED_BY_KEY: &str = "key";
+const DENIED_BY_KEY: &str = "key:revoked";
 /// `denied_by` of a call that a changed policy would have to decide anew.
-const DENIED_BY_POLICY_CHANGE: &str = "policy that was changed";
+const DENIED_BY_POLICY_CHANGE: &str = "policy:changed";
 
 impl Pipeline {
     /// Rejects a disabled tool. The operator may have disabled its own name or its dialect name.
@@ -103,7 +103,7 @@ impl Pipeline {
                 // A job may have been approved by an earlier attempt to start it.
                 let job = context.job.as_ref();
                 if let Some(approval) = job.and_then(|job| job.approval.clone()) {
-                    let wait = policy_input.snapshot.policy.approvals.wait;
+                    let wait = policy_input.snapshot.policy.approvals.timeout;
                     return Ok(approved_authorization(context, wait, approval));
                 }
 

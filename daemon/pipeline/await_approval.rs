@@ -32,7 +32,7 @@ use crate::daemon::{
 const REPLY_MARGIN_DIVISOR: u32 = 4;
 const MAX_REPLY_MARGIN: Duration = Duration::from_secs(1);
 /// `denied_by` of an approved call whose directories were replaced while it waited.
-const DENIED_BY_REPLACED_DIRECTORY: &str = "directories that were replaced";
+const DENIED_BY_REPLACED_DIRECTORY: &str = "policy:directory_replaced";
 
 impl Pipeline {
     /// Asks for approval of a call, and waits for the decision. `asked_by` is the rule or the risk
@@ -84,7 +84,7 @@ impl Pipeline {
                 .await);
         }
 
-        let wait = snapshot.policy.approvals.wait;
+        let wait = snapshot.policy.approvals.timeout;
         let reauthorization =
             ReauthorizationInput { request: policy_request, snapshot, encoded_request: None };
         self.reauthorize(context, &reauthorization, true, self.policy.snapshot(), None).await?;
@@ -103,7 +103,7 @@ impl Pipeline {
     ) -> ApprovalRequest {
         let settings = policy_input.snapshot.policy.approvals;
         let (now, requested_at) = (Instant::now(), SystemTime::now());
-        let expires_at = approval_expiry(now, context.deadline, settings.wait);
+        let expires_at = approval_expiry(now, context.deadline, settings.timeout);
 
         let call = policy_input.request;
         let dialect_call = call.dialect_call.as_deref();
@@ -238,7 +238,7 @@ fn approval_error(
     Error::new(reason, text)
         .with_metadata("approval_id", record.id.clone())
         .with_metadata("state", end.state.name())
-        .with_metadata("by", end.ended_by.clone())
+        .with_metadata("decided_by", end.ended_by.clone())
 }
 
 fn draining_error() -> Error {

@@ -174,7 +174,7 @@ impl Stage {
                  outside the workspace"
             }
             Self::PersistentHome => {
-                "give each run an empty home directory (home = \"fresh\"), or meet the requirements of a persistent one: mounts (L2 or L3); for a root daemon, \
+                "give each run an empty home directory (home = \"ephemeral\"), or meet the requirements of a persistent one: mounts (L2 or L3); for a root daemon, \
                  CAP_SYS_ADMIN or a workspace that belongs to its own user; and a home that belongs to the commands' user"
             }
             Self::ProtectedPaths => {

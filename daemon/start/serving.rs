@@ -271,7 +271,7 @@ async fn open_pipeline(
         max_calls: config.concurrent_calls,
         max_processes: config.concurrent_processes,
         max_queued_per_principal: config.queued_calls,
-        queue_timeout: config.queue_wait,
+        queue_timeout: config.queue_timeout,
     };
     Ok(Arc::new(Pipeline {
         access,

@@ -47,7 +47,11 @@ pub(super) fn warnings(config: &Config) -> Vec<StartWarning> {
         remedy: "leave sandbox.uid out, or give an id that no user has",
     });
 
-    process_limit.into_iter().chain(taken_id).collect()
+    let renamed_keys = config.renamed_keys.iter().map(|renamed| StartWarning {
+        text: format!("the configuration file has an old name: {renamed}"),
+        remedy: "use the new name; a later release rejects the old one",
+    });
+    renamed_keys.chain(process_limit).chain(taken_id).collect()
 }
 
 /// Warns if a user with at most `max_processes` cannot have a few runs at the same time.

@@ -89,7 +89,7 @@ impl Root {
         if self.method == ResolveMethod::Components {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "this kernel has no openat2(2), without which symlinks = \"beneath\" is not safe",
+                "this kernel has no openat2(2), without which symlinks = \"within\" is not safe",
             ));
         }
         self.symlinks = SymlinkPolicy::Within;

@@ -38,7 +38,7 @@ fn every_tool_that_cannot_be_is_told_with_what_to_do() {
             vec![
                 "tools: \"a b\": a name has 1 to 64",
                 "tools: \"a b\": argv names the parameter y",
-                "tools: \"no_program\": argv: its first element names a program",
+                "tools: \"no_program\": argv: the first element must be a program",
             ],
         ),
         (
@@ -54,7 +54,7 @@ fn every_tool_that_cannot_be_is_told_with_what_to_do() {
         ),
         (
             tool("x", "argv = ['sh', '-c', 'echo {p}']\nschema.properties.p = {}"),
-            vec!["sh would read a parameter as code", "\"$1\""],
+            vec!["sh would execute a parameter as code", "\"$1\""],
         ),
         (
             tool("x", "argv = ['y']") + "[policy]\ndeny_tools = ['z']",

@@ -1,5 +1,6 @@
-//! Adding keys to the file and taking them away, as `jig key` does. The file is replaced as a whole: a
-//! daemon that reads it meanwhile sees the old one or the new one.
+//! Adds keys to the key file, and removes them, for `jig key`.
+//!
+//! The file is replaced atomically: a daemon that reads it sees the old content or the new one.
 
 use std::{
     fs::{self, OpenOptions},
@@ -16,54 +17,49 @@ use super::{
     secret::{KeyDigest, SecretKey, redacted_name},
 };
 
-/// What stands above the keys.
 const FILE_HEADER: &str = "\
-# Keys of jigd, as digests: who holds none of the keys cannot make one from this file.
-# Written by `jig key`, which does not keep comments. A daemon reads it when it starts, and at SIGHUP.
+# Digests of the API keys of jigd. A key cannot be derived from its digest.
+# Written by `jig key`, which removes comments. The daemon reads it at its start and at SIGHUP.
 
 ";
 
-/// Why the file was left as it is. Display says what to do.
+/// Why the file was not changed. `Display` says what to do.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeyFileEditError {
-    /// The file holds what cannot be understood, or would.
+    /// The content of the file is invalid, or would be.
     #[error("{0}")]
     Invalid(String),
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
+    Io { path: String, source: io::Error },
 }
 
-/// Adds a key of this name to the file at `path`, making it where it is missing. What `key` says of its
-/// digest counts for nothing. Answers the new key.
+/// Adds `key` with a new secret to the file at `path`, and returns the secret.
+///
+/// Creates a missing file. Ignores the digest in `key`.
 pub(crate) fn add(path: &Path, key: &ApiKey) -> Result<SecretKey, KeyFileEditError> {
     let secret = SecretKey::generate().map_err(io_error(path))?;
-    edit_file(path, true, |written| {
-        if written.keys.iter().any(|other| other.name == key.name) {
+    edit_file(path, true, |content| {
+        if content.keys.iter().any(|other| other.name == key.name) {
             return Err(format!(
-                "there is a key named {:?} already: choose another name, or revoke that one first",
+                "a key named {:?} already exists: choose another name, or revoke that one first",
                 key.name
             ));
         }
-        written.keys.push(to_table(key, secret.digest()));
+        content.keys.push(to_table(key, secret.digest()));
         Ok(())
     })?;
     Ok(secret)
 }
 
-/// Takes the key of this name from the file at `path`.
+/// Removes the key of this name from the file at `path`.
 pub(crate) fn revoke(path: &Path, name: &str) -> Result<(), KeyFileEditError> {
-    edit_file(path, false, |written| {
-        let before = written.keys.len();
-        written.keys.retain(|key| key.name != name);
-        if written.keys.len() == before {
+    edit_file(path, false, |content| {
+        let before = content.keys.len();
+        content.keys.retain(|key| key.name != name);
+        if content.keys.len() == before {
             return Err(format!(
-                "there is no key named {}: `jig key list` tells which there are",
+                "no key is named {}: `jig key list` lists the keys",
                 redacted_name(name)
             ));
         }
@@ -71,21 +67,21 @@ pub(crate) fn revoke(path: &Path, name: &str) -> Result<(), KeyFileEditError> {
     })
 }
 
-/// The keys of the file at `path`, and when each was made.
+/// Returns the keys of the file at `path` with their times of creation.
 pub(crate) fn list(path: &Path) -> Result<Vec<(ApiKey, Option<String>)>, KeyFileEditError> {
-    let written = RawKeyFile::read(path).map_err(|problem| invalid(path, &problem))?;
-    let created: Vec<_> = written.keys.iter().map(|key| key.created.clone()).collect();
-    let keys = validated(path, written)?;
+    let content = RawKeyFile::read(path).map_err(|problem| invalid(path, &problem))?;
+    let created: Vec<_> = content.keys.iter().map(|key| key.created.clone()).collect();
+    let keys = validated(path, content)?;
     Ok(keys.into_iter().zip(created).collect())
 }
 
-/// Changes the file at `path`, unless `change` or the rules of the file are against it.
+/// Changes the file at `path`, unless `change` fails or the result is invalid.
 fn edit_file(
     path: &Path,
     create_missing: bool,
     change: impl FnOnce(&mut RawKeyFile) -> Result<(), String>,
 ) -> Result<(), KeyFileEditError> {
-    // Where the links to it lead: what is replaced is the file, not a link.
+    // Resolves links, so that the file is replaced and not a link to it.
     let real = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
             path.to_owned()
@@ -97,7 +93,8 @@ fn edit_file(
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    // One at a time: what another one writes meanwhile would be lost.
+
+    // Without the lock, a concurrent change would be lost.
     let lock = fs::File::open(folder).map_err(io_error(folder))?;
     flock(&lock, FlockOperation::LockExclusive).map_err(|errno| io_error(folder)(errno.into()))?;
     let before = match fs::metadata(path) {
@@ -105,13 +102,14 @@ fn edit_file(
         Err(error) if create_missing && error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(io_error(path)(error)),
     };
-    let mut written = match before {
+    let mut content = match before {
         Some(_) => RawKeyFile::read(path).map_err(|problem| invalid(path, &problem))?,
         None => RawKeyFile::default(),
     };
-    change(&mut written).map_err(|problem| invalid(path, &problem))?;
-    let text = toml::to_string(&written).map_err(|error| invalid(path, &error.to_string()))?;
-    validated(path, written)?;
+    change(&mut content).map_err(|problem| invalid(path, &problem))?;
+    let text = toml::to_string(&content).map_err(|error| invalid(path, &error.to_string()))?;
+    validated(path, content)?;
+
     let temporary = tempfile::Builder::new()
         .prefix(".jig-keys-")
         .make_in(folder, |path| {
@@ -120,27 +118,24 @@ fn edit_file(
         })
         .map_err(io_error(path))?;
     let mut file = temporary.as_file();
-    let replaced = (|| {
+    let written = (|| {
         file.write_all((FILE_HEADER.to_owned() + &text).as_bytes())?;
         if let Some(before) = before {
-            // The daemon may be another user's.
+            // The daemon can run as another user.
             file.set_permissions(fs::Permissions::from_mode(before.mode() & 0o777))?;
             fchown(file, Some(before.uid()), Some(before.gid()))?;
         }
         file.sync_all()
     })();
-    replaced.map_err(io_error(path))?;
+    written.map_err(io_error(path))?;
     temporary.persist(path).map_err(|error| io_error(path)(error.error))?;
     lock.sync_all().map_err(io_error(folder))
 }
 
-fn validated(path: &Path, written: RawKeyFile) -> Result<Vec<ApiKey>, KeyFileEditError> {
+fn validated(path: &Path, content: RawKeyFile) -> Result<Vec<ApiKey>, KeyFileEditError> {
     let mut problems = Vec::new();
-    let keys = check_keys(written, &mut problems);
-    match problems.is_empty() {
-        true => Ok(keys),
-        false => Err(invalid(path, &problems.join("\n"))),
-    }
+    let keys = check_keys(content, &mut problems);
+    if problems.is_empty() { Ok(keys) } else { Err(invalid(path, &problems.join("\n"))) }
 }
 
 fn to_table(key: &ApiKey, digest: KeyDigest) -> KeyTable {
@@ -193,11 +188,11 @@ mod tests {
     }
 
     #[test]
-    fn the_file_that_a_link_leads_to_is_changed_and_the_link_stays() {
+    fn the_target_of_a_link_is_changed_and_the_link_stays() {
         let [folder, other] = [0, 1].map(|_| tempfile::tempdir().unwrap());
         let (link, path) = (folder.path().join("link"), other.path().join("keys.toml"));
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        // One that leads nowhere is not replaced either.
+        // A dangling link is not replaced.
         assert!(add(&link, &key("a")).is_err());
         add(&path, &key("a")).unwrap();
         add(&link, &key("b")).unwrap();
@@ -209,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_added_and_taken_away_and_the_rest_stays() {
+    fn keys_are_added_and_revoked_and_other_content_stays() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         assert!(revoke(&path, "a").is_err());
@@ -225,7 +220,7 @@ mod tests {
         assert_eq!(keys.first(), Some(&expected));
         assert_eq!(keys.len(), 2);
         let refused = add(&path, &key("a")).unwrap_err().to_string();
-        assert!(refused.contains("already"), "{refused}");
+        assert!(refused.contains("already exists"), "{refused}");
         let refused = add(&path, &key("a b")).unwrap_err().to_string();
         assert!(refused.contains("a name has"), "{refused}");
         assert_eq!(fs::read_to_string(&path).unwrap(), text);

@@ -1,4 +1,4 @@
-//! What a key file says, and what is wrong with it.
+//! Reads and checks the key file. Error messages never contain a possible key.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -17,11 +17,9 @@ use super::{
     trusted_path::{GROUP_OTHER_WRITE, open, open_trusted},
 };
 
-/// Most keys of a file, which is read as a whole.
 const MAX_KEYS: usize = 4096;
-/// Longest name of a key, in bytes.
 const MAX_KEY_NAME_BYTES: usize = 64;
-/// Largest rate, burst and concurrency.
+/// Largest value of `calls_per_second`, `burst` and `concurrent_calls`.
 const MAX_CALL_LIMIT: u32 = 1_000_000;
 /// The fields of a `[[keys]]` table.
 const KEY_FIELDS: [&str; 10] = [
@@ -37,65 +35,60 @@ const KEY_FIELDS: [&str; 10] = [
     "created",
 ];
 
-/// What a caller may do. Each may do what those before it may.
+/// Role of a caller. Each role includes the roles before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum AccessRole {
-    /// Look: at the catalog, the daemon, and what goes on.
+    /// Read the catalog, the state of the daemon, and the records of sessions.
     Read,
     /// Call tools.
     Invoke,
-    /// Everything: also decide about the calls of others.
+    /// Everything, including decisions about the calls of others.
     Admin,
 }
 
-/// The keys of a file.
+/// A checked key file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyFile {
-    /// Where they were read.
     pub(crate) path: PathBuf,
-    /// The keys, in the order of the file.
+    /// In the order of the file.
     pub(crate) keys: Vec<ApiKey>,
 }
 
-/// A key.
+/// An API key, without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApiKey {
-    /// What its holder is called in records.
+    /// Name of the caller in records.
     pub(crate) name: String,
-    /// What its holder may do.
     pub(crate) role: AccessRole,
-    /// What it is known by.
     pub(crate) digest: KeyDigest,
-    /// The workspaces that it is for; without, all.
+    /// Workspaces that the key allows. `None`: all.
     pub(crate) workspaces: Option<BTreeSet<String>>,
-    /// The tools that it is for; without, all.
+    /// Tools that the key allows. `None`: all.
     pub(crate) tools: Option<BTreeSet<String>>,
-    /// How much it may do.
     pub(crate) limits: KeyLimits,
-    /// When it stops being one.
     pub(crate) expires: Option<SystemTime>,
 }
 
-/// How much one caller may do.
+/// Limits of one caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct KeyLimits {
-    /// Calls per second, on average, and at once; without, as many as come.
+    /// Rate of calls. `None`: no limit.
     pub(crate) rate: Option<RateLimit>,
-    /// Calls at one time; without, as many as the daemon takes.
+    /// Running calls. `None`: the limit of the daemon.
     pub(crate) concurrent_calls: Option<u32>,
 }
 
-/// How often something may happen.
+/// A rate limit with a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RateLimit {
-    /// Per second, on average.
+    /// Calls per second on average.
     pub(crate) per_second: u32,
-    /// At once.
+    /// Calls at once after a pause.
     pub(crate) burst: u32,
 }
 
-/// The file, as it is written.
+/// The key file as it is written.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RawKeyFile {
@@ -127,23 +120,29 @@ pub(super) struct KeyTable {
 }
 
 impl KeyFile {
-    /// Reads the file at `path`. A problem names the key and the field.
+    /// Reads the file at `path`, which only root and the daemon's own user may be able to change.
+    ///
+    /// # Errors
+    ///
+    /// Returns all problems. Each names the key and the field.
     pub(crate) fn read(path: &Path) -> Result<Self, Vec<String>> {
-        let shown = path.display();
-        let written = open_trusted(path).and_then(RawKeyFile::from_file);
-        let written = written.map_err(|problem| vec![format!("--keys {shown}: {problem}")])?;
+        let explain = |problem| format!("--keys {}: {problem}", path.display());
+        let content = open_trusted(path)
+            .and_then(RawKeyFile::from_file)
+            .map_err(|problem| vec![explain(problem)])?;
+
         let mut problems = Vec::new();
-        let keys = check_keys(written, &mut problems);
+        let keys = check_keys(content, &mut problems);
         if problems.is_empty() {
-            return Ok(Self { path: path.to_owned(), keys });
+            Ok(Self { path: path.to_owned(), keys })
+        } else {
+            Err(problems.into_iter().map(explain).collect())
         }
-        let named = problems.into_iter().map(|problem| format!("--keys {shown}: {problem}"));
-        Err(named.collect())
     }
 }
 
 impl RawKeyFile {
-    /// Reads the file at `path`.
+    /// Reads the file at `path`, without checks of the path.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         Self::from_file(open(path)?)
     }
@@ -152,7 +151,7 @@ impl RawKeyFile {
         let metadata = file.metadata().map_err(|error| error.to_string())?;
         if metadata.mode() & GROUP_OTHER_WRITE != 0 {
             return Err(format!(
-                "others than its owner may write to it (mode {:04o}), and so let in whom they like: chmod go-w it",
+                "users other than its owner can write to it (mode {:04o}), and so add keys: chmod go-w it",
                 metadata.mode() & 0o7777
             ));
         }
@@ -161,18 +160,18 @@ impl RawKeyFile {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        // What the parser says shows what was written, which may be a key.
+        // The message of the parser can quote a key.
         toml::from_str(text).map_err(|error: toml::de::Error| {
             let start = error.span().map_or(0, |span| span.start);
             let before = text.get(..start).unwrap_or_default();
             let line = before.matches('\n').count();
-            let written = text.lines().nth(line).unwrap_or_default();
-            format!("line {}: {}", line + 1, explain_parse_error(error.message(), written))
+            let content = text.lines().nth(line).unwrap_or_default();
+            format!("line {}: {}", line + 1, explain_parse_error(error.message(), content))
         })
     }
 }
 
-/// What is wrong with a line, without anything that was written in it.
+/// Returns the problem of a line without any of its content, except known field names.
 fn explain_parse_error(message: &str, line: &str) -> String {
     let known = KEY_FIELDS.join(", ");
     if message.starts_with("missing field") {
@@ -181,95 +180,103 @@ fn explain_parse_error(message: &str, line: &str) -> String {
         return format!("missing field {field}");
     }
     if message.starts_with("unknown field") {
-        return format!("a field that there is not: a [[keys]] table has {known}");
+        return format!("unknown field: a [[keys]] table has {known}");
     }
+
     let name = line.split('=').next().unwrap_or_default().trim();
     let field = KEY_FIELDS.iter().find(|field| **field == name);
     let is_value = message.starts_with("unknown variant") || message.starts_with("invalid");
     match field {
         Some(&"role") if is_value => "role must be \"read\", \"invoke\" or \"admin\"".to_owned(),
-        Some(field) => format!("{field} has no value that it can have, or none that TOML knows"),
-        None => format!("this is no TOML, or no [[keys]] table with {known}"),
+        Some(field) => format!("{field} has an invalid value, or is not valid TOML"),
+        None => format!("not valid TOML, or not a [[keys]] table with {known}"),
     }
 }
 
-/// Checks what was written.
-pub(super) fn check_keys(written: RawKeyFile, problems: &mut Vec<String>) -> Vec<ApiKey> {
-    if written.keys.len() > MAX_KEYS {
-        problems.push(format!("holds {} keys; {MAX_KEYS} are the most", written.keys.len()));
+/// Checks the tables of a key file.
+pub(super) fn check_keys(content: RawKeyFile, problems: &mut Vec<String>) -> Vec<ApiKey> {
+    if content.keys.len() > MAX_KEYS {
+        problems.push(format!("has {} keys; at most {MAX_KEYS} are allowed", content.keys.len()));
     }
+
     let (mut names, mut digests) = (HashSet::new(), HashSet::new());
     let mut keys = Vec::new();
-    for (index, key) in written.keys.into_iter().enumerate() {
-        let name = match is_key_name(&key.name) {
-            true => redacted_name(&key.name),
-            // Whatever it is, it is in the wrong place.
-            false => format!("number {}", index + 1),
+    for (index, table) in content.keys.into_iter().enumerate() {
+        let name = if is_key_name(&table.name) {
+            redacted_name(&table.name)
+        } else {
+            // The text could be a misplaced key.
+            format!("number {}", index + 1)
         };
         let mut report = |text: String| problems.push(format!("key {name}: {text}"));
-        if !is_key_name(&key.name) {
+
+        if !is_key_name(&table.name) {
             report(NAME_RULE.to_owned());
         }
-        if !names.insert(key.name.clone()) {
+        if !names.insert(table.name.clone()) {
             report("two keys have this name".to_owned());
         }
-        let digest = KeyDigest::parse(&key.sha256);
+        let digest = KeyDigest::parse(&table.sha256);
         if digest.is_none() {
             report("sha256 must be 64 hexadecimal digits, as `jig key new` writes them".to_owned());
         }
         if digest.is_some_and(|digest| !digests.insert(digest)) {
             report("two entries are for the same key".to_owned());
         }
-        for (field, number) in [
-            ("calls_per_second", key.calls_per_second),
-            ("burst", key.burst),
-            ("concurrent_calls", key.concurrent_calls),
-        ] {
-            if number.is_some_and(|number| !(1..=MAX_CALL_LIMIT).contains(&number)) {
-                report(format!("{field} must be from 1 to {MAX_CALL_LIMIT}"));
-            }
-        }
-        if key.burst.is_some() && key.calls_per_second.is_none() {
-            report("burst says nothing without calls_per_second".to_owned());
-        }
-        for (field, list) in [("workspaces", &key.workspaces), ("tools", &key.tools)] {
-            if list.as_ref().is_some_and(Vec::is_empty) {
-                report(format!("{field} is empty: name some, or leave it out for all"));
-            }
-        }
-        let expires = key.expires.as_deref().map(parse_expiry);
-        if let Some(Err(problem)) = &expires {
-            report(problem.clone());
-        }
-        keys.push(ApiKey {
-            name: key.name,
-            role: key.role,
-            digest: digest.unwrap_or_default(),
-            workspaces: key.workspaces.map(|names| names.into_iter().collect()),
-            tools: key.tools.map(|names| names.into_iter().collect()),
-            limits: KeyLimits {
-                rate: key.calls_per_second.map(|per_second| RateLimit {
-                    per_second,
-                    burst: key.burst.unwrap_or(per_second),
-                }),
-                concurrent_calls: key.concurrent_calls,
-            },
-            expires: expires.and_then(Result::ok),
-        });
+        keys.push(check_key(table, digest.unwrap_or_default(), &mut report));
     }
     keys
 }
 
-/// What a name must be like.
-const NAME_RULE: &str = "a name has 1 to 64 letters, digits, dots, underscores and hyphens, and nothing in it that keys begin with";
+/// Checks the fields of a table, except its name and digest.
+fn check_key(table: KeyTable, digest: KeyDigest, report: &mut impl FnMut(String)) -> ApiKey {
+    for (field, number) in [
+        ("calls_per_second", table.calls_per_second),
+        ("burst", table.burst),
+        ("concurrent_calls", table.concurrent_calls),
+    ] {
+        if number.is_some_and(|number| !(1..=MAX_CALL_LIMIT).contains(&number)) {
+            report(format!("{field} must be from 1 to {MAX_CALL_LIMIT}"));
+        }
+    }
+    if table.burst.is_some() && table.calls_per_second.is_none() {
+        report("burst requires calls_per_second".to_owned());
+    }
+    for (field, list) in [("workspaces", &table.workspaces), ("tools", &table.tools)] {
+        if list.as_ref().is_some_and(Vec::is_empty) {
+            report(format!("{field} is empty: name at least one, or remove it for all"));
+        }
+    }
+    let expires = table.expires.as_deref().map(parse_expiry);
+    if let Some(Err(problem)) = &expires {
+        report(problem.clone());
+    }
+
+    ApiKey {
+        name: table.name,
+        role: table.role,
+        digest,
+        workspaces: table.workspaces.map(|names| names.into_iter().collect()),
+        tools: table.tools.map(|names| names.into_iter().collect()),
+        limits: KeyLimits {
+            rate: table.calls_per_second.map(|per_second| RateLimit {
+                per_second,
+                burst: table.burst.unwrap_or(per_second),
+            }),
+            concurrent_calls: table.concurrent_calls,
+        },
+        expires: expires.and_then(Result::ok),
+    }
+}
+
+const NAME_RULE: &str = "a name has 1 to 64 letters, digits, dots, underscores and hyphens, and does not contain jig_, the prefix of keys";
 
 fn is_key_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    let is_like_a_key = text.contains(KEY_PREFIX);
-    (1..=MAX_KEY_NAME_BYTES).contains(&text.len()) && text.bytes().all(allowed) && !is_like_a_key
+    let could_be_a_key = text.contains(KEY_PREFIX);
+    (1..=MAX_KEY_NAME_BYTES).contains(&text.len()) && text.bytes().all(allowed) && !could_be_a_key
 }
 
-/// Reads when a key ends.
 fn parse_expiry(text: &str) -> Result<SystemTime, String> {
     let problem = || "expires: give a time such as \"2027-01-31T00:00:00Z\"".to_owned();
     let time: prost_types::Timestamp = text.parse().map_err(|_| problem())?;
@@ -277,7 +284,7 @@ fn parse_expiry(text: &str) -> Result<SystemTime, String> {
 }
 
 impl AccessRole {
-    /// Its name in the key file.
+    /// Returns the name in the key file.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -300,7 +307,7 @@ mod tests {
     fn problems(text: &str) -> Vec<String> {
         let mut problems = Vec::new();
         match RawKeyFile::parse(text) {
-            Ok(written) => drop(check_keys(written, &mut problems)),
+            Ok(content) => drop(check_keys(content, &mut problems)),
             Err(problem) => problems.push(problem),
         }
         problems
@@ -312,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_of_every_key_is_told() {
+    fn every_problem_of_every_key_is_reported() {
         assert_eq!(problems(&key("")), [""; 0]);
         assert_eq!(
             problems(&key(
@@ -327,7 +334,7 @@ mod tests {
             "key number 2: a name has",
             "key number 2: sha256",
             "key number 2: burst must be",
-            "key number 2: burst says nothing",
+            "key number 2: burst requires",
             "key number 2: tools is empty",
             "key number 2: expires: give",
             "two keys have this name",
@@ -341,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_problem_never_shows_what_may_be_a_key() {
+    fn a_problem_never_contains_a_possible_key() {
         let fields = KEY_FIELDS.into_iter().flat_map(|field| {
             let others = key("").lines().map(str::to_owned).collect::<Vec<_>>();
             let others = others.into_iter().filter(|line| !line.starts_with(&format!("{field} =")));
@@ -349,8 +356,8 @@ mod tests {
             ["\"jig_secret\"", "[\"jig_secret\"]", "jig_secret", "\"jig_secret"]
                 .map(|value| (field, format!("{}\n{field} = {value}\n", others.join("\n"))))
         });
-        // Where any text can stand.
-        let may_be_right = ["workspaces", "tools", "created"];
+        // These fields accept any text.
+        let may_be_valid = ["workspaces", "tools", "created"];
         let other = [
             "keys = \"jig_secret",
             "jig_secret",
@@ -365,18 +372,18 @@ mod tests {
         let other = other.map(|bad| ("", bad.to_owned()));
         for (field, bad) in fields.chain(other) {
             let found = problems(&bad);
-            assert!(!found.is_empty() || may_be_right.contains(&field), "{bad}");
+            assert!(!found.is_empty() || may_be_valid.contains(&field), "{bad}");
             assert!(!found.concat().contains("secret"), "{bad}: {found:?}");
         }
-        // And the line is told.
-        let told = problems("[[keys]]\nname = \"a\"\nburst = \"jig_secret\"").concat();
-        assert!(told.contains("line 3: burst"), "{told}");
-        let told = problems("[[keys]]\nname = \"a\"\nrole = \"jig_secret\"").concat();
-        assert!(told.contains("line 3: role must be"), "{told}");
+        // The problem names the line.
+        let found = problems("[[keys]]\nname = \"a\"\nburst = \"jig_secret\"").concat();
+        assert!(found.contains("line 3: burst"), "{found}");
+        let found = problems("[[keys]]\nname = \"a\"\nrole = \"jig_secret\"").concat();
+        assert!(found.contains("line 3: role must be"), "{found}");
     }
 
     #[test]
-    fn two_digests_that_are_none_are_not_the_same_key() {
+    fn two_invalid_digests_are_not_reported_as_one_key() {
         let bad =
             |name: &str| format!("[[keys]]\nname = {name:?}\nrole = \"read\"\nsha256 = \"0\"\n");
         let found = problems(&(bad("a") + &bad("b")));
@@ -385,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_may_write_to_is_refused() {
+    fn a_file_that_other_users_can_write_is_refused() {
         use std::{fs, os::unix::fs::PermissionsExt as _};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");

@@ -1,4 +1,4 @@
-//! A key itself, and what it is known by.
+//! API keys: generation of secrets, and their digests.
 
 use std::fmt;
 
@@ -7,12 +7,11 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-/// What every key begins with, so that scanners find those that were published by mistake.
+/// Prefix of every key, so that secret scanners find published keys.
 pub(super) const KEY_PREFIX: &str = "jig_";
-/// Random bytes of a key.
 const KEY_RANDOM_BYTES: usize = 32;
 
-/// A key. It is shown once, to who asked for it.
+/// The secret of a key. Shown once, at its creation.
 pub(crate) struct SecretKey(String);
 
 /// SHA-256 of a key.
@@ -20,22 +19,20 @@ pub(crate) struct SecretKey(String);
 pub(crate) struct KeyDigest([u8; 32]);
 
 impl SecretKey {
-    /// Makes one.
     pub(crate) fn generate() -> std::io::Result<Self> {
         let mut bytes = [0; KEY_RANDOM_BYTES];
-        // So few are never cut short (getrandom(2)).
+        // Up to 256 bytes are always complete (getrandom(2)).
         if getrandom(&mut bytes, GetRandomFlags::empty())? != KEY_RANDOM_BYTES {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
         Ok(Self(format!("{KEY_PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode(bytes))))
     }
 
-    /// What it is known by.
     pub(crate) fn digest(&self) -> KeyDigest {
         KeyDigest::from_key(self.0.as_bytes())
     }
 
-    /// The key as text.
+    /// Returns the secret text.
     pub(crate) fn reveal(&self) -> &str {
         &self.0
     }
@@ -47,31 +44,30 @@ impl fmt::Debug for SecretKey {
     }
 }
 
-/// A name of a key file, as problems show it, unless it may be a key that was put in the wrong place.
+/// Returns the name of a key for messages, or a placeholder if the name could be a secret.
 pub(crate) fn redacted_name(name: &str) -> String {
-    match name.contains(KEY_PREFIX) {
-        true => "(what may be a key is not shown)".to_owned(),
-        false => format!("{name:?}"),
+    if name.contains(KEY_PREFIX) {
+        "(a possible key is not shown)".to_owned()
+    } else {
+        format!("{name:?}")
     }
 }
 
 impl KeyDigest {
-    /// Of what was shown as a key.
-    pub(crate) fn from_key(shown: &[u8]) -> Self {
-        Self(Sha256::digest(shown).into())
+    pub(crate) fn from_key(key: &[u8]) -> Self {
+        Self(Sha256::digest(key).into())
     }
 
-    /// Whether both are the same. Takes as long if they differ early as if they differ late.
+    /// Compares two digests in time that does not depend on the position of a difference.
     pub(crate) fn constant_time_eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 
-    /// It as bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Reads one as it is written: 64 hexadecimal digits.
+    /// Reads 64 hexadecimal digits.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let digits = text.as_bytes();
         if digits.len() != 64 {
@@ -100,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_known_by_its_digest_and_shown_to_nobody() {
+    fn a_key_matches_its_digest_and_is_not_in_debug_output() {
         let [one, other] = [0, 1].map(|_| SecretKey::generate().unwrap());
         assert_ne!(one.reveal(), other.reveal());
         assert_eq!(one.reveal().len(), KEY_PREFIX.len() + 43);
@@ -112,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn only_64_digits_are_a_digest() {
+    fn a_digest_has_64_hexadecimal_digits() {
         // SHA-256 of "abc", FIPS 180-4.
         let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(KeyDigest::parse(text), Some(KeyDigest::from_key(b"abc")));

@@ -1,5 +1,7 @@
-//! Where a key file lies: who can replace it, can let in whom he likes. So each directory and link on the way
-//! to it is looked at as it is gone through, and what is read is what was found at the end of that way.
+//! Opens the key file through a path that other users cannot change.
+//!
+//! A user who can replace the key file can give itself access. The walk therefore checks each
+//! directory and symbolic link as it opens it, and reads the file that it finds at the end.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -14,24 +16,26 @@ use rustix::{
     process::geteuid,
 };
 
-/// Who may write to a file or folder beside its owner.
+/// Write permission of the group and of others.
 pub(super) const GROUP_OTHER_WRITE: u32 = 0o022;
-/// With this, what is in a folder can be replaced by its owner only.
+/// In a sticky directory, only the owner of an entry can replace it.
 const STICKY_BIT: u32 = 0o1000;
-/// Links that are followed, as in the kernel (path_resolution(7)).
+/// Symbolic links followed in one path, as in the kernel (path_resolution(7)).
 const MAX_SYMLINKS: usize = 40;
 
-/// The way to a file, as far as it was gone.
+/// A walk along a path, component by component.
 struct TrustedPathWalk {
-    /// The directory that it has come to, and its path.
+    /// The current directory of the walk, and its path.
     directory: OwnedFd,
     path: PathBuf,
-    /// What is still to be gone through, the last one first.
+    /// Remaining components, in reverse order.
     remaining: Vec<OsString>,
     links_followed: usize,
 }
 
-/// Opens the file at `path`, if nobody but the daemon's own user and root can replace it, or what is in it.
+/// Opens the file at `path` if only the daemon's own user and root can replace it.
+///
+/// Does not check the mode of the file itself.
 pub(super) fn open_trusted(path: &Path) -> Result<File, String> {
     let path = std::path::absolute(path).map_err(|error| explain_open_error(&error))?;
     let mut walk = TrustedPathWalk::new(&path)?;
@@ -43,24 +47,24 @@ pub(super) fn open_trusted(path: &Path) -> Result<File, String> {
     Err(NOT_A_FILE.to_owned())
 }
 
-/// Opens the file at `path`.
+/// Opens the file at `path` without checks of the path.
 pub(super) fn open(path: &Path) -> Result<File, String> {
     open_file_at(&CWD, path.as_os_str(), OFlags::empty())
 }
 
-/// Why the key file cannot be read, and what to do.
+/// Returns why the key file cannot be read, and what to do.
 fn explain_open_error(error: &io::Error) -> String {
     let remedy = if error.kind() == ErrorKind::PermissionDenied {
-        "a daemon reads it as its own user and, once it serves, only where it and the links to it were at its start: restart it where that has changed"
+        "the daemon reads it as its own user and, after its start, only at the path that it had then: restart the daemon if the path has changed"
     } else {
-        "make a key with `jig key new --keys FILE`"
+        "create a key with `jig key new --keys FILE`"
     };
     format!("{error}: {remedy}")
 }
 
-const NOT_A_FILE: &str = "is no file";
+const NOT_A_FILE: &str = "is not a file";
 
-/// Opens a file for reading; never waits for somebody to write to it.
+/// Opens a file for reading. Does not wait for the writer of a FIFO.
 fn open_file_at(
     folder: &impl std::os::fd::AsFd,
     name: &OsStr,
@@ -70,21 +74,22 @@ fn open_file_at(
     let file = openat(folder, name, flags, Mode::empty());
     let file = file.map_err(|errno| explain_open_error(&errno.into()))?;
     let stat = fstat(&file).map_err(|errno| explain_open_error(&errno.into()))?;
-    match FileType::from_raw_mode(stat.st_mode).is_file() {
-        true => Ok(file.into()),
-        false => Err(NOT_A_FILE.to_owned()),
+    if FileType::from_raw_mode(stat.st_mode).is_file() {
+        Ok(file.into())
+    } else {
+        Err(NOT_A_FILE.to_owned())
     }
 }
 
 impl TrustedPathWalk {
     fn new(path: &Path) -> Result<Self, String> {
-        let (at, root) = open_root()?;
-        let mut walk = Self { directory: at, path: root, remaining: Vec::new(), links_followed: 0 };
+        let (directory, root) = open_root()?;
+        let mut walk = Self { directory, path: root, remaining: Vec::new(), links_followed: 0 };
         walk.push_path(path);
         Ok(walk)
     }
 
-    /// Has it go through `path` next.
+    /// Puts the components of `path` before the remaining ones.
     fn push_path(&mut self, path: &Path) {
         let names = path.components().filter_map(|component| match component {
             Component::Normal(name) => Some(name.to_owned()),
@@ -95,19 +100,21 @@ impl TrustedPathWalk {
         self.remaining.extend(names.into_iter().rev());
     }
 
-    /// Goes one step. Answers the file, at the end of the way.
+    /// Walks one component. Returns the file at the end of the path.
     fn step(&mut self, name: &OsStr) -> Result<Option<File>, String> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = openat(&self.directory, name, flags, Mode::empty());
         let found = found.map_err(|errno| explain_open_error(&errno.into()))?;
         let stat = fstat(&found).map_err(|errno| explain_open_error(&errno.into()))?;
-        let path = match name == ".." {
-            true => self.path.parent().unwrap_or(&self.path).to_owned(),
-            false => self.path.join(name),
+        let path = if name == ".." {
+            self.path.parent().unwrap_or(&self.path).to_owned()
+        } else {
+            self.path.join(name)
         };
+
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind.is_symlink() {
-            check_owner("a link that leads to it", &path, stat.st_uid)?;
+            check_owner("a symbolic link on its path", &path, stat.st_uid)?;
             let target = readlinkat(&found, "", Vec::new());
             let target = target.map_err(|errno| explain_open_error(&errno.into()))?;
             self.follow_link(&PathBuf::from(OsString::from_vec(target.into_bytes())))?;
@@ -128,7 +135,7 @@ impl TrustedPathWalk {
     fn follow_link(&mut self, target: &Path) -> Result<(), String> {
         self.links_followed += 1;
         if self.links_followed > MAX_SYMLINKS {
-            return Err("too many links lead to it".to_owned());
+            return Err("its path has too many symbolic links".to_owned());
         }
         if target.is_absolute() {
             (self.directory, self.path) = open_root()?;
@@ -138,7 +145,7 @@ impl TrustedPathWalk {
     }
 }
 
-/// Where every way begins, and its path.
+/// Opens the root directory, and returns it with its path.
 fn open_root() -> Result<(OwnedFd, PathBuf), String> {
     let (path, flags) = (Path::new("/"), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC);
     let root = openat(CWD, path, flags, Mode::empty())
@@ -153,7 +160,7 @@ fn check_directory(folder: &OwnedFd, path: &Path) -> Result<(), String> {
     let mode = stat.st_mode;
     if mode & GROUP_OTHER_WRITE != 0 && mode & STICKY_BIT == 0 {
         return Err(format!(
-            "others than its owner may write to the directory {} (mode {:04o}), and so replace it: chmod go-w that",
+            "users other than its owner can write to the directory {} (mode {:04o}), and so replace the file: chmod go-w the directory",
             path.display(),
             mode & 0o7777
         ));
@@ -166,7 +173,7 @@ fn check_owner(what: &str, path: &Path, owner: u32) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{what} belongs to the user {owner}, who can let in whom he likes: chown {} to the daemon's user or to root",
+        "{what} belongs to the user {owner}, who could add keys: chown {} to the daemon's user or to root",
         path.display()
     ))
 }
@@ -181,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_others_may_replace_is_refused() {
+    fn a_file_that_other_users_can_replace_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("keys");
         let path = place.join("keys.toml");
@@ -199,24 +206,24 @@ mod tests {
             assert!(problem.contains("chmod go-w"), "{problem}");
         }
         with_mode(0o755).unwrap();
-        // Of whom it is can be changed by root only, as whom the tests run that need it.
+        // Only root can change owners; the tests that need it run as root.
         let own = geteuid().as_raw();
         let above = folder.path().to_owned();
-        for (changed, told) in [
+        for (changed, expected) in [
             (&path, "it belongs"),
             (&place, "a directory above it belongs"),
             (&above, "a directory above it belongs"),
         ] {
             if chown(changed, Some(12_345), None).is_ok() {
                 let problem = open_trusted(&path).unwrap_err();
-                assert!(problem.contains(told) && problem.contains("12345"), "{problem}");
+                assert!(problem.contains(expected) && problem.contains("12345"), "{problem}");
                 chown(changed, Some(own), None).unwrap();
             }
         }
     }
 
     #[test]
-    fn what_links_lead_to_is_read_and_each_of_them_is_looked_at() {
+    fn symbolic_links_are_followed_and_each_is_checked() {
         // As Kubernetes mounts a secret.
         let folder = tempfile::tempdir().unwrap();
         let [volume, first] = ["volume", "volume/..first"].map(|name| folder.path().join(name));
@@ -235,10 +242,10 @@ mod tests {
         let link = volume.join("..data");
         if lchown(&link, Some(12_345), None).is_ok() {
             let problem = open_trusted(&volume.join("keys.toml")).unwrap_err();
-            assert!(problem.contains("a link that leads to it belongs"), "{problem}");
+            assert!(problem.contains("a symbolic link on its path belongs"), "{problem}");
             lchown(&link, Some(own), None).unwrap();
         }
-        // Where a link lies, matters as much.
+        // The directory of a link is checked too.
         let open_to_all = folder.path().join("open");
         fs::create_dir(&open_to_all).unwrap();
         fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o777)).unwrap();
@@ -246,19 +253,19 @@ mod tests {
         let problem = open_trusted(&open_to_all.join("keys.toml")).unwrap_err();
         assert!(problem.contains("chmod go-w"), "{problem}");
         symlink("loop", folder.path().join("loop")).unwrap();
-        for (path, told) in [
-            ("loop", "too many links"),
+        for (path, expected) in [
+            ("loop", "too many symbolic links"),
             ("volume", NOT_A_FILE),
             ("none/keys.toml", "jig key new"),
             ("volume/keys.toml/x", "ot a directory"),
         ] {
             let problem = open_trusted(&folder.path().join(path)).unwrap_err();
-            assert!(problem.contains(told), "{path}: {problem}");
+            assert!(problem.contains(expected), "{path}: {problem}");
         }
     }
 
     #[test]
-    fn what_was_looked_at_is_what_is_read() {
+    fn the_checked_file_is_the_file_that_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let [path, other] = ["keys.toml", "other"].map(|name| folder.path().join(name));
         fs::write(&path, "right").unwrap();
@@ -266,7 +273,7 @@ mod tests {
         let file = open_trusted(&path).unwrap();
         fs::rename(&other, &path).unwrap();
         assert_eq!(io::read_to_string(file).unwrap(), "right");
-        // Nobody is waited for who might write.
+        // Opening a FIFO does not wait for a writer.
         let fifo = folder.path().join("fifo");
         rustix::fs::mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
         assert_eq!(open_trusted(&fifo).unwrap_err(), NOT_A_FILE);

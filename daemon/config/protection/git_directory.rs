@@ -1,5 +1,5 @@
-//! Where git finds the repository of a workspace, as `setup_git_directory_gently` and
-//! `get_common_dir` of git do.
+//! Finds the git directories of a workspace, as `setup_git_directory_gently` and `get_common_dir`
+//! of git do.
 
 use std::{
     ffi::OsStr,
@@ -11,7 +11,7 @@ use std::{
 
 use rustix::fs::OFlags;
 
-/// Bytes of a file that names a directory. A path has at most 4,096.
+/// Bytes read of a file that names a directory. A path has at most 4,096 bytes.
 const MAX_POINTER_BYTES: u64 = 8192;
 
 /// A directory in the workspace that git reads its configuration from.
@@ -19,16 +19,16 @@ const MAX_POINTER_BYTES: u64 = 8192;
 pub(super) struct GitDirectory {
     /// Relative to the workspace; empty for the workspace itself.
     pub(super) path: String,
-    /// Whether it has only what is a linked worktree's own (git-worktree(1)).
+    /// Whether it is the directory of a linked worktree (git-worktree(1)).
     pub(super) is_worktree: bool,
 }
 
-/// Whether git finds a repository in the workspace, or something that it takes for a damaged one.
+/// Returns true if git finds a repository in the workspace, or a damaged one.
 pub(super) fn is_there(root: &Path) -> bool {
     fs::symlink_metadata(root.join(".git")).is_ok() || is_repository(root)
 }
 
-/// The directories of the repository that lie in the workspace.
+/// Returns the directories of the repository that are in the workspace.
 pub(super) fn find(root: &Path) -> Result<Vec<GitDirectory>, String> {
     let dot_git = root.join(".git");
     let kind = fs::symlink_metadata(&dot_git).map(|metadata| metadata.file_type());
@@ -39,12 +39,12 @@ pub(super) fn find(root: &Path) -> Result<Vec<GitDirectory>, String> {
     } else if is_file && let Some(target) = pointer(&dot_git, b"gitdir: ") {
         paths.extend(within(root, root, &target)?);
     }
-    // Git looks for a bare repository where `.git` is none.
+    // Git looks for a bare repository if `.git` is not one.
     if !is_file && !is_repository(&dot_git) && is_repository(root) {
         paths.push(String::new());
     }
 
-    let mut found = Vec::new();
+    let mut directories = Vec::new();
     let mut common = Vec::new();
     for path in paths {
         let directory = root.join(&path);
@@ -53,20 +53,21 @@ pub(super) fn find(root: &Path) -> Result<Vec<GitDirectory>, String> {
         if let Some(target) = &target {
             common.extend(within(root, &directory, target)?);
         }
-        found.push(GitDirectory { path, is_worktree: target.is_some() });
+        directories.push(GitDirectory { path, is_worktree: target.is_some() });
     }
-    found.extend(common.into_iter().map(|path| GitDirectory { path, is_worktree: false }));
-    Ok(found)
+    directories.extend(common.into_iter().map(|path| GitDirectory { path, is_worktree: false }));
+    Ok(directories)
 }
 
-/// Whether git may take the directory for a repository.
+/// Returns true if git can take the directory for a repository.
 fn is_repository(directory: &Path) -> bool {
     let has = |name: &str| directory.join(name).symlink_metadata().is_ok();
     has("HEAD") && (has("commondir") || has("objects") && has("refs"))
 }
 
-/// The path that a file consists of, after the prefix. The file may be hostile: it is neither
-/// followed nor waited for.
+/// Reads the path in a file, after `prefix`.
+///
+/// The file can be hostile: the daemon does not follow a symbolic link or wait for a FIFO.
 fn pointer(file: &Path, prefix: &[u8]) -> Option<PathBuf> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file =
@@ -81,7 +82,7 @@ fn pointer(file: &Path, prefix: &[u8]) -> Option<PathBuf> {
     Some(PathBuf::from(OsStr::from_bytes(path.get(..=end)?)))
 }
 
-/// The path relative to the workspace, if it lies in it. `target` is relative to `base`.
+/// Returns `target`, which is relative to `base`, as a path in the workspace, if it is in it.
 fn within(root: &Path, base: &Path, target: &Path) -> Result<Option<String>, String> {
     let target = base.join(target);
     let mut path = PathBuf::new();
@@ -94,15 +95,17 @@ fn within(root: &Path, base: &Path, target: &Path) -> Result<Option<String>, Str
             }
         }
     }
+
     let real = fs::canonicalize(&target).ok();
     let is_in = |path: &PathBuf| path.starts_with(root);
     if is_in(&path) && real.as_ref().is_some_and(|real| *real != path) {
         let name = path.strip_prefix(root).unwrap_or(&path);
         return Err(format!(
-            "the repository's directory {} is reached by a symbolic link, which cannot be protected; replace the link by what it leads to",
+            "the repository's directory {} is reached by a symbolic link, which cannot be protected; replace the link with its target",
             name.display()
         ));
     }
+
     let Some(path) = real.filter(is_in).or(Some(path).filter(is_in)) else {
         return Ok(None);
     };
@@ -153,7 +156,7 @@ mod tests {
             assert_eq!(found(root), expected, "{content:?}");
         }
 
-        // A worktree of a repository that lies in the workspace, too.
+        // A worktree of a repository in the workspace.
         let worktree = root.join("main/.git/worktrees/w");
         fs::create_dir_all(&worktree).unwrap();
         fs::write(worktree.join("commondir"), "../..\n").unwrap();
@@ -163,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_repository_is_found_where_dot_git_is_none() {
+    fn a_bare_repository_is_found_without_dot_git() {
         let folder = tempfile::tempdir().unwrap();
         let root = fs::canonicalize(folder.path()).unwrap();
         repository(&root);
@@ -175,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_behind_a_link_is_refused() {
+    fn a_git_directory_behind_a_symbolic_link_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let root = fs::canonicalize(folder.path()).unwrap();
         fs::create_dir(root.join("real")).unwrap();

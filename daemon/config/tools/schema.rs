@@ -1,18 +1,19 @@
-//! Schemas as tables have them: made one piece, without references, of keywords that are known here. What contains
-//! itself would take exponential time to look at, and has no end.
+//! JSON Schemas of custom tools: checks their keywords and inlines their references.
+//!
+//! Schemas that contain themselves are rejected. Inlining them would not end, and validation could
+//! take exponential time.
 
 use serde_json::{Map, Value as Json};
 
 use super::template::is_param_name;
 
-/// Largest schema, in bytes as JSON: models are told it with each request.
+/// Size of a schema as JSON. Each request to a model contains it.
 const MAX_SCHEMA_BYTES: usize = 64 << 10;
-/// Most that a value may have to be compared with: schemas, values of enums and names.
+/// Limit of the schemas, enum values and names that a value can be compared with.
 const MAX_VALIDATION_COST: usize = 4096;
-/// Deepest that schemas may be in one another.
 const MAX_SCHEMA_DEPTH: usize = 32;
-/// What parameters may say beside what each of them is: vendors take nothing else there, and arguments have no use
-/// for parameters without names.
+/// Keywords of the root schema. Vendors accept no others there, and arguments cannot use parameters
+/// without names.
 const ROOT_KEYWORDS: [&str; 9] = [
     "$comment",
     "$defs",
@@ -24,13 +25,15 @@ const ROOT_KEYWORDS: [&str; 9] = [
     "required",
     "type",
 ];
-/// The only version of JSON Schema.
+/// The only accepted version of JSON Schema.
 const META_SCHEMA_URI: &str = "https://json-schema.org/draft/2020-12/schema";
-/// Keywords with schemas, by what these are in.
+/// Keywords whose value is a schema.
 const SUBSCHEMA_KEYWORDS: [&str; 4] = ["additionalProperties", "items", "not", "propertyNames"];
+/// Keywords whose value is a table of schemas.
 const SUBSCHEMA_MAP_KEYWORDS: [&str; 2] = ["patternProperties", "properties"];
+/// Keywords whose value is a list of schemas.
 const SUBSCHEMA_LIST_KEYWORDS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
-/// Keywords that only tell.
+/// Keywords that do not restrict values.
 const ANNOTATION_KEYWORDS: [&str; 9] = [
     "$comment",
     "default",
@@ -42,7 +45,7 @@ const ANNOTATION_KEYWORDS: [&str; 9] = [
     "writeOnly",
     "format",
 ];
-/// All others, of draft 2020-12.
+/// The other accepted keywords of draft 2020-12.
 const ASSERTION_KEYWORDS: [&str; 20] = [
     "type",
     "enum",
@@ -69,16 +72,16 @@ const ASSERTION_KEYWORDS: [&str; 20] = [
 /// The schema of the parameters of a tool.
 #[derive(Debug, Clone)]
 pub(crate) struct ToolSchema {
-    /// As models are told it.
+    /// The schema for models, without references.
     pub(crate) fields: Map<String, Json>,
-    /// With how much a value may have to be compared, at most.
+    /// Number of schemas, enum values and names that a value can be compared with.
     pub(crate) validation_cost: usize,
 }
 
-/// Reads a schema: that of an object, without other parameters than those that it names.
-pub(super) fn parse_schema(written: &toml::Table, report: &mut impl FnMut(String)) -> ToolSchema {
+/// Checks the schema of the parameters of a tool: an object without additional properties.
+pub(super) fn parse_schema(table: &toml::Table, report: &mut impl FnMut(String)) -> ToolSchema {
     let mut root = Map::new();
-    for (name, value) in written {
+    for (name, value) in table {
         match toml_to_json(value) {
             Ok(value) => {
                 root.insert(name.clone(), value);
@@ -86,38 +89,42 @@ pub(super) fn parse_schema(written: &toml::Table, report: &mut impl FnMut(String
             Err(problem) => report(format!("schema.{name}: {problem}")),
         }
     }
-    let outermost = RootSchema(root);
-    outermost.check(report);
-    let mut reader = SchemaInliner {
-        root: Json::Object(outermost.0.clone()),
+    let root = RootSchema(root);
+    root.check(report);
+
+    let mut inliner = SchemaInliner {
+        root: Json::Object(root.0.clone()),
         open_refs: Vec::new(),
         cost: 0,
         problems: Vec::new(),
     };
-    let properties = outermost.0.get("properties").and_then(Json::as_object);
-    let properties: Map<_, _> = properties
+    let properties: Map<_, _> = root
+        .0
+        .get("properties")
+        .and_then(Json::as_object)
         .into_iter()
         .flatten()
         .map(|(name, schema)| {
-            let place = format!("schema.properties.{name}");
+            let path = format!("schema.properties.{name}");
             if !schema.is_object() {
-                reader.report(&place, "give a table for each parameter");
+                inliner.report(&path, "give a table for each parameter");
             }
-            (name.clone(), reader.inline(schema, &place, 0))
+            (name.clone(), inliner.inline(schema, &path, 0))
         })
         .collect();
-    let parts = reader.cost + properties.len();
-    for problem in reader.problems {
+    let validation_cost = inliner.cost + properties.len();
+    for problem in inliner.problems {
         report(problem);
     }
     for name in properties.keys().filter(|name| !is_param_name(name)) {
         report(format!("schema.properties.{name}: names of parameters have letters, digits and _"));
     }
+
     let mut fields = Map::new();
     fields.insert("type".to_owned(), "object".into());
     fields.insert("properties".to_owned(), properties.into());
     for name in ["required", "description"] {
-        if let Some(value) = outermost.0.get(name) {
+        if let Some(value) = root.0.get(name) {
             fields.insert(name.to_owned(), value.clone());
         }
     }
@@ -125,13 +132,13 @@ pub(super) fn parse_schema(written: &toml::Table, report: &mut impl FnMut(String
     let bytes = Json::Object(fields.clone()).to_string().len();
     if bytes > MAX_SCHEMA_BYTES {
         report(format!(
-            "schema: it has {bytes} bytes as JSON, with what it refers to; {MAX_SCHEMA_BYTES} are the most"
+            "schema: it has {bytes} bytes as JSON with its references inlined; at most {MAX_SCHEMA_BYTES} are allowed"
         ));
     }
-    ToolSchema { fields, validation_cost: parts }
+    ToolSchema { fields, validation_cost }
 }
 
-/// What a table says of the parameters together.
+/// The root schema, of all parameters together.
 struct RootSchema(Map<String, Json>);
 
 impl RootSchema {
@@ -140,23 +147,23 @@ impl RootSchema {
         for name in fields.keys() {
             if !ROOT_KEYWORDS.contains(&name.as_str()) {
                 report(format!(
-                    "schema.{name}: say it of a parameter, in schema.properties: of all of them together there can be {}",
+                    "schema.{name}: not allowed for all parameters together, only for one of them in schema.properties; allowed are {}",
                     ROOT_KEYWORDS.join(", ")
                 ));
             }
         }
         let is = |name: &str, wanted: Json| fields.get(name).is_none_or(|value| *value == wanted);
         if !is("type", "object".into()) {
-            report("schema.type: parameters are an \"object\"".to_owned());
+            report("schema.type: must be \"object\"".to_owned());
         }
         if !is("additionalProperties", false.into()) {
             report(
-                "schema.additionalProperties: argv has no use for parameters without names"
+                "schema.additionalProperties: must be false, because argv names all parameters"
                     .to_owned(),
             );
         }
         if !is("$schema", META_SCHEMA_URI.into()) {
-            report(format!("schema.$schema: there is {META_SCHEMA_URI:?} only"));
+            report(format!("schema.$schema: must be {META_SCHEMA_URI:?}"));
         }
         let properties = fields.get("properties");
         if properties.is_some_and(|properties| !properties.is_object()) {
@@ -164,20 +171,22 @@ impl RootSchema {
         }
         let required = fields.get("required").map(|names| names.as_array());
         for name in required.flatten().into_iter().flatten() {
-            let is_there = name
+            let is_defined = name
                 .as_str()
                 .is_some_and(|name| properties.is_some_and(|all| all.get(name).is_some()));
-            if !is_there {
+            if !is_defined {
                 report(format!("schema.required: {name} is not in schema.properties"));
             }
         }
     }
 }
 
+/// Replaces references by the schemas that they refer to.
 struct SchemaInliner {
     root: Json,
-    /// References that lead here.
+    /// References that are being inlined, outermost first.
     open_refs: Vec<String>,
+    /// Schemas, enum values and names so far.
     cost: usize,
     problems: Vec<String>,
 }
@@ -187,11 +196,11 @@ impl SchemaInliner {
         self.problems.push(format!("{place}: {text}"));
     }
 
-    /// The same without references.
+    /// Returns `schema` without references. `place` is its path in the file.
     fn inline(&mut self, schema: &Json, place: &str, depth: usize) -> Json {
         let Json::Object(schema) = schema else {
             if !schema.is_boolean() {
-                self.report(place, "a schema is a table");
+                self.report(place, "a schema must be a table");
             }
             return schema.clone();
         };
@@ -199,36 +208,38 @@ impl SchemaInliner {
         if self.cost > MAX_VALIDATION_COST || depth > MAX_SCHEMA_DEPTH {
             if self.problems.is_empty() {
                 let text = format!(
-                    "the schema has more than {MAX_VALIDATION_COST} parts, or more than {MAX_SCHEMA_DEPTH} in one another, with what it refers to"
+                    "the schema has more than {MAX_VALIDATION_COST} parts or {MAX_SCHEMA_DEPTH} levels with its references inlined"
                 );
                 self.report(place, &text);
             }
             return Json::Bool(true);
         }
-        let mut read = Map::new();
+
+        let mut inlined = Map::new();
         for (keyword, value) in schema {
             if keyword == "$ref" {
                 continue;
             }
             let below = format!("{place}.{keyword}");
             let value = self.inline_keyword(keyword, value, &below, depth);
-            read.insert(keyword.clone(), value);
+            inlined.insert(keyword.clone(), value);
         }
+
         let Some(reference) = schema.get("$ref") else {
-            return read.into();
+            return inlined.into();
         };
         let Some(target) = self.resolve_ref(reference, place, depth) else {
-            return read.into();
+            return inlined.into();
         };
         let Json::Object(mut target) = target else {
             return target;
         };
-        if read.keys().all(|name| ANNOTATION_KEYWORDS.contains(&name.as_str())) {
-            target.extend(read);
+        if inlined.keys().all(|name| ANNOTATION_KEYWORDS.contains(&name.as_str())) {
+            target.extend(inlined);
             return target.into();
         }
-        read.insert("allOf".to_owned(), Json::Array(vec![target.into()]));
-        read.into()
+        inlined.insert("allOf".to_owned(), Json::Array(vec![target.into()]));
+        inlined.into()
     }
 
     fn inline_keyword(&mut self, keyword: &str, value: &Json, place: &str, depth: usize) -> Json {
@@ -256,7 +267,7 @@ impl SchemaInliner {
                 let is_known =
                     ANNOTATION_KEYWORDS.contains(&keyword) || ASSERTION_KEYWORDS.contains(&keyword);
                 if !is_known {
-                    let text = "is not known here, or is no table or list of schemas: of draft 2020-12, what depends on other values is not";
+                    let text = "is not supported, or is not a table or list of schemas: keywords of draft 2020-12 that depend on other values are not supported";
                     self.report(place, text);
                 }
                 if let ("enum" | "required", Json::Array(values)) = (keyword, value) {
@@ -267,40 +278,41 @@ impl SchemaInliner {
         }
     }
 
-    /// What a reference leads to, without references.
+    /// Returns the target of `$ref` without references.
     fn resolve_ref(&mut self, reference: &Json, place: &str, depth: usize) -> Option<Json> {
         let reference = reference.as_str().unwrap_or_default().to_owned();
         let target =
             reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).cloned();
         let Some(target) = target else {
-            let text = format!("$ref {reference:?} leads to nothing in this schema");
+            let text = format!("$ref {reference:?} has no target in this schema");
             self.report(place, &text);
             return None;
         };
         if self.open_refs.contains(&reference) {
             let text = format!(
-                "$ref {reference:?} leads to what contains it: write down as many levels as are meant"
+                "$ref {reference:?} refers to a schema that contains it: write as many levels as needed"
             );
             self.report(place, &text);
             return None;
         }
+
         self.open_refs.push(reference);
-        let read = self.inline(&target, place, depth + 1);
+        let inlined = self.inline(&target, place, depth + 1);
         self.open_refs.pop();
-        Some(read)
+        Some(inlined)
     }
 }
 
-/// A value of the file as JSON.
+/// Converts a TOML value to JSON.
 fn toml_to_json(value: &toml::Value) -> Result<Json, String> {
     Ok(match value {
         toml::Value::String(text) => text.as_str().into(),
         toml::Value::Integer(number) => (*number).into(),
         toml::Value::Float(number) if number.is_finite() => (*number).into(),
-        toml::Value::Float(number) => return Err(format!("{number} is no number of JSON")),
+        toml::Value::Float(number) => return Err(format!("{number} is not a number of JSON")),
         toml::Value::Boolean(flag) => (*flag).into(),
         toml::Value::Datetime(time) => {
-            return Err(format!("{time}: JSON has no times; write it as a text"));
+            return Err(format!("{time}: JSON has no times; write it as a string"));
         }
         toml::Value::Array(items) => {
             Json::Array(items.iter().map(toml_to_json).collect::<Result<_, _>>()?)

@@ -1,91 +1,83 @@
-//! Arguments of a command with the parameters of a call in them. What a parameter is becomes part of one
-//! argument, whatever it holds: no shell ever reads it.
+//! Templates of command arguments, with placeholders for the parameters of a call.
 //!
-//! | in a template | stands for |
+//! A parameter becomes part of one argument, whatever its value: no shell reads it.
+//!
+//! | in a template | expands to |
 //! |---|---|
-//! | `{name}` | the parameter: a text as it is, anything else as JSON. Where it was not given, the whole argument is left out |
-//! | `{name...}` | as an argument by itself: each element of a list, as an argument of its own |
+//! | `{name}` | the parameter: text as it is, anything else as JSON |
+//! | `{name...}`, as a whole argument | one argument for each element of a list |
 //! | `{{`, `}}` | `{`, `}` |
+//!
+//! An argument with a parameter that the call does not give is omitted.
 
 use serde_json::{Map, Value as Json};
 
-/// One argument, or several, as they are written.
+/// A template of one or several arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ArgTemplate {
-    /// One.
+    /// One argument.
     Single(Vec<TemplateSegment>),
-    /// One for each element of a list.
+    /// One argument for each element of the list parameter of this name.
     Spread(String),
 }
 
-/// A part of an argument.
+/// A part of an argument template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum TemplateSegment {
-    /// As it is.
     Text(String),
-    /// What a parameter is.
+    /// The value of the parameter of this name.
     Parameter(String),
 }
 
 impl ArgTemplate {
-    /// Reads a template; answers what is wrong with it.
+    /// Parses a template.
+    ///
+    /// # Errors
+    ///
+    /// Returns the problem of an invalid template.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if let Some(name) = text.strip_prefix('{').and_then(|text| text.strip_suffix("...}"))
             && is_param_name(name)
         {
             return Ok(Self::Spread(name.to_owned()));
         }
-        let mut pieces = Vec::new();
-        let mut plain = String::new();
+
+        let mut segments = Vec::new();
+        let mut literal = String::new();
         let mut rest = text.chars().peekable();
         while let Some(character) = rest.next() {
             match character {
-                '{' if rest.next_if_eq(&'{').is_some() => plain.push('{'),
-                '}' if rest.next_if_eq(&'}').is_some() => plain.push('}'),
+                '{' if rest.next_if_eq(&'{').is_some() => literal.push('{'),
+                '}' if rest.next_if_eq(&'}').is_some() => literal.push('}'),
                 '{' => {
-                    let mut name = String::new();
-                    loop {
-                        match rest.next() {
-                            Some('}') => break,
-                            Some(character) => name.push(character),
-                            None => {
-                                return Err(format!(
-                                    "{text:?} has a {{ that nothing closes: write {{{{ for one that stands for itself"
-                                ));
-                            }
-                        }
+                    let name = parse_param(&mut rest, text)?;
+                    if !literal.is_empty() {
+                        segments.push(TemplateSegment::Text(std::mem::take(&mut literal)));
                     }
-                    if !is_param_name(&name) {
-                        return Err(format!(
-                            "{text:?} has {{{name}}}, which names no parameter: letters, digits and _; {{name...}} stands alone"
-                        ));
-                    }
-                    if !plain.is_empty() {
-                        pieces.push(TemplateSegment::Text(std::mem::take(&mut plain)));
-                    }
-                    pieces.push(TemplateSegment::Parameter(name));
+                    segments.push(TemplateSegment::Parameter(name));
                 }
                 '}' => {
                     return Err(format!(
-                        "{text:?} has a }} that closes nothing: write }}}} for one that stands for itself"
+                        "{text:?} has a }} without a {{: write }}}} for a literal }}"
                     ));
                 }
-                character => plain.push(character),
+                character => literal.push(character),
             }
         }
-        if !plain.is_empty() || pieces.is_empty() {
-            pieces.push(TemplateSegment::Text(plain));
+
+        if !literal.is_empty() || segments.is_empty() {
+            segments.push(TemplateSegment::Text(literal));
         }
-        Ok(Self::Single(pieces))
+        Ok(Self::Single(segments))
     }
 
-    /// The parameters that it names, in their order.
+    /// Returns the names of the parameters in the template, in their order.
     pub(crate) fn param_names(&self) -> Vec<&str> {
         match self {
             Self::Spread(name) => vec![name],
-            Self::Single(pieces) => pieces
+            Self::Single(segments) => segments
                 .iter()
-                .filter_map(|piece| match piece {
+                .filter_map(|segment| match segment {
                     TemplateSegment::Parameter(name) => Some(name.as_str()),
                     TemplateSegment::Text(_) => None,
                 })
@@ -93,10 +85,10 @@ impl ArgTemplate {
         }
     }
 
-    /// The text, where no parameter is in it.
+    /// Returns the text of a template without parameters.
     pub(super) fn literal(&self) -> Option<&str> {
         match self {
-            Self::Single(pieces) => match pieces.as_slice() {
+            Self::Single(segments) => match segments.as_slice() {
                 [TemplateSegment::Text(text)] => Some(text),
                 _ => None,
             },
@@ -104,23 +96,23 @@ impl ArgTemplate {
         }
     }
 
-    /// Whether what comes behind it is no option any more (POSIX, Utility Syntax Guideline 10).
+    /// Returns true for `--`, which ends the options (POSIX, Utility Syntax Guideline 10).
     pub(crate) fn is_end_of_options(&self) -> bool {
         self.literal() == Some("--")
     }
 
-    /// The parameter that an argument begins with, which may make an option of it.
+    /// Returns the parameter at the start of the argument. Its value could make it an option.
     pub(crate) fn leading_param(&self) -> Option<&str> {
         match self {
             Self::Spread(name) => Some(name),
-            Self::Single(pieces) => match pieces.first() {
+            Self::Single(segments) => match segments.first() {
                 Some(TemplateSegment::Parameter(name)) => Some(name),
                 Some(TemplateSegment::Text(_)) | None => None,
             },
         }
     }
 
-    /// The arguments with these parameters.
+    /// Returns the arguments for these parameters.
     pub(crate) fn render(&self, params: &Map<String, Json>) -> Vec<String> {
         let given = |name: &str| params.get(name).filter(|value| !value.is_null());
         match self {
@@ -129,18 +121,37 @@ impl ArgTemplate {
                 Some(other) => vec![value_text(other)],
                 None => Vec::new(),
             },
-            Self::Single(pieces) => {
-                let filled = pieces.iter().map(|piece| match piece {
+            Self::Single(segments) => {
+                let texts = segments.iter().map(|segment| match segment {
                     TemplateSegment::Text(text) => Some(text.clone()),
                     TemplateSegment::Parameter(name) => given(name).map(value_text),
                 });
-                filled.collect::<Option<String>>().into_iter().collect()
+                texts.collect::<Option<String>>().into_iter().collect()
             }
         }
     }
 }
 
-/// Whether a parameter may be called so.
+/// Reads the name of a parameter up to its `}`. `text` is the whole template, for errors.
+fn parse_param(rest: &mut impl Iterator<Item = char>, text: &str) -> Result<String, String> {
+    let mut name = String::new();
+    loop {
+        match rest.next() {
+            Some('}') if is_param_name(&name) => return Ok(name),
+            Some('}') => {
+                return Err(format!(
+                    "{text:?} has {{{name}}}, which is not a parameter name: use letters, digits and _; {{name...}} must be a whole argument"
+                ));
+            }
+            Some(character) => name.push(character),
+            None => {
+                return Err(format!("{text:?} has a {{ without a }}: write {{{{ for a literal {{"));
+            }
+        }
+    }
+}
+
+/// Returns true if a parameter can have this name.
 pub(super) fn is_param_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
@@ -160,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    fn filled(templates: &[&str], params: Json) -> Vec<String> {
+    fn render(templates: &[&str], params: Json) -> Vec<String> {
         let templates = templates.iter().map(|text| ArgTemplate::parse(text).unwrap());
         templates.flat_map(|template| template.render(params.as_object().unwrap())).collect()
     }
@@ -174,18 +185,18 @@ mod tests {
             (vec!["{n}{n}", "{{n}}"], vec!["33", "{n}"]),
             (vec!["{f...}"], vec!["x y", "-z", "1"]),
             (vec!["{f}"], vec!["[\"x y\",\"-z\",1]"]),
-            // What was not given is left out, with what belongs to it.
+            // An argument with a missing parameter is omitted.
             (vec!["--o={o}", "{missing}", "{missing...}", ""], vec![""]),
         ] {
-            assert_eq!(filled(&templates, params.clone()), expected);
+            assert_eq!(render(&templates, params.clone()), expected);
         }
     }
 
     #[test]
-    fn what_is_no_template_is_told() {
+    fn invalid_templates_are_reported() {
         for text in ["{", "a}", "{a b}", "{}", "x{f...}", "{a"] {
-            let told = ArgTemplate::parse(text).unwrap_err();
-            assert!(told.contains(text), "{told}");
+            let problem = ArgTemplate::parse(text).unwrap_err();
+            assert!(problem.contains(text), "{problem}");
         }
     }
 }

@@ -377,7 +377,7 @@ impl AdmissionControl {
                 "queued requests of this caller hold {bytes} bytes, and there is no room for {} more. Retry after the delay in RetryInfo, with fewer or smaller requests at a time",
                 request.held_bytes
             );
-            saturated_error(text, saturated).with_metadata("full", "requests that wait")
+            saturated_error(text, saturated).with_metadata(LIMIT_KIND, "pending_bytes")
         })
     }
 
@@ -388,7 +388,7 @@ impl AdmissionControl {
             describe_load(saturated),
             concurrency_advice(saturated)
         );
-        saturated_error(text, saturated).with_metadata("full", "time to wait")
+        saturated_error(text, saturated).with_metadata(LIMIT_KIND, "queue_timeout")
     }
 }
 
@@ -434,7 +434,7 @@ fn try_acquire_or_explain(
     Err(Error::new(Reason::ResourceExhausted, text)
         .retry_after(LONG_LIVED_RETRY_AFTER)
         .with_metadata("limit", limit.to_string())
-        .with_metadata("full", "places"))
+        .with_metadata(LIMIT_KIND, "concurrency"))
 }
 
 /// Returns the load that a queued call found, in words.
@@ -475,7 +475,7 @@ fn queue_full_error(saturated: Saturated) -> Error {
     );
     saturated_error(text, saturated)
         .with_metadata("limit", saturated.queued.to_string())
-        .with_metadata("full", "queue")
+        .with_metadata(LIMIT_KIND, "queue")
 }
 
 fn saturated_error(text: String, saturated: Saturated) -> Error {

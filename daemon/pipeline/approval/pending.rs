@@ -487,7 +487,7 @@ fn already_decided_error(id: &str, approval: &Approval) -> Error {
     Error::new(Reason::ApprovalDecided, text)
         .with_metadata("approval_id", id)
         .with_metadata("state", end.state.name())
-        .with_metadata("by", end.ended_by.clone())
+        .with_metadata("decided_by", end.ended_by.clone())
 }
 
 fn approval_not_found_error(id: &str) -> Error {

@@ -89,14 +89,14 @@ impl ApprovalQuota {
         let (own, all) = usage.calls(workspace, principal);
         if all >= max_pending {
             let text = format!(
-                "{all} calls are pending approval in this workspace, at most {max_pending} may be (approvals.pending): retry when some are decided"
+                "{all} calls are pending approval in this workspace, at most {max_pending} may be (approvals.max_pending): retry when some are decided"
             );
             return Err(quota_error(text, max_pending));
         }
 
         if !is_fair(own, 1, max_pending - all) {
             let text = format!(
-                "{own} calls of {principal} are pending approval in this workspace, at most {max_pending} may be (approvals.pending), and the rest is reserved for others: retry when some are decided"
+                "{own} calls of {principal} are pending approval in this workspace, at most {max_pending} may be (approvals.max_pending), and the rest is reserved for others: retry when some are decided"
             );
             return Err(quota_error(text, max_pending));
         }

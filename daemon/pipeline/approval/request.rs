@@ -65,7 +65,7 @@ pub(crate) enum ApprovalDecision {
 }
 
 /// Prefix of the decider's name if a rule decided; the id of the rule follows.
-const RULE_PREFIX: &str = "rule ";
+const RULE_PREFIX: &str = "rule:";
 
 /// How an approval ends, and by whom.
 #[derive(Debug)]
@@ -154,7 +154,7 @@ pub(crate) fn allowed_by(record: &ApprovalRecord, end: &ApprovalEnd) -> String {
     if end.ended_by.starts_with(RULE_PREFIX) {
         end.ended_by.clone()
     } else {
-        format!("approval {}", record.id)
+        format!("approval:{}", record.id)
     }
 }
 

@@ -225,9 +225,9 @@ impl DecidedBy {
     /// Returns the value for records.
     pub(crate) fn label(&self) -> String {
         match self {
-            Self::ToolLists => "tools that are switched off".to_owned(),
-            Self::Rule(rule) => format!("rule {}", rule.id),
-            Self::Risk(risk) => format!("risk {}", risk_name(*risk)),
+            Self::ToolLists => "policy:tool_disabled".to_owned(),
+            Self::Rule(rule) => format!("rule:{}", rule.id),
+            Self::Risk(risk) => format!("risk:{}", risk_name(*risk)),
         }
     }
 }

@@ -108,7 +108,7 @@ fn tool_lists_override_rules() {
         let (action, by) = decide(&snapshot, tool, Risk::Dangerous, &[]);
         let case = format!("{allow:?} {deny:?} {tool}");
         assert_eq!(action == PolicyAction::Allow, is_enabled, "{case}");
-        assert_eq!(by == "tools that are switched off", !is_enabled, "{case}");
+        assert_eq!(by == "policy:tool_disabled", !is_enabled, "{case}");
     }
 }
 
@@ -117,10 +117,10 @@ fn risk_decides_without_a_matching_rule() {
     use PolicyAction::{Allow, Ask, Deny};
     let snapshot = snapshot(Vec::new(), Vec::new(), levels(Allow, Ask, Deny));
     for (risk, expected, by) in [
-        (Risk::ReadOnly, Allow, "risk read_only"),
-        (Risk::SafeWrite, Ask, "risk safe_write"),
-        (Risk::Dangerous, Deny, "risk dangerous"),
-        (Risk::Unspecified, Deny, "risk dangerous"),
+        (Risk::ReadOnly, Allow, "risk:read_only"),
+        (Risk::SafeWrite, Ask, "risk:safe_write"),
+        (Risk::Dangerous, Deny, "risk:dangerous"),
+        (Risk::Unspecified, Deny, "risk:dangerous"),
     ] {
         let decided = decide(&snapshot, "run", risk, &["{}"]);
         assert_eq!(decided, (expected, by.to_owned()));
@@ -138,8 +138,8 @@ fn first_matching_rule_decides_unless_a_rule_denies() {
     type RuleOrderCase<'a> =
         (Vec<PolicyRuleConfig>, Vec<PolicyRuleConfig>, &'a [&'a str], PolicyAction, &'a str);
     let rows: Vec<RuleOrderCase<'_>> = vec![
-        (vec![], vec![], &[MAKE], Ask, "risk dangerous"),
-        (vec![rule("one", "run", "make", Allow)], vec![], &[MAKE], Allow, "rule file:one"),
+        (vec![], vec![], &[MAKE], Ask, "risk:dangerous"),
+        (vec![rule("one", "run", "make", Allow)], vec![], &[MAKE], Allow, "rule:file:one"),
         // In the order of the file.
         (
             vec![
@@ -149,7 +149,7 @@ fn first_matching_rule_decides_unless_a_rule_denies() {
             vec![],
             &[MAKE],
             Ask,
-            "rule file:one",
+            "rule:file:one",
         ),
         // Stored rules come before those of the file, newest first.
         (
@@ -157,7 +157,7 @@ fn first_matching_rule_decides_unless_a_rule_denies() {
             vec![rule("new", "run", "make", Allow), rule("old", "run", "", Ask)],
             &[MAKE],
             Allow,
-            "rule new",
+            "rule:new",
         ),
         // A deny rule wins from any position.
         (
@@ -165,14 +165,14 @@ fn first_matching_rule_decides_unless_a_rule_denies() {
             vec![rule("new", "run", "", Allow)],
             &[MAKE],
             Deny,
-            "rule file:no",
+            "rule:file:no",
         ),
         (
             vec![rule("one", "run", "", Allow)],
             vec![rule("new", "run", "", Allow), rule("no", "run", "test\"}$", Deny)],
             &[MAKE],
             Deny,
-            "rule no",
+            "rule:no",
         ),
         // Another tool, another text.
         (
@@ -180,7 +180,7 @@ fn first_matching_rule_decides_unless_a_rule_denies() {
             vec![],
             &[MAKE],
             Ask,
-            "risk dangerous",
+            "risk:dangerous",
         ),
         // The text of the dialect is matched too.
         (
@@ -188,10 +188,10 @@ fn first_matching_rule_decides_unless_a_rule_denies() {
             vec![],
             &[MAKE, r#"{"cmd":"make test"}"#],
             Allow,
-            "rule file:one",
+            "rule:file:one",
         ),
         // A pattern does not match a call without texts.
-        (vec![rule("one", "run", "make", Allow)], vec![], &[], Ask, "risk dangerous"),
+        (vec![rule("one", "run", "make", Allow)], vec![], &[], Ask, "risk:dangerous"),
     ];
 
     for (number, (file, stored, texts, action, by)) in rows.into_iter().enumerate() {
