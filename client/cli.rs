@@ -50,13 +50,15 @@ pub(crate) enum CliCommand {
     Mkdir(command::path_changes::MkdirArgs),
     Mv(command::path_changes::MvArgs),
     Rm(command::path_changes::RmArgs),
-    Nb(command::nb::NbArgs),
+    #[command(alias = "nb")]
+    Notebook(command::nb::NbArgs),
     /// Show the daemon's version, isolation level, limits and current load.
     Info,
     Health(command::health::HealthArgs),
     Events(command::events::EventsArgs),
     Sessions(command::events::SessionsArgs),
-    Last(command::last::LastArgs),
+    #[command(alias = "last")]
+    LastCommand(command::last::LastArgs),
     Artifacts(command::last::ArtifactsArgs),
     Artifact(command::artifact::ArtifactArgs),
     Tools(command::tools::ToolsArgs),
@@ -76,12 +78,12 @@ pub(crate) enum CliCommand {
 
 /// Groups of commands in `jig --help`.
 const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
-    ("Run", &["run", "exec", "attach", "ps", "kill", "last", "artifacts", "artifact"]),
+    ("Run", &["run", "exec", "attach", "ps", "kill", "last-command", "artifacts", "artifact"]),
     (
         "Files",
         &[
-            "read", "write", "edit", "patch", "search", "ls", "stat", "mkdir", "mv", "rm", "nb",
-            "cp",
+            "read", "write", "edit", "patch", "search", "ls", "stat", "mkdir", "mv", "rm",
+            "notebook", "cp",
         ],
     ),
     ("Tools for models", &["tools", "call", "batch", "job"]),
@@ -148,7 +150,7 @@ impl CliCommand {
             | Self::Health(_)
             | Self::Events(_)
             | Self::Sessions(_)
-            | Self::Last(_)
+            | Self::LastCommand(_)
             | Self::Artifacts(_)
             | Self::Artifact(_)
             | Self::Batch(_)
@@ -169,7 +171,7 @@ impl CliCommand {
             | Self::Mkdir(_)
             | Self::Mv(_)
             | Self::Rm(_)
-            | Self::Nb(_)
+            | Self::Notebook(_)
             | Self::Info
             | Self::Tools(_)
             | Self::Call(_) => DaemonRequirement::Any,
@@ -327,6 +329,22 @@ mod tests {
         ] {
             assert!(parse(line).is_ok(), "{line:?}");
         }
+    }
+
+    #[test]
+    fn old_names_are_hidden_aliases() {
+        for line in [
+            &["jig", "notebook", "read", "n"][..],
+            &["jig", "nb", "read", "n"],
+            &["jig", "last-command"],
+            &["jig", "last"],
+            &["jig", "job", "wait", "j", "--timeout", "1"],
+            &["jig", "job", "wait", "j", "--at-most", "1"],
+        ] {
+            assert!(parse(line).is_ok(), "{line:?}");
+        }
+        let help = cli_command().render_help().to_string();
+        assert!(!help.contains("  nb ") && !help.contains("  last "), "{help}");
     }
 
     #[test]

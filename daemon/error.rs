@@ -9,6 +9,10 @@ use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 /// invalid fields, and the caller learns of the others once these are fixed.
 pub(crate) const MAX_VIOLATIONS: usize = 20;
 
+/// Metadata of `RESOURCE_EXHAUSTED` from an admission queue: which of its limits was reached, as
+/// `concurrency`, `queue`, `pending_bytes` or `queue_timeout`.
+pub(crate) const LIMIT_KIND: &str = "limit_kind";
+
 /// Metadata of `SYMLINK_BLOCKED` if the links lead out of the workspace.
 pub(crate) const LEADS_OUT: &str = "leads_out";
 

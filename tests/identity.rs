@@ -215,8 +215,10 @@ async fn the_daemons_user_may_be_anybody_and_its_state_is_its_own() {
 #[tokio::test]
 async fn each_workspace_of_a_root_daemon_has_a_user_of_its_own() {
     let other = TempDir::with_prefix("jig-test-other-").unwrap();
-    let table =
-        format!("home = \"keep\"\n[[workspaces]]\nname = \"other\"\npath = {:?}", other.path());
+    let table = format!(
+        "home = \"persistent\"\n[[workspaces]]\nname = \"other\"\npath = {:?}",
+        other.path()
+    );
     let daemon = Setup::new().workspace_table(&table).start().await;
     let made = "echo kept > ~/f; echo made > made; stat -c %U made; id -u";
     let first = daemon.output(shell(made)).await;

@@ -73,7 +73,7 @@ async fn where_no_daemon_is_found_all_commands_say_so_alike() {
         &["job", "ls"],
         &["events"],
         &["sessions"],
-        &["last"],
+        &["last-command"],
         &["artifacts"],
         &["artifact", "x"],
         &["batch", "x"],
@@ -293,7 +293,7 @@ async fn the_root_and_the_home_directory_are_no_workspaces_by_accident() {
     };
     let says = told(&check(&[]), 78);
     let home_path = home.display().to_string();
-    let advice = format!("insist with --workspace {home_path} --state-dir DIRECTORY");
+    let advice = format!("confirm with --workspace {home_path} --state-dir DIRECTORY");
     assert!(says.contains(&advice), "{says}");
     let elsewhere = folder.path().join("elsewhere").display().to_string();
     let arguments = ["--workspace", &home_path, "--state-dir", &elsewhere];

@@ -369,9 +369,9 @@ mod tests {
             (
                 event(
                     "tool_call_denied",
-                    [("principal", text("key:a")), ("denied_by", text("rule file:secrets"))],
+                    [("principal", text("key:a")), ("denied_by", text("rule:file:secrets"))],
                 ),
-                "2026-11-22T07:37:11.123Z     12  run               denied    to key:a by rule file:secrets\n",
+                "2026-11-22T07:37:11.123Z     12  run               denied    to key:a by rule:file:secrets\n",
             ),
             (
                 event(
@@ -379,11 +379,11 @@ mod tests {
                     [
                         ("approval_id", text("01A")),
                         ("principal", text("key:a")),
-                        ("asked_by", text("risk dangerous")),
+                        ("asked_by", text("risk:dangerous")),
                         ("params", params("make\nx")),
                     ],
                 ),
-                "2026-11-22T07:37:11.123Z     12  run               pending   01A of key:a, required by risk dangerous: make x\n",
+                "2026-11-22T07:37:11.123Z     12  run               pending   01A of key:a, required by risk:dangerous: make x\n",
             ),
             (
                 decided("DENIED", "key:b", [("comment", "no")]),
@@ -394,8 +394,8 @@ mod tests {
                 "2026-11-22T07:37:11.123Z     12  run               decided   01A allowed by key:b, with rule 01R\n",
             ),
             (
-                decided("ALLOWED", "rule 01R", [("rule_id", "01R")]),
-                "2026-11-22T07:37:11.123Z     12  run               decided   01A allowed by rule 01R\n",
+                decided("ALLOWED", "rule:01R", [("rule_id", "01R")]),
+                "2026-11-22T07:37:11.123Z     12  run               decided   01A allowed by rule:01R\n",
             ),
             (
                 event("patch_applied", []),

@@ -1,4 +1,4 @@
-//! `jig last` prints the last command of a session, and `jig artifacts` lists its artifacts.
+//! `jig last-command` prints the last command of a session, and `jig artifacts` lists its artifacts.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `jig nb`: reads and edits the cells of a Jupyter notebook.
+//! `jig notebook`: reads and edits the cells of a Jupyter notebook.
 
 use std::process::ExitCode;
 
@@ -63,7 +63,7 @@ struct NbEditArgs {
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 struct CellArgs {
-    /// Id of the cell, as `jig nb read` prints it.
+    /// Id of the cell, as `jig notebook read` prints it.
     #[arg(long, value_name = "ID")]
     cell: Option<String>,
     /// Index of the cell, counted from 0.
@@ -214,7 +214,7 @@ mod tests {
 
     fn parse(line: &str) -> Option<EditNotebookRequest> {
         let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        let CliCommand::Nb(NbArgs { command: NbCommand::Edit(args) }) =
+        let CliCommand::Notebook(NbArgs { command: NbCommand::Edit(args) }) =
             Cli::parse_from(&words).ok()?.command
         else {
             return None;
@@ -224,18 +224,18 @@ mod tests {
 
     #[test]
     fn flags_reach_the_request() {
-        let request = parse("jig nb edit n --insert --type code --text x").unwrap();
+        let request = parse("jig notebook edit n --insert --type code --text x").unwrap();
         assert_eq!(request.mode(), CellEdit::Insert);
         assert_eq!(request.cell_type(), CellType::Code);
         assert_eq!(request.source.as_deref(), Some("x"));
-        let request = parse("jig nb edit n --delete --index 3").unwrap();
+        let request = parse("jig notebook edit n --delete --index 3").unwrap();
         assert_eq!((request.mode(), request.cell_index), (CellEdit::Delete, Some(3)));
         assert_eq!(request.source, None);
         for line in [
-            "jig nb edit n --text x",
-            "jig nb edit n --insert --text x",
-            "jig nb edit n --delete --index 1 --text x",
-            "jig nb edit n --cell a --index 1 --text x",
+            "jig notebook edit n --text x",
+            "jig notebook edit n --insert --text x",
+            "jig notebook edit n --delete --index 1 --text x",
+            "jig notebook edit n --cell a --index 1 --text x",
         ] {
             assert_eq!(parse(line), None, "{line}");
         }

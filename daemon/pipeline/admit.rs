@@ -12,7 +12,12 @@ use super::{
     admission::{Admission, AdmissionRequest, WaitDeadline},
     context::CallContext,
 };
-use crate::daemon::{error::Error, task, telemetry::semconv, tool::Tool};
+use crate::daemon::{
+    error::{Error, LIMIT_KIND},
+    task,
+    telemetry::semconv,
+    tool::Tool,
+};
 
 impl Pipeline {
     /// Waits for the permit of an RPC that calls no tool.

@@ -124,11 +124,11 @@ impl Stage {
             Self::StandardStreams => "standard_streams",
             Self::ChangeDirectory => "change_directory",
             Self::Execute => "execute",
-            Self::NoNamespaces => "in_place",
-            Self::PersistentHome => "kept_home",
+            Self::NoNamespaces => "no_namespaces",
+            Self::PersistentHome => "persistent_home",
             Self::ProtectedPaths => "protected_paths",
             Self::WorkspaceOwner => "workspace_owner",
-            Self::Canary => "canary",
+            Self::Canary => "probe",
         }
     }
 

@@ -233,7 +233,7 @@ fn approval_from_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
         Some(state) => Some(ApprovalEnd {
             state,
             ended_ms: row.get::<_, Option<i64>>(12)?.unwrap_or_default(),
-            ended_by: row.get(13)?,
+            ended_by: label_from_row(row.get(13)?),
             comment: row.get(14)?,
             rule_id: row.get(15)?,
         }),
@@ -250,11 +250,19 @@ fn approval_from_row(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
         parameters: serde_json::from_str(json(6)?).unwrap_or_default(),
         files,
         more_files,
-        asked_by: row.get(8)?,
+        asked_by: label_from_row(row.get(8)?),
         requested_ms: row.get(9)?,
         expires_ms: row.get(10)?,
         end,
     })
+}
+
+/// Converts a label of an earlier daemon, `rule ID` or `risk LEVEL`, to `rule:ID` or `risk:LEVEL`.
+fn label_from_row(label: String) -> String {
+    match label.split_once(' ') {
+        Some((kind @ ("rule" | "risk"), name)) => format!("{kind}:{name}"),
+        _ => label,
+    }
 }
 
 /// Removes one batch of expired or excess rows and returns their number.
@@ -303,7 +311,7 @@ mod tests {
             }],
             files: vec!["f".to_owned()],
             more_files: 3,
-            asked_by: "risk dangerous".to_owned(),
+            asked_by: "risk:dangerous".to_owned(),
             requested_ms: 1,
             expires_ms: 2,
             end: None,
@@ -317,6 +325,20 @@ mod tests {
             ended_by: "key:b".to_owned(),
             comment: "no".to_owned(),
             rule_id: String::new(),
+        }
+    }
+
+    #[test]
+    fn labels_of_earlier_daemons_are_converted() {
+        for (stored, expected) in [
+            ("rule file:one", "rule:file:one"),
+            ("risk dangerous", "risk:dangerous"),
+            ("rule:01R", "rule:01R"),
+            ("key:a", "key:a"),
+            ("daemon", "daemon"),
+            ("", ""),
+        ] {
+            assert_eq!(label_from_row(stored.to_owned()), expected);
         }
     }
 

@@ -158,7 +158,7 @@ async fn calls_that_there_is_much_to_look_at_of_do_not_hold_up_others() {
 async fn thousands_of_calls_that_wait_take_little_memory() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add("a", "invoke", &[]);
-    let limits = "concurrent_calls = 1\nqueued_calls = 10000\nqueue_wait = \"10m\"\n";
+    let limits = "concurrent_calls = 1\nqueued_calls = 10000\nqueue_timeout = \"10m\"\n";
     let daemon = limited(limits, &keys).await;
     let blocker = daemon.begin(with_key(&key, until("go")));
     settled(&daemon, Some(&key), (1, 0)).await;

@@ -101,7 +101,7 @@ async fn no_more_calls_of_one_key_wait_than_may() {
 
 #[tokio::test]
 async fn who_has_waited_long_enough_is_told_so() {
-    let daemon = of_one_user("concurrent_calls = 1\nqueue_wait = \"200ms\"\n").await;
+    let daemon = of_one_user("concurrent_calls = 1\nqueue_timeout = \"200ms\"\n").await;
     let blocker = daemon.begin(until("go"));
     settled(&daemon, None, (1, 0)).await;
     let refused = promptly("it is refused", daemon.try_run(shell("touch ran"))).await;
@@ -244,7 +244,7 @@ async fn calls_that_wait_hold_a_bounded_number_of_bytes() {
     let keys = Arc::new(KeyFile::new());
     let one = keys.add("one", "invoke", &["--concurrent-calls", "1"]);
     let other = keys.add("other", "invoke", &["--concurrent-calls", "1"]);
-    let daemon = limited("queue_wait = \"10m\"\n", &keys).await;
+    let daemon = limited("queue_timeout = \"10m\"\n", &keys).await;
     let blockers = [&one, &other].map(|key| daemon.begin(with_key(key, until("go"))));
     settled(&daemon, Some(&one), (2, 0)).await;
     let large = |key: &str, number: usize| {

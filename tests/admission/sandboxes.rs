@@ -9,7 +9,7 @@ use crate::support::{KeyFile, Refusal, eventually, promptly, shell, started, wit
 
 #[tokio::test]
 async fn who_waits_for_a_sandbox_for_too_long_is_told_so() {
-    let daemon = of_one_user("concurrent_runs = 1\nqueue_wait = \"2s\"\n").await;
+    let daemon = of_one_user("concurrent_runs = 1\nqueue_timeout = \"2s\"\n").await;
     let blocker = daemon.begin(until("go"));
     settled(&daemon, None, (1, 0)).await;
     let waiting = daemon.begin(shell("touch ran"));
@@ -37,7 +37,7 @@ async fn who_waits_for_a_sandbox_for_too_long_is_told_so() {
 async fn runs_that_wait_for_a_sandbox_hold_a_bounded_number_of_bytes() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add("a", "invoke", &[]);
-    let daemon = limited("concurrent_runs = 1\nqueue_wait = \"10m\"\n", &keys).await;
+    let daemon = limited("concurrent_runs = 1\nqueue_timeout = \"10m\"\n", &keys).await;
     let blocker = daemon.begin(with_key(&key, until("go")));
     settled(&daemon, Some(&key), (1, 0)).await;
     let large = || {
@@ -63,7 +63,7 @@ async fn runs_that_wait_for_a_sandbox_hold_a_bounded_number_of_bytes() {
 
 #[tokio::test]
 async fn a_daemon_that_ends_sends_away_who_waits_for_a_sandbox() {
-    let mut daemon = of_one_user("concurrent_runs = 1\nqueue_wait = \"10m\"\n").await;
+    let mut daemon = of_one_user("concurrent_runs = 1\nqueue_timeout = \"10m\"\n").await;
     let blocker = daemon.begin(until("go"));
     settled(&daemon, None, (1, 0)).await;
     let run = daemon.begin(shell("touch ran"));

@@ -29,7 +29,7 @@ fn begun(daemon: &Daemon) -> usize {
 async fn runs_of_one_key_do_not_keep_another_from_running() {
     let keys = Arc::new(KeyFile::new());
     let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = limited("concurrent_runs = 4\nqueue_wait = \"10m\"\n", &keys).await;
+    let daemon = limited("concurrent_runs = 4\nqueue_timeout = \"10m\"\n", &keys).await;
     let long: Vec<_> = (0..10).map(|_| daemon.begin(with_key(&a, sleeping()))).collect();
     settled(&daemon, Some(&a), (3, 7)).await;
     eventually("the sandboxes are taken", async || begun(&daemon) >= 3).await;
@@ -51,7 +51,7 @@ async fn runs_of_one_key_do_not_keep_another_from_running() {
 async fn who_is_alone_leaves_nothing_to_others_and_who_is_not_is_told_of_them() {
     let keys = Arc::new(KeyFile::new());
     let a = keys.add("a", "invoke", &[]);
-    let limits = "concurrent_runs = 2\nqueue_wait = \"300ms\"\n";
+    let limits = "concurrent_runs = 2\nqueue_timeout = \"300ms\"\n";
     let daemon = limited(limits, &keys).await;
     let long = [(); 2].map(|()| daemon.begin(with_key(&a, sleeping())));
     eventually("both run", async || begun(&daemon) == 2).await;
@@ -74,7 +74,7 @@ async fn who_is_alone_leaves_nothing_to_others_and_who_is_not_is_told_of_them() 
 async fn nobody_finds_nothing_because_others_came_first() {
     let keys = Arc::new(KeyFile::new());
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = limited("concurrent_calls = 12\nqueue_wait = \"10m\"\n", &keys).await;
+    let daemon = limited("concurrent_calls = 12\nqueue_timeout = \"10m\"\n", &keys).await;
     let mut long = Vec::new();
     for (key, wanted, then) in [(&a, 20, (9, 11)), (&b, 5, (10, 15))] {
         long.extend((0..wanted).map(|_| daemon.begin(with_key(key, sleeping()))));
@@ -94,13 +94,13 @@ async fn keys_that_are_added_while_it_runs_share_from_then_on() {
     let keys = KeyFile::new();
     let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
     let setup =
-        Setup::new().workspace_table("[limits]\nconcurrent_calls = 4\nqueue_wait = \"10m\"");
+        Setup::new().workspace_table("[limits]\nconcurrent_calls = 4\nqueue_timeout = \"10m\"");
     let daemon = setup.start().await;
     // Which it may read from the start, as one that is not named then it could not be.
     let (workspace, path) = (daemon.workspace(), daemon.state().join("keys.toml"));
     fs::copy(keys.path(), &path).unwrap();
     let text = format!(
-        "keys = {path:?}\n[[workspaces]]\npath = {workspace:?}\n[limits]\nconcurrent_calls = 4\nqueue_wait = \"10m\"\n"
+        "keys = {path:?}\n[[workspaces]]\npath = {workspace:?}\n[limits]\nconcurrent_calls = 4\nqueue_timeout = \"10m\"\n"
     );
     fs::write(daemon.beside("jig.toml"), text).unwrap();
     daemon.reload(Daemon::READ_AGAIN).await;
@@ -120,7 +120,7 @@ async fn what_goes_on_can_be_fed_ended_and_decided_about_while_all_is_full() {
     let path = keys.path().display().to_string();
     let daemon = Setup::new()
         .workspace_table(
-            "[policy]\nsafe_write = \"ask\"\n[limits]\nconcurrent_calls = 1\nqueued_calls = 2\nqueue_wait = \"10m\"\nconcurrent_processes = 1",
+            "[policy]\nsafe_write = \"ask\"\n[limits]\nconcurrent_calls = 1\nqueued_calls = 2\nqueue_timeout = \"10m\"\nconcurrent_processes = 1",
         )
         .arguments(&["--keys", &path])
         .keeping(Arc::clone(&keys) as _)

@@ -26,7 +26,7 @@ async fn a_call_waits_until_somebody_else_has_allowed_it() {
     assert_eq!(approval.workspace, "workspace");
     assert_eq!(approval.session, "default");
     assert_eq!(approval.principal, "uid:0");
-    assert_eq!(approval.asked_by, "risk dangerous");
+    assert_eq!(approval.asked_by, "risk:dangerous");
     let parameters: Vec<_> = approval
         .parameters
         .iter()
@@ -44,7 +44,7 @@ async fn a_call_waits_until_somebody_else_has_allowed_it() {
     assert_eq!(end["decided_by"], "uid:0");
     assert_eq!(end["call_id"], approval.call_id.as_str());
     let begun = &events(&daemon, "tool_call_started")[0];
-    let by = format!("approval {}", approval.approval_id);
+    let by = format!("approval:{}", approval.approval_id);
     assert_eq!(begun["allowed_by"], by.as_str());
     assert_eq!(begun["call_id"], approval.call_id.as_str());
     // Its output is found, although its step began after others could have.
@@ -64,7 +64,7 @@ async fn who_is_denied_learns_by_whom_and_why() {
     assert_eq!(refusal.reason, "APPROVAL_DENIED");
     assert!(refusal.message.contains("not on a Friday"), "{refusal:?}");
     assert_eq!(refusal.metadata["state"], "DENIED");
-    assert_eq!(refusal.metadata["by"], "uid:0");
+    assert_eq!(refusal.metadata["decided_by"], "uid:0");
     assert!(!daemon.file("ran").exists());
     let end = ended_once(&daemon, &approval.approval_id);
     assert_eq!(end["comment"], "not on a Friday");
@@ -86,16 +86,16 @@ async fn every_way_in_is_asked_about() {
         decide(&daemon, decision(&approval, Decision::Allow)).await.unwrap();
     };
     let run = daemon.begin(shell("echo hello"));
-    allow("run", "rule file:commands", &[]).await;
+    allow("run", "rule:file:commands", &[]).await;
     assert_eq!(run.await.unwrap().unwrap().stdout, "hello\n");
 
     let watching = daemon.watch(started(shell("echo hello")));
-    let deciding = allow("run", "rule file:commands", &[]);
+    let deciding = allow("run", "rule:file:commands", &[]);
     let (mut watching, ()) = tokio::join!(watching, deciding);
     assert_eq!(watching.finish().await.exit_code, Some(0));
 
     let writing = write(&daemon, file("./a/../f", "text"));
-    allow("write_file", "risk safe_write", &["f"]).await;
+    allow("write_file", "risk:safe_write", &["f"]).await;
     writing.await.unwrap().unwrap();
 
     let start = UploadStart {
@@ -108,7 +108,7 @@ async fn every_way_in_is_asked_about() {
     let upload = UploadRequest { part: Some(Part::Start(start)) };
     let mut sending = transfers.clone();
     let uploading = tokio::spawn(async move { sending.upload(tokio_stream::iter([upload])).await });
-    allow("write_file", "risk safe_write", &["g"]).await;
+    allow("write_file", "risk:safe_write", &["g"]).await;
     uploading.await.unwrap().unwrap();
     assert!(daemon.file("g").exists());
 
@@ -117,12 +117,12 @@ async fn every_way_in_is_asked_about() {
         let mut parts = transfers.download(request).await?.into_inner();
         parts.message().await
     });
-    allow("read_file", "rule file:reading", &["f"]).await;
+    allow("read_file", "rule:file:reading", &["f"]).await;
     let part = downloading.await.unwrap().unwrap().unwrap();
     assert_eq!(part.data, "text");
     let uploads = events(&daemon, "tool_call_started");
     let upload = uploads.iter().find(|record| record["tool"] == "upload").unwrap();
-    assert!(upload["allowed_by"].as_str().unwrap().starts_with("approval "));
+    assert!(upload["allowed_by"].as_str().unwrap().starts_with("approval:"));
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn the_time_of_thinking_is_not_the_tools() {
 
 #[tokio::test]
 async fn a_repeated_call_waits_for_the_same_decision() {
-    let daemon = with_policy(&format!("{ASK}\n[requests]\nlinger = \"10s\"")).await;
+    let daemon = with_policy(&format!("{ASK}\n[requests]\ndetached_timeout = \"10s\"")).await;
     let request = || with("jig-request-id", "one", shell("echo ran >> runs; cat runs"));
     let first = daemon.begin(request());
     let approval = wait_for_one(&daemon).await;
@@ -229,7 +229,7 @@ async fn a_repeated_call_waits_for_the_same_decision() {
 
 #[tokio::test]
 async fn a_repeated_start_waits_for_the_same_decision() {
-    let daemon = with_policy(&format!("{ASK}\n[requests]\nlinger = \"10s\"")).await;
+    let daemon = with_policy(&format!("{ASK}\n[requests]\ndetached_timeout = \"10s\"")).await;
     let request = || -> tonic::Request<StartRequest> {
         with("jig-request-id", "one", started(shell("echo ran >> runs; cat runs")))
     };

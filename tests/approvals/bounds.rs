@@ -10,7 +10,7 @@ use crate::support::{KeyFile, Refusal, Setup, eventually, full_size, shell, with
 /// Asks about commands only, with this limit.
 fn asking(pending: usize, more: &str) -> String {
     format!(
-        "[policy]\ndangerous = \"ask\"\n[approvals]\npending = {pending}\n[limits]\nconcurrent_calls = 4\n{more}"
+        "[policy]\ndangerous = \"ask\"\n[approvals]\nmax_pending = {pending}\n[limits]\nconcurrent_calls = 4\n{more}"
     )
 }
 
@@ -31,7 +31,7 @@ async fn many_may_wait_and_no_more_and_others_are_served() {
     for _ in 0..3 {
         let refusal = daemon.refuses(shell("true"), "RESOURCE_EXHAUSTED").await;
         assert_eq!(refusal.metadata["limit"], all.to_string());
-        assert!(refusal.message.contains("approvals.pending"), "{refusal:?}");
+        assert!(refusal.message.contains("approvals.max_pending"), "{refusal:?}");
     }
     // They hold none of the four places of calls, nor a thread.
     for _ in 0..8 {

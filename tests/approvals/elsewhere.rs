@@ -79,7 +79,7 @@ async fn is_not_made<T: std::fmt::Debug>(
     let replaced = "was replaced while it waited";
     assert!(refusal.message.contains(replaced), "{refusal:?}");
     let denied = events(daemon, "tool_call_denied");
-    assert_eq!(denied[0]["denied_by"], "directories that were replaced");
+    assert_eq!(denied[0]["denied_by"], "policy:directory_replaced");
     assert!(events(daemon, "tool_call_started").is_empty());
     for folder in [daemon.workspace(), daemon.beside("outside")] {
         let mut paths = tree(&folder).into_keys();

@@ -83,7 +83,7 @@ async fn its_caller_disappears() {
 
 #[tokio::test]
 async fn all_who_repeat_it_disappear() {
-    let daemon = with_policy(&format!("{ASK}\n[requests]\nlinger = \"100ms\"")).await;
+    let daemon = with_policy(&format!("{ASK}\n[requests]\ndetached_timeout = \"100ms\"")).await;
     let run = daemon.begin(with("jig-request-id", "one", shell("touch ran")));
     let approval = wait_for_one(&daemon).await;
     run.abort();
@@ -112,7 +112,7 @@ async fn it_is_decided_twice() {
         let refusal = Refusal::of(&second.unwrap_err());
         assert_eq!(refusal.reason, "APPROVAL_DECIDED");
         assert_eq!(refusal.metadata["state"], "ALLOWED");
-        assert_eq!(refusal.metadata["by"], "uid:0");
+        assert_eq!(refusal.metadata["decided_by"], "uid:0");
     }
     ended_once(&daemon, &approval.approval_id);
     assert_eq!(find(&daemon, &approval.approval_id).await.state(), ApprovalState::Allowed);
@@ -209,7 +209,7 @@ async fn a_call_that_is_refused_for_another_reason_is_not_asked_about() {
 #[tokio::test]
 async fn one_that_was_allowed_and_cannot_begin_leaves_a_record_of_that() {
     let lines =
-        "[policy]\nsafe_write = \"ask\"\n[limits]\nconcurrent_calls = 1\nqueue_wait = \"10m\"";
+        "[policy]\nsafe_write = \"ask\"\n[limits]\nconcurrent_calls = 1\nqueue_timeout = \"10m\"";
     let mut daemon = with_policy(lines).await;
     let blocker = daemon.begin(shell("until [ -e go ]; do sleep 0.01; done"));
     let call = write(&daemon, file("asked", "text"));

@@ -280,7 +280,7 @@ async fn always_lets_in_those_that_wait_and_are_alike() {
     for call in [first, alike] {
         promptly("it is written", call).await.unwrap().unwrap();
     }
-    let by = format!("rule {rule_id}");
+    let by = format!("rule:{rule_id}");
     let ended = find(&daemon, &waiting[1].approval_id).await;
     assert_eq!((&ended.decided_by, &ended.rule_id), (&by, &rule_id));
     ended_once(&daemon, &ended.approval_id);
@@ -374,7 +374,7 @@ async fn rules_are_listed_in_pages() {
 #[tokio::test]
 async fn what_was_approved_waits_for_a_place() {
     let daemon = with_policy(
-        "[limits]\nconcurrent_calls = 1\nqueue_wait = \"1s\"\n[[policy.rules]]\nname = \"ask\"\ntool = \"run\"\npattern = \"asked\"\naction = \"ask\"",
+        "[limits]\nconcurrent_calls = 1\nqueue_timeout = \"1s\"\n[[policy.rules]]\nname = \"ask\"\ntool = \"run\"\npattern = \"asked\"\naction = \"ask\"",
     )
     .await;
     let asked = daemon.begin(shell("echo asked"));

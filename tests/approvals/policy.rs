@@ -42,7 +42,7 @@ async fn a_tool_that_is_switched_off_is_not_there() {
         assert_eq!(denied.len(), 6);
         assert_eq!(denied[0]["tool"], "run");
         assert_eq!(denied[0]["principal"], "uid:0");
-        assert_eq!(denied[0]["denied_by"], "tools that are switched off");
+        assert_eq!(denied[0]["denied_by"], "policy:tool_disabled");
         assert!(!denied[0]["call_id"].as_str().unwrap().is_empty());
         assert_eq!(pending(&daemon).await.len(), 0);
     }
@@ -66,10 +66,10 @@ async fn rules_and_risks_decide() {
     daemon.run(shell("true")).await;
     let begun = events(&daemon, "tool_call_started");
     let by: Vec<_> = begun.iter().map(|record| record["allowed_by"].as_str()).collect();
-    assert_eq!(by, [None, Some("rule file:readme"), Some("rule file:tests"), None]);
+    assert_eq!(by, [None, Some("rule:file:readme"), Some("rule:file:tests"), None]);
     let denied = events(&daemon, "tool_call_denied");
     let by: Vec<_> = denied.iter().map(|record| record["denied_by"].as_str()).collect();
-    assert_eq!(by, [Some("rule file:no-secrets"), Some("risk read_only")]);
+    assert_eq!(by, [Some("rule:file:no-secrets"), Some("risk:read_only")]);
     assert!(denied.iter().all(|record| record["step"] == 0));
     // Under a request id it may be tried again: it was not done.
     let request = || with("jig-request-id", "one", file("b/.env", "x"));

@@ -72,9 +72,9 @@ async fn a_bad_file_is_refused_as_a_whole() {
         ("[policy\n", &good, &["TOML parse error"]),
         ("[policy]\ndeny_tools = [\"run\"]\nallow = 1", &good, &["unknown field"]),
         (
-            "[policy]\ndeny_tools = [\"run\"]\nread_only = \"no\"\n[approvals]\nwait = \"x\"",
+            "[policy]\ndeny_tools = [\"run\"]\nread_only = \"no\"\n[approvals]\ntimeout = \"x\"",
             &good,
-            &["policy.read_only", "approvals.wait"],
+            &["policy.read_only", "approvals.timeout"],
         ),
         // All of the one is well, and it does not count either.
         ("[policy]\ndeny_tools = [\"run\"]", "[[keys]]\n", &["--keys", "missing field"]),

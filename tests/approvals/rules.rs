@@ -100,7 +100,7 @@ async fn a_rule_that_is_made_or_switched_on_lets_calls_go_on_that_wait() {
     let ended = find(&daemon, &asked.approval_id).await;
     assert_eq!(ended.state(), ApprovalState::Allowed);
     assert_eq!(ended.rule_id, rule.rule_id);
-    assert_eq!(ended.decided_by, format!("rule {}", rule.rule_id));
+    assert_eq!(ended.decided_by, format!("rule:{}", rule.rule_id));
     ended_once(&daemon, &asked.approval_id);
     let switch = async |enabled| {
         let request = UpdateRuleRequest {
@@ -140,7 +140,7 @@ async fn always_makes_a_rule_for_the_call_and_its_like() {
     // Another content is alike, another path is not; also after a restart.
     let daemon = daemon.restart().await;
     write(&daemon, file("hello.py", "print(2)")).await.unwrap().unwrap();
-    let by = format!("rule {}", rule.rule_id);
+    let by = format!("rule:{}", rule.rule_id);
     assert_eq!(events(&daemon, "tool_call_started").last().unwrap()["allowed_by"], by.as_str());
     let other = write(&daemon, file("other.py", "print(1)"));
     let approval = wait_for_one(&daemon).await;

@@ -403,7 +403,7 @@ async fn case_n8_what_is_swapped_and_swapped_back_leads_nowhere_for_an_ordinary_
 #[tokio::test(flavor = "multi_thread")]
 async fn case_n8_what_is_swapped_leads_nowhere_where_links_are_followed() {
     let back: &[bool] = if is_full() { &[false, true] } else { &[false] };
-    let setup = Setup::new().workspace_table("symlinks = \"beneath\"");
+    let setup = Setup::new().workspace_table("symlinks = \"within\"");
     let mut stage = Stage::start(setup).await;
     stage.every_tool(some_swaps, back).await;
 }

@@ -77,7 +77,7 @@ async fn who_holds_a_key_that_was_replaced_is_shut_out() {
     let refused = promptly("it is answered", waiting).await.unwrap();
     assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "UNAUTHENTICATED");
     assert!(!daemon.file("ran").exists());
-    assert_eq!(denials(&daemon), ["key"]);
+    assert_eq!(denials(&daemon), ["key:revoked"]);
     let mut info = DaemonServiceClient::new(daemon.channel());
     let told = info.get_info(with_key(&fresh, GetInfoRequest {})).await;
     assert_eq!(told.unwrap().into_inner().caller.unwrap().name, "key:agent");
@@ -101,7 +101,7 @@ async fn a_call_that_waits_for_its_place_goes_with_its_key() {
     let refused = promptly("it is answered", waiting).await.unwrap();
     assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "UNAUTHENTICATED");
     assert!(!daemon.file("ran").exists());
-    assert_eq!(denials(&daemon), ["key"]);
+    assert_eq!(denials(&daemon), ["key:revoked"]);
 }
 
 #[tokio::test]
@@ -126,19 +126,19 @@ async fn a_call_that_waits_for_its_place_is_let_in_by_the_policy_of_then() {
         (
             String::new(),
             "[policy]\ndeny_tools = [\"run\"]\n".to_owned(),
-            Some(("TOOL_DISABLED", "tools that are switched off")),
+            Some(("TOOL_DISABLED", "policy:tool_disabled")),
         ),
         (
             String::new(),
             "[policy]\ndangerous = \"ask\"\n".to_owned(),
-            Some(("POLICY_DENIED", "policy that was changed")),
+            Some(("POLICY_DENIED", "policy:changed")),
         ),
         // Nobody had to know what the call is with, and now somebody does.
         (String::new(), of_run("other"), None),
-        (String::new(), of_run("touch"), Some(("POLICY_DENIED", "rule file:x"))),
+        (String::new(), of_run("touch"), Some(("POLICY_DENIED", "rule:file:x"))),
         (String::new(), rule("x", "stat", "touch"), None),
         (of_run("other"), of_run("yet another"), None),
-        (of_run("other"), of_run("touch"), Some(("POLICY_DENIED", "rule file:x"))),
+        (of_run("other"), of_run("touch"), Some(("POLICY_DENIED", "rule:file:x"))),
     ]
     .into_iter()
     .enumerate()

@@ -1,4 +1,4 @@
-//! `jig events`, `jig sessions`, `jig last` and `jig artifacts`.
+//! `jig events`, `jig sessions`, `jig last-command` and `jig artifacts`.
 
 use std::io::{BufRead as _, BufReader};
 
@@ -44,12 +44,12 @@ async fn people_and_programs_are_told_what_has_happened() {
     assert_eq!(artifacts[0]["path"], "logs/tool_step_0001_stdout.txt");
     assert_eq!(artifacts[0]["size_bytes"], 5);
     assert_eq!(jig(&["artifacts", "--step", "2"]).await, "");
-    let last = json(jig(&["last", "--json"]).await);
+    let last = json(jig(&["last-command", "--json"]).await);
     assert_eq!(last[0]["exit_code"], 3);
     assert_eq!(last[0]["command"], hostile);
-    let text = jig(&["last"]).await;
+    let text = jig(&["last-command"]).await;
     assert!(text.contains("\nexit 3, step 1\n--- stdout\na\\033[2J\n"), "{text}");
-    let (code, _, stderr) = output(&daemon, &["--session", "none", "last"], "").await;
+    let (code, _, stderr) = output(&daemon, &["--session", "none", "last-command"], "").await;
     assert_eq!(code, 1);
     assert!(stderr.contains("has run no command"), "{stderr}");
 }

@@ -103,7 +103,7 @@ async fn one_that_was_started_is_told_of_while_it_runs_and_when_the_daemon_has_d
 
 #[tokio::test]
 async fn it_is_found_in_a_long_file() {
-    let table = "[sessions]\nrecord_bytes = 1073741824";
+    let table = "[sessions]\nmax_record_bytes = 1073741824";
     let daemon = Setup::new().workspace_table(table).start().await;
     daemon.run(shell("echo text")).await;
     let path = daemon.state().join("sessions/default/events.jsonl");

@@ -11,7 +11,7 @@ use super::{Watching, in_session, make, records, request, sequences, so_far};
 use crate::support::{Daemon, Mark, Setup, eventually, full_size, shell, with};
 
 /// Records of a session that has few.
-const FEW: &str = "[sessions]\nrecord_bytes = 65536";
+const FEW: &str = "[sessions]\nmax_record_bytes = 65536";
 
 /// The number of the first record that a session has.
 fn first(daemon: &Daemon) -> u64 {
@@ -180,7 +180,7 @@ async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
 
 #[tokio::test]
 async fn of_too_many_bytes_the_oldest_go_whosever_they_are_while_more_are_written() {
-    let table = "[sessions]\nkept_bytes = 1000000";
+    let table = "[sessions]\nmax_bytes = 1000000";
     let daemon = Setup::new().workspace_table(table).start().await;
     let kept = |daemon: &Daemon| {
         let of = |name: &str| {
@@ -210,7 +210,7 @@ async fn of_too_many_bytes_the_oldest_go_whosever_they_are_while_more_are_writte
 async fn of_too_many_bytes_those_of_another_workspace_stay() {
     let folder = tempfile::TempDir::with_prefix("jig-test-other-").unwrap();
     let table = format!(
-        "[[workspaces]]\nname = \"other\"\npath = {:?}\n[sessions]\nkept_bytes = 1000000",
+        "[[workspaces]]\nname = \"other\"\npath = {:?}\n[sessions]\nmax_bytes = 1000000",
         folder.path()
     );
     let daemon = Setup::new().workspace_table(&table).start().await;
@@ -232,7 +232,7 @@ async fn of_too_many_bytes_those_of_another_workspace_stay() {
 
 #[tokio::test]
 async fn of_too_many_sessions_the_longest_unused_go() {
-    let table = "[sessions]\nkept = 20";
+    let table = "[sessions]\nmax_entries = 20";
     let daemon = Setup::new().workspace_table(table).start().await;
     let sessions = |daemon: &Daemon| {
         let names = fs::read_dir(daemon.state().join("sessions")).unwrap();

@@ -113,7 +113,7 @@ async fn requests_that_contradict_themselves_are_refused() {
 
 #[tokio::test]
 async fn links_that_stay_in_the_workspace_are_followed_where_the_operator_says_so() {
-    let lines = "symlinks = \"beneath\"\nprotected = [\"safe\"]";
+    let lines = "symlinks = \"within\"\nprotected = [\"safe\"]";
     let daemon = Setup::new().workspace_table(lines).start().await;
     daemon
         .output(shell(

@@ -187,12 +187,19 @@ async fn text_is_found_and_cells_are_edited() {
 
     let notebook = r#"{"cells": [{"cell_type": "code", "execution_count": null, "id": "c1", "metadata": {}, "outputs": [], "source": ["1"]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}"#;
     fs::write(shop.daemon.file("n.ipynb"), notebook).unwrap();
-    shop.jig(&["nb", "edit", "n.ipynb", "--insert", "--type", "markdown", "--text", "hi"], "", 0);
-    shop.jig(&["nb", "edit", "n.ipynb", "--cell", "c1"], "2 + 2", 0);
-    let cells = shop.json(&["nb", "read", "n.ipynb"], 0);
+    shop.jig(
+        &["notebook", "edit", "n.ipynb", "--insert", "--type", "markdown", "--text", "hi"],
+        "",
+        0,
+    );
+    shop.jig(&["notebook", "edit", "n.ipynb", "--cell", "c1"], "2 + 2", 0);
+    let cells = shop.json(&["notebook", "read", "n.ipynb"], 0);
     assert_eq!(cells["cells"][0]["source"], "2 + 2", "{cells}");
     assert_eq!(cells["cells"][1]["type"], "CELL_TYPE_MARKDOWN", "{cells}");
-    assert!(shop.jig(&["nb", "read", "n.ipynb", "--index", "9"], "", 1).contains("CELL_NOT_FOUND"));
+    assert!(
+        shop.jig(&["notebook", "read", "n.ipynb", "--index", "9"], "", 1)
+            .contains("CELL_NOT_FOUND")
+    );
 }
 
 #[tokio::test]

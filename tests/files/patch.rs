@@ -270,7 +270,7 @@ async fn many_files_are_patched_at_once() {
 
 #[tokio::test]
 async fn a_dry_run_refuses_what_the_patch_would_and_nothing_else() {
-    let daemon = Setup::new().workspace_table("symlinks = \"beneath\"").start().await;
+    let daemon = Setup::new().workspace_table("symlinks = \"within\"").start().await;
     fs::write(daemon.file("fixed"), "1\n").unwrap();
     fs::set_permissions(daemon.file("fixed"), fs::Permissions::from_mode(0o444)).unwrap();
     fs::write(daemon.file("target"), "1\n").unwrap();

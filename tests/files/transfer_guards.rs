@@ -45,7 +45,7 @@ async fn commands_do_not_change_what_comes() {
 
 #[tokio::test]
 async fn nothing_comes_into_a_protected_directory_through_a_link() {
-    let lines = "symlinks = \"beneath\"\nprotected = [\"hooks\"]";
+    let lines = "symlinks = \"within\"\nprotected = [\"hooks\"]";
     let daemon = Setup::new().workspace_table(lines).start().await;
     fs::create_dir_all(daemon.file("hooks")).unwrap();
     symlink("hooks", daemon.file("link")).unwrap();
@@ -104,7 +104,7 @@ async fn a_second_call_takes_over_and_what_was_tampered_with_is_dropped() {
 #[tokio::test]
 async fn names_that_the_daemon_keeps_are_not_given() {
     const NAME: &str = ".jig-01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp";
-    for table in ["", "symlinks = \"beneath\"\nprotected = [\"safe\"]"] {
+    for table in ["", "symlinks = \"within\"\nprotected = [\"safe\"]"] {
         let daemon = Setup::new().workspace_table(table).start().await;
         let paths = [
             NAME.to_owned(),

@@ -88,7 +88,7 @@ async fn d13_who_is_asked_sees_the_call_as_the_agent_made_it() {
     let started: Vec<_> =
         started.iter().filter(|record| record["event"] == "tool_call_started").collect();
     for record in &started {
-        assert_eq!(record["allowed_by"], format!("rule {}", rule.rule_id));
+        assert_eq!(record["allowed_by"], format!("rule:{}", rule.rule_id));
         assert_eq!(
             (&record["dialect"], &record["said_as"]),
             (&json!("cli_agent"), &json!("create_file"))

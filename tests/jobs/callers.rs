@@ -75,7 +75,7 @@ async fn endless_jobs_of_one_caller_do_not_hold_up_those_of_another() {
     let keys = Arc::new(KeyFile::new());
     let [many, few] = ["many", "few"].map(|name| keys.add(name, "invoke", &[]));
     let daemon =
-        keyed("[jobs]\nconcurrent = 4\nqueue_concurrency = 1\n", &keys, Setup::new()).await;
+        keyed("[jobs]\nconcurrency = 4\nqueue_concurrency = 1\n", &keys, Setup::new()).await;
     let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
     let mut ids = Vec::new();
     for number in 0..8 {
@@ -96,7 +96,7 @@ async fn endless_jobs_of_one_caller_do_not_hold_up_those_of_another() {
 async fn a_caller_with_many_jobs_leaves_room_and_is_told_the_truth() {
     let keys = Arc::new(KeyFile::new());
     let [many, few] = ["many", "few"].map(|name| keys.add(name, "invoke", &[]));
-    let table = "[jobs]\nqueue_concurrency = 1\nqueued = 20\nqueued_bytes = 3000\n";
+    let table = "[jobs]\nqueue_concurrency = 1\nmax_queued = 20\nmax_queued_bytes = 3000\n";
     let daemon = keyed(table, &keys, Setup::new()).await;
     let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
     let first = many.submit("q", command(UNTIL_GO)).await;

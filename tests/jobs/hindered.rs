@@ -50,8 +50,7 @@ async fn allow(daemon: &Daemon, key: Option<&str>, approval: &Approval) {
 
 #[tokio::test]
 async fn those_that_find_no_place_to_wait_for_an_approval_wait_for_one() {
-    let table =
-        "[jobs]\nqueue_concurrency = 1\n[policy]\ndangerous = \"ask\"\n[approvals]\npending = 4\n";
+    let table = "[jobs]\nqueue_concurrency = 1\n[policy]\ndangerous = \"ask\"\n[approvals]\nmax_pending = 4\n";
     let daemon = Setup::new().workspace_table(table).start().await;
     let mut jobs = Jobs::of(&daemon);
     let mut ids = Vec::new();

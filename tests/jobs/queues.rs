@@ -50,7 +50,7 @@ async fn those_of_higher_priority_come_first() {
 
 #[tokio::test]
 async fn each_queue_does_as_many_at_a_time_as_it_may() {
-    let daemon = daemon("concurrent = 5\nqueue_concurrency = 2\n[jobs.queues]\none = 1\n").await;
+    let daemon = daemon("concurrency = 5\nqueue_concurrency = 2\n[jobs.queues]\none = 1\n").await;
     let mut jobs = Jobs::of(&daemon);
     let line = "until [ -e go ]; do sleep 0.05; done";
     let mut ids = Vec::new();
@@ -71,7 +71,7 @@ async fn each_queue_does_as_many_at_a_time_as_it_may() {
 
 #[tokio::test]
 async fn more_than_may_wait_are_refused() {
-    let daemon = daemon("queue_concurrency = 1\nqueued = 3\n").await;
+    let daemon = daemon("queue_concurrency = 1\nmax_queued = 3\n").await;
     let mut jobs = Jobs::of(&daemon);
     let line = "until [ -e go ]; do sleep 0.05; done";
     let first = jobs.submit(command(line)).await;

@@ -78,7 +78,7 @@ async fn one_whose_parameters_are_gone_is_lost_and_runs_nothing() {
 
 #[tokio::test]
 async fn no_more_results_are_kept_than_the_operator_wants() {
-    let setup = Setup::new().workspace_table("[jobs]\nkept = 2\n");
+    let setup = Setup::new().workspace_table("[jobs]\nmax_entries = 2\n");
     let daemon = setup.start().await;
     let mut jobs = Jobs::of(&daemon);
     let mut ids = Vec::new();

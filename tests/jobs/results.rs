@@ -238,7 +238,7 @@ async fn a_job_that_is_not_there_is_told_to_be() {
 
 #[tokio::test]
 async fn results_go_as_they_come_when_they_are_too_large() {
-    let setup = Setup::new().workspace_table("[jobs]\nkept_bytes = 300000\n");
+    let setup = Setup::new().workspace_table("[jobs]\nmax_bytes = 300000\n");
     let daemon = setup.start().await;
     let mut jobs = Jobs::of(&daemon);
     let mut ids = Vec::new();

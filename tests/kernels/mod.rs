@@ -124,7 +124,7 @@ async fn without_user_namespaces(gives_l1: bool) {
     } else {
         assert_eq!((isolation.level.as_str(), isolation.ready), ("L0", false));
         assert_eq!(tried[..2], namespaces);
-        assert_eq!(tried[2..], [("L1", "in_place")]);
+        assert_eq!(tried[2..], [("L1", "no_namespaces")]);
         let last = isolation.refused.last().unwrap();
         assert!(last.message.contains("version 2 of Landlock"), "{last:?}");
         assert!(last.remedy.contains("6.12"), "{last:?}");

@@ -10,7 +10,7 @@ use jig::api::v1::SandboxFailure;
 
 use crate::support::{Daemon, HostProgram, Setup, USER, shell};
 
-const KEPT: &str = "home = \"keep\"";
+const KEPT: &str = "home = \"persistent\"";
 /// To whom workspaces belong.
 const OWNER: u32 = 4242;
 /// A root daemon without CAP_SYS_ADMIN, as in a container.
@@ -21,8 +21,8 @@ const WITHOUT_MOUNTS: [&str; 5] =
 async fn refused(daemon: &Daemon, level: &str) -> SandboxFailure {
     let mut refused = daemon.runs_nothing().await.into_iter();
     let refused = refused.find(|refused| refused.level == level).unwrap();
-    assert_eq!(refused.stage, "kept_home", "{refused:?}");
-    assert!(refused.remedy.contains("home = \"fresh\""), "{refused:?}");
+    assert_eq!(refused.stage, "persistent_home", "{refused:?}");
+    assert!(refused.remedy.contains("home = \"ephemeral\""), "{refused:?}");
     refused
 }
 
@@ -47,7 +47,7 @@ fn says_that_it_is_not_ready(output: &Output) {
     let told = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(78), "{output:?}");
     assert!(told.contains("NOT READY"), "{told}");
-    assert!(told.contains("kept_home"), "{told}");
+    assert!(told.contains("persistent_home"), "{told}");
 }
 
 #[tokio::test]

@@ -310,11 +310,15 @@ async fn what_needs_a_mount_is_not_given_without_one() {
         "protected",
     )
     .await;
-    refuses(Setup::new().workspace_table("mount_path = \"/elsewhere\""), "in_place", "mount_path")
-        .await;
+    refuses(
+        Setup::new().workspace_table("mount_path = \"/elsewhere\""),
+        "no_namespaces",
+        "mount_path",
+    )
+    .await;
     refuses(
         Setup::new().arguments(&["--bind-ro", "/etc/hosts:/hosts"]),
-        "in_place",
+        "no_namespaces",
         "bound at /hosts",
     )
     .await;
@@ -322,8 +326,8 @@ async fn what_needs_a_mount_is_not_given_without_one() {
 
 #[tokio::test]
 async fn temporary_files_must_not_be_shared() {
-    refuses(Setup::new().environment("TMPDIR", "/usr"), "in_place", "/usr").await;
-    refuses(Setup::new().environment("TMPDIR", "/nowhere"), "in_place", "/nowhere").await;
+    refuses(Setup::new().environment("TMPDIR", "/usr"), "no_namespaces", "/usr").await;
+    refuses(Setup::new().environment("TMPDIR", "/nowhere"), "no_namespaces", "/nowhere").await;
 }
 
 #[tokio::test]
@@ -335,7 +339,7 @@ async fn temporary_files_must_not_lie_in_another_workspace() {
     let other = other.path().to_str().unwrap();
     let table = format!("[[workspaces]]\nname = \"other\"\npath = \"{other}\"");
     let setup = Setup::new().environment("TMPDIR", other);
-    refuses(setup.workspace_table(&table), "in_place", other).await;
+    refuses(setup.workspace_table(&table), "no_namespaces", other).await;
 }
 
 #[tokio::test]
@@ -348,7 +352,7 @@ async fn a_kernel_without_landlock_does_not_give_it() {
         .arguments(&["--minimum-level", "L1"])
         .start()
         .await;
-    refused(&daemon, "in_place", "version 0 of Landlock").await;
+    refused(&daemon, "no_namespaces", "version 0 of Landlock").await;
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ with_each_daemon!(
     a_kept_home_is_a_way_to_nothing_else,
 );
 
-const KEPT: &str = "home = \"keep\"";
+const KEPT: &str = "home = \"persistent\"";
 
 /// The homes that are kept, on the host.
 fn homes(daemon: &Daemon) -> Vec<PathBuf> {
@@ -131,7 +131,7 @@ async fn a_kept_home_can_fill_the_disk_that_it_is_on() {
 async fn each_workspace_keeps_its_own_home() {
     let [second, third] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let table = format!(
-        "name = \"one\"\n[[workspaces]]\nname = \"two\"\npath = {:?}\n[[workspaces]]\nname = \"..three\"\npath = {:?}\nhome = \"fresh\"\n[sandbox]\nhome = \"keep\"",
+        "name = \"one\"\n[[workspaces]]\nname = \"two\"\npath = {:?}\n[[workspaces]]\nname = \"..three\"\npath = {:?}\nhome = \"ephemeral\"\n[sandbox]\nhome = \"persistent\"",
         second.path(),
         third.path()
     );

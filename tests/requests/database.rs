@@ -9,7 +9,7 @@ use crate::support::{Daemon, Refusal, Setup, eventually, jigd, shell};
 
 #[tokio::test]
 async fn no_more_are_kept_than_is_said() {
-    let table = "[requests]\nkept = 3";
+    let table = "[requests]\nmax_entries = 3";
     let daemon = Setup::new().workspace_table(table).start().await;
     let first = run(&daemon, "first").await;
     for number in 0..3 {

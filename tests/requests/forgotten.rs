@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Keeps few jobs, and few answers.
-const LITTLE: &str = "[requests]\nkept_bytes = 20000\n[jobs]\nkept = 5";
+const LITTLE: &str = "[requests]\nmax_bytes = 20000\n[jobs]\nmax_entries = 5";
 
 /// Makes calls whose answers push out those of others.
 async fn push_out(daemon: &Daemon) {

@@ -42,7 +42,7 @@ async fn run_as(daemon: &Daemon, key: &str, id: &str) -> RunResponse {
 async fn who_calls_much_takes_nothing_from_others() {
     let keys = Arc::new(KeyFile::new());
     let [few, many] = ["few", "many"].map(|name| keys.add(name, "invoke", &[]));
-    let setup = Setup::new().workspace_table("[requests]\nkept = 4");
+    let setup = Setup::new().workspace_table("[requests]\nmax_entries = 4");
     let daemon = with_keys(setup, &keys).await;
     let kept = run_as(&daemon, &few, "id").await;
     let first = run_as(&daemon, &many, "first").await;
@@ -61,7 +61,7 @@ async fn who_calls_much_takes_nothing_from_others() {
 
 #[tokio::test]
 async fn too_large_answers_go_as_they_come_and_are_not_done_again() {
-    let table = "[requests]\nkept_bytes = 300000";
+    let table = "[requests]\nmax_bytes = 300000";
     let daemon = Setup::new().workspace_table(table).start().await;
     let large = |number: u32| {
         let id = format!("id {number}");

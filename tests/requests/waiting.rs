@@ -7,7 +7,7 @@ use super::{counted, runs, under};
 use crate::support::{Daemon, Mark, Setup, eventually, promptly, started};
 
 /// Lets work go on for a short time when nobody waits.
-const SHORT: &str = "[requests]\nlinger = \"200ms\"";
+const SHORT: &str = "[requests]\ndetached_timeout = \"200ms\"";
 
 /// Gives a call a deadline.
 fn give<T>(request: &mut Request<T>, time: &str) {

@@ -51,8 +51,8 @@ enum JobCommand {
         job: String,
         /// Maximum time to wait, in seconds. Then the state of the job is shown. Default:
         /// unlimited.
-        #[arg(long, value_name = "SEC")]
-        at_most: Option<u32>,
+        #[arg(long, alias = "at-most", value_name = "SEC")]
+        timeout: Option<u32>,
     },
     /// Cancel a job, wait until it has ended, and show its result. Exit code 0 once it has ended.
     Cancel {
@@ -135,8 +135,8 @@ pub(crate) fn job(global: &GlobalArgs, args: JobArgs) -> ExitCode {
         JobCommand::Submit(args) => submit(address, global, args),
         JobCommand::Get { job } => get(address, global, job),
         JobCommand::Ls(args) => list(address, global, args),
-        JobCommand::Wait { job, at_most } => {
-            let wait_ms = at_most.map(|seconds| seconds.saturating_mul(1000));
+        JobCommand::Wait { job, timeout } => {
+            let wait_ms = timeout.map(|seconds| seconds.saturating_mul(1000));
             let job = call_for_job(address, global, async |client| {
                 let request = WaitJobRequest { job_id: job, wait_ms };
                 Ok(client.wait_job(request).await?.job)

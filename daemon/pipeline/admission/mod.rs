@@ -50,7 +50,7 @@ use tokio::sync::watch;
 
 use super::{access::principal::Principal, idempotency::Waiters, shutdown::Shutdown};
 use crate::daemon::{
-    error::{Error, Reason},
+    error::{Error, LIMIT_KIND, Reason},
     queue::{
         Acquire, ByteBudget, ByteBudgetExceeded, ByteReservation, DeferredPermit, Limiter, Permit,
         Saturated, SharedPermit, Sharing,
