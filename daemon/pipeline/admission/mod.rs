@@ -270,9 +270,10 @@ impl AdmissionControl {
             "processes are running, and no more may run at a time: end some (ListProcesses, SendSignal), or retry later",
         )?;
 
-        let sandbox_permit =
-            request.sandbox_limiter.map(|limiter| self.sandbox_permit(limiter, request));
-        let sandbox_permit = sandbox_permit.transpose()?;
+        let sandbox_permit = match request.sandbox_limiter {
+            Some(limiter) => Some(self.sandbox_permit(limiter, request)?),
+            None => None,
+        };
         let until = Instant::now() + self.limits.queue_timeout;
         let start_permit = self.acquire_start_permit(request, until, shutdown).await?;
 

@@ -91,7 +91,7 @@ fn abnormal_exit(data: &Map<String, Value>) -> Option<ToolError> {
     Some(ToolError {
         error_type: "abnormal_exit".to_owned(),
         message,
-        suggestion: "Look at what it wrote to its standard error.".to_owned(),
+        suggestion: "Check its standard error output.".to_owned(),
         details: None,
     })
 }

@@ -16,10 +16,10 @@ pub(super) fn require_same_request(
         differences.push(format!("its method was {}", before.method));
     }
     if request.session != before.session {
-        differences.push("its session was another".to_owned());
+        differences.push("its session differed".to_owned());
     }
     if differences.is_empty() && request.fingerprint != before.fingerprint {
-        differences.push("its request message was another".to_owned());
+        differences.push("its request message differed".to_owned());
     }
 
     if differences.is_empty() {
@@ -27,7 +27,7 @@ pub(super) fn require_same_request(
     }
 
     let text = format!(
-        "jig-request-id {:?} was that of another call ({}): give each call an id of its own, and repeat it unchanged",
+        "jig-request-id {:?} was already used for another call ({}): give each call an id of its own, and repeat it unchanged",
         key.id,
         differences.join(", ")
     );
