@@ -45,7 +45,7 @@ pub(crate) struct FolderLock(
     #[expect(dead_code, reason = "held for what dropping it does")] Option<File>,
 );
 
-/// An upload, as stored in JSON.
+/// An upload, as stored in JSON. Its keys keep the names of earlier versions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UploadRecord {
     /// A ULID; also the name of the file.
@@ -60,12 +60,14 @@ pub(crate) struct UploadRecord {
     /// Hash of the complete file.
     pub(crate) sha256: String,
     /// Missing in records of earlier versions.
-    #[serde(default)]
-    pub(crate) wishes: UploadOptions,
+    #[serde(default, rename = "wishes")]
+    pub(crate) options: UploadOptions,
     /// Name of the partial file.
-    pub(crate) draft_name: String,
+    #[serde(rename = "draft_name")]
+    pub(crate) partial_name: String,
     /// Device and inode of the partial file; none before it is created.
-    pub(crate) draft_identity: Option<(u64, u64)>,
+    #[serde(rename = "draft_identity")]
+    pub(crate) partial_identity: Option<(u64, u64)>,
     /// True if the upload replaces a file; none until the partial file is about to be renamed.
     pub(crate) replaces: Option<bool>,
     /// Set once the file is at its target path: true if no file was there before.
@@ -250,9 +252,9 @@ mod tests {
             path: "p".into(),
             size: 7,
             sha256: "00".into(),
-            wishes: Default::default(),
-            draft_name: ".jig-01ABC.tmp".into(),
-            draft_identity: Some((1, u64::MAX)),
+            options: Default::default(),
+            partial_name: ".jig-01ABC.tmp".into(),
+            partial_identity: Some((1, u64::MAX)),
             replaces: Some(true),
             complete: None,
             touched: 5,

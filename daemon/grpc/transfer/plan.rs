@@ -47,13 +47,13 @@ impl UploadPlan {
                 path: path.as_str().to_owned(),
                 size: start.size_bytes,
                 sha256: start.sha256.to_ascii_lowercase(),
-                wishes: UploadOptions {
+                options: UploadOptions {
                     create_new: mode == WriteMode::CreateNew,
                     expected_sha256: expected_sha256.clone(),
                     file_mode: start.file_mode,
                 },
-                draft_name: String::new(),
-                draft_identity: None,
+                partial_name: String::new(),
+                partial_identity: None,
                 replaces: None,
                 complete: None,
                 touched: 0,

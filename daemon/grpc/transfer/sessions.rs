@@ -239,7 +239,7 @@ impl UploadSessions {
             return Err(Error::invalid_field("start.upload_id", text));
         }
         if let (UploadState::Complete, Some(created)) = (&upload.state, stored.complete) {
-            if stored.wishes != record.wishes {
+            if stored.options != record.options {
                 let text = "was used for the same file with another mode, expected_sha256 or file_mode, and that upload is complete: choose another id";
                 return Err(Error::invalid_field("start.upload_id", text));
             }
@@ -251,7 +251,7 @@ impl UploadSessions {
         }
 
         // The options may change until the upload is complete.
-        upload.record.wishes = record.wishes;
+        upload.record.options = record.options;
         upload.record.touched = now_unix_secs();
         attempt.progress.store(upload.offset(), Ordering::Relaxed);
         let active = UploadState::Active(attempt.clone());
@@ -364,8 +364,8 @@ impl UploadLease {
     /// Stores the location of the partial file, so that a later daemon finds it. Blocks.
     pub(super) fn record_partial_file(&self, location: &PartialFileLocation) -> Result<(), Error> {
         let updated = self.touch(|record| {
-            record.draft_name.clone_from(&location.name);
-            record.draft_identity = location.identity;
+            record.partial_name.clone_from(&location.name);
+            record.partial_identity = location.identity;
             record.replaces = location.replaces;
         });
         let Some(record) = updated else {

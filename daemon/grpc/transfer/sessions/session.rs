@@ -184,8 +184,8 @@ pub(super) fn upload_key(record: &UploadRecord) -> UploadKey {
 pub(super) fn partial_file_location(record: &UploadRecord) -> PartialFileLocation {
     PartialFileLocation {
         path: record.path.clone(),
-        name: record.draft_name.clone(),
-        identity: record.draft_identity,
+        name: record.partial_name.clone(),
+        identity: record.partial_identity,
         replaces: record.replaces,
     }
 }
