@@ -84,9 +84,9 @@ pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
     runtime.block_on(async {
         // Catch signals before the sockets exist: a client that sees a socket may send a signal,
         // which must not kill the process in the middle of its start.
-        let signals = ShutdownSignals::catch().map_err(io_error("catching signals"))?;
+        let signals = ShutdownSignals::catch().map_err(io_error("installing signal handlers"))?;
         let reload = ConfigReloader::install(args, &prepared.config)
-            .map_err(io_error("catching signals"))?;
+            .map_err(io_error("installing signal handlers"))?;
         let listeners = Listeners::bind(&prepared.config.listen)?;
         serving::serve(prepared, listeners, ShutdownTrigger::Signals(signals), Some(reload)).await
     })
@@ -105,7 +105,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
             &keeper.environment.accounting,
             &config,
         ))
-        .map_err(io_error("talking to the launcher"))?;
+        .map_err(io_error("talking to the keeper"))?;
     serving::load_access(&config, &serving::load_catalog(&config)?)?;
 
     let mut warnings = shared_limits::warnings(&config);
@@ -150,7 +150,7 @@ where
     };
 
     let folder = embedded::create_temp_dir(&workspace).map_err(io_error(
-        "making a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
+        "creating a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
     ))?;
     let socket = folder.path().join("jig.sock");
     let config = Config::load(Args {
@@ -253,9 +253,9 @@ fn prepare_sandboxes(
     }
     let directories: Vec<_> = workspaces.iter().map(|workspace| workspace.as_fd()).collect();
     let process =
-        KeeperProcess::start(plan, &directories).map_err(io_error("starting the launcher"))?;
+        KeeperProcess::start(plan, &directories).map_err(io_error("starting the keeper"))?;
 
-    privileges::drop_privileges().map_err(io_error("giving up privileges"))?;
+    privileges::drop_privileges().map_err(io_error("dropping privileges"))?;
     if mode == StartMode::Serve {
         privileges::shorten_scheduler_slice();
         let cgroups = accounting.cgroups().map(|cgroups| cgroups.directory());

@@ -192,7 +192,7 @@ fn validate_watch_request(request: &WatchEventsRequest) -> Result<(), Error> {
         .map(|(index, name)| Violation {
             field: format!("types[{index}]"),
             description: format!(
-                "no event is of the type {name:?}: there are {}",
+                "{name:?} is no event type: use any of {}",
                 EVENT_TYPES.join(", ")
             ),
         })
@@ -200,7 +200,7 @@ fn validate_watch_request(request: &WatchEventsRequest) -> Result<(), Error> {
     if request.tail.is_some() && request.after_sequence > 0 {
         violations.push(Violation {
             field: "tail".to_owned(),
-            description: "must not be given beside after_sequence".to_owned(),
+            description: "must not be combined with after_sequence".to_owned(),
         });
     }
     if violations.is_empty() { Ok(()) } else { Err(Error::invalid(violations)) }

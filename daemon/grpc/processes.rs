@@ -206,7 +206,7 @@ impl ProcessServiceHandler {
         let mut checked = self.0.catalog.validate("jig.v1.WriteStdinRequest", request, false)?;
         let request = checked.request;
         if request.data.is_empty() && !request.eof {
-            let text = "must be given, unless eof is";
+            let text = "must not be empty unless eof is set";
             checked.violations.push(Violation::new("data", text));
         }
         if !checked.violations.is_empty() {
@@ -319,7 +319,7 @@ fn position_past_end_error(requested: OutputPosition, written: OutputPosition) -
     let beyond = fields.into_iter().filter(|(_, requested, written)| requested > written);
     let violations = beyond.map(|(field, requested, written)| {
         let text =
-            format!("is {requested}, but this process has only got to {written}: is it another?");
+            format!("is {requested}, but this process has only got to {written}: check that it is the right process");
         Violation::new(field, text)
     });
     Error::invalid(violations.collect())

@@ -16,8 +16,8 @@ use crate::daemon::error::{Error, Reason};
 
 /// How long a client may read nothing before its stream ends.
 pub(super) const CLIENT_READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// How the client of an ordered stream resumes after an error.
-pub(super) const RESUME_HINT: &str = "watch again when you can, from where you have got to";
+/// What the client of a watch stream can do after it read too slowly.
+pub(super) const RESUME_HINT: &str = "watch again when the client can keep up";
 
 /// A message, or the error that ends the stream.
 pub(super) type StreamItem<T> = Result<T, Status>;

@@ -45,9 +45,9 @@ enum FrameState {
         bytes: [u8; FRAME_HEADER_BYTES],
         filled: usize,
     },
-    /// Before the padding length of a frame with `left` more bytes.
+    /// Before the padding length of a frame with `remaining` more bytes.
     PadLength {
-        left: u32,
+        remaining: u32,
         priority: u32,
     },
     /// Remaining bytes: to skip, of the field block, of padding.
@@ -72,13 +72,14 @@ enum FieldState {
     },
     /// Before the length of a string.
     Length(StringKind),
-    /// Inside a name. `rest` is the unmatched end of `:authority`; `None` if the name differs.
+    /// Inside a name. `unmatched` is the end of `:authority` not read yet; `None` if the name
+    /// differs.
     Name {
-        left: u32,
-        rest: Option<&'static [u8]>,
+        remaining: u32,
+        unmatched: Option<&'static [u8]>,
     },
     Value {
-        left: u32,
+        remaining: u32,
         coding: ValueCoding,
     },
     Malformed,
@@ -143,9 +144,9 @@ impl AuthorityRewriter {
                         filled => FrameState::Header { bytes, filled },
                     }
                 }
-                FrameState::PadLength { left, priority } => {
+                FrameState::PadLength { remaining, priority } => {
                     let padding = u32::from(first);
-                    match left.checked_sub(1 + priority + padding) {
+                    match remaining.checked_sub(1 + priority + padding) {
                         Some(block) => FrameState::payload(priority, block, padding),
                         None => FrameState::Malformed,
                     }
@@ -173,22 +174,22 @@ impl AuthorityRewriter {
 
     fn begin_payload(&mut self, header: [u8; FRAME_HEADER_BYTES]) -> FrameState {
         let [length_1, length_2, length_3, kind, flags, ..] = header;
-        let left = u32::from_be_bytes([0, length_1, length_2, length_3]);
+        let remaining = u32::from_be_bytes([0, length_1, length_2, length_3]);
         match kind {
             HEADERS_FRAME => {
                 self.field = FieldState::Start;
                 let has = |flag| flags & flag != 0;
                 let priority = if has(PRIORITY_FLAG) { PRIORITY_BYTES } else { 0 };
-                if has(PADDED_FLAG) && left > 0 {
-                    return FrameState::PadLength { left, priority };
+                if has(PADDED_FLAG) && remaining > 0 {
+                    return FrameState::PadLength { remaining, priority };
                 }
-                match left.checked_sub(priority) {
+                match remaining.checked_sub(priority) {
                     Some(block) => FrameState::payload(priority, block, 0),
                     None => FrameState::Malformed,
                 }
             }
-            CONTINUATION_FRAME => FrameState::payload(0, left, 0),
-            _ => FrameState::payload(left, 0, 0),
+            CONTINUATION_FRAME => FrameState::payload(0, remaining, 0),
+            _ => FrameState::payload(remaining, 0, 0),
         }
     }
 }
@@ -231,14 +232,16 @@ impl FieldState {
                 };
                 Self::integer(*byte, 7, meaning)
             }
-            Self::Name { left, rest } => {
-                let rest = rest.and_then(|rest| rest.strip_prefix(&[*byte]));
-                if left == 1 {
-                    return Self::Length(StringKind::value(rest.is_some_and(<[u8]>::is_empty)));
+            Self::Name { remaining, unmatched } => {
+                let unmatched = unmatched.and_then(|unmatched| unmatched.strip_prefix(&[*byte]));
+                if remaining == 1 {
+                    return Self::Length(StringKind::value(
+                        unmatched.is_some_and(<[u8]>::is_empty),
+                    ));
                 }
-                Self::Name { left: left - 1, rest }
+                Self::Name { remaining: remaining - 1, unmatched }
             }
-            Self::Value { left, mut coding } => {
+            Self::Value { remaining, mut coding } => {
                 match &mut coding {
                     ValueCoding::Skipped => {}
                     ValueCoding::Plain => {
@@ -247,10 +250,10 @@ impl FieldState {
                     }
                     ValueCoding::Huffman(code) => code.rewrite(byte),
                 }
-                if left == 1 {
+                if remaining == 1 {
                     return Self::Start;
                 }
-                Self::Value { left: left - 1, coding }
+                Self::Value { remaining: remaining - 1, coding }
             }
         }
     }
@@ -292,10 +295,12 @@ impl StringKind {
     fn begin(self, length: u32, name: &'static [u8], coding: ValueCoding) -> FieldState {
         match (self, length) {
             (Self::Name, 0) => FieldState::Length(Self::OtherValue),
-            (Self::Name, left) => FieldState::Name { left, rest: Some(name) },
+            (Self::Name, remaining) => FieldState::Name { remaining, unmatched: Some(name) },
             (Self::Authority | Self::OtherValue, 0) => FieldState::Start,
-            (Self::Authority, left) => FieldState::Value { left, coding },
-            (Self::OtherValue, left) => FieldState::Value { left, coding: ValueCoding::Skipped },
+            (Self::Authority, remaining) => FieldState::Value { remaining, coding },
+            (Self::OtherValue, remaining) => {
+                FieldState::Value { remaining, coding: ValueCoding::Skipped }
+            }
         }
     }
 }

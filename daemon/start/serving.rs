@@ -80,7 +80,7 @@ pub(super) async fn serve(
 
     let probed = isolation::probe_workspaces(process, &environment.accounting, &config)
         .await
-        .map_err(io_error("talking to the launcher"))?;
+        .map_err(io_error("talking to the keeper"))?;
     let proxy = build_proxy(&config, listeners.ports());
     let contexts = ContextBuilder {
         run_settings: run_settings(&config, proxy.clone()),
@@ -237,7 +237,7 @@ fn watch_state_files(
     store: &StateDir,
     database: &Database,
 ) -> Result<watch::Receiver<bool>, StartError> {
-    let files = store.state_files().map_err(io_error("looking at the state directory"))?;
+    let files = store.state_files().map_err(io_error("checking the state directory"))?;
     let files = Arc::new(files);
     database.require_files(Arc::clone(&files));
     let state_lost = files.subscribe_lost();

@@ -209,7 +209,7 @@ impl ApprovalServiceHandler {
         let page_size = request.page_size.unwrap_or(100);
         // One more tells whether there is another page.
         let limit = page_size.saturating_add(1);
-        let found = if request.decided {
+        let candidates = if request.decided {
             let names = scope.workspaces().iter().cloned().collect();
             self.0.approvals.list(names, last, limit).await?
         } else {
@@ -223,8 +223,8 @@ impl ApprovalServiceHandler {
         };
 
         let mut page = PageBuilder::new();
-        let mut has_more = found.len() > page_size as usize;
-        for approval in found.iter().take(page_size as usize) {
+        let mut has_more = candidates.len() > page_size as usize;
+        for approval in candidates.iter().take(page_size as usize) {
             let id = &approval.record.id;
             if !scope.contains_approval(&approval.record) {
                 page.skip(id);
@@ -374,7 +374,7 @@ impl ApprovalServiceHandler {
         let (request, mut violations) =
             self.validate_with_violations("UpdateRuleRequest", request)?;
         if request.enabled.is_none() && request.lifetime_sec.is_none() {
-            let text = "must be given, or lifetime_sec: there is nothing to change";
+            let text = "must be set if lifetime_sec is not: there is nothing to change";
             violations.push(Violation::new("enabled", text));
         }
         if !violations.is_empty() {

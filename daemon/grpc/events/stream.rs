@@ -376,7 +376,7 @@ fn draining_error() -> Error {
 /// The error of a client that wants to start after a sequence number that does not exist yet.
 pub(super) fn sequence_past_end_error(after: u64, SequencePastEnd(last): SequencePastEnd) -> Error {
     let text = format!(
-        "is {after}, but this session has only got to {last}: is it another, or was it removed since?"
+        "is {after}, but the last record of this session is {last}: check that it is the right session and was not removed"
     );
     Error::invalid_field("after_sequence", text)
 }

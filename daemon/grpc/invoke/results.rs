@@ -246,7 +246,7 @@ fn render_output(
     Ok(RenderedOutput { data: data.map(truncate), model_data, is_text, text })
 }
 
-/// Renders an output, with a preview in place of what is too long.
+/// Renders an output, with a preview in place of an object or text that is too long.
 fn render_preview(
     data: Option<Value>,
     is_text: bool,

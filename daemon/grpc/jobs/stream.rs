@@ -223,8 +223,8 @@ async fn open_artifact(
         let session = sessions.open_existing(workspace, id)?;
         session.map_or(Ok(OpenedArtifact::Missing), |session| session.open_artifact(&path))
     };
-    let held = Arc::default() as Arc<()>;
-    Ok(match pipeline.query_session(context, &held, open).await? {
+    let no_permit = Arc::default() as Arc<()>;
+    Ok(match pipeline.query_session(context, &no_permit, open).await? {
         OpenedArtifact::File(file) => Some(Arc::new(file)),
         OpenedArtifact::Empty | OpenedArtifact::Missing => None,
     })

@@ -105,7 +105,7 @@ fn violations(start: &UploadStart) -> Vec<Violation> {
     if mode == WriteMode::CreateNew && start.expected_sha256.is_some() {
         report(
             "expected_sha256",
-            "cannot be given for a file that must not be there (WRITE_MODE_CREATE_NEW)",
+            "cannot be combined with WRITE_MODE_CREATE_NEW, which requires that no file exists",
         );
     }
 

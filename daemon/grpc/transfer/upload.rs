@@ -74,7 +74,7 @@ pub(super) async fn upload(
     };
     let first = pipeline.catalog.check("jig.v1.UploadRequest", first)?;
     let (Some(Part::Start(start)), Some(sent_start)) = (first.part, sent_start) else {
-        let text = "must be in the first message: what is to be written, and where";
+        let text = "must be in the first message: it has path, size and checksum of the file";
         return Err(Error::invalid_field("start", text));
     };
 
@@ -125,8 +125,8 @@ pub(super) async fn upload(
 
 /// Authorizes the call by its start message.
 ///
-/// All callers with the same request id wait for one decision, so the deadline of one of them does not
-/// end it.
+/// All callers with the same request id wait for one decision, so the deadline of one of them does
+/// not end it.
 fn authorize(
     pipeline: Arc<Pipeline>,
     context: &CallContext,
