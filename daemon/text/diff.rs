@@ -1,8 +1,8 @@
-//! Two texts as a unified diff that `git apply` takes.
+//! Unified diff of two texts, in the format of git.
 //!
-//! Which lines belong together is for the crate `similar` to find. Here is what keeps its work
-//! small: only the part that differs is looked at, each line is compared as a number, and past a
-//! number of lines or a time the diff is right but no longer the smallest.
+//! The crate `similar` compares the lines. This module bounds its work: it compares only the part
+//! that differs, compares lines by number, and stops at a number of lines and at a time. A diff
+//! beyond these limits is correct but not minimal.
 
 use std::{
     collections::HashMap,
@@ -20,48 +20,52 @@ use similar::{
 
 /// Lines of context before and after a change.
 const CONTEXT_LINES: usize = 3;
-/// Most lines of either text that are compared. Beyond, all that lies between the first and the
-/// last difference is one change.
+/// Lines of either text that are compared. In a longer text, everything from the first to the last
+/// difference is one change.
 const MAX_COMPARED_LINES: usize = 200_000;
-/// How long lines may be compared; what was not reached by then is one change.
+/// Time for the comparison. Everything not compared by then is one change.
 const MAX_COMPARE_TIME: Duration = Duration::from_millis(500);
 
-/// A change: these lines of the old text became those of the new one.
+/// A replacement of a range of old lines by a range of new lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LineChange {
     old: Range<usize>,
     new: Range<usize>,
 }
 
-/// Collects the changes: what lies between the lines that stay. How the algorithm calls that, or
-/// what it gives up on when its time is over, does not matter then.
+/// Collects the changes: the lines between equal lines. This makes the result independent of how
+/// the algorithm reports a change, and of what it skips at its deadline.
 #[derive(Debug, Default)]
 struct ChangeCollector {
     changes: Vec<LineChange>,
-    /// Where the lines that stayed last end in the old text, and in the new one.
+    /// Where the last equal lines end, in the old and the new text.
     end: (usize, usize),
 }
 
-/// The diff as far as it was written.
+/// A diff under construction, of limited size.
 #[derive(Debug)]
 struct DiffWriter {
     text: String,
     max_bytes: usize,
-    /// Lines that were left out.
+    /// Lines left out because of the limit.
     omitted_lines: usize,
 }
 
-/// The unified diff of two versions of the file at `path`; empty when they are equal. Over about
-/// `most` bytes it is cut, in the middle of a hunk, so that nobody applies it by mistake.
-pub(crate) fn unified(path: &str, old: &str, new: &str, most: usize) -> String {
+/// Returns the unified diff of two versions of the file at `path`. Empty if they are equal.
+///
+/// A diff of more than about `max_bytes` is cut in the middle of a hunk, so that it cannot be
+/// applied by mistake.
+pub(crate) fn unified(path: &str, old: &str, new: &str, max_bytes: usize) -> String {
     if old == new {
         return String::new();
     }
-    let mut output = DiffWriter { text: String::new(), max_bytes: most, omitted_lines: 0 };
+    let mut output = DiffWriter { text: String::new(), max_bytes, omitted_lines: 0 };
     output.write_file_header(path);
+
     let (start, old_end, new_end) = trim_common(old, new);
     let before = count_lines(&old[..start]);
     let (old, new) = (&old[start..old_end], &new[start..new_end]);
+
     if count_lines(old).max(count_lines(new)) > MAX_COMPARED_LINES {
         output.write_coarse_hunk(before, old, new);
     } else {
@@ -78,8 +82,8 @@ pub(crate) fn unified(path: &str, old: &str, new: &str, most: usize) -> String {
     output.finish()
 }
 
-/// Where the texts differ, with the context around: a common start, and an end in each. All of
-/// them are starts of lines.
+/// Returns the range in which the texts differ, with context: the common start, and the end in
+/// each text. All three are starts of lines.
 fn trim_common(old: &str, new: &str) -> (usize, usize, usize) {
     let (old, new) = (old.as_bytes(), new.as_bytes());
     let common = old.iter().zip(new).take_while(|(a, b)| a == b).count();
@@ -89,17 +93,17 @@ fn trim_common(old: &str, new: &str) -> (usize, usize, usize) {
 
     let (old_rest, new_rest) = (old[start..].iter().rev(), new[start..].iter().rev());
     let common = old_rest.zip(new_rest).take_while(|(a, b)| a == b).count();
-    // The first line of what is in common may be the end of a longer one.
+    // The first line of the common end may be the tail of a longer line.
     let tail = &old[old.len() - common..];
     let after =
         memchr_iter(b'\n', tail).nth(CONTEXT_LINES).map_or(0, |newline| tail.len() - newline - 1);
     (first, old.len() - after, new.len() - after)
 }
 
-/// Lines in a text, a last one without an ending included.
+/// Counts lines, including a last one without a newline.
 fn count_lines(text: &str) -> usize {
-    let endings = memchr_iter(b'\n', text.as_bytes()).count();
-    endings + usize::from(!text.is_empty() && !text.ends_with('\n'))
+    let newlines = memchr_iter(b'\n', text.as_bytes()).count();
+    newlines + usize::from(!text.is_empty() && !text.ends_with('\n'))
 }
 
 fn changes(old: &[&str], new: &[&str]) -> Vec<LineChange> {
@@ -112,22 +116,23 @@ fn changes(old: &[&str], new: &[&str]) -> Vec<LineChange> {
         lines.iter().map(|line| number((*line).to_owned())).collect()
     };
     let (old, new) = (numbered(old), numbered(new));
+
     let mut changes = ChangeCollector::default();
     let deadline = Instant::now().checked_add(MAX_COMPARE_TIME);
     let Ok(()) = diff_slices_deadline(Algorithm::Myers, &mut changes, &old, &new, deadline);
-    // What stays at the very end is nothing.
+    // Closes a change at the very end.
     let Ok(()) = changes.equal(old.len(), new.len(), 0);
     changes.changes
 }
 
-/// How many of the changes belong into one hunk: their context touches.
+/// Returns how many of the changes belong to the first hunk: those whose contexts touch.
 fn first_hunk_length(changes: &[LineChange]) -> Option<usize> {
     changes.first()?;
-    let near = |pair: &&[LineChange]| match pair {
+    let touches = |pair: &&[LineChange]| match pair {
         [one, next] => next.old.start - one.old.end <= 2 * CONTEXT_LINES,
         _ => false,
     };
-    Some(1 + changes.windows(2).take_while(near).count())
+    Some(1 + changes.windows(2).take_while(touches).count())
 }
 
 impl DiffHook for ChangeCollector {
@@ -143,16 +148,16 @@ impl DiffHook for ChangeCollector {
 }
 
 impl DiffWriter {
-    /// The header of the file. The first line tells git for sure that the file is neither made nor
-    /// deleted, even when nothing is left in it.
+    /// Writes the header of the file. The line `diff --git` makes git treat the file as modified,
+    /// not as created or deleted, even if one of its versions is empty.
     fn write_file_header(&mut self, path: &str) {
         let (old, new) = (git_quoted("a/", path), git_quoted("b/", path));
-        // Where a name holds a space, a tab says where it ends.
+        // A tab ends a name that contains spaces.
         let end = if path.contains(' ') && !old.starts_with('"') { "\t" } else { "" };
         self.text = format!("diff --git {old} {new}\n--- {old}{end}\n+++ {new}{end}\n");
     }
 
-    /// A hunk. `before` lines come before those that are given.
+    /// Writes a hunk. `before` is the number of lines before the given ones.
     fn write_hunk(&mut self, before: usize, old: &[&str], new: &[&str], changes: &[LineChange]) {
         let (Some(first), Some(last)) = (changes.first(), changes.last()) else {
             return;
@@ -162,6 +167,7 @@ impl DiffWriter {
         let old_range = first.old.start - lead..last.old.end + trail;
         let new_range = first.new.start - lead..last.new.end + trail;
         self.write_hunk_header(before, &old_range, &new_range);
+
         let mut at = old_range.start;
         for change in changes {
             self.write_lines(' ', &old[at..change.old.start]);
@@ -172,7 +178,7 @@ impl DiffWriter {
         self.write_lines(' ', &old[at..old_range.end]);
     }
 
-    /// One hunk that replaces everything.
+    /// Writes one hunk that replaces all lines.
     fn write_coarse_hunk(&mut self, before: usize, old: &str, new: &str) {
         self.write_hunk_header(before, &(0..count_lines(old)), &(0..count_lines(new)));
         for (sign, text) in [('-', old), ('+', new)] {
@@ -183,7 +189,7 @@ impl DiffWriter {
     }
 
     fn write_hunk_header(&mut self, before: usize, old: &Range<usize>, new: &Range<usize>) {
-        // Once a line was left out, hunks are counted and not shown.
+        // Once a line is omitted, later hunks are only counted.
         if self.omitted_lines == 0 {
             let (old, new) = (format_range(before, old), format_range(before, new));
             writeln!(self.text, "@@ -{old} +{new} @@").expect("a String takes everything");
@@ -210,15 +216,15 @@ impl DiffWriter {
 
     fn finish(mut self) -> String {
         if self.omitted_lines > 0 {
-            let left_out = self.omitted_lines;
-            writeln!(self.text, "[the diff was cut: {left_out} more lines]")
+            let omitted = self.omitted_lines;
+            writeln!(self.text, "[the diff was cut: {omitted} more lines]")
                 .expect("a String takes everything");
         }
         self.text
     }
 }
 
-/// Lines as a hunk's header names them: a range that is empty by the line before it.
+/// Formats a range for a hunk header. An empty range is named by the line before it.
 fn format_range(before: usize, lines: &Range<usize>) -> String {
     let start = before + lines.start;
     match lines.len() {
@@ -228,12 +234,13 @@ fn format_range(before: usize, lines: &Range<usize>) -> String {
     }
 }
 
-/// A name as git writes it: in quotes when it holds what would end it.
+/// Quotes a file name as git does: only if it contains characters that need it.
 fn git_quoted(side: &str, path: &str) -> String {
-    let special = |byte: u8| byte < b' ' || matches!(byte, b'"' | b'\\' | 0x7f);
-    if memchr(b'"', path.as_bytes()).is_none() && !path.bytes().any(special) {
+    let needs_quotes = |byte: u8| byte < b' ' || matches!(byte, b'"' | b'\\' | 0x7f);
+    if memchr(b'"', path.as_bytes()).is_none() && !path.bytes().any(needs_quotes) {
         return format!("{side}{path}");
     }
+
     let mut name = format!("\"{side}");
     for character in path.chars() {
         match character {
@@ -254,16 +261,16 @@ fn git_quoted(side: &str, path: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Applies a diff that this file made, strictly.
+    /// Applies a diff of this module, strictly.
     fn apply(old: &str, diff: &str) -> String {
         let old: Vec<&str> = old.split_inclusive('\n').collect();
         let mut new = String::new();
         let mut at = 0;
         let lines: Vec<&str> = diff.split_inclusive('\n').collect();
         for (index, line) in lines.iter().enumerate().skip(3) {
-            let unended = lines.get(index + 1).is_some_and(|next| next.starts_with('\\'));
+            let no_newline = lines.get(index + 1).is_some_and(|next| next.starts_with('\\'));
             let (sign, text) = line.split_at(1);
-            let text = if unended { &text[..text.len() - 1] } else { text };
+            let text = if no_newline { &text[..text.len() - 1] } else { text };
             match sign {
                 "@" => {
                     let range = text.split(['-', ' ']).nth(2).unwrap();
@@ -290,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn diffs_are_as_git_writes_them() {
+    fn diffs_have_the_format_of_git() {
         for (old, new, expected) in [
             ("", "", ""),
             ("a\n", "a\n", ""),
@@ -316,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_quoted_where_they_must_be() {
+    fn names_are_quoted_only_if_needed() {
         for (path, expected) in [
             ("a b", "--- a/a b\t\n"),
             ("\u{e9}", "--- a/\u{e9}\n"),
@@ -329,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn random_texts_can_be_made_from_one_another() {
+    fn applying_a_diff_yields_the_new_text() {
         let mut seed = 1_u64;
         let mut random = move |below: usize| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -345,7 +352,7 @@ mod tests {
                 text
             };
             let (old, other) = (text(40), text(4));
-            // Half of them differ in a part only.
+            // Every second pair differs in one part only.
             let new = if round % 2 == 0 {
                 text(40)
             } else {
@@ -358,15 +365,15 @@ mod tests {
     }
 
     #[test]
-    fn hostile_texts_take_bounded_time_and_room() {
+    fn hostile_texts_take_bounded_time_and_memory() {
         let numbers = |from: usize, step: usize| -> String {
             (0..150_000).map(|line| format!("{}\n", from + line * step % 7919)).collect()
         };
-        // Every line is there once, in an order of its own.
+        // Each line occurs once, in an order of its own.
         let shuffled = |step: usize| -> String {
             (0..50_021).map(|line| format!("{}\n", line * step % 50_021)).collect()
         };
-        let begun = Instant::now();
+        let start = Instant::now();
         for (old, new) in [
             (numbers(0, 1), numbers(1, 3)),
             (shuffled(1), shuffled(50_020)),
@@ -381,11 +388,11 @@ mod tests {
                 assert!(apply(&old, &diff) == new, "{diff:.300}");
             }
         }
-        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     }
 
     #[test]
-    fn a_large_text_with_a_small_change_has_a_small_diff() {
+    fn large_text_with_a_small_change_has_a_small_diff() {
         let old = "some line\n".repeat(200_000);
         let mut new = old.clone();
         new.replace_range(1_000_000..1_000_004, "SOME");

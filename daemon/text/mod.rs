@@ -1,13 +1,14 @@
-//! Changing text: what the tools do to files, without a file. Pure functions.
+//! Text transformations behind the file tools: edits, diffs, patches and notebook changes. Pure
+//! functions, no I/O.
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`diff`] | two texts as a unified diff |
-//! | [`edit`] | replacing strings, one edit after the other |
-//! | [`nearest`] | what comes near a string that is not there |
-//! | [`notebook`] | cells of a Jupyter notebook, read and edited in place |
-//! | [`patch`] | unified diffs |
-//! | [`v4a`] | patches as OpenAI's models write them |
+//! | [`diff`] | unified diff of two texts |
+//! | [`edit`] | exact string replacement |
+//! | [`notebook`] | reading and changing cells of a Jupyter notebook |
+//! | [`patch`] | parsing and applying unified diffs |
+//! | [`similar_lines`] | hints for an edit whose string is not found |
+//! | [`v4a`] | patches in the format of OpenAI's models |
 
 pub(crate) mod diff;
 pub(crate) mod edit;
@@ -15,3 +16,8 @@ pub(crate) mod notebook;
 pub(crate) mod patch;
 mod similar_lines;
 pub(crate) mod v4a;
+
+/// Returns the longest prefix of `text` of at most `max_bytes` bytes.
+fn truncate_str(text: &str, max_bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(max_bytes)).unwrap_or(text)
+}

@@ -1,109 +1,119 @@
-//! What comes near a string that a text does not hold: what a message says, so that whoever meant
-//! it finds it.
+//! Hints for an edit whose string is not in the text: other line endings, other white space, or
+//! the most similar lines.
 //!
-//! The work is bounded by the text's size, whatever the string: one pass to compare lines with the
-//! first line of the string, and a second look at a few of them.
+//! The work is linear in the size of the text, whatever the string. One pass compares each line
+//! with the first line of the string, a second pass rescores a limited number of candidates.
 
 use std::{cmp::Reverse, collections::HashSet};
 
 use memchr::{memchr_iter, memmem};
 
-/// Bytes of the text that are looked at.
-const MAX_SEARCHED_BYTES: usize = 16 << 20;
-/// Bytes of a line that are compared.
-const MAX_COMPARED_LINE_BYTES: usize = 400;
-/// Words of the string's first line that count.
-const MAX_COMPARED_WORDS: usize = 64;
-/// Lines that are looked at a second time, with those behind them.
-const MAX_RESCORED_LINES: usize = 20_000;
-/// Lines of the string that are compared at the second look, the first one included.
-const MAX_COMPARED_LINES: usize = 8;
-/// Candidates that are shown.
-const MAX_CANDIDATES: usize = 3;
-/// Lines that are shown where only white space differs.
-const MAX_SHOWN_LINES: usize = 5;
-/// Bytes of a line that are shown.
-const MAX_SHOWN_LINE_BYTES: usize = 160;
-/// Likeness below which a line is no candidate; 200 is the same line.
-const MIN_SIMILARITY: usize = 70;
+use super::truncate_str;
 
-/// What to say of a text that does not hold `wanted`.
+/// Part of the text that is searched.
+const MAX_SEARCHED_BYTES: usize = 16 << 20;
+/// Part of each line that is compared.
+const MAX_COMPARED_LINE_BYTES: usize = 400;
+/// Words of each line of the string that are compared.
+const MAX_COMPARED_WORDS: usize = 64;
+/// Candidates that are rescored together with the lines after them.
+const MAX_RESCORED_LINES: usize = 20_000;
+/// Lines of the string that are compared, including the first.
+const MAX_COMPARED_LINES: usize = 8;
+/// Candidates in the hint.
+const MAX_CANDIDATES: usize = 3;
+/// Lines in the hint about white space.
+const MAX_SHOWN_LINES: usize = 5;
+/// Part of each line in the hint.
+const MAX_SHOWN_LINE_BYTES: usize = 160;
+/// Score below which a line is no candidate. Equal lines score [`MAX_SIMILARITY`].
+const MIN_SIMILARITY: usize = 70;
+const MAX_SIMILARITY: usize = 200;
+
+/// Describes what in `text` is most similar to `wanted`, for an error message.
 pub(super) fn hint(text: &str, wanted: &str) -> String {
     if let Some(hint) = line_ending_hint(text, wanted) {
         return hint.to_owned();
     }
+
     let text = truncate_str(text, MAX_SEARCHED_BYTES);
     if let Some(hint) = whitespace_hint(text, wanted) {
         return hint;
     }
+
     let candidates = similar_lines(text, wanted);
     if candidates.is_empty() {
-        return "nothing in it comes near: read it again".to_owned();
+        return "no line is similar: read the file again".to_owned();
     }
     let shown: Vec<String> =
         candidates.iter().map(|(number, line)| quote_line(*number, line)).collect();
     format!("the nearest lines are:\n{}", shown.join("\n"))
 }
 
-/// Whether the string is there with other line endings.
+/// Returns a hint if the text contains the string with other line endings.
 fn line_ending_hint(text: &str, wanted: &str) -> Option<&'static str> {
     if !wanted.contains('\n') {
         return None;
     }
     let plain = wanted.replace("\r\n", "\n");
-    let is_there = |string: &str| memmem::find(text.as_bytes(), string.as_bytes()).is_some();
-    if plain != wanted && is_there(&plain) {
+    let contains = |string: &str| memmem::find(text.as_bytes(), string.as_bytes()).is_some();
+
+    if plain != wanted && contains(&plain) {
         return Some("its line endings are LF there: give \\n instead of \\r\\n");
     }
-    let both = plain.replace('\n', "\r\n");
-    (both != wanted && is_there(&both))
+    let crlf = plain.replace('\n', "\r\n");
+    (crlf != wanted && contains(&crlf))
         .then_some("its line endings are CRLF there: give \\r\\n instead of \\n")
 }
 
-/// Whether the string is there with other white space.
+/// Returns a hint if the text contains the string with other white space.
 fn whitespace_hint(text: &str, wanted: &str) -> Option<String> {
-    let without = |text: &str| -> String { text.split_whitespace().collect() };
-    let wanted = without(wanted);
+    let squeeze = |text: &str| -> String { text.split_whitespace().collect() };
+    let wanted = squeeze(wanted);
     if wanted.is_empty() || wanted.len() > text.len() {
         return None;
     }
-    let squeezed = without(text);
+    let squeezed = squeeze(text);
     let start = memmem::find(squeezed.as_bytes(), wanted.as_bytes())?;
     let first = offset_of_nonblank(text, start)?;
     let last = offset_of_nonblank(text, start + wanted.len() - 1)?;
+
     let line_of = |offset: usize| 1 + memchr_iter(b'\n', &text.as_bytes()[..offset]).count();
     let (first, last) = (line_of(first), line_of(last));
-    let lines = text.split('\n').enumerate().skip(first - 1);
-    let shown: Vec<String> = lines
+    let shown: Vec<String> = text
+        .split('\n')
+        .enumerate()
+        .skip(first - 1)
         .take((last - first + 1).min(MAX_SHOWN_LINES))
         .map(|(index, line)| quote_line(index + 1, line))
         .collect();
-    let place = match first == last {
-        true => format!("line {first} differs"),
-        false => format!("lines {first} to {last} differ"),
+    let range = if first == last {
+        format!("line {first} differs")
+    } else {
+        format!("lines {first} to {last} differ")
     };
     Some(format!(
-        "{place} from it in white space only (indentation, spaces, line breaks):\n{}",
+        "{range} from it in white space only (indentation, spaces, line breaks):\n{}",
         shown.join("\n")
     ))
 }
 
-/// Where the byte with this position among those that are no white space is.
+/// Returns the offset in `text` of its `position`-th byte, not counting white space.
 fn offset_of_nonblank(text: &str, position: usize) -> Option<usize> {
-    let mut left = position;
+    let mut remaining = position;
     for (offset, character) in text.char_indices() {
         if character.is_whitespace() {
             continue;
         }
-        if left < character.len_utf8() {
+        if remaining < character.len_utf8() {
             return Some(offset);
         }
-        left -= character.len_utf8();
+        remaining -= character.len_utf8();
     }
     None
 }
 
-/// The lines that come nearest, with their numbers, best first.
+/// Returns the most similar lines with their line numbers, best first.
 fn similar_lines<'a>(text: &'a str, wanted: &str) -> Vec<(usize, &'a str)> {
     let mut wanted = wanted
         .lines()
@@ -115,23 +125,23 @@ fn similar_lines<'a>(text: &'a str, wanted: &str) -> Vec<(usize, &'a str)> {
     let others: Vec<LineSimilarity<'_>> =
         wanted.take(MAX_COMPARED_LINES - 1).map(LineSimilarity::new).collect();
 
-    let mut second_looks = MAX_RESCORED_LINES;
-    // Likeness, number, and the text from the line on.
+    let mut rescores_left = MAX_RESCORED_LINES;
+    // Score, line number, and the text from the line on.
     let mut best: Vec<(usize, usize, &str)> = Vec::new();
     let mut rest = text;
     for (index, line) in text.split_inclusive('\n').enumerate() {
         let from_here = rest;
         rest = rest.get(line.len()..).unwrap_or_default();
-        let mut likeness = first.score(line);
-        if likeness < MIN_SIMILARITY {
+        let mut score = first.score(line);
+        if score < MIN_SIMILARITY {
             continue;
         }
-        if second_looks > 0 {
-            second_looks -= 1;
+        if rescores_left > 0 {
+            rescores_left -= 1;
             let pairs = others.iter().zip(rest.split_inclusive('\n'));
-            likeness += pairs.map(|(other, line)| other.score(line)).sum::<usize>();
+            score += pairs.map(|(other, line)| other.score(line)).sum::<usize>();
         }
-        best.push((likeness, index + 1, from_here));
+        best.push((score, index + 1, from_here));
         if best.len() > 2 * MAX_CANDIDATES {
             retain_best(&mut best);
         }
@@ -140,18 +150,18 @@ fn similar_lines<'a>(text: &'a str, wanted: &str) -> Vec<(usize, &'a str)> {
     best.iter().filter_map(|(_, number, text)| Some((*number, text.lines().next()?))).collect()
 }
 
-/// Keeps those with the greatest likeness, the first ones of equals, best first.
+/// Keeps the candidates with the highest scores, the earliest of equals, best first.
 fn retain_best(lines: &mut Vec<(usize, usize, &str)>) {
-    lines.sort_by_key(|(likeness, number, _)| (Reverse(*likeness), *number));
+    lines.sort_by_key(|(score, number, _)| (Reverse(*score), *number));
     lines.truncate(MAX_CANDIDATES);
 }
 
-/// Compares lines with one.
+/// Scores lines by their similarity to one line.
 #[derive(Debug)]
 struct LineSimilarity<'a> {
     line: &'a str,
     words: HashSet<&'a str>,
-    /// Bytes in the words.
+    /// Bytes in `words`.
     word_bytes: usize,
 }
 
@@ -161,34 +171,34 @@ impl<'a> LineSimilarity<'a> {
         Self { line, word_bytes: words.iter().map(|word| word.len()).sum(), words }
     }
 
-    /// 0 for nothing in common, 200 for the same: a half each for words, and for how the lines
-    /// begin and end.
+    /// Returns a score from 0 (nothing in common) to [`MAX_SIMILARITY`] (equal). Half of it is the
+    /// share of common words, half the share of common prefix and suffix.
     fn score(&self, line: &str) -> usize {
         let line = truncate_str(line.trim(), MAX_COMPARED_LINE_BYTES);
         if line == self.line {
-            return 200;
+            return MAX_SIMILARITY;
         }
         if line.is_empty() || self.line.is_empty() {
             return 0;
         }
-        let (mut weight, mut common) = (0, 0);
+        let (mut word_bytes, mut common) = (0, 0);
         for word in words(line) {
-            weight += word.len();
+            word_bytes += word.len();
             if self.words.contains(word) {
                 common += word.len();
             }
         }
+
         let (a, b) = (line.as_bytes(), self.line.as_bytes());
-        let start = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-        let (a, b) = (&a[start..], &b[start..]);
-        let end = (a.iter().rev().zip(b.iter().rev())).take_while(|(a, b)| a == b).count();
-        let of_words = 200 * common.min(self.word_bytes) / (weight + self.word_bytes).max(1);
-        let of_ends = 200 * (start + end) / (line.len() + self.line.len());
-        // A line without words has its ends only.
-        match weight + self.word_bytes {
-            0 => 2 * of_ends,
-            _ => of_words + of_ends,
-        }
+        let prefix = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let (a, b) = (&a[prefix..], &b[prefix..]);
+        let suffix = (a.iter().rev().zip(b.iter().rev())).take_while(|(a, b)| a == b).count();
+
+        let all_word_bytes = word_bytes + self.word_bytes;
+        let word_score = 200 * common.min(self.word_bytes) / all_word_bytes.max(1);
+        let end_score = 200 * (prefix + suffix) / (line.len() + self.line.len());
+        // Lines without words are compared by prefix and suffix only.
+        if all_word_bytes == 0 { 2 * end_score } else { word_score + end_score }
     }
 }
 
@@ -197,12 +207,12 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// A line as a message shows it.
+/// Formats a line for a message, with its line number.
 fn quote_line(number: usize, line: &str) -> String {
     let line = line.trim_end_matches(['\r', '\n']);
     let start = truncate_str(line, MAX_SHOWN_LINE_BYTES);
     let more = if start.len() < line.len() { "…" } else { "" };
-    // Carriage returns and other control characters would spoil how it is read.
+    // Control characters such as carriage returns would garble the message.
     let start: String = start
         .chars()
         .flat_map(|character| match character {
@@ -214,11 +224,6 @@ fn quote_line(number: usize, line: &str) -> String {
     format!("{number}: {start}{more}")
 }
 
-/// The start of a text, at most so many bytes of it.
-fn truncate_str(text: &str, most: usize) -> &str {
-    text.get(..text.floor_char_boundary(most)).unwrap_or(text)
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
@@ -226,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hints_say_what_differs() {
+    fn hints_report_the_difference() {
         const FILE: &str = "fn main() {\n    let answer = compute(1, 2);\n    print(answer);\n}\n\nfn compute() {}\n";
         let crlf = FILE.replace('\n', "\r\n");
         for (text, wanted, expected) in [
@@ -247,16 +252,16 @@ mod tests {
                 "let answer = compute(3, 2);\n",
                 "the nearest lines are:\n2:     let answer = compute(1, 2);",
             ),
-            (FILE, "zzz", "nothing in it comes near: read it again"),
-            (FILE, "\n\n\n\n", "nothing in it comes near: read it again"),
-            ("", "a", "nothing in it comes near: read it again"),
+            (FILE, "zzz", "no line is similar: read the file again"),
+            (FILE, "\n\n\n\n", "no line is similar: read the file again"),
+            ("", "a", "no line is similar: read the file again"),
         ] {
             assert_eq!(hint(text, wanted), expected, "{wanted:?}");
         }
     }
 
     #[test]
-    fn following_lines_decide_between_equals() {
+    fn following_lines_break_ties() {
         let text = "if a {\n    b();\n}\n".repeat(50) + "if a {\n    special();\n}\n";
         let hint = hint(&text, "if a {\n    specials();\n");
         assert!(hint.starts_with("the nearest lines are:\n151: if a {\n"), "{hint}");
@@ -264,12 +269,12 @@ mod tests {
     }
 
     #[test]
-    fn the_work_and_the_words_are_bounded() {
+    fn hostile_texts_take_bounded_time() {
         let lines = "let some_value = other(1);\n".repeat(40_000);
         let blank = " \n".repeat(1 << 19);
         let one = "ab ".repeat(1 << 19);
         let letters = "a".repeat(1 << 20);
-        let begun = Instant::now();
+        let start = Instant::now();
         for text in [&lines, &blank, &one, &letters] {
             for wanted in [
                 "let some_value = other(2);\n".repeat(30_000),
@@ -282,19 +287,19 @@ mod tests {
                 assert!(hint.len() < 1500, "{}", hint.len());
             }
         }
-        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     }
 
     #[test]
     fn garbage_never_panics() {
         let pieces = ["\u{1f600}", "a", " ", "\n", "\r\n", "\u{a0}", "\0", "\u{301}", "word "];
         let mut seed = 7_u64;
-        let mut text = |most: usize| -> String {
+        let mut text = |limit: usize| -> String {
             let mut random = |below: usize| {
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 usize::try_from(seed >> 33).unwrap() % below
             };
-            (0..random(most)).map(|_| pieces[random(9)]).collect()
+            (0..random(limit)).map(|_| pieces[random(9)]).collect()
         };
         for _ in 0..2000 {
             let (file, wanted) = (text(60), text(12));

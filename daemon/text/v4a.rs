@@ -1,42 +1,39 @@
-//! Patches as OpenAI's models are trained to write them (V4A): no numbers of lines, but as much context as finds
-//! the place. Texts in, texts out.
+//! Patches in the V4A format, which OpenAI's models are trained to write. They have no line
+//! numbers: context locates each change. Pure functions.
 //!
 //! ```text
 //! *** Begin Patch
 //! *** Update File: a.py         or: *** Add File: …, *** Delete File: …
-//! *** Move to: b.py             if it is to be
-//! @@ class C                    a line above the place, if context does not find it
+//! *** Move to: b.py             optional
+//! @@ class C                    optional: a line above the change, if context is ambiguous
 //!  context
 //! -removed
 //! +added
-//! *** End of File               if it is to be at the end
+//! *** End of File               optional: the change is at the end of the file
 //! *** End Patch
 //! ```
 //!
-//! The rules are those of OpenAI's own implementation (`apply_diff` of its Agents SDK).
+//! Follows OpenAI's own implementation (`apply_diff` of its Agents SDK).
 
-/// What a patch does to one file.
+use std::{iter::Peekable, str::Lines};
+
+const END_OF_FILE_MARKER: &str = "*** End of File";
+
+/// The operation of a patch on one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum V4aOperation {
-    /// Makes it.
     Add {
-        /// Its path.
         path: String,
-        /// What it is to hold.
         content: String,
     },
-    /// Changes it.
     Update {
-        /// Its path.
         path: String,
-        /// Where it is to be then, if elsewhere.
+        /// New path of a file that the patch also moves.
         destination: Option<String>,
-        /// What changes, for [`apply`].
+        /// Argument for [`apply`].
         diff: String,
     },
-    /// Removes it.
     Delete {
-        /// Its path.
         path: String,
     },
 }
@@ -44,42 +41,43 @@ pub(crate) enum V4aOperation {
 /// Why a patch cannot be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum V4aError {
-    /// It cannot be understood.
+    /// The patch cannot be parsed. Contains the problem.
     #[error("{0}")]
     Malformed(String),
-    /// The file has nothing like it.
-    #[error("the context does not fit: the file has no place with\n{0}")]
+    /// The file does not contain these lines.
+    #[error("the file does not contain the context\n{0}")]
     ContextNotFound(String),
 }
 
-/// A change of some lines.
+/// A replacement of adjacent lines.
 #[derive(Debug)]
 struct V4aChange {
-    /// First of the lines that go, counted from 0.
+    /// First removed line, counted from 0 within the section, in [`apply`] within the file.
     first_line: usize,
     removed: usize,
     added: Vec<String>,
 }
 
-/// One section of a diff: what is there before, and what changes of it.
+/// A section of a diff: the lines that it expects, and its changes to them.
 #[derive(Debug, Default)]
 struct V4aSection {
-    /// Lines above the place, in their order.
+    /// Lines above the section, in order, that locate it.
     anchors: Vec<String>,
-    /// Lines that are there.
+    /// Context and removed lines.
     before: Vec<String>,
-    /// Changes, by the positions of their first lines among those.
+    /// Changes, in order.
     changes: Vec<V4aChange>,
     at_end_of_file: bool,
 }
 
-/// Reads a patch of several files.
+/// Parses a patch of several files.
 pub(crate) fn parse(patch: &str) -> Result<Vec<V4aOperation>, V4aError> {
     let malformed = |text: String| Err(V4aError::Malformed(text));
     let mut lines = patch.trim().lines().peekable();
     if lines.next().map(str::trim_end) != Some("*** Begin Patch") {
         return malformed("the first line must be *** Begin Patch".to_owned());
     }
+
     let mut operations = Vec::new();
     while let Some(line) = lines.next() {
         let line = line.trim_end();
@@ -87,20 +85,12 @@ pub(crate) fn parse(patch: &str) -> Result<Vec<V4aOperation>, V4aError> {
             return match (lines.next(), operations.is_empty()) {
                 (None, false) => Ok(operations),
                 (None, true) => malformed("it changes no file".to_owned()),
-                (Some(line), _) => malformed(format!("{line:?} stands behind *** End Patch")),
+                (Some(line), _) => malformed(format!("unexpected {line:?} after *** End Patch")),
             };
         }
-        let is_of_file = |line: &&str| !line.starts_with("*** ") || *line == END_OF_FILE_MARKER;
-        let body = |lines: &mut std::iter::Peekable<std::str::Lines<'_>>| {
-            let mut body = String::new();
-            while let Some(line) = lines.next_if(is_of_file) {
-                body.push_str(line);
-                body.push('\n');
-            }
-            body
-        };
+
         if let Some(path) = line.strip_prefix("*** Add File: ") {
-            let content = new_file_content(&body(&mut lines))?;
+            let content = new_file_content(&read_body(&mut lines))?;
             operations.push(V4aOperation::Add { path: path.to_owned(), content });
         } else if let Some(path) = line.strip_prefix("*** Delete File: ") {
             operations.push(V4aOperation::Delete { path: path.to_owned() });
@@ -112,11 +102,8 @@ pub(crate) fn parse(patch: &str) -> Result<Vec<V4aOperation>, V4aError> {
             if destination.is_some() {
                 lines.next();
             }
-            operations.push(V4aOperation::Update {
-                path: path.to_owned(),
-                destination,
-                diff: body(&mut lines),
-            });
+            let diff = read_body(&mut lines);
+            operations.push(V4aOperation::Update { path: path.to_owned(), destination, diff });
         } else {
             return malformed(format!(
                 "{line:?} is none of *** Add File: …, *** Update File: … and *** Delete File: …"
@@ -126,14 +113,23 @@ pub(crate) fn parse(patch: &str) -> Result<Vec<V4aOperation>, V4aError> {
     malformed("the last line must be *** End Patch".to_owned())
 }
 
-const END_OF_FILE_MARKER: &str = "*** End of File";
+/// Reads the lines of one file's operation, up to the next marker.
+fn read_body(lines: &mut Peekable<Lines<'_>>) -> String {
+    let is_body = |line: &&str| !line.starts_with("*** ") || *line == END_OF_FILE_MARKER;
+    let mut body = String::new();
+    while let Some(line) = lines.next_if(is_body) {
+        body.push_str(line);
+        body.push('\n');
+    }
+    body
+}
 
-/// What a new file holds, of which every line begins with `+`.
+/// Parses the content of a new file, whose lines all begin with `+`.
 pub(crate) fn new_file_content(diff: &str) -> Result<String, V4aError> {
     let mut content = String::new();
     for line in diff.lines() {
         let Some(line) = line.strip_prefix('+') else {
-            let text = format!("every line of a new file begins with +, and {line:?} does not");
+            let text = format!("every line of a new file must begin with +: {line:?}");
             return Err(V4aError::Malformed(text));
         };
         content.push_str(line);
@@ -142,15 +138,16 @@ pub(crate) fn new_file_content(diff: &str) -> Result<String, V4aError> {
     Ok(content)
 }
 
-/// Changes a text as a diff says.
+/// Applies the diff of one file. Added lines end with CRLF if the text contains one.
 pub(crate) fn apply(text: &str, diff: &str) -> Result<String, V4aError> {
     let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
     let mut lines: Vec<&str> = text.split('\n').collect();
     for line in &mut lines {
         *line = line.strip_suffix('\r').unwrap_or(line);
     }
+
     let mut cursor = 0;
-    let mut chunks = Vec::new();
+    let mut changes = Vec::new();
     for section in sections(diff)? {
         for anchor in &section.anchors {
             cursor = line_after_anchor(&lines, anchor, cursor)
@@ -159,19 +156,20 @@ pub(crate) fn apply(text: &str, diff: &str) -> Result<String, V4aError> {
         let at = find_section(&lines, &section, cursor)
             .ok_or_else(|| V4aError::ContextNotFound(section.before.join("\n")))?;
         cursor = at + section.before.len();
-        chunks.extend(
+        changes.extend(
             section
                 .changes
                 .into_iter()
-                .map(|chunk| V4aChange { first_line: at + chunk.first_line, ..chunk }),
+                .map(|change| V4aChange { first_line: at + change.first_line, ..change }),
         );
     }
+
     let mut changed: Vec<&str> = Vec::with_capacity(lines.len());
     let mut next = 0;
-    for chunk in &chunks {
-        changed.extend(lines.get(next..chunk.first_line).unwrap_or_default());
-        changed.extend(chunk.added.iter().map(String::as_str));
-        next = chunk.first_line + chunk.removed;
+    for change in &changes {
+        changed.extend(lines.get(next..change.first_line).unwrap_or_default());
+        changed.extend(change.added.iter().map(String::as_str));
+        next = change.first_line + change.removed;
     }
     changed.extend(lines.get(next..).unwrap_or_default());
     Ok(changed.join(newline))
@@ -181,59 +179,63 @@ fn sections(diff: &str) -> Result<Vec<V4aSection>, V4aError> {
     let mut sections: Vec<V4aSection> = Vec::new();
     let mut section = V4aSection::default();
     let is_begun = |section: &V4aSection| !section.before.is_empty() || !section.changes.is_empty();
+
     for line in diff.lines() {
         let line = line.strip_suffix('\r').unwrap_or(line);
         if line == END_OF_FILE_MARKER {
             section.at_end_of_file = true;
             continue;
         }
+
         if let Some(anchor) = line.strip_prefix("@@") {
             if is_begun(&section) {
                 sections.push(std::mem::take(&mut section));
             }
             let anchor = anchor.trim();
-            // Numbers of lines, as other diffs have them, find nothing.
+            // Line numbers, as unified diffs have them, are ignored.
             if !anchor.is_empty() && !anchor.starts_with('-') {
                 section.anchors.push(anchor.to_owned());
             }
             continue;
         }
+
         let (kind, content) = match line.chars().next() {
             None => (' ', ""),
             Some(kind) => (kind, line.get(1..).unwrap_or_default()),
         };
+
         match kind {
             ' ' => section.before.push(content.to_owned()),
             '-' => {
-                let chunk = section.current_change();
-                chunk.removed += 1;
+                let change = section.current_change();
+                change.removed += 1;
                 section.before.push(content.to_owned());
             }
             '+' => section.current_change().added.push(content.to_owned()),
             _ => {
-                let text = format!(
-                    "every line begins with a space, - or +, or is @@ and a line above, and {line:?} is none of these"
-                );
-                return Err(V4aError::Malformed(text));
+                return Err(V4aError::Malformed(format!(
+                    "a line must begin with a space, -, + or @@: {line:?}"
+                )));
             }
         }
     }
+
     if is_begun(&section) {
         sections.push(section);
     }
-    match sections.is_empty() {
-        true => Err(V4aError::Malformed("it changes nothing".to_owned())),
-        false => Ok(sections),
+    if sections.is_empty() {
+        return Err(V4aError::Malformed("it changes nothing".to_owned()));
     }
+    Ok(sections)
 }
 
 impl V4aSection {
-    /// The change that the next line belongs to.
+    /// Returns the change that the next line of the diff belongs to.
     fn current_change(&mut self) -> &mut V4aChange {
         let at = self.before.len();
-        let goes_on =
-            self.changes.last().is_some_and(|chunk| chunk.first_line + chunk.removed == at);
-        if !goes_on {
+        let is_adjacent =
+            self.changes.last().is_some_and(|change| change.first_line + change.removed == at);
+        if !is_adjacent {
             self.changes.push(V4aChange { first_line: at, removed: 0, added: Vec::new() });
         }
         let last = self.changes.len() - 1;
@@ -241,40 +243,42 @@ impl V4aSection {
     }
 }
 
-/// The line below one that is an anchor: from `cursor` on or, where there is none, above it.
+/// Returns the index of the line after the first anchor from `cursor` on: a line equal to `anchor`
+/// or, if there is none, equal except for surrounding blanks.
 fn line_after_anchor(lines: &[&str], anchor: &str, cursor: usize) -> Option<usize> {
-    let find = |is: &dyn Fn(&str) -> bool| {
-        let from_here = lines.iter().skip(cursor).position(|line| is(line));
-        from_here.map(|position| cursor + position + 1)
+    let find = |matches: &dyn Fn(&str) -> bool| {
+        let position = lines.iter().skip(cursor).position(|line| matches(line))?;
+        Some(cursor + position + 1)
     };
     find(&|line| line == anchor).or_else(|| find(&|line| line.trim() == anchor.trim()))
 }
 
-/// Where the lines of a section are, from `cursor` on: exactly, or but for blanks at their ends, or around them.
+/// Returns the index of the first line of a section, from `cursor` on. Tries equal lines, then
+/// lines equal except for trailing blanks, then except for surrounding blanks.
 fn find_section(lines: &[&str], section: &V4aSection, cursor: usize) -> Option<usize> {
     let before = &section.before;
     if before.is_empty() {
-        return Some(match section.at_end_of_file {
-            true => lines.len().saturating_sub(1),
-            false => cursor,
-        });
+        let end = lines.len().saturating_sub(1);
+        return Some(if section.at_end_of_file { end } else { cursor });
     }
+
     let find = |from: usize| {
-        let fits = |is: &dyn Fn(&str, &str) -> bool| {
+        let find_by = |equal: &dyn Fn(&str, &str) -> bool| {
             (from..=lines.len().checked_sub(before.len())?).find(|at| {
-                let there = lines.iter().skip(*at);
-                before.iter().zip(there).all(|(one, other)| is(one, other))
+                let actual = lines.iter().skip(*at);
+                before.iter().zip(actual).all(|(expected, actual)| equal(expected, actual))
             })
         };
-        fits(&|one, other| one == other)
-            .or_else(|| fits(&|one, other| one.trim_end() == other.trim_end()))
-            .or_else(|| fits(&|one, other| one.trim() == other.trim()))
+        find_by(&|a, b| a == b)
+            .or_else(|| find_by(&|a, b| a.trim_end() == b.trim_end()))
+            .or_else(|| find_by(&|a, b| a.trim() == b.trim()))
     };
+
     if section.at_end_of_file {
-        // With or without the end of the last line.
+        // The end with or without the newline of the last line.
         let last = lines.len().checked_sub(before.len())?;
-        let at_end = [last.checked_sub(1), Some(last)].into_iter().flatten();
-        let mut at_end = at_end.filter(|at| *at >= cursor);
+        let mut at_end =
+            [last.checked_sub(1), Some(last)].into_iter().flatten().filter(|at| *at >= cursor);
         if let Some(at) = at_end.find_map(|at| find(at).filter(|found| *found == at)) {
             return Some(at);
         }
@@ -289,7 +293,7 @@ mod tests {
     const TEXT: &str = "class A:\n    def f(self):\n        return 1\n\nclass B:\n    def f(self):\n        return 1\n";
 
     #[test]
-    fn texts_are_changed_as_a_diff_says() {
+    fn diffs_apply_to_a_text() {
         for (diff, line, expected) in [
             ("@@\n-class A:\n+class C:\n", 0, "class C:"),
             (
@@ -320,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told() {
+    fn errors_tell_malformed_from_mismatched() {
         for (diff, is_malformed) in [
             ("-class Z:\n+x\n", false),
             ("@@ class Z:\n-class A:\n", false),
@@ -334,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_has_several_files() {
+    fn parses_a_patch_of_several_files() {
         let patch = "*** Begin Patch\n*** Add File: a.txt\n+one\n+two\n*** Update File: b.txt\n*** Move to: c.txt\n@@\n-x\n+y\n*** End of File\n*** Delete File: d.txt\n*** End Patch\n";
         assert_eq!(
             parse(patch).unwrap(),

@@ -1,7 +1,7 @@
-//! Changing one cell of a notebook.
+//! Changes one cell of a notebook.
 //!
-//! What is new is written as what is around it: the same white space, the text of a cell in lines
-//! or in one string.
+//! New JSON gets the layout of its surroundings: the same white space, and the source as one string
+//! or as an array of lines.
 
 use sha2::{Digest as _, Sha256};
 
@@ -17,52 +17,51 @@ use crate::daemon::{
     error::{Error, Reason},
 };
 
-/// What to do with a cell.
+/// A change of one cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CellChange {
-    /// Its text becomes another, and its kind where one is given. Outputs are cleared.
+    /// Replaces the source, and the kind if one is given. Clears the outputs.
     Replace(CellSelector, Option<CellKind>, String),
-    /// A new one comes behind the cell with an id, at an index, or at the end.
+    /// Inserts a cell after the one with an id, at an index, or at the end.
     Insert(Option<CellSelector>, NewCell),
-    /// It is taken out.
     Delete(CellSelector),
 }
 
-/// A new cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NewCell {
-    /// What it is.
     pub(crate) kind: CellKind,
-    /// Its text.
     pub(crate) source: String,
 }
 
 /// A notebook after a change.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct EditedNotebook {
-    /// Its text.
     pub(crate) text: String,
-    /// Id of the cell that was changed, inserted or deleted; empty when it has none.
+    /// Id of the replaced, inserted or deleted cell. Empty if it has none.
     pub(crate) id: String,
-    /// Cells that there are now.
+    /// Number of cells after the change.
     pub(crate) count: usize,
 }
 
 impl Notebook<'_> {
-    /// Makes a change.
-    pub(crate) fn apply_change(&self, edit: &CellChange) -> Result<EditedNotebook, Error> {
+    /// Applies a change.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such cell, or if the result would be too large to read again.
+    pub(crate) fn apply_change(&self, change: &CellChange) -> Result<EditedNotebook, Error> {
         let count = self.ids.len();
-        let (splice, id, count) = match edit {
-            CellChange::Replace(wanted, kind, source) => {
-                let index = self.cell_index(wanted)?;
+        let (splice, id, count) = match change {
+            CellChange::Replace(selector, kind, source) => {
+                let index = self.cell_index(selector)?;
                 let cell = self.replace_cell(index, *kind, source)?;
                 (self.cells.replace(index, &cell), self.cell_id(index), count)
             }
             CellChange::Insert(..) if count >= MAX_CELLS => {
                 return Err(too_large_error(&format!("have more than {MAX_CELLS} cells")));
             }
-            CellChange::Insert(wanted, cell) => {
-                let index = match wanted {
+            CellChange::Insert(selector, cell) => {
+                let index = match selector {
                     None => count,
                     Some(CellSelector::Index(index)) if *index == count => count,
                     Some(index @ CellSelector::Index(_)) => self.cell_index(index)?,
@@ -72,19 +71,21 @@ impl Notebook<'_> {
                 let splice = self.insert_cell(index, cell, id.as_deref());
                 (splice, id.unwrap_or_default(), count + 1)
             }
-            CellChange::Delete(wanted) => {
-                let index = self.cell_index(wanted)?;
+            CellChange::Delete(selector) => {
+                let index = self.cell_index(selector)?;
                 (self.cells.remove(index), self.cell_id(index), count - 1)
             }
         };
+
         let cells = splice.apply(self.cells.text());
-        let field = self.fields.position("cells");
-        let field = field.ok_or_else(|| not_a_notebook("it has no array cells"))?;
+        let field =
+            self.fields.position("cells").ok_or_else(|| not_a_notebook("it has no array cells"))?;
         let document = self.fields.text();
-        let lead = document.as_ptr().addr() - self.text.as_ptr().addr();
-        let before = self.text.get(..lead).unwrap_or_default();
-        let after = self.text.get(lead + document.len()..).unwrap_or_default();
+        let start = document.as_ptr().addr() - self.text.as_ptr().addr();
+        let before = self.text.get(..start).unwrap_or_default();
+        let after = self.text.get(start + document.len()..).unwrap_or_default();
         let document = self.fields.replace(field, &cells).apply(document);
+
         let text = [before, &document, after].concat();
         if text.len() > MAX_TEXT_BYTES {
             return Err(too_large_error("be larger than 256 MiB"));
@@ -92,7 +93,7 @@ impl Notebook<'_> {
         Ok(EditedNotebook { text, id, count })
     }
 
-    /// A cell with another text, and perhaps kind.
+    /// Returns the JSON of a cell with another source, and another kind if one is given.
     fn replace_cell(
         &self,
         index: usize,
@@ -102,12 +103,13 @@ impl Notebook<'_> {
         let old = self.cells.entries()[index].value;
         let layout = self.cell_layout(index);
         let fields = cell_fields(old, index)?;
-        let (was, lines) = (CellKind::of_cell(&fields), fields.get("source"));
-        let source = self.source_json(source, lines, &layout);
-        let mut cell = CellEditor::new(old.to_owned(), layout);
-        if let Some(kind) = kind.filter(|kind| Some(*kind) != was) {
+        let (old_kind, old_source) = (CellKind::of_cell(&fields), fields.get("source"));
+        let source = self.source_json(source, old_source, &layout);
+
+        let mut cell = CellEditor { text: old.to_owned(), layout };
+        if let Some(kind) = kind.filter(|kind| Some(*kind) != old_kind) {
             cell.set_field("cell_type", &format!("\"{}\"", kind.name()))?;
-            // As nbformat's schema has it: each of these is an error where it does not belong.
+            // nbformat's schema rejects these fields in cells of other kinds.
             if kind == CellKind::Code {
                 cell.remove_field("attachments")?;
                 cell.add_field_after("cell_type", "execution_count", "null")?;
@@ -118,7 +120,7 @@ impl Notebook<'_> {
             }
         }
         cell.set_field("source", &source)?;
-        if kind.or(was) == Some(CellKind::Code) {
+        if kind.or(old_kind) == Some(CellKind::Code) {
             cell.clear_field("outputs", "[]")?;
             cell.clear_field("execution_count", "null")?;
         }
@@ -129,12 +131,12 @@ impl Notebook<'_> {
         Ok(cell.text)
     }
 
-    /// A new cell before the one at `index`.
+    /// Builds the splice that inserts a new cell before the one at `index`.
     fn insert_cell(&self, index: usize, cell: &NewCell, id: Option<&str>) -> TextSplice {
-        let cells = JsonLayout::of_container(&self.cells, &self.cells_layout());
-        let model = index.saturating_sub(1);
-        let layout = self.cell_layout(model);
-        let lines = self.cells.entries().get(model).and_then(|part| {
+        let cells_layout = JsonLayout::of_container(&self.cells, &self.cells_layout());
+        let neighbour = index.saturating_sub(1);
+        let layout = self.cell_layout(neighbour);
+        let neighbour_source = self.cells.entries().get(neighbour).and_then(|part| {
             let fields = JsonContainer::parse(part.value, MAX_FIELDS).ok()?;
             fields.get("source")
         });
@@ -146,13 +148,13 @@ impl Notebook<'_> {
             id.map(|id| ("id", quoted(id))),
             Some(("metadata", "{}".to_owned())),
             code.then(|| ("outputs", "[]".to_owned())),
-            Some(("source", self.source_json(&cell.source, lines, &layout))),
+            Some(("source", self.source_json(&cell.source, neighbour_source, &layout))),
         ];
         let members: Vec<_> = members.into_iter().flatten().collect();
-        self.cells.insert(index, &layout.object(&members), &cells)
+        self.cells.insert(index, &layout.object(&members), &cells_layout)
     }
 
-    /// The text of a cell as JSON, written as that of `model`, another cell with this layout.
+    /// Returns a source as JSON in the form of `model`, the source of a cell with this layout.
     fn source_json(&self, source: &str, model: Option<&str>, cell: &JsonLayout) -> String {
         if model.is_some_and(|model| model.starts_with('"')) {
             return json_string(source);
@@ -163,8 +165,8 @@ impl Notebook<'_> {
         model.map_or(layout.clone(), |model| JsonLayout::detect(model, &layout)).array(&lines)
     }
 
-    /// An id that no other cell has: 8 hexadecimal digits, as Jupyter makes them. The same change
-    /// makes the same id.
+    /// Returns an id that no other cell has: 8 hexadecimal digits, as Jupyter makes them. Equal
+    /// changes of equal notebooks get equal ids.
     fn new_id(&self, index: usize, source: &str) -> String {
         let mut hash = Sha256::new();
         for id in self.ids.iter().flatten() {
@@ -173,6 +175,7 @@ impl Notebook<'_> {
         }
         hash.update(index.to_le_bytes());
         hash.update(source);
+
         let mut attempt = 0_u32;
         loop {
             let digest = hash.clone().chain_update(attempt.to_le_bytes()).finalize();
@@ -186,7 +189,7 @@ impl Notebook<'_> {
 
     // === Layouts ===
 
-    /// That of the notebook itself.
+    /// Returns the layout of the notebook object.
     fn document_layout(&self) -> JsonLayout {
         let none = JsonLayout {
             open: String::new(),
@@ -197,18 +200,18 @@ impl Notebook<'_> {
         JsonLayout::of_container(&self.fields, &none)
     }
 
-    /// By how much each level is indented.
+    /// Returns the indentation of one level.
     fn indent_unit(&self) -> String {
         let open = self.document_layout().open;
         open.rsplit_once('\n').map_or(String::new(), |(_, unit)| unit.to_owned())
     }
 
-    /// That of an array of cells that is empty.
+    /// Returns the layout for an empty array of cells.
     fn cells_layout(&self) -> JsonLayout {
         self.document_layout().nested(&self.indent_unit())
     }
 
-    /// That of the cell at an index, or of a first one.
+    /// Returns the layout of the cell at an index, or of the first cell of an empty notebook.
     fn cell_layout(&self, index: usize) -> JsonLayout {
         let fallback =
             JsonLayout::of_container(&self.cells, &self.cells_layout()).nested(&self.indent_unit());
@@ -219,7 +222,7 @@ impl Notebook<'_> {
     }
 }
 
-/// A cell that is being changed.
+/// Edits the fields of a cell.
 #[derive(Debug)]
 struct CellEditor {
     text: String,
@@ -227,15 +230,11 @@ struct CellEditor {
 }
 
 impl CellEditor {
-    fn new(text: String, layout: JsonLayout) -> Self {
-        Self { text, layout }
-    }
-
     fn splice(
         &mut self,
         change: impl FnOnce(&JsonContainer<'_>, &JsonLayout) -> Option<TextSplice>,
     ) -> Result<(), Error> {
-        // It was read before, and was changed to something that can be read.
+        // The text was parsed before, and every splice keeps it valid.
         let parts = JsonContainer::parse(&self.text, MAX_FIELDS + 8).map_err(Error::internal)?;
         if let Some(splice) = change(&parts, &self.layout) {
             self.text = splice.apply(&self.text);
@@ -243,7 +242,7 @@ impl CellEditor {
         Ok(())
     }
 
-    /// Gives a field a value, at the end when the cell does not have it.
+    /// Sets a field. Appends it if the cell does not have it.
     fn set_field(&mut self, key: &str, value: &str) -> Result<(), Error> {
         self.splice(|parts, layout| match parts.position(key) {
             Some(index) => Some(parts.replace(index, value)),
@@ -254,24 +253,24 @@ impl CellEditor {
         })
     }
 
-    /// Gives a field a value that means nothing, unless it has such a one.
-    fn clear_field(&mut self, key: &str, nothing: &str) -> Result<(), Error> {
+    /// Sets a field to an empty value, unless it has one already in another form.
+    fn clear_field(&mut self, key: &str, empty: &str) -> Result<(), Error> {
         self.splice(|parts, _| {
             let index = parts.position(key)?;
             let is_empty = match parts.entries()[index].value {
                 array if array.starts_with('[') => JsonContainer::parse(array, 0).is_ok(),
-                value => value == nothing,
+                value => value == empty,
             };
-            (!is_empty).then(|| parts.replace(index, nothing))
+            (!is_empty).then(|| parts.replace(index, empty))
         })
     }
 
-    /// Adds a field behind another one, unless it is there.
+    /// Adds a field after another one, unless the cell has it.
     fn add_field_after(&mut self, other: &str, key: &str, value: &str) -> Result<(), Error> {
         self.add_field(key, value, |parts| Some(parts.position(other)? + 1))
     }
 
-    /// Adds a field before another one, unless it is there.
+    /// Adds a field before another one, unless the cell has it.
     fn add_field_before(&mut self, other: &str, key: &str, value: &str) -> Result<(), Error> {
         self.add_field(key, value, |parts| parts.position(other))
     }
@@ -280,18 +279,18 @@ impl CellEditor {
         &mut self,
         key: &str,
         value: &str,
-        place: impl FnOnce(&JsonContainer<'_>) -> Option<usize>,
+        position: impl FnOnce(&JsonContainer<'_>) -> Option<usize>,
     ) -> Result<(), Error> {
         self.splice(|parts, layout| {
             if parts.position(key).is_some() {
                 return None;
             }
-            let index = place(parts).unwrap_or(parts.entries().len());
+            let index = position(parts).unwrap_or(parts.entries().len());
             Some(parts.insert(index, &layout.member(key, value), layout))
         })
     }
 
-    /// Takes a field out, however often it is there.
+    /// Removes a field, including duplicates.
     fn remove_field(&mut self, key: &str) -> Result<(), Error> {
         let parts = JsonContainer::parse(&self.text, MAX_FIELDS + 8).map_err(Error::internal)?;
         if let Some(text) = parts.without(key) {
@@ -301,15 +300,14 @@ impl CellEditor {
     }
 }
 
-/// The notebook would become one that is not read.
+/// Builds the error for a change whose result could not be read again.
 fn too_large_error(what: &str) -> Error {
     let message = format!(
-        "the notebook would {what}, and such a one could not be read again: nothing was changed"
+        "the notebook would {what}, which is too large to be read again: nothing was changed"
     );
     Error::new(Reason::FileTooLarge, message)
 }
 
-/// A string as JSON.
 fn json_string(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -1,8 +1,8 @@
-//! Where the parts of a JSON object or array are in its text, and changing one of them without
+//! Locates the parts of a JSON object or array in its text, and replaces one of them without
 //! touching the others.
 //!
-//! `serde_json` does the reading, one level at a time: what is below a part is checked but not kept,
-//! and without recursion, however deep it is.
+//! `serde_json` parses one level at a time. It checks the levels below without storing them and
+//! without recursion, however deep they are.
 
 use std::{fmt, ops::Range};
 
@@ -14,38 +14,37 @@ use serde_json::{Error, value::RawValue};
 
 use super::python_json::to_json;
 
-/// A member of an object or an element of an array, as it is written.
+/// A member of an object or an element of an array, as text.
 #[derive(Debug, Clone)]
 pub(super) struct JsonEntry<'a> {
-    /// Its key with the quotes; none in an array.
+    /// Key with its quotes. None in an array.
     pub(super) key: Option<&'a str>,
-    /// Its value.
     pub(super) value: &'a str,
-    /// Where it is in the text, key included.
+    /// Range in the text of the container, including the key.
     pub(super) range: Range<usize>,
 }
 
-/// An object or array, one level of it.
+/// One level of an object or array.
 #[derive(Debug)]
 pub(super) struct JsonContainer<'a> {
     text: &'a str,
     entries: Vec<JsonEntry<'a>>,
 }
 
-/// White space of an object or array, and what is between its keys and values.
+/// White space of an object or array, and the separator of keys and values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct JsonLayout {
-    /// Before the first part.
+    /// Before the first entry.
     pub(super) open: String,
-    /// Behind each comma.
+    /// After each comma.
     pub(super) separator: String,
-    /// Behind the last part.
+    /// After the last entry.
     pub(super) close: String,
-    /// The colon and what is around it.
+    /// The colon with the white space around it.
     pub(super) colon: String,
 }
 
-/// A range of a text, and what comes in its place.
+/// A replacement of a range of a text.
 #[derive(Debug)]
 pub(super) struct TextSplice {
     range: Range<usize>,
@@ -53,14 +52,14 @@ pub(super) struct TextSplice {
 }
 
 impl TextSplice {
-    /// The text with the change.
+    /// Returns the text with the range replaced.
     pub(super) fn apply(&self, text: &str) -> String {
         let (before, after) = (&text[..self.range.start], &text[self.range.end..]);
         [before, &self.replacement, after].concat()
     }
 }
 
-/// Calls `take` with each part of the object or array that `text` is.
+/// Calls `take` with each entry of the object or array `text`.
 pub(super) fn for_each_entry<'a>(
     text: &'a str,
     take: impl FnMut(JsonEntry<'a>) -> Result<(), String>,
@@ -71,20 +70,20 @@ pub(super) fn for_each_entry<'a>(
     reader.end()
 }
 
-/// Visits one level.
+/// Visits the entries of one level.
 #[derive(Debug)]
 struct EntryVisitor<'a, 'j, F> {
     text: &'a str,
-    /// The same as JSON, each part where it is in the text.
+    /// `text` as standard JSON, with the same offsets.
     json: &'j str,
     take: F,
 }
 
 impl<'a, 'j, F: FnMut(JsonEntry<'a>) -> Result<(), String>> EntryVisitor<'a, 'j, F> {
     fn entry(&mut self, key: Option<&'j RawValue>, value: &'j RawValue) -> Result<(), String> {
-        let range = |part: &RawValue| {
-            let start = part.get().as_ptr().addr() - self.json.as_ptr().addr();
-            start..start + part.get().len()
+        let range = |entry: &RawValue| {
+            let start = entry.get().as_ptr().addr() - self.json.as_ptr().addr();
+            start..start + entry.get().len()
         };
         let (key, value) = (key.map(range), range(value));
         let start = key.as_ref().map_or(value.start, |key| key.start);
@@ -121,99 +120,98 @@ impl<'a, 'j, F: FnMut(JsonEntry<'a>) -> Result<(), String>> Visitor<'j>
 }
 
 impl<'a> JsonContainer<'a> {
-    /// The parts of the object or array that `text` is, when there are no more than `most`.
-    pub(super) fn parse(text: &'a str, most: usize) -> Result<Self, Error> {
-        let mut list = Vec::new();
-        for_each_entry(text, |part| {
-            if list.len() == most {
-                return Err(format!("more than {most} fields or elements"));
+    /// Locates the entries of the object or array `text`. Fails for more than `max_entries`.
+    pub(super) fn parse(text: &'a str, max_entries: usize) -> Result<Self, Error> {
+        let mut entries = Vec::new();
+        for_each_entry(text, |entry| {
+            if entries.len() == max_entries {
+                return Err(format!("more than {max_entries} fields or elements"));
             }
-            list.push(part);
+            entries.push(entry);
             Ok(())
         })?;
-        Ok(Self { text, entries: list })
+        Ok(Self { text, entries })
     }
 
-    /// The object or array itself.
     pub(super) fn text(&self) -> &'a str {
         self.text
     }
 
-    /// All of them, in order.
     pub(super) fn entries(&self) -> &[JsonEntry<'a>] {
         &self.entries
     }
 
-    /// Index of the member with this key. Of several, the last one counts, as for Python.
+    /// Returns the index of the member with this key. Of duplicates the last counts, as in Python.
     pub(super) fn position(&self, key: &str) -> Option<usize> {
-        self.entries.iter().rposition(|part| part.has_key(key))
+        self.entries.iter().rposition(|entry| entry.has_key(key))
     }
 
-    /// Value of the member with this key.
+    /// Returns the value of the member with this key.
     pub(super) fn get(&self, key: &str) -> Option<&'a str> {
         self.position(key).map(|index| self.entries[index].value)
     }
 
-    /// Puts another value in the place of a part's.
+    /// Replaces the value of an entry.
     pub(super) fn replace(&self, index: usize, value: &str) -> TextSplice {
-        let part = &self.entries[index];
+        let entry = &self.entries[index];
         TextSplice {
-            range: part.range.end - part.value.len()..part.range.end,
+            range: entry.range.end - entry.value.len()..entry.range.end,
             replacement: value.to_owned(),
         }
     }
 
-    /// Takes a part out, with its comma.
+    /// Removes an entry with its comma.
     pub(super) fn remove(&self, index: usize) -> TextSplice {
-        let part = &self.entries[index].range;
-        // The white space of the part itself stays for the one that takes its place.
+        let entry = &self.entries[index].range;
+        // The white space before the entry remains for the one that follows.
         let range = match (self.entries.get(index + 1), index.checked_sub(1)) {
-            (Some(next), _) => part.start..next.range.start,
-            (None, Some(before)) => self.entries[before].range.end..part.end,
+            (Some(next), _) => entry.start..next.range.start,
+            (None, Some(before)) => self.entries[before].range.end..entry.end,
             (None, None) => 1..self.text.len() - 1,
         };
         TextSplice { range, replacement: String::new() }
     }
 
-    /// The text without the members that have this key, however many; none when there are none.
+    /// Returns the text without all members with this key. None if there is none.
     pub(super) fn without(&self, key: &str) -> Option<String> {
         let (first, last) = (self.entries.first()?, self.entries.last()?);
-        if !self.entries.iter().any(|part| part.has_key(key)) {
+        if !self.entries.iter().any(|entry| entry.has_key(key)) {
             return None;
         }
+
         let mut text = self.text[..first.range.start].to_owned();
         let (mut is_first, mut before) = (true, first.range.start);
-        for part in &self.entries {
-            if !part.has_key(key) {
-                let from = if is_first { part.range.start } else { before };
-                text.push_str(&self.text[from..part.range.end]);
+        for entry in &self.entries {
+            if !entry.has_key(key) {
+                let from = if is_first { entry.range.start } else { before };
+                text.push_str(&self.text[from..entry.range.end]);
                 is_first = false;
             }
-            before = part.range.end;
+            before = entry.range.end;
         }
         text.push_str(&self.text[last.range.end..]);
         Some(text)
     }
 
-    /// Puts a part before the one at `index`, or at the end. `layout` says how, where there are too
-    /// few others to tell.
-    pub(super) fn insert(&self, index: usize, part: &str, layout: &JsonLayout) -> TextSplice {
+    /// Inserts an entry before the one at `index`, or at the end. Uses `layout` where too few
+    /// entries show the layout.
+    pub(super) fn insert(&self, index: usize, entry: &str, layout: &JsonLayout) -> TextSplice {
         let Some(last) = self.entries.last() else {
             return TextSplice {
                 range: 1..self.text.len() - 1,
-                replacement: [&layout.open, part, &layout.close].concat(),
+                replacement: [&layout.open, entry, &layout.close].concat(),
             };
         };
-        let (at, with) = match self.entries.get(index) {
-            Some(next) => (next.range.start, [part, ",", &layout.separator].concat()),
-            None => (last.range.end, [",", &layout.separator, part].concat()),
+        let (at, replacement) = match self.entries.get(index) {
+            Some(next) => (next.range.start, [entry, ",", &layout.separator].concat()),
+            None => (last.range.end, [",", &layout.separator, entry].concat()),
         };
-        TextSplice { range: at..at, replacement: with }
+        TextSplice { range: at..at, replacement }
     }
 }
 
 impl JsonEntry<'_> {
-    /// Whether it has this key, however that is written.
+    /// Whether the entry has this key, with or without escapes.
     pub(super) fn has_key(&self, key: &str) -> bool {
         let Some(written) = self.key else {
             return false;
@@ -224,19 +222,19 @@ impl JsonEntry<'_> {
 }
 
 impl JsonLayout {
-    /// That of the object or array that `text` is; `fallback` for what cannot be seen in it.
+    /// Detects the layout of the object or array `text`. `fallback` supplies what it does not show.
     pub(super) fn detect(text: &str, fallback: &Self) -> Self {
         let (mut first, mut second, mut last) = (None, None, None);
-        let seen = for_each_entry(text, |part| {
+        let result = for_each_entry(text, |entry| {
             if first.is_none() {
-                first = Some(part.clone());
+                first = Some(entry.clone());
             } else if second.is_none() {
-                second = Some(part.clone());
+                second = Some(entry.clone());
             }
-            last = Some(part);
+            last = Some(entry);
             Ok(())
         });
-        match (seen, &first, &last) {
+        match (result, &first, &last) {
             (Ok(()), Some(first), Some(last)) => {
                 Self::from_entries(text, first, second.as_ref(), last, fallback)
             }
@@ -244,7 +242,7 @@ impl JsonLayout {
         }
     }
 
-    /// That of an object or array whose parts are known.
+    /// Detects the layout of a parsed object or array.
     pub(super) fn of_container(parts: &JsonContainer<'_>, fallback: &Self) -> Self {
         match (parts.entries.first(), parts.entries.last()) {
             (Some(first), Some(last)) => {
@@ -263,7 +261,7 @@ impl JsonLayout {
     ) -> Self {
         let between = |from: usize, to: usize| text.get(from..to).unwrap_or_default().to_owned();
         let open = between(1, first.range.start);
-        let gap = match second {
+        let separator = match second {
             Some(second) => {
                 let gap = between(first.range.end, second.range.start);
                 gap.split_once(',').map_or("", |(_, gap)| gap).to_owned()
@@ -272,16 +270,18 @@ impl JsonLayout {
             None if fallback.separator.contains('\n') => " ".to_owned(),
             None => fallback.separator.clone(),
         };
+
         let colon = match first.key {
             Some(key) => {
                 between(first.range.start + key.len(), first.range.end - first.value.len())
             }
             None => fallback.colon.clone(),
         };
-        Self { open, separator: gap, close: between(last.range.end, text.len() - 1), colon }
+        Self { open, separator, close: between(last.range.end, text.len() - 1), colon }
     }
 
-    /// That of an object or array in one with this layout, where each level is indented by `unit`.
+    /// Returns the layout of a container inside one with this layout. `unit` is the indentation of
+    /// one level.
     pub(super) fn nested(&self, unit: &str) -> Self {
         if !self.separator.contains('\n') {
             return Self { open: String::new(), close: String::new(), ..self.clone() };
@@ -295,7 +295,7 @@ impl JsonLayout {
         }
     }
 
-    /// An array of what is already JSON.
+    /// Formats an array of JSON values.
     pub(super) fn array(&self, elements: &[String]) -> String {
         match elements {
             [] => "[]".to_owned(),
@@ -306,7 +306,7 @@ impl JsonLayout {
         }
     }
 
-    /// An object of what is already JSON.
+    /// Formats an object of JSON values.
     pub(super) fn object(&self, members: &[(&str, String)]) -> String {
         let members: Vec<String> =
             members.iter().map(|(key, value)| self.member(key, value)).collect();
@@ -314,17 +314,17 @@ impl JsonLayout {
         ["{", &self.open, &members, &self.close, "}"].concat()
     }
 
-    /// A member of an object. The key is one that needs no escapes.
+    /// Formats a member of an object. The key must not need escapes.
     pub(super) fn member(&self, key: &str, value: &str) -> String {
         ["\"", key, "\"", &self.colon, value].concat()
     }
 }
 
-/// The string that `json` is. Halves of surrogate pairs, which JSON can write and text cannot hold,
+/// Decodes a JSON string. Unpaired surrogates, which JSON can express and Rust strings cannot,
 /// become U+FFFD.
 pub(super) fn parse_string(json: &str) -> Option<String> {
-    struct MultilineTextVisitor;
-    impl Visitor<'_> for MultilineTextVisitor {
+    struct LossyStringVisitor;
+    impl Visitor<'_> for LossyStringVisitor {
         type Value = String;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -335,26 +335,23 @@ pub(super) fn parse_string(json: &str) -> Option<String> {
             Ok(String::from_utf8_lossy(bytes).into_owned())
         }
     }
-    serde_json::Deserializer::from_str(json).deserialize_bytes(MultilineTextVisitor).ok()
+    serde_json::Deserializer::from_str(json).deserialize_bytes(LossyStringVisitor).ok()
 }
 
-/// A text as nbformat writes it, one string or several in an array, and whether it is more than
-/// `most` bytes.
-pub(super) fn parse_multiline_text(json: &str, most: usize) -> (String, bool) {
+/// Decodes nbformat's multiline text: one string or an array of strings. Returns at most
+/// `max_bytes`, and whether the text is longer.
+pub(super) fn parse_multiline_text(json: &str, max_bytes: usize) -> (String, bool) {
     let (mut text, mut truncated) = (String::new(), false);
-    let mut add = |part: String| {
-        let left = most - text.len();
-        let kept = part.floor_char_boundary(left);
-        truncated |= kept < part.len();
-        text.push_str(&part[..kept]);
+    let mut add = |entry: String| {
+        let end = entry.floor_char_boundary(max_bytes - text.len());
+        truncated |= end < entry.len();
+        text.push_str(&entry[..end]);
         !truncated
     };
     if json.starts_with('[') {
-        let _ended_early =
-            for_each_entry(json, |part| match parse_string(part.value).is_none_or(&mut add) {
-                true => Ok(()),
-                false => Err(String::new()),
-            });
+        let _ended_early = for_each_entry(json, |entry| {
+            if parse_string(entry.value).is_none_or(&mut add) { Ok(()) } else { Err(String::new()) }
+        });
     } else if let Some(text) = parse_string(json) {
         add(text);
     }

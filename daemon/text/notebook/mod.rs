@@ -1,16 +1,16 @@
-//! Jupyter notebooks, nbformat 4: what their cells hold, and changing one of them.
+//! Jupyter notebooks, nbformat 4: reads cells, and changes one cell at a time.
 //!
-//! A notebook is never written anew. Where its parts are in the text is found out, and the text is
-//! changed there: everything else keeps its bytes, whatever it is.
+//! A change never rewrites the notebook. It locates the JSON of a cell in the text and splices the
+//! text there, so that everything else keeps its bytes.
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`change`] | replacing, inserting, deleting a cell |
-//! | [`document`] | a notebook and where its cells are |
-//! | [`outputs`] | outputs of cells as text |
-//! | [`python`] | what Python writes and JSON does not have |
-//! | [`read`] | cells as they are answered |
-//! | [`span`] | parts of a JSON text, in place |
+//! | [`cell_change`] | replaces, inserts and deletes a cell |
+//! | [`document`] | parses a notebook and locates its cells |
+//! | [`json_span`] | locates and splices the parts of a JSON text |
+//! | [`outputs`] | renders outputs of cells as text |
+//! | [`python_json`] | accepts JSON with Python's `NaN` and `Infinity` |
+//! | [`render`] | cells for a response |
 
 mod cell_change;
 mod document;

@@ -1,56 +1,56 @@
-//! Outputs of cells as text: what a model can read, and a name for what it cannot.
+//! Renders outputs of cells as text. Images and other data become a placeholder with type and size.
 
 use super::{
+    super::truncate_str,
     document::MAX_FIELDS,
     json_span::{JsonContainer, for_each_entry, parse_multiline_text, parse_string},
 };
 
-/// Bytes of all outputs together.
+/// Text of all outputs of a response together.
 pub(super) const MAX_TOTAL_OUTPUT_BYTES: usize = 640 << 10;
-/// Bytes of one output.
+/// Text of one output.
 const MAX_OUTPUT_BYTES: usize = 10_000;
-/// Outputs of one cell.
 const MAX_OUTPUTS_PER_CELL: usize = 200;
-/// Bytes that an output costs beside its text.
+/// Cost of an output in the response, in addition to its text.
 const OUTPUT_OVERHEAD_BYTES: usize = 32;
-/// Bytes of names that the file chooses.
+/// Names that the file chooses, such as MIME types.
 const MAX_NAME_BYTES: usize = 100;
 
 /// An output of a code cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RenderedCellOutput {
-    /// Its kind, as nbformat names it.
+    /// nbformat's `output_type`.
     pub(crate) kind: String,
-    /// Its text.
     pub(crate) text: String,
-    /// Whether there is more of it.
     pub(crate) truncated: bool,
 }
 
-/// The outputs of a cell. They take from what is `left` for those of all cells; what does not fit
-/// is counted in a last one.
-pub(super) fn render_outputs(json: &str, left: &mut usize) -> Vec<RenderedCellOutput> {
-    let (mut outputs, mut left_out) = (Vec::new(), 0_usize);
-    // What is no array holds no outputs; that it is JSON was seen before.
+/// Renders the outputs of a cell, and subtracts their cost from `budget_bytes`. Outputs that do
+/// not fit are replaced by a last one with their number.
+pub(super) fn render_outputs(json: &str, budget_bytes: &mut usize) -> Vec<RenderedCellOutput> {
+    let (mut outputs, mut omitted) = (Vec::new(), 0_usize);
+    // Another value than an array holds no outputs. The caller has checked that it is JSON.
     let _no_array = for_each_entry(json, |part| {
-        if left_out > 0 || outputs.len() == MAX_OUTPUTS_PER_CELL {
-            left_out += 1;
+        if omitted > 0 || outputs.len() == MAX_OUTPUTS_PER_CELL {
+            omitted += 1;
             return Ok(());
         }
         let output = RenderedCellOutput::render(part.value);
-        match left.checked_sub(output.text.len() + output.kind.len() + OUTPUT_OVERHEAD_BYTES) {
-            Some(less) => {
-                *left = less;
+        let cost = output.text.len() + output.kind.len() + OUTPUT_OVERHEAD_BYTES;
+        match budget_bytes.checked_sub(cost) {
+            Some(rest) => {
+                *budget_bytes = rest;
                 outputs.push(output);
             }
-            None => left_out += 1,
+            None => omitted += 1,
         }
         Ok(())
     });
-    if left_out > 0 {
+
+    if omitted > 0 {
         outputs.push(RenderedCellOutput {
             kind: String::new(),
-            text: format!("[{left_out} more outputs]"),
+            text: format!("[{omitted} more outputs]"),
             truncated: true,
         });
     }
@@ -66,9 +66,10 @@ impl RenderedCellOutput {
                 truncated: false,
             };
         };
-        let kind = fields.get("output_type").and_then(parse_string);
-        let kind =
-            kind.map_or(String::new(), |kind| truncate_str(&kind, MAX_NAME_BYTES).to_owned());
+        let kind = fields
+            .get("output_type")
+            .and_then(parse_string)
+            .map_or(String::new(), |kind| truncate_str(&kind, MAX_NAME_BYTES).to_owned());
         let (text, truncated) = match kind.as_str() {
             "stream" => {
                 parse_multiline_text(fields.get("text").unwrap_or_default(), MAX_OUTPUT_BYTES)
@@ -80,7 +81,7 @@ impl RenderedCellOutput {
     }
 }
 
-/// An error's traceback, or its name and value where it has none.
+/// Returns an error's traceback, or its name and value if it has none.
 fn error_text(fields: &JsonContainer<'_>) -> (String, bool) {
     let mut plain = String::new();
     let mut truncated = false;
@@ -96,6 +97,7 @@ fn error_text(fields: &JsonContainer<'_>) -> (String, bool) {
         }
         Ok(())
     });
+
     if plain.trim().is_empty() {
         let field = |key| fields.get(key).and_then(parse_string).unwrap_or_default();
         plain = format!("{}: {}", field("ename"), field("evalue"));
@@ -107,7 +109,7 @@ fn error_text(fields: &JsonContainer<'_>) -> (String, bool) {
     (plain, truncated)
 }
 
-/// The plain text of a bundle of data, and the names of what else is in it.
+/// Returns the plain text of a MIME bundle, followed by the types and sizes of its other data.
 fn data_text(bundle: &str) -> (String, bool) {
     let (mut plain, mut truncated) = (None, false);
     let mut others = String::new();
@@ -128,12 +130,13 @@ fn data_text(bundle: &str) -> (String, bool) {
         }
         Ok(())
     });
+
     let mut text = plain.unwrap_or_default();
     if !others.is_empty() {
-        // They are short, and say what the text alone may not.
-        let most = MAX_OUTPUT_BYTES - others.len() - 1;
-        truncated |= text.len() > most;
-        text.truncate(text.floor_char_boundary(most));
+        // The names are short and may say more than the text: the text is cut, not they.
+        let max_text = MAX_OUTPUT_BYTES - others.len() - 1;
+        truncated |= text.len() > max_text;
+        text.truncate(text.floor_char_boundary(max_text));
         if !text.is_empty() {
             text.push('\n');
         }
@@ -142,12 +145,13 @@ fn data_text(bundle: &str) -> (String, bool) {
     (text, truncated)
 }
 
-/// Bytes that some data has: those that Base64 stands for, or its text.
+/// Returns the size of some data: the decoded size of Base64, or the size of the text.
 fn data_size(kind: &str, json: &str) -> usize {
     if json.starts_with('{') {
         return json.len();
     }
     let (text, _) = parse_multiline_text(json, usize::MAX);
+
     let is_text = kind.starts_with("text/")
         || kind.ends_with("xml")
         || kind.ends_with("json")
@@ -155,11 +159,12 @@ fn data_size(kind: &str, json: &str) -> usize {
     if is_text {
         return text.len();
     }
+
     let digits = text.bytes().filter(|byte| !byte.is_ascii_whitespace() && *byte != b'=');
     digits.count() * 3 / 4
 }
 
-/// Text without what terminals take as colours, titles and movements (ECMA-48).
+/// Removes escape sequences of terminals: colours, titles, cursor movements (ECMA-48).
 fn strip_terminal_escapes(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();
@@ -193,16 +198,12 @@ fn strip_terminal_escapes(text: &str) -> String {
     plain
 }
 
-fn truncate_str(text: &str, most: usize) -> &str {
-    text.get(..text.floor_char_boundary(most)).unwrap_or(text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn outputs_are_told_as_text() {
+    fn outputs_are_rendered_as_text() {
         for (output, expected) in [
             (r#"{"output_type": "stream", "text": ["a\n", "b"]}"#, "a\nb"),
             (r#"{"output_type": "stream"}"#, ""),
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn long_outputs_are_cut() {
+    fn long_outputs_are_truncated() {
         let long = "\u{20ac}".repeat(5000);
         for output in [
             format!(r#"{{"output_type": "stream", "text": "{long}"}}"#),
@@ -244,8 +245,8 @@ mod tests {
                     && output.text.len() <= MAX_OUTPUT_BYTES
             );
         }
-        let mut left = usize::MAX;
-        let outputs = render_outputs(&format!("[{}1]", "1,".repeat(999)), &mut left);
+        let mut budget_bytes = usize::MAX;
+        let outputs = render_outputs(&format!("[{}1]", "1,".repeat(999)), &mut budget_bytes);
         assert_eq!(outputs.len(), MAX_OUTPUTS_PER_CELL + 1);
         assert_eq!(outputs[MAX_OUTPUTS_PER_CELL].text, "[800 more outputs]");
     }

@@ -1,21 +1,22 @@
-//! JSON as Python's `json` writes it: with `NaN`, `Infinity` and `-Infinity`, which JSON does not
-//! have and Jupyter reads.
+//! JSON as Python's `json` writes it, with `NaN`, `Infinity` and `-Infinity`. Jupyter accepts these
+//! words, the JSON standard does not.
 
 use std::borrow::Cow;
 
 use memchr::{memchr2, memchr3, memmem};
 
-/// Words for numbers that JSON cannot write, and numbers of the same length.
+/// Python's words for numbers that JSON does not have, and JSON numbers of the same length.
 const NON_FINITE_NUMBERS: [(&str, &str); 3] =
     [("NaN", "0e0"), ("-Infinity", "-0e000000"), ("Infinity", "0e000000")];
 
-/// The text with another number in the place of each such word, and all else where it was. What is
-/// in strings stays.
+/// Replaces each of these words, outside strings, by a number of the same length. All offsets stay
+/// the same.
 pub(super) fn to_json(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     if ["NaN", "Infinity"].iter().all(|word| memmem::find(bytes, word.as_bytes()).is_none()) {
         return Cow::Borrowed(text);
     }
+
     let (mut json, mut copied, mut at) = (String::with_capacity(text.len()), 0, 0);
     while let Some(found) = memchr3(b'"', b'N', b'I', &bytes[at..]) {
         at += found;
@@ -23,7 +24,7 @@ pub(super) fn to_json(text: &str) -> Cow<'_, str> {
             at = end_of_string(bytes, at + 1);
             continue;
         }
-        // Its sign was passed over.
+        // A sign before the word was skipped.
         let sign = usize::from(text[copied..at].ends_with('-'));
         match non_finite_at(text, at - sign) {
             Some((start, word, number)) => {
@@ -39,26 +40,26 @@ pub(super) fn to_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(json)
 }
 
-/// The word that stands at `start`, with nothing beside it that it could be a part of.
+/// Returns the word at `start`, unless it is a part of a longer word.
 fn non_finite_at(text: &str, start: usize) -> Option<(usize, &'static str, &'static str)> {
     let (before, rest) = text.split_at(start);
     let (word, number) = NON_FINITE_NUMBERS.into_iter().find(|(word, _)| rest.starts_with(word))?;
-    let joins = |character: char| {
+    let continues_word = |character: char| {
         character.is_alphanumeric() || matches!(character, '+' | '-' | '.' | '_' | '"')
     };
-    let beside = [before.chars().next_back(), rest[word.len()..].chars().next()];
-    let stands_alone = !beside.into_iter().flatten().any(joins);
+    let neighbours = [before.chars().next_back(), rest[word.len()..].chars().next()];
+    let stands_alone = !neighbours.into_iter().flatten().any(continues_word);
     stands_alone.then_some((start, word, number))
 }
 
-/// Where a string ends that has begun before `at`.
+/// Returns the end of a string. `at` is an offset after its opening quote.
 fn end_of_string(bytes: &[u8], mut at: usize) -> usize {
     while let Some(found) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
         at += found + 1;
         if bytes[at - 1] == b'"' {
             return at;
         }
-        at += 1; // What is escaped.
+        at += 1; // The escaped character.
     }
     bytes.len()
 }
@@ -68,14 +69,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_become_numbers_of_their_length() {
+    fn words_become_numbers_of_the_same_length() {
         for (text, json) in [
             ("", ""),
             ("[NaN]", "[0e0]"),
             ("[NaN, -Infinity,Infinity]", "[0e0, -0e000000,0e000000]"),
             ("{\"a\\\"NaN\": NaN\n}", "{\"a\\\"NaN\": 0e0\n}"),
             ("[\"NaN\", \"\\\\\", NaN]", "[\"NaN\", \"\\\\\", 0e0]"),
-            // What is neither JSON nor Python stays so.
+            // Neither JSON nor Python.
             ("[-NaN]", "[-NaN]"),
             ("[1NaN, NaN1]", "[1NaN, NaN1]"),
             ("[NaNNaN, nan, Inf]", "[NaNNaN, nan, Inf]"),

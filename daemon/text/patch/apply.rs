@@ -1,4 +1,4 @@
-//! The hunks of a file on its text.
+//! Applies the hunks of a file to its text.
 
 use super::{
     hunk::{Hunk, HunkLine, LineEnding, LineRole},
@@ -7,44 +7,46 @@ use super::{
 };
 use crate::daemon::error::Error;
 
-/// Most bytes that end a line.
+/// Size of a line ending.
 const MAX_LINE_ENDING_BYTES: usize = 2;
 
-/// A text with all hunks on it.
+/// A text with all hunks applied.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct AppliedHunks {
     pub(super) content: Vec<u8>,
-    /// Most context lines that were ignored at an end of a hunk.
+    /// Maximum number of context lines ignored at an end of a hunk.
     pub(super) fuzz: usize,
-    /// Most lines by which a hunk lay away from where the patch said.
+    /// Maximum distance in lines of a hunk from its expected line.
     pub(super) offset: usize,
 }
 
-/// Where a hunk fits: the lines of it that count, and of the text.
+/// Where a hunk applies.
 #[derive(Debug, Clone, Copy)]
 struct HunkPlacement {
-    /// The first line of the text.
+    /// First line of the text that the hunk, without ignored context, replaces.
     first_line: usize,
-    /// Lines of context that are ignored at the begin and at the end.
+    /// Context lines ignored at the start and at the end of the hunk.
     ignored_context: (usize, usize),
     fuzz: usize,
 }
 
-/// The new text, as far as it is known.
+/// The new text under construction.
 #[derive(Debug)]
 struct PatchedText<'t> {
     text: &'t TextLines<'t>,
     content: Vec<u8>,
-    /// Whether all its lines end with carriage returns.
+    /// Whether all lines of the old text end with CRLF.
     is_crlf: bool,
-    /// Lines of the old text that are done with.
+    /// Lines of the old text that are copied or removed.
     copied_lines: usize,
-    /// Bytes of it up to the ending of the line that was added last.
+    /// Length of `content` without the ending of the line added last.
     line_end: usize,
 }
 
-/// Applies the hunks of a file, in order. Lines of the text may end otherwise than those of the
-/// patch: their endings are kept then, and what is added ends as they do.
+/// Applies the hunks of a file, in order.
+///
+/// Lines of the text may have other endings than those of the patch. The text keeps its endings
+/// then, and added lines get the same.
 pub(super) fn apply(
     path: &str,
     content: &[u8],
@@ -53,152 +55,167 @@ pub(super) fn apply(
     check: CancelCheck<'_>,
 ) -> Result<AppliedHunks, Error> {
     let text = TextLines::split(content, path)?;
-    let search = HunkLocator::new(&text, hunks, check);
-    let added = hunks.iter().flat_map(|hunk| &hunk.lines);
-    let added = added.filter(|line| line.role == LineRole::Added);
-    let added: usize = added.map(|line| line.text.len() + MAX_LINE_ENDING_BYTES).sum();
+    let locator = HunkLocator::new(&text, hunks, check);
+    let added_bytes: usize = hunks
+        .iter()
+        .flat_map(|hunk| &hunk.lines)
+        .filter(|line| line.role == LineRole::Added)
+        .map(|line| line.text.len() + MAX_LINE_ENDING_BYTES)
+        .sum();
     let mut output = PatchedText {
         text: &text,
-        content: Vec::with_capacity(content.len() + added),
+        content: Vec::with_capacity(content.len() + added_bytes),
         is_crlf: text.is_crlf(),
         copied_lines: 0,
         line_end: 0,
     };
+
     let mut applied = AppliedHunks::default();
-    // How far away the last hunk lay: the next will, too.
-    let mut moved = 0_isize;
+    // Distance of the last hunk from its expected line. The next is likely to have the same.
+    let mut shift = 0_isize;
     for (index, hunk) in hunks.iter().enumerate() {
         if index % 64 == 0 {
             check()?;
         }
-        let name = HunkRef { path, number: index + 1, line: hunk.line };
-        let place =
-            find_placement(&search, &text, hunk, output.copied_lines, moved, max_fuzz, name)?;
-        if let Some(said) = hunk.expected_line {
-            let begin = place.first_line.saturating_sub(place.ignored_context.0);
-            moved = begin.cast_signed() - said.cast_signed();
-            applied.offset = applied.offset.max(moved.unsigned_abs());
+        let hunk_ref = HunkRef { path, number: index + 1, line: hunk.line };
+        let floor = output.copied_lines;
+        let placement = find_placement(&locator, &text, hunk, floor, shift, max_fuzz, hunk_ref)?;
+
+        if let Some(expected) = hunk.expected_line {
+            let start = placement.first_line.saturating_sub(placement.ignored_context.0);
+            shift = start.cast_signed() - expected.cast_signed();
+            applied.offset = applied.offset.max(shift.unsigned_abs());
         }
-        applied.fuzz = applied.fuzz.max(place.fuzz);
-        output.apply_hunk(hunk, place);
+        applied.fuzz = applied.fuzz.max(placement.fuzz);
+        output.apply_hunk(hunk, placement);
     }
+
     output.copy_until(text.len());
     applied.content = output.content;
     Ok(applied)
 }
 
-/// Looks for the place of a hunk, with as little fuzz as possible.
+/// Finds the placement of a hunk with the least fuzz.
 fn find_placement(
-    search: &HunkLocator<'_, '_>,
+    locator: &HunkLocator<'_, '_>,
     text: &TextLines<'_>,
     hunk: &Hunk<'_>,
     floor: usize,
-    moved: isize,
+    shift: isize,
     max_fuzz: usize,
-    name: HunkRef<'_>,
+    hunk_ref: HunkRef<'_>,
 ) -> Result<HunkPlacement, Error> {
-    let near = hunk.expected_line.map(|place| place.saturating_add_signed(moved).max(floor));
-    let wanted = search.line_ids(hunk);
+    let near = hunk.expected_line.map(|line| line.saturating_add_signed(shift).max(floor));
+    let wanted = locator.line_ids(hunk);
     if wanted.is_empty() {
         let at = near.unwrap_or(0);
-        // Without a line to go by, only a header that says it exactly, or an empty file, will do.
-        return match text.len() == 0 || hunk.is_insert_only && near.is_some() && at <= text.len() {
-            true => Ok(HunkPlacement {
-                first_line: at.min(text.len()),
-                ignored_context: (0, 0),
-                fuzz: 0,
-            }),
-            false => Err(name.no_position_error(text, at)),
-        };
+        // Without old lines to match, the line number must be exact, or the file empty.
+        let is_exact = hunk.is_insert_only && near.is_some() && at <= text.len();
+        if text.len() == 0 || is_exact {
+            let first_line = at.min(text.len());
+            return Ok(HunkPlacement { first_line, ignored_context: (0, 0), fuzz: 0 });
+        }
+        return Err(hunk_ref.no_position_error(text, at));
     }
+
     let is_context = |line: &&HunkLine<'_>| line.role == LineRole::Context;
-    let before = hunk.lines.iter().take_while(is_context).count();
-    let behind = hunk.lines.iter().rev().take_while(is_context).count();
+    let leading = hunk.lines.iter().take_while(is_context).count();
+    let trailing = hunk.lines.iter().rev().take_while(is_context).count();
     let mut last = None;
     for fuzz in 0..=max_fuzz {
-        let ignored = (before.min(fuzz), behind.min(fuzz));
-        let core = wanted.get(ignored.0..wanted.len().saturating_sub(ignored.1));
-        let core = core.unwrap_or_default();
+        let ignored = (leading.min(fuzz), trailing.min(fuzz));
+        let end = wanted.len().saturating_sub(ignored.1);
+        let core = wanted.get(ignored.0..end).unwrap_or_default();
         if core.is_empty() || last == Some(ignored) {
             break;
         }
         last = Some(ignored);
         let near = near.map(|near| near + ignored.0);
-        match search.find(core, near, floor)? {
+        match locator.find(core, near, floor)? {
             HunkPosition::At(at) => {
                 return Ok(HunkPlacement { first_line: at, ignored_context: ignored, fuzz });
             }
-            HunkPosition::Ambiguous(one, other) => {
-                return Err(name.ambiguous_error(text, one, other));
+            HunkPosition::Ambiguous(first, second) => {
+                return Err(hunk_ref.ambiguous_error(text, first, second));
             }
             HunkPosition::Nowhere => {}
         }
     }
+
     let near = match near {
         Some(near) => near,
-        None => search.first_occurrence(&wanted, floor)?.unwrap_or(0),
+        None => locator.first_occurrence(&wanted, floor)?.unwrap_or(0),
     };
     let at = near.min(text.len());
-    Err(name.not_found_error(hunk, text, at, search.first_difference(&wanted, at)))
+    Err(hunk_ref.not_found_error(hunk, text, at, locator.first_difference(&wanted, at)))
 }
 
 impl PatchedText<'_> {
-    fn apply_hunk(&mut self, hunk: &Hunk<'_>, place: HunkPlacement) {
-        self.copy_until(place.first_line);
-        let HunkPlacement { ignored_context: ignored, .. } = place;
+    fn apply_hunk(&mut self, hunk: &Hunk<'_>, placement: HunkPlacement) {
+        let HunkPlacement { first_line, ignored_context: ignored, .. } = placement;
+        self.copy_until(first_line);
         let lines = hunk.lines.get(ignored.0..hunk.lines.len() - ignored.1).unwrap_or_default();
-        let removed = |line: &&HunkLine<'_>| line.role != LineRole::Added;
-        let old: Vec<LineEnding> = lines.iter().filter(removed).map(|line| line.ending).collect();
-        let there = |index| self.text.line(place.first_line + index).map(|(_, ending)| ending);
-        // The patch was made from lines that end as these do. The end of the file is looked at
-        // below.
+        let old_endings: Vec<LineEnding> = lines
+            .iter()
+            .filter(|line| line.role != LineRole::Added)
+            .map(|line| line.ending)
+            .collect();
+
+        // The endings of the patch count if its old lines end as those of the text do. The end of
+        // the file is compared in `fix_last_newline`.
         let differs = |(index, ending): (usize, &LineEnding)| {
-            let there = there(index).unwrap_or(LineEnding::Lf);
-            (*ending == LineEnding::CrLf) != (there == LineEnding::CrLf)
-                && there != LineEnding::EndOfFile
+            let actual =
+                self.text.line(first_line + index).map_or(LineEnding::Lf, |(_, ending)| ending);
+            (*ending == LineEnding::CrLf) != (actual == LineEnding::CrLf)
+                && actual != LineEnding::EndOfFile
         };
-        let foreign = old.iter().enumerate().any(differs);
-        let end = place.first_line + old.len();
+        let has_foreign_endings = old_endings.iter().enumerate().any(differs);
+
         for line in lines {
             match line.role {
                 LineRole::Context => self.copy_until(self.copied_lines + 1),
                 LineRole::Removed => self.copied_lines += 1,
                 LineRole::Added => {
-                    let is_kept = match line.ending {
-                        LineEnding::CrLf => !foreign,
-                        // Without a line to compare with, the carriage return may be left out.
-                        LineEnding::Lf => !(foreign || old.is_empty() && self.is_crlf),
+                    let keeps_ending = match line.ending {
+                        LineEnding::CrLf => !has_foreign_endings,
+                        // Without a line to compare, the patch may have lost carriage returns.
+                        LineEnding::Lf => {
+                            !(has_foreign_endings || old_endings.is_empty() && self.is_crlf)
+                        }
                         LineEnding::EndOfFile => false,
                     };
-                    let ending = match is_kept {
-                        true => line.ending,
-                        false => self.nearby_ending().unwrap_or(line.ending),
-                    };
-                    self.add_line(line.text.as_bytes(), ending);
+                    let nearby = if keeps_ending { None } else { self.nearby_ending() };
+                    self.add_line(line.text.as_bytes(), nearby.unwrap_or(line.ending));
                 }
             }
         }
+
         let last_new = lines.iter().rfind(|line| line.role != LineRole::Removed);
-        let last_new = match last_new {
-            Some(line) if line.role == LineRole::Added && end >= self.text.len() => line.ending,
-            _ => return,
+        if let Some(line) = last_new
+            && line.role == LineRole::Added
+            && first_line + old_endings.len() >= self.text.len()
+        {
+            self.fix_last_newline(line.ending, old_endings.last());
+        }
+    }
+
+    /// Removes the newline after an added last line if the new text must not have one: as the patch
+    /// says, if its last old line ends as that of the text does, else as the old text.
+    fn fix_last_newline(&mut self, new_ending: LineEnding, old_ending: Option<&LineEnding>) {
+        let lacks_newline = new_ending == LineEnding::EndOfFile;
+        let last_old = self.text.len().checked_sub(1).and_then(|last| self.text.line(last));
+        let lacked_newline = last_old.is_some_and(|(_, ending)| ending == LineEnding::EndOfFile);
+
+        let patch_decides = match old_ending {
+            Some(ending) => (*ending == LineEnding::EndOfFile) == lacked_newline,
+            None => lacks_newline || !lacked_newline,
         };
-        // Whether the new last line has a newline: as the patch says, if it knows how the old one
-        // ended.
-        let says_none = last_new == LineEnding::EndOfFile;
-        let last_old = self.text.len().checked_sub(1);
-        let last_old = last_old.and_then(|last| self.text.line(last));
-        let had_none = last_old.is_some_and(|(_, ending)| ending == LineEnding::EndOfFile);
-        let is_known = match old.last() {
-            Some(ending) => (*ending == LineEnding::EndOfFile) == had_none,
-            None => says_none || !had_none,
-        };
-        if if is_known { says_none } else { had_none } {
+        if if patch_decides { lacks_newline } else { lacked_newline } {
             self.content.truncate(self.line_end);
         }
     }
 
-    /// Copies lines of the old text as they are.
+    /// Copies lines of the old text until before `line`.
     fn copy_until(&mut self, line: usize) {
         let lines = self.text.lines(self.copied_lines, line);
         if !lines.is_empty() {
@@ -218,7 +235,7 @@ impl PatchedText<'_> {
         });
     }
 
-    /// Ends a line that was the last of the old text and is not of the new.
+    /// Appends the newline that the last line of the old text lacks, if another line follows it.
     fn finish_line(&mut self) {
         if !self.content.is_empty() && !self.content.ends_with(b"\n") {
             self.content.extend_from_slice(match self.nearby_ending() {
@@ -228,7 +245,7 @@ impl PatchedText<'_> {
         }
     }
 
-    /// How lines of the old text end around here.
+    /// Returns the ending of the nearest lines of the old text.
     fn nearby_ending(&self) -> Option<LineEnding> {
         [self.copied_lines.checked_sub(1), Some(self.copied_lines), Some(0)]
             .into_iter()

@@ -1,32 +1,32 @@
-//! What a patch does to one file, as it says itself.
+//! The patch of one file.
 
 use super::hunk::Hunk;
 
-/// What stands where a file is not.
+/// Name that a header has in place of a file that does not exist.
 pub(super) const DEV_NULL: &str = "/dev/null";
 
-/// A file of a patch.
+/// The patch of one file.
 #[derive(Debug)]
 pub(crate) struct FilePatch<'p> {
-    /// Where the file was. Where it is too, unless it is renamed or copied.
+    /// Path before the patch. Equals `new`, except for renames and copies.
     pub(crate) old: String,
-    /// Where it is then.
+    /// Path after the patch.
     pub(crate) new: String,
     pub(super) kind: FilePatchKind,
-    /// Whether it can be executed then; none where the patch does not say.
+    /// Whether the file becomes executable. None if the patch does not change it.
     pub(super) executable: Option<bool>,
     pub(super) hunks: Vec<Hunk<'p>>,
 }
 
 impl FilePatch<'_> {
-    /// Whether a name of it leads back, and so may end somewhere else than it seems to.
+    /// Whether a name contains `..`, and so may name another file than its prefix suggests.
     pub(crate) fn has_parent_component(&self) -> bool {
         let mut names = [&self.old, &self.new].into_iter();
         names.any(|name| name.split('/').any(|part| part == ".."))
     }
 
-    /// The lines that name the file, as git writes them, but without quotes: whoever looks for a name finds it.
-    /// Those of a group follow each other.
+    /// Returns the header lines that name the file, in git's form but unquoted, so that policy
+    /// rules can match the names. Lines of a group are adjacent.
     pub(crate) fn header_lines(&self) -> Vec<String> {
         let Self { old, new, .. } = self;
         let (from, to) = (format!("a/{old}"), format!("b/{new}"));
@@ -43,11 +43,10 @@ impl FilePatch<'_> {
     }
 }
 
-/// What is done to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FilePatchKind {
     Create,
-    /// A file that is not there is made, where there is no line that it would have to hold.
+    /// Creates a missing file if the patch has only added lines.
     Modify,
     Delete,
     Rename,

@@ -1,64 +1,64 @@
-//! Where the lines of a hunk stand in a text: nearest to where they should, or in one place only.
+//! Finds the position of a hunk in a text: the nearest match to the expected line, or the only one.
 
 use std::{cell::OnceCell, collections::HashMap};
 
 use super::hunk::{Hunk, LineEnding};
 use crate::daemon::error::{Error, Reason};
 
-/// Most lines of a file that a patch changes: some bytes of memory are needed for each.
+/// Lines of a file that a patch changes. Each takes some bytes of memory.
 const MAX_FILE_LINES: usize = 10_000_000;
-/// Number of a line that no hunk holds.
+/// Number of a line that no hunk contains.
 const UNKNOWN_LINE_ID: u32 = u32::MAX;
-/// Lines compared, at most, between two questions whether to go on.
+/// Line comparisons between two cancellation checks.
 const LINES_PER_CHECK: usize = 1 << 20;
 
-/// Asked from time to time during long work; its error ends it.
+/// Called regularly during long work. Its error aborts the work.
 pub(crate) type CancelCheck<'a> = &'a dyn Fn() -> Result<(), Error>;
 
-/// A text, line by line.
+/// A text, split into lines.
 #[derive(Debug)]
 pub(super) struct TextLines<'t> {
     content: &'t [u8],
-    /// Where each line begins, and the end of the last.
+    /// Offset of each line, then the end of the last.
     starts: Vec<usize>,
 }
 
-/// Where the lines of hunks stand in a text.
+/// Finds hunks in a text.
 pub(super) struct HunkLocator<'t, 'p> {
     text: &'t TextLines<'t>,
-    /// The number of each line of the hunks.
+    /// Number of each distinct old line of the hunks.
     line_ids: HashMap<&'p [u8], u32>,
-    /// What hunks that stand where they say need not.
+    /// Built on first use: hunks at their expected line do not need it.
     index: OnceCell<LineIndex>,
     check: CancelCheck<'t>,
 }
 
-/// A text whose lines are numbered as those of the hunks are.
+/// The lines of a text, numbered as those of the hunks.
 struct LineIndex {
-    /// The number of each line of the text; lines that differ in their ending only have the same.
+    /// Number of each line of the text. Lines that differ in their endings only are equal.
     line_ids: Vec<u32>,
-    /// The lines that have a number, in order.
+    /// Positions of each numbered line, in ascending order.
     positions: Vec<Vec<usize>>,
 }
 
-/// A place, or why there is none.
+/// Result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HunkPosition {
     At(usize),
     Nowhere,
-    /// These two are equally good.
+    /// Two positions match equally well.
     Ambiguous(usize, usize),
 }
 
 impl<'t> TextLines<'t> {
-    /// Finds the lines of a file whose path is for messages.
+    /// Splits the content of a file. Errors contain `path`.
     pub(super) fn split(content: &'t [u8], path: &str) -> Result<Self, Error> {
         let count = memchr::memchr_iter(b'\n', content).count();
         if count > MAX_FILE_LINES {
             return Err(Error::new(
                 Reason::FileTooLarge,
                 format!(
-                    "{path:?} has {count} lines: files of up to {MAX_FILE_LINES} can be patched"
+                    "{path:?} has {count} lines: patches apply to files of up to {MAX_FILE_LINES} lines"
                 ),
             )
             .with_metadata("path", path));
@@ -72,12 +72,11 @@ impl<'t> TextLines<'t> {
         Ok(Self { content, starts })
     }
 
-    /// The number of lines.
     pub(super) fn len(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// A line without its ending, counted from 0.
+    /// Returns a line without its ending. Lines are counted from 0.
     pub(super) fn line(&self, at: usize) -> Option<(&'t [u8], LineEnding)> {
         let line = self.content.get(*self.starts.get(at)?..*self.starts.get(at + 1)?)?;
         Some(match line.strip_suffix(b"\n") {
@@ -89,12 +88,12 @@ impl<'t> TextLines<'t> {
         })
     }
 
-    /// Whether all lines end with carriage returns.
+    /// Whether all lines end with CRLF.
     pub(super) fn is_crlf(&self) -> bool {
         (0..self.len()).all(|at| self.line(at).is_some_and(|(_, ending)| ending != LineEnding::Lf))
     }
 
-    /// The lines from `from` to before `to`, as they are.
+    /// Returns the lines from `from` until before `to`, with their endings.
     pub(super) fn lines(&self, from: usize, to: usize) -> &'t [u8] {
         let start = |at: usize| self.starts.get(at).copied().unwrap_or(self.content.len());
         self.content.get(start(from)..start(to)).unwrap_or_default()
@@ -102,29 +101,29 @@ impl<'t> TextLines<'t> {
 }
 
 impl<'t, 'p> HunkLocator<'t, 'p> {
-    /// Prepares for looking for the hunks in the text.
+    /// Numbers the old lines of the hunks.
     pub(super) fn new(
         text: &'t TextLines<'t>,
         hunks: &'p [Hunk<'_>],
         check: CancelCheck<'t>,
     ) -> Self {
-        let mut numbers: HashMap<&[u8], u32> = HashMap::new();
+        let mut line_ids: HashMap<&[u8], u32> = HashMap::new();
         let mut next = 0;
         for line in hunks.iter().flat_map(Hunk::old_lines) {
-            numbers.entry(line.text.as_bytes()).or_insert_with(|| {
+            line_ids.entry(line.text.as_bytes()).or_insert_with(|| {
                 next += 1;
                 next - 1
             });
         }
-        Self { text, line_ids: numbers, index: OnceCell::new(), check }
+        Self { text, line_ids, index: OnceCell::new(), check }
     }
 
-    /// The numbers of the old lines of a hunk.
+    /// Returns the numbers of the old lines of a hunk.
     pub(super) fn line_ids(&self, hunk: &Hunk<'_>) -> Vec<u32> {
         hunk.old_lines().map(|line| self.line_id(line.text.as_bytes())).collect()
     }
 
-    /// Looks for lines, not before `floor`: nearest to a place, or in one place only.
+    /// Finds lines at or after `floor`: the match nearest to `near`, or without it the only match.
     pub(super) fn find(
         &self,
         wanted: &[u32],
@@ -137,45 +136,48 @@ impl<'t, 'p> HunkLocator<'t, 'p> {
         {
             return Ok(HunkPosition::At(near));
         }
+
         let index = self.index()?;
-        let Some((offset, places)) = index.rarest_line(wanted) else {
+        let Some((offset, positions)) = index.rarest_line(wanted) else {
             return Ok(HunkPosition::Nowhere);
         };
-        // Places of the rarest line, and from them those of the first.
-        let first = places.partition_point(|place| *place < floor + offset);
-        let places = places.get(first..).unwrap_or_default();
-        let start = |place: &usize| place - offset;
+
+        // The position of the rarest line gives that of the first line.
+        let first = positions.partition_point(|position| *position < floor + offset);
+        let positions = positions.get(first..).unwrap_or_default();
+        let start = |position: &usize| position - offset;
         match near {
-            Some(near) => self.find_nearest(index, wanted, near, places, start),
-            None => self.find_unique(index, wanted, places.iter().map(start)),
+            Some(near) => self.find_nearest(index, wanted, near, positions, start),
+            None => self.find_unique(index, wanted, positions.iter().map(start)),
         }
     }
 
-    /// First place at which one of the lines stands, not before `floor`.
+    /// Returns where the lines would start, judged by the first of them that the text contains: by
+    /// its first position from `floor` on, else by its first position.
     pub(super) fn first_occurrence(
         &self,
         wanted: &[u32],
         floor: usize,
     ) -> Result<Option<usize>, Error> {
         let index = self.index()?;
-        let found = wanted.iter().enumerate();
-        let found = found
-            .map(|(offset, number)| (offset, index.positions_of(*number)))
-            .find(|(_, places)| !places.is_empty());
-        Ok(found.and_then(|(offset, places)| {
-            let behind = places.iter().find(|place| **place >= floor);
-            Some(behind.or(places.first())?.saturating_sub(offset))
+        let found = wanted
+            .iter()
+            .enumerate()
+            .map(|(offset, line_id)| (offset, index.positions_of(*line_id)))
+            .find(|(_, positions)| !positions.is_empty());
+        Ok(found.and_then(|(offset, positions)| {
+            let after_floor = positions.iter().find(|position| **position >= floor);
+            Some(after_floor.or(positions.first())?.saturating_sub(offset))
         }))
     }
 
-    /// The first line that is not there, if the lines should stand here.
+    /// Returns the index of the first wanted line that differs from the text at `at`.
     pub(super) fn first_difference(&self, wanted: &[u32], at: usize) -> Option<usize> {
-        let is_there = |(offset, number): (usize, &u32)| {
+        let matches = |(offset, line_id): (usize, &u32)| {
             let line = self.text.line(at.saturating_add(offset));
-            line.is_some_and(|(line, _)| self.line_id(line) == *number)
+            line.is_some_and(|(line, _)| self.line_id(line) == *line_id)
         };
-        let same = wanted.iter().enumerate().take_while(|line| is_there(*line));
-        let same = same.count();
+        let same = wanted.iter().enumerate().take_while(|line| matches(*line)).count();
         (same < wanted.len()).then_some(same)
     }
 
@@ -184,30 +186,33 @@ impl<'t, 'p> HunkLocator<'t, 'p> {
         index: &LineIndex,
         wanted: &[u32],
         near: usize,
-        places: &[usize],
+        positions: &[usize],
         start: impl Fn(&usize) -> usize,
     ) -> Result<HunkPosition, Error> {
-        let middle = places.partition_point(|place| start(place) < near);
-        let (before, behind) = places.split_at(middle);
+        let middle = positions.partition_point(|position| start(position) < near);
+        let (before, after) = positions.split_at(middle);
         let mut before = before.iter().rev().map(&start).peekable();
-        let mut behind = behind.iter().map(&start).peekable();
-        for looked in 0.. {
-            self.check_periodically(looked, wanted.len())?;
-            let distance = match (before.peek(), behind.peek()) {
+        let mut after = after.iter().map(&start).peekable();
+
+        for compared in 0.. {
+            self.check_periodically(compared, wanted.len())?;
+            let distance = match (before.peek(), after.peek()) {
                 (None, None) => break,
-                (Some(place), None) => near - place,
-                (None, Some(place)) => place - near,
-                (Some(before), Some(behind)) => (near - before).min(behind - near),
+                (Some(position), None) => near - position,
+                (None, Some(position)) => position - near,
+                (Some(before), Some(after)) => (near - before).min(after - near),
             };
             let back = before
-                .next_if(|place| near - place == distance)
-                .filter(|place| index.matches_at(wanted, *place));
-            let forth = behind
-                .next_if(|place| place - near == distance)
-                .filter(|place| index.matches_at(wanted, *place));
+                .next_if(|position| near - position == distance)
+                .filter(|position| index.matches_at(wanted, *position));
+            let forth = after
+                .next_if(|position| position - near == distance)
+                .filter(|position| index.matches_at(wanted, *position));
             match (back, forth) {
-                (Some(one), Some(other)) => return Ok(HunkPosition::Ambiguous(one, other)),
-                (Some(place), None) | (None, Some(place)) => return Ok(HunkPosition::At(place)),
+                (Some(back), Some(forth)) => return Ok(HunkPosition::Ambiguous(back, forth)),
+                (Some(position), None) | (None, Some(position)) => {
+                    return Ok(HunkPosition::At(position));
+                }
                 (None, None) => {}
             }
         }
@@ -221,14 +226,14 @@ impl<'t, 'p> HunkLocator<'t, 'p> {
         starts: impl Iterator<Item = usize>,
     ) -> Result<HunkPosition, Error> {
         let mut found = None;
-        for (looked, place) in starts.enumerate() {
-            self.check_periodically(looked, wanted.len())?;
-            if !index.matches_at(wanted, place) {
+        for (compared, position) in starts.enumerate() {
+            self.check_periodically(compared, wanted.len())?;
+            if !index.matches_at(wanted, position) {
                 continue;
             }
             match found {
-                None => found = Some(place),
-                Some(first) => return Ok(HunkPosition::Ambiguous(first, place)),
+                None => found = Some(position),
+                Some(first) => return Ok(HunkPosition::Ambiguous(first, position)),
             }
         }
         Ok(found.map_or(HunkPosition::Nowhere, HunkPosition::At))
@@ -242,24 +247,25 @@ impl<'t, 'p> HunkLocator<'t, 'p> {
         if let Some(index) = self.index.get() {
             return Ok(index);
         }
-        let mut text = Vec::with_capacity(self.text.len());
-        let mut places = vec![Vec::new(); self.line_ids.len()];
+
+        let mut line_ids = Vec::with_capacity(self.text.len());
+        let mut positions = vec![Vec::new(); self.line_ids.len()];
         for at in 0..self.text.len() {
             if at.is_multiple_of(LINES_PER_CHECK) {
                 (self.check)()?;
             }
             let line = self.text.line(at);
-            let number = line.map_or(UNKNOWN_LINE_ID, |(line, _)| self.line_id(line));
-            text.push(number);
-            if let Some(places) = line_id_index(number).and_then(|slot| places.get_mut(slot)) {
-                places.push(at);
+            let line_id = line.map_or(UNKNOWN_LINE_ID, |(line, _)| self.line_id(line));
+            line_ids.push(line_id);
+            if let Some(positions) = line_id_index(line_id).and_then(|id| positions.get_mut(id)) {
+                positions.push(at);
             }
         }
-        Ok(self.index.get_or_init(|| LineIndex { line_ids: text, positions: places }))
+        Ok(self.index.get_or_init(|| LineIndex { line_ids, positions }))
     }
 
-    fn check_periodically(&self, looked: usize, lines: usize) -> Result<(), Error> {
-        if looked.is_multiple_of((LINES_PER_CHECK / (lines + 1)).max(1)) {
+    fn check_periodically(&self, compared: usize, lines: usize) -> Result<(), Error> {
+        if compared.is_multiple_of((LINES_PER_CHECK / (lines + 1)).max(1)) {
             (self.check)()?;
         }
         Ok(())
@@ -272,23 +278,23 @@ impl LineIndex {
         self.line_ids.get(at..end) == Some(wanted)
     }
 
-    /// The line of those wanted that stands in the fewest places, and these. None when one stands
-    /// nowhere.
+    /// Returns the wanted line with the fewest positions, as its index, and these positions. None
+    /// if a wanted line has no position.
     fn rarest_line(&self, wanted: &[u32]) -> Option<(usize, &[usize])> {
-        let (offset, places) = wanted
+        let (offset, positions) = wanted
             .iter()
             .enumerate()
-            .map(|(offset, number)| (offset, self.positions_of(*number)))
-            .min_by_key(|(_, places)| places.len())?;
-        (!places.is_empty()).then_some((offset, places))
+            .map(|(offset, line_id)| (offset, self.positions_of(*line_id)))
+            .min_by_key(|(_, positions)| positions.len())?;
+        (!positions.is_empty()).then_some((offset, positions))
     }
 
-    fn positions_of(&self, number: u32) -> &[usize] {
-        let places = line_id_index(number).and_then(|slot| self.positions.get(slot));
-        places.map_or(&[], Vec::as_slice)
+    fn positions_of(&self, line_id: u32) -> &[usize] {
+        let positions = line_id_index(line_id).and_then(|index| self.positions.get(index));
+        positions.map_or(&[], Vec::as_slice)
     }
 }
 
-fn line_id_index(number: u32) -> Option<usize> {
-    usize::try_from(number).ok()
+fn line_id_index(line_id: u32) -> Option<usize> {
+    usize::try_from(line_id).ok()
 }

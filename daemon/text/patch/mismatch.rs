@@ -1,4 +1,4 @@
-//! What to say about a hunk that does not fit: its place, and what stands there instead.
+//! Errors about hunks that do not fit: the hunk, and the lines that the file has instead.
 
 use super::{
     hunk::{Hunk, HunkLine, LineEnding, LineRole},
@@ -7,23 +7,22 @@ use super::{
 };
 use crate::daemon::error::{Error, Reason};
 
-/// Most lines of the file to show.
+/// Lines of the file in an error message.
 const MAX_SHOWN_LINES: usize = 8;
 
-/// A hunk, as messages name it.
+/// Identifies a hunk in error messages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HunkRef<'a> {
-    /// Path of the file.
     pub(super) path: &'a str,
-    /// Which hunk of the file, counted from 1.
+    /// Position among the hunks of the file, counted from 1.
     pub(super) number: usize,
-    /// Where in the patch.
+    /// Line of the patch, counted from 1.
     pub(super) line: usize,
 }
 
 impl HunkRef<'_> {
-    /// A hunk that fits nowhere. `at` is where it should have stood, and `difference` which of its
-    /// old lines is the first that does not stand there.
+    /// Builds the error for a hunk that fits nowhere. `at` is the line where it is expected,
+    /// `difference` the index of its first old line that differs from the text there.
     pub(super) fn not_found_error(
         &self,
         hunk: &Hunk<'_>,
@@ -32,42 +31,50 @@ impl HunkRef<'_> {
         difference: Option<usize>,
     ) -> Error {
         let first = at.min(text.len());
-        let mut message = match is_already_applied(hunk, text, first) {
-            true => "the lines that it makes are there already: leave it out".to_owned(),
-            false => "no place in the file has the lines that it keeps and removes".to_owned(),
+        let mut message = if is_already_applied(hunk, text, first) {
+            "the file already has its new lines: leave the hunk out".to_owned()
+        } else {
+            "the file has its context and removed lines nowhere".to_owned()
         };
+
         if let Some(index) = difference
             && let Some(line) = hunk.old_lines().nth(index)
         {
-            let there = match text.line(first + index) {
-                Some((there, _)) => quote_line(&String::from_utf8_lossy(there)),
+            let actual = match text.line(first + index) {
+                Some((actual, _)) => quote_line(&String::from_utf8_lossy(actual)),
                 None => "the end of the file".to_owned(),
             };
             message.push_str(&format!(
-                "; it wants {} where line {} is {there}",
+                "; it expects {} where line {} is {actual}",
                 quote_line(line.text),
                 first + index + 1,
             ));
         }
-        // The first difference among what is shown.
+
+        // The excerpt surrounds the first difference.
         let from = first + difference.unwrap_or(0).saturating_sub(MAX_SHOWN_LINES / 2);
         self.error(format!("{message}. {}", excerpt(text, from)))
     }
 
-    /// A hunk that fits in two places.
-    pub(super) fn ambiguous_error(&self, text: &TextLines<'_>, one: usize, other: usize) -> Error {
+    /// Builds the error for a hunk that fits at two lines.
+    pub(super) fn ambiguous_error(
+        &self,
+        text: &TextLines<'_>,
+        first: usize,
+        second: usize,
+    ) -> Error {
         self.error(format!(
-            "it fits equally well at lines {} and {}: give it more lines of context, or the right line number in its header. {}",
-            one + 1,
-            other + 1,
-            excerpt(text, one),
+            "it fits equally well at lines {} and {}: add lines of context, or correct the line number in its header. {}",
+            first + 1,
+            second + 1,
+            excerpt(text, first),
         ))
     }
 
-    /// A hunk that says nowhere where it belongs.
+    /// Builds the error for a hunk without old lines and without a usable line number.
     pub(super) fn no_position_error(&self, text: &TextLines<'_>, at: usize) -> Error {
         self.error(format!(
-            "it only adds lines, and there is no such place in the file: give it lines of context. {}",
+            "it only adds lines, and its header names no line of the file: add lines of context. {}",
             excerpt(text, at)
         ))
     }
@@ -83,18 +90,17 @@ impl HunkRef<'_> {
     }
 }
 
-/// Whether the new lines of a hunk stand here.
+/// Whether the text already has the hunk's new lines at this position.
 fn is_already_applied(hunk: &Hunk<'_>, text: &TextLines<'_>, at: usize) -> bool {
     let new = hunk.lines.iter().filter(|line| line.role != LineRole::Removed);
     let adds = hunk.lines.iter().any(|line| line.role == LineRole::Added);
-    let stands = |(index, line): (usize, &HunkLine<'_>)| {
-        let there = text.line(at + index);
-        there.is_some_and(|(there, _)| there == line.text.as_bytes())
+    let matches = |(index, line): (usize, &HunkLine<'_>)| {
+        text.line(at + index).is_some_and(|(actual, _)| actual == line.text.as_bytes())
     };
-    adds && new.enumerate().all(stands)
+    adds && new.enumerate().all(matches)
 }
 
-/// Lines of a file, with their numbers.
+/// Formats some lines of a file, with their numbers, for an error message.
 pub(super) fn excerpt(text: &TextLines<'_>, from: usize) -> String {
     let count = text.len();
     if count == 0 {
@@ -102,6 +108,7 @@ pub(super) fn excerpt(text: &TextLines<'_>, from: usize) -> String {
     }
     let from = from.min(count.saturating_sub(MAX_SHOWN_LINES / 2));
     let to = (from + MAX_SHOWN_LINES).min(count);
+
     let mut message = format!("Lines {} to {to} of {count} are:", from + 1);
     for at in from..to {
         let (line, _) = text.line(at).unwrap_or((&[], LineEnding::EndOfFile));

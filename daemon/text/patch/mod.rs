@@ -1,21 +1,20 @@
-//! Unified diffs: understanding them, as git and as language models write them, and applying them.
+//! Unified diffs: parses them as git and language models write them, and applies them.
 //!
-//! [`fn@parse`] makes [`FilePatch`]es of a text, whose paths the caller may put in order then;
-//! [`fn@plan`] says what becomes of the files. Own code, because what it has to say beside the result
-//! (which places are equally good, how far away and how inexactly each hunk fitted, when to give
-//! up) is what libraries keep to themselves.
+//! [`fn@parse`] splits a text into [`FilePatch`]es, whose paths the caller then normalizes.
+//! [`fn@plan`] computes the outcome for each path. No library is used, because callers need more
+//! than the result: ambiguous positions, offset and fuzz of each hunk, and cancellation.
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`file`](mod@file) | what a patch does to one file |
-//! | [`lines`] | the lines of a patch and their numbers |
-//! | [`names`] | the names of files in headers |
-//! | [`mod@parse`] | the files of a patch |
-//! | [`hunk`] | the hunks of a file |
-//! | [`apply`] | the hunks on a text |
-//! | [`search`] | where a hunk fits |
-//! | [`misfit`] | what to say about a hunk that does not |
-//! | [`plan`](mod@plan) | all files of a patch, one after the other |
+//! | [`file_patch`] | the patch of one file |
+//! | [`patch_lines`] | the lines of a patch and their numbers |
+//! | [`file_names`] | file names in headers |
+//! | [`mod@parse`] | splits a patch into files |
+//! | [`hunk`] | parses the hunks of a file |
+//! | [`apply`] | applies hunks to a text |
+//! | [`locate`] | finds the position of a hunk |
+//! | [`mismatch`] | errors about a hunk that does not fit |
+//! | [`plan`](mod@plan) | all files of a patch, in order |
 
 mod apply;
 mod file_names;

@@ -1,8 +1,8 @@
-//! All files of a patch, one after the other: what becomes of each path.
+//! Plans a patch of several files: computes the outcome for each path, without I/O.
 //!
-//! A file that a patch changes twice is changed by the second what the first has made of it. Only
-//! renames and deletions mean the files from before the patch, wherever they stand in it: git
-//! writes them so, and files can change places that way.
+//! Files are patched in order, and a second patch of a file applies to the result of the first.
+//! Renames and deletions, however, refer to the files before the patch, wherever they stand in it.
+//! git writes patches so, and it lets two files swap places.
 
 use std::{
     borrow::Cow,
@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    apply::apply,
+    apply::{AppliedHunks, apply},
     file_patch::{FilePatch, FilePatchKind},
     hunk::Hunk,
     locate::{CancelCheck, TextLines},
@@ -18,102 +18,101 @@ use super::{
 };
 use crate::daemon::error::{Error, Reason};
 
-/// Permissions of a new file that can be executed.
+/// Mode of a new executable file.
 const EXECUTABLE_MODE: u32 = 0o755;
-/// Permissions of one that cannot.
+/// Mode of any other new file.
 const REGULAR_MODE: u32 = 0o644;
 
 /// A file before the patch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SourceFile<'a> {
     pub(crate) content: &'a [u8],
-    /// Its permissions.
     pub(crate) mode: u32,
 }
 
-/// What a patch does.
+/// The effects of a patch.
 #[derive(Debug)]
 pub(crate) struct PatchPlan<'a> {
-    /// The files of the patch, in its order.
+    /// The files of the patch, in order.
     pub(crate) files: Vec<PatchedFile>,
-    /// What becomes of each path that does not stay as it is.
+    /// The outcome for each path that changes.
     pub(crate) outcomes: Vec<(String, PathOutcome<'a>)>,
 }
 
-/// A file of a patch.
+/// Report about one file of a patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PatchedFile {
-    /// Where it is after the patch.
+    /// Path after the patch.
     pub(crate) path: String,
     pub(crate) kind: FileChangeKind,
-    /// How many hunks were applied.
+    /// Number of applied hunks.
     pub(crate) hunks: usize,
-    /// Most context lines that were ignored at an end of a hunk.
+    /// Maximum number of context lines ignored at an end of a hunk.
     pub(crate) fuzz: usize,
-    /// Most lines by which a hunk lay away from where the patch said.
+    /// Maximum distance in lines of a hunk from its expected line.
     pub(crate) offset: usize,
 }
 
-/// What is done to a file.
+/// How a patch changes a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FileChangeKind {
     Added,
     Modified,
     Deleted,
     Renamed {
-        /// Where it was before.
+        /// Path before the patch.
         from: String,
     },
 }
 
-/// What becomes of a path.
+/// The state of a path after a patch.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum PathOutcome<'a> {
-    /// A file with this content is there.
+    /// The path is a file with this content.
     Written {
         content: Cow<'a, [u8]>,
-        /// Its permissions, where they are not those that a file there has or gets anyway.
+        /// New mode. None to keep the mode of the existing file, or to use the default.
         mode: Option<u32>,
-        /// The path of the file that it is made of, where that is another one.
+        /// Path of the file that the content comes from, if it is another one.
         from: Option<String>,
     },
-    /// Nothing is there.
+    /// The path does not exist.
     Deleted,
 }
 
-/// A file as it is after some of the patch.
+/// A file after a part of the patch.
 #[derive(Debug, Clone)]
 struct PatchedContent<'a> {
     content: Cow<'a, [u8]>,
     mode: Option<u32>,
-    /// Where it was before the patch; none for a new one.
+    /// Path before the patch. None for a new file.
     from: Option<String>,
 }
 
-/// A path.
+/// A path while the patch is applied.
 #[derive(Debug, Default)]
 struct PathState<'a> {
     original: Option<SourceFile<'a>>,
     current: Option<PatchedContent<'a>>,
-    /// Whether what is there now was put there by the patch.
+    /// Whether the patch created the current file.
     is_new: bool,
-    /// Whether what was there was renamed or deleted after something else had been put there.
+    /// Whether the original file was moved or deleted.
     is_taken: bool,
 }
 
 #[derive(Debug)]
 struct PathStates<'a> {
     by_path: HashMap<String, PathState<'a>>,
-    /// Paths that the patch deletes or renames.
+    /// Paths whose files the patch deletes or renames.
     vacated: HashSet<String>,
-    /// Bytes of all contents that the patch has made.
+    /// Size of all contents that the patch has created.
     created_bytes: usize,
 }
 
-/// Asked whether there is memory for this many bytes of new contents.
+/// Reserves memory for this many bytes of new content, or fails.
 pub(crate) type MemoryCheck<'a> = &'a dyn Fn(usize) -> Result<(), Error>;
 
-/// Works out what a patch does. `originals` has what is at each path that it names.
+/// Computes the effects of a patch. `originals` contains the existing file at each path it names.
 pub(crate) fn plan<'a>(
     patches: &[FilePatch<'_>],
     originals: &HashMap<String, SourceFile<'a>>,
@@ -121,45 +120,48 @@ pub(crate) fn plan<'a>(
     check: CancelCheck<'_>,
     hold: MemoryCheck<'_>,
 ) -> Result<PatchPlan<'a>, Error> {
-    let leaves = |patch: &&FilePatch<'_>| {
-        matches!(patch.kind, FilePatchKind::Delete | FilePatchKind::Rename)
-    };
-    let leaving = patches.iter().filter(leaves);
-    let mut slots = PathStates {
-        vacated: leaving.map(|patch| patch.old.clone()).collect(),
-        by_path: HashMap::new(),
-        created_bytes: 0,
-    };
+    let mut states = PathStates::new(patches);
     let mut order = Vec::new();
     for path in patches.iter().flat_map(|patch| [&patch.old, &patch.new]) {
-        if slots.by_path.contains_key(path) {
+        if states.by_path.contains_key(path) {
             continue;
         }
         let original = originals.get(path).copied();
-        let slot = PathState {
+        let state = PathState {
             original,
             current: original.map(|file| PatchedContent::new(file, path)),
             ..PathState::default()
         };
-        slots.by_path.insert(path.clone(), slot);
+        states.by_path.insert(path.clone(), state);
         order.push(path);
     }
-    let mut changed = Vec::with_capacity(patches.len());
+
+    let mut files = Vec::with_capacity(patches.len());
     for patch in patches {
         check()?;
-        changed.push(slots.apply_file_patch(patch, max_fuzz, check, hold)?);
+        files.push(states.apply_file_patch(patch, max_fuzz, check, hold)?);
     }
-    let mut fates = Vec::new();
+
+    let mut outcomes = Vec::new();
     for path in order {
-        let slot = slots.by_path.remove(path);
-        if let Some(fate) = slot.and_then(|slot| slot.outcome(path)) {
-            fates.push((path.clone(), fate));
+        let state = states.by_path.remove(path);
+        if let Some(outcome) = state.and_then(|state| state.outcome(path)) {
+            outcomes.push((path.clone(), outcome));
         }
     }
-    Ok(PatchPlan { files: changed, outcomes: fates })
+    Ok(PatchPlan { files, outcomes })
 }
 
 impl<'a> PathStates<'a> {
+    fn new(patches: &[FilePatch<'_>]) -> Self {
+        let vacated = patches
+            .iter()
+            .filter(|patch| matches!(patch.kind, FilePatchKind::Delete | FilePatchKind::Rename))
+            .map(|patch| patch.old.clone())
+            .collect();
+        Self { vacated, by_path: HashMap::new(), created_bytes: 0 }
+    }
+
     fn apply_file_patch(
         &mut self,
         patch: &FilePatch<'_>,
@@ -168,7 +170,7 @@ impl<'a> PathStates<'a> {
         hold: MemoryCheck<'_>,
     ) -> Result<PatchedFile, Error> {
         let FilePatch { old, new, kind, executable, hunks } = patch;
-        let (version, change) = match kind {
+        let (file, change) = match kind {
             FilePatchKind::Create => (None, FileChangeKind::Added),
             FilePatchKind::Delete => (Some(self.take_content(old)?), FileChangeKind::Deleted),
             FilePatchKind::Rename => {
@@ -176,94 +178,110 @@ impl<'a> PathStates<'a> {
             }
             FilePatchKind::Copy => (Some(self.copy_source(old, hold)?), FileChangeKind::Added),
             FilePatchKind::Modify => match self.path_state(old).current.take() {
-                Some(version) => (Some(version), FileChangeKind::Modified),
+                Some(file) => (Some(file), FileChangeKind::Modified),
                 None if creates_whole_file(hunks) => (None, FileChangeKind::Added),
                 None => return Err(not_found_error(old)),
             },
         };
-        let is_made = !matches!(change, FileChangeKind::Modified | FileChangeKind::Deleted);
-        if is_made && !self.is_vacant(new) {
+
+        let is_created = !matches!(change, FileChangeKind::Modified | FileChangeKind::Deleted);
+        if is_created && !self.is_vacant(new) {
             return Err(Error::new(
                 Reason::FileExists,
-                format!("the patch makes {new:?}, but a file is there already: patch that one, or delete it first"),
+                format!("the patch creates {new:?}, which already exists: patch the file instead, or delete it first"),
             )
             .with_metadata("path", new));
         }
-        let mut version = version.unwrap_or(PatchedContent {
-            content: Cow::Borrowed(&[]),
-            mode: None,
-            from: None,
-        });
+
+        let mut file =
+            file.unwrap_or(PatchedContent { content: Cow::Borrowed(&[]), mode: None, from: None });
         let (mut fuzz, mut offset) = (0, 0);
         if !hunks.is_empty() {
-            reject_binary(old, &version.content)?;
-            // Before it is made, too: what the hunks add to it came with the patch.
-            hold(self.created_bytes + version.content.len())?;
-            let applied = apply(old, &version.content, hunks, max_fuzz, check)?;
-            (fuzz, offset) = (applied.fuzz, applied.offset);
-            let unmade = version.created_bytes();
-            version.content = Cow::Owned(applied.content);
-            self.created_bytes =
-                self.created_bytes.saturating_sub(unmade) + version.created_bytes();
-            hold(self.created_bytes)?;
+            (fuzz, offset) = self.apply_hunks(old, &mut file, hunks, max_fuzz, check, hold)?;
         }
+
         if change == FileChangeKind::Deleted {
-            if !version.content.is_empty() {
-                return Err(not_empty_error(old, &version.content));
+            if !file.content.is_empty() {
+                return Err(not_empty_error(old, &file.content));
             }
         } else {
             if let Some(executable) = executable {
-                version.mode = Some(with_executable_bit(version.mode, *executable));
+                file.mode = Some(with_executable_bit(file.mode, *executable));
             }
-            let slot = self.path_state(new);
-            slot.current = Some(version);
-            slot.is_new |= is_made;
+            let state = self.path_state(new);
+            state.current = Some(file);
+            state.is_new |= is_created;
         }
         Ok(PatchedFile { path: new.clone(), kind: change, hunks: hunks.len(), fuzz, offset })
+    }
+
+    /// Applies hunks to a file. Returns fuzz and offset.
+    fn apply_hunks(
+        &mut self,
+        path: &str,
+        file: &mut PatchedContent<'a>,
+        hunks: &[Hunk<'_>],
+        max_fuzz: usize,
+        check: CancelCheck<'_>,
+        hold: MemoryCheck<'_>,
+    ) -> Result<(usize, usize), Error> {
+        reject_binary(path, &file.content)?;
+        // Reserves memory before the copy is made. The request holds the added lines already.
+        hold(self.created_bytes + file.content.len())?;
+        let AppliedHunks { content, fuzz, offset } =
+            apply(path, &file.content, hunks, max_fuzz, check)?;
+
+        let replaced = file.created_bytes();
+        file.content = Cow::Owned(content);
+        self.created_bytes = self.created_bytes.saturating_sub(replaced) + file.created_bytes();
+        hold(self.created_bytes)?;
+        Ok((fuzz, offset))
     }
 
     fn path_state(&mut self, path: &str) -> &mut PathState<'a> {
         self.by_path.entry(path.to_owned()).or_default()
     }
 
-    /// Whether something new may be put there.
+    /// Whether the patch may create a file at this path.
     fn is_vacant(&mut self, path: &str) -> bool {
-        let leaves = self.vacated.contains(path);
-        let slot = self.path_state(path);
-        slot.current.is_none() || leaves && !slot.is_new
+        let is_vacated = self.vacated.contains(path);
+        let state = self.path_state(path);
+        state.current.is_none() || is_vacated && !state.is_new
     }
 
-    /// Takes away what is there: what was there before the patch, if the patch has put something
-    /// else there already.
+    /// Moves the content out of a path: the original file, if the patch has already created another
+    /// one there, else the current file.
     fn take_content(&mut self, path: &str) -> Result<PatchedContent<'a>, Error> {
-        let slot = self.path_state(path);
-        if let Some(original) = slot.original
-            && slot.is_new
-            && !slot.is_taken
+        let state = self.path_state(path);
+        if let Some(original) = state.original
+            && state.is_new
+            && !state.is_taken
         {
-            slot.is_taken = true;
+            state.is_taken = true;
             return Ok(PatchedContent::new(original, path));
         }
-        slot.is_new = false;
-        // It is gone from here, also if something new comes.
-        slot.is_taken = true;
-        slot.current.take().ok_or_else(|| not_found_error(path))
+
+        state.is_new = false;
+        // The original stays taken even if a new file is created here.
+        state.is_taken = true;
+        state.current.take().ok_or_else(|| not_found_error(path))
     }
 
-    /// What a copy is made of.
+    /// Returns the content for a copy of a path: the original file, if there is one.
     fn copy_source(
         &mut self,
         path: &str,
         hold: MemoryCheck<'_>,
     ) -> Result<PatchedContent<'a>, Error> {
-        let slot = self.path_state(path);
-        if let Some(original) = slot.original {
+        let state = self.path_state(path);
+        if let Some(original) = state.original {
             return Ok(PatchedContent::new(original, path));
         }
-        let Some(now) = &slot.current else {
+
+        let Some(current) = &state.current else {
             return Err(not_found_error(path));
         };
-        let bytes = now.created_bytes();
+        let bytes = current.created_bytes();
         hold(self.created_bytes + bytes)?;
         let copy = self.path_state(path).current.clone();
         self.created_bytes += bytes;
@@ -272,28 +290,28 @@ impl<'a> PathStates<'a> {
 }
 
 impl<'a> PathState<'a> {
-    /// What becomes of its path.
+    /// Returns the outcome for the path. None if nothing changes.
     fn outcome(self, path: &str) -> Option<PathOutcome<'a>> {
         match (self.original, self.current) {
             (None, None) => None,
             (Some(_), None) => Some(PathOutcome::Deleted),
-            (Some(SourceFile { content, mode }), Some(now)) => {
-                let mode = now.mode.filter(|new| *new != mode);
-                (mode.is_some() || *now.content != *content).then_some(PathOutcome::Written {
-                    content: now.content,
+            (Some(SourceFile { content, mode }), Some(current)) => {
+                let mode = current.mode.filter(|new| *new != mode);
+                (mode.is_some() || *current.content != *content).then_some(PathOutcome::Written {
+                    content: current.content,
                     mode,
-                    from: now.from.filter(|from| from != path),
+                    from: current.from.filter(|from| from != path),
                 })
             }
-            (None, Some(now)) => {
-                Some(PathOutcome::Written { content: now.content, mode: now.mode, from: now.from })
+            (None, Some(PatchedContent { content, mode, from })) => {
+                Some(PathOutcome::Written { content, mode, from })
             }
         }
     }
 }
 
 impl<'a> PatchedContent<'a> {
-    /// Bytes of it that the patch has made.
+    /// Returns the size of a content that the patch has created, 0 for an original.
     fn created_bytes(&self) -> usize {
         match &self.content {
             Cow::Borrowed(_) => 0,
@@ -301,7 +319,7 @@ impl<'a> PatchedContent<'a> {
         }
     }
 
-    /// A file as it is before the patch.
+    /// Wraps a file from before the patch.
     fn new(file: SourceFile<'a>, path: &str) -> Self {
         Self {
             content: Cow::Borrowed(file.content),
@@ -311,17 +329,17 @@ impl<'a> PatchedContent<'a> {
     }
 }
 
-/// Whether hunks are all of a file: those that make one from nothing look so.
+/// Whether the hunks can create a file: there is one, without old lines.
 fn creates_whole_file(hunks: &[Hunk<'_>]) -> bool {
     matches!(hunks, [hunk] if hunk.old_lines().next().is_none())
 }
 
-/// Permissions after a change of those that git knows.
+/// Returns the mode of a file with the executable bit set or cleared.
 fn with_executable_bit(mode: Option<u32>, executable: bool) -> u32 {
     match (mode, executable) {
         (None, true) => EXECUTABLE_MODE,
         (None, false) => REGULAR_MODE,
-        // Whoever may read it may execute it.
+        // Each class that may read the file may execute it.
         (Some(mode), true) => mode | (mode & 0o444) >> 2,
         (Some(mode), false) => mode & !0o111,
     }
@@ -331,29 +349,26 @@ fn reject_binary(path: &str, content: &[u8]) -> Result<(), Error> {
     if std::str::from_utf8(content).is_ok() {
         return Ok(());
     }
-    Err(Error::new(
-        Reason::BinaryFile,
-        format!("{path:?} holds bytes that are not UTF-8: it cannot be patched"),
-    )
-    .with_metadata("path", path))
+    Err(Error::new(Reason::BinaryFile, format!("{path:?} is not UTF-8: it cannot be patched"))
+        .with_metadata("path", path))
 }
 
 fn not_found_error(path: &str) -> Error {
     Error::new(
         Reason::FileNotFound,
         format!(
-            "the patch changes {path:?}, but no file is there: list its directory to see what is there"
+            "the patch changes {path:?}, which does not exist: list its directory to see what is there"
         ),
     )
     .with_metadata("path", path)
 }
 
-fn not_empty_error(path: &str, left: &[u8]) -> Error {
-    let excerpt = TextLines::split(left, path).map(|text| excerpt(&text, 0));
+fn not_empty_error(path: &str, content: &[u8]) -> Error {
+    let excerpt = TextLines::split(content, path).map(|text| excerpt(&text, 0));
     Error::new(
         Reason::PatchHunkFail,
         format!(
-            "the patch deletes {path:?}, but the file holds more than its hunks remove: make the patch anew. Of what is left, {}",
+            "the patch deletes {path:?}, but the file holds more than its hunks remove: create the patch again from the current file. {}",
             excerpt.unwrap_or_default()
         ),
     )

@@ -1,4 +1,4 @@
-//! Notebooks as Jupyter and others write them.
+//! Tests with notebooks in the forms that Jupyter and other programs write.
 
 mod random;
 
@@ -42,33 +42,33 @@ const JUPYTER: &str = r##"{
 }
 "##;
 
-fn edited(text: &str, edit: &CellChange) -> cell_change::EditedNotebook {
-    let changed = Notebook::parse(text).unwrap().apply_change(edit).unwrap();
-    Notebook::parse(&changed.text).unwrap();
-    changed
+fn apply(text: &str, change: &CellChange) -> cell_change::EditedNotebook {
+    let edited = Notebook::parse(text).unwrap().apply_change(change).unwrap();
+    Notebook::parse(&edited.text).unwrap();
+    edited
 }
 
 fn replace(text: &str, index: usize, kind: Option<CellKind>, source: &str) -> String {
-    let edit = CellChange::Replace(CellSelector::Index(index), kind, source.to_owned());
-    edited(text, &edit).text
+    let change = CellChange::Replace(CellSelector::Index(index), kind, source.to_owned());
+    apply(text, &change).text
 }
 
 fn insert(
     text: &str,
-    wanted: Option<CellSelector>,
+    selector: Option<CellSelector>,
     kind: CellKind,
     source: &str,
 ) -> cell_change::EditedNotebook {
     let source = source.to_owned();
-    edited(text, &CellChange::Insert(wanted, NewCell { kind, source }))
+    apply(text, &CellChange::Insert(selector, NewCell { kind, source }))
 }
 
 fn delete(text: &str, index: usize) -> String {
-    edited(text, &CellChange::Delete(CellSelector::Index(index))).text
+    apply(text, &CellChange::Delete(CellSelector::Index(index))).text
 }
 
 #[test]
-fn replaced_cells_look_like_those_that_jupyter_writes() {
+fn replaced_cells_have_the_layout_of_jupyter() {
     assert_eq!(
         replace(JUPYTER, 0, None, "a\nb\n\"c\""),
         JUPYTER.replace(
@@ -76,7 +76,8 @@ fn replaced_cells_look_like_those_that_jupyter_writes() {
             "\"a\\n\",\n    \"b\\n\",\n    \"\\\"c\\\"\""
         )
     );
-    // The outputs go, and an empty text is laid out as others are.
+
+    // Outputs are cleared, and an empty source gets the layout of others.
     let start = JUPYTER.find("[\n    {\n     \"name\"").unwrap();
     let end = JUPYTER.find("   \"source\": []").unwrap() - 2;
     let cleared = JUPYTER.replace(&JUPYTER[start..end], "[]").replace(": 7,", ": null,");
@@ -87,26 +88,29 @@ fn replaced_cells_look_like_those_that_jupyter_writes() {
 }
 
 #[test]
-fn kinds_bring_their_fields() {
+fn changing_the_kind_adds_and_removes_fields() {
     let text = replace(JUPYTER, 1, Some(CellKind::Raw), "");
     let start = text.find("  {\n   \"cell_type\": \"raw\"").unwrap();
     assert_eq!(
         &text[start..text.find("\n ],").unwrap()],
         "  {\n   \"cell_type\": \"raw\",\n   \"id\": \"bb\",\n   \"metadata\": {\"x\": 1.50e+1},\n   \"source\": []\n  }"
     );
+
     let with = JUPYTER.replacen("\"id\": \"aa\"", "\"attachments\": {},\n   \"id\": \"aa\"", 1);
     let text = replace(&with, 0, Some(CellKind::Code), "y");
     assert_eq!(
         &text[..text.find("  },").unwrap()],
         "{\n \"cells\": [\n  {\n   \"cell_type\": \"code\",\n   \"execution_count\": null,\n   \"id\": \"aa\",\n   \"metadata\": {},\n   \"outputs\": [],\n   \"source\": [\n    \"y\"\n   ]\n"
     );
-    // Fields that are there several times go all; of several, the last one counts.
+
+    // All duplicates of a removed field are removed. The last duplicate counts.
     let double = r#"{"nbformat": 4, "cells": [{"outputs": [1], "cell_type": "code", "outputs": [2], "source": "a", "source": "b", "outputs": [3]}]}"#;
     assert_eq!(
         replace(double, 0, Some(CellKind::Markdown), "c"),
         r#"{"nbformat": 4, "cells": [{"cell_type": "markdown", "source": "a", "source": "c"}]}"#
     );
-    // Keys may be written with escapes.
+
+    // Keys may contain escapes.
     let escaped = r#"{"nbformat":4,"cells":[{"c\u0065ll_type":"raw","sourc\u0065":"a"}]}"#;
     assert_eq!(
         replace(escaped, 0, Some(CellKind::Code), "c"),
@@ -115,9 +119,10 @@ fn kinds_bring_their_fields() {
 }
 
 #[test]
-fn cells_are_inserted_as_their_neighbours_are_written() {
+fn inserted_cells_have_the_layout_of_their_neighbours() {
     let id = |text: &str| Notebook::parse(text).unwrap().ids[0].clone().unwrap();
     let changed = insert(JUPYTER, Some(CellSelector::Index(0)), CellKind::Code, "a\nb");
+
     assert_eq!(changed.count, 3);
     assert_eq!(changed.id, id(&changed.text));
     let new = format!(
@@ -126,17 +131,17 @@ fn cells_are_inserted_as_their_neighbours_are_written() {
     );
     let at = JUPYTER.find("  {").unwrap();
     assert_eq!(changed.text, [&JUPYTER[..at], &new, &JUPYTER[at..]].concat());
-    for (wanted, index) in [
+    for (selector, index) in [
         (None, 2),
         (Some(CellSelector::Index(2)), 2),
         (Some(CellSelector::Id("bb".to_owned())), 2),
         (Some(CellSelector::Id("aa".to_owned())), 1),
         (Some(CellSelector::Index(1)), 1),
     ] {
-        let changed = insert(JUPYTER, wanted.clone(), CellKind::Markdown, "m");
+        let changed = insert(JUPYTER, selector.clone(), CellKind::Markdown, "m");
         let notebook = Notebook::parse(&changed.text).unwrap();
-        assert_eq!(notebook.ids[index].as_ref(), Some(&changed.id), "{wanted:?}");
-        // Taken out again, nothing is left of it.
+        assert_eq!(notebook.ids[index].as_ref(), Some(&changed.id), "{selector:?}");
+        // Deleting the cell restores the text.
         assert_eq!(delete(&changed.text, index), JUPYTER);
     }
     for (empty, expected) in [
@@ -155,7 +160,8 @@ fn cells_are_inserted_as_their_neighbours_are_written() {
     ] {
         assert_eq!(insert(empty, None, CellKind::Raw, "a\nb").text, expected);
     }
-    // Ids are new ones, also where others were made the same way.
+
+    // Ids are unique, even for equal insertions.
     let mut text = JUPYTER.to_owned();
     for _ in 0..20 {
         text = insert(&text, Some(CellSelector::Index(0)), CellKind::Raw, "").text;
@@ -167,9 +173,9 @@ fn cells_are_inserted_as_their_neighbours_are_written() {
 }
 
 #[test]
-fn what_is_no_notebook_is_refused() {
+fn other_files_are_rejected() {
     let deep = "[".repeat(1 << 20);
-    for (text, told) in [
+    for (text, expected) in [
         ("", "its JSON must be an object"),
         ("[]", "its JSON must be an object"),
         ("null", "its JSON must be an object"),
@@ -195,18 +201,19 @@ fn what_is_no_notebook_is_refused() {
         let error = Notebook::parse(text).unwrap_err();
         assert_eq!(error.reason, Reason::InvalidParams);
         assert_eq!(error.violations[0].field, "path");
-        assert!(error.message.contains(told), "{error}");
+        assert!(error.message.contains(expected), "{error}");
     }
-    // Depth alone is no harm.
+
+    // Deep nesting is accepted.
     let deep = "[".repeat(1 << 18) + &"]".repeat(1 << 18);
     let text = format!(r#"{{"nbformat": 4, "cells": [{{"x": {deep}, "source": "a"}}]}}"#);
     assert_eq!(replace(&text, 0, None, "b"), text.replace("\"a\"", "\"b\""));
 }
 
 #[test]
-fn no_edit_makes_a_notebook_that_is_not_read_again() {
-    let refused = |text: &str, edit: &CellChange| {
-        let error = Notebook::parse(text).unwrap().apply_change(edit).unwrap_err();
+fn changes_that_would_exceed_read_limits_are_rejected() {
+    let apply_error = |text: &str, change: &CellChange| {
+        let error = Notebook::parse(text).unwrap().apply_change(change).unwrap_err();
         assert_eq!(error.reason, Reason::FileTooLarge);
         assert!(error.message.contains("nothing was changed"), "{error}");
         error.message
@@ -214,18 +221,18 @@ fn no_edit_makes_a_notebook_that_is_not_read_again() {
     let cells = vec!["{}"; MAX_CELLS].join(",");
     let text = format!(r#"{{"nbformat": 4, "cells": [{cells}]}}"#);
     let cell = NewCell { kind: CellKind::Code, source: String::new() };
-    assert!(refused(&text, &CellChange::Insert(None, cell.clone())).contains("100000 cells"));
-    let less = delete(&text, 7);
-    assert_eq!(edited(&less, &CellChange::Insert(None, cell)).count, MAX_CELLS);
+    assert!(apply_error(&text, &CellChange::Insert(None, cell.clone())).contains("100000 cells"));
+    let text = delete(&text, 7);
+    assert_eq!(apply(&text, &CellChange::Insert(None, cell)).count, MAX_CELLS);
 
     let fields: String = (1..MAX_FIELDS).map(|at| format!(r#""{at}": 0,"#)).collect();
     let text = format!(r#"{{"nbformat": 4, "cells": [{{{fields} "cell_type": "raw"}}]}}"#);
-    let edit = CellChange::Replace(CellSelector::Index(0), Some(CellKind::Code), String::new());
-    assert!(refused(&text, &edit).contains("10000 fields"));
+    let change = CellChange::Replace(CellSelector::Index(0), Some(CellKind::Code), String::new());
+    assert!(apply_error(&text, &change).contains("10000 fields"));
 }
 
 #[test]
-fn a_byte_order_mark_stays() {
+fn byte_order_mark_is_preserved() {
     let with = format!("\u{feff}{JUPYTER}");
     let notebook = Notebook::parse(&with).unwrap();
     let cells = notebook.read_cells(None).unwrap();
@@ -234,7 +241,7 @@ fn a_byte_order_mark_stays() {
 }
 
 #[test]
-fn numbers_that_only_python_writes_stay_where_they_are() {
+fn non_finite_numbers_of_python_are_preserved() {
     let with = JUPYTER
         .replace(
             "\"output_type\": \"stream\"",
@@ -256,7 +263,7 @@ fn numbers_that_only_python_writes_stay_where_they_are() {
 }
 
 #[test]
-fn cells_are_read() {
+fn reads_cells_and_language() {
     let notebook = Notebook::parse(JUPYTER).unwrap();
     assert_eq!(notebook.language(), "python");
     let cells = notebook.read_cells(None).unwrap();
@@ -267,7 +274,7 @@ fn cells_are_read() {
     let both = JUPYTER.replace("\"aa\"", "\"bb\"");
     let notebook = Notebook::parse(&both).unwrap();
     let cells = notebook.read_cells(Some(&CellSelector::Id("bb".to_owned()))).unwrap();
-    assert_eq!((cells.len(), cells[0].index), (1, 0), "the first one of equals");
+    assert_eq!((cells.len(), cells[0].index), (1, 0), "the first of equal ids");
     let kernel = r#"{"nbformat": 4, "cells": [{"cell_type": "x", "source": [1, "a", "\ud800"], "execution_count": -1}],
             "metadata": {"kernelspec": {"language": "R"}, "language_info": {"name": "no"}}}"#;
     let notebook = Notebook::parse(kernel).unwrap();
@@ -278,7 +285,7 @@ fn cells_are_read() {
 }
 
 #[test]
-fn answers_are_bounded() {
+fn response_size_is_limited() {
     let cell = format!(r#"{{"source": "{}", "id": "x"}}"#, "s".repeat(1 << 20));
     let text = format!(r#"{{"nbformat": 4, "cells": [{cell}, {cell}, {cell}]}}"#);
     let notebook = Notebook::parse(&text).unwrap();

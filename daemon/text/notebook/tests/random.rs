@@ -1,4 +1,4 @@
-//! Notebooks made by chance: what is not edited keeps its bytes.
+//! Random notebooks: everything outside a change keeps its bytes.
 
 use serde_json::Value;
 
@@ -11,9 +11,9 @@ use super::{
 struct Random(u64);
 
 impl Random {
-    fn below(&mut self, below: usize) -> usize {
+    fn below(&mut self, limit: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        usize::try_from(self.0 >> 33).unwrap() % below
+        usize::try_from(self.0 >> 33).unwrap() % limit
     }
 
     fn pick<'a>(&mut self, from: &[&'a str]) -> &'a str {
@@ -67,8 +67,9 @@ impl Random {
         text + self.space() + close
     }
 
-    /// A cell; in place of what replacing it changes are marks.
-    fn cell(&mut self) -> (String, bool) {
+    /// Returns a cell with markers in place of the values that a replacement changes, and whether
+    /// it is a code cell.
+    fn template(&mut self) -> (String, bool) {
         let code = self.below(2) == 0;
         let mut fields = vec![
             ("cell_type", if code { "\"code\"" } else { "\"markdown\"" }.to_owned()),
@@ -89,7 +90,7 @@ impl Random {
         (self.container("{", members, "}"), code)
     }
 
-    fn filled(&mut self, cell: &str) -> String {
+    fn fill(&mut self, template: &str) -> String {
         let source = match self.below(2) {
             0 => self.string(),
             _ => {
@@ -99,20 +100,22 @@ impl Random {
         };
         let outputs = (0..self.below(3)).map(|_| self.value(2)).collect();
         let outputs = self.container("[", outputs, "]");
-        cell.replace("<source>", &source)
+        template
+            .replace("<source>", &source)
             .replace("<outputs>", &outputs)
             .replace("<count>", self.pick(&["null", "3"]))
     }
 }
 
 #[test]
-fn everything_else_keeps_its_bytes() {
+fn bytes_outside_the_cell_do_not_change() {
     let mut random = Random(11);
     for _ in 0..4000 {
-        let marked: Vec<(String, bool)> = (0..=random.below(4)).map(|_| random.cell()).collect();
-        let cells: Vec<String> = marked.iter().map(|(cell, _)| random.filled(cell)).collect();
+        let templates: Vec<(String, bool)> =
+            (0..=random.below(4)).map(|_| random.template()).collect();
+        let cells: Vec<String> = templates.iter().map(|(cell, _)| random.fill(cell)).collect();
         let index = random.below(cells.len());
-        // The others keep their bytes, and so does what is around them.
+
         let mut before = "[".to_owned() + random.space();
         for cell in &cells[..index] {
             before = before + cell + random.space() + "," + random.space();
@@ -135,17 +138,18 @@ fn everything_else_keeps_its_bytes() {
             .map(|_| random.pick(&["a", "\n", "\u{e9}", "\"", "\\", "\t"]))
             .collect();
         let result = replace(&text, index, None, &source);
-        let (marked, code) = &marked[index];
-        let (head_of_cell, tail_of_cell) = marked.split_once("<source>").unwrap();
+        let (template, code) = &templates[index];
+        let (head_of_cell, tail_of_cell) = template.split_once("<source>").unwrap();
         let pieces = [head_of_cell, tail_of_cell].map(|piece| {
             let mut pattern = piece.replace("<count>", "null");
             if let Some(at) = pattern.find("<outputs>") {
-                // Empty ones keep what white space they have.
+                // Empty outputs keep their white space.
                 let old = &cells[index];
                 let parts = JsonContainer::parse(old, 100).unwrap();
                 let outputs = parts.get("outputs").unwrap();
-                let kept = if JsonContainer::parse(outputs, 0).is_ok() { outputs } else { "[]" };
-                pattern.replace_range(at..at + "<outputs>".len(), kept);
+                let expected =
+                    if JsonContainer::parse(outputs, 0).is_ok() { outputs } else { "[]" };
+                pattern.replace_range(at..at + "<outputs>".len(), expected);
             }
             pattern
         });
@@ -158,20 +162,21 @@ fn everything_else_keeps_its_bytes() {
         assert_eq!(parse_multiline_text(new, usize::MAX).0, source, "{new}");
         serde_json::from_str::<&serde_json::value::RawValue>(&result).unwrap();
 
-        // Inserted and deleted again, it is as before.
-        let wanted = CellSelector::Index(random.below(cells.len() + 1));
-        let changed = insert(&text, Some(wanted.clone()), CellKind::Code, &source);
-        let CellSelector::Index(at) = wanted else { unreachable!() };
+        // Deleting an inserted cell restores the text.
+        let selector = CellSelector::Index(random.below(cells.len() + 1));
+        let changed = insert(&text, Some(selector.clone()), CellKind::Code, &source);
+        let CellSelector::Index(at) = selector else { unreachable!() };
         let cell = &Notebook::parse(&changed.text)
             .unwrap()
             .read_cells(Some(&CellSelector::Index(at)))
             .unwrap()[0];
         assert_eq!((cell.source.as_str(), cell.kind), (source.as_str(), Some(CellKind::Code)));
-        let again = delete(&changed.text, at);
+        let restored = delete(&changed.text, at);
         if at < cells.len() {
-            assert_eq!(again, text);
+            assert_eq!(restored, text);
         }
-        // Deleted, the others stay.
+
+        // Deleting a cell keeps the others.
         let deleted = delete(&text, index);
         let rest = Notebook::parse(&deleted).unwrap();
         let others: Vec<&str> = rest.cells.entries().iter().map(|part| part.value).collect();
@@ -183,11 +188,11 @@ fn everything_else_keeps_its_bytes() {
 }
 
 #[test]
-fn changes_of_kind_leave_other_values_as_they_are() {
+fn changing_the_kind_keeps_other_values() {
     let mut random = Random(5);
     for _ in 0..2000 {
-        let (cell, code) = random.cell();
-        let cell = random.filled(&cell).replace("1E400", "1");
+        let (cell, code) = random.template();
+        let cell = random.fill(&cell).replace("1E400", "1");
         let text = format!("{{\"nbformat\":4,\"cells\":[{cell}]}}");
         let kind = [CellKind::Code, CellKind::Markdown, CellKind::Raw][random.below(3)];
         let result = replace(&text, 0, Some(kind), "s");
@@ -201,8 +206,8 @@ fn changes_of_kind_leave_other_values_as_they_are() {
             fields.insert("outputs".to_owned(), Value::Array(Vec::new()));
             fields.insert("execution_count".to_owned(), Value::Null);
         }
-        let one = fields["source"].is_string();
-        let source = if one { "s".into() } else { vec!["s"].into() };
+        let is_string = fields["source"].is_string();
+        let source = if is_string { "s".into() } else { vec!["s"].into() };
         fields.insert("source".to_owned(), source);
         assert_eq!(parse(&result), expected, "{text} {code} {kind:?}");
     }
@@ -212,7 +217,7 @@ fn changes_of_kind_leave_other_values_as_they_are() {
 fn garbage_never_panics() {
     let mut random = Random(23);
     let pieces = ["{", "}", "[", "]", ",", ":", "\"", "\\", "\\ud800", "\u{e9}", "1", "null", " "];
-    let mut understood = 0;
+    let mut parsed = 0;
     for _ in 0..30_000 {
         let mut text: Vec<char> = JUPYTER.chars().collect();
         for _ in 0..1 + random.below(3) {
@@ -225,12 +230,12 @@ fn garbage_never_panics() {
         let Ok(notebook) = Notebook::parse(&text) else {
             continue;
         };
-        understood += 1;
+        parsed += 1;
         let _too_large = notebook.read_cells(None);
         notebook.language();
         let cell = NewCell { kind: CellKind::Code, source: "a\nb".to_owned() };
         for index in 0..3 {
-            for edit in [
+            for change in [
                 CellChange::Delete(CellSelector::Index(index)),
                 CellChange::Insert(Some(CellSelector::Index(index)), cell.clone()),
                 CellChange::Replace(
@@ -244,11 +249,11 @@ fn garbage_never_panics() {
                     "x".to_owned(),
                 ),
             ] {
-                if let Ok(changed) = notebook.apply_change(&edit) {
-                    Notebook::parse(&changed.text).unwrap();
+                if let Ok(edited) = notebook.apply_change(&change) {
+                    Notebook::parse(&edited.text).unwrap();
                 }
             }
         }
     }
-    assert!(understood > 500, "{understood}");
+    assert!(parsed > 500, "{parsed}");
 }

@@ -1,4 +1,4 @@
-//! Files that patches name, make, delete and rename, and their modes.
+//! File names, creation, deletion, renames and modes.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::daemon::error::Reason;
 
 #[test]
-fn names_are_found_however_they_are_written() {
+fn parses_names_in_every_header_form() {
     let hunk = "@@ -1 +1 @@\n-1\n+2\n";
     for (headers, strip, path) in [
         ("--- a/d/f\n+++ b/d/f\n", 1, "d/f"),
@@ -52,7 +52,7 @@ fn names_are_found_however_they_are_written() {
 }
 
 #[test]
-fn patches_that_mean_nothing_or_harm_are_refused_with_their_line() {
+fn malformed_and_hostile_patches_are_rejected_with_a_line_number() {
     use Reason::{PatchParseError as Parse, PathEscape, SymlinkBlocked};
     for (patch, reason, line) in [
         ("", Parse, 1),
@@ -107,24 +107,24 @@ fn patches_that_mean_nothing_or_harm_are_refused_with_their_line() {
 }
 
 #[test]
-fn files_are_made_deleted_renamed_and_changed_twice() {
+fn files_are_created_deleted_renamed_and_changed_twice() {
     let before = files(&[("a", "1\n"), ("b", "2\n"), ("e", "")]);
     let new = "diff --git a/n b/n\nnew file mode 100755\n";
-    for (what, patch, expected, changes) in [
+    for (case, patch, expected, changes) in [
         (
-            "made",
+            "created",
             "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n",
             vec![("a", "1\n"), ("b", "2\n"), ("e", ""), ("n", "x\n")],
             vec!["n Added"],
         ),
         (
-            "made, not said",
+            "created without /dev/null",
             "--- a/n\n+++ b/n\n@@ -0,0 +1 @@\n+x\n",
             vec![("a", "1\n"), ("b", "2\n"), ("e", ""), ("n", "x\n")],
             vec!["n Added"],
         ),
         (
-            "made empty",
+            "created empty",
             new,
             vec![("a", "1\n"), ("b", "2\n"), ("e", ""), ("n", "")],
             vec!["n Added"],
@@ -160,7 +160,7 @@ fn files_are_made_deleted_renamed_and_changed_twice() {
             vec!["c Added"],
         ),
         (
-            "exchanged",
+            "swapped",
             "diff --git a/a b/b\nrename from a\nrename to b\ndiff --git a/b b/a\nrename from b\nrename to a\n",
             vec![("a", "2\n"), ("b", "1\n"), ("e", "")],
             vec!["b Renamed { from: \"a\" }", "a Renamed { from: \"b\" }"],
@@ -172,7 +172,7 @@ fn files_are_made_deleted_renamed_and_changed_twice() {
             vec!["b Renamed { from: \"a\" }", "c Renamed { from: \"b\" }"],
         ),
         (
-            "over a deleted one",
+            "onto a deleted file",
             "diff --git a/a b/b\nrename from a\nrename to b\ndiff --git a/b b/b\ndeleted file mode 100644\n--- a/b\n+++ /dev/null\n@@ -1 +0,0 @@\n-2\n",
             vec![("b", "1\n"), ("e", "")],
             vec!["b Renamed { from: \"a\" }", "b Deleted"],
@@ -184,30 +184,32 @@ fn files_are_made_deleted_renamed_and_changed_twice() {
             vec!["a Modified", "a Modified"],
         ),
         (
-            "made, then changed",
+            "created, then changed",
             "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n--- a/n\n+++ b/n\n@@ -1 +1 @@\n-x\n+y\n",
             vec![("a", "1\n"), ("b", "2\n"), ("e", ""), ("n", "y\n")],
             vec!["n Added", "n Modified"],
         ),
         (
-            "made, then deleted",
+            "created, then deleted",
             "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n--- a/n\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n",
             vec![("a", "1\n"), ("b", "2\n"), ("e", "")],
             vec!["n Added", "n Deleted"],
         ),
         (
-            "deleted, then made",
+            "deleted, then created",
             "--- a/a\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+x\n",
             vec![("a", "x\n"), ("b", "2\n"), ("e", "")],
             vec!["a Deleted", "a Added"],
         ),
     ] {
-        let result = patched(&before, patch, 1);
-        let (after, changed) = result.unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!(after, files(&expected), "{what}");
-        let told = changed.iter().map(|file| format!("{} {:?}", file.path, file.kind));
-        assert_eq!(told.collect::<Vec<_>>(), changes, "{what}");
+        let (after, changed) =
+            apply_patch(&before, patch, 1).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(after, files(&expected), "{case}");
+        let actual: Vec<_> =
+            changed.iter().map(|file| format!("{} {:?}", file.path, file.kind)).collect();
+        assert_eq!(actual, changes, "{case}");
     }
+
     for (patch, reason) in [
         ("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-1\n+2\n", Reason::FileNotFound),
         ("--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n", Reason::FileNotFound),
@@ -224,41 +226,42 @@ fn files_are_made_deleted_renamed_and_changed_twice() {
         ("--- a/a\n+++ /dev/null\n@@ -1 +1 @@\n-1\n+2\n", Reason::PatchHunkFail),
         ("--- /dev/null\n+++ b/n\n@@ -1 +1,2 @@\n old\n+x\n", Reason::PatchHunkFail),
     ] {
-        let error = patched(&before, patch, 1).unwrap_err();
+        let error = apply_patch(&before, patch, 1).unwrap_err();
         assert_eq!(error.reason, reason, "{patch}: {error}");
     }
 }
 
 #[test]
-fn modes_change_in_the_bits_that_git_knows() {
-    let mode = |old: u32, patch: &str| {
+fn modes_change_in_the_executable_bits_only() {
+    let modes = |old: u32, patch: &str| {
         let patches = parse(patch, 1).unwrap();
         let file = SourceFile { content: b"1\n", mode: old };
         let originals = HashMap::from([("a".to_owned(), file)]);
-        let plan = plan(&patches, &originals, 0, &go_on, &|_| Ok(())).unwrap();
-        let fates = plan.outcomes.into_iter().map(|(_, fate)| match fate {
+        let plan = plan(&patches, &originals, 0, &never_cancelled, &|_| Ok(())).unwrap();
+        let new_modes = plan.outcomes.into_iter().map(|(_, outcome)| match outcome {
             PathOutcome::Written { mode, .. } => mode,
             PathOutcome::Deleted => Some(0),
         });
-        fates.collect::<Vec<_>>()
+        new_modes.collect::<Vec<_>>()
     };
     let change = |to: &str| format!("diff --git a/a b/a\nold mode 100644\nnew mode {to}\n");
-    assert_eq!(mode(0o640, &change("100755")), [Some(0o750)]);
-    assert_eq!(mode(0o751, &change("100644")), [Some(0o640)]);
-    assert_eq!(mode(0o755, &change("100755")), []);
+
+    assert_eq!(modes(0o640, &change("100755")), [Some(0o750)]);
+    assert_eq!(modes(0o751, &change("100644")), [Some(0o640)]);
+    assert_eq!(modes(0o755, &change("100755")), []);
     for (text, expected) in [("100755", 0o755), ("100644", 0o644)] {
         let patch = format!("diff --git a/n b/n\nnew file mode {text}\n");
-        assert_eq!(mode(0o600, &patch), [Some(expected)]);
+        assert_eq!(modes(0o600, &patch), [Some(expected)]);
     }
-    assert_eq!(mode(0o600, "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"), [None]);
+    assert_eq!(modes(0o600, "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"), [None]);
     let rename = "diff --git a/a b/c\nrename from a\nrename to c\n";
-    assert_eq!(mode(0o604, rename), [Some(0), Some(0o604)]);
+    assert_eq!(modes(0o604, rename), [Some(0), Some(0o604)]);
     let changed = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n";
-    assert_eq!(mode(0o604, changed), [None]);
+    assert_eq!(modes(0o604, changed), [None]);
 }
 
 #[test]
-fn a_refusal_of_two_names_names_both() {
+fn error_about_different_names_contains_both() {
     let patch = "--- a/foo.c\n+++ b/foo.cpp\n@@ -1 +1 @@\n-1\n+2\n";
     let error = parse(patch, 1).unwrap_err();
     for part in ["\"foo.c\"", "\"foo.cpp\"", "rename from"] {
@@ -267,7 +270,7 @@ fn a_refusal_of_two_names_names_both() {
 }
 
 #[test]
-fn contents_are_made_only_where_there_is_memory_for_them() {
+fn memory_is_reserved_before_contents_are_created() {
     let mut patch = String::new();
     for copy in 0..3 {
         patch += &format!(
@@ -278,17 +281,17 @@ fn contents_are_made_only_where_there_is_memory_for_them() {
     let content = format!("1\n{}", "more\n".repeat(100));
     let big = SourceFile { content: content.as_bytes(), mode: 0o644 };
     let originals = HashMap::from([("big".to_owned(), big)]);
-    let most = std::cell::Cell::new(0);
+    let peak = std::cell::Cell::new(0);
     let hold = |bytes| {
-        most.set(most.get().max(bytes));
+        peak.set(peak.get().max(bytes));
         Ok(())
     };
-    plan(&patches, &originals, 0, &go_on, &hold).unwrap();
-    assert_eq!(most.get(), 3 * content.len());
-    let hold = |bytes| match bytes <= 2 * content.len() {
-        true => Ok(()),
-        false => Err(Error::new(Reason::FileTooLarge, "")),
+    plan(&patches, &originals, 0, &never_cancelled, &hold).unwrap();
+    assert_eq!(peak.get(), 3 * content.len());
+
+    let hold = |bytes| {
+        if bytes <= 2 * content.len() { Ok(()) } else { Err(Error::new(Reason::FileTooLarge, "")) }
     };
-    let error = plan(&patches, &originals, 0, &go_on, &hold).unwrap_err();
+    let error = plan(&patches, &originals, 0, &never_cancelled, &hold).unwrap_err();
     assert_eq!(error.reason, Reason::FileTooLarge);
 }

@@ -1,26 +1,19 @@
-//! Hunks: where they belong, and what is said of those that fit nowhere.
+//! Where hunks apply, and the errors about those that do not fit.
 
-use super::{files, one, patched};
+use super::{apply_hunks, apply_patch, files};
 use crate::daemon::error::Reason;
 
 #[test]
-fn hunks_are_understood_however_they_are_written() {
+fn hunks_apply_in_every_form() {
     let numbered = |range: std::ops::Range<usize>| -> String {
         range.map(|number| format!("{number}\n")).collect()
     };
     let twenty = numbered(1..21);
     let ten = |with: &str| numbered(1..21).replace("10\n", with);
-    for (what, content, hunks, expected, fuzz, offset) in [
+    for (case, content, hunks, expected, fuzz, offset) in [
         ("exact", &*twenty, "@@ -9,3 +9,3 @@\n 9\n-10\n+x\n 11\n", ten("x\n"), 0, 0),
         ("wrong line", &twenty, "@@ -3,3 +3,3 @@\n 9\n-10\n+x\n 11\n", ten("x\n"), 0, 6),
-        (
-            "line behind the end",
-            &twenty,
-            "@@ -99,3 +99,3 @@\n 9\n-10\n+x\n 11\n",
-            ten("x\n"),
-            0,
-            90,
-        ),
+        ("line after the end", &twenty, "@@ -99,3 +99,3 @@\n 9\n-10\n+x\n 11\n", ten("x\n"), 0, 90),
         ("counts too high", &twenty, "@@ -9,7 +9,9 @@\n 9\n-10\n+x\n 11\n", ten("x\n"), 0, 0),
         ("counts too low", &twenty, "@@ -9,1 +9,1 @@\n 9\n-10\n+x\n 11\n", ten("x\n"), 0, 0),
         ("no counts", &twenty, "@@ -9 +9 @@\n 9\n-10\n+x\n 11\n", ten("x\n"), 0, 0),
@@ -57,12 +50,12 @@ fn hunks_are_understood_however_they_are_written() {
         ),
         ("no context", &twenty, "@@ -10 +10 @@\n-10\n+x\n", ten("x\n"), 0, 0),
         ("only adds", &twenty, "@@ -10,0 +11 @@\n+x\n", ten("10\nx\n"), 0, 0),
-        ("adds at the begin", "1\n", "@@ -0,0 +1 @@\n+x\n", "x\n1\n".into(), 0, 0),
+        ("adds at the start", "1\n", "@@ -0,0 +1 @@\n+x\n", "x\n1\n".into(), 0, 0),
         ("adds at the end", "1\n", "@@ -1,0 +2 @@\n+x\n", "1\nx\n".into(), 0, 0),
         ("fills an empty file", "", "@@\n+x\n", "x\n".into(), 0, 0),
-        ("blank taken off", "a\n\nb\n", "@@ -1,3 +1,3 @@\n a\n\n-b\n+x\n", "a\n\nx\n".into(), 0, 0),
+        ("blank stripped", "a\n\nb\n", "@@ -1,3 +1,3 @@\n a\n\n-b\n+x\n", "a\n\nx\n".into(), 0, 0),
         (
-            "blank taken off, wrong counts",
+            "blank stripped, wrong counts",
             "a\n\nb\n",
             "@@ -1,1 +1,1 @@\n a\n\n-b\n+x\n\n\n",
             "a\n\nx\n".into(),
@@ -71,7 +64,7 @@ fn hunks_are_understood_however_they_are_written() {
         ),
         ("added before removed", "a\n", "@@ -1 +1 @@\n+b\n-a\n", "b\n".into(), 0, 0),
         (
-            "looks like names",
+            "looks like a header",
             "-- x\n1\n",
             "@@ -1,2 +1,2 @@\n--- x\n+++ y\n 1\n",
             "++ y\n1\n".into(),
@@ -79,7 +72,7 @@ fn hunks_are_understood_however_they_are_written() {
             0,
         ),
         (
-            "two hunks, moved alike",
+            "two hunks, same offset",
             "0\n0\na\n1\na\n2\n",
             "@@ -1 +1 @@\n-a\n+x\n@@ -3 +3 @@\n-a\n+y\n",
             "0\n0\nx\n1\ny\n2\n".into(),
@@ -95,7 +88,7 @@ fn hunks_are_understood_however_they_are_written() {
             0,
         ),
         ("unicode", "ä\u{2028}ö\n", "@@ -1 +1 @@\n-ä\u{2028}ö\n+☃\n", "☃\n".into(), 0, 0),
-        // What stands around it.
+        // Text around the patch.
         (
             "fence",
             &twenty,
@@ -130,9 +123,9 @@ fn hunks_are_understood_however_they_are_written() {
             0,
             0,
         ),
-        // Endings.
+        // Line endings.
         (
-            "file of Windows",
+            "CRLF file",
             "a\r\nb\r\nc\r\n",
             "@@ -1,3 +1,4 @@\n a\n-b\n+x\n+y\n c\n",
             "a\r\nx\r\ny\r\nc\r\n".into(),
@@ -140,7 +133,7 @@ fn hunks_are_understood_however_they_are_written() {
             0,
         ),
         (
-            "patch of Windows",
+            "CRLF patch",
             "a\nb\nc\n",
             "@@ -1,3 +1,3 @@\n a\r\n-b\r\n+x\r\n c\r\n",
             "a\nx\nc\n".into(),
@@ -148,7 +141,7 @@ fn hunks_are_understood_however_they_are_written() {
             0,
         ),
         (
-            "both of Windows",
+            "CRLF file and patch",
             "a\r\nb\r\n",
             "@@ -1,2 +1,2 @@\n a\r\n-b\r\n+x\r\n",
             "a\r\nx\r\n".into(),
@@ -156,7 +149,7 @@ fn hunks_are_understood_however_they_are_written() {
             0,
         ),
         (
-            "becomes one of Windows",
+            "becomes CRLF",
             "a\nb\n",
             "@@ -1,2 +1,2 @@\n-a\n-b\n+a\r\n+b\r\n",
             "a\r\nb\r\n".into(),
@@ -164,7 +157,7 @@ fn hunks_are_understood_however_they_are_written() {
             0,
         ),
         (
-            "is no more of Windows",
+            "loses one CRLF",
             "a\r\nb\r\n",
             "@@ -1,2 +1,2 @@\n-a\r\n b\r\n+a\n",
             "b\r\na\n".into(),
@@ -172,7 +165,7 @@ fn hunks_are_understood_however_they_are_written() {
             0,
         ),
         (
-            "added to one of Windows",
+            "insertion into a CRLF file",
             "a\r\nb\r\n",
             "@@ -1,0 +2 @@\n+x\n",
             "a\r\nx\r\nb\r\n".into(),
@@ -204,7 +197,7 @@ fn hunks_are_understood_however_they_are_written() {
             0,
         ),
         (
-            "loses one of Windows",
+            "loses its CRLF at the end",
             "a\r\nb\r\n",
             "@@ -1,2 +1,2 @@\n a\r\n-b\r\n+b\n\\ No newline at end of file\n",
             "a\r\nb".into(),
@@ -219,10 +212,17 @@ fn hunks_are_understood_however_they_are_written() {
             0,
             0,
         ),
-        ("not said", "a\nb", "@@ -1,2 +1,2 @@\n a\n-b\n+x\n", "a\nx".into(), 0, 0),
-        ("not said, grows", "a\nb", "@@ -1,2 +1,3 @@\n a\n b\n+x\n", "a\nb\nx".into(), 0, 0),
+        ("patch without marker", "a\nb", "@@ -1,2 +1,2 @@\n a\n-b\n+x\n", "a\nx".into(), 0, 0),
         (
-            "said wrongly",
+            "patch without marker, grows",
+            "a\nb",
+            "@@ -1,2 +1,3 @@\n a\n b\n+x\n",
+            "a\nb\nx".into(),
+            0,
+            0,
+        ),
+        (
+            "wrong marker",
             "a\nb\n",
             "@@ -1,2 +1,2 @@\n a\n-b\n\\ No newline at end of file\n+x\n\\ No newline at end of file\n",
             "a\nx\n".into(),
@@ -238,7 +238,7 @@ fn hunks_are_understood_however_they_are_written() {
             0,
         ),
         (
-            "said in the middle",
+            "marker in the middle",
             "a\nb\n",
             "@@ -1 +1 @@\n-a\n+x\n\\ No newline at end of file\n",
             "x\nb\n".into(),
@@ -247,27 +247,24 @@ fn hunks_are_understood_however_they_are_written() {
         ),
         ("the patch ends early", "a\n", "@@ -1 +1 @@\n-a\n+x", "x\n".into(), 0, 0),
     ] {
-        let result = one(content, hunks).unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert_eq!(result, (expected, fuzz, offset), "{what}");
+        let result = apply_hunks(content, hunks).unwrap_or_else(|error| panic!("{case}: {error}"));
+        assert_eq!(result, (expected, fuzz, offset), "{case}");
     }
-    // Carriage returns of the whole patch say nothing about the file.
+
+    // CRLF endings of the patch itself do not apply to the file.
     let patch = "--- a/f\r\n+++ b/f\r\n@@ -1,2 +1,2 @@\r\n a\r\n-b\r\n+x\r\n";
     for (before, expected) in [("a\nb\n", "a\nx\n"), ("a\r\nb\r\n", "a\r\nx\r\n")] {
-        let (after, _) = patched(&files(&[("f", before)]), patch, 1).unwrap();
+        let (after, _) = apply_patch(&files(&[("f", before)]), patch, 1).unwrap();
         assert_eq!(after["f"], expected);
     }
 }
 
 #[test]
-fn hunks_that_do_not_fit_say_what_is_there() {
+fn errors_show_the_lines_of_the_file() {
     for (content, hunks, shown) in [
         ("a\nb\nc\n", "@@ -1,3 +1,3 @@\n a\n-B\n+x\n c\n", "\"B\" where line 2 is \"b\""),
         ("a\nb\n", "@@ -1,3 +1,3 @@\n a\n-b\n-c\n", "\"c\" where line 3 is the end of the file"),
-        (
-            "a\nx\nc\n",
-            "@@ -1,3 +1,3 @@\n a\n-b\n+x\n c\n",
-            "the lines that it makes are there already",
-        ),
+        ("a\nx\nc\n", "@@ -1,3 +1,3 @@\n a\n-b\n+x\n c\n", "the file already has its new lines"),
         ("a\nb\nc\n", "@@\n a\n-x\n c\n", "1: \"a\"\n2: \"b\"\n3: \"c\""),
         ("", "@@ -1 +1 @@\n-a\n", "The file is empty"),
         ("a\n1\na\n1\n", "@@\n a\n-1\n+2\n", "equally well at lines 1 and 3"),
@@ -281,12 +278,13 @@ fn hunks_that_do_not_fit_say_what_is_there() {
         ),
         ("a\nb\nc\n", "@@ -1,3 +1,4 @@\n x\n y\n z\n+n\n", "\"x\" where line 1 is \"a\""),
     ] {
-        let error = one(content, hunks).unwrap_err();
+        let error = apply_hunks(content, hunks).unwrap_err();
         assert_eq!(error.reason, Reason::PatchHunkFail, "{error}");
         assert!(error.message.contains(shown), "{hunks}: {error}");
         assert!(error.metadata.contains(&("path".into(), "f".to_owned())));
     }
+
     let long = "y".repeat(10_000) + "\n";
-    let error = one(&long.repeat(100), "@@ -1 +1 @@\n-a\n").unwrap_err();
+    let error = apply_hunks(&long.repeat(100), "@@ -1 +1 @@\n-a\n").unwrap_err();
     assert!(error.message.len() < 2000, "{}", error.message.len());
 }

@@ -1,4 +1,4 @@
-//! Patches as people, programs and models write them.
+//! Tests with patches in the forms that people, programs and models write.
 
 mod files;
 mod hunks;
@@ -12,31 +12,31 @@ use crate::daemon::error::Error;
 type FileMap = BTreeMap<String, String>;
 
 fn files(pairs: &[(&str, &str)]) -> FileMap {
-    let own = |(path, content): &(&str, &str)| (path.to_string(), content.to_string());
-    pairs.iter().map(own).collect()
+    pairs.iter().map(|(path, content)| (path.to_string(), content.to_string())).collect()
 }
 
-fn go_on() -> Result<(), Error> {
+fn never_cancelled() -> Result<(), Error> {
     Ok(())
 }
 
-/// Applies a patch, and answers all files then and what was said about those of the patch.
-fn patched(
+/// Applies a patch. Returns all files after it, and the report about those of the patch.
+fn apply_patch(
     before: &FileMap,
     patch: &str,
     strip: usize,
 ) -> Result<(FileMap, Vec<PatchedFile>), Error> {
     let patches = parse(patch, strip)?;
-    let originals = before.iter();
-    let originals = originals
+    let originals = before
+        .iter()
         .map(|(path, content)| {
             (path.clone(), SourceFile { mode: 0o644, content: content.as_bytes() })
         })
         .collect();
-    let plan = plan(&patches, &originals, 2, &go_on, &|_| Ok(()))?;
+    let plan = plan(&patches, &originals, 2, &never_cancelled, &|_| Ok(()))?;
+
     let mut after = before.clone();
-    for (path, fate) in plan.outcomes {
-        match fate {
+    for (path, outcome) in plan.outcomes {
+        match outcome {
             PathOutcome::Written { content, .. } => {
                 after.insert(path, String::from_utf8(content.into_owned()).unwrap())
             }
@@ -46,9 +46,9 @@ fn patched(
     Ok((after, plan.files))
 }
 
-/// Applies hunks to a file `f`, and answers its content, the fuzz and the offset.
-fn one(content: &str, hunks: &str) -> Result<(String, usize, usize), Error> {
+/// Applies hunks to a file `f`. Returns its content, the fuzz and the offset.
+fn apply_hunks(content: &str, hunks: &str) -> Result<(String, usize, usize), Error> {
     let patch = format!("--- a/f\n+++ b/f\n{hunks}");
-    let (mut after, changed) = patched(&files(&[("f", content)]), &patch, 1)?;
+    let (mut after, changed) = apply_patch(&files(&[("f", content)]), &patch, 1)?;
     Ok((after.remove("f").unwrap(), changed[0].fuzz, changed[0].offset))
 }
