@@ -1,35 +1,42 @@
-//! Bodies as text.
+//! Decodes response bodies to text.
 
 use encoding_rs::{Encoding, UTF_8};
 
-/// Bytes at the beginning of a page in which it may say how its characters are encoded, as in browsers.
+/// Start of a page in which a declaration of its encoding is searched, as in browsers.
 const CHARSET_PRESCAN_BYTES: usize = 1024;
 
-/// The text that a body is, if it is one. Its encoding is that of a byte order mark, that which its type names,
-/// or UTF-8; of what calls itself a text, bytes that do not belong there are U+FFFD. `is_cut` says that more would
-/// come.
+/// Decodes a body. Uses the encoding of a byte order mark, that of the content type, or UTF-8. In a
+/// body declared as text, invalid bytes become U+FFFD. `is_cut` says that the body was cut at the
+/// limit.
+///
+/// # Errors
+///
+/// If the body is not text.
 pub(super) fn decode(body: Vec<u8>, content_type: &str, is_cut: bool) -> Result<String, ()> {
     if Encoding::for_bom(&body).is_some() {
         return Ok(UTF_8.decode(&body).0.into_owned());
     }
-    let mut named = charset(content_type);
-    if named.is_none() && is_html(content_type) {
+
+    let mut encoding = charset(content_type);
+    if encoding.is_none() && is_html(content_type) {
         let head = body.get(..CHARSET_PRESCAN_BYTES).unwrap_or(&body);
-        named = charset(&String::from_utf8_lossy(head));
+        encoding = charset(&String::from_utf8_lossy(head));
     }
-    if let Some(encoding) = named.filter(|encoding| *encoding != UTF_8) {
+    if let Some(encoding) = encoding.filter(|encoding| *encoding != UTF_8) {
         return Ok(encoding.decode_without_bom_handling(&body).0.into_owned());
     }
     match String::from_utf8(body) {
         Ok(text) => Ok(text),
         Err(error) => {
-            let broken = error.utf8_error();
-            let valid = broken.valid_up_to();
+            let utf8_error = error.utf8_error();
+            let valid = utf8_error.valid_up_to();
             let body = error.into_bytes();
-            // A character may be cut with the body.
-            let is_whole = is_cut && broken.error_len().is_none();
+            // The cut may lie within a character.
+            let is_valid_until_cut = is_cut && utf8_error.error_len().is_none();
             match body.get(..valid) {
-                Some(valid) if is_whole => Ok(String::from_utf8_lossy(valid).into_owned()),
+                Some(valid) if is_valid_until_cut => {
+                    Ok(String::from_utf8_lossy(valid).into_owned())
+                }
                 _ if is_text(content_type) => Ok(String::from_utf8_lossy(&body).into_owned()),
                 _ => Err(()),
             }
@@ -37,21 +44,20 @@ pub(super) fn decode(body: Vec<u8>, content_type: &str, is_cut: bool) -> Result<
     }
 }
 
-/// Whether content is HTML.
 pub(super) fn is_html(content_type: &str) -> bool {
     matches!(media_type(content_type).as_str(), "text/html" | "application/xhtml+xml")
 }
 
-/// The beginning of a text, in so many bytes; and whether there is more.
-pub(super) fn truncate(mut text: String, most: usize) -> (String, bool) {
-    let is_long = text.len() > most;
-    if is_long {
-        text.truncate(text.floor_char_boundary(most));
+/// Truncates a text to `max_bytes`. Returns it, and whether it was longer.
+pub(super) fn truncate(mut text: String, max_bytes: usize) -> (String, bool) {
+    let is_cut = text.len() > max_bytes;
+    if is_cut {
+        text.truncate(text.floor_char_boundary(max_bytes));
     }
-    (text, is_long)
+    (text, is_cut)
 }
 
-/// Whether a type is one of texts.
+/// Whether a content type declares text.
 fn is_text(content_type: &str) -> bool {
     let essence = media_type(content_type);
     essence.starts_with("text/")
@@ -63,19 +69,19 @@ fn is_text(content_type: &str) -> bool {
         )
 }
 
-/// The type without its parameters.
+/// Returns the content type without parameters, in lower case.
 fn media_type(content_type: &str) -> String {
     let essence = content_type.split(';').next().unwrap_or_default();
     essence.trim().to_ascii_lowercase()
 }
 
-/// The encoding that `charset=` names in a text, if it is known.
+/// Returns the encoding that `charset=` names in a text. None for an unknown one.
 fn charset(text: &str) -> Option<&'static Encoding> {
     let lower = text.to_ascii_lowercase();
     let (_, label) = lower.split_once("charset=")?;
     let label = label.trim_start_matches(['"', '\'', ' ']);
-    let end = |letter: char| matches!(letter, '"' | '\'' | ';' | ' ' | '>' | '/');
-    Encoding::for_label(label.split(end).next()?.as_bytes())
+    let ends_label = |letter: char| matches!(letter, '"' | '\'' | ';' | ' ' | '>' | '/');
+    Encoding::for_label(label.split(ends_label).next()?.as_bytes())
 }
 
 #[cfg(test)]
@@ -83,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_are_read_in_their_encoding() {
+    fn bodies_are_decoded_by_their_encoding() {
         for (body, content_type, text) in [
             (&b"gr\xc3\xbcn"[..], "text/plain", Ok("grün")),
             (b"gr\xfcn", "text/plain; charset=ISO-8859-1", Ok("grün")),
@@ -98,13 +104,13 @@ mod tests {
             (b"\xff", "", Err(())),
             (b"", "image/png", Ok("")),
         ] {
-            let read = decode(body.to_vec(), content_type, false);
-            assert_eq!(read, text.map(str::to_owned), "{body:?} {content_type}");
+            let decoded = decode(body.to_vec(), content_type, false);
+            assert_eq!(decoded, text.map(str::to_owned), "{body:?} {content_type}");
         }
     }
 
     #[test]
-    fn a_character_that_was_cut_is_left_out() {
+    fn incomplete_last_character_is_omitted() {
         let cut = b"gr\xc3".to_vec();
         assert_eq!(decode(cut.clone(), "", true), Ok("gr".to_owned()));
         assert_eq!(decode(cut, "", false), Err(()));

@@ -1,7 +1,9 @@
-//! HTML as Markdown or text. A page may be made to hurt who reads it: elements in elements without end overflow
-//! the stack of whoever walks down a tree, and some that are not closed are made anew by parsers in each element
-//! that follows. So the parser gets none but what is written here, in one pass over the page: elements that mean
-//! something for Markdown, closed in the order in which they were opened, so deep and so many of them at most.
+//! Sanitizes HTML and converts it to Markdown or text.
+//!
+//! Hostile pages can overflow the stack of a recursive walker (deep nesting) or trigger quadratic
+//! work in the tree builder (unclosed formatting elements). This module therefore rewrites each
+//! page in one pass before the parser sees it. The result contains only elements that matter for
+//! Markdown, properly nested, at most [`MAX_DEPTH`] deep and [`MAX_ELEMENTS`] in total.
 
 mod markup;
 mod plain_text;
@@ -17,29 +19,31 @@ use self::{
     plain_text::{is_space, write_text},
 };
 
-/// Elements in one another; whatever is deeper is as good as in the deepest of them. Parts that are nothing but
-/// parts do not count.
+/// Nesting depth of elements. Deeper content goes into the deepest element. Nested plain blocks
+/// count once.
 const MAX_DEPTH: usize = 48;
-/// Blocks in one another: what they hold has room for links.
+/// Nesting depth of blocks. Less than [`MAX_DEPTH`], so that links fit into the deepest block.
 const MAX_BLOCK_DEPTH: usize = 40;
-/// What is written for a block that means nothing but lines of its own.
+/// Element written for blocks without a meaning of their own.
 const BLOCK_ELEMENT: &str = "div";
-/// Elements of a page, each of which takes some hundred bytes. Of the rest, there is the text.
+/// Elements of a page. Each takes some hundred bytes. Beyond the limit, only text is written.
 const MAX_ELEMENTS: usize = 100_000;
-/// Pieces of a page in its tables that are in none of their cells. A parser puts each before its table, at a cost that
-/// grows with what is there already; the rest is given cells.
+/// Pieces of content inside tables but outside cells. The parser moves each before its table, at a
+/// cost that grows with the content already there. Further pieces get a cell of their own.
 const MAX_STRAY_TABLE_PIECES: usize = 256;
-/// Longest URL of a link.
+/// Length of a link. Longer ones are omitted.
 const MAX_LINK_BYTES: usize = 4096;
-/// Bytes of links that are written as whole URLs: each has what it is relative to in it. The rest is as it was given.
+/// Links written as absolute URLs, each of which repeats the base. Further links stay relative.
 const MAX_TOTAL_LINK_BYTES: usize = 8 << 20;
+
+/// Converts a page to Markdown, with absolute links.
 
 /// A page as Markdown, its links as URLs.
 pub(super) fn markdown(page: &str, base: &Url) -> io::Result<String> {
     HtmlToMarkdown::new().convert(&sanitize(page, base))
 }
 
-/// The text of a page: a line for each of its parts, and no markup.
+/// Converts a page to text without markup, one line per block.
 pub(super) fn text(page: &str, base: &Url) -> io::Result<String> {
     let tree = HtmlToMarkdown::new().html_to_tree(&sanitize(page, base))?;
     let mut text = String::new();
@@ -48,7 +52,7 @@ pub(super) fn text(page: &str, base: &Url) -> io::Result<String> {
     Ok(text)
 }
 
-/// The page that the parser gets.
+/// Rewrites a page for the parser.
 fn sanitize(page: &str, base: &Url) -> String {
     let mut writer = HtmlSanitizer {
         page: String::with_capacity(page.len()),
@@ -59,6 +63,7 @@ fn sanitize(page: &str, base: &Url) -> String {
         stray_table_pieces: 0,
         link_bytes: 0,
     };
+
     let mut rest = page;
     while let Some(at) = memchr(b'<', rest.as_bytes()) {
         writer.write_text(rest.get(..at).unwrap_or_default());
@@ -72,19 +77,19 @@ fn sanitize(page: &str, base: &Url) -> String {
             MarkupToken::Open(tag, after) => {
                 let after = rest.get(after..).unwrap_or_default();
                 match tag.element {
-                    Some(known) if known.kind == ElementKind::Hidden => {
-                        skip_hidden(after, known.output_name)
+                    Some(element) if element.kind == ElementKind::Hidden => {
+                        skip_hidden(after, element.output_name)
                     }
-                    Some(known) => {
-                        writer.open(known, &tag);
+                    Some(element) => {
+                        writer.open(element, &tag);
                         after
                     }
                     None => after,
                 }
             }
-            MarkupToken::Close(known, after) => {
-                if let Some(known) = known {
-                    writer.close(known);
+            MarkupToken::Close(element, after) => {
+                if let Some(element) = element {
+                    writer.close(element);
                 }
                 rest.get(after..).unwrap_or_default()
             }
@@ -96,7 +101,7 @@ fn sanitize(page: &str, base: &Url) -> String {
     writer.page
 }
 
-/// What comes behind an element whose content is not to be seen; nothing where it has no end.
+/// Returns the text from the end tag of a hidden element on. Empty if there is none.
 fn skip_hidden<'a>(rest: &'a str, name: &str) -> &'a str {
     let mut from = 0;
     while let Some(at) = rest.get(from..).and_then(|rest| memmem::find(rest.as_bytes(), b"</")) {
@@ -111,28 +116,30 @@ fn skip_hidden<'a>(rest: &'a str, name: &str) -> &'a str {
     ""
 }
 
+/// Writes the sanitized page, and tracks the open elements.
 struct HtmlSanitizer<'a> {
     page: String,
     open: Vec<OpenElement>,
     elements: usize,
     base: Cow<'a, Url>,
-    /// Whether the page has said what its links are relative to: the first word counts.
+    /// Whether the page has set its base URL. Only the first `base` element counts.
     has_base: bool,
-    /// Pieces that were in a table, and in no cell.
+    /// Pieces of content in tables but outside cells.
     stray_table_pieces: usize,
-    /// Bytes of links that were written as whole URLs.
+    /// Bytes of links written as absolute URLs.
     link_bytes: usize,
 }
 
-/// An element that was begun.
+/// An open element.
 #[derive(Debug)]
 struct OpenElement {
     element: &'static markup::ElementSpec,
-    /// How many parts it stands for beside the first: parts in parts are parts one after the other.
+    /// Number of nested plain blocks that this one stands for, in addition to itself. They are
+    /// written as adjacent blocks.
     merged_blocks: usize,
-    /// Of a table, whether it has a row.
+    /// For a table: whether it has a row.
     has_rows: bool,
-    /// Of a row, what its cells are.
+    /// For a row: the element of its cells.
     cells: Option<&'static markup::ElementSpec>,
 }
 
@@ -145,11 +152,11 @@ impl Deref for OpenElement {
 }
 
 impl HtmlSanitizer<'_> {
-    /// Writes a text. What stands for a character goes on doing so.
+    /// Writes text. Character references stay as they are.
     fn write_text(&mut self, text: &str) {
         if !text.chars().all(is_space) {
             if self.open.last().is_some_and(|open| open.output_name == "pre") {
-                // It is code, also where the page does not say so: it is written as it is.
+                // Preformatted text is code, even if the page does not mark it so.
                 self.open_implied("code");
             }
             self.ensure_cell();
@@ -163,45 +170,45 @@ impl HtmlSanitizer<'_> {
     }
 
     fn write_escaped(&mut self, text: &str) {
-        // NUL is nothing to a parser but a cause of errors.
+        // NUL is meaningless in HTML, and an error for the parser.
         for piece in text.split('\0') {
             self.page.push_str(piece);
         }
     }
 
-    fn push(&mut self, known: &'static markup::ElementSpec) {
+    fn push(&mut self, element: &'static markup::ElementSpec) {
         let mut cells = None;
         let table = self.open.iter_mut().rfind(|open| open.output_name == "table");
-        if let Some(table) = table.filter(|_| known.output_name == "tr") {
+        if let Some(table) = table.filter(|_| element.output_name == "tr") {
             cells = markup::find_element(b"td").filter(|_| table.has_rows);
             table.has_rows = true;
         }
-        self.open.push(OpenElement { element: known, merged_blocks: 0, has_rows: false, cells });
+        self.open.push(OpenElement { element, merged_blocks: 0, has_rows: false, cells });
     }
 
-    /// What a cell is written as: in Markdown the first row is the head of its table or none is, and no row has cells
-    /// of both kinds.
+    /// Returns the element to write for a cell. In Markdown only the first row can be a header, and
+    /// all cells of a row are of one kind.
     fn cell_element(
         &mut self,
-        known: &'static markup::ElementSpec,
+        element: &'static markup::ElementSpec,
     ) -> &'static markup::ElementSpec {
         let row = self.open.iter_mut().rfind(|open| open.output_name == "tr");
-        row.map_or(known, |row| row.cells.get_or_insert(known))
+        row.map_or(element, |row| row.cells.get_or_insert(element))
     }
 
-    /// Begins an element that the page does not have.
+    /// Opens an element that the page does not have.
     fn open_implied(&mut self, name: &str) {
-        if let Some(known) = markup::find_element(name.as_bytes()) {
-            write(&mut self.page, format_args!("<{}>", known.output_name));
-            self.push(known);
+        if let Some(element) = markup::find_element(name.as_bytes()) {
+            write(&mut self.page, format_args!("<{}>", element.output_name));
+            self.push(element);
         }
     }
 
-    /// Gives what comes a cell, where it is in a table, in none, and not among the first to be so.
+    /// Opens a cell for content in a table but outside cells, except for the first pieces.
     fn ensure_cell(&mut self) {
         let mut open = self.open.iter().rev();
-        let within = open.find(|open| open.kind != ElementKind::Inline);
-        let missing: &[&str] = match within.map(|open| open.output_name) {
+        let parent = open.find(|open| open.kind != ElementKind::Inline);
+        let missing: &[&str] = match parent.map(|open| open.output_name) {
             Some("table") => &["tr", "td"],
             Some("tr") => &["td"],
             _ => return,
@@ -212,125 +219,129 @@ impl HtmlSanitizer<'_> {
         }
     }
 
-    fn open(&mut self, known: &'static markup::ElementSpec, tag: &StartTag<'_>) {
-        if known.kind == ElementKind::Base {
+    fn open(&mut self, element: &'static markup::ElementSpec, tag: &StartTag<'_>) {
+        if element.kind == ElementKind::Base {
             return self.set_base(tag);
         }
         if self.elements >= MAX_ELEMENTS {
             return;
         }
         self.elements += 1;
-        if !matches!(known.output_name, "tr" | "td" | "th") {
+        if !matches!(element.output_name, "tr" | "td" | "th") {
             self.ensure_cell();
         }
-        match known.kind {
+
+        match element.kind {
             ElementKind::Hidden | ElementKind::Base => {}
             ElementKind::LineBreak if self.is_open("pre") => self.write_text("\n"),
-            // There is nothing but code in code.
+            // Code contains nothing but code.
             ElementKind::Rule | ElementKind::Image if self.is_open("pre") => {}
-            ElementKind::Inline if self.is_open("pre") && known.output_name != "code" => {}
+            ElementKind::Inline if self.is_open("pre") && element.output_name != "code" => {}
             ElementKind::LineBreak | ElementKind::Rule => {
-                write(&mut self.page, format_args!("<{}>", known.output_name))
+                write(&mut self.page, format_args!("<{}>", element.output_name))
             }
             ElementKind::Image => self.write_image(tag),
             ElementKind::Inline => {
-                if known.output_name == "a" {
-                    self.close(known);
+                if element.output_name == "a" {
+                    self.close(element);
                 }
-                let is_open = self.open.iter().any(|open| open.output_name == known.output_name);
-                if self.open.len() < MAX_DEPTH && !is_open {
-                    self.write_start_tag(known, tag);
-                }
-            }
-            ElementKind::Block | ElementKind::Cell => {
-                if self.is_open("pre") {
-                    return;
-                }
-                if self.is_open("a") {
-                    // The link is to keep its text.
-                    self.page.push(' ');
-                    return;
-                }
-                let blocks = self.open.iter().rposition(|open| open.kind != ElementKind::Inline);
-                self.close_down_to(blocks.map_or(0, |last| last + 1));
-                if self.open.last().is_some_and(|open| open.output_name == "p") {
-                    self.close_down_to(self.open.len() - 1);
-                }
-                self.close_siblings(known);
-                let known = match known.kind == ElementKind::Cell {
-                    true => self.cell_element(known),
-                    false => known,
-                };
-                // A table without a cell throws out what it holds, at some cost.
-                let needed = match known.output_name {
-                    "table" => 3,
-                    "tr" => 2,
-                    _ => 1,
-                };
-                let depth = self.open.len() + needed;
-                match self.open.last_mut() {
-                    Some(last)
-                        if last.output_name == BLOCK_ELEMENT
-                            && known.output_name == BLOCK_ELEMENT =>
-                    {
-                        last.merged_blocks += 1;
-                        self.next_block();
-                    }
-                    _ if depth <= MAX_BLOCK_DEPTH => self.write_start_tag(known, tag),
-                    _ => self.break_at_max_depth(known),
+                if self.open.len() < MAX_DEPTH && !self.is_open(element.output_name) {
+                    self.write_start_tag(element, tag);
                 }
             }
+            ElementKind::Block | ElementKind::Cell => self.open_block(element, tag),
         }
     }
 
-    /// Ends a part, and begins another.
+    fn open_block(&mut self, element: &'static markup::ElementSpec, tag: &StartTag<'_>) {
+        if self.is_open("pre") {
+            return;
+        }
+        if self.is_open("a") {
+            // A block would end the link before its text.
+            self.page.push(' ');
+            return;
+        }
+
+        let last_block = self.open.iter().rposition(|open| open.kind != ElementKind::Inline);
+        self.close_down_to(last_block.map_or(0, |last| last + 1));
+        if self.open.last().is_some_and(|open| open.output_name == "p") {
+            self.close_down_to(self.open.len() - 1);
+        }
+        self.close_siblings(element);
+
+        let element =
+            if element.kind == ElementKind::Cell { self.cell_element(element) } else { element };
+        // The parser moves content out of a table without cells, at some cost. So a table needs
+        // room for a row and a cell.
+        let needed_depth = match element.output_name {
+            "table" => 3,
+            "tr" => 2,
+            _ => 1,
+        };
+        let depth = self.open.len() + needed_depth;
+        match self.open.last_mut() {
+            Some(last)
+                if last.output_name == BLOCK_ELEMENT && element.output_name == BLOCK_ELEMENT =>
+            {
+                last.merged_blocks += 1;
+                self.next_block();
+            }
+            _ if depth <= MAX_BLOCK_DEPTH => self.write_start_tag(element, tag),
+            _ => self.break_at_max_depth(element),
+        }
+    }
+
+    /// Ends a plain block, and begins the next.
     fn next_block(&mut self) {
         if self.page.ends_with("<div>") {
-            return; // there is nothing in this one
+            return; // the block is empty
         }
         write(&mut self.page, format_args!("</{BLOCK_ELEMENT}><{BLOCK_ELEMENT}>"));
     }
 
-    /// What is too deep to be an element is at least apart from what is around it.
-    fn break_at_max_depth(&mut self, known: &markup::ElementSpec) {
-        let is_cell = known.kind == ElementKind::Cell;
-        let between = if is_cell { " " } else { "<br>" };
-        if !self.page.ends_with(between) {
-            self.page.push_str(between);
+    /// Separates the content of an element that is too deep to be written.
+    fn break_at_max_depth(&mut self, element: &markup::ElementSpec) {
+        let is_cell = element.kind == ElementKind::Cell;
+        let separator = if is_cell { " " } else { "<br>" };
+        if !self.page.ends_with(separator) {
+            self.page.push_str(separator);
         }
     }
 
     fn set_base(&mut self, tag: &StartTag<'_>) {
-        let given = tag.attribute("href").filter(|_| !self.has_base);
-        let Some(given) = given.filter(|given| given.len() <= MAX_LINK_BYTES) else {
+        let Some(href) =
+            tag.attribute("href").filter(|href| !self.has_base && href.len() <= MAX_LINK_BYTES)
+        else {
             return;
         };
+
         self.has_base = true;
-        let found = self.base.join(given).ok();
-        if let Some(url) = found.filter(|url| matches!(url.scheme(), "http" | "https")) {
+        let url = self.base.join(href).ok();
+        if let Some(url) = url.filter(|url| matches!(url.scheme(), "http" | "https")) {
             self.base = Cow::Owned(url);
         }
     }
 
-    /// Closes what the next of its kind closes: an item, a row, a cell.
-    fn close_siblings(&mut self, known: &markup::ElementSpec) {
-        let (siblings, within): (&[&str], &[&str]) = match known.output_name {
+    /// Closes an open item, row or cell, which the next of its kind ends.
+    fn close_siblings(&mut self, element: &markup::ElementSpec) {
+        let (siblings, parents): (&[&str], &[&str]) = match element.output_name {
             "li" => (&["li"], &["ul", "ol"]),
             "tr" => (&["tr"], &["table"]),
             "td" | "th" => (&["td", "th"], &["tr", "table"]),
             _ => return,
         };
-        let from = self.open.iter().rposition(|open| within.contains(&open.output_name));
-        let from = from.map_or(0, |within| within + 1);
+        let parent = self.open.iter().rposition(|open| parents.contains(&open.output_name));
+        let from = parent.map_or(0, |parent| parent + 1);
         let open = self.open.get(from..).unwrap_or_default();
         if let Some(at) = open.iter().position(|open| siblings.contains(&open.output_name)) {
             self.close_down_to(from + at);
         }
     }
 
-    fn write_start_tag(&mut self, known: &'static markup::ElementSpec, tag: &StartTag<'_>) {
-        write(&mut self.page, format_args!("<{}", known.output_name));
-        match known.output_name {
+    fn write_start_tag(&mut self, element: &'static markup::ElementSpec, tag: &StartTag<'_>) {
+        write(&mut self.page, format_args!("<{}", element.output_name));
+        match element.output_name {
             "a" => self.write_link("href", tag.attribute("href")),
             "code" => {
                 let class = tag.attribute("class").unwrap_or_default();
@@ -341,27 +352,25 @@ impl HtmlSanitizer<'_> {
             _ => {}
         }
         self.page.push('>');
-        self.push(known);
+        self.push(element);
     }
 
     fn write_image(&mut self, tag: &StartTag<'_>) {
         self.page.push_str("<img");
         self.write_attribute("alt", tag.attribute("alt").unwrap_or_default());
-        // One that lies in the page itself is no link.
+        // A `data:` URL contains the image, and links to nothing.
         let source = tag.attribute("src").filter(|source| !source.starts_with("data:"));
         self.write_link("src", source);
         self.page.push('>');
     }
 
-    /// A link, as a URL.
+    /// Writes a link, as an absolute URL within the limit.
     fn write_link(&mut self, name: &str, value: Option<&str>) {
         let Some(value) = value.filter(|value| value.len() <= MAX_LINK_BYTES) else {
             return;
         };
-        let url = match self.link_bytes < MAX_TOTAL_LINK_BYTES {
-            true => self.base.join(value).ok(),
-            false => None,
-        };
+        let is_within_limit = self.link_bytes < MAX_TOTAL_LINK_BYTES;
+        let url = if is_within_limit { self.base.join(value).ok() } else { None };
         match url {
             Some(url) => {
                 self.link_bytes += url.as_str().len();
@@ -385,33 +394,34 @@ impl HtmlSanitizer<'_> {
         self.page.push('"');
     }
 
-    /// Closes an element with all that is in it, where it is open: for inline ones, in the same block, for
-    /// others, in the same cell of a table.
-    fn close(&mut self, known: &markup::ElementSpec) {
-        // Blocks of code are one piece, however many the page makes of them.
-        if known.output_name == "code" && self.is_open("pre") {
+    /// Closes an open element with everything inside it. Inline elements are closed within the same
+    /// block, others within the same table cell.
+    fn close(&mut self, element: &markup::ElementSpec) {
+        // A code block is one piece, however many `code` elements the page has in it.
+        if element.output_name == "code" && self.is_open("pre") {
             return;
         }
+
         for (at, open) in self.open.iter().enumerate().rev() {
-            let is_it = open.name == known.name
-                || open.output_name == BLOCK_ELEMENT && known.output_name == BLOCK_ELEMENT
-                || open.kind == ElementKind::Cell && known.kind == ElementKind::Cell;
-            if is_it && open.merged_blocks > 0 {
+            let is_match = open.name == element.name
+                || open.output_name == BLOCK_ELEMENT && element.output_name == BLOCK_ELEMENT
+                || open.kind == ElementKind::Cell && element.kind == ElementKind::Cell;
+            if is_match && open.merged_blocks > 0 {
                 self.close_down_to(at + 1);
                 if let Some(open) = self.open.last_mut() {
                     open.merged_blocks -= 1;
                 }
                 return self.next_block();
             }
-            if is_it {
+            if is_match {
                 return self.close_down_to(at);
             }
-            let is_border = if known.kind == ElementKind::Inline {
+            let is_boundary = if element.kind == ElementKind::Inline {
                 open.kind != ElementKind::Inline
             } else {
-                open.kind == ElementKind::Cell && !markup::is_table_part(known.output_name)
+                open.kind == ElementKind::Cell && !markup::is_table_part(element.output_name)
             };
-            if is_border {
+            if is_boundary {
                 return;
             }
         }
@@ -423,8 +433,8 @@ impl HtmlSanitizer<'_> {
         }
     }
 
-    fn is_open(&self, written: &str) -> bool {
-        self.open.iter().any(|open| open.output_name == written)
+    fn is_open(&self, output_name: &str) -> bool {
+        self.open.iter().any(|open| open.output_name == output_name)
     }
 }
 

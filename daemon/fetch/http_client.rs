@@ -1,4 +1,4 @@
-//! One request: to addresses that were checked, and to nothing else.
+//! Sends one request, to checked addresses only.
 
 use std::{
     error::Error as StdError,
@@ -22,21 +22,21 @@ use url::Url;
 use super::error::{fetch_error, origin};
 use crate::daemon::{error::Error, task};
 
-/// How long connecting may take, of the time that there is.
+/// Part of the request's time that connecting may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of an answer's fields by HTTP/2; by HTTP/1, it is 100 fields in what hyper reads at once.
+/// Response headers over HTTP/2. Over HTTP/1, hyper limits them to 100 and to its read buffer.
 const MAX_HEADER_LIST_BYTES: u32 = 64 << 10;
-/// Who asks, and what for.
 const USER_AGENT: &str = concat!("jigd/", env!("CARGO_PKG_VERSION"));
 
-/// Sends requests.
+/// HTTP client that connects to given addresses only.
 #[derive(Debug, Default)]
 pub(super) struct PinnedHttpClient {
+    /// TLS with the host's certificate authorities, read on first use.
     /// What is trusted: the certificates of the host, read when they are first needed.
     tls: OnceCell<ClientConfig>,
 }
 
-/// The addresses that were checked, whatever name is asked for: each client is for one request.
+/// Resolves every name to the checked addresses of one request.
 #[derive(Debug)]
 struct PinnedResolver(Vec<SocketAddr>);
 
@@ -48,7 +48,7 @@ impl Resolve for PinnedResolver {
 }
 
 impl PinnedHttpClient {
-    /// Asks for `url` at one of `addresses`; answers once there is a head.
+    /// Sends a GET request for `url` to one of `addresses`. Returns after the response headers.
     pub(super) async fn send(
         &self,
         url: &Url,
@@ -56,9 +56,10 @@ impl PinnedHttpClient {
     ) -> Result<Response, Error> {
         let tls = match url.scheme() {
             "https" => self.tls_config(url).await?,
-            // None is spoken; without one, reqwest would read the certificates for itself.
+            // Unused. Without a configuration, reqwest would read the certificates itself.
             _ => without_certificates().map_err(Error::internal)?,
         };
+
         let client = Client::builder()
             .tls_backend_preconfigured(tls)
             .dns_resolver(Arc::new(PinnedResolver(addresses)))
@@ -70,32 +71,33 @@ impl PinnedHttpClient {
             .connect_timeout(CONNECT_TIMEOUT)
             .http2_max_header_list_size(MAX_HEADER_LIST_BYTES)
             .user_agent(USER_AGENT)
-            .build();
-        let client = client.map_err(Error::internal)?;
-        let sent = client.get(url.clone()).send().await;
-        sent.map_err(|error| request_error(url, &error))
+            .build()
+            .map_err(Error::internal)?;
+
+        client.get(url.clone()).send().await.map_err(|error| request_error(url, &error))
     }
 
     async fn tls_config(&self, url: &Url) -> Result<ClientConfig, Error> {
-        let read = self.tls.get_or_try_init(async || {
-            let read = task::spawn_blocking(|| {
+        let config = self.tls.get_or_try_init(async || {
+            task::spawn_blocking(|| {
                 let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
                     .with_safe_default_protocol_versions()?
                     .with_platform_verifier()?;
                 let mut config = builder.with_no_client_auth();
                 config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
                 Ok::<_, rustls::Error>(config)
-            });
-            let read = read.await.map_err(Error::internal)?;
-            read.map_err(|error| {
+            })
+            .await
+            .map_err(Error::internal)?
+            .map_err(|error| {
                 let text = format!(
-                    "{} cannot be trusted: the daemon's host has no certificates of authorities ({error}); the operator installs its package ca-certificates",
+                    "{} cannot be verified: the daemon's host has no CA certificates ({error}); the operator can install the package ca-certificates",
                     origin(url)
                 );
                 fetch_error(text, "no certificates of authorities")
             })
         });
-        read.await.cloned()
+        config.await.cloned()
     }
 }
 
@@ -105,27 +107,27 @@ fn without_certificates() -> Result<ClientConfig, rustls::Error> {
     Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
 }
 
-/// Reads up to `most` bytes of a body, decompressed. Answers them, and whether there is more.
+/// Reads up to `max_bytes` of a body, decompressed. Returns them, and whether there are more.
 pub(super) async fn read_body(
     response: &mut Response,
     url: &Url,
-    most: usize,
+    max_bytes: usize,
 ) -> Result<(Vec<u8>, bool), Error> {
     let mut body = Vec::new();
-    while let Some(piece) = response.chunk().await.map_err(|error| request_error(url, &error))? {
-        let room = most - body.len();
-        match piece.get(..room) {
-            Some(fitting) if fitting.len() < piece.len() => {
-                body.extend_from_slice(fitting);
+    while let Some(chunk) = response.chunk().await.map_err(|error| request_error(url, &error))? {
+        let remaining = max_bytes - body.len();
+        match chunk.get(..remaining) {
+            Some(prefix) if prefix.len() < chunk.len() => {
+                body.extend_from_slice(prefix);
                 return Ok((body, true));
             }
-            Some(_) | None => body.extend_from_slice(&piece),
+            Some(_) | None => body.extend_from_slice(&chunk),
         }
     }
     Ok((body, false))
 }
 
-/// What went wrong with a request.
+/// Describes a failed request by its root cause.
 fn request_error(url: &Url, error: &reqwest::Error) -> Error {
     let mut root: &dyn StdError = error;
     while let Some(source) = root.source() {
@@ -141,6 +143,6 @@ fn request_error(url: &Url, error: &reqwest::Error) -> Error {
         _ if error.is_connect() && error.is_timeout() => "connecting took too long".to_owned(),
         _ => root.to_string(),
     };
-    let text = format!("{} could not be fetched from: {cause}", origin(url));
+    let text = format!("request to {} failed: {cause}", origin(url));
     fetch_error(text, &cause)
 }

@@ -1,30 +1,30 @@
-//! Fetching from the web, for `fetch_url`: HTTP by GET, to the hosts that the operator lists.
+//! HTTP client of the tool `fetch_url`: GET requests to the hosts that the operator allows.
 //!
 //! ```text
-//! URL ─▶ http(s), without a password? ─no─▶ refused
+//! URL ─▶ http(s), without credentials? ─no─▶ rejected
 //!   │ yes
 //!   ▼
-//! host and port listed, name looked up once, addresses allowed? (super::outside) ─no─▶ EGRESS_DENIED
-//!   │ those that are
+//! host and port allowed, name resolved once, addresses allowed? (netpolicy) ─no─▶ EGRESS_DENIED
+//!   │ the allowed addresses
 //!   ▼
-//! a connection to one of these addresses, for one request ─▶ a redirect? ─▶ from the start, with its URL
+//! connection to one of these addresses, for one request ─▶ redirect? ─▶ from the start, with its URL
 //!   │ no
 //!   ▼
-//! the body, decompressed, as far as it is asked for ─▶ text
+//! body, decompressed, up to the requested size ─▶ text
 //! ```
 //!
-//! reqwest looks no name up by itself and follows nothing by itself: it has a client for each request, which
-//! knows the addresses that were checked and no others. It does not ask its resolver about hosts that are
-//! addresses, in whatever spelling; these were checked as what the URL parser has read, which is what reqwest
-//! connects to.
+//! reqwest resolves no name and follows no redirect by itself. Each request has its own client,
+//! which knows only the checked addresses. reqwest does not call its resolver for hosts that are
+//! addresses, in any spelling. The policy checks these as the URL parser reads them, and reqwest
+//! connects to the same address.
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`target`] | which URLs there are to fetch |
-//! | [`get`] | one request |
-//! | [`text`] | bodies as text |
-//! | [`html`] | HTML as Markdown or text, whatever it is |
-//! | [`failure`] | how it is told what went wrong |
+//! | [`target`] | which URLs can be fetched |
+//! | [`http_client`] | one request |
+//! | [`decode`] | bodies as text |
+//! | [`html`] | hostile HTML as Markdown or text |
+//! | [`error`] | errors about the transfer |
 
 mod decode;
 mod error;
@@ -34,7 +34,7 @@ pub(crate) mod target;
 
 use std::{io, sync::Arc};
 
-use reqwest::{StatusCode, header};
+use reqwest::{Response, StatusCode, header};
 use tokio::sync::Semaphore;
 use url::Url;
 
@@ -49,12 +49,13 @@ use super::{
     task,
 };
 
-/// Redirects that are followed; browsers follow 20, and nobody needs so many.
+/// Redirects that one call follows. Browsers follow 20.
 const MAX_REDIRECTS: usize = 10;
-/// Pages that are converted at a time: each takes a core meanwhile, and some ten times its size.
+/// Pages that are converted at once. A conversion uses one core and about ten times the page's
+/// size.
 const MAX_CONCURRENT_CONVERSIONS: usize = 4;
 
-/// What fetches.
+/// Fetches URLs within a network policy.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
     policy: NetworkPolicy,
@@ -62,139 +63,161 @@ pub(crate) struct Fetcher {
     conversions: Arc<Semaphore>,
 }
 
-/// How content is to be given.
+/// Form in which the caller wants the content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContentFormat {
-    /// As it is.
+    /// Unchanged.
     Raw,
-    /// HTML as its text.
+    /// HTML converted to text.
     Text,
-    /// HTML as Markdown.
+    /// HTML converted to Markdown.
     Markdown,
 }
 
-/// What was fetched.
 #[derive(Debug)]
 pub(crate) struct FetchResult {
-    /// Where it was in the end.
+    /// URL after all redirects.
     pub(crate) url: Url,
-    /// The status of the answer, whatever it is.
+    /// HTTP status, success or not.
     pub(crate) status: u16,
-    /// Its media type, as the server says; empty where it does not.
+    /// `Content-Type` of the response. Empty if the server sends none.
     pub(crate) content_type: String,
-    /// Bytes of the body that were read.
+    /// Size of the received body, decompressed.
     pub(crate) body_bytes: usize,
-    /// The body.
     pub(crate) content: String,
-    /// Whether there is more than that.
+    /// Whether the body or the content was cut at the limit.
     pub(crate) truncated: bool,
 }
 
 impl Fetcher {
-    /// One that fetches what `policy` allows, but for the daemon itself, which listens on `own_ports`; none
-    /// where that is nothing.
+    /// Creates a fetcher for `policy`. It never connects to the daemon itself, which listens on
+    /// `own_ports`. None if the policy allows no host.
     pub(crate) fn new(policy: NetworkRules, own_ports: Vec<u16>) -> Option<Arc<Self>> {
-        let fetcher = || {
-            Arc::new(Self {
-                policy: NetworkPolicy::new(policy.clone(), own_ports),
-                client: PinnedHttpClient::default(),
-                conversions: Arc::new(Semaphore::new(MAX_CONCURRENT_CONVERSIONS)),
-            })
-        };
-        (!policy.hosts.is_empty()).then(fetcher)
+        if policy.hosts.is_empty() {
+            return None;
+        }
+        Some(Arc::new(Self {
+            policy: NetworkPolicy::new(policy, own_ports),
+            client: PinnedHttpClient::default(),
+            conversions: Arc::new(Semaphore::new(MAX_CONCURRENT_CONVERSIONS)),
+        }))
     }
 
-    /// Fetches up to `most` bytes from `url`, and follows redirects. `hold` is kept as long as anything goes on
-    /// for this.
+    /// Fetches up to `max_bytes` from `url`, following redirects. Work that outlives the call, such
+    /// as a lookup, keeps a clone of `hold`.
     ///
     /// # Errors
     ///
-    /// What is not allowed, and what went wrong on the way.
+    /// If the policy denies a URL, if the transfer fails, or if the content is not text.
     pub(crate) async fn fetch(
         &self,
         url: &Url,
-        form: ContentFormat,
-        most: usize,
+        format: ContentFormat,
+        max_bytes: usize,
         hold: impl Clone + Send + 'static,
     ) -> Result<FetchResult, Error> {
         let mut url = url.clone();
         for _ in 0..=MAX_REDIRECTS {
             url.set_fragment(None);
             url = strip_final_dot(url);
-            let target =
-                FetchTarget::from_url(&url).map_err(|problem| denied_error(&url, problem))?;
-            let holds = async { Ok::<_, io::Error>(hold.clone()) };
-            let FetchTarget { host, port } = &target;
-            let addresses = self.policy.resolve(host, *port, holds).await;
-            let addresses = addresses.map_err(|no_way| self.resolve_error(&target, no_way))?;
-            let mut response = self.client.send(&url, addresses).await?;
+            let response = self.request(&url, hold.clone()).await?;
             if let Some(next) = redirect_target(&url, response.status(), response.headers())? {
                 url = next;
                 continue;
             }
-            let status = response.status().as_u16();
-            let content_type = response.headers().get(header::CONTENT_TYPE);
-            let content_type = content_type.map(|value| String::from_utf8_lossy(value.as_bytes()));
-            let content_type = content_type.unwrap_or_default().into_owned();
-            let (body, is_cut) = http_client::read_body(&mut response, &url, most).await?;
-            let bytes = body.len();
-            let text = decode::decode(body, &content_type, is_cut).map_err(|()| {
-                let text = format!(
-                    "{} answers with {content_type}, which is no text: fetch it with a command that keeps it as a file",
-                    origin(&url)
-                );
-                fetch_error(text, "the content is no text").with_metadata("content_type", &content_type)
-            })?;
-            let (content, is_shortened) = match form {
-                ContentFormat::Text | ContentFormat::Markdown if decode::is_html(&content_type) => {
-                    self.convert(text, form, url.clone(), most, hold).await?
-                }
-                ContentFormat::Raw | ContentFormat::Text | ContentFormat::Markdown => {
-                    decode::truncate(text, most)
-                }
-            };
-            return Ok(FetchResult {
-                url,
-                status,
-                content_type,
-                body_bytes: bytes,
-                content,
-                truncated: is_cut || is_shortened,
-            });
+            return self.read_response(response, url, format, max_bytes, hold).await;
         }
+
         let text = format!(
-            "{} redirects for the {MAX_REDIRECTS}th time and more: give the URL where that ends",
+            "{} redirects more than {MAX_REDIRECTS} times: give the URL at the end of the redirects",
             origin(&url)
         );
         Err(fetch_error(text, "too many redirects"))
     }
 
-    /// Converts a page, in its turn and on a thread that may block.
+    /// Checks one URL against the policy, and sends a request for it.
+    async fn request(&self, url: &Url, hold: impl Send + 'static) -> Result<Response, Error> {
+        let target = FetchTarget::from_url(url).map_err(|problem| denied_error(url, problem))?;
+        let hold = async { Ok::<_, io::Error>(hold) };
+        let addresses = self
+            .policy
+            .resolve(&target.host, target.port, hold)
+            .await
+            .map_err(|error| self.resolve_error(&target, error))?;
+        self.client.send(url, addresses).await
+    }
+
+    /// Reads, decodes and converts the body of a response.
+    async fn read_response(
+        &self,
+        mut response: Response,
+        url: Url,
+        format: ContentFormat,
+        max_bytes: usize,
+        hold: impl Send + 'static,
+    ) -> Result<FetchResult, Error> {
+        let status = response.status().as_u16();
+        let content_type = response
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+            .unwrap_or_default();
+        let (body, is_body_cut) = http_client::read_body(&mut response, &url, max_bytes).await?;
+        let body_bytes = body.len();
+
+        let text = decode::decode(body, &content_type, is_body_cut).map_err(|()| {
+            let text = format!(
+                "{} answers with {content_type}, which is not text: fetch it with a command that stores it as a file",
+                origin(&url)
+            );
+            fetch_error(text, "the content is no text").with_metadata("content_type", &content_type)
+        })?;
+        let (content, is_content_cut) = match format {
+            ContentFormat::Text | ContentFormat::Markdown if decode::is_html(&content_type) => {
+                self.convert(text, format, url.clone(), max_bytes, hold).await?
+            }
+            ContentFormat::Raw | ContentFormat::Text | ContentFormat::Markdown => {
+                decode::truncate(text, max_bytes)
+            }
+        };
+
+        Ok(FetchResult {
+            url,
+            status,
+            content_type,
+            body_bytes,
+            content,
+            truncated: is_body_cut || is_content_cut,
+        })
+    }
+
+    /// Converts a page on a blocking thread, after waiting for a permit.
     async fn convert(
         &self,
         page: String,
-        form: ContentFormat,
+        format: ContentFormat,
         base: Url,
-        most: usize,
+        max_bytes: usize,
         hold: impl Send + 'static,
     ) -> Result<(String, bool), Error> {
-        let permit = Arc::clone(&self.conversions).acquire_owned().await;
-        let permit = permit.map_err(Error::internal)?;
-        let converted = task::spawn_blocking(move || {
+        let permit =
+            Arc::clone(&self.conversions).acquire_owned().await.map_err(Error::internal)?;
+        task::spawn_blocking(move || {
             let _held = (permit, hold);
-            let converted = match form {
+            let converted = match format {
                 ContentFormat::Text => html::text(&page, &base),
                 ContentFormat::Raw | ContentFormat::Markdown => html::markdown(&page, &base),
             };
-            converted.map(|content| decode::truncate(content, most))
-        });
-        let converted = converted.await.map_err(Error::internal)?;
-        converted.map_err(Error::internal)
+            converted.map(|content| decode::truncate(content, max_bytes))
+        })
+        .await
+        .map_err(Error::internal)?
+        .map_err(Error::internal)
     }
 
-    fn resolve_error(&self, target: &FetchTarget, no_way: ResolveError) -> Error {
+    fn resolve_error(&self, target: &FetchTarget, error: ResolveError) -> Error {
         let FetchTarget { host, port } = target;
-        match no_way {
+        match error {
             ResolveError::Denied(denial, _) => {
                 let text = self.policy.explain(&denial, host, *port);
                 Error::new(Reason::EgressDenied, text)
@@ -202,18 +225,18 @@ impl Fetcher {
                     .with_metadata("denied", denial.reason())
             }
             ResolveError::LookupFailed(error) => {
-                let text = format!("{host} could not be looked up: {error}");
+                let text = format!("{host} could not be resolved: {error}");
                 fetch_error(text, "the name could not be looked up")
             }
             ResolveError::TimedOut => {
-                let text = format!("{host} could not be looked up in time");
+                let text = format!("{host} could not be resolved in time");
                 fetch_error(text, "the name could not be looked up in time")
             }
         }
     }
 }
 
-/// Where an answer redirects to, if it does.
+/// Returns the target of a redirect. None for other responses.
 fn redirect_target(
     url: &Url,
     status: StatusCode,
@@ -225,12 +248,12 @@ fn redirect_target(
     };
     let location = String::from_utf8_lossy(location.as_bytes());
     url.join(&location).map(Some).map_err(|error| {
-        let text = format!("{} redirects to what is no URL: {error}", origin(url));
+        let text = format!("{} redirects to an invalid URL: {error}", origin(url));
         fetch_error(text, "a redirect to what is no URL")
     })
 }
 
-/// A URL that a server redirects to and that is not fetched, whatever the operator allows.
+/// Builds the error for a redirect to a URL that no policy allows.
 fn denied_error(url: &Url, problem: &str) -> Error {
     let text = format!("a redirect leads to a URL that {problem}");
     Error::new(Reason::EgressDenied, text)

@@ -1,4 +1,4 @@
-//! Which URLs there are to fetch, and whom a request for one is for.
+//! Which URLs can be fetched, and the host and port that a URL names.
 
 use url::Url;
 
@@ -6,21 +6,19 @@ use crate::daemon::netpolicy::rules::host::Host;
 
 const URL_HINT: &str = "give one that begins with http:// or https://, as https://example.com/page";
 
-/// Whom a request is for.
+/// The host and port that a request goes to.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FetchTarget {
-    /// The host.
     pub(crate) host: Host,
-    /// The port.
     pub(crate) port: u16,
 }
 
 impl FetchTarget {
-    /// Whom a request for `url` is for.
+    /// Returns the target of a request for `url`.
     ///
     /// # Errors
     ///
-    /// What is wrong with the URL, as the end of a sentence about it.
+    /// If the URL cannot be fetched. The text completes a sentence that begins with the URL.
     pub(crate) fn from_url(url: &Url) -> Result<Self, &'static str> {
         const NO_HOST: &str = "names no host that can be connected to";
         if !matches!(url.scheme(), "http" | "https") {
@@ -35,44 +33,46 @@ impl FetchTarget {
             Some(url::Host::Ipv6(address)) => Host::Address(address.into()),
             None => return Err(NO_HOST),
         };
-        let port = url.port_or_known_default().filter(|port| *port != 0);
-        let port = port.ok_or("names port 0")?;
+        let port = url.port_or_known_default().filter(|port| *port != 0).ok_or("names port 0")?;
         Ok(Self { host, port })
     }
 }
 
-/// Reads a URL that can be fetched.
+/// Parses a URL that can be fetched.
 ///
 /// # Errors
 ///
-/// What is wrong with it, and what to give.
+/// What is wrong with the URL, and a hint for a valid one.
 pub(crate) fn parse_url(text: &str) -> Result<Url, String> {
-    let begins = |scheme: &str| {
+    let has_scheme = |scheme: &str| {
         let start = text.get(..scheme.len());
         start.is_some_and(|start| start.eq_ignore_ascii_case(scheme))
     };
-    if !begins("http://") && !begins("https://") {
+    if !has_scheme("http://") && !has_scheme("https://") {
         return Err(format!("is no URL that can be fetched: {URL_HINT}"));
     }
-    // Parsers pass over some of these, and not all over the same.
-    let is_unclear = |letter: char| letter.is_whitespace() || letter.is_control() || letter == '\\';
-    if text.contains(is_unclear) {
+    // URL parsers ignore some of these characters, and do not agree on which.
+    let is_ambiguous =
+        |letter: char| letter.is_whitespace() || letter.is_control() || letter == '\\';
+    if text.contains(is_ambiguous) {
         return Err(format!("is no URL (it holds a space, a backslash or the like): {URL_HINT}"));
     }
-    let url = Url::parse(text).map_err(|error| format!("is no URL ({error}): {URL_HINT}"))?;
-    let url = strip_final_dot(url);
+
+    let url = Url::parse(text)
+        .map(strip_final_dot)
+        .map_err(|error| format!("is no URL ({error}): {URL_HINT}"))?;
     match FetchTarget::from_url(&url) {
         Ok(_) => Ok(url),
         Err(problem) => Err(format!("{problem}: {URL_HINT}")),
     }
 }
 
-/// Takes the final dot from the name of a host, so that what rules read, what is looked up, the `Host`
-/// field and the name in TLS are the same. A second dot stays, and makes it no name.
+/// Strips the final dot from the host name, so that policy, lookup, `Host` header and TLS use the
+/// same name. A second dot remains, and makes the name invalid.
 pub(super) fn strip_final_dot(mut url: Url) -> Url {
     let name = url.domain().and_then(|name| name.strip_suffix('.'));
     if let Some(name) = name.filter(|name| !name.ends_with('.')).map(str::to_owned) {
-        // Of a name that was one with its dot, setting does not fail; if it did, the dot would stay.
+        // A name that is valid with its dot is valid without. After an error, the dot would remain.
         let _set = url.set_host(Some(&name));
     }
     url
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_a_request_is_for_is_read_as_it_is_connected_to() {
+    fn target_is_the_host_that_the_client_connects_to() {
         for (text, host, port) in [
             ("http://Example.COM/x?y#z", "example.com", 80),
             ("HTTPS://example.com.", "example.com", 443),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_one_spelling() {
+    fn hosts_are_normalized() {
         for (text, shown) in [
             ("http://Example.COM./a./b", "http://example.com/a./b"),
             ("https://example.com.:8443/", "https://example.com:8443/"),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_what_to_give() {
+    fn errors_contain_the_problem_and_a_hint() {
         for (text, part) in [
             ("", "is no URL that can be fetched"),
             ("example.com", "is no URL that can be fetched"),

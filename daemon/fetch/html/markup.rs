@@ -1,44 +1,43 @@
-//! Tags of a page: what is at a `<`, and which elements mean something.
+//! Tokenizes HTML tags, and lists the elements that matter for Markdown.
 
 use memchr::{memchr, memmem};
 
-/// Longest name of an element that there is: `blockquote`.
+/// Length of the longest known element name, `blockquote`.
 const MAX_NAME_BYTES: usize = 10;
 
-/// What an element is for Markdown.
+/// The role of an element in Markdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ElementKind {
-    /// A part of the page with lines of its own.
+    /// A block with lines of its own.
     Block,
     /// A cell of a table.
     Cell,
     /// A part of a line.
     Inline,
-    /// A break of a line: it holds nothing.
+    /// A line break, without content.
     LineBreak,
-    /// A line between parts: it holds nothing.
+    /// A horizontal rule, without content.
     Rule,
-    /// A picture: it holds nothing.
+    /// An image, without content.
     Image,
-    /// What links are relative to: it holds nothing.
+    /// The base URL of links, without content.
     Base,
-    /// What nobody sees, nor what it holds.
+    /// An element that is dropped with its content.
     Hidden,
 }
 
-/// An element that means something.
+/// A known element.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ElementSpec {
-    /// Its name in the page.
+    /// Name in the page.
     pub(super) name: &'static str,
-    /// The name of the element that is written for it.
+    /// Name of the element that is written for it.
     pub(super) output_name: &'static str,
-    /// What it is.
     pub(super) kind: ElementKind,
 }
 
-const fn element(kind: ElementKind, name: &'static str, written: &'static str) -> ElementSpec {
-    ElementSpec { name, output_name: written, kind }
+const fn element(kind: ElementKind, name: &'static str, output_name: &'static str) -> ElementSpec {
+    ElementSpec { name, output_name, kind }
 }
 
 const KNOWN_ELEMENTS: &[ElementSpec] = &[
@@ -103,43 +102,42 @@ const KNOWN_ELEMENTS: &[ElementSpec] = &[
     element(ElementKind::Hidden, "title", "title"),
 ];
 
-/// The element of this name, if it means something.
+/// Returns the known element with this name, in any case.
 pub(super) fn find_element(name: &[u8]) -> Option<&'static ElementSpec> {
-    let mut all = KNOWN_ELEMENTS.iter().filter(|_| name.len() <= MAX_NAME_BYTES);
-    all.find(|known| known.name.as_bytes().eq_ignore_ascii_case(name))
+    let mut elements = KNOWN_ELEMENTS.iter().filter(|_| name.len() <= MAX_NAME_BYTES);
+    elements.find(|element| element.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
 /// Whether an element is a table or a part of one.
-pub(super) fn is_table_part(written: &str) -> bool {
-    matches!(written, "table" | "tr" | "td" | "th")
+pub(super) fn is_table_part(output_name: &str) -> bool {
+    matches!(output_name, "table" | "tr" | "td" | "th")
 }
 
-/// What is at a `<`, and where it ends.
+/// A token that begins with `<`. Each number is the offset of its end.
 #[derive(Debug)]
 pub(super) enum MarkupToken<'a> {
-    /// A character as others.
+    /// A literal `<`.
     Text,
-    /// What is no part of the content.
+    /// A comment, declaration or processing instruction.
     Comment(usize),
-    /// The beginning of an element.
     Open(StartTag<'a>, usize),
-    /// The end of one, if it means something.
+    /// The end tag of an element, if it is a known one.
     Close(Option<&'static ElementSpec>, usize),
-    /// Something that does not end: all that comes is part of it.
+    /// A token without an end. It includes the rest of the page.
     Unterminated,
 }
 
-/// The tag that an element begins with.
+/// A start tag.
 #[derive(Debug)]
 pub(super) struct StartTag<'a> {
-    /// The element, if it means something.
+    /// None for an unknown element.
     pub(super) element: Option<&'static ElementSpec>,
-    /// Its attributes, as they are written.
+    /// Source text of the attributes.
     attributes: &'a str,
 }
 
 impl<'a> MarkupToken<'a> {
-    /// What is at the `<` that `rest` begins with.
+    /// Parses the token at the start of `rest`, which begins with `<`.
     pub(super) fn parse(rest: &'a str) -> Self {
         let bytes = rest.as_bytes();
         let next = |at: usize| bytes.get(at).copied().unwrap_or_default();
@@ -149,7 +147,7 @@ impl<'a> MarkupToken<'a> {
         };
         match next(1) {
             b'!' if rest.starts_with("<!--") => {
-                // `<!-->` is whole.
+                // `<!-->` is a complete comment.
                 let found = memmem::find(bytes.get(2..).unwrap_or_default(), b"-->");
                 end(found, 5)
             }
@@ -163,8 +161,7 @@ impl<'a> MarkupToken<'a> {
                 Some(after) => {
                     let name = tag_name(bytes, 1);
                     let attributes = rest.get(1 + name.len()..after - 1).unwrap_or_default();
-                    let known = find_element(name);
-                    Self::Open(StartTag { element: known, attributes }, after)
+                    Self::Open(StartTag { element: find_element(name), attributes }, after)
                 }
                 None => Self::Unterminated,
             },
@@ -172,14 +169,14 @@ impl<'a> MarkupToken<'a> {
         }
     }
 
-    /// Where the tag at the beginning ends: at the first `>` that is in no quotes.
+    /// Returns the end of a tag: the offset after the first `>` outside quotes.
     fn end_of_tag(bytes: &[u8]) -> Option<usize> {
         let mut quote = None;
         let mut before = b' ';
         for (at, byte) in bytes.iter().copied().enumerate() {
             match (quote, byte) {
                 (None, b'>') => return Some(at + 1),
-                // Elsewhere, one is a letter as others.
+                // A quote begins a value only after `=`.
                 (None, b'"' | b'\'') if before == b'=' => quote = Some(byte),
                 (Some(open), byte) if open == byte => quote = None,
                 _ => {}
@@ -193,7 +190,7 @@ impl<'a> MarkupToken<'a> {
 }
 
 impl<'a> StartTag<'a> {
-    /// The value of an attribute, as it is written.
+    /// Returns the value of an attribute, with its character references.
     pub(super) fn attribute(&self, name: &str) -> Option<&'a str> {
         let mut rest = self.attributes;
         loop {
@@ -202,20 +199,22 @@ impl<'a> StartTag<'a> {
             if rest.is_empty() {
                 return None;
             }
+
+            // A leading `=` is part of the name.
             let end = rest
-                .find(|letter: char| letter.is_ascii_whitespace() || matches!(letter, '=' | '/'));
-            // A `=` in front is part of the name.
-            let end = end.unwrap_or(rest.len()).max(1);
-            let end = rest.ceil_char_boundary(end);
-            let (own, after) = rest.split_at(end);
+                .find(|letter: char| letter.is_ascii_whitespace() || matches!(letter, '=' | '/'))
+                .unwrap_or(rest.len())
+                .max(1);
+            let (attribute, after) = rest.split_at(rest.ceil_char_boundary(end));
             let after = after.trim_start_matches(|letter: char| letter.is_ascii_whitespace());
             let Some(value) = after.strip_prefix('=') else {
-                if own.eq_ignore_ascii_case(name) {
+                if attribute.eq_ignore_ascii_case(name) {
                     return Some("");
                 }
                 rest = after;
                 continue;
             };
+
             let value = value.trim_start_matches(|letter: char| letter.is_ascii_whitespace());
             let (value, after) = match value.chars().next() {
                 Some(quote @ ('"' | '\'')) => {
@@ -227,7 +226,8 @@ impl<'a> StartTag<'a> {
                     value.split_at(end.unwrap_or(value.len()))
                 }
             };
-            if own.eq_ignore_ascii_case(name) {
+
+            if attribute.eq_ignore_ascii_case(name) {
                 return Some(value.trim());
             }
             rest = after;
@@ -235,10 +235,10 @@ impl<'a> StartTag<'a> {
     }
 }
 
-/// The name of the element whose tag begins so.
+/// Returns the element name that begins at `from`.
 fn tag_name(bytes: &[u8], from: usize) -> &[u8] {
     let name = bytes.get(from..).unwrap_or_default();
-    let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b'>' | b'/');
-    let length = name.iter().position(ends).unwrap_or(name.len());
+    let ends_name = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b'>' | b'/');
+    let length = name.iter().position(ends_name).unwrap_or(name.len());
     name.get(..length).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The text of a page: a line for each of its parts, and no markup.
+//! Extracts the text of a parsed page, one line per block.
 
 use std::rc::Rc;
 
@@ -7,7 +7,7 @@ use markup5ever_rcdom::NodeData;
 
 use super::markup::{self, ElementKind};
 
-/// Writes the text of a node, which is no deeper than what is written for the parser lets it be.
+/// Writes the text of a node and its children. The sanitizer limits the depth of the recursion.
 pub(super) fn write_text(node: &Rc<Node>, text: &mut String, is_verbatim: bool) {
     let mut kind = None;
     let mut is_verbatim = is_verbatim;
@@ -15,8 +15,8 @@ pub(super) fn write_text(node: &Rc<Node>, text: &mut String, is_verbatim: bool) 
         NodeData::Text { contents } if is_verbatim => text.push_str(&contents.borrow()),
         NodeData::Text { contents } => {
             for (number, word) in contents.borrow().split_ascii_whitespace().enumerate() {
-                let is_apart = number > 0 || contents.borrow().starts_with(is_space);
-                if is_apart && !text.is_empty() && !text.ends_with(is_space) {
+                let has_space = number > 0 || contents.borrow().starts_with(is_space);
+                if has_space && !text.is_empty() && !text.ends_with(is_space) {
                     text.push(' ');
                 }
                 text.push_str(word);
@@ -38,7 +38,8 @@ pub(super) fn write_text(node: &Rc<Node>, text: &mut String, is_verbatim: bool) 
         | NodeData::Comment { .. }
         | NodeData::ProcessingInstruction { .. } => {}
     }
-    let breaks = match kind {
+
+    let starts_line = match kind {
         Some(ElementKind::Block | ElementKind::LineBreak | ElementKind::Rule) => true,
         Some(
             ElementKind::Cell
@@ -49,7 +50,7 @@ pub(super) fn write_text(node: &Rc<Node>, text: &mut String, is_verbatim: bool) 
         )
         | None => false,
     };
-    if breaks {
+    if starts_line {
         ensure_newline(text);
     }
     for child in node.children.borrow().iter() {
@@ -69,7 +70,7 @@ fn ensure_newline(text: &mut String) {
     }
 }
 
-/// Whether HTML takes it for a space.
+/// Whether HTML treats the character as white space.
 pub(super) fn is_space(letter: char) -> bool {
     letter.is_ascii_whitespace()
 }

@@ -1,4 +1,4 @@
-//! Pages, and what is made of them.
+//! Conversion of ordinary and hostile pages.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn as_text(page: &str) -> String {
 }
 
 #[test]
-fn what_means_something_is_markdown() {
+fn known_elements_become_markdown() {
     for (page, expected) in [
         ("<h1>Title</h1><p>One &amp; two.</p>", "# Title\n\nOne & two."),
         ("<H2 class='x>y'>T</h2>text", "## T\n\ntext"),
@@ -51,7 +51,7 @@ fn what_means_something_is_markdown() {
 }
 
 #[test]
-fn what_is_read_is_text() {
+fn pages_become_text_without_markup() {
     for (page, expected) in [
         ("<h1>Title</h1>\n<p>One   &amp;\n two.</p>", "Title\nOne & two."),
         ("a<b>b</b> <i>c</i>", "ab c"),
@@ -67,7 +67,7 @@ fn what_is_read_is_text() {
 }
 
 #[test]
-fn elements_are_closed_in_the_order_in_which_they_were_opened() {
+fn sanitized_elements_are_properly_nested() {
     for (page, expected) in [
         ("<b><i>x</b></i>y", "<strong><em>x</em></strong>y"),
         ("<b>x<p>y</b>z", "<strong>x</strong><p>yz</p>"),
@@ -86,7 +86,7 @@ fn elements_are_closed_in_the_order_in_which_they_were_opened() {
 }
 
 #[test]
-fn pages_that_are_made_to_hurt_are_read_soon() {
+fn hostile_pages_take_bounded_time_and_space() {
     const COUNT: usize = 40_000;
     let attributes: String = (0..COUNT).map(|number| format!(" a{number}=1")).collect();
     let long_base = format!("<base href=/{}>", "x".repeat(4000));
@@ -116,17 +116,17 @@ fn pages_that_are_made_to_hurt_are_read_soon() {
         "&".repeat(COUNT),
         "*_`[]()".repeat(COUNT),
     ] {
-        let start: String = page.chars().take(20).collect();
-        let begun = Instant::now();
+        let prefix: String = page.chars().take(20).collect();
+        let started = Instant::now();
         let (markdown, text) = (as_markdown(&page), as_text(&page));
-        assert!(markdown.len() < page.len() * 60, "{start}");
-        assert!(text.len() <= page.len(), "{start}");
-        assert!(begun.elapsed() < Duration::from_secs(60), "{start}");
+        assert!(markdown.len() < page.len() * 60, "{prefix}");
+        assert!(text.len() <= page.len(), "{prefix}");
+        assert!(started.elapsed() < Duration::from_secs(60), "{prefix}");
     }
 }
 
 #[test]
-fn what_is_as_it_was_written_is_code() {
+fn preformatted_text_is_code() {
     for (page, expected) in [
         (
             "<pre>if a:\n    b = c*d*e\n# no heading\n&lt;x&gt;</pre>after",
@@ -143,7 +143,7 @@ fn what_is_as_it_was_written_is_code() {
 }
 
 #[test]
-fn parts_in_parts_are_no_deeper() {
+fn nested_plain_blocks_do_not_add_depth() {
     let deep = |open: &str, count: usize| {
         format!("{}<p>one</p><p>two <a href=/x>LINK</a></p>", open.repeat(count))
     };
@@ -162,7 +162,7 @@ fn parts_in_parts_are_no_deeper() {
 }
 
 #[test]
-fn links_are_relative_to_what_the_page_says() {
+fn links_are_relative_to_the_base_element() {
     for (base, expected) in [
         ("/docs/v2/", "https://example.com/docs/v2/intro"),
         ("http://other.test/x/y", "http://other.test/x/intro"),
@@ -175,7 +175,7 @@ fn links_are_relative_to_what_the_page_says() {
 }
 
 #[test]
-fn no_cell_is_lost() {
+fn all_cells_are_converted() {
     let head = "| name | bob |\n| ---- | --- |";
     for (page, expected) in [
         ("<table><tr><th>name</th><td>bob</td></tr></table>after", format!("{head}\n\nafter")),
