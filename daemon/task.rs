@@ -1,7 +1,7 @@
 //! Spawning of tasks and blocking work. Each task has a name and inherits the current span. The
 //! daemon waits for tracked tasks before it exits.
 
-use std::{future::Future, sync::OnceLock, time::Instant};
+use std::{future::Future, num::NonZeroUsize, sync::OnceLock, thread, time::Instant};
 
 use tokio::task::JoinHandle;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
@@ -51,6 +51,13 @@ pub(crate) async fn sleep_until(instant: Option<Instant>) {
         Some(instant) => tokio::time::sleep_until(instant.into()).await,
         None => std::future::pending().await,
     }
+}
+
+/// Returns how many threads can run at once: the CPUs that the process may use, within its cgroup's
+/// quota. Read once, because the kernel's answer comes from several files.
+pub(crate) fn available_cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
 
 /// Waits until all tracked tasks have ended.

@@ -44,8 +44,7 @@ use crate::daemon::{
         Acquire, ByteBudget, ByteBudgetExceeded, ByteReservation, Limiter, Permit, PrincipalKey,
         Sharing,
     },
-    task,
-    workspace::available_cores,
+    task::{self, available_cores},
 };
 
 /// Prefix of a message: a flag, and its length as 4 bytes (gRPC over HTTP/2).

@@ -46,10 +46,10 @@ use crate::daemon::{
         rules::RuleTable,
         state_dir::StateDir,
     },
-    task,
+    task::{self, available_cores},
     telemetry::Telemetry,
     tool::{FileLimiters, LimitedFetcher, RunSettings, WorkspaceContext},
-    workspace::{Workspace, available_cores},
+    workspace::Workspace,
 };
 
 /// Everything that was prepared while the process had a single thread.

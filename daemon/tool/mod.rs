@@ -49,8 +49,9 @@ use crate::daemon::{
     },
     sandbox::{level::Isolation, limits::RunLimits, plan::NetworkMode, pool::SandboxPool},
     store::session::{Session, StepId},
+    task::available_cores,
     telemetry::{Telemetry, spans::OtelSpan},
-    workspace::{BlockingPermit, RelativePath, Workspace, available_cores},
+    workspace::{BlockingPermit, RelativePath, Workspace},
 };
 
 /// Most time before the caller's deadline that is left for the response to reach the caller.

@@ -1,47 +1,47 @@
-//! The place of work among that with files, of which there is a bounded number at one time. Work that waits
-//! for other work has none meanwhile: all that have one come to their end, whatever the others wait for.
+//! The permit of blocking work on files, whose concurrency is limited. Work that waits for other
+//! work releases its permit, so that all work with a permit can finish.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::daemon::queue::{Acquire, Limiter, Permit, PrincipalKey, SharedPermit};
 
-/// A place, and whose.
+/// A permit that can be released and acquired again while the work continues.
 #[derive(Debug)]
 pub(crate) struct BlockingPermit {
-    queue: Arc<Limiter>,
+    limiter: Arc<Limiter>,
     principal: PrincipalKey,
     permit: Mutex<Option<Permit>>,
-    /// The turn of its call, if that has one.
+    /// The shared permit of the call, if it has one.
     shared_permit: Option<SharedPermit>,
 }
 
 impl BlockingPermit {
-    /// A `place` of `queue`, which `name` has.
+    /// Wraps a permit that `limiter` has granted to `principal`.
     pub(crate) fn new(
-        queue: Arc<Limiter>,
-        name: PrincipalKey,
-        place: Permit,
-        turn: Option<SharedPermit>,
+        limiter: Arc<Limiter>,
+        principal: PrincipalKey,
+        permit: Permit,
+        shared_permit: Option<SharedPermit>,
     ) -> Self {
-        Self { queue, principal: name, permit: Mutex::new(Some(place)), shared_permit: turn }
+        Self { limiter, principal, permit: Mutex::new(Some(permit)), shared_permit }
     }
 
-    /// Gives the place to others, before it is waited for them.
+    /// Releases the permit, before the work waits for other work.
     pub(super) fn release(&self) {
-        if let Some(turn) = &self.shared_permit {
-            turn.release();
+        if let Some(shared_permit) = &self.shared_permit {
+            shared_permit.release();
         }
-        let left = self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(left);
+        let permit = self.permit.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(permit);
     }
 
-    /// Waits for a place again. Blocks.
+    /// Acquires a permit again. Blocks until one is free.
     pub(super) fn reacquire(&self) {
-        let place = match self.queue.acquire(&self.principal, usize::MAX) {
-            Ok(Acquire::Granted(place)) => Some(place),
-            Ok(Acquire::Queued(waiting)) => waiting.blocking_wait(),
+        let permit = match self.limiter.acquire(&self.principal, usize::MAX) {
+            Ok(Acquire::Granted(permit)) => Some(permit),
+            Ok(Acquire::Queued(pending)) => pending.blocking_wait(),
             Err(_) => None,
         };
-        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = place;
+        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = permit;
     }
 }

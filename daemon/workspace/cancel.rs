@@ -1,4 +1,4 @@
-//! Ending work whose time is up: the blocking tools ask, the call's deadline answers.
+//! Cancellation of blocking work. The work polls a token, which the call's deadline cancels.
 
 use std::{
     collections::BTreeMap,
@@ -19,132 +19,131 @@ use crate::daemon::{
     task,
 };
 
-/// Says whether a call should end. Clones say the same.
+/// Cancels a call. Clones share one state.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CancelToken(Arc<CancelState>);
 
 #[derive(Default)]
 struct CancelState {
     is_cancelled: AtomicBool,
-    /// Whom to tell, by number.
+    /// Functions to call on cancellation, by id.
     callbacks: Mutex<BTreeMap<u64, CancelCallback>>,
-    /// The place of the work.
+    /// The permit of the work.
     permit: Option<BlockingPermit>,
 }
 
-/// Called when a call should end.
+/// Called on cancellation.
 type CancelCallback = Arc<dyn Fn() + Send + Sync>;
 
-/// Somebody who is told when a call should end, until this is dropped.
+/// A registered callback, until it is dropped.
 #[derive(Debug)]
 pub(super) struct CancelSubscription<'a> {
     cancel: &'a CancelToken,
-    number: u64,
+    id: u64,
 }
 
 impl CancelToken {
-    /// A call that may go on.
+    /// Creates a token that is not cancelled.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// A call that may go on, and has this place until it ends.
-    pub(super) fn with_permit(occupied: BlockingPermit) -> Self {
-        Self(Arc::new(CancelState { permit: Some(occupied), ..CancelState::default() }))
+    /// Creates a token for work that has this permit until it ends.
+    pub(super) fn with_permit(permit: BlockingPermit) -> Self {
+        Self(Arc::new(CancelState { permit: Some(permit), ..CancelState::default() }))
     }
 
-    /// Runs `function` on a thread that may block, asks for its end once `end` is there, and waits
-    /// for its answer all the same. It has the place `occupied` meanwhile.
+    /// Runs `function` on a blocking thread with `permit`. Cancels it when `end` completes, and
+    /// still waits for its result.
     pub(crate) async fn run_blocking<R: Send + 'static>(
-        occupied: BlockingPermit,
+        permit: BlockingPermit,
         end: impl Future<Output = ()>,
         function: impl FnOnce(&Self) -> R + Send + 'static,
     ) -> Result<R, Error> {
-        let stop = Self::with_permit(occupied);
-        let mut running = pin!(stop.spawn_blocking(function));
-        let answer = tokio::select! {
-            answer = &mut running => answer,
+        let cancel = Self::with_permit(permit);
+        let mut work = pin!(cancel.spawn_blocking(function));
+        let result = tokio::select! {
+            result = &mut work => result,
             () = end => {
-                stop.cancel();
-                running.await
+                cancel.cancel();
+                work.await
             }
         };
-        answer.map_err(Error::internal)
+        result.map_err(Error::internal)
     }
 
-    /// As [`Self::at`], but does not wait longer than `patience` after the end. Without an answer,
-    /// the function is still at work: it ends when it asks next.
+    /// Like [`Self::run_blocking`], but waits at most `grace` after the cancellation. Returns None
+    /// if the function is still running then: it ends at its next check.
     pub(crate) async fn run_blocking_with_grace<R: Send + 'static>(
-        occupied: BlockingPermit,
+        permit: BlockingPermit,
         end: impl Future<Output = ()>,
-        patience: Duration,
+        grace: Duration,
         function: impl FnOnce(&Self) -> R + Send + 'static,
     ) -> Result<Option<R>, Error> {
-        let stop = Self::with_permit(occupied);
-        let mut running = pin!(stop.spawn_blocking(function));
-        let answer = tokio::select! {
-            answer = &mut running => Ok(answer),
+        let cancel = Self::with_permit(permit);
+        let mut work = pin!(cancel.spawn_blocking(function));
+        let result = tokio::select! {
+            result = &mut work => Ok(result),
             () = end => {
-                stop.cancel();
-                timeout(patience, running).await
+                cancel.cancel();
+                timeout(grace, work).await
             }
         };
-        answer.ok().transpose().map_err(Error::internal)
+        result.ok().transpose().map_err(Error::internal)
     }
 
     fn spawn_blocking<R: Send + 'static>(
         &self,
         function: impl FnOnce(&Self) -> R + Send + 'static,
     ) -> JoinHandle<R> {
-        let told = self.clone();
-        task::spawn_blocking(move || function(&told))
+        let cancel = self.clone();
+        task::spawn_blocking(move || function(&cancel))
     }
 
-    /// Gives the place of the work to others for as long as it waits for them.
+    /// Releases the permit of the work, before it waits for other work.
     pub(super) fn release_permit(&self) {
-        if let Some(occupied) = &self.0.permit {
-            occupied.release();
+        if let Some(permit) = &self.0.permit {
+            permit.release();
         }
     }
 
-    /// Waits until the work has a place again. Blocks.
+    /// Acquires a permit for the work again. Blocks until one is free.
     pub(super) fn reacquire_permit(&self) {
-        if let Some(occupied) = &self.0.permit {
-            occupied.reacquire();
+        if let Some(permit) = &self.0.permit {
+            permit.reacquire();
         }
     }
 
-    /// Asks for the end. It comes with the next [`Self::check`].
+    /// Cancels the work. It ends at its next [`Self::check`].
     pub(crate) fn cancel(&self) {
-        // Nothing else is published with it.
+        // Relaxed: no other data is published with the flag.
         self.0.is_cancelled.store(true, Ordering::Relaxed);
-        let listeners: Vec<_> = self.0.callbacks().values().cloned().collect();
-        for listener in listeners {
-            listener();
+        let callbacks: Vec<_> = self.0.callbacks().values().cloned().collect();
+        for callback in callbacks {
+            callback();
         }
     }
 
-    /// Has `listener` called when the end is asked for, who waits for something else. The end may
-    /// have been asked for before: that is to be looked at afterwards.
-    pub(super) fn on_cancel(&self, listener: CancelCallback) -> CancelSubscription<'_> {
-        let mut listeners = self.0.callbacks();
-        let number = listeners.last_key_value().map_or(0, |(last, _)| last + 1);
-        listeners.insert(number, listener);
-        CancelSubscription { cancel: self, number }
+    /// Registers a callback for work that waits for something else. The token may already be
+    /// cancelled: the caller must check it afterwards.
+    pub(super) fn on_cancel(&self, callback: CancelCallback) -> CancelSubscription<'_> {
+        let mut callbacks = self.0.callbacks();
+        let id = callbacks.last_key_value().map_or(0, |(last, _)| last + 1);
+        callbacks.insert(id, callback);
+        CancelSubscription { cancel: self, id }
     }
 
-    /// Whether the end was asked for.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.0.is_cancelled.load(Ordering::Relaxed)
     }
 
-    /// The error for work that had no time to end.
+    /// Builds the error for work that was cancelled before it was complete.
     pub(crate) fn timeout_error() -> Error {
-        let text = "the time for the call has passed: ask for less at once, or allow more time";
+        let text = "the call has reached its deadline: request less at once, or allow more time";
         Error::new(Reason::Timeout, text)
     }
 
-    /// An error once the end was asked for.
+    /// Fails with [`Self::timeout_error`] once the work is cancelled.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.is_cancelled() {
             return Err(Self::timeout_error());
@@ -161,12 +160,14 @@ impl CancelState {
 
 impl fmt::Debug for CancelState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("is_stopped", &self.is_cancelled).finish_non_exhaustive()
+        f.debug_struct("CancelState")
+            .field("is_cancelled", &self.is_cancelled)
+            .finish_non_exhaustive()
     }
 }
 
 impl Drop for CancelSubscription<'_> {
     fn drop(&mut self) {
-        self.cancel.0.callbacks().remove(&self.number);
+        self.cancel.0.callbacks().remove(&self.id);
     }
 }

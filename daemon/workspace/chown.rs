@@ -1,9 +1,9 @@
-//! Gives what belongs to root in a workspace to the user that commands run as.
+//! Changes the owner of root's files in a workspace to the user that commands run as.
 //!
-//! Nothing outside of the workspace changes hands, whatever its content and whoever changes it
-//! meanwhile. Each entry is opened without following links or entering mounts (openat2(2)). The
-//! descriptor that is looked at is the one that is changed. A file with several names may have one
-//! elsewhere, and a device is access to hardware: both stay as they are.
+//! Nothing outside the workspace is changed, whatever the workspace contains and whoever changes it
+//! at the same time. Each entry is opened without following links or entering mounts (openat2(2)),
+//! and the checked descriptor is the changed one. Files with several hard links, which may have a
+//! name elsewhere, and devices, which give access to hardware, stay unchanged.
 
 use std::{
     ffi::OsStr,
@@ -26,30 +26,29 @@ const RESOLVE_FLAGS: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_XDEV);
-/// A descriptor that names an entry, a symbolic link too, and gives no access to it.
+/// Flags for a handle to an entry. A symbolic link is opened itself.
 const ENTRY_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// A directory to list.
+/// Flags for listing a directory.
 const LIST_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// What has changed hands.
+/// Result of a recursive change of the owner.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChownSummary {
-    /// Files, directories and symbolic links that were given.
+    /// Files, directories and symbolic links that were changed.
     pub(crate) changed: u64,
-    /// Entries of root that were not.
+    /// Entries of root that were not changed.
     pub(crate) skipped: u64,
-    /// One of these and why.
+    /// One skipped entry, and the reason.
     pub(crate) skipped_example: Option<String>,
 }
 
-/// Gives what belongs to root in the directory `root`, and that itself, to `owner`. Groups other than
-/// root's stay. Fails where the directory itself cannot be given.
+/// Changes the owner of `root` and of everything of root's in it to `owner`. Groups other than
+/// root's stay. Fails if the directory `root` itself cannot be changed.
 pub(super) fn chown_all(root: BorrowedFd<'_>, owner: (u32, u32)) -> Result<ChownSummary, Errno> {
-    let mut found = ChownSummary::default();
-    let given = &mut found;
+    let mut summary = ChownSummary::default();
     let top = open(root, b".", ENTRY_FLAGS)?;
-    chown_entry(&top, owner, b".", given)?;
+    chown_entry(&top, owner, b".", &mut summary)?;
     let mut pending = vec![Vec::new()];
     while let Some(path) = pending.pop() {
         let at = if path.is_empty() { b"." } else { &*path };
@@ -60,15 +59,16 @@ pub(super) fn chown_all(root: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Chown
         let (directory, entries) = match entries {
             Ok(opened) => opened,
             Err(errno) => {
-                given.record_skipped(at, &errno_reason(errno));
+                summary.record_skipped(at, &errno_reason(errno));
                 continue;
             }
         };
+
         for entry in entries {
             let name = match &entry {
                 Ok(entry) => entry.file_name().to_bytes(),
                 Err(errno) => {
-                    given.record_skipped(at, &errno_reason(*errno));
+                    summary.record_skipped(at, &errno_reason(*errno));
                     break;
                 }
             };
@@ -80,24 +80,24 @@ pub(super) fn chown_all(root: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Chown
                 path.push(b'/');
             }
             path.extend_from_slice(name);
-            let entered = open(directory.as_fd(), name, ENTRY_FLAGS)
-                .and_then(|entry| chown_entry(&entry, owner, &path, given));
-            match entered {
+            let changed = open(directory.as_fd(), name, ENTRY_FLAGS)
+                .and_then(|entry| chown_entry(&entry, owner, &path, &mut summary));
+            match changed {
                 Ok(FileType::Directory) => pending.push(path),
                 Ok(_) | Err(Errno::NOENT) => {}
-                Err(errno) => given.record_skipped(&path, &errno_reason(errno)),
+                Err(errno) => summary.record_skipped(&path, &errno_reason(errno)),
             }
         }
     }
-    Ok(found)
+    Ok(summary)
 }
 
-/// Gives one entry, if it is root's and of a kind that changes hands. Returns what it is.
+/// Changes the owner of one entry, if root owns it and its type allows that. Returns its type.
 fn chown_entry(
     entry: &OwnedFd,
     (user, group): (u32, u32),
     path: &[u8],
-    given: &mut ChownSummary,
+    summary: &mut ChownSummary,
 ) -> Result<FileType, Errno> {
     let stat = fstat(entry)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
@@ -108,7 +108,7 @@ fn chown_entry(
         FileType::Directory => {}
         FileType::RegularFile | FileType::Symlink if stat.st_nlink == 1 => {}
         FileType::RegularFile | FileType::Symlink => {
-            given.record_skipped(path, "it has several names, of which some may lie elsewhere");
+            summary.record_skipped(path, "it has several hard links, which may be elsewhere");
             return Ok(kind);
         }
         FileType::Fifo
@@ -116,13 +116,14 @@ fn chown_entry(
         | FileType::CharacterDevice
         | FileType::BlockDevice
         | FileType::Unknown => {
-            given.record_skipped(path, "it is neither a file nor a directory");
+            summary.record_skipped(path, "it is neither a file nor a directory");
             return Ok(kind);
         }
     }
+
     let group = (stat.st_gid == 0).then(|| Gid::from_raw(group));
     chownat(entry, "", Some(Uid::from_raw(user)), group, AtFlags::EMPTY_PATH)?;
-    given.changed += 1;
+    summary.changed += 1;
     Ok(kind)
 }
 
@@ -138,10 +139,10 @@ fn errno_reason(errno: Errno) -> String {
 }
 
 impl ChownSummary {
-    fn record_skipped(&mut self, path: &[u8], why: &str) {
+    fn record_skipped(&mut self, path: &[u8], reason: &str) {
         self.skipped += 1;
         self.skipped_example
-            .get_or_insert_with(|| format!("{:?}: {why}", String::from_utf8_lossy(path)));
+            .get_or_insert_with(|| format!("{:?}: {reason}", String::from_utf8_lossy(path)));
     }
 }
 
@@ -158,12 +159,12 @@ mod tests {
     const USER: u32 = 61_000;
 
     fn owners(path: &Path) -> (u32, u32) {
-        let found = fs::symlink_metadata(path).unwrap();
-        (found.uid(), found.gid())
+        let metadata = fs::symlink_metadata(path).unwrap();
+        (metadata.uid(), metadata.gid())
     }
 
     #[test]
-    fn what_is_roots_changes_hands_and_nothing_else() {
+    fn only_files_of_root_change_their_owner() {
         assert!(rustix::process::geteuid().is_root(), "this test must run as root");
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
@@ -183,21 +184,21 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
 
         let work = fs::File::open(path("work")).unwrap();
-        let given = chown_all(work.as_fd(), (USER, USER)).unwrap();
+        let summary = chown_all(work.as_fd(), (USER, USER)).unwrap();
         // The directory, two in it, three files and two links.
-        assert_eq!((given.changed, given.skipped), (8, 2), "{given:?}");
-        for own in
+        assert_eq!((summary.changed, summary.skipped), (8, 2), "{summary:?}");
+        for changed in
             ["work", "work/a", "work/a/b", "work/a/b/file", "work/set", "work/out", "work/way-out"]
         {
-            assert_eq!(owners(&path(own)), (USER, USER), "{own}");
+            assert_eq!(owners(&path(changed)), (USER, USER), "{changed}");
         }
         assert_eq!(owners(&path("work/group")), (USER, 6));
         assert_eq!(owners(&path("work/other")), (5, 6));
-        for left in ["outside", "outside/file", "work/linked", "work/pipe"] {
-            assert_eq!(owners(&path(left)), (0, 0), "{left}");
+        for unchanged in ["outside", "outside/file", "work/linked", "work/pipe"] {
+            assert_eq!(owners(&path(unchanged)), (0, 0), "{unchanged}");
         }
         let mode = path("work/set").metadata().unwrap().mode();
-        assert_eq!(mode & 0o7000, 0, "no program runs as the user of commands");
+        assert_eq!(mode & 0o7000, 0, "no set-user-ID program for the user of commands");
 
         let again = chown_all(work.as_fd(), (USER + 1, USER + 1)).unwrap();
         assert_eq!((again.changed, again.skipped), (0, 2), "{again:?}");

@@ -1,4 +1,4 @@
-//! The entries of one directory, in the order in which their whole paths sort.
+//! Lists one directory, in the order of the whole paths below it.
 
 use std::{cmp::Ordering, os::fd::BorrowedFd};
 
@@ -10,37 +10,35 @@ use rustix::{
 use super::cancel::CancelToken;
 use crate::daemon::{error::Error, sys::Errno};
 
-/// Entries between two looks at the time.
+/// Entries between two cancellation checks.
 pub(super) const ENTRIES_PER_CHECK: usize = 256;
-/// Bytes of entries that the kernel gives at once: what the C library takes too.
+/// Buffer for entries from the kernel, of the size that the C library uses.
 pub(super) const DIRENT_BUFFER_BYTES: usize = 32 * 1024;
 
-/// Regular files and directories of one directory.
+/// The regular files and directories of one directory.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
-    /// Names, one after the other: a directory may have a million of them.
+    /// All names in one buffer, as a directory may have a million of them.
     names: Vec<u8>,
     entries: Vec<ListingEntry>,
     next: usize,
-    /// Which special entries it has.
     pub(super) special_entries: SpecialEntries,
 }
 
-/// One entry.
+/// An entry of a [`Listing`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ListingEntry {
     start: u32,
     length: u8,
-    /// Whether it is a directory.
     pub(super) is_directory: bool,
-    /// Whether it is only counted.
+    /// Whether the entry is counted, but neither entered nor returned.
     pub(super) is_excluded: bool,
 }
 
-/// Entries that say what to leave out.
+/// Which entries that affect the selection of files a directory has.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SpecialEntries {
-    /// Anything named `.git`: a repository begins here.
+    /// An entry `.git` of any type: the top of a repository.
     pub(super) git: bool,
     /// A file `.gitignore`.
     pub(super) gitignore: bool,
@@ -50,48 +48,46 @@ pub(super) struct SpecialEntries {
     pub(super) rgignore: bool,
 }
 
-/// How many entries may still be held.
+/// Memory for listings.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ListingBudget {
-    /// Entries.
     pub(super) entries: usize,
-    /// Bytes of their names.
+    /// Bytes of the entries' names.
     pub(super) bytes: usize,
 }
 
 /// Why a directory could not be read.
 #[derive(Debug)]
 pub(super) enum ReadDirectoryError {
-    /// The kernel's answer.
     Os(Errno),
-    /// There is no room for its entries.
+    /// The directory has more entries than the budget allows.
     OverBudget,
-    /// The call must end.
+    /// The call was cancelled or failed.
     Aborted(Error),
 }
 
-/// Reads directories, one after the other, through one buffer.
+/// Reads directories through one buffer.
 #[derive(Debug)]
 pub(super) struct DirectoryReader {
     buffer: Vec<u8>,
 }
 
 impl DirectoryReader {
-    /// A reader.
     pub(super) fn new() -> Self {
         Self { buffer: Vec::with_capacity(DIRENT_BUFFER_BYTES) }
     }
 
-    /// Reads a directory. The entries come as the file system keeps them; see [`Listing::arrange`].
+    /// Reads a directory. The entries are unsorted; see [`Listing::filter_and_sort`].
     pub(super) fn read(
         &mut self,
         directory: BorrowedFd<'_>,
-        room: ListingBudget,
+        budget: ListingBudget,
         cancel: &CancelToken,
     ) -> Result<Listing, ReadDirectoryError> {
         let mut listing = Listing::default();
         let mut entries = RawDir::new(directory, self.buffer.spare_capacity_mut());
         let mut seen = 0_usize;
+
         while let Some(entry) = entries.next() {
             seen += 1;
             if seen.is_multiple_of(ENTRIES_PER_CHECK) {
@@ -101,17 +97,19 @@ impl DirectoryReader {
                 Err(Errno::INTR) => continue,
                 entry => entry?,
             };
+
             let name = entry.file_name().to_bytes();
             let mut kind = entry.file_type();
-            // Some file systems do not say.
+            // Some file systems do not report the type.
             if kind == FileType::Unknown {
                 kind = match file_type_of(directory, entry.file_name()) {
                     Err(Errno::NOENT) => continue,
                     kind => kind?,
                 };
             }
+
             listing.add(name, kind);
-            if listing.entries.len() > room.entries || listing.names.len() > room.bytes {
+            if listing.entries.len() > budget.entries || listing.names.len() > budget.bytes {
                 return Err(ReadDirectoryError::OverBudget);
             }
         }
@@ -120,33 +118,33 @@ impl DirectoryReader {
 }
 
 impl Listing {
-    /// The next entry and its name.
+    /// Returns the next entry and its name.
     pub(super) fn next(&mut self) -> Option<(ListingEntry, &[u8])> {
         let entry = *self.entries.get(self.next)?;
         self.next += 1;
         Some((entry, entry_name(&self.names, entry)))
     }
 
-    /// Keeps the entries that `wanted` wants, which may also mark them as left out, and sorts them:
-    /// by their names, where a directory's name ends with a slash, since that is what the paths of
-    /// its files go on with.
+    /// Keeps the entries for which `select` returns true, and sorts them. `select` may also mark an
+    /// entry as excluded. The name of a directory sorts with a trailing slash, because the paths of
+    /// its files continue so.
     pub(super) fn filter_and_sort(
         &mut self,
-        mut wanted: impl FnMut(&mut ListingEntry, &[u8]) -> Result<bool, Error>,
+        mut select: impl FnMut(&mut ListingEntry, &[u8]) -> Result<bool, Error>,
     ) -> Result<(), Error> {
         let names = &self.names;
-        let mut trouble = Ok(());
+        let mut result = Ok(());
         self.entries.retain_mut(|entry| {
             let name = entry_name(names, *entry);
-            match wanted(entry, name) {
+            match select(entry, name) {
                 Ok(keep) => keep,
                 Err(error) => {
-                    trouble = Err(error);
+                    result = Err(error);
                     false
                 }
             }
         });
-        trouble?;
+        result?;
         self.entries.sort_unstable_by(|a, b| {
             compare_paths(
                 (entry_name(names, *a), a.is_directory),
@@ -156,12 +154,12 @@ impl Listing {
         Ok(())
     }
 
-    /// Whether directories are still to come.
+    /// Whether directories to enter follow.
     pub(super) fn has_directories(&self) -> bool {
         self.entries[self.next..].iter().any(|entry| entry.is_directory && !entry.is_excluded)
     }
 
-    /// What it takes up.
+    /// Returns the memory that the listing uses.
     pub(super) fn memory_use(&self) -> ListingBudget {
         ListingBudget { entries: self.entries.len(), bytes: self.names.len() }
     }
@@ -180,8 +178,7 @@ impl Listing {
         if !is_directory && !is_file {
             return;
         }
-        // Names of more than 255 bytes do not exist on Linux, and the room for names is far below 4
-        // GiB.
+        // Linux has no names of more than 255 bytes, and the budget for names is far below 4 GiB.
         let (Ok(start), Ok(length)) = (u32::try_from(self.names.len()), u8::try_from(name.len()))
         else {
             return;
@@ -208,7 +205,7 @@ impl From<Error> for ReadDirectoryError {
     }
 }
 
-/// How the paths of two entries of one directory, or of what is in them, sort.
+/// Compares two entries of one directory as the paths of the files in them.
 fn compare_paths(a: (&[u8], bool), b: (&[u8], bool)) -> Ordering {
     let ((a, a_is_directory), (b, b_is_directory)) = (a, b);
     let common = a.len().min(b.len());
@@ -226,7 +223,7 @@ fn entry_name(names: &[u8], entry: ListingEntry) -> &[u8] {
     &names[start..start + usize::from(entry.length)]
 }
 
-/// What the entry called `name` is.
+/// Returns the type of the entry `name`.
 pub(super) fn file_type_of(
     directory: BorrowedFd<'_>,
     name: &std::ffi::CStr,
@@ -251,9 +248,8 @@ mod tests {
                     if a == b {
                         continue;
                     }
-                    let path = |name: &str, is_directory| match is_directory {
-                        true => format!("{name}/x"),
-                        false => name.to_owned(),
+                    let path = |name: &str, is_directory| {
+                        if is_directory { format!("{name}/x") } else { name.to_owned() }
                     };
                     assert_eq!(
                         compare_paths(
@@ -269,26 +265,26 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error_and_what_is_stopped_ends() {
+    fn reading_stops_at_the_budget_and_on_cancellation() {
         let directory = tempfile::tempdir().unwrap();
         for number in 0..300 {
             std::fs::write(directory.path().join(number.to_string()), "").unwrap();
         }
         let open = std::fs::File::open(directory.path()).unwrap();
-        let read = |room, cancel: &CancelToken| {
+        let read = |budget, cancel: &CancelToken| {
             use std::{io::Seek as _, os::fd::AsFd as _};
             (&open).rewind().unwrap();
-            DirectoryReader::new().read(open.as_fd(), room, cancel)
+            DirectoryReader::new().read(open.as_fd(), budget, cancel)
         };
-        let stop = CancelToken::new();
-        let room = |entries, bytes| ListingBudget { entries, bytes };
-        assert_eq!(read(room(300, 1000), &stop).unwrap().memory_use().entries, 300);
-        for room in [room(299, 1000), room(300, 100)] {
-            assert!(matches!(read(room, &stop), Err(ReadDirectoryError::OverBudget)));
+        let cancel = CancelToken::new();
+        let budget = |entries, bytes| ListingBudget { entries, bytes };
+        assert_eq!(read(budget(300, 1000), &cancel).unwrap().memory_use().entries, 300);
+        for budget in [budget(299, 1000), budget(300, 100)] {
+            assert!(matches!(read(budget, &cancel), Err(ReadDirectoryError::OverBudget)));
         }
-        stop.cancel();
-        let Err(ReadDirectoryError::Aborted(error)) = read(room(300, 1000), &stop) else {
-            panic!("it goes on");
+        cancel.cancel();
+        let Err(ReadDirectoryError::Aborted(error)) = read(budget(300, 1000), &cancel) else {
+            panic!("it is not cancelled");
         };
         assert_eq!(error.reason, Reason::Timeout);
     }

@@ -1,8 +1,8 @@
-//! Everything in one directory but the daemon's own files, page by page. The whole directory is read
-//! for each page, to be counted and because the kernel keeps no order; only the entries of the page
-//! are looked at, and not many more names are held.
+//! A page of everything in one directory, except the daemon's temporary files. Each page reads the
+//! whole directory, to count the entries and because the kernel does not sort them. Only the
+//! entries of the page are examined, and not many more names are held.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use rustix::{
     fs::{AtFlags, FileType, RawDir, statat},
@@ -20,40 +20,67 @@ use super::{
 };
 use crate::daemon::{error::Error, sys::Errno};
 
-/// Names that are held beyond those of a page before the last ones are let go.
+/// Names held in addition to twice the page before the last ones are dropped.
 const MAX_SPARE_NAMES: usize = 4096;
 
-/// A page of a directory's entries, and what is known of the whole directory.
+/// A page of a directory's entries, and the counts of the whole directory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectoryPage {
-    /// The entries of the page, sorted by the bytes of their names.
+    /// Sorted by the bytes of the names.
     pub(crate) entries: Vec<(String, PathMetadata)>,
-    /// Last name of the page when there are more behind it.
+    /// Last name of the page, if more follow.
     pub(crate) continue_after: Option<String>,
-    /// Entries that are no directories.
+    /// Number of entries that are not directories.
     pub(crate) files: u32,
-    /// Directories.
     pub(crate) directories: u32,
-    /// Entries whose names are not UTF-8.
+    /// Number of entries whose names are not UTF-8.
     pub(crate) skipped_names: u32,
 }
 
 impl DirectoryPage {
-    /// Reads the entries behind the name `after`, at most `most`.
+    /// Reads at most `max_entries` entries after the name `after`.
     pub(super) fn read(
         root: &Root,
         path: &RelativePath,
         after: Option<&str>,
-        most: usize,
+        max_entries: usize,
         cancel: &CancelToken,
     ) -> Result<Self, Error> {
-        let wanted = |errno| os_error(errno, path.as_str(), ExpectedKind::Directory);
-        let directory = root.open_directory(path.as_bytes()).map_err(wanted)?;
-        let mut contents = Self::default();
+        let to_error = |errno| os_error(errno, path.as_str(), ExpectedKind::Directory);
+        let directory = root.open_directory(path.as_bytes()).map_err(to_error)?;
+        let mut page = Self::default();
+        let names = page.read_names(&directory, after, max_entries, cancel, &to_error)?;
+
+        page.entries.reserve_exact(names.len());
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+        for (index, name) in names.into_iter().enumerate() {
+            if index.is_multiple_of(ENTRIES_PER_CHECK) {
+                cancel.check()?;
+            }
+            match retry_on_intr(|| statat(&directory, name.as_str(), flags)) {
+                Ok(stat) => page.entries.push((name, PathMetadata::from_stat(&stat))),
+                // The entry was removed in the meantime.
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(to_error(errno)),
+            }
+        }
+        Ok(page)
+    }
+
+    /// Counts the entries of the directory. Returns the sorted names of the page.
+    fn read_names(
+        &mut self,
+        directory: &OwnedFd,
+        after: Option<&str>,
+        max_entries: usize,
+        cancel: &CancelToken,
+        to_error: &impl Fn(Errno) -> Error,
+    ) -> Result<Vec<String>, Error> {
         let mut names: Vec<String> = Vec::new();
         let mut buffer = Vec::with_capacity(DIRENT_BUFFER_BYTES);
-        let mut entries = RawDir::new(&directory, buffer.spare_capacity_mut());
+        let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
         let mut seen = 0_usize;
+
         while let Some(entry) = entries.next() {
             seen += 1;
             if seen.is_multiple_of(ENTRIES_PER_CHECK) {
@@ -61,63 +88,51 @@ impl DirectoryPage {
             }
             let entry = match entry {
                 Err(Errno::INTR) => continue,
-                entry => entry.map_err(wanted)?,
+                entry => entry.map_err(to_error)?,
             };
             let name = entry.file_name().to_bytes();
             if name == b"." || name == b".." || is_temporary(name) {
                 continue;
             }
             let Ok(name) = str::from_utf8(name) else {
-                contents.skipped_names = contents.skipped_names.saturating_add(1);
+                self.skipped_names = self.skipped_names.saturating_add(1);
                 continue;
             };
+
             let mut kind = entry.file_type();
-            // Some file systems do not say.
+            // Some file systems do not report the type.
             if kind == FileType::Unknown {
                 kind = match file_type_of(directory.as_fd(), entry.file_name()) {
                     Err(Errno::NOENT) => continue,
-                    kind => kind.map_err(wanted)?,
+                    kind => kind.map_err(to_error)?,
                 };
             }
-            let count = if kind == FileType::Directory {
-                &mut contents.directories
-            } else {
-                &mut contents.files
-            };
+            let is_directory = kind == FileType::Directory;
+            let count = if is_directory { &mut self.directories } else { &mut self.files };
             *count = count.saturating_add(1);
+
             if after.is_none_or(|after| name > after) {
                 names.push(name.to_owned());
-                if names.len() > most.saturating_mul(2).saturating_add(MAX_SPARE_NAMES) {
-                    retain_first(&mut names, most + 1);
+                if names.len() > max_entries.saturating_mul(2).saturating_add(MAX_SPARE_NAMES) {
+                    retain_first(&mut names, max_entries + 1);
                 }
             }
         }
-        retain_first(&mut names, most.saturating_add(1));
+
+        retain_first(&mut names, max_entries.saturating_add(1));
         names.sort_unstable();
-        if names.len() > most {
-            names.truncate(most);
-            contents.continue_after = names.last().cloned();
+        if names.len() > max_entries {
+            names.truncate(max_entries);
+            self.continue_after = names.last().cloned();
         }
-        contents.entries.reserve_exact(names.len());
-        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-        for (index, name) in names.into_iter().enumerate() {
-            if index.is_multiple_of(ENTRIES_PER_CHECK) {
-                cancel.check()?;
-            }
-            match retry_on_intr(|| statat(&directory, name.as_str(), flags)) {
-                Ok(stat) => contents.entries.push((name, PathMetadata::from_stat(&stat))),
-                // Gone meanwhile.
-                Err(Errno::NOENT) => {}
-                Err(errno) => return Err(wanted(errno)),
-            }
-        }
-        Ok(contents)
+        Ok(names)
     }
 }
 
-fn retain_first(names: &mut Vec<String>, most: usize) {
-    if names.len() > most {
-        names.select_nth_unstable(most);
-        names.truncate(most);
+/// Keeps the first `count` names in sort order.
+fn retain_first(names: &mut Vec<String>, count: usize) {
+    if names.len() > count {
+        names.select_nth_unstable(count);
+        names.truncate(count);
     }
 }

@@ -1,7 +1,7 @@
-//! Places at which a test has the daemon die, to see that the next one mends what was left.
+//! Points at which a test kills the daemon, to check that the next daemon recovers.
 
-/// A step of a change of files. In a debug build whose environment has `JIG_DIE_AT_STEP=N`, the
-/// process is killed at the Nth step; a release build has nothing here.
+/// Marks a step of a change of files. In a debug build with `JIG_DIE_AT_STEP=N` in the environment,
+/// kills the process at the Nth step. A release build does nothing.
 #[cfg(debug_assertions)]
 pub(super) fn step() {
     use std::sync::{
@@ -9,21 +9,21 @@ pub(super) fn step() {
         atomic::{AtomicU64, Ordering},
     };
 
-    static AT: OnceLock<Option<u64>> = OnceLock::new();
+    static FATAL_STEP: OnceLock<Option<u64>> = OnceLock::new();
     static STEPS: AtomicU64 = AtomicU64::new(0);
-    let at = AT.get_or_init(|| std::env::var("JIG_DIE_AT_STEP").ok()?.parse().ok());
-    if let Some(at) = at
-        && STEPS.fetch_add(1, Ordering::Relaxed) + 1 == *at
+    let fatal_step = FATAL_STEP.get_or_init(|| std::env::var("JIG_DIE_AT_STEP").ok()?.parse().ok());
+    if let Some(fatal_step) = fatal_step
+        && STEPS.fetch_add(1, Ordering::Relaxed) + 1 == *fatal_step
     {
-        let _dead =
+        let _killed =
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-        // The signal may come to another thread a moment later: nothing more is done here.
+        // The signal may be delivered to another thread first: this one must do nothing more.
         loop {
             std::thread::park();
         }
     }
 }
 
-/// A step of a change of files.
+/// Does nothing in a release build.
 #[cfg(not(debug_assertions))]
 pub(super) fn step() {}

@@ -1,5 +1,5 @@
-//! Regular files, opened for reading. What only looks like one, a FIFO, a socket, a device, is
-//! looked at but not opened: opening alone can wait for ever or make something happen.
+//! Regular files, opened for reading. FIFOs, sockets and devices are examined but never opened:
+//! opening one can block forever or have side effects.
 
 use std::{
     fs::File,
@@ -27,7 +27,7 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Bytes that are hashed at once, and between two looks at the time.
+/// Bytes hashed at once, between two cancellation checks.
 const HASH_CHUNK_BYTES: usize = 128 * 1024;
 
 /// A regular file of the workspace, open for reading.
@@ -36,25 +36,25 @@ pub(crate) struct RegularFile {
     descriptor: OwnedFd,
     path: String,
     size: u64,
-    /// All of it, where it was read already.
+    /// The whole content, if it has been read.
     content: Option<Vec<u8>>,
 }
 
 impl RegularFile {
-    /// Opens what the `O_PATH` descriptor `found` names. `path` is for messages.
-    pub(super) fn open(found: &OwnedFd, path: &str) -> Result<Self, Error> {
-        let (descriptor, stat) = reopen(found.as_fd())
-            // That the file is there is known: what cannot be found is /proc.
+    /// Opens the file of the `O_PATH` descriptor `handle`. `path` is for messages.
+    pub(super) fn open(handle: &OwnedFd, path: &str) -> Result<Self, Error> {
+        let (descriptor, stat) = reopen(handle.as_fd())
+            // The file exists, so these errors are about /proc.
             .map_err(|errno| match errno {
                 Errno::NOENT | Errno::NOTDIR | Errno::LOOP => {
                     Error::internal(std::io::Error::from(errno))
                 }
                 errno => os_error(errno, path, ExpectedKind::File),
             })?
-            .map_err(|found| {
+            .map_err(|kind| {
                 Error::new(
                     Reason::NotAFile,
-                    format!("{path:?} is {}, not a regular file", file_type_name(found)),
+                    format!("{path:?} is {}, not a regular file", file_type_name(kind)),
                 )
                 .with_metadata("path", path)
             })?;
@@ -66,7 +66,7 @@ impl RegularFile {
         })
     }
 
-    /// Reads up to `length` bytes from `offset` on; less only where the file ends.
+    /// Reads `length` bytes from `offset`, fewer only at the end of the file.
     pub(crate) fn bytes_at(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
         let mut bytes = vec![0; length];
         let mut filled = 0;
@@ -80,7 +80,8 @@ impl RegularFile {
         Ok(bytes)
     }
 
-    /// A file that does not lie in the workspace; without one, an empty file. `path` is for messages.
+    /// Wraps a file outside the workspace. Without one, creates an empty file. `path` is for
+    /// messages.
     pub(crate) fn from_external(file: Option<File>, path: &str) -> io::Result<Self> {
         let descriptor = match file {
             Some(file) => file.into(),
@@ -90,13 +91,13 @@ impl RegularFile {
         Ok(Self { descriptor, path: path.to_owned(), size, content: None })
     }
 
-    /// Reads all of it, if it has at most `most` bytes and the kernel has them in memory: then
-    /// nothing is waited for. Answers whether it did.
-    pub(super) fn read_cached(&mut self, most: usize) -> bool {
-        let Some(size) = usize::try_from(self.size).ok().filter(|size| *size <= most) else {
+    /// Reads the whole file, if it has at most `max_bytes` and the kernel has them cached. Never
+    /// waits for a disk. Returns whether it has read the file.
+    pub(super) fn read_cached(&mut self, max_bytes: usize) -> bool {
+        let Some(size) = usize::try_from(self.size).ok().filter(|size| *size <= max_bytes) else {
             return false;
         };
-        // One byte more, to see that there is none.
+        // One byte more, to detect that the file has grown.
         let mut content = vec![0; size + 1];
         let mut buffers = [IoSliceMut::new(&mut content)];
         let read = preadv2(&self.descriptor, &mut buffers, 0, ReadWriteFlags::NOWAIT);
@@ -108,30 +109,29 @@ impl RegularFile {
         true
     }
 
-    /// Where it is, for messages.
+    /// Returns the path for messages.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Size when it was opened.
+    /// Size at the time of opening.
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
 
-    /// What the kernel says about it now.
+    /// Returns the current metadata.
     pub(crate) fn stat(&self) -> Result<Stat, Error> {
         fstat(&self.descriptor).map_err(|errno| os_error(errno, &self.path, ExpectedKind::File))
     }
 
-    /// Reads from `offset` on, as much as the kernel gives at once; 0 at the end.
+    /// Reads from `offset`, as much as one system call returns. 0 at the end.
     pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Error> {
         if let Some(content) = &self.content {
             let start = usize::try_from(offset).unwrap_or(usize::MAX);
             let rest = content.get(start..).unwrap_or_default();
             let length = rest.len().min(buffer.len());
-            let (into, from) = (buffer.get_mut(..length), rest.get(..length));
-            if let (Some(into), Some(from)) = (into, from) {
-                into.copy_from_slice(from);
+            if let (Some(to), Some(from)) = (buffer.get_mut(..length), rest.get(..length)) {
+                to.copy_from_slice(from);
             }
             return Ok(length);
         }
@@ -152,31 +152,32 @@ impl From<RegularFile> for OwnedFd {
     }
 }
 
-/// Opens the regular file that `found` names for reading, or says what it is instead.
-pub(super) fn reopen(found: BorrowedFd<'_>) -> Result<Result<(OwnedFd, Stat), FileType>, Errno> {
-    let stat = fstat(found)?;
+/// Opens the file of a handle for reading. Returns its type instead if it is not a regular file.
+pub(super) fn reopen(handle: BorrowedFd<'_>) -> Result<Result<(OwnedFd, Stat), FileType>, Errno> {
+    let stat = fstat(handle)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::RegularFile {
         return Ok(Err(kind));
     }
+
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let link = DecInt::from_fd(found);
-    let link = link.as_c_str();
-    let opened = retry_on_intr(|| openat(proc_self_fd()?, link, flags, Mode::empty()))?;
+    let link = DecInt::from_fd(handle);
+    let opened = retry_on_intr(|| openat(proc_self_fd()?, link.as_c_str(), flags, Mode::empty()))?;
     Ok(Ok((opened, stat)))
 }
 
-/// Hashes a file from its start to its end, or until it turns out to have more than `most` bytes:
-/// one can grow meanwhile. Answers how many were hashed. `path` is for messages.
+/// Hashes a file to its end, or until it has more than `max_bytes`: it can grow meanwhile. Returns
+/// the hash and the number of hashed bytes. `path` is for messages.
 pub(super) fn hash_file(
     file: impl AsFd,
     path: &str,
-    most: u64,
+    max_bytes: u64,
     cancel: &CancelToken,
 ) -> Result<(Checksum, u64), Error> {
     let (mut sum, mut length) = (Checksum::default(), 0);
     let mut buffer = vec![0; HASH_CHUNK_BYTES];
-    while length <= most {
+
+    while length <= max_bytes {
         cancel.check()?;
         let read = retry_on_intr(|| pread(&file, &mut buffer, length))
             .map_err(|errno| os_error(errno, path, ExpectedKind::File))?;
@@ -189,8 +190,8 @@ pub(super) fn hash_file(
     Ok((sum, length))
 }
 
-/// The directory with the links to this process's descriptors. It stays open, so that no file needs
-/// it to be looked up and checked again: it is a /proc, and its links lead nowhere else.
+/// Returns the directory of the links to this process's descriptors. It stays open, so that it is
+/// looked up and verified to be in /proc only once.
 fn proc_self_fd() -> Result<BorrowedFd<'static>, Errno> {
     static PROC_SELF_FD: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(directory) = PROC_SELF_FD.get() {

@@ -1,11 +1,11 @@
-//! Globs that say which paths a request wants.
+//! Compiles globs that select paths.
 
 use ignore::overrides::{Override, OverrideBuilder};
 
 use crate::daemon::error::{Error, Reason};
 
-/// Understands globs as ripgrep's `--glob` does: of those that match, the last one decides; empty
-/// ones say nothing.
+/// Compiles globs with the semantics of ripgrep's `--glob`: of those that match, the last decides.
+/// Empty globs are ignored.
 pub(crate) fn compile_globs<'a>(
     globs: impl IntoIterator<Item = &'a str>,
 ) -> Result<Override, Error> {
@@ -30,8 +30,8 @@ fn invalid_glob(glob: &str, problem: &str) -> Error {
         .with_metadata("glob", glob)
 }
 
-/// A glob as a line of an ignore file, which is how the matcher reads it. There, `#` would begin a
-/// comment and white space at the end would not count.
+/// Converts a glob to a line of an ignore file, which the matcher expects. There, a leading `#`
+/// would begin a comment, and trailing white space would be stripped.
 fn to_ignore_line(glob: &str) -> String {
     if glob.starts_with('#') {
         return to_ignore_line(&format!("\\{glob}"));
@@ -40,7 +40,7 @@ fn to_ignore_line(glob: &str) -> String {
         Some((end, last)) if last.is_whitespace() => {
             let before = &glob[..end];
             let backslashes = before.len() - before.trim_end_matches('\\').len();
-            // One that escapes the white space has nothing to do any more.
+            // A backslash that escapes the white space is not needed within braces.
             let before = &before[..end - backslashes % 2];
             format!("{before}{{{last}}}")
         }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_glob_is_no_line_of_a_file() {
+    fn globs_are_not_lines_of_an_ignore_file() {
         for (glob, matching, other) in [
             ("#a", "#a", "a"),
             ("!#a", "a", "#a"),

@@ -1,9 +1,10 @@
-//! What a change of several files is about to do, written down before it is done: should the daemon
-//! die half-way, the next one undoes it, or removes what it left.
+//! Write-ahead journal of a change of several files. After a crash, the next daemon uses it to undo
+//! the change, or to finish its cleanup.
 //!
-//! One file in the state directory for each change, one line of JSON for each thing that is said.
-//! It needs no fsync: it is for a daemon that dies, not for a machine that does. The daemon whose
-//! change it is holds a lock on it (flock(2)), so that another one on the same workspace lets it be.
+//! Each change has one file in the state directory, with one line of JSON per entry. The journal is
+//! not synced to disk: it protects against a crash of the daemon, not of the machine. The daemon
+//! that makes the change holds a lock on the file (flock(2)), so that another daemon on the same
+//! workspace does not undo it.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,36 +20,34 @@ use ulid::Ulid;
 use super::snapshot::FileVersion;
 use crate::daemon::sys::Errno;
 
-/// Something that a change says before it does it.
+/// A step of a change, recorded before it is done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum JournalEntry {
-    /// This directory is made.
+    /// This directory is created.
     Make(String),
-    /// A new content is written beside this path, under this name.
+    /// A new content is written beside a path.
     Put {
-        /// Path of the file that is changed.
+        /// Path of the changed file.
         path: String,
         /// Name of the new content in the same directory.
         temporary: String,
     },
-    /// All new contents are there: now they are put in place.
+    /// All new contents are complete, and are now put in place.
     Ready(Vec<JournalStep>),
-    /// All are in place: what they have replaced is removed.
+    /// All new contents are in place, and the replaced files are now removed.
     Done,
 }
 
-/// One file of a change.
+/// The change of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct JournalStep {
-    /// Its path.
     pub(super) path: String,
-    /// Name, in the same directory, of the new content before this step, and of the old one after
-    /// it.
+    /// Name, in the same directory, of the new content before the step and of the old one after it.
     pub(super) temporary: String,
-    /// What comes there; none where what is there is deleted.
+    /// The new content. None if the file is deleted.
     pub(super) new: Option<FileVersion>,
-    /// Whether anything is there before.
+    /// Whether the path exists before the step.
     pub(super) replaces: bool,
 }
 
@@ -58,53 +57,52 @@ pub(super) struct JournalDirectory {
     folder: PathBuf,
 }
 
-/// The journal of one change. Removed when it is dropped: then the change is made, or undone.
+/// The journal of one change, removed when dropped: then the change is complete or undone.
 #[derive(Debug)]
 pub(super) struct TransactionJournal {
     file: File,
     path: PathBuf,
-    is_kept: bool,
+    keeps_file: bool,
 }
 
-/// The journal of a change whose daemon has died.
+/// The journal of a change that a crashed daemon has left.
 #[derive(Debug)]
 pub(super) struct OrphanedJournal {
-    /// What it says.
+    /// The complete entries.
     pub(super) entries: Vec<JournalEntry>,
     path: PathBuf,
     _lock: File,
 }
 
 impl JournalDirectory {
-    /// Keeps journals in `folder`, made where it is missing.
+    /// Stores journals in `folder`, which is created if it is missing.
     pub(super) fn open(folder: PathBuf) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
         Ok(Self { folder })
     }
 
-    /// Begins the journal of a change.
+    /// Starts the journal of a change.
     pub(super) fn begin(&self) -> io::Result<TransactionJournal> {
         let path = self.folder.join(format!("{}.jsonl", Ulid::generate()));
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path)?;
-        // Nobody else has it yet, but for who looks for what was left.
+        // Only a daemon that searches for orphaned journals can have opened the file.
         flock(&file, FlockOperation::LockExclusive)?;
-        let stays = false;
-        Ok(TransactionJournal { file, path, is_kept: stays })
+        Ok(TransactionJournal { file, path, keeps_file: false })
     }
 
-    /// The journals that a daemon before this one has left, the oldest first.
+    /// Returns the journals that crashed daemons have left, the oldest first.
     pub(super) fn orphaned(&self) -> io::Result<Vec<OrphanedJournal>> {
-        let mut left = Vec::new();
+        let mut journals = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
-            left.extend(OrphanedJournal::read_orphaned(entry?.path())?);
+            journals.extend(OrphanedJournal::read_orphaned(entry?.path())?);
         }
-        left.sort_by(|one, other| one.path.cmp(&other.path));
-        Ok(left)
+        journals.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(journals)
     }
 }
 
 impl OrphanedJournal {
-    /// Reads a journal, unless the daemon whose it is lives.
+    /// Reads a journal. None if its daemon is still running.
     fn read_orphaned(path: PathBuf) -> io::Result<Option<Self>> {
         let mut file = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -116,7 +114,7 @@ impl OrphanedJournal {
         }
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        // What was cut off was not acted upon.
+        // An incomplete line was not acted upon.
         let entries = bytes
             .split_inclusive(|byte| *byte == b'\n')
             .map_while(|line| serde_json::from_slice(line.strip_suffix(b"\n")?).ok())
@@ -124,19 +122,18 @@ impl OrphanedJournal {
         Ok(Some(Self { entries, path, _lock: file }))
     }
 
-    /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes it: there is nothing left to do.
+    /// Removes the journal, after its change was undone.
     pub(super) fn remove(self) -> io::Result<()> {
         fs::remove_file(&self.path)
     }
 }
 
 impl TransactionJournal {
-    /// Says something. It must succeed before any of it is done.
+    /// Appends entries. The daemon must not do what they record unless this succeeds.
     pub(super) fn append(&mut self, entries: &[JournalEntry]) -> io::Result<()> {
         let mut lines = Vec::new();
         for entry in entries {
@@ -146,16 +143,17 @@ impl TransactionJournal {
         self.file.write_all(&lines)
     }
 
-    /// Has it stay for the next daemon.
+    /// Keeps the file for the next daemon.
     pub(super) fn keep_on_drop(&mut self) {
-        self.is_kept = true;
+        self.keeps_file = true;
     }
 }
 
 impl Drop for TransactionJournal {
     fn drop(&mut self) {
-        if !self.is_kept {
-            // One that cannot be removed is found at the next start, and has nothing left to do.
+        if !self.keeps_file {
+            // A journal that cannot be removed is found at the next start. Undoing has no effect
+            // then.
             let _removed = fs::remove_file(&self.path);
         }
     }
@@ -166,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_is_found_but_for_what_was_cut_off() {
+    fn orphaned_journal_has_all_complete_entries() {
         let folder = tempfile::tempdir().unwrap();
         let journals = JournalDirectory::open(folder.path().join("changes")).unwrap();
         let mut journal = journals.begin().unwrap();
@@ -185,13 +183,13 @@ mod tests {
         journal.append(first).unwrap();
         journal.append(rest).unwrap();
         journal.file.write_all(b"{\"make\":\"x").unwrap();
-        assert!(journals.orphaned().unwrap().is_empty(), "its daemon lives");
+        assert!(journals.orphaned().unwrap().is_empty(), "its daemon is running");
         journal.keep_on_drop();
         drop(journal);
-        let mut left = journals.orphaned().unwrap();
-        assert_eq!(left.len(), 1);
-        assert_eq!(left[0].entries, entries);
-        left.remove(0).remove().unwrap();
+        let mut orphaned = journals.orphaned().unwrap();
+        assert_eq!(orphaned.len(), 1);
+        assert_eq!(orphaned[0].entries, entries);
+        orphaned.remove(0).remove().unwrap();
         assert!(journals.orphaned().unwrap().is_empty());
     }
 }

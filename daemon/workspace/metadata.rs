@@ -1,5 +1,5 @@
-//! What is at a path: of whatever type it is, it is looked at and not touched. Only the content of
-//! regular files is read, for its hash.
+//! Metadata of a path. Files of any type are examined without opening them. Only regular files are
+//! read, for their hash.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -14,45 +14,37 @@ use super::{
 };
 use crate::daemon::{error::Error, sys::Errno};
 
-/// Size up to which files are hashed.
+/// Size of a file that is hashed.
 const MAX_HASHED_FILE_BYTES: u64 = 256 << 20;
 
-/// What is at a path.
+/// Metadata of a file of any type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PathMetadata {
-    /// What it is.
     pub(crate) kind: FileKind,
-    /// Bytes of a regular file; 0 for anything else.
+    /// Size of a regular file in bytes, 0 for other types.
     pub(crate) size: u64,
     /// Permission bits.
     pub(crate) mode: u32,
-    /// When its content was last changed: seconds and nanoseconds since 1970.
+    /// Modification time: seconds and nanoseconds since 1970.
     pub(crate) modified: (i64, i32),
 }
 
-/// Types of files.
+/// Type of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileKind {
     /// A regular file.
     File,
-    /// A directory.
     Directory,
-    /// A symbolic link.
     Symlink,
-    /// A FIFO.
     Fifo,
-    /// A socket.
     Socket,
-    /// A character device.
     CharacterDevice,
-    /// A block device.
     BlockDevice,
-    /// Something that Linux does not have.
+    /// A type that Linux does not define.
     Unknown,
 }
 
 impl PathMetadata {
-    /// What the kernel says.
     pub(super) fn from_stat(stat: &Stat) -> Self {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => FileKind::File,
@@ -75,39 +67,39 @@ impl PathMetadata {
     }
 }
 
-/// Describes what is at a path, with the hash of a regular file that can be read and is not too
+/// Returns the metadata of a path, and the hash of a regular file that is readable and not too
 /// large.
 pub(super) fn read_metadata(
     root: &Root,
     path: &RelativePath,
     cancel: &CancelToken,
 ) -> Result<(PathMetadata, Option<String>), Error> {
-    let wanted = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
-    let place = open_final_symlink(root, path.as_bytes()).map_err(wanted)?;
-    let stat = fstat(&place).map_err(wanted)?;
-    let description = PathMetadata::from_stat(&stat);
-    if description.kind != FileKind::File || description.size > MAX_HASHED_FILE_BYTES {
-        return Ok((description, None));
+    let to_error = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
+    let handle = open_final_symlink(root, path.as_bytes()).map_err(to_error)?;
+    let metadata = PathMetadata::from_stat(&fstat(&handle).map_err(to_error)?);
+    if metadata.kind != FileKind::File || metadata.size > MAX_HASHED_FILE_BYTES {
+        return Ok((metadata, None));
     }
-    match reopen(place.as_fd()) {
+    match reopen(handle.as_fd()) {
         Ok(Ok((file, _stat))) => {
             let (sum, length) = hash_file(file, path.as_str(), MAX_HASHED_FILE_BYTES, cancel)?;
-            let is_whole = length <= MAX_HASHED_FILE_BYTES;
-            Ok((description, is_whole.then(|| sum.finish())))
+            // The file may have grown since.
+            let is_complete = length <= MAX_HASHED_FILE_BYTES;
+            Ok((metadata, is_complete.then(|| sum.finish())))
         }
-        Ok(Err(_)) | Err(Errno::ACCESS | Errno::PERM) => Ok((description, None)),
-        Err(errno) => Err(wanted(errno)),
+        Ok(Err(_)) | Err(Errno::ACCESS | Errno::PERM) => Ok((metadata, None)),
+        Err(errno) => Err(to_error(errno)),
     }
 }
 
-/// Opens what is at a path without access to it; a symbolic link at its end is opened itself.
+/// Opens a handle to a path. A symbolic link at its end is opened itself.
 fn open_final_symlink(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
     match memchr::memrchr(b'/', path) {
         None if path.is_empty() => root.open_path(path),
         slash => {
-            let (above, name) =
+            let (parent, name) =
                 slash.map_or((&b""[..], path), |slash| (&path[..slash], &path[slash + 1..]));
-            open_entry(root.open_path(above)?.as_fd(), name)
+            open_entry(root.open_path(parent)?.as_fd(), name)
         }
     }
 }

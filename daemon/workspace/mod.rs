@@ -1,42 +1,45 @@
-//! The workspace: a directory that is reached only through its descriptor.
+//! The workspace: a directory that is accessed only through its file descriptor.
 //!
-//! Nothing here trusts a path. A request's text becomes a [`RelativePath`] first, without looking
-//! at any file; the kernel then resolves it beneath the directory's descriptor and refuses symbolic
-//! links on the way. There is no check that something could be changed behind, and commands that
-//! run in the workspace at the same time may rename whatever they like.
+//! No path is trusted. The text of a request first becomes a [`RelativePath`], without any file
+//! access. The kernel then resolves it beneath the directory's descriptor, and rejects symbolic
+//! links on the way. There is no check-then-use race, even while commands in the workspace rename
+//! files.
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`path`] | what a request's path may be |
-//! | [`beneath`] | opening beneath a directory |
-//! | [`file`](mod@file) | regular files, and nothing that only looks like one |
+//! | [`blocking_permit`] | the permit of blocking work on files |
+//! | [`cancel`] | cancellation of blocking work |
+//! | [`chown`] | changes the owner of files at start |
 //! | [`directory`] | the entries of one directory, in order |
-//! | [`contents`] | a page of everything in one directory |
-//! | [`description`] | what is at a path |
-//! | [`scan`] | lines of a file, and what is known of the whole of it |
-//! | [`glob`] | which paths a request wants |
-//! | [`ignore_files`] | what `.gitignore` and its like leave out |
-//! | [`draft`] | a file that comes in parts, as long as it is not whole |
-//! | [`upload`] | such a file begun, found again, and put into its place |
+//! | [`directory_page`] | a page of everything in one directory |
+//! | [`fault_injection`] | points at which a test kills the daemon |
+//! | [`file`](mod@file) | regular files, and nothing else |
+//! | [`glob`] | globs that select paths |
+//! | [`ignore_files`] | `.gitignore` and its relatives |
+//! | [`journal`] | write-ahead journal of changes, for recovery |
+//! | [`memory_budget`] | memory for file contents |
+//! | [`metadata`] | type, size and time of a path |
+//! | [`move_path`] | moves files and directories |
+//! | [`mod@os_error`] | maps errors of the kernel to reasons of the contract |
+//! | [`parallel`] | the same work on many files, on several threads |
+//! | [`partial_file`] | an incomplete upload |
+//! | [`path`] | valid paths in requests |
+//! | [`path_identities`] | detects directories replaced during an approval |
+//! | [`path_locks`] | one change at a time per path |
+//! | [`recovery`] | undoes changes that a crashed daemon left unfinished |
+//! | [`remove`] | deletes files and directories |
+//! | [`rename_step`] | puts one new file in place, and reverts it |
+//! | [`resolve`] | opens paths beneath a directory |
+//! | [`scan`] | reads lines of a file, and facts about the whole |
+//! | [`mod@search`] | searches files |
+//! | [`snapshot`] | a file before a change |
+//! | [`subtree`] | builds a directory from some files |
+//! | [`symlinks`] | resolves symbolic links within the workspace |
+//! | [`temporary`] | names of the daemon's temporary files |
+//! | [`transaction`] | changes files, all of them or none |
+//! | [`tree_removal`] | deletes a directory with its contents |
+//! | [`upload`] | starts, resumes and commits uploads |
 //! | [`walk`] | the files below a directory, in order |
-//! | [`relocate`] | moving |
-//! | [`remove`] | deleting |
-//! | [`tree`] | deleting a directory with all that is in it |
-//! | [`change`] | changing files, all of them or none |
-//! | [`step`] | putting one new content in place, and taking it back |
-//! | [`subtree`] | a directory that holds some files and nothing else |
-//! | [`temporary`] | names of the daemon's own files |
-//! | [`original`] | a file before a change, and what of it is kept |
-//! | [`room`] | memory for the contents of files that are held whole |
-//! | [`journal`] | what a change is about to do, for the next daemon |
-//! | [`mend`] | undoing what a daemon that died has left |
-//! | [`links`] | where paths lead when links are followed |
-//! | [`parallel`] | the same work on many files |
-//! | [`lock`] | one change at a time to each path |
-//! | [`fault`] | where a test has the daemon die |
-//! | [`mod@search`] | searching these files |
-//! | [`mod@failure`] | the kernel's errors in the terms of the contract |
-//! | [`stop`] | ending work whose time is up |
 
 mod blocking_permit;
 mod cancel;
@@ -90,7 +93,7 @@ pub(crate) use memory_budget::MemoryReservation;
 pub(crate) use metadata::{FileKind, PathMetadata};
 pub(crate) use os_error::file_not_found;
 use os_error::{ExpectedKind, os_error};
-pub(crate) use parallel::{available_cores, parallel_map};
+pub(crate) use parallel::parallel_map;
 pub(crate) use partial_file::{
     PartialFile, PartialFileError, PartialFileLocation, PartialFileState, PartialFileTarget,
 };
@@ -118,20 +121,20 @@ pub(crate) struct Workspace {
     path: PathBuf,
     root: Root,
     identity: (u64, u64),
-    /// Whether its file system waits for nothing but disks of this machine.
+    /// Whether opening cached files never waits for a network (see [`is_local`]).
     is_local: bool,
-    /// User and group of the directory, to whom new files belong.
+    /// User and group of the directory and of new files.
     owner: (u32, u32),
     locks: PathLocks,
     journals: Option<JournalDirectory>,
     protected: Vec<RelativePath>,
-    /// Whether the disk has written down a change before it is answered.
+    /// Whether a change is durable on disk before its response.
     sync: bool,
 }
 
 impl Workspace {
-    /// Opens the directory at `path`, where the operator's symbolic links are followed. Commands
-    /// see it at `mount_path`, an absolute path without `..`.
+    /// Opens the directory at `path`, following the operator's symbolic links. Commands see it at
+    /// `mount_path`, an absolute path without `..`.
     pub(crate) fn open(
         name: impl Into<String>,
         path: impl Into<PathBuf>,
@@ -155,64 +158,66 @@ impl Workspace {
         })
     }
 
-    /// Follows symbolic links that stay in the directory, instead of refusing all.
+    /// Follows symbolic links that stay in the directory, instead of rejecting all.
     pub(crate) fn follow_links(&mut self) -> io::Result<()> {
         self.root.follow_links()
     }
 
-    /// Forbids changing these paths, relative ones, and what is below them by the file tools. Fails
-    /// when one of them does not lie in the workspace: none may be left unprotected by mistake.
+    /// Protects these relative paths, and everything below them, from changes by file tools. Fails
+    /// if one is not in the workspace, so that none stays unprotected by mistake.
     pub(crate) fn protect(&mut self, paths: &[String]) -> io::Result<()> {
-        let paths = paths.iter().map(|path| self.resolve(path));
-        let paths = paths.collect::<Result<_, _>>();
-        self.protected = paths.map_err(io::Error::other)?;
+        self.protected = paths
+            .iter()
+            .map(|path| self.resolve(path))
+            .collect::<Result<_, _>>()
+            .map_err(io::Error::other)?;
         Ok(())
     }
 
-    /// Has changes wait for the disk.
+    /// Sets whether changes are durable on disk before their response.
     pub(crate) fn sync_changes(&mut self, sync: bool) {
         self.sync = sync;
     }
 
-    /// Whether changes wait for the disk.
+    /// Whether changes are durable on disk before their response.
     pub(crate) fn syncs_changes(&self) -> bool {
         self.sync
     }
 
-    /// Gives what belongs to root in the workspace to its owner, or to `user` if that is root.
+    /// Changes the owner of all files of root to the workspace's owner, or to `user` if that is
+    /// root.
     pub(crate) fn chown_to(&mut self, user: u32) -> io::Result<ChownSummary> {
         let owner = match self.owner {
             (0, 0) => (user, user),
             (0, group) => (user, group),
             owner => owner,
         };
-        let given = chown_all(self.root.as_fd(), owner)?;
+        let summary = chown_all(self.root.as_fd(), owner)?;
         self.owner = owner;
-        Ok(given)
+        Ok(summary)
     }
 
-    /// User and group to whom new files belong.
+    /// User and group of new files.
     pub(crate) fn owner(&self) -> (u32, u32) {
         self.owner
     }
 
-    /// Checks that something may be made or written at a path: that no name in it is one of the
-    /// daemon's own, which nobody would see there and a later daemon could take for its own, and as
-    /// [`Self::allow_removal`].
+    /// Rejects a change of a path that is protected, or that contains a name reserved for the
+    /// daemon's temporary files: listings would hide it, and recovery could delete it.
     fn check_change_allowed(&self, path: &RelativePath) -> Result<(), Error> {
         if let Some(name) = path.components().find(|name| is_temporary(name.as_bytes())) {
             let text = format!(
-                "{name:?} is a name that the daemon keeps for files on the way to their places, and lists leave it out: choose another"
+                "{name:?} is reserved for the daemon's temporary files, which listings omit: choose another name"
             );
             return Err(Error::new(Reason::PolicyDenied, text).with_metadata("path", path.as_str()));
         }
         self.check_removal_allowed(path)
     }
 
-    /// Checks that the operator protects neither a path nor what is above or below it.
+    /// Rejects the removal of a path if the operator protects it, or a path above or below it.
     fn check_removal_allowed(&self, path: &RelativePath) -> Result<(), Error> {
         let overlaps = |protected: &&RelativePath| protected.overlaps(path);
-        // The workspace itself is changed by no tool, for other reasons.
+        // Tools reject changes of the workspace itself with another error.
         let found = self.protected.iter().find(overlaps);
         let Some(protected) = found.filter(|_| path.split().is_some()) else {
             return Ok(());
@@ -225,23 +230,23 @@ impl Workspace {
         Err(Error::new(Reason::PolicyDenied, text).with_metadata("path", path.as_str()))
     }
 
-    /// Has commands see it where it is.
+    /// Mounts the workspace at its own path, without a mount point of its own.
     pub(crate) fn mount_in_place(&mut self) {
         self.mount_path.clone_from(&self.path);
     }
 
-    /// Name that calls give.
+    /// The name in requests.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where commands see it.
+    /// Where commands see the workspace.
     pub(crate) fn mount_path(&self) -> &Path {
         &self.mount_path
     }
 
-    /// Where it is for the daemon. For messages and for building sandboxes, not for opening what is
-    /// in it.
+    /// Where the daemon sees the workspace. For messages and for building sandboxes, not for
+    /// opening files.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -251,48 +256,53 @@ impl Workspace {
         self.identity
     }
 
-    /// Understands a path of a request.
+    /// Parses a path of a request.
     pub(crate) fn resolve(&self, text: &str) -> Result<RelativePath, Error> {
         RelativePath::parse(text, &self.mount_path)
     }
 
-    /// Opens a regular file for reading. Whatever else is there is not touched.
+    /// Opens a regular file for reading. Files of other types are not opened.
     pub(crate) fn open_file(&self, path: &RelativePath) -> Result<RegularFile, Error> {
-        let found = self
+        let handle = self
             .root
             .open_path(path.as_bytes())
             .map_err(|errno| os_error(errno, path.as_str(), ExpectedKind::File))?;
-        RegularFile::open(&found, path.as_str())
+        RegularFile::open(&handle, path.as_str())
     }
 
-    /// Opens a regular file of at most `most` bytes with its content, if the kernel has both in
-    /// memory. Waits for no disk, so it may be called where nothing may block; what it does not
-    /// answer, [`Workspace::open_file`] does.
-    pub(crate) fn open_file_cached(&self, path: &RelativePath, most: usize) -> Option<RegularFile> {
-        // Elsewhere even opening what is in memory asks a server, which may not answer.
+    /// Opens and reads a regular file of at most `max_bytes`, if the kernel has it in memory. Never
+    /// waits for a disk, so the caller may be an asynchronous task. None if the caller has to use
+    /// [`Workspace::open_file`].
+    pub(crate) fn open_file_cached(
+        &self,
+        path: &RelativePath,
+        max_bytes: usize,
+    ) -> Option<RegularFile> {
+        // On a network file system, even opening a cached file asks a server.
         if !self.is_local {
             return None;
         }
-        let found = self.root.open_path_cached(path.as_bytes())?;
-        let mut file = RegularFile::open(&found, path.as_str()).ok()?;
-        file.read_cached(most).then_some(file)
+        let handle = self.root.open_path_cached(path.as_bytes())?;
+        let mut file = RegularFile::open(&handle, path.as_str()).ok()?;
+        file.read_cached(max_bytes).then_some(file)
     }
 
-    /// Checks that the operator does not protect what is called `name` in a directory that was
-    /// opened: with links, and in file systems that do not tell upper from lower case, it may have
-    /// been found under another path.
+    /// Rejects a change of `name` in an open directory if the operator protects it. Complements the
+    /// check of the request's path: with symbolic links, and on case-insensitive file systems, the
+    /// directory may have been found under another path.
     fn check_change_allowed_in(&self, directory: BorrowedFd<'_>, name: &str) -> Result<(), Error> {
         if self.protected.is_empty() {
             return Ok(());
         }
-        let Some(below) = self.path_of(directory) else {
-            let text = "where this lies cannot be told, and the operator protects some paths";
+        let Some(parent) = self.path_of(directory) else {
+            let text =
+                "the real path of this file is unknown, and the operator protects some paths";
             return Err(Error::new(Reason::PolicyDenied, text).with_metadata("path", name));
         };
-        self.check_removal_allowed(&below.join(name))
+        self.check_removal_allowed(&parent.join(name))
     }
 
-    /// Has the disk write down which names these directories hold, if changes wait for the disk.
+    /// Writes the entries of these directories to disk, if changes must be durable.
     fn sync_directories(
         &self,
         directories: impl IntoIterator<Item = RelativePath>,
@@ -301,12 +311,12 @@ impl Workspace {
         for directory in directories.into_iter().filter(|_| self.sync) {
             let synced = self.root.open_directory(directory.as_bytes());
             match synced.and_then(rustix::fs::fsync) {
-                // Gone since.
+                // The directory was removed in the meantime.
                 Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
                 Err(errno) => {
                     let path = directory.as_str();
                     let text = format!(
-                        "the change was made, but the disk could not write down {path:?} ({errno}): it may be gone when the machine is started again"
+                        "the change was made, but the directory {path:?} could not be written to disk ({errno}): the change may be lost if the machine fails"
                     );
                     result = Err(Error::internal(text).with_metadata("path", path));
                 }
@@ -315,8 +325,8 @@ impl Workspace {
         result
     }
 
-    /// Describes what is at a path; a symbolic link at its end is not followed. The hash is that of
-    /// a file that can be read and is not too large.
+    /// Returns the metadata of a path, without following a symbolic link at its end, and the hash
+    /// of a regular file that is readable and not too large.
     pub(crate) fn metadata(
         &self,
         path: &RelativePath,
@@ -325,45 +335,44 @@ impl Workspace {
         metadata::read_metadata(&self.root, path, cancel)
     }
 
-    /// Reads the entries of a directory behind the name `after`, at most `most`.
+    /// Reads at most `max_entries` entries of a directory, starting after the name `after`.
     pub(crate) fn read_directory_page(
         &self,
         path: &RelativePath,
         after: Option<&str>,
-        most: usize,
+        max_entries: usize,
         cancel: &CancelToken,
     ) -> Result<DirectoryPage, Error> {
-        DirectoryPage::read(&self.root, path, after, most, cancel)
+        DirectoryPage::read(&self.root, path, after, max_entries, cancel)
     }
 
-    /// Starts a walk over the files below a directory, from behind `after`, a path relative to that
-    /// directory.
+    /// Starts a walk over the files below a directory, after the path `after`, which is relative to
+    /// that directory.
     pub(crate) fn walk<'a>(
         &'a self,
         base: &RelativePath,
-        selection: WalkFilter,
+        filter: WalkFilter,
         after: Option<&str>,
         cancel: &'a CancelToken,
     ) -> Result<FileWalk<'a>, Error> {
-        FileWalk::start(&self.root, base, selection, after, cancel)
+        FileWalk::start(&self.root, base, filter, after, cancel)
     }
 
-    /// Searches the files below a directory, or one file. Answers whether it came to its end before
-    /// it was stopped; `progress` has what was found in any case.
+    /// Searches one file, or the files below a directory. Returns whether the search was complete;
+    /// `progress` has the matches in any case.
     pub(crate) fn search(
         &self,
         path: &RelativePath,
-        selection: WalkFilter,
-        wish: &SearchOptions,
+        filter: WalkFilter,
+        options: &SearchOptions,
         progress: &SearchProgress,
         cancel: &CancelToken,
     ) -> Result<bool, Error> {
-        search::search(&self.root, path, selection, wish, progress, cancel)
+        search::search(&self.root, path, filter, options, progress, cancel)
     }
 }
 
-/// Whether a directory lies in one of the file systems whose contents are those of local disks or
-/// of memory (statfs(2)).
+/// Whether the directory is on a file system of local disks or memory (statfs(2)).
 fn is_local(root: &Root) -> io::Result<bool> {
     const LOCAL_FILE_SYSTEMS: [u32; 8] = [
         0xef53,      // ext4
@@ -397,7 +406,7 @@ mod tests {
     use crate::daemon::error::Reason;
 
     #[test]
-    fn a_workspace_is_a_directory() {
+    fn only_a_directory_can_be_a_workspace() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("file");
         fs::write(&file, "").unwrap();
@@ -414,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_protected_must_lie_in_the_workspace() {
+    fn protected_paths_must_be_in_the_workspace() {
         let directory = tempfile::tempdir().unwrap();
         let mut workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
         let change = |workspace: &Workspace| {
@@ -432,18 +441,19 @@ mod tests {
     }
 
     #[test]
-    fn files_without_permission_are_refused_and_directories_passed_over() {
+    fn unreadable_files_are_errors_and_unreadable_directories_are_skipped() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         fs::create_dir(at("closed")).unwrap();
         fs::write(at("closed/file"), "").unwrap();
         fs::write(at("secret"), "").unwrap();
-        let forbid =
+        let set_mode =
             |name: &str, mode| fs::set_permissions(at(name), fs::Permissions::from_mode(mode));
-        forbid("closed", 0).unwrap();
-        forbid("secret", 0).unwrap();
+        set_mode("closed", 0).unwrap();
+        set_mode("secret", 0).unwrap();
+
         let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
-        // Root may do everything, so the attempt is made on a thread without that capability.
+        // Root ignores permissions, so the attempt runs on a thread without that capability.
         let attempt = std::thread::spawn(move || {
             let sets = capabilities(None).unwrap();
             let without = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
@@ -453,19 +463,21 @@ mod tests {
             )
             .unwrap();
             let path = |text: &str| workspace.resolve(text).unwrap();
-            let stop = CancelToken::new();
-            let selection = || WalkFilter {
+            let cancel = CancelToken::new();
+            let filter = || WalkFilter {
                 globs: Override::empty(),
                 respect_ignore: true,
                 include_hidden: true,
                 include_git: false,
                 max_depth: None,
             };
-            let mut walk = workspace.walk(&path("."), selection(), None, &stop).unwrap();
+
+            let mut walk = workspace.walk(&path("."), filter(), None, &cancel).unwrap();
             let mut files = Vec::new();
             while let Some(file) = walk.next().unwrap() {
                 files.push(file.to_owned());
             }
+
             let errors = [
                 workspace.open_file(&path("secret")).unwrap_err(),
                 workspace.open_file(&path("closed/file")).unwrap_err(),
@@ -474,13 +486,14 @@ mod tests {
                     .open_directory(b"closed")
                     .map_err(|errno| os_error(errno, "closed", ExpectedKind::Directory))
                     .unwrap_err(),
-                workspace.walk(&path("closed"), selection(), None, &stop).unwrap_err(),
+                workspace.walk(&path("closed"), filter(), None, &cancel).unwrap_err(),
             ];
             (files, errors.map(|error| error.reason))
         });
+
         let (files, reasons) = attempt.join().unwrap();
         assert_eq!(files, ["secret"]);
         assert_eq!(reasons, [Reason::PermissionDenied; 4]);
-        forbid("closed", 0o700).unwrap();
+        set_mode("closed", 0o700).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Moving what is at one path to another, in one rename.
+//! Moves a file or directory with one rename.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -19,8 +19,8 @@ use crate::daemon::{
 };
 
 impl Workspace {
-    /// Moves what is at `source`, a symbolic link itself, to `destination`. Answers whether it
-    /// replaced something, which it does only if `overwrite` says so.
+    /// Moves `source` to `destination`. A symbolic link is moved itself. Replaces an existing
+    /// destination only with `overwrite`. Returns whether it has replaced one.
     pub(crate) fn move_path(
         &self,
         source: &RelativePath,
@@ -30,97 +30,159 @@ impl Workspace {
     ) -> Result<bool, Error> {
         self.check_removal_allowed(source)?;
         self.check_change_allowed(destination)?;
-        let _held = self.locks.lock(&[source.clone(), destination.clone()], cancel)?;
+        let _guard = self.locks.lock(&[source.clone(), destination.clone()], cancel)?;
         if destination != source && destination.is_at_or_below(source) {
             return Err(destination_in_source_error(source));
         }
+
         let (from, from_name) = self.parent_for_field(source, "source", ExpectedKind::File)?;
         let (to, to_name) =
             self.parent_for_field(destination, "destination", ExpectedKind::Directory)?;
-        let failed = |errno| os_error(errno, source.as_str(), ExpectedKind::File);
-        let moved = statat(&from, &from_name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
+        let from = EntryLocation { directory: &from, name: &from_name };
+        let to = EntryLocation { directory: &to, name: &to_name };
+        let to_error = |errno| os_error(errno, source.as_str(), ExpectedKind::File);
+        let moved = from.stat().map_err(to_error)?;
         if source == destination {
             return Ok(false);
         }
-        let is_moved = |found: &Stat| (found.st_dev, found.st_ino) == (moved.st_dev, moved.st_ino);
-        let is_one_name = || {
-            let [from, to] = [fstat(&from)?, fstat(&to)?];
-            let in_one_place = (from.st_dev, from.st_ino) == (to.st_dev, to.st_ino);
-            Ok(in_one_place && from_name.eq_ignore_ascii_case(&to_name))
-        };
-        loop {
+
+        let replaced = loop {
             cancel.check()?;
-            let replaced = match statat(&to, &to_name, AtFlags::SYMLINK_NOFOLLOW) {
-                // One name, written in two ways: through a link, or in another case where that
-                // makes no difference. rename(2) knows, and does what there is to do.
-                Ok(found)
-                    if is_moved(&found)
-                        && (found.st_nlink == 1
-                            || is_directory(&found)
-                            || is_one_name().map_err(failed)?) =>
-                {
-                    let renamed = retry_on_intr(|| renameat(&from, &from_name, &to, &to_name));
-                    return renamed
-                        .map(|()| false)
-                        .map_err(|errno| move_error(errno, source, destination));
-                }
-                Ok(found) => Some(found),
+            let existing = match to.stat() {
+                Ok(existing) => Some(existing),
                 Err(Errno::NOENT) => None,
                 Err(errno) => {
                     return Err(os_error(errno, destination.as_str(), ExpectedKind::File));
                 }
             };
-            let renamed = match replaced {
-                Some(_) if !overwrite => return Err(already_exists(destination)),
-                // Two names of one file: rename(2) would leave both.
-                Some(found) if is_moved(&found) => unlinkat(&from, &from_name, AtFlags::empty()),
-                Some(_) => retry_on_intr(|| renameat(&from, &from_name, &to, &to_name)),
-                None => rename_noreplace((&from, &from_name), (&to, &to_name)),
-            };
-            return match renamed {
-                Ok(()) => {
-                    let places = [source.split(), destination.split()];
-                    self.sync_directories(
-                        places.into_iter().flatten().map(|(directory, _)| directory),
-                    )?;
-                    Ok(replaced.is_some())
+            let replacement = Replacement::of(&moved, existing, &from, &to).map_err(to_error)?;
+
+            let renamed = match replacement {
+                Replacement::SameEntry => {
+                    return from
+                        .rename(&to)
+                        .map(|()| false)
+                        .map_err(|errno| move_error(errno, source, destination));
                 }
-                // Somebody has made something there a moment ago.
-                Err(Errno::EXIST) if replaced.is_none() => continue,
-                Err(errno) => Err(move_error(errno, source, destination)),
+                Replacement::HardLink | Replacement::Other if !overwrite => {
+                    return Err(already_exists(destination));
+                }
+                // rename(2) would keep both names.
+                Replacement::HardLink => unlinkat(from.directory, from.name, AtFlags::empty()),
+                Replacement::Other => from.rename(&to),
+                Replacement::Nothing => from.rename_noreplace(&to),
             };
-        }
+            match renamed {
+                Ok(()) => break replacement != Replacement::Nothing,
+                // Another process has just created the destination.
+                Err(Errno::EXIST) if replacement == Replacement::Nothing => {}
+                Err(errno) => return Err(move_error(errno, source, destination)),
+            }
+        };
+
+        let parents = [source.split(), destination.split()];
+        self.sync_directories(parents.into_iter().flatten().map(|(directory, _)| directory))?;
+        Ok(replaced)
     }
 
-    /// The directory of a path and the name in it. The workspace itself has none; `field` is the
-    /// request's field that named it.
+    /// Opens a handle to the parent directory of a path. Returns it, and the name in it. Fails for
+    /// the workspace itself; `field` is the field of the request that contains the path.
     pub(super) fn parent_for_field(
         &self,
         path: &RelativePath,
         field: &'static str,
-        wanted: ExpectedKind,
+        expected: ExpectedKind,
     ) -> Result<(OwnedFd, String), Error> {
-        let Some((directory, name)) = path.split() else {
+        let Some((parent, name)) = path.split() else {
             return Err(Error::invalid_field(
                 field,
                 "is the workspace itself: name something in it",
             ));
         };
-        let opened = self.root.open_directory_handle(directory.as_bytes());
-        let opened = opened.map_err(|errno| match wanted {
-            ExpectedKind::File => os_error(errno, path.as_str(), wanted),
-            ExpectedKind::Directory => os_error(errno, directory.as_str(), wanted),
-        })?;
-        self.check_change_allowed_in(opened.as_fd(), name)?;
-        Ok((opened, name.to_owned()))
+        let directory =
+            self.root.open_directory_handle(parent.as_bytes()).map_err(|errno| match expected {
+                ExpectedKind::File => os_error(errno, path.as_str(), expected),
+                ExpectedKind::Directory => os_error(errno, parent.as_str(), expected),
+            })?;
+        self.check_change_allowed_in(directory.as_fd(), name)?;
+        Ok((directory, name.to_owned()))
     }
 }
 
+/// What exists at the destination of a move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Replacement {
+    Nothing,
+    /// The source itself, spelled in two ways: through a link, or on a case-insensitive file
+    /// system. rename(2) knows the difference, and changes the case if necessary.
+    SameEntry,
+    /// Another hard link to the source.
+    HardLink,
+    Other,
+}
+
+impl Replacement {
+    fn of(
+        moved: &Stat,
+        existing: Option<Stat>,
+        from: &EntryLocation<'_>,
+        to: &EntryLocation<'_>,
+    ) -> Result<Self, Errno> {
+        let Some(existing) = existing else {
+            return Ok(Self::Nothing);
+        };
+        if !is_same_file(&existing, moved) {
+            return Ok(Self::Other);
+        }
+        let is_same_entry =
+            existing.st_nlink == 1 || is_directory(&existing) || from.is_same_entry(to)?;
+        Ok(if is_same_entry { Self::SameEntry } else { Self::HardLink })
+    }
+}
+
+/// A name in an open directory.
+#[derive(Debug, Clone, Copy)]
+struct EntryLocation<'a> {
+    directory: &'a OwnedFd,
+    name: &'a str,
+}
+
+impl EntryLocation<'_> {
+    fn stat(&self) -> Result<Stat, Errno> {
+        statat(self.directory, self.name, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// Whether both names may be one entry: equal except for case, in the same directory.
+    fn is_same_entry(&self, other: &Self) -> Result<bool, Errno> {
+        let is_same_directory = is_same_file(&fstat(self.directory)?, &fstat(other.directory)?);
+        Ok(is_same_directory && self.name.eq_ignore_ascii_case(other.name))
+    }
+
+    fn rename(&self, to: &Self) -> Result<(), Errno> {
+        retry_on_intr(|| renameat(self.directory, self.name, to.directory, to.name))
+    }
+
+    /// Renames to a name that must not exist.
+    fn rename_noreplace(&self, to: &Self) -> Result<(), Errno> {
+        let flags = RenameFlags::NOREPLACE;
+        match retry_on_intr(|| {
+            renameat_with(self.directory, self.name, to.directory, to.name, flags)
+        }) {
+            // The file system cannot check and rename in one step. The caller has just checked.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self.rename(to),
+            renamed => renamed,
+        }
+    }
+}
+
+fn is_same_file(a: &Stat, b: &Stat) -> bool {
+    (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
+}
 fn is_directory(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
-/// Why what is at `source` could not be moved to `destination`.
+/// Builds the error for a failed rename of `source` to `destination`.
 fn move_error(errno: Errno, source: &RelativePath, destination: &RelativePath) -> Error {
     let path = destination.as_str();
     let (reason, text) = match errno {
@@ -133,13 +195,13 @@ fn move_error(errno: Errno, source: &RelativePath, destination: &RelativePath) -
         ),
         Errno::NOTEMPTY | Errno::EXIST => (
             Reason::DirectoryNotEmpty,
-            format!("the directory {path:?} holds entries: delete it first"),
+            format!("the directory {path:?} is not empty: delete it first"),
         ),
         Errno::XDEV => (
             Reason::PermissionDenied,
             format!("{path:?} lies on another file system: copy instead"),
         ),
-        // Through a symbolic link: else it is seen before.
+        // Only through a symbolic link: otherwise the paths have shown it before.
         Errno::INVAL => return destination_in_source_error(source),
         errno => return os_error(errno, source.as_str(), ExpectedKind::File),
     };
@@ -147,20 +209,8 @@ fn move_error(errno: Errno, source: &RelativePath, destination: &RelativePath) -
 }
 
 fn destination_in_source_error(source: &RelativePath) -> Error {
-    let problem = format!("lies in {:?}, which is to be moved", source.as_str());
+    let problem = format!("is below {:?}, which would be moved", source.as_str());
     Error::invalid_field("destination", problem)
-}
-
-fn rename_noreplace(from: (&OwnedFd, &str), to: (&OwnedFd, &str)) -> Result<(), Errno> {
-    let renamed =
-        retry_on_intr(|| renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE));
-    match renamed {
-        // A file system that cannot look and rename in one step: it was free a moment ago.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-            retry_on_intr(|| renameat(from.0, from.1, to.0, to.1))
-        }
-        renamed => renamed,
-    }
 }
 
 #[cfg(test)]
@@ -170,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_be_moved_where() {
+    fn moves_are_allowed_or_rejected_by_type() {
         use Reason as R;
         for (source, destination, overwrite, expected) in [
             ("file", "new", false, Ok(false)),
@@ -209,8 +259,9 @@ mod tests {
             workspace.protect(&["safe".to_owned()]).unwrap();
             let [from, to] = [source, destination].map(|path| workspace.resolve(path).unwrap());
             let before = fs::symlink_metadata(at(source)).ok();
-            let moved = workspace.move_path(&from, &to, overwrite, &CancelToken::new());
-            let moved = moved.map_err(|error| error.reason);
+            let moved = workspace
+                .move_path(&from, &to, overwrite, &CancelToken::new())
+                .map_err(|error| error.reason);
             assert_eq!(moved, expected, "{source} to {destination}");
             if moved.is_ok() && source != destination {
                 use std::os::unix::fs::MetadataExt as _;
@@ -222,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_not_deleted_for_being_named_in_two_ways() {
+    fn renaming_a_file_to_another_spelling_keeps_it() {
         for other_names in [0, 1] {
             let folder = tempfile::tempdir().unwrap();
             let at = |name: &str| folder.path().join(name);
@@ -251,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_as_it_is() {
+    fn errors_name_the_actual_problem() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir_all(at("dir/below")).unwrap();
@@ -270,10 +321,10 @@ mod tests {
             assert!(!replacing.message.contains("replaced"), "{replacing}");
             assert!(error(source, destination, false).message.contains("replaced"));
         }
-        let beneath = error("dir", "link/x", false);
-        assert_eq!(beneath.reason, Reason::InvalidParams, "{beneath}");
-        assert_eq!(beneath.violations.first().unwrap().field, "destination");
-        // It is the name of the destination that is told.
+        let nested = error("dir", "link/x", false);
+        assert_eq!(nested.reason, Reason::InvalidParams, "{nested}");
+        assert_eq!(nested.violations.first().unwrap().field, "destination");
+        // The error is about the destination's name.
         let too_long = error("file", &"n".repeat(256), false);
         assert!(too_long.message.contains("nnn"), "{too_long}");
     }

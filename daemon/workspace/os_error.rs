@@ -1,4 +1,4 @@
-//! The kernel's errors in the terms of the contract.
+//! Maps errors of the kernel to reasons of the contract.
 
 use std::{io, time::Duration};
 
@@ -9,111 +9,27 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// When to try again: those that rename last about as long.
+/// Delay before a retry: about as long as concurrent renames last.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What a call hoped to find at a path.
+/// The kind of file that a call expects at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExpectedKind {
-    /// A file.
     File,
-    /// A directory.
     Directory,
 }
 
-/// Why the `wanted` thing at `path` could not be used.
-pub(super) fn os_error(errno: Errno, path: &str, wanted: ExpectedKind) -> Error {
-    let (reason, message) = match (errno, wanted) {
-        (Errno::LOOP, _) => (
-            Reason::SymlinkBlocked,
-            format!(
-                "{path:?} is or passes through a symbolic link: give the path that it leads to"
-            ),
-        ),
-        (Errno::XDEV, _) => (Reason::PathEscape, format!("{path:?} leads out of the workspace")),
-        // A name that no file system takes cannot be there either.
-        (Errno::NAMETOOLONG, ExpectedKind::File) => {
-            (Reason::FileNotFound, name_too_long_message(path))
-        }
-        (Errno::NAMETOOLONG, ExpectedKind::Directory) => {
-            (Reason::DirectoryNotFound, name_too_long_message(path))
-        }
-        (Errno::NOENT | Errno::NOTDIR, ExpectedKind::File) => (
-            Reason::FileNotFound,
-            format!("no file is at {path:?}: list its directory to see what is there"),
-        ),
-        (Errno::NOENT, ExpectedKind::Directory) => (
-            Reason::DirectoryNotFound,
-            format!("no directory is at {path:?}: list the one above it to see what is there"),
-        ),
-        (Errno::NOTDIR, ExpectedKind::Directory) => (
-            Reason::NotADirectory,
-            format!("{path:?} is not a directory, or passes through something that is none"),
-        ),
-        (Errno::ISDIR, _) => {
-            (Reason::NotAFile, format!("{path:?} is a directory: give the path of a file"))
-        }
-        (Errno::FBIG | Errno::OVERFLOW, _) => (
-            Reason::FileTooLarge,
-            format!("no file of the size of {path:?} is taken by the file system or the daemon"),
-        ),
-        (Errno::TOOBIG, _) => (
-            Reason::FileTooLarge,
-            format!("{path:?} has more than 1 MiB of extended attributes: they cannot be kept"),
-        ),
-        (Errno::NOTEMPTY, _) => (
-            Reason::DirectoryNotEmpty,
-            format!("the directory {path:?} holds entries: delete them first"),
-        ),
-        (Errno::BUSY | Errno::TXTBSY, _) => (
-            Reason::PermissionDenied,
-            format!(
-                "the system uses {path:?}, as a mount point or as a running program: leave it where and as it is"
-            ),
-        ),
-        (Errno::ROFS, _) => (
-            Reason::PermissionDenied,
-            format!("the file system that holds {path:?} is mounted read-only"),
-        ),
-        (Errno::ACCESS | Errno::PERM, _) => {
-            (Reason::PermissionDenied, format!("the daemon's user has no permission for {path:?}"))
-        }
-        (Errno::NOSPC | Errno::DQUOT, _) => (
-            Reason::NoSpace,
-            format!("the disk or the quota that holds {path:?} is full: free some space"),
-        ),
-        (Errno::MLINK, _) => (
-            Reason::NoSpace,
-            format!("the directory of {path:?} can hold no more directories: choose another one"),
-        ),
-        (Errno::MFILE | Errno::NFILE, _) => {
-            let error = io::Error::from(errno);
-            return fd_exhaustion::fd_exhausted_error(error, &format!("{path:?}"))
-                .with_metadata("path", path);
-        }
-        (Errno::AGAIN, _) => (
-            Reason::ResourceExhausted,
-            format!("directories are being renamed too quickly to find {path:?}: try again"),
-        ),
-        // No defect of the daemon, but nothing that the caller could mend either.
-        (
-            Errno::IO
-            | Errno::NXIO
-            | Errno::NODEV
-            | Errno::NOTCONN
-            | Errno::REMOTEIO
-            | Errno::STALE
-            | Errno::TIMEDOUT
-            | Errno::UCLEAN,
-            _,
-        ) => (
-            Reason::Internal,
-            format!(
-                "the disk or the file system that holds {path:?} has failed: its operator must look at it"
-            ),
-        ),
-        _ => return Error::internal(io::Error::from(errno)).with_metadata("path", path),
+/// Builds the error about the `expected` file at `path`. Unknown errors are internal.
+pub(super) fn os_error(errno: Errno, path: &str, expected: ExpectedKind) -> Error {
+    if matches!(errno, Errno::MFILE | Errno::NFILE) {
+        let error = io::Error::from(errno);
+        return fd_exhaustion::fd_exhausted_error(error, &format!("{path:?}"))
+            .with_metadata("path", path);
+    }
+    let Some((reason, message)) = classify(errno, path, expected) else {
+        return Error::internal(io::Error::from(errno)).with_metadata("path", path);
     };
+
     let error =
         Error::new(reason, message).with_metadata("path", path).with_cause(io::Error::from(errno));
     if reason == Reason::ResourceExhausted {
@@ -122,19 +38,120 @@ pub(super) fn os_error(errno: Errno, path: &str, wanted: ExpectedKind) -> Error 
     error
 }
 
+/// Returns the reason and the message for an error number. None for one that should not occur.
+fn classify(errno: Errno, path: &str, expected: ExpectedKind) -> Option<(Reason, String)> {
+    classify_path(errno, path, expected).or_else(|| classify_file(errno, path))
+}
+
+/// Classifies errors about the path itself.
+fn classify_path(errno: Errno, path: &str, expected: ExpectedKind) -> Option<(Reason, String)> {
+    Some(match (errno, expected) {
+        (Errno::LOOP, _) => (
+            Reason::SymlinkBlocked,
+            format!(
+                "{path:?} is or passes through a symbolic link: give the path that it leads to"
+            ),
+        ),
+        (Errno::XDEV, _) => (Reason::PathEscape, format!("{path:?} leads out of the workspace")),
+        // No file can have a name that no file system accepts.
+        (Errno::NAMETOOLONG, ExpectedKind::File) => {
+            (Reason::FileNotFound, name_too_long_message(path))
+        }
+        (Errno::NAMETOOLONG, ExpectedKind::Directory) => {
+            (Reason::DirectoryNotFound, name_too_long_message(path))
+        }
+        (Errno::NOENT | Errno::NOTDIR, ExpectedKind::File) => (
+            Reason::FileNotFound,
+            format!("{path:?} does not exist: list its directory to see what is there"),
+        ),
+        (Errno::NOENT, ExpectedKind::Directory) => (
+            Reason::DirectoryNotFound,
+            format!("no directory is at {path:?}: list its parent to see what is there"),
+        ),
+        (Errno::NOTDIR, ExpectedKind::Directory) => (
+            Reason::NotADirectory,
+            format!("{path:?} is not a directory, or a part of its path is not"),
+        ),
+        (Errno::ISDIR, _) => {
+            (Reason::NotAFile, format!("{path:?} is a directory: give the path of a file"))
+        }
+        _ => return None,
+    })
+}
+
+/// Classifies errors about the file, its file system and its permissions.
+fn classify_file(errno: Errno, path: &str) -> Option<(Reason, String)> {
+    Some(match errno {
+        Errno::FBIG | Errno::OVERFLOW => (
+            Reason::FileTooLarge,
+            format!("{path:?} is larger than the file system or the daemon supports"),
+        ),
+        Errno::TOOBIG => (
+            Reason::FileTooLarge,
+            format!(
+                "{path:?} has more than 1 MiB of extended attributes: they cannot be preserved"
+            ),
+        ),
+        Errno::NOTEMPTY => (
+            Reason::DirectoryNotEmpty,
+            format!("the directory {path:?} is not empty: delete its entries first"),
+        ),
+        Errno::BUSY | Errno::TXTBSY => (
+            Reason::PermissionDenied,
+            format!(
+                "{path:?} is in use, as a mount point or as a running program: it cannot be changed"
+            ),
+        ),
+        Errno::ROFS => (
+            Reason::PermissionDenied,
+            format!("the file system that holds {path:?} is mounted read-only"),
+        ),
+        Errno::ACCESS | Errno::PERM => {
+            (Reason::PermissionDenied, format!("the daemon's user has no permission for {path:?}"))
+        }
+        Errno::NOSPC | Errno::DQUOT => (
+            Reason::NoSpace,
+            format!("the disk or the quota that holds {path:?} is full: free some space"),
+        ),
+        Errno::MLINK => (
+            Reason::NoSpace,
+            format!("the directory of {path:?} can hold no more directories: choose another one"),
+        ),
+        Errno::AGAIN => (
+            Reason::ResourceExhausted,
+            format!("directories are being renamed too quickly to find {path:?}: try again"),
+        ),
+        // Not a defect of the daemon, and nothing that the caller could fix.
+        Errno::IO
+        | Errno::NXIO
+        | Errno::NODEV
+        | Errno::NOTCONN
+        | Errno::REMOTEIO
+        | Errno::STALE
+        | Errno::TIMEDOUT
+        | Errno::UCLEAN => (
+            Reason::Internal,
+            format!(
+                "the disk or the file system that holds {path:?} has failed: the operator must check it"
+            ),
+        ),
+        _ => return None,
+    })
+}
+
 fn name_too_long_message(path: &str) -> String {
     format!("a name in {path:?} is longer than the file system takes")
 }
 
-/// The error for a file that must be there and is not.
+/// Builds the error for a file that does not exist.
 pub(crate) fn file_not_found(path: &RelativePath) -> Error {
     os_error(Errno::NOENT, path.as_str(), ExpectedKind::File)
 }
 
-/// The error for something that is there and must not be.
+/// Builds the error for a path that must not exist.
 pub(super) fn already_exists(path: &RelativePath) -> Error {
     let text = format!(
-        "something is at {:?} already: choose another path, or say that it may be replaced",
+        "{:?} already exists: choose another path, or allow it to be replaced",
         path.as_str()
     );
     Error::new(Reason::FileExists, text).with_metadata("path", path.as_str())

@@ -1,27 +1,29 @@
-//! The same work on many files, on several threads where there are enough of them.
+//! Does the same work on many files, on several threads.
 
 use std::{
-    num::NonZeroUsize,
     panic::resume_unwind,
-    sync::OnceLock,
     thread::{self, Builder},
 };
 
-/// Most threads for one call.
+use crate::daemon::task::available_cores;
+
+/// Threads of one call.
 const MAX_THREADS: usize = 8;
-/// Files, at least, for each thread: starting one takes about as long as work on one or two.
+/// Fewer files do not get a thread of their own: starting one takes about as long as the work on
+/// one or two files.
 const MIN_FILES_PER_THREAD: usize = 16;
 
-/// Does `work` for each of `items` and answers what came of it, in their order.
+/// Calls `work` for each of `items`. Returns the results in their order. A panic is passed on.
 pub(crate) fn parallel_map<'t, T: Sync, R: Send>(
     items: &'t [T],
     work: impl Fn(&'t T) -> R + Sync,
 ) -> Vec<R> {
     let threads = available_cores().min(MAX_THREADS).min(items.len() / MIN_FILES_PER_THREAD).max(1);
-    let share = items.len().div_ceil(threads).max(1);
+    let share_size = items.len().div_ceil(threads).max(1);
     let work = &work;
+
     thread::scope(|scope| {
-        let mut shares = items.chunks(share);
+        let mut shares = items.chunks(share_size);
         let own = shares.next().unwrap_or_default();
         let others: Vec<_> = shares
             .map(|share| {
@@ -30,22 +32,19 @@ pub(crate) fn parallel_map<'t, T: Sync, R: Send>(
                 (share, started)
             })
             .collect();
-        let mut done: Vec<R> = own.iter().map(work).collect();
+
+        let mut results: Vec<R> = own.iter().map(work).collect();
         for (share, started) in others {
             match started {
-                Ok(other) => done.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic))),
-                // There are too many threads already.
-                Err(_) => done.extend(share.iter().map(work)),
+                Ok(thread) => {
+                    results.extend(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                }
+                // No more threads can be started.
+                Err(_) => results.extend(share.iter().map(work)),
             }
         }
-        done
+        results
     })
-}
-
-/// Threads that can run at once. Asked for once: the answer is in several files.
-pub(crate) fn available_cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
 
 #[cfg(test)]
@@ -53,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_item_has_its_answer() {
+    fn results_are_in_the_order_of_items() {
         for length in [
             0,
             1,
@@ -70,7 +69,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "item 99")]
-    fn a_panic_is_the_callers() {
+    fn a_panic_is_passed_on_to_the_caller() {
         let items: Vec<usize> = (0..100).collect();
         parallel_map(&items, |item| assert!(*item < 99, "item {item}"));
     }

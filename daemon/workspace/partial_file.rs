@@ -1,9 +1,9 @@
-//! A file that comes in parts, as long as it is not whole: a file of its own beside its place.
+//! An incomplete upload: a temporary file beside its destination.
 //!
-//! While it comes nobody else may open it. A daemon of root's gives it to a user that there is not,
-//! so that commands have no permission for it, to whomever the workspace belongs. Commands of an
-//! ordinary user's daemon are that user too: that they have written into it, or taken its name away,
-//! is noticed before it is put in its place.
+//! Nothing else may open the file until it is complete. A daemon that runs as root gives it to an
+//! unused user id, so commands have no permission for it, whoever owns the workspace. If the daemon
+//! runs as an ordinary user, its commands run as the same user. The daemon then detects before the
+//! commit that they have written to the file or removed it.
 
 use std::{
     fs::File,
@@ -36,12 +36,12 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Mode of a draft.
+/// Mode of a partial file.
 const PRIVATE_MODE: u32 = 0o600;
-/// User and group that nobody is: not the one that means no change, chown(2).
+/// User and group that nothing runs as. Not the highest id, which means "no change" (chown(2)).
 const NOBODY_OWNER: (u32, u32) = (u32::MAX - 1, u32::MAX - 1);
 
-/// A file that is not whole yet. It holds the hash of what it has.
+/// An incomplete file, and the hash of its content so far.
 #[derive(Debug)]
 pub(crate) struct PartialFile {
     location: PartialFileLocation,
@@ -49,165 +49,164 @@ pub(crate) struct PartialFile {
     file: File,
     length: u64,
     hasher: Checksum,
-    /// When the daemon changed it last (ctime), which nobody can forge.
+    /// Time of the daemon's last change (ctime), which no process can set. None after another
+    /// change.
     ctime: Option<ChangeTime>,
 }
 
-/// Seconds and nanoseconds since 1970.
+/// A ctime: seconds and nanoseconds since 1970.
 type ChangeTime = (i64, u64);
 
-/// Where a draft lies, to find it again.
+/// Location of a partial file, recorded so that a later daemon finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PartialFileLocation {
-    /// Path, relative to the workspace, of the file that it is to become. It lies beside it.
+    /// Path of the destination, relative to the workspace. The partial file is in the same
+    /// directory.
     pub(crate) path: String,
-    /// Its name.
+    /// Temporary name.
     pub(crate) name: String,
-    /// Device and inode; none before it is made.
+    /// Device and inode. None before the file is created.
     pub(crate) identity: Option<(u64, u64)>,
-    /// Whether it is to take the place of another file; none before it is about to be put there.
+    /// Whether the commit replaces another file. None before the commit.
     pub(crate) replaces: Option<bool>,
 }
 
-/// What is to become of a draft.
+/// What a partial file is to become.
 #[derive(Debug, Clone)]
 pub(crate) struct PartialFileTarget {
-    /// Where it is to be.
+    /// Destination.
     pub(crate) path: RelativePath,
-    /// Whether something that is there stays.
+    /// Whether an existing file is an error.
     pub(crate) create_new: bool,
-    /// Hash, in lower-case hexadecimal, that the file there must have.
+    /// Hash that the existing file must have, in lower-case hexadecimal.
     pub(crate) expected_sha256: Option<String>,
-    /// Permission bits; those of the file that is there, without them.
+    /// Permission bits. By default those of the existing file.
     pub(crate) mode: Option<u32>,
 }
 
-/// What is left of a draft.
+/// State of a partial file that an earlier daemon has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PartialFileState {
-    /// The draft, with so many bytes.
+    /// The file is incomplete, with this many bytes.
     Partial(u64),
-    /// A file of so many bytes, in its place.
+    /// The file is at its destination, with this many bytes.
     Committed(u64),
-    /// Nothing.
+    /// The file does not exist.
     Missing,
 }
 
-/// Why a draft could not be used.
+/// Why an operation on a partial file failed.
 #[derive(Debug)]
 pub(crate) enum PartialFileError {
-    /// It stays as it is, for another time.
+    /// The partial file is unchanged and can be used again.
     Intact(Error),
-    /// It is not any more what had come, and of no use.
+    /// The partial file was removed or changed by another process.
     Unusable(Error),
 }
 
-// === impl Draft ===
+// === impl PartialFile ===
 
 impl PartialFile {
-    /// Begins the draft of the file `path` in the directory of that file. `say` writes down where
-    /// it lies before it is made, and which file it is after: a daemon that dies leaves nothing that
-    /// the next one does not know.
+    /// Creates a partial file for the destination `path` in `directory`. Calls `record` before the
+    /// file exists and again with its identity, so that a later daemon knows of everything that a
+    /// crash leaves behind.
     pub(super) fn create(
         directory: OwnedFd,
         path: &RelativePath,
-        say: impl Fn(&PartialFileLocation) -> Result<(), Error>,
+        record: impl Fn(&PartialFileLocation) -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        let fails = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
-        let mut place = PartialFileLocation {
+        let to_error = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
+        let mut location = PartialFileLocation {
             path: path.as_str().to_owned(),
             name: temporary_name(),
             identity: None,
             replaces: None,
         };
-        say(&place)?;
+        record(&location)?;
         fault_injection::step();
+
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let private = Mode::from_raw_mode(PRIVATE_MODE);
-        let file = retry_on_intr(|| openat(&directory, place.name.as_str(), flags, private));
-        let file = file.map_err(fails)?;
+        let mode = Mode::from_raw_mode(PRIVATE_MODE);
+        let file = retry_on_intr(|| openat(&directory, location.name.as_str(), flags, mode))
+            .map_err(to_error)?;
         fault_injection::step();
-        let stat = fstat(&file).map_err(fails)?;
-        place.identity = Some((stat.st_dev, stat.st_ino));
-        let mut draft = Self {
-            location: place,
+
+        let stat = fstat(&file).map_err(to_error)?;
+        location.identity = Some((stat.st_dev, stat.st_ino));
+        let mut partial = Self {
+            location,
             directory,
             file: file.into(),
             length: 0,
             hasher: Checksum::default(),
             ctime: None,
         };
-        if let Err(errno) = reset_attributes(draft.as_fd()) {
-            draft.discard();
-            return Err(fails(errno));
+        if let Err(errno) = reset_attributes(partial.as_fd()) {
+            partial.discard();
+            return Err(to_error(errno));
         }
-        draft.ctime = ctime_of(&draft.file);
-        match say(&draft.location) {
-            Ok(()) => Ok(draft),
+        partial.ctime = ctime_of(&partial.file);
+
+        match record(&partial.location) {
+            Ok(()) => Ok(partial),
             Err(error) => {
-                draft.discard();
+                partial.discard();
                 Err(error)
             }
         }
     }
 
-    /// Opens a draft again in its directory, and hashes what it has.
+    /// Reopens a partial file in its directory, and hashes its content.
     pub(super) fn open(
         directory: OwnedFd,
-        place: PartialFileLocation,
+        location: PartialFileLocation,
         cancel: &CancelToken,
     ) -> Result<Self, PartialFileError> {
-        let lost = |errno| not_found_error(errno, &place.path);
-        let found = open_entry(directory.as_fd(), place.name.as_bytes()).map_err(lost)?;
-        let stat = fstat(&found).map_err(lost)?;
+        let not_found = |errno| not_found_error(errno, &location.path);
+        let handle = open_entry(directory.as_fd(), location.name.as_bytes()).map_err(not_found)?;
+        let stat = fstat(&handle).map_err(not_found)?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !is_file || Some((stat.st_dev, stat.st_ino)) != place.identity {
-            return Err(tampered_error(&place.path));
+        if !is_file || Some((stat.st_dev, stat.st_ino)) != location.identity {
+            return Err(tampered_error(&location.path));
         }
-        let fails = |errno| os_error(errno, &place.path, ExpectedKind::File);
-        let link = format!("/proc/self/fd/{}", found.as_raw_fd());
+
+        let to_error = |errno| os_error(errno, &location.path, ExpectedKind::File);
+        let link = format!("/proc/self/fd/{}", handle.as_raw_fd());
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        // The daemon may have died when it was dressed already.
-        chmod(link.as_str(), Mode::from_raw_mode(PRIVATE_MODE)).map_err(fails)?;
-        let file = retry_on_intr(|| open(link.as_str(), flags, Mode::empty())).map_err(fails)?;
-        reset_attributes(file.as_fd()).map_err(fails)?;
-        let read = || hash_file(&file, &place.path, u64::MAX, cancel);
-        let Some(((sum, length), changed)) = read_if_unchanged(&file, read)? else {
-            return Err(tampered_error(&place.path));
+        // The daemon may have crashed after it had set the final attributes.
+        chmod(link.as_str(), Mode::from_raw_mode(PRIVATE_MODE)).map_err(to_error)?;
+        let file = retry_on_intr(|| open(link.as_str(), flags, Mode::empty())).map_err(to_error)?;
+        reset_attributes(file.as_fd()).map_err(to_error)?;
+
+        let hash = || hash_file(&file, &location.path, u64::MAX, cancel);
+        let Some(((hasher, length), ctime)) = read_if_unchanged(&file, hash)? else {
+            return Err(tampered_error(&location.path));
         };
-        Ok(Self {
-            ctime: Some(changed),
-            file: file.into(),
-            location: place,
-            directory,
-            length,
-            hasher: sum,
-        })
+        Ok(Self { ctime: Some(ctime), file: file.into(), location, directory, length, hasher })
     }
 
-    /// Where it lies.
     pub(crate) fn location(&self) -> &PartialFileLocation {
         &self.location
     }
 
-    /// Bytes that it has.
+    /// Number of bytes received so far.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Hash of what it has, in lower-case hexadecimal.
+    /// Hash of the content so far, in lower-case hexadecimal.
     pub(crate) fn sha256(&self) -> String {
         self.hasher.clone().finish()
     }
 
-    /// Adds bytes at its end. Zeros take no room on the disk.
+    /// Appends bytes. A block of zeros becomes a hole, which uses no disk space.
     pub(crate) fn append(&mut self, data: &[u8]) -> Result<(), Error> {
         fault_injection::step();
         let end = self.length + data.len() as u64;
         let is_hole = is_zero(data);
-        // A change by somebody else is not covered by one of ours, but for one between this look and
-        // the next: a file has no other mark that a change leaves.
+        // If another process has changed the file, the daemon's own write must not hide that. Only
+        // a change between this check and the write goes unnoticed.
         let is_ours = self.ctime == ctime_of(&self.file);
         let written = if is_hole {
             self.file.set_len(end)
@@ -215,9 +214,10 @@ impl PartialFile {
             self.file.write_all_at(data, self.length)
         };
         if let Err(error) = written {
-            // So that the length of the file stays what is told: a part may have been written.
+            // A part may have been written. Restores the length that was reported.
             let cut = self.file.set_len(self.length);
-            // That, too, was us: what came before goes on when there is room again.
+            // The truncation is the daemon's own change: the upload can continue once there is
+            // space.
             self.ctime = is_ours.then(|| ctime_of(&self.file)).flatten();
             return Err(self.to_error(&cut.err().unwrap_or(error)));
         }
@@ -227,35 +227,35 @@ impl PartialFile {
         Ok(())
     }
 
-    /// Checks that it lies in its directory still, with as many bytes as have come.
+    /// Checks that the file is in its directory, with the received content and nothing else.
     pub(super) fn verify(&self, directory: BorrowedFd<'_>) -> Result<(), PartialFileError> {
-        let lost = |errno| not_found_error(errno, &self.location.path);
-        let named = FileVersion::read(directory, &self.location.name).map_err(lost)?;
-        let size = fstat(&self.file).map_err(lost)?.st_size;
-        let is_it = Some(named.identity()) == self.location.identity;
-        let is_whole = u64::try_from(size) == Ok(self.length);
+        let not_found = |errno| not_found_error(errno, &self.location.path);
+        let version = FileVersion::read(directory, &self.location.name).map_err(not_found)?;
+        let size = fstat(&self.file).map_err(not_found)?.st_size;
+        let is_same = Some(version.identity()) == self.location.identity;
+        let is_complete = u64::try_from(size) == Ok(self.length);
         let is_ours = self.ctime.is_some() && self.ctime == ctime_of(&self.file);
-        if !(is_it && is_whole && is_ours) {
+        if !(is_same && is_complete && is_ours) {
             return Err(tampered_error(&self.location.path));
         }
         Ok(())
     }
 
-    /// Remembers whether it is about to take the place of another file.
+    /// Records whether the commit replaces another file.
     pub(super) fn set_replaces(&mut self, replaces: bool) {
         self.location.replaces = Some(replaces);
     }
 
-    /// Makes it the daemon's alone again, after it was dressed as the file that it is to become.
+    /// Restores the private attributes, after a failed commit had set the final ones.
     pub(super) fn make_private(&mut self) {
-        let undressed = reset_attributes(self.as_fd());
+        let result = reset_attributes(self.as_fd());
         self.ctime = ctime_of(&self.file);
-        if let Err(errno) = undressed {
-            tracing::warn!(path = self.location.path, %errno, "what has come of an upload cannot be closed to others");
+        if let Err(errno) = result {
+            tracing::warn!(path = self.location.path, %errno, "cannot restrict access to a partial upload");
         }
     }
 
-    /// Deletes it. Answers whether it is gone.
+    /// Deletes the file. Returns whether it is gone.
     pub(crate) fn discard(self) -> bool {
         delete_partial_file(self.directory.as_fd(), &self.location)
     }
@@ -272,7 +272,7 @@ impl AsFd for PartialFile {
     }
 }
 
-// === impl DraftError ===
+// === impl PartialFileError ===
 
 impl From<Error> for PartialFileError {
     fn from(error: Error) -> Self {
@@ -280,7 +280,7 @@ impl From<Error> for PartialFileError {
     }
 }
 
-/// What it means that a draft is not found: that it was taken away, or that it cannot be told now.
+/// Builds the error for a partial file that cannot be accessed: whether it was removed or not.
 pub(super) fn not_found_error(errno: Errno, path: &str) -> PartialFileError {
     match errno {
         Errno::NOENT | Errno::NOTDIR | Errno::LOOP => tampered_error(path),
@@ -288,51 +288,55 @@ pub(super) fn not_found_error(errno: Errno, path: &str) -> PartialFileError {
     }
 }
 
-/// The error for a draft that is not what had come any more.
+/// Builds the error for a partial file that another process has removed or changed.
 pub(super) fn tampered_error(path: &str) -> PartialFileError {
     let text = format!(
-        "what had come of {path:?} was moved, deleted or changed in the workspace, and is dropped: start again from the first byte"
+        "the incomplete upload of {path:?} was moved, deleted or changed in the workspace and is discarded: start again from the first byte"
     );
     PartialFileError::Unusable(Error::new(Reason::StaleFile, text).with_metadata("path", path))
 }
 
-/// Deletes a draft, unless another file has taken its name. Answers whether it is gone.
-pub(super) fn delete_partial_file(directory: BorrowedFd<'_>, place: &PartialFileLocation) -> bool {
-    let name = place.name.as_str();
+/// Deletes a partial file, unless another file has its name. Returns whether it is gone.
+pub(super) fn delete_partial_file(
+    directory: BorrowedFd<'_>,
+    location: &PartialFileLocation,
+) -> bool {
+    let name = location.name.as_str();
     let deleted = match FileVersion::read(directory, name) {
-        Ok(found) if place.identity.is_some_and(|it| it != found.identity()) => Ok(()),
+        Ok(version) if location.identity.is_some_and(|it| it != version.identity()) => Ok(()),
         Ok(_) => unlinkat(directory, name, AtFlags::empty()),
         Err(errno) => Err(errno),
     };
     match deleted {
         Ok(()) | Err(Errno::NOENT) => true,
         Err(errno) => {
-            tracing::warn!(name, %errno, "what is left of an upload cannot be deleted");
+            tracing::warn!(name, %errno, "cannot delete a partial upload");
             false
         }
     }
 }
 
+/// Makes a file accessible to the daemon only.
 fn reset_attributes(file: BorrowedFd<'_>) -> Result<(), Errno> {
-    // Before it changes hands, so that at no time more may open it.
+    // The mode first, so that the new owner never has more access.
     fchmod(file, Mode::from_raw_mode(PRIVATE_MODE))?;
-    let given = chown(file, NOBODY_OWNER)?;
-    if (given.st_uid, given.st_gid) != NOBODY_OWNER {
-        // An ordinary user's daemon, or a namespace that does not have it; then commands have fewer
-        // users than the daemon, too.
+    let stat = chown(file, NOBODY_OWNER)?;
+    if (stat.st_uid, stat.st_gid) != NOBODY_OWNER {
+        // The daemon is an ordinary user, or its user namespace does not map that id. In the latter
+        // case, commands have fewer user ids than the daemon.
         chown(file, (geteuid().as_raw(), getegid().as_raw()))?;
     }
     Ok(())
 }
 
-/// What `read` finds in a file, and when that was changed last; none where it was changed meanwhile.
+/// Returns the result of `read` and the ctime of the file. None if the file changed meanwhile.
 fn read_if_unchanged<R>(
     file: &impl AsFd,
     read: impl FnOnce() -> Result<R, Error>,
 ) -> Result<Option<(R, ChangeTime)>, Error> {
     let before = ctime_of(file);
-    let found = read()?;
-    Ok(before.filter(|before| ctime_of(file) == Some(*before)).map(|before| (found, before)))
+    let result = read()?;
+    Ok(before.filter(|before| ctime_of(file) == Some(*before)).map(|ctime| (result, ctime)))
 }
 
 fn ctime_of(file: &impl AsFd) -> Option<ChangeTime> {
@@ -352,20 +356,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_while_it_is_read_is_not_believed() {
+    fn file_that_changes_during_a_read_is_rejected() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"some").unwrap();
-        // Longer than what the kernel tells times apart by.
-        let later = || thread::sleep(Duration::from_millis(50));
-        later();
-        let found = read_if_unchanged(&file, || Ok(1)).unwrap();
-        assert_eq!(found, ctime_of(&file).map(|changed| (1, changed)));
-        let found = read_if_unchanged(&file, || {
+        // Longer than the granularity of the kernel's timestamps.
+        let wait = || thread::sleep(Duration::from_millis(50));
+        wait();
+        let result = read_if_unchanged(&file, || Ok(1)).unwrap();
+        assert_eq!(result, ctime_of(&file).map(|ctime| (1, ctime)));
+        let result = read_if_unchanged(&file, || {
             file.write_all_at(b"evil", 0).unwrap();
             Ok(1)
         });
-        assert_eq!(found.unwrap(), None);
-        later();
+        assert_eq!(result.unwrap(), None);
+        wait();
         assert!(read_if_unchanged(&file, || Ok(1)).unwrap().is_some());
     }
 }

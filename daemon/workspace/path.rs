@@ -1,4 +1,4 @@
-//! What a request's path may be, decided from its text alone.
+//! Parses paths of requests, without file access.
 
 use std::{
     cmp::Ordering,
@@ -9,72 +9,77 @@ use std::{
 
 use crate::daemon::error::{Error, Reason};
 
-/// A path beneath the workspace: no `..`, no `.`, no empty component, not absolute.
+/// A path beneath the workspace: relative, without `..`, `.` and empty components.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct RelativePath(String);
 
 impl RelativePath {
-    /// Understands a path relative to the workspace, or absolute below `mount_path`. `..` takes
-    /// back the component before it, whatever that is on disk.
+    /// Parses a path that is relative to the workspace, or absolute below `mount_path`. `..`
+    /// removes the component before it, whatever that is on disk.
+    ///
+    /// # Errors
+    ///
+    /// `PATH_ESCAPE` if the path leads out of the workspace.
     pub(crate) fn parse(text: &str, mount_path: &Path) -> Result<Self, Error> {
         if text.contains('\0') {
             return Err(Error::new(
                 Reason::InvalidParams,
-                format!("{text:?} holds a NUL character: no path can"),
+                format!("{text:?} contains a NUL character, which no path can"),
             )
             .with_metadata("path", text));
         }
-        let absolute = text.starts_with('/');
+        let is_absolute = text.starts_with('/');
         let mut components = Vec::new();
         for component in text.split('/') {
             match component {
                 "" | "." => {}
-                // Above the root of everything is the root; above the workspace is outside of it,
-                // even when the path comes back.
+                // The parent of the file system's root is the root. A path above the workspace is
+                // outside, even if it comes back.
                 ".." => {
-                    if components.pop().is_none() && !absolute {
+                    if components.pop().is_none() && !is_absolute {
                         return Err(path_escape_error(text, mount_path));
                     }
                 }
                 name => components.push(name),
             }
         }
-        let mut below = components.as_slice();
-        if absolute {
+
+        let mut relative = components.as_slice();
+        if is_absolute {
             for component in mount_path.components() {
                 let Component::Normal(name) = component else {
                     continue;
                 };
-                below = match below.split_first() {
+                relative = match relative.split_first() {
                     Some((first, rest)) if OsStr::new(first) == name => rest,
                     _ => return Err(path_escape_error(text, mount_path)),
                 };
             }
         }
-        Ok(Self(below.join("/")))
+        Ok(Self(relative.join("/")))
     }
 
-    /// The path as text; `.` is the workspace itself.
+    /// Returns the path as text, `.` for the workspace itself.
     pub(crate) fn as_str(&self) -> &str {
         if self.0.is_empty() { "." } else { &self.0 }
     }
 
-    /// The path as components joined by slashes; empty for the workspace itself.
+    /// Returns the components joined by slashes. Empty for the workspace itself.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 
-    /// The names that it is made of; for the workspace itself, one that is empty.
+    /// Returns the components: for the workspace itself, one empty component.
     pub(super) fn components(&self) -> impl Iterator<Item = &str> {
         self.0.split('/')
     }
 
-    /// Whether one of the two is the other or lies below it.
+    /// Whether one of the two paths is at or below the other.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.is_at_or_below(other) || other.is_at_or_below(self)
     }
 
-    /// Whether this is `other` or lies below it.
+    /// Whether this path is `other` or below it.
     pub(crate) fn is_at_or_below(&self, other: &Self) -> bool {
         other.0.is_empty()
             || self
@@ -83,7 +88,7 @@ impl RelativePath {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     }
 
-    /// The directory that it lies in, and its name there; nothing for the workspace itself.
+    /// Returns the parent directory and the name in it. None for the workspace itself.
     pub(crate) fn split(&self) -> Option<(Self, &str)> {
         if self.0.is_empty() {
             return None;
@@ -92,7 +97,7 @@ impl RelativePath {
         Some((Self(directory.to_owned()), name))
     }
 
-    /// As [`Self::split`], for the path of a file: `NOT_A_FILE` for the workspace itself.
+    /// Like [`Self::split`], but fails with `NOT_A_FILE` for the workspace itself.
     pub(super) fn split_file(&self) -> Result<(Self, &str), Error> {
         self.split().ok_or_else(|| {
             let text = "that is the workspace itself: name a file in it";
@@ -100,7 +105,7 @@ impl RelativePath {
         })
     }
 
-    /// The path of something in the directory that this is the path of.
+    /// Returns the path of `name` in this directory.
     pub(super) fn join(&self, name: &str) -> Self {
         match self.0.as_str() {
             "" => Self(name.to_owned()),
@@ -108,7 +113,7 @@ impl RelativePath {
         }
     }
 
-    /// The path as commands see it.
+    /// Returns the path as commands see it.
     pub(crate) fn absolute(&self, mount_path: &Path) -> PathBuf {
         if self.0.is_empty() {
             return mount_path.to_owned();
@@ -118,7 +123,7 @@ impl RelativePath {
 }
 
 impl Ord for RelativePath {
-    /// Component by component: what lies below a path stands right behind it.
+    /// Compares component by component, so that all paths below a path follow it directly.
     fn cmp(&self, other: &Self) -> Ordering {
         self.components().cmp(other.components())
     }
@@ -151,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_beneath_the_workspace_are_normalised() {
+    fn paths_beneath_the_workspace_are_normalized() {
         for (text, expected) in [
             ("", "."),
             (".", "."),
@@ -182,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_leaves_the_workspace_is_refused() {
+    fn paths_that_leave_the_workspace_are_rejected() {
         for text in [
             "..",
             "../a",
@@ -211,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_see_it_below_the_mount_path() {
+    fn absolute_path_is_below_the_mount_path() {
         for (text, expected) in [(".", "/work/space"), ("a/b", "/work/space/a/b")] {
             let path = RelativePath::parse(text, Path::new("/work/space")).unwrap();
             let absolute = path.absolute(Path::new("/work/space"));

@@ -1,4 +1,4 @@
-//! One change at a time to each path.
+//! Locks paths, so that each is changed by one call at a time.
 
 use std::{
     collections::BTreeSet,
@@ -8,18 +8,18 @@ use std::{
 use super::{cancel::CancelToken, path::RelativePath};
 use crate::daemon::error::Error;
 
-/// The paths that are being changed.
+/// The locked paths.
 #[derive(Debug, Default)]
 pub(super) struct PathLocks(Arc<PathLockState>);
 
 #[derive(Debug, Default)]
 struct PathLockState {
     locked: Mutex<BTreeSet<RelativePath>>,
-    /// Something was released, or a call that waits must end.
+    /// Notified when paths were unlocked or a waiting call was cancelled.
     changed: Condvar,
 }
 
-/// Paths that nobody else changes until this is dropped.
+/// Locked paths, until this is dropped.
 #[derive(Debug)]
 pub(super) struct PathLockGuard<'a> {
     locks: &'a PathLocks,
@@ -27,43 +27,44 @@ pub(super) struct PathLockGuard<'a> {
 }
 
 impl PathLocks {
-    /// Waits until none of `paths`, nothing above and nothing below one of them is being changed.
-    /// All are taken at once, so two changes cannot wait for each other. Blocks, until `stop` says
-    /// that the call must end: then it answers `TIMEOUT`.
+    /// Locks `paths`. Waits until none of them, and nothing above or below one of them, is locked.
+    /// Locks all of them at once, so two calls cannot deadlock. Blocks until then, or until the
+    /// call is cancelled (`TIMEOUT`).
     pub(super) fn lock(
         &self,
         paths: &[RelativePath],
         cancel: &CancelToken,
     ) -> Result<PathLockGuard<'_>, Error> {
-        let mut held = self.0.locked();
-        let mut told = None;
+        let mut locked = self.0.locked();
+        let mut subscription = None;
         loop {
             cancel.check()?;
-            if paths.iter().all(|path| is_free(path, &held)) {
+            if paths.iter().all(|path| is_free(path, &locked)) {
                 break;
             }
-            if told.is_none() {
-                drop(held);
-                // Who waits for others is not to keep them from their work.
+            if subscription.is_none() {
+                drop(locked);
+                // Other work can use the permit while this call waits.
                 cancel.release_permit();
-                let shared = Arc::clone(&self.0);
-                // With the lock, or it might come between the look and the wait.
-                told = Some(cancel.on_cancel(Arc::new(move || {
-                    let _held = shared.locked();
-                    shared.changed.notify_all();
+                let state = Arc::clone(&self.0);
+                // Takes the lock, so that the notification cannot fall between check and wait.
+                subscription = Some(cancel.on_cancel(Arc::new(move || {
+                    let _locked = state.locked();
+                    state.changed.notify_all();
                 })));
-                held = self.0.locked();
+                locked = self.0.locked();
                 continue;
             }
-            held = (self.0.changed.wait(held)).unwrap_or_else(PoisonError::into_inner);
+            locked = self.0.changed.wait(locked).unwrap_or_else(PoisonError::into_inner);
         }
-        held.extend(paths.iter().cloned());
-        drop(held);
-        let held = PathLockGuard { locks: self, paths: paths.to_vec() };
-        if told.is_some() {
+        locked.extend(paths.iter().cloned());
+        drop(locked);
+
+        let guard = PathLockGuard { locks: self, paths: paths.to_vec() };
+        if subscription.is_some() {
             cancel.reacquire_permit();
         }
-        Ok(held)
+        Ok(guard)
     }
 }
 
@@ -73,15 +74,15 @@ impl PathLockState {
     }
 }
 
-/// Whether neither a path nor what is above or below it is held.
-fn is_free(path: &RelativePath, held: &BTreeSet<RelativePath>) -> bool {
-    let at_or_below = held.range::<RelativePath, _>(path..).next();
-    if at_or_below.is_some_and(|held| held.is_at_or_below(path)) {
+/// Whether neither a path nor anything above or below it is locked.
+fn is_free(path: &RelativePath, locked: &BTreeSet<RelativePath>) -> bool {
+    let at_or_below = locked.range::<RelativePath, _>(path..).next();
+    if at_or_below.is_some_and(|other| other.is_at_or_below(path)) {
         return false;
     }
     let mut above = path.split().map(|(directory, _)| directory);
     while let Some(directory) = above {
-        if held.contains(&directory) {
+        if locked.contains(&directory) {
             return false;
         }
         above = directory.split().map(|(directory, _)| directory);
@@ -91,11 +92,11 @@ fn is_free(path: &RelativePath, held: &BTreeSet<RelativePath>) -> bool {
 
 impl Drop for PathLockGuard<'_> {
     fn drop(&mut self) {
-        let mut held = self.locks.0.locked();
+        let mut locked = self.locks.0.locked();
         for path in &self.paths {
-            held.remove(path);
+            locked.remove(path);
         }
-        drop(held);
+        drop(locked);
         self.locks.0.changed.notify_all();
     }
 }
@@ -117,8 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn a_path_excludes_itself_and_what_is_above_and_below() {
-        for (first, second, excludes) in [
+    fn a_path_overlaps_itself_and_paths_above_and_below() {
+        for (first, second, overlaps) in [
             ("a", "a", true),
             ("a", "a/b", true),
             ("a/b", "a", true),
@@ -127,12 +128,12 @@ mod tests {
             (".", "a", true),
         ] {
             let [first, second] = [first, second].map(|path| paths(&[path]).remove(0));
-            assert_eq!(first.overlaps(&second), excludes, "{first} {second}");
+            assert_eq!(first.overlaps(&second), overlaps, "{first} {second}");
         }
     }
 
     #[test]
-    fn changes_of_the_same_paths_take_turns_in_whatever_order_they_name_them() {
+    fn overlapping_locks_exclude_each_other_in_any_order_of_paths() {
         let locks = Arc::new(PathLocks::default());
         let inside = Arc::new(Mutex::new(()));
         let threads: Vec<_> = [["a", "b"], ["b", "a"], ["b/c", "a"]]
@@ -141,7 +142,7 @@ mod tests {
                 let (locks, inside) = (Arc::clone(&locks), Arc::clone(&inside));
                 thread::spawn(move || {
                     for _ in 0..1000 {
-                        let _held = locks.lock(&paths(&names), &CancelToken::new()).unwrap();
+                        let _guard = locks.lock(&paths(&names), &CancelToken::new()).unwrap();
                         drop(inside.try_lock().expect("two at once"));
                     }
                 })
@@ -152,63 +153,66 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_has_no_place_among_work_with_files_meanwhile() {
-        let name: PrincipalKey = "a".into();
-        let queue = Limiter::new(1, Sharing::CapWhenContended(1), usize::MAX);
-        let take = || -> Permit {
-            match queue.acquire(&name, usize::MAX) {
-                Ok(Acquire::Granted(place)) => place,
+    fn waiting_call_releases_its_permit() {
+        let principal: PrincipalKey = "a".into();
+        let limiter = Limiter::new(1, Sharing::CapWhenContended(1), usize::MAX);
+        let acquire = || -> Permit {
+            match limiter.acquire(&principal, usize::MAX) {
+                Ok(Acquire::Granted(permit)) => permit,
                 other => panic!("{other:?}"),
             }
         };
         let locks = PathLocks::default();
-        let held = locks.lock(&paths(&["a"]), &CancelToken::new()).unwrap();
-        let occupied = BlockingPermit::new(Arc::clone(&queue), name.clone(), take(), None);
-        let stop = CancelToken::with_permit(occupied);
+        let guard = locks.lock(&paths(&["a"]), &CancelToken::new()).unwrap();
+        let permit = BlockingPermit::new(Arc::clone(&limiter), principal.clone(), acquire(), None);
+        let cancel = CancelToken::with_permit(permit);
+
         thread::scope(|scope| {
-            let (told, waits) = std::sync::mpsc::channel();
-            let (locks, stop) = (&locks, &stop);
+            let (sender, locked) = std::sync::mpsc::channel();
+            let (locks, cancel) = (&locks, &cancel);
             scope.spawn(move || {
-                let held = locks.lock(&paths(&["a"]), stop).unwrap();
-                told.send(()).unwrap();
-                drop(held);
+                let guard = locks.lock(&paths(&["a"]), cancel).unwrap();
+                sender.send(()).unwrap();
+                drop(guard);
             });
-            while queue.in_use() > 0 {
+            while limiter.in_use() > 0 {
                 thread::yield_now();
             }
-            let place = take();
-            // It has the lock now, and waits for its place.
-            drop(held);
-            while queue.queued() == 0 {
+            let permit = acquire();
+            // The thread now gets the lock, and waits for its permit.
+            drop(guard);
+            while limiter.queued() == 0 {
                 thread::yield_now();
             }
-            assert!(waits.try_recv().is_err());
-            drop(place);
-            assert_eq!(waits.recv_timeout(Duration::from_secs(10)), Ok(()));
+            assert!(locked.try_recv().is_err());
+            drop(permit);
+            assert_eq!(locked.recv_timeout(Duration::from_secs(10)), Ok(()));
         });
-        assert_eq!(queue.in_use(), 1);
-        drop(stop);
-        assert_eq!((queue.in_use(), queue.queued()), (0, 0));
+
+        assert_eq!(limiter.in_use(), 1);
+        drop(cancel);
+        assert_eq!((limiter.in_use(), limiter.queued()), (0, 0));
     }
 
     #[test]
-    fn who_waits_ends_with_its_call_and_holds_nothing() {
+    fn cancelled_wait_fails_and_locks_nothing() {
         let locks = PathLocks::default();
-        let held = locks.lock(&paths(&["a"]), &CancelToken::new()).unwrap();
-        let stop = CancelToken::new();
+        let guard = locks.lock(&paths(&["a"]), &CancelToken::new()).unwrap();
+        let cancel = CancelToken::new();
         thread::scope(|scope| {
-            let (told, waits) = std::sync::mpsc::channel();
-            let (locks, stop) = (&locks, &stop);
+            let (sender, results) = std::sync::mpsc::channel();
+            let (locks, cancel) = (&locks, &cancel);
             scope.spawn(move || {
-                let ended = locks.lock(&paths(&["a/b", "c"]), stop);
-                told.send(ended.map(drop).unwrap_err().reason).unwrap();
+                let result = locks.lock(&paths(&["a/b", "c"]), cancel);
+                sender.send(result.map(drop).unwrap_err().reason).unwrap();
             });
-            assert!(waits.recv_timeout(Duration::from_millis(60)).is_err(), "it does not wait");
-            stop.cancel();
-            let ended = waits.recv_timeout(Duration::from_secs(10));
-            // Whatever was answered, the thread must end for the test to do so.
-            drop(held);
-            assert_eq!(ended, Ok(Reason::Timeout));
+            let early = results.recv_timeout(Duration::from_millis(60));
+            assert!(early.is_err(), "it does not wait");
+            cancel.cancel();
+            let result = results.recv_timeout(Duration::from_secs(10));
+            // Dropped before the assertion, so that the thread always ends.
+            drop(guard);
+            assert_eq!(result, Ok(Reason::Timeout));
         });
         assert!(locks.0.locked().is_empty());
     }

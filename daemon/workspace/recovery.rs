@@ -1,4 +1,4 @@
-//! Undoing what a daemon that died has left half done, and removing directories that nothing needs.
+//! Undoes changes that a crashed daemon left unfinished, and removes directories that became empty.
 
 use std::{io, os::fd::OwnedFd, path::Path};
 
@@ -13,21 +13,21 @@ use super::{
 use crate::daemon::sys::Errno;
 
 impl Workspace {
-    /// Keeps journals of changes in a folder of this workspace's in `folder`, and undoes what the
-    /// journals there say was left half done. Answers how many changes that were. To be called
-    /// before anything is changed. A journal that cannot be followed stays, and is an error.
+    /// Opens the journals of this workspace in `folder`, and undoes the unfinished changes of
+    /// earlier daemons. Returns their number. Must be called before any change. A journal that
+    /// cannot be applied is an error and is not removed.
     pub(crate) fn open_journals(&mut self, folder: &Path) -> io::Result<usize> {
-        // Not by its name, which can be given to another workspace.
+        // By identity, because another directory can get the same name.
         let (device, inode) = self.identity;
         let journals = JournalDirectory::open(folder.join(format!("{device:x}-{inode:x}")))?;
-        let left = journals.orphaned()?;
-        let count = left.len();
-        for journal in left {
+        let orphaned = journals.orphaned()?;
+        let count = orphaned.len();
+        for journal in orphaned {
             self.undo_orphaned(&journal.entries).map_err(|errno| {
                 let path = journal.path().display();
                 let workspace = self.path.display();
                 io::Error::other(format!(
-                    "what {path} says was half done in {workspace} cannot be undone ({errno}): remove the cause, or see to the files that it names and delete it"
+                    "cannot undo the unfinished change of {workspace} in the journal {path} ({errno}): remove the cause, or repair the files that the journal names and delete it"
                 ))
             })?;
             journal.remove()?;
@@ -48,12 +48,13 @@ impl Workspace {
             }
             return Ok(());
         }
+
         let ready: Vec<_> = self.ready_steps(entries).collect();
         for (path, step) in ready.iter().rev() {
             self.with_parent_directory(path, |directory, name| undo(directory, name, step))?;
         }
         for entry in entries {
-            // What was made ready has been seen to.
+            // With `Ready`, the steps above have removed the new contents.
             if let JournalEntry::Put { path, temporary } = entry
                 && ready.is_empty()
                 && let Ok(path) = self.resolve(path)
@@ -63,7 +64,7 @@ impl Workspace {
                 })?;
             }
         }
-        // Then these are empty, whenever they were made.
+        // The directories are empty now, in whatever order the journal has them.
         for entry in entries.iter().rev() {
             if let JournalEntry::Make(path) = entry
                 && let Ok(path) = self.resolve(path)
@@ -78,14 +79,17 @@ impl Workspace {
         &'a self,
         entries: &'a [JournalEntry],
     ) -> impl Iterator<Item = (RelativePath, &'a JournalStep)> {
-        let steps = entries.iter().filter_map(|entry| match entry {
-            JournalEntry::Ready(steps) => Some(steps),
-            JournalEntry::Make(_) | JournalEntry::Put { .. } | JournalEntry::Done => None,
-        });
-        steps.flatten().filter_map(|step| Some((self.resolve(&step.path).ok()?, step)))
+        entries
+            .iter()
+            .filter_map(|entry| match entry {
+                JournalEntry::Ready(steps) => Some(steps),
+                JournalEntry::Make(_) | JournalEntry::Put { .. } | JournalEntry::Done => None,
+            })
+            .flatten()
+            .filter_map(|step| Some((self.resolve(&step.path).ok()?, step)))
     }
 
-    /// Does something in the directory of a path, if that is still there.
+    /// Calls `work` with the parent directory of a path, if that still exists.
     fn with_parent_directory(
         &self,
         path: &RelativePath,
@@ -101,29 +105,29 @@ impl Workspace {
         }
     }
 
-    /// Removes the directories above a path that are empty, as git does where it deletes a file.
-    /// Answers the directories in which one was removed.
+    /// Removes empty directories above a path, as git does when it deletes a file. Returns the
+    /// directories in which it removed one.
     pub(super) fn remove_empty_parents(&self, path: &RelativePath) -> Vec<RelativePath> {
-        let mut touched = Vec::new();
+        let mut changed = Vec::new();
         let mut path = path.clone();
         while let Some((directory, _)) = path.split() {
             if !self.remove_if_empty(&directory) {
                 break;
             }
-            touched.extend(directory.split().map(|(above, _)| above));
+            changed.extend(directory.split().map(|(parent, _)| parent));
             path = directory;
         }
-        touched
+        changed
     }
 
-    /// Removes a directory. Answers whether it could: not if it holds anything.
+    /// Removes a directory, unless it has entries. Returns whether it did.
     pub(super) fn remove_if_empty(&self, path: &RelativePath) -> bool {
         let mut removed = false;
-        let looked = self.with_parent_directory(path, |directory, name| {
+        let result = self.with_parent_directory(path, |directory, name| {
             removed = unlinkat(directory, name, AtFlags::REMOVEDIR).is_ok();
             Ok(())
         });
-        looked.is_ok() && removed
+        result.is_ok() && removed
     }
 }
 
@@ -134,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_go_also_when_they_were_made_after_what_is_in_them() {
+    fn created_directories_are_removed_after_the_files_in_them() {
         let folder = tempfile::tempdir().unwrap();
         let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
         fs::create_dir_all(folder.path().join("d/e")).unwrap();

@@ -1,4 +1,4 @@
-//! Deleting a file, or a directory with all that is in it.
+//! Deletes a file, or a directory with its contents.
 
 use super::{
     Workspace,
@@ -13,9 +13,9 @@ use crate::daemon::{
 };
 
 impl Workspace {
-    /// Deletes what is at a path, a symbolic link itself; a directory with entries only if
-    /// `recursive` says so. Answers how many entries that were, without those that others delete
-    /// meanwhile.
+    /// Deletes a path. A symbolic link is deleted itself, a directory with entries only with
+    /// `recursive`. Returns the number of deleted entries, without those that other processes
+    /// delete at the same time.
     pub(crate) fn remove(
         &self,
         path: &RelativePath,
@@ -23,7 +23,7 @@ impl Workspace {
         cancel: &CancelToken,
     ) -> Result<u64, Error> {
         self.check_removal_allowed(path)?;
-        let _held = self.locks.lock(std::slice::from_ref(path), cancel)?;
+        let _guard = self.locks.lock(std::slice::from_ref(path), cancel)?;
         let (parent, name) = self.parent_for_field(path, "path", ExpectedKind::File)?;
         let removal = TreeRemoval::new(path, cancel);
         let removed = match delete(&parent, &name) {
@@ -32,7 +32,7 @@ impl Workspace {
             Err(Errno::NOTEMPTY) => {
                 let path = path.as_str();
                 let text = format!(
-                    "the directory {path:?} holds entries: set recursive to delete it with them"
+                    "the directory {path:?} is not empty: set recursive to delete it with its entries"
                 );
                 Err(Error::new(Reason::DirectoryNotEmpty, text).with_metadata("path", path))
             }
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_depth_nor_width_matters() {
+    fn deep_and_wide_trees_are_deleted() {
         let folder = tempfile::tempdir().unwrap();
         let mut here = openat(CWD, folder.path(), rustix::fs::OFlags::PATH, 0.into()).unwrap();
         for _ in 0..4000 {
@@ -107,8 +107,8 @@ mod tests {
         assert_eq!(remove(folder.path(), "d", true), Ok(9000));
     }
 
-    /// Deletes a tree again and again while `meddle` is at work in it.
-    fn while_others_meddle(make: impl Fn(&Path), meddle: impl Fn(&Path) + Sync) {
+    /// Deletes a tree repeatedly while `interfere` changes it.
+    fn with_interference(make: impl Fn(&Path), interfere: impl Fn(&Path) + Sync) {
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("kept"), "").unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -117,11 +117,11 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    meddle(&tree);
+                    interfere(&tree);
                 }
             });
-            let failed = (0..12).find_map(|_| {
-                // Nobody meddles with it before it is whole.
+            let error = (0..12).find_map(|_| {
+                // The interference begins with the complete tree.
                 let made = folder.path().join("made");
                 fs::create_dir(&made).unwrap();
                 symlink(outside.path(), made.join("link")).unwrap();
@@ -130,20 +130,20 @@ mod tests {
                 remove(folder.path(), "tree", true).err()
             });
             done.store(true, Ordering::Relaxed);
-            assert_eq!(failed, None);
+            assert_eq!(error, None);
         });
         assert!(!tree.exists());
         assert!(outside.path().join("kept").exists());
     }
 
     #[test]
-    fn what_becomes_a_link_and_back_is_deleted_whatever_it_is() {
+    fn entries_that_become_links_and_back_are_deleted() {
         let make = |tree: &Path| {
             for name in 0..20 {
                 fs::create_dir_all(tree.join(format!("{name}/a/b"))).unwrap();
             }
         };
-        while_others_meddle(make, |tree| {
+        with_interference(make, |tree| {
             for name in 0..20 {
                 let [a, b] = [tree.join(name.to_string()), tree.join("link")];
                 let _gone = renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE);
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn what_others_delete_or_move_within_the_tree_is_no_error() {
+    fn concurrent_deletes_and_moves_within_the_tree_are_no_errors() {
         let make = |tree: &Path| {
             for name in 0..20 {
                 fs::create_dir_all(tree.join(format!("{name}/a/b/c"))).unwrap();
                 fs::write(tree.join(format!("{name}/a/file")), "").unwrap();
             }
         };
-        while_others_meddle(make, |tree| {
+        with_interference(make, |tree| {
             for name in 0..20 {
                 let at = |path: &str| tree.join(name.to_string()).join(path);
                 let _gone = fs::rename(at("a/b"), at("b"));

@@ -1,7 +1,7 @@
-//! One step of a change: putting what is new in place, and taking it back.
+//! One step of a change: puts a new file in place, or reverts that.
 //!
-//! Both work on names in one directory, whose descriptor is held: beside the place lies another
-//! name, the temporary one, that holds what is new before and what was old after.
+//! A step renames names in one directory, through its descriptor. Beside the destination, a
+//! temporary name holds the new file before the step and the old one after it.
 
 use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -25,25 +25,22 @@ use super::{
 };
 use crate::daemon::{error::Error, sys::Errno};
 
-/// What becomes of a place.
+/// What a step does with its path.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum StagedAction {
-    /// What it gets is being written.
+    /// The new file is still being written.
     Unfinished,
-    /// It gets this.
+    /// The new file, which is complete, is put in place.
     Put(FileVersion),
-    /// What is there is deleted.
     Delete,
 }
 
-/// What is at a place before.
+/// What exists at a path before a step.
 #[derive(Debug)]
 pub(super) enum Previous {
-    /// Nothing.
     Nothing,
-    /// A file.
     File(FileVersion),
-    /// A directory with nothing but these files in it.
+    /// A directory that contains exactly these files.
     Directory(Subtree),
 }
 
@@ -58,13 +55,13 @@ pub(super) struct StagedChange {
     pub(super) previous: Previous,
 }
 
-/// A name that nothing else has, and that tells whose it is should it ever be left.
+/// Returns a unique name, which also marks the file as the daemon's if a crash leaves it behind.
 pub(super) fn temporary_name() -> String {
     format!(".jig-{}.tmp", Ulid::generate())
 }
 
 impl StagedChange {
-    /// What a journal says of it.
+    /// Returns the step's entry in the journal.
     pub(super) fn journal_step(&self) -> JournalStep {
         JournalStep {
             path: self.path.as_str().to_owned(),
@@ -79,7 +76,7 @@ impl StagedChange {
 }
 
 impl Previous {
-    /// Whether that is what `name` is.
+    /// Whether `name` is the recorded file or directory.
     fn is_at(&self, directory: BorrowedFd<'_>, name: &str) -> bool {
         match self {
             Self::Nothing => false,
@@ -89,82 +86,94 @@ impl Previous {
     }
 }
 
-/// Puts what is new in place, or what is old aside. Fails, with everything as it was, when what is
-/// there is not what the change starts from.
+/// Puts the new file in place, and the old one under the temporary name.
+///
+/// # Errors
+///
+/// If the path is not in the state that the change starts from. Then the step has no effect.
 pub(super) fn apply(staged: &StagedChange) -> Result<(), Error> {
     let (directory, name, temporary) = (&staged.directory, &staged.name, &staged.temporary);
-    let failed = |errno| match (errno, &staged.previous) {
+    let to_error = |errno| match (errno, &staged.previous) {
         (Errno::EXIST, Previous::Nothing) => already_exists(&staged.path),
         (Errno::NOENT, Previous::File(_) | Previous::Directory(_)) => stale_error(&staged.path),
         _ => os_error(errno, staged.path.as_str(), ExpectedKind::File),
     };
-    let aside = |errno: Result<(), Errno>| errno.map_err(failed);
+    let checked = |renamed: Result<(), Errno>| renamed.map_err(to_error);
+
     match (staged.action, &staged.previous) {
         (StagedAction::Unfinished, _) => {
-            Err(Error::internal("a change whose content is not written"))
+            Err(Error::internal("a staged change whose content is not written"))
         }
         (StagedAction::Put(_), Previous::Nothing) => {
-            aside(rename_noreplace(directory, temporary, name))
+            checked(rename_noreplace(directory, temporary, name))
         }
         (StagedAction::Put(new), old) => {
-            aside(exchange(directory, temporary, name))?;
+            checked(exchange(directory, temporary, name))?;
             if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
-            aside(exchange(directory, temporary, name))?;
-            // Replaced once more in between: what comes out now is newer than what went back in.
+            // Another process has changed the file: it goes back.
+            checked(exchange(directory, temporary, name))?;
+            // If the path was replaced again in between, the file just taken out is newer than the
+            // one that went back.
             if FileVersion::read(directory.as_fd(), temporary) != Ok(new) {
-                aside(exchange(directory, temporary, name))?;
+                checked(exchange(directory, temporary, name))?;
             }
             Err(stale_error(&staged.path))
         }
         (StagedAction::Delete, old) => {
-            aside(rename_noreplace(directory, name, temporary))?;
+            checked(rename_noreplace(directory, name, temporary))?;
             if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
-            aside(rename_noreplace(directory, temporary, name))?;
+            checked(rename_noreplace(directory, temporary, name))?;
             Err(stale_error(&staged.path))
         }
     }
 }
 
-/// Takes back what [`apply`] did, as far as it did it, and removes what was new. Does nothing the
-/// second time. What somebody else has put there since, or changed there, is left alone: then what
-/// was there before stays aside.
+/// Reverts [`apply`], even if it was interrupted, and removes the new file. Has no effect the
+/// second time.
+///
+/// If another process has changed or replaced the new file since, it stays. The old file then keeps
+/// its temporary name.
 pub(super) fn undo(directory: &OwnedFd, name: &str, step: &JournalStep) -> Result<(), Errno> {
-    let at = |name: &str| match FileVersion::read(directory.as_fd(), name) {
-        Ok(stamp) => Ok(Some(stamp)),
+    let version_at = |name: &str| match FileVersion::read(directory.as_fd(), name) {
+        Ok(version) => Ok(Some(version)),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno),
     };
+
     let temporary = step.temporary.as_str();
     let old_link = fallback_link_name(temporary);
-    if at(temporary)?.is_none() && at(&old_link)?.is_some() {
+    if version_at(temporary)?.is_none() && version_at(&old_link)?.is_some() {
         renameat(directory, &old_link, directory, temporary)?;
     }
     remove_leftover(directory, &old_link)?;
-    let (aside, in_place) = (at(temporary)?, at(name)?);
-    let is_one = |one: Option<FileVersion>, other: Option<FileVersion>| {
-        one.is_some() && one.map(FileVersion::identity) == other.map(FileVersion::identity)
+
+    let (at_temporary, at_name) = (version_at(temporary)?, version_at(name)?);
+    let is_same_file = |a: Option<FileVersion>, b: Option<FileVersion>| {
+        a.is_some() && a.map(FileVersion::identity) == b.map(FileVersion::identity)
     };
-    match (aside, in_place) {
-        // Nothing was put in place, or it has got its second name only.
-        (Some(_), _) if is_one(aside, step.new) => {
-            if is_one(aside, in_place) && !step.replaces {
+    match (at_temporary, at_name) {
+        // The new file is not in place, or is linked to both names.
+        (Some(_), _) if is_same_file(at_temporary, step.new) => {
+            if is_same_file(at_temporary, at_name) && !step.replaces {
                 remove_leftover(directory, name)?;
             }
             remove_leftover(directory, temporary)
         }
-        // What was there has a second name, and still its own.
-        (Some(_), _) if is_one(aside, in_place) => remove_leftover(directory, temporary),
+        // The old file is linked to both names.
+        (Some(_), _) if is_same_file(at_temporary, at_name) => {
+            remove_leftover(directory, temporary)
+        }
         (Some(_), None) => renameat(directory, temporary, directory, name),
-        (Some(_), Some(_)) if in_place == step.new => {
+        (Some(_), Some(_)) if at_name == step.new => {
             exchange(directory, temporary, name)?;
-            if at(temporary)? == step.new {
+            if version_at(temporary)? == step.new {
                 return remove_leftover(directory, temporary);
             }
-            // It was replaced just now: what has come out is somebody else's.
+            // Another process has just replaced the new file: its file goes back.
             exchange(directory, temporary, name)?;
             warn_left_aside(step);
             Ok(())
@@ -173,12 +182,12 @@ pub(super) fn undo(directory: &OwnedFd, name: &str, step: &JournalStep) -> Resul
             warn_left_aside(step);
             Ok(())
         }
-        (None, Some(_)) if in_place == step.new && !step.replaces => {
+        (None, Some(_)) if at_name == step.new && !step.replaces => {
             match rename_noreplace(directory, name, temporary) {
-                Err(Errno::NOENT) => return Ok(()), // gone just now
-                taken => taken?,
+                Err(Errno::NOENT) => return Ok(()), // just removed by another process
+                renamed => renamed?,
             }
-            if at(temporary)? == step.new {
+            if version_at(temporary)? == step.new {
                 return remove_leftover(directory, temporary);
             }
             rename_noreplace(directory, temporary, name)
@@ -192,22 +201,23 @@ fn warn_left_aside(step: &JournalStep) {
     tracing::warn!(
         path,
         temporary,
-        "what a change has put here was changed or replaced since, and is left: what was here before lies beside it under the temporary name"
+        "cannot undo a change of a file, because another process has changed it since: the original is in the same directory under the temporary name"
     );
 }
 
-/// Removes what is not needed any more, a directory with all that is in it.
+/// Removes a file that is no longer needed, or a directory with its contents. Succeeds if it is
+/// gone.
 pub(super) fn remove_leftover(directory: &OwnedFd, name: &str) -> Result<(), Errno> {
     match remove_entry(directory, name) {
-        Err(Errno::NOENT) => Ok(()), // removed before
+        Err(Errno::NOENT) => Ok(()),
         removed => removed,
     }
 }
 
-/// Renames `from` to a name that nothing may have.
+/// Renames `from` to a name that must not exist.
 fn rename_noreplace(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     match retry_on_intr(|| renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE)) {
-        // A file system that cannot: a link, too, is made only where nothing is.
+        // The file system does not support the flag. A link also fails if the name exists.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
             linkat(directory, from, directory, to, AtFlags::empty())?;
             unlinkat(directory, from, AtFlags::empty())
@@ -216,12 +226,12 @@ fn rename_noreplace(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Err
     }
 }
 
-/// Swaps two files.
+/// Exchanges two files.
 pub(super) fn exchange(directory: &OwnedFd, temporary: &str, name: &str) -> Result<(), Errno> {
     match retry_on_intr(|| {
         renameat_with(directory, temporary, directory, name, RenameFlags::EXCHANGE)
     }) {
-        // A file system that cannot: the old file gets a second name first.
+        // The file system does not support the flag. The old file gets a second name first.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
             let old_link = fallback_link_name(temporary);
             linkat(directory, name, directory, &old_link, AtFlags::empty())?;
@@ -230,10 +240,11 @@ pub(super) fn exchange(directory: &OwnedFd, temporary: &str, name: &str) -> Resu
             fault_injection::step();
             renameat(directory, &old_link, directory, temporary)
         }
-        swapped => swapped,
+        exchanged => exchanged,
     }
 }
 
+/// Second name of the old file during an exchange, where the file system has no atomic one.
 pub(super) fn fallback_link_name(temporary: &str) -> String {
     format!("{temporary}~")
 }

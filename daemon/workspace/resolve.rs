@@ -1,8 +1,8 @@
-//! Opening beneath a directory: no path leads out of it, and none passes through a symbolic link.
+//! Opens paths beneath a directory. No path leads out of it or passes through a symbolic link.
 //!
-//! openat2(2) resolves a whole path under these rules in one call. Kernels and sandboxes without it
-//! (gVisor before 2026, old seccomp profiles) get a walk that opens one component at a time and
-//! looks at each. Which way it is, is found out once per directory.
+//! openat2(2) resolves a whole path under these rules in one call. Some kernels and sandboxes do
+//! not have it (gVisor before 2026, old seccomp profiles). There, the daemon opens one component at
+//! a time and checks each. It determines the method once per directory.
 
 use std::{
     ffi::OsStr,
@@ -21,15 +21,14 @@ use rustix::{
 
 use crate::daemon::sys::Errno;
 
-/// Most attempts while directories on the way are renamed: each fails only when another rename was
-/// in between.
+/// Attempts while directories on the way are renamed. An attempt fails only after a new rename.
 const MAX_OPEN_ATTEMPTS: usize = 128;
-/// Most bytes of a path in one system call: less than PATH_MAX with its final NUL. Longer paths are
-/// opened in several steps.
+/// Length of a path in one system call: less than PATH_MAX with its NUL. Longer paths are opened in
+/// several steps.
 const MAX_OPEN_PATH_BYTES: usize = 4000;
-/// Where a descriptor only names a place and gives no access to it.
+/// Flags for a descriptor that identifies a file but cannot read or write it.
 const HANDLE_FLAGS: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
-/// Reading a directory. Nothing but a directory is opened, so no FIFO waits and no device wakes up.
+/// Flags for reading a directory. They open nothing else, so no FIFO blocks and no device reacts.
 const READ_DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -41,26 +40,24 @@ pub(super) struct Root {
     symlinks: SymlinkPolicy,
 }
 
-/// What becomes of symbolic links on the way.
+/// How symbolic links on the way are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SymlinkPolicy {
-    /// They are refused.
     Refuse,
-    /// Those that stay beneath the directory are followed.
+    /// Follow links that stay beneath the directory.
     Within,
 }
 
 /// How paths are resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ResolveMethod {
-    /// By the kernel.
     Openat2,
     /// Component by component.
     Components,
 }
 
 impl SymlinkPolicy {
-    /// The rules by which the kernel resolves a path.
+    /// The flags of openat2(2) for this policy.
     fn resolve_flags(self) -> ResolveFlags {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         match self {
@@ -71,20 +68,20 @@ impl SymlinkPolicy {
 }
 
 impl Root {
-    /// Opens the directory at a path of the operator's, whose symbolic links are followed.
+    /// Opens a directory of the operator, whose path may contain symbolic links.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let directory = open(path, HANDLE_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
-        let links = SymlinkPolicy::Refuse;
-        let way = match open_by_openat2(directory.as_fd(), b".", HANDLE_FLAGS, links) {
+        let symlinks = SymlinkPolicy::Refuse;
+        let method = match open_by_openat2(directory.as_fd(), b".", HANDLE_FLAGS, symlinks) {
             Ok(_) => ResolveMethod::Openat2,
             Err(Errno::NOSYS | Errno::PERM) => ResolveMethod::Components,
             Err(errno) => return Err(errno.into()),
         };
-        Ok(Self { directory, method: way, symlinks: links })
+        Ok(Self { directory, method, symlinks })
     }
 
-    /// Follows symbolic links that stay beneath the directory. Only the kernel can do that without
-    /// being deceived.
+    /// Follows symbolic links that stay beneath the directory. Fails without openat2(2), because
+    /// only the kernel can do that without a race.
     pub(super) fn follow_links(&mut self) -> io::Result<()> {
         if self.method == ResolveMethod::Components {
             return Err(io::Error::new(
@@ -101,21 +98,21 @@ impl Root {
         self.symlinks == SymlinkPolicy::Within
     }
 
-    /// Opens whatever is at `path` without access to it.
+    /// Opens a handle to the file at `path`, of any type.
     pub(super) fn open_path(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         self.open_with(path, HANDLE_FLAGS)
     }
 
-    /// Whether symbolic links on `path` lead out of the directory, as absolute ones do. Nothing outside is looked
-    /// at: the kernel stops there. False where the kernel cannot tell.
+    /// Whether symbolic links on `path` lead out of the directory, as absolute links do. The kernel
+    /// stops at the boundary, so nothing outside is accessed. False if the kernel cannot tell.
     pub(super) fn leads_out(&self, path: &[u8]) -> bool {
         self.method == ResolveMethod::Openat2
             && open_by_openat2(self.as_fd(), path, HANDLE_FLAGS, SymlinkPolicy::Within)
                 .is_err_and(|e| e == Errno::XDEV)
     }
 
-    /// Opens whatever is at `path` without access to it, if the kernel has all that it takes in
-    /// memory: then nothing is waited for.
+    /// Opens a handle to the file at `path` if the kernel can resolve the path from its caches.
+    /// Never waits for a disk.
     pub(super) fn open_path_cached(&self, path: &[u8]) -> Option<OwnedFd> {
         if self.method == ResolveMethod::Components
             || path.is_empty()
@@ -123,6 +120,7 @@ impl Root {
         {
             return None;
         }
+
         let resolve = self.symlinks.resolve_flags() | ResolveFlags::CACHED;
         let path = OsStr::from_bytes(path);
         openat2(&self.directory, path, HANDLE_FLAGS, Mode::empty(), resolve).ok()
@@ -133,20 +131,20 @@ impl Root {
         self.open_with(path, READ_DIRECTORY_FLAGS)
     }
 
-    /// Opens the directory at `path` as a place to work in, without access to its list.
+    /// Opens a handle to the directory at `path`, without permission to list it.
     pub(super) fn open_directory_handle(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
-        let place = self.open_with(path, HANDLE_FLAGS.union(OFlags::DIRECTORY))?;
-        Ok(place)
+        self.open_with(path, HANDLE_FLAGS.union(OFlags::DIRECTORY))
     }
 
     fn open_with(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         if self.method == ResolveMethod::Components {
             return open_by_components(self.directory.as_fd(), path, flags);
         }
+
         let mut rest = path;
         let mut base: Option<OwnedFd> = None;
         while rest.len() > MAX_OPEN_PATH_BYTES {
-            // A component longer than a step is no name of any file system.
+            // No file system accepts a component longer than a step.
             let slash =
                 memchr::memrchr(b'/', &rest[..MAX_OPEN_PATH_BYTES]).ok_or(Errno::NAMETOOLONG)?;
             let from = base.as_ref().map_or(self.directory.as_fd(), AsFd::as_fd);
@@ -166,26 +164,25 @@ impl AsFd for Root {
     }
 }
 
-/// Opens the directory `name` in `parent` for reading. A name, one component, cannot lead
-/// elsewhere.
+/// Opens the directory `name` in `parent` for reading. `name` must be one component, so that it
+/// cannot lead elsewhere.
 pub(super) fn open_child_directory(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     retry_on_intr(|| openat(parent, OsStr::from_bytes(name), READ_DIRECTORY_FLAGS, Mode::empty()))
 }
 
-/// Opens whatever is called `name` in `parent` without access to it; a symbolic link is opened
-/// itself.
+/// Opens a handle to `name` in `parent`. A symbolic link is opened itself.
 pub(super) fn open_entry(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     retry_on_intr(|| {
         openat(parent, OsStr::from_bytes(name), HANDLE_FLAGS | OFlags::NOFOLLOW, Mode::empty())
     })
 }
 
-/// Opens the directory `name` in `parent` as a place to work in. A symbolic link is refused.
+/// Opens a handle to the directory `name` in `parent`. Rejects a symbolic link.
 pub(super) fn open_child_handle(parent: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
-    let place = open_entry(parent.as_fd(), name.as_bytes())?;
-    let kind = FileType::from_raw_mode(fstat(&place)?.st_mode);
+    let handle = open_entry(parent.as_fd(), name.as_bytes())?;
+    let kind = FileType::from_raw_mode(fstat(&handle)?.st_mode);
     if kind == FileType::Directory {
-        Ok(place)
+        Ok(handle)
     } else if kind == FileType::Symlink {
         Err(Errno::LOOP)
     } else {
@@ -197,17 +194,17 @@ fn open_by_openat2(
     base: BorrowedFd<'_>,
     path: &[u8],
     flags: OFlags,
-    links: SymlinkPolicy,
+    symlinks: SymlinkPolicy,
 ) -> Result<OwnedFd, Errno> {
     let mut attempt = 1;
     loop {
         let opened = openat2(
             base,
             OsStr::from_bytes(path),
-            // With O_PATH it would open a link at the end instead of refusing it.
+            // With O_PATH, O_NOFOLLOW would open a final link instead of rejecting it.
             flags.difference(OFlags::NOFOLLOW),
             Mode::empty(),
-            links.resolve_flags(),
+            symlinks.resolve_flags(),
         );
         match opened {
             Err(Errno::AGAIN | Errno::INTR) if attempt < MAX_OPEN_ATTEMPTS => attempt += 1,
@@ -217,18 +214,19 @@ fn open_by_openat2(
 }
 
 fn open_by_components(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-    let mut place = open_entry(base, b".")?;
+    let mut handle = open_entry(base, b".")?;
     for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-        let next = open_entry(place.as_fd(), name)?;
+        let next = open_entry(handle.as_fd(), name)?;
         if FileType::from_raw_mode(fstat(&next)?.st_mode) == FileType::Symlink {
             return Err(Errno::LOOP);
         }
-        place = next;
+        handle = next;
     }
+
     if flags.contains(OFlags::DIRECTORY) {
-        return open_child_directory(place.as_fd(), b".");
+        return open_child_directory(handle.as_fd(), b".");
     }
-    Ok(place)
+    Ok(handle)
 }
 
 #[cfg(test)]
@@ -238,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_open_the_same_and_refuse_the_same() {
+    fn both_methods_open_and_reject_the_same_paths() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("root");
         fs::create_dir_all(path.join("a/b")).unwrap();
@@ -250,11 +248,11 @@ mod tests {
         symlink("/", path.join("a/everything")).unwrap();
         let long = "n".repeat(256);
         let longer = "n".repeat(5000);
-        for way in [ResolveMethod::Openat2, ResolveMethod::Components] {
+        for method in [ResolveMethod::Openat2, ResolveMethod::Components] {
             let mut root = Root::open(&path).unwrap();
             assert_eq!(root.method, ResolveMethod::Openat2, "this kernel should have openat2");
-            root.method = way;
-            for (path, place, listing) in [
+            root.method = method;
+            for (path, handle_error, directory_error) in [
                 ("", None, None),
                 ("a", None, None),
                 ("a/b", None, None),
@@ -271,15 +269,15 @@ mod tests {
                 (&longer, Some(Errno::NAMETOOLONG), Some(Errno::NAMETOOLONG)),
             ] {
                 let opened = root.open_path(path.as_bytes());
-                assert_eq!(opened.err(), place, "{way:?} {path:?}");
+                assert_eq!(opened.err(), handle_error, "{method:?} {path:?}");
                 let opened = root.open_directory(path.as_bytes());
-                assert_eq!(opened.err(), listing, "{way:?} {path:?}");
+                assert_eq!(opened.err(), directory_error, "{method:?} {path:?}");
             }
         }
     }
 
     #[test]
-    fn a_link_that_leads_out_is_known_whatever_is_there() {
+    fn links_out_of_the_directory_are_detected_whether_or_not_the_target_exists() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("here");
         fs::create_dir_all(path.join("a")).unwrap();
@@ -309,21 +307,21 @@ mod tests {
     }
 
     #[test]
-    fn a_path_longer_than_the_kernel_takes_is_opened_in_steps() {
+    fn path_longer_than_the_kernel_limit_is_opened_in_steps() {
         let directory = tempfile::tempdir().unwrap();
         let mut root = Root::open(directory.path()).unwrap();
         let name = "n".repeat(250);
         let mut path = String::new();
-        let mut place = root.open_path(b"").unwrap();
+        let mut handle = root.open_path(b"").unwrap();
         for _ in 0..40 {
-            rustix::fs::mkdirat(&place, name.as_str(), Mode::RWXU).unwrap();
-            place = open_entry(place.as_fd(), name.as_bytes()).unwrap();
+            rustix::fs::mkdirat(&handle, name.as_str(), Mode::RWXU).unwrap();
+            handle = open_entry(handle.as_fd(), name.as_bytes()).unwrap();
             path.push_str(&name);
             path.push('/');
         }
-        let bottom = fstat(&place).unwrap().st_ino;
-        for way in [ResolveMethod::Openat2, ResolveMethod::Components] {
-            root.method = way;
+        let bottom = fstat(&handle).unwrap().st_ino;
+        for method in [ResolveMethod::Openat2, ResolveMethod::Components] {
+            root.method = method;
             let opened = root.open_directory(path.trim_end_matches('/').as_bytes());
             assert_eq!(fstat(opened.unwrap()).unwrap().st_ino, bottom);
         }

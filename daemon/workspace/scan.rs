@@ -1,11 +1,10 @@
-//! Reading lines of a file, and what is known of the whole of it.
+//! Reads lines of a file, and facts about the whole file: its hash, and the number of its lines.
 //!
-//! The file is read once, from start to end: its hash, its lines and whether it is text are of the
-//! whole file, and no more of it is kept than is answered. Only the last lines of a file that is
-//! too large to be kept are read a second time, once it is known where they begin.
+//! The file is read once, from start to end. Hash, line count and UTF-8 check cover the whole file,
+//! but only the requested content is held in memory. The last lines of a file that is too large for
+//! that are read a second time, once their position is known.
 //!
-//! That takes too long for the largest files. Of those, line endings are counted up to the lines
-//! that are asked for, and what is behind these is not read.
+//! Files above [`MAX_WHOLE_FILE_BYTES`] are read only up to the end of the requested lines.
 
 use memchr::memchr_iter;
 use sha2::{Digest as _, Sha256};
@@ -13,110 +12,112 @@ use sha2::{Digest as _, Sha256};
 use super::{cancel::CancelToken, file::RegularFile};
 use crate::daemon::error::{Error, Reason};
 
-/// Size up to which a file is read to its end, and without a range of lines.
+/// Size of a file that is read to its end, and of one that can be read without a range of lines.
 const MAX_WHOLE_FILE_BYTES: u64 = 256 << 20;
-/// Lines at the start, and at the end, of a file that has more than both together.
+/// Lines returned from the start, and from the end, of a file with more than both together.
 const HEAD_TAIL_LINES: u64 = 5000;
-/// Bytes that are read at once, and between two looks at the time.
+/// Bytes read at once, between two cancellation checks.
 const READ_CHUNK_BYTES: usize = 128 * 1024;
-/// Most bytes of a character that can be missing at the end of a chunk.
+/// Bytes of a UTF-8 character that can lie in the chunk before its last byte.
 const MAX_SPLIT_CHARACTER_BYTES: usize = 3;
 
-/// What is asked of a file.
+/// What to read of a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ReadOptions {
-    /// First and last line, counted from 1, in this order; none for the whole file.
+    /// First and last line, counted from 1. None for the whole file.
     pub(crate) lines: Option<(u64, u64)>,
-    /// Most bytes.
+    /// Limit for the returned content.
     pub(crate) max_bytes: usize,
-    /// Whether the file must be UTF-8, and so must what is answered of it; of a file that is not
-    /// read to its end, only the latter.
+    /// Whether the file must be UTF-8. Of a file that is not read to its end, only the returned
+    /// content must be.
     pub(crate) require_utf8: bool,
 }
 
-/// What is answered of a file.
+/// Lines of a file.
 #[derive(Debug)]
 pub(crate) struct FileExcerpt {
-    /// Bytes of the lines asked for.
     pub(crate) content: Vec<u8>,
-    /// Whether they are fewer than were asked for.
+    /// Whether the content is less than was requested.
     pub(crate) truncated: bool,
-    /// Lines between the first and the last ones.
+    /// Lines omitted between the first and the last ones.
     pub(crate) omitted_lines: u64,
-    /// First line, counted from 1; 0 when the file is empty.
+    /// First line, counted from 1. 0 for an empty file.
     pub(crate) start_line: u64,
-    /// Last line, counted from 1; 0 when the file is empty.
+    /// Last line, counted from 1. 0 for an empty file.
     pub(crate) end_line: u64,
     /// Size of the whole file.
     pub(crate) size: u64,
-    /// What else is known of the whole file, where it was read to its end.
+    /// None if the file was not read to its end.
     pub(crate) totals: Option<FileTotals>,
 }
 
-/// What only who has read all of a file knows.
+/// Facts about a whole file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FileTotals {
-    /// Its lines.
     pub(crate) total_lines: u64,
-    /// Its hash.
     pub(crate) sha256: [u8; 32],
 }
 
 /// One pass over a file.
 #[derive(Debug)]
 struct FileScan {
-    /// First line to keep, counted from 1.
+    /// First requested line, counted from 1.
     first_line: u64,
-    /// Last line to keep.
+    /// Last requested line.
     last_line: u64,
-    /// Most bytes to keep.
+    /// Limit for `content`.
     max_bytes: usize,
     require_utf8: bool,
-    /// The start of what was asked for.
+    /// The requested content, up to the limit.
     content: Vec<u8>,
-    /// Whether more was asked for than was kept.
+    /// Whether the requested content exceeds the limit.
     truncated: bool,
-    /// Hash of what was read; none where the file is not read to its end.
+    /// Hash of the bytes read so far. None if the file is not read to its end.
     hash: Option<Sha256>,
-    /// Bytes so far.
+    /// Bytes read so far.
     offset: u64,
-    /// Line endings so far.
+    /// Newlines read so far.
     line_endings: u64,
     ends_with_newline: bool,
-    /// Where the last lines start, when the whole file is read.
+    /// Starts of the last lines. None if a range of lines is requested.
     line_starts: Option<LineStarts>,
 }
 
-/// Where lines start: those that may be the last ones, and the one after the first ones.
+/// Starts of the most recent lines, and the end of the first ones.
 #[derive(Debug)]
 struct LineStarts {
-    /// Start of the line with each number, counted from 0, modulo the length. A line more than
-    /// needed: the one that begins where the file ends is none.
+    /// Ring buffer of line starts. It has one more slot than lines are needed: the line that begins
+    /// at the end of the file is none.
     recent_offsets: Vec<u64>,
-    /// Where the first lines end.
+    /// End of the first [`HEAD_TAIL_LINES`] lines.
     head_end: u64,
 }
 
 impl FileExcerpt {
     /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// If the file is too large to be read whole, is not UTF-8 but must be, or has no such line.
     pub(crate) fn read(
         file: &RegularFile,
-        wish: ReadOptions,
+        options: ReadOptions,
         cancel: &CancelToken,
     ) -> Result<Self, Error> {
         let path = file.path();
-        if wish.lines.is_none() && file.size() > MAX_WHOLE_FILE_BYTES {
+        if options.lines.is_none() && file.size() > MAX_WHOLE_FILE_BYTES {
             return Err(Error::new(
                 Reason::FileTooLarge,
                 format!(
-                    "{path:?} has {} bytes, over 256 MiB: ask for a range of lines with start_line and end_line",
+                    "{path:?} has {} bytes, over 256 MiB: request a range of lines with start_line and end_line",
                     file.size()
                 ),
             )
             .with_metadata("path", path)
             .with_metadata("size_bytes", file.size().to_string()));
         }
-        let mut scan = FileScan::new(wish, file.size());
+
+        let mut scan = FileScan::new(options, file.size());
         if !scan.read(file, cancel)? || !scan.is_valid_text() {
             return Err(Error::new(
                 Reason::BinaryFile,
@@ -124,6 +125,7 @@ impl FileExcerpt {
             )
             .with_metadata("path", path));
         }
+
         let (first, total) = (scan.first_line, scan.total_lines());
         if first > total.max(1) {
             return Err(Error::new(
@@ -140,57 +142,57 @@ impl FileExcerpt {
 }
 
 impl FileScan {
-    fn new(wish: ReadOptions, size: u64) -> Self {
-        let (first, last) = wish.lines.unwrap_or((1, u64::MAX));
+    fn new(options: ReadOptions, size: u64) -> Self {
+        let (first, last) = options.lines.unwrap_or((1, u64::MAX));
         Self {
             first_line: first,
             last_line: last,
-            max_bytes: wish.max_bytes,
-            require_utf8: wish.require_utf8,
+            max_bytes: options.max_bytes,
+            require_utf8: options.require_utf8,
             content: Vec::new(),
             truncated: false,
             hash: (size <= MAX_WHOLE_FILE_BYTES).then(Sha256::new),
             offset: 0,
             line_endings: 0,
             ends_with_newline: true,
-            line_starts: wish
+            line_starts: options
                 .lines
                 .is_none()
                 .then(|| LineStarts { recent_offsets: vec![0], head_end: 0 }),
         }
     }
 
-    /// Reads the file; false as soon as it turns out not to be the text that was asked for.
+    /// Reads the file. Returns false as soon as it is found not to be UTF-8 although it must be.
     fn read(&mut self, file: &RegularFile, cancel: &CancelToken) -> Result<bool, Error> {
-        // What is appended meanwhile is not read: a file could grow for ever. Some file systems
-        // give files no size; those end where they end.
+        // Bytes appended meanwhile are not read, so that the loop ends. Some file systems report no
+        // size: their files are read to the end.
         let size = match file.size() {
             0 => MAX_WHOLE_FILE_BYTES,
             size => size,
         };
+
         let chunk =
             usize::try_from(size).map_or(READ_CHUNK_BYTES, |size| size.min(READ_CHUNK_BYTES));
         let mut buffer = vec![0; MAX_SPLIT_CHARACTER_BYTES + chunk];
-        let mut carried = 0;
+        let mut carried_bytes = 0;
+
         loop {
             cancel.check()?;
-            let left = usize::try_from(size - self.offset).unwrap_or(usize::MAX);
-            let room = &mut buffer[carried..][..chunk.min(left)];
-            let read = match room.len() {
-                0 => 0,
-                _ => file.read_at(room, self.offset)?,
-            };
+            let remaining = usize::try_from(size - self.offset).unwrap_or(usize::MAX);
+            let target = &mut buffer[carried_bytes..][..chunk.min(remaining)];
+            let read = if target.is_empty() { 0 } else { file.read_at(target, self.offset)? };
             if read == 0 {
-                return Ok(carried == 0);
+                return Ok(carried_bytes == 0);
             }
-            let end = carried + read;
-            self.add(&buffer[carried..end]);
+
+            let end = carried_bytes + read;
+            self.add(&buffer[carried_bytes..end]);
             if self.hash.is_none() {
                 if self.truncated || self.line_endings >= self.last_line {
                     return Ok(true);
                 }
             } else if self.require_utf8 {
-                carried = match str::from_utf8(&buffer[..end]) {
+                carried_bytes = match str::from_utf8(&buffer[..end]) {
                     Ok(_) => 0,
                     Err(error) if error.error_len().is_some() => return Ok(false),
                     Err(error) => {
@@ -204,10 +206,10 @@ impl FileScan {
         }
     }
 
-    /// Whether what is kept is text, where it must be, but for a last character that was cut in two.
+    /// Whether the content is UTF-8, if it must be, except for a last character cut at the limit.
     fn is_valid_text(&self) -> bool {
         if !self.require_utf8 || self.hash.is_some() {
-            return true; // It was looked at while it was read.
+            return true; // checked while reading
         }
         let problem = str::from_utf8(&self.content).err();
         problem.is_none_or(|problem| self.truncated && problem.error_len().is_none())
@@ -217,11 +219,11 @@ impl FileScan {
         if let Some(hash) = &mut self.hash {
             hash.update(chunk);
         }
-        // Counting is much faster than looking at each line.
-        let endings = self.line_endings + memchr_iter(b'\n', chunk).count() as u64;
-        let is_outside = self.line_endings >= self.last_line || endings + 1 < self.first_line;
+        // Counting newlines is much faster than locating each.
+        let line_endings = self.line_endings + memchr_iter(b'\n', chunk).count() as u64;
+        let is_outside = self.line_endings >= self.last_line || line_endings + 1 < self.first_line;
         if is_outside && self.line_starts.is_none() {
-            self.line_endings = endings;
+            self.line_endings = line_endings;
         } else {
             self.count_line_endings(chunk);
         }
@@ -245,10 +247,10 @@ impl FileScan {
             }
         }
         if let Some(from) = from {
-            let wanted = &chunk[from..to];
-            let fitting = wanted.len().min(self.max_bytes - self.content.len());
-            self.content.extend_from_slice(&wanted[..fitting]);
-            self.truncated |= fitting < wanted.len();
+            let requested = &chunk[from..to];
+            let fitting = requested.len().min(self.max_bytes - self.content.len());
+            self.content.extend_from_slice(&requested[..fitting]);
+            self.truncated |= fitting < requested.len();
         }
     }
 
@@ -256,69 +258,80 @@ impl FileScan {
         self.line_endings + u64::from(!self.ends_with_newline)
     }
 
-    /// What to answer, once the file was read.
-    fn excerpt(self, file: &RegularFile) -> Result<FileExcerpt, Error> {
+    /// Assembles the excerpt, after the file was read.
+    fn excerpt(mut self, file: &RegularFile) -> Result<FileExcerpt, Error> {
         let total = self.total_lines();
-        let mut kept = self.content;
-        let mut omitted_lines = 0;
-        // Where the last lines begin in what is kept, and the number of the first of them.
-        let mut tail = None;
-        if let Some(starts) = &self.line_starts
-            && total > 2 * HEAD_TAIL_LINES
-        {
-            omitted_lines = total - 2 * HEAD_TAIL_LINES;
-            let tail_line = total - HEAD_TAIL_LINES;
-            let tail_start = starts.offset_of(tail_line);
-            if let Ok(head) = usize::try_from(starts.head_end)
-                && head <= kept.len()
-            {
-                let room = self.max_bytes - head;
-                let wanted = usize::try_from(self.offset - tail_start).unwrap_or(usize::MAX);
-                let length = room.min(wanted);
-                let bytes = match usize::try_from(tail_start) {
-                    // It is there already.
-                    Ok(start) if start.saturating_add(length) <= kept.len() => {
-                        kept[start..start + length].to_vec()
-                    }
-                    _ => file.bytes_at(tail_start, length)?,
-                };
-                kept.truncate(head);
-                kept.extend_from_slice(&bytes);
-                tail = Some((head, tail_line + 1));
-            }
-        }
+        let is_whole = self.line_starts.is_some();
+        let omitted_lines = if is_whole { total.saturating_sub(2 * HEAD_TAIL_LINES) } else { 0 };
+        let tail = if omitted_lines > 0 { self.append_tail(file, total)? } else { None };
+
+        let mut content = self.content;
         let mut truncated = self.truncated || omitted_lines > 0;
         if self.require_utf8 {
-            // It is text, so only the last character can be incomplete, unless others wrote to the
-            // file meanwhile.
-            let valid = str::from_utf8(&kept).map_or_else(|error| error.valid_up_to(), str::len);
-            truncated |= valid < kept.len();
-            kept.truncate(valid);
+            // The file is UTF-8, so only the last character can be incomplete, unless the file was
+            // written in the meantime.
+            let valid = str::from_utf8(&content).map_or_else(|error| error.valid_up_to(), str::len);
+            truncated |= valid < content.len();
+            content.truncate(valid);
         }
+
         let (start_line, end_line) = match (total, tail) {
             (0, _) => (0, 0),
-            (_, Some((head, line))) if kept.len() > head => {
-                (1, line + count_lines(&kept[head..]).max(1) - 1)
+            (_, Some((head, line))) if content.len() > head => {
+                (1, line + count_lines(&content[head..]).max(1) - 1)
             }
-            _ => (self.first_line, self.first_line + count_lines(&kept).max(1) - 1),
+            _ => (self.first_line, self.first_line + count_lines(&content).max(1) - 1),
         };
-        let whole =
+        let totals =
             self.hash.map(|hash| FileTotals { total_lines: total, sha256: hash.finalize().into() });
         Ok(FileExcerpt {
-            content: kept,
+            content,
             truncated,
             omitted_lines,
             start_line,
-            // Read again, the end may by now have other lines.
+            // The tail may have been read again, with other lines.
             end_line: end_line.min(total),
-            size: whole.map_or(file.size(), |_| self.offset),
-            totals: whole,
+            size: totals.map_or(file.size(), |_| self.offset),
+            totals,
         })
+    }
+
+    /// Replaces everything after the first lines by the last lines, in a whole file with lines
+    /// between them. Returns the end of the first lines in `content`, and the number of the first
+    /// of the last lines. None if even the first lines exceed the limit.
+    fn append_tail(
+        &mut self,
+        file: &RegularFile,
+        total: u64,
+    ) -> Result<Option<(usize, u64)>, Error> {
+        let Some(starts) = &self.line_starts else {
+            return Ok(None);
+        };
+        let tail_line = total - HEAD_TAIL_LINES;
+        let tail_start = starts.offset_of(tail_line);
+        let Some(head) =
+            usize::try_from(starts.head_end).ok().filter(|head| *head <= self.content.len())
+        else {
+            return Ok(None);
+        };
+
+        let requested = usize::try_from(self.offset - tail_start).unwrap_or(usize::MAX);
+        let length = requested.min(self.max_bytes - head);
+        let bytes = match usize::try_from(tail_start) {
+            // The content contains the tail already.
+            Ok(start) if start.saturating_add(length) <= self.content.len() => {
+                self.content[start..start + length].to_vec()
+            }
+            _ => file.bytes_at(tail_start, length)?,
+        };
+        self.content.truncate(head);
+        self.content.extend_from_slice(&bytes);
+        Ok(Some((head, tail_line + 1)))
     }
 }
 
 impl LineStarts {
-    /// The line `number`, counted from 0, starts at `offset`.
+    /// Records the start of a line, counted from 0.
     fn add(&mut self, number: u64, offset: u64) {
         if number == HEAD_TAIL_LINES {
             self.head_end = offset;
@@ -326,8 +339,8 @@ impl LineStarts {
         if number <= HEAD_TAIL_LINES {
             self.recent_offsets.push(offset);
         } else {
-            let slot = self.ring_index(number);
-            self.recent_offsets[slot] = offset;
+            let index = self.ring_index(number);
+            self.recent_offsets[index] = offset;
         }
     }
 
@@ -340,8 +353,8 @@ impl LineStarts {
     }
 }
 
-/// Number of lines in `bytes`, with a last one that has no line ending.
+/// Counts lines, including a last one without a newline.
 pub(crate) fn count_lines(bytes: &[u8]) -> u64 {
-    let unfinished = bytes.last().is_some_and(|byte| *byte != b'\n');
-    memchr_iter(b'\n', bytes).count() as u64 + u64::from(unfinished)
+    let has_partial_line = bytes.last().is_some_and(|byte| *byte != b'\n');
+    memchr_iter(b'\n', bytes).count() as u64 + u64::from(has_partial_line)
 }

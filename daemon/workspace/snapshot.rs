@@ -1,4 +1,4 @@
-//! A file as it is before a change: what the change starts from, and what of it is kept.
+//! A file before a change: the version that the change expects, and the metadata that it preserves.
 
 use std::{
     ffi::{CStr, CString},
@@ -27,33 +27,32 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Permission bits that a file may have: the kernel, too, takes the set-user-id and set-group-id
-/// bits from a file that is written to.
+/// Permission bits that the tools set. The kernel also clears the set-user-ID and set-group-ID bits
+/// of a file that is written.
 const PERMISSION_BITS: u32 = 0o1777;
-/// Most bytes of the names, and of one value, of a file's extended attributes (xattr(7)).
+/// Size of the names of a file's extended attributes, and of one value (xattr(7)).
 const MAX_ATTRIBUTE_BYTES: usize = 64 * 1024;
-/// Most bytes of the values of all that are kept. Most file systems take one block of them, some any
-/// number.
+/// Size of all preserved values. Most file systems limit them to one block, some do not.
 const MAX_TOTAL_ATTRIBUTE_BYTES: usize = 1 << 20;
-/// The list of who may do what (acl(5)).
+/// The access control list (acl(5)).
 const ACL_ATTRIBUTE: &CStr = c"system.posix_acl_access";
 
 /// A regular file before a change.
 #[derive(Debug)]
 pub(crate) struct FileSnapshot {
-    /// All of its bytes.
+    /// The whole content. Empty if only the metadata were read.
     pub(crate) content: Vec<u8>,
     /// Permission bits.
     pub(crate) mode: u32,
     pub(super) version: FileVersion,
     owner: (u32, u32),
-    /// Extended attributes, those that belong to the owner.
+    /// The extended attributes that belong to the owner.
     attributes: Vec<(CString, Vec<u8>)>,
-    /// For its content.
+    /// Reservation for the content.
     _memory: Option<MemoryReservation>,
 }
 
-/// What tells a file, as it was at one time, from any other.
+/// Identifies a file and its content at one time, by metadata.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileVersion {
     device: u64,
@@ -62,25 +61,24 @@ pub(super) struct FileVersion {
     modified: (i64, i64),
 }
 
-/// What a file is to hold.
+/// The new content of a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewContent<'a> {
-    /// All of it.
     pub(crate) bytes: &'a [u8],
-    /// Permission bits; none for those of the file that it is made of, or of a new one.
+    /// Permission bits. By default those of the original, or of a new file.
     pub(crate) mode: Option<u32>,
-    /// The file that it is made of, from another place: it keeps its owner and attributes.
+    /// File at another path that the new one is a copy of. It supplies owner and attributes.
     pub(crate) attributes_from: Option<&'a FileSnapshot>,
 }
 
 impl<'a> NewContent<'a> {
-    /// These bytes, in a file that is otherwise as it was.
+    /// Changes only the bytes of a file.
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, mode: None, attributes_from: None }
     }
 }
 
-/// What a new file gets.
+/// Metadata of a new file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct NewFileMetadata {
     /// User and group.
@@ -89,17 +87,16 @@ pub(super) struct NewFileMetadata {
     pub(super) mode: u32,
 }
 
-/// Why what was made for a place could not be made what it is to be there.
+/// Why the metadata of a new file could not be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ApplyMetadataError {
-    /// The kernel refused a step.
     Os(Errno),
-    /// The file that it was to replace is this user's and group's, and it could not be.
+    /// The replaced file belongs to this user and group, and the daemon may not give files to them.
     ForeignOwner(u32, u32),
 }
 
 impl FileSnapshot {
-    /// Looks at a file without reading it.
+    /// Reads the metadata of a file, without its content.
     pub(super) fn stat(file: &RegularFile, path: &RelativePath) -> Result<Self, Error> {
         Self::stat_descriptor(file.as_fd())
             .map_err(|errno| os_error(errno, path.as_str(), ExpectedKind::File))
@@ -117,44 +114,51 @@ impl FileSnapshot {
         })
     }
 
-    /// Reads a file of at most `most` bytes.
-    pub(super) fn read(file: &RegularFile, path: &RelativePath, most: u64) -> Result<Self, Error> {
-        let failed = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
+    /// Reads a file of at most `max_bytes`.
+    pub(super) fn read(
+        file: &RegularFile,
+        path: &RelativePath,
+        max_bytes: u64,
+    ) -> Result<Self, Error> {
+        let to_error = |errno| os_error(errno, path.as_str(), ExpectedKind::File);
         let too_large = || {
             let path = path.as_str();
             let text = format!(
-                "{path:?} has more than {} MiB, the most that can be changed here: use a command",
-                most >> 20
+                "{path:?} has more than {} MiB, the limit for changes by this tool: use a command",
+                max_bytes >> 20
             );
             Error::new(Reason::FileTooLarge, text).with_metadata("path", path)
         };
-        let original = Self::stat_descriptor(file.as_fd()).map_err(failed)?;
-        if u64::try_from(original.version.size).unwrap_or(0) > most {
+
+        let snapshot = Self::stat_descriptor(file.as_fd()).map_err(to_error)?;
+        let size = u64::try_from(snapshot.version.size).unwrap_or(0);
+        if size > max_bytes {
             return Err(too_large());
         }
-        let room = MemoryReservation::reserve(u64::try_from(original.version.size).unwrap_or(0))?;
-        let limit = usize::try_from(most).unwrap_or(usize::MAX);
-        let size = usize::try_from(original.version.size).unwrap_or(0);
-        // One byte more, to see that there is none.
+        let memory = MemoryReservation::reserve(size)?;
+
+        let max_bytes = usize::try_from(max_bytes).unwrap_or(usize::MAX);
+        let size = usize::try_from(snapshot.version.size).unwrap_or(0);
+        // One byte more, to detect that the file has grown.
         let mut content = Vec::with_capacity(size + 1);
         loop {
             if content.len() == content.capacity() {
-                content.reserve(64 * 1024); // it grows
+                content.reserve(64 * 1024); // the file has grown
             }
             let at = content.len() as u64;
             let read = retry_on_intr(|| {
                 rustix::io::pread(file, rustix::buffer::spare_capacity(&mut content), at)
             })
-            .map_err(failed)?;
-            // Less than was asked for is all that there is, of a regular file (read(2)).
+            .map_err(to_error)?;
+            // A short read of a regular file means its end (read(2)).
             if read == 0 || content.len() == size {
                 break;
             }
-            if content.len() > limit {
-                return Err(too_large()); // it grows while it is read
+            if content.len() > max_bytes {
+                return Err(too_large()); // the file has grown
             }
         }
-        Ok(Self { content, _memory: Some(room), ..original })
+        Ok(Self { content, _memory: Some(memory), ..snapshot })
     }
 
     /// SHA-256 of the content, in lower-case hexadecimal.
@@ -162,7 +166,7 @@ impl FileSnapshot {
         sha256(&self.content)
     }
 
-    /// Checks that this is the file that the caller has read, if it says which that was.
+    /// Checks that the file has the hash that the caller expects, if it gives one.
     pub(crate) fn check_sha256(
         &self,
         path: &RelativePath,
@@ -171,15 +175,15 @@ impl FileSnapshot {
         let Some(expected) = expected else {
             return Ok(());
         };
-        let found = self.sha256();
-        if found.eq_ignore_ascii_case(expected) {
+        let actual = self.sha256();
+        if actual.eq_ignore_ascii_case(expected) {
             return Ok(());
         }
-        Err(stale_error(path).with_metadata("sha256", found))
+        Err(stale_error(path).with_metadata("sha256", actual))
     }
 
-    /// Checks that whoever it belongs to may write to it: what no command could change is not
-    /// changed by the tools. Whoever says what its `mode` is to be has thought of that.
+    /// Checks that the file's mode lets its owner write: the tools do not change what no command
+    /// could. A caller that sets the mode has decided otherwise.
     pub(crate) fn check_writable(
         &self,
         path: &RelativePath,
@@ -194,8 +198,8 @@ impl FileSnapshot {
         Err(Error::new(Reason::PermissionDenied, text).with_metadata("path", path))
     }
 
-    /// Gives a file that takes this one's place its owner, mode and extended attributes. Answers
-    /// what the file is then, but for its mode.
+    /// Gives a file that replaces this one its owner, mode and extended attributes. Returns the
+    /// metadata of the file, except for the new mode.
     pub(super) fn apply_metadata(
         &self,
         file: BorrowedFd<'_>,
@@ -206,50 +210,49 @@ impl FileSnapshot {
             let (user, group) = self.owner;
             return Err(ApplyMetadataError::ForeignOwner(user, group));
         }
-        // Its directory may give new files a list of who may do what, which the old one has not.
-        let is_listed = |attributes: &[(CString, Vec<u8>)]| {
+        // A default ACL of the directory may have given the new file an ACL that the old one lacks.
+        let has_acl = |attributes: &[(CString, Vec<u8>)]| {
             attributes.iter().any(|(name, _)| name.as_c_str() == ACL_ATTRIBUTE)
         };
-        if !is_listed(&self.attributes) && is_listed(&read_attributes(file)?) {
+        if !has_acl(&self.attributes) && has_acl(&read_attributes(file)?) {
             fremovexattr(file, ACL_ATTRIBUTE)?;
         }
-        // While the mode lets the owner write: else these could not be written either.
+        // Before the mode, which may forbid the owner to write attributes.
         for (name, value) in &self.attributes {
             fsetxattr(file, name, value, XattrFlags::empty())?;
         }
-        // Last, as such a list changes it.
-        let mode = mode.unwrap_or(self.mode);
-        set_mode(file, mode)?;
+        // Last, because an ACL changes the mode.
+        set_mode(file, mode.unwrap_or(self.mode))?;
         Ok(stat)
     }
 }
 
-/// A file's extended attributes that are kept.
+/// Reads the extended attributes of a file that are preserved. The ACL comes last.
 fn read_attributes(file: BorrowedFd<'_>) -> Result<Vec<(CString, Vec<u8>)>, Errno> {
     let names = read_attribute_names(file)?;
     let mut attributes = Vec::new();
-    let mut room = MAX_TOTAL_ATTRIBUTE_BYTES;
+    let mut remaining = MAX_TOTAL_ATTRIBUTE_BYTES;
     for name in names.split(|byte| *byte == 0).filter(|name| is_preserved_attribute(name)) {
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
         let mut value = vec![0; MAX_ATTRIBUTE_BYTES];
         match fgetxattr(file, &name, &mut value[..]) {
-            Err(Errno::NODATA) => {} // removed meanwhile
+            Err(Errno::NODATA) => {} // removed in the meantime
             length => {
                 value.truncate(length?);
                 value.shrink_to_fit();
-                room = room.checked_sub(value.len()).ok_or(Errno::TOOBIG)?;
+                remaining = remaining.checked_sub(value.len()).ok_or(Errno::TOOBIG)?;
                 attributes.push((name, value));
             }
         }
     }
-    // Last, as it may take the owner the right to set others.
+    // An ACL may revoke the owner's permission to set other attributes.
     attributes.sort_by_key(|(name, _)| name.as_c_str() == ACL_ATTRIBUTE);
     Ok(attributes)
 }
 
-/// Names of a file's extended attributes, each with a NUL behind it.
+/// Reads the names of a file's extended attributes, each terminated by NUL.
 fn read_attribute_names(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
-    // Most files have none: no room is made for those.
+    // Most files have none: the query avoids an allocation for them.
     match flistxattr_query(file) {
         Ok(0) | Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(Vec::new()),
         Err(errno) => return Err(errno),
@@ -261,14 +264,14 @@ fn read_attribute_names(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     Ok(names)
 }
 
-/// Attributes that belong to the file's owner. Others, capabilities above all, are not for a file
-/// with other content.
+/// Whether an attribute belongs to the file's owner. Others, above all capabilities, must not be
+/// given to other content.
 fn is_preserved_attribute(name: &[u8]) -> bool {
     name.starts_with(b"user.") || name == ACL_ATTRIBUTE.to_bytes()
 }
 
 impl NewFileMetadata {
-    /// Gives a file its owner and mode. Answers what the file is then, but for its mode.
+    /// Sets the owner and mode of a file. Returns its metadata, except for the new mode.
     pub(super) fn apply(self, file: BorrowedFd<'_>) -> Result<Stat, Errno> {
         let stat = chown(file, self.owner)?;
         set_mode(file, self.mode)?;
@@ -280,22 +283,23 @@ fn set_mode(file: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     fchmod(file, Mode::from_raw_mode(mode & PERMISSION_BITS))
 }
 
-/// Gives what was made to a user and a group, and answers what it is then. The descriptor may be one
-/// that only names a place.
-pub(super) fn chown(made: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Stat, Errno> {
-    let stat = fstat(made)?;
+/// Changes the owner of a file. Returns its metadata, unchanged where the daemon lacks permission.
+/// The descriptor may be an `O_PATH` handle.
+pub(super) fn chown(file: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Stat, Errno> {
+    let stat = fstat(file)?;
     if (stat.st_uid, stat.st_gid) == owner {
         return Ok(stat);
     }
+
     let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
-    match chownat(made, "", Some(user), Some(group), AtFlags::EMPTY_PATH) {
-        // An ordinary user's daemon makes files of its own in another's directory, as its commands
-        // do; the group may be one that it is not in, or the user one that its user namespace does
-        // not have (EINVAL).
+    match chownat(file, "", Some(user), Some(group), AtFlags::EMPTY_PATH) {
+        // A daemon of an ordinary user creates its own files in directories of others, as its
+        // commands do. The daemon may not be in the group, or its user namespace may not map the
+        // user (EINVAL).
         Err(Errno::PERM | Errno::INVAL) => Ok(stat),
         changed => {
             changed?;
-            fstat(made)
+            fstat(file)
         }
     }
 }
@@ -310,7 +314,7 @@ impl FileVersion {
         }
     }
 
-    /// What is called `name` in a directory, itself and not what it may link to.
+    /// Reads the version of `name` in a directory. A symbolic link is not followed.
     pub(super) fn read(directory: BorrowedFd<'_>, name: &str) -> Result<Self, Errno> {
         statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| Self::from_stat(&stat))
     }
@@ -322,14 +326,14 @@ impl FileVersion {
 }
 
 impl ApplyMetadataError {
-    /// The error for the file at `path`.
+    /// Builds the error for the file at `path`.
     pub(super) fn into_error(self, path: &str) -> Error {
         let (user, group) = match self {
             Self::Os(errno) => return os_error(errno, path, ExpectedKind::File),
             Self::ForeignOwner(user, group) => (user, group),
         };
         let text = format!(
-            "{path:?} belongs to user {user} and group {group}, and what the daemon's user would put in its place could not: write to it with a command, if its mode allows that, or have the daemon's user own it (chown)"
+            "{path:?} belongs to user {user} and group {group}, and the daemon's user cannot give a new file to them: write to it with a command, if its mode allows that, or change its owner to the daemon's user (chown)"
         );
         Error::new(Reason::PermissionDenied, text).with_metadata("path", path)
     }
@@ -341,7 +345,7 @@ impl From<Errno> for ApplyMetadataError {
     }
 }
 
-/// The error for a file that is not as the caller has read it.
+/// Builds the error for a file that has changed since the caller read it.
 pub(super) fn stale_error(path: &RelativePath) -> Error {
     let path = path.as_str();
     let text = format!("{path:?} was changed since it was read: read it again");

@@ -1,4 +1,4 @@
-//! Directories that hold some files and nothing else.
+//! A directory that contains exactly some known files.
 
 use std::{
     collections::BTreeMap,
@@ -11,16 +11,16 @@ use rustix::fs::RawDir;
 use super::{directory::DIRENT_BUFFER_BYTES, resolve::open_child_directory, snapshot::FileVersion};
 use crate::daemon::sys::Errno;
 
-/// A directory that holds some files and nothing else.
+/// A directory that contains exactly some known files.
 #[derive(Debug)]
 pub(crate) struct Subtree {
     identity: (u64, u64),
-    /// By their paths in it.
+    /// Versions of the files, by their paths in the directory.
     files: BTreeMap<String, FileVersion>,
 }
 
 impl Subtree {
-    /// The directory that `top` tells, with these files.
+    /// Describes the directory with the version `top`, and the files in it.
     pub(super) fn new(
         top: FileVersion,
         files: impl Iterator<Item = (String, FileVersion)>,
@@ -28,20 +28,22 @@ impl Subtree {
         Self { identity: top.identity(), files: files.collect() }
     }
 
-    /// Whether that is what `name` is.
+    /// Whether `name` is this directory, with exactly these files.
     pub(super) fn is_at(&self, directory: BorrowedFd<'_>, name: &str) -> bool {
-        let is_it =
-            FileVersion::read(directory, name).map(FileVersion::identity) == Ok(self.identity);
-        let found = open_child_directory(directory, name.as_bytes())
+        let version = FileVersion::read(directory, name);
+        let is_same = version.map(FileVersion::identity) == Ok(self.identity);
+        let count = open_child_directory(directory, name.as_bytes())
             .and_then(|top| self.count_files(&top, ""));
-        is_it && found == Ok(Some(self.files.len()))
+        is_same && count == Ok(Some(self.files.len()))
     }
 
-    /// How many of the files are in a directory; none if there is anything else.
-    fn count_files(&self, directory: &OwnedFd, above: &str) -> Result<Option<usize>, Errno> {
+    /// Counts the known files in a directory, whose path is `prefix`. None if it contains anything
+    /// else.
+    fn count_files(&self, directory: &OwnedFd, prefix: &str) -> Result<Option<usize>, Errno> {
         let mut count = 0;
         let mut buffer = vec![MaybeUninit::uninit(); DIRENT_BUFFER_BYTES];
         let mut entries = RawDir::new(directory, &mut buffer);
+
         while let Some(entry) = entries.next() {
             let entry = entry?;
             let Ok(name) = entry.file_name().to_str() else {
@@ -50,7 +52,8 @@ impl Subtree {
             if matches!(name, "." | "..") {
                 continue;
             }
-            let path = format!("{above}{name}");
+
+            let path = format!("{prefix}{name}");
             if let Some(file) = self.files.get(&path) {
                 if FileVersion::read(directory.as_fd(), name) != Ok(*file) {
                     return Ok(None);
@@ -58,14 +61,15 @@ impl Subtree {
                 count += 1;
                 continue;
             }
-            let below = format!("{path}/");
-            let next = self.files.range(below.clone()..).next();
-            if !next.is_some_and(|(next, _)| next.starts_with(&below)) {
+
+            let child_prefix = format!("{path}/");
+            let next = self.files.range(child_prefix.clone()..).next();
+            if !next.is_some_and(|(next, _)| next.starts_with(&child_prefix)) {
                 return Ok(None);
             }
             let child = open_child_directory(directory.as_fd(), name.as_bytes())?;
-            match self.count_files(&child, &below)? {
-                Some(more) => count += more,
+            match self.count_files(&child, &child_prefix)? {
+                Some(files) => count += files,
                 None => return Ok(None),
             }
         }

@@ -1,5 +1,5 @@
-//! Where paths lead when links that stay in the workspace are followed: what is changed is what lies
-//! there, and not the link.
+//! Resolves symbolic links that stay in the workspace, so that a change applies to the target and
+//! not to the link.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
@@ -17,8 +17,8 @@ use crate::daemon::{
 };
 
 impl Workspace {
-    /// Where the path of a file leads; none where links are refused. `SYMLINK_BLOCKED` for a link
-    /// that leads nowhere: what it would make is not told from its path.
+    /// Returns the path that the path of a file leads to. None if symbolic links are rejected.
+    /// `SYMLINK_BLOCKED` for a link without a target: its path does not show what would be created.
     pub(super) fn resolve_symlinks(
         &self,
         path: &RelativePath,
@@ -27,28 +27,29 @@ impl Workspace {
             return Ok(None);
         }
         match self.root.open_path(path.as_bytes()) {
-            Ok(found) => return Ok(self.path_of(found.as_fd())),
+            Ok(handle) => return Ok(self.path_of(handle.as_fd())),
             Err(Errno::NOENT | Errno::NOTDIR) => {}
             Err(errno) => return Err(os_error(errno, path.as_str(), ExpectedKind::File)),
         }
+
         let (directory, name) = path.split_file()?;
         let Ok(directory) = self.root.open_directory_handle(directory.as_bytes()) else {
-            return Ok(None); // it is to be made
+            return Ok(None); // the call creates the directory
         };
         if FileVersion::read(directory.as_fd(), name).is_ok() {
             let path = path.as_str();
-            let text = format!("{path:?} is a symbolic link that leads to nothing: delete it");
+            let text = format!("{path:?} is a symbolic link without a target: delete it");
             return Err(Error::new(Reason::SymlinkBlocked, text).with_metadata("path", path));
         }
-        Ok(self.path_of(directory.as_fd()).map(|below| below.join(name)))
+        Ok(self.path_of(directory.as_fd()).map(|parent| parent.join(name)))
     }
 
-    /// Whether the links on a path that is refused for them lead out of the workspace.
+    /// Whether the links on a path that was rejected for them lead out of the workspace.
     pub(crate) fn leads_out(&self, path: &str) -> bool {
         self.resolve(path).is_ok_and(|path| self.root.leads_out(path.as_bytes()))
     }
 
-    /// Refuses a path whose last name is a link.
+    /// Rejects a path whose last component is a symbolic link.
     pub(super) fn reject_final_symlink(&self, path: &RelativePath) -> Result<(), Error> {
         let (directory, name) = path.split_file()?;
         let stat = self
@@ -64,13 +65,13 @@ impl Workspace {
         }
     }
 
-    /// Where something that was opened lies in the workspace.
+    /// Returns the path of an open file in the workspace. None if it is elsewhere.
     pub(super) fn path_of(&self, descriptor: BorrowedFd<'_>) -> Option<RelativePath> {
         let real = |descriptor: BorrowedFd<'_>| {
             std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).ok()
         };
         let (path, root) = (real(descriptor)?, real(self.root.as_fd())?);
-        let below = path.strip_prefix(root).ok()?.to_str()?;
-        self.resolve(below).ok()
+        let relative = path.strip_prefix(root).ok()?.to_str()?;
+        self.resolve(relative).ok()
     }
 }

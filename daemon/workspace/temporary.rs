@@ -1,12 +1,13 @@
-//! Names of the daemon's own files in a workspace: new contents on the way to their places, and old
-//! ones on the way out. The tools that list pass them over, and those that write make none.
+//! Names of the daemon's temporary files in a workspace: new contents before they are renamed into
+//! place, and old ones before they are deleted. Listings omit them, and file tools cannot create
+//! them.
 
-/// Whether only the daemon gives such a name to a file: `.jig-`, a ULID and `.tmp`, and for a moment
-/// also a `~` behind it, where the file system cannot swap two files.
+/// Whether a name is reserved for temporary files: `.jig-`, a ULID and `.tmp`. Briefly also with a
+/// trailing `~`, on file systems that cannot exchange two files.
 pub(super) fn is_temporary(name: &[u8]) -> bool {
     let name = name.strip_suffix(b"~").unwrap_or(name);
     let id = name.strip_prefix(b".jig-").and_then(|name| name.strip_suffix(b".tmp"));
-    // Crockford's Base32, in which ULIDs are written: no I, L, O and U.
+    // Crockford's Base32, the alphabet of ULIDs, without I, L, O and U.
     let in_alphabet =
         |byte: &u8| matches!(byte, b'0'..=b'9' | b'A'..=b'Z') && !b"ILOU".contains(byte);
     id.is_some_and(|id| id.len() == 26 && id.iter().all(in_alphabet))
@@ -17,7 +18,7 @@ mod tests {
     use super::{super::rename_step::temporary_name, *};
 
     #[test]
-    fn only_what_the_daemon_makes_is_its_own() {
+    fn only_exact_temporary_names_are_reserved() {
         let own = temporary_name();
         assert!(is_temporary(own.as_bytes()), "{own}");
         for (name, is_own) in [

@@ -1,11 +1,11 @@
-//! Emptying and deleting a directory while commands may rename what is there.
+//! Deletes a directory with its contents while commands may rename files in it.
 //!
-//! The tree is gone through by descriptors: down by names that are no symbolic links, up by `..`,
-//! which must lead to the directory that was come from. Neither the depth of a tree nor the number
-//! of entries in a directory costs more than one descriptor and a few bytes a level.
+//! The traversal uses descriptors only: down by names that are not symbolic links, up by `..`,
+//! which must lead to the directory that it came from. It needs one descriptor and a few bytes per
+//! level, whatever the depth of the tree and the size of its directories.
 //!
-//! What is found to be something else than it was a moment ago is looked at again: its directory is
-//! read anew, or, where that one was moved away, the tree from its top.
+//! If an entry has changed in the meantime, its directory is read again. If the directory was
+//! moved, the traversal starts again from the top.
 
 use std::{
     mem::MaybeUninit,
@@ -29,12 +29,12 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Bytes of entries that the kernel gives at once.
+/// Buffer for entries from the kernel.
 const DIRENT_BUFFER_BYTES: usize = 32 * 1024;
-/// Most times that something is looked at again because somebody else changes it meanwhile.
+/// Retries because of concurrent changes.
 const MAX_CONFLICTS: usize = 1000;
 
-/// A tree that is being deleted.
+/// A recursive deletion in progress.
 #[derive(Debug)]
 pub(super) struct TreeRemoval<'a> {
     path: &'a RelativePath,
@@ -43,87 +43,90 @@ pub(super) struct TreeRemoval<'a> {
     conflicts: usize,
 }
 
-/// A directory that is being emptied.
+/// A directory on the way to the current one.
 #[derive(Debug)]
 struct TreeLevel {
     name: Vec<u8>,
     identity: (u64, u64),
 }
 
-/// Deletes what is called `name` in a directory, whatever it is.
+/// Deletes `name` in a directory: a file, or a directory with its contents.
 pub(super) fn remove_entry(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     match delete(parent, name) {
         Err(Errno::NOTEMPTY) => {}
         deleted => return deleted,
     }
-    let (path, stop) = (RelativePath::default(), CancelToken::new());
-    match TreeRemoval::new(&path, &stop).run(parent, name) {
+
+    let (path, cancel) = (RelativePath::default(), CancelToken::new());
+    match TreeRemoval::new(&path, &cancel).run(parent, name) {
         Ok(_) => Ok(()),
         Err(error) => {
-            tracing::warn!(%error, name, "a directory cannot be removed");
+            tracing::warn!(%error, name, "cannot remove a directory");
             Err(Errno::NOTEMPTY)
         }
     }
 }
 
 impl<'a> TreeRemoval<'a> {
-    /// Of what is at a path.
+    /// Prepares the deletion of a path.
     pub(super) fn new(path: &'a RelativePath, cancel: &'a CancelToken) -> Self {
         Self { path, cancel, removed: 0, conflicts: 0 }
     }
 
-    /// Deletes a directory with all that is in it. Answers how many entries that were.
+    /// Deletes a directory with its contents. Returns the number of deleted entries.
     pub(super) fn run(mut self, parent: &OwnedFd, name: &str) -> Result<u64, Error> {
         loop {
             self.empty_all(parent, name)?;
             match delete(parent, name) {
                 Ok(()) => return Ok(self.removed + 1),
-                Err(Errno::NOENT) => return Ok(self.removed), // somebody else was quicker
+                Err(Errno::NOENT) => return Ok(self.removed), // deleted by another process
                 Err(Errno::NOTEMPTY) => self.note_conflict()?,
                 Err(errno) => return Err(self.to_error(errno)),
             }
         }
     }
 
-    /// Deletes all that is in the directory `name`, unless a part of it is moved away meanwhile.
+    /// Empties the directory `name`. Returns early if a part of it was moved away.
     fn empty_all(&mut self, parent: &OwnedFd, name: &str) -> Result<(), Error> {
         let mut levels = Vec::new();
         let mut here = match descend(parent, name.into(), &mut levels) {
             Err(errno) if has_changed(errno) => return Ok(()),
             opened => opened.map_err(|errno| self.to_error(errno))?,
         };
+
         loop {
-            if let Some(below) = self.empty(&here)? {
-                match descend(&here, below, &mut levels) {
-                    Ok(below) => here = below,
+            if let Some(child) = self.empty(&here)? {
+                match descend(&here, child, &mut levels) {
+                    Ok(child) => here = child,
                     Err(errno) if has_changed(errno) => self.note_conflict()?,
                     Err(errno) => return Err(self.to_error(errno)),
                 }
                 continue;
             }
-            let (Some(emptied), Some(above)) = (levels.pop(), levels.last()) else {
+            let (Some(emptied), Some(parent)) = (levels.pop(), levels.last()) else {
                 return Ok(());
             };
-            match self.ascend(&here, &emptied, above)? {
-                Some(above) => here = above,
+            match self.ascend(&here, &emptied, parent)? {
+                Some(parent) => here = parent,
                 None => return Ok(()),
             }
         }
     }
 
-    /// Deletes the directory `here`, which was emptied, and opens the one above it; none when it
-    /// is not in that one any more.
+    /// Deletes the empty directory `here`, and opens its parent. None if it is no longer in that
+    /// parent.
     fn ascend(
         &mut self,
         here: &OwnedFd,
         emptied: &TreeLevel,
-        above: &TreeLevel,
+        parent: &TreeLevel,
     ) -> Result<Option<OwnedFd>, Error> {
         let up = open_entry(here.as_fd(), b"..").map_err(|errno| self.to_error(errno))?;
-        if identity(&up).map_err(|errno| self.to_error(errno))? != above.identity {
+        if identity(&up).map_err(|errno| self.to_error(errno))? != parent.identity {
             self.note_conflict()?;
             return Ok(None);
         }
+
         match retry_on_intr(|| unlinkat(&up, emptied.name.as_slice(), AtFlags::REMOVEDIR)) {
             Ok(()) => self.removed += 1,
             Err(Errno::NOTEMPTY | Errno::EXIST) => self.note_conflict()?,
@@ -131,20 +134,21 @@ impl<'a> TreeRemoval<'a> {
             Err(errno) => return Err(self.to_error(errno)),
         }
         match open_child_directory(up.as_fd(), b".") {
-            // It could be listed a moment ago: whoever comes from above allows that again.
+            // Another process has just revoked the permission: a restart from the top restores it.
             Err(Errno::ACCESS) => self.note_conflict().map(|()| None),
             opened => opened.map(Some).map_err(|errno| self.to_error(errno)),
         }
     }
 
-    /// Deletes the entries of a directory until one is a directory that has to be emptied first;
-    /// answers that one.
+    /// Deletes the entries of a directory, until it finds a directory that must be emptied first.
+    /// Returns the name of that one, None when all entries are deleted.
     fn empty(&mut self, here: &OwnedFd) -> Result<Option<Vec<u8>>, Error> {
-        // Read anew from its start each time: what was deleted may have moved the rest.
+        // Each call reads from the start: deletions may have moved the remaining entries.
         rustix::fs::seek(here, rustix::fs::SeekFrom::Start(0))
             .map_err(|errno| self.to_error(errno))?;
         let mut buffer = vec![MaybeUninit::uninit(); DIRENT_BUFFER_BYTES];
         let mut entries = RawDir::new(here, &mut buffer);
+
         while let Some(entry) = entries.next() {
             self.cancel.check()?;
             let entry = match entry {
@@ -155,6 +159,7 @@ impl<'a> TreeRemoval<'a> {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
+
             let kind = entry.file_type();
             let is_directory = kind == FileType::Directory
                 || kind == FileType::Unknown && is_directory(here, name.to_bytes());
@@ -164,7 +169,7 @@ impl<'a> TreeRemoval<'a> {
                 Err(Errno::NOTEMPTY | Errno::EXIST) if is_directory => {
                     return Ok(Some(name.to_bytes().to_vec()));
                 }
-                // It has become something else, or is gone: the next reading sees what it is.
+                // The entry was replaced or removed: the next reading sees its new state.
                 Err(Errno::ISDIR) => {}
                 Err(errno) if has_changed(errno) => {}
                 Err(errno) => return Err(self.to_error(errno)),
@@ -173,7 +178,7 @@ impl<'a> TreeRemoval<'a> {
         Ok(None)
     }
 
-    /// Looks again, but not for ever.
+    /// Counts a retry. Fails above [`MAX_CONFLICTS`].
     fn note_conflict(&mut self) -> Result<(), Error> {
         self.cancel.check()?;
         self.conflicts += 1;
@@ -182,7 +187,7 @@ impl<'a> TreeRemoval<'a> {
         }
         let path = self.path.as_str();
         let text = format!(
-            "the directory {path:?} is filled as fast as it is emptied: end the command that does so first"
+            "other processes fill the directory {path:?} as fast as it is emptied: end them first"
         );
         Err(Error::new(Reason::DirectoryNotEmpty, text).with_metadata("path", path))
     }
@@ -192,23 +197,23 @@ impl<'a> TreeRemoval<'a> {
     }
 }
 
-/// Whether an entry has become something else than it was, or is gone.
+/// Whether an error means that an entry was replaced or removed.
 fn has_changed(errno: Errno) -> bool {
     matches!(errno, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE)
 }
 
-/// Deletes what is called `name`. `NOTEMPTY` is the answer for a directory with entries.
+/// Deletes a file or an empty directory. Fails with `NOTEMPTY` for a directory with entries.
 pub(super) fn delete(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
     let unlink = |flags| retry_on_intr(|| unlinkat(parent, name, flags));
     for _ in 0..MAX_CONFLICTS {
         match unlink(AtFlags::empty()) {
             Err(Errno::ISDIR) => {}
-            // What POSIX has for a directory.
+            // The error number for a directory according to POSIX.
             Err(Errno::PERM) if is_directory(parent, name.as_bytes()) => {}
             deleted => return deleted,
         }
         match unlink(AtFlags::REMOVEDIR) {
-            Err(Errno::NOTDIR) => {} // it was one a moment ago
+            Err(Errno::NOTDIR) => {} // it was just replaced
             Err(Errno::EXIST) => return Err(Errno::NOTEMPTY),
             deleted => return deleted,
         }
@@ -220,10 +225,10 @@ fn identity(directory: &OwnedFd) -> Result<(u64, u64), Errno> {
     Ok(FileVersion::from_stat(&fstat(directory)?).identity())
 }
 
-/// Opens a directory to empty it.
+/// Opens a directory to empty it, and pushes it to `levels`.
 fn descend(parent: &OwnedFd, name: Vec<u8>, levels: &mut Vec<TreeLevel>) -> Result<OwnedFd, Errno> {
     let here = match open_child_directory(parent.as_fd(), &name) {
-        // Its owner may change that, and a command that belongs to the same user has set it.
+        // A command of the workspace's user may have revoked the permission to list it.
         Err(Errno::ACCESS) => {
             make_listable(parent, &name)?;
             open_child_directory(parent.as_fd(), &name)?
@@ -236,11 +241,11 @@ fn descend(parent: &OwnedFd, name: Vec<u8>, levels: &mut Vec<TreeLevel>) -> Resu
 }
 
 fn make_listable(parent: &OwnedFd, name: &[u8]) -> Result<(), Errno> {
-    let place = open_entry(parent.as_fd(), name)?;
-    if FileType::from_raw_mode(fstat(&place)?.st_mode) != FileType::Directory {
+    let handle = open_entry(parent.as_fd(), name)?;
+    if FileType::from_raw_mode(fstat(&handle)?.st_mode) != FileType::Directory {
         return Err(Errno::NOTDIR);
     }
-    chmod(format!("/proc/self/fd/{}", place.as_raw_fd()), Mode::from_raw_mode(0o700))
+    chmod(format!("/proc/self/fd/{}", handle.as_raw_fd()), Mode::from_raw_mode(0o700))
 }
 
 fn is_directory(parent: &OwnedFd, name: &[u8]) -> bool {
@@ -254,9 +259,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_that_is_filled_as_fast_as_it_is_emptied_is_not_empty() {
-        let (path, stop) = (RelativePath::default(), CancelToken::new());
-        let mut removal = TreeRemoval::new(&path, &stop);
+    fn deletion_fails_after_too_many_conflicts() {
+        let (path, cancel) = (RelativePath::default(), CancelToken::new());
+        let mut removal = TreeRemoval::new(&path, &cancel);
         for _ in 0..MAX_CONFLICTS {
             removal.note_conflict().unwrap();
         }

@@ -1,5 +1,5 @@
-//! Drafts of files that come in parts, in the workspace: begun, found again, and put into their
-//! places at once when they are whole.
+//! Uploads into the workspace: creates, reopens, recovers and commits partial files. The commit is
+//! atomic.
 
 use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -35,7 +35,7 @@ use crate::daemon::{
 const NEW_FILE_MODE: u32 = 0o644;
 
 impl Workspace {
-    /// Checks that a draft could be put there now, before it has come.
+    /// Checks that an upload to the target could be committed now, before it starts.
     pub(crate) fn check_partial_file_target(
         &self,
         target: &PartialFileTarget,
@@ -45,88 +45,88 @@ impl Workspace {
         self.existing_version(target, cancel).map(drop)
     }
 
-    /// Begins a draft beside the file that is to be at `path`. `say` writes down where, before and
-    /// after it is made.
+    /// Creates a partial file for the destination `path`. Calls `record` with its location, before
+    /// and after it exists.
     pub(crate) fn create_partial_file(
         &self,
         path: &RelativePath,
-        say: impl Fn(&PartialFileLocation) -> Result<(), Error>,
+        record: impl Fn(&PartialFileLocation) -> Result<(), Error>,
     ) -> Result<PartialFile, Error> {
         let (directory, _) = self.open_parent(path)?;
-        PartialFile::create(directory, path, say)
+        PartialFile::create(directory, path, record)
     }
 
-    /// Finds a draft again, and hashes what it has.
+    /// Reopens a partial file, and hashes its content.
     pub(crate) fn reopen_partial_file(
         &self,
-        place: PartialFileLocation,
+        location: PartialFileLocation,
         cancel: &CancelToken,
     ) -> Result<PartialFile, PartialFileError> {
-        let (directory, name) = self.open_partial_file_parent(&place)?;
-        match recover_placement(&directory, &name, &place) {
-            Ok(PartialFileState::Partial(_)) => PartialFile::open(directory, place, cancel),
+        let (directory, name) = self.open_partial_file_parent(&location)?;
+        match recover_placement(&directory, &name, &location) {
+            Ok(PartialFileState::Partial(_)) => PartialFile::open(directory, location, cancel),
             Ok(PartialFileState::Committed(_) | PartialFileState::Missing) => {
-                Err(tampered_error(&place.path))
+                Err(tampered_error(&location.path))
             }
-            Err(errno) => Err(not_found_error(errno, &place.path)),
+            Err(errno) => Err(not_found_error(errno, &location.path)),
         }
     }
 
-    /// Checks that a draft is still what has come, where it must be.
-    pub(crate) fn check_partial_file(&self, draft: &PartialFile) -> Result<(), PartialFileError> {
-        let (directory, _) = self.open_partial_file_parent(draft.location())?;
-        draft.verify(directory.as_fd())
+    /// Checks that no other process has moved or changed a partial file.
+    pub(crate) fn check_partial_file(&self, partial: &PartialFile) -> Result<(), PartialFileError> {
+        let (directory, _) = self.open_partial_file_parent(partial.location())?;
+        partial.verify(directory.as_fd())
     }
 
-    /// Finds what is left of a draft of an earlier daemon, and takes back what that had done by half
-    /// of putting it into its place.
+    /// Returns the state of a partial file of an earlier daemon, after reverting a commit that a
+    /// crash has interrupted.
     pub(crate) fn recover_partial_file(
         &self,
-        place: &PartialFileLocation,
+        location: &PartialFileLocation,
     ) -> Result<PartialFileState, Error> {
-        let settled = match self.open_partial_file_parent(place) {
-            Ok((directory, name)) => recover_placement(&directory, &name, place),
+        match self.open_partial_file_parent(location) {
+            Ok((directory, name)) => recover_placement(&directory, &name, location)
+                .map_err(|errno| os_error(errno, &location.path, ExpectedKind::File)),
             Err(PartialFileError::Unusable(_)) => Ok(PartialFileState::Missing),
-            Err(PartialFileError::Intact(error)) => return Err(error),
-        };
-        settled.map_err(|errno| os_error(errno, &place.path, ExpectedKind::File))
+            Err(PartialFileError::Intact(error)) => Err(error),
+        }
     }
 
-    /// Deletes the draft at `place`, unless another file has taken its name. Answers whether it is
-    /// gone.
-    pub(crate) fn delete_partial_file(&self, place: &PartialFileLocation) -> bool {
-        match self.open_partial_file_parent(place) {
+    /// Deletes a partial file, unless another file has its name. Returns whether it is gone.
+    pub(crate) fn delete_partial_file(&self, location: &PartialFileLocation) -> bool {
+        match self.open_partial_file_parent(location) {
             Ok((directory, name)) => {
-                recover_placement(&directory, &name, place).is_ok()
-                    && delete_partial_file(directory.as_fd(), place)
+                recover_placement(&directory, &name, location).is_ok()
+                    && delete_partial_file(directory.as_fd(), location)
             }
             Err(PartialFileError::Unusable(_)) => true,
             Err(PartialFileError::Intact(_)) => false,
         }
     }
 
-    /// Puts a draft into its place, whole as it is. Answers whether nothing was there before. When
-    /// that fails it is a draft as before.
+    /// Renames a complete partial file to its destination. Returns whether the destination did not
+    /// exist before. After [`PartialFileError::Intact`], the partial file is unchanged.
     ///
-    /// `say` writes down that it is about to be put there: should the daemon die half-way, the next
-    /// one knows what to look for.
+    /// Calls `record` before the rename, so that the next daemon can recover from a crash.
     pub(crate) fn commit_partial_file(
         &self,
-        draft: &mut PartialFile,
+        partial: &mut PartialFile,
         target: &PartialFileTarget,
-        say: impl FnOnce(&PartialFileLocation) -> Result<(), Error>,
+        record: impl FnOnce(&PartialFileLocation) -> Result<(), Error>,
         cancel: &CancelToken,
     ) -> Result<bool, PartialFileError> {
         self.check_change_allowed(&target.path)?;
-        let fails = |errno| os_error(errno, target.path.as_str(), ExpectedKind::File);
-        // What can take long is done before others must wait.
-        let looked_at = self.existing_version(target, cancel)?;
+        let to_error = |errno| os_error(errno, target.path.as_str(), ExpectedKind::File);
+
+        // Slow steps come before the lock.
+        let checked_version = self.existing_version(target, cancel)?;
         if self.sync {
-            fsync(&*draft).map_err(fails)?;
+            fsync(&*partial).map_err(to_error)?;
         }
-        let _held = self.locks.lock(std::slice::from_ref(&target.path), cancel)?;
-        let (directory, name) = self.open_partial_file_parent(draft.location())?;
-        draft.verify(directory.as_fd())?;
+
+        let _guard = self.locks.lock(std::slice::from_ref(&target.path), cancel)?;
+        let (directory, name) = self.open_partial_file_parent(partial.location())?;
+        partial.verify(directory.as_fd())?;
         self.check_change_allowed_in(directory.as_fd(), &name)?;
         let existing = find_existing(directory.as_fd(), &name, target)?
             .map(|file| FileSnapshot::stat(&file, &target.path))
@@ -135,71 +135,85 @@ impl Workspace {
             existing.check_writable(&target.path, target.mode)?;
         }
         let old = existing.as_ref().map(|existing| existing.version);
-        if target.expected_sha256.is_some() && old != looked_at {
+        if target.expected_sha256.is_some() && old != checked_version {
             return Err(stale_error(&target.path).into());
         }
-        draft.set_replaces(old.is_some());
-        say(draft.location())?;
+
+        partial.set_replaces(old.is_some());
+        record(partial.location())?;
         fault_injection::step();
         let staged = StagedChange {
             path: target.path.clone(),
             directory: Arc::new(directory),
             name,
-            temporary: draft.location().name.clone(),
-            action: StagedAction::Put(FileVersion::from_stat(&fstat(&*draft).map_err(fails)?)),
+            temporary: partial.location().name.clone(),
+            action: StagedAction::Put(FileVersion::from_stat(&fstat(&*partial).map_err(to_error)?)),
             previous: old.map_or(Previous::Nothing, Previous::File),
         };
-        let applied = self
-            .apply_target_metadata(draft, &staged.directory, existing.as_ref(), target)
-            .map_err(|misfit| misfit.into_error(target.path.as_str()))
-            .and_then(|()| {
-                fault_injection::step();
-                apply(&staged)
-            });
-        fault_injection::step();
-        if let Err(error) = applied {
-            // A file system that cannot do it in one step may have gone half-way.
-            let left = recover_placement(&staged.directory, &staged.name, draft.location());
-            if !matches!(left, Ok(PartialFileState::Committed(_))) {
-                draft.make_private();
-                return Err(error.into());
-            }
-        }
+        self.apply_staged_upload(partial, &staged, existing.as_ref(), target)?;
+
         if old.is_some() {
             if let Err(errno) = remove_leftover(&staged.directory, &staged.temporary) {
-                tracing::warn!(name = staged.temporary, %errno, "what an upload has replaced cannot be deleted");
+                tracing::warn!(name = staged.temporary, %errno, "cannot delete a file that an upload has replaced");
             }
             fault_injection::step();
         }
-        // It is in its place, and no draft any more.
+        // The upload is committed: the partial file no longer exists.
         self.sync_directories(target.path.split().map(|(directory, _)| directory))
             .map_err(PartialFileError::Unusable)?;
         Ok(old.is_none())
     }
 
-    /// Makes a draft what it is to be but for its name.
+    /// Sets the final metadata and renames the file. Reverts both after an error.
+    fn apply_staged_upload(
+        &self,
+        partial: &mut PartialFile,
+        staged: &StagedChange,
+        existing: Option<&FileSnapshot>,
+        target: &PartialFileTarget,
+    ) -> Result<(), PartialFileError> {
+        let applied = self
+            .apply_target_metadata(partial, &staged.directory, existing, target)
+            .map_err(|error| error.into_error(target.path.as_str()))
+            .and_then(|()| {
+                fault_injection::step();
+                apply(staged)
+            });
+        fault_injection::step();
+        if let Err(error) = applied {
+            // A file system without atomic exchange may have done a part of the rename.
+            let state = recover_placement(&staged.directory, &staged.name, partial.location());
+            if !matches!(state, Ok(PartialFileState::Committed(_))) {
+                partial.make_private();
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a partial file the owner, mode and attributes of the destination.
     fn apply_target_metadata(
         &self,
-        draft: &PartialFile,
+        partial: &PartialFile,
         directory: &OwnedFd,
         existing: Option<&FileSnapshot>,
         target: &PartialFileTarget,
     ) -> Result<(), ApplyMetadataError> {
         match existing {
-            Some(original) => original.apply_metadata(draft.as_fd(), target.mode)?,
+            Some(original) => original.apply_metadata(partial.as_fd(), target.mode)?,
             None => NewFileMetadata {
                 owner: self.inherited_owner(directory)?,
                 mode: target.mode.unwrap_or(NEW_FILE_MODE),
             }
-            .apply(draft.as_fd())?,
+            .apply(partial.as_fd())?,
         };
         if self.sync {
-            fsync(draft)?;
+            fsync(partial)?;
         }
         Ok(())
     }
 
-    /// The file that a draft is to replace, if it may; none where nothing is.
+    /// Returns the version of the file that an upload may replace. None if no file exists.
     fn existing_version(
         &self,
         target: &PartialFileTarget,
@@ -213,107 +227,114 @@ impl Workspace {
                 Some(_) => Err(os_error(Errno::NOENT, path, ExpectedKind::File)),
             };
         };
-        let stamp = FileVersion::from_stat(&file.stat()?);
+        let version = FileVersion::from_stat(&file.stat()?);
         if let Some(expected) = &target.expected_sha256
             && *expected != hash_file(&file, path, u64::MAX, cancel)?.0.finish()
         {
             let text = format!(
-                "{path:?} is not the file of expected_sha256: read it again, and decide anew"
+                "{path:?} does not have the hash expected_sha256: read it again before you replace it"
             );
             return Err(Error::new(Reason::StaleFile, text).with_metadata("path", path));
         }
-        Ok(Some(stamp))
+        Ok(Some(version))
     }
 
-    /// The directory of a file, as a place to work in, and its name there.
+    /// Opens a handle to the parent directory of a file. Returns it, and the name of the file in
+    /// it.
     fn open_parent(&self, path: &RelativePath) -> Result<(OwnedFd, String), Error> {
         let (parent, name) = path.split_file()?;
-        let directory = self.root.open_directory_handle(parent.as_bytes());
-        let directory =
-            directory.map_err(|errno| os_error(errno, parent.as_str(), ExpectedKind::Directory))?;
+        let directory = self
+            .root
+            .open_directory_handle(parent.as_bytes())
+            .map_err(|errno| os_error(errno, parent.as_str(), ExpectedKind::Directory))?;
         self.check_change_allowed_in(directory.as_fd(), name)?;
         Ok((directory, name.to_owned()))
     }
 
-    /// The directory in which a draft must lie, and the name there of what it is to become.
+    /// Opens a handle to the directory of a partial file. Returns it, and the name of the
+    /// destination.
     fn open_partial_file_parent(
         &self,
-        place: &PartialFileLocation,
+        location: &PartialFileLocation,
     ) -> Result<(OwnedFd, String), PartialFileError> {
-        // One that was not begun has no name; and whatever a record says, other files stay.
-        if !is_temporary(place.name.as_bytes()) {
-            return Err(tampered_error(&place.path));
+        // A record without a file has no name. A corrupt record must not name any other file.
+        if !is_temporary(location.name.as_bytes()) {
+            return Err(tampered_error(&location.path));
         }
-        let path = self.resolve(&place.path)?;
+        let path = self.resolve(&location.path)?;
         let (parent, name) = path.split_file()?;
-        let directory = self.root.open_directory_handle(parent.as_bytes());
-        let directory = directory.map_err(|errno| not_found_error(errno, path.as_str()))?;
+        let directory = self
+            .root
+            .open_directory_handle(parent.as_bytes())
+            .map_err(|errno| not_found_error(errno, path.as_str()))?;
         Ok((directory, name.to_owned()))
     }
 }
 
-/// What is there, if it may be replaced.
+/// Returns the file that exists at the destination, if the upload may replace it.
 fn find_existing(
     directory: BorrowedFd<'_>,
     name: &str,
     target: &PartialFileTarget,
 ) -> Result<Option<RegularFile>, Error> {
     let path = target.path.as_str();
-    let fails = |errno| os_error(errno, path, ExpectedKind::File);
-    let found = match open_entry(directory, name.as_bytes()) {
-        Ok(found) => found,
+    let to_error = |errno| os_error(errno, path, ExpectedKind::File);
+    let handle = match open_entry(directory, name.as_bytes()) {
+        Ok(handle) => handle,
         Err(Errno::NOENT) => return Ok(None),
-        Err(errno) => return Err(fails(errno)),
+        Err(errno) => return Err(to_error(errno)),
     };
-    let stat = fstat(&found).map_err(fails)?;
+    let stat = fstat(&handle).map_err(to_error)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
-        return Err(fails(Errno::LOOP));
+        return Err(to_error(Errno::LOOP));
     }
-    let file = RegularFile::open(&found, path)?;
+    let file = RegularFile::open(&handle, path)?;
     if target.create_new {
         return Err(already_exists(&target.path));
     }
     Ok(Some(file))
 }
 
-/// Finds what is left of a draft that was to be put into its place, and takes back what of that was
-/// done by half.
+/// Returns the state of a partial file after an interrupted commit, and reverts a commit that is
+/// only half done.
 fn recover_placement(
     directory: &OwnedFd,
     name: &str,
-    place: &PartialFileLocation,
+    location: &PartialFileLocation,
 ) -> Result<PartialFileState, Errno> {
-    let at = |name: &str| match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+    let stat_at = |name: &str| match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno),
     };
-    let temporary = place.name.as_str();
-    // Where a file system cannot swap two files, the old one has a name of its own meanwhile.
+    let temporary = location.name.as_str();
+    // On a file system that cannot exchange two files, the old file briefly has a name of its own.
     let old_link = fallback_link_name(temporary);
-    if at(temporary)?.is_none() && at(&old_link)?.is_some() {
+    if stat_at(temporary)?.is_none() && stat_at(&old_link)?.is_some() {
         renameat(directory, &old_link, directory, temporary)?;
     }
     remove_leftover(directory, &old_link)?;
-    let (beside, in_place) = (at(temporary)?, at(name)?);
-    let size_of_draft = |found: Option<Stat>| {
-        let draft = found.filter(|stat| Some((stat.st_dev, stat.st_ino)) == place.identity);
-        draft.map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
+
+    let (at_temporary, at_destination) = (stat_at(temporary)?, stat_at(name)?);
+    let upload_size = |stat: Option<Stat>| {
+        let upload = stat.filter(|stat| Some((stat.st_dev, stat.st_ino)) == location.identity);
+        upload.map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
     };
-    match (size_of_draft(beside), size_of_draft(in_place), place.replaces) {
-        // Where it cannot rename to a free name alone, both names are there for a moment.
+    match (upload_size(at_temporary), upload_size(at_destination), location.replaces) {
+        // On a file system without RENAME_NOREPLACE, both names exist briefly.
         (Some(_), Some(size), Some(false)) => {
             remove_leftover(directory, temporary)?;
             Ok(PartialFileState::Committed(size))
         }
         (Some(size), _, _) => Ok(PartialFileState::Partial(size)),
-        // Swapped; but nobody has looked yet whether the file that came out is the one to replace.
-        (None, Some(size), Some(true)) if beside.is_some() => {
+        // The files are exchanged, but the crash came before the check that the replaced file is
+        // the expected one.
+        (None, Some(size), Some(true)) if at_temporary.is_some() => {
             exchange(directory, temporary, name)?;
-            if size_of_draft(at(temporary)?).is_some() {
+            if upload_size(stat_at(temporary)?).is_some() {
                 return Ok(PartialFileState::Partial(size));
             }
-            // It was replaced just now: what has come out is somebody else's.
+            // Another process has just replaced the upload: its file goes back.
             exchange(directory, temporary, name)?;
             Ok(PartialFileState::Missing)
         }

@@ -1,13 +1,13 @@
-//! The files below a directory, in the order of their whole paths.
+//! Walks the files below a directory, in the order of their whole paths.
 //!
-//! The walk goes depth-first over directory descriptors, never by path, and holds what it has still
-//! to do on a stack of its own: a tree may be as deep as it likes. The deepest [`OPEN`] directories
-//! stay open. Coming back to one that was closed, the walk opens [`REOPENED`] of them at once, the
-//! topmost beneath the workspace as any path is opened and the others from one to the next, so that
+//! The walk is depth-first over directory descriptors, never over paths. Its state is an explicit
+//! stack, so the tree may be arbitrarily deep. The deepest [`MAX_OPEN_DIRECTORIES`] directories
+//! stay open. When the walk returns to a closed directory, it reopens [`REOPEN_BATCH_DIRECTORIES`]
+//! at once: the topmost beneath the workspace, like any path, and the others one from the other. So
 //! a deep tree costs no more than its depth.
 //!
-//! What others do meanwhile is no error: a directory that is gone, or something else by now, is
-//! passed over, as is one without permission.
+//! Concurrent changes are not errors. The walk skips directories that were removed or replaced, and
+//! those without permission.
 
 use std::{
     ffi::OsStr,
@@ -42,27 +42,27 @@ use crate::daemon::{
 /// Directories that stay open. All walks of a busy daemon together stay far below its limit of
 /// descriptors.
 const MAX_OPEN_DIRECTORIES: usize = 64;
-/// Directories that are opened again at once.
+/// Directories that are reopened at once.
 const REOPEN_BATCH_DIRECTORIES: usize = MAX_OPEN_DIRECTORIES / 2;
-/// Most entries that wait at once, and most bytes of their names: 90 MiB.
+/// Entries on the stack and bytes of their names: 90 MiB.
 const PENDING_ENTRIES_BUDGET: ListingBudget = ListingBudget { entries: 2 << 20, bytes: 64 << 20 };
-/// Longest path of a directory that is entered, in bytes: a page token must hold the path of a file
-/// in it. No request may name one a third as long.
+/// Length of the path of a directory that the walk enters. A page token must hold the path of a
+/// file in it. The limit for paths in requests is less than a third.
 const MAX_DIRECTORY_PATH_BYTES: usize = 12_000;
 
-/// Which files a walk finds.
+/// Which files a walk returns.
 #[derive(Debug)]
 pub(crate) struct WalkFilter {
     /// Globs that paths, relative to the walk's directory, must match; see [`Override`].
     pub(crate) globs: Override,
-    /// Whether ignore files count.
+    /// Whether ignore files apply.
     pub(crate) respect_ignore: bool,
-    /// Whether names may begin with a dot. Those that a glob or an ignore file takes back in may in
-    /// any case.
+    /// Whether to include names that begin with a dot. Those included by a glob or an ignore file
+    /// are returned in any case.
     pub(crate) include_hidden: bool,
-    /// Whether directories named `.git` are entered.
+    /// Whether to enter directories named `.git`.
     pub(crate) include_git: bool,
-    /// Levels of directories to go down; 1 finds the files directly in the walk's directory.
+    /// Levels of directories; 1 returns only files directly in the walk's directory.
     pub(crate) max_depth: Option<usize>,
 }
 
@@ -71,47 +71,47 @@ pub(crate) struct WalkFilter {
 pub(crate) struct FileWalk<'a> {
     root: &'a Root,
     cancel: &'a CancelToken,
-    selection: WalkFilter,
+    filter: WalkFilter,
     after: Option<Vec<u8>>,
     reader: DirectoryReader,
     ignore_files: IgnoreFiles,
     frames: Vec<WalkFrame>,
-    /// Path of the current entry, relative to the workspace. Each directory on the stack has a
-    /// prefix of it.
+    /// Path of the current entry, relative to the workspace. The path of each directory on the
+    /// stack is a prefix of it.
     path: Vec<u8>,
-    /// Length of the walk's own directory in `path`, with its final slash.
+    /// Length of the path of the walk's own directory in `path`, with its final slash.
     base_length: usize,
     budget: ListingBudget,
     steps: usize,
     skipped_entries: u32,
-    /// Whether directories are kept for their files, too, and not only for what is to be entered.
+    /// Whether to keep directories open for the files in them, and not only to enter others.
     keeps_file_directories: bool,
 }
 
-/// A directory that the walk is in.
+/// A directory on the stack.
 #[derive(Debug)]
 struct WalkFrame {
     directory: Option<Arc<OwnedFd>>,
     listing: Listing,
-    /// Length of its path, with its final slash.
+    /// Length of its path in [`FileWalk::path`], with its final slash.
     path_length: usize,
-    /// How many ignore files' directories counted above it.
+    /// Number of ignore files' directories above it.
     ignore_depth: usize,
 }
 
 impl<'a> FileWalk<'a> {
-    /// Starts below `base`, from behind `after`, a path relative to `base`.
+    /// Starts below `base`, after the path `after`, which is relative to `base`.
     pub(super) fn start(
         root: &'a Root,
         base: &RelativePath,
-        selection: WalkFilter,
+        filter: WalkFilter,
         after: Option<&str>,
         cancel: &'a CancelToken,
     ) -> Result<Self, Error> {
         let mut walk = Self {
             root,
             cancel,
-            selection,
+            filter,
             after: after.map(|after| after.as_bytes().to_vec()),
             reader: DirectoryReader::new(),
             ignore_files: IgnoreFiles::default(),
@@ -123,11 +123,12 @@ impl<'a> FileWalk<'a> {
             skipped_entries: 0,
             keeps_file_directories: false,
         };
-        let wanted = |errno| os_error(errno, base.as_str(), ExpectedKind::Directory);
-        let directory = root.open_directory(base.as_bytes()).map_err(wanted)?;
-        if walk.selection.respect_ignore {
+        let to_error = |errno| os_error(errno, base.as_str(), ExpectedKind::Directory);
+        let directory = root.open_directory(base.as_bytes()).map_err(to_error)?;
+        if walk.filter.respect_ignore {
             walk.read_ignore_files_above(base)?;
         }
+
         walk.path.extend_from_slice(base.as_bytes());
         if !walk.path.is_empty() {
             walk.path.push(b'/');
@@ -135,11 +136,11 @@ impl<'a> FileWalk<'a> {
         walk.base_length = walk.path.len();
         match walk.enter(directory) {
             Ok(()) => Ok(walk),
-            Err(trouble) => Err(walk.to_error(trouble)),
+            Err(error) => Err(walk.to_error(error)),
         }
     }
 
-    /// Path of the next file, relative to the walk's directory.
+    /// Returns the path of the next file, relative to the walk's directory. None at the end.
     pub(crate) fn next(&mut self) -> Result<Option<&str>, Error> {
         loop {
             self.steps += 1;
@@ -149,6 +150,7 @@ impl<'a> FileWalk<'a> {
             let Some(frame) = self.frames.last_mut() else {
                 return Ok(None);
             };
+
             self.path.truncate(frame.path_length);
             let Some((entry, name)) = frame.listing.next() else {
                 self.leave_directory();
@@ -161,7 +163,7 @@ impl<'a> FileWalk<'a> {
                 match self.descend() {
                     Ok(()) => {}
                     Err(ReadDirectoryError::Os(errno)) if !is_fatal(errno) => {}
-                    Err(trouble) => return Err(self.to_error(trouble)),
+                    Err(error) => return Err(self.to_error(error)),
                 }
             } else {
                 let path =
@@ -171,8 +173,8 @@ impl<'a> FileWalk<'a> {
         }
     }
 
-    /// The directory of the file that [`Self::next`] gave last; none when it is gone or may not be
-    /// read any more.
+    /// Returns the directory of the file that [`Self::next`] returned last. None if it was removed
+    /// or is no longer readable.
     pub(super) fn directory(&mut self) -> Result<Option<Arc<OwnedFd>>, Error> {
         let Some(top) = self.frames.len().checked_sub(1) else {
             return Ok(None);
@@ -185,25 +187,25 @@ impl<'a> FileWalk<'a> {
         }
     }
 
-    /// Files and directories so far that were left out because their names are not UTF-8, or a
-    /// directory's path is longer than can be asked for.
+    /// Number of files and directories skipped so far, because their names are not UTF-8 or the
+    /// path of a directory is too long.
     pub(crate) fn skipped_entries(&self) -> u32 {
         self.skipped_entries
     }
 
-    /// Ignore files so far of which a part did not count.
+    /// Number of ignore files so far that were applied only in part.
     pub(crate) fn truncated_ignore_files(&self) -> u32 {
         self.ignore_files.truncated_files()
     }
 
-    /// What to tell about trouble with the directory that `path` names.
-    fn to_error(&self, trouble: ReadDirectoryError) -> Error {
+    /// Converts an error about the directory at `self.path`.
+    fn to_error(&self, error: ReadDirectoryError) -> Error {
         let path = String::from_utf8_lossy(&self.path);
         let path = match path.trim_end_matches('/') {
             "" => ".",
             path => path,
         };
-        match trouble {
+        match error {
             ReadDirectoryError::Os(errno) => os_error(errno, path, ExpectedKind::Directory),
             ReadDirectoryError::OverBudget => Error::new(
                 Reason::TooManyFiles,
@@ -226,27 +228,27 @@ impl<'a> FileWalk<'a> {
                 break;
             }
             let path = &base[..length];
-            let wanted =
+            let to_error =
                 |errno| os_error(errno, &String::from_utf8_lossy(path), ExpectedKind::Directory);
-            let above = path.strip_suffix(b"/").unwrap_or(path);
-            let directory = self.root.open_path(above).map_err(wanted)?;
+            let parent = path.strip_suffix(b"/").unwrap_or(path);
+            let directory = self.root.open_path(parent).map_err(to_error)?;
             let kind = |name: &str| {
                 statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)
                     .ok()
                     .map(|stat| FileType::from_raw_mode(stat.st_mode))
             };
-            let found = SpecialEntries {
+            let special_entries = SpecialEntries {
                 git: kind(".git").is_some(),
                 gitignore: kind(".gitignore") == Some(FileType::RegularFile),
                 ignore: kind(".ignore") == Some(FileType::RegularFile),
                 rgignore: kind(".rgignore") == Some(FileType::RegularFile),
             };
-            self.ignore_files.enter(directory.as_fd(), path, found, self.cancel)?;
+            self.ignore_files.enter(directory.as_fd(), path, special_entries, self.cancel)?;
         }
         Ok(())
     }
 
-    /// Enters the directory that `path` names.
+    /// Enters the directory at `self.path`.
     fn descend(&mut self) -> Result<(), ReadDirectoryError> {
         let Some(top) = self.frames.len().checked_sub(1) else {
             return Ok(());
@@ -261,15 +263,16 @@ impl<'a> FileWalk<'a> {
         if !self.keeps_file_directories && !frame.listing.has_directories() {
             frame.directory = None;
         }
+
         self.path.push(b'/');
         self.enter(child?)
     }
 
-    /// Reads a directory, whose path with its final slash is in `path`, and puts it on the stack.
+    /// Reads a directory and pushes it to the stack. `self.path` is its path with a final slash.
     fn enter(&mut self, directory: OwnedFd) -> Result<(), ReadDirectoryError> {
         let mut listing = self.reader.read(directory.as_fd(), self.budget, self.cancel)?;
-        let ignore_files = self.ignore_files.len();
-        if self.selection.respect_ignore {
+        let ignore_depth = self.ignore_files.len();
+        if self.filter.respect_ignore {
             self.ignore_files.enter(
                 directory.as_fd(),
                 &self.path,
@@ -278,6 +281,7 @@ impl<'a> FileWalk<'a> {
             )?;
         }
         self.select_entries(&mut listing)?;
+
         let size = listing.memory_use();
         self.budget.entries -= size.entries;
         self.budget.bytes -= size.bytes;
@@ -286,7 +290,7 @@ impl<'a> FileWalk<'a> {
                 .then(|| Arc::new(directory)),
             listing,
             path_length: self.path.len(),
-            ignore_depth: ignore_files,
+            ignore_depth,
         });
         if let Some(closed) = self.frames.len().checked_sub(MAX_OPEN_DIRECTORIES + 1) {
             self.frames[closed].directory = None;
@@ -303,7 +307,7 @@ impl<'a> FileWalk<'a> {
         }
     }
 
-    /// Opens the directory at `index` of the stack again, and those above it, if it was closed.
+    /// Reopens the directory at `index` of the stack, and those above it, if they are closed.
     fn reopen(&mut self, index: usize) -> Result<(), Errno> {
         if self.frames[index].directory.is_some() {
             return Ok(());
@@ -314,13 +318,14 @@ impl<'a> FileWalk<'a> {
                 continue;
             }
             let end = self.frames[current].path_length.saturating_sub(1);
-            let above = current.checked_sub(1).filter(|_| current > first);
-            let above = above.and_then(|above| {
-                let frame = &self.frames[above];
-                frame.directory.as_ref().map(|open| (open, frame.path_length))
+            let parent = current.checked_sub(1).filter(|_| current > first).and_then(|parent| {
+                let frame = &self.frames[parent];
+                frame.directory.as_ref().map(|directory| (directory, frame.path_length))
             });
-            let directory = match above {
-                Some((open, start)) => open_child_directory(open.as_fd(), &self.path[start..end])?,
+            let directory = match parent {
+                Some((parent, start)) => {
+                    open_child_directory(parent.as_fd(), &self.path[start..end])?
+                }
                 None => self.root.open_directory(&self.path[..end])?,
             };
             self.frames[current].directory = Some(Arc::new(directory));
@@ -328,27 +333,19 @@ impl<'a> FileWalk<'a> {
         Ok(())
     }
 
-    /// Keeps what is selected, and comes after where the walk starts, in order.
+    /// Selects and sorts the entries that match the filter and come after the start of the walk.
     fn select_entries(&mut self, listing: &mut Listing) -> Result<(), Error> {
-        let Self {
-            selection,
-            after,
-            ignore_files,
-            path,
-            base_length: base,
-            cancel: stop,
-            frames,
-            ..
-        } = self;
+        let Self { filter, after, ignore_files, path, base_length: base, cancel, frames, .. } =
+            self;
         let length = path.len();
-        let matches_paths = !selection.globs.is_empty() || ignore_files.len() > 0;
-        let deeper = selection.max_depth.is_none_or(|levels| frames.len() + 1 < levels);
-        // Only where the paths so far are the same does it matter what comes after.
+        let matches_paths = !filter.globs.is_empty() || ignore_files.len() > 0;
+        let enters_directories = filter.max_depth.is_none_or(|levels| frames.len() + 1 < levels);
+        // `after` matters only in directories on its own path.
         let after = after.as_deref().and_then(|after| after.strip_prefix(&path[*base..]));
-        let arranged = listing.filter_and_sort(|entry, name| {
-            stop.check()?;
-            if entry.is_directory && !deeper
-                || entry.is_directory && !selection.include_git && name == b".git"
+        let result = listing.filter_and_sort(|entry, name| {
+            cancel.check()?;
+            if entry.is_directory && !enters_directories
+                || entry.is_directory && !filter.include_git && name == b".git"
                 || is_temporary(name)
                 || after.is_some_and(|after| is_at_or_before(*entry, name, after))
             {
@@ -357,36 +354,37 @@ impl<'a> FileWalk<'a> {
             if entry.is_directory && length + name.len() >= MAX_DIRECTORY_PATH_BYTES {
                 entry.is_excluded = true;
             }
-            // As in ripgrep, a glob decides before an ignore file does, and both before the dot.
+
+            // As in ripgrep, globs take precedence over ignore files, and both over hidden names.
             if matches_paths {
                 path.truncate(length);
                 path.extend_from_slice(name);
-                let below = Path::new(OsStr::from_bytes(&path[*base..]));
-                match selection.globs.matched(below, entry.is_directory) {
+                let relative = Path::new(OsStr::from_bytes(&path[*base..]));
+                match filter.globs.matched(relative, entry.is_directory) {
                     Match::Ignore(_) => return Ok(false),
                     Match::Whitelist(_) => return Ok(true),
                     Match::None => {}
                 }
-                if let Some(left_out) = ignore_files.is_ignored(path, entry.is_directory) {
-                    return Ok(!left_out);
+                if let Some(is_ignored) = ignore_files.is_ignored(path, entry.is_directory) {
+                    return Ok(!is_ignored);
                 }
             }
-            Ok(selection.include_hidden || !name.starts_with(b"."))
+            Ok(filter.include_hidden || !name.starts_with(b"."))
         });
         path.truncate(length);
-        arranged
+        result
     }
 }
 
-/// Whether an entry, with all that is in it, comes before or is the file `after`, a path relative
-/// to the entry's directory.
+/// Whether an entry, with everything in it, sorts at or before the file `after`, a path relative to
+/// the entry's directory.
 fn is_at_or_before(entry: ListingEntry, name: &[u8], after: &[u8]) -> bool {
     if !entry.is_directory {
         return name <= after;
     }
     match after.strip_prefix(name) {
-        // The same bytes so far: a slash decides, and a path in the directory leaves a rest of it
-        // to walk, unless it is only counted.
+        // `after` begins with the name, so the next byte decides. If it is a slash, files after
+        // `after` remain in the directory, unless the entry is only counted.
         Some([b'/', ..]) => entry.is_excluded,
         Some([next, ..]) => b'/' < *next,
         Some([]) => false,
@@ -394,8 +392,8 @@ fn is_at_or_before(entry: ListingEntry, name: &[u8], after: &[u8]) -> bool {
     }
 }
 
-/// Whether a directory that could not be entered ends the walk: running out of descriptors must not
-/// look like an empty directory.
+/// Whether the walk ends because a directory could not be entered. Running out of descriptors must
+/// not look like an empty directory.
 fn is_fatal(errno: Errno) -> bool {
     !matches!(
         errno,

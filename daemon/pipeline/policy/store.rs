@@ -28,8 +28,7 @@ use crate::daemon::{
         rules::{RuleTable, StoredRule},
         unix_millis,
     },
-    task,
-    workspace::available_cores,
+    task::{self, available_cores},
 };
 
 /// Limit on the stored rules of a workspace. Each call of a tool is matched against all its rules.

@@ -1,4 +1,4 @@
-//! What is read of a file.
+//! A reader for file contents that fails when the search is cancelled.
 
 use std::{
     io::{self, Read},
@@ -7,36 +7,35 @@ use std::{
 
 use crate::daemon::workspace::cancel::CancelToken;
 
-/// A file's content, which ends with an error when the search is to stop.
+/// Reads a file. Fails when the search is cancelled.
 #[derive(Debug)]
 pub(super) struct CancellableReader<'a> {
     file: OwnedFd,
-    /// Bytes that are left of those that it had when it was opened; nothing says that there are
-    /// none.
+    /// Unread bytes of the size at opening. None if the file system reports no size.
     remaining: Option<u64>,
     cancel: &'a CancelToken,
 }
 
 impl<'a> CancellableReader<'a> {
-    /// Of a file of `size` bytes.
+    /// Reads a file of `size` bytes.
     pub(super) fn new(file: OwnedFd, size: u64, cancel: &'a CancelToken) -> Self {
-        // Files of some file systems tell no size.
-        let left = (size > 0).then_some(size);
-        Self { file, remaining: left, cancel }
+        // Some file systems report no size.
+        let remaining = (size > 0).then_some(size);
+        Self { file, remaining, cancel }
     }
 }
 
 impl Read for CancellableReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.cancel.is_cancelled() {
-            return Err(io::Error::other("stopped"));
+            return Err(io::Error::other("cancelled"));
         }
-        // Saves the system call that only says that nothing comes any more.
+        // Saves the system call that would report the end of the file.
         if self.remaining == Some(0) {
             return Ok(0);
         }
         let read = rustix::io::read(&self.file, buffer)?;
-        self.remaining = self.remaining.map(|left| left.saturating_sub(read as u64));
+        self.remaining = self.remaining.map(|remaining| remaining.saturating_sub(read as u64));
         Ok(read)
     }
 }

@@ -1,4 +1,4 @@
-//! The matches of one file, with the lines around them.
+//! Collects the matches of one file, with their context.
 
 use std::{collections::VecDeque, io, ops::Range};
 
@@ -11,88 +11,86 @@ use super::{
 };
 use crate::daemon::workspace::cancel::CancelToken;
 
-/// Most bytes that are kept of a line.
+/// Returned part of a line.
 const MAX_LINE_BYTES: usize = 2000;
-/// Most bytes that are kept of the lines that one match spans.
+/// Returned part of the lines that one match spans.
 const MAX_MATCH_BYTES: usize = 8 * MAX_LINE_BYTES;
-/// Stands for what was cut off.
+/// Marks the place where a line was cut.
 const ELLIPSIS: &str = "\u{2026}";
-/// Bytes behind a match that decide whether it is one, such as the character of a word boundary: as
-/// many as ripgrep looks at.
+/// Bytes after a match that can decide whether it is one, such as the character of a word boundary.
+/// ripgrep uses the same number.
 const LOOK_AHEAD_BYTES: usize = 128;
-/// Bytes that a match and each of its lines take in a message beyond their own, about.
+/// Approximate cost of a match, and of each line around it, in addition to the text.
 const ENTRY_OVERHEAD_BYTES: usize = 16;
 
-/// A match.
 #[derive(Debug)]
 pub(crate) struct Match {
-    /// Line at which it begins, counted from 1.
+    /// First line, counted from 1.
     pub(crate) line: u64,
-    /// Byte of that line at which it begins, counted from 1.
+    /// First byte in that line, counted from 1.
     pub(crate) column: u64,
-    /// The line or lines.
+    /// The line, or all lines of the match.
     pub(crate) content: String,
-    /// Lines before it.
+    /// Context lines before the match.
     pub(crate) before: Vec<String>,
-    /// Lines after it.
+    /// Context lines after the match.
     pub(crate) after: Vec<String>,
 }
 
 impl Match {
-    /// Bytes that it takes in an answer.
+    /// Approximate size in a response.
     pub(super) fn encoded_size(&self) -> usize {
-        let around = self.before.iter().chain(&self.after);
-        let around: usize = around.map(|line| line.len() + ENTRY_OVERHEAD_BYTES).sum();
-        self.content.len() + around + ENTRY_OVERHEAD_BYTES
+        let context = self.before.iter().chain(&self.after);
+        let context_bytes: usize = context.map(|line| line.len() + ENTRY_OVERHEAD_BYTES).sum();
+        self.content.len() + context_bytes + ENTRY_OVERHEAD_BYTES
     }
 }
 
-/// What was found in a file.
+/// The matches of one file.
 #[derive(Debug)]
 pub(super) struct FileMatches {
-    /// Matches.
+    /// Number of all matches.
     pub(super) total: u64,
-    /// The first ones.
+    /// The first matches.
     pub(super) matches: Vec<Match>,
-    /// Bytes that these take.
+    /// Size of the first matches.
     pub(super) bytes: usize,
 }
 
-/// Takes what the engine finds in one file.
+/// Receives the matches of one file from the engine.
 #[derive(Debug)]
 pub(super) struct MatchCollector<'a> {
     options: &'a SearchOptions,
     pattern: &'a SearchPattern,
     cancel: &'a CancelToken,
-    /// Whether matches are kept and not only counted.
+    /// Whether matches are collected, or only counted.
     collects: bool,
     total: u64,
     matches: Vec<Match>,
     bytes: usize,
-    /// The last lines that the engine gave, numbered: no more than come before a match.
+    /// The last lines from the engine, with their numbers, as many as precede a match.
     recent_lines: VecDeque<(u64, String)>,
-    /// Last lines of the matches that still wait for lines after them: those at the end of `hits`.
+    /// Last lines of the matches that still receive context. These are the last of `matches`.
     awaiting_context: VecDeque<u64>,
 }
 
 impl<'a> MatchCollector<'a> {
-    /// Of a file.
-    pub(super) fn new(wish: &'a SearchOptions, cancel: &'a CancelToken, keeps: bool) -> Self {
-        Self::with_pattern(wish, &wish.pattern, cancel, keeps)
+    pub(super) fn new(options: &'a SearchOptions, cancel: &'a CancelToken, collects: bool) -> Self {
+        Self::with_pattern(options, &options.pattern, cancel, collects)
     }
 
-    /// Of a file, by a thread that has its own clone of the pattern.
+    /// Uses a thread's own clone of the pattern.
     pub(super) fn with_pattern(
-        wish: &'a SearchOptions,
+        options: &'a SearchOptions,
         pattern: &'a SearchPattern,
         cancel: &'a CancelToken,
-        keeps: bool,
+        collects: bool,
     ) -> Self {
         Self {
-            options: wish,
+            options,
             pattern,
             cancel,
-            collects: keeps,
+            collects,
             total: 0,
             matches: Vec::new(),
             bytes: 0,
@@ -101,7 +99,7 @@ impl<'a> MatchCollector<'a> {
         }
     }
 
-    /// Searches the file. After an error, what was found before it stays.
+    /// Searches a file. After an error, the collector keeps the matches before it.
     pub(super) fn search(
         &mut self,
         searcher: &mut Searcher,
@@ -111,13 +109,13 @@ impl<'a> MatchCollector<'a> {
         searcher.search_reader(pattern.matcher(), content, self)
     }
 
-    /// What was found.
+    /// Returns the matches.
     pub(super) fn finish(mut self) -> FileMatches {
         self.bytes = self.matches.iter().map(Match::encoded_size).sum();
         FileMatches { total: self.total, matches: self.matches, bytes: self.bytes }
     }
 
-    /// A line that is no match, or one of a match, for the matches around it.
+    /// Adds a line without a match, or a line of a match, to the context of matches around it.
     fn add_context_line(&mut self, number: u64, line: &[u8]) {
         let context = self.options.context_lines as u64;
         while let Some(last) = self.awaiting_context.front()
@@ -125,12 +123,14 @@ impl<'a> MatchCollector<'a> {
         {
             self.awaiting_context.pop_front();
         }
+
         let text = clip_line(line, 0..0, MAX_LINE_BYTES);
         let first = self.matches.len() - self.awaiting_context.len();
-        for hit in self.matches.iter_mut().skip(first) {
-            hit.after.push(text.clone());
+        for item in self.matches.iter_mut().skip(first) {
+            item.after.push(text.clone());
             self.bytes += text.len() + ENTRY_OVERHEAD_BYTES;
         }
+
         while !self.recent_lines.is_empty() && self.recent_lines.len() >= self.options.context_lines
         {
             self.recent_lines.pop_front();
@@ -138,34 +138,35 @@ impl<'a> MatchCollector<'a> {
         self.recent_lines.push_back((number, text));
     }
 
-    /// Whether no more matches are kept.
+    /// Whether the limit for collected matches is reached.
     fn is_full(&self) -> bool {
         self.matches.len() >= self.options.max_matches || self.bytes > self.options.max_bytes
     }
 
     fn add_match(&mut self, found: &SinkMatch<'_>, line: u64) {
         let context = self.options.context_lines as u64;
-        let in_buffer = found.bytes_range_in_buffer();
-        let whole = found.bytes();
-        let end = in_buffer.end;
+        let range = found.bytes_range_in_buffer();
+        let lines = found.bytes();
         let buffer = found.buffer();
-        let buffer = if self.pattern.is_multiline() {
-            buffer.get(..end.saturating_add(LOOK_AHEAD_BYTES)).unwrap_or(buffer)
+        // The engine reports lines. A second search in them finds the match itself.
+        let haystack = if self.pattern.is_multiline() {
+            buffer.get(..range.end.saturating_add(LOOK_AHEAD_BYTES)).unwrap_or(buffer)
         } else {
-            let ending = usize::from(whole.ends_with(b"\n"));
-            buffer.get(..end - ending).unwrap_or(buffer)
+            let newline = usize::from(lines.ends_with(b"\n"));
+            buffer.get(..range.end - newline).unwrap_or(buffer)
         };
-        let within = match self.pattern.matcher().find_at(buffer, in_buffer.start) {
-            Ok(Some(found)) if found.start() < end => {
-                found.start() - in_buffer.start..found.end().min(end) - in_buffer.start
+        let matched = match self.pattern.matcher().find_at(haystack, range.start) {
+            Ok(Some(found)) if found.start() < range.end => {
+                found.start() - range.start..found.end().min(range.end) - range.start
             }
             _ => 0..0,
         };
-        let most = if self.pattern.is_multiline() { MAX_MATCH_BYTES } else { MAX_LINE_BYTES };
-        let hit = Match {
+
+        let max_bytes = if self.pattern.is_multiline() { MAX_MATCH_BYTES } else { MAX_LINE_BYTES };
+        let item = Match {
             line,
-            column: within.start as u64 + 1,
-            content: clip_line(whole, within, most),
+            column: matched.start as u64 + 1,
+            content: clip_line(lines, matched, max_bytes),
             before: self
                 .recent_lines
                 .iter()
@@ -174,8 +175,8 @@ impl<'a> MatchCollector<'a> {
                 .collect(),
             after: Vec::new(),
         };
-        self.bytes += hit.encoded_size();
-        self.matches.push(hit);
+        self.bytes += item.encoded_size();
+        self.matches.push(item);
     }
 }
 
@@ -190,16 +191,17 @@ impl Sink for MatchCollector<'_> {
         if !self.collects {
             return Ok(true);
         }
+
         let line = found.line_number().unwrap_or(1);
-        let keeps = !self.is_full();
-        if keeps {
+        let has_room = !self.is_full();
+        if has_room {
             self.add_match(found, line);
         }
         let mut last = line;
         if self.options.context_lines > 0 {
-            // The match itself comes after those before it, but not after itself.
-            let own = if keeps { self.matches.pop() } else { None };
-            // Of many lines, only those at the ends can be near another match.
+            // The lines of the match are context of the matches before it, but not of itself.
+            let own = if has_room { self.matches.pop() } else { None };
+            // Of many lines, only those at both ends can be near another match.
             let (count, ends) = (found.lines().count(), self.options.context_lines);
             for (index, text) in found.lines().enumerate() {
                 last = line + index as u64;
@@ -208,11 +210,11 @@ impl Sink for MatchCollector<'_> {
                 }
             }
             self.matches.extend(own);
-            if keeps {
+            if has_room {
                 self.awaiting_context.push_back(last);
             }
         }
-        if !keeps && self.awaiting_context.is_empty() {
+        if !has_room && self.awaiting_context.is_empty() {
             self.collects = false;
         }
         Ok(true)
@@ -226,22 +228,24 @@ impl Sink for MatchCollector<'_> {
     }
 }
 
-/// A line as text, without its ending. A long one is cut around what matters in it.
-fn clip_line(line: &[u8], around: Range<usize>, most: usize) -> String {
+/// Decodes a line without its ending. Cuts it to `max_bytes` around the range `focus`.
+fn clip_line(line: &[u8], focus: Range<usize>, max_bytes: usize) -> String {
     let line = trim_line_ending(line);
-    if line.len() <= most {
+    if line.len() <= max_bytes {
         return String::from_utf8_lossy(line).into_owned();
     }
-    let around = around.start.min(line.len())..around.end.min(line.len());
-    let spare = most.saturating_sub(around.len()) / 2;
-    let mut start = around.start.saturating_sub(spare).min(line.len() - most);
-    let mut end = start + most;
-    // Characters stay whole: up to three bytes go on with one that begins before.
-    let goes_on = |at: usize| line.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
+
+    let focus = focus.start.min(line.len())..focus.end.min(line.len());
+    let margin = max_bytes.saturating_sub(focus.len()) / 2;
+    let mut start = focus.start.saturating_sub(margin).min(line.len() - max_bytes);
+    let mut end = start + max_bytes;
+    // A character has up to three continuation bytes. The cut must not be before one.
+    let is_continuation = |at: usize| line.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
     for _ in 0..3 {
-        start += usize::from(start > 0 && goes_on(start));
-        end -= usize::from(goes_on(end));
+        start += usize::from(start > 0 && is_continuation(start));
+        end -= usize::from(is_continuation(end));
     }
+
     let text = String::from_utf8_lossy(line.get(start..end).unwrap_or_default());
     let before = if start > 0 { ELLIPSIS } else { "" };
     let after = if end < line.len() { ELLIPSIS } else { "" };
@@ -258,17 +262,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lines_are_cut_around_the_match_between_characters() {
+    fn long_lines_are_cut_around_the_match_at_character_boundaries() {
         let long = "\u{e9}".repeat(1000) + "match" + &"\u{1f600}".repeat(1000);
         let at = 2000..2005;
         let cut = clip_line(long.as_bytes(), at.clone(), 100);
         assert!(cut.starts_with("\u{2026}\u{e9}") && cut.ends_with("\u{1f600}\u{2026}"));
         assert!(cut.contains("match") && !cut.contains('\u{fffd}') && cut.len() <= 106);
-        for most in 10..40 {
-            let cut = clip_line(long.as_bytes(), at.clone(), most);
-            assert!(cut.contains("match") && !cut.contains('\u{fffd}'), "{most}");
+        for max_bytes in 10..40 {
+            let cut = clip_line(long.as_bytes(), at.clone(), max_bytes);
+            assert!(cut.contains("match") && !cut.contains('\u{fffd}'), "{max_bytes}");
         }
-        for (line, around, most, expected) in [
+        for (line, focus, max_bytes, expected) in [
             ("short\r\n", 0..5, 5, "short"),
             ("short\r", 0..5, 5, "short"),
             ("\n", 0..0, 5, ""),
@@ -278,7 +282,7 @@ mod tests {
             ("0123456789", 2..9, 4, "\u{2026}2345\u{2026}"),
             ("0123456789", 70..90, 4, "\u{2026}6789"),
         ] {
-            assert_eq!(clip_line(line.as_bytes(), around, most), expected);
+            assert_eq!(clip_line(line.as_bytes(), focus, max_bytes), expected);
         }
         assert_eq!(clip_line(b"a\xffb", 0..0, 9), "a\u{fffd}b");
         assert_eq!(clip_line(&[0x80; 20], 0..0, 9).chars().next_back(), Some('\u{2026}'));

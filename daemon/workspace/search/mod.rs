@@ -1,17 +1,17 @@
-//! Searching the files below a directory, with ripgrep's engine.
+//! Searches the files below a directory, with ripgrep's engine.
 //!
-//! Threads take turns at one [`Walk`], a few files at a time, and search what they took: files are
-//! numbered in the order of their paths, so that nothing needs to wait for its turn to be answered.
-//! A file is opened in its directory's descriptor and handed to the engine open; no path is
-//! followed, and what is no regular file is not opened. Nothing is mapped into memory: whoever
-//! shortens a mapped file kills who reads it.
+//! Several threads share one [`FileWalk`]. Each takes a batch of files from it and searches them.
+//! Files are numbered in the order of their paths, so the order of the results does not depend on
+//! the threads. A file is opened relative to its directory's descriptor and passed to the engine
+//! open, so no path is followed, and only regular files are opened. Files are never memory-mapped:
+//! a process that shortens a mapped file would kill the daemon (SIGBUS).
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`pattern`] | what to look for |
-//! | [`content`] | what is read of a file |
-//! | [`lines`] | the matches of one file, with the lines around them |
-//! | [`ranking`] | the first matches of all files |
+//! | [`cancellable_reader`] | reads a file until the search is cancelled |
+//! | [`match_collector`] | the matches of one file, with their context |
+//! | [`pattern`] | compiled queries |
+//! | [`top_matches`] | the first matches of all files |
 
 mod cancellable_reader;
 mod match_collector;
@@ -40,40 +40,39 @@ use super::{
     cancel::CancelToken,
     file::{RegularFile, reopen},
     os_error::{ExpectedKind, os_error},
-    parallel::available_cores,
     path::RelativePath,
     resolve::{Root, open_entry},
     walk::{FileWalk, WalkFilter},
 };
-use crate::daemon::{error::Error, sys::Errno};
+use crate::daemon::{error::Error, sys::Errno, task::available_cores};
 
-/// Most threads that search at once.
+/// Threads of one search.
 const MAX_THREADS: usize = 8;
 /// Files that a thread takes at once.
 const FILES_PER_BATCH: usize = 16;
-/// Longest line that can be searched, and largest file where matches may span lines, in bytes: each
-/// thread holds as much.
+/// Buffer of a thread: the limit for a line and, if matches may span lines, for a file.
 const MAX_SEARCH_BUFFER_BYTES: usize = 8 << 20;
 
-/// One search.
+/// A search in progress.
 #[derive(Debug)]
 struct SearchRun<'a> {
     options: &'a SearchOptions,
     cancel: &'a CancelToken,
     files: Mutex<PendingFiles<'a>>,
     progress: &'a SearchProgress,
-    /// Number of the last file of which matches can still be among the first ones.
+    /// Number of the last file whose matches can still be among the first ones.
     last_relevant_file: AtomicUsize,
     interrupted: AtomicBool,
 }
 
-/// Files still to search.
+/// The files still to search.
 #[derive(Debug)]
 struct PendingFiles<'a> {
     walk: FileWalk<'a>,
-    /// Path of the walk's directory, with a final slash unless it is empty.
+    /// Path of the walk's directory, with a final slash unless the path is empty.
     base: String,
     next_number: usize,
+    /// The end of the walk, or the first error.
     end: Option<Result<(), Error>>,
 }
 
@@ -85,77 +84,81 @@ struct SearchCandidate {
     path: String,
 }
 
-/// Searches the files below `base`, or the file that it is. Answers whether it came to its end
-/// before it was stopped.
+/// Searches the file `base`, or the files below the directory `base`. Returns whether the search
+/// was complete.
 pub(super) fn search(
     root: &Root,
     base: &RelativePath,
-    selection: WalkFilter,
-    wish: &SearchOptions,
+    filter: WalkFilter,
+    options: &SearchOptions,
     progress: &SearchProgress,
     cancel: &CancelToken,
 ) -> Result<bool, Error> {
-    let wanted = |errno| os_error(errno, base.as_str(), ExpectedKind::File);
-    let place = root.open_path(base.as_bytes()).map_err(wanted)?;
-    let stat = rustix::fs::fstat(&place).map_err(wanted)?;
+    let to_error = |errno| os_error(errno, base.as_str(), ExpectedKind::File);
+    let handle = root.open_path(base.as_bytes()).map_err(to_error)?;
+    let stat = rustix::fs::fstat(&handle).map_err(to_error)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        let file = RegularFile::open(&place, base.as_str())?;
-        return Ok(search_file(file, wish, progress, cancel));
+        let file = RegularFile::open(&handle, base.as_str())?;
+        return Ok(search_file(file, options, progress, cancel));
     }
-    let walk = match FileWalk::start(root, base, selection, None, cancel) {
+
+    let walk = match FileWalk::start(root, base, filter, None, cancel) {
         Ok(walk) => walk,
         Err(_) if cancel.is_cancelled() => return Ok(false),
         Err(error) => return Err(error),
     };
-    let mut above = String::from_utf8_lossy(base.as_bytes()).into_owned();
-    if !above.is_empty() {
-        above.push('/');
+    let mut prefix = String::from_utf8_lossy(base.as_bytes()).into_owned();
+    if !prefix.is_empty() {
+        prefix.push('/');
     }
+
     let search = SearchRun {
-        options: wish,
+        options,
         cancel,
-        files: Mutex::new(PendingFiles { walk, base: above, next_number: 0, end: None }),
+        files: Mutex::new(PendingFiles { walk, base: prefix, next_number: 0, end: None }),
         progress,
         last_relevant_file: AtomicUsize::new(usize::MAX),
         interrupted: AtomicBool::new(false),
     };
     thread::scope(|scope| {
         for _ in 1..available_cores().min(MAX_THREADS) {
-            // Where no thread can be started, there are fewer.
+            // If no more threads can be started, the search has fewer.
             let _thread = thread::Builder::new()
                 .name("search".to_owned())
                 .spawn_scoped(scope, || search.run_worker());
         }
         search.run_worker();
     });
+
     let PendingFiles { end, .. } =
         search.files.into_inner().unwrap_or_else(PoisonError::into_inner);
     end.unwrap_or(Ok(()))?;
     Ok(!search.interrupted.into_inner())
 }
 
-/// Searches one file. Returns whether it was searched to its end before the search was stopped.
+/// Searches one file. Returns whether the search was complete.
 pub(crate) fn search_file(
     file: RegularFile,
-    wish: &SearchOptions,
+    options: &SearchOptions,
     progress: &SearchProgress,
     cancel: &CancelToken,
 ) -> bool {
-    let path: Arc<str> = file.path().into();
-    let mut lines = MatchCollector::new(wish, cancel, true);
-    let mut searcher = build_searcher(wish, true);
-    let size = file.size();
-    let outcome = lines.search(&mut searcher, CancellableReader::new(file.into(), size, cancel));
-    let mut ranking = progress.lock();
-    ranking.record_searched(outcome.is_ok() || cancel.is_cancelled());
-    ranking.add(0, path, lines.finish());
+    let (path, size): (Arc<str>, u64) = (file.path().into(), file.size());
+    let mut collector = MatchCollector::new(options, cancel, true);
+    let mut searcher = build_searcher(options, true);
+    let reader = CancellableReader::new(file.into(), size, cancel);
+    let result = collector.search(&mut searcher, reader);
+
+    let mut matches = progress.lock();
+    matches.record_searched(result.is_ok() || cancel.is_cancelled());
+    matches.add(0, path, collector.finish());
     !cancel.is_cancelled()
 }
 
 impl SearchRun<'_> {
-    /// Searches until no file is left.
+    /// Searches batches of files until none is left.
     fn run_worker(&self) {
-        let mut complete = build_searcher(self.options, true);
+        let mut collecting = build_searcher(self.options, true);
         let mut counting = build_searcher(self.options, false);
         let matcher = self.options.pattern.clone();
         let mut candidates = Vec::with_capacity(FILES_PER_BATCH);
@@ -168,12 +171,13 @@ impl SearchRun<'_> {
             if candidates.is_empty() {
                 return;
             }
+
             for candidate in candidates.drain(..) {
-                let keeps = candidate.number <= self.last_relevant_file.load(Ordering::Relaxed);
-                let searcher = if keeps { &mut complete } else { &mut counting };
-                if let Err(error) = self.search_candidate(candidate, &matcher, searcher, keeps) {
+                let collects = candidate.number <= self.last_relevant_file.load(Ordering::Relaxed);
+                let searcher = if collects { &mut collecting } else { &mut counting };
+                if let Err(error) = self.search_candidate(candidate, &matcher, searcher, collects) {
                     let mut files = locked(&self.files);
-                    // Also where the walk has come to its end: not all of it was searched.
+                    // Even if the walk has ended: the search is not complete.
                     if !matches!(files.end, Some(Err(_))) {
                         files.end = Some(Err(error));
                     }
@@ -183,7 +187,7 @@ impl SearchRun<'_> {
         }
     }
 
-    /// Takes the next files.
+    /// Takes the next batch of files.
     fn take_batch(&self, candidates: &mut Vec<SearchCandidate>) {
         let mut files = locked(&self.files);
         while files.end.is_none() && candidates.len() < FILES_PER_BATCH {
@@ -197,9 +201,9 @@ impl SearchRun<'_> {
                 Err(error) => files.end = Some(Err(error)),
             }
         }
-        let cut = files.walk.truncated_ignore_files();
-        if cut > 0 {
-            self.progress.lock().truncated_ignore_files = cut;
+        let truncated = files.walk.truncated_ignore_files();
+        if truncated > 0 {
+            self.progress.lock().truncated_ignore_files = truncated;
         }
     }
 
@@ -208,17 +212,17 @@ impl SearchRun<'_> {
         candidate: SearchCandidate,
         pattern: &SearchPattern,
         searcher: &mut Searcher,
-        keeps: bool,
+        collects: bool,
     ) -> Result<(), Error> {
         let SearchCandidate { number, directory, path } = candidate;
         let name = path.rsplit_once('/').map_or(path.as_str(), |(_, name)| name);
-        let opened =
-            open_entry(directory.as_fd(), name.as_bytes()).and_then(|place| reopen(place.as_fd()));
+        let opened = open_entry(directory.as_fd(), name.as_bytes())
+            .and_then(|handle| reopen(handle.as_fd()));
         let file = match opened {
             Ok(Ok((file, stat))) => {
                 CancellableReader::new(file, u64::try_from(stat.st_size).unwrap_or(0), self.cancel)
             }
-            // Something else by now, or gone.
+            // The file was replaced or removed.
             Ok(Err(_)) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE) => {
                 return Ok(());
             }
@@ -231,17 +235,19 @@ impl SearchRun<'_> {
             }
         };
         drop(directory);
-        let mut lines = MatchCollector::with_pattern(self.options, pattern, self.cancel, keeps);
-        let outcome = lines.search(searcher, file);
+        let mut collector =
+            MatchCollector::with_pattern(self.options, pattern, self.cancel, collects);
+        let result = collector.search(searcher, file);
         if self.cancel.is_cancelled() {
             self.mark_interrupted();
         }
-        let complete = outcome.is_ok() || self.cancel.is_cancelled();
-        let found = lines.finish();
-        let mut ranking = self.progress.lock();
-        ranking.record_searched(complete);
+
+        let is_complete = result.is_ok() || self.cancel.is_cancelled();
+        let found = collector.finish();
+        let mut matches = self.progress.lock();
+        matches.record_searched(is_complete);
         if found.total > 0 {
-            let last = ranking.add(number, path.into(), found);
+            let last = matches.add(number, path.into(), found);
             self.last_relevant_file.store(last, Ordering::Relaxed);
         }
         Ok(())
@@ -255,10 +261,10 @@ impl SearchRun<'_> {
 impl PendingFiles<'_> {
     fn next(&mut self) -> Result<Option<SearchCandidate>, Error> {
         loop {
-            let Some(below) = self.walk.next()? else {
+            let Some(relative) = self.walk.next()? else {
                 return Ok(None);
             };
-            let path = format!("{}{below}", self.base);
+            let path = format!("{}{relative}", self.base);
             if let Some(directory) = self.walk.directory()? {
                 self.next_number += 1;
                 return Ok(Some(SearchCandidate { number: self.next_number, directory, path }));
@@ -267,15 +273,15 @@ impl PendingFiles<'_> {
     }
 }
 
-/// The engine. When only matches are counted, it needs to know nothing about lines.
-fn build_searcher(wish: &SearchOptions, keeps: bool) -> Searcher {
-    let context = if keeps { wish.context_lines } else { 0 };
+/// Builds the engine. If matches are only counted, it does not track lines.
+fn build_searcher(options: &SearchOptions, collects: bool) -> Searcher {
+    let context = if collects { options.context_lines } else { 0 };
     SearcherBuilder::new()
         .binary_detection(BinaryDetection::quit(b'\0'))
         .memory_map(MmapChoice::never())
         .heap_limit(Some(MAX_SEARCH_BUFFER_BYTES))
-        .multi_line(wish.pattern.is_multiline())
-        .line_number(keeps)
+        .multi_line(options.pattern.is_multiline())
+        .line_number(collects)
         .before_context(context)
         .after_context(context)
         .build()

@@ -1,29 +1,27 @@
-//! What to look for, and how much of it.
+//! Compiles the query of a search, and holds its limits.
 
 use grep_regex::{ErrorKind, RegexMatcher, RegexMatcherBuilder};
 
 use crate::daemon::error::{Error, Reason};
 
-/// Most bytes that a compiled expression may take up. In the worst case a search takes this times
-/// the length of a line: between two lines alone it looks at the time.
+/// Size of a compiled expression. In the worst case, a search takes this times the length of a
+/// line. Cancellation is checked only between lines.
 const MAX_REGEX_BYTES: usize = 2 << 20;
-/// Most bytes of the tables that are made of it while it searches, in each thread.
+/// Size of the lazy DFA of the expression, per thread.
 const MAX_DFA_CACHE_BYTES: usize = 16 << 20;
 
-/// What a request says to look for.
+/// The query of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SearchQuery<'a> {
-    /// A text, or a regular expression.
+    /// A literal string or a regular expression.
     pub(crate) text: &'a str,
-    /// Which of the two.
     pub(crate) is_regex: bool,
-    /// Whether upper and lower case differ.
     pub(crate) case_sensitive: bool,
     /// Whether a match may span lines.
     pub(crate) multiline: bool,
 }
 
-/// What to look for, compiled. A clone has its own working memory.
+/// A compiled query. Each clone has its own caches.
 #[derive(Debug, Clone)]
 pub(crate) struct SearchPattern {
     matcher: RegexMatcher,
@@ -31,7 +29,7 @@ pub(crate) struct SearchPattern {
 }
 
 impl SearchPattern {
-    /// Understands a query as ripgrep does.
+    /// Compiles a query with the syntax of ripgrep.
     pub(crate) fn new(query: SearchQuery<'_>) -> Result<Self, Error> {
         let mut builder = RegexMatcherBuilder::new();
         builder
@@ -42,43 +40,39 @@ impl SearchPattern {
             .case_insensitive(!query.case_sensitive)
             .size_limit(MAX_REGEX_BYTES)
             .dfa_size_limit(MAX_DFA_CACHE_BYTES)
-            // Files that hold it are not searched.
+            // Files that contain NUL are binary, and are not searched.
             .ban_byte(Some(b'\0'));
         if !query.multiline {
             builder.line_terminator(Some(b'\n'));
         }
         let matcher = builder.build(query.text).map_err(|error| {
             let problem = if let ErrorKind::NotAllowed(_) = error.kind() {
-                "it holds a line ending, which only a match with `multiline` can have".into()
+                "it contains a line ending, which requires `multiline`".into()
             } else {
                 error.to_string()
             };
-            Error::new(Reason::InvalidRegex, format!("the query cannot be searched for: {problem}"))
+            Error::new(Reason::InvalidRegex, format!("the query is not valid: {problem}"))
         })?;
         Ok(Self { matcher, multiline: query.multiline })
     }
 
-    /// Whether a match may span lines.
     pub(super) fn is_multiline(&self) -> bool {
         self.multiline
     }
 
-    /// The compiled expression.
     pub(super) fn matcher(&self) -> &RegexMatcher {
         &self.matcher
     }
 }
 
-/// What is asked of a search.
+/// A query and the limits of its results.
 #[derive(Debug)]
 pub(crate) struct SearchOptions {
-    /// What to look for.
     pub(crate) pattern: SearchPattern,
-    /// Lines to keep before and after each match.
+    /// Lines to return before and after each match.
     pub(crate) context_lines: usize,
-    /// Most matches.
     pub(crate) max_matches: usize,
-    /// Most bytes of lines, but for one match.
+    /// Limit for the returned lines. One match is returned even if it exceeds it.
     pub(crate) max_bytes: usize,
 }
 
@@ -87,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_searched_for_says_why() {
+    fn errors_explain_invalid_queries() {
         let query = |text, is_regex, multiline| {
             SearchPattern::new(SearchQuery { text, is_regex, case_sensitive: false, multiline })
         };

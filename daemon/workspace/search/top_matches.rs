@@ -1,5 +1,5 @@
-//! The first matches of all files, while files are searched in any order. No more of them is kept
-//! than will be answered, and those of the file that goes beyond.
+//! Keeps the first matches of all files, while threads search the files in any order. Holds only
+//! the matches that can be returned, and all of the file that exceeds the limit.
 
 use std::{
     collections::BTreeMap,
@@ -9,26 +9,25 @@ use std::{
 
 use super::match_collector::{FileMatches, Match};
 
-/// What a search has found.
+/// Results of a search.
 #[derive(Debug, Default)]
 pub(crate) struct SearchResults {
-    /// Matches with the paths of their files, relative to the workspace: the first ones, in order.
+    /// The first matches, in order, with the paths of their files relative to the workspace.
     pub(crate) matches: Vec<(Arc<str>, Match)>,
-    /// Matches in all files.
+    /// Number of matches in all files.
     pub(crate) total: u64,
-    /// Files searched.
     pub(crate) files_searched: u64,
-    /// Files of these that could not be searched to their end, and files that could not be read.
+    /// Files that could not be read, or not to their end.
     pub(crate) files_incomplete: u64,
-    /// Ignore files of which a part did not count.
+    /// Ignore files that were applied only in part.
     pub(crate) truncated_ignore_files: u32,
 }
 
-/// What a search has found so far, for whoever cannot wait for its end.
+/// Results of a search so far, shared by its threads. They are available before the search ends.
 #[derive(Debug)]
 pub(crate) struct SearchProgress(Mutex<TopMatches>);
 
-/// The matches so far.
+/// The first matches so far, and counts.
 #[derive(Debug)]
 pub(super) struct TopMatches {
     max_matches: usize,
@@ -50,16 +49,16 @@ struct RankedFile {
 }
 
 impl SearchProgress {
-    /// Nothing yet; it will keep the first `most` matches, of not many more than `most_bytes`.
-    pub(crate) fn new(most: usize, most_bytes: usize) -> Self {
-        Self(Mutex::new(TopMatches::new(most, most_bytes)))
+    /// Creates an empty result for the first `max_matches` matches of about `max_bytes`.
+    pub(crate) fn new(max_matches: usize, max_bytes: usize) -> Self {
+        Self(Mutex::new(TopMatches::new(max_matches, max_bytes)))
     }
 
-    /// Takes what there is.
+    /// Takes the results so far.
     pub(crate) fn take(&self) -> SearchResults {
-        let mut ranking = self.lock();
-        let empty = TopMatches::new(ranking.max_matches, ranking.max_bytes);
-        mem::replace(&mut *ranking, empty).finish()
+        let mut matches = self.lock();
+        let empty = TopMatches::new(matches.max_matches, matches.max_bytes);
+        mem::replace(&mut *matches, empty).finish()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, TopMatches> {
@@ -68,11 +67,10 @@ impl SearchProgress {
 }
 
 impl TopMatches {
-    /// Keeps the first `most` matches, of not many more than `most_bytes`.
-    fn new(most: usize, most_bytes: usize) -> Self {
+    fn new(max_matches: usize, max_bytes: usize) -> Self {
         Self {
-            max_matches: most,
-            max_bytes: most_bytes,
+            max_matches,
+            max_bytes,
             files: BTreeMap::new(),
             count: 0,
             bytes: 0,
@@ -83,19 +81,19 @@ impl TopMatches {
         }
     }
 
-    /// A file was searched.
-    pub(super) fn record_searched(&mut self, to_its_end: bool) {
+    /// Counts a searched file.
+    pub(super) fn record_searched(&mut self, is_complete: bool) {
         self.files_searched += 1;
-        self.files_incomplete += u64::from(!to_its_end);
+        self.files_incomplete += u64::from(!is_complete);
     }
 
-    /// A file could not be read.
+    /// Counts an unreadable file.
     pub(super) fn record_unreadable(&mut self) {
         self.files_incomplete += 1;
     }
 
-    /// Adds what was found in the file with this number. Answers the number of the last file of
-    /// which matches can still be among the first ones.
+    /// Adds the matches of the file with this number. Returns the number of the last file whose
+    /// matches can still be among the first ones.
     pub(super) fn add(&mut self, number: usize, path: Arc<str>, found: FileMatches) -> usize {
         self.total += found.total;
         if !found.matches.is_empty() {
@@ -104,6 +102,7 @@ impl TopMatches {
             let file = RankedFile { path, matches: found.matches, bytes: found.bytes };
             self.files.insert(number, file);
         }
+
         while let Some((_, last)) = self.files.last_key_value() {
             let (count, bytes) = (last.matches.len(), last.bytes);
             if !self.is_full(self.count - count, self.bytes - bytes) {
@@ -119,29 +118,28 @@ impl TopMatches {
         }
     }
 
-    /// The answer.
     fn finish(self) -> SearchResults {
-        let mut finds = SearchResults {
+        let mut results = SearchResults {
             total: self.total,
             files_searched: self.files_searched,
             files_incomplete: self.files_incomplete,
             truncated_ignore_files: self.truncated_ignore_files,
             ..SearchResults::default()
         };
+
         let mut bytes = 0;
-        let files = self.files.into_values();
-        let hits = files.flat_map(|file| {
+        let matches = self.files.into_values().flat_map(|file| {
             let path = file.path;
-            file.matches.into_iter().map(move |hit| (Arc::clone(&path), hit))
+            file.matches.into_iter().map(move |item| (Arc::clone(&path), item))
         });
-        for (path, hit) in hits.take(self.max_matches) {
-            bytes += path.len() + hit.encoded_size();
-            if !finds.matches.is_empty() && bytes > self.max_bytes {
+        for (path, item) in matches.take(self.max_matches) {
+            bytes += path.len() + item.encoded_size();
+            if !results.matches.is_empty() && bytes > self.max_bytes {
                 break;
             }
-            finds.matches.push((path, hit));
+            results.matches.push((path, item));
         }
-        finds
+        results
     }
 
     fn is_full(&self, count: usize, bytes: usize) -> bool {
@@ -153,9 +151,9 @@ impl TopMatches {
 mod tests {
     use super::*;
 
-    /// Lines 1 to `count` of a file, each of `size` bytes.
+    /// Returns matches in lines 1 to `count` of a file, each with `size` bytes.
     fn found(count: u64, size: usize) -> FileMatches {
-        let hits: Vec<Match> = (1..=count)
+        let matches: Vec<Match> = (1..=count)
             .map(|line| Match {
                 line,
                 column: 1,
@@ -166,44 +164,44 @@ mod tests {
             .collect();
         FileMatches {
             total: count + 1,
-            bytes: hits.iter().map(Match::encoded_size).sum(),
-            matches: hits,
+            bytes: matches.iter().map(Match::encoded_size).sum(),
+            matches,
         }
     }
 
     #[test]
-    fn whatever_the_order_the_first_ones_are_kept() {
+    fn first_matches_do_not_depend_on_the_order_of_files() {
         let orders = [[1, 2, 3, 4], [4, 3, 2, 1], [3, 1, 4, 2], [2, 4, 1, 3]];
         for order in orders {
-            let mut ranking = TopMatches::new(5, 1 << 20);
+            let mut top = TopMatches::new(5, 1 << 20);
             let mut last = 0;
             for number in order {
-                last = ranking.add(number, number.to_string().into(), found(2, 1));
-                let kept: usize = ranking.files.values().map(|file| file.matches.len()).sum();
-                assert_eq!(kept, ranking.count);
-                assert!(kept <= 6);
+                last = top.add(number, number.to_string().into(), found(2, 1));
+                let count: usize = top.files.values().map(|file| file.matches.len()).sum();
+                assert_eq!(count, top.count);
+                assert!(count <= 6);
             }
             assert_eq!(last, 3);
-            let finds = ranking.finish();
-            let hits: Vec<_> =
-                finds.matches.iter().map(|(path, hit)| (&**path, hit.line)).collect();
+            let results = top.finish();
+            let lines: Vec<_> =
+                results.matches.iter().map(|(path, item)| (&**path, item.line)).collect();
             let expected = [("1", 1), ("1", 2), ("2", 1), ("2", 2), ("3", 1)];
-            assert_eq!(hits, expected, "{order:?}");
-            assert_eq!(finds.total, 12);
+            assert_eq!(lines, expected, "{order:?}");
+            assert_eq!(results.total, 12);
         }
     }
 
     #[test]
-    fn bytes_are_bounded_too_but_for_one_match() {
+    fn bytes_are_limited_except_for_one_match() {
         for (size, expected) in [(10_000, 1), (400, 2), (100, 8)] {
             for order in [[1, 2, 3], [3, 2, 1]] {
-                let mut ranking = TopMatches::new(9, 1000);
+                let mut top = TopMatches::new(9, 1000);
                 for number in order {
-                    ranking.add(number, "p".into(), found(3, size));
+                    top.add(number, "p".into(), found(3, size));
                 }
-                assert!(ranking.bytes <= 3 * (size + 200) + 1000);
-                let finds = ranking.finish();
-                assert_eq!(finds.matches.len(), expected, "{size}");
+                assert!(top.bytes <= 3 * (size + 200) + 1000);
+                let results = top.finish();
+                assert_eq!(results.matches.len(), expected, "{size}");
             }
         }
     }

@@ -1,25 +1,25 @@
-//! Changes to files, one or several, that are made all or not at all.
+//! Atomic changes of one or several files: all of them or none.
 //!
 //! ```text
-//! change ──▶ read … ──▶ write/delete … ──▶ commit ─▶ each is put in place, the old one set aside
-//!  waits for others      new contents are      │       one cannot be: those before it are undone
-//!  at the same paths     written beside the    └─────▶ what was set aside is removed
-//!                        files, in journal too
+//! begin ──▶ read … ──▶ write/delete … ──▶ commit ─▶ each file is put in place, the old one kept aside
+//!  locks the paths     new contents are      │       after an error: the earlier ones are undone
+//!                      written beside the    └─────▶ the old files are removed
+//!                      files, and journaled
 //! ```
 //!
-//! Putting in place is one rename for each file, so a reader sees the old content or the new one.
-//! What a rename takes away is looked at afterwards: if it is not the file that was read, commands
-//! in the workspace have changed it meanwhile, and the change is undone. A daemon that dies leaves
-//! its journal, from which the next one undoes what was half done.
+//! Each file is put in place with one rename, so a reader sees the old content or the new one. The
+//! replaced file is checked after the rename. If it is not the file that was read, a command has
+//! changed it in the meantime, and the change is undone. After a crash, the next daemon undoes the
+//! unfinished change from its journal.
 //!
-//! A new content is a new file: where the old one had other hard links, those keep the old content,
-//! and nothing outside the workspace can be changed through one.
+//! A new content is a new file. Other hard links to the old file keep the old content, so a change
+//! cannot affect files outside the workspace through a link.
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`place`] | the directories in which something is put |
-//! | [`stage`] | making what is to come to a place beside it |
-//! | [`swap`] | a directory in the place of a file, and a file in that of a directory |
+//! | [`parents`] | the parent directories of changed files |
+//! | [`stage`] | writes new files beside their destinations |
+//! | [`swap`] | replaces a file by a directory, and a directory by a file |
 
 mod parents;
 mod stage;
@@ -48,115 +48,116 @@ use super::{
 };
 use crate::daemon::{error::Error, store::failure::state_failure, sys::Errno};
 
-/// A change of files that nobody else changes meanwhile by the tools. Dropped without
-/// [`Change::commit`], it changes nothing.
+/// A change of files. Other calls do not change its paths in the meantime. Dropped without
+/// [`FileTransaction::commit`], it changes nothing.
 #[derive(Debug)]
 pub(crate) struct FileTransaction<'a> {
     workspace: &'a Workspace,
     cancel: &'a CancelToken,
-    /// Where paths lead that pass through links which are followed.
+    /// Targets of the paths that pass through symbolic links.
     real_paths: HashMap<RelativePath, RelativePath>,
     creates_directories: bool,
     journal: Option<TransactionJournal>,
     staged: Vec<StagedChange>,
-    /// Directories made for it, the highest first.
+    /// Directories created for the change, the highest first.
     created_directories: Vec<RelativePath>,
-    /// Directories in which it changes something: many files need no more descriptors than these.
+    /// Open parent directories, by path. One descriptor per directory, however many files change.
     directories: HashMap<RelativePath, Arc<OwnedFd>>,
-    /// Last, so that others come when the journal is gone: it must not undo what they do.
+    /// Dropped last: another call may begin only when the journal, which could undo it, is gone.
     _locks: PathLockGuard<'a>,
 }
 
-/// A change that was made.
+/// A committed change.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Committed(Result<(), Error>);
 
 impl Committed {
-    /// An error where the disk, if changes wait for it, could not write down which names there are
-    /// now: the change was made all the same.
+    /// Returns an error if the change is not durable on disk although it should be. The change is
+    /// visible all the same.
     pub(crate) fn sync_result(self) -> Result<(), Error> {
         self.0
     }
 }
 
 impl Workspace {
-    /// Begins a change of these paths: waits until nobody else changes them, and checks that the
-    /// operator does not protect one.
+    /// Locks the paths, waiting for other calls that change them. Fails if the operator protects
+    /// one.
     pub(crate) fn begin_transaction<'a>(
         &'a self,
         paths: &[RelativePath],
         cancel: &'a CancelToken,
     ) -> Result<FileTransaction<'a>, Error> {
         paths.iter().try_for_each(|path| self.check_change_allowed(path))?;
-        let mut real = HashMap::new();
+
+        let mut real_paths = HashMap::new();
         for path in paths {
-            if let Some(place) = self.resolve_symlinks(path)? {
-                self.check_change_allowed(&place)?;
-                real.insert(path.clone(), place);
+            if let Some(target) = self.resolve_symlinks(path)? {
+                self.check_change_allowed(&target)?;
+                real_paths.insert(path.clone(), target);
             }
         }
-        let places: Vec<_> =
-            paths.iter().map(|path| real.get(path).unwrap_or(path).clone()).collect();
-        let held = self.locks.lock(&places, cancel)?;
+        let targets: Vec<_> =
+            paths.iter().map(|path| real_paths.get(path).unwrap_or(path).clone()).collect();
+        let locks = self.locks.lock(&targets, cancel)?;
         Ok(FileTransaction {
             workspace: self,
             cancel,
-            real_paths: real,
+            real_paths,
             creates_directories: true,
             journal: None,
             staged: Vec::new(),
             created_directories: Vec::new(),
             directories: HashMap::new(),
-            _locks: held,
+            _locks: locks,
         })
     }
 
-    /// Makes the directories on the way to the file `path`, as far as they are missing.
+    /// Creates the missing parent directories of the file `path`.
     pub(crate) fn create_parents(
         &self,
         path: &RelativePath,
         cancel: &CancelToken,
     ) -> Result<(), Error> {
-        let mut change = self.begin_transaction(std::slice::from_ref(path), cancel)?;
-        change.open_parent(path)?;
-        change.commit()?.sync_result()
+        let mut transaction = self.begin_transaction(std::slice::from_ref(path), cancel)?;
+        transaction.open_parent(path)?;
+        transaction.commit()?.sync_result()
     }
 
-    /// To whom what is new in a directory belongs: to whom the workspace does, but for the group of
-    /// a directory that hands its own down (inode(7), the set-group-ID bit).
+    /// Returns the owner of a new file in a directory: the workspace's owner, with the group of the
+    /// directory if that has the set-group-ID bit (inode(7)).
     pub(super) fn inherited_owner(&self, directory: &OwnedFd) -> Result<(u32, u32), Errno> {
         let (user, group) = self.owner;
         let stat = fstat(directory)?;
-        let hands_down = Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID);
-        Ok((user, if hands_down { stat.st_gid } else { group }))
+        let inherits_group = Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID);
+        Ok((user, if inherits_group { stat.st_gid } else { group }))
     }
 }
 
 impl FileTransaction<'_> {
-    /// Has it fail where the directory of a file is missing.
+    /// Makes the change fail if the parent directory of a file does not exist.
     pub(crate) fn require_parent_directories(&mut self) {
         self.creates_directories = false;
     }
 
-    /// The regular file at a path with its content; none when nothing is there. `FILE_TOO_LARGE`
-    /// above `most` bytes.
+    /// Reads the regular file at a path. None if nothing exists there. `FILE_TOO_LARGE` above
+    /// `max_bytes`.
     pub(crate) fn read(
         &self,
         path: &RelativePath,
-        most: u64,
+        max_bytes: u64,
     ) -> Result<Option<FileSnapshot>, Error> {
         let file = self.open(path)?;
-        file.map(|file| FileSnapshot::read(&file, path, most)).transpose()
+        file.map(|file| FileSnapshot::read(&file, path, max_bytes)).transpose()
     }
 
-    /// The regular file at a path without its content; none when nothing is there.
+    /// Reads the metadata of the regular file at a path. None if nothing exists there.
     pub(crate) fn stat(&self, path: &RelativePath) -> Result<Option<FileSnapshot>, Error> {
         let file = self.open(path)?;
         file.map(|file| FileSnapshot::stat(&file, path)).transpose()
     }
 
-    /// Whether a directory is at a path.
+    /// Whether the path is a directory.
     pub(crate) fn is_directory(&self, path: &RelativePath) -> bool {
         let path = self.real_path(path);
         self.workspace.root.open_directory_handle(path.as_bytes()).is_ok()
@@ -166,7 +167,7 @@ impl FileTransaction<'_> {
         match self.workspace.root.open_path(self.real_path(path).as_bytes()) {
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(errno) => Err(os_error(errno, path.as_str(), ExpectedKind::File)),
-            Ok(found) => RegularFile::open(&found, path.as_str()).map(Some),
+            Ok(handle) => RegularFile::open(&handle, path.as_str()).map(Some),
         }
     }
 
@@ -178,46 +179,50 @@ impl FileTransaction<'_> {
         self.cancel.check()
     }
 
-    /// Makes all of it, or nothing.
+    /// Applies the change. After an error, nothing has changed.
     pub(crate) fn commit(mut self) -> Result<Committed, Error> {
         self.check()?;
-        // Directories whose names change.
-        let made = self.created_directories.iter().filter_map(RelativePath::split);
-        let mut touched: BTreeSet<_> = made.map(|(above, _)| above).collect();
+        let mut changed_directories: BTreeSet<_> = self
+            .created_directories
+            .iter()
+            .filter_map(RelativePath::split)
+            .map(|(parent, _)| parent)
+            .collect();
         if self.staged.is_empty() {
-            self.created_directories.clear(); // they are what was wanted
-            return Ok(Committed(self.workspace.sync_directories(touched)));
+            self.created_directories.clear(); // not to be removed on drop
+            return Ok(Committed(self.workspace.sync_directories(changed_directories)));
         }
+
         let steps = self.staged.iter().map(StagedChange::journal_step).collect();
         self.write_journal(&[JournalEntry::Ready(steps)])?;
         for staged in &self.staged {
             fault_injection::step();
-            apply(staged)?; // what was put in place before it is undone when this is dropped
+            apply(staged)?; // on error, the drop undoes the earlier steps
         }
         fault_injection::step();
         self.write_journal(&[JournalEntry::Done])?;
         self.created_directories.clear();
         let staged = std::mem::take(&mut self.staged);
-        let finished = parallel_map(&staged, |staged| {
+        let removals = parallel_map(&staged, |staged| {
             fault_injection::step();
             remove_leftover(&staged.directory, &staged.temporary)
         });
-        for (staged, finished) in staged.iter().zip(finished) {
-            if let Err(errno) = finished {
+        for (staged, removal) in staged.iter().zip(removals) {
+            if let Err(errno) = removal {
                 self.leave_journal(errno);
             }
             if matches!(staged.action, StagedAction::Delete) {
-                touched.extend(self.workspace.remove_empty_parents(&staged.path));
+                changed_directories.extend(self.workspace.remove_empty_parents(&staged.path));
             }
-            touched.extend(staged.path.split().map(|(directory, _)| directory));
+            changed_directories.extend(staged.path.split().map(|(directory, _)| directory));
         }
         fault_injection::step();
-        Ok(Committed(self.workspace.sync_directories(touched)))
+        Ok(Committed(self.workspace.sync_directories(changed_directories)))
     }
 
-    /// Something could not be mended now: the journal stays for the next daemon.
+    /// Keeps the journal for the next daemon, after a cleanup step failed.
     fn leave_journal(&mut self, errno: Errno) {
-        tracing::error!(%errno, "what a change has set aside stays where it is until the daemon is started again");
+        tracing::error!(%errno, "cannot clean up after a change of files; temporary files stay until the daemon restarts");
         if let Some(journal) = &mut self.journal {
             journal.keep_on_drop();
         }
@@ -229,10 +234,8 @@ impl FileTransaction<'_> {
         };
         let journal = match &mut self.journal {
             Some(journal) => journal,
-            none => {
-                let begun = journals.begin();
-                none.insert(begun.map_err(|error| state_failure(&error).with_cause(error))?)
-            }
+            none => none
+                .insert(journals.begin().map_err(|error| state_failure(&error).with_cause(error))?),
         };
         journal.append(entries).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
@@ -244,13 +247,13 @@ impl FileTransaction<'_> {
 impl Drop for FileTransaction<'_> {
     fn drop(&mut self) {
         for staged in std::mem::take(&mut self.staged).iter().rev() {
-            let undone = match staged.action {
+            let result = match staged.action {
                 StagedAction::Unfinished => remove_leftover(&staged.directory, &staged.temporary),
                 StagedAction::Put(_) | StagedAction::Delete => {
                     undo(&staged.directory, &staged.name, &staged.journal_step())
                 }
             };
-            if let Err(errno) = undone {
+            if let Err(errno) = result {
                 self.leave_journal(errno);
             }
         }

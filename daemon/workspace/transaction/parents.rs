@@ -1,4 +1,4 @@
-//! The directories in which a change puts something: opened once, and made where they are missing.
+//! The parent directories of changed files: opened once, and created if they are missing.
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -23,18 +23,17 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Attempts to make a directory.
+/// Attempts to create a directory, each of which fails only if another process removes its parent.
 const MAX_CREATE_ATTEMPTS: usize = 16;
-/// Mode of new directories.
 pub(super) const NEW_DIRECTORY_MODE: u32 = 0o755;
 
 impl FileTransaction<'_> {
-    /// Checks that a new file could come to a path, without making anything.
+    /// Checks that a new file could be created at a path, without creating anything.
     pub(super) fn check_vacant(&self, path: &RelativePath) -> Result<(), Error> {
-        let mut place = self.real_path(path).clone();
+        let mut ancestor = self.real_path(path).clone();
         loop {
-            let (above, name) = place.split_file()?;
-            match self.workspace.root.open_directory_handle(above.as_bytes()) {
+            let (parent, name) = ancestor.split_file()?;
+            match self.workspace.root.open_directory_handle(parent.as_bytes()) {
                 Ok(directory) => {
                     self.workspace.check_change_allowed_in(directory.as_fd(), name)?;
                     return match FileVersion::read(directory.as_fd(), name) {
@@ -43,13 +42,16 @@ impl FileTransaction<'_> {
                         Err(errno) => Err(os_error(errno, path.as_str(), ExpectedKind::File)),
                     };
                 }
-                Err(Errno::NOENT) => place = above, // which is to be made, too
-                Err(errno) => return Err(os_error(errno, above.as_str(), ExpectedKind::Directory)),
+                Err(Errno::NOENT) => ancestor = parent, // the change creates it as well
+                Err(errno) => {
+                    return Err(os_error(errno, parent.as_str(), ExpectedKind::Directory));
+                }
             }
         }
     }
 
-    /// Makes the directories above a path, and answers the last of them and the name in it.
+    /// Opens the parent directory of a path, creating it if necessary. Returns it, and the name in
+    /// it.
     pub(super) fn open_parent(
         &mut self,
         path: &RelativePath,
@@ -76,18 +78,17 @@ impl FileTransaction<'_> {
         Ok((opened, name))
     }
 
-    /// Has the directory of a path looked up anew.
+    /// Makes the next [`Self::open_parent`] of a path open the directory again.
     pub(super) fn forget_parent(&mut self, path: &RelativePath) -> Result<(), Error> {
         let (directory, _) = self.real_path(path).split_file()?;
         self.directories.remove(&directory);
         Ok(())
     }
 
-    /// Makes a directory with those above it.
+    /// Creates a directory with its missing parents.
     pub(crate) fn create_directories(&mut self, path: &RelativePath) -> Result<(), Error> {
-        let found = self.workspace.root.open_path(path.as_bytes());
-        if let Ok(found) = found {
-            let kind = fstat(&found).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        if let Ok(handle) = self.workspace.root.open_path(path.as_bytes()) {
+            let kind = fstat(&handle).map(|stat| FileType::from_raw_mode(stat.st_mode));
             if kind != Ok(FileType::Directory) {
                 return Err(already_exists(path));
             }
@@ -96,11 +97,11 @@ impl FileTransaction<'_> {
     }
 
     fn open_or_create(&mut self, path: &RelativePath) -> Result<OwnedFd, Error> {
-        // Somebody who deletes what is in a directory on the way may remove it just now, too.
+        // Another process that deletes files may remove an empty directory on the way.
         for _ in 1..MAX_CREATE_ATTEMPTS {
             match self.try_open_or_create(path) {
                 Err(error) if error.reason == Reason::DirectoryNotFound => self.check()?,
-                made => return made,
+                result => return result,
             }
         }
         self.try_open_or_create(path)
@@ -108,43 +109,45 @@ impl FileTransaction<'_> {
 
     fn try_open_or_create(&mut self, path: &RelativePath) -> Result<OwnedFd, Error> {
         let mut missing = Vec::new();
-        let mut so_far = path.clone();
-        let mut here = loop {
-            match (self.workspace.root.open_directory_handle(so_far.as_bytes()), so_far.split()) {
-                (Err(Errno::NOENT), Some((above, name))) => {
+        let mut existing = path.clone();
+        let mut directory = loop {
+            let opened = self.workspace.root.open_directory_handle(existing.as_bytes());
+            match (opened, existing.split()) {
+                (Err(Errno::NOENT), Some((parent, name))) => {
                     missing.push(name.to_owned());
-                    so_far = above;
+                    existing = parent;
                 }
                 (opened, _) => {
                     break opened.map_err(|errno| {
-                        os_error(errno, so_far.as_str(), ExpectedKind::Directory)
+                        os_error(errno, existing.as_str(), ExpectedKind::Directory)
                     })?;
                 }
             }
         };
         while let Some(name) = missing.pop() {
-            self.workspace.check_change_allowed_in(here.as_fd(), &name)?;
-            so_far = so_far.join(&name);
-            let failed = |errno| os_error(errno, so_far.as_str(), ExpectedKind::Directory);
-            self.write_journal(&[JournalEntry::Make(so_far.as_str().to_owned())])?;
+            self.workspace.check_change_allowed_in(directory.as_fd(), &name)?;
+            existing = existing.join(&name);
+            let to_error = |errno| os_error(errno, existing.as_str(), ExpectedKind::Directory);
+            self.write_journal(&[JournalEntry::Make(existing.as_str().to_owned())])?;
             fault_injection::step();
-            match mkdirat(&here, &name, Mode::from_raw_mode(NEW_DIRECTORY_MODE)) {
-                Ok(()) => self.created_directories.push(so_far.clone()),
-                Err(Errno::EXIST) => {} // somebody else was quicker
-                Err(errno) => return Err(failed(errno)),
+            match mkdirat(&directory, &name, Mode::from_raw_mode(NEW_DIRECTORY_MODE)) {
+                Ok(()) => self.created_directories.push(existing.clone()),
+                Err(Errno::EXIST) => {} // just created by another process
+                Err(errno) => return Err(to_error(errno)),
             }
             fault_injection::step();
-            let made = open_child_handle(&here, &name).map_err(failed)?;
+
+            let child = open_child_handle(&directory, &name).map_err(to_error)?;
             self.workspace
-                .inherited_owner(&here)
-                .and_then(|owner| chown(made.as_fd(), owner))
-                .map_err(failed)?;
-            here = made;
+                .inherited_owner(&directory)
+                .and_then(|owner| chown(child.as_fd(), owner))
+                .map_err(to_error)?;
+            directory = child;
         }
-        Ok(here)
+        Ok(directory)
     }
 
-    /// Directories that were made so far, the highest first.
+    /// Returns the directories created so far, the highest first.
     pub(crate) fn created_directories(&self) -> impl Iterator<Item = &str> {
         self.created_directories.iter().map(RelativePath::as_str)
     }

@@ -1,4 +1,4 @@
-//! Staging: what is to come to a place is made beside it, under a temporary name.
+//! Staging: writes new files beside their destinations, under temporary names.
 
 use std::{
     os::fd::{AsFd as _, OwnedFd},
@@ -24,23 +24,22 @@ use super::{
 };
 use crate::daemon::{error::Error, sys::Errno};
 
-/// Mode of new files.
 const NEW_FILE_MODE: u32 = 0o644;
 
-/// A file that is to come to a place.
+/// A new file for a path.
 #[derive(Debug)]
 pub(super) struct NewFile<'a> {
     pub(super) path: &'a RelativePath,
-    /// What is there before.
+    /// What exists at the path before.
     pub(super) previous: Previous,
     pub(super) content: NewContent<'a>,
-    /// The file that it is a new version of.
+    /// The file that it replaces, which supplies owner and attributes.
     pub(super) attributes_from: Option<&'a FileSnapshot>,
 }
 
 impl FileTransaction<'_> {
-    /// Stages a new content. `original` is what was there; without it, nothing may be there.
-    /// Directories on the way are made.
+    /// Stages a new content for a file. `original` is the existing file. Without one, nothing may
+    /// exist at the path. Creates missing parent directories.
     pub(crate) fn write(
         &mut self,
         path: &RelativePath,
@@ -50,28 +49,25 @@ impl FileTransaction<'_> {
         self.write_all(std::iter::once((path, original, content)))
     }
 
-    /// As [`Self::write`], for several files at once.
+    /// Like [`Self::write`], for several files, in parallel.
     pub(crate) fn write_all<'f>(
         &mut self,
         files: impl Iterator<Item = (&'f RelativePath, Option<&'f FileSnapshot>, NewContent<'f>)>,
     ) -> Result<(), Error> {
-        let coming = files.map(|(path, original, content)| {
-            if let Some(original) = original {
-                original.check_writable(path, content.mode)?;
-            }
-            Ok(NewFile {
-                path,
-                previous: original
-                    .map_or(Previous::Nothing, |original| Previous::File(original.version)),
-                content,
-                attributes_from: original,
+        let new_files: Vec<_> = files
+            .map(|(path, original, content)| {
+                if let Some(original) = original {
+                    original.check_writable(path, content.mode)?;
+                }
+                let previous =
+                    original.map_or(Previous::Nothing, |file| Previous::File(file.version));
+                Ok(NewFile { path, previous, content, attributes_from: original })
             })
-        });
-        let coming = coming.collect::<Result<Vec<_>, Error>>()?;
-        self.stage_files(coming)
+            .collect::<Result<_, Error>>()?;
+        self.stage_files(new_files)
     }
 
-    /// Checks that a new content could be staged, without making anything.
+    /// Checks that a new content could be staged, without writing anything.
     pub(crate) fn check_write(
         &self,
         path: &RelativePath,
@@ -84,20 +80,20 @@ impl FileTransaction<'_> {
         }
     }
 
-    /// Checks that a file that is there could be deleted; answers its directory and its name in it.
+    /// Checks that an existing file could be deleted. Returns its directory and its name in it.
     pub(crate) fn check_delete(
         &mut self,
         path: &RelativePath,
     ) -> Result<(Arc<OwnedFd>, String), Error> {
         self.check()?;
         if self.real_paths.get(path).is_some_and(|real| real != path) {
-            // What the link leads to is not what the caller has named.
+            // The caller has named the link, not its target.
             self.workspace.reject_final_symlink(path)?;
         }
         self.open_parent(path)
     }
 
-    /// Stages the deletion of a file, and of the directories that are empty then.
+    /// Stages the deletion of a file, and of parent directories that become empty.
     pub(crate) fn delete(
         &mut self,
         path: &RelativePath,
@@ -115,80 +111,90 @@ impl FileTransaction<'_> {
         Ok(())
     }
 
-    /// Stages files.
-    pub(super) fn stage_files(&mut self, coming: Vec<NewFile<'_>>) -> Result<(), Error> {
-        let mut files = Vec::with_capacity(coming.len());
-        let mut places = Vec::with_capacity(coming.len());
-        for NewFile { path, previous: old, content, attributes_from: like } in coming {
+    /// Writes new files beside their destinations, in parallel.
+    pub(super) fn stage_files(&mut self, new_files: Vec<NewFile<'_>>) -> Result<(), Error> {
+        let mut files = Vec::with_capacity(new_files.len());
+        let mut entries = Vec::with_capacity(new_files.len());
+        for NewFile { path, previous, content, attributes_from } in new_files {
             self.check()?;
             let (directory, name) = self.open_parent(path)?;
-            if matches!(old, Previous::Nothing)
+            if matches!(previous, Previous::Nothing)
                 && FileVersion::read(directory.as_fd(), &name).is_ok()
             {
                 return Err(already_exists(path));
             }
-            places.push((path, directory, name, old));
-            files.push((path, content, like));
+            entries.push((path, directory, name, previous));
+            files.push((path, content, attributes_from));
         }
+
         let first = self.staged.len();
-        self.stage(places)?;
+        self.stage(entries)?;
         let jobs: Vec<_> = files.iter().zip(self.staged.get(first..).unwrap_or_default()).collect();
-        let made = parallel_map(&jobs, |((_, content, like), staged)| {
+        let results = parallel_map(&jobs, |((_, content, attributes_from), staged)| {
             self.check()?;
-            Ok(self.create_file(&staged.directory, &staged.temporary, *content, *like))
+            let StagedChange { directory, temporary, .. } = staged;
+            Ok(self.create_file(directory, temporary, *content, *attributes_from))
         });
-        for (index, (made, (path, content, like))) in (first..).zip(made.into_iter().zip(files)) {
-            let made = match made? {
-                // Somebody who deleted what was in the directory removed it, too, since it was
-                // opened.
+
+        for (index, (result, (path, content, attributes_from))) in
+            (first..).zip(results.into_iter().zip(files))
+        {
+            let created = match result? {
+                // Another process has emptied and removed the directory since it was opened.
                 Err(ApplyMetadataError::Os(Errno::NOENT)) if self.creates_directories => {
                     let (directory, temporary) = self.reopen_parent(path, index)?;
-                    self.create_file(&directory, &temporary, content, like)
+                    self.create_file(&directory, &temporary, content, attributes_from)
                 }
-                made => made,
+                created => created,
             };
-            let stamp = made.map_err(|misfit| misfit.into_error(path.as_str()))?;
-            self.finish_staging(index, StagedAction::Put(stamp));
+            let version = created.map_err(|error| error.into_error(path.as_str()))?;
+            self.finish_staging(index, StagedAction::Put(version));
         }
         Ok(())
     }
 
-    /// Writes down that something is made for these places, under temporary names beside them.
-    /// Known from here on, it is removed whatever happens.
+    /// Records in the journal that files will be written beside these paths, under temporary names.
+    /// From here on they are removed if the change fails.
     pub(super) fn stage<'p>(
         &mut self,
-        places: impl IntoIterator<Item = (&'p RelativePath, Arc<OwnedFd>, String, Previous)>,
+        entries: impl IntoIterator<Item = (&'p RelativePath, Arc<OwnedFd>, String, Previous)>,
     ) -> Result<(), Error> {
-        let staged = places.into_iter().map(|(path, directory, name, old)| StagedChange {
-            path: self.real_path(path).clone(),
-            directory,
-            name,
-            temporary: temporary_name(),
-            action: StagedAction::Unfinished,
-            previous: old,
-        });
-        let staged: Vec<_> = staged.collect();
-        let entries = staged.iter().map(|staged| JournalEntry::Put {
-            path: staged.path.as_str().to_owned(),
-            temporary: staged.temporary.clone(),
-        });
-        let entries: Vec<_> = entries.collect();
-        if !entries.is_empty() {
-            self.write_journal(&entries)?;
+        let staged: Vec<_> = entries
+            .into_iter()
+            .map(|(path, directory, name, previous)| StagedChange {
+                path: self.real_path(path).clone(),
+                directory,
+                name,
+                temporary: temporary_name(),
+                action: StagedAction::Unfinished,
+                previous,
+            })
+            .collect();
+
+        let records: Vec<_> = staged
+            .iter()
+            .map(|staged| JournalEntry::Put {
+                path: staged.path.as_str().to_owned(),
+                temporary: staged.temporary.clone(),
+            })
+            .collect();
+
+        if !records.is_empty() {
+            self.write_journal(&records)?;
         }
         fault_injection::step();
         self.staged.extend(staged);
         Ok(())
     }
 
-    /// What was staged has been made.
-    pub(super) fn finish_staging(&mut self, index: usize, kind: StagedAction) {
+    /// Sets the action of a staged change, whose file is now complete.
+    pub(super) fn finish_staging(&mut self, index: usize, action: StagedAction) {
         if let Some(staged) = self.staged.get_mut(index) {
-            staged.action = kind;
+            staged.action = action;
         }
     }
 
-    /// As [`Self::place`], for what was staged, whose directory is gone.
+    /// Opens or creates the parent directory of a staged file again, after it was removed.
     fn reopen_parent(
         &mut self,
         path: &RelativePath,
@@ -196,31 +202,35 @@ impl FileTransaction<'_> {
     ) -> Result<(Arc<OwnedFd>, String), Error> {
         self.forget_parent(path)?;
         let (directory, _) = self.open_parent(path)?;
-        let staged = self.staged.get_mut(index);
-        let staged = staged.ok_or_else(|| Error::internal("a file that was not staged"))?;
+        let staged = self
+            .staged
+            .get_mut(index)
+            .ok_or_else(|| Error::internal("a file that was not staged"))?;
         staged.directory = Arc::clone(&directory);
         Ok((directory, staged.temporary.clone()))
     }
 
-    /// Makes a file that nothing names yet but the daemon, and answers which it is.
+    /// Creates a file under a temporary name. Returns its version.
     pub(super) fn create_file(
         &self,
         directory: &OwnedFd,
         name: &str,
         content: NewContent<'_>,
-        like: Option<&FileSnapshot>,
+        attributes_from: Option<&FileSnapshot>,
     ) -> Result<FileVersion, ApplyMetadataError> {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let private = Mode::from_raw_mode(0o600);
-        let file = retry_on_intr(|| openat(directory, name, flags, private))?;
+        let mode = Mode::from_raw_mode(0o600);
+        let file = retry_on_intr(|| openat(directory, name, flags, mode))?;
         fault_injection::step();
+
         let mut rest = content.bytes;
         while !rest.is_empty() {
             let written = retry_on_intr(|| write(&file, rest))?;
             rest = rest.get(written..).unwrap_or_default();
         }
-        let stat = match content.attributes_from.or(like) {
+
+        let stat = match content.attributes_from.or(attributes_from) {
             Some(original) => original.apply_metadata(file.as_fd(), content.mode)?,
             None => NewFileMetadata {
                 owner: self.workspace.inherited_owner(directory)?,
@@ -232,11 +242,8 @@ impl FileTransaction<'_> {
         Ok(FileVersion::from_stat(&stat))
     }
 
-    /// Has the disk write down what was made, if changes wait for the disk.
-    pub(super) fn sync_file(&self, made: &OwnedFd) -> Result<(), Errno> {
-        match self.workspace.sync {
-            true => fsync(made),
-            false => Ok(()),
-        }
+    /// Writes a file to disk, if changes must be durable.
+    pub(super) fn sync_file(&self, file: &OwnedFd) -> Result<(), Errno> {
+        if self.workspace.sync { fsync(file) } else { Ok(()) }
     }
 }

@@ -1,4 +1,4 @@
-//! Drafts, and what others do with them meanwhile.
+//! Uploads, and interference of other processes with them.
 
 use std::{
     fs,
@@ -11,22 +11,22 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Something that is done in a folder to a draft of this name.
+/// A change in a folder that affects the partial file with this name.
 type Tampering = fn(&Path, &str);
 
-/// A workspace with a draft of `dir/file` that has some bytes.
-fn with_draft() -> (TempDir, Workspace, PartialFile) {
+/// Creates a workspace with a partial file of `dir/file` that has some bytes.
+fn with_partial_file() -> (TempDir, Workspace, PartialFile) {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("dir")).unwrap();
     let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
     let path = workspace.resolve("dir/file").unwrap();
-    let mut draft = workspace.create_partial_file(&path, |_| Ok(())).unwrap();
-    draft.append(b"some").unwrap();
-    (folder, workspace, draft)
+    let mut partial = workspace.create_partial_file(&path, |_| Ok(())).unwrap();
+    partial.append(b"some").unwrap();
+    (folder, workspace, partial)
 }
 
-/// Runs something on a thread that has no more rights than an ordinary user.
-fn as_nobody_special<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+/// Runs `work` on a thread without root's permissions for files.
+fn without_root_access<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let sets = capabilities(None).unwrap();
@@ -39,6 +39,7 @@ fn as_nobody_special<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     })
 }
 
+/// Returns whether the partial file is intact, and the reason.
 fn reason(error: PartialFileError) -> (bool, Reason) {
     match error {
         PartialFileError::Intact(error) => (true, error.reason),
@@ -47,28 +48,29 @@ fn reason(error: PartialFileError) -> (bool, Reason) {
 }
 
 #[test]
-fn a_draft_is_found_again() {
-    let (_folder, workspace, draft) = with_draft();
-    workspace.check_partial_file(&draft).unwrap();
-    let again = workspace.reopen_partial_file(draft.location().clone(), &CancelToken::new());
-    let again = again.unwrap();
-    assert_eq!((again.length(), again.sha256()), (4, draft.sha256()));
-    assert_eq!(again.location(), draft.location());
-    let stop = CancelToken::new();
-    stop.cancel();
-    let stopped = workspace.reopen_partial_file(draft.location().clone(), &stop);
-    assert_eq!(reason(stopped.unwrap_err()), (true, Reason::Timeout));
+fn partial_file_is_reopened() {
+    let (_folder, workspace, partial) = with_partial_file();
+    workspace.check_partial_file(&partial).unwrap();
+    let reopened =
+        workspace.reopen_partial_file(partial.location().clone(), &CancelToken::new()).unwrap();
+    assert_eq!((reopened.length(), reopened.sha256()), (4, partial.sha256()));
+    assert_eq!(reopened.location(), partial.location());
+
+    let cancel = CancelToken::new();
+    cancel.cancel();
+    let result = workspace.reopen_partial_file(partial.location().clone(), &cancel);
+    assert_eq!(reason(result.unwrap_err()), (true, Reason::Timeout));
 }
 
 #[test]
-fn a_draft_that_was_taken_away_is_dropped_and_one_that_cannot_be_reached_is_kept() {
-    let spoil: [(Tampering, Reason); 5] = [
+fn removed_partial_file_is_unusable_and_inaccessible_one_is_intact() {
+    let cases: [(Tampering, Reason); 5] = [
         (|folder, name| fs::remove_file(folder.join("dir").join(name)).unwrap(), Reason::StaleFile),
         (
             |folder, name| {
-                let draft = folder.join("dir").join(name);
-                fs::rename(&draft, folder.join("stolen")).unwrap();
-                fs::write(draft, "some").unwrap();
+                let partial = folder.join("dir").join(name);
+                fs::rename(&partial, folder.join("stolen")).unwrap();
+                fs::write(partial, "some").unwrap();
             },
             Reason::StaleFile,
         ),
@@ -94,19 +96,19 @@ fn a_draft_that_was_taken_away_is_dropped_and_one_that_cannot_be_reached_is_kept
             Reason::PermissionDenied,
         ),
     ];
-    for (spoil, expected) in spoil {
-        let (folder, workspace, draft) = with_draft();
-        spoil(folder.path(), &draft.location().name);
-        let found = as_nobody_special(|| {
+    for (tamper, expected) in cases {
+        let (folder, workspace, partial) = with_partial_file();
+        tamper(folder.path(), &partial.location().name);
+        let errors = without_root_access(|| {
             [
-                workspace.check_partial_file(&draft).unwrap_err(),
+                workspace.check_partial_file(&partial).unwrap_err(),
                 workspace
-                    .reopen_partial_file(draft.location().clone(), &CancelToken::new())
+                    .reopen_partial_file(partial.location().clone(), &CancelToken::new())
                     .unwrap_err(),
             ]
         });
-        let kept = expected != Reason::StaleFile;
-        assert_eq!(found.map(reason), [(kept, expected); 2]);
+        let is_intact = expected != Reason::StaleFile;
+        assert_eq!(errors.map(reason), [(is_intact, expected); 2]);
     }
 }
 
@@ -124,9 +126,9 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn what_commands_do_while_a_draft_is_put_in_its_place_is_not_lost() {
+fn commit_does_not_overwrite_concurrent_changes() {
     use Reason as R;
-    /// What is there before, what a command does, and what is there after it.
+    /// Content before, action of a command during the commit, content after, and expected reason.
     type UploadCase = (Option<&'static str>, fn(&Path), Option<&'static str>, Reason);
     let cases: [UploadCase; 4] = [
         (
@@ -153,80 +155,81 @@ fn what_commands_do_while_a_draft_is_put_in_its_place_is_not_lost() {
         ),
     ];
     for (before, command, after, expected) in cases {
-        let (folder, workspace, mut draft) = with_draft();
+        let (folder, workspace, mut partial) = with_partial_file();
         let file = folder.path().join("dir/file");
         if let Some(before) = before {
             fs::write(&file, before).unwrap();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
         }
         let target = target(&workspace);
-        let say = |place: &PartialFileLocation| {
-            assert_eq!(place.replaces, Some(before.is_some()));
+        let record = |location: &PartialFileLocation| {
+            assert_eq!(location.replaces, Some(before.is_some()));
             command(&file);
             Ok(())
         };
-        let error = workspace.commit_partial_file(&mut draft, &target, say, &CancelToken::new());
+        let error =
+            workspace.commit_partial_file(&mut partial, &target, record, &CancelToken::new());
         assert_eq!(reason(error.unwrap_err()), (true, expected));
         assert_eq!(fs::read_to_string(&file).ok().as_deref(), after);
-        // It is a draft as before.
-        let place = folder.path().join("dir").join(&draft.location().name);
-        assert_eq!(mode(&place), 0o600);
-        workspace.check_partial_file(&draft).unwrap();
-        let put =
-            workspace.commit_partial_file(&mut draft, &target, |_| Ok(()), &CancelToken::new());
-        assert_eq!(put.unwrap(), after.is_none());
+        // The partial file is unchanged.
+        let path = folder.path().join("dir").join(&partial.location().name);
+        assert_eq!(mode(&path), 0o600);
+        workspace.check_partial_file(&partial).unwrap();
+        let created =
+            workspace.commit_partial_file(&mut partial, &target, |_| Ok(()), &CancelToken::new());
+        assert_eq!(created.unwrap(), after.is_none());
         assert_eq!(fs::read_to_string(&file).unwrap(), "some");
         assert_eq!(fs::read_dir(folder.path().join("dir")).unwrap().count(), 1);
     }
 }
 
 #[test]
-fn a_file_that_changes_after_it_was_hashed_is_not_replaced() {
-    let (folder, workspace, mut draft) = with_draft();
+fn file_that_changes_after_its_hash_check_is_not_replaced() {
+    let (folder, workspace, mut partial) = with_partial_file();
     let file = folder.path().join("dir/file");
     fs::write(&file, "old").unwrap();
     let target = PartialFileTarget {
         expected_sha256: Some(crate::daemon::checksum::sha256(b"old")),
         ..target(&workspace)
     };
-    let held =
+    let guard =
         workspace.locks.lock(std::slice::from_ref(&target.path), &CancelToken::new()).unwrap();
     let (started, thread_id) = std::sync::mpsc::channel();
     let error = std::thread::scope(|scope| {
-        let put = scope.spawn(|| {
+        let commit = scope.spawn(|| {
             started.send(rustix::thread::gettid()).unwrap();
-            workspace.commit_partial_file(&mut draft, &target, |_| Ok(()), &CancelToken::new())
+            workspace.commit_partial_file(&mut partial, &target, |_| Ok(()), &CancelToken::new())
         });
-        // It waits for the lock once it has hashed the file.
+        // The thread waits for the lock after it has hashed the file.
         let thread = thread_id.recv().unwrap().as_raw_nonzero();
-        let sleeps = || {
+        let is_sleeping = || {
             let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
             stat.is_ok_and(|stat| stat.contains(") S "))
         };
-        while !sleeps() {
+        while !is_sleeping() {
             std::thread::yield_now();
         }
         fs::write(&file, "newer").unwrap();
-        drop(held);
-        put.join().unwrap().unwrap_err()
+        drop(guard);
+        commit.join().unwrap().unwrap_err()
     });
     assert_eq!(reason(error), (true, Reason::StaleFile));
     assert_eq!(fs::read_to_string(&file).unwrap(), "newer");
 }
 
 #[test]
-fn a_draft_is_put_beside_itself_or_nowhere() {
-    let (folder, workspace, mut draft) = with_draft();
+fn commit_fails_after_the_directory_was_replaced() {
+    let (folder, workspace, mut partial) = with_partial_file();
     fs::rename(folder.path().join("dir"), folder.path().join("moved")).unwrap();
     fs::create_dir(folder.path().join("dir")).unwrap();
-    let put = workspace.commit_partial_file(
-        &mut draft,
+    let result = workspace.commit_partial_file(
+        &mut partial,
         &target(&workspace),
         |_| Ok(()),
         &CancelToken::new(),
     );
-    assert_eq!(reason(put.unwrap_err()), (false, Reason::StaleFile));
-    draft.discard();
+    assert_eq!(reason(result.unwrap_err()), (false, Reason::StaleFile));
+    partial.discard();
     for directory in ["dir", "moved"] {
         let entries = fs::read_dir(folder.path().join(directory)).unwrap();
         assert_eq!(entries.count(), 0, "{directory}");
@@ -234,98 +237,99 @@ fn a_draft_is_put_beside_itself_or_nowhere() {
 }
 
 #[test]
-fn a_directory_need_not_be_readable() {
-    let (folder, workspace, draft) = with_draft();
-    draft.discard();
+fn directory_need_not_be_readable() {
+    let (folder, workspace, partial) = with_partial_file();
+    partial.discard();
     let directory = folder.path().join("dir");
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o300)).unwrap();
-    let put = as_nobody_special(|| {
+    let created = without_root_access(|| {
         let target = target(&workspace);
-        let mut draft = workspace.create_partial_file(&target.path, |_| Ok(()))?;
-        workspace.commit_partial_file(&mut draft, &target, |_| Ok(()), &CancelToken::new())
+        let mut partial = workspace.create_partial_file(&target.path, |_| Ok(()))?;
+        workspace.commit_partial_file(&mut partial, &target, |_| Ok(()), &CancelToken::new())
     });
-    assert!(put.unwrap());
+    assert!(created.unwrap());
     assert_eq!(mode(&directory.join("file")), 0o644);
 }
 
 #[test]
-fn what_was_done_by_half_is_taken_back() {
+fn interrupted_commit_is_reverted_or_completed() {
     let replaced = Some(true);
     let created = Some(false);
-    // What there is of the draft, of its place, and of the third name; whether it was to replace.
-    for (beside, in_place, third, replaces, left, place_after) in [
-        ("draft", "", "", None, "draft", ""),
-        ("draft", "old", "", replaced, "draft", "old"),
-        // Swapped in one step, or by means of a third name.
-        ("old", "draft", "", replaced, "draft", "old"),
-        ("draft", "old", "old", replaced, "draft", "old"),
-        ("", "draft", "old", replaced, "draft", "old"),
-        // Put in its place.
-        ("", "draft", "", replaced, "in place", "draft"),
-        ("", "draft", "", created, "in place", "draft"),
-        ("draft", "draft", "", created, "in place", "draft"),
-        // By a command, before all had come.
-        ("", "draft", "", None, "nothing", "draft"),
-        ("draft", "draft", "", None, "draft", "draft"),
-        ("", "old", "", replaced, "nothing", "old"),
-        ("old", "", "", None, "nothing", ""),
-        ("", "", "", None, "nothing", ""),
+    // Files at the temporary name, the destination and the fallback link; `replaces` of the record;
+    // the resulting state, and the file at the destination.
+    for (at_temporary, at_destination, at_link, replaces, state, destination_after) in [
+        ("partial", "", "", None, "partial", ""),
+        ("partial", "old", "", replaced, "partial", "old"),
+        // Exchanged in one step, or by way of the fallback link.
+        ("old", "partial", "", replaced, "partial", "old"),
+        ("partial", "old", "old", replaced, "partial", "old"),
+        ("", "partial", "old", replaced, "partial", "old"),
+        // Committed.
+        ("", "partial", "", replaced, "committed", "partial"),
+        ("", "partial", "", created, "committed", "partial"),
+        ("partial", "partial", "", created, "committed", "partial"),
+        // Moved by a command, before the commit.
+        ("", "partial", "", None, "missing", "partial"),
+        ("partial", "partial", "", None, "partial", "partial"),
+        ("", "old", "", replaced, "missing", "old"),
+        ("old", "", "", None, "missing", ""),
+        ("", "", "", None, "missing", ""),
     ] {
-        let case = format!("{beside:?} {in_place:?} {third:?} {replaces:?}");
-        let (folder, _workspace, draft) = with_draft();
-        let place = PartialFileLocation { replaces, ..draft.location().clone() };
+        let case = format!("{at_temporary:?} {at_destination:?} {at_link:?} {replaces:?}");
+        let (folder, _workspace, partial) = with_partial_file();
+        let location = PartialFileLocation { replaces, ..partial.location().clone() };
         let at = |name: &str| folder.path().join("dir").join(name);
-        let old_link = format!("{}~", place.name);
-        let names = [place.name.as_str(), "file", &old_link];
-        fs::rename(at(&place.name), at("draft")).unwrap();
+        let old_link = format!("{}~", location.name);
+        let names = [location.name.as_str(), "file", &old_link];
+        fs::rename(at(&location.name), at("partial")).unwrap();
         fs::write(at("old"), "old").unwrap();
-        for (name, holds) in names.iter().zip([beside, in_place, third]) {
-            if !holds.is_empty() {
-                fs::hard_link(at(holds), at(name)).unwrap();
+        for (name, file) in names.iter().zip([at_temporary, at_destination, at_link]) {
+            if !file.is_empty() {
+                fs::hard_link(at(file), at(name)).unwrap();
             }
         }
-        fs::remove_file(at("draft")).unwrap();
+        fs::remove_file(at("partial")).unwrap();
         fs::remove_file(at("old")).unwrap();
 
         let directory = std::fs::File::open(at("")).unwrap().into();
-        let expected = match left {
-            "draft" => PartialFileState::Partial(4),
-            "in place" => PartialFileState::Committed(4),
+        let expected = match state {
+            "partial" => PartialFileState::Partial(4),
+            "committed" => PartialFileState::Committed(4),
             _ => PartialFileState::Missing,
         };
         for _ in 0..2 {
-            let found = recover_placement(&directory, "file", &place);
-            assert_eq!(found, Ok(expected), "{case}");
+            let state = recover_placement(&directory, "file", &location);
+            assert_eq!(state, Ok(expected), "{case}");
         }
-        let holds = |name: &str| match fs::read_to_string(at(name)).ok().as_deref() {
+        let file_at = |name: &str| match fs::read_to_string(at(name)).ok().as_deref() {
             None => "",
-            Some("some") => "draft",
+            Some("some") => "partial",
             Some(_) => "old",
         };
-        assert_eq!(holds("file"), place_after, "{case}");
-        let beside_after = match left {
-            "draft" => "draft",
-            "in place" => "",
-            _ => beside,
+        assert_eq!(file_at("file"), destination_after, "{case}");
+        let temporary_after = match state {
+            "partial" => "partial",
+            "committed" => "",
+            _ => at_temporary,
         };
-        assert_eq!(names.map(holds), [beside_after, place_after, ""], "{case}");
+        assert_eq!(names.map(file_at), [temporary_after, destination_after, ""], "{case}");
     }
 }
 
 #[test]
-fn no_record_makes_another_file_a_draft() {
-    let (folder, workspace, draft) = with_draft();
+fn corrupt_record_does_not_affect_other_files() {
+    let (folder, workspace, partial) = with_partial_file();
     let at = |name: &str| folder.path().join("dir").join(name);
     for name in ["", "~", "file", "../file"] {
         fs::write(at("~"), "").unwrap();
         fs::write(at("file"), "").unwrap();
-        let place = PartialFileLocation {
+        let location = PartialFileLocation {
             name: name.to_owned(),
             identity: None,
-            ..draft.location().clone()
+            ..partial.location().clone()
         };
-        assert_eq!(workspace.recover_partial_file(&place).unwrap(), PartialFileState::Missing);
-        assert!(workspace.delete_partial_file(&place));
+        assert_eq!(workspace.recover_partial_file(&location).unwrap(), PartialFileState::Missing);
+        assert!(workspace.delete_partial_file(&location));
         assert!(at("~").exists() && at("file").exists(), "{name:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Walking trees, also such as change, are hostile or cannot be read.
+//! Walks over deep, changing and unreadable trees.
 
 use std::{
     fs::{self, read_dir, rename},
@@ -9,19 +9,19 @@ use rustix::fs::{Mode, OFlags, mkdirat, openat};
 
 use super::*;
 
-/// Makes `depth` directories `name`, one in the other, each with what `more` puts into it.
-fn deep(root: &Path, name: &str, depth: usize, more: impl Fn(usize, BorrowedFd<'_>)) {
-    let mut place = OwnedFd::from(fs::File::open(root).unwrap());
+/// Creates `depth` nested directories `name`. Calls `fill` with the level and handle of each.
+fn create_nested(root: &Path, name: &str, depth: usize, fill: impl Fn(usize, BorrowedFd<'_>)) {
+    let mut directory = OwnedFd::from(fs::File::open(root).unwrap());
     for level in 0..depth {
-        mkdirat(&place, name, Mode::RWXU).unwrap();
-        place = open_child_directory(place.as_fd(), name.as_bytes()).unwrap();
-        more(level, place.as_fd());
+        mkdirat(&directory, name, Mode::RWXU).unwrap();
+        directory = open_child_directory(directory.as_fd(), name.as_bytes()).unwrap();
+        fill(level, directory.as_fd());
     }
 }
 
-/// Removes what [`deep`] made: the library's way to remove a tree needs a descriptor for each
-/// level.
-fn flatten(root: &Path, name: &str) {
+/// Removes the directories of [`create_nested`]. The standard library would need a descriptor for
+/// each level.
+fn remove_nested(root: &Path, name: &str) {
     let (top, spare) = (root.join(name), root.join("spare"));
     while top.join(name).exists() {
         rename(top.join(name), &spare).unwrap();
@@ -35,7 +35,7 @@ fn create(directory: BorrowedFd<'_>, name: &str) {
     openat(directory, name, flags, Mode::RUSR).unwrap();
 }
 
-fn selection() -> WalkFilter {
+fn filter() -> WalkFilter {
     WalkFilter {
         globs: Override::empty(),
         respect_ignore: false,
@@ -45,19 +45,19 @@ fn selection() -> WalkFilter {
     }
 }
 
-/// All files behind `after`, their number of open descriptors watched, and how many names were
-/// skipped.
+/// Returns all files after `after`, and the number of skipped names. Checks the number of open
+/// descriptors.
 fn walk(root: &Path, after: Option<&str>) -> (Vec<String>, u32) {
     let root = Root::open(root).unwrap();
     let base = RelativePath::parse(".", Path::new("/workspace")).unwrap();
-    let stop = CancelToken::new();
-    let mut walk = FileWalk::start(&root, &base, selection(), after, &stop).unwrap();
+    let cancel = CancelToken::new();
+    let mut walk = FileWalk::start(&root, &base, filter(), after, &cancel).unwrap();
     let mut files = Vec::new();
     while let Some(path) = walk.next().unwrap() {
         files.push(path.to_owned());
-        let open = |frame: &&WalkFrame| frame.directory.is_some();
+        let is_open = |frame: &&WalkFrame| frame.directory.is_some();
         if files.len().is_multiple_of(100) {
-            assert!(walk.frames.iter().filter(open).count() <= MAX_OPEN_DIRECTORIES);
+            assert!(walk.frames.iter().filter(is_open).count() <= MAX_OPEN_DIRECTORIES);
         }
     }
     assert_eq!(walk.budget.entries, PENDING_ENTRIES_BUDGET.entries);
@@ -66,42 +66,43 @@ fn walk(root: &Path, after: Option<&str>) -> (Vec<String>, u32) {
 }
 
 #[test]
-fn a_tree_may_be_deep() {
+fn deep_tree_is_walked_and_resumed() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
-    // Files and directories behind the deep directory: the walk comes back to them.
-    deep(root, "d", 4000, |level, place| {
+    // Files and directories after the nested directory, to which the walk returns.
+    create_nested(root, "d", 4000, |level, directory| {
         if level % 3 == 0 {
-            create(place, "z");
+            create(directory, "z");
         }
         if level % 7 == 0 {
-            mkdirat(place, "e", Mode::RWXU).unwrap();
-            create(open_child_directory(place, b"e").unwrap().as_fd(), "f");
+            mkdirat(directory, "e", Mode::RWXU).unwrap();
+            create(open_child_directory(directory, b"e").unwrap().as_fd(), "f");
         }
     });
     let (files, skipped) = walk(root, None);
     assert_eq!((files.len(), skipped), (1334 + 572, 0));
     assert!(files.is_sorted());
-    // Resuming anywhere gives the rest.
+
+    // A walk resumes after any file.
     for at in [0, 500, 1333, 1905] {
         let (rest, _) = walk(root, Some(&files[at]));
         assert_eq!(rest, files[at + 1..], "{at}");
     }
-    flatten(root, "d");
+    remove_nested(root, "d");
 }
 
 #[test]
-fn what_is_too_deep_to_be_named_is_counted() {
+fn directories_with_too_long_paths_are_counted() {
     let directory = tempfile::tempdir().unwrap();
     let name = "n".repeat(250);
-    deep(directory.path(), &name, 60, |_, place| create(place, "f"));
+    create_nested(directory.path(), &name, 60, |_, directory| create(directory, "f"));
     let (files, skipped) = walk(directory.path(), None);
     assert_eq!((files.len(), skipped), (MAX_DIRECTORY_PATH_BYTES / 251, 1));
-    flatten(directory.path(), &name);
+    remove_nested(directory.path(), &name);
 }
 
 #[test]
-fn directories_that_move_away_are_passed_over() {
+fn removed_and_replaced_directories_are_skipped() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
     for name in ["a", "b", "c", "d"] {
@@ -110,8 +111,8 @@ fn directories_that_move_away_are_passed_over() {
     }
     let root = Root::open(path).unwrap();
     let base = RelativePath::parse(".", Path::new("/workspace")).unwrap();
-    let stop = CancelToken::new();
-    let mut walk = FileWalk::start(&root, &base, selection(), None, &stop).unwrap();
+    let cancel = CancelToken::new();
+    let mut walk = FileWalk::start(&root, &base, filter(), None, &cancel).unwrap();
     assert_eq!(walk.next().unwrap(), Some("a/f"));
     fs::remove_dir_all(path.join("b")).unwrap();
     fs::remove_dir_all(path.join("c")).unwrap();
