@@ -47,6 +47,7 @@ pub(crate) enum PathAccess {
     Devices,
     /// Create Unix sockets and remove files, as a listener does at its start and end.
     Sockets,
+    /// Every right except [`RESOLVE_UNIX`].
     Write,
     /// Only move and link files between directories, as far as other rules allow it. Every ruleset
     /// refuses this unless it grants it, whatever rights it handles.
@@ -60,8 +61,8 @@ pub(crate) enum ScopeReach {
     SameDomain,
     /// Processes in the same Landlock domain, and no TCP.
     SameDomainWithoutTcp,
-    /// Processes in the same Landlock domain. Access to files is not restricted, and they can be
-    /// moved.
+    /// Processes in the same Landlock domain. Of the rights on files, only moving ([`REFER`]) is
+    /// restricted.
     SameDomainAndAllFiles,
     /// Any process, as far as other layers allow it.
     Unrestricted,

@@ -366,7 +366,7 @@ impl RunningSandbox {
         }
     }
 
-    /// Requests the init to send `signal` to the command's process group.
+    /// Makes the init send `signal` to the command's process group.
     pub(crate) fn signal(&self, signal: i32) {
         if let Some(pidfd) = &self.pidfd {
             // An init that is gone has no command to signal.

@@ -14,8 +14,8 @@ use super::{
     syscall::syscall,
 };
 
-/// Requests a sandbox's init to send another signal, given as its value, to the command's process
-/// group. A real-time signal, because several of those queue in order (signal(7)).
+/// Makes a sandbox's init send another signal, given as its value, to the command's process group.
+/// A real-time signal, because several of those queue in order (signal(7)).
 pub(crate) const RELAY_SIGNAL: i32 = 40;
 /// Signals the supervisor of a run without a process namespace that its parent has died.
 pub(crate) const PARENT_DEATH_SIGNAL: i32 = libc::SIGUSR1;
@@ -147,7 +147,7 @@ pub(crate) fn send(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
     .map(|_| ())
 }
 
-/// Requests the init of `pidfd` to send `signal` to its command's process group.
+/// Makes the init of `pidfd` send `signal` to its command's process group.
 pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
     let info = QueuedSignalInfo {
         signal: RELAY_SIGNAL,

@@ -70,7 +70,7 @@ pub(super) async fn build_sandbox(
     Ok((sandbox, outcome))
 }
 
-/// Requests the slot keeper to measure the newest sandbox.
+/// Measures the newest sandbox, through its slot keeper.
 pub(super) async fn measure_sandbox(
     slot: &Channel,
     bounds: MeasurementBounds,
