@@ -32,23 +32,10 @@ pub(crate) fn resolve_daemon(
     }
 
     let current_dir = match need {
-        DaemonRequirement::Any => env::current_dir().and_then(fs::metadata).ok(),
+        DaemonRequirement::Any => current_directory_id(),
         DaemonRequirement::Running | DaemonRequirement::NoDaemon => None,
     };
-    let current_dir = current_dir.map(|metadata| workspace_id(metadata.dev(), metadata.ino()));
-
-    for address in default_addresses() {
-        match listener_owner(&address) {
-            ListenerOwner::None => continue,
-            ListenerOwner::Foreign(user) => {
-                output::note(&format!(
-                    "ignoring the daemon at {address}: it belongs to user {user}; use it anyway with --address {address}"
-                ));
-                continue;
-            }
-            ListenerOwner::Trusted => {}
-        }
-
+    for address in default_addresses().filter(|address| may_call(address)) {
         let candidate = global.with_default_address(&address, None);
         let with_timeout = candidate.with_deadline(INFO_TIMEOUT);
         let info = connection::call_address(&address, &with_timeout, async |client: Client| {
@@ -86,9 +73,24 @@ pub(crate) fn resolve_daemon(
     }
 }
 
-/// Returns the id that daemons give to a workspace directory.
-fn workspace_id(device: u64, inode: u64) -> String {
-    format!("{device:x}-{inode:x}")
+/// Returns whether a daemon listens at the address and may be called. Reports one of another user.
+fn may_call(address: &str) -> bool {
+    match listener_owner(address) {
+        ListenerOwner::None => false,
+        ListenerOwner::Trusted => true,
+        ListenerOwner::Foreign(user) => {
+            output::note(&format!(
+                "ignoring the daemon at {address}: it belongs to user {user}; use it anyway with --address {address}"
+            ));
+            false
+        }
+    }
+}
+
+/// Returns the id that daemons give to a workspace in the current directory.
+fn current_directory_id() -> Option<String> {
+    let metadata = env::current_dir().and_then(fs::metadata).ok()?;
+    Some(format!("{:x}-{:x}", metadata.dev(), metadata.ino()))
 }
 
 /// Returns the workspace at the current directory, if the daemon's isolation is sufficient.

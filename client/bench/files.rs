@@ -258,6 +258,7 @@ impl FilesBench<'_> {
             .arg("./")
             .current_dir(self.tree)
             .stdin(Stdio::null());
+
         let output = command.output().map_err(CliError::system)?;
         // Exit code 1: no match.
         if !matches!(output.status.code(), Some(0 | 1)) {

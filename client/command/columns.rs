@@ -11,6 +11,7 @@ pub(super) fn align_columns(rows: &[Vec<String>]) -> String {
         cells.max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
+
     let line = |row: &Vec<String>| {
         let cells = widths.iter().enumerate().map(|(column, width)| {
             let text = cell(row, column);

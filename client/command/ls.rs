@@ -56,6 +56,7 @@ pub(crate) fn ls(global: &GlobalArgs, args: LsArgs) -> ExitCode {
     if args.long {
         return list_long(global, args);
     }
+
     let request = request(args);
     // Printed after the last page. Otherwise a stopped terminal would block the handling of
     // signals.

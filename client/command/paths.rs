@@ -44,21 +44,15 @@ where
     if let Err(failure) = check_request_id(global, &paths) {
         return report_and_exit(Err(failure), as_json);
     }
+
     let is_single = paths.len() == 1;
     let results = PathResults::default();
     let results_writer = Arc::clone(&results);
     let ended = connection::call(global, async move |client: Client| {
-        for path in paths {
-            let result = call(client.clone(), path.clone()).await;
-            let is_fatal = matches!(&result, Err(failure) if !failure.is_file_error());
-            let mut results = results_writer.lock().unwrap_or_else(PoisonError::into_inner);
-            results.push((path, result));
-            if is_fatal {
-                break;
-            }
-        }
+        collect_results(&client, paths, call, &results_writer).await;
         Ok(())
     });
+
     let mut worst = exit::SUCCESS;
     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
     for (path, result) in results.drain(..) {
@@ -88,6 +82,26 @@ where
         worst = worst.max(report_failure(&failure, as_json));
     }
     ExitCode::from(worst)
+}
+
+/// Runs `call` for each path in turn. Stops at a failure that concerns the other paths too.
+async fn collect_results<T, Call, Calling>(
+    client: &Client,
+    paths: Vec<String>,
+    call: Call,
+    results: &PathResults<T>,
+) where
+    Call: Fn(Client, String) -> Calling,
+    Calling: Future<Output = Result<T, CliError>>,
+{
+    for path in paths {
+        let result = call(client.clone(), path.clone()).await;
+        let is_fatal = matches!(&result, Err(failure) if !failure.is_file_error());
+        results.lock().unwrap_or_else(PoisonError::into_inner).push((path, result));
+        if is_fatal {
+            return;
+        }
+    }
 }
 
 /// Reports the failure of one of several paths.

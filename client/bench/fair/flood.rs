@@ -49,6 +49,7 @@ impl Flood {
             reason = "the flood must not share a process with the client that is measured"
         )]
         let mut command = Command::new("/proc/self/exe");
+
         command
             .args(["bench", "flood", "--streams", &streams.to_string(), "--kind"])
             .args(name.iter().map(clap::builder::PossibleValue::get_name))

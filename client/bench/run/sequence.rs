@@ -31,6 +31,7 @@ pub(super) fn measure(
             Ok::<(), CliError>(())
         })
     };
+
     run(WARM_UP_RUNS.min(runs))?;
     let before = ProcessTreeUsage::measure_idle(runtime, client, daemon.process())?;
     run(runs)?;

@@ -174,6 +174,7 @@ async fn handle_signals(
         if code != exit::CANCELLED || interrupted || !forwards {
             return CliError::Interrupted(code);
         }
+
         interrupted = true;
         sending = Box::pin(send_interrupt(process.clone()));
     }
