@@ -374,7 +374,6 @@ impl Pipeline {
     ) -> Result<StartedCall<T>, Error> {
         let context = &authorized.context;
         let workspace_context = &authorized.workspace_context;
-        let allowed_by = &authorized.authorization.allowed_by;
         let tool = context.effective_tool(T::NAME);
         let workspace = workspace_context.workspace.name();
         let common_record_fields = records::common_record_fields(tool, context, workspace);
@@ -385,12 +384,12 @@ impl Pipeline {
             &common_record_fields,
             context,
             authorized.record_params,
-            allowed_by.clone(),
+            authorized.authorization.allowed_by.clone(),
         );
         let step = session.begin_step(record).map_err(|error| state_failure(&error))?;
 
         let span = self.start_span(tool, context, workspace_context);
-        if let Some(by) = allowed_by {
+        if let Some(by) = &authorized.authorization.allowed_by {
             span.set_text(semconv::ALLOWED_BY, by);
         }
 

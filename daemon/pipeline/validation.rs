@@ -148,10 +148,10 @@ impl Pipeline {
             Some(message) => self.catalog.validate(message, request, needs_params)?,
         };
         let explicit_params = validation.explicit.take();
-        let encoded_request = EncodedRequest {
-            message_name: T::REQUEST_MESSAGE,
-            encoded: std::mem::take(&mut validation.encoded),
-        };
+        let encoded_request = (request_bytes <= MAX_RETAINED_REQUEST_BYTES).then(|| {
+            let encoded = std::mem::take(&mut validation.encoded);
+            Arc::new(EncodedRequest { message_name: T::REQUEST_MESSAGE, encoded })
+        });
         let (params, own_record_params) = check_params::<T>(validation, &workspace_context)?;
 
         let policy_input =
@@ -165,11 +165,7 @@ impl Pipeline {
                     with_explicit_params::<T>(policy_input, &params, &explicit, &workspace_context);
                 (policy_input, own_record_params)
             }
-            (None, None) => {
-                let encoded_request = (request_bytes <= MAX_RETAINED_REQUEST_BYTES)
-                    .then(|| Arc::new(encoded_request));
-                (PolicyInput { encoded_request, ..policy_input }, own_record_params)
-            }
+            (None, None) => (PolicyInput { encoded_request, ..policy_input }, own_record_params),
         };
 
         Ok(ValidatedCall {
