@@ -52,8 +52,8 @@ pub(crate) struct Args {
     pub(crate) minimum_level: Option<String>,
 
     /// Give files of root in the workspaces to the user that commands run as (chown, at each
-    /// start). For a root daemon that cannot map owners, as in most containers. Skips files of other
-    /// users, files with several hard links, devices and mounts inside
+    /// start). For a root daemon that cannot map owners, as in most containers. Skips files of
+    /// other users, files with several hard links, devices and mounts inside
     #[arg(long, env = "JIG_CHOWN_WORKSPACE", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) chown_workspace: bool,
 
@@ -62,9 +62,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODE", env = "JIG_NETWORK")]
     pub(crate) network: Option<String>,
 
-    /// Protected path that neither file tools nor commands can change: a path, @git (files that make
-    /// git run programs), @agent-configs (configurations of editors and agents), or none. Default:
-    /// @git in a repository. Repeatable
+    /// Protected path that neither file tools nor commands can change: a path, @git (files that
+    /// make git run programs), @agent-configs (configurations of editors and agents), or none.
+    /// Default: @git in a repository. Repeatable
     #[arg(long, value_name = "WHAT", env = "JIG_PROTECT")]
     pub(crate) protect: Vec<String>,
 

@@ -1,4 +1,4 @@
-//! Times of the configuration: a number with a unit, such as `30s` or `7d`, and RFC 3339 timestamps.
+//! Durations, ages and timestamps of the configuration: `30s`, `7d`, RFC 3339.
 
 use std::time::{Duration, SystemTime};
 
@@ -26,7 +26,9 @@ pub(super) fn parse_age(text: &str) -> Option<Duration> {
     age.filter(|age| *age <= MAX_AGE)
 }
 
-/// Reads the duration `text` of `key`. Returns `default` without a text, and after a problem.
+/// Reads the duration `text` of `key`.
+///
+/// Returns `default` without a text, and after a problem.
 pub(super) fn duration_or_default(
     default: Duration,
     text: Option<&str>,
@@ -42,7 +44,9 @@ pub(super) fn duration_or_default(
     })
 }
 
-/// Reads the age `text` of `key`, above zero. Returns `default` without a text, and after a problem.
+/// Reads the age `text` of `key`, which must be above zero.
+///
+/// Returns `default` without a text, and after a problem.
 pub(super) fn age_or_default(
     default: Duration,
     text: Option<&str>,

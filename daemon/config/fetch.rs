@@ -1,4 +1,6 @@
-//! The `[fetch]` table: hosts that `fetch_url` can fetch from. Without hosts, the tool does not exist.
+//! The `[fetch]` table: hosts that `fetch_url` can fetch from.
+//!
+//! Without hosts, the tool does not exist.
 
 use super::{Config, file, network::parse_each};
 use crate::daemon::netpolicy::rules::{

@@ -1,8 +1,8 @@
 //! The configuration of a daemon.
 //!
 //! Flags override environment variables, and environment variables override the file. [`args`] and
-//! [`mod@file`] hold what was written; [`Config`] holds the checked values. [`Config::load`] reports
-//! every problem, not only the first.
+//! [`mod@file`] hold what was written; [`Config`] holds the checked values. [`Config::load`]
+//! reports every problem, not only the first.
 
 pub(crate) mod args;
 mod duration;

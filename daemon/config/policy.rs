@@ -20,8 +20,8 @@ const MAX_RULES: usize = 1024;
 const MAX_RULE_NAME_BYTES: usize = 64;
 /// Largest value of `approvals.max_pending`. A pending call costs some kibibytes, and a task.
 const MAX_PENDING_APPROVALS: usize = 1 << 16;
-/// Longest time that a call without a deadline is pending. Long enough for a person to read a prompt,
-/// and short enough that a hanging agent is noticed.
+/// Longest time that a call without a deadline is pending. Long enough for a person to read a
+/// prompt, and short enough that a hanging agent is noticed.
 const DEFAULT_APPROVAL_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// Pending calls of one workspace: more than a person can decide about.
 const DEFAULT_PENDING_APPROVALS: usize = 256;

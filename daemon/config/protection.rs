@@ -1,8 +1,8 @@
 //! Protected paths of a workspace, which neither file tools nor commands can change.
 //!
 //! The operator lists paths, and presets that expand to several paths. Presets are expanded once,
-//! when the daemon starts. The workspace can be hostile: only files that lead git to a directory are
-//! read, and git is not run.
+//! when the daemon starts. The workspace can be hostile: only files that lead git to a directory
+//! are read, and git is not run.
 
 mod git_directory;
 
@@ -60,7 +60,9 @@ const AGENT_CONFIG_PATHS: &[&str] = &[
     ".zed",
     "opencode.json",
 ];
-/// As above, but protected only if it exists: a placeholder would prevent the creation of a new one.
+/// As above, but protected only if it exists.
+///
+/// A placeholder would prevent the creation of a new virtual environment.
 const PYVENV_CONFIG_PATH: &str = ".venv/pyvenv.cfg";
 
 /// Protected paths of a workspace.
