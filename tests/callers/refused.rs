@@ -129,7 +129,7 @@ fn workspaces_that_hold_the_same_files_are_refused() {
     let seen = format!("b={}", system.display());
     let flags = ["--workspace", &named("a", "ws"), "--workspace", &seen];
     let said = refused(&folder, &flags);
-    assert!(said.contains("which the commands of every workspace see"), "{said}");
+    assert!(said.contains("which commands of all workspaces see"), "{said}");
     // Bound for another's commands.
     let bound = path(&folder, "out");
     let (one, other) = (named("a", "ws"), named("b", "out"));
