@@ -1,7 +1,7 @@
 //! The configuration file as it is written (TOML), before its values are checked.
 //!
 //! Unknown keys are errors, so that a misspelled limit is not silently ignored. Old names of keys
-//! are accepted ([`renamed`](super::renamed)).
+//! are accepted ([`super::renamed`]).
 
 use std::{
     collections::BTreeMap,

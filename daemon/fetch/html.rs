@@ -37,8 +37,6 @@ const MAX_LINK_BYTES: usize = 4096;
 const MAX_TOTAL_LINK_BYTES: usize = 8 << 20;
 
 /// Converts a page to Markdown, with absolute links.
-
-/// A page as Markdown, its links as URLs.
 pub(super) fn markdown(page: &str, base: &Url) -> io::Result<String> {
     HtmlToMarkdown::new().convert(&sanitize(page, base))
 }

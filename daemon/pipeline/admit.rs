@@ -5,19 +5,12 @@
 
 use std::time::Instant;
 
-use opentelemetry::{KeyValue, trace::TraceContextExt as _};
-
 use super::{
     AdmittedCall, Pipeline,
     admission::{Admission, AdmissionRequest, WaitDeadline},
     context::CallContext,
 };
-use crate::daemon::{
-    error::{Error, LIMIT_KIND},
-    task,
-    telemetry::semconv,
-    tool::Tool,
-};
+use crate::daemon::{error::Error, task, tool::Tool};
 
 impl Pipeline {
     /// Waits for the permit of an RPC that calls no tool.
@@ -29,7 +22,7 @@ impl Pipeline {
 
         let queued_at = Instant::now();
         let admitted = self.admission.admit(request, &self.shutdown).await;
-        admitted.inspect_err(|error| record_rejection_in_span(context, error, queued_at))
+        admitted.inspect_err(|error| context.record_rejection_in_span(error, queued_at))
     }
 
     /// Waits for the permits of a call of the tool `T`.
@@ -72,16 +65,4 @@ impl Pipeline {
             known.sandbox_pool.keep_headroom();
         }
     }
-}
-
-/// Sets on the span of the RPC why a call was rejected, and how long it was queued.
-pub(super) fn record_rejection_in_span(context: &CallContext, error: &Error, queued_at: Instant) {
-    let limit = error.metadata.iter().find(|(name, _)| name == LIMIT_KIND);
-    let denied_by =
-        limit.map_or_else(|| error.reason.name().to_owned(), |(_, kind)| format!("limit:{kind}"));
-
-    let span = context.parent_span.span();
-    span.set_attribute(KeyValue::new(semconv::DENIED_BY, denied_by));
-    let queued = queued_at.elapsed().as_secs_f64();
-    span.set_attribute(KeyValue::new(semconv::QUEUE_WAIT_DURATION, queued));
 }

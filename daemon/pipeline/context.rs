@@ -12,7 +12,7 @@ use crate::{
     api::v1::Risk,
     daemon::{
         dialect::Dialect,
-        error::Violation,
+        error::{Error, LIMIT_KIND, Violation},
         store::session::SessionId,
         telemetry::{access_log::AccessLogEntry, semconv},
         tool::JobContext,
@@ -138,6 +138,18 @@ impl CallContext {
     /// Returns the trace id of the RPC.
     pub(crate) fn trace_id(&self) -> String {
         self.parent_span.span().span_context().trace_id().to_string()
+    }
+
+    /// Sets on the span of the RPC why a call was rejected, and how long it was queued.
+    pub(super) fn record_rejection_in_span(&self, error: &Error, queued_at: Instant) {
+        let limit = error.metadata.iter().find(|(name, _)| name == LIMIT_KIND);
+        let denied_by = limit
+            .map_or_else(|| error.reason.name().to_owned(), |(_, kind)| format!("limit:{kind}"));
+
+        let span = self.parent_span.span();
+        span.set_attribute(KeyValue::new(semconv::DENIED_BY, denied_by));
+        let queued = queued_at.elapsed().as_secs_f64();
+        span.set_attribute(KeyValue::new(semconv::QUEUE_WAIT_DURATION, queued));
     }
 }
 

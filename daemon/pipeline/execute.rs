@@ -1,16 +1,9 @@
 //! The last steps of a call: runs the tool, records how it ended, and enforces the timeout.
 
-use std::{
-    pin::pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{pin::pin, sync::Arc, time::Instant};
 
-use tokio::{
-    task::JoinHandle,
-    time::{timeout, timeout_at},
-};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::{task::JoinHandle, time::timeout};
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::{Pipeline, StartedCall, policy::request::DialectCall, records};
@@ -21,9 +14,6 @@ use crate::daemon::{
     tool::{Tool, ToolContext, ToolOutput},
     workspace::Workspace,
 };
-
-/// Time that a cancelled tool has after its timeout to report how it ended.
-const TIMEOUT_RESULT_GRACE: Duration = Duration::from_millis(50);
 
 impl<T: Tool> StartedCall<T> {
     /// Runs the tool in a task that outlives the caller. Returns the task and the token that
@@ -107,31 +97,6 @@ impl Pipeline {
     }
 }
 
-/// Waits for a tool's task, until `deadline` unless the tool enforces its own timeout.
-///
-/// `abandon_guard` cancels the tool when the timeout expires or the caller goes away.
-pub(super) async fn await_with_timeout<T: Tool>(
-    mut task: JoinHandle<Result<T::Response, Error>>,
-    deadline: Instant,
-    abandon_guard: DropGuard,
-) -> Result<T::Response, Error> {
-    if T::ENFORCES_OWN_TIMEOUT {
-        let result = task.await;
-        drop(abandon_guard);
-        return result.map_err(Error::internal)?;
-    }
-
-    if let Ok(result) = timeout_at(deadline.into(), &mut task).await {
-        drop(abandon_guard);
-        return result.map_err(Error::internal)?;
-    }
-
-    // Most tools end at once when they are cancelled. Their result says whether they did anything.
-    drop(abandon_guard);
-    let ended = timeout(TIMEOUT_RESULT_GRACE, task).await;
-    ended.map_err(|_| timeout_error(T::NAME))?.map_err(Error::internal)?
-}
-
 /// Adds to `error` whether the links on its path lead out of the workspace.
 async fn with_leads_out(workspace: Arc<Workspace>, error: Error) -> Error {
     let Some((_, path)) = error.metadata.iter().find(|(name, _)| name == "path") else {
@@ -143,14 +108,6 @@ async fn with_leads_out(workspace: Arc<Workspace>, error: Error) -> Error {
         Ok(true) => error.with_metadata(LEADS_OUT, "true"),
         Ok(false) | Err(_) => error,
     }
-}
-
-/// The error of a call that ran longer than its timeout.
-pub(crate) fn timeout_error(tool: &str) -> Error {
-    let text = format!(
-        "{tool} timed out. If it changes anything, check what it changed before you repeat it. Ask for less, or retry when the machine is less busy"
-    );
-    Error::new(Reason::Timeout, text)
 }
 
 /// Logs how a call ended, at debug level.

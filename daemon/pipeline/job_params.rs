@@ -7,14 +7,10 @@ use serde_json::{Map, Value};
 
 use super::{
     Pipeline,
-    job_runner::StartBlocked,
+    job_runner::{StartBlocked, params_lost_error},
     jobs::{JobHandle, STORE_RETRY_INTERVAL},
 };
-use crate::daemon::{
-    error::{Error, Reason},
-    fd_exhaustion::FdRetry,
-    store::jobs::Job,
-};
+use crate::daemon::{error::Error, fd_exhaustion::FdRetry, store::jobs::Job};
 
 impl Pipeline {
     /// Reads the parameters of a job. The job waits if they cannot be read now, but may exist.
@@ -59,11 +55,4 @@ impl Pipeline {
             }
         }
     }
-}
-
-pub(super) fn params_lost_error(id: &str, error: &io::Error) -> Error {
-    tracing::error!(%error, job_id = id, "the parameters of a job are lost");
-    let text =
-        "the parameters of this job are no longer in the daemon's state directory: submit it again";
-    Error::new(Reason::DaemonLost, text)
 }

@@ -1,6 +1,7 @@
 //! Runs jobs. Each is a call like any other, started when a slot of its queue is free.
 
 use std::{
+    io,
     pin::pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -19,7 +20,6 @@ use super::{
     context::{CallContext, InvokeOrigin},
     dyn_tool::{self, DynValidatedCall, RunningCall},
     envelope::{self, CallTiming},
-    job_params::params_lost_error,
     job_submission::ValidatedSubmission,
     job_tools::{InitialCall, JobTools},
     jobs::{JobHandle, STORE_RETRY_INTERVAL},
@@ -466,4 +466,11 @@ fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &Cal
         reason: None,
         duration: duration.unwrap_or_default(),
     });
+}
+
+pub(super) fn params_lost_error(id: &str, error: &io::Error) -> Error {
+    tracing::error!(%error, job_id = id, "the parameters of a job are lost");
+    let text =
+        "the parameters of this job are no longer in the daemon's state directory: submit it again";
+    Error::new(Reason::DaemonLost, text)
 }

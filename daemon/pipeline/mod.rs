@@ -56,6 +56,7 @@ mod session_query;
 pub(crate) mod shutdown;
 mod span;
 mod state_error;
+mod timeout;
 mod validation;
 mod visible_tools;
 
@@ -67,20 +68,19 @@ use std::{
 use prost::Message;
 use tokio_util::{sync::CancellationToken, task::task_tracker::TaskTrackerToken};
 
-pub(crate) use self::execute::timeout_error;
+pub(crate) use self::timeout::timeout_error;
 use self::{
     access::{AccessControl, principal::Principal},
     admission::{Admission, AdmissionControl, AdmissionRequest, WaitDeadline},
-    admit::record_rejection_in_span,
     approval::pending::PendingApprovals,
     context::CallContext,
-    execute::await_with_timeout,
     idempotency::{Claim, Idempotency},
     jobs::JobRegistry,
     policy::{decision::PolicySnapshot, store::RuleStore},
     policy_input::{Authorization, PolicyInput, ReauthorizationInput},
     results::ResultBroadcaster,
     shutdown::Shutdown,
+    timeout::await_with_timeout,
 };
 use crate::daemon::{
     catalog::{CanonicalText, Catalog},
@@ -342,7 +342,7 @@ impl Pipeline {
         };
 
         if let Err(error) = &admitted {
-            record_rejection_in_span(context, error, queued_at);
+            context.record_rejection_in_span(error, queued_at);
             if authorization.approval().is_some() {
                 let tool = context.effective_tool(T::NAME);
                 self.record_approved_but_rejected(context, tool, error).await;

@@ -104,7 +104,7 @@ impl Pipeline {
         &self,
         call: &IdempotentCall,
         on_crash: OnCrash,
-    ) -> Result<Result<ClaimOutcome, Waiter>, Error> {
+    ) -> Result<Result<ClaimOutcome, Waiter<Claim>>, Error> {
         self.idempotency.try_claim(&call.key, &call.request, on_crash, call.deadline).await
     }
 
@@ -128,7 +128,7 @@ async fn claim_with_payload<P, F>(
     payload: P,
 ) -> Result<PayloadClaimOutcome<P>, Error>
 where
-    F: Future<Output = Result<Result<ClaimOutcome, Waiter>, Error>>,
+    F: Future<Output = Result<Result<ClaimOutcome, Waiter<Claim>>, Error>>,
 {
     let mut payload = Some(payload);
     loop {
@@ -291,7 +291,7 @@ where
 }
 
 /// Waits for the reply of a claimed call.
-pub(super) async fn await_reply<R: Message + Default>(waiter: Waiter) -> Result<R, Error> {
+pub(super) async fn await_reply<R: Message + Default>(waiter: Waiter<Claim>) -> Result<R, Error> {
     match waiter.wait().await {
         Some(reply) => decode(&reply),
         None => Err(Error::internal("the work of a request id ended without a reply")),

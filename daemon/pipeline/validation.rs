@@ -11,7 +11,6 @@ use prost::Message as _;
 use super::{
     Pipeline, ValidatedCall,
     admission::{AdmissionRequest, WaitDeadline},
-    admit::record_rejection_in_span,
     context::CallContext,
     once::IdempotentCall,
     policy_input::{EncodedRequest, MAX_RETAINED_REQUEST_BYTES, PolicyInput, policy_view},
@@ -85,7 +84,7 @@ impl Pipeline {
             .admission
             .acquire_validation_permit(request, &self.shutdown)
             .await
-            .inspect_err(|error| record_rejection_in_span(context, error, queued_at))?;
+            .inspect_err(|error| context.record_rejection_in_span(error, queued_at))?;
 
         let context = context.clone();
         let validated = task::spawn_blocking(move || {

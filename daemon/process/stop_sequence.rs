@@ -82,7 +82,7 @@ impl StopSequence {
                 (self, StopAction::Wait)
             }
             (Self::Terminating { reason, .. }, StopEvent::DeadlineReached(_)) => {
-                (Self::Killing { reason: reason }, StopAction::Kill)
+                (Self::Killing { reason }, StopAction::Kill)
             }
             (Self::Running { .. }, StopEvent::Abandoned) => {
                 (Self::Killing { reason: StopReason::Cancelled }, StopAction::Kill)
@@ -93,7 +93,7 @@ impl StopSequence {
             (
                 Self::Terminating { reason, .. },
                 StopEvent::Abandoned | StopEvent::LimitExceeded(_),
-            ) => (Self::Killing { reason: reason }, StopAction::Kill),
+            ) => (Self::Killing { reason }, StopAction::Kill),
             (Self::Terminating { .. }, StopEvent::Terminate(_)) | (Self::Killing { .. }, _) => {
                 (self, StopAction::Wait)
             }
@@ -113,9 +113,8 @@ mod tests {
         let (second, grace) = (Duration::from_secs(1), Duration::from_secs(2));
         let running = StopSequence::Running { deadline: Some(now + second) };
         let endless = StopSequence::Running { deadline: None };
-        let ending =
-            |reason| StopSequence::Terminating { reason: reason, kill_at: now + second + grace };
-        let killing = |reason| StopSequence::Killing { reason: reason };
+        let ending = |reason| StopSequence::Terminating { reason, kill_at: now + second + grace };
+        let killing = |reason| StopSequence::Killing { reason };
         let (time, cancelled) = (StopReason::TimedOut, StopReason::Cancelled);
         for (from, event, to, action) in [
             (running, StopEvent::DeadlineReached(now), running, StopAction::Wait),

@@ -14,7 +14,7 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use super::{
-    BoxFuture,
+    box_future::BoxFuture,
     connection::PeerInfo,
     connection_limits::HealthCheckPermit,
     revocation::{end_on_revocation, revoked_status},

@@ -34,7 +34,7 @@ use tokio::time::timeout_at;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use super::BoxFuture;
+use super::box_future::BoxFuture;
 use crate::daemon::{
     catalog::RequestLimits,
     error::{Error, Reason},

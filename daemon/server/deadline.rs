@@ -12,7 +12,7 @@ use http::{HeaderMap, Request, Response};
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use super::BoxFuture;
+use super::box_future::BoxFuture;
 use crate::daemon::{
     grpc::{metadata::RequestDeadline, status::to_status},
     pipeline,

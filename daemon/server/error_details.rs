@@ -15,7 +15,7 @@ use http::{HeaderMap, Request, Response, StatusCode, header::CONTENT_TYPE};
 use tonic::{Code, Status, body::Body};
 use tower::{Layer, Service};
 
-use super::BoxFuture;
+use super::box_future::BoxFuture;
 use crate::daemon::{
     error::{Error, Reason},
     grpc::status::{status_with_code, to_status},

@@ -13,6 +13,7 @@
 mod auth;
 mod authority;
 mod body_limits;
+mod box_future;
 mod catch_panic;
 mod connection;
 mod connection_limits;
@@ -27,7 +28,6 @@ mod trace;
 use std::{
     collections::{BTreeSet, HashSet},
     io::{self, Write as _},
-    pin::Pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -100,9 +100,6 @@ const CONNECTION_CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time beyond the drain timeout after which shutdown stops waiting for calls. A call itself waits
 /// up to 5 seconds for the kill of its processes.
 const DRAIN_HARD_LIMIT: Duration = Duration::from_secs(30);
-
-/// A boxed future, as the layers return it.
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// What the server serves.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use tower::{Layer, Service};
 use ulid::Ulid;
 
 use super::{
-    BoxFuture,
+    box_future::BoxFuture,
     connection::{PeerAddress, PeerInfo},
 };
 use crate::daemon::{

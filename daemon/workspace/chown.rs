@@ -1,7 +1,7 @@
 //! Changes the owner of root's files in a workspace to the user that commands run as.
 //!
-//! Nothing outside the workspace is changed, whatever the workspace contains and whoever changes it
-//! at the same time. Each entry is opened without following links or entering mounts (openat2(2)),
+//! Nothing outside the workspace is changed, whatever the workspace contains, and even if commands
+//! change it at the same time. Each entry is opened without following links or entering mounts (openat2(2)),
 //! and the checked descriptor is the changed one. Files with several hard links, which may have a
 //! name elsewhere, and devices, which give access to hardware, stay unchanged.
 

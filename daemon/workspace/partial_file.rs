@@ -1,7 +1,7 @@
 //! An incomplete upload: a temporary file beside its destination.
 //!
 //! Nothing else may open the file until it is complete. A daemon that runs as root gives it to an
-//! unused user id, so commands have no permission for it, whoever owns the workspace. If the daemon
+//! unused user id, so commands have no permission for it in any workspace. If the daemon
 //! runs as an ordinary user, its commands run as the same user. The daemon then detects before the
 //! commit that they have written to the file or removed it.
 

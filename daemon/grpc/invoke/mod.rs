@@ -70,10 +70,11 @@ impl InvokeService for InvokeServiceHandler {
             let arguments = request.calls.iter().filter_map(|call| call.arguments.as_ref());
             let memory = bytes + arguments.map(params::struct_overhead_bytes).sum::<usize>();
             // OpenAI's format is the default, because many clients use it.
-            let format = match request.result_format() {
-                ToolFormat::Unspecified => ToolFormat::OpenaiChat,
-                format => format,
-            };
+            let mut format = request.result_format();
+            if format == ToolFormat::Unspecified {
+                format = ToolFormat::OpenaiChat;
+            }
+
             let validate = {
                 let pipeline = Arc::clone(&self.0);
                 move |context: &CallContext| {

@@ -67,7 +67,7 @@ pub(crate) enum ApprovalDecision {
 /// Prefix of the decider's name if a rule decided; the id of the rule follows.
 const RULE_PREFIX: &str = "rule:";
 
-/// How an approval ends, and by whom.
+/// How an approval ends, and the principal that ends it.
 #[derive(Debug)]
 pub(super) struct ApprovalResolution {
     pub(super) state: ApprovalEndState,

@@ -45,6 +45,7 @@ pub(crate) use self::waiters::Waiters;
 pub(super) use self::{checkpoint::CrashProgress, claim_state::OnCrash, waiters::Waiter};
 use self::{
     claim_state::ClaimState, request_match::require_same_request, takeover::TakeoverRequests,
+    waiters::InFlightRequest,
 };
 use super::{policy_input::Authorization, shutdown::Shutdown, state_error::state_database_error};
 use crate::daemon::{
@@ -82,19 +83,7 @@ pub(crate) struct Idempotency {
 
 /// Requests whose work is in progress, or whose end is not stored yet.
 #[derive(Debug, Default)]
-struct InFlightRequests(Mutex<HashMap<RequestKey, Arc<InFlightRequest>>>);
-
-/// A request in progress, shared by its claim and its waiters.
-#[derive(Debug)]
-struct InFlightRequest {
-    request: RequestIdentity,
-    state: watch::Sender<ClaimState>,
-    waiters: watch::Sender<Waiters>,
-    /// Calls that ask to continue the work in place of its current holder.
-    takeover_requests: TakeoverRequests<Claim>,
-    /// Why the id cannot be claimed again, though nothing was done.
-    release_error: OnceLock<DatabaseError>,
-}
+struct InFlightRequests(Mutex<HashMap<RequestKey, Arc<InFlightRequest<Claim>>>>);
 
 /// The outcome of a claim.
 #[derive(Debug)]
@@ -118,7 +107,7 @@ pub(super) enum ClaimOutcome {
 pub(super) struct Claim {
     idempotency: Arc<Idempotency>,
     key: RequestKey,
-    in_flight: Arc<InFlightRequest>,
+    in_flight: Arc<InFlightRequest<Claim>>,
     /// When the caller that made the claim stops waiting.
     deadline: Option<Instant>,
     is_pending: bool,
@@ -192,7 +181,7 @@ impl Idempotency {
         request: &RequestIdentity,
         on_crash: OnCrash,
         deadline: Option<Instant>,
-    ) -> Result<Result<ClaimOutcome, Waiter>, Error> {
+    ) -> Result<Result<ClaimOutcome, Waiter<Claim>>, Error> {
         match self.join(key, request, deadline)? {
             JoinOutcome::Acquired(claim) => {
                 // In a task of its own: if the caller goes away, the database must still be asked,
@@ -246,7 +235,7 @@ impl Idempotency {
     async fn finish(
         self: Arc<Self>,
         key: RequestKey,
-        in_flight: Arc<InFlightRequest>,
+        in_flight: Arc<InFlightRequest<Claim>>,
         state: ClaimState,
         reply: Option<Bytes>,
     ) {
@@ -323,7 +312,7 @@ impl Idempotency {
     }
 
     /// Forgets a request in flight, and notifies its waiters.
-    fn close(&self, key: &RequestKey, in_flight: &InFlightRequest, state: ClaimState) {
+    fn close(&self, key: &RequestKey, in_flight: &InFlightRequest<Claim>, state: ClaimState) {
         self.in_flight.lock().remove(key);
         in_flight.state.send_replace(state);
     }
@@ -338,14 +327,14 @@ impl Idempotency {
 }
 
 impl InFlightRequests {
-    fn lock(&self) -> MutexGuard<'_, HashMap<RequestKey, Arc<InFlightRequest>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<RequestKey, Arc<InFlightRequest<Claim>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 enum JoinOutcome {
     Acquired(Claim),
-    InFlight(Waiter),
+    InFlight(Waiter<Claim>),
 }
 
 impl Claim {
@@ -413,7 +402,7 @@ impl Claim {
     }
 
     /// Returns a new waiter for the reply.
-    pub(super) fn waiter(&self) -> Waiter {
+    pub(super) fn waiter(&self) -> Waiter<Claim> {
         Waiter::new(&self.in_flight, self.deadline)
     }
 

@@ -1,11 +1,16 @@
 //! The callers that wait for one reply, and their deadlines.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
 
 use bytes::Bytes;
 use tokio::sync::{oneshot, watch};
 
-use super::{Claim, InFlightRequest, claim_state::ClaimState};
+use super::{claim_state::ClaimState, takeover::TakeoverRequests};
+use crate::daemon::store::{database::DatabaseError, requests::RequestIdentity};
 
 /// Counts the waiting callers by deadline.
 #[derive(Debug, Default)]
@@ -47,22 +52,34 @@ impl Waiters {
     }
 }
 
-/// A caller that waits for the reply.
+/// A request in progress, shared by its claim `C` and its waiters.
 #[derive(Debug)]
-pub(in crate::daemon::pipeline) struct Waiter {
-    in_flight: Arc<InFlightRequest>,
+pub(super) struct InFlightRequest<C> {
+    pub(super) request: RequestIdentity,
+    pub(super) state: watch::Sender<ClaimState>,
+    pub(super) waiters: watch::Sender<Waiters>,
+    /// Calls that ask to continue the work in place of its current holder.
+    pub(super) takeover_requests: TakeoverRequests<C>,
+    /// Why the id cannot be claimed again, though nothing was done.
+    pub(super) release_error: OnceLock<DatabaseError>,
+}
+
+/// A caller that waits for the reply. It may ask to take over the claim `C`.
+#[derive(Debug)]
+pub(in crate::daemon::pipeline) struct Waiter<C> {
+    in_flight: Arc<InFlightRequest<C>>,
     deadline: Option<Instant>,
     state: watch::Receiver<ClaimState>,
 }
 
-impl Waiter {
-    pub(super) fn new(in_flight: &Arc<InFlightRequest>, deadline: Option<Instant>) -> Self {
+impl<C> Waiter<C> {
+    pub(super) fn new(in_flight: &Arc<InFlightRequest<C>>, deadline: Option<Instant>) -> Self {
         in_flight.waiters.send_modify(|waiters| waiters.add(deadline));
         Self { deadline, state: in_flight.state.subscribe(), in_flight: Arc::clone(in_flight) }
     }
 
     /// Asks to continue the work. The current holder may transfer its claim, or not.
-    pub(in crate::daemon::pipeline) fn request_takeover(&self) -> oneshot::Receiver<Claim> {
+    pub(in crate::daemon::pipeline) fn request_takeover(&self) -> oneshot::Receiver<C> {
         self.in_flight.takeover_requests.request()
     }
 
@@ -76,7 +93,7 @@ impl Waiter {
     }
 }
 
-impl Drop for Waiter {
+impl<C> Drop for Waiter<C> {
     fn drop(&mut self) {
         let deadline = self.deadline;
         self.in_flight.waiters.send_modify(|waiters| waiters.remove(deadline));
