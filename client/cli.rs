@@ -215,7 +215,7 @@ impl Cli {
         if let CliCommand::Run(args) = &arguments.command
             && args.command_line.is_empty()
         {
-            let text = "no command given";
+            let text = "no command given: try `jig run 'make test'`";
             let error = cli_command().error(ErrorKind::MissingRequiredArgument, text);
             return Err(UsageError::new(error, words));
         }

@@ -116,3 +116,10 @@ pub use pages::FilePages;
 pub use process::{ProcessEvent, ProcessEvents};
 pub use tonic::Code;
 pub use transfer::{DownloadParts, DownloadSummary, TransferError, sha256_of};
+
+/// The former name of [`DaemonAddress`].
+#[deprecated(note = "renamed to `DaemonAddress`")]
+pub type Address = DaemonAddress;
+/// The former name of [`DownloadSummary`].
+#[deprecated(note = "renamed to `DownloadSummary`")]
+pub type Downloaded = DownloadSummary;
